@@ -1,0 +1,140 @@
+"""The native extension. Everything here is called by program/lower, runtime/native, platforms/cpu
+and tests only. Arrays are C-contiguous numpy arrays; errors are ValueError (a wrong argument) or
+RuntimeError (the operating system said no), with a sentence each."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+def isa_levels() -> list[str]:
+    """Levels this CPU and OS can run, lowest first: "scalar", "avx2", ... or "scalar", "neon", ..."""
+
+def compiled_isa_levels() -> list[str]:
+    """Levels in this build."""
+
+def cpu_features() -> dict[str, Any]:
+    """{"arch", "vendor", "model", "features": [lscpu names], "l1d", "l2", "l3" bytes}."""
+
+def resolve_table(isa: str) -> dict[str, str]:
+    """Kernel entry -> level that provides it, for a forced level. ValueError if it cannot run."""
+
+def row_bytes(format: str, width: int) -> int: ...
+def packed_bytes(kind: str, n: int, k: int) -> int:
+    """Bytes of a packed [n, k] matrix."""
+
+def allocations() -> int:
+    """Calls of malloc/new by this extension's threads so far (a counter for tests)."""
+
+class Team:
+    """The engine's OpenMP threads, pinned."""
+
+    def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
+        """cpus: one CPU per thread in thread order, None = not pinned."""
+    def run(self, main: Callable[[], None]) -> None:
+        """Open the one parallel region; thread 0 (the caller) runs `main`, the others wait for work
+        until it returns. Exceptions of `main` pass through."""
+    @property
+    def threads(self) -> int: ...
+    def placement(self) -> list[int]:
+        """CPU each thread was last seen on."""
+
+class Program:
+    """A lowered program under construction. Ids are small ints; values are [max_tokens, width]."""
+
+    def __init__(self, isa: str, max_tokens: int, max_seqs: int) -> None: ...
+    def value(self, name: str, width: int, format: str) -> int: ...
+    # weights: declared first (sizes the arena), filled through Executor.load_*
+    def matrix(self, name: str, kind: str, n: int, k: int, parts: Sequence[int], glu: bool) -> int:
+        """A packed matrix of `parts` (rows per source tensor, sum = n) one after another; with `glu`
+        the two parts' panels alternate."""
+    def vector(self, name: str, count: int) -> int:
+        """fp32 [count], for norms, biases (already in logical column order), position tables, rope."""
+    def kv_layer(self, kv_heads: int, head_dim: int) -> int: ...
+    # ops; -1 = absent vector
+    def embed(self, out: int, matrix: int, scale: float) -> None: ...
+    def position_embed(self, x: int, table: int, rows: int, offset: int) -> None: ...
+    def rms_norm(self, x: int, out: int, weight: int, eps: float) -> None: ...
+    def layer_norm(self, x: int, out: int, weight: int, bias: int, eps: float) -> None: ...
+    def convert(self, x: int, out: int) -> None: ...
+    def linear(
+        self, x: int, out: int, matrix: int, bias: int, activation: str, glu: bool, add: bool,
+        out_column: int,
+    ) -> None:
+        """out_column: first column written (q, k, v of different kinds share one value)."""
+    def rope_store_kv(
+        self, qkv: int, q: int, layer: int, q_heads: int, rotary: int, cos: int, sin: int,
+        q_norm: int, k_norm: int, eps: float,
+    ) -> None:
+        """q: a separate value [T, q_heads * round_up(head_dim, 16)] of the rotated q."""
+    def attention(
+        self, q: int, out: int, layer: int, q_heads: int, scale: float, window: int, softcap: float,
+        slopes: int, sinks: int,
+    ) -> None: ...
+    def add(self, x: int, out: int) -> None: ...
+    def activation(self, x: int, out: int, activation: str, glu: bool) -> None: ...
+    def logits(self, x: int, matrix: int, bias: int, scale: float, softcap: float) -> None: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one block over all layers, for `kv_type` "bf16" (f32 doubles it)."""
+
+class Executor:
+    """Owns arenas, KV cache and sampler state; every method is called from Team.run's thread 0
+    (or with a team of one thread, from anywhere)."""
+
+    def __init__(
+        self, team: Team, program: Program, num_blocks: int, kv_type: str, num_slots: int,
+        max_top: int = 20,
+    ) -> None: ...
+    def load_matrix(
+        self, matrix: int, sources: Sequence[tuple[npt.NDArray[np.uint8], str, npt.NDArray[np.int32] | None]]
+    ) -> None:
+        """Pack [(rows [n_i, row_bytes], source type, row order or None)] on all threads."""
+    def load_vector(self, vector: int, data: npt.NDArray[np.float32]) -> None: ...
+    def admit(
+        self, slot: int, *, temperature: float, top_p: float, min_p: float, top_k: int,
+        repetition: float, frequency: float, presence: float, seed: int, min_tokens: int,
+        stop_ids: npt.NDArray[np.int32], bias_ids: npt.NDArray[np.int32],
+        bias_values: npt.NDArray[np.float32], allowed: npt.NDArray[np.int32] | None,
+        prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32],
+    ) -> None: ...
+    def release(self, slot: int) -> None: ...
+    def step(self, words: npt.NDArray[np.int32]) -> int:
+        """Run one step (GIL released); returns R. Results are in the arrays below."""
+    tokens: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    ranks: npt.NDArray[np.int32]
+    top_ids: npt.NDArray[np.int32]
+    top_logprobs: npt.NDArray[np.float32]
+    def tap(
+        self, words: npt.NDArray[np.int32], op_index: int
+    ) -> tuple[list[npt.NDArray[np.float32]], npt.NDArray[np.float32]]:
+        """op_index counts lowered ops; (inputs, output) as fp32 [T, width]."""
+    def step_logits(self, words: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """A step that also returns the untouched logits [R, vocab], for tests."""
+    def num_ops(self) -> int: ...
+    def op_name(self, index: int) -> str: ...
+    def op_times(self) -> npt.NDArray[np.float64]:
+        """Seconds spent in each op so far, as thread 0 saw it (profiling on: see profile)."""
+    def profile(self, on: bool) -> None: ...
+    def cancel(self) -> None: ...
+    def probe_bandwidth(self, seconds: float) -> float:
+        """Bytes per second when all threads read the packed weights once and again."""
+    def probe_dot(self, kind: str, seconds: float) -> float:
+        """Operations per second of register-only dot products: "f32", "bf16", "int8"."""
+    def probe_barrier(self, rounds: int) -> float:
+        """Seconds per barrier."""
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes: weights, activations, kv_reserved, huge pages..."""
+
+# single kernels for tests; `threads` run one `#pragma omp parallel` (no team)
+def kernel_linear(
+    isa: str, kind: str, source: str, w: npt.NDArray[np.uint8], n: int, k: int,
+    x: npt.NDArray[np.float32], *, threads: int = 1, activation: str = "none", glu: bool = False,
+    out_format: str = "f32",
+) -> npt.NDArray[np.float32]: ...
+def kernel_sample(isa: str, logits: npt.NDArray[np.float32], **params: Any) -> dict[str, Any]: ...

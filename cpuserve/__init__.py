@@ -1,0 +1,1 @@
+"""CPU-first LLM inference server with an OpenAI-compatible API."""

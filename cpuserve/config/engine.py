@@ -1,0 +1,89 @@
+"""EngineOptions (what was asked, None = decide for me) and EngineConfig (what is, frozen)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
+    """What the user asked for, after flags, environment and config file; None = decide for me.
+
+    Field texts, units, flags, environment names and aliases: config/fields.py (one entry each).
+    """
+
+    model: str | None = None
+    served_model_name: list[str] | None = None
+    revision: str | None = None
+    tokenizer: str | None = None
+    dtype: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_space: str | None = None
+    kv_cache_dtype: str | None = None
+    block_size: int | None = None
+    tensor_parallel_size: int | None = None
+    model_impl: str | None = None
+    executor: str | None = None
+    isa: str | None = None
+    omp_threads_bind: str | None = None
+    num_reserved_cpu: int | None = None
+    platform: str | None = None
+    quantization: str | None = None
+    chat_template: str | None = None
+    seed: int | None = None
+    enforce_eager: bool | None = None
+    disable_log_stats: bool | None = None
+
+
+class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
+    """Every setting resolved; what the engine process receives (as msgpack) and nothing else.
+
+    cpus: per thread, in thread order, or None for unpinned. frontend_cpus: where the front end runs.
+    kv_blocks x block_size tokens of KV cache in `kv_dtype` ("bf16", "f16", "f32").
+    executor "native" runs at level `isa`; "torch" is the floor.
+    """
+
+    model: str
+    model_path: str
+    architecture: str
+    dtype: str
+    kv_dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    kv_blocks: int
+    executor: str
+    model_impl: str
+    isa: str
+    threads: int
+    cpus: list[int] | None
+    frontend_cpus: list[int] | None
+    tensor_parallel_size: int
+    platform: str
+    seed: int
+    served_model_names: list[str]
+    chat_template: str | None
+    tokenizer_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One resolved field: what was asked, by whom (flag, env NAME, default), what it got, and why."""
+
+    field: str
+    asked: object
+    source: str
+    got: object
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What Platform.resolve returns."""
+
+    config: EngineConfig
+    decisions: tuple[Decision, ...] = field(default_factory=tuple)

@@ -1,0 +1,56 @@
+"""StepBatch: what the scheduler hands to the executor for one forward step. Pure Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cpuserve.ids import BlockId, SlotId
+
+
+@dataclass(slots=True)
+class LogitRow:
+    """A token row whose logits are wanted.
+
+    index: position inside the sequence's `token_ids` of this step. target -1: sample with the slot's
+    parameters; else score that id. num_top: alternatives wanted, -1 = no logprobs.
+    """
+
+    index: int
+    target: int = -1
+    num_top: int = -1
+
+
+@dataclass(slots=True)
+class SeqChunk:
+    """The tokens one sequence runs in this step: positions start .. start + len(token_ids) - 1."""
+
+    slot: SlotId
+    token_ids: list[int]
+    start: int
+    block_table: list[BlockId]
+    rows: list[LogitRow] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """Decode rows first, then prompt chunks."""
+
+    chunks: list[SeqChunk]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return sum(len(c.token_ids) for c in self.chunks)
+
+
+@dataclass(slots=True)
+class RowResult:
+    """What came out of one LogitRow, in the order of the batch's rows."""
+
+    token: int
+    logprob: float = 0.0
+    rank: int = 0
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+StepResult = list[RowResult]

@@ -1,0 +1,34 @@
+"""EngineClient: how the front end (and LLM) talks to an engine, wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from cpuserve.engine.ipc import Output, Stats
+from cpuserve.sampling.params import SamplingParams
+
+
+class EngineClient(Protocol):
+    """ProcessClient serves; InlineClient runs the engine in this process for LLM, tests, notebooks."""
+
+    info: dict[str, object]
+    stats: Stats
+
+    async def wait_ready(self) -> None:
+        """Return when the engine serves; StartupError with its line if it cannot."""
+
+    def generate(
+        self, prompt_ids: list[int], params: SamplingParams, priority: int = 0
+    ) -> AsyncIterator[Output]:
+        """One sequence. Closing the iterator aborts it; EngineDead if the engine ends."""
+
+    async def ask(self, what: str) -> dict[str, object]:
+        """A report from the engine ("roofline", "report", "check")."""
+
+    @property
+    def alive(self) -> bool:
+        """The engine is ready and has not died."""
+
+    async def close(self) -> None:
+        """Stop the engine and reap its process."""

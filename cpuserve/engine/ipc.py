@@ -1,0 +1,119 @@
+"""Messages between front end and engine, and their framing: 4-byte little-endian length, msgpack.
+
+One message a step carries the outputs of all requests. EOF is death of the other side.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from cpuserve.sampling.params import SamplingParams
+
+
+class TokenLogprob(msgspec.Struct, array_like=True):
+    """logprob and rank of `token`, and the alternatives [(id, logprob)], most likely first."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
+class AddRequest(msgspec.Struct, tag="add", array_like=True):
+    """Start one sequence. `prompt` is int32 little-endian bytes; `arrival` time.monotonic()."""
+
+    id: int
+    prompt: bytes
+    params: SamplingParams
+    arrival: float
+    priority: int = 0
+
+
+class Abort(msgspec.Struct, tag="abort", array_like=True):
+    """Stop these requests; unknown ids are ignored. No output follows."""
+
+    ids: list[int]
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
+    """Finish nothing more and exit 0."""
+
+
+class Ask(msgspec.Struct, tag="ask", array_like=True):
+    """Ask the engine for `what` ("roofline", "report", "check"); one Answer with the same id."""
+
+    id: int
+    what: str
+
+
+Inbound = AddRequest | Abort | Shutdown | Ask
+
+
+class Progress(msgspec.Struct, tag="progress", array_like=True):
+    """Loading: stage ("load", "pack"), done and total bytes."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, tag="ready", array_like=True):
+    """The engine serves; `info` is what the banner and /v1/models need (plain JSON types)."""
+
+    info: dict[str, object]
+
+
+class Output(msgspec.Struct, array_like=True):
+    """New tokens of one request in this step.
+
+    finish: None, "stop" (eos or a stop id: `stop_id`), "length", "abort", "error".
+    prompt_logprobs: sent once, entry 0 is None (no prediction for the first token).
+    """
+
+    id: int
+    tokens: list[int]
+    finish: str | None = None
+    stop_id: int | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    cached_tokens: int = 0
+    error: str | None = None
+
+
+class Stats(msgspec.Struct, array_like=True):
+    """The engine's gauges after a step, and counters since start."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    step_s: float = 0.0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+
+class StepOutput(msgspec.Struct, tag="step", array_like=True):
+    """Everything one step produced."""
+
+    outputs: list[Output]
+    stats: Stats
+
+
+class Answer(msgspec.Struct, tag="answer", array_like=True):
+    """Reply to Ask."""
+
+    id: int
+    value: dict[str, object]
+
+
+class Fatal(msgspec.Struct, tag="fatal", array_like=True):
+    """The engine cannot start or go on; `startup` errors exit 2 with this line."""
+
+    message: str
+    startup: bool
+
+
+Outbound = Progress | Ready | StepOutput | Answer | Fatal

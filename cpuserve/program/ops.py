@@ -1,0 +1,194 @@
+"""The vocabulary a model is written in: about eighteen coarse operations.
+
+Shapes: T = tokens of the step, D = model width. Every value is a float matrix [T, width]; the
+residual stream is fp32, and the native executor stores other values in the format their consumer
+wants (`csrc/kernels/table.h: ActFormat`). `Linear` may add in place (`add_to`), `RopeStoreKV`
+writes the KV cache: these two are the only side effects, and ops run in program order.
+
+Checked on paper against: Llama 2/3, Mistral, SmolLM2 (this file as it is); Qwen2/2.5 (q/k/v bias);
+Qwen3 (q/k norm inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no
+rotation, optional word_embed projection); Gemma 3 (RmsNorm `plus_one`, Embed `scale`, post-norms
+as RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and `softcap`, gelu_tanh_mul);
+gpt-oss (Attention `sinks`, Moe); Mixtral/Qwen3-MoE (Moe); BERT (Embed + PositionEmbed, LayerNorm,
+Attention `causal=False`, Pool); DeepSeek MLA (needs one more op, LatentAttention: absorbed q and a
+latent KV row; nothing here stands in its way).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NewType
+
+ValueId = NewType("ValueId", int)
+
+Then = Literal["none", "relu", "gelu", "gelu_tanh", "silu", "silu_mul", "gelu_tanh_mul"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding, "neox" pairing (dims i and i + rotary/2 turn together).
+
+    `inv_freq` are the rotary/2 inverse frequencies after any scaling (Llama 3, linear, YaRN), and
+    `attention_factor` multiplies cos and sin (YaRN). Source: transformers modeling_rope_utils.
+    """
+
+    rotary: int
+    inv_freq: tuple[float, ...]
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """out[t] = scale * weight[token_ids[t]]; weight [vocab, D]."""
+
+    out: ValueId
+    weight: str
+    vocab: int
+    width: int
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PositionEmbed:
+    """x[t] += weight[positions[t] + offset]; weight [rows, D] (OPT: offset 2)."""
+
+    x: ValueId
+    weight: str
+    rows: int
+    width: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """out = x / sqrt(mean(x^2) + eps) * w, with w = weight (+ 1 where `plus_one`, Gemma)."""
+
+    x: ValueId
+    out: ValueId
+    weight: str
+    width: int
+    eps: float
+    plus_one: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """out = (x - mean) / sqrt(var + eps) * weight + bias."""
+
+    x: ValueId
+    out: ValueId
+    weight: str
+    bias: str | None
+    width: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """y = x W^T + b, W = the rows of `weights` one after another; then `then`; out = y or out += y.
+
+    weights[i] is [features[i], in_features]. `then` "*_mul" takes exactly two weights of equal
+    features (gate, up) and gives act(gate) * up. biases[i] is None where that part has none.
+    With `add_to` semantics (`add` true) `out` is an existing value of width sum(features).
+    """
+
+    x: ValueId
+    out: ValueId
+    weights: tuple[str, ...]
+    biases: tuple[str | None, ...]
+    features: tuple[int, ...]
+    in_features: int
+    then: Then = "none"
+    add: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RopeStoreKV:
+    """Norm (optional) and rotate q and k of `qkv` in place, then store k and v at the tokens' slots.
+
+    qkv [T, (q_heads + 2 kv_heads) head_dim], q first. q_norm/k_norm: RmsNorm weights [head_dim]
+    applied per head before rotation (Qwen3). rope None: no rotation (OPT).
+    """
+
+    qkv: ValueId
+    layer: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope | None
+    q_norm: str | None = None
+    k_norm: str | None = None
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """out = softmax(scale q k^T, causal) v over the layer's KV cache; reads the q part of `qkv`.
+
+    out [T, q_heads head_dim]. window: keys visible at most, own position included (0 = all).
+    softcap: s = cap tanh(s / cap) (0 = none). sinks: weight [q_heads] of extra logits.
+    alibi: True uses the standard slopes for q_heads.
+    """
+
+    qkv: ValueId
+    out: ValueId
+    layer: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: str | None = None
+    alibi: bool = False
+    causal: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """out += x."""
+
+    x: ValueId
+    out: ValueId
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationOp:
+    """out = act(x), or act(x[:, :w]) * x[:, w:] for "*_mul"."""
+
+    x: ValueId
+    out: ValueId
+    width: int
+    then: Then
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Logits of the rows that want them (at most 32 at a time), then sampling or scoring.
+
+    logits = scale * (x W^T), softcapped where softcap > 0. weight [vocab, D]; a tied model names its
+    embedding here and both uses share one packed matrix.
+    """
+
+    x: ValueId
+    weight: str
+    vocab: int
+    width: int
+    scale: float = 1.0
+    softcap: float = 0.0
+    bias: str | None = None
+
+
+Op = (
+    Embed
+    | PositionEmbed
+    | RmsNorm
+    | LayerNorm
+    | Linear
+    | RopeStoreKV
+    | Attention
+    | Add
+    | ActivationOp
+    | Logits
+)

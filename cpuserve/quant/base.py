@@ -1,0 +1,48 @@
+"""Checkpoint tensors on their way to a packed weight kind.
+
+A format (dense, gguf, later awq, gptq ...) turns checkpoint tensors into `QuantTensor`s: rows of a
+source type the C++ packers read (`csrc/kernels/table.h: SourceType`), never expanded in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+WeightKind = Literal["dense_bf16", "dense_f16", "dense_f32", "w8_g32", "w4_g32", "w4m_g32"]
+SourceType = Literal["f32", "f16", "bf16", "gguf_q8_0", "gguf_q4_0", "gguf_q4_1"]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantTensor:
+    """One checkpoint tensor, as stored.
+
+    data: uint8 view [rows, row_bytes] of the file mapping (1-D tensors: rows = 1).
+    shape: logical shape. row_order: packed row i is stored row row_order[i] (None = identity), how
+    GGUF's interleaved-RoPE q and k are undone without touching their blocks.
+    release: tells the file mapping that these bytes have been read (MADV_DONTNEED).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    source: SourceType
+    data: npt.NDArray[np.uint8]
+    row_order: npt.NDArray[np.int32] | None = None
+    release: Callable[[], None] | None = None
+
+
+class Weights(Protocol):
+    """All tensors of a checkpoint under the names a Program uses (Hugging Face names)."""
+
+    def names(self) -> set[str]:
+        """Every tensor name in the checkpoint, after renaming."""
+
+    def get(self, name: str) -> QuantTensor:
+        """The tensor, mapped, not read."""
+
+    def kind(self, name: str, dtype: str) -> WeightKind:
+        """The packed kind this tensor gets when the engine computes in `dtype`."""

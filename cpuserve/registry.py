@@ -1,0 +1,48 @@
+"""One generic registry: refuses duplicates, imports builders lazily, lists what exists on a miss."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Names to values; a value may be given as "module:attribute" and is imported on first use."""
+
+    def __init__(self, kind: str, builtin: dict[str, str] | None = None) -> None:
+        self.kind = kind
+        self._lazy: dict[str, str] = dict(builtin or {})
+        self._values: dict[str, T] = {}
+
+    def register(self, *names: str) -> Callable[[T], T]:
+        """Decorator: register the decorated object under each of `names`."""
+
+        def add(value: T) -> T:
+            for name in names:
+                if name in self._values and self._values[name] is not value:
+                    msg = f"{self.kind} {name!r} is registered twice"
+                    raise ValueError(msg)
+                self._values[name] = value
+            return value
+
+        return add
+
+    def get(self, name: str) -> T | None:
+        """The value registered under `name`, or None."""
+        if name not in self._values and name in self._lazy:
+            module, _, attribute = self._lazy[name].partition(":")
+            self._values.setdefault(name, getattr(importlib.import_module(module), attribute))
+        return self._values.get(name)
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        return sorted({*self._lazy, *self._values})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values or name in self._lazy
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())

@@ -1,0 +1,72 @@
+"""SamplingParams: vLLM's names and defaults, checked once, sent over IPC as they are."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cpuserve.errors import InvalidRequest
+
+
+class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """How to choose the next tokens of one sequence.
+
+    Semantics of the numbers: csrc/kernels/table.h, "Sampling of one row". `stop` strings are the
+    front end's work; everything else is the engine's. `max_tokens` None means up to the context.
+    `logprobs`/`prompt_logprobs`: None = none, 0 = the token itself only, k = and k alternatives.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: list[str] = msgspec.field(default_factory=list)
+    stop_token_ids: list[int] = msgspec.field(default_factory=list)
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequest (naming the parameter) for a value out of range."""
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        self._check("n", 1 <= self.n <= 128, "between 1 and 128")
+        self._check("temperature", 0.0 <= self.temperature <= 1e6, "at least 0")
+        self._check("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]")
+        if self.top_k == -1:
+            self.top_k = 0
+        self._check("top_k", 0 <= self.top_k < 2**31, "-1 or 0 (all), or at least 1")
+        self._check("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]")
+        self._check("repetition_penalty", 0.0 < self.repetition_penalty <= 1e6, "above 0")
+        self._check("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "in [-2, 2]")
+        self._check("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]")
+        self._check("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "a 64-bit integer")
+        self._check(
+            "max_tokens", self.max_tokens is None or 0 <= self.max_tokens < 2**31, "at least 0"
+        )
+        self._check("min_tokens", 0 <= self.min_tokens < 2**31, "at least 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            msg = f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})"
+            raise InvalidRequest(msg, param="min_tokens")
+        self._check("logprobs", self.logprobs is None or self.logprobs >= 0, "at least 0")
+        self._check(
+            "prompt_logprobs",
+            self.prompt_logprobs is None or self.prompt_logprobs >= 0,
+            "at least 0",
+        )
+        self._check("stop", all(self.stop), "non-empty strings")
+
+    def _check(self, name: str, ok: bool, want: str) -> None:
+        if not ok:
+            msg = f"{name} must be {want}, got {getattr(self, name)!r}"
+            raise InvalidRequest(msg, param=name)

@@ -1,0 +1,36 @@
+// The vector primitives that kernels/generic and kernels/linear are written in. One header per
+// instruction set defines them all, with the same names, in namespace CPUSERVE_NS (an ISA unit's
+// own); nothing else in the kernels names an instruction set.
+//
+//   F  kLanes floats          I  kLanes int32
+//   P  kLanes pairs of bf16   Q  kLanes quads of bytes
+//
+//   F zero() set1(float) load(const float*) load_n(p, n: first n lanes, others 0)
+//   void store(float*, F) store_n(p, F, n)                        (all unaligned)
+//   F add sub mul div max min (F, F)    F fma(a, b, c) = a b + c   F fnma(a, b, c) = c - a b
+//   F round(F) to nearest even          F scale2(F p, F n) = p 2^n, n integral in [-126, 127]
+//   F keep(F x, int lo, int hi, F other): lanes lo <= i < hi of x, `other` elsewhere
+//   float reduce_add(F) reduce_max(F): one fixed tree
+//   I izero() iset1(int)  I iadd(I, I)   F to_float(I)
+//   P load_pairs(const uint16_t*) set1_pair(const uint16_t*)   F dot2(F acc, P a, P b):
+//     acc + a.even b.even + a.odd b.odd, in this ISA's own fixed way
+//   F load_bf16(const uint16_t*) load_f16(const uint16_t*)   (kLanes elements)
+//   void store_bf16(uint16_t*, F) store_f16(uint16_t*, F)    round to nearest even, NaN stays NaN
+//   P interleave_bf16(F even, F odd): lane i = (bf16(even[i]), bf16(odd[i]))
+//   Q load_quads(const uint8_t*) set1_quad(const int8_t*)
+//   Q low_nibbles(Q) high_nibbles(Q)
+//   I dot4(I acc, Q u8, Q s8): exact int32 for every u8 and s8
+//   I dot4_small(I acc, Q u8, Q s8): the same where u8 <= 15
+//   void store_s8(int8_t*, F): rne, saturate to [-127, 127]    (kLanes bytes)
+//   void prefetch(const void*) prefetch_l2(const void*)
+//   constexpr int kLanes, kVecs = kPanel / kLanes, and the register tile limits
+//   kTileRows x kTileVecs (accumulators that fit: avx512 6 x 4; avx2 6 x 2; neon 8 x 3 ...)
+//
+// Every function is `static inline` and always_inline: no symbol may leak out of the unit.
+#pragma once
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define CPUSERVE_INLINE static inline __attribute__((always_inline))
