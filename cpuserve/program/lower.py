@@ -1,0 +1,406 @@
+"""Lower a Program to the native executor: weight kinds, row formats, shared buffers.
+
+The Program says what is computed; lowering decides how its values are stored. Each weight kind
+multiplies rows in one format (`csrc/kernels/table.h: ActFormat`), so a value read only by linears
+of one such kind is stored in it by whoever produces it; a value read otherwise stays fp32 and is
+converted in front of the linear. Values whose lives do not overlap share a buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from cpuserve import _C
+from cpuserve.program.ops import (
+    ActivationOp,
+    Add,
+    Attention,
+    Embed,
+    LayerNorm,
+    Linear,
+    Logits,
+    Op,
+    PositionEmbed,
+    RmsNorm,
+    Rope,
+    RopeStoreKV,
+    Then,
+    ValueId,
+)
+from cpuserve.program.program import Program
+
+ACT_FORMAT = {
+    "dense_bf16": "bf16",
+    "dense_f16": "f32",
+    "dense_f32": "f32",
+    "w8_g32": "q8g32",
+    "w4_g32": "q8g32",
+    "w4m_g32": "q8g32",
+}
+KV_ROW_FORMAT = {"bf16": "bf16", "f16": "f32", "f32": "f32"}
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixLoad:
+    """Pack checkpoint tensors `names` into native matrix `id`."""
+
+    id: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorLoad:
+    """Fill native vector `id` with `make(read)`; read(name) is a checkpoint tensor in fp32."""
+
+    id: int
+    make: Callable[[Callable[[str], npt.NDArray[np.float32]]], npt.NDArray[np.float32]]
+
+
+@dataclass(slots=True)
+class Lowered:
+    """What the native executor is made from; native op i came from Program op `source_op[i]`."""
+
+    native: _C.Program
+    matrices: list[MatrixLoad] = field(default_factory=list)
+    vectors: list[VectorLoad] = field(default_factory=list)
+    source_op: list[int] = field(default_factory=list)
+
+
+def split_then(then: Then) -> tuple[str, bool]:
+    """("silu", True) for "silu_mul"."""
+    return (then.removesuffix("_mul"), then.endswith("_mul"))
+
+
+def written(op: Op) -> ValueId | None:
+    """The value an op writes (or adds to)."""
+    if isinstance(op, PositionEmbed):
+        return op.x
+    if isinstance(op, Logits):
+        return None
+    if isinstance(op, RopeStoreKV):
+        return op.qkv
+    return op.out
+
+
+def reads(op: Op) -> tuple[ValueId, ...]:
+    """The values an op reads; an op that adds in place reads what it adds to."""
+    if isinstance(op, Embed):
+        return ()
+    if isinstance(op, RopeStoreKV | Attention):
+        return (op.qkv,)
+    if isinstance(op, Add) or (isinstance(op, Linear) and op.add):
+        return (op.x, op.out)
+    return (op.x,)
+
+
+class Lowering:
+    """One pass over a Program's ops; `run()` gives the Lowered."""
+
+    def __init__(
+        self,
+        program: Program,
+        kind_of: Callable[[str], str],
+        *,
+        isa: str,
+        max_tokens: int,
+        max_seqs: int,
+        max_position: int,
+        kv_type: str,
+    ) -> None:
+        self.program = program
+        self.kind_of = kind_of
+        self.max_position = max_position
+        self.kv_type = kv_type
+        self.out = Lowered(_C.Program(isa, max_tokens, max_seqs))
+        self.native = self.out.native
+        self._matrices: dict[tuple[tuple[str, ...], bool], int] = {}
+        self._vectors: dict[object, int] = {}
+        self._width = {v.id: v.width for v in program.values}
+        self._last_use = self._find_last_uses()
+        self._format = {v.id: self._choose_format(v.id) for v in program.values}
+        self._buffer: dict[ValueId, int] = {}
+        self._free: dict[tuple[int, str], list[int]] = {}
+        self._q: dict[ValueId, tuple[int, tuple[int, str]]] = {}
+        self._converted: dict[tuple[ValueId, str], int] = {}
+
+    def run(self) -> Lowered:
+        """Lower every op in order."""
+        for shape in self.program.kv_layers:
+            self.native.kv_layer(shape.kv_heads, shape.head_dim)
+        for index, op in enumerate(self.program.ops):
+            self._op = index
+            getattr(self, f"_{type(op).__name__.lower()}")(op)
+            self._retire(op)
+        return self.out
+
+    # -- values ------------------------------------------------------------------------------
+
+    def _find_last_uses(self) -> dict[ValueId, int]:
+        last: dict[ValueId, int] = {}
+        for index, op in enumerate(self.program.ops):
+            for value in (*reads(op), written(op)):
+                if value is not None:
+                    last[value] = index
+        return last
+
+    def _choose_format(self, value: ValueId) -> str:
+        wanted: set[str] = set()
+        for op in self.program.ops:
+            if isinstance(op, Linear) and op.x == value:
+                wanted |= {ACT_FORMAT[self.kind_of(w)] for w in op.weights}
+            elif isinstance(op, Logits) and op.x == value:
+                wanted.add(ACT_FORMAT[self.kind_of(op.weight)])
+            elif value in reads(op):
+                return "f32"
+            if written(op) == value and not isinstance(
+                op, RmsNorm | LayerNorm | Attention | Linear | ActivationOp
+            ):
+                return "f32"
+            if isinstance(op, Linear) and op.out == value and self._splits(op):
+                return "f32"
+        return wanted.pop() if len(wanted) == 1 else "f32"
+
+    def _splits(self, op: Linear) -> bool:
+        """The parts have different kinds and cannot be one matrix."""
+        return len({self.kind_of(w) for w in op.weights}) > 1
+
+    def _take(self, width: int, fmt: str) -> int:
+        free = self._free.get((width, fmt))
+        if free:
+            return free.pop()
+        return self.native.value(f"{fmt}x{width}", width, fmt)
+
+    def _give(self, buffer: int, width: int, fmt: str) -> None:
+        self._free.setdefault((width, fmt), []).append(buffer)
+
+    def _value(self, value: ValueId) -> int:
+        if value not in self._buffer:
+            self._buffer[value] = self._take(self._width[value], self._format[value])
+        return self._buffer[value]
+
+    def _as(self, value: ValueId, fmt: str) -> int:
+        """The buffer holding `value` in `fmt`, converted here if it is stored otherwise."""
+        if self._format[value] == fmt:
+            return self._value(value)
+        if (value, fmt) not in self._converted:
+            buffer = self._take(self._width[value], fmt)
+            self._emit(lambda: self.native.convert(self._value(value), buffer))
+            self._converted[value, fmt] = buffer
+        return self._converted[value, fmt]
+
+    def _retire(self, op: Op) -> None:
+        """Drop conversions of what `op` wrote, and free buffers nobody reads any more."""
+        out = written(op)
+        touched = {v for v in (*reads(op), out) if v is not None}
+        for value, fmt in list(self._converted):
+            if value == out or self._last_use[value] == self._op:
+                self._give(self._converted.pop((value, fmt)), self._width[value], fmt)
+        for value in touched:
+            if self._last_use[value] != self._op:
+                continue
+            if value in self._buffer:
+                self._give(self._buffer.pop(value), self._width[value], self._format[value])
+            if value in self._q:
+                buffer, key = self._q.pop(value)
+                self._give(buffer, *key)
+
+    def _emit(self, add: Callable[[], None]) -> None:
+        add()
+        self.out.source_op.append(self._op)
+
+    # -- weights -----------------------------------------------------------------------------
+
+    def _matrix(self, names: tuple[str, ...], n: tuple[int, ...], k: int, glu: bool) -> int:
+        key = (names, glu)
+        if key not in self._matrices:
+            kind = self.kind_of(names[0])
+            id_ = self.native.matrix("+".join(names), kind, sum(n), k, list(n), glu)
+            self._matrices[key] = id_
+            self.out.matrices.append(MatrixLoad(id_, names))
+        return self._matrices[key]
+
+    def _vector(
+        self,
+        key: object,
+        count: int,
+        make: Callable[[Callable[[str], npt.NDArray[np.float32]]], npt.NDArray[np.float32]],
+    ) -> int:
+        if key not in self._vectors:
+            self._vectors[key] = self.native.vector(str(key)[:80], count)
+            self.out.vectors.append(VectorLoad(self._vectors[key], make))
+        return self._vectors[key]
+
+    def _plain(self, name: str | None, count: int) -> int:
+        if name is None:
+            return -1
+        return self._vector(name, count, lambda read: read(name))
+
+    def _bias(self, names: tuple[str | None, ...], features: tuple[int, ...]) -> int:
+        if all(n is None for n in names):
+            return -1
+
+        def make(read: Callable[[str], npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+            parts = [
+                np.zeros(f, np.float32) if n is None else read(n).reshape(-1)
+                for n, f in zip(names, features, strict=True)
+            ]
+            return np.concatenate(parts)
+
+        return self._vector(("bias", names, features), sum(features), make)
+
+    def _rope_tables(self, rope: Rope) -> tuple[int, int]:
+        """cos and sin [max_position, rotary / 2]; angles are fp32 products, as in transformers."""
+
+        def table(fn: np.ufunc) -> npt.NDArray[np.float32]:
+            position = np.arange(self.max_position, dtype=np.float32)
+            angle = np.outer(position, np.asarray(rope.inv_freq, np.float32))
+            out: npt.NDArray[np.float32] = fn(angle) * np.float32(rope.attention_factor)
+            return out
+
+        count = self.max_position * (rope.rotary // 2)
+        cos = self._vector(("cos", rope), count, lambda _: table(np.cos))
+        return cos, self._vector(("sin", rope), count, lambda _: table(np.sin))
+
+    # -- ops ---------------------------------------------------------------------------------
+
+    def _embed(self, op: Embed) -> None:
+        matrix = self._matrix((op.weight,), (op.vocab,), op.width, False)
+        self._emit(lambda: self.native.embed(self._value(op.out), matrix, op.scale))
+
+    def _positionembed(self, op: PositionEmbed) -> None:
+        table = self._plain(op.weight, op.rows * op.width)
+        self._emit(lambda: self.native.position_embed(self._value(op.x), table, op.rows, op.offset))
+
+    def _rmsnorm(self, op: RmsNorm) -> None:
+        if op.plus_one:
+            weight = self._vector(
+                ("plus_one", op.weight), op.width, lambda read: read(op.weight) + np.float32(1)
+            )
+        else:
+            weight = self._plain(op.weight, op.width)
+        x = self._value(op.x)
+        self._emit(lambda: self.native.rms_norm(x, self._value(op.out), weight, op.eps))
+
+    def _layernorm(self, op: LayerNorm) -> None:
+        weight, bias = self._plain(op.weight, op.width), self._plain(op.bias, op.width)
+        x = self._value(op.x)
+        self._emit(lambda: self.native.layer_norm(x, self._value(op.out), weight, bias, op.eps))
+
+    def _linear(self, op: Linear) -> None:
+        if not self._splits(op):
+            self._linear_part(op, op.weights, op.biases, op.features, self._value(op.out), 0)
+            return
+        activation, glu = split_then(op.then)
+        if not glu:
+            self._linear_each(op, self._value(op.out), op.then)
+            return
+        # gate and up of different kinds cannot share tiles: both halves, then act(gate) * up
+        width = sum(op.features)
+        both = self._take(width, "f32")
+        self._linear_each(op, both, "none")
+        self._emit(lambda: self.native.activation(both, self._value(op.out), activation, True))
+        self._give(both, width, "f32")
+
+    def _linear_each(self, op: Linear, out: int, then: Then) -> None:
+        """One linear per run of parts of equal kind, each writing its own columns of `out`."""
+        start = column = 0
+        kinds = [self.kind_of(w) for w in op.weights]
+        for end in range(1, len(kinds) + 1):
+            if end < len(kinds) and kinds[end] == kinds[start]:
+                continue
+            part = slice(start, end)
+            weights, features = op.weights[part], op.features[part]
+            self._linear_part(op, weights, op.biases[part], features, out, column, then)
+            start, column = end, column + sum(features)
+
+    def _linear_part(
+        self,
+        op: Linear,
+        weights: tuple[str, ...],
+        biases: tuple[str | None, ...],
+        features: tuple[int, ...],
+        out: int,
+        column: int,
+        then: Then | None = None,
+    ) -> None:
+        activation, glu = split_then(op.then if then is None else then)
+        matrix = self._matrix(weights, features, op.in_features, glu)
+        x = self._as(op.x, ACT_FORMAT[self.kind_of(weights[0])])
+        bias = self._bias(biases, features)
+        self._emit(
+            lambda: self.native.linear(x, out, matrix, bias, activation, glu, op.add, column)
+        )
+
+    def _ropestorekv(self, op: RopeStoreKV) -> None:
+        width = op.q_heads * (-(-op.head_dim // 16) * 16)
+        key = (width, KV_ROW_FORMAT[self.kv_type])
+        q = self._take(*key)
+        self._q[op.qkv] = (q, key)
+        cos, sin = self._rope_tables(op.rope) if op.rope else (-1, -1)
+        rotary = op.rope.rotary if op.rope else 0
+        q_norm, k_norm = self._plain(op.q_norm, op.head_dim), self._plain(op.k_norm, op.head_dim)
+        self._emit(
+            lambda: self.native.rope_store_kv(
+                self._value(op.qkv),
+                q,
+                op.layer,
+                op.q_heads,
+                rotary,
+                cos,
+                sin,
+                q_norm,
+                k_norm,
+                op.eps,
+            )
+        )
+
+    def _attention(self, op: Attention) -> None:
+        slopes = -1
+        if op.alibi:
+            slopes = self._vector(
+                ("alibi", op.q_heads), op.q_heads, lambda _: alibi_slopes(op.q_heads)
+            )
+        sinks = self._plain(op.sinks, op.q_heads)
+        q, _ = self._q[op.qkv]
+        self._emit(
+            lambda: self.native.attention(
+                q,
+                self._value(op.out),
+                op.layer,
+                op.q_heads,
+                op.scale,
+                op.window,
+                op.softcap,
+                slopes,
+                sinks,
+            )
+        )
+
+    def _add(self, op: Add) -> None:
+        self._emit(lambda: self.native.add(self._value(op.x), self._value(op.out)))
+
+    def _activationop(self, op: ActivationOp) -> None:
+        activation, glu = split_then(op.then)
+        x = self._value(op.x)
+        self._emit(lambda: self.native.activation(x, self._value(op.out), activation, glu))
+
+    def _logits(self, op: Logits) -> None:
+        matrix = self._matrix((op.weight,), (op.vocab,), op.width, False)
+        x = self._as(op.x, ACT_FORMAT[self.kind_of(op.weight)])
+        bias = self._plain(op.bias, op.vocab)
+        self._emit(lambda: self.native.logits(x, matrix, bias, op.scale, op.softcap))
+
+
+def alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
+    """The standard ALiBi slopes: 2^(-8 i / n) for a power of two, interleaved for the rest.
+
+    Source: Press et al., "Train Short, Test Long", 2022.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    first = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    rest = [2.0 ** (-8.0 * (2 * i + 1) / (2 * power)) for i in range(heads - power)]
+    return np.asarray(first + rest, np.float32)

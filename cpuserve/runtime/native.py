@@ -1,0 +1,138 @@
+"""The native executor: a lowered Program, packed weights and the C++ step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from cpuserve import _C
+from cpuserve.config.engine import EngineConfig
+from cpuserve.program.lower import Lowered, Lowering
+from cpuserve.program.program import Program
+from cpuserve.quant import dequantize
+from cpuserve.quant.base import Weights
+from cpuserve.runtime.executor import Float32, StepArrays, StepOutputs
+from cpuserve.sampling.params import SamplingParams
+
+ProgressFn = Callable[[str, int, int], None]
+EMPTY_INT = np.zeros(0, np.int32)
+EMPTY_FLOAT = np.zeros(0, np.float32)
+
+
+class NativeExecutor:
+    """Executor over `_C.Executor`; made and used on the thread inside `team.run`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        program: Program,
+        weights: Weights,
+        team: _C.Team,
+        progress: ProgressFn | None = None,
+    ) -> None:
+        self.max_tokens = config.max_num_batched_tokens
+        self.num_blocks = config.kv_blocks
+        self.lowered = lower(config, program, weights)
+        self.native = _C.Executor(
+            team,
+            self.lowered.native,
+            config.kv_blocks,
+            config.kv_dtype,
+            config.max_num_seqs,
+        )
+        load(self.native, self.lowered, weights, progress)
+
+    def admit(
+        self,
+        slot: int,
+        params: SamplingParams,
+        seed: int,
+        prompt: list[int],
+        output: list[int],
+        stop_ids: list[int],
+    ) -> None:
+        """(Re)set the sampler state of `slot`; token history goes along if penalties need it."""
+        penalized = (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+        )
+        counts_outputs = penalized or params.min_tokens > 0
+        bias = params.logit_bias or {}
+        allowed = params.allowed_token_ids
+        self.native.admit(
+            slot,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            top_k=params.top_k,
+            repetition=params.repetition_penalty,
+            frequency=params.frequency_penalty,
+            presence=params.presence_penalty,
+            seed=seed & (2**64 - 1),
+            min_tokens=params.min_tokens,
+            stop_ids=np.asarray(stop_ids, np.int32) if stop_ids else EMPTY_INT,
+            bias_ids=np.asarray(list(bias), np.int32) if bias else EMPTY_INT,
+            bias_values=np.asarray(list(bias.values()), np.float32) if bias else EMPTY_FLOAT,
+            allowed=None if allowed is None else np.asarray(sorted(set(allowed)), np.int32),
+            prompt=np.asarray(prompt, np.int32) if penalized else EMPTY_INT,
+            output=np.asarray(output, np.int32) if counts_outputs and output else EMPTY_INT,
+        )
+
+    def release(self, slot: int) -> None:
+        """Forget `slot`."""
+        self.native.release(slot)
+
+    def step(self, arrays: StepArrays) -> StepOutputs:
+        """One forward step in one C++ call; the outputs are views that the next step overwrites."""
+        n = self.native
+        n.step(arrays.words)
+        return StepOutputs(n.tokens, n.logprobs, n.ranks, n.top_ids, n.top_logprobs)
+
+    def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
+        """Inputs and output of lowered op `op_index` in this step."""
+        return self.native.tap(arrays.words, op_index)
+
+    def close(self) -> None:
+        """Free weights and KV cache (when the last reference to the native executor goes)."""
+        del self.native
+
+
+def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
+    """Lower `program` for the level, sizes and KV type of `config`."""
+    return Lowering(
+        program,
+        lambda name: weights.kind(name, config.dtype),
+        isa=config.isa,
+        max_tokens=config.max_num_batched_tokens,
+        max_seqs=config.max_num_seqs,
+        max_position=config.max_model_len,
+        kv_type=config.kv_dtype,
+    ).run()
+
+
+def load(
+    native: _C.Executor, lowered: Lowered, weights: Weights, progress: ProgressFn | None
+) -> None:
+    """Pack every matrix and fill every vector, telling `progress("load", done, total)` in bytes."""
+    total = sum(weights.get(n).data.nbytes for m in lowered.matrices for n in m.names)
+    done = 0
+    for matrix in lowered.matrices:
+        tensors = [weights.get(n) for n in matrix.names]
+        native.load_matrix(matrix.id, [(t.data, t.source, t.row_order) for t in tensors])
+        for t in tensors:
+            done += t.data.nbytes
+            if t.release:
+                t.release()
+        if progress:
+            progress("load", done, total)
+
+    def read(name: str) -> npt.NDArray[np.float32]:
+        return dequantize(weights.get(name))
+
+    for vector in lowered.vectors:
+        native.load_vector(
+            vector.id, np.ascontiguousarray(vector.make(read).reshape(-1), np.float32)
+        )
