@@ -1,5 +1,8 @@
 // AVX-512 F/BW/DQ/VL, with VNNI and BF16 where the unit is compiled for them.
 #pragma once
+// gcc 12's own header reads an uninitialized vector on purpose (_mm512_undefined_ps).
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
 #include "kernels/vec/vec.h"
@@ -8,8 +11,12 @@ namespace CPUSERVE_NS {
 
 using F = __m512;
 using I = __m512i;
-struct P { __m512i v; };
-struct Q { __m512i v; };
+struct P {
+  __m512i v;
+};
+struct Q {
+  __m512i v;
+};
 constexpr int kLanes = 16, kVecs = 1, kTileRows = 6, kTileVecs = 4;
 
 CPUSERVE_INLINE F zero() { return _mm512_setzero_ps(); }
@@ -115,14 +122,14 @@ CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
   return _mm512_add_epi32(acc, _mm512_add_epi32(a, b));
 }
 CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 15 * 127 * 2 fits 16 bits
-  return _mm512_add_epi32(
-      acc, _mm512_madd_epi16(_mm512_maddubs_epi16(u.v, s.v), _mm512_set1_epi16(1)));
+  return _mm512_add_epi32(acc,
+                          _mm512_madd_epi16(_mm512_maddubs_epi16(u.v, s.v), _mm512_set1_epi16(1)));
 }
 #endif
+// Clamped before the conversion: VCVTPS2DQ turns what does not fit an int32 into INT_MIN.
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
-  __m512i i = _mm512_cvtps_epi32(x);
-  i = _mm512_max_epi32(_mm512_min_epi32(i, _mm512_set1_epi32(127)), _mm512_set1_epi32(-127));
-  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(i));
+  x = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(127.0f)), _mm512_set1_ps(-127.0f));
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
 }
 CPUSERVE_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 CPUSERVE_INLINE void prefetch_l2(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }

@@ -21,7 +21,8 @@
 //   Q low_nibbles(Q) high_nibbles(Q)
 //   I dot4(I acc, Q u8, Q s8): exact int32 for every u8 and s8
 //   I dot4_small(I acc, Q u8, Q s8): the same where u8 <= 15
-//   void store_s8(int8_t*, F): rne, saturate to [-127, 127]    (kLanes bytes)
+//   void store_s8(int8_t*, F): rne, saturate to [-127, 127], NaN 127    (kLanes bytes)
+//   max(a, b) and min(a, b) give b when either is NaN
 //   void prefetch(const void*) prefetch_l2(const void*)
 //   constexpr int kLanes, kVecs = kPanel / kLanes, and the register tile limits
 //   kTileRows x kTileVecs (accumulators that fit: avx512 6 x 4; avx2 6 x 2; neon 8 x 3 ...)

@@ -1,0 +1,138 @@
+// AVX2 + FMA + F16C: the base level on x86.
+#pragma once
+#include <immintrin.h>
+
+#include "kernels/vec/vec.h"
+
+namespace CPUSERVE_NS {
+
+using F = __m256;
+using I = __m256i;
+struct P {
+  __m256i v;
+};
+struct Q {
+  __m256i v;
+};
+constexpr int kLanes = 8, kVecs = 2, kTileRows = 6, kTileVecs = 2;
+
+CPUSERVE_INLINE F zero() { return _mm256_setzero_ps(); }
+CPUSERVE_INLINE F set1(float x) { return _mm256_set1_ps(x); }
+CPUSERVE_INLINE F load(const float* p) { return _mm256_loadu_ps(p); }
+CPUSERVE_INLINE __m256i lane_index() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+CPUSERVE_INLINE __m256i first(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane_index());
+}
+CPUSERVE_INLINE F load_n(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
+CPUSERVE_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+CPUSERVE_INLINE void store_n(float* p, F x, int n) { _mm256_maskstore_ps(p, first(n), x); }
+CPUSERVE_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
+CPUSERVE_INLINE F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+CPUSERVE_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+CPUSERVE_INLINE F div(F a, F b) { return _mm256_div_ps(a, b); }
+CPUSERVE_INLINE F max(F a, F b) { return _mm256_max_ps(a, b); }
+CPUSERVE_INLINE F min(F a, F b) { return _mm256_min_ps(a, b); }
+CPUSERVE_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+CPUSERVE_INLINE F fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
+CPUSERVE_INLINE F round(F x) {
+  return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+CPUSERVE_INLINE F scale2(F p, F n) {
+  __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)));
+}
+CPUSERVE_INLINE F keep(F x, int lo, int hi, F other) {
+  __m256i m = _mm256_andnot_si256(first(lo), first(hi));
+  return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(m));
+}
+CPUSERVE_INLINE float reduce_add(F x) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+CPUSERVE_INLINE float reduce_max(F x) {
+  __m128 s = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+CPUSERVE_INLINE I izero() { return _mm256_setzero_si256(); }
+CPUSERVE_INLINE I iset1(int x) { return _mm256_set1_epi32(x); }
+CPUSERVE_INLINE I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
+CPUSERVE_INLINE F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+
+CPUSERVE_INLINE P load_pairs(const uint16_t* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
+  int32_t x;
+  memcpy(&x, p, 4);
+  return {_mm256_set1_epi32(x)};
+}
+// A bf16 is the upper half of a float: even elements shift up, odd ones only lose their neighbour.
+CPUSERVE_INLINE F dot2(F acc, P a, P b) {
+  const __m256i hi = _mm256_set1_epi32((int)0xffff0000);
+  acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(a.v, 16)),
+                        _mm256_castsi256_ps(_mm256_slli_epi32(b.v, 16)), acc);
+  return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(a.v, hi)),
+                         _mm256_castsi256_ps(_mm256_and_si256(b.v, hi)), acc);
+}
+CPUSERVE_INLINE F load_bf16(const uint16_t* p) {
+  return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+CPUSERVE_INLINE F load_f16(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+}
+// Round to nearest even; NaN keeps its top bits and is made quiet.
+CPUSERVE_INLINE __m256i bf16_bits(F x) {
+  __m256i u = _mm256_castps_si256(x);
+  __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  __m256i r = _mm256_add_epi32(u, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff)));
+  __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+  __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+  r = _mm256_blendv_epi8(r, quiet, _mm256_castps_si256(nan));
+  return _mm256_srli_epi32(r, 16);
+}
+CPUSERVE_INLINE void store_bf16(uint16_t* p, F x) {
+  __m256i r = bf16_bits(x);
+  _mm_storeu_si128((__m128i*)p,
+                   _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
+}
+CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+CPUSERVE_INLINE P interleave_bf16(F even, F odd) {
+  return {_mm256_or_si256(bf16_bits(even), _mm256_slli_epi32(bf16_bits(odd), 16))};
+}
+
+CPUSERVE_INLINE Q load_quads(const uint8_t* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+CPUSERVE_INLINE Q set1_quad(const int8_t* p) {
+  int32_t x;
+  memcpy(&x, p, 4);
+  return {_mm256_set1_epi32(x)};
+}
+CPUSERVE_INLINE Q low_nibbles(Q x) { return {_mm256_and_si256(x.v, _mm256_set1_epi8(15))}; }
+CPUSERVE_INLINE Q high_nibbles(Q x) {
+  return {_mm256_and_si256(_mm256_srli_epi16(x.v, 4), _mm256_set1_epi8(15))};
+}
+// u8 up to 255: VPMADDUBSW would saturate, so even and odd bytes go through 16-bit products.
+CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
+  const __m256i even = _mm256_set1_epi16(0xff);
+  __m256i a = _mm256_madd_epi16(_mm256_and_si256(u.v, even),
+                                _mm256_srai_epi16(_mm256_slli_epi16(s.v, 8), 8));
+  __m256i b = _mm256_madd_epi16(_mm256_srli_epi16(u.v, 8), _mm256_srai_epi16(s.v, 8));
+  return _mm256_add_epi32(acc, _mm256_add_epi32(a, b));
+}
+CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 15 * 128 * 2 fits 16 bits
+  return _mm256_add_epi32(acc,
+                          _mm256_madd_epi16(_mm256_maddubs_epi16(u.v, s.v), _mm256_set1_epi16(1)));
+}
+// Clamped before the conversion: VCVTPS2DQ turns what does not fit an int32 into INT_MIN.
+CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
+  x = _mm256_max_ps(_mm256_min_ps(x, _mm256_set1_ps(127.0f)), _mm256_set1_ps(-127.0f));
+  __m256i i = _mm256_cvtps_epi32(x);
+  __m128i w = _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(w, w));
+}
+CPUSERVE_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+CPUSERVE_INLINE void prefetch_l2(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
+
+}  // namespace CPUSERVE_NS

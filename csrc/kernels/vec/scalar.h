@@ -1,0 +1,216 @@
+// Plain C, no intrinsics: four lanes in loops. The level tests compare against, never the default.
+#pragma once
+#include "kernels/vec/vec.h"
+
+namespace CPUSERVE_NS {
+
+constexpr int kLanes = 4, kVecs = 4, kTileRows = 4, kTileVecs = 4;
+struct F {
+  float v[kLanes];
+};
+struct I {
+  int32_t v[kLanes];
+};
+struct P {
+  uint16_t v[kLanes][2];
+};
+struct Q {
+  uint8_t v[kLanes][4];
+};
+
+#define CPUSERVE_LANES for (int i = 0; i < kLanes; i++)
+
+CPUSERVE_INLINE float float_of(uint32_t u) {
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+CPUSERVE_INLINE uint32_t bits_of(float f) {
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  return u;
+}
+
+CPUSERVE_INLINE F set1(float x) {
+  F r;
+  CPUSERVE_LANES r.v[i] = x;
+  return r;
+}
+CPUSERVE_INLINE F zero() { return set1(0.0f); }
+CPUSERVE_INLINE F load(const float* p) {
+  F r;
+  memcpy(r.v, p, sizeof r.v);
+  return r;
+}
+CPUSERVE_INLINE F load_n(const float* p, int n) {
+  F r;
+  CPUSERVE_LANES r.v[i] = i < n ? p[i] : 0.0f;
+  return r;
+}
+CPUSERVE_INLINE void store(float* p, F x) { memcpy(p, x.v, sizeof x.v); }
+CPUSERVE_INLINE void store_n(float* p, F x, int n) {
+  for (int i = 0; i < kLanes && i < n; i++) p[i] = x.v[i];
+}
+CPUSERVE_INLINE F add(F a, F b) {
+  CPUSERVE_LANES a.v[i] += b.v[i];
+  return a;
+}
+CPUSERVE_INLINE F sub(F a, F b) {
+  CPUSERVE_LANES a.v[i] -= b.v[i];
+  return a;
+}
+CPUSERVE_INLINE F mul(F a, F b) {
+  CPUSERVE_LANES a.v[i] *= b.v[i];
+  return a;
+}
+CPUSERVE_INLINE F div(F a, F b) {
+  CPUSERVE_LANES a.v[i] /= b.v[i];
+  return a;
+}
+CPUSERVE_INLINE F max(F a, F b) {
+  CPUSERVE_LANES a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+  return a;
+}
+CPUSERVE_INLINE F min(F a, F b) {
+  CPUSERVE_LANES a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
+  return a;
+}
+CPUSERVE_INLINE F fma(F a, F b, F c) {
+  CPUSERVE_LANES c.v[i] = a.v[i] * b.v[i] + c.v[i];
+  return c;
+}
+CPUSERVE_INLINE F fnma(F a, F b, F c) {
+  CPUSERVE_LANES c.v[i] = c.v[i] - a.v[i] * b.v[i];
+  return c;
+}
+CPUSERVE_INLINE F round(F x) {
+  CPUSERVE_LANES x.v[i] = __builtin_rintf(x.v[i]);
+  return x;
+}
+CPUSERVE_INLINE F scale2(F p, F n) {
+  CPUSERVE_LANES p.v[i] *= float_of((uint32_t)((int32_t)n.v[i] + 127) << 23);
+  return p;
+}
+CPUSERVE_INLINE F keep(F x, int lo, int hi, F other) {
+  CPUSERVE_LANES x.v[i] = lo <= i && i < hi ? x.v[i] : other.v[i];
+  return x;
+}
+CPUSERVE_INLINE float reduce_add(F x) { return (x.v[0] + x.v[2]) + (x.v[1] + x.v[3]); }
+CPUSERVE_INLINE float reduce_max(F x) {
+  float m = x.v[0];
+  for (int i = 1; i < kLanes; i++) m = m > x.v[i] ? m : x.v[i];
+  return m;
+}
+CPUSERVE_INLINE I iset1(int x) {
+  I r;
+  CPUSERVE_LANES r.v[i] = x;
+  return r;
+}
+CPUSERVE_INLINE I izero() { return iset1(0); }
+CPUSERVE_INLINE I iadd(I a, I b) {
+  CPUSERVE_LANES a.v[i] = (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i]);
+  return a;
+}
+CPUSERVE_INLINE F to_float(I x) {
+  F r;
+  CPUSERVE_LANES r.v[i] = (float)x.v[i];
+  return r;
+}
+
+// bfloat16 and half, round to nearest even; NaN keeps its top bits and is made quiet.
+CPUSERVE_INLINE float from_bf16(uint16_t h) { return float_of((uint32_t)h << 16); }
+CPUSERVE_INLINE uint16_t to_bf16(float f) {
+  uint32_t u = bits_of(f);
+  if (f != f) return (uint16_t)((u | 0x400000u) >> 16);
+  return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+}
+CPUSERVE_INLINE float from_f16(uint16_t h) {
+  uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = (h >> 10) & 31, m = h & 0x3ff;
+  if (e == 31) return float_of(sign | 0x7f800000u | m << 13 | (m ? 0x400000u : 0));
+  if (e == 0) return float_of(sign | bits_of((float)m * 0x1p-24f));
+  return float_of(sign | (e + 112) << 23 | m << 13);
+}
+CPUSERVE_INLINE uint16_t to_f16(float f) {
+  uint32_t u = bits_of(f), sign = (u >> 16) & 0x8000, a = u & 0x7fffffffu;
+  if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00 | (a >> 13 & 0x3ff));
+  if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00);  // 65520 and above round to infinity
+  if (a < 0x38800000u) {  // subnormal: one addition rounds to 2^-24
+    return (uint16_t)(sign | (bits_of(float_of(a) + 0.5f) - 0x3f000000u));
+  }
+  a += 0xc8000fffu + (a >> 13 & 1);  // exponent bias 127 -> 15, and the rounding half
+  return (uint16_t)(sign | a >> 13);
+}
+
+CPUSERVE_INLINE P load_pairs(const uint16_t* p) {
+  P r;
+  memcpy(r.v, p, sizeof r.v);
+  return r;
+}
+CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
+  P r;
+  CPUSERVE_LANES memcpy(r.v[i], p, 4);
+  return r;
+}
+CPUSERVE_INLINE F dot2(F acc, P a, P b) {
+  CPUSERVE_LANES {
+    acc.v[i] = from_bf16(a.v[i][0]) * from_bf16(b.v[i][0]) + acc.v[i];
+    acc.v[i] = from_bf16(a.v[i][1]) * from_bf16(b.v[i][1]) + acc.v[i];
+  }
+  return acc;
+}
+CPUSERVE_INLINE F load_bf16(const uint16_t* p) {
+  F r;
+  CPUSERVE_LANES r.v[i] = from_bf16(p[i]);
+  return r;
+}
+CPUSERVE_INLINE F load_f16(const uint16_t* p) {
+  F r;
+  CPUSERVE_LANES r.v[i] = from_f16(p[i]);
+  return r;
+}
+CPUSERVE_INLINE void store_bf16(uint16_t* p, F x) { CPUSERVE_LANES p[i] = to_bf16(x.v[i]); }
+CPUSERVE_INLINE void store_f16(uint16_t* p, F x) { CPUSERVE_LANES p[i] = to_f16(x.v[i]); }
+CPUSERVE_INLINE P interleave_bf16(F even, F odd) {
+  P r;
+  CPUSERVE_LANES {
+    r.v[i][0] = to_bf16(even.v[i]);
+    r.v[i][1] = to_bf16(odd.v[i]);
+  }
+  return r;
+}
+
+CPUSERVE_INLINE Q load_quads(const uint8_t* p) {
+  Q r;
+  memcpy(r.v, p, sizeof r.v);
+  return r;
+}
+CPUSERVE_INLINE Q set1_quad(const int8_t* p) {
+  Q r;
+  CPUSERVE_LANES memcpy(r.v[i], p, 4);
+  return r;
+}
+CPUSERVE_INLINE Q low_nibbles(Q x) {
+  CPUSERVE_LANES for (int j = 0; j < 4; j++) x.v[i][j] &= 15;
+  return x;
+}
+CPUSERVE_INLINE Q high_nibbles(Q x) {
+  CPUSERVE_LANES for (int j = 0; j < 4; j++) x.v[i][j] = (uint8_t)(x.v[i][j] >> 4);
+  return x;
+}
+CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
+  CPUSERVE_LANES for (int j = 0; j < 4; j++) acc.v[i] += u.v[i][j] * (int8_t)s.v[i][j];
+  return acc;
+}
+CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) { return dot4(acc, u, s); }
+CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
+  CPUSERVE_LANES {
+    float r = __builtin_rintf(x.v[i]);
+    p[i] = (int8_t)(r < 127.0f ? r > -127.0f ? (int)r : -127 : 127);  // NaN -> 127 at every level
+  }
+}
+CPUSERVE_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+CPUSERVE_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+#undef CPUSERVE_LANES
+
+}  // namespace CPUSERVE_NS
