@@ -1,0 +1,65 @@
+// Activation functions, on columns in place and as a row-wise operation.
+#pragma once
+#include "kernels/generic/convert.h"
+#include "kernels/generic/math.h"
+
+namespace CPUSERVE_NS {
+
+// max returns its second operand for NaN, so that NaN is not turned into 0.
+CPUSERVE_INLINE F relu(F x) { return max(zero(), x); }
+CPUSERVE_INLINE F silu(F x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
+CPUSERVE_INLINE F gelu(F x) {
+  const F h = mul(set1(0.5f), x);
+  return fma(h, erf(mul(x, set1(0.70710678f))), h);
+}
+CPUSERVE_INLINE F gelu_tanh(F x) {
+  const F h = mul(set1(0.5f), x);
+  const F cubic = fma(mul(mul(x, x), set1(0.044715f)), x, x);
+  return fma(h, tanh(mul(cubic, set1(0.79788456f))), h);
+}
+
+template <class Map>
+CPUSERVE_INLINE void map_columns(float* y, int n, Map map) {
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(y + i, map(load(y + i)));
+  if (i < n) store_n(y + i, map(load_n(y + i, n - i)), n - i);
+}
+
+CPUSERVE_INLINE void activate_columns(Activation act, float* y, int n) {
+  switch (act) {
+    case Activation::none:
+      break;
+    case Activation::relu:
+      map_columns(y, n, [](F x) { return relu(x); });
+      break;
+    case Activation::gelu:
+      map_columns(y, n, [](F x) { return gelu(x); });
+      break;
+    case Activation::gelu_tanh:
+      map_columns(y, n, [](F x) { return gelu_tanh(x); });
+      break;
+    case Activation::silu:
+      map_columns(y, n, [](F x) { return silu(x); });
+      break;
+  }
+}
+
+CPUSERVE_INLINE void multiply_columns(float* y, const float* x, int n) {
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(y + i, mul(load(y + i), load(x + i)));
+  if (i < n) store_n(y + i, mul(load_n(y + i, n - i), load_n(x + i, n - i)), n - i);
+}
+
+// out = act(x), or act(x[:, :w]) * x[:, w:] with glu (w = out.width). scratch: w floats.
+static inline void activation(const ActivationArgs& a) noexcept {
+  const int n = static_cast<int>(a.out.width);
+  for (int64_t r = a.m0; r < a.m1; r++) {
+    const float* x = f32_row(a.x, r);
+    copy_f32(a.scratch, x, n);
+    activate_columns(a.act, a.scratch, n);
+    if (a.glu) multiply_columns(a.scratch, x + n, n);
+    store_row(a.out, r, 0, a.scratch, n);
+  }
+}
+
+}  // namespace CPUSERVE_NS
