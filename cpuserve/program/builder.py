@@ -1,0 +1,282 @@
+"""Builder: what a model file calls, once at load, to write its Program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import ModelError
+from cpuserve.program.ops import (
+    ActivationOp,
+    Add,
+    Attention,
+    Embed,
+    LayerNorm,
+    Linear,
+    Logits,
+    Op,
+    PositionEmbed,
+    RmsNorm,
+    Rope,
+    RopeStoreKV,
+    Then,
+    ValueId,
+)
+from cpuserve.program.program import KvShape, Program, Value, WeightNeed
+
+if TYPE_CHECKING:
+    from cpuserve.models.spec import ModelSpec
+
+
+class Builder:
+    """Appends ops, tracks the width of every value, and collects the weights the ops read.
+
+    Weights are named without their suffix: `b.linear(x, "model.layers.0.mlp.up_proj", ...)` reads
+    "...up_proj.weight" and, with `bias`, "...up_proj.bias". A width that does not fit raises
+    ModelError, since it comes from the numbers in a config.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._ops: list[Op] = []
+        self._values: list[Value] = []
+        self._weights: dict[str, WeightNeed] = {}
+        self._kv: list[KvShape] = []
+
+    def embed(
+        self, name: str, *, vocab: int | None = None, width: int | None = None, scale: float = 1.0
+    ) -> ValueId:
+        """scale * rows of the embedding [vocab, width] (defaults: the spec's): [T, width]."""
+        vocab, width = vocab or self._spec.vocab, width or self._spec.width
+        weight = self._matrix(name, vocab, width)
+        out = self._value(name, width)
+        self._ops.append(Embed(out, weight, vocab, width, scale))
+        return out
+
+    def position_embed(self, x: ValueId, name: str, *, rows: int, offset: int = 0) -> None:
+        """x += learned positions [rows, width], row position + offset; in place."""
+        width = self._width(x)
+        weight = self._need(f"{name}.weight", (rows, width), "table")
+        self._ops.append(PositionEmbed(x, weight, rows, width, offset))
+
+    def rms_norm(
+        self, x: ValueId, name: str, *, eps: float | None = None, plus_one: bool = False
+    ) -> ValueId:
+        """RmsNorm of every row (eps: the spec's): [T, width of x]."""
+        width = self._width(x)
+        weight = self._need(f"{name}.weight", (width,), "vector")
+        out = self._value(name, width)
+        self._ops.append(RmsNorm(x, out, weight, width, self._eps(eps), plus_one))
+        return out
+
+    def layer_norm(
+        self, x: ValueId, name: str, *, eps: float | None = None, bias: bool = True
+    ) -> ValueId:
+        """LayerNorm of every row (eps: the spec's): [T, width of x]."""
+        width = self._width(x)
+        weight = self._need(f"{name}.weight", (width,), "vector")
+        shift = self._need(f"{name}.bias", (width,), "vector") if bias else None
+        out = self._value(name, width)
+        self._ops.append(LayerNorm(x, out, weight, shift, width, self._eps(eps)))
+        return out
+
+    def linear(
+        self,
+        x: ValueId,
+        names: str | Sequence[str],
+        *,
+        features: int | Sequence[int] | None = None,
+        bias: bool | Sequence[bool] = False,
+        then: Then = "none",
+        add_to: ValueId | None = None,
+    ) -> ValueId:
+        """x times the matrices `names`, side by side, + bias, then `then`: [T, sum(features)].
+
+        features: output columns of each matrix; one number stands for every matrix. It may be left
+        out for a single matrix with `add_to`, whose width says it. `then` "*_mul" takes two
+        matrices (gate, up) of equal features and gives [T, features]. With `add_to` the result is
+        added to that value, which is also returned.
+        """
+        parts = (names,) if isinstance(names, str) else tuple(names)
+        label = _join(parts)
+        if features is None:
+            if add_to is None or len(parts) != 1:
+                msg = f"linear {label}: features are not given"
+                raise ModelError(msg)
+            features = self._width(add_to)
+        sizes = (features,) * len(parts) if isinstance(features, int) else tuple(features)
+        flags = (bias,) * len(parts) if isinstance(bias, bool) else tuple(bias)
+        if not len(parts) == len(sizes) == len(flags):
+            msg = (
+                f"linear {label}: {len(parts)} matrices, {len(sizes)} features, {len(flags)} biases"
+            )
+            raise ModelError(msg)
+        width = _then_width(f"linear {label}", sizes, then)
+        k = self._width(x)
+        weights = tuple(self._matrix(n, size, k) for n, size in zip(parts, sizes, strict=True))
+        biases = tuple(
+            self._need(f"{n}.bias", (size,), "vector") if flag else None
+            for n, size, flag in zip(parts, sizes, flags, strict=True)
+        )
+        if add_to is None:
+            out = self._value(label, width)
+        else:
+            out = add_to
+            self._check_width(f"linear {label}: add_to", add_to, width)
+        self._ops.append(Linear(x, out, weights, biases, sizes, k, then, add_to is not None))
+        return out
+
+    def rope_store_kv(
+        self,
+        qkv: ValueId,
+        *,
+        layer: int,
+        rope: Rope | None,
+        q_norm: str | None = None,
+        k_norm: str | None = None,
+        eps: float | None = None,
+    ) -> None:
+        """Norm (optional) and rotate q and k of `qkv` in place; store k and v in `layer`'s cache.
+
+        qkv [T, (q_heads + 2 kv_heads) * head_dim]. Layers are stored in order, starting at 0.
+        """
+        s = self._spec
+        self._check_width(f"layer {layer}: qkv", qkv, (s.q_heads + 2 * s.kv_heads) * s.head_dim)
+        if layer != len(self._kv):
+            msg = f"layer {layer}: rope_store_kv of layer {len(self._kv)} is next"
+            raise ModelError(msg)
+        if rope is not None:
+            _check_rope(rope, s.head_dim)
+        self._kv.append(KvShape(s.kv_heads, s.head_dim))
+        q_weight = self._need(f"{q_norm}.weight", (s.head_dim,), "vector") if q_norm else None
+        k_weight = self._need(f"{k_norm}.weight", (s.head_dim,), "vector") if k_norm else None
+        heads = (s.q_heads, s.kv_heads, s.head_dim)
+        self._ops.append(RopeStoreKV(qkv, layer, *heads, rope, q_weight, k_weight, self._eps(eps)))
+
+    def attention(
+        self,
+        qkv: ValueId,
+        *,
+        layer: int,
+        window: int = 0,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        sinks: str | None = None,
+        alibi: bool = False,
+    ) -> ValueId:
+        """Causal attention of q over the cache of `layer`: [T, q_heads * head_dim].
+
+        window: keys visible at most (0 = all); scale: default head_dim ** -0.5; sinks: the full
+        name of a weight [q_heads].
+        """
+        s = self._spec
+        if layer >= len(self._kv):
+            msg = f"layer {layer}: attention before rope_store_kv"
+            raise ModelError(msg)
+        if sinks is not None:
+            self._need(sinks, (s.q_heads,), "vector")
+        self._check_width(f"layer {layer}: qkv", qkv, (s.q_heads + 2 * s.kv_heads) * s.head_dim)
+        out = self._value(f"layers.{layer}.attention", s.q_heads * s.head_dim)
+        scale = s.head_dim**-0.5 if scale is None else scale
+        heads = (s.q_heads, s.kv_heads, s.head_dim)
+        self._ops.append(Attention(qkv, out, layer, *heads, scale, window, softcap, sinks, alibi))
+        return out
+
+    def add(self, x: ValueId, *, to: ValueId) -> None:
+        """to += x; in place."""
+        width = self._width(x)
+        self._check_width("add", to, width)
+        self._ops.append(Add(x, to, width))
+
+    def activation(self, x: ValueId, then: Then) -> ValueId:
+        """act(x); for "*_mul" act(first half of the columns) * second half."""
+        width = self._width(x)
+        if then.endswith("_mul"):
+            if width % 2:
+                msg = f"activation {then}: width {width} is odd"
+                raise ModelError(msg)
+            width //= 2
+        out = self._value(then, width)
+        self._ops.append(ActivationOp(x, out, width, then))
+        return out
+
+    def logits(
+        self,
+        x: ValueId,
+        name: str,
+        *,
+        tied_to: str | None = None,
+        bias: bool = False,
+        scale: float = 1.0,
+        softcap: float = 0.0,
+    ) -> None:
+        """Logits over the vocabulary: x times the matrix `name`, or of the embedding `tied_to`."""
+        width, vocab = self._width(x), self._spec.vocab
+        weight = self._matrix(tied_to or name, vocab, width)
+        shift = self._need(f"{name}.bias", (vocab,), "vector") if bias else None
+        self._ops.append(Logits(x, weight, vocab, width, scale, softcap, shift))
+
+    def finish(self) -> Program:
+        """The finished program; ModelError when it cannot produce logits."""
+        heads = [op for op in self._ops if isinstance(op, Logits)]
+        if len(heads) != 1 or self._ops[-1] is not heads[0]:
+            msg = "a program ends with its one logits op"
+            raise ModelError(msg)
+        attended = [op.layer for op in self._ops if isinstance(op, Attention)]
+        if attended != list(range(len(self._kv))):
+            msg = f"{len(self._kv)} layers are stored, attention reads layers {attended}"
+            raise ModelError(msg)
+        return Program(
+            ops=tuple(self._ops),
+            values=tuple(self._values),
+            weights=tuple(self._weights.values()),
+            kv_layers=tuple(self._kv),
+            vocab=self._spec.vocab,
+            width=self._spec.width,
+        )
+
+    def _value(self, name: str, width: int) -> ValueId:
+        out = ValueId(len(self._values))
+        self._values.append(Value(out, name, width))
+        return out
+
+    def _width(self, x: ValueId) -> int:
+        return self._values[x].width
+
+    def _check_width(self, what: str, x: ValueId, width: int) -> None:
+        if self._width(x) != width:
+            msg = f"{what}: {self._values[x].name} is {self._width(x)} wide, not {width}"
+            raise ModelError(msg)
+
+    def _eps(self, eps: float | None) -> float:
+        return self._spec.norm_eps if eps is None else eps
+
+    def _matrix(self, name: str, rows: int, columns: int) -> str:
+        return self._need(f"{name}.weight", (rows, columns), "matrix")
+
+    def _need(self, name: str, shape: tuple[int, ...], role: str) -> str:
+        need = WeightNeed(name, shape, role)
+        if self._weights.setdefault(name, need) != need:
+            msg = f"{name} is needed as {self._weights[name]} and as {need}"
+            raise ModelError(msg)
+        return name
+
+
+def _then_width(what: str, features: tuple[int, ...], then: Then) -> int:
+    if not then.endswith("_mul"):
+        return sum(features)
+    if len(features) != 2 or features[0] != features[1]:
+        msg = f"{what}: {then} takes two matrices of equal features, got {features}"
+        raise ModelError(msg)
+    return features[0]
+
+
+def _check_rope(rope: Rope, head_dim: int) -> None:
+    if rope.rotary != 2 * len(rope.inv_freq) or not 0 < rope.rotary <= head_dim:
+        msg = f"rope: {rope.rotary} dims, {len(rope.inv_freq)} frequencies, head_dim {head_dim}"
+        raise ModelError(msg)
+
+
+def _join(names: tuple[str, ...]) -> str:
+    """ "a.b.q_proj+k_proj" for ("a.b.q_proj", "a.b.k_proj")."""
+    return "+".join((names[0], *(name.rpartition(".")[2] for name in names[1:])))

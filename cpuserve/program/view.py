@@ -1,0 +1,122 @@
+"""StepView: the named sections of one packed step (layout: runtime/executor.py, StepArrays)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+
+HEADER = 8  # int32 words before the first section, as in runtime/executor.py
+
+
+class HasWords(Protocol):
+    """Anything that carries a packed step (StepArrays)."""
+
+    @property
+    def words(self) -> Int32:
+        """The flat int32 block."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """The sections of a packed step, as views into its words; T tokens, S sequences, R rows.
+
+    token_ids, positions [T]; query_start, table_start [S + 1]; kv_len [S]; block_tables [B];
+    row_token, row_slot, row_target, row_top [R].
+    """
+
+    token_ids: Int32
+    positions: Int32
+    query_start: Int32
+    kv_len: Int32
+    table_start: Int32
+    block_tables: Int32
+    row_token: Int32
+    row_slot: Int32
+    row_target: Int32
+    row_top: Int32
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.token_ids)
+
+    @property
+    def num_seqs(self) -> int:
+        """S."""
+        return len(self.kv_len)
+
+    def table(self, seq: int) -> Int32:
+        """Block table of sequence `seq`."""
+        return self.block_tables[self.table_start[seq] : self.table_start[seq + 1]]
+
+    def queries(self, seq: int) -> slice:
+        """Tokens of sequence `seq` in this step."""
+        return slice(int(self.query_start[seq]), int(self.query_start[seq + 1]))
+
+
+def section_lengths(tokens: int, seqs: int, rows: int, blocks: int) -> tuple[int, ...]:
+    """Words of each section, in the order of StepView's fields."""
+    return (tokens, tokens, seqs + 1, seqs, seqs + 1, blocks, rows, rows, rows, rows)
+
+
+def view(arrays: HasWords) -> StepView:
+    """The sections of `arrays`; ValueError when the block's length is not what its header says."""
+    words = arrays.words
+    tokens, seqs, rows, blocks = (int(n) for n in words[:4])
+    lengths = section_lengths(tokens, seqs, rows, blocks)
+    if min(tokens, seqs, rows, blocks) < 0 or HEADER + sum(lengths) != len(words):
+        msg = f"a step of {len(words)} words does not match its header {words[:4].tolist()}"
+        raise ValueError(msg)
+    ends = np.cumsum((HEADER, *lengths))
+    return StepView(*(words[a:b] for a, b in pairwise(ends)))
+
+
+def check_step(step: StepView, *, vocab: int, num_blocks: int, block: int) -> None:
+    """Raise ValueError for an index of `step` that is out of range (before anything has run)."""
+    _check_range("token id", step.token_ids, vocab)
+    _check_range("block id", step.block_tables, num_blocks)
+    _check_range("row token", step.row_token, step.num_tokens)
+    if len(step.row_target):
+        _check_range("row target", np.maximum(step.row_target, 0), vocab)
+    for seq in range(step.num_seqs):
+        positions = step.positions[step.queries(seq)]
+        kv_len = int(step.kv_len[seq])
+        if not len(positions):
+            msg = f"sequence {seq} of the step has no tokens"
+            raise ValueError(msg)
+        start = kv_len - len(positions)
+        if start < 0 or not np.array_equal(positions, np.arange(start, kv_len)):
+            msg = f"positions of sequence {seq} do not end at its {kv_len} keys"
+            raise ValueError(msg)
+        if kv_len > len(step.table(seq)) * block:
+            msg = f"sequence {seq} has {kv_len} keys and {len(step.table(seq))} blocks of {block}"
+            raise ValueError(msg)
+
+
+def _check_range(what: str, values: Int32, end: int) -> None:
+    if len(values) and (int(values.min()) < 0 or int(values.max()) >= end):
+        msg = f"a {what} of the step is outside [0, {end})"
+        raise ValueError(msg)
+
+
+def token_slots(step: StepView, block: int) -> Int32:
+    """KV slot of every token [T]: block id * block + offset in the block."""
+    slots = np.empty(step.num_tokens, np.int32)
+    for seq in range(step.num_seqs):
+        at = step.queries(seq)
+        positions = step.positions[at]
+        slots[at] = step.table(seq)[positions // block] * block + positions % block
+    return slots
+
+
+def key_slots(step: StepView, seq: int, block: int) -> Int32:
+    """KV slots of keys 0 .. kv_len - 1 of sequence `seq`, in position order."""
+    table = step.table(seq)
+    slots: Int32 = np.add.outer(table * np.int32(block), np.arange(block, dtype=np.int32))
+    return slots.reshape(-1)[: int(step.kv_len[seq])]

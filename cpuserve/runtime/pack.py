@@ -1,0 +1,60 @@
+"""StepBatch -> StepArrays and StepOutputs -> StepResult: on every token's way, so kept tight."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import accumulate
+
+import numpy as np
+
+from cpuserve.core.step import RowResult, StepBatch, StepResult
+from cpuserve.runtime.executor import HEADER, StepArrays, StepOutputs
+
+_PAD = [0] * (HEADER - 4)
+
+
+def pack(batch: StepBatch) -> StepArrays:
+    """The batch as one flat int32 block (layout: StepArrays).
+
+    One `array` filled by C loops: a numpy array per section costs more than a batch-1 step's words.
+    """
+    chunks = batch.chunks
+    lengths = [len(c.token_ids) for c in chunks]
+    tables = [len(c.block_table) for c in chunks]
+    starts = list(accumulate(lengths, initial=0))
+    rows = [(starts[i] + row.index, c.slot, row) for i, c in enumerate(chunks) for row in c.rows]
+    words = array("i", (starts[-1], len(chunks), len(rows), sum(tables)))
+    words.extend(_PAD)
+    for c in chunks:
+        words.extend(c.token_ids)
+    for c, n in zip(chunks, lengths, strict=True):
+        words.extend(range(c.start, c.start + n))
+    words.extend(starts)
+    words.extend([c.start + n for c, n in zip(chunks, lengths, strict=True)])
+    words.extend(accumulate(tables, initial=0))
+    for c in chunks:
+        words.extend(c.block_table)
+    words.extend([token for token, _, _ in rows])
+    words.extend([slot for _, slot, _ in rows])
+    words.extend([row.target for _, _, row in rows])
+    words.extend([row.num_top for _, _, row in rows])
+    return StepArrays(np.frombuffer(words, np.int32))
+
+
+def unpack(outputs: StepOutputs, batch: StepBatch) -> StepResult:
+    """The outputs of the batch's logit rows, in the batch's order, as plain Python numbers."""
+    wanted = [row.num_top for c in batch.chunks for row in c.rows]
+    tokens = outputs.tokens[: len(wanted)].tolist()
+    if not wanted or max(wanted) < 0:
+        return [RowResult(token) for token in tokens]
+    logprobs = outputs.logprobs[: len(wanted)].tolist()
+    ranks = outputs.ranks[: len(wanted)].tolist()
+    result = [
+        RowResult(token) if top < 0 else RowResult(token, logprob, rank)
+        for token, logprob, rank, top in zip(tokens, logprobs, ranks, wanted, strict=True)
+    ]
+    for i, top in enumerate(wanted):
+        if top > 0:
+            ids = outputs.top_ids[i, :top].tolist()
+            result[i].top = list(zip(ids, outputs.top_logprobs[i, :top].tolist(), strict=True))
+    return result
