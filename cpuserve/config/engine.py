@@ -29,6 +29,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     executor: str | None = None
     isa: str | None = None
     omp_threads_bind: str | None = None
+    omp_num_threads: int | None = None
     num_reserved_cpu: int | None = None
     platform: str | None = None
     quantization: str | None = None
@@ -38,10 +39,18 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     disable_log_stats: bool | None = None
 
 
+class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
+    """What was asked of the front end; None = the default in config/fields.py."""
+
+    host: str | None = None
+    port: int | None = None
+    log_level: str | None = None
+
+
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Every setting resolved; what the engine process receives (as msgpack) and nothing else.
 
-    cpus: per thread, in thread order, or None for unpinned. frontend_cpus: where the front end runs.
+    cpus: per thread, in thread order, or None for unpinned. frontend_cpus: the front end's.
     kv_blocks x block_size tokens of KV cache in `kv_dtype` ("bf16", "f16", "f32").
     executor "native" runs at level `isa`; "torch" is the floor.
     """
@@ -72,7 +81,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One resolved field: what was asked, by whom (flag, env NAME, default), what it got, and why."""
+    """One resolved field: what was asked, by whom (flag, env NAME, default), what it got, why."""
 
     field: str
     asked: object

@@ -1,0 +1,545 @@
+"""Every option once: its name, text, unit, flag, environment variable, aliases and check.
+
+The command line, the environment reader, config files, `LLM(...)`, `--help` and the reference table
+in README.md all read this list. A new option is one `Field` here and one attribute in
+`config/engine.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cpuserve.config.values import parse_bind, parse_count, parse_space
+
+Kind = Literal["text", "count", "flag", "list"]
+TRUE = {"1": True, "true": True, "yes": True, "on": True}
+FALSE = {"0": False, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Another server's name for a field; `convert` turns its text into ours."""
+
+    name: str
+    convert: Callable[[str], str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One option.
+
+    default: how the value is found when nobody asks, in words. synonyms: other spellings of a
+    choice. check(value) raises ValueError with what is wanted. server: belongs to ServerOptions.
+    """
+
+    name: str
+    help: str
+    default: str
+    group: str
+    kind: Kind = "text"
+    unit: str = ""
+    flags: tuple[str, ...] = ()
+    env: str | None = None
+    aliases: tuple[Alias, ...] = ()
+    choices: tuple[str, ...] = ()
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+    check: Callable[[Any], object] | None = None
+    metavar: str | None = None
+    server: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The proper name on the command line (the first of `flags`), or ""."""
+        return self.flags[0] if self.flags else ""
+
+    @property
+    def all_flags(self) -> tuple[str, ...]:
+        """Flags and the aliases that are flags."""
+        return self.flags + tuple(a.name for a in self.aliases if a.name.startswith("-"))
+
+    @property
+    def env_aliases(self) -> tuple[Alias, ...]:
+        """Aliases that are environment variables."""
+        return tuple(a for a in self.aliases if not a.name.startswith("-"))
+
+    def convert(self, name: str, text: str) -> str:
+        """`text` given under alias `name`, as the proper name would take it."""
+        for alias in self.aliases:
+            if alias.name == name and alias.convert is not None:
+                return alias.convert(text)
+        return text
+
+    def parse(self, value: object) -> Any:
+        """A text (flag, environment) or a plain value (file, `LLM(...)`) as this field's type.
+
+        ValueError says what is wanted, without naming the field.
+        """
+        parsed = self._typed(value)
+        if self.choices and parsed not in self.choices:
+            msg = f"choose one of {', '.join(self.choices)}"
+            raise ValueError(msg)
+        if self.check is not None:
+            self.check(parsed)
+        return parsed
+
+    def _typed(self, value: object) -> Any:
+        if self.kind == "flag":
+            return _boolean(value)
+        if self.kind == "count":
+            return _count(value)
+        if self.kind == "list":
+            return [str(v) for v in value] if isinstance(value, list | tuple) else [str(value)]
+        if isinstance(value, bool | list | tuple | dict) or value is None:
+            msg = "must be a text"
+            raise ValueError(msg)
+        text = str(value).strip()
+        lowered = text.lower()
+        if self.choices or self.synonyms:
+            return self.synonyms.get(lowered, lowered)
+        return text
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if word in TRUE or word in FALSE:
+        return word in TRUE
+    msg = "must be 1 or 0 (true or false)"
+    raise ValueError(msg)
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        msg = "must be a whole number"
+        raise ValueError(msg)
+    return value if isinstance(value, int) else parse_count(value)
+
+
+def at_least(least: int, most: int = 2**31 - 1) -> Callable[[int], None]:
+    """A check that a number is between `least` and `most`."""
+
+    def check(value: int) -> None:
+        if not least <= value <= most:
+            top = f" and at most {most}" if most < 2**31 - 1 else ""
+            msg = f"must be at least {least}{top}"
+            raise ValueError(msg)
+
+    return check
+
+
+def _length(value: int) -> None:
+    if value != -1:
+        at_least(1)(value)
+
+
+def not_empty(value: str) -> None:
+    """A check that a text has something in it."""
+    if not value:
+        msg = "must not be empty"
+        raise ValueError(msg)
+
+
+def _bytes_as_space(text: str) -> str:
+    return f"{parse_count(text) / (1 << 30):.9f}"
+
+
+DTYPES = {
+    "auto": "auto",
+    "bf16": "bfloat16",
+    "half": "float16",
+    "fp16": "float16",
+    "f16": "float16",
+    "float": "float32",
+    "fp32": "float32",
+    "f32": "float32",
+}
+
+MODEL, SERVER, MEMORY, CPU = "Model", "Server", "Memory and batching", "CPU and threads"
+GROUPS = (MODEL, SERVER, MEMORY, CPU)
+
+FIELDS: tuple[Field, ...] = (
+    # -- model -------------------------------------------------------------------------------
+    Field(
+        "model",
+        "Directory, GGUF file, Hugging Face id or built-in name (see `cpuserve models`).",
+        "the built-in model",
+        MODEL,
+        flags=("--model",),
+        env="CPUSERVE_MODEL",
+        aliases=(Alias("--model-path"),),
+        check=not_empty,
+        metavar="MODEL",
+    ),
+    Field(
+        "served_model_name",
+        "Names the API answers to; the first one is reported.",
+        "the model as given",
+        MODEL,
+        kind="list",
+        flags=("--served-model-name",),
+        env="CPUSERVE_SERVED_MODEL_NAME",
+        metavar="NAME",
+    ),
+    Field(
+        "revision",
+        "Branch, tag or commit of a Hugging Face model.",
+        "main",
+        MODEL,
+        flags=("--revision",),
+        env="CPUSERVE_REVISION",
+        check=not_empty,
+        metavar="REV",
+    ),
+    Field(
+        "tokenizer",
+        "Directory or GGUF file to take the tokenizer from.",
+        "the model's own",
+        MODEL,
+        flags=("--tokenizer",),
+        env="CPUSERVE_TOKENIZER",
+        check=not_empty,
+        metavar="PATH",
+    ),
+    Field(
+        "dtype",
+        "Type of weights and activations that are not quantized: auto, bfloat16, float16, float32.",
+        "auto: the checkpoint's",
+        MODEL,
+        flags=("--dtype",),
+        env="CPUSERVE_DTYPE",
+        choices=("auto", "bfloat16", "float16", "float32"),
+        synonyms=DTYPES,
+        metavar="DTYPE",
+    ),
+    Field(
+        "quantization",
+        "Weight format; it is read from the checkpoint, and naming it only checks it.",
+        "the checkpoint's",
+        MODEL,
+        flags=("--quantization", "-q"),
+        env="CPUSERVE_QUANTIZATION",
+        check=not_empty,
+        metavar="FORMAT",
+    ),
+    Field(
+        "model_impl",
+        "Who runs the model: auto, cpuserve (own kernels), transformers (any architecture, slow).",
+        "auto: cpuserve where it knows the architecture",
+        MODEL,
+        flags=("--model-impl",),
+        env="CPUSERVE_MODEL_IMPL",
+        choices=("auto", "cpuserve", "transformers"),
+        synonyms={"vllm": "auto"},
+        metavar="IMPL",
+    ),
+    Field(
+        "chat_template",
+        "Jinja file, or the template itself, used instead of the model's.",
+        "the model's own",
+        MODEL,
+        flags=("--chat-template",),
+        env="CPUSERVE_CHAT_TEMPLATE",
+        check=not_empty,
+        metavar="FILE",
+    ),
+    Field(
+        "max_model_len",
+        "Longest prompt plus answer of one request (8k = 8000, 8K = 8192).",
+        "the model's, or less where the KV cache holds less",
+        MODEL,
+        kind="count",
+        unit="tokens",
+        flags=("--max-model-len",),
+        env="CPUSERVE_MAX_MODEL_LEN",
+        aliases=(Alias("--ctx-size"), Alias("-c")),
+        check=_length,
+        metavar="TOKENS",
+    ),
+    Field(
+        "seed",
+        "Seed of sampling for requests that bring none.",
+        "0",
+        MODEL,
+        kind="count",
+        flags=("--seed",),
+        env="CPUSERVE_SEED",
+        check=at_least(0),
+        metavar="N",
+    ),
+    # -- server ------------------------------------------------------------------------------
+    Field(
+        "host",
+        "Address to listen on; 0.0.0.0 listens on all.",
+        "127.0.0.1",
+        SERVER,
+        flags=("--host",),
+        env="CPUSERVE_HTTP_HOST",
+        check=not_empty,
+        metavar="ADDRESS",
+        server=True,
+    ),
+    Field(
+        "port",
+        "Port to listen on; 0 takes a free one.",
+        "8000",
+        SERVER,
+        kind="count",
+        flags=("--port",),
+        env="CPUSERVE_HTTP_PORT",
+        check=at_least(0, 65535),
+        metavar="PORT",
+        server=True,
+    ),
+    Field(
+        "log_level",
+        "How much is logged: debug, info, warning, error.",
+        "info",
+        SERVER,
+        flags=("--log-level",),
+        env="CPUSERVE_LOG_LEVEL",
+        aliases=(Alias("--uvicorn-log-level"), Alias("VLLM_LOGGING_LEVEL")),
+        choices=("debug", "info", "warning", "error"),
+        synonyms={"warn": "warning", "critical": "error", "trace": "debug"},
+        metavar="LEVEL",
+        server=True,
+    ),
+    Field(
+        "disable_log_stats",
+        "Do not log throughput lines while serving.",
+        "off",
+        SERVER,
+        kind="flag",
+        flags=("--disable-log-stats",),
+        env="CPUSERVE_DISABLE_LOG_STATS",
+    ),
+    # -- memory and batching -----------------------------------------------------------------
+    Field(
+        "kv_cache_space",
+        "Memory of the KV cache: GiB (4, 0.5), 512MiB, a share of memory (30%), 0 = automatic.",
+        "the least of 4 GiB, a quarter of free memory, and what max-num-seqs full requests can use",
+        MEMORY,
+        unit="GiB",
+        flags=("--kv-cache-memory", "--kv-cache-space"),
+        env="CPUSERVE_KVCACHE_SPACE",
+        aliases=(
+            Alias("--kv-cache-memory-bytes", _bytes_as_space),
+            Alias("VLLM_CPU_KVCACHE_SPACE"),
+        ),
+        check=parse_space,
+        metavar="SIZE",
+    ),
+    Field(
+        "kv_cache_dtype",
+        "Type of the KV cache: auto, bfloat16, float16, float32.",
+        "auto: the dtype",
+        MEMORY,
+        flags=("--kv-cache-dtype",),
+        env="CPUSERVE_KV_CACHE_DTYPE",
+        choices=("auto", "bfloat16", "float16", "float32"),
+        synonyms=DTYPES,
+        metavar="DTYPE",
+    ),
+    Field(
+        "block_size",
+        "Tokens of one KV block; the kernels use 32, another size is noted and not used.",
+        "32",
+        MEMORY,
+        kind="count",
+        unit="tokens",
+        flags=("--block-size",),
+        env="CPUSERVE_BLOCK_SIZE",
+        check=at_least(1),
+        metavar="TOKENS",
+    ),
+    Field(
+        "max_num_seqs",
+        "Requests that run at the same time; more wait in the queue.",
+        "64",
+        MEMORY,
+        kind="count",
+        flags=("--max-num-seqs",),
+        env="CPUSERVE_MAX_NUM_SEQS",
+        aliases=(Alias("--parallel"), Alias("-np")),
+        check=at_least(1, 4096),
+        metavar="N",
+    ),
+    Field(
+        "max_num_batched_tokens",
+        "Tokens of one step, decode rows and prompt chunks; activation memory grows with it.",
+        "2048",
+        MEMORY,
+        kind="count",
+        unit="tokens",
+        flags=("--max-num-batched-tokens",),
+        env="CPUSERVE_MAX_NUM_BATCHED_TOKENS",
+        check=at_least(1, 1 << 20),
+        metavar="TOKENS",
+    ),
+    # -- CPU ---------------------------------------------------------------------------------
+    Field(
+        "isa",
+        "Instruction-set level of the kernels; may only lower what this CPU offers (see doctor).",
+        "the highest this CPU runs",
+        CPU,
+        flags=("--isa",),
+        env="CPUSERVE_ISA",
+        synonyms={"native": "auto"},
+        check=not_empty,
+        metavar="LEVEL",
+    ),
+    Field(
+        "omp_threads_bind",
+        "CPUs of the compute threads: auto, nobind, or a list such as 0-31, 0,2 or 0-62:2.",
+        "auto: one thread per physical core, within affinity and CPU quota",
+        CPU,
+        flags=("--omp-threads-bind", "--cpu-omp-threads-bind"),
+        env="CPUSERVE_OMP_THREADS_BIND",
+        aliases=(Alias("VLLM_CPU_OMP_THREADS_BIND"),),
+        check=parse_bind,
+        metavar="CPUS",
+    ),
+    Field(
+        "num_reserved_cpu",
+        "Cores that auto binding leaves to the front end and the system.",
+        "0 up to 4 allowed cores, else one per NUMA node",
+        CPU,
+        kind="count",
+        unit="cores",
+        flags=("--num-reserved-cpu",),
+        env="CPUSERVE_NUM_OF_RESERVED_CPU",
+        aliases=(Alias("VLLM_CPU_NUM_OF_RESERVED_CPU"),),
+        check=at_least(0),
+        metavar="N",
+    ),
+    Field(
+        "omp_num_threads",
+        "Threads under nobind; otherwise the CPU list decides.",
+        "one per physical core, within affinity and CPU quota",
+        CPU,
+        kind="count",
+        env="OMP_NUM_THREADS",
+        check=at_least(1, 4096),
+    ),
+    Field(
+        "tensor_parallel_size",
+        "Thread groups the model is split over.",
+        "1",
+        CPU,
+        kind="count",
+        flags=("--tensor-parallel-size", "-tp"),
+        env="CPUSERVE_TENSOR_PARALLEL_SIZE",
+        check=at_least(1, 1024),
+        metavar="N",
+    ),
+    Field(
+        "executor",
+        "What runs a step: auto, native (C++ kernels), torch (the slow floor).",
+        "auto: native, or torch where the extension cannot run",
+        CPU,
+        flags=("--executor",),
+        env="CPUSERVE_EXECUTOR",
+        choices=("auto", "native", "torch"),
+        metavar="KIND",
+    ),
+    Field(
+        "platform",
+        "Platform to use, by name; plug-ins register under the entry point cpuserve.platforms.",
+        "cpu, unless a plug-in offers better",
+        CPU,
+        flags=("--platform",),
+        env="CPUSERVE_PLATFORM",
+        check=not_empty,
+        metavar="NAME",
+    ),
+    Field(
+        "enforce_eager",
+        "Accepted for compatibility: there is nothing to compile, so nothing to turn off.",
+        "no effect",
+        CPU,
+        kind="flag",
+        flags=("--enforce-eager",),
+        env="CPUSERVE_ENFORCE_EAGER",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NoOp:
+    """A flag, variable or argument of another server that is accepted and has no effect.
+
+    takes: how many values the flag swallows ("none", "one"). why: one clause for the note.
+    only: the one value that means no effect; another is refused.
+    """
+
+    names: tuple[str, ...]
+    why: str
+    takes: Literal["none", "one"] = "one"
+    only: str | None = None
+
+
+NOT_YET = "cpuserve does not have this yet"
+NO_OPS: tuple[NoOp, ...] = (
+    NoOp(("--device",), "cpuserve always runs on the CPU"),
+    NoOp(("--gpu-memory-utilization",), "use --kv-cache-memory to size the KV cache"),
+    NoOp(("--distributed-executor-backend",), "ranks are threads of one process here"),
+    NoOp(("--compilation-config", "-O", "-cc"), "kernels are compiled ahead of time"),
+    NoOp(("--swap-space", "--cpu-offload-gb"), "all memory is the CPU's"),
+    NoOp(("--load-format",), "the format is read from the files"),
+    NoOp(("--tokenizer-mode",), "there is one tokenizer, the fast one"),
+    NoOp(("--trust-remote-code",), "cpuserve never runs code from a model", "none"),
+    NoOp(
+        ("--enable-chunked-prefill", "--no-enable-chunked-prefill"), "prompts are chunked", "none"
+    ),
+    NoOp(("--enable-prefix-caching", "--no-enable-prefix-caching"), NOT_YET, "none"),
+    NoOp(("--disable-log-requests", "--no-enable-log-requests"), "requests are not logged", "none"),
+    NoOp(("--disable-frontend-multiprocessing",), "the front end has its own process", "none"),
+    NoOp(("--disable-custom-all-reduce",), "there is no all-reduce", "none"),
+    NoOp(("--async-scheduling", "--no-async-scheduling"), "scheduling costs microseconds", "none"),
+    NoOp(("--pipeline-parallel-size", "-pp"), "there is one stage", only="1"),
+    NoOp(("--data-parallel-size", "-dp"), "there is one engine", only="1"),
+    NoOp(("--api-server-count",), "one front-end process serves"),
+    NoOp(
+        (
+            "VLLM_CPU_SGL_KERNEL",
+            "VLLM_CPU_MOE_PREPACK",
+            "VLLM_CPU_ATTN_SPLIT_KV",
+            "VLLM_CPU_INT4_W4A8",
+            "VLLM_ZENTORCH_WEIGHT_PREPACK",
+        ),
+        "kernels are chosen for the CPU by themselves",
+    ),
+    NoOp(("TORCHINDUCTOR_COMPILE_THREADS",), "kernels are compiled ahead of time"),
+    NoOp(("VLLM_CPU_CI_ENV", "VLLM_CPU_SIM_MULTI_NUMA"), "it is internal to vLLM"),
+    NoOp(("CPU_VISIBLE_MEMORY_NODES", "CPUSERVE_VISIBLE_MEMORY_NODES"), NOT_YET),
+    NoOp(("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "CPUSERVE_ALLOW_LONG_MAX_MODEL_LEN"), NOT_YET),
+)
+
+BY_NAME: dict[str, Field] = {f.name: f for f in FIELDS}
+
+
+def argument_name(flag: str) -> str:
+    """--max-num-seqs -> max_num_seqs: the keyword of a flag in `LLM(...)` and config files."""
+    return flag.lstrip("-").replace("-", "_")
+
+
+def no_op_flags() -> dict[str, NoOp]:
+    """Flag -> what to say about it."""
+    return {name: n for n in NO_OPS for name in n.names if name.startswith("-")}
+
+
+def no_op_variables() -> dict[str, NoOp]:
+    """Environment variable -> what to say about it."""
+    return {name: n for n in NO_OPS for name in n.names if not name.startswith("-")}
+
+
+def keywords() -> dict[str, tuple[Field, str]]:
+    """Every keyword of `LLM(...)` and config files -> its field and the flag it stands for."""
+    found: dict[str, tuple[Field, str]] = {f.name: (f, f.flag) for f in FIELDS}
+    for f in FIELDS:
+        for flag in f.all_flags:
+            if flag.startswith("--"):
+                found.setdefault(argument_name(flag), (f, flag))
+    return found

@@ -1,0 +1,120 @@
+"""Texts a user writes for sizes, counts and CPU lists, read into numbers.
+
+Every ValueError says what is wrong and gives examples.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from cpuserve.ids import CpuId
+
+GIB = 1 << 30
+UNIT_BYTES = {"": GIB, "g": GIB, "gib": GIB, "gb": GIB, "m": 1 << 20, "mib": 1 << 20, "mb": 1 << 20}
+SPACE_EXAMPLES = "give GiB (4 or 0.5), a unit (512MiB), a share of memory (30%), or 0 for automatic"
+BIND_EXAMPLES = "give auto, nobind, or CPUs such as 0-31, 0,2,4 or 0-62:2"
+MAX_CPU = 1 << 16  # far above any kernel's NR_CPUS; keeps a typo from becoming a huge list
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """An amount of memory: `bytes`, or a `percent` of what there is; both None means automatic."""
+
+    bytes: int | None = None
+    percent: float | None = None
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the size is left to cpuserve."""
+        return self.bytes is None and self.percent is None
+
+
+def parse_space(text: str) -> Space:
+    """ "4" (GiB), "0.25", "512MiB", "30%" or "0" (automatic)."""
+    lowered = text.strip().lower()
+    if lowered == "auto":
+        return Space()
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*|%)", lowered)
+    if match is None or (match[2] != "%" and match[2] not in UNIT_BYTES):
+        raise ValueError(SPACE_EXAMPLES)
+    number = float(match[1])
+    if not math.isfinite(number):
+        raise ValueError(SPACE_EXAMPLES)
+    if number == 0:
+        return Space()
+    if match[2] != "%":
+        return Space(bytes=int(number * UNIT_BYTES[match[2]]))
+    if number > 100:
+        msg = "a share of memory is at most 100%"
+        raise ValueError(msg)
+    return Space(percent=number)
+
+
+def parse_count(text: str) -> int:
+    """ "8192", "8k" (8,000) or "8K" (8,192); also m and M."""
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmM]?)", text.strip())
+    scale = {"": 1, "k": 1000, "K": 1 << 10, "m": 1000_000, "M": 1 << 20}
+    if match is None or ("." in match[1] and not match[2]):
+        msg = "must be a whole number"
+        raise ValueError(msg)
+    return int(float(match[1]) * scale[match[2]]) if match[2] else int(match[1])
+
+
+def parse_cpu_list(text: str) -> list[CpuId]:
+    """ "0-31", "0,2,4-6", "0-62:2": CPU numbers in the order given."""
+    cpus: list[CpuId] = []
+    for part in text.split(","):
+        cpus.extend(_cpu_range(part.strip()))
+    twice = sorted({c for c in cpus if cpus.count(c) > 1}) if len(set(cpus)) < len(cpus) else []
+    if twice:
+        msg = f"CPU {format_cpus(twice)} is listed twice; {BIND_EXAMPLES}"
+        raise ValueError(msg)
+    return cpus
+
+
+def _cpu_range(part: str) -> list[CpuId]:
+    match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?", part)
+    if match is None:
+        msg = f"{part!r} is not a CPU or a range; {BIND_EXAMPLES}"
+        raise ValueError(msg)
+    first = int(match[1])
+    last = int(match[2]) if match[2] else first
+    step = int(match[3]) if match[3] else 1
+    if last < first or step < 1 or last >= MAX_CPU:
+        msg = f"{part!r} is an empty or impossible range; {BIND_EXAMPLES}"
+        raise ValueError(msg)
+    return [CpuId(c) for c in range(first, last + 1, step)]
+
+
+def parse_bind(text: str) -> str | list[list[CpuId]]:
+    """ "auto", "nobind", or CPU lists, one per rank, separated by "|"."""
+    word = text.strip().lower()
+    if word in ("auto", "nobind"):
+        return word
+    return [parse_cpu_list(rank) for rank in word.split("|")]
+
+
+def format_cpus(cpus: list[CpuId] | list[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2,5"; runs are joined, the order is kept."""
+    runs: list[list[int]] = []
+    for cpu in cpus:
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def format_bytes(count: float) -> str:
+    """1610612736 -> "1.50 GiB"."""
+    for unit, size in (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{int(count)} B"
+
+
+def format_gib(count: int) -> str:
+    """Bytes as a number of GiB that can be given back as CPUSERVE_KVCACHE_SPACE, rounded down."""
+    return f"{math.floor(count / GIB * 100) / 100:g}"
