@@ -1,0 +1,35 @@
+# Script: fails when an ISA object defines a weak or unique symbol, or any global one but its table.
+# The linker keeps one copy of a weak symbol; were it the AVX-512 unit's copy of some inline
+# function, an older CPU would die on an illegal instruction far away from here.
+foreach(object IN LISTS OBJECTS)
+  execute_process(COMMAND ${NM} -C --defined-only ${object} OUTPUT_VARIABLE out RESULT_VARIABLE rc
+                  ERROR_VARIABLE err)
+  if(NOT rc EQUAL 0)
+    message(FATAL_ERROR "${NM} failed on ${object}: ${err}")
+  endif()
+  string(REPLACE ";" "," out "${out}")
+  string(REPLACE "\n" ";" lines "${out}")
+  set(found FALSE)
+  foreach(line IN LISTS lines)
+    if(line MATCHES "^[0-9a-f]+ ([A-Zuvw]) _?(.*)$")  # lower case otherwise: local to the unit
+      set(type "${CMAKE_MATCH_1}")
+      set(name "${CMAKE_MATCH_2}")
+      if(type STREQUAL "T" AND name STREQUAL SYMBOL)
+        set(found TRUE)
+      elseif(name MATCHES "^DW.ref|^_?(asan|odr_asan|ubsan|tsan)|^__(asan|odr_asan|ubsan|tsan)")
+        # the sanitizers' own bookkeeping, only in a sanitized build
+      else()
+        list(APPEND leaks "${type} ${name}")
+      endif()
+    endif()
+  endforeach()
+  if(NOT found)
+    message(FATAL_ERROR "${object} does not define ${SYMBOL}")
+  endif()
+endforeach()
+if(leaks)
+  list(JOIN leaks "\n  " text)
+  message(FATAL_ERROR "Symbols leak out of an ISA unit (make them static or always_inline, and "
+                      "include only C headers):\n  ${text}")
+endif()
+file(WRITE "${STAMP}" "")

@@ -1,0 +1,65 @@
+# One object library per instruction-set unit, compiled with explicit flags and nothing of the build
+# machine, and the list of units in this build for kernels/resolve.cpp.
+#
+#   cpuserve_add_isa(avx2 FLAGS -mavx2 -mfma SYMBOL cpuserve_isa_avx2)
+#
+# compiles csrc/kernels/isa/avx2.cpp. SYMBOL is the unit's one exported function,
+#   extern "C" const cpuserve::KernelTable* cpuserve_isa_avx2();
+# kernels/isa_units.inc (generated) holds CPUSERVE_ISA_UNIT(avx2, cpuserve_isa_avx2), lowest level
+# first. After the compile, CheckIsaLeaks.cmake looks at the object's symbols.
+set(CPUSERVE_GENERATED_DIR "${CMAKE_CURRENT_BINARY_DIR}/generated")
+
+function(cpuserve_target_arch result)
+  set(processor "${CMAKE_SYSTEM_PROCESSOR}")
+  if(CMAKE_OSX_ARCHITECTURES)
+    set(processor "${CMAKE_OSX_ARCHITECTURES}")
+  endif()
+  string(TOLOWER "${processor}" processor)
+  if(processor MATCHES "^(x86_64|amd64)$")
+    set(${result} x86_64 PARENT_SCOPE)
+  elseif(processor MATCHES "^(aarch64|arm64)$")
+    set(${result} aarch64 PARENT_SCOPE)
+  else()
+    message(FATAL_ERROR "cpuserve has kernels for x86_64 and aarch64; the target is "
+                        "'${processor}'. Build on or cross-compile for one of these.")
+  endif()
+endfunction()
+
+function(cpuserve_add_isa level)
+  cmake_parse_arguments(arg "" "SYMBOL" "FLAGS" ${ARGN})
+  set(target cpuserve_isa_${level})
+  add_library(${target} OBJECT csrc/kernels/isa/${level}.cpp)
+  target_include_directories(${target} PRIVATE csrc)
+  # No contraction and no traps or errno: the same arithmetic from every compiler, and vectorizable.
+  target_compile_options(${target} PRIVATE ${arg_FLAGS} -O3 -ffp-contract=off -fno-math-errno
+                                           -fno-trapping-math -fno-exceptions -fno-rtti
+                                           -fvisibility=hidden)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  cpuserve_warnings(${target})
+  cpuserve_sanitize(${target})
+  set_property(GLOBAL APPEND PROPERTY CPUSERVE_ISA_UNITS "CPUSERVE_ISA_UNIT(${level}, ${arg_SYMBOL})")
+  set_property(GLOBAL APPEND PROPERTY CPUSERVE_ISA_TARGETS ${target})
+
+  set(stamp "${CPUSERVE_GENERATED_DIR}/${level}.leakcheck")
+  add_custom_command(
+    OUTPUT "${stamp}"
+    COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM} "-DOBJECTS=$<TARGET_OBJECTS:${target}>"
+            -DSYMBOL=${arg_SYMBOL} -DSTAMP=${stamp}
+            -P "${CMAKE_CURRENT_SOURCE_DIR}/cmake/CheckIsaLeaks.cmake"
+    DEPENDS $<TARGET_OBJECTS:${target}> "${CMAKE_CURRENT_SOURCE_DIR}/cmake/CheckIsaLeaks.cmake"
+    VERBATIM COMMENT "Checking that ${level} leaks no symbol")
+  add_custom_target(${target}_leaks ALL DEPENDS "${stamp}")
+endfunction()
+
+# Writes the list of units and links them all into `target`, behind their leak checks.
+function(cpuserve_link_isa_units target)
+  get_property(units GLOBAL PROPERTY CPUSERVE_ISA_UNITS)
+  get_property(targets GLOBAL PROPERTY CPUSERVE_ISA_TARGETS)
+  list(JOIN units "\n" text)
+  file(GENERATE OUTPUT "${CPUSERVE_GENERATED_DIR}/kernels/isa_units.inc" CONTENT "${text}\n")
+  target_include_directories(${target} PRIVATE "${CPUSERVE_GENERATED_DIR}")
+  foreach(unit IN LISTS targets)
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:${unit}>)
+    add_dependencies(${target} ${unit}_leaks)
+  endforeach()
+endfunction()
