@@ -1,0 +1,83 @@
+"""Model families: an architecture name of config.json to the numbers and the Program of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.errors import ModelError
+from cpuserve.registry import Registry
+
+if TYPE_CHECKING:
+    from cpuserve.models.base import ModelDef
+    from cpuserve.models.spec import ModelSpec
+    from cpuserve.program.program import Program
+
+BUILTIN = {
+    "LlamaForCausalLM": "cpuserve.models.llama:Llama",
+    "MistralForCausalLM": "cpuserve.models.llama:Mistral",
+    "OPTForCausalLM": "cpuserve.models.opt:Opt",
+    "Qwen2ForCausalLM": "cpuserve.models.qwen2:Qwen2",
+    "Qwen3ForCausalLM": "cpuserve.models.qwen3:Qwen3",
+}
+
+MODELS: Registry[type[ModelDef]] = Registry("model architecture", BUILTIN)
+
+ENTRY_POINTS = "cpuserve.models"
+
+
+def find_model(architecture: str) -> type[ModelDef] | None:
+    """The family of `architecture`: built in, registered, or of an installed package, or None.
+
+    A package offers a family as an entry point of group "cpuserve.models" named after the
+    architecture; entry points are read only when nothing else answers, since that is slow.
+    """
+    found = MODELS.get(architecture)
+    if found is not None:
+        return found
+    for point in metadata.entry_points(group=ENTRY_POINTS, name=architecture):
+        MODELS.register(architecture)(point.load())
+    return MODELS.get(architecture)
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The architecture a config.json names first; ModelError when it names none."""
+    names = config.get("architectures")
+    if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
+        msg = (
+            'config.json names no architecture (key "architectures"); '
+            f"supported: {', '.join(MODELS.names())}"
+        )
+        raise ModelError(msg)
+    return names[0]
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """The numbers of the model a Hugging Face style config describes.
+
+    Raises ModelError for an architecture nobody knows (naming those supported) and for a number
+    that is missing or out of range.
+    """
+    architecture = architecture_of(config)
+    return _family(architecture).spec(config)
+
+
+def build_program(spec: ModelSpec) -> Program:
+    """The Program of a model with these numbers."""
+    from cpuserve.program.builder import Builder
+
+    builder = Builder(spec)
+    _family(spec.architecture).build(builder, spec)
+    return builder.finish()
+
+
+def _family(architecture: str) -> type[ModelDef]:
+    found = find_model(architecture)
+    if found is None:
+        msg = (
+            f"architecture {architecture} has no model file in cpuserve; "
+            f"supported: {', '.join(MODELS.names())}"
+        )
+        raise ModelError(msg)
+    return found

@@ -1,0 +1,117 @@
+"""Reading numbers from a config.json: each is checked once, with a one-line ModelError."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from cpuserve.errors import ModelError
+
+MAX_INT32 = 2**31 - 1  # token ids, positions and widths are int32 in the kernels
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def refuse(key: str, value: object, want: str) -> NoReturn:
+    """Raise the ModelError for `key` of config.json."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    msg = f"config.json: {key} is {shown}, but it must be {want}"
+    raise ModelError(msg)
+
+
+def read_int(
+    config: Mapping[str, Any],
+    key: str,
+    default: int | None = None,
+    *,
+    low: int = 1,
+    high: int = MAX_INT32,
+) -> int:
+    """config[key] as an integer in [low, high]; a missing or null key gives `default`, if any."""
+    value = config.get(key)
+    if value is None and default is not None:
+        value = default
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        refuse(key, value, f"an integer from {low} to {high}")
+    return value
+
+
+def read_float(
+    config: Mapping[str, Any],
+    key: str,
+    default: float | None = None,
+    *,
+    low: float = 0.0,
+    high: float = math.inf,
+) -> float:
+    """config[key] as a finite number in (low, high]; a missing or null key gives `default`."""
+    value = config.get(key)
+    if value is None and default is not None:
+        value = default
+    above = f"a number above {low:g}" + ("" if high == math.inf else f" and at most {high:g}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        refuse(key, value, above)
+    if not math.isfinite(value) or not low < value <= high:
+        refuse(key, value, above)
+    return float(value)
+
+
+def read_bool(config: Mapping[str, Any], key: str, default: bool) -> bool:
+    """config[key] as true or false; a missing or null key gives `default`."""
+    value = config.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        refuse(key, value, "true or false")
+    return value
+
+
+def read_choice(
+    config: Mapping[str, Any], key: str, default: str, choices: Mapping[str, str]
+) -> str:
+    """choices[config[key]]; the ModelError of a miss lists the choices."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, str) or value not in choices:
+        refuse(key, value, f"one of {', '.join(sorted(choices))}")
+    return choices[value]
+
+
+def read_ids(config: Mapping[str, Any], key: str, vocab: int) -> tuple[int, ...]:
+    """config[key], a token id, a list of them or null, as a tuple."""
+    value = config.get(key)
+    ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    for id_ in ids:
+        if isinstance(id_, bool) or not isinstance(id_, int) or not 0 <= id_ < MAX_INT32:
+            refuse(key, value, "a token id, a list of token ids or null")
+    # An id beyond the vocabulary can never be produced; some published configs have one.
+    return tuple(id_ for id_ in ids if id_ < vocab)
+
+
+def read_dtype(config: Mapping[str, Any]) -> str:
+    """The checkpoint's dtype: "dtype" (transformers 5) or "torch_dtype"; float32 when absent."""
+    value = config.get("dtype") or config.get("torch_dtype") or "float32"
+    name = str(value).removeprefix("torch.")
+    if name not in DTYPES:
+        refuse("torch_dtype", value, f"one of {', '.join(DTYPES)}")
+    return name
+
+
+def read_heads(config: Mapping[str, Any], width: int) -> tuple[int, int, int]:
+    """(q_heads, kv_heads, head_dim), checked to divide as attention needs."""
+    q_heads = read_int(config, "num_attention_heads", high=65536)
+    kv_heads = read_int(config, "num_key_value_heads", q_heads, high=65536)
+    if q_heads % kv_heads:
+        want = f"a divisor of num_attention_heads ({q_heads})"
+        refuse("num_key_value_heads", kv_heads, want)
+    if config.get("head_dim") is None and width % q_heads:
+        want = f"a multiple of num_attention_heads ({q_heads}), or head_dim be given"
+        refuse("hidden_size", width, want)
+    head_dim = read_int(config, "head_dim", max(width // q_heads, 1), high=1024)
+    if head_dim % 2:
+        refuse("head_dim", head_dim, "even, since dims turn in pairs")
+    return q_heads, kv_heads, head_dim

@@ -1,0 +1,150 @@
+"""Llama 2 and 3, SmolLM2, Mistral: pre-norm decoders with rotary positions and gated SiLU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import (
+    read_bool,
+    read_choice,
+    read_dtype,
+    read_float,
+    read_heads,
+    read_ids,
+    read_int,
+)
+from cpuserve.models.rope import read_rope
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then
+
+# Names of config.json -> the gated activations there are kernels for.
+GATED_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+
+
+@register_model("LlamaForCausalLM")
+class Llama:
+    """Llama 2/3 and its kin (SmolLM2). Source: transformers modeling_llama."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The numbers of a Llama config."""
+        attention_bias = read_bool(config, "attention_bias", False)
+        return read_decoder(
+            config,
+            architecture="LlamaForCausalLM",
+            positions=2048,
+            qkv_bias=attention_bias,
+            out_bias=attention_bias,
+            mlp_bias=read_bool(config, "mlp_bias", False),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Write the program."""
+        build_decoder(b, s)
+
+
+@register_model("MistralForCausalLM")
+class Mistral:
+    """Mistral (dense): Llama without biases, with a sliding window. Source: modeling_mistral."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The numbers of a Mistral config; a missing sliding_window means 4096, null means none."""
+        window = 4096
+        if "sliding_window" in config:
+            window = read_int(config, "sliding_window", 0, low=0)
+        return read_decoder(
+            config, architecture="MistralForCausalLM", positions=131072, window=window
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Write the program."""
+        build_decoder(b, s)
+
+
+def read_decoder(
+    config: Mapping[str, Any],
+    *,
+    architecture: str,
+    positions: int,
+    window: int = 0,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    mlp_bias: bool = False,
+    extra: dict[str, object] | None = None,
+) -> ModelSpec:
+    """The numbers of any Llama-like config; positions: default of max_position_embeddings."""
+    vocab = read_int(config, "vocab_size")
+    width = read_int(config, "hidden_size", high=1 << 20)
+    q_heads, kv_heads, head_dim = read_heads(config, width)
+    rope, max_position = read_rope(config, head_dim, positions)
+    return ModelSpec(
+        architecture=architecture,
+        vocab=vocab,
+        width=width,
+        layers=read_int(config, "num_hidden_layers", high=4096),
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=read_int(config, "intermediate_size", high=1 << 24),
+        max_position=max_position,
+        norm_eps=read_float(config, "rms_norm_eps", 1e-6),
+        tied=read_bool(config, "tie_word_embeddings", False),
+        dtype=read_dtype(config),
+        rope=rope,
+        window=window,
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        mlp_bias=mlp_bias,
+        activation=read_choice(config, "hidden_act", "silu", GATED_ACTIVATIONS),
+        bos_ids=read_ids(config, "bos_token_id", vocab),
+        eos_ids=read_ids(config, "eos_token_id", vocab),
+        extra=extra or {},
+    )
+
+
+def layer_window(s: ModelSpec, layer: int) -> int:
+    """Keys visible at most in `layer` (0 = all): extra["windows"] where layers differ."""
+    windows = cast("tuple[int, ...]", s.extra.get("windows", ()))
+    return windows[layer] if windows else s.window
+
+
+def build_decoder(b: Builder, s: ModelSpec, *, qk_norm: bool = False) -> None:
+    """The program of a Llama-like decoder; qk_norm: RMS norm of every q and k head (Qwen3)."""
+    d, then = s.head_dim, cast("Then", f"{s.activation}_mul")
+    qkv_features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
+    x = b.embed("model.embed_tokens")
+    for i in range(s.layers):
+        at, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
+        h = b.rms_norm(x, f"model.layers.{i}.input_layernorm")
+        qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=qkv_features, bias=s.qkv_bias)
+        b.rope_store_kv(
+            qkv,
+            layer=i,
+            rope=s.rope,
+            q_norm=f"{at}.q_norm" if qk_norm else None,
+            k_norm=f"{at}.k_norm" if qk_norm else None,
+        )
+        a = b.attention(qkv, layer=i, window=layer_window(s, i))
+        b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
+        h = b.rms_norm(x, f"model.layers.{i}.post_attention_layernorm")
+        g = b.linear(
+            h,
+            [f"{mlp}.gate_proj", f"{mlp}.up_proj"],
+            features=s.intermediate,
+            bias=s.mlp_bias,
+            then=then,
+        )
+        b.linear(g, f"{mlp}.down_proj", bias=s.mlp_bias, add_to=x)
+    tied_to = "model.embed_tokens" if s.tied else None
+    b.logits(b.rms_norm(x, "model.norm"), "lm_head", tied_to=tied_to)

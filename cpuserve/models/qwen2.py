@@ -1,0 +1,58 @@
+"""Qwen2 and Qwen2.5 (dense)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_bool, read_int, refuse
+from cpuserve.models.llama import build_decoder, read_decoder
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+
+
+@register_model("Qwen2ForCausalLM")
+class Qwen2:
+    """Llama with biases on q, k and v. Source: transformers modeling_qwen2."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The numbers of a Qwen2 config."""
+        return read_decoder(
+            config,
+            architecture="Qwen2ForCausalLM",
+            positions=32768,
+            qkv_bias=True,
+            **read_windows(config),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Write the program."""
+        build_decoder(b, s)
+
+
+def read_windows(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sliding windows of a Qwen config as `window` (all layers alike) or `extra["windows"]`.
+
+    A window is used only with use_sliding_window, by the layers that layer_types calls
+    "sliding_attention", else by those from max_window_layers up.
+    """
+    window = read_int(config, "sliding_window", 4096)
+    if (
+        not read_bool(config, "use_sliding_window", False)
+        or config.get("sliding_window", 1) is None
+    ):
+        return {}
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = read_int(config, "max_window_layers", 28, low=0)
+        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+    if len(kinds) != layers or not {*kinds} <= {"sliding_attention", "full_attention"}:
+        refuse("layer_types", kinds, f"{layers} of full_attention, sliding_attention")
+    windows = tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    if len({*windows}) == 1:
+        return {"window": windows[0]}
+    return {"extra": {"windows": windows}}

@@ -1,0 +1,37 @@
+"""Qwen3 (dense)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_bool
+from cpuserve.models.llama import build_decoder, read_decoder
+from cpuserve.models.qwen2 import read_windows
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+
+
+@register_model("Qwen3ForCausalLM")
+class Qwen3:
+    """Llama with an RMS norm on every q and k head. Source: transformers modeling_qwen3."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The numbers of a Qwen3 config; head_dim is 128 unless given, whatever the width."""
+        bias = read_bool(config, "attention_bias", False)
+        head_dim = config.get("head_dim") or 128
+        return read_decoder(
+            {**config, "head_dim": head_dim},
+            architecture="Qwen3ForCausalLM",
+            positions=32768,
+            qkv_bias=bias,
+            out_bias=bias,
+            **read_windows(config),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Write the program."""
+        build_decoder(b, s, qk_norm=True)

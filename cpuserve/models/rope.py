@@ -1,0 +1,142 @@
+"""Rotary embedding parameters of a config.json: inverse frequencies after scaling.
+
+Formulas: Su et al. 2021 (RoPE); Peng et al. 2023 (YaRN, "NTK-by-parts"); the Llama 3.1 model card
+(llama3). Keys and defaults as in transformers modeling_rope_utils, in both spellings: "rope_theta"
+with "rope_scaling" (transformers 4) and "rope_parameters" (transformers 5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cpuserve.models.config import MAX_INT32, read_bool, read_float, read_int, refuse
+from cpuserve.program.ops import Rope
+
+Params = Mapping[str, Any]
+
+
+def read_rope(config: Mapping[str, Any], head_dim: int, default_positions: int) -> tuple[Rope, int]:
+    """(rope, positions it is made for); ModelError for a scaling that is not supported.
+
+    The positions are max_position_embeddings, which counts after scaling, or YaRN's original
+    positions x factor where that is more, since such configs keep the unscaled number.
+    """
+    params = _rope_params(config)
+    theta = read_float(params, "rope_theta", 10000.0, low=1.0)
+    share = read_float(params, "partial_rotary_factor", 1.0, high=1.0)
+    rotary = int(head_dim * share)
+    if rotary < 2 or rotary % 2:
+        refuse("partial_rotary_factor", share, f"an even part of head_dim {head_dim}")
+    max_position = read_int(config, "max_position_embeddings", default_positions)
+    kind = params.get("rope_type", params.get("type", "default"))
+    if not isinstance(kind, str) or kind not in _SCALINGS:
+        refuse("rope_scaling type", kind, f"one of {', '.join(sorted(_SCALINGS))}")
+    base = [theta ** (-2.0 * i / rotary) for i in range(rotary // 2)]
+    return _SCALINGS[kind](params, base, max_position)
+
+
+def _rope_params(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Both spellings as one dictionary; what rope_parameters says wins."""
+    merged: dict[str, Any] = {}
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if config.get(key) is not None:
+            merged[key] = config[key]
+    for key in ("rope_scaling", "rope_parameters"):
+        value = config.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, Mapping) or any(isinstance(v, Mapping) for v in value.values()):
+            refuse(key, value, "null or one set of rope parameters for all layers")
+        merged.update(value)
+    return merged
+
+
+def _rope(freqs: list[float], factor: float = 1.0) -> Rope:
+    return Rope(2 * len(freqs), tuple(freqs), factor)
+
+
+def _default(_params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
+    return _rope(base), max_position
+
+
+def _linear(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
+    """Positions divided by `factor`."""
+    factor = read_float(params, "factor")
+    return _rope([f / factor for f in base]), max_position
+
+
+def _dynamic(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
+    """NTK by current length: up to max_position, all that is served here, it changes nothing.
+
+    Beyond it the frequencies would depend on the length of the sequence, which a KV cache of
+    rotated keys cannot follow.
+    """
+    read_float(params, "factor")
+    return _rope(base), max_position
+
+
+def _llama3(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
+    """Low frequencies divided by `factor`, high ones kept, a linear blend between."""
+    factor = read_float(params, "factor")
+    low = read_float(params, "low_freq_factor")
+    high = read_float(params, "high_freq_factor")
+    original = read_int(params, "original_max_position_embeddings")
+    if high <= low:
+        refuse("high_freq_factor", high, f"above low_freq_factor {low:g}")
+
+    def scale(freq: float) -> float:
+        turns = original * freq / (2 * math.pi)
+        keep = min(max((turns - low) / (high - low), 0.0), 1.0)
+        return freq * (keep + (1.0 - keep) / factor)
+
+    return _rope([scale(f) for f in base]), max_position
+
+
+def _yarn(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
+    """NTK-by-parts over dimensions, with cos and sin multiplied by the attention factor."""
+    original = read_int(params, "original_max_position_embeddings", max_position)
+    factor = read_float(params, "factor", max(max_position / original, 1.0))
+    fast = read_float(params, "beta_fast", 32.0)
+    slow = read_float(params, "beta_slow", 1.0)
+    half, theta = len(base), read_float(params, "rope_theta", 10000.0)
+
+    def dim_of(turns: float) -> float:
+        return half * math.log(original / (turns * 2 * math.pi)) / math.log(theta)
+
+    low, high = dim_of(fast), dim_of(slow)
+    if read_bool(params, "truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * half - 1)
+    span = (high - low) or 0.001  # as in transformers: no division by zero
+
+    def scale(i: int, freq: float) -> float:
+        interpolate = min(max((i - low) / span, 0.0), 1.0)
+        return freq * (1.0 - interpolate) + freq / factor * interpolate
+
+    rope = _rope([scale(i, f) for i, f in enumerate(base)], _yarn_attention(params, factor))
+    return rope, max(max_position, int(min(original * factor, MAX_INT32)))
+
+
+def _yarn_attention(params: Params, factor: float) -> float:
+    """The factor of cos and sin: given, or from mscale, or 0.1 ln(factor) + 1."""
+
+    def mscale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if params.get("attention_factor") is not None:
+        return read_float(params, "attention_factor")
+    if params.get("mscale") and params.get("mscale_all_dim"):
+        top, bottom = read_float(params, "mscale"), read_float(params, "mscale_all_dim")
+        return mscale(top) / mscale(bottom)
+    return mscale(1.0)
+
+
+_SCALINGS: dict[str, Callable[[Params, list[float], int], tuple[Rope, int]]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
