@@ -1,0 +1,311 @@
+"""Random-weight checkpoints in Hugging Face layout, written without torch.
+
+    python benchmarks/make_model.py qwen2.5-0.5b DIR [--seed 0]
+
+For benchmarks and tests: the shapes are those of the named models, the weights are noise, and a
+small byte-level tokenizer lets text prompts work. Memory stays bounded whatever the model's size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cpuserve.errors import CpuserveError
+from cpuserve.models import build_program, spec_from_config
+from cpuserve.program.program import Program, WeightNeed
+
+SHARD_BYTES = 2_000_000_000
+CHUNK = 1 << 22  # elements made at a time: 16 MB of fp32
+SAFETENSORS_DTYPE = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
+
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TOKENIZER_VOCAB = 384  # 3 special tokens, 256 bytes, 125 merges
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEXT = """The quick brown fox jumps over the lazy dog. What is the capital of France? Paris is the
+capital of France, and it lies on the river Seine. There are three hundred and sixty five days in
+the year, and the sun rises in the east. A server answers one request after another; each request
+is a list of tokens, and each token is a number. The user asks a question and the assistant answers.
+for i in range(10): print(i, i * i)  # 0 1 2 3 4 5 6 7 8 9
+"""
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def _decoder(kind: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    """A Llama-like config; sizes: vocab, width, intermediate, layers, heads, kv heads."""
+    keys = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    )
+    return {
+        "architectures": [f"{kind}ForCausalLM"],
+        "model_type": kind.lower(),
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        **dict(zip(keys, sizes, strict=True)),
+        **more,
+    }
+
+
+def _opt(sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    """An OPT config; sizes: vocab, width, intermediate, layers, heads."""
+    keys = ("vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads")
+    return {
+        "architectures": ["OPTForCausalLM"],
+        "model_type": "opt",
+        "torch_dtype": "float16",
+        "activation_function": "relu",
+        "do_layer_norm_before": True,
+        "word_embed_proj_dim": sizes[1],
+        **dict(zip(keys, sizes, strict=True)),
+        **more,
+    }
+
+
+_TINY = (512, 64, 160, 2, 4, 2)
+_TINY_KEYS = {"torch_dtype": "float32", "max_position_embeddings": 512}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "smollm2-135m": _decoder(
+        "Llama",
+        (49152, 576, 1536, 30, 9, 3),
+        max_position_embeddings=8192,
+        rope_theta=100000.0,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+    ),
+    "qwen2.5-0.5b": _decoder(
+        "Qwen2",
+        (151936, 896, 4864, 24, 14, 2),
+        max_position_embeddings=32768,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        use_sliding_window=False,
+    ),
+    "llama-3.2-1b": _decoder(
+        "Llama",
+        (128256, 2048, 8192, 16, 32, 8),
+        head_dim=64,
+        max_position_embeddings=131072,
+        rope_theta=500000.0,
+        rope_scaling=_LLAMA3_ROPE,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+    ),
+    "llama-3.2-3b": _decoder(
+        "Llama",
+        (128256, 3072, 8192, 28, 24, 8),
+        head_dim=128,
+        max_position_embeddings=131072,
+        rope_theta=500000.0,
+        rope_scaling=_LLAMA3_ROPE,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+    ),
+    "qwen3-0.6b": _decoder(
+        "Qwen3",
+        (151936, 1024, 3072, 28, 16, 8),
+        head_dim=128,
+        max_position_embeddings=40960,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+    ),
+    "opt-125m": _opt((50272, 768, 3072, 12, 12), max_position_embeddings=2048),
+    "tiny-llama": _decoder("Llama", _TINY, **_TINY_KEYS, rope_theta=10000.0),
+    "tiny-llama3": _decoder(
+        "Llama",
+        _TINY,
+        **_TINY_KEYS,
+        rope_theta=500000.0,
+        rope_scaling={**_LLAMA3_ROPE, "factor": 8.0, "original_max_position_embeddings": 64},
+        tie_word_embeddings=True,
+    ),
+    "tiny-mistral": _decoder("Mistral", _TINY, **_TINY_KEYS, head_dim=32, sliding_window=24),
+    "tiny-qwen2": _decoder("Qwen2", _TINY, **_TINY_KEYS, tie_word_embeddings=True),
+    "tiny-qwen3": _decoder("Qwen3", _TINY, **_TINY_KEYS, head_dim=32, tie_word_embeddings=True),
+    "tiny-opt": _opt((512, 64, 160, 2, 4), **_TINY_KEYS),
+    "tiny-opt-350m": _opt(
+        (512, 64, 160, 2, 4), **_TINY_KEYS, do_layer_norm_before=False, word_embed_proj_dim=32
+    ),
+}
+
+
+def make_model(config: Mapping[str, Any], directory: Path, seed: int = 0) -> Path:
+    """Write the checkpoint of `config` with random weights into `directory`; returns it.
+
+    The config gets the tokenizer's end-of-text id. Raises ModelError for a config that cannot be.
+    """
+    end = SPECIAL_TOKENS.index("<|im_end|>")
+    config = {**config, "bos_token_id": 0, "eos_token_id": end, "pad_token_id": 0}
+    program = build_program(spec_from_config(config))
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_json(directory / "config.json", config)
+    ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    _write_json(directory / "generation_config.json", ids)
+    write_tokenizer(directory)
+    write_weights(program, directory, str(config["torch_dtype"]), seed)
+    return directory
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A byte-level BPE trained on a few sentences: tokenizer.json and tokenizer_config.json."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=TOKENIZER_VOCAB,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    _write_json(directory / "tokenizer_config.json", settings)
+
+
+def write_weights(program: Program, directory: Path, dtype: str, seed: int) -> None:
+    """Every tensor the program needs, in one safetensors file or in shards of at most 2 GB."""
+    shards = _plan_shards(program.weights, dtype)
+    if len(shards) == 1:
+        _write_safetensors(directory / "model.safetensors", shards[0], dtype, seed)
+        return
+    where = {}
+    for i, needs in enumerate(shards, 1):
+        name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        _write_safetensors(directory / name, needs, dtype, seed)
+        where |= {need.name: name for need in needs}
+    total = sum(_num_bytes(need, dtype) for need in program.weights)
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    _write_json(directory / "model.safetensors.index.json", index)
+
+
+def _plan_shards(needs: tuple[WeightNeed, ...], dtype: str) -> list[list[WeightNeed]]:
+    shards: list[list[WeightNeed]] = [[]]
+    used = 0
+    for need in needs:
+        size = _num_bytes(need, dtype)
+        if shards[-1] and used + size > SHARD_BYTES:
+            shards.append([])
+            used = 0
+        shards[-1].append(need)
+        used += size
+    return shards
+
+
+def _num_bytes(need: WeightNeed, dtype: str) -> int:
+    return math.prod(need.shape) * SAFETENSORS_DTYPE[dtype][1]
+
+
+def _write_safetensors(path: Path, needs: list[WeightNeed], dtype: str, seed: int) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for need in needs:
+        end = start + _num_bytes(need, dtype)
+        header[need.name] = {
+            "dtype": SAFETENSORS_DTYPE[dtype][0],
+            "shape": list(need.shape),
+            "data_offsets": [start, end],
+        }
+        start = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for need in needs:
+            for values in _random_values(need, seed):
+                file.write(_as_bytes(values, dtype))
+
+
+def _random_values(need: WeightNeed, seed: int) -> Iterator[npt.NDArray[np.float32]]:
+    """The tensor in chunks of fp32; each tensor has its own stream, whatever is written before it.
+
+    Matrices have variance 1 / columns, so that a row of unit variance keeps it; norm weights are
+    near 1 and biases near 0, but not equal to them: a forgotten one shows.
+    """
+    stream = np.random.default_rng([seed, zlib.crc32(need.name.encode())])
+    norm = "norm" in need.name and need.name.endswith(".weight")
+    middle, spread = (1.0, 0.2) if norm else (0.0, 0.2)
+    if need.role != "vector":
+        spread = math.sqrt(3.0 / need.shape[-1])  # uniform in +-spread has variance spread^2 / 3
+    left = math.prod(need.shape)
+    while left:
+        values = stream.random(min(left, CHUNK), np.float32)
+        values *= np.float32(2 * spread)
+        values += np.float32(middle - spread)
+        left -= len(values)
+        yield values
+
+
+def _as_bytes(values: npt.NDArray[np.float32], dtype: str) -> bytes:
+    if dtype == "float32":
+        return values.astype("<f4").tobytes()
+    if dtype == "float16":
+        return values.astype("<f2").tobytes()
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16  # to nearest even
+    return rounded.astype("<u2").tobytes()
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line: exit code 2 and one line for what cannot be done."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("shape", choices=sorted(SHAPES), metavar="SHAPE", help=", ".join(SHAPES))
+    parser.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights (default 0)")
+    args = parser.parse_args(argv)
+    try:
+        if args.directory.exists() and any(args.directory.iterdir()):
+            print(f"{args.directory} is not empty; name a new directory", file=sys.stderr)
+            return 2
+        make_model(SHAPES[args.shape], args.directory, args.seed)
+    except (OSError, CpuserveError) as error:
+        print(f"make_model: {error}", file=sys.stderr)
+        return 2
+    size = sum(f.stat().st_size for f in args.directory.iterdir())
+    print(f"{args.directory}: {args.shape}, {size / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Tiny random checkpoints for everybody's tests: one call, a fraction of a second, made once.
+
+    from helpers.tiny import tiny_model
+    path = tiny_model("qwen2")                      # a directory: config.json, tokenizer.json, ...
+    path = tiny_model("llama", dtype="bfloat16", num_hidden_layers=1)
+
+Weights are noise, the tokenizer is a real byte-level BPE of 384 tokens with a ChatML template
+(ids 0-2: <|endoftext|>, <|im_start|>, <|im_end|>); the model's vocabulary is 512. No torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.util
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_MAKE_MODEL = Path(__file__).parents[2] / "benchmarks" / "make_model.py"
+
+
+@functools.cache
+def make_model_module() -> ModuleType:
+    """benchmarks/make_model.py, loaded by path: benchmarks is no installed package."""
+    spec = importlib.util.spec_from_file_location("make_model", _MAKE_MODEL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "opt-350m")
+
+
+def tiny_config(family: str, **overrides: Any) -> dict[str, Any]:
+    """The config.json of a tiny model of `family`; overrides are its keys."""
+    return {**make_model_module().SHAPES[f"tiny-{family}"], **overrides}
+
+
+def tiny_model(family: str, *, dtype: str = "float32", seed: int = 0, **overrides: Any) -> Path:
+    """Directory of a tiny random checkpoint; the same arguments give the same directory.
+
+    dtype: "float32", "bfloat16" or "float16"; overrides: keys of config.json.
+    """
+    key = json.dumps([family, dtype, seed, overrides], sort_keys=True)
+    return _made(key, family, dtype, seed)
+
+
+@functools.cache
+def _made(key: str, family: str, dtype: str, seed: int) -> Path:
+    overrides = json.loads(key)[3]
+    directory = _root() / f"{len(list(_root().iterdir()))}-{family}"
+    config = tiny_config(family, torch_dtype=dtype, **overrides)
+    return make_model_module().make_model(config, directory, seed)
+
+
+@functools.cache
+def _root() -> Path:
+    root = Path(tempfile.mkdtemp(prefix="cpuserve-tiny-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return root
