@@ -1,0 +1,63 @@
+"""Platform: a pure function from what was asked and what the host is to one frozen EngineConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from cpuserve.config.engine import EngineOptions, Resolved
+from cpuserve.platforms.host import Host
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayerFacts:
+    """KV geometry of one attention layer."""
+
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a platform needs to know about a model: numbers and names, no tensors.
+
+    name: as the user called it. dtype: the checkpoint's ("bfloat16", "float16", "float32");
+    quantization: its weight format where it has one ("gguf Q4_1"). weight_bytes: tensor bytes in
+    the files. activation_width: floats of scratch one token of a step needs. has_program: cpuserve
+    knows the architecture.
+    """
+
+    name: str
+    path: str
+    tokenizer_path: str
+    architecture: str
+    dtype: str
+    quantization: str | None
+    max_position: int
+    kv_layers: tuple[KvLayerFacts, ...]
+    weight_bytes: int
+    activation_width: int
+    has_program: bool = True
+
+
+@runtime_checkable
+class Platform(Protocol):
+    """One way to run models on a machine; out-of-tree ones use entry point cpuserve.platforms."""
+
+    name: str
+    device_type: str
+
+    def probe(self) -> tuple[bool, str]:
+        """Whether this platform can run here, and the reason either way. Never raises."""
+
+    def host(self) -> Host:
+        """The machine, read once."""
+
+    def kernels(self, isa: str) -> Mapping[str, str]:
+        """Kernel name -> the level that provides it when `isa` is the level."""
+
+    def resolve(
+        self, options: EngineOptions, sources: Mapping[str, str], facts: ModelFacts, host: Host
+    ) -> Resolved:
+        """Every setting decided; pure. ConfigError where something asked cannot be honoured."""

@@ -1,0 +1,157 @@
+"""CPU quota and memory limit of the control group this process runs in, v1, v2 and hybrid.
+
+A limit of any ancestor binds, so every value is the minimum up to the root. Inside a container the
+path of /proc/self/cgroup may not exist below the mounted root (v1 without a cgroup namespace shows
+the host's path): the mounted root then is the container's own group. Limits are "max" (v2), -1 (v1
+quota) or a page-rounded 2^63 (v1 memory) where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+V1_UNLIMITED = 1 << 62  # the kernel writes 9223372036854771712 for "no limit"
+
+
+class Cgroup(msgspec.Struct, frozen=True, kw_only=True):
+    """What the control group allows.
+
+    cpu_quota: CPUs' worth of time (1.5 = 150 ms in 100 ms), None = no limit. memory_limit and
+    memory_available (limit minus what is in use and cannot be reclaimed): bytes, None = no limit.
+    """
+
+    version: int = 0
+    cpu_quota: float | None = None
+    memory_limit: int | None = None
+    memory_available: int | None = None
+    throttled_periods: int | None = None
+
+
+def read_cgroup(cgroup_root: Path, proc_root: Path) -> Cgroup:
+    """The limits that bind this process; missing files mean no limit."""
+    paths = _own_paths(proc_root / "self" / "cgroup")
+    v2_root = next((r for r in (cgroup_root, cgroup_root / "unified") if _is_v2(r)), None)
+    quotas: list[float] = []
+    memory: list[tuple[int, int]] = []
+    throttled: list[int] = []
+    if v2_root is not None:
+        for group in _ancestors(v2_root, paths.get("", "/")):
+            _append(quotas, _v2_quota(group))
+            _append(memory, _v2_memory(group))
+            _append(throttled, _stat(group / "cpu.stat", "nr_throttled"))
+    for group in _v1_groups(cgroup_root, "cpu", paths):
+        _append(quotas, _v1_quota(group))
+        _append(throttled, _stat(group / "cpu.stat", "nr_throttled"))
+    for group in _v1_groups(cgroup_root, "memory", paths):
+        _append(memory, _v1_memory(group))
+    has_v1 = (cgroup_root / "memory").is_dir() or (cgroup_root / "cpu").is_dir()
+    return Cgroup(
+        version=1 if has_v1 else 2 if v2_root else 0,
+        cpu_quota=min(quotas, default=None),
+        memory_limit=min((limit for limit, _ in memory), default=None),
+        memory_available=min((max(0, free) for _, free in memory), default=None),
+        throttled_periods=throttled[0] if throttled else None,
+    )
+
+
+def _own_paths(file: Path) -> dict[str, str]:
+    """Controller -> path of our group; "" is the v2 hierarchy."""
+    paths: dict[str, str] = {}
+    for line in _text(file).splitlines():
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            for controller in parts[1].split(","):
+                paths[controller] = parts[2]
+    return paths
+
+
+def _is_v2(root: Path) -> bool:
+    return (root / "cgroup.controllers").is_file()
+
+
+def _v1_groups(root: Path, controller: str, paths: dict[str, str]) -> Iterator[Path]:
+    mounts = [p for p in root.glob(f"*{controller}*") if controller in p.name.split(",")]
+    if mounts:
+        yield from _ancestors(mounts[0], paths.get(controller, "/"))
+
+
+def _ancestors(root: Path, path: str) -> Iterator[Path]:
+    """Our group below `root` if it is there, then its parents, `root` last."""
+    parts = [p for p in path.split("/") if p]
+    if ".." not in parts and (root / "/".join(parts)).is_dir():
+        for depth in range(len(parts), 0, -1):
+            yield root / "/".join(parts[:depth])
+    yield root
+
+
+def _v2_quota(group: Path) -> float | None:
+    words = _text(group / "cpu.max").split()
+    if len(words) != 2 or words[0] == "max" or not all(w.isdigit() for w in words):
+        return None
+    return _ratio(int(words[0]), int(words[1]))
+
+
+def _v1_quota(group: Path) -> float | None:
+    return _ratio(_int(group / "cpu.cfs_quota_us"), _int(group / "cpu.cfs_period_us"))
+
+
+def _ratio(quota: int | None, period: int | None) -> float | None:
+    if not quota or not period or quota <= 0 or period <= 0:
+        return None
+    return quota / period
+
+
+def _v2_memory(group: Path) -> tuple[int, int] | None:
+    limits = [_int(group / "memory.max"), _int(group / "memory.high")]
+    return _limit_and_free(
+        min((x for x in limits if x is not None), default=None),
+        _int(group / "memory.current"),
+        _stat(group / "memory.stat", "inactive_file"),
+    )
+
+
+def _v1_memory(group: Path) -> tuple[int, int] | None:
+    return _limit_and_free(
+        _int(group / "memory.limit_in_bytes"),
+        _int(group / "memory.usage_in_bytes"),
+        _stat(group / "memory.stat", "total_inactive_file"),
+    )
+
+
+def _limit_and_free(
+    limit: int | None, usage: int | None, reclaimable: int | None
+) -> tuple[int, int] | None:
+    if limit is None or limit >= V1_UNLIMITED:
+        return None
+    return limit, limit - max(0, (usage or 0) - (reclaimable or 0))
+
+
+def _stat(file: Path, key: str) -> int | None:
+    for line in _text(file).splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0] == key and words[1].isdigit():
+            return int(words[1])
+    return None
+
+
+def _int(file: Path) -> int | None:
+    text = _text(file).strip()
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _append(items: list[T], item: T | None) -> None:
+    if item is not None:
+        items.append(item)

@@ -1,0 +1,284 @@
+"""The built-in platform: the CPUs of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from importlib.util import find_spec
+from types import ModuleType
+
+import msgspec
+
+from cpuserve.config.decisions import Ledger
+from cpuserve.config.engine import EngineConfig, EngineOptions, Resolved
+from cpuserve.errors import ConfigError
+from cpuserve.platforms.base import ModelFacts
+from cpuserve.platforms.host import Host
+from cpuserve.platforms.memory import BLOCK, plan_memory
+from cpuserve.platforms.placement import place
+
+ISA_LEVELS = (
+    "scalar",
+    "avx2",
+    "avx512",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx",
+    "neon",
+    "neon_dotprod",
+    "neon_i8mm_bf16",
+)
+BF16_DOT = {"avx512_bf16", "amx", "neon_i8mm_bf16"}
+KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+MAX_NUM_SEQS = 64
+MAX_BATCHED_TOKENS = 2048
+TORCH_REMEDY = "pip install 'cpuserve[torch]'"
+
+
+class CpuPlatform:
+    """Own kernels where the CPU runs one of their levels, else the torch floor."""
+
+    name = "cpu"
+    device_type = "cpu"
+
+    @cached_property
+    def _native(self) -> tuple[ModuleType | None, str]:
+        """The extension, or why it cannot be imported."""
+        try:
+            from cpuserve import _C
+        except ImportError as e:
+            return None, f"the native extension does not load: {e}"
+        return _C, ""
+
+    def probe(self) -> tuple[bool, str]:
+        """Always true: this is the floor."""
+        return True, "any CPU"
+
+    def host(self) -> Host:
+        """The machine, with the levels the native extension can run on it."""
+        native, error = self._native
+        return msgspec.structs.replace(
+            Host.read(),
+            isa_levels=tuple(native.isa_levels()) if native else (),
+            native_error=error,
+            torch=find_spec("torch") is not None,
+            transformers=find_spec("transformers") is not None,
+        )
+
+    def kernels(self, isa: str) -> Mapping[str, str]:
+        """Kernel name -> level that provides it; empty without the extension."""
+        native, _ = self._native
+        return dict(native.resolve_table(isa)) if native and isa in ISA_LEVELS else {}
+
+    def resolve(
+        self, options: EngineOptions, sources: Mapping[str, str], facts: ModelFacts, host: Host
+    ) -> Resolved:
+        """Every setting decided, each with its reason.
+
+        Raises:
+            ConfigError: something asked cannot be honoured; names the nearest value that can.
+        """
+        ledger = Ledger(options, sources)
+        ledger.decide("platform", self.name, "the CPUs of this machine")
+        model_impl = _model_impl(options, ledger, facts, host)
+        isa, executor = _executor(options, ledger, host, model_impl)
+        dtype = _dtype(options, ledger, facts, isa)
+        kv_dtype = _kv_dtype(options, ledger, dtype)
+        _quantization(options, ledger, facts)
+        ranks = _tensor_parallel(options, ledger)
+        placement = place(options, ledger, host)
+        seqs, tokens = _batching(options, ledger)
+        memory = plan_memory(
+            options,
+            ledger,
+            facts,
+            host,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+        )
+        _hints(options, ledger)
+        config = EngineConfig(
+            model=facts.name,
+            model_path=facts.path,
+            architecture=facts.architecture,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            max_model_len=memory.max_model_len,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+            block_size=BLOCK,
+            kv_blocks=memory.kv_blocks,
+            executor=executor,
+            model_impl=model_impl,
+            isa=isa,
+            threads=placement.threads,
+            cpus=None if placement.cpus is None else list(placement.cpus),
+            frontend_cpus=None if placement.frontend is None else list(placement.frontend),
+            tensor_parallel_size=ranks,
+            platform=self.name,
+            seed=ledger.decide("seed", options.seed or 0, "of sampling without a request's own"),
+            served_model_names=_served_names(options, ledger, facts),
+            chat_template=options.chat_template,
+            tokenizer_path=facts.tokenizer_path,
+        )
+        return Resolved(config, tuple(ledger.decisions))
+
+
+def _model_impl(options: EngineOptions, ledger: Ledger, facts: ModelFacts, host: Host) -> str:
+    asked = options.model_impl or "auto"
+    if asked == "transformers" or (asked == "auto" and not facts.has_program):
+        if not (host.torch and host.transformers):
+            msg = (
+                f"{ledger.asked('model_impl')}: {facts.architecture} would run through "
+                f"transformers, which is not installed: {TORCH_REMEDY}"
+            )
+            raise ConfigError(msg)
+        why = "slow: one torch call per module"
+        if not facts.has_program:
+            why = f"{facts.architecture} has no program of our own; {why}"
+        return ledger.decide("model_impl", "transformers", why)
+    return ledger.decide("model_impl", "cpuserve", f"{facts.architecture} has a program")
+
+
+def _executor(
+    options: EngineOptions, ledger: Ledger, host: Host, model_impl: str
+) -> tuple[str, str]:
+    """(isa, executor); the level is checked even where the floor runs."""
+    isa = _isa(options, ledger, host)
+    asked = options.executor or "auto"
+    if asked == "torch" or model_impl == "transformers" or isa is None:
+        if not host.torch:
+            raise ConfigError(_no_executor(ledger, host, asked, isa))
+        why = "as asked" if asked == "torch" else "transformers runs on torch"
+        if isa is None:
+            why = f"{_no_native(host)}; torch serves instead, several times slower"
+        ledger.decide("isa", "none", "torch chooses its own instructions")
+        return "none", ledger.decide("executor", "torch", why)
+    ledger.decide("isa", isa, _isa_why(options, host, isa))
+    return isa, ledger.decide("executor", "native", "own kernels")
+
+
+def _isa(options: EngineOptions, ledger: Ledger, host: Host) -> str | None:
+    """The level to run at; None where only the torch floor can."""
+    asked = (options.isa or "auto").lower()
+    if asked != "auto":
+        if asked in host.isa_levels:
+            return asked
+        known = "not a level of this CPU" if asked in ISA_LEVELS else "not a level"
+        here = ", ".join(host.isa_levels) or f"none ({_no_native(host)})"
+        msg = f"{ledger.asked('isa')}: {known}; levels here, lowest first: {here}"
+        raise ConfigError(msg)
+    fast = [level for level in host.isa_levels if level != "scalar"]
+    if fast:
+        return fast[-1]
+    forced = options.executor == "native" and "scalar" in host.isa_levels
+    return "scalar" if forced else None
+
+
+def _isa_why(options: EngineOptions, host: Host, isa: str) -> str:
+    if isa == host.isa_levels[-1]:
+        return "the highest this CPU runs"
+    return f"as asked; this CPU runs up to {host.isa_levels[-1]}" if options.isa else "forced"
+
+
+def _no_native(host: Host) -> str:
+    if host.native_error:
+        return host.native_error
+    return "this CPU runs none of the kernel levels (x86 needs AVX2 with FMA, Arm needs NEON)"
+
+
+def _no_executor(ledger: Ledger, host: Host, asked: str, isa: str | None) -> str:
+    if asked == "torch" or isa is not None:
+        return f"{ledger.asked('executor')}: torch is not installed: {TORCH_REMEDY}"
+    return (
+        f"nothing can run a model here: {_no_native(host)}, and torch, the slow floor, is not "
+        f"installed. Reinstall cpuserve for this machine (pip install --force-reinstall cpuserve) "
+        f"or install the floor ({TORCH_REMEDY})"
+    )
+
+
+def _dtype(options: EngineOptions, ledger: Ledger, facts: ModelFacts, isa: str) -> str:
+    asked = options.dtype or "auto"
+    by_hand = "" if asked == "auto" else "as asked"
+    if facts.quantization is not None:
+        got = "bfloat16" if asked == "auto" else asked
+        why = f"{facts.quantization}: matrices stay as stored, the rest computes in {got}"
+    else:
+        got = facts.dtype if asked == "auto" else asked
+        why = "the checkpoint's" if asked == "auto" else f"the checkpoint has {facts.dtype}"
+        why += _arithmetic(got, isa)
+    return ledger.decide("dtype", got, f"{by_hand}; {why}" if by_hand else why)
+
+
+def _arithmetic(dtype: str, isa: str) -> str:
+    if dtype == "float16":
+        return "; stored as float16, computed in float32"
+    if dtype == "bfloat16" and isa != "none":
+        return "; this level multiplies it directly" if isa in BF16_DOT else "; widened to float32"
+    return ""
+
+
+def _kv_dtype(options: EngineOptions, ledger: Ledger, dtype: str) -> str:
+    asked = options.kv_cache_dtype or "auto"
+    got = KV_OF[dtype if asked == "auto" else asked]
+    return ledger.decide("kv_cache_dtype", got, "the dtype" if asked == "auto" else "as asked")
+
+
+def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> None:
+    have = (facts.quantization or "none").lower()
+    asked = (options.quantization or "auto").lower()
+    if asked != "auto" and asked not in have.split() and asked != have:
+        msg = (
+            f"{ledger.asked('quantization')}: the checkpoint's format is {have}, and quantizing "
+            f"while loading is not supported yet; leave it out"
+        )
+        raise ConfigError(msg)
+    ledger.decide("quantization", have, "read from the checkpoint")
+
+
+def _tensor_parallel(options: EngineOptions, ledger: Ledger) -> int:
+    asked = options.tensor_parallel_size or 1
+    if asked != 1:
+        msg = (
+            f"{ledger.asked('tensor_parallel_size')}: splitting a model is not supported yet; "
+            f"use 1 (its threads already use all cores)"
+        )
+        raise ConfigError(msg)
+    return ledger.decide("tensor_parallel_size", 1, "one group of threads over all cores")
+
+
+def _batching(options: EngineOptions, ledger: Ledger) -> tuple[int, int]:
+    """(max_num_seqs, max_num_batched_tokens): a step must hold one row of every request."""
+    tokens = options.max_num_batched_tokens or MAX_BATCHED_TOKENS
+    seqs = options.max_num_seqs or min(MAX_NUM_SEQS, tokens)
+    if options.max_num_batched_tokens is None:
+        tokens = max(tokens, seqs)
+    if tokens < seqs:
+        msg = (
+            f"{ledger.asked('max_num_batched_tokens')}: a step holds a token of each of the "
+            f"{seqs} requests that may run; give at least {seqs}, or --max-num-seqs {tokens}"
+        )
+        raise ConfigError(msg)
+    ledger.decide("max_num_seqs", seqs, "as asked" if options.max_num_seqs else "default")
+    ledger.decide(
+        "max_num_batched_tokens",
+        tokens,
+        "as asked" if options.max_num_batched_tokens else "enough rows to keep the cores busy",
+    )
+    return seqs, tokens
+
+
+def _served_names(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> list[str]:
+    names = options.served_model_name or [facts.name]
+    why = "as asked" if options.served_model_name else "the model as given"
+    return ledger.decide("served_model_name", names, why)
+
+
+def _hints(options: EngineOptions, ledger: Ledger) -> None:
+    """Wishes that change nothing are still answered."""
+    if options.block_size not in (None, BLOCK):
+        ledger.decide("block_size", BLOCK, "the kernels' block; other sizes have no use here")
+    if options.enforce_eager is not None:
+        ledger.decide("enforce_eager", "no effect", "nothing is compiled at start")

@@ -1,0 +1,258 @@
+"""Host: what the machine is and what this process may use of it, as plain data.
+
+Everything is read from files below given roots, so a test feeds trees or JSON of machines nobody
+owns. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import os
+import platform as stdlib_platform
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from cpuserve.config.values import parse_cpu_list
+from cpuserve.ids import CpuId, NodeId
+from cpuserve.platforms.cgroup import Cgroup, read_cgroup
+
+ARM_PARTS = {
+    (0x41, 0xD03): "Cortex-A53",
+    (0x41, 0xD08): "Cortex-A72",
+    (0x41, 0xD0B): "Cortex-A76",
+    (0x41, 0xD0C): "Neoverse-N1",
+    (0x41, 0xD40): "Neoverse-V1",
+    (0x41, 0xD49): "Neoverse-N2",
+    (0x41, 0xD4F): "Neoverse-V2",
+    (0x46, 0x001): "A64FX",
+    (0xC0, 0xAC3): "Ampere-1",
+}
+
+
+class Cpu(msgspec.Struct, frozen=True):
+    """One online logical CPU. `core` is unique in the machine; -1 is an unknown node or L3."""
+
+    id: CpuId
+    core: int
+    package: int = 0
+    node: NodeId = NodeId(0)
+    l3: int = -1
+
+
+class Node(msgspec.Struct, frozen=True):
+    """One NUMA node; memory is what its meminfo says, for reports only (ballooned VMs lie)."""
+
+    id: NodeId
+    memory_total: int = 0
+
+
+class HugePages(msgspec.Struct, frozen=True):
+    """transparent: "always", "madvise" or "never"; pages of the 2 MiB pool."""
+
+    transparent: str = "never"
+    pool_total: int = 0
+    pool_free: int = 0
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine as this process sees it. Memory in bytes.
+
+    allowed: CPUs of the affinity mask. isa_levels: what the native extension runs here, lowest
+    first; empty with `native_error` saying why where it cannot run at all.
+    """
+
+    arch: str
+    cpu_model: str
+    cpu_flags: tuple[str, ...] = ()
+    cpus: tuple[Cpu, ...]
+    allowed: tuple[CpuId, ...]
+    nodes: tuple[Node, ...] = ()
+    memory_total: int
+    memory_available: int
+    cgroup: Cgroup = Cgroup()
+    huge_pages: HugePages = HugePages()
+    kernel: str = ""
+    isa_levels: tuple[str, ...] = ()
+    native_error: str = ""
+    torch: bool = False
+    transformers: bool = False
+
+    @property
+    def usable_cpus(self) -> list[Cpu]:
+        """Online CPUs this process may run on, by number."""
+        allowed = set(self.allowed)
+        return sorted((c for c in self.cpus if c.id in allowed), key=lambda c: c.id)
+
+    @property
+    def memory_limit(self) -> int:
+        """Memory of the machine or the container, whichever is less."""
+        return min(self.memory_total, self.cgroup.memory_limit or self.memory_total)
+
+    @property
+    def memory_free(self) -> int:
+        """Memory that can still be taken, machine and container together."""
+        free = self.cgroup.memory_available
+        return self.memory_available if free is None else min(self.memory_available, free)
+
+    def to_json(self) -> bytes:
+        """This host as JSON, for a bug report or a test fixture."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1)
+
+    @staticmethod
+    def from_json(data: bytes) -> Host:
+        """The host `to_json` wrote."""
+        return msgspec.json.decode(data, type=Host)
+
+    @staticmethod
+    def read(
+        *,
+        sysfs_root: Path = Path("/sys"),
+        proc_root: Path = Path("/proc"),
+        cgroup_root: Path | None = None,
+        affinity: Iterable[int] | None = None,
+        arch: str | None = None,
+    ) -> Host:
+        """Read the host; what a file does not say is filled with the plainest assumption."""
+        allowed = sorted(_affinity() if affinity is None else affinity)
+        cpuinfo = _text(proc_root / "cpuinfo")
+        meminfo = _meminfo(_text(proc_root / "meminfo"))
+        total, available = _memory(meminfo)
+        return Host(
+            arch=arch or stdlib_platform.machine().lower().replace("amd64", "x86_64"),
+            cpu_model=_cpu_model(cpuinfo),
+            cpu_flags=_cpu_flags(cpuinfo),
+            cpus=_read_cpus(sysfs_root / "devices/system", allowed),
+            allowed=tuple(CpuId(c) for c in allowed),
+            nodes=_read_nodes(sysfs_root / "devices/system/node"),
+            memory_total=total,
+            memory_available=available,
+            cgroup=read_cgroup(cgroup_root or sysfs_root / "fs/cgroup", proc_root),
+            huge_pages=_huge_pages(sysfs_root, meminfo),
+            kernel=_text(proc_root / "sys/kernel/osrelease").strip(),
+        )
+
+
+def _affinity() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _read_cpus(system: Path, allowed: list[int]) -> tuple[Cpu, ...]:
+    """Every online CPU; one core per CPU on one node where sysfs does not say."""
+    online = _list(system / "cpu/online") or [CpuId(c) for c in allowed]
+    node_of = {c: n for n, cpus in _node_cpus(system / "node").items() for c in cpus}
+    cores: dict[tuple[int, int, int], int] = {}
+    found = []
+    for cpu in online:
+        folder = system / "cpu" / f"cpu{cpu}"
+        package = _int(folder / "topology/physical_package_id", 0)
+        siblings = _list(folder / "topology/core_cpus_list") or _list(
+            folder / "topology/thread_siblings_list"
+        )
+        core = _int(folder / "topology/core_id", cpu)
+        # core_id repeats in every die; the lowest sibling does not
+        key = (package, core, min(siblings)) if siblings else (package, core, cpu)
+        node = node_of.get(cpu, NodeId(0))
+        found.append(Cpu(cpu, cores.setdefault(key, len(cores)), package, node, _l3(folder)))
+    return tuple(found)
+
+
+def _l3(folder: Path) -> int:
+    """The lowest CPU that shares this CPU's L3, as the group's name."""
+    for index in range(6):
+        cache = folder / f"cache/index{index}"
+        if _int(cache / "level", 0) == 3:
+            shared = _list(cache / "shared_cpu_list")
+            return min(shared) if shared else -1
+    return -1
+
+
+def _node_cpus(root: Path) -> dict[NodeId, list[CpuId]]:
+    return {n: _list(root / f"node{n}/cpulist") for n in _node_ids(root)}
+
+
+def _node_ids(root: Path) -> list[NodeId]:
+    found = (re.fullmatch(r"node(\d+)", p.name) for p in root.glob("node[0-9]*"))
+    return sorted(NodeId(int(m[1])) for m in found if m)
+
+
+def _read_nodes(root: Path) -> tuple[Node, ...]:
+    return tuple(
+        Node(n, _meminfo(_text(root / f"node{n}/meminfo")).get("MemTotal", 0))
+        for n in _node_ids(root)
+    )
+
+
+def _meminfo(text: str) -> dict[str, int]:
+    """Key -> bytes (or a count where the line has no unit); reads /proc's and a node's format."""
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        match = re.match(r"(?:Node \d+ )?([\w()]+):\s+(\d+)( kB)?", line)
+        if match:
+            found[match[1]] = int(match[2]) * (1024 if match[3] else 1)
+    return found
+
+
+def _memory(meminfo: dict[str, int]) -> tuple[int, int]:
+    """(total, available); asks psutil where there is no /proc/meminfo."""
+    if "MemTotal" in meminfo:
+        total = meminfo["MemTotal"]
+        return total, min(total, meminfo.get("MemAvailable", meminfo.get("MemFree", total)))
+    import psutil  # only where the kernel has no /proc: keeps start-up free of it
+
+    memory = psutil.virtual_memory()
+    return int(memory.total), int(memory.available)
+
+
+def _huge_pages(sysfs_root: Path, meminfo: dict[str, int]) -> HugePages:
+    text = _text(sysfs_root / "kernel/mm/transparent_hugepage/enabled")
+    chosen = re.search(r"\[(\w+)\]", text)
+    return HugePages(
+        chosen[1] if chosen else "never",
+        meminfo.get("HugePages_Total", 0),
+        meminfo.get("HugePages_Free", 0),
+    )
+
+
+def _cpu_model(cpuinfo: str) -> str:
+    match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    if match:
+        return " ".join(match[1].split())
+    implementer = re.search(r"^CPU implementer\s*:\s*(0x\w+)", cpuinfo, re.MULTILINE)
+    part = re.search(r"^CPU part\s*:\s*(0x\w+)", cpuinfo, re.MULTILINE)
+    if implementer and part:
+        known = ARM_PARTS.get((int(implementer[1], 16), int(part[1], 16)))
+        return known or f"Arm implementer {implementer[1]} part {part[1]}"
+    return stdlib_platform.processor() or "unknown CPU"
+
+
+def _cpu_flags(cpuinfo: str) -> tuple[str, ...]:
+    """Instruction sets as lscpu shows them."""
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
+    return tuple(match[1].split()) if match else ()
+
+
+def _list(file: Path) -> list[CpuId]:
+    """A kernel CPU list ("0-3,8"); empty where the file is missing or odd."""
+    text = _text(file).strip()
+    if not text:
+        return []
+    try:
+        return parse_cpu_list(text)
+    except ValueError:
+        return []
+
+
+def _int(file: Path, default: int) -> int:
+    text = _text(file).strip()
+    return int(text) if re.fullmatch(r"-?\d+", text) else default
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
