@@ -1,0 +1,1 @@
+"""Model files to config dicts and mapped tensors."""

@@ -1,0 +1,343 @@
+"""GGUF v2 and v3 files, read in place: metadata decoded when asked for, tensors mapped.
+
+Layout as the GGUF specification in ggml (docs/gguf.md): magic, version, counts, key-value pairs,
+tensor table, padding to `general.alignment`, tensor data. Little-endian only.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from cpuserve.errors import ModelError
+from cpuserve.loader.mapped import MappedFile
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MAX_KEY_BYTES = 65535
+MAX_NAME_BYTES = 64
+MAX_DIMS = 4
+MAX_ELEMENTS = 2**63 - 1
+
+# ggml_type: name, elements a block, bytes a block. Types cpuserve cannot compute with are here too,
+# so that a file holding them is checked and refused by name.
+TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+}
+
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_SCALARS: dict[int, tuple[str, str]] = {
+    0: ("B", "|u1"),
+    1: ("b", "|i1"),
+    2: ("<H", "<u2"),
+    3: ("<h", "<i2"),
+    4: ("<I", "<u4"),
+    5: ("<i", "<i4"),
+    6: ("<f", "<f4"),
+    7: ("B", "|u1"),
+    10: ("<Q", "<u8"),
+    11: ("<q", "<i8"),
+    12: ("<d", "<f8"),
+}
+_U64 = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One row of the tensor table; shape outermost first, offset from the start of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """Where a metadata value lies: its type, and for arrays the element type and count."""
+
+    type: int
+    offset: int
+    element: int = -1
+    count: int = 1
+
+
+class _Cursor:
+    """Reads forward through the header; every failure names the field being read."""
+
+    def __init__(self, file: MappedFile) -> None:
+        self.file = file
+        self.at = 0
+
+    def fail(self, field: str, why: str) -> NoReturn:
+        msg = f"broken GGUF {self.file.path}: {field}: {why}"
+        raise ModelError(msg)
+
+    def take(self, size: int, field: str) -> int:
+        """Offset of the next `size` bytes, which are inside the file."""
+        start = self.at
+        if size > self.file.size - start:
+            why = f"the file ends at byte {self.file.size}, {size} bytes from {start} are needed"
+            self.fail(field, why)
+        self.at = start + size
+        return start
+
+    def number(self, code: str, field: str) -> Any:
+        at = self.take(struct.calcsize(code), field)
+        return struct.unpack_from(code, self.file.map, at)[0]
+
+    def text(self, max_bytes: int, field: str) -> str:
+        size = self.number("<Q", f"{field} size")
+        if not 0 < size <= max_bytes:
+            self.fail(f"{field} size", f"{size} is not between 1 and {max_bytes}")
+        at = self.take(size, field)
+        try:
+            return self.file.map[at : at + size].decode()
+        except UnicodeDecodeError:
+            self.fail(field, "it is not UTF-8")
+
+    def skip_strings(self, count: int, field: str) -> None:
+        """Step over `count` length-prefixed strings (the hot loop of opening a file)."""
+        at, unpack, data, size = self.at, _U64.unpack_from, self.file.map, self.file.size
+        try:
+            for _ in range(count):
+                at += 8 + unpack(data, at)[0]
+        except (struct.error, OverflowError, IndexError, ValueError):
+            at = size + 1
+        if at > size:
+            self.fail(field, f"its strings run beyond the end of the file (byte {size})")
+        self.at = at
+
+
+class GgufFile:
+    """An open GGUF file whose header has been checked completely; its data is mapped, not read."""
+
+    def __init__(self, path: Path) -> None:
+        """Open and check `path`; ModelError names the field that is wrong."""
+        self.path = path
+        self.file = MappedFile(path, "GGUF file")
+        cursor: _Cursor = _Cursor(self.file)
+        num_tensors, num_values = _read_counts(cursor)
+        self._values = dict(_read_values(cursor, num_values))
+        self.alignment = self._read_alignment(cursor)
+        self.tensors = _read_tensors(cursor, num_tensors, self.alignment)
+
+    def keys(self) -> list[str]:
+        """Metadata keys in file order."""
+        return list(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def count(self, key: str) -> int:
+        """Length of an array value (1 for a scalar, 0 if absent), without decoding it."""
+        return self._values[key].count if key in self._values else 0
+
+    def value(self, key: str) -> Any:
+        """The decoded value (int, float, bool, str or list of them), or None if absent."""
+        found = self._values.get(key)
+        if found is None:
+            return None
+        if found.type == _ARRAY:
+            return self._array(key, found)
+        if found.type == _STRING:
+            return self._strings(key, found.offset, 1)[0]
+        value = struct.unpack_from(_SCALARS[found.type][0], self.file.map, found.offset)[0]
+        return bool(value) if found.type == _BOOL else value
+
+    def data(self, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes, mapped; ModelError if the file changed since it was opened."""
+        self.file.check_unchanged()
+        return self.file.view(tensor.offset, tensor.size)
+
+    def _array(self, key: str, found: _Value) -> list[Any]:
+        if found.element == _STRING:
+            return self._strings(key, found.offset, found.count)
+        dtype = np.dtype(_SCALARS[found.element][1])
+        values = self.file.view(found.offset, found.count * dtype.itemsize).view(dtype)
+        listed: list[Any] = values.tolist()
+        return [bool(v) for v in listed] if found.element == _BOOL else listed
+
+    def _strings(self, key: str, at: int, count: int) -> list[str]:
+        data, unpack = self.file.map, _U64.unpack_from
+        found = []
+        try:
+            for _ in range(count):
+                start = at + 8
+                at = start + unpack(data, at)[0]
+                found.append(data[start:at].decode())
+        except UnicodeDecodeError as error:
+            msg = f"broken GGUF {self.path}: {key}: entry {len(found)} is not UTF-8"
+            raise ModelError(msg) from error
+        return found
+
+    def _read_alignment(self, cursor: _Cursor) -> int:
+        key = "general.alignment"
+        found = self._values.get(key)
+        if found is None:
+            return DEFAULT_ALIGNMENT
+        if found.type != 4:
+            cursor.fail(key, "it must be a uint32")
+        value = self.value(key)
+        if value <= 0 or value & (value - 1):
+            cursor.fail(key, f"{value} is not a power of two")
+        return int(value)
+
+
+def _read_counts(cursor: _Cursor) -> tuple[int, int]:
+    """(tensors, key-value pairs) from the fixed header."""
+    at = cursor.take(4, "magic")
+    magic = cursor.file.map[at : at + 4]
+    if magic != MAGIC:
+        cursor.fail("magic", f"it starts with {magic!r}, not {MAGIC!r}: this is no GGUF file")
+    version = cursor.number("<I", "version")
+    if version not in VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        why = f"{version} is not supported (2 and 3 are)"
+        if swapped in VERSIONS:
+            why = "the file is big-endian; convert it to little-endian"
+        cursor.fail("version", why)
+    num_tensors = cursor.number("<Q", "tensor count")
+    num_values = cursor.number("<Q", "metadata count")
+    # Smallest possible entries: a pair is 8 + 1 + 4 + 1 bytes, a table row 8 + 1 + 4 + 8 + 4 + 8.
+    _check_count(cursor, num_values, 14, "metadata count")
+    _check_count(cursor, num_tensors, 33, "tensor count")
+    return num_tensors, num_values
+
+
+def _check_count(cursor: _Cursor, count: int, entry_bytes: int, field: str) -> None:
+    left = cursor.file.size - cursor.at
+    if count > left // entry_bytes:
+        cursor.fail(field, f"{count} entries cannot fit in the {left} bytes that follow")
+
+
+def _read_values(cursor: _Cursor, count: int) -> Iterator[tuple[str, _Value]]:
+    seen: set[str] = set()
+    for index in range(count):
+        key = cursor.text(MAX_KEY_BYTES, f"metadata key {index}")
+        if key in seen:
+            cursor.fail(key, "the key occurs twice")
+        seen.add(key)
+        yield key, _read_value(cursor, key)
+
+
+def _read_value(cursor: _Cursor, key: str) -> _Value:
+    kind = cursor.number("<I", f"{key} type")
+    if kind == _ARRAY:
+        return _read_array(cursor, key)
+    at = cursor.at
+    if kind == _STRING:
+        cursor.skip_strings(1, key)
+    elif kind in _SCALARS:
+        cursor.take(struct.calcsize(_SCALARS[kind][0]), key)
+        if kind == _BOOL and cursor.file.map[at] > 1:
+            cursor.fail(key, f"{cursor.file.map[at]} is not a boolean")
+    else:
+        cursor.fail(f"{key} type", f"{kind} is not a metadata type")
+    return _Value(kind, at)
+
+
+def _read_array(cursor: _Cursor, key: str) -> _Value:
+    element = cursor.number("<I", f"{key} element type")
+    count = cursor.number("<Q", f"{key} length")
+    if element == _STRING:
+        _check_count(cursor, count, 8, f"{key} length")
+        at = cursor.at
+        cursor.skip_strings(count, key)
+    elif element in _SCALARS:
+        item = struct.calcsize(_SCALARS[element][0])
+        _check_count(cursor, count, item, f"{key} length")
+        at = cursor.take(count * item, key)
+    else:
+        cursor.fail(f"{key} element type", f"{element} is not an array element type")
+    return _Value(_ARRAY, at, element, count)
+
+
+def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTensor]:
+    """The tensor table, with offsets made absolute and checked against the file and each other."""
+    table = [_read_tensor(cursor, index) for index in range(count)]
+    start = -(-cursor.at // alignment) * alignment
+    found: dict[str, GgufTensor] = {}
+    for row in table:
+        if row.name in found:
+            cursor.fail(f"tensor {row.name}", "the name occurs twice")
+        if row.offset % alignment:
+            why = f"{row.offset} is not a multiple of the alignment {alignment}"
+            cursor.fail(f"tensor {row.name} offset", why)
+        end = start + row.offset + row.size
+        if end > cursor.file.size:
+            why = f"its data ends at byte {end}, the file at {cursor.file.size} (truncated?)"
+            cursor.fail(f"tensor {row.name} offset", why)
+        found[row.name] = GgufTensor(row.name, row.shape, row.dtype, start + row.offset, row.size)
+    _check_overlap(cursor, found)
+    return found
+
+
+def _read_tensor(cursor: _Cursor, index: int) -> GgufTensor:
+    name = cursor.text(MAX_NAME_BYTES, f"tensor {index} name")
+    num_dims = cursor.number("<I", f"tensor {name} dimensions")
+    if not 1 <= num_dims <= MAX_DIMS:
+        cursor.fail(f"tensor {name} dimensions", f"{num_dims} is not between 1 and 4")
+    dims = [cursor.number("<Q", f"tensor {name} size {i}") for i in range(num_dims)]
+    type_id = cursor.number("<I", f"tensor {name} type")
+    offset = cursor.number("<Q", f"tensor {name} offset")
+    if type_id not in TENSOR_TYPES:
+        cursor.fail(f"tensor {name} type", f"{type_id} is not a known tensor type")
+    dtype, block, block_bytes = TENSOR_TYPES[type_id]
+    elements = 1
+    for i, dim in enumerate(dims):
+        elements *= dim
+        if dim == 0 or elements > MAX_ELEMENTS:
+            cursor.fail(f"tensor {name} size {i}", f"{dim} is zero or too big")
+    if dims[0] % block:
+        why = f"{dims[0]} is not a multiple of {dtype}'s block of {block}"
+        cursor.fail(f"tensor {name} size 0", why)
+    return GgufTensor(name, tuple(reversed(dims)), dtype, offset, elements // block * block_bytes)
+
+
+def _check_overlap(cursor: _Cursor, tensors: dict[str, GgufTensor]) -> None:
+    end, owner = 0, ""
+    for tensor in sorted(tensors.values(), key=lambda t: t.offset):
+        if tensor.offset < end:
+            why = f"its data overlaps that of {owner}"
+            cursor.fail(f"tensor {tensor.name} offset", why)
+        end, owner = tensor.offset + tensor.size, tensor.name

@@ -1,0 +1,257 @@
+"""A GGUF file as a model: its Hugging Face style config and its tensors under HF names."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from cpuserve.errors import ModelError
+from cpuserve.loader.gguf import GgufFile, GgufTensor
+from cpuserve.loader.names import gguf_to_hf
+from cpuserve.quant.stored import StoredTensor
+
+ARCHITECTURES = {
+    "llama": ("LlamaForCausalLM", "llama"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+}
+# Their converter interleaves q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
+INTERLEAVED = frozenset({"llama"})
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+class _Keys:
+    """Typed access to the metadata of one architecture; a wrong value is named in the error."""
+
+    def __init__(self, file: GgufFile, arch: str) -> None:
+        self._file = file
+        self._arch = arch
+
+    def raw(self, key: str) -> Any:
+        """Value of "<arch>.<key>", None if absent."""
+        return self._file.value(f"{self._arch}.{key}")
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive integer; without a default the key is required."""
+        value = self.raw(key)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, list) and len(set(value)) == 1:
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            self.fail(key, value, "a positive integer (the same for all layers)")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A finite positive number; without a default the key is required."""
+        value = self.raw(key)
+        if value is None and default is not None:
+            return default
+        real = isinstance(value, int | float) and not isinstance(value, bool)
+        if not real or not 0 < value < float("inf"):
+            self.fail(key, value, "a positive number")
+        return float(value)
+
+    def fail(self, key: str, value: Any, wanted: str) -> NoReturn:
+        """Raise the ModelError for "<arch>.<key>"."""
+        is_what = "is missing" if value is None else f"is {str(value)[:60]}"
+        msg = f"GGUF {self._file.path}: {self._arch}.{key} {is_what}; it must be {wanted}"
+        raise ModelError(msg)
+
+
+def architecture(file: GgufFile) -> str:
+    """general.architecture; ModelError naming the supported ones."""
+    arch = file.value("general.architecture")
+    if arch not in ARCHITECTURES:
+        msg = (
+            f"GGUF {file.path}: architecture {arch!r} is not supported; "
+            f"supported: {', '.join(ARCHITECTURES)}"
+        )
+        raise ModelError(msg)
+    return str(arch)
+
+
+def gguf_config(file: GgufFile) -> dict[str, Any]:
+    """The config.json this model would have; reads metadata and the rope factors only."""
+    arch = architecture(file)
+    keys = _Keys(file, arch)
+    _refuse_parts(file)
+    if keys.raw("expert_count"):
+        keys.fail("expert_count", keys.raw("expert_count"), "absent (no mixture of experts)")
+    name, model_type = ARCHITECTURES[arch]
+    config: dict[str, Any] = {
+        "architectures": [name],
+        "model_type": model_type,
+        "hidden_act": "silu",
+        "vocab_size": _vocab_size(file),
+        "hidden_size": keys.count("embedding_length"),
+        "intermediate_size": keys.count("feed_forward_length"),
+        "num_hidden_layers": keys.count("block_count"),
+        "max_position_embeddings": keys.count("context_length"),
+        "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "torch_dtype": _dtype(file),
+    }
+    _add_heads(config, keys)
+    _add_rope(config, file, keys)
+    _add_window(config, keys)
+    _add_tokens(config, file)
+    return config
+
+
+def _refuse_parts(file: GgufFile) -> None:
+    parts = file.value("split.count")
+    if isinstance(parts, int) and parts > 1:
+        msg = f"GGUF {file.path} is one of {parts} parts; merge them (llama-gguf-split --merge)"
+        raise ModelError(msg)
+
+
+def _vocab_size(file: GgufFile) -> int:
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        msg = f"GGUF {file.path}: there is no token_embd.weight matrix, so it holds no model"
+        raise ModelError(msg)
+    return embedding.shape[0]
+
+
+def _dtype(file: GgufFile) -> str:
+    """The dtype most matrix bytes have; quantized files count as bfloat16 (their activations)."""
+    weight: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        if len(tensor.shape) > 1:
+            weight[tensor.dtype] = weight.get(tensor.dtype, 0) + tensor.size
+    return _DTYPES.get(max(weight, key=lambda d: weight[d]), "bfloat16")
+
+
+def _add_heads(config: dict[str, Any], keys: _Keys) -> None:
+    heads = keys.count("attention.head_count")
+    config["num_attention_heads"] = heads
+    config["num_key_value_heads"] = keys.count("attention.head_count_kv", heads)
+    head_dim = keys.count("attention.key_length", max(1, config["hidden_size"] // heads))
+    value_dim = keys.count("attention.value_length", head_dim)
+    if value_dim != head_dim:
+        keys.fail("attention.value_length", value_dim, f"{head_dim}, as the key length")
+    config["head_dim"] = head_dim
+
+
+def _add_rope(config: dict[str, Any], file: GgufFile, keys: _Keys) -> None:
+    config["rope_theta"] = keys.real("rope.freq_base", 10000.0)
+    rotary = keys.count("rope.dimension_count", config["head_dim"])
+    if rotary != config["head_dim"]:
+        config["partial_rotary_factor"] = rotary / config["head_dim"]
+    scaling = _rope_scaling(keys)
+    factors = _rope_factors(file, rotary)
+    if factors is not None:
+        if scaling is not None:
+            wanted = "absent next to a rope_freqs.weight tensor"
+            keys.fail("rope.scaling.type", scaling["rope_type"], wanted)
+        scaling = {"rope_type": "freq_factors", "freq_factors": factors}
+    config["rope_scaling"] = scaling
+
+
+def _rope_scaling(keys: _Keys) -> dict[str, Any] | None:
+    kind = keys.raw("rope.scaling.type")
+    legacy = keys.raw("rope.scale_linear")
+    if kind is None and legacy is not None:
+        kind = "linear"
+    if kind in (None, "none"):
+        return None
+    key = "rope.scale_linear" if keys.raw("rope.scaling.factor") is None else "rope.scaling.factor"
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": keys.real(key)}
+    if kind != "yarn":
+        keys.fail("rope.scaling.type", kind, "none, linear or yarn")
+    scaling: dict[str, Any] = {
+        "rope_type": "yarn",
+        "factor": keys.real(key),
+        "original_max_position_embeddings": keys.count(
+            "rope.scaling.original_context_length", keys.count("context_length")
+        ),
+    }
+    for name, field in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+        if keys.raw(f"rope.scaling.{name}") is not None:
+            scaling[field] = keys.real(f"rope.scaling.{name}")
+    return scaling
+
+
+def _rope_factors(file: GgufFile, rotary: int) -> list[float] | None:
+    """Divisors of the rotary / 2 inverse frequencies (how Llama 3.1 GGUFs store their scaling)."""
+    tensor = file.tensors.get("rope_freqs.weight")
+    if tensor is None:
+        return None
+    values = file.data(tensor).view("<f4") if tensor.dtype == "F32" else np.zeros(0, np.float32)
+    if len(values) != rotary // 2 or not np.all(np.isfinite(values) & (values > 0)):
+        msg = f"GGUF {file.path}: rope_freqs.weight must be {rotary // 2} positive F32 numbers"
+        raise ModelError(msg)
+    return [float(v) for v in values]
+
+
+def _add_window(config: dict[str, Any], keys: _Keys) -> None:
+    if keys.raw("attention.sliding_window"):
+        config["sliding_window"] = keys.count("attention.sliding_window")
+
+
+def _add_tokens(config: dict[str, Any], file: GgufFile) -> None:
+    for name in ("bos", "eos"):
+        value = file.value(f"tokenizer.ggml.{name}_token_id")
+        if isinstance(value, int) and 0 <= value < config["vocab_size"]:
+            config[f"{name}_token_id"] = value
+
+
+class GgufStore:
+    """`TensorStore` of a GGUF file: HF names, and q and k rows back in Hugging Face order."""
+
+    def __init__(self, file: GgufFile, config: dict[str, Any]) -> None:
+        self._file = file
+        self._interleaved = architecture(file) in INTERLEAVED
+        self._q_heads = int(config["num_attention_heads"])
+        self._kv_heads = int(config["num_key_value_heads"])
+        self._tensors: dict[str, GgufTensor] = {}
+        for name, tensor in file.tensors.items():
+            # The rope factors are part of the config, not a weight.
+            if name != "rope_freqs.weight":
+                self._tensors[gguf_to_hf(name)] = tensor
+
+    def names(self) -> set[str]:
+        """Every tensor name, as Hugging Face names it."""
+        return set(self._tensors)
+
+    def dtype(self, name: str) -> str:
+        """The ggml type name."""
+        return self._tensors[name].dtype
+
+    def get(self, name: str) -> StoredTensor:
+        """The tensor, mapped; rows of interleaved q and k come with the order that undoes it."""
+        tensor, file = self._tensors[name], self._file
+        data, order = file.data(tensor), self._row_order(name, tensor)
+        if order is not None and len(tensor.shape) == 1:
+            # A bias is one row: put its elements in order here, it is tiny.
+            data = data.reshape(len(order), -1)[order].reshape(-1)
+            order = None
+
+        def release() -> None:
+            file.file.release(tensor.offset, tensor.size)
+
+        return StoredTensor(name, tensor.shape, tensor.dtype, data, order, release)
+
+    def _row_order(self, name: str, tensor: GgufTensor) -> npt.NDArray[np.int32] | None:
+        heads = {"q_proj": self._q_heads, "k_proj": self._kv_heads}
+        parts = name.rsplit(".", 2)
+        if not self._interleaved or len(parts) < 3 or parts[1] not in heads:
+            return None
+        return rope_row_order(tensor.shape[0], heads[parts[1]], name)
+
+
+def rope_row_order(rows: int, heads: int, name: str) -> npt.NDArray[np.int32]:
+    """Stored row of each Hugging Face row: [heads, d/2, 2] in the file, [heads, 2, d/2] wanted.
+
+    Source: LlamaModel.permute in llama.cpp's convert_hf_to_gguf.py, inverted.
+    """
+    if rows % (2 * heads):
+        msg = f"{name} has {rows} rows, which {heads} heads of rotated pairs cannot share"
+        raise ModelError(msg)
+    stored = np.arange(rows, dtype=np.int32).reshape(heads, -1, 2)
+    return np.ascontiguousarray(stored.swapaxes(1, 2)).reshape(-1)

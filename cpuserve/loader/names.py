@@ -1,0 +1,57 @@
+"""Tensor names: what a file calls a tensor, and what a Program calls it (Hugging Face names)."""
+
+from __future__ import annotations
+
+import re
+
+_GGUF_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_GGUF_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
+
+# Tensors that some exporters store and no Program reads: buffers that are computed from the config.
+_COMPUTED = re.compile(
+    r".*\.rotary_emb\.inv_freq|rope_freqs\.weight|.*\.(?:attn|attention|self_attn)\.(?:masked_)?bias"
+    r"|.*\.position_ids"
+)
+
+
+def gguf_to_hf(name: str) -> str:
+    """The Hugging Face name of a llama, qwen2 or qwen3 GGUF tensor; unknown names stay as they are.
+
+    An unknown name thus shows up, as the file spells it, in the list of unused tensors.
+    """
+    match = _GGUF_NAME.fullmatch(name)
+    if match is None:
+        return name
+    layer, part, kind = match["layer"], match["part"], match["kind"]
+    table = _GGUF_TOP if layer is None else _GGUF_BLOCK
+    if part not in table:
+        return name
+    prefix = "" if layer is None else f"model.layers.{int(layer)}."
+    return f"{prefix}{table[part]}.{kind}"
+
+
+def checkpoint_to_hf(name: str) -> str:
+    """The name a Program uses for a safetensors tensor (older OPT files leave out "model.")."""
+    return f"model.{name}" if name.startswith("decoder.") else name
+
+
+def is_computed(name: str) -> bool:
+    """True for buffers (rotary frequencies, causal masks) that may be present and are not read."""
+    return _COMPUTED.fullmatch(name) is not None

@@ -1,0 +1,262 @@
+"""safetensors checkpoints, one file or shards: headers checked here, data mapped.
+
+Layout: u64 header size, JSON header {name: {dtype, shape, data_offsets}}, then the data. Checked
+beyond the reference library: duplicate keys, and files that point outside the model directory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cpuserve.errors import ModelError
+from cpuserve.loader.mapped import MappedFile, read_small, regular_file
+from cpuserve.loader.names import checkpoint_to_hf, is_computed
+from cpuserve.quant.stored import StoredTensor
+
+INDEX = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 100_000_000
+MAX_INDEX_BYTES = 100_000_000
+_ITEM_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
+    "U16": 2, "U32": 4, "U64": 8, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8,
+}  # fmt: skip
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class SafeTensor:
+    """One header entry; offset from the start of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+    size: int
+
+
+class SafetensorsFile:
+    """One open .safetensors file whose header has been checked completely."""
+
+    def __init__(self, path: Path) -> None:
+        """Open and check `path`; ModelError names the entry that is wrong."""
+        self.path = path
+        self.file = MappedFile(path, "safetensors file")
+        if self.file.size < 8:
+            self._fail(f"it has {self.file.size} bytes, too few for a header (truncated?)")
+        (size,) = struct.unpack_from("<Q", self.file.map)
+        if size > MAX_HEADER_BYTES:
+            self._fail(f"header size {size} is more than {MAX_HEADER_BYTES}")
+        if size > self.file.size - 8:
+            self._fail(f"header size {size} is beyond the end of the file (truncated?)")
+        self._start = 8 + size
+        self.tensors = self._read(self.file.map[8 : self._start])
+
+    def _fail(self, why: str) -> NoReturn:
+        msg = f"broken safetensors {self.path}: {why}"
+        raise ModelError(msg)
+
+    def _read(self, header: bytes) -> dict[str, SafeTensor]:
+        if not header.startswith(b"{"):
+            self._fail("the header is not a JSON object")
+        try:
+            entries = json.loads(header, object_pairs_hook=_unique)
+        except (ValueError, RecursionError) as error:
+            self._fail(f"header: {error}")
+        metadata = entries.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+            self._fail("__metadata__ is not a map of strings")
+        tensors = {name: self._entry(name, entry) for name, entry in entries.items()}
+        self._check_layout(tensors)
+        return tensors
+
+    def _entry(self, name: str, entry: Any) -> SafeTensor:
+        where = f"tensor {name[:200]!r}"
+        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+            self._fail(f"{where} must have exactly dtype, shape and data_offsets")
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+            self._fail(f"{where} has unknown dtype {str(dtype)[:40]!r}")
+        if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
+            self._fail(f"{where}: shape and data_offsets must be lists of sizes")
+        begin, end = offsets
+        if math.prod(shape) * _ITEM_BYTES[dtype] != end - begin:
+            self._fail(f"{where}: shape {shape} of {dtype} is not {end - begin} bytes")
+        return SafeTensor(name, tuple(shape), dtype, self._start + begin, end - begin)
+
+    def _check_layout(self, tensors: dict[str, SafeTensor]) -> None:
+        """Data must follow the header without holes or overlap and end with the file."""
+        at = self._start
+        for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.size)):
+            if tensor.offset != at:
+                what = "overlaps the one before" if tensor.offset < at else "leaves a hole before"
+                self._fail(f"tensor {tensor.name[:200]!r} {what} it (byte {at})")
+            at += tensor.size
+        if at != self.file.size:
+            why = f"the tensors end at byte {at}, the file at {self.file.size}"
+            self._fail(why + (" (truncated?)" if self.file.size < at else ""))
+
+
+class SafetensorsStore:
+    """`TensorStore` of a checkpoint directory: one file, or shards under an index."""
+
+    def __init__(self, directory: Path) -> None:
+        self._tensors: dict[str, tuple[SafetensorsFile, SafeTensor]] = {}
+        for path in _files_of(directory):
+            self._add(SafetensorsFile(path))
+        _check_index(directory, {t.name: f.path.name for f, t in self._tensors.values()})
+
+    def _add(self, file: SafetensorsFile) -> None:
+        for tensor in file.tensors.values():
+            name = checkpoint_to_hf(tensor.name)
+            if is_computed(name):
+                continue
+            if name in self._tensors:
+                other = self._tensors[name][0].path.name
+                msg = f"tensor {name} is in both {other} and {file.path.name} of {file.path.parent}"
+                raise ModelError(msg)
+            self._tensors[name] = (file, tensor)
+
+    def names(self) -> set[str]:
+        """Every tensor name (buffers that are computed from the config are left out)."""
+        return set(self._tensors)
+
+    def dtype(self, name: str) -> str:
+        """The dtype as safetensors names it."""
+        return self._tensors[name][1].dtype
+
+    def get(self, name: str) -> StoredTensor:
+        """The tensor, mapped; ModelError if its file changed since it was opened."""
+        file, tensor = self._tensors[name]
+        file.file.check_unchanged()
+        data = file.file.view(tensor.offset, tensor.size)
+
+        def release() -> None:
+            file.file.release(tensor.offset, tensor.size)
+
+        return StoredTensor(name, tensor.shape, tensor.dtype, data, None, release)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            msg = f"key {key[:200]!r} occurs twice"
+            raise ValueError(msg)
+        found[key] = value
+    return found
+
+
+def _naturals(values: Any) -> bool:
+    return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
+
+
+def _files_of(directory: Path) -> list[Path]:
+    """The weight files, each a regular file that lies inside the model directory."""
+    if (directory / INDEX).exists() or (directory / INDEX).is_symlink():
+        names = sorted(set(_weight_map(directory).values()))
+    else:
+        names = _unindexed(directory)
+    missing = [n for n in names if not (directory / n).exists()]
+    if missing:
+        msg = f"{directory}: missing weight file{_s(missing)} {', '.join(missing)}"
+        raise ModelError(msg)
+    for name in names:
+        _check_inside(directory, directory / name)
+    _check_extra(directory, names)
+    return [directory / n for n in names]
+
+
+def _weight_map(directory: Path) -> dict[str, str]:
+    """Tensor name to file name, from the index; only plain names of .safetensors files pass."""
+    path = directory / INDEX
+    _check_inside(directory, path)
+    try:
+        index = json.loads(read_small(path, "index", MAX_INDEX_BYTES), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        msg = f"{path} is not valid JSON: {error}"
+        raise ModelError(msg) from error
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(names, dict) or not names:
+        msg = f"{path} has no weight_map"
+        raise ModelError(msg)
+    for name in names.values():
+        plain = isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name)
+        if not plain or name.startswith("."):
+            msg = f"{path} names {str(name)[:100]!r}; only .safetensors files beside it are allowed"
+            raise ModelError(msg)
+    return names
+
+
+def _unindexed(directory: Path) -> list[str]:
+    found = sorted(p.name for p in directory.glob("*.safetensors"))
+    if "model.safetensors" in found:
+        return ["model.safetensors"]
+    if len(found) == 1 and not _SHARD.fullmatch(found[0]):
+        return found
+    shards = [m for m in map(_SHARD.fullmatch, found) if m]
+    if not shards:
+        raise _no_weights(directory, found)
+    stem, total = shards[0]["stem"], int(shards[0]["total"])
+    if total > 10_000 or len(shards) > total or any(m["stem"] != stem for m in shards):
+        msg = f"{directory} holds shards of several checkpoints and no {INDEX}"
+        raise ModelError(msg)
+    return [f"{stem}-{i:05d}-of-{total:05d}.safetensors" for i in range(1, total + 1)]
+
+
+def _no_weights(directory: Path, found: list[str]) -> ModelError:
+    if found:
+        return ModelError(f"{directory} holds several .safetensors files and no {INDEX}")
+    pickles = sorted(p.name for s in ("*.bin", "*.pt", "*.pth") for p in directory.glob(s))
+    if pickles:
+        return ModelError(
+            f"{directory} holds only pickled weights ({', '.join(pickles[:3])}), which can run any "
+            "code when loaded and are never read; convert the checkpoint to safetensors"
+        )
+    return ModelError(f"{directory} holds no .safetensors weights")
+
+
+def _check_inside(directory: Path, path: Path) -> None:
+    """Refuse links that lead out of the model (a hub cache links snapshots/X/f to blobs/Y)."""
+    regular_file(path, "model file")
+    real, home = path.resolve(), directory.resolve()
+    allowed = [home]
+    if home.parent.name == "snapshots":
+        allowed.append(home.parent.parent / "blobs")
+    if not any(real.is_relative_to(root) for root in allowed):
+        msg = f"{path} is a link out of the model directory (to {real}); copy the file there"
+        raise ModelError(msg)
+
+
+def _check_extra(directory: Path, names: list[str]) -> None:
+    """A shard of the same set that the index does not name means a mixed-up directory."""
+    known = {(m["stem"], m["total"]) for m in map(_SHARD.fullmatch, names) if m}
+    stems = {stem for stem, _ in known}
+    found = [m for m in map(_SHARD.fullmatch, (p.name for p in directory.iterdir())) if m]
+    extra = sorted(m.string for m in found if m["stem"] in stems and m.string not in names)
+    if extra:
+        msg = (
+            f"{directory}: weight file{_s(extra)} {', '.join(extra[:5])} not part of the checkpoint"
+        )
+        raise ModelError(msg)
+
+
+def _check_index(directory: Path, present: dict[str, str]) -> None:
+    """Every tensor must be in the file the index says."""
+    if not (directory / INDEX).exists():
+        return
+    expected = {n: f for n, f in _weight_map(directory).items() if not is_computed(n)}
+    wrong = sorted(n for n in expected.keys() | present.keys() if expected.get(n) != present.get(n))
+    if wrong:
+        listed = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+        msg = f"{directory}: {INDEX} and the weight files disagree about {listed}"
+        raise ModelError(msg)
+
+
+def _s(items: list[str]) -> str:
+    return "s" if len(items) > 1 else ""

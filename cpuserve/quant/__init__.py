@@ -1,0 +1,49 @@
+"""Weight formats: how the tensors of a checkpoint become rows a packer reads.
+
+A new format is one file with a `@weight_format("name")` function and a line in `BUILTIN`; a
+checkpoint names it in config.json's quantization_config.quant_method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.errors import ModelError
+from cpuserve.registry import Registry
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from cpuserve.quant.base import QuantTensor, Weights
+    from cpuserve.quant.stored import TensorStore
+
+    WeightFormat = Callable[[TensorStore, dict[str, Any]], Weights]
+
+BUILTIN = {
+    "dense": "cpuserve.quant.dense:dense_weights",
+    "gguf": "cpuserve.quant.gguf:gguf_weights",
+}
+FORMATS: Registry[WeightFormat] = Registry("weight format", BUILTIN)
+weight_format = FORMATS.register
+
+
+def open_weights(name: str, store: TensorStore, config: dict[str, Any]) -> Weights:
+    """The `Weights` of `store` in format `name`; ModelError for a format that does not exist."""
+    found = FORMATS.get(name)
+    if found is None:
+        msg = (
+            f"quantization {name!r} is not supported; supported: {', '.join(FORMATS.names())} "
+            "(use the unquantized checkpoint or a Q8_0, Q4_0 or Q4_1 GGUF of the model)"
+        )
+        raise ModelError(msg)
+    return found(store, config)
+
+
+def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
+    """The tensor as fp32 of `tensor.shape`, row_order applied (reads and copies it)."""
+    from cpuserve.quant import dense, gguf
+
+    quantized = tensor.source.startswith("gguf_")
+    return gguf.dequantize(tensor) if quantized else dense.dequantize(tensor)

@@ -1,0 +1,36 @@
+"""Dense checkpoints: F32, F16 and BF16 tensors, as safetensors and GGUF name them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cpuserve.quant import weight_format
+from cpuserve.quant.base import QuantTensor, SourceType, Weights
+from cpuserve.quant.stored import StoredWeights, TensorStore
+
+SOURCES: dict[str, SourceType] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+
+
+@weight_format("dense")
+def dense_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noqa: ARG001
+    """Weights of an unquantized checkpoint."""
+    return StoredWeights(store, SOURCES)
+
+
+def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
+    """fp32 copy of an f32, f16 or bf16 tensor, of `tensor.shape`."""
+    flat = tensor.data.reshape(-1)
+    if tensor.source == "bf16":
+        # A bf16 is the upper half of an fp32: shift it into place.
+        values = (flat.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    else:
+        values = flat.view("<f4" if tensor.source == "f32" else "<f2").astype(np.float32)
+    return in_row_order(values.reshape(tensor.shape), tensor)
+
+
+def in_row_order(values: npt.NDArray[np.float32], tensor: QuantTensor) -> npt.NDArray[np.float32]:
+    """`values` [rows, ...] as stored, in the order the tensor asks for."""
+    return values if tensor.row_order is None else values[tensor.row_order]
