@@ -1,0 +1,110 @@
+"""From what was asked to a resolved configuration: the steps `serve`, `config` and `LLM` share.
+
+No tensor is read: a wrong flag, a missing model or memory that does not suffice shows in a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.config.engine import EngineOptions, Resolved
+from cpuserve.config.load import Asked
+from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
+
+if TYPE_CHECKING:
+    from cpuserve.loader.gguf import GgufFile
+    from cpuserve.models.spec import ModelSpec
+
+DEFAULT_MODEL = "smollm2:135m"
+FULL_PRECISION = {"F32", "F16", "BF16"}
+Progress = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything known about a start before the engine loads a tensor."""
+
+    resolved: Resolved
+    spec: ModelSpec
+    facts: ModelFacts
+    host: Host
+    platform: Platform
+    notes: tuple[str, ...]
+
+
+def prepare(asked: Asked, progress: Progress | None = None) -> Prepared:
+    """Find (or download) the model, read its numbers, resolve every setting.
+
+    Raises:
+        StartupError: the model is missing, broken or unknown, or a setting cannot be honoured.
+    """
+    platform, notes = select(asked.options.platform)
+    path = find(asked.options, progress)
+    spec, facts = model_facts(asked.options, path)
+    host = platform.host()
+    resolved = platform.resolve(asked.options, asked.sources, facts, host)
+    return Prepared(resolved, spec, facts, host, platform, (*asked.notes, *notes))
+
+
+def find(options: EngineOptions, progress: Progress | None = None) -> Path:
+    """Where the model is on disk, after a download if its name asks for one."""
+    from cpuserve.loader.hub import resolve_model
+    from cpuserve.loader.load import find_model
+
+    name = options.model or DEFAULT_MODEL
+    return find_model(resolve_model(name, revision=options.revision, progress=progress))
+
+
+def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFacts]:
+    """The model's numbers from config.json or GGUF metadata."""
+    from cpuserve.models import spec_from_config
+
+    config, weight_bytes, quantization = _read(path)
+    spec = spec_from_config(config)
+    tokenizer = options.tokenizer or str(path)
+    facts = ModelFacts(
+        name=options.model or DEFAULT_MODEL,
+        path=str(path),
+        tokenizer_path=tokenizer,
+        architecture=spec.architecture,
+        dtype=spec.dtype,
+        quantization=quantization,
+        max_position=spec.max_position,
+        kv_layers=(KvLayerFacts(spec.kv_heads, spec.head_dim),) * spec.layers,
+        weight_bytes=weight_bytes,
+        activation_width=_activation_width(spec),
+    )
+    return spec, facts
+
+
+def _read(path: Path) -> tuple[dict[str, Any], int, str | None]:
+    """(config, tensor bytes, quantization) of a directory or a GGUF file."""
+    if path.is_dir():
+        from cpuserve.loader.load import read_config
+
+        sizes = [file.stat().st_size for file in path.glob("*.safetensors")]
+        return read_config(path), sum(sizes), None
+    from cpuserve.loader.gguf import GgufFile
+    from cpuserve.loader.gguf_model import gguf_config
+
+    file = GgufFile(path)
+    size = sum(tensor.size for tensor in file.tensors.values())
+    return gguf_config(file), size, _gguf_quantization(file)
+
+
+def _gguf_quantization(file: GgufFile) -> str | None:
+    """The quantized type most bytes have ("gguf Q4_1"), or None."""
+    by_type: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        if tensor.dtype not in FULL_PRECISION:
+            by_type[tensor.dtype] = by_type.get(tensor.dtype, 0) + tensor.size
+    return f"gguf {max(by_type, key=lambda t: by_type[t])}" if by_type else None
+
+
+def _activation_width(spec: ModelSpec) -> int:
+    """Floats of scratch a token needs: residual, norm, qkv, attention and feed-forward rows."""
+    attention = (2 * spec.q_heads + 2 * spec.kv_heads) * spec.head_dim
+    return 2 * spec.width + attention + 2 * spec.intermediate
