@@ -11,8 +11,8 @@ from cpuserve.ids import BlockId, SlotId
 class LogitRow:
     """A token row whose logits are wanted.
 
-    index: position inside the sequence's `token_ids` of this step. target -1: sample with the slot's
-    parameters; else score that id. num_top: alternatives wanted, -1 = no logprobs.
+    index: position inside the sequence's `token_ids` of this step. target -1: sample with the
+    slot's parameters; else score that id. num_top: alternatives wanted, -1 = no logprobs.
     """
 
     index: int

@@ -1,0 +1,1 @@
+"""Requests, the queue, the scheduler and paged KV bookkeeping: pure Python, no kernels."""

@@ -1,0 +1,102 @@
+"""Request: one sequence on its way through the engine, and what a step did to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cpuserve.core.step import LogitRow, RowResult
+from cpuserve.ids import BlockId, RequestId, SlotId
+from cpuserve.sampling.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+NO_SLOT = SlotId(-1)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence: `num_computed` tokens of KV exist, and chase `len(token_ids)`.
+
+    token_ids: prompt, then output. max_tokens: outputs at most (admission.output_limit).
+    eos_ids end it without a stop_id, params.stop_token_ids with one. num_top: alternatives wanted
+    for each output, -1 = no logprobs. prompt_rows: None, or one entry per scored prompt token;
+    entry 0 is None (nothing predicts the first token).
+    """
+
+    id: RequestId
+    token_ids: list[int]
+    params: SamplingParams
+    max_tokens: int
+    seed: int
+    eos_ids: frozenset[int] = frozenset()
+    arrival: float = 0.0
+    priority: int = 0
+    order: int = -1
+    num_prompt: int = 0
+    num_computed: int = 0
+    slot: SlotId = NO_SLOT
+    block_table: list[BlockId] = field(default_factory=list)
+    stop_ids: frozenset[int] = frozenset()
+    num_top: int = -1
+    prompt_rows: list[RowResult | None] | None = None
+    cached_tokens: int = 0
+    num_preemptions: int = 0
+    decode_rows: list[LogitRow] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        params = self.params
+        self.num_prompt = len(self.token_ids)
+        eos = frozenset() if params.ignore_eos else self.eos_ids
+        self.stop_ids = eos | frozenset(params.stop_token_ids)
+        self.num_top = -1 if params.logprobs is None else params.logprobs
+        self.prompt_rows = None if params.prompt_logprobs is None else [None]
+        self.decode_rows = [LogitRow(0, -1, self.num_top)]
+
+    @property
+    def num_output(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def is_running(self) -> bool:
+        """It has a slot (and blocks)."""
+        return self.slot != NO_SLOT
+
+    def rows(self, end: int) -> list[LogitRow]:
+        """The logits wanted of the tokens num_computed .. end - 1."""
+        start, ids = self.num_computed, self.token_ids
+        rows: list[LogitRow] = []
+        if self.prompt_rows is not None:
+            num_top = self.params.prompt_logprobs or 0
+            # prompt_rows[p + 1] comes from position p; a preemption does not lose what is known.
+            first = max(start, len(self.prompt_rows) - 1)
+            last = min(end, self.num_prompt - 1)
+            rows = [LogitRow(p - start, ids[p + 1], num_top) for p in range(first, last)]
+        if end == len(ids) and self.max_tokens:
+            rows.append(LogitRow(end - 1 - start, -1, self.num_top))
+        return rows
+
+    def append(self, token: int) -> FinishReason | None:
+        """Take a generated token; why the sequence ends with it, if it does."""
+        self.token_ids.append(token)
+        num_output = len(self.token_ids) - self.num_prompt
+        if token in self.stop_ids and num_output > self.params.min_tokens:
+            return "stop"
+        return "length" if num_output >= self.max_tokens else None
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one step added to one request.
+
+    rows: results behind `tokens` if logprobs are wanted. prompt_rows: all of them, once, when the
+    prompt has been scored. stop_id: the params.stop_token_ids member that ended it.
+    """
+
+    request: Request
+    tokens: list[int]
+    finish: FinishReason | None = None
+    stop_id: int | None = None
+    rows: list[RowResult] | None = None
+    prompt_rows: list[RowResult | None] | None = None
+    error: str | None = None
