@@ -1,0 +1,7 @@
+"""`python -m cpuserve`."""
+
+import sys
+
+from cpuserve.entrypoints.cli import main
+
+sys.exit(main())

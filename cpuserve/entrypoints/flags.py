@@ -1,0 +1,154 @@
+"""The command-line parser, made from config/fields.py; its errors are ConfigErrors on one line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from cpuserve.config.fields import FIELDS, GROUPS, SERVER, Field, NoOp, no_op_flags
+from cpuserve.config.load import Asked, Given, flag_given, load_options, nearest, no_op_note
+from cpuserve.errors import ConfigError
+
+HELP_POSITION = 34
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises instead of exiting, and never guesses abbreviated flags."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print with its usage."""
+        raise ConfigError(message)
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=HELP_POSITION, width=100)
+
+
+class Collect(argparse.Action):
+    """Keeps a field's value as text together with the flag that gave it."""
+
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, field: Field, **kwargs: Any
+    ) -> None:
+        self.field = field
+        super().__init__(option_strings, dest, **kwargs)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Store under the field's name."""
+        del parser
+        if not option_string and values is None:
+            return
+        flag = option_string or "MODEL"
+        if self.field.kind == "flag":
+            values = not flag.startswith("--no-")
+        namespace.given[self.field.name] = flag_given(self.field, flag, values)
+
+
+class Ignore(argparse.Action):
+    """Swallows a flag of another server that has no meaning here, and notes it."""
+
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, no_op: NoOp, **kwargs: Any
+    ) -> None:
+        self.no_op = no_op
+        super().__init__(option_strings, dest, **kwargs)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Add the note."""
+        del parser
+        value = values if isinstance(values, str) else None
+        namespace.notes.append(no_op_note(option_string or "", self.no_op, value))
+
+
+def add_options(parser: Parser, *, server: bool) -> None:
+    """Every field as flags in its group; `server` adds those of the front end."""
+    parser.set_defaults(given={}, notes=[])
+    parser.add_argument("model", nargs="?", action=Collect, field=_field("model"), help=_MODEL_HELP)
+    for title in GROUPS:
+        if title == SERVER and not server:
+            continue
+        group = parser.add_argument_group(title)
+        for field in FIELDS:
+            if field.group == title and field.flags:
+                _add_field(group, field)
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="Options from a JSON, YAML or TOML file [env CPUSERVE_CONFIG]",
+    )
+    for flag, no_op in no_op_flags().items():
+        nargs: dict[str, Any] = {"nargs": 0} if no_op.takes == "none" else {}
+        parser.add_argument(
+            flag, action=Ignore, no_op=no_op, help=argparse.SUPPRESS, dest="_ignored", **nargs
+        )
+
+
+_MODEL_HELP = "directory, GGUF file, Hugging Face id or built-in name [default: the built-in model]"
+
+
+def _field(name: str) -> Field:
+    return next(f for f in FIELDS if f.name == name)
+
+
+def _add_field(group: argparse._ArgumentGroup, field: Field) -> None:
+    env = f"; env {field.env}" if field.env else ""
+    text = f"{field.help} [default: {field.default}{env}]".replace("%", "%%")
+    flags = list(field.flags)
+    hidden = [f for f in field.all_flags if f not in flags]
+    options: dict[str, Any] = {"metavar": field.metavar}
+    if field.kind == "flag":
+        hidden += [f"--no-{f[2:]}" for f in flags]
+        options = {"nargs": 0}
+    elif field.kind == "list":
+        options["nargs"] = "+"
+    dest = f"_{field.name}"
+    group.add_argument(*flags, action=Collect, field=field, dest=dest, help=text, **options)
+    if hidden:
+        group.add_argument(
+            *hidden, action=Collect, field=field, dest=dest, help=argparse.SUPPRESS, **options
+        )
+
+
+def asked(args: argparse.Namespace) -> Asked:
+    """What a parsed command line, the environment and the config file ask for together."""
+    given: dict[str, Given] = args.given
+    return load_options(given, config_file=args.config, notes=args.notes)
+
+
+def normalize(argv: Iterable[str]) -> list[str]:
+    """--max_model_len=8 -> --max-model-len=8, as people type either."""
+    return [_dashes(a) if a.startswith("--") else a for a in argv]
+
+
+def _dashes(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
+    """ConfigError naming the first argument nobody knows and the nearest flag."""
+    if not unknown:
+        return
+    flag = next((u for u in unknown if u.startswith("-")), unknown[0])
+    name = flag.split("=")[0]
+    known = [s for a in parser._actions for s in a.option_strings if a.help != argparse.SUPPRESS]
+    what = "unknown flag" if name.startswith("-") else "unexpected argument"
+    msg = f"{what} {name}{nearest(name, known)}; see `{parser.prog} --help`"
+    raise ConfigError(msg)
