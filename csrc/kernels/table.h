@@ -187,9 +187,12 @@ struct AttentionArgs {
   // Result: if `partial` is null the chunks are merged here and rows go to `out` (format of the
   // o_proj's input). Else one partial per chunk: partial[(r * chunks + c - chunk0)] =
   // { m, l, 14 unused, o[hd_pad] } floats, and attention_merge finishes.
-  Rows out;                  // [T, q_heads * head_dim]
-  float* partial;
+  Rows out;                  // [T, q_heads * head_dim]; q8g32 only where head_dim % 32 == 0
+  float* partial;            // slot of row 0, chunk0
   void* scratch;             // kAttentionScratch bytes
+  // Chunks from one row of `partial` to the next, where several units share one sequence's chunks;
+  // 0 = chunk1 - chunk0.
+  int64_t partial_stride;
 };
 constexpr size_t kAttentionScratch = 256 << 10;
 
