@@ -104,6 +104,7 @@ def build_parser() -> Parser:
     config.add_argument("--json", action="store_true", help="as JSON")
     program = command("program", "commands:program", "Show a model's operations with their shapes.")
     add_options(program, server=False)
+    program.add_argument("--json", action="store_true", help="as JSON")
     doctor = command("doctor", "doctor:main", "Report on this machine, with problems and remedies.")
     doctor.add_argument("--json", action="store_true", help="as JSON")
     pull = command("pull", "commands:pull", "Download a model, so that serving needs no network.")

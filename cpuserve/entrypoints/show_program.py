@@ -1,0 +1,94 @@
+"""A Program as text: one operation a line, with the shapes it reads and writes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, fields
+from typing import Any
+
+from cpuserve.program.ops import Op, Rope
+from cpuserve.program.program import Program
+
+VALUES = ("x", "qkv", "out")  # fields that name a value
+WEIGHTS = ("weight", "weights", "bias", "biases", "q_norm", "k_norm", "sinks")
+SHAPES = ("width", "vocab", "rows", "in_features", "features")  # told by the shapes themselves
+
+
+def render(program: Program) -> str:
+    """Every op, and a closing line with the counts."""
+    shapes = {need.name: need.shape for need in program.weights}
+    lines = [_line(i, op, program, shapes) for i, op in enumerate(program.ops)]
+    parameters = sum(_elements(shape) for shape in shapes.values())
+    lines.append(
+        f"{len(program.ops)} operations, {len(program.weights)} tensors, "
+        f"{parameters:,} parameters, {len(program.kv_layers)} KV layers; T = tokens of a step"
+    )
+    return "\n".join(lines)
+
+
+def as_records(program: Program) -> list[dict[str, Any]]:
+    """The same as plain data: op, values with widths, weights with shapes, parameters."""
+    shapes = {need.name: need.shape for need in program.weights}
+    return [
+        {
+            "op": op_name(op),
+            "values": {f: _value(program, getattr(op, f)) for f in VALUES if hasattr(op, f)},
+            "weights": {w: list(shapes.get(w, ())) for w in _weights(op)},
+            "parameters": dict(_parameters(op)),
+        }
+        for op in program.ops
+    ]
+
+
+def op_name(op: Op) -> str:
+    """RopeStoreKV -> rope_store_kv."""
+    name = type(op).__name__.removesuffix("Op")
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _line(index: int, op: Op, program: Program, shapes: dict[str, tuple[int, ...]]) -> str:
+    reads = [_value(program, getattr(op, f)) for f in ("x", "qkv") if hasattr(op, f)]
+    writes = f" -> {_value(program, op.out)}" if hasattr(op, "out") else ""
+    weights = " ".join(f"{w}{list(shapes.get(w, ()))}" for w in _weights(op))
+    parameters = " ".join(f"{k}={v}" for k, v in _parameters(op))
+    parts = [f"{index:4d} {op_name(op):<14} {', '.join(reads)}{writes}", weights, parameters]
+    return "  ".join(p for p in parts if p)
+
+
+def _value(program: Program, value_id: int) -> str:
+    value = next(v for v in program.values if v.id == value_id)
+    return f"{value.name}[T, {value.width}]"
+
+
+def _weights(op: Op) -> list[str]:
+    names: list[str] = []
+    for field in WEIGHTS:
+        held = getattr(op, field, None)
+        names += [n for n in (held if isinstance(held, tuple) else (held,)) if n]
+    return names
+
+
+def _parameters(op: Op) -> list[tuple[str, Any]]:
+    """Fields that are neither values, weights nor shapes, where they differ from their default."""
+    found: list[tuple[str, Any]] = []
+    for field in fields(op):
+        held = getattr(op, field.name)
+        if field.name in (*VALUES, *WEIGHTS, *SHAPES) or held is None:
+            continue
+        if field.default is not MISSING and held == field.default:
+            continue
+        found.append((field.name, _short(held)))
+    return found
+
+
+def _short(held: Any) -> Any:
+    if isinstance(held, Rope):
+        return f"rotary {held.rotary}"
+    return float(f"{held:.6g}") if isinstance(held, float) else held
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

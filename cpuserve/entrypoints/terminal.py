@@ -1,0 +1,101 @@
+"""What the commands write: results on stdout, notes and progress on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from cpuserve.config.values import format_bytes
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+PLAIN_INTERVAL_S = 5.0
+BAR_AFTER_S = 0.3  # a bar for less would only flicker
+
+
+def say(text: str = "", end: str = "\n") -> None:
+    """One result line on stdout, at once."""
+    sys.stdout.write(text + end)
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"cpuserve: {text}\n")
+    sys.stderr.flush()
+
+
+class Progress:
+    """Progress of named stages ("download", "load", "pack") in bytes.
+
+    On a terminal a bar; elsewhere a line when a stage begins to take long, every few seconds, and
+    at its end. Call it with (stage, done, total); `close` leaves the terminal as it was.
+    """
+
+    def __init__(self) -> None:
+        self._tty = sys.stderr.isatty()
+        self._bars: RichProgress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._begun: dict[str, float] = {}
+        self._told: dict[str, float] = {}
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show that `done` of `total` bytes of `stage` are finished."""
+        now = time.monotonic()
+        begun = self._begun.setdefault(stage, now)
+        if now - begun < BAR_AFTER_S and stage not in self._tasks:
+            return
+        if self._tty:
+            self._bar(stage, done, total)
+        else:
+            self._line(stage, done, total, now)
+
+    def close(self) -> None:
+        """Take the bars off the terminal."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+        self._tasks.clear()
+
+    def _line(self, stage: str, done: int, total: int, now: float) -> None:
+        finished = done >= total > 0
+        if not finished and now - self._told.get(stage, 0.0) < PLAIN_INTERVAL_S:
+            return
+        if finished and stage not in self._told:
+            return  # nobody was told that it began
+        self._told[stage] = now
+        of = f" of {format_bytes(total)} ({100 * done // total} %)" if total > 0 else ""
+        note(f"{stage}: {format_bytes(done)}{of}")
+
+    def _bar(self, stage: str, done: int, total: int) -> None:
+        if self._bars is None:
+            self._bars = _bars()
+            self._bars.start()
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bars.add_task(stage, total=total or None)
+        self._bars.update(self._tasks[stage], completed=done, total=total or None)
+
+
+def _bars() -> RichProgress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description:>9}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
