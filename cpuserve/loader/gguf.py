@@ -10,13 +10,14 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.mapped import MappedFile
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -64,18 +65,19 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
 }
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
-_SCALARS: dict[int, tuple[str, str]] = {
-    0: ("B", "|u1"),
-    1: ("b", "|i1"),
-    2: ("<H", "<u2"),
-    3: ("<h", "<i2"),
-    4: ("<I", "<u4"),
-    5: ("<i", "<i4"),
-    6: ("<f", "<f4"),
-    7: ("B", "|u1"),
-    10: ("<Q", "<u8"),
-    11: ("<q", "<i8"),
-    12: ("<d", "<f8"),
+# Value type to struct code.
+_SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<B",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
 }
 _U64 = struct.Struct("<Q")
 
@@ -181,7 +183,7 @@ class GgufFile:
             return self._array(key, found)
         if found.type == _STRING:
             return self._strings(key, found.offset, 1)[0]
-        value = struct.unpack_from(_SCALARS[found.type][0], self.file.map, found.offset)[0]
+        value = struct.unpack_from(_SCALARS[found.type], self.file.map, found.offset)[0]
         return bool(value) if found.type == _BOOL else value
 
     def data(self, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
@@ -192,9 +194,8 @@ class GgufFile:
     def _array(self, key: str, found: _Value) -> list[Any]:
         if found.element == _STRING:
             return self._strings(key, found.offset, found.count)
-        dtype = np.dtype(_SCALARS[found.element][1])
-        values = self.file.view(found.offset, found.count * dtype.itemsize).view(dtype)
-        listed: list[Any] = values.tolist()
+        code = f"<{found.count}{_SCALARS[found.element][1]}"
+        listed = list(struct.unpack_from(code, self.file.map, found.offset))
         return [bool(v) for v in listed] if found.element == _BOOL else listed
 
     def _strings(self, key: str, at: int, count: int) -> list[str]:
@@ -268,7 +269,7 @@ def _read_value(cursor: _Cursor, key: str) -> _Value:
     if kind == _STRING:
         cursor.skip_strings(1, key)
     elif kind in _SCALARS:
-        cursor.take(struct.calcsize(_SCALARS[kind][0]), key)
+        cursor.take(struct.calcsize(_SCALARS[kind]), key)
         if kind == _BOOL and cursor.file.map[at] > 1:
             cursor.fail(key, f"{cursor.file.map[at]} is not a boolean")
     else:
@@ -284,7 +285,7 @@ def _read_array(cursor: _Cursor, key: str) -> _Value:
         at = cursor.at
         cursor.skip_strings(count, key)
     elif element in _SCALARS:
-        item = struct.calcsize(_SCALARS[element][0])
+        item = struct.calcsize(_SCALARS[element])
         _check_count(cursor, count, item, f"{key} length")
         at = cursor.take(count * item, key)
     else:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf import GgufFile, GgufTensor
 from cpuserve.loader.names import gguf_to_hf
 from cpuserve.quant.stored import StoredTensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "llama"),
@@ -182,8 +183,8 @@ def _rope_factors(file: GgufFile, rotary: int) -> list[float] | None:
     tensor = file.tensors.get("rope_freqs.weight")
     if tensor is None:
         return None
-    values = file.data(tensor).view("<f4") if tensor.dtype == "F32" else np.zeros(0, np.float32)
-    if len(values) != rotary // 2 or not np.all(np.isfinite(values) & (values > 0)):
+    values = file.data(tensor).view("<f4").tolist() if tensor.dtype == "F32" else []
+    if len(values) != rotary // 2 or not all(0 < v < float("inf") for v in values):
         msg = f"GGUF {file.path}: rope_freqs.weight must be {rotary // 2} positive F32 numbers"
         raise ModelError(msg)
     return [float(v) for v in values]
@@ -192,6 +193,10 @@ def _rope_factors(file: GgufFile, rotary: int) -> list[float] | None:
 def _add_window(config: dict[str, Any], keys: _Keys) -> None:
     if keys.raw("attention.sliding_window"):
         config["sliding_window"] = keys.count("attention.sliding_window")
+        if config["model_type"] == "llama":
+            # Mistral is written as a llama; only its own class reads the window.
+            config["architectures"] = ["MistralForCausalLM"]
+            config["model_type"] = "mistral"
 
 
 def _add_tokens(config: dict[str, Any], file: GgufFile) -> None:
@@ -253,5 +258,7 @@ def rope_row_order(rows: int, heads: int, name: str) -> npt.NDArray[np.int32]:
     if rows % (2 * heads):
         msg = f"{name} has {rows} rows, which {heads} heads of rotated pairs cannot share"
         raise ModelError(msg)
+    import numpy as np
+
     stored = np.arange(rows, dtype=np.int32).reshape(heads, -1, 2)
     return np.ascontiguousarray(stored.swapaxes(1, 2)).reshape(-1)

@@ -6,11 +6,13 @@ import mmap
 import os
 import stat
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from cpuserve.errors import ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 def regular_file(path: Path, what: str) -> os.stat_result:
@@ -68,7 +70,6 @@ class MappedFile:
             msg = f"{what} {path} cannot be read: {_reason(error)}"
             raise ModelError(msg) from error
         self.size = self._stat.st_size
-        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self.map, dtype=np.uint8)
 
     def __del__(self) -> None:
         """Close the descriptor; the mapping itself lives as long as a view of it."""
@@ -78,7 +79,10 @@ class MappedFile:
 
     def view(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
         """uint8 [size] at `offset`, not read yet."""
-        return self._bytes[offset : offset + size]
+        # Imported here: the front end reads metadata only and does without numpy.
+        import numpy as np
+
+        return np.frombuffer(self.map, np.uint8, size, offset)
 
     def check_unchanged(self) -> None:
         """ModelError if the file's size or modification time is not what it was at opening."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Protocol
 
 from cpuserve.errors import ConfigError, ModelError
-from cpuserve.quant.base import QuantTensor, SourceType, WeightKind
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from cpuserve.quant.base import QuantTensor, SourceType, WeightKind
 
 DENSE_KINDS: dict[str, WeightKind] = {
     "bfloat16": "dense_bf16",
@@ -69,6 +71,8 @@ class StoredWeights:
 
     def get(self, name: str) -> QuantTensor:
         """The tensor as rows of its source type, mapped, not read."""
+        from cpuserve.quant.base import QuantTensor
+
         stored = self._store.get(name)
         rows = stored.shape[0] if len(stored.shape) > 1 else 1
         return QuantTensor(
