@@ -1,6 +1,6 @@
 """Tiny random checkpoints for everybody's tests: one call, a fraction of a second, made once.
 
-    from helpers.tiny import tiny_model
+    from tests.helpers.tiny import tiny_model
     path = tiny_model("qwen2")                      # a directory: config.json, tokenizer.json, ...
     path = tiny_model("llama", dtype="bfloat16", num_hidden_layers=1)
 

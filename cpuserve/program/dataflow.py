@@ -1,0 +1,46 @@
+"""Which values an op reads and writes, and how long values live."""
+
+from __future__ import annotations
+
+from cpuserve.program.ops import (
+    Add,
+    Attention,
+    Embed,
+    Linear,
+    Logits,
+    Op,
+    PositionEmbed,
+    RopeStoreKV,
+    ValueId,
+)
+from cpuserve.program.program import Program
+
+
+def written(op: Op) -> ValueId | None:
+    """The value an op writes or changes; None for Logits."""
+    if isinstance(op, Logits):
+        return None
+    if isinstance(op, PositionEmbed):
+        return op.x
+    return op.qkv if isinstance(op, RopeStoreKV) else op.out
+
+
+def reads(op: Op) -> tuple[ValueId, ...]:
+    """The values an op reads, an op that adds in place last what it adds to."""
+    if isinstance(op, Embed):
+        return ()
+    if isinstance(op, RopeStoreKV | Attention):
+        return (op.qkv,)
+    if isinstance(op, Add) or (isinstance(op, Linear) and op.add):
+        return (op.x, op.out)
+    return (op.x,)
+
+
+def last_uses(program: Program) -> dict[ValueId, int]:
+    """Index of the last op that reads or writes each value."""
+    last: dict[ValueId, int] = {}
+    for index, op in enumerate(program.ops):
+        for value in (*reads(op), written(op)):
+            if value is not None:
+                last[value] = index
+    return last

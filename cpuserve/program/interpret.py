@@ -1,0 +1,397 @@
+"""The Program in torch, one small function per op: the oracle of every kernel and executor.
+
+Two modes. "reference" computes in fp32 throughout. "emulated" rounds and quantizes where the native
+executor does (csrc/kernels/table.h), so that a kernel can be held to a tight tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cpuserve.program.dataflow import last_uses, reads, written
+from cpuserve.program.ops import (
+    ActivationOp,
+    Add,
+    Attention,
+    Embed,
+    LayerNorm,
+    Linear,
+    Logits,
+    PositionEmbed,
+    RmsNorm,
+    RopeStoreKV,
+    Then,
+    ValueId,
+)
+from cpuserve.program.program import Program
+from cpuserve.program.tables import alibi_slopes, rope_tables
+from cpuserve.program.view import HasWords, StepView, check_step, key_slots, token_slots, view
+
+Mode = Literal["reference", "emulated"]
+
+BLOCK = 32  # tokens of a KV block, kBlock
+CHUNK = 256  # keys of an attention chunk, kChunk
+GROUP = 32  # weights that share a scale
+QUERIES_AT_ONCE = 128  # of one sequence: bounds the score matrix [queries, heads, keys]
+ROWS_AT_ONCE = 4096  # rows of a half-precision matrix widened at a time: bounds the fp32 copy
+KV_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DENSE_DTYPES = {
+    "dense_f32": torch.float32,
+    "dense_f16": torch.float16,
+    "dense_bf16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantMatrix:
+    """Weights in groups of 32 along k: w = scale * (codes - zero) + minimum.
+
+    codes [n, k] fp32 integers; scale [n, k / 32] fp32; minimum [n, k / 32] fp32 or None.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    zero: int
+    minimum: Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """[n, k]."""
+        return self.codes.shape
+
+    def rows(self, index: Tensor | slice) -> Tensor:
+        """Rows of the matrix in fp32."""
+        n, groups = self.scale[index].shape
+        out = (self.codes[index] - self.zero).reshape(n, groups, GROUP) * self.scale[index][
+            ..., None
+        ]
+        if self.minimum is not None:
+            out = out + self.minimum[index][..., None]
+        return out.reshape(n, -1)
+
+
+Matrix = Tensor | QuantMatrix
+
+
+class Interpreter:
+    """Runs a Program over packed steps, with its own paged KV cache.
+
+    tensors: every weight the program needs under its checkpoint name, as a torch tensor or, for the
+    quantized kinds of the emulated mode, a QuantMatrix. kinds: weight kind of each matrix, used by
+    the emulated mode (default dense_f32). kv_dtype "f32", "f16" or "bf16" (emulated mode only; the
+    reference keeps fp32). The cache has `num_blocks` blocks of 32 tokens.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        tensors: Mapping[str, Matrix],
+        *,
+        mode: Mode = "reference",
+        kinds: Mapping[str, str] | None = None,
+        kv_dtype: str = "f32",
+        num_blocks: int = 64,
+    ) -> None:
+        self.program = program
+        self.mode = mode
+        self.num_blocks = num_blocks
+        self._kv_dtype = KV_DTYPES[kv_dtype if mode == "emulated" else "f32"]
+        self._kinds = dict(kinds or {})
+        self._tensors = {need.name: tensors[need.name] for need in program.weights}
+        self._check_shapes()
+        self._cache = [
+            torch.zeros(2, num_blocks * BLOCK, kv.kv_heads, kv.head_dim, dtype=self._kv_dtype)
+            for kv in program.kv_layers
+        ]
+        self._last_use = last_uses(program)
+        self._alibi = {
+            op.q_heads: torch.from_numpy(alibi_slopes(op.q_heads))
+            for op in program.ops
+            if isinstance(op, Attention) and op.alibi
+        }
+
+    # -- running -----------------------------------------------------------------------------
+
+    def run(self, arrays: HasWords) -> Tensor:
+        """Logits [R, vocab] of the step's logit rows; its keys and values are in the cache."""
+        return self.logits(self.hidden(arrays))
+
+    def hidden(self, arrays: HasWords) -> Tensor:
+        """The step up to Logits: the input of Logits at the step's logit rows, [R, width]."""
+        self.begin(arrays)
+        values = self._run_to(len(self.program.ops) - 1)
+        head = cast("Logits", self.program.ops[-1])
+        return values[head.x][self._row_token]
+
+    def run_to(self, arrays: HasWords, index: int) -> list[Tensor]:
+        """Run the ops before `index`; returns the inputs of op `index`, each [T, width]."""
+        self.begin(arrays)
+        values = self._run_to(index)
+        return [values[v] for v in reads(self.program.ops[index])]
+
+    def begin(self, arrays: HasWords) -> None:
+        """Take a step for the following `run_op`s; ValueError for an index out of range."""
+        step = view(arrays)
+        check_step(step, vocab=self.program.vocab, num_blocks=self.num_blocks, block=BLOCK)
+        self._step: StepView = step
+        self._slots = torch.from_numpy(token_slots(step, BLOCK)).long()
+        self._positions = torch.from_numpy(step.positions).long()
+        self._row_token = torch.from_numpy(step.row_token).long()
+
+    def run_op(self, index: int, inputs: Sequence[Tensor]) -> Tensor:
+        """Op `index` of the step taken by `begin`: its output, fp32 [T, width] ([R, vocab]).
+
+        inputs: the values it reads, an op that adds in place last the value it adds to. RopeStoreKV
+        gives the changed qkv and writes the cache.
+        """
+        op = self.program.ops[index]
+        with torch.inference_mode():
+            run = getattr(self, f"_{type(op).__name__.lower()}")
+            return cast("Tensor", run(op, *(x.float() for x in inputs)))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [n, vocab] of rows [n, width] that `hidden` gave."""
+        op = cast("Logits", self.program.ops[-1])
+        with torch.inference_mode():
+            return self._head(op, hidden)
+
+    def _run_to(self, index: int) -> dict[ValueId, Tensor]:
+        values: dict[ValueId, Tensor] = {}
+        for i, op in enumerate(self.program.ops[:index]):
+            out = self.run_op(i, [values[v] for v in reads(op)])
+            target = cast("ValueId", written(op))
+            values[target] = out
+            for value in (*reads(op), target):
+                if self._last_use[value] == i:
+                    del values[value]
+        return values
+
+    # -- ops ---------------------------------------------------------------------------------
+
+    def _embed(self, op: Embed) -> Tensor:
+        ids = torch.from_numpy(self._step.token_ids).long()
+        weight = self._matrix(op.weight)
+        rows = weight.rows(ids) if isinstance(weight, QuantMatrix) else weight[ids].float()
+        return rows * op.scale
+
+    def _positionembed(self, op: PositionEmbed, x: Tensor) -> Tensor:
+        return x + self._vector(op.weight)[self._positions + op.offset]
+
+    def _rmsnorm(self, op: RmsNorm, x: Tensor) -> Tensor:
+        weight = self._vector(op.weight)
+        return rms_norm(x, weight + 1 if op.plus_one else weight, op.eps)
+
+    def _layernorm(self, op: LayerNorm, x: Tensor) -> Tensor:
+        bias = None if op.bias is None else self._vector(op.bias)
+        return F.layer_norm(x, (op.width,), self._vector(op.weight), bias, op.eps)
+
+    def _linear(self, op: Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
+        parts = [self._multiply(x, w) for w in op.weights]
+        biased = [
+            y if b is None else y + self._vector(b) for y, b in zip(parts, op.biases, strict=True)
+        ]
+        y = activate(torch.cat(biased, dim=1), op.then)
+        return y if out is None else out + y
+
+    def _ropestorekv(self, op: RopeStoreKV, qkv: Tensor) -> Tensor:
+        heads = qkv.reshape(len(qkv), op.q_heads + 2 * op.kv_heads, op.head_dim)
+        q, kv = heads[:, : op.q_heads], heads[:, op.q_heads :]
+        k, v = kv.chunk(2, dim=1)
+        if op.q_norm is not None:
+            q = rms_norm(q, self._vector(op.q_norm), op.eps)
+        if op.k_norm is not None:
+            k = rms_norm(k, self._vector(op.k_norm), op.eps)
+        if op.rope is not None:
+            cos, sin = (
+                torch.from_numpy(t)[:, None] for t in rope_tables(op.rope, self._step.positions)
+            )
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        self._cache[op.layer][0][self._slots] = k.to(self._kv_dtype)
+        self._cache[op.layer][1][self._slots] = v.to(self._kv_dtype)
+        return torch.cat([q, k, v], dim=1).reshape(len(qkv), -1)
+
+    def _attention(self, op: Attention, qkv: Tensor) -> Tensor:
+        q = qkv[:, : op.q_heads * op.head_dim].reshape(len(qkv), op.q_heads, op.head_dim)
+        out = torch.empty_like(q)
+        for seq in range(self._step.num_seqs):
+            at = self._step.queries(seq)
+            slots = torch.from_numpy(key_slots(self._step, seq, BLOCK)).long()
+            k, v = self._cache[op.layer][:, slots].float()
+            for start in range(at.start, at.stop, QUERIES_AT_ONCE):
+                some = slice(start, min(start + QUERIES_AT_ONCE, at.stop))
+                out[some] = self._attend(op, q[some], k, v, self._positions[some])
+        return out.reshape(len(qkv), -1)
+
+    def _add(self, _op: Add, x: Tensor, out: Tensor) -> Tensor:
+        return out + x
+
+    def _activationop(self, op: ActivationOp, x: Tensor) -> Tensor:
+        return activate(x, op.then)
+
+    def _logits(self, op: Logits, x: Tensor) -> Tensor:
+        return self._head(op, x[self._row_token])
+
+    def _head(self, op: Logits, x: Tensor) -> Tensor:
+        y = self._multiply(x, op.weight)
+        if op.bias is not None:
+            y = y + self._vector(op.bias)
+        return soften(y * op.scale, op.softcap)
+
+    # -- attention ---------------------------------------------------------------------------
+
+    def _attend(self, op: Attention, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        """One sequence: q [n, Hq, d] at `positions` over k, v [keys, Hk, d] from position 0."""
+        group = op.q_heads // op.kv_heads
+        if self.mode == "emulated" and self._kv_dtype == torch.bfloat16:
+            q = q.bfloat16().float()
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        s = soften(torch.einsum("nhd,khd->nhk", q, k) * op.scale, op.softcap)
+        distance = positions[:, None] - torch.arange(len(k))  # [n, keys], >= 0 is visible
+        if op.alibi:
+            s = s - self._alibi[op.q_heads][:, None] * distance[:, None]
+        s = s.masked_fill(~visible(distance, op)[:, None], -torch.inf)
+        sink = None if op.sinks is None else self._vector(op.sinks)[:, None].expand(len(q), -1, 1)
+        if self.mode == "emulated":
+            return chunked_softmax(s, v, sink, p_dtype=self._kv_dtype)
+        every = s if sink is None else torch.cat([s, sink], dim=2)
+        p = torch.softmax(every, dim=2)[:, :, : s.shape[2]]
+        return torch.einsum("nhk,khd->nhd", p, v)
+
+    # -- weights -----------------------------------------------------------------------------
+
+    def _multiply(self, x: Tensor, name: str) -> Tensor:
+        """x W^T in fp32, rounded as the weight's kind does in the emulated mode."""
+        weight = self._matrix(name)
+        if isinstance(weight, QuantMatrix):
+            if self.mode == "emulated":
+                return multiply_q8g32(x, weight)
+            return torch.cat([x @ weight.rows(at).T for at in row_blocks(weight)], dim=1)
+        if self.mode == "emulated" and self._kinds.get(name) == "dense_bf16":
+            x = x.bfloat16().float()
+        if weight.dtype == torch.float32:
+            return x @ weight.T
+        return torch.cat([x @ weight[at].float().T for at in row_blocks(weight)], dim=1)
+
+    def _matrix(self, name: str) -> Matrix:
+        weight = self._tensors[name]
+        if isinstance(weight, QuantMatrix) or self.mode == "reference":
+            return weight
+        return weight.to(DENSE_DTYPES[self._kinds.get(name, "dense_f32")])
+
+    def _vector(self, name: str) -> Tensor:
+        return cast("Tensor", self._tensors[name]).float()
+
+    def _check_shapes(self) -> None:
+        for need in self.program.weights:
+            shape = tuple(self._tensors[need.name].shape)
+            if shape != need.shape:
+                msg = f"{need.name} has shape {shape}, the program needs {need.shape}"
+                raise ValueError(msg)
+
+
+def row_blocks(weight: Matrix) -> list[slice]:
+    """Row ranges of a matrix that are widened to fp32 one after another."""
+    return [slice(a, a + ROWS_AT_ONCE) for a in range(0, weight.shape[0], ROWS_AT_ONCE)]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn dims i and i + rotary / 2 of x [T, heads, d] by the angles [T, 1, rotary / 2]."""
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+
+
+def activate(x: Tensor, then: Then) -> Tensor:
+    """The activation of Linear and ActivationOp; "*_mul" multiplies act(first half) * second."""
+    if then.endswith("_mul"):
+        gate, up = x.chunk(2, dim=1)
+        return activate(gate, cast("Then", then.removesuffix("_mul"))) * up
+    if then == "relu":
+        return F.relu(x)
+    if then == "silu":
+        return F.silu(x)
+    if then == "gelu":
+        return F.gelu(x)
+    return F.gelu(x, approximate="tanh") if then == "gelu_tanh" else x
+
+
+def soften(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap), or x where there is no cap."""
+    return cap * torch.tanh(x / cap) if cap > 0 else x
+
+
+def visible(distance: Tensor, op: Attention) -> Tensor:
+    """Which keys a query sees; distance = its position - the key's, [n, keys]."""
+    seen = distance >= 0 if op.causal else torch.ones_like(distance, dtype=torch.bool)
+    return seen & (distance < op.window) if op.window else seen
+
+
+def chunked_softmax(s: Tensor, v: Tensor, sink: Tensor | None, p_dtype: torch.dtype) -> Tensor:
+    """softmax(s) v in chunks of 256 keys, each from an empty state, merged in ascending order.
+
+    s [n, heads, keys] with -inf where masked, v [keys, heads, d], sink [n, heads, 1] or None. bf16
+    caches round P before it meets V; the sums take P unrounded.
+    """
+    n, heads, keys = s.shape
+    top = torch.full((n, heads, 1), -torch.inf)
+    total, out = torch.zeros(n, heads, 1), torch.zeros(n, heads, v.shape[2])
+    for start in range(0, keys, CHUNK):
+        part, values = s[:, :, start : start + CHUNK], v[start : start + CHUNK]
+        part_top = part.amax(dim=2, keepdim=True)
+        seen = part_top > -torch.inf
+        p = torch.where(seen, torch.exp(part - torch.where(seen, part_top, 0.0)), 0.0)
+        part_total = p.sum(dim=2, keepdim=True)
+        if p_dtype == torch.bfloat16:
+            p = p.bfloat16().float()
+        new_top = torch.maximum(top, part_top)
+        safe = torch.where(new_top > -torch.inf, new_top, 0.0)
+        keep, take = torch.exp(top - safe), torch.exp(part_top - safe)
+        total = total * keep + part_total * take
+        out = out * keep + torch.einsum("nhk,khd->nhd", p, values) * take
+        top = new_top
+    if sink is not None:
+        total = total + torch.exp(sink - top)
+    return out / total
+
+
+def quantize_q8g32(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """ActFormat q8g32 of rows x: (q [T, groups, 32], scale [T, groups], sum of q [T, groups])."""
+    x = F.pad(x, (0, -x.shape[1] % GROUP)).reshape(len(x), -1, GROUP)
+    amax = x.abs().amax(dim=2)
+    inverse = torch.where(amax > 0, 127.0 / amax, 0.0)
+    q = torch.round(x * inverse[..., None])
+    return q, amax / 127.0, q.sum(dim=2)
+
+
+def multiply_q8g32(x: Tensor, weight: QuantMatrix) -> Tensor:
+    """The quantized dot product of table.h, group by group in ascending order.
+
+    Sums of int8 x code products stay below 2^24 and are exact in fp32; a fused multiply-add is an
+    fp64 product and sum, rounded once to fp32.
+    """
+    q, x_scale, x_sum = quantize_q8g32(x)
+    n = weight.shape[0]
+    codes = (weight.codes - weight.zero).reshape(n, -1, GROUP)
+    out = torch.zeros(len(x), n)
+    for g in range(q.shape[1]):
+        dot = q[:, g] @ codes[:, g].T
+        out = _fma(dot, x_scale[:, g, None] * weight.scale[None, :, g], out)
+        if weight.minimum is not None:
+            shift = (x_scale[:, g] * x_sum[:, g])[:, None]
+            out = _fma(weight.minimum[None, :, g], shift, out)
+    return out
+
+
+def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return (a.double() * b.double() + c.double()).float()

@@ -1,0 +1,31 @@
+"""Constants the ops need as tables: rotary angles and ALiBi slopes."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from cpuserve.program.ops import Rope
+
+Float32 = npt.NDArray[np.float32]
+
+
+def rope_tables(rope: Rope, positions: npt.NDArray[np.int32]) -> tuple[Float32, Float32]:
+    """cos and sin [len(positions), rotary / 2], times the attention factor.
+
+    Angles are fp32 products of position and frequency, as in transformers.
+    """
+    angles = np.outer(positions.astype(np.float32), np.asarray(rope.inv_freq, np.float32))
+    factor = np.float32(rope.attention_factor)
+    return np.cos(angles) * factor, np.sin(angles) * factor
+
+
+def alibi_slopes(heads: int) -> Float32:
+    """The standard ALiBi slopes [heads]: 2^(-8 i / n) for a power of two, interleaved for the rest.
+
+    Source: Press et al., "Train Short, Test Long", 2022.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    first = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    rest = [2.0 ** (-8.0 * (2 * i + 1) / (2 * power)) for i in range(heads - power)]
+    return np.asarray(first + rest, np.float32)

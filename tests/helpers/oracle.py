@@ -1,0 +1,50 @@
+"""Interpreter and transformers models of a checkpoint directory, for comparisons."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from cpuserve.models import build_program, spec_from_config
+from cpuserve.program.interpret import Interpreter
+from cpuserve.program.program import Program
+
+
+def program_of(path: Path) -> Program:
+    """The Program of a checkpoint directory."""
+    return build_program(spec_from_config(json.loads((path / "config.json").read_text())))
+
+
+def tensors_of(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint directory."""
+    return {k: v for f in sorted(path.glob("*.safetensors")) for k, v in load_file(f).items()}
+
+
+def interpreter_of(path: Path, **options) -> Interpreter:
+    """An Interpreter of a checkpoint directory."""
+    return Interpreter(program_of(path), tensors_of(path), **options)
+
+
+@functools.cache
+def transformers_of(path: Path):
+    """The transformers model of a checkpoint directory, fp32, eager attention."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    # Whatever transformers would invent or leave out makes the comparison worthless.
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    return model.eval()
+
+
+def transformers_logits(path: Path, tokens: list[int]) -> torch.Tensor:
+    """fp32 logits [len(tokens), vocab] of transformers."""
+    with torch.inference_mode():
+        return transformers_of(path)(torch.tensor([tokens])).logits[0]

@@ -1,0 +1,193 @@
+"""Numbers of config.json: what is read, and the one line for what cannot be."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from cpuserve.errors import ModelError
+from cpuserve.models import BUILTIN, MODELS, build_program, find_model, spec_from_config
+from tests.helpers.tiny import FAMILIES, tiny_config
+
+ROPES = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+    "yarn-mscale": {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+        "mscale": 0.707,
+        "mscale_all_dim": 1.0,
+        "truncate": False,
+    },
+    "yarn-attention-factor": {
+        "rope_type": "yarn",
+        "factor": 2.0,
+        "original_max_position_embeddings": 4096,
+        "attention_factor": 0.8,
+    },
+}
+
+
+@pytest.mark.parametrize("scaling", ROPES.values(), ids=ROPES.keys())
+@pytest.mark.parametrize(("head_dim", "theta"), [(64, 500000.0), (128, 10000.0)])
+def test_rope_frequencies_equal_those_of_transformers(scaling, head_dim, theta):
+    numbers = {
+        "hidden_size": head_dim * 8,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 131072,
+    }
+    config = LlamaConfig(**numbers, rope_parameters={**scaling, "rope_theta": theta})
+    if scaling["rope_type"] == "default":
+        expected = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        factor = 1.0
+    else:
+        expected, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, "cpu")
+    mine = tiny_config("llama", **numbers, rope_theta=theta, rope_scaling=scaling)
+    rope = spec_from_config(mine).rope
+    got = torch.tensor(rope.inv_freq, dtype=torch.float64)
+    torch.testing.assert_close(got, expected.double(), rtol=2e-6, atol=0)
+    assert rope.attention_factor == pytest.approx(factor, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "positions"),
+    [
+        (None, 4096),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 16384),
+        ({"type": "yarn", "factor": 4.0}, 16384),
+        ({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 2048}, 4096),
+        ({"type": "linear", "factor": 4.0}, 4096),
+        ({**ROPES["llama3"], "original_max_position_embeddings": 1024}, 4096),
+    ],
+    ids=["none", "yarn", "yarn-without-original", "yarn-counted", "linear", "llama3"],
+)
+def test_max_position_counts_scaled_positions_once(scaling, positions):
+    config = tiny_config("llama", max_position_embeddings=4096, rope_scaling=scaling)
+    assert spec_from_config(config).max_position == positions
+
+
+BAD = {
+    "vocab-0": ("llama", {"vocab_size": 0}, "vocab_size is 0"),
+    "vocab-2^31": ("llama", {"vocab_size": 2**31}, "vocab_size is 2147483648"),
+    "vocab-text": ("llama", {"vocab_size": "many"}, "vocab_size is 'many'"),
+    "vocab-true": ("llama", {"vocab_size": True}, "vocab_size is True"),
+    "vocab-missing": ("llama", {"vocab_size": None}, "vocab_size is None"),
+    "layers-negative": ("llama", {"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+    "layers-0": ("opt", {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+    "heads-0": ("llama", {"num_attention_heads": 0}, "num_attention_heads is 0"),
+    "heads-0-opt": ("opt", {"num_attention_heads": 0}, "num_attention_heads is 0"),
+    "kv-heads-0": ("llama", {"num_key_value_heads": 0}, "num_key_value_heads is 0"),
+    "kv-heads-3": ("llama", {"num_key_value_heads": 3}, "a divisor of num_attention_heads (4)"),
+    "head-dim-odd": ("qwen3", {"head_dim": 31}, "head_dim is 31, but it must be even"),
+    "head-dim-derived-odd": ("llama", {"hidden_size": 60}, "head_dim is 15, but it must be even"),
+    "width-indivisible": ("llama", {"hidden_size": 66}, "a multiple of num_attention_heads (4)"),
+    "width-indivisible-opt": ("opt", {"hidden_size": 66}, "a multiple of num_attention_heads (4)"),
+    "width-huge": ("llama", {"hidden_size": 1 << 40}, "hidden_size is 1099511627776"),
+    "intermediate-0": ("qwen2", {"intermediate_size": 0}, "intermediate_size is 0"),
+    "eps-nan": ("llama", {"rms_norm_eps": math.nan}, "rms_norm_eps is nan"),
+    "eps-0": ("llama", {"rms_norm_eps": 0}, "rms_norm_eps is 0"),
+    "theta-negative": ("llama", {"rope_theta": -1.0}, "rope_theta is -1.0"),
+    "positions-0": ("llama", {"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+    "activation": ("llama", {"hidden_act": "relu6"}, "one of gelu_new, gelu_pytorch_tanh, silu"),
+    "activation-opt": ("opt", {"activation_function": "mish"}, "one of gelu, gelu_new"),
+    "rope-type": (
+        "llama",
+        {"rope_scaling": {"rope_type": "longrope", "factor": 2}},
+        "'longrope', but it must be one of default, dynamic, linear, llama3, yarn",
+    ),
+    "rope-factor": ("llama", {"rope_scaling": {"rope_type": "linear"}}, "factor is None"),
+    "rope-text": ("llama", {"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
+    "rope-bands": (
+        "llama",
+        {"rope_scaling": {**ROPES["llama3"], "high_freq_factor": 0.5}},
+        "above low_freq_factor 1",
+    ),
+    "rope-per-layer": (
+        "llama",
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+        "one set of rope parameters",
+    ),
+    "window-negative": ("mistral", {"sliding_window": -5}, "sliding_window is -5"),
+    "layer-types": (
+        "qwen3",
+        {"use_sliding_window": True, "layer_types": ["full_attention"]},
+        "layer_types is ['full_attention'], but it must be 2 of",
+    ),
+    "tied-text": ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
+    "dtype": ("llama", {"torch_dtype": "int8"}, "one of bfloat16, float16, float32"),
+    "eos-text": ("llama", {"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+    "norm-affine": ("opt", {"layer_norm_elementwise_affine": False}, "is not supported"),
+    "architecture": (
+        "llama",
+        {"architectures": ["GPTNeoXForCausalLM"]},
+        "GPTNeoXForCausalLM has no model file in cpuserve; supported: LlamaForCausalLM, Mistral",
+    ),
+    "architectures-missing": ("llama", {"architectures": []}, "names no architecture"),
+    "architectures-number": ("llama", {"architectures": [7]}, "names no architecture"),
+}
+
+
+@pytest.mark.parametrize(("family", "change", "message"), BAD.values(), ids=BAD.keys())
+def test_a_config_that_cannot_be_is_refused_in_one_line(family, change, message):
+    with pytest.raises(ModelError) as error:
+        build_program(spec_from_config(tiny_config(family, **change)))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_required_number_is_missed(family):
+    required = [k for k in tiny_config(family) if k.endswith("_size") or k.startswith("num_")]
+    for key in required:
+        if key == "num_key_value_heads":
+            continue  # defaults to num_attention_heads
+        with pytest.raises(ModelError, match=key):
+            spec_from_config({k: v for k, v in tiny_config(family).items() if k != key})
+
+
+@pytest.mark.parametrize(
+    ("value", "ids"),
+    [(2, (2,)), ([2, 7], (2, 7)), (None, ()), ([], ()), ([3, 600], (3,))],
+    ids=["int", "list", "null", "empty", "beyond-the-vocabulary"],
+)
+def test_eos_ids_are_a_tuple_however_they_are_spelled(value, ids):
+    assert spec_from_config(tiny_config("llama", eos_token_id=value)).eos_ids == ids
+
+
+def test_dtype_is_read_in_both_spellings():
+    config = tiny_config("llama", torch_dtype=None, dtype="torch.bfloat16")
+    assert spec_from_config(config).dtype == "bfloat16"
+    assert spec_from_config({**config, "dtype": None}).dtype == "float32"
+
+
+def test_a_qwen_window_counts_only_where_it_is_used():
+    window = {"sliding_window": 16, "max_window_layers": 1}
+    assert spec_from_config(tiny_config("qwen2", **window)).window == 0
+    some = spec_from_config(tiny_config("qwen2", **window, use_sliding_window=True))
+    assert some.extra["windows"] == (0, 16)
+    every = {**window, "max_window_layers": 0, "use_sliding_window": True}
+    assert spec_from_config(tiny_config("qwen2", **every)).window == 16
+
+
+def test_every_builtin_architecture_can_be_imported():
+    assert set(BUILTIN) == set(MODELS.names())
+    for name in BUILTIN:
+        assert find_model(name) is not None
+    assert find_model("NoSuchForCausalLM") is None

@@ -1,0 +1,140 @@
+"""Every family against transformers in fp32, on tiny random configs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cpuserve.models import build_program, spec_from_config
+from cpuserve.program.interpret import Interpreter
+from tests.helpers.oracle import interpreter_of, program_of, tensors_of, transformers_logits
+from tests.helpers.steps import Sequence, all_rows, step
+from tests.helpers.tiny import FAMILIES, tiny_config, tiny_model
+
+TOKENS = [(i * 37 + i * i * 5) % 509 for i in range(100)]  # 100 > every tiny window and 3 blocks
+
+YARN = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN5 = {
+    "rope_theta": 20000.0,
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 8.0,
+    "beta_slow": 2.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.9,
+    "truncate": False,
+}
+VARIANTS = {
+    **{family: (family, {}) for family in FAMILIES},
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
+    "llama-gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh", "num_key_value_heads": 1}),
+    "llama-linear": ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+    "llama-dynamic": ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}),
+    "llama-yarn": ("llama", {"rope_scaling": YARN, "max_position_embeddings": 256}),
+    "llama-yarn-5": ("llama", {"rope_theta": None, "rope_parameters": YARN5, "head_dim": 32}),
+    "llama-odd-sizes": ("llama", {"hidden_size": 56, "intermediate_size": 99, "vocab_size": 511}),
+    "mistral-no-window": ("mistral", {"sliding_window": None}),
+    "qwen2-window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
+    "qwen2-untied": ("qwen2", {"tie_word_embeddings": False}),
+    "qwen3-bias": ("qwen3", {"attention_bias": True}),
+    "qwen3-layer-types": (
+        "qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "opt-no-bias": ("opt", {"enable_bias": False}),
+    "opt-gelu-narrow": ("opt", {"activation_function": "gelu", "word_embed_proj_dim": 32}),
+    "opt-untied": ("opt", {"tie_word_embeddings": False}),
+}
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+def checkpoint(request):
+    family, overrides = request.param
+    return tiny_model(family, **overrides)
+
+
+def logits_of(interpreter, tokens, lengths=(), blocks=(5, 2, 9, 1)):
+    """Logits of every token, run in chunks of `lengths` and the rest."""
+    sequence, out = Sequence(0, list(tokens), list(blocks)), []
+    for length in (*lengths, None):
+        rest = len(tokens) - sequence.done if length is None else length
+        if rest:
+            out.append(interpreter.run(step(sequence.chunk(rest, all_rows(rest)))))
+    return torch.cat(out)
+
+
+def test_every_family_agrees_with_transformers(checkpoint):
+    expected = transformers_logits(checkpoint, TOKENS)
+    got = logits_of(interpreter_of(checkpoint), TOKENS)
+    spread = expected.max() - expected.min()
+    assert (got - expected).abs().max() < 1e-3 * spread
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("mistral", {"sliding_window": 25}),
+        ("llama", {"rope_theta": 11000.0}),
+        ("llama3", {"rope_scaling": None}),
+        ("qwen3", {"rms_norm_eps": 0.01}),
+        ("opt", {"activation_function": "gelu_new"}),
+    ],
+    ids=lambda v: v if isinstance(v, str) else next(iter(v)),
+)
+def test_the_comparison_notices_one_changed_number(family, change):
+    path = tiny_model(family)
+    expected = transformers_logits(path, TOKENS)
+    program = build_program(spec_from_config(tiny_config(family, **change)))
+    got = logits_of(Interpreter(program, tensors_of(path)), TOKENS)
+    assert (got - expected).abs().max() > 1e-3 * (expected.max() - expected.min())
+
+
+def test_every_family_continues_greedily_like_transformers(checkpoint):
+    interpreter = interpreter_of(checkpoint)
+    tokens, sequence = TOKENS[:20], Sequence(0, TOKENS[:20], [3, 0])
+    for _ in range(16):
+        sequence.tokens.append(int(interpreter.run(step(sequence.chunk()))[0].argmax()))
+    for _ in range(16):
+        tokens = [*tokens, int(transformers_logits(checkpoint, tokens)[-1].argmax())]
+    assert sequence.tokens == tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chunked_prefill_gives_the_logits_of_one_piece(family):
+    path = tiny_model(family)
+    whole = logits_of(interpreter_of(path), TOKENS)
+    chunked = logits_of(interpreter_of(path), TOKENS, lengths=(1, 33, 2, 31))
+    torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sequences_of_one_step_do_not_see_each_other(family):
+    path = tiny_model(family)
+    texts = [TOKENS[:40], TOKENS[50:53], TOKENS[10:80]]
+    alone = [logits_of(interpreter_of(path), tokens) for tokens in texts]
+    together, seqs = interpreter_of(path), []
+    for i, tokens in enumerate(texts):
+        seqs.append(Sequence(i, list(tokens), [i, i + 10, i + 20]))
+    out = together.run(step(seqs[0].chunk(39, []), seqs[1].chunk(), seqs[2].chunk(69, [])))
+    torch.testing.assert_close(out, alone[1][-1:], atol=1e-5, rtol=0)
+    out = together.run(step(seqs[0].chunk(), seqs[2].chunk()))
+    expected = torch.stack([alone[0][-1], alone[2][-1]])
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_program_needs_exactly_the_checkpoint_tensors(family):
+    path = tiny_model(family)
+    assert {need.name for need in program_of(path).weights} == set(tensors_of(path))
