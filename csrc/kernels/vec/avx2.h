@@ -15,6 +15,8 @@ struct Q {
   __m256i v;
 };
 constexpr int kLanes = 8, kVecs = 2, kTileRows = 6, kTileVecs = 2;
+constexpr int kGroupVecs = 8, kDot8Zero = 128;
+constexpr bool kNativeDot2 = false, kWideS = false;
 
 CPUSERVE_INLINE F zero() { return _mm256_setzero_ps(); }
 CPUSERVE_INLINE F set1(float x) { return _mm256_set1_ps(x); }
@@ -58,6 +60,14 @@ CPUSERVE_INLINE float reduce_max(F x) {
 CPUSERVE_INLINE I izero() { return _mm256_setzero_si256(); }
 CPUSERVE_INLINE I iset1(int x) { return _mm256_set1_epi32(x); }
 CPUSERVE_INLINE I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
+CPUSERVE_INLINE I isub(I a, I b) { return _mm256_sub_epi32(a, b); }
+template <int n>
+CPUSERVE_INLINE I shl(I a) {
+  return _mm256_slli_epi32(a, n);
+}
+CPUSERVE_INLINE I iload1(const int32_t* p) {
+  return _mm256_castps_si256(_mm256_broadcast_ss((const float*)p));
+}
 CPUSERVE_INLINE F to_float(I x) { return _mm256_cvtepi32_ps(x); }
 
 CPUSERVE_INLINE P load_pairs(const uint16_t* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
@@ -67,13 +77,11 @@ CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   return {_mm256_set1_epi32(x)};
 }
 // A bf16 is the upper half of a float: even elements shift up, odd ones only lose their neighbour.
-CPUSERVE_INLINE F dot2(F acc, P a, P b) {
-  const __m256i hi = _mm256_set1_epi32((int)0xffff0000);
-  acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(a.v, 16)),
-                        _mm256_castsi256_ps(_mm256_slli_epi32(b.v, 16)), acc);
-  return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(a.v, hi)),
-                         _mm256_castsi256_ps(_mm256_and_si256(b.v, hi)), acc);
+CPUSERVE_INLINE F even(P a) { return _mm256_castsi256_ps(_mm256_slli_epi32(a.v, 16)); }
+CPUSERVE_INLINE F odd(P a) {
+  return _mm256_castsi256_ps(_mm256_and_si256(a.v, _mm256_set1_epi32((int)0xffff0000)));
 }
+CPUSERVE_INLINE F dot2(F acc, P a, P b) { return fma(odd(a), odd(b), fma(even(a), even(b), acc)); }
 CPUSERVE_INLINE F load_bf16(const uint16_t* p) {
   return _mm256_castsi256_ps(
       _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
@@ -125,6 +133,16 @@ CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 15 * 128 * 2 fits 16 bits
   return _mm256_add_epi32(acc,
                           _mm256_madd_epi16(_mm256_maddubs_epi16(u.v, s.v), _mm256_set1_epi16(1)));
 }
+CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
+// A group's eight quads stay in 16-bit sums: 8 * 2 * 15 * 128 = 30,720.
+struct S {
+  __m256i v;
+};
+CPUSERVE_INLINE S szero() { return {_mm256_setzero_si256()}; }
+CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
+  return {_mm256_add_epi16(acc.v, _mm256_maddubs_epi16(u.v, s.v))};
+}
+CPUSERVE_INLINE I widen(S x) { return _mm256_madd_epi16(x.v, _mm256_set1_epi16(1)); }
 // Clamped before the conversion: VCVTPS2DQ turns what does not fit an int32 into INT_MIN.
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
   x = _mm256_max_ps(_mm256_min_ps(x, _mm256_set1_ps(127.0f)), _mm256_set1_ps(-127.0f));

@@ -18,6 +18,7 @@ struct Q {
   __m512i v;
 };
 constexpr int kLanes = 16, kVecs = 1, kTileRows = 6, kTileVecs = 4;
+constexpr int kGroupVecs = 24, kDot8Zero = 128;
 
 CPUSERVE_INLINE F zero() { return _mm512_setzero_ps(); }
 CPUSERVE_INLINE F set1(float x) { return _mm512_set1_ps(x); }
@@ -47,6 +48,14 @@ CPUSERVE_INLINE float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
 CPUSERVE_INLINE I izero() { return _mm512_setzero_si512(); }
 CPUSERVE_INLINE I iset1(int x) { return _mm512_set1_epi32(x); }
 CPUSERVE_INLINE I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+CPUSERVE_INLINE I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
+template <int n>
+CPUSERVE_INLINE I shl(I a) {
+  return _mm512_slli_epi32(a, n);
+}
+CPUSERVE_INLINE I iload1(const int32_t* p) {
+  return _mm512_castps_si512(_mm512_broadcastss_ps(_mm_load_ss((const float*)p)));
+}
 CPUSERVE_INLINE F to_float(I x) { return _mm512_cvtepi32_ps(x); }
 
 CPUSERVE_INLINE P load_pairs(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }
@@ -55,18 +64,19 @@ CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   memcpy(&x, p, 4);
   return {_mm512_set1_epi32(x)};
 }
+// A bf16 is the upper half of a float: even elements shift up, odd ones only lose their neighbour.
+CPUSERVE_INLINE F even(P a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16)); }
+CPUSERVE_INLINE F odd(P a) {
+  return _mm512_castsi512_ps(_mm512_and_si512(a.v, _mm512_set1_epi32((int)0xffff0000)));
+}
 #ifdef __AVX512BF16__
+constexpr bool kNativeDot2 = true;
 CPUSERVE_INLINE F dot2(F acc, P a, P b) {
   return _mm512_dpbf16_ps(acc, (__m512bh)a.v, (__m512bh)b.v);
 }
 #else
-CPUSERVE_INLINE F dot2(F acc, P a, P b) {
-  const __m512i hi = _mm512_set1_epi32((int)0xffff0000);
-  acc = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16)),
-                        _mm512_castsi512_ps(_mm512_slli_epi32(b.v, 16)), acc);
-  return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a.v, hi)),
-                         _mm512_castsi512_ps(_mm512_and_si512(b.v, hi)), acc);
-}
+constexpr bool kNativeDot2 = false;
+CPUSERVE_INLINE F dot2(F acc, P a, P b) { return fma(odd(a), odd(b), fma(even(a), even(b), acc)); }
 #endif
 CPUSERVE_INLINE F load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(
@@ -112,6 +122,11 @@ CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
   return acc;
 }
 CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) { return dot4(acc, u, s); }
+constexpr bool kWideS = true;
+using S = I;
+CPUSERVE_INLINE S szero() { return izero(); }
+CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return dot4(acc, u, s); }
+CPUSERVE_INLINE I widen(S x) { return x; }
 #else
 // u8 up to 255: VPMADDUBSW would saturate, so even and odd bytes go through 16-bit products.
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
@@ -125,7 +140,18 @@ CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 15 * 127 * 2 fits 16 bits
   return _mm512_add_epi32(acc,
                           _mm512_madd_epi16(_mm512_maddubs_epi16(u.v, s.v), _mm512_set1_epi16(1)));
 }
+constexpr bool kWideS = false;
+// A group's eight quads stay in 16-bit sums: 8 * 2 * 15 * 128 = 30,720.
+struct S {
+  __m512i v;
+};
+CPUSERVE_INLINE S szero() { return {_mm512_setzero_si512()}; }
+CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
+  return {_mm512_add_epi16(acc.v, _mm512_maddubs_epi16(u.v, s.v))};
+}
+CPUSERVE_INLINE I widen(S x) { return _mm512_madd_epi16(x.v, _mm512_set1_epi16(1)); }
 #endif
+CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
 // Clamped before the conversion: VCVTPS2DQ turns what does not fit an int32 into INT_MIN.
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
   x = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(127.0f)), _mm512_set1_ps(-127.0f));

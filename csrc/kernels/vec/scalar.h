@@ -5,6 +5,8 @@
 namespace CPUSERVE_NS {
 
 constexpr int kLanes = 4, kVecs = 4, kTileRows = 4, kTileVecs = 4;
+constexpr int kGroupVecs = 16, kDot8Zero = 128;
+constexpr bool kNativeDot2 = false, kWideS = true;
 struct F {
   float v[kLanes];
 };
@@ -111,6 +113,16 @@ CPUSERVE_INLINE I iadd(I a, I b) {
   CPUSERVE_LANES a.v[i] = (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i]);
   return a;
 }
+CPUSERVE_INLINE I isub(I a, I b) {
+  CPUSERVE_LANES a.v[i] = (int32_t)((uint32_t)a.v[i] - (uint32_t)b.v[i]);
+  return a;
+}
+template <int n>
+CPUSERVE_INLINE I shl(I a) {
+  CPUSERVE_LANES a.v[i] = (int32_t)((uint32_t)a.v[i] << n);
+  return a;
+}
+CPUSERVE_INLINE I iload1(const int32_t* p) { return iset1(*p); }
 CPUSERVE_INLINE F to_float(I x) {
   F r;
   CPUSERVE_LANES r.v[i] = (float)x.v[i];
@@ -158,6 +170,16 @@ CPUSERVE_INLINE F dot2(F acc, P a, P b) {
   }
   return acc;
 }
+CPUSERVE_INLINE F even(P a) {
+  F r;
+  CPUSERVE_LANES r.v[i] = from_bf16(a.v[i][0]);
+  return r;
+}
+CPUSERVE_INLINE F odd(P a) {
+  F r;
+  CPUSERVE_LANES r.v[i] = from_bf16(a.v[i][1]);
+  return r;
+}
 CPUSERVE_INLINE F load_bf16(const uint16_t* p) {
   F r;
   CPUSERVE_LANES r.v[i] = from_bf16(p[i]);
@@ -202,6 +224,11 @@ CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
   return acc;
 }
 CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) { return dot4(acc, u, s); }
+CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
+using S = I;
+CPUSERVE_INLINE S szero() { return izero(); }
+CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return dot4(acc, u, s); }
+CPUSERVE_INLINE I widen(S x) { return x; }
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
   CPUSERVE_LANES {
     float r = __builtin_rintf(x.v[i]);

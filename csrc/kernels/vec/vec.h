@@ -21,11 +21,20 @@
 //   Q low_nibbles(Q) high_nibbles(Q)
 //   I dot4(I acc, Q u8, Q s8): exact int32 for every u8 and s8
 //   I dot4_small(I acc, Q u8, Q s8): the same where u8 <= 15
+//   I isub(I, I)  I shl<n>(I)  iload1(const int32_t*): one value in every lane
+//
+// What only kernels/linear uses, where instruction sets differ in what is cheap:
+//   constexpr bool kNativeDot2; where false F even(P) odd(P), and dot2 is
+//     fma(odd a, odd b, fma(even a, even b, acc))
+//   constexpr int kDot8Zero; I dot8(I acc, Q u8, Q s8): acc + sum (u8 - 128 + kDot8Zero) s8
+//   S small accumulators; S szero()  S sdot(S, Q u8 <= 15, Q s8) at most 8 times  I widen(S)
+//     constexpr bool kWideS: S is I and may start from any value
 //   void store_s8(int8_t*, F): rne, saturate to [-127, 127], NaN 127    (kLanes bytes)
 //   max(a, b) and min(a, b) give b when either is NaN
 //   void prefetch(const void*) prefetch_l2(const void*)
 //   constexpr int kLanes, kVecs = kPanel / kLanes, and the register tile limits
-//   kTileRows x kTileVecs (accumulators that fit: avx512 6 x 4; avx2 6 x 2; neon 8 x 3 ...)
+//   kTileRows x kTileVecs (accumulators that fit: avx512 6 x 4; avx2 6 x 2; neon 6 x 4), and for
+//   the quantized tiles kGroupVecs int32 accumulators in all
 //
 // Every function is `static inline` and always_inline: no symbol may leak out of the unit.
 #pragma once

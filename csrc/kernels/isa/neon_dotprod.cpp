@@ -1,0 +1,7 @@
+// Level neon_dotprod: neon with int8 dot products.
+#define CPUSERVE_NS cpuserve::isa_neon_dotprod
+#define CPUSERVE_VEC "kernels/vec/neon.h"
+#define CPUSERVE_UNIT_GROUPED
+#include "kernels/isa/unit.h"
+
+CPUSERVE_EXPORT_TABLE(neon_dotprod)

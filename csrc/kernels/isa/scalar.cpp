@@ -1,0 +1,7 @@
+// Level scalar: no vector instructions; runs only when forced.
+#define CPUSERVE_NS cpuserve::isa_scalar
+#define CPUSERVE_VEC "kernels/vec/scalar.h"
+#define CPUSERVE_UNIT_ALL
+#include "kernels/isa/unit.h"
+
+CPUSERVE_EXPORT_TABLE(scalar)

@@ -1,0 +1,214 @@
+// dense_bf16, dense_f16, dense_f32: weights in their own float type, sums in fp32.
+//
+// The tile keeps MR rows x NP panels of fp32 sums in registers; a step of K loads the panels' lines
+// once and broadcasts each row's element. 6 x 64 columns on AVX-512: 24 sums, 4 weights, 1
+// broadcast of 32 registers, 10 loads for 24 products, so the two multipliers set the pace.
+#pragma once
+#include "kernels/linear/driver.h"
+#include "kernels/linear/source.h"
+
+namespace CPUSERVE_NS {
+namespace {
+
+// One step of K is kPhases products per element: where there is no bf16 product, the even element
+// of the pair and then the odd one, in the order dot2 has.
+struct Bf16Element {
+  using Packed = uint16_t;
+  static constexpr ActFormat kAct = ActFormat::bf16;
+  static constexpr SourceType kSource = SourceType::bf16;
+  static constexpr int kPerStep = 2, kPhases = kNativeDot2 ? 1 : 2;
+  static constexpr int64_t kActBytes = 4;
+  static void from_floats(const float* x, uint16_t* out, int n) {
+    for (int i = 0; i < n; i += kLanes) store_bf16(out + i, load(x + i));
+  }
+  static float to_float(uint16_t x) {
+    float f;
+    read_bf16(&x, 1, &f);
+    return f;
+  }
+};
+struct F16Element {
+  using Packed = uint16_t;
+  static constexpr ActFormat kAct = ActFormat::f32;
+  static constexpr SourceType kSource = SourceType::f16;
+  static constexpr int kPerStep = 1, kPhases = 1;
+  static constexpr int64_t kActBytes = 4;
+  static void from_floats(const float* x, uint16_t* out, int n) {
+    for (int i = 0; i < n; i += kLanes) store_f16(out + i, load(x + i));
+  }
+  static float to_float(uint16_t x) { return half_to_float(x); }
+};
+struct F32Element {
+  using Packed = float;
+  static constexpr ActFormat kAct = ActFormat::f32;
+  static constexpr SourceType kSource = SourceType::f32;
+  static constexpr int kPerStep = 1, kPhases = 1;
+  static constexpr int64_t kActBytes = 4;
+  static void from_floats(const float* x, float* out, int n) {
+    memcpy(out, x, sizeof(float) * static_cast<size_t>(n));
+  }
+  static float to_float(float x) { return x; }
+};
+
+// Weight vector v of a step's line, row operand, and product, of one phase.
+template <class E, int kPhase>
+CPUSERVE_INLINE auto weight_of(const uint8_t* line, int v) {
+  if constexpr (sizeof(typename E::Packed) == 4) {
+    return load(reinterpret_cast<const float*>(line) + v * kLanes);
+  } else if constexpr (E::kPerStep == 1) {
+    return load_f16(reinterpret_cast<const uint16_t*>(line) + v * kLanes);
+  } else {
+    const P pairs = load_pairs(reinterpret_cast<const uint16_t*>(line) + v * kLanes * 2);
+    if constexpr (kNativeDot2) {
+      return pairs;
+    } else if constexpr (kPhase == 0) {
+      return even(pairs);
+    } else {
+      return odd(pairs);
+    }
+  }
+}
+template <class E, int kPhase>
+CPUSERVE_INLINE auto act_of(const uint8_t* x) {
+  if constexpr (E::kPerStep == 1) {
+    return set1(*reinterpret_cast<const float*>(x));
+  } else {
+    const P pairs = set1_pair(reinterpret_cast<const uint16_t*>(x));
+    if constexpr (kNativeDot2) {
+      return pairs;
+    } else if constexpr (kPhase == 0) {
+      return even(pairs);
+    } else {
+      return odd(pairs);
+    }
+  }
+}
+CPUSERVE_INLINE F product(F sum, F a, F w) { return fma(a, w, sum); }
+CPUSERVE_INLINE F product(F sum, P a, P w) { return dot2(sum, a, w); }
+
+template <class E, int kPhase, int MR, int NV>
+CPUSERVE_INLINE void dense_phase(F (&sum)[MR][NV], const uint8_t* x, size_t x_stride,
+                                 const uint8_t* w, size_t panel_bytes) {
+  decltype(weight_of<E, kPhase>(w, 0)) wv[NV];
+#pragma GCC unroll 16
+  for (int v = 0; v < NV; v++) {
+    wv[v] = weight_of<E, kPhase>(w + static_cast<size_t>(v / kVecs) * panel_bytes, v % kVecs);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; r++) {
+    const auto a = act_of<E, kPhase>(x + static_cast<size_t>(r) * x_stride);
+#pragma GCC unroll 16
+    for (int v = 0; v < NV; v++) sum[r][v] = product(sum[r][v], a, wv[v]);
+  }
+}
+
+template <class E>
+struct Dense {
+  static constexpr int64_t kUnitBytes =
+      kPanel * E::kPerStep * static_cast<int64_t>(sizeof(typename E::Packed));
+  static constexpr int kSums = kTileRows * kTileVecs;
+  static constexpr int kRows = kSums / kVecs >= 24 ? 6 : kSums / kVecs < 6 ? kSums / kVecs : 6;
+  static constexpr int kPanels = kSums / kVecs / kRows >= 4 ? 4 : kSums / kVecs / kRows;
+  static constexpr int kStreamRows = kSums / kVecs >= 24 ? 12 : kRows;
+  static constexpr int stream_panels(int rows) {
+    const int n = kSums / kVecs / rows;
+    return n > 4 ? 4 : n;
+  }
+  static int64_t units(int64_t k) { return (k + E::kPerStep - 1) / E::kPerStep; }
+
+  template <int MR, int NP, bool kNear, int NPF>
+  static __attribute__((noinline)) void tile(const LinearTile& t) {
+    constexpr int NV = NP * kVecs;
+    F sum[MR][NV];
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; r++) {
+#pragma GCC unroll 16
+      for (int v = 0; v < NV; v++) {
+        sum[r][v] = t.resume ? load(t.c + static_cast<size_t>(r) * t.ldc + v * kLanes) : zero();
+      }
+    }
+    const size_t panel_bytes = t.panel_bytes, x_stride = t.x_stride;
+    int64_t u = t.u0;
+    for (int part = 0; part < 2; part++) {
+      const int64_t end = part ? t.u1 : t.split;
+      const uint8_t* x = t.x + u * E::kActBytes;
+      const uint8_t* w = t.w + u * kUnitBytes;
+      const uint8_t* ahead = (part ? t.ahead1 : t.ahead0) + u * kUnitBytes;
+      for (; u < end; u++) {
+#pragma GCC unroll 4
+        for (int p = 0; p < NPF; p++) {
+          const uint8_t* line = ahead + static_cast<size_t>(p) * panel_bytes;
+          kNear ? prefetch(line) : prefetch_l2(line);
+        }
+        dense_phase<E, 0>(sum, x, x_stride, w, panel_bytes);
+        if constexpr (E::kPhases == 2) dense_phase<E, 1>(sum, x, x_stride, w, panel_bytes);
+        x += E::kActBytes;
+        w += kUnitBytes;
+        ahead += kUnitBytes;
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; r++) {
+#pragma GCC unroll 16
+      for (int v = 0; v < NV; v++) {
+        store(t.c + static_cast<size_t>(r) * t.ldc + v * kLanes, sum[r][v]);
+      }
+    }
+  }
+};
+
+template <class E>
+size_t dense_panel_bytes(int64_t k) noexcept {
+  return static_cast<size_t>(Dense<E>::units(k) * Dense<E>::kUnitBytes);
+}
+
+// Elements [k0, k0 + n) of one source row as packed elements; bits unchanged where types agree.
+template <class E>
+inline void read_elements(const PackArgs& a, int row, int64_t k0, int n, typename E::Packed* out) {
+  using T = typename E::Packed;
+  if (a.rows[row] && a.source == E::kSource) {
+    memcpy(out, static_cast<const T*>(a.rows[row]) + k0, sizeof(T) * static_cast<size_t>(n));
+    return;
+  }
+  float x[kChunk64] = {};
+  read_floats(a.rows[row], a.source, k0, n, x);
+  E::from_floats(x, out, kChunk64);
+}
+
+template <class E>
+void pack_dense(const PackArgs& a) noexcept {
+  using T = typename E::Packed;
+  T rows[kPanel][kChunk64];
+  T* to = static_cast<T*>(a.panel);
+  for (int64_t k0 = 0; k0 < a.k; k0 += kChunk64) {
+    const int n = static_cast<int>(a.k - k0 < kChunk64 ? a.k - k0 : kChunk64);
+    memset(rows, 0, sizeof rows);
+    for (int r = 0; r < kPanel; r++) read_elements<E>(a, r, k0, n, rows[r]);
+    for (int i = 0; i < n; i += E::kPerStep) {
+      for (int r = 0; r < kPanel; r++) {
+        memcpy(to, &rows[r][i], sizeof(T) * E::kPerStep);
+        to += E::kPerStep;
+      }
+    }
+  }
+}
+
+template <class E>
+void dense_row(const PackedWeight& w, int64_t n, float* out) noexcept {
+  using T = typename E::Packed;
+  const T* panel =
+      reinterpret_cast<const T*>(w.data + static_cast<size_t>(n / kPanel) * w.panel_bytes);
+  const int64_t column = n % kPanel;
+  for (int64_t k = 0; k < w.k; k++) {
+    const int64_t at = (k / E::kPerStep * kPanel + column) * E::kPerStep + k % E::kPerStep;
+    out[k] = E::to_float(panel[at]);
+  }
+}
+
+template <class E>
+constexpr LinearKernel dense_kernel() {
+  return {E::kAct, dense_panel_bytes<E>, pack_dense<E>, run_linear<Dense<E>>, dense_row<E>};
+}
+
+}  // namespace
+}  // namespace CPUSERVE_NS

@@ -1,0 +1,241 @@
+// How a linear walks its weights, whatever their kind: panels outermost, so that each is read from
+// memory once; rows inside; K innermost. A kind gives the tile:
+//
+//   struct Kind {
+//     static constexpr int64_t kUnitBytes   bytes of one panel per unit of K (pair, element, group)
+//     static int64_t units(int64_t k)
+//     static constexpr int kStreamRows      up to so many rows are one pass over the weights
+//     static constexpr int stream_panels(int rows)         panels side by side in that pass
+//     static constexpr int kRows, kPanels   the tile for more rows than kStreamRows
+//     template <int MR, int NP, bool kNear, int NPF> static void tile(const LinearTile&)
+//   };
+//
+// A tile starts from zero or from what a previous K block left in `c`; each output element is one
+// chain over ascending K, so tile shapes and K blocks never change a bit.
+#pragma once
+#include "kernels/generic/epilogue.h"
+#include "kernels/table.h"
+#include "kernels/vec/vec.h"
+
+namespace CPUSERVE_NS {
+namespace {
+
+struct LinearTile {
+  const uint8_t* x;  // first row
+  size_t x_stride;
+  int64_t x_padded;  // row width in elements, padded to 32
+  const uint8_t* w;  // first panel
+  size_t panel_bytes;
+  int64_t u0, split, u1;  // units of K
+  const uint8_t *ahead0,
+      *ahead1;  // prefetch base before and from `split`: base + n panel_bytes + u kUnitBytes
+  float* c;
+  size_t ldc;
+  bool resume;  // c holds the sums of the units below u0
+};
+
+// Bytes between the weights in use and those being fetched: at 25 GB/s a core and 100 ns of memory
+// latency 2.5 KB are under way.
+constexpr int64_t kAheadBytes = 2048;
+// Panels whose results are collected before the epilogue in a one-pass linear; divides by 1..4.
+constexpr int kSpanPanels = 12;
+// Weights of one strip and K block, half of a 1 MB L2 less the rows that pass through it.
+constexpr int64_t kBlockBytes = 256 << 10;
+constexpr int64_t kBlockRows = 512;
+static_assert(kBlockRows * kStripPanels * kPanel * 4 <= static_cast<int64_t>(kLinearScratch),
+              "the sums of one row block must fit the scratch");
+
+// f32 output of whole panels without bias or activation is most of a model's linears.
+CPUSERVE_INLINE bool plain_f32(const Epilogue& ep) {
+  return ep.out.format == ActFormat::f32 && !ep.bias && ep.act == Activation::none && !ep.glu;
+}
+
+// One copy of the general epilogue for all kinds.
+static __attribute__((noinline)) void finish_strip(const Epilogue& ep, int64_t row, int64_t panel0,
+                                                   int panels, const float* c) {
+  store_tile(ep, row, panel0, panels, c, kPanel);
+}
+
+// Epilogue of `panels` finished panels of one row at `c`.
+CPUSERVE_INLINE void finish(const Epilogue& ep, bool plain, int64_t row, int64_t panel0, int panels,
+                            const float* c) {
+  for (int p = 0; p < panels; p += kStripPanels) {
+    const int n = panels - p < kStripPanels ? panels - p : kStripPanels;
+    const int64_t column0 = (panel0 + p) * kPanel;
+    if (!plain || column0 + n * kPanel > ep.out.width) {
+      finish_strip(ep, row, panel0 + p, n, c + p * kPanel);
+      continue;
+    }
+    float* out = f32_row(ep.out, row) + column0;
+    for (int i = 0; i < n * kPanel; i += kLanes) {
+      const F v = load(c + p * kPanel + i);
+      store(out + i, ep.add ? add(load(out + i), v) : v);
+    }
+  }
+}
+
+// Runtime row count to compile-time tile.
+template <class Kind, bool kNear, int NP, int MR>
+CPUSERVE_INLINE void call_tile(int rows, const LinearTile& t) {
+  if (rows == MR) return Kind::template tile<MR, NP, kNear, kNear ? NP : (NP + 1) / 2>(t);
+  if constexpr (MR > 1) call_tile<Kind, kNear, NP, MR - 1>(rows, t);
+}
+// The one-pass tile of `rows` rows with as many panels as its registers hold.
+template <class Kind, int MR>
+CPUSERVE_INLINE void call_stream_tile(int rows, const LinearTile& t) {
+  if (rows == MR) {
+    constexpr int NP = Kind::stream_panels(MR);
+    return Kind::template tile<MR, NP, true, NP>(t);
+  }
+  if constexpr (MR > 1) call_stream_tile<Kind, MR - 1>(rows, t);
+}
+template <class Kind, int MR = Kind::kStreamRows>
+CPUSERVE_INLINE int stream_panels_of(int rows) {
+  if (rows == MR) return Kind::stream_panels(MR);
+  if constexpr (MR > 1) return stream_panels_of<Kind, MR - 1>(rows);
+  return 1;
+}
+
+// Few rows: one pass, bound by memory; every line is prefetched kAheadBytes ahead, across panels.
+template <class Kind>
+CPUSERVE_INLINE void stream(const LinearArgs& a) {
+  const PackedWeight& w = *a.w;
+  const int rows = static_cast<int>(a.m), wide = stream_panels_of<Kind>(rows);
+  const bool plain = plain_f32(a.ep);
+  float* c = static_cast<float*>(a.scratch);
+  const int64_t units = Kind::units(w.k);
+  const int64_t ahead_units = kAheadBytes / Kind::kUnitBytes;
+  LinearTile t;
+  t.x = static_cast<const uint8_t*>(a.x);
+  t.x_stride = a.x_stride;
+  t.x_padded = round_up(w.k, 32);
+  t.panel_bytes = w.panel_bytes;
+  t.u0 = 0;
+  t.u1 = units;
+  t.split = units > ahead_units ? units - ahead_units : 0;
+  t.ldc = kSpanPanels * kPanel;
+  t.resume = false;
+  for (int64_t p0 = a.panel0; p0 < a.panel1; p0 += kSpanPanels) {
+    const int span = static_cast<int>(a.panel1 - p0 < kSpanPanels ? a.panel1 - p0 : kSpanPanels);
+    for (int p = 0, np; p < span; p += np) {
+      np = span - p >= wide ? wide : 1;
+      t.w = w.data + static_cast<size_t>(p0 + p) * w.panel_bytes;
+      t.ahead0 = t.w + ahead_units * Kind::kUnitBytes;
+      t.ahead1 = p0 + p + np < a.panel1
+                     ? t.ahead0 + static_cast<size_t>(np - 1) * w.panel_bytes +
+                           (static_cast<int64_t>(w.panel_bytes) - units * Kind::kUnitBytes)
+                     : t.w;
+      t.c = c + p * kPanel;
+      if (np == 1) {
+        call_tile<Kind, true, 1, Kind::kStreamRows>(rows, t);
+      } else {
+        call_stream_tile<Kind, Kind::kStreamRows>(rows, t);
+      }
+    }
+    for (int r = 0; r < rows; r++) {
+      finish(a.ep, plain, r, p0, span, c + static_cast<size_t>(r) * t.ldc);
+    }
+  }
+}
+
+// What one strip's K block needs besides the tile itself.
+struct Block {
+  int64_t row0, rows;
+  int64_t panel0;
+  int panels;
+  int64_t u0, u1;
+  const uint8_t* next;  // the block after this one, for the prefetch; base as in LinearTile
+  bool keep;            // more than one K block: sums stay in c, [rows][64]
+  bool last;
+};
+
+// All row tiles of one block. The first two fetch the next block into L2, half each, so that memory
+// is never idle while rows are computed from cache.
+template <class Kind>
+CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) {
+  const PackedWeight& w = *a.w;
+  float* c = static_cast<float*>(a.scratch);
+  constexpr int kWidth = kStripPanels * kPanel;
+  const int64_t tiles = (b.rows + Kind::kRows - 1) / Kind::kRows;
+  const int64_t base = b.rows / tiles, longer = b.rows % tiles;  // equal tiles: no short last one
+  LinearTile t;
+  t.x_stride = a.x_stride;
+  t.x_padded = round_up(w.k, 32);
+  t.panel_bytes = w.panel_bytes;
+  t.u0 = b.u0;
+  t.split = t.u1 = b.u1;
+  t.ldc = kWidth;
+  t.resume = b.u0 > 0;
+  int64_t row = 0;
+  for (int64_t i = 0; i < tiles; i++) {
+    const int rows = static_cast<int>(base + (i < longer));
+    float* sums = c + (b.keep ? row * kWidth : 0);
+    t.x = static_cast<const uint8_t*>(a.x) + static_cast<size_t>(b.row0 + row) * a.x_stride;
+    for (int p = 0, np; p < b.panels; p += np) {
+      np = b.panels - p >= Kind::kPanels ? Kind::kPanels : 1;
+      const size_t at = static_cast<size_t>(p) * w.panel_bytes;
+      t.w = w.data + static_cast<size_t>(b.panel0) * w.panel_bytes + at;
+      const size_t half = static_cast<size_t>((np + 1) / 2) * w.panel_bytes;
+      const bool fetch = b.next && (i == 0 || (i == 1 && np > 1));
+      t.ahead0 = t.ahead1 = fetch ? b.next + at + (i == 1 ? half : 0) : t.w;
+      t.c = sums + p * kPanel;
+      if (np == 1) {
+        call_tile<Kind, false, 1, Kind::kRows>(rows, t);
+      } else {
+        call_tile<Kind, false, Kind::kPanels, Kind::kRows>(rows, t);
+      }
+    }
+    if (b.last) {
+      for (int r = 0; r < rows; r++) {
+        finish(a.ep, plain, b.row0 + row + r, b.panel0, b.panels, sums + r * kWidth);
+      }
+    }
+    row += rows;
+  }
+}
+
+// Many rows: a strip's K block stays in L2 while every row passes over it.
+template <class Kind>
+CPUSERVE_INLINE void blocked(const LinearArgs& a) {
+  const PackedWeight& w = *a.w;
+  const bool plain = plain_f32(a.ep);
+  const int64_t units = Kind::units(w.k);
+  const int64_t most = kBlockBytes / (kStripPanels * Kind::kUnitBytes);
+  const int64_t blocks = (units + most - 1) / most, step = (units + blocks - 1) / blocks;
+  for (int64_t row0 = 0; row0 < a.m; row0 += kBlockRows) {
+    Block b;
+    b.row0 = row0;
+    b.rows = a.m - row0 < kBlockRows ? a.m - row0 : kBlockRows;
+    b.keep = blocks > 1;
+    for (b.panel0 = a.panel0; b.panel0 < a.panel1; b.panel0 += kStripPanels) {
+      const int64_t left = a.panel1 - b.panel0;
+      b.panels = static_cast<int>(left < kStripPanels ? left : kStripPanels);
+      const uint8_t* strip = w.data + static_cast<size_t>(b.panel0) * w.panel_bytes;
+      for (b.u0 = 0; b.u0 < units; b.u0 += step) {
+        b.u1 = b.u0 + step < units ? b.u0 + step : units;
+        b.last = b.u1 == units;
+        if (!b.last) {
+          b.next = strip + step * Kind::kUnitBytes;
+        } else {
+          b.next = left > kStripPanels
+                       ? strip + kStripPanels * w.panel_bytes - b.u0 * Kind::kUnitBytes
+                       : nullptr;
+        }
+        run_block<Kind>(a, b, plain);
+      }
+    }
+  }
+}
+
+template <class Kind>
+void run_linear(const LinearArgs& a) noexcept {
+  if (a.m <= 0 || a.panel0 >= a.panel1) return;
+  if (a.m <= Kind::kStreamRows) {
+    stream<Kind>(a);
+  } else {
+    blocked<Kind>(a);
+  }
+}
+
+}  // namespace
+}  // namespace CPUSERVE_NS
