@@ -192,10 +192,10 @@ def _no_native(host: Host) -> str:
 def _no_executor(ledger: Ledger, host: Host, asked: str, isa: str | None) -> str:
     if asked == "torch" or isa is not None:
         return f"{ledger.asked('executor')}: torch is not installed: {TORCH_REMEDY}"
+    remedy = "reinstall cpuserve on this machine" if host.native_error else "use a newer CPU"
     return (
         f"nothing can run a model here: {_no_native(host)}, and torch, the slow floor, is not "
-        f"installed. Reinstall cpuserve for this machine (pip install --force-reinstall cpuserve) "
-        f"or install the floor ({TORCH_REMEDY})"
+        f"installed; {remedy}, or install the floor: {TORCH_REMEDY}"
     )
 
 

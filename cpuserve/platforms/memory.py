@@ -102,7 +102,7 @@ def plan_memory(
         "kv_blocks",
         blocks,
         f"{blocks * BLOCK} tokens at {format_bytes(budget.block / BLOCK)} a token: "
-        f"{blocks // budget.blocks(length)} requests of full length",
+        f"full-length requests that fit: {blocks // budget.blocks(length)}",
     )
     ledger.decide("max_model_len", length, _length_why(budget, length, facts))
     return MemoryPlan(blocks, length)

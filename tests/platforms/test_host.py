@@ -1,0 +1,127 @@
+"""Host.read on trees of files, and its JSON form."""
+
+import pytest
+
+from cpuserve.platforms.host import Host
+from tests.helpers.hosts import host_names, load_host
+from tests.helpers.hosts import write_tree as write
+
+
+def cpu_files(cpu, core, siblings, package=0, l3=None):
+    at = f"devices/system/cpu/cpu{cpu}"
+    files = {
+        f"{at}/topology/core_id": core,
+        f"{at}/topology/physical_package_id": package,
+        f"{at}/topology/thread_siblings_list": siblings,
+    }
+    if l3 is not None:
+        files |= {f"{at}/cache/index3/level": 3, f"{at}/cache/index3/shared_cpu_list": l3}
+    return files
+
+
+@pytest.fixture
+def read(tmp_path):
+    def go(sys_files, proc_files, affinity, **more):
+        write(tmp_path / "sys", sys_files)
+        write(tmp_path / "proc", proc_files)
+        return Host.read(
+            sysfs_root=tmp_path / "sys", proc_root=tmp_path / "proc", affinity=affinity, **more
+        )
+
+    return go
+
+
+MEMINFO = "MemTotal:  8000 kB\nMemFree: 10 kB\nMemAvailable: 6000 kB\nHugePages_Total: 4\n"
+CPUINFO = "processor : 0\nmodel name\t: AMD  EPYC\nflags\t\t: fpu avx2 fma\n"
+
+
+def test_two_sockets_with_repeating_core_ids_are_told_apart(read):
+    tree = {"devices/system/cpu/online": "0-7"}
+    for package in (0, 1):
+        node = "-".join(map(str, (2 * package, 2 * package + 1)))
+        cpus = f"{node},{2 * package + 4}-{2 * package + 5}"
+        tree[f"devices/system/node/node{package}/cpulist"] = cpus
+        tree[f"devices/system/node/node{package}/meminfo"] = f"Node {package} MemTotal: 4000 kB"
+        for core in (0, 1):
+            first = 2 * package + core
+            pair = f"{first},{first + 4}"
+            tree |= cpu_files(first, core, pair, package, l3=cpus)
+            tree |= cpu_files(first + 4, core, pair, package, l3=cpus)
+    host = read(tree, {"meminfo": MEMINFO, "cpuinfo": CPUINFO}, range(8), arch="x86_64")
+    cpus = {c.id: c for c in host.cpus}
+    assert len({c.core for c in host.cpus}) == 4
+    assert cpus[0].core == cpus[4].core != cpus[1].core
+    assert [cpus[i].node for i in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert {c.l3 for c in host.cpus} == {0, 2}
+    assert [n.memory_total for n in host.nodes] == [4096000, 4096000]
+    assert (host.cpu_model, host.cpu_flags) == ("AMD EPYC", ("fpu", "avx2", "fma"))
+    assert (host.memory_total, host.memory_available) == (8192000, 6144000)
+    assert host.huge_pages.pool_total == 4
+
+
+def test_offline_and_forbidden_cpus_are_not_usable(read):
+    tree = {"devices/system/cpu/online": "0,2-3"}
+    for cpu in (0, 2, 3):
+        tree |= cpu_files(cpu, cpu, cpu)
+    host = read(tree, {"meminfo": MEMINFO}, [1, 2, 3])
+    assert [c.id for c in host.usable_cpus] == [2, 3]
+
+
+def test_without_sysfs_every_allowed_cpu_is_a_core_of_one_node(read):
+    host = read({}, {"meminfo": MEMINFO}, [3, 5])
+    assert [(c.id, c.core, c.node) for c in host.usable_cpus] == [(3, 0, 0), (5, 1, 0)]
+    assert host.cpu_flags == ()
+
+
+def test_sparse_nodes_and_nodes_without_cpus(read):
+    tree = {
+        "devices/system/cpu/online": "0-1",
+        "devices/system/node/node0/cpulist": "0-1",
+        "devices/system/node/node2/cpulist": "",
+        "devices/system/node/node2/meminfo": "Node 2 MemTotal: 64 kB",
+    }
+    host = read(tree, {"meminfo": MEMINFO}, range(2))
+    assert [(n.id, n.memory_total) for n in host.nodes] == [(0, 0), (2, 65536)]
+    assert {c.node for c in host.cpus} == {0}
+
+
+def test_arm_names_its_core(read):
+    info = "Features : fp asimd asimddp\nCPU implementer : 0x41\nCPU part : 0xd40\n"
+    host = read({}, {"meminfo": MEMINFO, "cpuinfo": info}, [0], arch="aarch64")
+    assert host.cpu_model == "Neoverse-V1"
+    assert "asimddp" in host.cpu_flags
+    other = info.replace("0xd40", "0x123")
+    host = read({}, {"meminfo": MEMINFO, "cpuinfo": other}, [0])
+    assert host.cpu_model == "Arm implementer 0x41 part 0x123"
+
+
+def test_transparent_huge_pages_are_the_bracketed_word(read):
+    files = {"kernel/mm/transparent_hugepage/enabled": "always [madvise] never"}
+    assert read(files, {"meminfo": MEMINFO}, [0]).huge_pages.transparent == "madvise"
+
+
+def test_the_container_limits_memory(read, tmp_path):
+    files = {
+        "fs/cgroup/cgroup.controllers": "memory",
+        "fs/cgroup/memory.max": 1 << 20,
+        "fs/cgroup/memory.current": 1 << 19,
+    }
+    host = read(files, {"meminfo": MEMINFO, "self/cgroup": "0::/"}, [0])
+    assert (host.memory_limit, host.memory_free) == (1 << 20, 1 << 19)
+
+
+def test_more_than_1024_cpus(read):
+    host = read({"devices/system/cpu/online": "0-1151"}, {"meminfo": MEMINFO}, range(1152))
+    assert len(host.usable_cpus) == 1152
+
+
+@pytest.mark.parametrize("name", host_names())
+def test_a_host_survives_json(name):
+    host = load_host(name)
+    assert Host.from_json(host.to_json()) == host
+
+
+def test_this_machine_can_be_read():
+    host = Host.read()
+    assert host.usable_cpus
+    assert 0 < host.memory_free <= host.memory_total

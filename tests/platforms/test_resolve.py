@@ -1,0 +1,265 @@
+"""CpuPlatform.resolve: pure, on machines described as data."""
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cpuserve.config.decisions import render_table
+from cpuserve.errors import ConfigError
+from cpuserve.platforms.cgroup import Cgroup
+from tests.helpers.hosts import (
+    GIB,
+    LLAMA_1B,
+    SMOLLM2,
+    got,
+    host_names,
+    load_host,
+    resolve,
+    why,
+)
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+REFUSED = {"old_cpu_without_torch"}
+
+
+@pytest.mark.parametrize("name", [n for n in host_names() if n not in REFUSED])
+def test_resolve_on_a_host_gives_the_reviewed_decisions(name, request):
+    text = render_table(resolve(name).decisions) + "\n"
+    file = SNAPSHOTS / f"{name}.txt"
+    if not file.exists():
+        file.write_text(text)
+        pytest.fail(f"{file.name} did not exist and was written: review and commit it")
+    assert text == file.read_text()
+
+
+def test_every_snapshot_has_a_host():
+    assert {p.stem for p in SNAPSHOTS.glob("*.txt")} == set(host_names()) - REFUSED
+
+
+@pytest.mark.parametrize(
+    ("name", "cpus", "frontend"),
+    [
+        ("vm_1core", [0], None),
+        ("vm_2core_zen5", [0, 1], None),
+        ("laptop_2core_smt", [0, 1], None),
+        ("desktop_8core_smt", list(range(7)), [7, 15]),
+        ("xeon_2s_amx", [*range(31), *range(32, 63)], [31, 95, 63, 127]),
+        ("xeon_2s_amx_second_siblings", list(range(64, 95)), [95]),
+        ("cpuset_4_11_of_16", list(range(4, 11)), [11]),
+        ("pod_quota_6_5_of_64", list(range(6)), None),
+        ("container_1_5_cpu_1gib", [0], None),
+    ],
+)
+def test_auto_binding_takes_one_thread_per_allowed_core(name, cpus, frontend):
+    config = resolve(name).config
+    assert config.cpus == cpus
+    assert config.threads == len(cpus)
+    if frontend is not None:
+        assert config.frontend_cpus == frontend
+
+
+def test_threads_and_front_end_never_share_a_core():
+    for name in set(host_names()) - REFUSED:
+        host, config = load_host(name), resolve(name).config
+        core = {c.id: c.core for c in host.cpus}
+        assert config.cpus
+        assert set(config.cpus) <= set(host.allowed)
+        cores = [core[c] for c in config.cpus]
+        assert len(set(cores)) == len(cores)
+        assert not {core[c] for c in config.frontend_cpus or ()} & set(cores)
+
+
+@pytest.mark.parametrize(
+    ("bind", "cpus"),
+    [("0", [0]), ("1,0", [1, 0]), ("0-62:2", list(range(0, 63, 2))), ("3-5,0", [3, 4, 5, 0])],
+)
+def test_a_bind_list_is_taken_in_its_order(bind, cpus):
+    config = resolve("graviton3_64", omp_threads_bind=bind).config
+    assert (config.cpus, config.threads) == (cpus, len(cpus))
+
+
+def test_nobind_takes_omp_num_threads_and_pins_nothing():
+    config = resolve("graviton3_64", omp_threads_bind="nobind", omp_num_threads=5).config
+    assert (config.cpus, config.threads) == (None, 5)
+    assert resolve("pod_quota_6_5_of_64", omp_threads_bind="nobind").config.threads == 6
+
+
+def test_omp_num_threads_is_not_inherited_by_pinned_threads():
+    assert resolve("vm_2core_zen5", omp_num_threads=1).config.threads == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "needles"),
+    [
+        ({"omp_threads_bind": "0-2"}, ("CPU 2 is not", "0-1")),
+        ({"omp_threads_bind": "0|1"}, ("2 ranks", "0-1")),
+        ({"num_reserved_cpu": 2}, ("at most 1",)),
+        ({"tensor_parallel_size": 2}, ("not supported yet", "use 1")),
+        ({"isa": "amx"}, ("not a level of this CPU", "scalar, avx2, avx512")),
+        ({"isa": "neon"}, ("not a level of this CPU",)),
+        ({"isa": "avx1024"}, ("not a level;", "avx512_bf16")),
+        ({"executor": "torch"}, ("torch is not installed", "pip install")),
+        ({"model_impl": "transformers"}, ("transformers", "pip install")),
+        ({"quantization": "awq"}, ("gguf q4_1", "leave it out")),
+        ({"kv_cache_space": "1000"}, ("does not fit", "give at most 20.")),
+        ({"kv_cache_space": "0.05", "max_model_len": 8192}, ("0.176", "--max-model-len 2304")),
+        ({"kv_cache_space": "1MiB"}, ("holds 32 tokens", "CPUSERVE_KVCACHE_SPACE=0.006")),
+        ({"max_model_len": 9000}, ("at most 8192",)),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, ("at least 16", "--max-num-seqs 8")),
+    ],
+)
+def test_a_wish_that_cannot_be_honoured_names_the_nearest_value(options, needles):
+    name = next(iter(options))
+    with pytest.raises(ConfigError) as error:
+        resolve("vm_2core_zen5", sources={name: f"flag --{name}"}, **options)
+    for needle in (*needles, f"flag --{name}={options[name]}"):
+        assert needle in str(error.value)
+
+
+@pytest.mark.parametrize("level", ["scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16"])
+def test_isa_may_be_lowered_to_any_level_of_the_cpu(level):
+    assert resolve("vm_2core_zen5", isa=level).config.isa == level
+
+
+def test_without_a_kernel_level_torch_is_the_floor_and_says_so():
+    resolved = resolve("old_cpu_with_torch")
+    assert resolved.config.executor == "torch"
+    assert "slower" in why(resolved, "executor")
+    assert resolve("old_cpu_with_torch", isa="scalar").config.executor == "native"
+
+
+def test_without_kernels_and_torch_both_remedies_are_named():
+    with pytest.raises(ConfigError, match=r"newer CPU, .*: pip install 'cpuserve\[torch\]'"):
+        resolve("old_cpu_without_torch")
+    with pytest.raises(ConfigError, match=r"cpuserve\._C.*reinstall cpuserve .*: pip install"):
+        resolve(msgspec.structs.replace(load_host("no_extension"), torch=False))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "asked", "dtype", "kv", "needle"),
+    [
+        ("bfloat16", None, "bfloat16", "bf16", "multiplies it directly"),
+        ("float16", None, "float16", "f16", "computed in float32"),
+        ("float32", None, "float32", "f32", "the checkpoint's"),
+        ("float32", "bfloat16", "bfloat16", "bf16", "the checkpoint has float32"),
+        ("bfloat16", "float32", "float32", "f32", "as asked"),
+    ],
+)
+def test_dtype_of_a_dense_checkpoint(checkpoint, asked, dtype, kv, needle):
+    facts = dataclasses.replace(SMOLLM2, dtype=checkpoint, quantization=None)
+    resolved = resolve("vm_2core_zen5", facts, dtype=asked)
+    assert (resolved.config.dtype, resolved.config.kv_dtype) == (dtype, kv)
+    assert needle in why(resolved, "dtype")
+
+
+def test_dtype_of_a_quantized_checkpoint_is_bfloat16_beside_the_stored_matrices():
+    resolved = resolve("vm_2core_zen5")
+    assert (resolved.config.dtype, resolved.config.kv_dtype) == ("bfloat16", "bf16")
+    assert "stay as stored" in why(resolved, "dtype")
+
+
+def test_kv_dtype_can_differ_from_the_dtype():
+    assert resolve("vm_2core_zen5", kv_cache_dtype="float32").config.kv_dtype == "f32"
+
+
+def block_bytes(facts=SMOLLM2, element=2):
+    return sum(2 * 32 * element * k.kv_heads * k.head_dim for k in facts.kv_layers)
+
+
+@pytest.mark.parametrize(
+    ("space", "size"),
+    [("4", 4 * GIB), ("0.25", GIB // 4), ("512MiB", GIB // 2), ("30%", int(24 * GIB * 0.3))],
+)
+def test_an_explicit_kv_size_becomes_blocks_of_this_model(space, size):
+    config = resolve("vm_2core_zen5", kv_cache_space=space).config
+    assert config.kv_blocks == size // block_bytes()
+    assert config.max_model_len == min(8192, config.kv_blocks * 32)
+
+
+def test_the_automatic_kv_size_is_a_quarter_of_free_memory_and_at_most_4_gib():
+    assert resolve("xeon_2s_amx").config.kv_blocks == 4 * GIB // block_bytes()
+    small = resolve("laptop_2core_smt").config
+    assert small.kv_blocks * block_bytes() < 8 * GIB * 0.9 / 4
+
+
+def test_the_automatic_kv_size_is_no_more_than_all_requests_can_use():
+    config = resolve("xeon_2s_amx", max_num_seqs=2, max_model_len=1024).config
+    assert config.kv_blocks == 2 * 1024 // 32
+
+
+def test_a_small_pool_caps_the_default_length_instead_of_refusing():
+    host = load_host("laptop_2core_smt")
+    resolved = resolve(host, LLAMA_1B)
+    config = resolved.config
+    assert 256 < config.max_model_len < LLAMA_1B.max_position
+    assert config.max_model_len == config.kv_blocks * 32
+    assert "131072 would need 4.00 GiB" in why(resolved, "max_model_len")
+
+
+def test_an_explicit_length_grows_the_automatic_pool():
+    config = resolve("laptop_2core_smt", LLAMA_1B, max_model_len=65536).config
+    assert config.max_model_len == 65536
+    assert config.kv_blocks == 65536 // 32
+
+
+def busy_laptop():
+    return msgspec.structs.replace(load_host("laptop_2core_smt"), memory_available=6 * GIB)
+
+
+def test_the_largest_length_named_in_the_error_is_accepted():
+    host = busy_laptop()
+    with pytest.raises(ConfigError, match=r"needs 4.00 GiB of KV .*--max-model-len \d+") as error:
+        resolve(host, LLAMA_1B, max_model_len=131072)
+    largest = int(str(error.value).rsplit(" ", 1)[1])
+    assert resolve(host, LLAMA_1B, max_model_len=largest).config.max_model_len == largest
+    with pytest.raises(ConfigError):
+        resolve(host, LLAMA_1B, max_model_len=largest + 32)
+
+
+def test_the_largest_kv_size_named_in_the_error_is_accepted():
+    with pytest.raises(ConfigError) as error:
+        resolve("vm_2core_zen5", kv_cache_space="1000")
+    largest = str(error.value).split("at most ")[1].split(",")[0]
+    assert resolve("vm_2core_zen5", kv_cache_space=largest).config.kv_blocks > 0
+
+
+def test_the_kv_size_named_in_the_error_is_large_enough():
+    with pytest.raises(ConfigError) as error:
+        resolve("vm_2core_zen5", kv_cache_space="1MiB", max_model_len=4096)
+    enough = str(error.value).split("CPUSERVE_KVCACHE_SPACE=")[1].split(",")[0]
+    config = resolve("vm_2core_zen5", kv_cache_space=enough, max_model_len=4096).config
+    assert config.max_model_len == 4096
+
+
+def test_memory_is_counted_inside_the_container():
+    config = resolve("container_1_5_cpu_1gib").config
+    assert config.kv_blocks * block_bytes() < GIB // 4
+    host = load_host("container_1_5_cpu_1gib")
+    limit = Cgroup(version=2, memory_limit=256 << 20, memory_available=250 << 20)
+    with pytest.raises(ConfigError, match=r"not enough memory: .* is free"):
+        resolve(msgspec.structs.replace(host, cgroup=limit))
+
+
+def test_a_step_holds_a_token_of_every_request():
+    assert resolve("vm_2core_zen5", max_num_batched_tokens=8).config.max_num_seqs == 8
+    config = resolve("vm_2core_zen5", max_num_seqs=4096).config
+    assert config.max_num_batched_tokens == 4096
+
+
+def test_hints_degrade_with_a_line():
+    resolved = resolve("vm_2core_zen5", block_size=128, enforce_eager=True)
+    assert resolved.config.block_size == 32
+    assert got(resolved, "block_size") == 32
+    assert got(resolved, "enforce_eager") == "no effect"
+
+
+def test_resolve_is_pure():
+    host = load_host("epyc_nps4")
+    assert resolve(host) == resolve(host)
+
+
+def test_the_engine_config_survives_msgpack():
+    config = resolve("vm_2core_zen5").config
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=type(config)) == config
