@@ -9,20 +9,11 @@
 namespace CPUSERVE_NS {
 
 // x = exp(before - after), y = exp(m - after) with after = max(before, m); -inf (nothing seen yet,
-// or nothing seen in this chunk) gives a factor of 0. n rounded up to kLanes is written.
-static inline void merge_factors(const float* before, const float* m, float* after, float* x,
-                                 float* y, int n) {
-  for (int i = 0; i < n; i += kLanes) {
-    const F b = load(before + i), c = load(m + i), top = max(b, c);
-    const F base = max(set1(-FLT_MAX), top);  // -inf - -inf would be NaN
-    store(x + i, exp(sub(b, base)));
-    store(y + i, exp(sub(c, base)));
-    store(after + i, top);
-  }
-}
-
-CPUSERVE_INLINE float merge_sum(float l, float x, float chunk_l, float y) {
-  return reduce_max(fma(set1(chunk_l), set1(y), mul(set1(l), set1(x))));
+// or nothing seen in this chunk) gives a factor of 0.
+CPUSERVE_INLINE void merge_factors(F before, F m, float* x, float* y) {
+  const F after = max(set1(-FLT_MAX), max(before, m));  // -inf - -inf would be NaN
+  store(x, exp(sub(before, after)));
+  store(y, exp(sub(m, after)));
 }
 
 CPUSERVE_INLINE F merge_columns(F o, F x, F chunk_o, F y) { return fma(chunk_o, y, mul(o, x)); }
@@ -205,23 +196,25 @@ static inline void attend_tile(int R, Tile<Kv>& t, const ChunkBlocks<Kv>& c) {
   }
 }
 
-// Folds a tile's chunk into the running rows.
+// Folds a tile's chunk into the running rows. A row without a visible key in it has y = 0 and x =
+// 1: m and l stay as they are; o is skipped because -0 + 0 would lose its sign.
 template <class Kv>
 static inline void merge_tile(const Tile<Kv>& t, int R, int hd, float* m, float* l, float* o) {
-  alignas(64) float before[16], chunk[16], after[16], x[16], y[16];
-  for (int r = 0; r < 16; r++) {
-    before[r] = r < R ? m[r] : 0.0f;
-    chunk[r] = r < R ? t.m[r] : 0.0f;
+  alignas(64) float x[16], y[16];
+  for (int r = 0; r < R; r += kLanes) {
+    const int n = R - r;
+    merge_factors(load_n(m + r, n), load_n(t.m + r, n), x + r, y + r);
+    store_n(l + r, merge_columns(load_n(l + r, n), load(x + r), load_n(t.l + r, n), load(y + r)),
+            n);
+    store_n(m + r, max(load_n(m + r, n), load_n(t.m + r, n)), n);
   }
-  merge_factors(before, chunk, after, x, y, R);
   for (int r = 0; r < R; r++) {
     if (t.m[r] == -INFINITY) continue;
-    m[r] = after[r];
-    l[r] = merge_sum(l[r], x[r], t.l[r], y[r]);
+    const F wx = set1(x[r]), wy = set1(y[r]);
     const float* from = t.o + static_cast<size_t>(r) * t.ldo;
     float* to = o + static_cast<size_t>(r) * static_cast<size_t>(hd);
     for (int i = 0; i < hd; i += kLanes) {
-      store(to + i, merge_columns(load(to + i), set1(x[r]), load(from + i), set1(y[r])));
+      store(to + i, merge_columns(load(to + i), wx, load(from + i), wy));
     }
   }
 }
@@ -313,17 +306,20 @@ static inline void attention(const AttentionArgs& a) noexcept {
 static inline void merge_row_factors(const float* partial, size_t slot, int n, float* m, float* l,
                                      float* x, float* y) {
   constexpr int kBatch = 64;
-  alignas(64) float before[kBatch + 16] = {}, chunk[kBatch + 16] = {}, after[kBatch + 16];
+  alignas(64) float before[kBatch + 16] = {}, chunk[kBatch + 16] = {};
   for (int c = 0; c < n; c++) {
     before[c] = *m;
     chunk[c] = partial[static_cast<size_t>(c) * slot];
     *m = *m > chunk[c] ? *m : chunk[c];
   }
-  merge_factors(before, chunk, after, x, y, n);
+  for (int c = 0; c < n; c += kLanes)
+    merge_factors(load(before + c), load(chunk + c), x + c, y + c);
+  F sum = set1(*l);
   for (int c = 0; c < n; c++) {
-    if (chunk[c] == -INFINITY) continue;
-    *l = merge_sum(*l, x[c], partial[static_cast<size_t>(c) * slot + 1], y[c]);
+    const float chunk_l = partial[static_cast<size_t>(c) * slot + 1];
+    sum = merge_columns(sum, set1(x[c]), set1(chunk_l), set1(y[c]));
   }
+  *l = reduce_max(sum);
 }
 
 // The same folding as merge_tile, a row at a time: factors of many chunks first (one vector of

@@ -21,7 +21,7 @@ struct KvBf16 {
   CPUSERVE_INLINE Vec load(const Elem* p) { return load_pairs(p); }
   CPUSERVE_INLINE Vec broadcast(const Left* p) { return set1_pair(p); }
   CPUSERVE_INLINE F mac(F acc, Vec a, Vec b) { return dot2(acc, a, b); }
-  CPUSERVE_INLINE void store_left(Left* p, F x) { store_bf16(p, x); }
+  CPUSERVE_INLINE void store_left(Left* p, F x) { store_bf16_normal(p, x); }
 };
 struct KvF16 {
   using Elem = uint16_t;
@@ -156,8 +156,19 @@ static inline void adjust_scores(const Tile<Kv>& t, int r, float* s) {
   }
 }
 
+CPUSERVE_INLINE float row_max(const float* s, int begin, int end) {
+  F top0 = set1(-INFINITY), top1 = top0;
+  int k = begin;
+  for (; k + 2 * kLanes <= end; k += 2 * kLanes) {
+    top0 = max(top0, load(s + k));
+    top1 = max(top1, load(s + k + kLanes));
+  }
+  if (k < end) top0 = max(top0, load(s + k));
+  return reduce_max(max(top0, top1));
+}
+
 // Probabilities of one row: m = max, p = exp(s - m) rounded to Left, l = sum of the unrounded p,
-// one chain a lane.
+// one chain a lane. Cut vectors at either end are blended; those between need no test.
 template <class Kv>
 static inline void softmax_row(float* s, typename Kv::Left* p, int lo, int hi, float* m_out,
                                float* l_out) {
@@ -166,23 +177,25 @@ static inline void softmax_row(float* s, typename Kv::Left* p, int lo, int hi, f
   const F none = set1(-INFINITY);
   if (lo > begin) store(s + begin, keep(load(s + begin), lo - begin, kLanes, none));
   if (hi < end) store(s + last, keep(load(s + last), 0, hi - last, none));
-  F top0 = none, top1 = none;
-  int k = begin;
-  for (; k + 2 * kLanes <= end; k += 2 * kLanes) {
-    top0 = max(top0, load(s + k));
-    top1 = max(top1, load(s + k + kLanes));
-  }
-  if (k < end) top0 = max(top0, load(s + k));
-  const float m = reduce_max(max(top0, top1));
-  const F top = set1(m);
+  *m_out = row_max(s, begin, end);
+  const F top = set1(*m_out);
   F sum = zero();
-  for (k = begin; k < end; k += kLanes) {
-    F e = exp_nonpositive(sub(load(s + k), top));
-    if (k < lo || k + kLanes > hi) e = keep(e, lo - k, hi - k, zero());
+  int k = begin;
+  const auto cut = [&] {
+    const F e = keep(exp_nonpositive(sub(load(s + k), top)), lo - k, hi - k, zero());
+    sum = add(sum, e);
+    Kv::store_left(p + k, e);
+    k += kLanes;
+  };
+  if (lo > k) cut();
+  const int whole = hi / kLanes * kLanes;
+#pragma GCC unroll 2
+  for (; k < whole; k += kLanes) {
+    const F e = exp_nonpositive(sub(load(s + k), top));
     sum = add(sum, e);
     Kv::store_left(p + k, e);
   }
-  *m_out = m;
+  if (k < end) cut();
   *l_out = reduce_add(sum);
 }
 

@@ -104,6 +104,7 @@ CPUSERVE_INLINE void store_bf16(uint16_t* p, F x) {
   _mm_storeu_si128((__m128i*)p,
                    _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
 }
+CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) { store_bf16(p, x); }
 CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }

@@ -98,6 +98,13 @@ CPUSERVE_INLINE __m512i bf16_bits(F x) {
 CPUSERVE_INLINE void store_bf16(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(bf16_bits(x)));
 }
+#ifdef __AVX512BF16__
+CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
+  _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x));
+}
+#else
+CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) { store_bf16(p, x); }
+#endif
 CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }

@@ -191,6 +191,7 @@ CPUSERVE_INLINE F load_f16(const uint16_t* p) {
   return r;
 }
 CPUSERVE_INLINE void store_bf16(uint16_t* p, F x) { CPUSERVE_LANES p[i] = to_bf16(x.v[i]); }
+CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) { store_bf16(p, x); }
 CPUSERVE_INLINE void store_f16(uint16_t* p, F x) { CPUSERVE_LANES p[i] = to_f16(x.v[i]); }
 CPUSERVE_INLINE P interleave_bf16(F even, F odd) {
   P r;

@@ -16,6 +16,7 @@
 //     acc + a.even b.even + a.odd b.odd, in this ISA's own fixed way
 //   F load_bf16(const uint16_t*) load_f16(const uint16_t*)   (kLanes elements)
 //   void store_bf16(uint16_t*, F) store_f16(uint16_t*, F)    round to nearest even, NaN stays NaN
+//   void store_bf16_normal(uint16_t*, F): store_bf16 of lanes that are 0 or not denormal
 //   P interleave_bf16(F even, F odd): lane i = (bf16(even[i]), bf16(odd[i]))
 //   Q load_quads(const uint8_t*) set1_quad(const int8_t*)
 //   Q low_nibbles(Q) high_nibbles(Q)
