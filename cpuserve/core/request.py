@@ -20,7 +20,8 @@ class Request:
     token_ids: prompt, then output. max_tokens: outputs at most (admission.output_limit).
     eos_ids end it without a stop_id, params.stop_token_ids with one. num_top: alternatives wanted
     for each output, -1 = no logprobs. prompt_rows: None, or one entry per scored prompt token;
-    entry 0 is None (nothing predicts the first token).
+    entry 0 is None (nothing predicts the first token). arrival, scheduled (first given a slot):
+    time.monotonic().
     """
 
     id: RequestId
@@ -40,6 +41,7 @@ class Request:
     num_top: int = -1
     prompt_rows: list[RowResult | None] | None = None
     cached_tokens: int = 0
+    scheduled: float = 0.0
     num_preemptions: int = 0
     decode_rows: list[LogitRow] = field(default_factory=list)
 

@@ -11,6 +11,7 @@ first and preemption takes the youngest, so the oldest request always advances: 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -205,6 +206,7 @@ class Scheduler:
             self._refused.append(Delta(request, [], "error", error=str(error)))
             return False
         request.slot = self._free_slots.pop()
+        request.scheduled = request.scheduled or time.monotonic()
         self.running.append(request)
         return True
 

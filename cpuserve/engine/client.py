@@ -10,7 +10,7 @@ from cpuserve.sampling.params import SamplingParams
 
 
 class EngineClient(Protocol):
-    """ProcessClient serves; InlineClient runs the engine in this process for LLM, tests, notebooks."""
+    """ProcessClient serves; InlineClient runs the engine in this process (LLM, tests)."""
 
     info: dict[str, object]
     stats: Stats

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from cpuserve.errors import CpuserveError
 from cpuserve.sampling.params import SamplingParams
 
 
@@ -68,6 +69,7 @@ class Output(msgspec.Struct, array_like=True):
 
     finish: None, "stop" (eos or a stop id: `stop_id`), "length", "abort", "error".
     prompt_logprobs: sent once, entry 0 is None (no prediction for the first token).
+    scheduled: time.monotonic() when the request first ran, with its first output; else 0.
     """
 
     id: int
@@ -78,6 +80,7 @@ class Output(msgspec.Struct, array_like=True):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     cached_tokens: int = 0
     error: str | None = None
+    scheduled: float = 0.0
 
 
 class Stats(msgspec.Struct, array_like=True):
@@ -117,3 +120,65 @@ class Fatal(msgspec.Struct, tag="fatal", array_like=True):
 
 
 Outbound = Progress | Ready | StepOutput | Answer | Fatal
+
+MAX_FRAME_BYTES = 1 << 28  # prompt_logprobs of 100k tokens with 20 alternatives are 40 MB
+LENGTH_BYTES = 4
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class FrameError(CpuserveError):
+    """Bytes that are no frame: the two sides do not speak the same protocol."""
+
+
+def encode_frame(message: msgspec.Struct) -> bytearray:
+    """`message` as one frame: its length, then msgpack."""
+    frame = bytearray(LENGTH_BYTES)
+    _encoder.encode_into(message, frame, LENGTH_BYTES)
+    size = len(frame) - LENGTH_BYTES
+    if size > MAX_FRAME_BYTES:
+        msg = f"a message of {size} bytes is longer than a frame may be ({MAX_FRAME_BYTES})"
+        raise FrameError(msg)
+    frame[:LENGTH_BYTES] = size.to_bytes(LENGTH_BYTES, "little")
+    return frame
+
+
+class FrameReader:
+    """Cuts a byte stream, in pieces of any size, into frame bodies."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies that `data` completes; FrameError for an impossible length."""
+        buffer = self._buffer
+        buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        while len(buffer) - start >= LENGTH_BYTES:
+            body = start + LENGTH_BYTES
+            size = int.from_bytes(buffer[start:body], "little")
+            if size > MAX_FRAME_BYTES:
+                msg = f"a frame of {size} bytes is announced, at most {MAX_FRAME_BYTES} are allowed"
+                raise FrameError(msg)
+            if len(buffer) - body < size:
+                break
+            start = body + size
+            bodies.append(bytes(buffer[body:start]))
+        del buffer[:start]
+        return bodies
+
+    @property
+    def partial(self) -> bool:
+        """A frame has begun and not ended."""
+        return bool(self._buffer)
+
+
+def inbound_decoder() -> msgspec.msgpack.Decoder[Inbound]:
+    """Decodes what the engine receives."""
+    return msgspec.msgpack.Decoder(Inbound)
+
+
+def outbound_decoder() -> msgspec.msgpack.Decoder[Outbound]:
+    """Decodes what the front end receives."""
+    return msgspec.msgpack.Decoder(Outbound)

@@ -100,6 +100,11 @@ class NativeExecutor:
         del self.native
 
 
+def make_team(config: EngineConfig) -> _C.Team:
+    """The threads of `config`, on its CPUs."""
+    return _C.Team(config.threads, config.cpus)
+
+
 def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
     """Lower `program` for the level, sizes and KV type of `config`."""
     return Lowering(

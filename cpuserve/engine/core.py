@@ -1,0 +1,302 @@
+"""EngineCore: messages in, one StepOutput per step out. build_engine makes one from a config."""
+
+from __future__ import annotations
+
+import logging
+import random
+import resource
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.core.admission import Limits, check_request, output_limit
+from cpuserve.core.kv.manager import KvManager
+from cpuserve.core.request import Delta, Request
+from cpuserve.core.scheduler import Scheduler
+from cpuserve.core.step import RowResult, StepBatch
+from cpuserve.engine.ipc import (
+    Abort,
+    AddRequest,
+    Answer,
+    Ask,
+    Inbound,
+    Output,
+    Stats,
+    StepOutput,
+    TokenLogprob,
+)
+from cpuserve.errors import RequestError
+from cpuserve.ids import RequestId
+from cpuserve.runtime.pack import pack, unpack
+
+if TYPE_CHECKING:
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.models.spec import ModelSpec
+    from cpuserve.runtime.executor import Executor
+
+ProgressFn = Callable[[str, int, int], None]
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Scheduler and executor of one engine; every method is called from one thread."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        *,
+        vocab: int,
+        eos_ids: Iterable[int] = (),
+        facts: dict[str, object] | None = None,
+    ) -> None:
+        self.config = config
+        self.executor = executor
+        self.limits = Limits(config.max_model_len, config.kv_blocks * config.block_size, vocab)
+        self.stats = Stats()
+        self.kv = KvManager(config.kv_blocks, config.block_size)
+        self.scheduler = Scheduler(
+            self.kv,
+            executor,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+        self._eos_ids = frozenset(eos_ids)
+        self._facts = facts or {}
+        self._seeds = random.Random(config.seed)
+        self._refused: list[Output] = []
+        self._stale = False
+        self._asked: list[Ask] = []
+
+    # --- inbox --------------------------------------------------------------------------------
+
+    def handle(self, message: Inbound) -> None:
+        """Take one message (Shutdown is the loop's business)."""
+        if isinstance(message, AddRequest):
+            self._add(message)
+        elif isinstance(message, Abort):
+            for number in message.ids:
+                self._stale |= self.scheduler.abort(RequestId(number))
+        elif isinstance(message, Ask):
+            self._asked.append(message)
+
+    @property
+    def has_work(self) -> bool:
+        """A step would do something: run tokens, refuse a request, or bring the gauges to 0."""
+        return self.scheduler.has_work or bool(self._refused) or self._stale
+
+    def _add(self, message: AddRequest) -> None:
+        prompt = array("i", message.prompt).tolist()
+        params = message.params
+        try:
+            check_request(prompt, params, self.limits)
+        except RequestError as error:
+            self._refused.append(Output(message.id, [], "error", error=error.message))
+            return
+        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed % 2**64
+        self.scheduler.add(
+            Request(
+                RequestId(message.id),
+                prompt,
+                params,
+                output_limit(len(prompt), params, self.limits),
+                seed,
+                self._eos_ids,
+                arrival=message.arrival,
+                priority=message.priority,
+            )
+        )
+
+    # --- one step -----------------------------------------------------------------------------
+
+    def step(self) -> StepOutput:
+        """Run one step: schedule, execute, update."""
+        started = time.perf_counter()
+        batch = self.scheduler.schedule()
+        deltas = self._run(batch)
+        outputs = [_output(delta) for delta in deltas]
+        if self._refused:
+            outputs += self._refused
+            self._refused = []
+        self._count(deltas, time.perf_counter() - started)
+        return StepOutput(outputs, self.stats)
+
+    def _run(self, batch: StepBatch) -> list[Delta]:
+        if not batch.chunks:
+            return self.scheduler.update([])
+        try:
+            results = unpack(self.executor.step(pack(batch)), batch)
+        except Exception as error:  # whatever it was, only the requests of this step end
+            logger.exception("a step of %d sequences failed", len(batch.chunks))
+            return self.scheduler.fail(f"the engine failed in this step: {error}")
+        return self.scheduler.update(results)
+
+    def _count(self, deltas: list[Delta], seconds: float) -> None:
+        stats, scheduler = self.stats, self.scheduler
+        stats.running = len(scheduler.running)
+        stats.waiting = len(scheduler.waiting)
+        stats.kv_usage = self.kv.usage
+        stats.preemptions = scheduler.num_preemptions
+        self._stale = False
+        stats.steps += 1
+        stats.step_s = seconds
+        for delta in deltas:
+            stats.generation_tokens += len(delta.tokens)
+            if delta.request.num_output == len(delta.tokens) and not delta.error:
+                stats.prompt_tokens += delta.request.num_prompt
+
+    # --- reports ------------------------------------------------------------------------------
+
+    def answers(self) -> list[Answer]:
+        """Replies to what was asked; a roofline waits until no request would be slowed by it."""
+        if not self._asked:
+            return []
+        ready = [a for a in self._asked if a.what != "roofline" or not self.has_work]
+        self._asked = [a for a in self._asked if a not in ready]
+        return [Answer(ask.id, self._reply(ask.what)) for ask in ready]
+
+    def _reply(self, what: str) -> dict[str, object]:
+        reports: dict[str, Callable[[], dict[str, object]]] = {
+            "roofline": self.roofline,
+            "report": self.report,
+            "check": self.check,
+        }
+        try:
+            return reports[what]() if what in reports else {"error": f"nothing known of {what!r}"}
+        except Exception as error:  # a report must not end the engine
+            logger.exception("report %s failed", what)
+            return {"error": str(error)}
+
+    def roofline(self) -> dict[str, object]:
+        """Measured limits of this machine, as the executor knows them; {} if it cannot tell."""
+        return _optional(self.executor, "roofline")
+
+    def report(self) -> dict[str, object]:
+        """Sizes, placement and counters, for `doctor` and tests."""
+        return {
+            **self.info(),
+            **_optional(self.executor, "report"),
+            "max_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "kv_blocks_free": self.kv.num_free,
+            "running": len(self.scheduler.running),
+            "waiting": len(self.scheduler.waiting),
+            "steps": self.stats.steps,
+        }
+
+    def check(self) -> dict[str, object]:
+        """Check all invariants; {"ok": True} or what is wrong."""
+        try:
+            self.scheduler.check_invariants()
+        except AssertionError as error:
+            return {"ok": False, "error": str(error)}
+        return {"ok": True}
+
+    def info(self) -> dict[str, object]:
+        """What Ready carries: numbers of the model and the settings the front end needs."""
+        config, limits = self.config, self.limits
+        return {
+            "model": config.model,
+            "architecture": config.architecture,
+            "executor": config.executor,
+            "isa": config.isa,
+            "dtype": config.dtype,
+            "kv_dtype": config.kv_dtype,
+            "threads": config.threads,
+            "max_model_len": limits.max_model_len,
+            "max_num_seqs": config.max_num_seqs,
+            "max_num_batched_tokens": config.max_num_batched_tokens,
+            "vocab_size": limits.vocab,
+            "eos_ids": sorted(self._eos_ids),
+            "block_size": config.block_size,
+            "kv_blocks": config.kv_blocks,
+            "kv_tokens": limits.kv_tokens,
+            "max_top": limits.max_top,
+            **self._facts,
+        }
+
+    def close(self) -> None:
+        """Free weights and KV cache."""
+        self.executor.close()
+
+
+def _output(delta: Delta) -> Output:
+    request = delta.request
+    output = Output(request.id, delta.tokens, delta.finish, delta.stop_id, error=delta.error)
+    if request.num_output == len(delta.tokens):
+        output.scheduled = request.scheduled
+        output.cached_tokens = request.cached_tokens
+    if delta.rows is not None:
+        output.logprobs = [_logprob(row) for row in delta.rows]
+    if delta.prompt_rows is not None:
+        output.prompt_logprobs = [
+            None if row is None else _logprob(row) for row in delta.prompt_rows
+        ]
+    return output
+
+
+def _logprob(row: RowResult) -> TokenLogprob:
+    return TokenLogprob(row.token, row.logprob, row.rank, row.top)
+
+
+def _optional(executor: object, name: str) -> dict[str, object]:
+    """What `executor.name()` says; {} for an executor that has no such report."""
+    function = getattr(executor, name, None)
+    return dict(function()) if callable(function) else {}
+
+
+# --- composition ------------------------------------------------------------------------------
+
+
+def run_engine(config: EngineConfig, main: Callable[[Any], None]) -> None:
+    """Call `main(team)` on this thread, inside the engine's one parallel region if it has one.
+
+    `team` is what build_engine wants; None where the executor brings its own threads.
+    """
+    if config.executor != "native":
+        main(None)
+        return
+    from cpuserve.runtime.native import make_team
+
+    team = make_team(config)
+    team.run(lambda: main(team))
+
+
+def build_engine(
+    config: EngineConfig, progress: ProgressFn | None = None, team: Any = None
+) -> EngineCore:
+    """The one composition root: checkpoint, program, executor, engine.
+
+    Raises:
+        StartupError: the model is missing, broken or unsupported.
+    """
+    from cpuserve.loader.load import check_weights, open_checkpoint
+    from cpuserve.models import build_program, spec_from_config
+
+    started = time.perf_counter()
+    checkpoint = open_checkpoint(Path(config.model_path))
+    spec = spec_from_config(checkpoint.config)
+    program = build_program(spec)
+    check_weights(program, checkpoint.weights)
+    executor: Executor
+    if config.executor == "native":
+        from cpuserve.runtime.native import NativeExecutor
+
+        executor = NativeExecutor(config, program, checkpoint.weights, team, progress)
+    else:
+        from cpuserve.runtime.floor import TorchExecutor
+
+        executor = TorchExecutor(config, program, checkpoint.weights, progress)
+    facts = _facts(spec, time.perf_counter() - started)
+    return EngineCore(config, executor, vocab=spec.vocab, eos_ids=spec.eos_ids, facts=facts)
+
+
+def _facts(spec: ModelSpec, load_s: float) -> dict[str, object]:
+    return {
+        "layers": spec.layers,
+        "width": spec.width,
+        "max_position": spec.max_position,
+        "load_s": load_s,
+    }

@@ -1,0 +1,31 @@
+"""The engine's loop over a channel: the same for a child process and for a thread."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cpuserve.engine.core import EngineCore
+from cpuserve.engine.ipc import Inbound, Outbound, Shutdown
+
+
+class Channel(Protocol):
+    """Where messages come from and go to."""
+
+    def receive(self, *, block: bool) -> list[Inbound]:
+        """All messages that are there; with `block`, at least one. EOFError: nobody is there."""
+
+    def send(self, message: Outbound) -> None:
+        """Hand one message over. EOFError: nobody is there."""
+
+
+def run_loop(core: EngineCore, channel: Channel) -> None:
+    """Serve until Shutdown; idle, it waits in receive() and uses no CPU."""
+    while True:
+        for message in channel.receive(block=not core.has_work):
+            if isinstance(message, Shutdown):
+                return
+            core.handle(message)
+        if core.has_work:
+            channel.send(core.step())
+        for answer in core.answers():
+            channel.send(answer)

@@ -1,0 +1,344 @@
+"""ProcessClient: an engine in a child process, spoken to over a socket pair."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import IO, Any
+
+from cpuserve.config.engine import EngineConfig
+from cpuserve.core.admission import Limits
+from cpuserve.engine.ipc import (
+    Answer,
+    Ask,
+    Fatal,
+    FrameError,
+    FrameReader,
+    Inbound,
+    Outbound,
+    Output,
+    Progress,
+    Ready,
+    Shutdown,
+    Stats,
+    StepOutput,
+    encode_frame,
+    outbound_decoder,
+)
+from cpuserve.engine.streams import RequestMaker, Streams, limits_of
+from cpuserve.errors import EngineDead, StartupError
+from cpuserve.sampling.params import SamplingParams
+
+CHILD_MODULE = "cpuserve.engine.child"
+# The child finds modules where this process does, not in whatever directory it is started from.
+BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from {module} import exit_now, main; exit_now(main())"
+)
+EXIT_WAIT_S = 5.0
+POLL_S = 0.01
+STDERR_LINES = 20
+
+
+class ProcessClient:
+    """EngineClient over a child process. Made by `spawn`, before and without an event loop."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        sock: socket.socket,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.info: dict[str, object] = {}
+        self.stats = Stats()
+        self.progress: Progress | None = None
+        self._on_progress = on_progress
+        self._process = process
+        self._socket = sock
+        self._stderr = _StderrRelay(process)
+        self._streams = Streams()
+        self._requests = RequestMaker()
+        self._link: _Link | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._answers: dict[int, asyncio.Future[dict[str, object]]] = {}
+        self._num_asked = 0
+        self._fatal: Fatal | None = None
+        self._dead: str | None = None
+        self._limits: Limits | None = None
+        self._burial: asyncio.Task[None] | None = None
+        self._closing = False
+
+    @classmethod
+    def spawn(
+        cls,
+        config: EngineConfig,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        module: str = CHILD_MODULE,
+    ) -> ProcessClient:
+        """Start the engine and return at once; the rest happens in wait_ready.
+
+        Call it from a thread that lives as long as the engine: Linux kills the child when the
+        thread that started it ends.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            fd = theirs.fileno()
+            code = BOOTSTRAP.format(module=module)
+            command = [sys.executable, "-c", code, json.dumps(sys.path), "--fd", str(fd)]
+            process = subprocess.Popen(
+                command, pass_fds=[fd], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+        ours.sendall(encode_frame(config))
+        return cls(process, ours, on_progress)
+
+    # --- EngineClient -------------------------------------------------------------------------
+
+    async def wait_ready(self) -> None:
+        """Return when the engine serves; StartupError with its line if it cannot."""
+        if self._ready is None:
+            loop = asyncio.get_running_loop()
+            self._ready = loop.create_future()
+            self._socket.setblocking(False)
+            _, self._link = await loop.create_connection(lambda: _Link(self), sock=self._socket)
+        await asyncio.shield(self._ready)
+
+    def generate(
+        self, prompt_ids: list[int], params: SamplingParams, priority: int = 0
+    ) -> AsyncGenerator[Output, None]:
+        """One sequence. Closing the iterator aborts it.
+
+        Raises:
+            InvalidRequest: the engine could never run it.
+            EngineDead: while iterating, if the engine ends.
+        """
+        link, limits = self._connected()
+        request = self._requests.make(prompt_ids, params, priority, limits)
+        return self._streams.run(request, self._post, link.writable.wait)
+
+    async def ask(self, what: str) -> dict[str, object]:
+        """A report from the engine ("roofline", "report", "check")."""
+        self._connected()
+        self._num_asked += 1
+        number = self._num_asked
+        future: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
+        self._answers[number] = future
+        try:
+            self._post(Ask(number, what))
+            return await future
+        finally:
+            del self._answers[number]
+
+    @property
+    def alive(self) -> bool:
+        """The engine is ready and has not died."""
+        return bool(self.info) and not self._closing and self._dead is None and self._burial is None
+
+    @property
+    def pid(self) -> int:
+        """The engine's process id."""
+        return self._process.pid
+
+    async def close(self) -> None:
+        """Stop the engine, wait for it, kill it if it does not end, and reap it."""
+        if self._closing:
+            return
+        self._closing = True
+        if self.info and self._dead is None:
+            self._post(Shutdown())
+        else:
+            self._process.kill()
+        await self._wait_exit()
+        if self._link is not None:
+            self._link.close()
+        self._fail("the engine has been shut down")
+        if self._burial is not None:
+            await self._burial
+        self._release()
+
+    def kill(self) -> None:
+        """End the engine at once and reap it; for callers without an event loop."""
+        self._closing = True
+        self._process.kill()
+        self._process.wait()
+        self._release()
+
+    # --- the link's callbacks -----------------------------------------------------------------
+
+    def on_message(self, message: Outbound) -> None:
+        """Take one message of the engine."""
+        if isinstance(message, StepOutput):
+            self.stats = message.stats
+            self._streams.dispatch(message.outputs)
+        elif isinstance(message, Progress):
+            self.progress = message
+            if self._on_progress is not None:
+                self._on_progress(message)
+        elif isinstance(message, Ready):
+            self.info, self._limits = message.info, limits_of(message.info)
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(None)
+        elif isinstance(message, Answer):
+            asked = self._answers.get(message.id)
+            if asked is not None and not asked.done():
+                asked.set_result(message.value)
+        else:
+            self._fatal = message
+
+    def on_lost(self) -> None:
+        """The engine closed its end: find out how it ended, then tell everybody."""
+        if not self._closing and self._burial is None:
+            self._burial = asyncio.get_running_loop().create_task(self._bury())
+
+    async def _bury(self) -> None:
+        await self._wait_exit()
+        await asyncio.to_thread(self._stderr.join)
+        self._fail(self._obituary())
+
+    def _fail(self, how: str) -> None:
+        """Tell everybody who waits `how` the engine ended."""
+        if self._dead is not None:
+            return
+        self._dead = how
+        self._streams.fail(how)
+        for future in self._answers.values():
+            _reject(future, EngineDead(how))
+        if self._ready is not None:
+            _reject(self._ready, self._start_error(how))
+
+    def _start_error(self, how: str) -> StartupError:
+        if self._fatal is not None and self._fatal.startup:
+            return StartupError(self._fatal.message)
+        return StartupError(f"the engine did not start: {how}")
+
+    def _obituary(self) -> str:
+        """How the engine ended."""
+        code = self._process.poll()
+        if code is None:
+            how = "closed its connection"
+        elif code < 0:
+            how = f"was killed by {_signal_name(-code)}"
+            if -code == signal.SIGKILL:
+                how += " (the system does that when memory runs out)"
+        else:
+            how = f"ended with exit code {code}"
+        last = self._fatal.message if self._fatal is not None else self._stderr.last_line
+        return f"the engine {how}" + (f": {last}" if last else "")
+
+    # --- common -------------------------------------------------------------------------------
+
+    def _connected(self) -> tuple[_Link, Limits]:
+        if self._dead is not None or self._link is None or self._limits is None:
+            raise EngineDead(self._dead or "the engine is not ready")
+        return self._link, self._limits
+
+    def _post(self, message: Inbound) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    async def _wait_exit(self) -> None:
+        """Reap the process; kill it after EXIT_WAIT_S."""
+        deadline = time.monotonic() + EXIT_WAIT_S
+        while self._process.poll() is None:
+            if time.monotonic() > deadline:
+                self._process.kill()
+            await asyncio.sleep(POLL_S)
+
+    def _release(self) -> None:
+        self._socket.close()
+        self._stderr.join()
+
+
+class _Link(asyncio.Protocol):
+    """The parent's end of the socket pair."""
+
+    def __init__(self, client: ProcessClient) -> None:
+        self._client = client
+        self._reader = FrameReader()
+        self._decoder = outbound_decoder()
+        self._transport: asyncio.Transport | None = None
+        self.writable = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._reader.feed(data):
+                self._client.on_message(self._decoder.decode(body))
+        except FrameError:
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self.writable.set()
+        self._client.on_lost()
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+    def send(self, message: Inbound) -> None:
+        """Queue one message; new requests wait for `writable` first, so little piles up."""
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._transport.write(encode_frame(message))
+
+    def close(self) -> None:
+        """Drop the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class _StderrRelay:
+    """Passes the child's stderr on and remembers its last lines."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None
+        self._lines: deque[str] = deque(maxlen=STDERR_LINES)
+        # A daemon thread, not the event loop: the child writes before there is a loop.
+        self._thread = threading.Thread(
+            target=self._run, args=(process.stderr,), name="cpuserve-engine-stderr", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, stream: IO[bytes]) -> None:
+        with stream:
+            for raw in stream:
+                line = raw.decode(errors="replace")
+                self._lines.append(line.rstrip())
+                sys.stderr.write(line)
+                sys.stderr.flush()
+
+    @property
+    def last_line(self) -> str:
+        """The last line that says something, "" if there was none."""
+        return next((line for line in reversed(self._lines) if line.strip()), "")
+
+    def join(self) -> None:
+        """Wait for the rest; not for long, since a grandchild may hold the pipe open."""
+        self._thread.join(1.0)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _reject(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # nobody may be waiting, which is no reason for a warning

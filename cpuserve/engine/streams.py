@@ -1,0 +1,119 @@
+"""Streams: outputs of many requests, each on its way to the coroutine that waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from array import array
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+
+import msgspec
+
+from cpuserve.core.admission import Limits, check_request
+from cpuserve.engine.ipc import Abort, AddRequest, Inbound, Output
+from cpuserve.errors import EngineDead
+from cpuserve.sampling.params import SamplingParams
+
+Post = Callable[[Inbound], None]
+
+
+class OutputStream:
+    """Outputs of one request. What a slow reader leaves here is bounded by its max_tokens."""
+
+    def __init__(self) -> None:
+        self._outputs: deque[Output] = deque()
+        self._dead: str | None = None
+        self._wake = asyncio.Event()
+
+    def push(self, output: Output) -> None:
+        """Append an output."""
+        self._outputs.append(output)
+        self._wake.set()
+
+    def fail(self, how: str) -> None:
+        """The engine ended: EngineDead to the reader, after what is already here."""
+        self._dead = how
+        self._wake.set()
+
+    async def get(self) -> Output:
+        """The next output; EngineDead if there will be none."""
+        while not self._outputs:
+            if self._dead is not None:
+                raise EngineDead(self._dead)
+            self._wake.clear()
+            await self._wake.wait()
+        return self._outputs.popleft()
+
+
+class Streams:
+    """The requests of one client that have not finished."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, OutputStream] = {}
+        self._dead: str | None = None
+
+    def dispatch(self, outputs: Iterable[Output]) -> None:
+        """Hand the outputs of a step to their streams; those of aborted requests are dropped."""
+        for output in outputs:
+            stream = self._streams.get(output.id)
+            if stream is not None:
+                stream.push(output)
+
+    def fail(self, how: str) -> None:
+        """The engine is gone: every stream, and every later one, raises EngineDead."""
+        self._dead = how
+        for stream in self._streams.values():
+            stream.fail(how)
+
+    async def run(
+        self, request: AddRequest, post: Post, writable: Callable[[], Awaitable[object]]
+    ) -> AsyncGenerator[Output, None]:
+        """Start `request` and yield its outputs; closed early, it aborts the request."""
+        stream = self._streams[request.id] = OutputStream()
+        if self._dead is not None:
+            stream.fail(self._dead)
+        posted = finished = False
+        try:
+            await writable()
+            post(request)
+            posted = True
+            while not finished:
+                output = await stream.get()
+                finished = output.finish is not None
+                yield output
+        finally:
+            del self._streams[request.id]
+            if posted and not finished and self._dead is None:
+                post(Abort([request.id]))
+
+
+class RequestMaker:
+    """AddRequests with increasing ids, checked before anything is sent."""
+
+    def __init__(self) -> None:
+        self._ids = itertools.count()
+
+    def make(
+        self, prompt_ids: list[int], params: SamplingParams, priority: int, limits: Limits
+    ) -> AddRequest:
+        """InvalidRequest if the engine would refuse it. `params` is copied, and so checked again:
+        its fields may have been assigned since it was made."""
+        params = msgspec.structs.replace(params)
+        check_request(prompt_ids, params, limits)
+        prompt = array("i", prompt_ids).tobytes()
+        return AddRequest(next(self._ids), prompt, params, time.monotonic(), priority)
+
+
+def limits_of(info: dict[str, object]) -> Limits:
+    """The limits an engine announced in Ready.info."""
+    return msgspec.convert(
+        {
+            "max_model_len": info["max_model_len"],
+            "kv_tokens": info["kv_tokens"],
+            "vocab": info["vocab_size"],
+            "max_top": info["max_top"],
+        },
+        Limits,
+    )
