@@ -1,0 +1,216 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.entrypoints.openai.body import decode_request
+from cpuserve.entrypoints.openai.endpoint import Call, read_call
+from cpuserve.entrypoints.openai.events import to_json
+from cpuserve.entrypoints.openai.generation import (
+    Collected,
+    Job,
+    collect,
+    fan_out,
+    run_jobs,
+    usage,
+)
+from cpuserve.entrypoints.openai.logprobs import LegacyBuilder, TokenNames, prompt_logprobs
+from cpuserve.entrypoints.openai.prompts import Prompt, completion_prompts
+from cpuserve.entrypoints.openai.protocol import (
+    Completion,
+    CompletionChoice,
+    CompletionRequest,
+    LegacyLogprobs,
+    StreamOptions,
+)
+from cpuserve.entrypoints.openai.sampling import (
+    check_stream,
+    check_supported,
+    completion_params,
+)
+from cpuserve.entrypoints.openai.schema import json_body
+from cpuserve.entrypoints.openai.stream import EventStream, JsonResult
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.engine.output import TextDelta
+
+router = APIRouter()
+
+
+@router.post("/v1/completions", openapi_extra=json_body(CompletionRequest, Completion))
+async def create_completion(request: Request) -> Response:
+    """Continue, or score, one or several prompts."""
+    call = await read_call(request, "cmpl")
+    asked = decode_request(call.body, CompletionRequest)
+    model = call.serving.check_model(asked.model)
+    check_supported(asked)
+    check_stream(asked)
+    prompts = await completion_prompts(call.serving, asked)
+    limits = call.serving.bounds
+    params = [completion_params(asked, prompt.ids, limits) for prompt in prompts]
+    jobs = fan_out(prompts, params, asked.priority or 0)
+    call.serving.check_room(len(jobs))
+    answer = _CompletionAnswer(call, asked, model, prompts, jobs)
+    if asked.stream:
+        return EventStream(answer.events(), call.serving.http.silent_s)
+    return JsonResult(answer.body)
+
+
+class _CompletionAnswer:
+    """One request's answer, streamed or whole."""
+
+    def __init__(
+        self,
+        call: Call,
+        asked: CompletionRequest,
+        model: str,
+        prompts: list[Prompt],
+        jobs: list[Job],
+    ) -> None:
+        self._call = call
+        self._asked = asked
+        self._model = model
+        self._jobs = jobs
+        self._prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
+        self._skip_special = jobs[0].params.skip_special_tokens
+        self._names = TokenNames(
+            call.serving.get_tokenizer(),
+            as_ids=bool(asked.return_tokens_as_token_ids),
+            skip_special_tokens=self._skip_special,
+        )
+
+    async def body(self) -> bytes:
+        """The whole Completion."""
+        results = await collect(self._call.serving, self._jobs)
+        return msgspec.json.encode(
+            Completion(
+                self._call.id,
+                "text_completion",
+                self._call.created,
+                self._model,
+                self._call.serving.fingerprint,
+                [self._choice(result) for result in results],
+                usage(self._prompt_tokens, self._jobs),
+            )
+        )
+
+    def _choice(self, result: Collected) -> CompletionChoice:
+        choice = _Choice(self, result.job)
+        text = choice.echoed_text() + "".join(result.text)
+        logprobs = choice.logprobs(result.token_ids, result.logprobs, result.prompt_logprobs)
+        show_ids = self._asked.return_token_ids
+        shown_prompt = None
+        if self._asked.prompt_logprobs is not None:
+            shown_prompt = prompt_logprobs(
+                result.prompt_logprobs, self._asked.prompt_logprobs, self._names
+            )
+        return CompletionChoice(
+            result.job.index,
+            text,
+            logprobs,
+            result.finish_reason,
+            result.stop_reason,
+            shown_prompt,
+            result.token_ids if show_ids else msgspec.UNSET,
+            result.job.prompt.ids if show_ids else msgspec.UNSET,
+        )
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The chunks of the stream, without [DONE]."""
+        options = self._asked.stream_options or StreamOptions()
+        chunks = self._call.chunk_format("text_completion", self._model, options)
+        choices = [_Choice(self, job) for job in self._jobs]
+        async with aclosing(run_jobs(self._call.serving, self._jobs)) as deltas:
+            async for job, delta in deltas:
+                members = choices[job.index].members(delta)
+                if members:
+                    counts = None
+                    if options.continuous_usage_stats:
+                        counts = usage(self._prompt_tokens, self._jobs)
+                    yield chunks.chunk(job.index, members, counts)
+        if options.include_usage:
+            yield chunks.usage_chunk(usage(self._prompt_tokens, self._jobs))
+
+    @property
+    def asked(self) -> CompletionRequest:
+        """The request."""
+        return self._asked
+
+    @property
+    def names(self) -> TokenNames:
+        """How tokens are written in logprobs."""
+        return self._names
+
+    def prompt_text(self, prompt: Prompt) -> str:
+        """The prompt as echoed: the text that was sent, or the ids decoded."""
+        if prompt.text is not None:
+            return prompt.text
+        tokenizer = self._call.serving.get_tokenizer()
+        return tokenizer.decode(prompt.ids, skip_special_tokens=self._skip_special)
+
+
+class _Choice:
+    """The echo and the running text offset of one choice."""
+
+    def __init__(self, answer: _CompletionAnswer, job: Job) -> None:
+        self._answer = answer
+        self._job = job
+        self._echo = bool(answer.asked.echo)
+        self._legacy: LegacyBuilder | None = None
+        if job.params.logprobs is not None:
+            self._legacy = LegacyBuilder(answer.names, job.params.logprobs)
+        self._first = True
+
+    def echoed_text(self) -> str:
+        """The prompt's text if it is to be echoed, else nothing."""
+        return self._answer.prompt_text(self._job.prompt) if self._echo else ""
+
+    def logprobs(
+        self,
+        tokens: list[int],
+        entries: list[TokenLogprob],
+        prompt_entries: list[TokenLogprob | None] | None,
+    ) -> LegacyLogprobs | None:
+        """Of `tokens`, led by the prompt's the first time if it is echoed."""
+        if self._legacy is None:
+            return None
+        all_tokens = list(tokens)
+        all_entries: list[TokenLogprob | None] = [*entries]
+        if self._echo and self._first:
+            ids = self._job.prompt.ids
+            all_tokens = [*ids, *all_tokens]
+            all_entries = [*(prompt_entries or [None] * len(ids)), *all_entries]
+        self._first = False
+        return self._legacy.piece(all_tokens, all_entries)
+
+    def members(self, delta: TextDelta) -> bytes:
+        """The members of the chunk for `delta`; empty when it has nothing to show yet."""
+        first, text = self._first, delta.text
+        if first:
+            text = self.echoed_text() + text
+        logprobs = self.logprobs(delta.token_ids, delta.logprobs or [], delta.prompt_logprobs)
+        self._first = False
+        show_ids = self._answer.asked.return_token_ids
+        wanted = delta.token_ids and (show_ids or self._legacy is not None)
+        if not (text or wanted or delta.finish_reason is not None):
+            return b""
+        out = b',"text":%b,"logprobs":%b,"finish_reason":%b' % (
+            to_json(text),
+            to_json(logprobs),
+            to_json(delta.finish_reason),
+        )
+        if delta.finish_reason is not None:
+            out += b',"stop_reason":' + to_json(delta.stop_reason)
+        if show_ids:
+            out += b',"token_ids":' + to_json(delta.token_ids)
+            if first:
+                out += b',"prompt_token_ids":' + to_json(self._job.prompt.ids)
+        return out

@@ -1,0 +1,192 @@
+"""Running a request's sequences: fan-out over prompts and n, metering, abort by closing."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.engine.output import generate_text
+from cpuserve.entrypoints.openai.protocol import PromptTokensDetails, Usage
+from cpuserve.errors import InvalidRequest, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.engine.output import TextDelta
+    from cpuserve.entrypoints.openai.prompts import Prompt
+    from cpuserve.entrypoints.openai.serving import Serving
+    from cpuserve.sampling.params import SamplingParams
+
+MAX_SEQUENCES_PER_REQUEST = 1024
+# Deltas a fanned-out request may have waiting for a slow client, per sequence.
+_QUEUED_PER_SEQUENCE = 8
+
+
+@dataclass(slots=True)
+class Job:
+    """One sequence: choice `index` of the response."""
+
+    index: int
+    prompt: Prompt
+    params: SamplingParams
+    n: int
+    priority: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+def fan_out(prompts: list[Prompt], params: list[SamplingParams], priority: int) -> list[Job]:
+    """n sequences for each prompt, choices counted through: prompt i has i*n ... i*n + n-1.
+
+    A seeded request gives sequence k of a prompt the seed plus k, so that they differ.
+    """
+    total = sum(p.n for p in params)
+    if total > MAX_SEQUENCES_PER_REQUEST:
+        msg = f"n x prompts is {total}: at most {MAX_SEQUENCES_PER_REQUEST} sequences per request"
+        raise InvalidRequest(msg, param="n")
+    jobs: list[Job] = []
+    for prompt, of_prompt in zip(prompts, params, strict=True):
+        for k in range(of_prompt.n):
+            jobs.append(Job(len(jobs), prompt, _single(of_prompt, k), of_prompt.n, priority))
+    return jobs
+
+
+def _single(params: SamplingParams, k: int) -> SamplingParams:
+    if params.n == 1:
+        return params
+    seed = None if params.seed is None else _wrapped(params.seed + k)
+    return msgspec.structs.replace(params, n=1, seed=seed)
+
+
+def _wrapped(seed: int) -> int:
+    """`seed` as a signed 64-bit integer."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+async def run_job(serving: Serving, job: Job) -> AsyncGenerator[TextDelta, None]:
+    """The deltas of one sequence; closing the generator aborts it."""
+    metrics = serving.metrics
+    meter = metrics.start(len(job.prompt.ids), job.params.max_tokens or 0, job.n)
+    serving.active_sequences += 1
+    reason = "abort"
+    try:
+        source = generate_text(
+            serving.client,
+            serving.get_tokenizer(),
+            job.prompt.ids,
+            job.params,
+            priority=job.priority,
+        )
+        async with aclosing(source) as deltas:
+            async for delta in deltas:
+                metrics.on_tokens(meter, len(delta.token_ids), delta.cached_tokens, delta.scheduled)
+                job.completion_tokens += len(delta.token_ids)
+                job.cached_tokens = job.cached_tokens or delta.cached_tokens
+                if delta.finish_reason is not None:
+                    reason = delta.finish_reason
+                yield delta
+    except RequestError:
+        reason = "error"
+        raise
+    finally:
+        serving.active_sequences -= 1
+        metrics.finish(meter, reason)
+
+
+async def run_jobs(
+    serving: Serving, jobs: list[Job]
+) -> AsyncGenerator[tuple[Job, TextDelta], None]:
+    """All deltas of all jobs as they come; closing the generator aborts what is left."""
+    serving.check_room(len(jobs))
+    if len(jobs) == 1:
+        async with aclosing(run_job(serving, jobs[0])) as deltas:
+            async for delta in deltas:
+                yield jobs[0], delta
+        return
+    queue: asyncio.Queue[_Event] = asyncio.Queue(_QUEUED_PER_SEQUENCE * len(jobs))
+    tasks = [asyncio.create_task(_pump(serving, job, queue)) for job in jobs]
+    try:
+        left = len(jobs)
+        while left:
+            event = await queue.get()
+            if event.error is not None:
+                raise event.error
+            if event.delta is None:
+                left -= 1
+            else:
+                yield event.job, event.delta
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(slots=True)
+class _Event:
+    """A delta of a job, or its end (no delta), or its failure."""
+
+    job: Job
+    delta: TextDelta | None = None
+    error: Exception | None = None
+
+
+async def _pump(serving: Serving, job: Job, queue: asyncio.Queue[_Event]) -> None:
+    try:
+        async with aclosing(run_job(serving, job)) as deltas:
+            async for delta in deltas:
+                await queue.put(_Event(job, delta))
+        await queue.put(_Event(job))
+    except Exception as error:
+        await queue.put(_Event(job, error=error))
+
+
+@dataclass(slots=True)
+class Collected:
+    """Everything one sequence produced."""
+
+    job: Job
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, delta: TextDelta) -> None:
+        """Append the next delta."""
+        self.text.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or ()
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
+
+
+async def collect(serving: Serving, jobs: list[Job]) -> list[Collected]:
+    """All sequences to their ends, in choice order."""
+    results = [Collected(job) for job in jobs]
+    async with aclosing(run_jobs(serving, jobs)) as events:
+        async for job, delta in events:
+            results[job.index].add(delta)
+    return results
+
+
+def usage(prompt_tokens: int, jobs: list[Job]) -> Usage:
+    """Counts of the whole request; `prompt_tokens` counts each prompt once."""
+    completion = sum(job.completion_tokens for job in jobs)
+    cached: dict[int, int] = {}
+    for job in jobs:
+        cached[id(job.prompt)] = max(cached.get(id(job.prompt), 0), job.cached_tokens)
+    return Usage(
+        prompt_tokens,
+        prompt_tokens + completion,
+        completion,
+        PromptTokensDetails(sum(cached.values())),
+    )

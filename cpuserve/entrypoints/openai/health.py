@@ -1,0 +1,30 @@
+"""GET /health, /ping and /version."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.entrypoints.openai.endpoint import get_serving
+from cpuserve.entrypoints.openai.serving import version
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 when requests are answered, else 503 with the reason: loading, stopping or dead."""
+    get_serving(request).check_available()
+    return Response(status_code=200)
+
+
+@router.api_route("/ping", methods=["GET", "POST"])
+async def ping(request: Request) -> Response:
+    """The same as /health, under SageMaker's name."""
+    return await health(request)
+
+
+@router.get("/version")
+async def show_version() -> Response:
+    """The version of cpuserve."""
+    return Response(msgspec.json.encode({"version": version()}), media_type="application/json")

@@ -1,0 +1,133 @@
+"""The HTTP/1.1 protocol with the bounds uvicorn leaves open: slow senders and slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from cpuserve.entrypoints.openai.errors import error_json
+from cpuserve.errors import RequestError
+
+MAX_HEADER_BYTES = 64 * 1024
+
+
+class _BadHttp(RequestError):
+    kind = "BadRequestError"
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class GuardedProtocol(H11Protocol):
+    """H11Protocol that closes connections which stall.
+
+    The request line and headers must be complete header_timeout_s after the connection is made,
+    or after a next request's first byte. A full write buffer must drain in write_timeout_s; then
+    the connection is aborted, which aborts its request.
+    """
+
+    header_timeout_s = 15.0
+    write_timeout_s = 30.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock for the first request."""
+        super().connection_made(transport)
+        self._start_header_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Start the clock if this begins a request, stop it once the headers are complete."""
+        if self._header_timer is None and self._between_requests():
+            self._start_header_timer()
+        super().data_received(data)
+        if not self._between_requests():
+            self._stop(self._header_timer)
+            self._header_timer = None
+
+    def _between_requests(self) -> bool:
+        return self.conn.their_state is h11.IDLE
+
+    def _start_header_timer(self) -> None:
+        self._header_timer = self.loop.call_later(self.header_timeout_s, self._header_late)
+
+    def _header_late(self) -> None:
+        self._header_timer = None
+        if self._between_requests() and not self.transport.is_closing():
+            self._refuse(_BadHttp("The request headers were not complete in time", 408))
+
+    def on_response_complete(self) -> None:
+        """A pipelined request may have been waiting: its headers are complete or the clock runs."""
+        super().on_response_complete()
+        if self._header_timer is not None and not self._between_requests():
+            self._stop(self._header_timer)
+            self._header_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP in OpenAI's shape, and close."""
+        received, _ = self.conn.trailing_data
+        if len(received) > MAX_HEADER_BYTES:
+            self._refuse(_BadHttp(f"The request headers exceed {MAX_HEADER_BYTES} bytes", 431))
+        else:
+            self._refuse(_BadHttp(msg, 400))
+
+    def _refuse(self, error: RequestError) -> None:
+        body = error_json(error)
+        head = h11.Response(
+            status_code=error.status,
+            headers=[
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ],
+        )
+        try:
+            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:
+            pass  # an answer is already under way: closing is all that can be said
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        """The client does not read: start its clock."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.write_timeout_s, self._write_late)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        super().resume_writing()
+        self._stop(self._write_timer)
+        self._write_timer = None
+
+    def _write_late(self) -> None:
+        self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all clocks."""
+        self._stop(self._header_timer)
+        self._stop(self._write_timer)
+        super().connection_lost(exc)
+
+    @staticmethod
+    def _stop(timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()
+
+
+def guarded_protocol(header_timeout_s: float, write_timeout_s: float) -> type[GuardedProtocol]:
+    """GuardedProtocol with these timeouts."""
+
+    class Configured(GuardedProtocol):
+        pass
+
+    Configured.header_timeout_s = header_timeout_s
+    Configured.write_timeout_s = write_timeout_s
+    return Configured

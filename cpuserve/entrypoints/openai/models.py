@@ -1,0 +1,34 @@
+"""GET /v1/models and /v1/models/NAME."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.entrypoints.openai.endpoint import get_serving
+from cpuserve.entrypoints.openai.protocol import ModelCard, ModelList
+from cpuserve.entrypoints.openai.schema import json_answer
+from cpuserve.entrypoints.openai.serving import Serving
+
+router = APIRouter()
+
+
+def _card(serving: Serving, name: str) -> ModelCard:
+    root = serving.model_names[0]
+    return ModelCard(name, "model", serving.started, "cpuserve", root, None, serving.max_model_len)
+
+
+@router.get("/v1/models", openapi_extra=json_answer(ModelList))
+async def list_models(request: Request) -> Response:
+    """The served names."""
+    serving = get_serving(request)
+    models = ModelList("list", [_card(serving, name) for name in serving.model_names])
+    return Response(msgspec.json.encode(models), media_type="application/json")
+
+
+@router.get("/v1/models/{name:path}", openapi_extra=json_answer(ModelCard))
+async def get_model(request: Request, name: str) -> Response:
+    """One served name; 404 for others."""
+    serving = get_serving(request)
+    card = _card(serving, serving.check_model(name))
+    return Response(msgspec.json.encode(card), media_type="application/json")

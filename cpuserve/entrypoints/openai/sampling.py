@@ -1,0 +1,259 @@
+"""From request fields to SamplingParams, with every limit checked before anything is queued."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpuserve.core.admission import Limits, check_request
+from cpuserve.entrypoints.openai.protocol import (
+    MAX_ID_LIST,
+    MAX_LOGPROBS,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
+from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.params import SamplingParams
+
+_NEVER = (
+    "use_beam_search",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "bad_words",
+    "logprob_token_ids",
+    "truncate_prompt_tokens",
+    "prompt_embeds",
+    "tools",
+    "functions",
+    "function_call",
+    "audio",
+    "documents",
+    "chat_template",
+    "suffix",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """What a prompt's length leaves: all in tokens. `scoring` wants no new token."""
+
+    prompt: int
+    max_model_len: int
+    asked: int | None
+    asked_name: str
+    scoring: bool
+
+
+def check_supported(request: GenerationRequest) -> None:
+    """InvalidRequest naming the first field that is set and not supported yet."""
+    for name in _NEVER:
+        value = getattr(request, name, None)
+        if value is not None and value is not False and value != "":
+            msg = f"{name} is not supported yet"
+            raise InvalidRequest(msg, param=name)
+    _check_response_format(request.response_format)
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        msg = f"best_of is not supported yet: leave it out, or equal to n ({request.n or 1})"
+        raise InvalidRequest(msg, param="best_of")
+    if isinstance(request, ChatRequest):
+        if request.echo not in (None, False):
+            msg = "echo is not supported yet by chat completions: use /v1/completions"
+            raise InvalidRequest(msg, param="echo")
+        if request.tool_choice not in (None, "none", "auto"):
+            msg = "tool_choice is not supported yet"
+            raise InvalidRequest(msg, param="tool_choice")
+
+
+def _check_response_format(value: object) -> None:
+    if value is None:
+        return
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind in ("json_object", "json_schema", "structural_tag"):
+        msg = f"response_format {kind} is not supported yet: only text is"
+        raise InvalidRequest(msg, param="response_format")
+    if kind != "text":
+        msg = 'response_format must be {"type": "text"}'
+        raise InvalidRequest(msg, param="response_format")
+
+
+def check_stream(request: GenerationRequest) -> None:
+    """InvalidRequest for options that contradict `stream`."""
+    if request.stream_options is not None and not request.stream:
+        msg = "Stream options can only be defined when `stream=True`."
+        raise InvalidRequest(msg, param="stream_options")
+    if request.stream and request.prompt_logprobs is not None:
+        msg = "prompt_logprobs is not available when `stream=True`."
+        raise InvalidRequest(msg, param="prompt_logprobs")
+
+
+def chat_params(request: ChatRequest, prompt: list[int], limits: Limits) -> SamplingParams:
+    """The parameters of each of the n sequences of a chat completion."""
+    name, asked = "max_tokens", request.max_tokens
+    if request.max_completion_tokens is not None:
+        name, asked = "max_completion_tokens", request.max_completion_tokens
+    scoring = asked == 0 and request.prompt_logprobs is not None
+    lengths = Lengths(len(prompt), limits.max_model_len, asked, name, scoring)
+    logprobs = _chat_logprobs(request)
+    params = _params(request, limits, max_tokens(lengths), logprobs, request.prompt_logprobs)
+    check_request(prompt, params, limits)
+    return params
+
+
+def completion_params(
+    request: CompletionRequest, prompt: list[int], limits: Limits
+) -> SamplingParams:
+    """The parameters of each of the n sequences of one prompt of a completion."""
+    _check_logprobs("logprobs", request.logprobs)
+    prompt_logprobs = request.prompt_logprobs
+    if request.echo and prompt_logprobs is None:
+        prompt_logprobs = request.logprobs
+    scoring = request.max_tokens == 0 and (bool(request.echo) or prompt_logprobs is not None)
+    lengths = Lengths(len(prompt), limits.max_model_len, request.max_tokens, "max_tokens", scoring)
+    budget = max_tokens(lengths)
+    if request.max_tokens is None:
+        budget = min(budget, max(16, request.min_tokens or 0))
+    params = _params(request, limits, budget, request.logprobs, prompt_logprobs)
+    check_request(prompt, params, limits)
+    return params
+
+
+def max_tokens(lengths: Lengths) -> int:
+    """How many tokens may be generated: as asked, or what the context leaves.
+
+    Raises:
+      InvalidRequest: the prompt is empty, or it and the asked tokens exceed the context.
+    """
+    if lengths.prompt == 0:
+        msg = "The prompt is empty: it needs at least one token"
+        raise InvalidRequest(msg, param="prompt")
+    room = lengths.max_model_len - lengths.prompt
+    if room < 0 or (room == 0 and not lengths.scoring):
+        msg = (
+            f"This model's maximum context length is {lengths.max_model_len} tokens. The prompt "
+            f"has {lengths.prompt} tokens, which leaves no room to generate: shorten it"
+        )
+        raise InvalidRequest(msg, param="prompt")
+    if lengths.asked is None:
+        return room
+    least = 0 if lengths.scoring else 1
+    if lengths.asked < least:
+        hint = "" if lengths.asked else " (0 only with echo or prompt_logprobs)"
+        msg = f"{lengths.asked_name} must be at least 1, got {lengths.asked}{hint}"
+        raise InvalidRequest(msg, param=lengths.asked_name)
+    if lengths.asked > room:
+        msg = (
+            f"This model's maximum context length is {lengths.max_model_len} tokens. You asked for "
+            f"{lengths.prompt + lengths.asked}: {lengths.prompt} in the prompt and {lengths.asked} "
+            f"in {lengths.asked_name}. Ask for at most {room}"
+        )
+        raise InvalidRequest(msg, param=lengths.asked_name)
+    return lengths.asked
+
+
+def check_token_ids(name: str, ids: list[int], vocab_size: int) -> None:
+    """InvalidRequest naming the first id outside the vocabulary."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return
+    bad = next(i for i in ids if not 0 <= i < vocab_size)
+    msg = f"{name}: token id {bad} is out of vocabulary: ids are 0 to {vocab_size - 1}"
+    raise InvalidRequest(msg, param=name)
+
+
+def _params(
+    request: GenerationRequest,
+    limits: Limits,
+    budget: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    _check_logprobs("prompt_logprobs", prompt_logprobs)
+    _check_count("stop_token_ids", request.stop_token_ids, MAX_ID_LIST)
+    _check_count("allowed_token_ids", request.allowed_token_ids, limits.vocab)
+    given = {
+        "n": request.n,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
+        "repetition_penalty": request.repetition_penalty,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "seed": request.seed,
+        "min_tokens": request.min_tokens,
+        "stop": _stop(request.stop),
+        "stop_token_ids": request.stop_token_ids,
+        "ignore_eos": request.ignore_eos,
+        "include_stop_str_in_output": request.include_stop_str_in_output,
+        "skip_special_tokens": request.skip_special_tokens,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "logit_bias": _logit_bias(request.logit_bias, limits.vocab),
+        "allowed_token_ids": request.allowed_token_ids,
+    }
+    return SamplingParams(
+        max_tokens=budget,
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+    )
+
+
+def _chat_logprobs(request: ChatRequest) -> int | None:
+    if request.top_logprobs is not None:
+        if not request.logprobs:
+            msg = "top_logprobs needs logprobs to be true"
+            raise InvalidRequest(msg, param="top_logprobs")
+        _check_logprobs("top_logprobs", request.top_logprobs)
+    return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def _check_logprobs(name: str, value: int | None) -> None:
+    if value is not None and not 0 <= value <= MAX_LOGPROBS:
+        msg = f"{name} must be between 0 and {MAX_LOGPROBS}, got {value}"
+        raise InvalidRequest(msg, param=name)
+
+
+def _check_count(name: str, ids: list[int] | None, most: int) -> None:
+    if ids is not None and len(ids) > most:
+        msg = f"{name} has {len(ids)} entries: at most {most} are allowed"
+        raise InvalidRequest(msg, param=name)
+
+
+def _stop(stop: str | list[str] | None) -> list[str] | None:
+    if stop is None:
+        return None
+    strings = [stop] if isinstance(stop, str) else stop
+    if len(strings) > MAX_STOP_STRINGS:
+        msg = f"stop has {len(strings)} strings: at most {MAX_STOP_STRINGS} are allowed"
+        raise InvalidRequest(msg, param="stop")
+    if any(len(s) > MAX_STOP_CHARS for s in strings):
+        msg = f"stop strings may have at most {MAX_STOP_CHARS} characters"
+        raise InvalidRequest(msg, param="stop")
+    if not all(strings):
+        msg = "stop strings must not be empty"
+        raise InvalidRequest(msg, param="stop")
+    return strings
+
+
+def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:
+    """Ids to biases clamped to +-100, as OpenAI documents them."""
+    if not bias:
+        return None
+    if len(bias) > MAX_ID_LIST:
+        msg = f"logit_bias has {len(bias)} entries: at most {MAX_ID_LIST} are allowed"
+        raise InvalidRequest(msg, param="logit_bias")
+    not_ids = [key for key in bias if not (key.isascii() and key.isdigit() and len(key) < 12)]
+    if not_ids:
+        msg = f"logit_bias keys must be token ids, got {', '.join(map(repr, not_ids[:8]))}"
+        raise InvalidRequest(msg, param="logit_bias")
+    outside = [key for key in bias if int(key) >= vocab_size]
+    if outside:
+        msg = (
+            f"logit_bias: token id {', '.join(outside[:8])} is out of vocabulary: "
+            f"ids are 0 to {vocab_size - 1}"
+        )
+        raise InvalidRequest(msg, param="logit_bias")
+    return {int(key): min(100.0, max(-100.0, value)) for key, value in bias.items()}

@@ -1,0 +1,252 @@
+"""The front end's event loop: HTTP server, loading, signals, and the ways it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from cpuserve.entrypoints.openai.app import create_app
+from cpuserve.entrypoints.openai.http import MAX_HEADER_BYTES, guarded_protocol
+from cpuserve.entrypoints.openai.serving import Serving
+from cpuserve.errors import EngineDead, ModelError
+from cpuserve.log import get_logger
+from cpuserve.metrics import ServerMetrics
+from cpuserve.tokenizer.chat import ChatTemplate
+from cpuserve.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.engine.client import EngineClient
+    from cpuserve.entrypoints.serve import HttpOptions, ReadyFn
+
+log = get_logger("serve")
+
+EXIT_OK = 0
+EXIT_ENGINE_DEAD = 1
+
+# After requests have been told that they end: what their connections get to flush it.
+_FLUSH_S = 1.0
+# How long a dead engine's clients get to read why, before a supervisor may start anew.
+_DEAD_GRACE_S = 1.0
+_POLL_S = 0.1
+_KEEP_ALIVE_S = 30
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class FrontEnd:
+    """One HTTP server over one engine."""
+
+    def __init__(
+        self, client: EngineClient, config: EngineConfig, http: HttpOptions, url: str
+    ) -> None:
+        self._client = client
+        self._config = config
+        self._http = http
+        self._url = url
+        metrics = ServerMetrics(
+            model_name=config.served_model_names[0],
+            max_model_len=config.max_model_len,
+            stats=lambda: client.stats,
+            cache=_cache_facts(config),
+        )
+        self.serving = Serving(
+            client,
+            metrics,
+            tuple(config.served_model_names),
+            config.max_model_len,
+            build="|".join((config.architecture, config.dtype, config.isa, config.executor)),
+        )
+        self._stop = asyncio.Event()
+        self._server = _make_server(self.serving, http)
+
+    def on_progress(self, stage: str, done: int, total: int) -> None:
+        """Show how far the engine is on /health."""
+        share = f" {100 * done // total} %" if total else ""
+        self.serving.loading = f"{stage}{share}"
+
+    async def run(self, listener: socket.socket, on_ready: ReadyFn | None = None) -> int:
+        """Serve on `listener` until a signal or the engine's death; returns the exit code.
+
+        Raises:
+          StartupError: the engine or the tokenizer could not be loaded.
+        """
+        http = asyncio.create_task(self._server.serve(sockets=[listener]))
+        try:
+            self._take_signals()
+            return await self._serve(http, on_ready)
+        finally:
+            await self._close(http)
+
+    async def _serve(self, http: asyncio.Task[None], on_ready: ReadyFn | None) -> int:
+        stopped = asyncio.create_task(self._stop.wait())
+        loading = asyncio.create_task(self._load())
+        watching = asyncio.create_task(self._watch())
+        shown: asyncio.Task[None] | None = None
+        try:
+            await asyncio.wait((stopped, loading, http), return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+                if on_ready is not None:
+                    shown = asyncio.create_task(_shown(on_ready, self._url, self._client))
+                await asyncio.wait((stopped, watching, http), return_when=asyncio.FIRST_COMPLETED)
+            if http.done():
+                http.result()
+            if watching.done() and not stopped.done():
+                return await self._after_death()
+            await self._drain()
+            return EXIT_OK
+        finally:
+            for task in (stopped, loading, watching, shown):
+                if task is not None:
+                    task.cancel()
+
+    async def _load(self) -> None:
+        """Tokenizer and engine, at the same time; StartupError of either."""
+        tokenizer = asyncio.create_task(asyncio.to_thread(_load_tokenizer, self._config))
+        try:
+            await self._client.wait_ready()
+            self.serving.set_ready(*await tokenizer)
+        finally:
+            tokenizer.cancel()
+        # What is loaded stays: collections need not look at it again.
+        gc.collect()
+        gc.freeze()
+
+    async def _watch(self) -> None:
+        """Return when the engine has died."""
+        while not self.serving.ready or self._client.alive:
+            await asyncio.sleep(_POLL_S)
+
+    async def _after_death(self) -> int:
+        self.serving.failed = "The engine has died: the server is about to exit"
+        try:
+            await asyncio.wait_for(self._client.ask("check"), _DEAD_GRACE_S)
+        except EngineDead as error:
+            self.serving.failed = error.message
+        except asyncio.TimeoutError:
+            pass
+        log.error("%s; its requests were ended with an error", self.serving.failed)
+        await asyncio.sleep(_DEAD_GRACE_S)
+        return EXIT_ENGINE_DEAD
+
+    async def _drain(self) -> None:
+        """Let running requests finish, for a while, and take no new ones."""
+        self.serving.draining = True
+        self._server.should_exit = True
+        running = self.serving.active_sequences
+        if running:
+            log.info("stopping: %d sequences may finish within %g s", running, self._http.drain_s)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._http.drain_s
+        while self.serving.active_sequences and loop.time() < until and self._client.alive:
+            await asyncio.sleep(_POLL_S / 2)
+
+    async def _close(self, http: asyncio.Task[None]) -> None:
+        """End the engine, which ends what still runs with an error, then the connections."""
+        self.serving.draining = True
+        self._server.should_exit = True
+        await self._client.close()
+        await asyncio.wait((http,), timeout=_FLUSH_S)
+        if not http.done():
+            self._server.force_exit = True
+            http.cancel()
+            await asyncio.wait((http,), timeout=_FLUSH_S)
+
+    def _take_signals(self) -> None:
+        """The first SIGINT or SIGTERM stops, the second ends the process at once.
+
+        For good: closing takes its time too, and a second signal must still cut it short.
+        """
+        loop = asyncio.get_running_loop()
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        if self._stop.is_set():
+            # The engine process ends by itself when its socket closes.
+            sys.stderr.flush()
+            os._exit(128 + number)
+        self._stop.set()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers, which would end the process by the signal."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _make_server(serving: Serving, http: HttpOptions) -> _Server:
+    config = uvicorn.Config(
+        create_app(serving, api_keys=http.api_keys),
+        http=guarded_protocol(http.header_timeout_s, http.write_timeout_s),
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_config=None,
+        access_log=http.access_log,
+        server_header=False,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+    )
+    _adopt_uvicorn_logs(http.access_log)
+    return _Server(config)
+
+
+def _adopt_uvicorn_logs(access_log: bool) -> None:
+    """uvicorn's warnings go where ours go; its greetings nowhere."""
+    for name, level in (("uvicorn.error", logging.WARNING), ("uvicorn.access", logging.INFO)):
+        logger = logging.getLogger(name)
+        logger.setLevel(level)
+        logger.propagate = False
+        if name == "uvicorn.error" or access_log:
+            logger.handlers = list(logging.getLogger("cpuserve").handlers)
+
+
+async def _shown(on_ready: ReadyFn, url: str, client: EngineClient) -> None:
+    """Run on_ready; a banner that fails must not end the server."""
+    try:
+        await on_ready(url, client)
+    except EngineDead:
+        pass
+    except Exception:
+        log.exception("showing the banner failed")
+
+
+def _load_tokenizer(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate]:
+    tokenizer = Tokenizer.load(Path(config.tokenizer_path))
+    source = _template_source(config.chat_template) or tokenizer.chat_template
+    return tokenizer, ChatTemplate(source, tokenizer)
+
+
+def _template_source(given: str | None) -> str | None:
+    """The template itself, or what the file of that name holds."""
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"cannot read the chat template {given}: {error}"
+        raise ModelError(msg) from None
+
+
+def _cache_facts(config: EngineConfig) -> dict[str, object]:
+    return {
+        "block_size": config.block_size,
+        "num_gpu_blocks": config.kv_blocks,
+        "cache_dtype": config.kv_dtype,
+        "enable_prefix_caching": False,
+    }

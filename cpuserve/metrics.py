@@ -1,0 +1,296 @@
+"""Prometheus metrics under vLLM's names, so that its dashboards and autoscalers work unchanged.
+
+Observations are plain additions made on the event loop's thread: no locks and no objects per
+token. prometheus-client only formats them, when /metrics is read.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# The bounds are vLLM's (v1/metrics/loggers.py, v0.30), because alerting rules name them.
+_TTFT_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_TOKEN_S = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+)  # fmt: skip
+_REQUEST_S = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+_ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_PARAMS_N = (1, 2, 5, 10, 20)
+
+FINISHED_REASONS = ("stop", "length", "abort", "error")
+
+
+class StepStats(Protocol):
+    """The engine's gauges and counters since start (engine/ipc.py Stats)."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    preemptions: int
+    prefix_queries: int
+    prefix_hits: int
+
+
+class Histogram:
+    """Counts per bucket and a sum; single-threaded."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self.bounds = tuple(float(b) for b in bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count `value` in the first bucket whose bound is not below it."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, values up to it), ending with +Inf."""
+        total = 0
+        out: list[tuple[str, float]] = []
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            total += count
+            out.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
+        return out
+
+
+def buckets_1_2_5(most: int) -> list[int]:
+    """1, 2, 5, 10, 20, 50, ... up to `most`."""
+    out: list[int] = []
+    scale = 1
+    while scale <= most:
+        out += [step * scale for step in (1, 2, 5) if step * scale <= most]
+        scale *= 10
+    return out
+
+
+@dataclass(slots=True)
+class Sequence:
+    """The times and counts of one sequence; made by ServerMetrics.start."""
+
+    prompt_tokens: int
+    max_tokens: int
+    n: int
+    arrival: float = field(default_factory=time.monotonic)
+    first: float = 0.0
+    last: float = 0.0
+    scheduled: float = 0.0
+    tokens: int = 0
+
+
+class ServerMetrics:
+    """Every series of /metrics for one engine behind one endpoint.
+
+    `stats` returns the engine's latest StepStats; `cache` is shown as cache_config_info labels.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_name: str,
+        max_model_len: int,
+        stats: Callable[[], StepStats],
+        cache: Mapping[str, object] | None = None,
+        engine: str = "0",
+    ) -> None:
+        self._labels = {"model_name": model_name, "engine": engine}
+        self._stats = stats
+        self.cache: dict[str, object] = dict(cache or {})
+        self.active = 0
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.cached_tokens = 0
+        self.finished = dict.fromkeys(FINISHED_REASONS, 0)
+        lengths = buckets_1_2_5(max_model_len)
+        self.ttft = Histogram(_TTFT_S)
+        self.itl = Histogram(_TOKEN_S)
+        self.per_token = Histogram(_TOKEN_S)
+        self.e2e = Histogram(_REQUEST_S)
+        self.queue = Histogram(_REQUEST_S)
+        self.prefill = Histogram(_REQUEST_S)
+        self.decode = Histogram(_REQUEST_S)
+        self.inference = Histogram(_REQUEST_S)
+        self.request_prompt = Histogram(lengths)
+        self.request_generation = Histogram(lengths)
+        self.request_max_tokens = Histogram(lengths)
+        self.params_max_tokens = Histogram(lengths)
+        self.params_n = Histogram(_PARAMS_N)
+        self.iteration = Histogram(_ITERATION_TOKENS)
+        self.registry = CollectorRegistry()
+        self.registry.register(_Exposition(self))
+
+    def start(self, prompt_tokens: int, max_tokens: int, n: int) -> Sequence:
+        """A sequence has been handed to the engine."""
+        self.active += 1
+        return Sequence(prompt_tokens, max_tokens, n)
+
+    def on_tokens(
+        self, sequence: Sequence, tokens: int, cached_tokens: int, scheduled: float
+    ) -> None:
+        """The engine sent an output with `tokens` new ones.
+
+        `scheduled` is when the sequence first ran (time.monotonic), 0.0 if not known.
+        """
+        now = time.monotonic()
+        if sequence.first == 0.0:
+            sequence.first = now
+            sequence.scheduled = scheduled or sequence.arrival
+            self.ttft.observe(now - sequence.arrival)
+            self.prompt_tokens += sequence.prompt_tokens
+            self.cached_tokens += cached_tokens
+        elif tokens:
+            self.itl.observe(now - sequence.last)
+        if tokens:
+            sequence.last = now
+            sequence.tokens += tokens
+            self.generation_tokens += tokens
+
+    def on_step(self, tokens: int) -> None:
+        """The engine ran a step over `tokens` tokens."""
+        self.iteration.observe(tokens)
+
+    def finish(self, sequence: Sequence, reason: str) -> None:
+        """The sequence is over: `reason` is one of FINISHED_REASONS."""
+        self.active -= 1
+        self.finished[reason if reason in self.finished else "error"] += 1
+        now = time.monotonic()
+        self.e2e.observe(now - sequence.arrival)
+        self.request_prompt.observe(sequence.prompt_tokens)
+        self.request_generation.observe(sequence.tokens)
+        self.request_max_tokens.observe(sequence.tokens)
+        self.params_max_tokens.observe(sequence.max_tokens)
+        self.params_n.observe(sequence.n)
+        if sequence.first == 0.0:
+            return
+        last = sequence.last or sequence.first
+        self.queue.observe(max(0.0, sequence.scheduled - sequence.arrival))
+        self.prefill.observe(sequence.first - sequence.scheduled)
+        self.decode.observe(last - sequence.first)
+        self.inference.observe(last - sequence.scheduled)
+        if sequence.tokens > 1:
+            self.per_token.observe((last - sequence.first) / (sequence.tokens - 1))
+
+    def text(self) -> bytes:
+        """The exposition, as CONTENT_TYPE."""
+        return generate_latest(self.registry)
+
+    def gauges(self) -> tuple[int, int, float]:
+        """Running, waiting, KV use (0 to 1).
+
+        The engine's figures are those of its last step, and it runs none once the last sequence
+        is aborted: what the front end holds bounds them, so that an idle server shows zeros.
+        """
+        stats = self._stats()
+        running = min(stats.running, self.active)
+        waiting = min(max(stats.waiting, 0), self.active - running)
+        return running, waiting, stats.kv_usage if self.active else 0.0
+
+    def collect(self) -> Iterable[Metric]:
+        """All metric families with their samples."""
+        yield from self._collect_gauges()
+        yield from self._collect_counters()
+        yield from self._collect_histograms()
+
+    def _collect_gauges(self) -> Iterable[Metric]:
+        running, waiting, kv_usage = self.gauges()
+        yield self._gauge("num_requests_running", "Requests in the running batch.", running)
+        yield self._gauge("num_requests_waiting", "Requests waiting to be scheduled.", waiting)
+        yield self._gauge("kv_cache_usage_perc", "KV cache in use, 1 is full.", kv_usage)
+        labels = {**self._labels, **{name: str(value) for name, value in self.cache.items()}}
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "Configuration of the KV cache.", labels=list(labels)
+        )
+        info.add_metric(list(labels.values()), 1)
+        yield info
+
+    def _collect_counters(self) -> Iterable[Metric]:
+        stats = self._stats()
+        for name, text, value in (
+            ("prompt_tokens", "Prompt tokens of sequences that have answered.", self.prompt_tokens),
+            ("generation_tokens", "Tokens generated.", self.generation_tokens),
+            ("prompt_tokens_cached", "Prompt tokens from the prefix cache.", self.cached_tokens),
+            ("num_preemptions", "Sequences preempted.", stats.preemptions),
+            ("prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.prefix_queries),
+            ("prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_hits),
+        ):
+            counter = CounterMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
+            counter.add_metric(list(self._labels.values()), value)
+            yield counter
+        success = CounterMetricFamily(
+            "vllm:request_success",
+            "Finished requests by reason.",
+            labels=[*self._labels, "finished_reason"],
+        )
+        for reason, count in self.finished.items():
+            success.add_metric([*self._labels.values(), reason], count)
+        yield success
+
+    def _collect_histograms(self) -> Iterable[Metric]:
+        for name, text, histogram in (
+            ("time_to_first_token_seconds", "Arrival to first token.", self.ttft),
+            ("inter_token_latency_seconds", "Between outputs of a sequence.", self.itl),
+            # The name until vLLM 0.11, which older dashboards still read.
+            ("time_per_output_token_seconds", "Between outputs of a sequence.", self.itl),
+            ("request_time_per_output_token_seconds", "Mean per request.", self.per_token),
+            ("e2e_request_latency_seconds", "Arrival to last token.", self.e2e),
+            ("request_queue_time_seconds", "Arrival to first step.", self.queue),
+            ("request_prefill_time_seconds", "First step to first token.", self.prefill),
+            ("request_decode_time_seconds", "First token to last token.", self.decode),
+            ("request_inference_time_seconds", "First step to last token.", self.inference),
+            ("request_prompt_tokens", "Prompt tokens per request.", self.request_prompt),
+            ("request_generation_tokens", "Tokens per request.", self.request_generation),
+            (
+                "request_max_num_generation_tokens",
+                "Most tokens of a request's sequences.",
+                self.request_max_tokens,
+            ),
+            ("request_params_max_tokens", "max_tokens asked for.", self.params_max_tokens),
+            ("request_params_n", "n asked for.", self.params_n),
+            ("iteration_tokens_total", "Tokens per engine step.", self.iteration),
+        ):
+            family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
+            family.add_metric(list(self._labels.values()), histogram.cumulative(), histogram.sum)
+            yield family
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
+        gauge.add_metric(list(self._labels.values()), value)
+        return gauge
+
+
+class _Exposition(Collector):
+    """Hands prometheus-client the metrics when /metrics is read."""
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics.collect()
+
+    def describe(self) -> Iterable[Metric]:
+        # Names are ours and distinct: nothing to check by collecting at registration.
+        return ()
