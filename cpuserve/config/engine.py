@@ -44,6 +44,8 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
 
     host: str | None = None
     port: int | None = None
+    uds: str | None = None
+    api_key: list[str] | None = None
     log_level: str | None = None
 
 

@@ -31,7 +31,8 @@ class Field:
     """One option.
 
     default: how the value is found when nobody asks, in words. synonyms: other spellings of a
-    choice. check(value) raises ValueError with what is wanted. server: belongs to ServerOptions.
+    choice. check(value) raises ValueError with what is wanted. secret: errors do not repeat it.
+    server: belongs to ServerOptions.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Field:
     aliases: tuple[Alias, ...] = ()
     choices: tuple[str, ...] = ()
     synonyms: Mapping[str, str] = field(default_factory=dict)
+    secret: bool = False
     check: Callable[[Any], object] | None = None
     metavar: str | None = None
     server: bool = False
@@ -90,7 +92,8 @@ class Field:
         if self.kind == "count":
             return _count(value)
         if self.kind == "list":
-            return [str(v) for v in value] if isinstance(value, list | tuple) else [str(value)]
+            items = value if isinstance(value, list | tuple) else str(value).split(",")
+            return [str(item).strip() for item in items]
         if isinstance(value, bool | list | tuple | dict) or value is None:
             msg = "must be a text"
             raise ValueError(msg)
@@ -139,6 +142,12 @@ def not_empty(value: str) -> None:
     """A check that a text has something in it."""
     if not value:
         msg = "must not be empty"
+        raise ValueError(msg)
+
+
+def _keys(value: list[str]) -> None:
+    if not all(key.strip() and key.isascii() for key in value):
+        msg = "keys must be ASCII texts and not empty"
         raise ValueError(msg)
 
 
@@ -291,6 +300,31 @@ FIELDS: tuple[Field, ...] = (
         env="CPUSERVE_HTTP_PORT",
         check=at_least(0, 65535),
         metavar="PORT",
+        server=True,
+    ),
+    Field(
+        "uds",
+        "Unix socket to listen on instead of host and port.",
+        "none",
+        SERVER,
+        flags=("--uds",),
+        env="CPUSERVE_UDS",
+        check=not_empty,
+        metavar="PATH",
+        server=True,
+    ),
+    Field(
+        "api_key",
+        "Key clients must send; the variable takes several, separated by commas, and is safer.",
+        "none: everyone who reaches the address may ask",
+        SERVER,
+        kind="list",
+        flags=("--api-key",),
+        env="CPUSERVE_API_KEY",
+        aliases=(Alias("VLLM_API_KEY"),),
+        secret=True,
+        check=_keys,
+        metavar="KEY",
         server=True,
     ),
     Field(

@@ -148,7 +148,8 @@ def _parse(field: Field, given: Given) -> Any:
     try:
         return field.parse(given.value)
     except ValueError as e:
-        msg = f"{given.source} {given.name}={given.value}: {e}"
+        shown = "***" if field.secret else given.value
+        msg = f"{given.source} {given.name}={shown}: {e}"
         raise ConfigError(msg) from None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from cpuserve.entrypoints.flags import Parser, add_options, normalize, refuse_unknown
+from cpuserve.entrypoints.terminal import version
 from cpuserve.errors import CpuserveError, StartupError
 
 DESCRIPTION = """CPU-first LLM inference server with an OpenAI-compatible API.
@@ -63,16 +64,6 @@ def _run(argv: list[str]) -> int:
     refuse_unknown(args.parser, unknown)
     run: Callable[[argparse.Namespace], int] = _load(args.run)
     return run(args)
-
-
-def version() -> str:
-    """The installed version."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("cpuserve")
-    except metadata.PackageNotFoundError:
-        return "0+source"
 
 
 def _load(path: str) -> Callable[[argparse.Namespace], int]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
-from cpuserve.entrypoints import flags
+from cpuserve import log
+from cpuserve.entrypoints import banner, flags
 from cpuserve.entrypoints.prepare import Prepared, find, model_facts, prepare
-from cpuserve.entrypoints.terminal import Progress, note, say
+from cpuserve.entrypoints.terminal import Progress, note, say, version
+
+if TYPE_CHECKING:
+    from cpuserve.engine.client import EngineClient
 
 
 def prepared_start(args: argparse.Namespace) -> tuple[Prepared, Progress]:
@@ -23,6 +28,34 @@ def prepared_start(args: argparse.Namespace) -> tuple[Prepared, Progress]:
     for line in prepared.notes:
         note(line)
     return prepared, progress
+
+
+def serve(args: argparse.Namespace) -> int:
+    """`cpuserve serve`: until a signal (0) or the engine's death (1)."""
+    from cpuserve.entrypoints.serve import HttpOptions
+    from cpuserve.entrypoints.serve import serve as run
+
+    server = flags.asked(args).server
+    level = server.log_level or "info"
+    log.configure(level)
+    prepared, progress = prepared_start(args)
+    http = HttpOptions(
+        host=server.host or HttpOptions.host,
+        port=HttpOptions.port if server.port is None else server.port,
+        uds=server.uds,
+        api_keys=tuple(server.api_key or ()),
+        access_log=level == "debug",
+    )
+
+    async def on_ready(url: str, client: EngineClient) -> None:
+        progress.close()
+        say(f"cpuserve {version()} is ready\n{banner.render(prepared, url)}")
+        say(banner.render_roofline(await client.ask("roofline")))
+
+    try:
+        return run(prepared.resolved, http, progress=progress, on_ready=on_ready)
+    finally:
+        progress.close()
 
 
 def config(args: argparse.Namespace) -> int:
