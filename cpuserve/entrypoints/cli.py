@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from cpuserve.entrypoints.flags import Parser, add_options, normalize, refuse_unknown
-from cpuserve.entrypoints.terminal import version
 from cpuserve.errors import CpuserveError, StartupError
 
 DESCRIPTION = """CPU-first LLM inference server with an OpenAI-compatible API.
@@ -55,6 +54,8 @@ def _run(argv: list[str]) -> int:
         return 0
     args, unknown = parser.parse_known_args(argv)
     if args.version:
+        from cpuserve.version import version
+
         print(version())
         return 0
     if args.command is None:

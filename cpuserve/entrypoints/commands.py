@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 from cpuserve import log
 from cpuserve.entrypoints import banner, flags
 from cpuserve.entrypoints.prepare import Prepared, find, model_facts, prepare
-from cpuserve.entrypoints.terminal import Progress, note, say, version
+from cpuserve.entrypoints.terminal import Progress, note, say
+from cpuserve.version import version
 
 if TYPE_CHECKING:
+    from cpuserve.config.load import Asked
     from cpuserve.engine.client import EngineClient
 
 
-def prepared_start(args: argparse.Namespace) -> tuple[Prepared, Progress]:
-    """Find the model and resolve the settings of a command line; notes go to stderr."""
-    asked = flags.asked(args)
-    for line in asked.notes:
-        note(line)
+def prepared_start(asked: Asked) -> tuple[Prepared, Progress]:
+    """Find the model and resolve the settings asked for; notes go to stderr."""
     progress = Progress()
     try:
         prepared = prepare(asked, progress)
@@ -35,13 +34,14 @@ def serve(args: argparse.Namespace) -> int:
     from cpuserve.entrypoints.serve import HttpOptions
     from cpuserve.entrypoints.serve import serve as run
 
-    server = flags.asked(args).server
+    asked = flags.asked(args)
+    server, defaults = asked.server, HttpOptions()
     level = server.log_level or "info"
     log.configure(level)
-    prepared, progress = prepared_start(args)
+    prepared, progress = prepared_start(asked)
     http = HttpOptions(
-        host=server.host or HttpOptions.host,
-        port=HttpOptions.port if server.port is None else server.port,
+        host=server.host or defaults.host,
+        port=defaults.port if server.port is None else server.port,
         uds=server.uds,
         api_keys=tuple(server.api_key or ()),
         access_log=level == "debug",
@@ -62,7 +62,7 @@ def config(args: argparse.Namespace) -> int:
     """`cpuserve config`: what was decided, who asked, and why."""
     from cpuserve.config.decisions import render_json, render_table
 
-    prepared, _ = prepared_start(args)
+    prepared, _ = prepared_start(flags.asked(args))
     render = render_json if args.json else render_table
     say(render(prepared.resolved.decisions))
     return 0

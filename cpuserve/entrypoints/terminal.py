@@ -28,16 +28,6 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
-def version() -> str:
-    """The installed version."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("cpuserve")
-    except metadata.PackageNotFoundError:
-        return "0+source"
-
-
 class Progress:
     """Progress of named stages ("download", "load", "pack") in bytes.
 

@@ -10,7 +10,7 @@ from cpuserve.entrypoints.openai import chat, completions, health, metrics, mode
 from cpuserve.entrypoints.openai.errors import install_error_handlers
 from cpuserve.entrypoints.openai.middleware import ApiKeys, LastNet, RequestIds
 from cpuserve.entrypoints.openai.schema import install_schema
-from cpuserve.entrypoints.openai.serving import version
+from cpuserve.version import version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

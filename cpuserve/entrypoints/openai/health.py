@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.entrypoints.openai.endpoint import get_serving
-from cpuserve.entrypoints.openai.serving import version
+from cpuserve.version import version
 
 router = APIRouter()
 

@@ -5,27 +5,19 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from cpuserve.core.admission import Limits
 from cpuserve.entrypoints.openai.errors import ServiceUnavailable
 from cpuserve.entrypoints.openai.protocol import MAX_LOGPROBS
 from cpuserve.errors import NotFound, TooManyRequests
+from cpuserve.version import version
 
 if TYPE_CHECKING:
     from cpuserve.engine.client import EngineClient
     from cpuserve.metrics import ServerMetrics
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
-
-
-def version() -> str:
-    """The installed version of cpuserve."""
-    try:
-        return metadata.version("cpuserve")
-    except metadata.PackageNotFoundError:
-        return "0+source"
 
 
 @dataclass(frozen=True, slots=True)
