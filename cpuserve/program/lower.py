@@ -62,12 +62,18 @@ class VectorLoad:
 
 @dataclass(slots=True)
 class Lowered:
-    """What the native executor is made from; native op i came from Program op `source_op[i]`."""
+    """What the native executor is made from; native op i came from Program op `source_op[i]`.
+
+    A decode step of one sequence reads `read_bytes` of packed weights (linears and lm_head, no
+    embedding row); a prompt token costs 2 x `linear_weights` operations (without lm_head).
+    """
 
     native: _C.Program
     matrices: list[MatrixLoad] = field(default_factory=list)
     vectors: list[VectorLoad] = field(default_factory=list)
     source_op: list[int] = field(default_factory=list)
+    read_bytes: int = 0
+    linear_weights: int = 0
 
 
 def split_then(then: Then) -> tuple[str, bool]:
@@ -223,6 +229,9 @@ class Lowering:
             self.out.matrices.append(MatrixLoad(id_, names))
         return self._matrices[key]
 
+    def _count_reads(self, name: str, n: int, k: int) -> None:
+        self.out.read_bytes += _C.packed_bytes(self.kind_of(name), n, k)
+
     def _vector(
         self,
         key: object,
@@ -331,6 +340,8 @@ class Lowering:
         matrix = self._matrix(weights, features, op.in_features, glu)
         x = self._as(op.x, ACT_FORMAT[self.kind_of(weights[0])])
         bias = self._bias(biases, features)
+        self._count_reads(weights[0], sum(features), op.in_features)
+        self.out.linear_weights += sum(features) * op.in_features
         self._emit(
             lambda: self.native.linear(x, out, matrix, bias, activation, glu, op.add, column)
         )
@@ -392,6 +403,7 @@ class Lowering:
         matrix = self._matrix((op.weight,), (op.vocab,), op.width, False)
         x = self._as(op.x, ACT_FORMAT[self.kind_of(op.weight)])
         bias = self._plain(op.bias, op.vocab)
+        self._count_reads(op.weight, op.vocab, op.width)
         self._emit(lambda: self.native.logits(x, matrix, bias, op.scale, op.softcap))
 
 

@@ -21,6 +21,11 @@ EMPTY_INT = np.zeros(0, np.int32)
 EMPTY_FLOAT = np.zeros(0, np.float32)
 
 
+def make_team(config: EngineConfig) -> _C.Team:
+    """The engine's threads as `config` places them."""
+    return _C.Team(config.threads, config.cpus)
+
+
 class NativeExecutor:
     """Executor over `_C.Executor`; made and used on the thread inside `team.run`."""
 
@@ -32,6 +37,7 @@ class NativeExecutor:
         team: _C.Team,
         progress: ProgressFn | None = None,
     ) -> None:
+        self.team = team
         self.max_tokens = config.max_num_batched_tokens
         self.num_blocks = config.kv_blocks
         self.lowered = lower(config, program, weights)
@@ -94,6 +100,23 @@ class NativeExecutor:
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
         """Inputs and output of lowered op `op_index` in this step."""
         return self.native.tap(arrays.words, op_index)
+
+    def roofline(self) -> dict[str, object]:
+        """Probe this machine: bandwidth by reading the packed weights, dot products in registers.
+
+        Takes about half a second on all threads; rates in bytes and operations per second.
+        """
+        return {
+            "read_bytes_per_s": self.native.probe_bandwidth(0.25),
+            "dot_ops_per_s": {k: self.native.probe_dot(k, 0.06) for k in ("f32", "bf16", "int8")},
+            "barrier_s": self.native.probe_barrier(2000),
+            "weight_bytes_per_token": self.lowered.read_bytes,
+            "linear_weights": self.lowered.linear_weights,
+        }
+
+    def report(self) -> dict[str, object]:
+        """Bytes held, and the CPU each thread was last seen on."""
+        return {"memory": dict(self.native.memory), "placement": self.team.placement()}
 
     def close(self) -> None:
         """Free weights and KV cache (when the last reference to the native executor goes)."""
