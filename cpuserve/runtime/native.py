@@ -21,11 +21,6 @@ EMPTY_INT = np.zeros(0, np.int32)
 EMPTY_FLOAT = np.zeros(0, np.float32)
 
 
-def make_team(config: EngineConfig) -> _C.Team:
-    """The engine's threads as `config` places them."""
-    return _C.Team(config.threads, config.cpus)
-
-
 class NativeExecutor:
     """Executor over `_C.Executor`; made and used on the thread inside `team.run`."""
 

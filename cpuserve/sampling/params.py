@@ -38,8 +38,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest (naming the parameter) for a value out of range."""
-        if isinstance(self.stop, str):
-            self.stop = [self.stop]
+        stop: object = self.stop
+        if isinstance(stop, str):  # as vLLM's users write it
+            self.stop = [stop]
         self._check("n", 1 <= self.n <= 128, "between 1 and 128")
         self._check("temperature", 0.0 <= self.temperature <= 1e6, "at least 0")
         self._check("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]")
