@@ -52,7 +52,7 @@ DENSE_DTYPES = {
 class QuantMatrix:
     """Weights in groups of 32 along k: w = scale * (codes - zero) + minimum.
 
-    codes [n, k] fp32 integers; scale [n, k / 32] fp32; minimum [n, k / 32] fp32 or None.
+    codes [n, k] uint8; scale [n, k / 32] fp32; minimum [n, k / 32] fp32 or None.
     """
 
     codes: Tensor
@@ -68,9 +68,8 @@ class QuantMatrix:
     def rows(self, index: Tensor | slice) -> Tensor:
         """Rows of the matrix in fp32."""
         n, groups = self.scale[index].shape
-        out = (self.codes[index] - self.zero).reshape(n, groups, GROUP) * self.scale[index][
-            ..., None
-        ]
+        codes = self.codes[index].float() - self.zero
+        out = codes.reshape(n, groups, GROUP) * self.scale[index][..., None]
         if self.minimum is not None:
             out = out + self.minimum[index][..., None]
         return out.reshape(n, -1)
@@ -101,8 +100,9 @@ class Interpreter:
         self.program = program
         self.mode = mode
         self.num_blocks = num_blocks
-        self._kv_dtype = KV_DTYPES[kv_dtype if mode == "emulated" else "f32"]
-        self._kinds = dict(kinds or {})
+        self.kinds = dict(kinds or {}) if mode == "emulated" else {}
+        self.kv_type = kv_dtype if mode == "emulated" else "f32"
+        self._kv_dtype = KV_DTYPES[self.kv_type]
         self._tensors = {need.name: tensors[need.name] for need in program.weights}
         self._check_shapes()
         self._cache = [
@@ -248,7 +248,7 @@ class Interpreter:
     def _attend(self, op: Attention, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
         """One sequence: q [n, Hq, d] at `positions` over k, v [keys, Hk, d] from position 0."""
         group = op.q_heads // op.kv_heads
-        if self.mode == "emulated" and self._kv_dtype == torch.bfloat16:
+        if self._kv_dtype == torch.bfloat16:
             q = q.bfloat16().float()
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         s = soften(torch.einsum("nhd,khd->nhk", q, k) * op.scale, op.softcap)
@@ -272,7 +272,7 @@ class Interpreter:
             if self.mode == "emulated":
                 return multiply_q8g32(x, weight)
             return torch.cat([x @ weight.rows(at).T for at in row_blocks(weight)], dim=1)
-        if self.mode == "emulated" and self._kinds.get(name) == "dense_bf16":
+        if self.kinds.get(name) == "dense_bf16":
             x = x.bfloat16().float()
         if weight.dtype == torch.float32:
             return x @ weight.T
@@ -282,7 +282,7 @@ class Interpreter:
         weight = self._tensors[name]
         if isinstance(weight, QuantMatrix) or self.mode == "reference":
             return weight
-        return weight.to(DENSE_DTYPES[self._kinds.get(name, "dense_f32")])
+        return weight.to(DENSE_DTYPES[self.kinds.get(name, "dense_f32")])
 
     def _vector(self, name: str) -> Tensor:
         return cast("Tensor", self._tensors[name]).float()
@@ -382,7 +382,7 @@ def multiply_q8g32(x: Tensor, weight: QuantMatrix) -> Tensor:
     """
     q, x_scale, x_sum = quantize_q8g32(x)
     n = weight.shape[0]
-    codes = (weight.codes - weight.zero).reshape(n, -1, GROUP)
+    codes = (weight.codes.float() - weight.zero).reshape(n, -1, GROUP)
     out = torch.zeros(len(x), n)
     for g in range(q.shape[1]):
         dot = q[:, g] @ codes[:, g].T

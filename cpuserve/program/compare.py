@@ -1,0 +1,175 @@
+"""Op-by-op comparison of an executor with the Interpreter: names the first op that differs.
+
+Each op of the interpreter gets the executor's own inputs, so that an error shows where it is made
+and not where it arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cpuserve.program.dataflow import reads, written
+from cpuserve.program.ops import Attention, Linear, Logits, Op, RopeStoreKV, ValueId
+from cpuserve.program.program import Program
+from cpuserve.program.view import HasWords
+
+if TYPE_CHECKING:
+    from cpuserve.program.interpret import Interpreter
+
+Float32 = npt.NDArray[np.float32]
+
+ACT_FORMAT = {"dense_bf16": "bf16", "w8_g32": "q8g32", "w4_g32": "q8g32", "w4m_g32": "q8g32"}
+# fp32 sums of up to 10^4 products in another order differ by some 1e-5 of the row's largest
+# element; fast exp and erf add as much.
+SUM_TOLERANCE = 1e-4
+# A probability that falls on the other side of a bf16 step (2^-8) may carry the whole row.
+BF16_STEP = 2.0**-8
+
+
+class Tappable(Protocol):
+    """An executor that shows its ops."""
+
+    def tap(self, arrays: HasWords, op_index: int, /) -> tuple[list[Float32], Float32]:
+        """(inputs of the op, its output), fp32 [T, width]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first op beyond its tolerance: Program op, executor op, and the worst element."""
+
+    op_index: int
+    tap_index: int
+    op: Op
+    name: str
+    row: int
+    column: int
+    got: float
+    expected: float
+    tolerance: float
+
+    def __str__(self) -> str:
+        return (
+            f"op {self.op_index} ({type(self.op).__name__} {self.name}, executor op "
+            f"{self.tap_index}) differs at [{self.row}, {self.column}]: {self.got:.7g}, expected "
+            f"{self.expected:.7g} within {self.tolerance:.2g}"
+        )
+
+
+def compare(
+    executor: Tappable,
+    interpreter: Interpreter,
+    arrays: HasWords,
+    source_op: Sequence[int] | None = None,
+) -> Difference | None:
+    """The first op of this step whose output differs, or None.
+
+    source_op: for each op of the executor the Program op it came from (Lowered.source_op); None
+    where they are the same. Call it for every step of a sequence from the first: the comparison
+    also writes the interpreter's KV cache, from the executor's values.
+    """
+    program = interpreter.program
+    origins = range(len(program.ops)) if source_op is None else source_op
+    interpreter.begin(arrays)
+    for index, op in enumerate(program.ops):
+        taps = [i for i, origin in enumerate(origins) if origin == index]
+        if not taps:
+            msg = f"op {index} ({type(op).__name__}) has no op in the executor"
+            raise ValueError(msg)
+        inputs, got = _gather(executor, arrays, taps)
+        lowered = source_op is not None
+        expected = _run(interpreter, index, op, inputs, lowered)
+        if lowered and isinstance(op, RopeStoreKV):
+            got, expected = _unpad_heads(got, op), expected[:, : op.q_heads * op.head_dim]
+        found = _worst(got, expected, _tolerance(interpreter, op, expected))
+        if found is not None:
+            return Difference(index, taps[-1], op, _name(program, op), *found)
+    return None
+
+
+def stored_format(program: Program, kinds: Mapping[str, str], value: ValueId) -> str:
+    """How an executor may store `value`: the row format its readers share, else "f32"."""
+    formats: set[str] = set()
+    for op in program.ops:
+        if isinstance(op, Linear | Logits) and op.x == value:
+            weights = op.weights if isinstance(op, Linear) else (op.weight,)
+            formats |= {ACT_FORMAT.get(kinds.get(w, ""), "f32") for w in weights}
+        elif value in reads(op):
+            formats.add("f32")
+    return formats.pop() if len(formats) == 1 else "f32"
+
+
+def _gather(
+    executor: Tappable, arrays: HasWords, taps: Sequence[int]
+) -> tuple[list[Float32], Float32]:
+    """Inputs of the first executor op (and what a later one adds to), output of the last."""
+    inputs, got = executor.tap(arrays, taps[0])
+    for tap in taps[1:]:
+        more, got = executor.tap(arrays, tap)
+        if len(inputs) == 1 and len(more) == 2:
+            inputs = [inputs[0], more[1]]
+    return inputs, got
+
+
+def _run(
+    interpreter: Interpreter, index: int, op: Op, inputs: list[Float32], lowered: bool
+) -> Float32:
+    import torch
+
+    if lowered and isinstance(op, Attention):
+        q = _unpad_heads(inputs[0], op)
+        rest = np.zeros((len(q), 2 * op.kv_heads * op.head_dim), np.float32)
+        inputs = [np.concatenate([q, rest], axis=1)]
+    tensors = [torch.from_numpy(np.ascontiguousarray(x, np.float32)) for x in inputs]
+    out: Float32 = interpreter.run_op(index, tensors).numpy()
+    return out
+
+
+def _unpad_heads(q: Float32, op: RopeStoreKV | Attention) -> Float32:
+    """[T, heads * padded head_dim] without the padding, which the native executor adds."""
+    return q.reshape(len(q), op.q_heads, -1)[:, :, : op.head_dim].reshape(len(q), -1)
+
+
+def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
+    size = np.abs(expected)
+    top = size.max(axis=1, keepdims=True, initial=0.0)
+    bound: Float32 = np.broadcast_to(SUM_TOLERANCE * top + 1e-6, size.shape).astype(np.float32)
+    bf16_kv = interpreter.kv_type == "bf16"
+    if isinstance(op, Attention) and bf16_kv:
+        bound += np.float32(BF16_STEP) * top
+    target = written(op)
+    stored = "f32"
+    if target is not None:
+        stored = stored_format(interpreter.program, interpreter.kinds, target)
+    if stored == "bf16" or (isinstance(op, RopeStoreKV) and bf16_kv):
+        bound += np.float32(BF16_STEP) * size
+    elif stored == "q8g32":
+        padded = np.pad(size, ((0, 0), (0, -size.shape[1] % 32)))
+        steps = padded.reshape(len(padded), -1, 32).max(axis=2) / 250  # half a step is amax / 254
+        bound += np.repeat(steps, 32, axis=1)[:, : size.shape[1]]
+    return bound
+
+
+def _worst(
+    got: Float32, expected: Float32, tolerance: Float32
+) -> tuple[int, int, float, float, float] | None:
+    """(row, column, got, expected, tolerance) of the element furthest beyond its tolerance."""
+    if got.shape != expected.shape:
+        msg = f"an op gave {got.shape}, the interpreter {expected.shape}"
+        raise ValueError(msg)
+    excess = np.abs(got - expected) / tolerance
+    excess[np.isnan(excess)] = np.inf
+    if not excess.size or excess.max() <= 1.0:
+        return None
+    row, column = (int(i) for i in np.unravel_index(int(excess.argmax()), excess.shape))
+    at = (row, column)
+    return row, column, float(got[at]), float(expected[at]), float(tolerance[at])
+
+
+def _name(program: Program, op: Op) -> str:
+    target = written(op)
+    return program.values[target].name if target is not None else "logits"

@@ -1,0 +1,203 @@
+"""TorchExecutor: the floor. Runs the Program in torch where the native executor cannot.
+
+Slow, and the same answers: the platform picks it, with a warning, on a CPU or system the kernels do
+not know, or when asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from cpuserve.config.engine import EngineConfig
+from cpuserve.program.program import Program
+from cpuserve.program.view import StepView, view
+from cpuserve.quant.base import QuantTensor, Weights
+from cpuserve.runtime.executor import Float32, StepArrays, StepOutputs
+from cpuserve.runtime.sampler import SlotSampler, score
+from cpuserve.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+    from cpuserve.program.interpret import Matrix, QuantMatrix
+
+ProgressFn = Callable[[str, int, int], None]
+
+ROWS_AT_ONCE = 32  # rows of logits in memory at a time
+MAX_TOP = 20  # alternatives a row may ask for, kMaxTop
+
+
+class LogitModel(Protocol):
+    """What the torch executors differ in: how hidden rows and logits come about."""
+
+    def hidden(self, arrays: StepArrays) -> torch.Tensor:
+        """Run the step; rows [R, width] for the logit rows."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [n, vocab] of such rows."""
+
+
+class TorchSampling:
+    """Steps, slots and sampling of an executor on torch; `LogitModel` does the forward."""
+
+    def __init__(self, config: EngineConfig, vocab: int, model: LogitModel) -> None:
+        self.max_tokens = config.max_num_batched_tokens
+        self.num_blocks = config.kv_blocks
+        self._max_seqs = config.max_num_seqs
+        self._vocab = vocab
+        self._model = model
+        self._slots: dict[int, SlotSampler] = {}
+
+    def admit(
+        self,
+        slot: int,
+        params: SamplingParams,
+        seed: int,
+        prompt: list[int],
+        output: list[int],
+        stop_ids: list[int],
+    ) -> None:
+        """(Re)set the sampler state of `slot`."""
+        self._slots[slot] = SlotSampler(params, seed, prompt, output, stop_ids, self._vocab)
+
+    def release(self, slot: int) -> None:
+        """Forget `slot`."""
+        self._slots.pop(slot, None)
+
+    def step(self, arrays: StepArrays) -> StepOutputs:
+        """Run one step; ValueError for an index out of range (nothing has run then)."""
+        step = view(arrays)
+        self._check(step)
+        hidden = self._model.hidden(arrays)
+        rows = len(step.row_token)
+        out = StepOutputs(
+            tokens=np.zeros(rows, np.int32),
+            logprobs=np.zeros(rows, np.float32),
+            ranks=np.zeros(rows, np.int32),
+            top_ids=np.zeros((rows, MAX_TOP), np.int32),
+            top_logprobs=np.zeros((rows, MAX_TOP), np.float32),
+        )
+        for first in range(0, rows, ROWS_AT_ONCE):
+            logits = self._model.logits(hidden[first : first + ROWS_AT_ONCE]).numpy()
+            for i, row in enumerate(logits):
+                self._finish_row(first + i, row, step, out)
+        return out
+
+    def close(self) -> None:
+        """Free everything."""
+        self._slots.clear()
+        del self._model
+
+    def _check(self, step: StepView) -> None:
+        """What the forward step does not look at."""
+        if step.num_tokens > self.max_tokens or step.num_seqs > self._max_seqs:
+            msg = f"a step of {step.num_tokens} tokens and {step.num_seqs} sequences is too large"
+            raise ValueError(msg)
+        for slot, target, top in zip(step.row_slot, step.row_target, step.row_top, strict=True):
+            if target < 0 and int(slot) not in self._slots:
+                msg = f"slot {slot} was not admitted"
+                raise ValueError(msg)
+            if not -1 <= top <= MAX_TOP:
+                msg = f"{top} alternatives are wanted, at most {MAX_TOP} can be"
+                raise ValueError(msg)
+
+    def _finish_row(self, row: int, logits: Float32, step: StepView, out: StepOutputs) -> None:
+        token, num_top = int(step.row_target[row]), int(step.row_top[row])
+        if token < 0:
+            position = int(step.positions[step.row_token[row]]) + 1
+            token = self._slots[int(step.row_slot[row])].sample(logits, position)
+        out.tokens[row] = token
+        if num_top < 0:
+            return
+        scored = score(logits, token, num_top)
+        out.logprobs[row], out.ranks[row] = scored.logprob, scored.rank
+        count = len(scored.top_ids)
+        out.top_ids[row, :count] = scored.top_ids
+        out.top_logprobs[row, :count] = scored.top_logprobs
+
+
+class TorchExecutor(TorchSampling):
+    """Executor over the Interpreter, in fp32; weights stay in 16 bits where they are stored so."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        program: Program,
+        weights: Weights,
+        progress: ProgressFn | None = None,
+    ) -> None:
+        from cpuserve.program.interpret import Interpreter
+
+        tensors = load_tensors(program, weights, progress)
+        self._interpreter = Interpreter(program, tensors, num_blocks=config.kv_blocks)
+        super().__init__(config, program.vocab, self._interpreter)
+
+    def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
+        """Run the ops before `op_index`, then that op: (its inputs before, its output after)."""
+        inputs = self._interpreter.run_to(arrays, op_index)
+        before = [x.numpy().copy() for x in inputs]
+        return before, self._interpreter.run_op(op_index, inputs).numpy()
+
+    def close(self) -> None:
+        """Free everything."""
+        super().close()
+        del self._interpreter
+
+
+def load_tensors(
+    program: Program, weights: Weights, progress: ProgressFn | None = None
+) -> dict[str, Matrix]:
+    """Every weight of the program as torch tensors: quantized ones as their codes and scales."""
+    tensors: dict[str, Matrix] = {}
+    stored = [weights.get(need.name) for need in program.weights]
+    total, done = sum(t.data.nbytes for t in stored), 0
+    for tensor in stored:
+        tensors[tensor.name] = as_torch(tensor)
+        done += tensor.data.nbytes
+        if tensor.release:
+            tensor.release()
+        if progress:
+            progress("load", done, total)
+    return tensors
+
+
+def as_torch(tensor: QuantTensor) -> Matrix:
+    """A copy of the tensor: fp32, 16 bits where stored so, or codes and scales."""
+    import torch
+
+    if tensor.source.startswith("gguf_"):
+        return quant_matrix(tensor)
+    dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[tensor.source]
+    data = torch.from_numpy(np.ascontiguousarray(tensor.data).reshape(-1).copy())
+    values = data.view(dtype).reshape(tensor.shape)
+    order = tensor.row_order
+    return values if order is None else values[torch.from_numpy(order).long()]
+
+
+def quant_matrix(tensor: QuantTensor) -> QuantMatrix:
+    """Codes and scales of a GGUF Q8_0, Q4_0 or Q4_1 tensor (block layouts: quant/gguf.py)."""
+    import torch
+
+    from cpuserve.program.interpret import GROUP, QuantMatrix
+    from cpuserve.quant.gguf import BLOCK_BYTES
+
+    rows, k = tensor.shape
+    data = tensor.data if tensor.row_order is None else tensor.data[tensor.row_order]
+    blocks = np.ascontiguousarray(data).reshape(rows, k // GROUP, BLOCK_BYTES[tensor.source])
+
+    def half(at: int) -> torch.Tensor:
+        column = np.ascontiguousarray(blocks[:, :, at : at + 2])
+        return torch.from_numpy(column.view("<f2").astype(np.float32)[:, :, 0])
+
+    if tensor.source == "gguf_q8_0":
+        # signed bytes, as table.h has them: unsigned with a zero point of 128
+        codes, zero, minimum = blocks[:, :, 2:] ^ np.uint8(128), 128, None
+    else:
+        at = 2 if tensor.source == "gguf_q4_0" else 4
+        packed = blocks[:, :, at:]
+        codes = np.concatenate([packed & 15, packed >> 4], axis=2)
+        zero, minimum = (8, None) if at == 2 else (0, half(2))
+    return QuantMatrix(torch.from_numpy(codes.reshape(rows, k)), half(0), zero, minimum)

@@ -1,0 +1,139 @@
+"""Sampling of one row in numpy, for the executors that run on torch.
+
+The semantics and their order are those of csrc/kernels/table.h, "Sampling of one row".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cpuserve.sampling.params import SamplingParams
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+
+MASK64 = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+GREEDY_BELOW = 1e-5  # temperatures below are greedy
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The logprob and rank of one token, and the wanted alternatives, best first."""
+
+    logprob: float
+    rank: int
+    top_ids: Int32
+    top_logprobs: Float32
+
+
+def score(logits: Float32, token: int, num_top: int) -> Score:
+    """`token` by the untouched logits [vocab]; num_top alternatives, ties by lower id."""
+    top = float(logits.max())
+    log_sum = top + float(np.log(np.exp(logits.astype(np.float64) - top).sum()))
+    rank = 1 + int((logits > logits[token]).sum())
+    ids = _descending(logits, num_top)
+    logprobs = (logits[ids] - log_sum).astype(np.float32)
+    return Score(float(logits[token]) - log_sum, rank, ids.astype(np.int32), logprobs)
+
+
+class SlotSampler:
+    """Sampler state of one slot: parameters and the tokens seen."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        prompt: list[int],
+        output: list[int],
+        stop_ids: list[int],
+        vocab: int,
+    ) -> None:
+        self._params = params
+        self._seed = seed & MASK64
+        self._stop_ids = [i for i in stop_ids if 0 <= i < vocab]
+        self._in_prompt = np.zeros(vocab, bool)
+        self._in_prompt[prompt] = True
+        self._counts = np.bincount(np.asarray(output, np.int64), minlength=vocab)
+        self._num_outputs = len(output)
+
+    def sample(self, logits: Float32, position: int) -> int:
+        """The next token, for absolute `position`, from logits [vocab]; counts it as output."""
+        token = self._choose(self._adjusted(logits), position)
+        self._counts[token] += 1
+        self._num_outputs += 1
+        return token
+
+    def _adjusted(self, logits: Float32) -> Float32:
+        """Steps 2 and 3: bias, allowed and banned ids, penalties."""
+        p = self._params
+        x = logits.astype(np.float32, copy=True)
+        for id_, value in (p.logit_bias or {}).items():
+            x[id_] += np.float32(value)
+        if p.allowed_token_ids is not None:
+            barred = np.ones(len(x), bool)
+            barred[p.allowed_token_ids] = False
+            x[barred] = -np.inf
+        if self._num_outputs < p.min_tokens:
+            x[self._stop_ids] = -np.inf
+        if p.repetition_penalty != 1.0:
+            seen = self._in_prompt | (self._counts > 0)
+            penalty = np.float32(p.repetition_penalty)
+            x[seen] = np.where(x[seen] > 0, x[seen] / penalty, x[seen] * penalty)
+        if p.frequency_penalty or p.presence_penalty:
+            counts = self._counts.astype(np.float32)
+            x -= np.float32(p.frequency_penalty) * counts
+            x -= np.float32(p.presence_penalty) * (counts > 0)
+        return x
+
+    def _choose(self, x: Float32, position: int) -> int:
+        """Steps 4 to 6: greedy, or the temperature, the filters and the draw."""
+        p = self._params
+        if p.temperature < GREEDY_BELOW:
+            return int(x.argmax())
+        scaled = (x / np.float32(p.temperature)).astype(np.float64)
+        mass = np.exp(scaled - scaled.max())
+        kept = np.flatnonzero(keep(mass, p.min_p, p.top_k, p.top_p))
+        running = np.cumsum(mass[kept])
+        at = int(np.searchsorted(running, uniform(self._seed, position) * running[-1], "right"))
+        return int(kept[min(at, len(kept) - 1)])
+
+
+def keep(mass: Float64, min_p: float, top_k: int, top_p: float) -> npt.NDArray[np.bool_]:
+    """Which ids min_p, then top_k, then top_p leave; mass [vocab] is not normalized."""
+    kept: npt.NDArray[np.bool_] = (mass > 0) & (mass >= min_p * mass.max())
+    if 0 < top_k < int(kept.sum()):
+        chosen = _descending(np.where(kept, mass, -1.0), top_k)
+        kept = np.zeros(len(mass), bool)
+        kept[chosen] = True
+    if top_p < 1.0:
+        order = np.flatnonzero(kept)
+        order = order[np.argsort(-mass[order], kind="stable")]
+        running = np.cumsum(mass[order])
+        # the shortest prefix whose mass reaches top_p
+        length = int(np.searchsorted(running, top_p * running[-1], "left")) + 1
+        kept[order[length:]] = False
+    return kept
+
+
+def uniform(seed: int, position: int) -> float:
+    """In [0, 1): splitmix64's finalizer over seed and position, its top 53 bits."""
+    z = (seed + GOLDEN * (position + 1)) & MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
+    z ^= z >> 31
+    return (z >> 11) * 2.0**-53
+
+
+def _descending(x: npt.NDArray[np.floating], count: int) -> npt.NDArray[np.intp]:
+    """Indices of the `count` largest, descending, ties by lower index."""
+    count = min(count, len(x))
+    if count <= 0:
+        return np.zeros(0, np.intp)
+    limit = np.partition(x, len(x) - count)[len(x) - count]
+    above = np.flatnonzero(x >= limit)
+    return above[np.argsort(-x[above], kind="stable")][:count]
