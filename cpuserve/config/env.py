@@ -76,12 +76,14 @@ def _acceptable(f: Field, text: str) -> bool:
 
 def _unknown(env: Mapping[str, str]) -> list[str]:
     known = [f.env for f in FIELDS if f.env] + list(OTHERS)
+    tails = [k.removeprefix(PREFIX) for k in known if k.startswith(PREFIX)]
     silent = {*known, *no_op_variables()}
     notes = []
     for name in sorted(env):
         if not name.startswith(PREFIX) or name in silent or KUBERNETES.match(name):
             continue
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        # without the prefix, which would make any two names look alike
+        near = difflib.get_close_matches(name.removeprefix(PREFIX), tails, n=1)
+        hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
         notes.append(f"env {name} is not known and is ignored{hint}")
     return notes

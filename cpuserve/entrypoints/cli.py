@@ -92,7 +92,7 @@ def build_parser() -> Parser:
     _chat(command("chat", "chat_cli:chat", "Talk to a model on this terminal."))
     _bench(command("bench", "bench:main", "Measure the machine, or a server on it."))
     config = command("config", "commands:config", "Show every setting, who asked for it, and why.")
-    add_options(config, server=False)
+    add_options(config, server=True)
     config.add_argument("--json", action="store_true", help="as JSON")
     program = command("program", "commands:program", "Show a model's operations with their shapes.")
     add_options(program, server=False)

@@ -1,0 +1,190 @@
+"""The command line: exit codes, one-line errors, what is imported."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from cpuserve.config.fields import FIELDS
+from cpuserve.entrypoints import cli
+from cpuserve.entrypoints.flags import asked, normalize
+from cpuserve.errors import ConfigError, ModelError
+
+COMMANDS = ("serve", "generate", "chat", "bench", "config", "program", "doctor", "pull", "models")
+
+
+@pytest.fixture
+def parse():
+    """Options of a command line, without running the command."""
+
+    def go(*argv):
+        args, unknown = cli.build_parser().parse_known_args(normalize(argv))
+        cli.refuse_unknown(args.parser, unknown)
+        return asked(args)
+
+    return go
+
+
+def run(capsys, *argv):
+    code = cli.main(list(argv))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def help_of(capsys, *argv):
+    with pytest.raises(SystemExit) as end:
+        cli.main([*argv, "--help"])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_names_every_command(capsys):
+    text = help_of(capsys)
+    assert all(f"\n    {name} " in text for name in COMMANDS)
+
+
+def test_no_arguments_print_the_help(capsys):
+    code, out, _ = run(capsys)
+    assert code == 0
+    assert out.startswith("usage: cpuserve")
+
+
+def test_help_of_serve_explains_every_option_in_its_group(capsys):
+    text = " ".join(help_of(capsys, "serve").split())
+    for field in FIELDS:
+        if field.flags:
+            assert f"{field.flag} {field.metavar or ''}".strip() in text
+            assert " ".join(field.help.split()) in text
+            assert not field.env or field.env in text
+    assert "CPU and threads:" in text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(capsys, name):
+    assert help_of(capsys, name).startswith(f"usage: cpuserve {name}")
+
+
+def test_version(capsys):
+    code, out, _ = run(capsys, "--version")
+    assert code == 0
+    assert out.strip()
+
+
+@pytest.mark.parametrize(
+    ("argv", "needle"),
+    [
+        (["serv"], "serve"),
+        (["serve", "--max-modellen", "4"], "did you mean --max-model-len?"),
+        (["serve", "--prot=80"], "did you mean --port?"),
+        (["serve", "--port"], "expected one argument"),
+        (["serve", "a", "b"], "unexpected argument b"),
+        (["--versoin"], "did you mean --version?"),
+        (["bench"], "KIND"),
+        (["bench", "rooflin"], "roofline"),
+        (["generate", "--max-tokens", "x"], "not a number"),
+        (["pull"], "NAME"),
+        (["serve", "--pipeline-parallel-size", "2"], "use 1"),
+        (["serve", "--config", "/no/such.json"], "No such file"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_2(capsys, argv, needle):
+    code, out, err = run(capsys, *argv)
+    assert code == 2
+    assert err.startswith("cpuserve: error: ")
+    assert err.count("\n") == 1
+    assert needle in err
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--dtype", "float8"),
+        ("--max-model-len", "0"),
+        ("--max-num-seqs", "abc"),
+        ("--max-num-batched-tokens", "-1"),
+        ("--kv-cache-memory", "abc"),
+        ("--omp-threads-bind", "3-1"),
+        ("--tensor-parallel-size", "0"),
+        ("--model-impl", "jax"),
+        ("--port", "99999"),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve", "config"])
+def test_a_bad_option_is_one_line_and_exit_2(capsys, command, flag, value):
+    code, _, err = run(capsys, command, f"{flag}={value}")
+    assert code == 2
+    assert f"flag {flag}={value}" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["config", "program", "serve"])
+def test_a_missing_model_is_one_line_and_exit_2(capsys, name):
+    code, _, err = run(capsys, name, "/no/such/model.gguf")
+    assert code == 2
+    assert err.startswith("cpuserve: error: ")
+    assert "/no/such/model.gguf" in err
+    assert "Traceback" not in err
+
+
+def test_flags_reach_their_fields(parse):
+    found = parse(
+        *("serve", "m", "--max_model_len=8K", "-tp=1", "--kv-cache-memory-bytes", "1073741824"),
+        *("--served-model-name", "a", "b", "--host", "::1", "--no-enforce-eager", "-O3"),
+        *("--device", "cpu", "--trust-remote-code"),
+    )
+    options = found.options
+    assert (options.model, options.max_model_len, options.tensor_parallel_size) == ("m", 8192, 1)
+    assert float(options.kv_cache_space) == 1.0
+    assert options.served_model_name == ["a", "b"]
+    assert options.enforce_eager is False
+    assert found.server.host == "::1"
+    assert found.sources["max_model_len"] == "flag --max-model-len"
+    assert [n.split()[0] for n in found.notes][:3] == ["-O", "--device", "--trust-remote-code"]
+
+
+def test_the_model_flag_and_the_positional_mean_the_same(parse):
+    assert parse("serve", "--model", "x").options.model == "x"
+    assert parse("serve", "x").options.model == "x"
+    assert parse("serve").options.model is None
+
+
+def test_flags_are_not_abbreviated(parse):
+    with pytest.raises(ConfigError, match="unknown flag --max-model"):
+        parse("serve", "--max-model", "4")
+
+
+def test_a_startup_error_anywhere_is_one_line(capsys, monkeypatch):
+    def fail(args):
+        msg = "first\n  second"
+        raise ModelError(msg)
+
+    monkeypatch.setattr("cpuserve.entrypoints.commands.models", fail)
+    code, _, err = run(capsys, "models")
+    assert (code, err) == (2, "cpuserve: error: first second\n")
+
+
+def test_ctrl_c_ends_without_a_traceback(capsys, monkeypatch):
+    def stop(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cpuserve.entrypoints.commands.models", stop)
+    code, _, err = run(capsys, "models")
+    assert (code, err) == (130, "")
+
+
+def test_importing_the_command_line_loads_nothing_heavy():
+    heavy = ["numpy", "torch", "transformers", "fastapi", "uvicorn", "rich", "psutil", "yaml"]
+    code = (
+        "import json, sys, cpuserve.entrypoints.cli as c; c.build_parser();"
+        f"print(json.dumps([m for m in {heavy} if m in sys.modules]))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(out.stdout) == []
+
+
+def test_help_into_a_closed_pipe_is_quiet():
+    command = f"{sys.executable} -m cpuserve serve --help | head -c 10"
+    out = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert out.stderr == ""

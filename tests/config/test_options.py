@@ -1,0 +1,249 @@
+"""Flags over environment over file over defaults; every option, every bad value."""
+
+import json
+
+import pytest
+
+from cpuserve.config.engine import EngineOptions, ServerOptions
+from cpuserve.config.env import read_env
+from cpuserve.config.fields import BY_NAME, FIELDS, GROUPS, NO_OPS, keywords
+from cpuserve.config.load import Given, from_arguments, load_options, read_file
+from cpuserve.errors import ConfigError
+
+BAD = {
+    "model": [""],
+    "revision": [""],
+    "tokenizer": [""],
+    "dtype": ["float8", "int8", ""],
+    "quantization": [""],
+    "model_impl": ["torch"],
+    "chat_template": [""],
+    "max_model_len": ["0", "-2", "abc", "1.5", "4096.0"],
+    "seed": ["-1", "x"],
+    "host": [""],
+    "port": ["-1", "65536", "http", "80.5"],
+    "uds": [""],
+    "api_key": ["", "a,,b", "schlüssel"],
+    "log_level": ["loud"],
+    "disable_log_stats": ["maybe"],
+    "kv_cache_space": ["abc", "-1", "101%", "4TB", ""],
+    "kv_cache_dtype": ["fp8", "int4"],
+    "block_size": ["0", "x"],
+    "max_num_seqs": ["0", "-5", "5000", "many"],
+    "max_num_batched_tokens": ["0", "-1", "x", "99999999"],
+    "isa": [""],
+    "omp_threads_bind": ["", "all", "3-1", "0,0", "0-3;5", "-1"],
+    "num_reserved_cpu": ["-1", "x"],
+    "omp_num_threads": ["0", "4,2"],
+    "tensor_parallel_size": ["0", "-1", "two"],
+    "executor": ["cuda"],
+    "platform": [""],
+    "enforce_eager": ["perhaps"],
+    "served_model_name": [],
+}
+GOOD = {
+    "dtype": [("half", "float16"), ("BFLOAT16", "bfloat16"), ("float", "float32")],
+    "max_model_len": [("8K", 8192), ("-1", -1), ("77", 77)],
+    "served_model_name": [("a", ["a"]), ("a, b", ["a", "b"])],
+    "api_key": [("k1,k2", ["k1", "k2"])],
+    "log_level": [("WARN", "warning")],
+    "kv_cache_space": [("0.25", "0.25"), ("30%", "30%")],
+    "enforce_eager": [("1", True), ("off", False)],
+    "port": [("0", 0)],
+    "model_impl": [("vllm", "auto")],
+}
+
+
+def flag(name, value):
+    return {name: Given(BY_NAME[name].flag, "flag", value)}
+
+
+def test_every_field_is_an_attribute_of_its_options():
+    engine = set(EngineOptions.__struct_fields__)
+    server = set(ServerOptions.__struct_fields__)
+    assert {f.name for f in FIELDS if not f.server} == engine
+    assert {f.name for f in FIELDS if f.server} == server
+    assert {f.group for f in FIELDS} == set(GROUPS)
+
+
+def test_no_flag_or_variable_means_two_things():
+    flags = [flag for f in FIELDS for flag in f.all_flags]
+    variables = [f.env for f in FIELDS if f.env] + [a.name for f in FIELDS for a in f.env_aliases]
+    taken = [n for no_op in NO_OPS for n in no_op.names]
+    names = flags + variables + taken
+    assert len(names) == len(set(names))
+
+
+def test_every_field_has_a_bad_value_table():
+    assert set(BAD) == set(BY_NAME)
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, vs in BAD.items() for v in vs])
+def test_a_bad_value_is_refused_by_flag_variable_and_argument(name, value):
+    field = BY_NAME[name]
+    with pytest.raises(ConfigError) as error:
+        load_options(flag(name, value), environ={})
+    assert f"flag {field.flag}".strip() in str(error.value)
+    if value and field.env and field.env.startswith("CPUSERVE_"):
+        with pytest.raises(ConfigError, match=f"env {field.env}="):
+            load_options({}, environ={field.env: value})
+    with pytest.raises(ConfigError):
+        from_arguments({name: value}, environ={})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"), [(n, t, v) for n, p in GOOD.items() for t, v in p]
+)
+def test_a_good_value_means_the_same_everywhere(name, text, value):
+    field = BY_NAME[name]
+
+    def seen(asked):
+        return getattr(asked.server if field.server else asked.options, name)
+
+    assert seen(load_options(flag(name, text), environ={})) == value
+    assert seen(load_options({}, environ={field.env: text})) == value
+    assert seen(from_arguments({name: text}, environ={})) == value
+
+
+def test_a_secret_is_not_repeated_in_an_error():
+    with pytest.raises(ConfigError) as error:
+        load_options({}, environ={"CPUSERVE_API_KEY": "geheim-ü"})
+    assert "geheim" not in str(error.value)
+
+
+def test_flags_win_over_environment_over_file_over_nothing(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps({"dtype": "float32", "max-num-seqs": 3, "seed": 1}))
+    asked = load_options(
+        flag("dtype", "bfloat16"),
+        config_file=str(file),
+        environ={"CPUSERVE_DTYPE": "float16", "CPUSERVE_MAX_NUM_SEQS": "4"},
+    )
+    assert (asked.options.dtype, asked.options.max_num_seqs, asked.options.seed) == (
+        "bfloat16",
+        4,
+        1,
+    )
+    assert asked.options.max_model_len is None
+    assert asked.sources == {
+        "dtype": "flag --dtype",
+        "max_num_seqs": "env CPUSERVE_MAX_NUM_SEQS",
+        "seed": f"file {file} seed",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("c.json", '{"kv_cache_space": 0.5, "host": "::1"}'),
+        ("c.yaml", "kv-cache-space: 0.5\nhost: '::1'\n"),
+        ("c.yml", "kv_cache_memory: 0.5\nhost: '::1'\n"),
+        ("c.toml", 'kv_cache_space = 0.5\nhost = "::1"\n'),
+    ],
+)
+def test_a_config_file_in_each_format(tmp_path, name, text):
+    if name.endswith("toml"):
+        pytest.importorskip("tomllib")
+    (tmp_path / name).write_text(text)
+    asked = load_options({}, environ={"CPUSERVE_CONFIG": str(tmp_path / name)})
+    assert (asked.options.kv_cache_space, asked.server.host) == ("0.5", "::1")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "needle"),
+    [
+        ("c.json", "{", "config file"),
+        ("c.json", "[1]", "mapping"),
+        ("c.json", '{"dtipe": "auto"}', "did you mean dtype"),
+        ("c.json", '{"port": true}', "whole number"),
+        ("c.json", '{"isa": ["avx2"]}', "must be a text"),
+        ("c.yaml", "a: [", "config file"),
+        ("c.yaml", "model: !!python/object/apply:os.system ['true']", "config file"),
+        ("c.ini", "[a]", r"must end in \.json"),
+    ],
+)
+def test_a_broken_config_file_is_one_line(tmp_path, name, text, needle):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=needle) as error:
+        load_options({}, config_file=str(tmp_path / name), environ={})
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_config_file_is_named():
+    with pytest.raises(ConfigError, match=r"/no/where\.json: No such file"):
+        read_file("/no/where.json")
+
+
+def test_an_unknown_variable_warns_with_the_nearest_name():
+    notes = read_env({"CPUSERVE_KVCACHE_SPASE": "4", "CPUSERVE_ZZZ": "1"}).notes
+    assert "did you mean CPUSERVE_KVCACHE_SPACE?" in notes[0]
+    assert notes[1] == "env CPUSERVE_ZZZ is not known and is ignored"
+
+
+def test_kubernetes_service_variables_are_no_options():
+    env = {
+        "CPUSERVE_PORT": "tcp://10.0.0.1:8000",
+        "CPUSERVE_SERVICE_HOST": "10.0.0.1",
+        "CPUSERVE_SERVICE_PORT_HTTP": "8000",
+        "CPUSERVE_PORT_8000_TCP_ADDR": "10.0.0.1",
+    }
+    assert read_env(env) == read_env({})
+
+
+def test_vllm_variables_are_aliases_and_say_so():
+    asked = load_options({}, environ={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_SGL_KERNEL": "1"})
+    assert asked.options.kv_cache_space == "2"
+    assert asked.sources["kv_cache_space"] == "env VLLM_CPU_KVCACHE_SPACE"
+    assert "env VLLM_CPU_KVCACHE_SPACE is read as CPUSERVE_KVCACHE_SPACE" in asked.notes
+    assert any("VLLM_CPU_SGL_KERNEL is accepted and has no effect" in n for n in asked.notes)
+
+
+def test_our_variable_wins_over_its_alias():
+    env = {"VLLM_CPU_KVCACHE_SPACE": "2", "CPUSERVE_KVCACHE_SPACE": "3"}
+    assert load_options({}, environ=env).options.kv_cache_space == "3"
+
+
+def test_an_empty_variable_is_not_set():
+    assert load_options({}, environ={"CPUSERVE_DTYPE": " "}).options.dtype is None
+
+
+def test_an_odd_omp_num_threads_of_the_system_is_noted_and_not_fatal():
+    asked = load_options({}, environ={"OMP_NUM_THREADS": "4,2"})
+    assert asked.options.omp_num_threads is None
+    assert "OMP_NUM_THREADS='4,2' is ignored" in asked.notes[0]
+
+
+def test_arguments_of_vllms_llm_are_known():
+    asked = from_arguments(
+        {
+            "model": "m",
+            "max_model_len": 1024,
+            "dtype": "bfloat16",
+            "gpu_memory_utilization": 0.9,
+            "trust_remote_code": True,
+            "kv_cache_memory_bytes": 1 << 30,
+            "enforce_eager": True,
+            "seed": None,
+        },
+        environ={},
+    )
+    assert (asked.options.model, asked.options.max_model_len) == ("m", 1024)
+    assert float(asked.options.kv_cache_space) == 1.0
+    assert len(asked.notes) == 2
+    assert asked.options.seed is None
+
+
+def test_an_unknown_argument_names_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean max_model_len"):
+        from_arguments({"max_model_length": 3}, environ={})
+
+
+def test_an_option_that_must_be_one_is_refused_otherwise():
+    assert from_arguments({"pipeline_parallel_size": 1}, environ={}).notes
+    with pytest.raises(ConfigError, match="use 1"):
+        from_arguments({"pipeline_parallel_size": 2}, environ={})
+
+
+def test_keywords_cover_every_field_and_flag():
+    assert set(BY_NAME) <= set(keywords())
+    assert "kv_cache_memory" in keywords()
