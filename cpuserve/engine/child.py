@@ -12,6 +12,7 @@ import ctypes
 import faulthandler
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -30,8 +31,8 @@ from cpuserve.engine.ipc import (
     Outbound,
     Progress,
     Ready,
+    decode_inbound,
     encode_frame,
-    inbound_decoder,
 )
 from cpuserve.errors import StartupError
 
@@ -49,7 +50,6 @@ class SocketChannel:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._reader = FrameReader()
-        self._decoder = inbound_decoder()
         self._bodies: list[bytes] = []
 
     def receive_config(self) -> EngineConfig:
@@ -69,7 +69,13 @@ class SocketChannel:
             if len(self._bodies) >= MAX_DRAINED:
                 break
         bodies, self._bodies = self._bodies, []
-        return [self._decoder.decode(body) for body in bodies]
+        return [decode_inbound(body) for body in bodies]
+
+    def hung_up(self) -> bool:
+        """The parent's end is closed."""
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        return any(events & select.POLLHUP for _, events in poll.poll(0))
 
     def _fill(self, flags: int) -> None:
         try:
@@ -95,6 +101,8 @@ def main(argv: Sequence[str] | None = None, build: Build | None = None) -> int:
     arguments = parser.parse_args(argv)
     _prepare_process()
     channel = SocketChannel(socket.socket(fileno=arguments.fd))
+    if channel.hung_up():  # the parent may have died before its death was a signal
+        return 0
     try:
         return _serve(channel, build)
     except EOFError:

@@ -121,6 +121,7 @@ class EngineCore:
         if self._refused:
             outputs += self._refused
             self._refused = []
+        self.stats.steps += bool(batch.chunks)
         self._count(deltas, time.perf_counter() - started)
         return StepOutput(outputs, self.stats)
 
@@ -141,7 +142,6 @@ class EngineCore:
         stats.kv_usage = self.kv.usage
         stats.preemptions = scheduler.num_preemptions
         self._stale = False
-        stats.steps += 1
         stats.step_s = seconds
         for delta in deltas:
             stats.generation_tokens += len(delta.tokens)

@@ -5,6 +5,8 @@ One message a step carries the outputs of all requests. EOF is death of the othe
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from cpuserve.errors import CpuserveError
@@ -125,6 +127,10 @@ MAX_FRAME_BYTES = 1 << 28  # prompt_logprobs of 100k tokens with 20 alternatives
 LENGTH_BYTES = 4
 
 _encoder = msgspec.msgpack.Encoder()
+_inbound = msgspec.msgpack.Decoder(Inbound)
+_outbound = msgspec.msgpack.Decoder(Outbound)
+
+Message = TypeVar("Message")
 
 
 class FrameError(CpuserveError):
@@ -174,11 +180,19 @@ class FrameReader:
         return bool(self._buffer)
 
 
-def inbound_decoder() -> msgspec.msgpack.Decoder[Inbound]:
-    """Decodes what the engine receives."""
-    return msgspec.msgpack.Decoder(Inbound)
+def decode_inbound(body: bytes) -> Inbound:
+    """What the engine received; FrameError if it is no message."""
+    return _decode(_inbound, body)
 
 
-def outbound_decoder() -> msgspec.msgpack.Decoder[Outbound]:
-    """Decodes what the front end receives."""
-    return msgspec.msgpack.Decoder(Outbound)
+def decode_outbound(body: bytes) -> Outbound:
+    """What the front end received; FrameError if it is no message."""
+    return _decode(_outbound, body)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Message], body: bytes) -> Message:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, ValueError, CpuserveError) as error:
+        msg = f"a frame of {len(body)} bytes is no message: {error}"
+        raise FrameError(msg) from error

@@ -30,8 +30,8 @@ from cpuserve.engine.ipc import (
     Shutdown,
     Stats,
     StepOutput,
+    decode_outbound,
     encode_frame,
-    outbound_decoder,
 )
 from cpuserve.engine.streams import RequestMaker, Streams, limits_of
 from cpuserve.errors import EngineDead, StartupError
@@ -263,7 +263,6 @@ class _Link(asyncio.Protocol):
     def __init__(self, client: ProcessClient) -> None:
         self._client = client
         self._reader = FrameReader()
-        self._decoder = outbound_decoder()
         self._transport: asyncio.Transport | None = None
         self.writable = asyncio.Event()
 
@@ -275,7 +274,7 @@ class _Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for body in self._reader.feed(data):
-                self._client.on_message(self._decoder.decode(body))
+                self._client.on_message(decode_outbound(body))
         except FrameError:
             self.close()
 

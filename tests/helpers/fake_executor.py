@@ -8,9 +8,14 @@ sampler state after a preemption) changes the tokens.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 
+import numpy as np
+
+from cpuserve.config.engine import EngineConfig
 from cpuserve.core.step import LogitRow, RowResult, SeqChunk, StepBatch, StepResult
+from cpuserve.runtime.executor import HEADER, StepOutputs
 from cpuserve.sampling.params import SamplingParams
 
 VOCAB = 1000
@@ -104,3 +109,118 @@ class FakeModel:
         if row.num_top < 0:
             return RowResult(token)
         return RowResult(token, score(history, token), 1, top(history, row.num_top))
+
+
+class FakeExecutor:
+    """FakeModel behind the Executor protocol: reads StepArrays as the C++ executor does.
+
+    `fault` is called with the number of each step (from 1) and the outputs it may spoil.
+    """
+
+    def __init__(self, config, fault=None, delay_s: float = 0.0) -> None:
+        self.max_tokens = config.max_num_batched_tokens
+        self.num_blocks = config.kv_blocks
+        self.model = FakeModel(
+            config.kv_blocks, config.block_size, config.max_num_seqs, self.max_tokens
+        )
+        self.closed = False
+        self._fault = fault
+        self._delay_s = delay_s
+        self._steps = 0
+
+    def admit(self, slot, params, seed, prompt, output, stop_ids) -> None:
+        self.model.admit(slot, params, seed, prompt, output, stop_ids)
+
+    def release(self, slot) -> None:
+        self.model.release(slot)
+
+    def step(self, arrays):
+        time.sleep(self._delay_s)
+        self._steps += 1
+        rows = self.model.run(unflatten(arrays.words))
+        tokens = np.array([r.token for r in rows], np.int32)
+        logprobs = np.array([r.logprob for r in rows], np.float32)
+        ranks = np.array([r.rank for r in rows], np.int32)
+        top_ids = np.zeros((len(rows), 20), np.int32)
+        top_logprobs = np.zeros((len(rows), 20), np.float32)
+        for i, row in enumerate(rows):
+            for j, (token, logprob) in enumerate(row.top):
+                top_ids[i, j], top_logprobs[i, j] = token, logprob
+        outputs = StepOutputs(tokens, logprobs, ranks, top_ids, top_logprobs)
+        if self._fault is not None:
+            self._fault(self._steps, outputs)
+        return outputs
+
+    def tap(self, arrays, op_index):
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.closed = True
+
+    def roofline(self) -> dict[str, object]:
+        return {"bytes_per_s": 1e9}
+
+
+def unflatten(words) -> StepBatch:
+    """The StepBatch that StepArrays `words` describe."""
+    values = words.tolist()
+    num_tokens, num_seqs, num_rows, num_blocks = values[:4]
+    sections, start = [], HEADER
+    sizes = (num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs + 1, num_blocks)
+    for size in (*sizes, *[num_rows] * 4):
+        sections.append(values[start : start + size])
+        start += size
+    assert start == len(values)
+    ids, positions, query, kv_len, tables, blocks, token, slot, target, num_top = sections
+    chunks, row = [], 0
+    for i in range(num_seqs):
+        begin, end = query[i], query[i + 1]
+        assert positions[begin:end] == list(range(kv_len[i] - (end - begin), kv_len[i]))
+        chunk = SeqChunk(-1, ids[begin:end], positions[begin], blocks[tables[i] : tables[i + 1]])
+        while row < num_rows and token[row] < end:
+            chunk.rows.append(LogitRow(token[row] - begin, target[row], num_top[row]))
+            chunk.slot = slot[row]
+            row += 1
+        if chunk.slot < 0:
+            chunk.slot = -1 - i  # a chunk without rows names no slot
+        chunks.append(chunk)
+    assert row == num_rows
+    return StepBatch(chunks)
+
+
+def fake_config(**changes) -> EngineConfig:
+    """An EngineConfig for a fake engine: 64 blocks of 4 tokens."""
+    values = {
+        "model": "fake",
+        "model_path": "",
+        "architecture": "Fake",
+        "dtype": "float32",
+        "kv_dtype": "f32",
+        "max_model_len": 200,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 32,
+        "block_size": 4,
+        "kv_blocks": 64,
+        "executor": "torch",
+        "model_impl": "cpuserve",
+        "isa": "none",
+        "threads": 1,
+        "cpus": None,
+        "frontend_cpus": None,
+        "tensor_parallel_size": 1,
+        "platform": "cpu",
+        "seed": 0,
+        "served_model_names": ["fake"],
+        "chat_template": None,
+        "tokenizer_path": "",
+    }
+    return EngineConfig(**{**values, **changes})
+
+
+def fake_core(config=None, *, fault=None, delay_s=0.0, eos_ids=()):
+    """An EngineCore over a FakeExecutor."""
+    from cpuserve.engine.core import EngineCore
+
+    config = config or fake_config()
+    executor = FakeExecutor(config, fault, delay_s)
+    return EngineCore(config, executor, vocab=VOCAB, eos_ids=eos_ids)

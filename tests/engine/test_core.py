@@ -1,0 +1,295 @@
+"""EngineCore: one step, its failures, and that whatever ends frees what it held."""
+
+import itertools
+import logging
+from array import array
+
+import pytest
+
+from cpuserve.engine.ipc import Abort, AddRequest, Ask
+from cpuserve.runtime.executor import StepOutputs
+from cpuserve.sampling.params import SamplingParams
+from tests.helpers.fake_executor import fake_config, fake_core, reference, score
+
+PROMPT = [11, 12, 13, 14, 15]
+
+
+def add(core, number, prompt=PROMPT, **params):
+    message = AddRequest(
+        number, array("i", prompt).tobytes(), SamplingParams(**{"seed": 1, **params}), 0.0
+    )
+    core.handle(message)
+
+
+def run(core, steps=1000):
+    """Outputs by request id, until nothing is left."""
+    outputs = {}
+    for _ in range(steps):
+        if not core.has_work:
+            break
+        for output in core.step().outputs:
+            outputs.setdefault(output.id, []).append(output)
+    return outputs
+
+
+def tokens(outputs):
+    return list(itertools.chain.from_iterable(o.tokens for o in outputs))
+
+
+def assert_idle(core):
+    assert not core.has_work
+    assert core.check() == {"ok": True}
+    assert core.kv.num_free == core.kv.num_blocks
+    assert not core.executor.model.slots
+
+
+def test_step_of_several_requests_gives_each_its_reference_tokens():
+    core = fake_core(eos_ids=[7])
+    for number in range(12):
+        add(core, number, [number + 1] * (3 + 5 * number), max_tokens=20, ignore_eos=True)
+    outputs = run(core)
+    for number in range(12):
+        prompt = [number + 1] * (3 + 5 * number)
+        want = reference(prompt, SamplingParams(max_tokens=20), 1, 20)
+        assert tokens(outputs[number]) == want
+        assert [o.finish for o in outputs[number]] == [None] * 19 + ["length"]
+        assert outputs[number][0].scheduled > 0
+    assert_idle(core)
+    assert core.stats.generation_tokens == 12 * 20
+    assert core.stats.prompt_tokens == sum(3 + 5 * n for n in range(12))
+
+
+def test_step_of_a_pool_smaller_than_the_demand_preempts_and_keeps_the_tokens():
+    core = fake_core(fake_config(kv_blocks=16, max_num_seqs=16))
+    for number in range(16):
+        add(core, number, [number + 1] * 9, max_tokens=40)
+    outputs = run(core, 5000)
+    for number in range(16):
+        want = reference([number + 1] * 9, SamplingParams(max_tokens=40), 1, 40)
+        assert tokens(outputs[number]) == want
+    assert core.stats.preemptions > 10
+    assert_idle(core)
+
+
+def test_pool_of_16_blocks_serves_64_long_requests_without_livelock():
+    core = fake_core(fake_config(kv_blocks=16, max_num_seqs=64, max_num_batched_tokens=64))
+    for number in range(64):
+        add(core, number, [number + 1] * 20, max_tokens=40)  # 15 of the 16 blocks each
+    outputs = run(core, 20_000)
+    assert all(len(tokens(outputs[number])) == 40 for number in range(64))
+    # 64 x 40 tokens one after another would be 2,560 steps: recomputing must not exceed that.
+    assert core.stats.steps < 4000
+    assert_idle(core)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 5])
+def test_prompt_logprobs_cover_the_prompt_over_chunks_and_are_sent_once(max_tokens):
+    core = fake_core(fake_config(max_num_batched_tokens=8))
+    prompt = list(range(100, 130))
+    add(core, 1, prompt, max_tokens=max_tokens, prompt_logprobs=2)
+    add(core, 2, prompt[:7], max_tokens=3)
+    outputs = run(core)[1]
+    scored = [o for o in outputs if o.prompt_logprobs is not None]
+    assert len(scored) == 1
+    rows = scored[0].prompt_logprobs
+    assert rows[0] is None
+    assert [r.token for r in rows[1:]] == prompt[1:]
+    want = [score(prompt[:i], prompt[i]) for i in range(1, 30)]
+    assert [r.logprob for r in rows[1:]] == pytest.approx(want)
+    assert all(len(r.top) == 2 for r in rows[1:])
+    assert len(tokens(outputs)) == max_tokens
+    assert outputs[-1].finish == "length"
+    assert_idle(core)
+
+
+def test_prompt_of_one_token_is_scored_as_nothing():
+    core = fake_core()
+    add(core, 1, [5], max_tokens=0, prompt_logprobs=1)
+    (output,) = run(core)[1]
+    assert output.prompt_logprobs == [None]
+    assert output.finish == "length"
+
+
+def test_logprobs_of_outputs_come_with_each_token():
+    core = fake_core()
+    add(core, 1, max_tokens=4, logprobs=3)
+    outputs = run(core)[1]
+    history = list(PROMPT)
+    for output in outputs:
+        (row,) = output.logprobs
+        assert row.logprob == pytest.approx(score(history, row.token))
+        assert len(row.top) == 3
+        history += output.tokens
+
+
+def test_eos_ends_without_stop_id_and_stop_token_with_it():
+    core = fake_core()
+    output = reference(PROMPT, SamplingParams(), 1, 10)
+    add(core, 1, max_tokens=10, stop_token_ids=[output[3]])
+    last = run(core)[1][-1]
+    assert (last.finish, last.stop_id, last.tokens) == ("stop", output[3], [output[3]])
+    core = fake_core(eos_ids=[output[3]])
+    add(core, 1, max_tokens=10)
+    add(core, 2, max_tokens=10, ignore_eos=True)
+    outputs = run(core)
+    assert (outputs[1][-1].finish, outputs[1][-1].stop_id) == ("stop", None)
+    assert tokens(outputs[1]) == output[:4]
+    assert tokens(outputs[2]) == output
+
+
+def test_min_tokens_bans_stops_before():
+    core = fake_core(eos_ids=[reference(PROMPT, SamplingParams(), 1, 1)[0]])
+    add(core, 1, max_tokens=10, min_tokens=5)
+    assert len(tokens(run(core)[1])) > 5
+
+
+def test_context_length_ends_a_request_without_max_tokens():
+    core = fake_core(fake_config(max_model_len=40))
+    add(core, 1, max_tokens=None)
+    outputs = run(core)[1]
+    assert len(tokens(outputs)) == 40 - len(PROMPT)
+    assert outputs[-1].finish == "length"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "text"),
+    [
+        ([], {}, "empty"),
+        ([1] * 200, {}, "maximum context length is 200"),
+        ([1] * 30, {"max_tokens": 100}, "KV cache"),
+        ([1, 1000], {}, "1000"),
+        ([-1], {}, "-1"),
+        ([1], {"logit_bias": {5000: 1.0}}, "logit_bias"),
+        ([1], {"allowed_token_ids": []}, "allowed_token_ids"),
+        ([1], {"logprobs": 21}, "at most 20"),
+    ],
+    ids=["empty", "long", "kv", "vocabulary", "negative", "bias", "allowed", "logprobs"],
+)
+def test_request_that_cannot_run_is_refused_and_others_go_on(prompt, params, text):
+    core = fake_core(fake_config(kv_blocks=16))
+    add(core, 1, prompt, **params)
+    add(core, 2, max_tokens=3)
+    outputs = run(core)
+    assert [o.finish for o in outputs[1]] == ["error"]
+    assert text in outputs[1][0].error
+    assert len(tokens(outputs[2])) == 3
+    assert_idle(core)
+
+
+def test_nan_ends_its_request_only():
+    def fault(step, outputs):
+        if step == 3:
+            outputs.tokens[1] = -1
+
+    core = fake_core(fault=fault)
+    add(core, 1, max_tokens=6)
+    add(core, 2, max_tokens=6)
+    outputs = run(core)
+    assert len(tokens(outputs[1])) == 6
+    assert (outputs[2][-1].finish, len(tokens(outputs[2]))) == ("error", 2)
+    assert "NaN" in outputs[2][-1].error
+    assert_idle(core)
+
+
+def test_nan_in_a_prompt_score_ends_its_request():
+    def fault(step, outputs: StepOutputs):
+        outputs.logprobs[2] = float("nan")
+
+    core = fake_core(fault=fault)
+    add(core, 1, max_tokens=0, prompt_logprobs=0)
+    (output,) = run(core)[1]
+    assert output.finish == "error"
+    assert_idle(core)
+
+
+def test_exception_in_a_step_ends_its_requests_and_the_engine_goes_on(caplog):
+    def fault(step, outputs):
+        if step == 2:
+            msg = "boom"
+            raise RuntimeError(msg)
+
+    core = fake_core(fake_config(max_num_seqs=2), fault=fault)
+    for number in range(3):
+        add(core, number, max_tokens=5)
+    with caplog.at_level(logging.CRITICAL):
+        outputs = run(core)
+    assert [outputs[n][-1].finish for n in range(3)] == ["error", "error", "length"]
+    assert "boom" in outputs[0][-1].error
+    assert tokens(outputs[2]) == reference(PROMPT, SamplingParams(), 1, 5)
+    assert_idle(core)
+
+
+def test_refusal_of_the_sampler_ends_its_request_only():
+    core = fake_core()
+    admit = core.executor.model.admit
+
+    def refuse(slot, params, *rest):
+        if params.temperature == 0.5:
+            msg = "no such temperature"
+            raise ValueError(msg)
+        admit(slot, params, *rest)
+
+    core.executor.model.admit = refuse
+    add(core, 1, temperature=0.5)
+    add(core, 2, max_tokens=4)
+    outputs = run(core)
+    assert outputs[1][0].error == "no such temperature"
+    assert len(tokens(outputs[2])) == 4
+    assert_idle(core)
+
+
+@pytest.mark.parametrize(
+    "steps", [0, 1, 3, 12], ids=["queued", "prefill", "late prefill", "decode"]
+)
+def test_abort_at_any_phase_frees_everything(steps):
+    core = fake_core(fake_config(max_num_batched_tokens=8))
+    add(core, 1, list(range(60)), max_tokens=50)
+    add(core, 2, max_tokens=200 - len(PROMPT))
+    for _ in range(steps):
+        core.step()
+    core.handle(Abort([1, 2, 99]))
+    assert core.has_work, "the gauges go to zero"
+    step = core.step()
+    assert step.outputs == []
+    assert (step.stats.running, step.stats.waiting, step.stats.kv_usage) == (0, 0, 0.0)
+    assert_idle(core)
+
+
+def test_abort_of_a_preempted_request_frees_everything():
+    core = fake_core(fake_config(kv_blocks=8))
+    for number in range(3):
+        add(core, number, max_tokens=25)
+    while not core.stats.preemptions:
+        core.step()
+    core.handle(Abort([r.id for r in core.scheduler.waiting]))
+    outputs = run(core)
+    assert all(o[-1].finish == "length" for o in outputs.values())
+    assert_idle(core)
+
+
+def test_seeds_of_requests_without_one_differ_and_follow_the_engines_seed():
+    def first(seed, count):
+        core = fake_core(fake_config(seed=seed))
+        for number in range(count):
+            add(core, number, max_tokens=8, seed=None)
+        outputs = run(core)
+        return [tokens(outputs[n]) for n in range(count)]
+
+    assert first(0, 3) == first(0, 3)
+    assert len({tuple(t) for t in [*first(0, 3), *first(1, 3)]}) == 6
+
+
+def test_roofline_waits_until_the_engine_is_idle_and_reports_do_not():
+    core = fake_core()
+    add(core, 1, max_tokens=2)
+    core.handle(Ask(1, "roofline"))
+    core.handle(Ask(2, "report"))
+    core.handle(Ask(3, "weather"))
+    answers = {a.id: a.value for a in core.answers()}
+    assert set(answers) == {2, 3}
+    assert answers[2]["waiting"] == 1
+    assert "weather" in answers[3]["error"]
+    run(core)
+    (answer,) = core.answers()
+    assert (answer.id, answer.value) == (1, {"bytes_per_s": 1e9})
+    assert core.answers() == []

@@ -1,0 +1,325 @@
+"""The engine in its own process: streams, aborts, and every way it can end."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from cpuserve.engine.process import ProcessClient
+from cpuserve.errors import EngineDead, InvalidRequest, StartupError
+from cpuserve.sampling.params import SamplingParams
+from tests.helpers.fake_executor import fake_config, reference
+
+PROMPT = [11, 12, 13, 14, 15]
+MODULE = "tests.helpers.fake_engine"
+ROOT = Path(__file__).parents[2]
+
+
+def spawn(model="fake", **changes):
+    return ProcessClient.spawn(fake_config(model=model, **changes), module=MODULE)
+
+
+def with_engine(body, model="fake", **changes):
+    """Run `body(client)` against a ready engine, and close it."""
+
+    async def main():
+        client = spawn(model, **changes)
+        try:
+            await client.wait_ready()
+            return await asyncio.wait_for(body(client), 30)
+        finally:
+            await client.close()
+            assert client._process.returncode is not None
+
+    return asyncio.run(main())
+
+
+async def collect(client, prompt=PROMPT, **params):
+    """(tokens, last output) of one request."""
+    tokens, last = [], None
+    async for output in client.generate(prompt, SamplingParams(**{"seed": 1, **params})):
+        tokens += output.tokens
+        last = output
+    return tokens, last
+
+
+def gone(pid, timeout=5.0):
+    """The process `pid` ends within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        stat = Path(f"/proc/{pid}/stat")
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_process_serves_concurrent_requests_with_their_own_tokens():
+    async def body(client):
+        assert client.alive
+        assert client.info["vocab_size"] == 1000
+        prompts = [[n + 1] * (n + 2) for n in range(20)]
+        results = await asyncio.gather(*(collect(client, p, max_tokens=15) for p in prompts))
+        for prompt, (tokens, last) in zip(prompts, results, strict=True):
+            assert tokens == reference(prompt, SamplingParams(), 1, 15, [9])
+            assert last.finish == ("stop" if tokens[-1] == 9 else "length")
+        assert client.stats.generation_tokens == sum(len(t) for t, _ in results)
+        assert await client.ask("check") == {"ok": True}
+        return (await client.ask("report"))["kv_blocks_free"]
+
+    assert with_engine(body) == 64
+
+
+def test_progress_is_reported_before_ready():
+    async def main():
+        seen = []
+        client = ProcessClient.spawn(fake_config(), module=MODULE, on_progress=seen.append)
+        assert not client.alive
+        with pytest.raises(EngineDead, match="not ready"):
+            client.generate(PROMPT, SamplingParams())
+        await asyncio.gather(client.wait_ready(), client.wait_ready())
+        await client.close()
+        assert (seen[-1].stage, seen[-1].done, seen[-1].total) == ("load", 100, 100)
+        assert not client.alive
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_request_that_cannot_run_is_refused_without_asking_the_engine():
+    async def body(client):
+        with pytest.raises(InvalidRequest, match="context length"):
+            client.generate([1] * 200, SamplingParams())
+        params = SamplingParams()
+        params.temperature = -1.0
+        with pytest.raises(InvalidRequest, match="temperature"):
+            client.generate(PROMPT, params)
+        assert len((await collect(client, max_tokens=3))[0]) == 3
+
+    with_engine(body)
+
+
+@pytest.mark.parametrize("outputs", [0, 1, 5])
+def test_closing_the_iterator_aborts_the_request(outputs):
+    async def body(client):
+        params = SamplingParams(max_tokens=150, seed=1)
+        async with aclosing(client.generate(PROMPT, params)) as stream:
+            for _ in range(outputs):
+                await anext(stream)
+        tokens, _ = await collect(client, max_tokens=2)
+        assert len(tokens) == 2
+        report = await client.ask("report")
+        assert (report["running"], report["waiting"]) == (0, 0)
+        assert report["kv_blocks_free"] == 64
+
+    with_engine(body, "fake:slow")
+
+
+def test_cancelling_the_reader_aborts_the_request():
+    async def body(client):
+        task = asyncio.create_task(collect(client, max_tokens=150))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while client.stats.running:
+            await asyncio.sleep(0.01)
+        assert (await client.ask("report"))["kv_blocks_free"] == 64
+
+    with_engine(body, "fake:slow")
+
+
+def test_slow_reader_does_not_hold_up_the_others():
+    async def body(client):
+        stream = client.generate(PROMPT, SamplingParams(max_tokens=100, seed=1))
+        first = await anext(stream)
+        tokens, _ = await collect(client, [5], max_tokens=150)
+        assert len(tokens) == 150
+        rest = [o async for o in stream]
+        assert len(first.tokens) + sum(len(o.tokens) for o in rest) == 100
+
+    with_engine(body)
+
+
+@pytest.mark.parametrize(
+    ("model", "how"),
+    [
+        ("fake:slow", "killed by SIGKILL"),
+        ("fake:exit:4", "exit code 7: going down with code 7"),
+        ("fake:crash:4", "killed by SIGSEGV"),
+    ],
+    ids=["kill", "exit", "segfault"],
+)
+def test_death_of_the_engine_ends_all_streams_quickly_and_says_how(model, how, capfd):
+    async def body(client):
+        tasks = [asyncio.create_task(collect(client, max_tokens=150)) for _ in range(3)]
+        asked = time.monotonic()
+        if model == "fake:slow":
+            await asyncio.sleep(0.1)
+            os.kill(client.pid, signal.SIGKILL)
+        results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 3)
+        assert time.monotonic() - asked < 3
+        assert all(isinstance(r, EngineDead) and how in str(r) for r in results), results
+        assert not client.alive
+        with pytest.raises(EngineDead, match=how):
+            client.generate(PROMPT, SamplingParams())
+        with pytest.raises(EngineDead, match=how):
+            await client.ask("report")
+
+    with_engine(body, model)
+
+
+def test_exception_in_a_step_ends_its_requests_and_the_process_lives(capfd):
+    async def body(client):
+        tokens, last = await collect(client, max_tokens=10)
+        assert (last.finish, len(tokens)) == ("error", 2)
+        assert "step goes wrong" in last.error
+        assert len((await collect(client, max_tokens=4))[0]) == 4
+
+    with_engine(body, "fake:raise:3")
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("fake:startup", "^the model is not there$"),
+        ("fake:broken", "^ZeroDivisionError: a bug$"),
+        ("fake:exit:0", None),
+    ],
+    ids=["user error", "bug", "ready"],
+)
+def test_failure_to_start_is_one_line(model, text, capfd):
+    async def main():
+        client = spawn(model)
+        try:
+            if text is None:
+                await client.wait_ready()
+                return
+            with pytest.raises(StartupError, match=text):
+                await client.wait_ready()
+            assert not client.alive
+        finally:
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_death_while_loading_is_a_startup_error():
+    async def main():
+        client = spawn("fake:hang")
+        asyncio.get_running_loop().call_later(0.2, os.kill, client.pid, signal.SIGKILL)
+        with pytest.raises(StartupError, match=r"did not start: .*SIGKILL"):
+            await asyncio.wait_for(client.wait_ready(), 5)
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_close_while_loading_does_not_wait_for_the_load():
+    async def main():
+        client = spawn("fake:hang")
+        waiting = asyncio.create_task(client.wait_ready())
+        await asyncio.sleep(0.1)
+        started = time.monotonic()
+        await client.close()
+        assert time.monotonic() - started < 3
+        with pytest.raises(StartupError):
+            await waiting
+
+    asyncio.run(main())
+
+
+def test_close_with_requests_running_ends_them_and_the_process():
+    async def main():
+        client = spawn("fake:slow")
+        await client.wait_ready()
+        task = asyncio.create_task(collect(client, max_tokens=150))
+        await asyncio.sleep(0.1)
+        await client.close()
+        with pytest.raises(EngineDead, match="shut down"):
+            await task
+        assert client._process.returncode == 0
+
+    asyncio.run(main())
+
+
+def test_kill_without_an_event_loop_reaps_the_process():
+    client = spawn("fake:hang")
+    client.kill()
+    assert client._process.returncode == -signal.SIGKILL
+
+
+def test_ctrl_c_and_sigterm_are_left_to_the_parent():
+    async def body(client):
+        os.kill(client.pid, signal.SIGINT)
+        os.kill(client.pid, signal.SIGTERM)
+        assert len((await collect(client, max_tokens=5))[0]) == 5
+
+    with_engine(body)
+
+
+def test_idle_engine_uses_no_cpu():
+    async def body(client):
+        await collect(client, max_tokens=5)
+        before = cpu_ticks(client.pid)
+        await asyncio.sleep(0.5)
+        assert cpu_ticks(client.pid) - before <= 1
+
+    with_engine(body)
+
+
+def cpu_ticks(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+PARENT = """
+import asyncio, os
+from cpuserve.engine.process import ProcessClient
+from cpuserve.sampling.params import SamplingParams
+from tests.helpers.fake_executor import fake_config
+
+async def main():
+    client = ProcessClient.spawn(fake_config(model={model!r}), module="tests.helpers.fake_engine")
+    if {model!r} != "fake:hang":
+        await client.wait_ready()
+    print(client.pid, flush=True)
+    if {model!r} == "fake:slow":
+        async for _ in client.generate([1, 2], SamplingParams(max_tokens=150)):
+            pass
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("model", ["fake", "fake:slow", "fake:hang"])
+def test_engine_ends_when_its_parent_is_killed(model):
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + textwrap.dedent(PARENT)
+    with subprocess.Popen(
+        [sys.executable, "-c", code.replace("{model!r}", repr(model))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as parent:
+        pid = int(parent.stdout.readline())
+        parent.kill()
+        assert gone(pid)
+
+
+def test_eof_alone_ends_an_idle_engine():
+    async def main():
+        client = spawn()
+        await client.wait_ready()
+        client._link.close()
+        assert await asyncio.to_thread(gone, client.pid)
+        await client.close()
+        assert client._process.returncode == 0
+
+    asyncio.run(main())
