@@ -1,0 +1,87 @@
+#include "base/buffer.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+
+#ifndef MAP_NORESERVE
+#define MAP_NORESERVE 0
+#endif
+
+namespace cpuserve {
+namespace {
+constexpr size_t kHuge = size_t{2} << 20;
+size_t round_to_huge(size_t bytes) { return (bytes + kHuge - 1) / kHuge * kHuge; }
+}  // namespace
+
+Buffer::Buffer(size_t bytes) {
+  if (bytes == 0) return;
+  size_ = round_to_huge(bytes);
+  void* raw = mmap(nullptr, size_ + kHuge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
+  if (raw == MAP_FAILED) {
+    fail_system("cannot reserve ", size_ >> 20, " MB of memory: ", std::strerror(errno),
+                ". Lower the KV cache size, or raise the address-space limit (ulimit -v).");
+  }
+  mapping_ = static_cast<uint8_t*>(raw);
+  data_ = reinterpret_cast<uint8_t*>(round_to_huge(reinterpret_cast<uintptr_t>(raw)));
+  // What alignment leaves over stays inaccessible: guards against overruns, and a boundary that
+  // keeps the kernel from merging this mapping with another (residency() relies on it).
+  if (mprotect(data_, size_, PROT_READ | PROT_WRITE) != 0) {
+    const int error = errno;
+    release();
+    fail_system("cannot map ", bytes >> 20, " MB of memory: ", std::strerror(error));
+  }
+#ifdef MADV_HUGEPAGE
+  madvise(data_, size_, MADV_HUGEPAGE);  // a hint: without huge pages it is only slower
+#endif
+}
+
+Buffer::~Buffer() { release(); }
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : mapping_(std::exchange(other.mapping_, nullptr)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(mapping_, other.mapping_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+void Buffer::release() noexcept {
+  if (mapping_) munmap(mapping_, size_ + kHuge);
+  mapping_ = data_ = nullptr;
+  size_ = 0;
+}
+
+Buffer::Residency Buffer::residency() const {
+  Residency out;
+  std::ifstream smaps("/proc/self/smaps");
+  std::string line;
+  bool ours = false;
+  const auto base = reinterpret_cast<uintptr_t>(data_);
+  while (data_ && std::getline(smaps, line)) {
+    unsigned long low = 0, high = 0;
+    long kb = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &low, &high) == 2) {
+      ours = low >= base && high <= base + size_;
+    } else if (ours && std::sscanf(line.c_str(), "Rss: %ld kB", &kb) == 1) {
+      out.resident += int64_t{kb} << 10;
+    } else if (ours && std::sscanf(line.c_str(), "AnonHugePages: %ld kB", &kb) == 1) {
+      out.huge += int64_t{kb} << 10;
+    }
+  }
+  return out;
+}
+
+}  // namespace cpuserve

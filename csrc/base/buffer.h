@@ -1,0 +1,52 @@
+// Memory with one owner: address space is reserved at once, pages come with the first touch, so the
+// thread that touches a page decides the node it lies on.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace cpuserve {
+
+class Buffer {
+ public:
+  Buffer() = default;
+  // Zeroed memory, aligned to 2 MB and advised to be backed by huge pages from 2 MB up. Reserving
+  // commits nothing. Throws std::runtime_error when the address space is refused.
+  explicit Buffer(size_t bytes);
+  ~Buffer();
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+  // Bytes of this range that are resident, and of those in transparent huge pages (Linux; else 0).
+  struct Residency {
+    int64_t resident = 0, huge = 0;
+  };
+  Residency residency() const;
+
+ private:
+  void release() noexcept;
+  uint8_t* mapping_ = nullptr;
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Hands out 64-byte aligned pieces of a Buffer in order; sizes are added up first, then taken.
+class Carver {
+ public:
+  explicit Carver(uint8_t* base) : base_(base) {}
+  template <class T>
+  T* take(int64_t count) {
+    T* p = reinterpret_cast<T*>(base_ + used_);
+    used_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    return p;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  uint8_t* base_;
+  size_t used_ = 0;
+};
+
+}  // namespace cpuserve

@@ -1,0 +1,180 @@
+#include "runtime/executor.h"
+
+#include <pybind11/stl.h>
+
+#include <optional>
+
+#include "base/check.h"
+#include "bindings/module.h"
+
+namespace cpuserve {
+namespace {
+
+using Words = Array<int32_t>;
+using SourceTuple = std::tuple<Array<uint8_t>, std::string, std::optional<Array<int32_t>>>;
+
+void load_matrix(Executor& e, Id matrix, const std::vector<SourceTuple>& sources) {
+  std::vector<SourceTensor> parts;
+  for (const auto& [data, type, order] : sources) {
+    check_argument(data.ndim() == 2, "load_matrix: a source is [rows, row_bytes], not ",
+                   data.ndim(), "-dimensional");
+    check_argument(!order || order->size() == data.shape(0), "load_matrix: row order and rows");
+    parts.push_back({data.data(), data.shape(0), static_cast<size_t>(data.shape(1)),
+                     parse_source(type), order ? order->data() : nullptr});
+  }
+  const py::gil_scoped_release release;
+  e.weights().load_matrix(e.team(), matrix, parts);
+}
+
+// A numpy view of memory the executor owns; `self` keeps it alive.
+template <class T>
+py::array view(const py::object& self, std::vector<T>& data, std::vector<py::ssize_t> shape) {
+  return py::array_t<T>(std::move(shape), data.data(), self);
+}
+
+py::array top_view(const py::object& self, bool ids) {
+  auto& e = self.cast<Executor&>();
+  const std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(e.results().tokens.size()),
+                                       static_cast<py::ssize_t>(e.max_top())};
+  return ids ? view(self, e.results().top_ids, shape)
+             : view(self, e.results().top_logprobs, shape);
+}
+
+template <class T>
+auto row_view(std::vector<T> StepResults::* member) {
+  return [member](const py::object& self) {
+    std::vector<T>& data = self.cast<Executor&>().results().*member;
+    return view(self, data, {static_cast<py::ssize_t>(data.size())});
+  };
+}
+
+Array<float> to_array(const TapMatrix& m) {
+  Array<float> out({m.rows, m.width});
+  std::copy(m.data.begin(), m.data.end(), out.mutable_data());
+  return out;
+}
+
+py::tuple tap(Executor& e, const Words& words, int64_t op) {
+  Tap result;
+  {
+    const py::gil_scoped_release release;
+    result = e.tap(span_of(words), op);
+  }
+  py::list inputs;
+  for (const TapMatrix& m : result.inputs) inputs.append(to_array(m));
+  return py::make_tuple(inputs, to_array(result.output));
+}
+
+Array<float> step_logits(Executor& e, const Words& words) {
+  Array<float> out({e.count_rows(span_of(words)), e.program().vocab()});
+  float* data = out.mutable_data();
+  const py::gil_scoped_release release;
+  e.step_logits(span_of(words), data);
+  return out;
+}
+
+int probe_kind(const std::string& kind) {
+  const std::vector<std::string> names{"f32", "bf16", "int8"};
+  for (size_t i = 0; i < names.size(); i++) {
+    if (names[i] == kind) return static_cast<int>(i);
+  }
+  fail_argument("unknown dot-product probe '", kind, "'; known: f32, bf16, int8");
+}
+
+void admit(Executor& e, int64_t slot, float temperature, float top_p, float min_p, int32_t top_k,
+           float repetition, float frequency, float presence, uint64_t seed, int64_t min_tokens,
+           const Array<int32_t>& stop_ids, const Array<int32_t>& bias_ids,
+           const Array<float>& bias_values, const std::optional<Array<int32_t>>& allowed,
+           const Array<int32_t>& prompt, const Array<int32_t>& output) {
+  SlotRequest r;
+  r.temperature = temperature;
+  r.top_p = top_p;
+  r.min_p = min_p;
+  r.top_k = top_k;
+  r.repetition = repetition;
+  r.frequency = frequency;
+  r.presence = presence;
+  r.seed = seed;
+  r.min_tokens = min_tokens;
+  r.stop_ids = span_of(stop_ids);
+  r.bias_ids = span_of(bias_ids);
+  r.bias_values = span_of(bias_values);
+  r.has_allowed = allowed.has_value();
+  if (allowed) r.allowed = span_of(*allowed);
+  r.prompt = span_of(prompt);
+  r.output = span_of(output);
+  e.sampler().admit(slot, r);
+}
+
+}  // namespace
+
+void register_executor(py::module_& m) {
+  const auto free_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<Executor>(m, "Executor")
+      .def(py::init([](Team& team, const Program& program, int64_t num_blocks,
+                       const std::string& kv_type, int64_t num_slots, int64_t max_top) {
+             return std::make_unique<Executor>(team, program, num_blocks, parse_kv_type(kv_type),
+                                               num_slots, max_top);
+           }),
+           py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("team"), py::arg("program"),
+           py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"),
+           py::arg("max_top") = 20)
+      .def("load_matrix", &load_matrix, py::arg("matrix"), py::arg("sources"))
+      .def(
+          "load_vector",
+          [](Executor& e, Id vector, const Array<float>& data) {
+            e.weights().load_vector(vector, span_of(data));
+          },
+          py::arg("vector"), py::arg("data"))
+      .def("admit", &admit, py::arg("slot"), py::kw_only(), py::arg("temperature"),
+           py::arg("top_p"), py::arg("min_p"), py::arg("top_k"), py::arg("repetition"),
+           py::arg("frequency"), py::arg("presence"), py::arg("seed"), py::arg("min_tokens"),
+           py::arg("stop_ids"), py::arg("bias_ids"), py::arg("bias_values"), py::arg("allowed"),
+           py::arg("prompt"), py::arg("output"))
+      .def(
+          "release", [](Executor& e, int64_t slot) { e.sampler().release(slot); },
+          py::arg("slot"))
+      .def(
+          "step",
+          [](Executor& e, const Words& words) {
+            const Span<const int32_t> span = span_of(words);
+            const py::gil_scoped_release release;
+            return e.step(span);
+          },
+          py::arg("words").noconvert())
+      .def("tap", &tap, py::arg("words").noconvert(), py::arg("op_index"))
+      .def("step_logits", &step_logits, py::arg("words").noconvert())
+      .def_property_readonly("tokens", row_view(&StepResults::tokens))
+      .def_property_readonly("logprobs", row_view(&StepResults::logprobs))
+      .def_property_readonly("ranks", row_view(&StepResults::ranks))
+      .def_property_readonly("top_ids", [](const py::object& self) { return top_view(self, true); })
+      .def_property_readonly("top_logprobs",
+                             [](const py::object& self) { return top_view(self, false); })
+      .def("num_ops", [](const Executor& e) { return e.program().ops().size(); })
+      .def(
+          "op_name",
+          [](const Executor& e, int64_t index) {
+            const auto& ops = e.program().ops();
+            check_argument(index >= 0 && index < static_cast<int64_t>(ops.size()), "no op ", index);
+            return op_name(ops[static_cast<size_t>(index)]);
+          },
+          py::arg("index"))
+      .def("op_times",
+           [](const Executor& e) {
+             const std::vector<double>& s = e.op_seconds();
+             return Array<double>(static_cast<py::ssize_t>(s.size()), s.data());
+           })
+      .def("profile", &Executor::profile, py::arg("on"))
+      .def("cancel", &Executor::cancel)
+      .def("probe_bandwidth", &Executor::probe_bandwidth, py::arg("seconds"), free_gil)
+      .def(
+          "probe_dot",
+          [](Executor& e, const std::string& kind, double seconds) {
+            return e.probe_dot(probe_kind(kind), seconds);
+          },
+          py::arg("kind"), py::arg("seconds"), free_gil)
+      .def("probe_barrier", &Executor::probe_barrier, py::arg("rounds"), free_gil)
+      .def_property_readonly("memory", &Executor::memory);
+}
+
+}  // namespace cpuserve

@@ -1,0 +1,100 @@
+#include "runtime/program.h"
+
+#include <pybind11/stl.h>
+
+#include "bindings/module.h"
+
+namespace cpuserve {
+
+void register_program(py::module_& m) {
+  m.def(
+      "packed_bytes",
+      [](const std::string& kind, int64_t n, int64_t k) {
+        // The packed layout is the same at every level; scalar has every kind.
+        Program p(runnable_kernels("scalar"), 1, 1);
+        const Id id = p.add_matrix("matrix", parse_kind(kind), n, k, {n}, false);
+        return p.matrices()[static_cast<size_t>(id)].bytes();
+      },
+      py::arg("kind"), py::arg("n"), py::arg("k"));
+
+  py::class_<Program>(m, "Program")
+      .def(py::init([](const std::string& isa, int64_t max_tokens, int64_t max_seqs) {
+             return std::make_unique<Program>(runnable_kernels(isa), max_tokens, max_seqs);
+           }),
+           py::arg("isa"), py::arg("max_tokens"), py::arg("max_seqs"))
+      .def(
+          "value",
+          [](Program& p, std::string name, int64_t width, const std::string& format) {
+            return p.add_value(std::move(name), width, parse_format(format));
+          },
+          py::arg("name"), py::arg("width"), py::arg("format"))
+      .def(
+          "matrix",
+          [](Program& p, std::string name, const std::string& kind, int64_t n, int64_t k,
+             std::vector<int64_t> parts, bool glu) {
+            return p.add_matrix(std::move(name), parse_kind(kind), n, k, std::move(parts), glu);
+          },
+          py::arg("name"), py::arg("kind"), py::arg("n"), py::arg("k"), py::arg("parts"),
+          py::arg("glu"))
+      .def("vector", &Program::add_vector, py::arg("name"), py::arg("count"))
+      .def("kv_layer", &Program::add_kv_layer, py::arg("kv_heads"), py::arg("head_dim"))
+      .def("embed", &Program::embed, py::arg("out"), py::arg("matrix"), py::arg("scale"))
+      .def("position_embed", &Program::position_embed, py::arg("x"), py::arg("table"),
+           py::arg("rows"), py::arg("offset"))
+      .def(
+          "rms_norm",
+          [](Program& p, Id x, Id out, Id weight, float eps) {
+            p.norm({x, out, weight, kNone, eps, false});
+          },
+          py::arg("x"), py::arg("out"), py::arg("weight"), py::arg("eps"))
+      .def(
+          "layer_norm",
+          [](Program& p, Id x, Id out, Id weight, Id bias, float eps) {
+            p.norm({x, out, weight, bias, eps, true});
+          },
+          py::arg("x"), py::arg("out"), py::arg("weight"), py::arg("bias"), py::arg("eps"))
+      .def("convert", &Program::convert, py::arg("x"), py::arg("out"))
+      .def(
+          "linear",
+          [](Program& p, Id x, Id out, Id matrix, Id bias, const std::string& activation, bool glu,
+             bool add, int64_t out_column) {
+            p.linear({x, out, matrix, bias, parse_activation(activation), add, out_column}, glu);
+          },
+          py::arg("x"), py::arg("out"), py::arg("matrix"), py::arg("bias"), py::arg("activation"),
+          py::arg("glu"), py::arg("add"), py::arg("out_column"))
+      .def(
+          "rope_store_kv",
+          [](Program& p, Id qkv, Id q, Id layer, int32_t q_heads, int32_t rotary, Id cos, Id sin,
+             Id q_norm, Id k_norm, float eps) {
+            p.rope_store({qkv, q, layer, q_heads, rotary, cos, sin, q_norm, k_norm, eps});
+          },
+          py::arg("qkv"), py::arg("q"), py::arg("layer"), py::arg("q_heads"), py::arg("rotary"),
+          py::arg("cos"), py::arg("sin"), py::arg("q_norm"), py::arg("k_norm"), py::arg("eps"))
+      .def(
+          "attention",
+          [](Program& p, Id q, Id out, Id layer, int32_t q_heads, float scale, int32_t window,
+             float softcap, Id slopes, Id sinks) {
+            p.attention({q, out, layer, q_heads, window, scale, softcap, slopes, sinks});
+          },
+          py::arg("q"), py::arg("out"), py::arg("layer"), py::arg("q_heads"), py::arg("scale"),
+          py::arg("window"), py::arg("softcap"), py::arg("slopes"), py::arg("sinks"))
+      .def("add", &Program::add, py::arg("x"), py::arg("out"))
+      .def(
+          "activation",
+          [](Program& p, Id x, Id out, const std::string& activation, bool glu) {
+            p.activation({x, out, parse_activation(activation), glu});
+          },
+          py::arg("x"), py::arg("out"), py::arg("activation"), py::arg("glu"))
+      .def(
+          "logits",
+          [](Program& p, Id x, Id matrix, Id bias, float scale, float softcap) {
+            p.logits({x, matrix, bias, scale, softcap});
+          },
+          py::arg("x"), py::arg("matrix"), py::arg("bias"), py::arg("scale"), py::arg("softcap"))
+      .def_property_readonly("weight_bytes", &Program::weight_bytes)
+      .def_property_readonly("kv_block_bytes", [](const Program& p) {
+        return p.kv_block_bytes(KvType::bf16);
+      });
+}
+
+}  // namespace cpuserve

@@ -1,0 +1,237 @@
+#include "parallel/team.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+
+#if !defined(CPUSERVE_TEAM_STD_THREAD)
+#include <omp.h>
+#endif
+
+namespace cpuserve {
+namespace {
+
+// Inside a step the next barrier is microseconds away; a wake-up from the futex costs 5-50 us, so
+// waiting awake for about as long at most doubles the cost of a wait. Between steps the engine
+// thread needs 50-300 us for Python: yielding then keeps the cores usable for the front end.
+constexpr int64_t kSpinInStepNs = 50'000, kYieldInStepNs = 50'000;
+constexpr int64_t kSpinBetweenNs = 20'000, kYieldBetweenNs = 180'000;
+// More threads than cores: the one we wait for may need this very core.
+constexpr int64_t kYieldOversubscribedNs = 20'000;
+
+#if defined(__linux__)
+std::vector<int> allowed_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> out;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return out;
+  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+    if (CPU_ISSET(cpu, &set)) out.push_back(cpu);
+  }
+  return out;
+}
+
+// Pins the calling thread for its lifetime and restores the mask it had.
+class Pin {
+ public:
+  explicit Pin(int cpu) {
+    if (cpu < 0) return;
+    pinned_ = sched_getaffinity(0, sizeof before_, &before_) == 0;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    sched_setaffinity(0, sizeof one, &one);
+  }
+  ~Pin() {
+    if (pinned_) sched_setaffinity(0, sizeof before_, &before_);
+  }
+  Pin(const Pin&) = delete;
+  Pin& operator=(const Pin&) = delete;
+
+ private:
+  bool pinned_ = false;
+  cpu_set_t before_;
+};
+
+int current_cpu() { return sched_getcpu(); }
+#else
+std::vector<int> allowed_cpus() {
+  std::vector<int> out;
+  for (unsigned cpu = 0; cpu < std::thread::hardware_concurrency(); cpu++) {
+    out.push_back(static_cast<int>(cpu));
+  }
+  return out;
+}
+struct Pin {  // the system places threads itself
+  explicit Pin(int) {}
+};
+int current_cpu() { return -1; }
+#endif
+
+// Signals go to the thread that runs Python: taken by a worker, they would not interrupt its wait
+// for the next message.
+class BlockSignals {
+ public:
+  BlockSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockSignals(const BlockSignals&) = delete;
+  BlockSignals& operator=(const BlockSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+int checked_threads(int threads) {
+  check_argument(threads >= 1 && threads <= 4096, "a team needs 1 to 4096 threads, not ", threads);
+  return threads;
+}
+
+}  // namespace
+
+Team::Team(int threads, std::vector<int> cpus)
+    : threads_(checked_threads(threads)),
+      cpus_(std::move(cpus)),
+      slots_(new Slot[static_cast<size_t>(threads_)]),
+      barrier_(threads_) {
+  check_argument(cpus_.empty() || cpus_.size() == static_cast<size_t>(threads_), "a team of ",
+                 threads_, " threads needs as many CPUs, not ", cpus_.size());
+  const std::vector<int> allowed = allowed_cpus();
+  for (int cpu : cpus_) {
+    bool found = false;
+    for (int a : allowed) found = found || a == cpu;
+    check_argument(found, "CPU ", cpu, " is not among those this process may use");
+  }
+}
+
+void Team::configure_waits() {
+  const size_t cores = cpus_.empty() ? allowed_cpus().size()
+                                     : static_cast<size_t>(threads_);  // one each, by request
+  bool shared = static_cast<size_t>(threads_) > cores;
+  for (size_t i = 0; i < cpus_.size(); i++) {
+    for (size_t j = 0; j < i; j++) shared = shared || cpus_[i] == cpus_[j];
+  }
+  for (int t = 0; t < threads_; t++) {
+    Slot& slot = slots_[static_cast<size_t>(t)];
+    if (shared) {
+      slot.in_step.configure(0, kYieldOversubscribedNs);
+      slot.between_steps.configure(0, kYieldOversubscribedNs);
+    } else {
+      slot.in_step.configure(kSpinInStepNs, kYieldInStepNs);
+      slot.between_steps.configure(kSpinBetweenNs, kYieldBetweenNs);
+    }
+  }
+}
+
+void Team::run(const std::function<void()>& main) {
+  if (running_.exchange(true)) fail_system("this team is already running");
+  configure_waits();
+  stop_ = false;
+  first_epoch_ = epoch_.load();
+  leader_ = std::this_thread::get_id();
+  const int got = open_region(main);
+  running_.store(false);
+  if (got != threads_) {
+    fail_system("asked for ", threads_, " OpenMP threads and got ", got,
+                "; is OMP_THREAD_LIMIT set, or is this inside another parallel region?");
+  }
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+#if defined(CPUSERVE_TEAM_STD_THREAD)
+// The thread sanitizer's twin: the same members on threads it can see through.
+int Team::open_region(const std::function<void()>& main) {
+  std::vector<std::thread> others;
+  for (int t = 1; t < threads_; t++) others.emplace_back([&, t] { member(t, main); });
+  member(0, main);
+  for (std::thread& other : others) other.join();
+  return threads_;
+}
+#else
+int Team::open_region(const std::function<void()>& main) {
+  if (threads_ == 1) {
+    member(0, main);
+    return 1;
+  }
+  int got = 0;
+  omp_set_dynamic(0);
+#pragma omp parallel num_threads(threads_) default(none) shared(main, got)
+  {
+    const int thread = omp_get_thread_num(), all = omp_get_num_threads();
+    if (thread == 0) got = all;
+    if (all == threads_) member(thread, main);
+  }
+  return got;
+}
+#endif
+
+void Team::member(int thread, const std::function<void()>& main) noexcept {
+  const Pin pin(cpus_.empty() ? -1 : cpus_[static_cast<size_t>(thread)]);
+  if (thread == 0) {
+    lead(main);
+  } else {
+    const BlockSignals quiet;
+    work(thread);
+  }
+}
+
+// An exception may not leave a parallel region: it is kept, and thrown again behind it.
+void Team::lead(const std::function<void()>& main) noexcept {
+  try {
+    main();
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+  stop_ = true;
+  epoch_.advance();
+}
+
+void Team::work(int thread) noexcept {
+  WaitState& state = slots_[static_cast<size_t>(thread)].between_steps;
+  // Not read from epoch_: the first job may be out before this thread gets here.
+  for (uint32_t seen = first_epoch_;; seen++) {
+    epoch_.wait_while(seen, state);
+    if (stop_) return;
+    job_.call(job_.context, thread, threads_);
+    finish_job(thread);
+    barrier_.arrive();
+  }
+}
+
+void Team::finish_job(int thread) noexcept {
+  slots_[static_cast<size_t>(thread)].cpu.store(current_cpu(), std::memory_order_relaxed);
+}
+
+void Team::dispatch_job(Job job) {
+  if (threads_ > 1) {
+    if (!running_.load(std::memory_order_relaxed)) {
+      fail_system("a team of ", threads_, " threads works only inside Team.run");
+    }
+    if (leader_ != std::this_thread::get_id()) {
+      fail_system("only the thread that called Team.run may use the team");
+    }
+    job_ = job;
+    epoch_.advance();
+  }
+  job.call(job.context, 0, threads_);
+  finish_job(0);
+  if (threads_ > 1) barrier_.wait(slots_[0].in_step);
+}
+
+std::vector<int> Team::placement() const {
+  std::vector<int> out;
+  for (int t = 0; t < threads_; t++) {
+    out.push_back(slots_[static_cast<size_t>(t)].cpu.load(std::memory_order_relaxed));
+  }
+  return out;
+}
+
+}  // namespace cpuserve

@@ -1,0 +1,64 @@
+// How one step's attention is cut into tasks: once a step, for every distinct layer geometry.
+//
+// A unit is (sequence, KV head, rows, chunks). Long queries are cut by rows. Where the units left
+// the threads unevenly loaded (few sequences, few heads), decode units are also cut over chunks:
+// each chunk then leaves a partial result and a merge unit folds them in ascending order, which
+// gives the same bits as one thread walking all chunks.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "kernels/table.h"
+#include "runtime/step_input.h"
+
+namespace cpuserve {
+
+struct AttentionGeometry {
+  int32_t q_heads, kv_heads, hd_pad, window;
+  int32_t group() const { return q_heads / kv_heads; }
+  bool operator==(const AttentionGeometry& o) const {
+    return q_heads == o.q_heads && kv_heads == o.kv_heads && hd_pad == o.hd_pad &&
+           window == o.window;
+  }
+};
+
+struct AttentionUnit {
+  int32_t seq, kv_head;
+  int64_t row0, rows;
+  int32_t chunk0, chunk1;
+  // < 0: merged here. Else floats from the partial buffer's start to this unit's first slot.
+  int64_t partial;
+  int64_t partial_stride;  // chunks from row to row there
+};
+
+struct MergeUnit {
+  int32_t seq, kv_head;
+  int64_t row0, rows, chunks, partial;
+};
+
+class AttentionPlan {
+ public:
+  // Sizes every table for the largest step; build() allocates nothing.
+  AttentionPlan(AttentionGeometry geometry, int64_t max_tokens, int64_t max_seqs, int threads);
+
+  void build(const StepInput& in) noexcept;
+
+  const AttentionGeometry& geometry() const { return geometry_; }
+  const std::vector<AttentionUnit>& units() const { return units_; }
+  const std::vector<MergeUnit>& merges() const { return merges_; }
+  static constexpr int64_t kPartialFloats = int64_t{4} << 20;  // 16 MB, touched only when used
+
+ private:
+  void add_sequence(const StepInput& in, int32_t seq, int64_t tile_rows) noexcept;
+  double cost(const AttentionUnit& u) const noexcept;
+  bool unbalanced(double total, double* share) noexcept;
+  void split_units(double piece_cost) noexcept;
+
+  AttentionGeometry geometry_;
+  int threads_;
+  std::vector<AttentionUnit> units_, whole_;
+  std::vector<MergeUnit> merges_;
+  std::vector<double> loads_;
+};
+
+}  // namespace cpuserve

@@ -1,0 +1,210 @@
+#include "runtime/executor.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "runtime/worker.h"
+
+namespace cpuserve {
+namespace {
+
+size_t scratch_bytes(const Program& program) {
+  size_t bytes = std::max(kLinearScratch, kAttentionScratch);
+  for (const Value& v : program.values()) {  // norms and activations: a row of floats
+    bytes = std::max(bytes, row_bytes(ActFormat::f32, v.width));
+  }
+  const auto sampling = static_cast<size_t>(program.vocab()) * 8 + 65536;  // SampleArgs::scratch
+  return std::max(bytes, sampling);
+}
+
+StepLimits limits_of(const Program& p, int64_t num_blocks, int64_t num_slots, int64_t max_top) {
+  return {p.max_tokens(), p.max_seqs(),   p.max_positions(), num_blocks, num_slots,
+          p.embed_rows(), p.vocab(),      max_top};
+}
+
+int64_t checked(const char* what, int64_t value, int64_t least) {
+  check_argument(value >= least, what, " must be at least ", least, ", not ", value);
+  return value;
+}
+
+}  // namespace
+
+Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvType kv_type,
+                   int64_t num_slots, int64_t max_top)
+    : team_(&team),
+      program_(&program),
+      table_(&program.table()),
+      weights_(program),
+      activations_(make_activations(program, values_)),
+      kv_(program.kv_layers(), num_blocks, kv_type),
+      sampler_(checked("num_slots", num_slots, 1), program.vocab(), num_blocks * kBlock),
+      limits_(limits_of(program, num_blocks, num_slots, checked("max_top", max_top, 0))),
+      queue_(team.threads()),
+      slots_(static_cast<size_t>(program.max_tokens())),
+      op_seconds_(program.ops().size()) {
+  check_kernels();
+  plan_attention();
+  carve_work_memory();
+  const auto rows = static_cast<size_t>(program.max_tokens());
+  const auto tops = rows * static_cast<size_t>(max_top);
+  results_.tokens.resize(rows);
+  results_.ranks.resize(rows);
+  results_.logprobs.resize(rows);
+  results_.top_ids.resize(tops);
+  results_.top_logprobs.resize(tops);
+}
+
+Buffer Executor::make_activations(const Program& program, std::vector<Rows>& values) {
+  const auto size_of = [&](const Value& v) {
+    return program.max_tokens() * static_cast<int64_t>(row_bytes(v.format, v.width));
+  };
+  Carver sizes(nullptr);
+  for (const Value& v : program.values()) sizes.take<uint8_t>(size_of(v));
+  Buffer arena(sizes.used());
+  Carver carver(arena.data());
+  for (const Value& v : program.values()) {
+    values.push_back(
+        {carver.take<uint8_t>(size_of(v)), row_bytes(v.format, v.width), v.width, v.format});
+  }
+  return arena;
+}
+
+// A program was checked op by op; what depends on the KV type and on the whole table comes here.
+void Executor::check_kernels() const {
+  const KernelTable& t = *table_;
+  check_argument(t.rms_norm && t.layer_norm && t.convert && t.add && t.activation &&
+                     t.rope_store && t.attention && t.attention_merge && t.sample && t.probe_read &&
+                     t.probe_dot,
+                 "level ", t.isa, " lacks a kernel");
+  for (const Op& op : program_->ops()) {
+    const auto* rope = std::get_if<RopeStoreOp>(&op);
+    if (!rope || kv_.type() == KvType::bf16) continue;
+    check_argument(values_[static_cast<size_t>(rope->q)].format == ActFormat::f32,
+                   "queries of an f16 or f32 KV cache must be f32");
+  }
+}
+
+void Executor::plan_attention() {
+  for (const Op& op : program_->ops()) {
+    plan_of_op_.push_back(-1);
+    const auto* a = std::get_if<AttentionOp>(&op);
+    if (!a) continue;
+    const KvShape& kv = program_->kv_layers()[static_cast<size_t>(a->layer)];
+    const AttentionGeometry geometry{a->q_heads, kv.kv_heads, kv.hd_pad, a->window};
+    size_t plan = 0;
+    while (plan < plans_.size() && !(plans_[plan].geometry() == geometry)) plan++;
+    if (plan == plans_.size()) {
+      plans_.emplace_back(geometry, program_->max_tokens(), program_->max_seqs(),
+                          team_->threads());
+    }
+    plan_of_op_.back() = static_cast<int>(plan);
+  }
+}
+
+void Executor::carve_work_memory() {
+  const auto scratch = static_cast<int64_t>(scratch_bytes(*program_));
+  size_t input_stride = 0;
+  for (const Op& op : program_->ops()) {
+    const auto* l = std::get_if<LogitsOp>(&op);
+    if (l) logit_input_ = values_[static_cast<size_t>(l->x)];
+  }
+  input_stride = logit_input_.stride;
+  const int64_t vocab = program_->vocab();
+  const size_t logit_stride = vocab ? row_bytes(ActFormat::f32, vocab) : 0;
+
+  const auto carve = [&](Carver& c) {
+    scratch_.clear();
+    for (int t = 0; t < team_->threads(); t++) {
+      scratch_.push_back(c.take<uint8_t>(scratch + 4096));  // apart: no shared lines or sets
+    }
+    logit_input_.data = c.take<uint8_t>(kLogitRows * static_cast<int64_t>(input_stride));
+    logits_ = {c.take<uint8_t>(kLogitRows * static_cast<int64_t>(logit_stride)), logit_stride,
+               vocab, ActFormat::f32};
+    partials_ = c.take<float>(AttentionPlan::kPartialFloats);
+  };
+  Carver sizes(nullptr);
+  carve(sizes);
+  work_ = Buffer(sizes.used());
+  Carver carver(work_.data());
+  carve(carver);
+}
+
+StepInput Executor::parse(Span<const int32_t> words) const {
+  const StepInput in = parse_step(words, limits_);
+  for (int64_t r = 0; r < in.rows; r++) {
+    check_argument(in.row_target[r] >= 0 || sampler_.admitted(in.row_slot[r]), "row_slot[", r,
+                   "] = ", in.row_slot[r], " has not been admitted");
+  }
+  return in;
+}
+
+void Executor::begin_step(const StepInput& in) {
+  input_ = in;
+  for (int64_t s = 0; s < in.seqs; s++) {
+    const int32_t* table = in.block_tables + in.table_start[s];
+    for (int64_t t = in.query_start[s]; t < in.query_start[s + 1]; t++) {
+      const int32_t p = in.positions[t];
+      slots_[static_cast<size_t>(t)] = table[p / kBlock] * kBlock + p % kBlock;
+    }
+  }
+  for (AttentionPlan& plan : plans_) plan.build(in);
+}
+
+// Runs ops [first, last) on all threads; false when cancelled. Only thread 0 looks at the flag and
+// says so before a barrier, in one of two places by turns: the others have read the one before the
+// last when it is written again, because they are past that barrier.
+bool Executor::run_ops(int64_t first, int64_t last) {
+  stop_[0] = stop_[1] = false;
+  bool finished = true;
+  int64_t end_phase = phase_;
+  team_->dispatch([&](int thread, int threads) noexcept {
+    Worker w{*this, thread, threads, phase_, scratch_[static_cast<size_t>(thread)]};
+    int64_t before = profiling_ && thread == 0 ? now_ns() : 0;
+    queue_.enter(thread, w.phase);
+    for (int64_t i = first; i < last; i++) {
+      w.op = static_cast<size_t>(i);
+      std::visit(w, program_->ops()[w.op]);
+      bool& stop = stop_[i & 1];
+      if (thread == 0) stop = cancelled_.load(std::memory_order_relaxed);
+      w.barrier();
+      if (thread == 0 && profiling_) {
+        const int64_t now = now_ns();
+        op_seconds_[w.op] += 1e-9 * static_cast<double>(now - before);
+        before = now;
+      }
+      if (stop) {
+        if (thread == 0) finished = false;
+        break;
+      }
+    }
+    if (thread == 0) end_phase = w.phase;
+  });
+  phase_ = end_phase;
+  if (!finished) cancelled_.store(false, std::memory_order_relaxed);
+  return finished;
+}
+
+int64_t Executor::run_step(Span<const int32_t> words, float* logits) {
+  begin_step(parse(words));
+  logits_copy_ = logits;
+  const bool finished = run_ops(0, static_cast<int64_t>(program_->ops().size()));
+  logits_copy_ = nullptr;
+  if (!finished) fail_system("the step was cancelled");
+  append_samples();
+  return input_.rows;
+}
+
+void Executor::append_samples() {
+  for (int64_t r = 0; r < input_.rows; r++) {
+    if (input_.row_target[r] >= 0) continue;
+    sampler_.append(input_.row_slot[r], results_.tokens[static_cast<size_t>(r)]);
+  }
+}
+
+int64_t Executor::step(Span<const int32_t> words) { return run_step(words, nullptr); }
+
+int64_t Executor::step_logits(Span<const int32_t> words, float* logits) {
+  return run_step(words, logits);
+}
+
+}  // namespace cpuserve

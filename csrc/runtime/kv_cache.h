@@ -1,0 +1,27 @@
+// The paged KV cache: [layer][block][head] { K, V }, address space reserved once, pages committed by
+// the first thread that stores into them; a block's address never changes.
+#pragma once
+#include <vector>
+
+#include "base/buffer.h"
+#include "runtime/program.h"
+
+namespace cpuserve {
+
+class KvCache {
+ public:
+  KvCache(const std::vector<KvShape>& layers, int64_t num_blocks, KvType type);
+
+  const KvLayer& layer(Id id) const { return layers_[static_cast<size_t>(id)]; }
+  int64_t num_blocks() const { return num_blocks_; }
+  KvType type() const { return type_; }
+  const Buffer& arena() const { return arena_; }
+
+ private:
+  int64_t num_blocks_;
+  KvType type_;
+  Buffer arena_;
+  std::vector<KvLayer> layers_;
+};
+
+}  // namespace cpuserve

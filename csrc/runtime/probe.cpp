@@ -1,0 +1,87 @@
+// Roofline probes on the executor's own threads and memory, and where its memory went.
+#include <atomic>
+
+#include "base/check.h"
+#include "runtime/executor.h"
+
+namespace cpuserve {
+namespace {
+
+// Calls pass() until `seconds` are over, at least once; returns the seconds it took per pass.
+template <class Pass>
+double time_passes(double seconds, const Pass& pass) {
+  const int64_t start = now_ns();
+  int64_t passes = 0, elapsed = 0;
+  do {
+    pass();
+    passes++;
+    elapsed = now_ns() - start;
+  } while (static_cast<double>(elapsed) < seconds * 1e9);
+  return 1e-9 * static_cast<double>(elapsed) / static_cast<double>(passes);
+}
+
+}  // namespace
+
+// Each thread reads the strips it packed, as in a decode step without arithmetic.
+double Executor::probe_bandwidth(double seconds) {
+  std::atomic<uint64_t> sum{0};  // uses what was read
+  size_t bytes = 0;
+  for (const Matrix& m : program_->matrices()) bytes += m.bytes();
+  check_argument(bytes > 0, "this program has no weights to read");
+  const double pass = time_passes(seconds, [&] {
+    team_->dispatch([&](int thread, int threads) noexcept {
+      uint64_t mine = 0;
+      for (size_t i = 0; i < program_->matrices().size(); i++) {
+        const Matrix& m = program_->matrices()[i];
+        const Range p = panels_of(split(m.strips(), thread, threads), m.panels());
+        mine += table_->probe_read(
+            weights_.matrix(static_cast<Id>(i)).data + static_cast<size_t>(p.begin) * m.panel_bytes,
+            static_cast<size_t>(p.size()) * m.panel_bytes);
+      }
+      sum.fetch_add(mine, std::memory_order_relaxed);
+    });
+  });
+  return static_cast<double>(bytes) / pass;
+}
+
+double Executor::probe_dot(int kind, double seconds) {
+  check_argument(kind >= 0 && kind <= 2, "no dot-product probe ", kind);
+  constexpr int64_t kIterations = 200'000;  // below a millisecond: time_passes ends on time
+  std::vector<double> operations(static_cast<size_t>(team_->threads()));
+  const double pass = time_passes(seconds, [&] {
+    team_->dispatch([&](int thread, int) noexcept {
+      operations[static_cast<size_t>(thread)] = table_->probe_dot(kind, kIterations);
+    });
+  });
+  double total = 0;
+  for (double o : operations) total += o;
+  return total / pass;
+}
+
+double Executor::probe_barrier(int64_t rounds) {
+  check_argument(rounds >= 1, "probe_barrier needs at least 1 round, not ", rounds);
+  const int64_t start = now_ns();
+  team_->dispatch([&](int thread, int) noexcept {
+    for (int64_t i = 0; i < rounds; i++) team_->barrier(thread);
+  });
+  return 1e-9 * static_cast<double>(now_ns() - start) / static_cast<double>(rounds);
+}
+
+std::map<std::string, int64_t> Executor::memory() const {
+  const auto bytes = [](const Buffer& b) { return static_cast<int64_t>(b.size()); };
+  const Buffer::Residency kv = kv_.arena().residency();
+  const Buffer::Residency weights = weights_.matrix_arena().residency();
+  return {{"weights", bytes(weights_.matrix_arena())},
+          {"weights_resident", weights.resident},
+          {"weights_huge", weights.huge},
+          {"vectors", bytes(weights_.vector_arena())},
+          {"activations_reserved", bytes(activations_)},
+          {"activations_resident", activations_.residency().resident},
+          {"work_reserved", bytes(work_)},
+          {"work_resident", work_.residency().resident},
+          {"kv_reserved", bytes(kv_.arena())},
+          {"kv_resident", kv.resident},
+          {"kv_huge", kv.huge}};
+}
+
+}  // namespace cpuserve

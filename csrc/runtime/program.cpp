@@ -1,0 +1,300 @@
+#include "runtime/program.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace cpuserve {
+namespace {
+
+template <class E>
+struct Name {
+  const char* text;
+  E value;
+};
+
+constexpr Name<ActFormat> kFormats[] = {
+    {"f32", ActFormat::f32}, {"bf16", ActFormat::bf16}, {"q8g32", ActFormat::q8g32}};
+constexpr Name<WeightKind> kKinds[] = {
+    {"dense_bf16", WeightKind::dense_bf16}, {"dense_f16", WeightKind::dense_f16},
+    {"dense_f32", WeightKind::dense_f32},   {"w8_g32", WeightKind::w8_g32},
+    {"w4_g32", WeightKind::w4_g32},         {"w4m_g32", WeightKind::w4m_g32}};
+constexpr Name<SourceType> kSources[] = {
+    {"f32", SourceType::f32},
+    {"f16", SourceType::f16},
+    {"bf16", SourceType::bf16},
+    {"gguf_q8_0", SourceType::gguf_q8_0},
+    {"gguf_q4_0", SourceType::gguf_q4_0},
+    {"gguf_q4_1", SourceType::gguf_q4_1}};
+constexpr Name<Activation> kActivations[] = {{"none", Activation::none},
+                                             {"relu", Activation::relu},
+                                             {"gelu", Activation::gelu},
+                                             {"gelu_tanh", Activation::gelu_tanh},
+                                             {"silu", Activation::silu}};
+constexpr Name<KvType> kKvTypes[] = {
+    {"bf16", KvType::bf16}, {"f16", KvType::f16}, {"f32", KvType::f32}};
+
+template <class E, size_t N>
+E parse(const Name<E> (&names)[N], const std::string& text, const char* what) {
+  std::string known;
+  for (const Name<E>& n : names) {
+    if (text == n.text) return n.value;
+    known += std::string(known.empty() ? "" : ", ") + n.text;
+  }
+  fail_argument("unknown ", what, " '", text, "'; known: ", known);
+}
+
+template <class T>
+const T& at(const std::vector<T>& items, Id id, const char* what) {
+  check_argument(id >= 0 && static_cast<size_t>(id) < items.size(), "no ", what, " ", id);
+  return items[static_cast<size_t>(id)];
+}
+
+Id last_id(size_t size) { return static_cast<Id>(size) - 1; }
+
+}  // namespace
+
+ActFormat parse_format(const std::string& name) { return parse(kFormats, name, "row format"); }
+WeightKind parse_kind(const std::string& name) { return parse(kKinds, name, "weight kind"); }
+SourceType parse_source(const std::string& name) { return parse(kSources, name, "source type"); }
+Activation parse_activation(const std::string& name) {
+  return parse(kActivations, name, "activation");
+}
+KvType parse_kv_type(const std::string& name) { return parse(kKvTypes, name, "KV type"); }
+const char* kind_name(WeightKind kind) {
+  for (const auto& n : kKinds) {
+    if (n.value == kind) return n.text;
+  }
+  return "?";
+}
+
+const char* op_name(const Op& op) {
+  struct Namer {
+    const char* operator()(const EmbedOp&) { return "embed"; }
+    const char* operator()(const PositionEmbedOp&) { return "position_embed"; }
+    const char* operator()(const NormOp& o) { return o.centered ? "layer_norm" : "rms_norm"; }
+    const char* operator()(const ConvertOp&) { return "convert"; }
+    const char* operator()(const LinearOp&) { return "linear"; }
+    const char* operator()(const RopeStoreOp&) { return "rope_store_kv"; }
+    const char* operator()(const AttentionOp&) { return "attention"; }
+    const char* operator()(const AddOp&) { return "add"; }
+    const char* operator()(const ActivationOp&) { return "activation"; }
+    const char* operator()(const LogitsOp&) { return "logits"; }
+  };
+  return std::visit(Namer{}, op);
+}
+
+int64_t Matrix::panels() const {
+  const auto ceil_panels = [](int64_t rows) { return (rows + kPanel - 1) / kPanel; };
+  return glu ? 2 * ceil_panels(n / 2) : ceil_panels(n);
+}
+
+Program::Program(const KernelTable& table, int64_t max_tokens, int64_t max_seqs)
+    : table_(&table), max_tokens_(max_tokens), max_seqs_(max_seqs) {
+  check_argument(max_tokens >= 1, "max_tokens must be at least 1, not ", max_tokens);
+  check_argument(max_seqs >= 1, "max_seqs must be at least 1, not ", max_seqs);
+}
+
+Id Program::add_value(std::string name, int64_t width, ActFormat format) {
+  check_argument(width >= 1, "value ", name, " has width ", width);
+  values_.push_back({std::move(name), width, format});
+  return last_id(values_.size());
+}
+
+Id Program::add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k,
+                       std::vector<int64_t> parts, bool glu) {
+  check_argument(n >= 1 && k >= 1, "matrix ", name, " is ", n, " x ", k);
+  int64_t sum = 0;
+  for (int64_t part : parts) {
+    check_argument(part >= 1, "matrix ", name, " has a part of ", part, " rows");
+    sum += part;
+  }
+  check_argument(sum == n, "matrix ", name, ": parts have ", sum, " rows, not ", n);
+  check_argument(!glu || (parts.size() == 2 && parts[0] == parts[1]), "matrix ", name,
+                 ": gate and up must have equal rows");
+  const LinearKernel& kernel = table_->linear[static_cast<int>(kind)];
+  check_argument(kernel.run != nullptr, "no ", kind_name(kind), " kernel at level ", table_->isa);
+  matrices_.push_back(
+      {std::move(name), kind, n, k, std::move(parts), glu, kernel.panel_bytes(k)});
+  return last_id(matrices_.size());
+}
+
+Id Program::add_vector(std::string name, int64_t count) {
+  check_argument(count >= 1, "vector ", name, " has ", count, " elements");
+  vectors_.push_back({std::move(name), count});
+  return last_id(vectors_.size());
+}
+
+Id Program::add_kv_layer(int32_t kv_heads, int32_t head_dim) {
+  check_argument(kv_heads >= 1 && head_dim >= 1, "KV layer of ", kv_heads, " heads of ", head_dim);
+  kv_layers_.push_back({kv_heads, head_dim, static_cast<int32_t>(round_up(head_dim, 16))});
+  return last_id(kv_layers_.size());
+}
+
+const Value& Program::value(Id id) const { return at(values_, id, "value"); }
+const Matrix& Program::matrix(Id id) const { return at(matrices_, id, "matrix"); }
+const Vector& Program::vector(Id id) const { return at(vectors_, id, "vector"); }
+const KvShape& Program::kv_layer(Id id) const { return at(kv_layers_, id, "KV layer"); }
+
+const Value& Program::f32_value(Id id, const char* role) const {
+  const Value& v = value(id);
+  check_argument(v.format == ActFormat::f32, role, " (value ", v.name, ") must be f32");
+  return v;
+}
+
+void Program::check_vector(Id id, int64_t count, const char* role) const {
+  if (id == kNone) return;
+  check_argument(vector(id).count == count, role, " (vector ", vector(id).name, ") has ",
+                 vector(id).count, " elements, not ", count);
+}
+
+void Program::check_multiplies(Id x, const Matrix& m) const {
+  const Value& v = value(x);
+  check_argument(v.width == m.k, "matrix ", m.name, " multiplies rows of ", m.k, ", value ", v.name,
+                 " has ", v.width);
+  check_argument(v.format == table_->linear[static_cast<int>(m.kind)].act, "value ", v.name,
+                 " is not in the format that ", kind_name(m.kind), " multiplies");
+}
+
+void Program::embed(Id out, Id matrix_id, float scale) {
+  const Matrix& m = matrix(matrix_id);
+  check_argument(!m.glu && f32_value(out, "embed out").width == m.k,
+                 "embed: value and matrix differ in width");
+  embed_rows_ = embed_rows_ ? std::min(embed_rows_, m.n) : m.n;
+  ops_.emplace_back(EmbedOp{out, matrix_id, scale});
+}
+
+void Program::position_embed(Id x, Id table, int64_t rows, int64_t offset) {
+  check_argument(table != kNone && rows > offset && offset >= 0, "position_embed: ", rows,
+                 " rows, offset ", offset);
+  check_vector(table, rows * f32_value(x, "position_embed x").width, "position table");
+  max_positions_ = std::min(max_positions_, rows - offset);
+  ops_.emplace_back(PositionEmbedOp{x, table, rows, offset});
+}
+
+void Program::norm(const NormOp& op) {
+  const int64_t width = f32_value(op.x, "norm x").width;
+  check_argument(value(op.out).width == width, "norm: x and out differ in width");
+  check_argument(op.weight != kNone, "norm: needs a weight");
+  check_argument(op.centered || op.bias == kNone, "rms_norm has no bias");
+  check_vector(op.weight, width, "norm weight");
+  check_vector(op.bias, width, "norm bias");
+  ops_.emplace_back(op);
+}
+
+void Program::convert(Id x, Id out) {
+  check_argument(f32_value(x, "convert x").width == value(out).width,
+                 "convert: x and out differ in width");
+  ops_.emplace_back(ConvertOp{x, out});
+}
+
+// The bias in packed column order. Not glu: its own order (storage is padded with zeros).
+Id Program::packed_bias(Id bias, const Matrix& m) {
+  check_vector(bias, m.n, "linear bias");
+  if (bias == kNone || !m.glu) return bias;
+  for (size_t i = 0; i < vectors_.size(); i++) {
+    if (vectors_[i].packed_from == bias) return static_cast<Id>(i);
+  }
+  vectors_.push_back({vector(bias).name + " (packed)", m.panels() * kPanel, bias});
+  return last_id(vectors_.size());
+}
+
+void Program::linear(LinearOp op, bool glu) {
+  const Matrix& m = matrix(op.matrix);
+  check_argument(m.glu == glu, "linear: matrix ", m.name, glu ? " is not" : " is", " packed as glu");
+  check_multiplies(op.x, m);
+  const Value& out = value(op.out);
+  check_argument(op.out != op.x, "linear: x and out are the same value");
+  check_argument(op.out_column >= 0 && op.out_column + m.out_width() <= out.width, "linear: ",
+                 m.out_width(), " columns from ", op.out_column, " on do not fit value ", out.name,
+                 " of width ", out.width);
+  // Other formats pad or group what they store, and would reach into the neighbours' columns.
+  const bool part = m.out_width() != out.width;
+  check_argument(out.format == ActFormat::f32 || (!part && !op.add),
+                 "linear: adding and writing some columns need an f32 value");
+  op.bias = packed_bias(op.bias, m);
+  ops_.emplace_back(op);
+}
+
+void Program::rope_store(const RopeStoreOp& op) {
+  const KvShape& kv = kv_layer(op.layer);
+  const Value& qkv = f32_value(op.qkv, "rope_store_kv qkv");
+  check_argument(op.q_heads >= 1 && op.q_heads % kv.kv_heads == 0, "rope_store_kv: ", op.q_heads,
+                 " query heads over ", kv.kv_heads, " KV heads");
+  check_argument(qkv.width == int64_t{op.q_heads + 2 * kv.kv_heads} * kv.head_dim,
+                 "rope_store_kv: value ", qkv.name, " of width ", qkv.width, " is not q, k and v");
+  check_argument(value(op.q).width == int64_t{op.q_heads} * kv.hd_pad &&
+                     value(op.q).format != ActFormat::q8g32,
+                 "rope_store_kv: q must be f32 or bf16 of q_heads padded heads");
+  check_argument(op.rotary >= 0 && op.rotary % 2 == 0 && op.rotary <= kv.head_dim,
+                 "rope_store_kv: cannot rotate ", op.rotary, " of ", kv.head_dim, " dimensions");
+  if (op.rotary > 0) {
+    const int64_t half = op.rotary / 2, count = vector(op.cos).count;
+    check_argument(count % half == 0, "rope_store_kv: table of ", count, " elements");
+    check_vector(op.sin, count, "rope sin");
+    check_argument(op.sin != kNone, "rope_store_kv: needs sin");
+    max_positions_ = std::min(max_positions_, count / half);
+  }
+  check_vector(op.q_norm, kv.head_dim, "q norm");
+  check_vector(op.k_norm, kv.head_dim, "k norm");
+  ops_.emplace_back(op);
+}
+
+void Program::attention(const AttentionOp& op) {
+  const KvShape& kv = kv_layer(op.layer);
+  check_argument(op.q_heads >= 1 && op.q_heads % kv.kv_heads == 0, "attention: ", op.q_heads,
+                 " query heads over ", kv.kv_heads, " KV heads");
+  check_argument(value(op.q).width == int64_t{op.q_heads} * kv.hd_pad, "attention: q has width ",
+                 value(op.q).width);
+  const Value& out = value(op.out);
+  check_argument(out.width == int64_t{op.q_heads} * kv.head_dim, "attention: out has width ",
+                 out.width);
+  // Heads are written one by one; a group of 32 may not straddle two of them.
+  check_argument(out.format != ActFormat::q8g32 || kv.head_dim % 32 == 0,
+                 "attention: q8g32 rows need heads of a multiple of 32, not ", kv.head_dim);
+  check_argument(op.window >= 0, "attention: window ", op.window);
+  check_vector(op.slopes, op.q_heads, "ALiBi slopes");
+  check_vector(op.sinks, op.q_heads, "attention sinks");
+  ops_.emplace_back(op);
+}
+
+void Program::add(Id x, Id out) {
+  check_argument(f32_value(x, "add x").width == f32_value(out, "add out").width,
+                 "add: x and out differ in width");
+  ops_.emplace_back(AddOp{x, out});
+}
+
+void Program::activation(const ActivationOp& op) {
+  const int64_t width = f32_value(op.x, "activation x").width;
+  check_argument(width == value(op.out).width * (op.glu ? 2 : 1),
+                 "activation: x and out differ in width");
+  ops_.emplace_back(op);
+}
+
+void Program::logits(const LogitsOp& op) {
+  const Matrix& m = matrix(op.matrix);
+  check_argument(vocab_ == 0, "a program has one logits op");
+  check_argument(!m.glu, "logits: matrix ", m.name, " is packed as glu");
+  check_multiplies(op.x, m);
+  check_vector(op.bias, m.n, "logits bias");
+  vocab_ = m.n;
+  ops_.emplace_back(op);
+}
+
+int64_t Program::weight_bytes() const {
+  size_t bytes = 0;
+  for (const Matrix& m : matrices_) bytes += m.bytes();
+  for (const Vector& v : vectors_) bytes += static_cast<size_t>(v.count) * sizeof(float);
+  return static_cast<int64_t>(bytes);
+}
+
+int64_t Program::kv_block_bytes(KvType type) const {
+  int64_t bytes = 0;
+  for (const KvShape& s : kv_layers_) {
+    bytes += int64_t{2} * s.kv_heads * s.hd_pad * kBlock * static_cast<int64_t>(kv_elem_bytes(type));
+  }
+  return bytes;
+}
+
+}  // namespace cpuserve

@@ -1,0 +1,168 @@
+// A lowered program: values, weights and ops as plain data, checked when they are added so that the
+// step needs no checks of its own.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "kernels/table.h"
+
+namespace cpuserve {
+
+using Id = int32_t;
+constexpr Id kNone = -1;
+
+// A matrix [max_tokens, width] of activations.
+struct Value {
+  std::string name;
+  int64_t width;
+  ActFormat format;
+};
+
+// A packed weight. Not glu: the parts' rows one after another. glu: two parts of equal rows, padded
+// to whole panels, whose panels alternate.
+struct Matrix {
+  std::string name;
+  WeightKind kind;
+  int64_t n, k;
+  std::vector<int64_t> parts;
+  bool glu;
+  size_t panel_bytes;
+
+  int64_t panels() const;
+  int64_t strips() const { return (panels() + kStripPanels - 1) / kStripPanels; }
+  size_t bytes() const { return static_cast<size_t>(panels()) * panel_bytes; }
+  int64_t out_width() const { return glu ? n / 2 : n; }
+};
+
+// fp32 [count]. `packed_from` names the vector this one repeats in the packed column order of a glu
+// matrix, zeros in the padding; kNone for a vector that is loaded.
+struct Vector {
+  std::string name;
+  int64_t count;
+  Id packed_from = kNone;
+};
+
+struct KvShape {
+  int32_t kv_heads, head_dim, hd_pad;
+};
+
+struct EmbedOp {
+  Id out, matrix;
+  float scale;
+};
+struct PositionEmbedOp {
+  Id x, table;
+  int64_t rows, offset;
+};
+struct NormOp {
+  Id x, out, weight, bias;
+  float eps;
+  bool centered;  // layer_norm, else rms_norm
+};
+struct ConvertOp {
+  Id x, out;
+};
+struct LinearOp {
+  Id x, out, matrix, bias;
+  Activation activation;
+  bool add;
+  int64_t out_column;
+};
+struct RopeStoreOp {
+  Id qkv, q, layer;
+  int32_t q_heads, rotary;
+  Id cos, sin, q_norm, k_norm;
+  float eps;
+};
+struct AttentionOp {
+  Id q, out, layer;
+  int32_t q_heads, window;
+  float scale, softcap;
+  Id slopes, sinks;
+};
+struct AddOp {
+  Id x, out;
+};
+struct ActivationOp {
+  Id x, out;
+  Activation activation;
+  bool glu;
+};
+struct LogitsOp {
+  Id x, matrix, bias;
+  float scale, softcap;
+};
+using Op = std::variant<EmbedOp, PositionEmbedOp, NormOp, ConvertOp, LinearOp, RopeStoreOp,
+                        AttentionOp, AddOp, ActivationOp, LogitsOp>;
+
+const char* op_name(const Op& op);
+
+class Program {
+ public:
+  // `table` outlives the program. All add_* throw std::invalid_argument naming what does not fit.
+  Program(const KernelTable& table, int64_t max_tokens, int64_t max_seqs);
+
+  Id add_value(std::string name, int64_t width, ActFormat format);
+  Id add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k,
+                std::vector<int64_t> parts, bool glu);
+  Id add_vector(std::string name, int64_t count);
+  Id add_kv_layer(int32_t kv_heads, int32_t head_dim);
+
+  void embed(Id out, Id matrix, float scale);
+  void position_embed(Id x, Id table, int64_t rows, int64_t offset);
+  void norm(const NormOp& op);
+  void convert(Id x, Id out);
+  void linear(LinearOp op, bool glu);
+  void rope_store(const RopeStoreOp& op);
+  void attention(const AttentionOp& op);
+  void add(Id x, Id out);
+  void activation(const ActivationOp& op);
+  void logits(const LogitsOp& op);
+
+  const KernelTable& table() const { return *table_; }
+  int64_t max_tokens() const { return max_tokens_; }
+  int64_t max_seqs() const { return max_seqs_; }
+  const std::vector<Value>& values() const { return values_; }
+  const std::vector<Matrix>& matrices() const { return matrices_; }
+  const std::vector<Vector>& vectors() const { return vectors_; }
+  const std::vector<KvShape>& kv_layers() const { return kv_layers_; }
+  const std::vector<Op>& ops() const { return ops_; }
+
+  int64_t embed_rows() const { return embed_rows_; }     // token ids must lie below
+  int64_t vocab() const { return vocab_; }               // columns of the logits; 0 = no logits
+  int64_t max_positions() const { return max_positions_; }
+  int64_t weight_bytes() const;
+  int64_t kv_block_bytes(KvType type) const;
+
+ private:
+  const Value& value(Id id) const;
+  const Matrix& matrix(Id id) const;
+  const Vector& vector(Id id) const;
+  const KvShape& kv_layer(Id id) const;
+  const Value& f32_value(Id id, const char* role) const;
+  void check_vector(Id id, int64_t count, const char* role) const;
+  void check_multiplies(Id x, const Matrix& m) const;
+  Id packed_bias(Id bias, const Matrix& m);
+
+  const KernelTable* table_;
+  int64_t max_tokens_, max_seqs_;
+  std::vector<Value> values_;
+  std::vector<Matrix> matrices_;
+  std::vector<Vector> vectors_;
+  std::vector<KvShape> kv_layers_;
+  std::vector<Op> ops_;
+  int64_t embed_rows_ = 0, vocab_ = 0;
+  int64_t max_positions_ = INT32_MAX;
+};
+
+// Names as Python spells them; parse_* throw std::invalid_argument listing the known ones.
+ActFormat parse_format(const std::string& name);
+WeightKind parse_kind(const std::string& name);
+SourceType parse_source(const std::string& name);
+Activation parse_activation(const std::string& name);
+KvType parse_kv_type(const std::string& name);
+const char* kind_name(WeightKind kind);
+
+}  // namespace cpuserve

@@ -1,0 +1,36 @@
+#include "runtime/rows.h"
+
+#include <cstring>
+
+namespace cpuserve {
+namespace {
+
+float bf16_to_float(uint16_t x) {
+  const uint32_t bits = uint32_t{x} << 16;
+  float out;
+  std::memcpy(&out, &bits, sizeof out);
+  return out;
+}
+
+}  // namespace
+
+void read_row(const Rows& rows, int64_t row, float* out) noexcept {
+  const uint8_t* at = row_of(rows, row);
+  const int64_t padded = round_up(rows.width, 32);
+  for (int64_t i = 0; i < rows.width; i++) {
+    switch (rows.format) {
+      case ActFormat::f32:
+        out[i] = reinterpret_cast<const float*>(at)[i];
+        break;
+      case ActFormat::bf16:
+        out[i] = bf16_to_float(reinterpret_cast<const uint16_t*>(at)[i]);
+        break;
+      case ActFormat::q8g32:
+        out[i] = reinterpret_cast<const float*>(at + padded)[i / 32] *
+                 static_cast<float>(reinterpret_cast<const int8_t*>(at)[i]);
+        break;
+    }
+  }
+}
+
+}  // namespace cpuserve

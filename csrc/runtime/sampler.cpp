@@ -1,0 +1,92 @@
+#include "runtime/sampler.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace cpuserve {
+
+Sampler::Sampler(int64_t num_slots, int64_t vocab, int64_t max_outputs)
+    : vocab_(vocab), max_outputs_(max_outputs), slots_(static_cast<size_t>(num_slots)) {}
+
+Sampler::Slot& Sampler::slot(int64_t index) {
+  check_argument(index >= 0 && index < static_cast<int64_t>(slots_.size()), "no slot ", index,
+                 "; there are ", slots_.size());
+  return slots_[static_cast<size_t>(index)];
+}
+
+void Sampler::check_ids(const char* what, Span<const int32_t> ids) const {
+  for (int32_t id : ids) {
+    check_argument(id >= 0 && id < vocab_, what, " has token id ", id, ", the vocabulary ends at ",
+                   vocab_);
+  }
+}
+
+void Sampler::admit(int64_t index, const SlotRequest& r) {
+  Slot& s = slot(index);
+  check_ids("stop_ids", r.stop_ids);
+  check_ids("bias_ids", r.bias_ids);
+  check_ids("allowed", r.allowed);
+  check_ids("prompt", r.prompt);
+  check_ids("output", r.output);
+  check_argument(r.bias_ids.size() == r.bias_values.size(), r.bias_ids.size(), " bias ids but ",
+                 r.bias_values.size(), " values");
+
+  Slot fresh;
+  fresh.used = true;
+  fresh.stop_ids.assign(r.stop_ids.begin(), r.stop_ids.end());
+  fresh.allowed.assign(r.allowed.begin(), r.allowed.end());
+  std::sort(fresh.allowed.begin(), fresh.allowed.end());
+  for (int64_t i = 0; i < r.bias_ids.size(); i++) {
+    fresh.bias.push_back({r.bias_ids[i], r.bias_values[i]});
+  }
+  fresh.outputs_until_stop = std::max<int64_t>(0, r.min_tokens - r.output.size());
+  SampleParams& p = fresh.params;
+  p.temperature = r.temperature;
+  p.top_p = r.top_p;
+  p.min_p = r.min_p;
+  p.top_k = r.top_k;
+  p.repetition = r.repetition;
+  p.frequency = r.frequency;
+  p.presence = r.presence;
+  p.seed = r.seed;
+  p.bias = fresh.bias.data();
+  p.num_bias = static_cast<int32_t>(fresh.bias.size());
+  p.allowed = fresh.allowed.data();
+  p.num_allowed = r.has_allowed ? static_cast<int32_t>(fresh.allowed.size()) : -1;
+  p.banned = fresh.stop_ids.data();
+  p.num_banned = fresh.outputs_until_stop > 0 ? static_cast<int32_t>(fresh.stop_ids.size()) : 0;
+  if (r.repetition != 1 || r.frequency != 0 || r.presence != 0) make_counts(fresh, r);
+  s = std::move(fresh);  // vectors keep their storage when moved: the pointers in params stay right
+}
+
+// Both tables have room for all the request can still generate; untouched pages cost nothing.
+void Sampler::make_counts(Slot& s, const SlotRequest& r) {
+  s.capacity = std::min(vocab_, r.prompt.size() + r.output.size() + max_outputs_);
+  s.counts.reset(new TokenCount[static_cast<size_t>(s.capacity)]);
+  s.place.reset(new int32_t[static_cast<size_t>(vocab_)]());
+  s.params.counts = s.counts.get();
+  for (int32_t id : r.prompt) count_of(s, id)->prompt++;
+  for (int32_t id : r.output) count_of(s, id)->output++;
+}
+
+TokenCount* Sampler::count_of(Slot& s, int32_t token) noexcept {
+  int32_t& place = s.place[static_cast<size_t>(token)];
+  if (place == 0) {
+    s.counts[static_cast<size_t>(s.params.num_counts)] = {token, 0, 0};
+    place = ++s.params.num_counts;
+  }
+  return &s.counts[static_cast<size_t>(place - 1)];
+}
+
+void Sampler::append(int64_t index, int32_t token) noexcept {
+  Slot& s = slots_[static_cast<size_t>(index)];
+  if (s.outputs_until_stop > 0 && --s.outputs_until_stop == 0) s.params.num_banned = 0;
+  if (!s.counts) return;
+  if (s.place[static_cast<size_t>(token)] == 0 && s.params.num_counts == s.capacity) return;
+  count_of(s, token)->output++;
+}
+
+void Sampler::release(int64_t index) { slot(index) = Slot{}; }
+
+}  // namespace cpuserve

@@ -1,0 +1,66 @@
+// Sampler state of every slot: parameters, bias, token counts. Tables are sized when a request is
+// admitted, so that a step allocates nothing.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/span.h"
+#include "kernels/table.h"
+
+namespace cpuserve {
+
+// What a request asks of its sampler. `allowed` with has_allowed false allows all ids. `prompt` and
+// `output` are the ids so far (empty where neither penalties nor min_tokens need them).
+struct SlotRequest {
+  float temperature = 1, top_p = 1, min_p = 0;
+  int32_t top_k = 0;
+  float repetition = 1, frequency = 0, presence = 0;
+  uint64_t seed = 0;
+  int64_t min_tokens = 0;
+  Span<const int32_t> stop_ids, bias_ids;
+  Span<const float> bias_values;
+  bool has_allowed = false;
+  Span<const int32_t> allowed, prompt, output;
+};
+
+class Sampler {
+ public:
+  // max_outputs: tokens a request can generate at most.
+  Sampler(int64_t num_slots, int64_t vocab, int64_t max_outputs);
+
+  // Throws std::invalid_argument for an id outside the vocabulary or a slot that does not exist.
+  void admit(int64_t slot, const SlotRequest& request);
+  void release(int64_t slot);
+  bool admitted(int64_t slot) const { return slots_[static_cast<size_t>(slot)].used; }
+
+  // Parameters for the slot's next token; valid until the next admit, release or append.
+  const SampleParams& params(int64_t slot) const {
+    return slots_[static_cast<size_t>(slot)].params;
+  }
+  // Takes a sampled token into counts and min_tokens.
+  void append(int64_t slot, int32_t token) noexcept;
+
+ private:
+  struct Slot {
+    bool used = false;
+    SampleParams params{};
+    std::vector<int32_t> stop_ids, allowed;
+    std::vector<TokenBias> bias;
+    int64_t outputs_until_stop = 0;  // min_tokens still to come
+    // Seen ids, dense, and 1 + the place of each id in them (0 = unseen); null without penalties.
+    std::unique_ptr<TokenCount[]> counts;
+    std::unique_ptr<int32_t[]> place;
+    int64_t capacity = 0;
+  };
+
+  Slot& slot(int64_t index);
+  void check_ids(const char* what, Span<const int32_t> ids) const;
+  void make_counts(Slot& s, const SlotRequest& request);
+  static TokenCount* count_of(Slot& s, int32_t token) noexcept;
+
+  int64_t vocab_, max_outputs_;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace cpuserve

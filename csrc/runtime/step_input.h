@@ -1,0 +1,27 @@
+// The flat int32 block of one step (cpuserve/runtime/executor.py: StepArrays), checked.
+#pragma once
+#include <cstdint>
+
+#include "base/span.h"
+
+namespace cpuserve {
+
+// Pointers into the caller's words, valid while those are.
+struct StepInput {
+  int64_t tokens, seqs, rows;
+  const int32_t *token_ids, *positions;                  // [tokens]
+  const int32_t* query_start;                            // [seqs + 1]
+  const int32_t* kv_len;                                 // [seqs] keys after this step
+  const int32_t *table_start, *block_tables;             // [seqs + 1], [table_start[seqs]]
+  const int32_t *row_token, *row_slot, *row_target, *row_top;  // [rows]
+};
+
+struct StepLimits {
+  int64_t max_tokens, max_seqs, max_positions, num_blocks, num_slots, embed_rows, vocab, max_top;
+};
+
+// Throws std::invalid_argument naming the first index out of range; nothing has run then. Checks
+// everything the kernels index with: they do not look again.
+StepInput parse_step(Span<const int32_t> words, const StepLimits& limits);
+
+}  // namespace cpuserve

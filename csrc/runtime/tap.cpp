@@ -1,0 +1,62 @@
+// Looking at one op from outside: its inputs before, its output after, as fp32.
+#include "base/check.h"
+#include "runtime/executor.h"
+#include "runtime/worker.h"
+
+namespace cpuserve {
+namespace {
+
+// The values an op reads (what it adds to included) and the one it writes.
+struct Ends {
+  std::vector<Id> inputs;
+  Id output;
+};
+struct EndsOf {
+  Ends operator()(const EmbedOp& o) { return {{}, o.out}; }
+  Ends operator()(const PositionEmbedOp& o) { return {{o.x}, o.x}; }
+  Ends operator()(const NormOp& o) { return {{o.x}, o.out}; }
+  Ends operator()(const ConvertOp& o) { return {{o.x}, o.out}; }
+  Ends operator()(const LinearOp& o) {
+    return {o.add ? std::vector<Id>{o.x, o.out} : std::vector<Id>{o.x}, o.out};
+  }
+  Ends operator()(const RopeStoreOp& o) { return {{o.qkv}, o.q}; }
+  Ends operator()(const AttentionOp& o) { return {{o.q}, o.out}; }
+  Ends operator()(const AddOp& o) { return {{o.x, o.out}, o.out}; }
+  Ends operator()(const ActivationOp& o) { return {{o.x}, o.out}; }
+  Ends operator()(const LogitsOp& o) { return {{o.x}, kNone}; }
+};
+
+}  // namespace
+
+TapMatrix Executor::read_rows(const Rows& rows, int64_t count) const {
+  TapMatrix out{count, rows.width, std::vector<float>(static_cast<size_t>(count * rows.width))};
+  for (int64_t r = 0; r < count; r++) {
+    read_row(rows, r, out.data.data() + r * rows.width);
+  }
+  return out;
+}
+
+Tap Executor::tap(Span<const int32_t> words, int64_t op) {
+  const auto ops = static_cast<int64_t>(program_->ops().size());
+  check_argument(op >= 0 && op < ops, "no op ", op, "; there are ", ops);
+  begin_step(parse(words));
+  const Ends ends = std::visit(EndsOf{}, program_->ops()[static_cast<size_t>(op)]);
+  const auto read = [&](Id id) {
+    return read_rows(values_[static_cast<size_t>(id)], input_.tokens);
+  };
+  if (!run_ops(0, op)) fail_system("the step was cancelled");
+  Tap out;
+  for (Id id : ends.inputs) out.inputs.push_back(read(id));
+  if (ends.output == kNone) {
+    const auto size = static_cast<size_t>(input_.rows * logits_.width);
+    out.output = {input_.rows, logits_.width, std::vector<float>(size)};
+    logits_copy_ = out.output.data.data();
+  }
+  const bool finished = run_ops(op, op + 1);
+  logits_copy_ = nullptr;
+  if (!finished) fail_system("the step was cancelled");
+  if (ends.output != kNone) out.output = read(ends.output);
+  return out;
+}
+
+}  // namespace cpuserve

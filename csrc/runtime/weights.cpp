@@ -1,0 +1,140 @@
+#include "runtime/weights.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22  // Linux 5.14; older kernels say EINVAL and fault page by page
+#endif
+
+namespace cpuserve {
+namespace {
+
+// Vectors are read in whole strips by linears (bias), hence padded with zeros to one.
+constexpr int64_t kVectorPad = kStripPanels * kPanel;
+
+size_t source_row_bytes(SourceType type, int64_t k) {
+  const auto n = static_cast<size_t>(k), blocks = n / 32;
+  switch (type) {
+    case SourceType::f32: return n * 4;
+    case SourceType::f16:
+    case SourceType::bf16: return n * 2;
+    case SourceType::gguf_q8_0: return blocks * 34;
+    case SourceType::gguf_q4_0: return blocks * 18;
+    case SourceType::gguf_q4_1: return blocks * 20;
+  }
+  return 0;
+}
+
+bool blocked(SourceType type) { return type >= SourceType::gguf_q8_0; }
+
+// Where packed row `row` of the matrix comes from; nullptr for padding.
+const void* source_row(const Matrix& m, Span<const SourceTensor> parts, int64_t row) {
+  int64_t part = 0;
+  if (m.glu) {  // panels alternate gate, up
+    const int64_t panel = row / kPanel;
+    part = panel % 2;
+    row = panel / 2 * kPanel + row % kPanel;
+    if (row >= parts[part].rows) return nullptr;
+  } else {
+    while (part < parts.size() && row >= parts[part].rows) row -= parts[part++].rows;
+    if (part == parts.size()) return nullptr;
+  }
+  const SourceTensor& t = parts[part];
+  return t.data + static_cast<size_t>(t.order ? t.order[row] : row) * t.row_bytes;
+}
+
+// Maps the pages of one stretch of a file in one call, instead of a fault every 64 KB.
+void populate(const uint8_t* begin, const uint8_t* end) {
+  constexpr uintptr_t kPage = 4096;
+  const uintptr_t from = reinterpret_cast<uintptr_t>(begin) / kPage * kPage;
+  madvise(reinterpret_cast<void*>(from), reinterpret_cast<uintptr_t>(end) - from,
+          MADV_POPULATE_READ);
+}
+
+}  // namespace
+
+Weights::Weights(const Program& program) : program_(&program) {
+  Carver sizes(nullptr), vector_sizes(nullptr);
+  for (const Matrix& m : program.matrices()) sizes.take<uint8_t>(static_cast<int64_t>(m.bytes()));
+  for (const Vector& v : program.vectors()) vector_sizes.take<float>(round_up(v.count, kVectorPad));
+  matrix_arena_ = Buffer(sizes.used());
+  vector_arena_ = Buffer(vector_sizes.used());
+
+  Carver matrices(matrix_arena_.data()), vectors(vector_arena_.data());
+  for (const Matrix& m : program.matrices()) {
+    const uint8_t* data = matrices.take<uint8_t>(static_cast<int64_t>(m.bytes()));
+    packed_.push_back({data, m.panel_bytes, m.n, m.k, m.kind});
+  }
+  for (const Vector& v : program.vectors()) {
+    vectors_.push_back(vectors.take<float>(round_up(v.count, kVectorPad)));
+  }
+}
+
+void Weights::check_parts(Id id, Span<const SourceTensor> parts) const {
+  check_argument(id >= 0 && static_cast<size_t>(id) < packed_.size(), "no matrix ", id);
+  const Matrix& m = program_->matrices()[static_cast<size_t>(id)];
+  check_argument(parts.size() == static_cast<int64_t>(m.parts.size()), "matrix ", m.name,
+                 " is made of ", m.parts.size(), " tensors, not ", parts.size());
+  for (int64_t i = 0; i < parts.size(); i++) {
+    const SourceTensor& t = parts[i];
+    check_argument(t.rows == m.parts[static_cast<size_t>(i)], "matrix ", m.name, ": tensor ", i,
+                   " has ", t.rows, " rows, not ", m.parts[static_cast<size_t>(i)]);
+    check_argument(t.type == parts[0].type, "matrix ", m.name, ": tensors differ in type");
+    check_argument(!blocked(t.type) || m.k % 32 == 0, "matrix ", m.name, ": rows of ", m.k,
+                   " are not whole blocks of 32");
+    check_argument(t.row_bytes == source_row_bytes(t.type, m.k), "matrix ", m.name, ": tensor ", i,
+                   " has rows of ", t.row_bytes, " bytes, not ", source_row_bytes(t.type, m.k));
+    for (int64_t r = 0; t.order && r < t.rows; r++) {
+      check_argument(t.order[r] >= 0 && t.order[r] < t.rows, "matrix ", m.name, ": row order ",
+                     t.order[r], " of ", t.rows, " rows");
+    }
+  }
+}
+
+void Weights::pack_panels(const Matrix& m, const PackedWeight& packed,
+                          Span<const SourceTensor> parts, Range panels) const noexcept {
+  const LinearKernel& kernel = program_->table().linear[static_cast<int>(m.kind)];
+  const void* rows[kPanel];
+  for (int64_t p = panels.begin; p < panels.end; p++) {
+    for (int64_t c = 0; c < kPanel; c++) rows[c] = source_row(m, parts, p * kPanel + c);
+    auto* panel = const_cast<uint8_t*>(packed.data) + static_cast<size_t>(p) * m.panel_bytes;
+    kernel.pack({rows, parts[0].type, m.k, panel});
+  }
+}
+
+void Weights::load_matrix(Team& team, Id id, Span<const SourceTensor> parts) {
+  check_parts(id, parts);
+  const Matrix& m = program_->matrices()[static_cast<size_t>(id)];
+  const PackedWeight& packed = matrix(id);
+  team.dispatch([&](int thread, int threads) {
+    for (const SourceTensor& t : parts) {
+      const Range rows = split(t.rows, thread, threads);
+      populate(t.data + static_cast<size_t>(rows.begin) * t.row_bytes,
+               t.data + static_cast<size_t>(rows.end) * t.row_bytes);
+    }
+    pack_panels(m, packed, parts, panels_of(split(m.strips(), thread, threads), m.panels()));
+  });
+}
+
+void Weights::load_vector(Id id, Span<const float> data) {
+  check_argument(id >= 0 && static_cast<size_t>(id) < vectors_.size(), "no vector ", id);
+  const Vector& v = program_->vectors()[static_cast<size_t>(id)];
+  check_argument(v.packed_from == kNone && data.size() == v.count, "vector ", v.name, " takes ",
+                 v.count, " elements, not ", data.size());
+  std::copy(data.begin(), data.end(), vectors_[static_cast<size_t>(id)]);
+  for (size_t i = 0; i < vectors_.size(); i++) {
+    if (program_->vectors()[i].packed_from != id) continue;
+    const int64_t half = v.count / 2;
+    for (int64_t c = 0; c < v.count; c++) {  // column c of gate (first half) or up
+      const int64_t column = c % half, up = c / half;
+      vectors_[i][column / kPanel * 2 * kPanel + up * kPanel + column % kPanel] = data[c];
+    }
+  }
+}
+
+}  // namespace cpuserve

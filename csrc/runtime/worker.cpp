@@ -1,0 +1,252 @@
+#include "runtime/worker.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace cpuserve {
+namespace {
+
+// Claims of a decode linear: 128 KB of weights are 5-10 us of one core's share of memory, long
+// against an atomic (20-100 ns) and short against the 40 us and more a late thread is late.
+constexpr size_t kClaimBytes = 128 << 10;
+constexpr int64_t kFewRows = 16;       // up to here a linear is one pass over the weights
+constexpr int64_t kBlockRows = 512;    // rows that share a strip's weights in L2
+constexpr int64_t kLeastBlockRows = 120, kBlockStep = 24;  // 24: whole tiles of 4, 6, 8 and 12 rows
+constexpr int64_t kTasksPerThread = 8;
+
+// Rows per task, so that every thread gets several tasks to even out, and short blocks only where
+// there are few strips.
+int64_t block_rows(int64_t m, int64_t strips, int threads) noexcept {
+  const int64_t wanted = (kTasksPerThread * threads + strips - 1) / strips;
+  const int64_t blocks = std::max((m + kBlockRows - 1) / kBlockRows, wanted);
+  const int64_t rows = round_up((m + blocks - 1) / blocks, kBlockStep);
+  return std::max(rows, std::min(m, kLeastBlockRows));
+}
+
+}  // namespace
+
+void Executor::Worker::operator()(const EmbedOp& op) noexcept {
+  const Rows& out = value(op.out);
+  const PackedWeight& w = e.weights_.matrix(op.matrix);
+  const LinearKernel& kernel = e.table_->linear[static_cast<int>(w.kind)];
+  const Range rows = share(tokens());
+  for (int64_t t = rows.begin; t < rows.end; t++) {
+    float* x = reinterpret_cast<float*>(row_of(out, t));
+    kernel.row(w, e.input_.token_ids[t], x);
+    if (op.scale != 1.0f) {
+      for (int64_t i = 0; i < out.width; i++) x[i] *= op.scale;
+    }
+  }
+}
+
+void Executor::Worker::operator()(const PositionEmbedOp& op) noexcept {
+  const Rows& x = value(op.x);
+  const Range rows = share(tokens());
+  for (int64_t t = rows.begin; t < rows.end; t++) {
+    float* to = reinterpret_cast<float*>(row_of(x, t));
+    const float* from = vector(op.table) + (e.input_.positions[t] + op.offset) * x.width;
+    for (int64_t i = 0; i < x.width; i++) to[i] += from[i];
+  }
+}
+
+void Executor::Worker::operator()(const NormOp& op) noexcept {
+  const Range rows = share(tokens());
+  if (rows.size() == 0) return;
+  const NormArgs args{value(op.x), value(op.out), vector(op.weight), vector(op.bias), op.eps,
+                      rows.begin,  rows.end,      reinterpret_cast<float*>(scratch)};
+  op.centered ? e.table_->layer_norm(args) : e.table_->rms_norm(args);
+}
+
+void Executor::Worker::operator()(const ConvertOp& op) noexcept {
+  const Range rows = share(tokens());
+  if (rows.size() > 0) e.table_->convert({value(op.x), value(op.out), rows.begin, rows.end});
+}
+
+void Executor::Worker::operator()(const AddOp& op) noexcept {
+  const Range rows = share(tokens());
+  if (rows.size() > 0) e.table_->add({value(op.x), value(op.out), rows.begin, rows.end});
+}
+
+void Executor::Worker::operator()(const ActivationOp& op) noexcept {
+  const Range rows = share(tokens());
+  if (rows.size() == 0) return;
+  e.table_->activation({value(op.x), value(op.out), op.activation, op.glu, rows.begin, rows.end,
+                        reinterpret_cast<float*>(scratch)});
+}
+
+void Executor::Worker::multiply(const PackedWeight& w, int64_t panels, const Rows& x, int64_t m,
+                                const Epilogue& ep) noexcept {
+  const auto run = e.table_->linear[static_cast<int>(w.kind)].run;
+  const int64_t strips = (panels + kStripPanels - 1) / kStripPanels;
+  LinearArgs args{&w, x.data, x.stride, m, 0, 0, ep, scratch};
+  if (m <= kFewRows) {
+    const size_t strip_bytes = w.panel_bytes * kStripPanels;
+    const auto chunk = static_cast<int64_t>(std::max<size_t>(1, kClaimBytes / strip_bytes));
+    drain(strips, chunk, [&](int64_t begin, int64_t end) {
+      const Range p = panels_of({begin, end}, panels);
+      args.panel0 = p.begin;
+      args.panel1 = p.end;
+      run(args);
+    });
+    return;
+  }
+  const int64_t height = block_rows(m, strips, threads), blocks = (m + height - 1) / height;
+  drain(blocks * strips, 1, [&](int64_t task, int64_t) {
+    const int64_t row0 = task / strips * height, strip = task % strips;
+    const Range p = panels_of({strip, strip + 1}, panels);
+    args.x = row_of(x, row0);
+    args.ep.out.data = row_of(ep.out, row0);
+    args.m = std::min(height, m - row0);
+    args.panel0 = p.begin;
+    args.panel1 = p.end;
+    run(args);
+  });
+}
+
+void Executor::Worker::operator()(const LinearOp& op) noexcept {
+  const Matrix& m = matrix(op.matrix);
+  Rows out = value(op.out);
+  out.data = static_cast<uint8_t*>(out.data) + static_cast<size_t>(op.out_column) * sizeof(float);
+  out.width = m.out_width();
+  multiply(e.weights_.matrix(op.matrix), m.panels(), value(op.x), tokens(),
+           {vector(op.bias), op.activation, m.glu, op.add, out});
+}
+
+void Executor::Worker::operator()(const RopeStoreOp& op) noexcept {
+  const Range rows = share(tokens());
+  if (rows.size() == 0) return;
+  RopeStoreArgs args{};
+  args.qkv = value(op.qkv);
+  args.q = value(op.q);
+  args.kv = e.kv_.layer(op.layer);
+  args.q_heads = op.q_heads;
+  args.rotary = op.rotary;
+  args.cos = vector(op.cos);
+  args.sin = vector(op.sin);
+  args.q_norm = vector(op.q_norm);
+  args.k_norm = vector(op.k_norm);
+  args.eps = op.eps;
+  args.positions = e.input_.positions;
+  args.slots = e.slots_.data();
+  args.m0 = rows.begin;
+  args.m1 = rows.end;
+  e.table_->rope_store(args);
+}
+
+void Executor::Worker::attend(const AttentionOp& op, const AttentionUnit& u) noexcept {
+  const StepInput& in = e.input_;
+  AttentionArgs args{};
+  args.q = value(op.q);
+  args.kv = e.kv_.layer(op.layer);
+  args.kv_head = u.kv_head;
+  args.group = op.q_heads / args.kv.kv_heads;
+  args.row0 = u.row0;
+  args.rows = u.rows;
+  args.t0 = in.query_start[u.seq];
+  args.pos0 = in.positions[args.t0];
+  args.block_table = in.block_tables + in.table_start[u.seq];
+  args.chunk0 = u.chunk0;
+  args.chunk1 = u.chunk1;
+  args.window = op.window;
+  args.scale = op.scale;
+  args.softcap = op.softcap;
+  args.slopes = vector(op.slopes);
+  args.sinks = vector(op.sinks);
+  args.out = value(op.out);
+  args.partial = u.partial < 0 ? nullptr : e.partials_ + u.partial;
+  args.partial_stride = u.partial_stride;
+  args.scratch = scratch;
+  e.table_->attention(args);
+}
+
+void Executor::Worker::merge(const AttentionOp& op, const MergeUnit& u) noexcept {
+  const KvLayer& kv = e.kv_.layer(op.layer);
+  AttentionMergeArgs args{};
+  args.partial = e.partials_ + u.partial;
+  args.rows = u.rows;
+  args.chunks = u.chunks;
+  args.kv_head = u.kv_head;
+  args.group = op.q_heads / kv.kv_heads;
+  args.head_dim = kv.head_dim;
+  args.hd_pad = kv.hd_pad;
+  args.row0 = u.row0;
+  args.t0 = e.input_.query_start[u.seq];
+  args.sinks = vector(op.sinks);
+  args.out = value(op.out);
+  args.scratch = scratch;
+  e.table_->attention_merge(args);
+}
+
+void Executor::Worker::operator()(const AttentionOp& op) noexcept {
+  const AttentionPlan& plan = e.plans_[static_cast<size_t>(e.plan_of_op_[this->op])];
+  const auto& units = plan.units();
+  drain(static_cast<int64_t>(units.size()), 1, [&](int64_t i, int64_t) {
+    attend(op, units[static_cast<size_t>(i)]);
+  });
+  const auto& merges = plan.merges();
+  if (merges.empty()) return;
+  barrier();
+  drain(static_cast<int64_t>(merges.size()), 1, [&](int64_t i, int64_t) {
+    merge(op, merges[static_cast<size_t>(i)]);
+  });
+}
+
+void Executor::Worker::gather_logit_rows(const LogitsOp& op, int64_t first,
+                                         int64_t count) noexcept {
+  const Rows& x = value(op.x);
+  const Range rows = share(count);
+  for (int64_t r = rows.begin; r < rows.end; r++) {
+    std::memcpy(row_of(e.logit_input_, r), row_of(x, e.input_.row_token[first + r]), x.stride);
+  }
+}
+
+void Executor::Worker::scale_logits(const LogitsOp& op, float* logits) noexcept {
+  const int64_t vocab = e.logits_.width;
+  if (op.scale != 1.0f) {
+    for (int64_t i = 0; i < vocab; i++) logits[i] *= op.scale;
+  }
+  if (op.softcap > 0.0f) {
+    for (int64_t i = 0; i < vocab; i++) logits[i] = op.softcap * std::tanh(logits[i] / op.softcap);
+  }
+}
+
+void Executor::Worker::sample_row(const LogitsOp& op, int64_t first, int64_t row) noexcept {
+  const StepInput& in = e.input_;
+  const auto r = static_cast<size_t>(first + row);
+  const auto vocab = static_cast<size_t>(e.logits_.width);
+  float* logits = reinterpret_cast<float*>(row_of(e.logits_, row));
+  scale_logits(op, logits);
+  if (e.logits_copy_) std::memcpy(e.logits_copy_ + r * vocab, logits, vocab * sizeof(float));
+
+  SampleArgs args{};
+  args.logits = logits;
+  args.vocab = static_cast<int32_t>(vocab);
+  args.target = in.row_target[r];
+  args.params = args.target < 0 ? &e.sampler_.params(in.row_slot[r]) : nullptr;
+  args.position = in.positions[in.row_token[r]] + 1;
+  args.num_top = in.row_top[r];
+  args.top_ids = e.results_.top_ids.data() + r * static_cast<size_t>(e.limits_.max_top);
+  args.top_logprobs = e.results_.top_logprobs.data() + r * static_cast<size_t>(e.limits_.max_top);
+  args.scratch = scratch;
+  e.table_->sample(args);
+  e.results_.tokens[r] = args.token;
+  e.results_.logprobs[r] = args.logprob;
+  e.results_.ranks[r] = args.rank;
+}
+
+void Executor::Worker::operator()(const LogitsOp& op) noexcept {
+  const Matrix& m = matrix(op.matrix);
+  for (int64_t first = 0; first < e.input_.rows; first += kLogitRows) {
+    const int64_t count = std::min(kLogitRows, e.input_.rows - first);
+    gather_logit_rows(op, first, count);
+    barrier();
+    multiply(e.weights_.matrix(op.matrix), m.panels(), e.logit_input_, count,
+             {vector(op.bias), Activation::none, false, false, e.logits_});
+    barrier();
+    // The next block's gather needs no barrier: it writes rows that nobody reads any more.
+    drain(count, 1, [&](int64_t row, int64_t) { sample_row(op, first, row); });
+  }
+}
+
+}  // namespace cpuserve

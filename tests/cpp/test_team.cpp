@@ -1,0 +1,220 @@
+#include "parallel/team.h"
+
+#include <sched.h>
+#include <time.h>
+
+#include <atomic>
+#include <numeric>
+#include <stdexcept>
+#include <thread>
+
+#include "main.h"
+#include "parallel/partition.h"
+
+using namespace cpuserve;
+
+namespace {
+
+double process_cpu_seconds() {
+  timespec t;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+const int kTeamSizes[] = {1, 2, 3, 5};
+
+}  // namespace
+
+TEST(dispatch_runs_every_thread_once) {
+  for (int n : kTeamSizes) {
+    Team team(n, {});
+    team.run([&] {
+      for (int round = 0; round < 50; round++) {
+        std::vector<int> calls(static_cast<size_t>(n));  // plain: dispatch() orders it
+        team.dispatch([&](int thread, int threads) noexcept {
+          calls[static_cast<size_t>(thread)] += threads;
+        });
+        for (int c : calls) EXPECT(c == n);
+      }
+    });
+  }
+}
+
+TEST(writes_before_a_barrier_are_seen_behind_it) {
+  for (int n : kTeamSizes) {
+    Team team(n, {});
+    std::atomic<int> wrong{0};
+    team.run([&] {
+      std::vector<int64_t> cells(static_cast<size_t>(n) * 8);
+      team.dispatch([&](int thread, int threads) noexcept {
+        const size_t mine = static_cast<size_t>(thread) * 8;
+        const size_t next = static_cast<size_t>((thread + 1) % threads) * 8;
+        for (int64_t i = 1; i <= 400; i++) {
+          cells[mine] = i;
+          team.barrier(thread);
+          if (cells[next] != i) wrong++;
+          team.barrier(thread);
+        }
+      });
+    });
+    EXPECT(wrong == 0);
+  }
+}
+
+TEST(a_late_thread_is_waited_for) {
+  Team team(2, {});
+  team.run([&] {
+    int value = 0;  // plain: the barrier orders it
+    team.dispatch([&](int thread, int) noexcept {
+      if (thread == 1) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // longer than anyone spins
+        value = 7;
+      }
+      team.barrier(thread);
+      if (thread == 0) value++;
+    });
+    EXPECT(value == 8);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // workers sleep meanwhile
+    team.dispatch([&](int thread, int) noexcept { if (thread == 1) value++; });
+    EXPECT(value == 9);
+  });
+}
+
+TEST(an_exception_of_main_leaves_the_region) {
+  for (int n : kTeamSizes) {
+    Team team(n, {});
+    EXPECT_THROWS(std::domain_error, "from main", team.run([] { throw std::domain_error("from main"); }));
+    int calls = 0;
+    team.run([&] { calls++; });  // and the team can be used again
+    EXPECT(calls == 1);
+  }
+}
+
+TEST(a_team_of_one_works_outside_run) {
+  Team team(1, {});
+  int calls = 0;
+  team.dispatch([&](int thread, int threads) noexcept { calls += threads + thread; });
+  team.barrier(0);
+  EXPECT(calls == 1);
+}
+
+TEST(a_larger_team_refuses_dispatch_outside_run) {
+  Team team(2, {});
+  EXPECT_THROWS(std::runtime_error, "inside Team.run",
+                team.dispatch([](int, int) noexcept {}));
+}
+
+TEST(dispatch_from_another_thread_is_refused) {
+  Team team(2, {});
+  std::string message;
+  team.run([&] {
+    std::thread other([&] {
+      message = testing::message_of<std::runtime_error>(
+          [&] { team.dispatch([](int, int) noexcept {}); });
+    });
+    other.join();
+  });
+  EXPECT(message.find("thread that called Team.run") != std::string::npos);
+}
+
+TEST(running_twice_is_refused) {
+  Team team(2, {});
+  team.run([&] { EXPECT_THROWS(std::runtime_error, "already running", team.run([] {})); });
+}
+
+TEST(wrong_sizes_and_cpus_are_refused) {
+  EXPECT_THROWS(std::invalid_argument, "threads", Team(0, {}));
+  EXPECT_THROWS(std::invalid_argument, "as many CPUs", Team(2, {0}));
+#if defined(__linux__)
+  EXPECT_THROWS(std::invalid_argument, "CPU 1000 ", Team(1, {1000}));
+#endif
+}
+
+#if defined(__linux__)
+TEST(threads_are_pinned_inside_run_and_freed_behind_it) {
+  cpu_set_t before, after;
+  sched_getaffinity(0, sizeof before, &before);
+  int cpu = 0;
+  while (!CPU_ISSET(cpu, &before)) cpu++;
+  Team team(2, {cpu, cpu});
+  team.run([&] {
+    team.dispatch([](int, int) noexcept {});
+    EXPECT((team.placement() == std::vector<int>{cpu, cpu}));
+  });
+  sched_getaffinity(0, sizeof after, &after);
+  EXPECT(CPU_EQUAL(&before, &after));
+}
+
+TEST(an_idle_team_uses_no_cpu) {
+  Team team(3, {});
+  team.run([&] {
+    team.dispatch([](int, int) noexcept {});
+    const double before = process_cpu_seconds();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    // Bounded waiting costs at most 200 us a worker before it sleeps.
+    EXPECT(process_cpu_seconds() - before < 0.03);
+  });
+}
+#endif
+
+TEST(split_covers_everything_once) {
+  for (int64_t items : {0, 1, 2, 7, 64, 1000}) {
+    for (int parts : {1, 2, 3, 5, 64}) {
+      int64_t at = 0;
+      for (int p = 0; p < parts; p++) {
+        const Range r = split(items, p, parts);
+        EXPECT(r.begin == at && r.size() >= items / parts && r.size() <= items / parts + 1);
+        at = r.end;
+      }
+      EXPECT(at == items);
+    }
+  }
+}
+
+TEST(every_item_is_claimed_once_in_every_phase) {
+  for (int n : kTeamSizes) {
+    Team team(n, {});
+    WorkQueue queue(n);
+    constexpr int64_t kPhases = 60, kItems = 37;
+    std::vector<std::atomic<int>> claims(kPhases * kItems);
+    team.run([&] {
+      team.dispatch([&](int thread, int) noexcept {
+        queue.enter(thread, 0);
+        for (int64_t phase = 0; phase < kPhases; phase++) {
+          const int64_t items = phase % 4 == 3 ? 0 : kItems - phase % 5;
+          queue.drain(thread, phase, items, 1 + phase % 3, [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; i++) {
+              claims[static_cast<size_t>(phase * kItems + i)].fetch_add(1, std::memory_order_relaxed);
+            }
+          });
+          team.barrier(thread);
+          queue.enter(thread, phase + 1);
+        }
+      });
+    });
+    for (int64_t phase = 0; phase < kPhases; phase++) {
+      const int64_t items = phase % 4 == 3 ? 0 : kItems - phase % 5;
+      for (int64_t i = 0; i < kItems; i++) {
+        EXPECT(claims[static_cast<size_t>(phase * kItems + i)] == (i < items ? 1 : 0));
+      }
+    }
+  }
+}
+
+TEST(a_thread_that_does_not_come_is_helped_out) {
+  Team team(2, {});
+  WorkQueue queue(2);
+  std::atomic<int> done{0};
+  team.run([&] {
+    team.dispatch([&](int thread, int) noexcept {
+      queue.enter(thread, 0);
+      if (thread == 1) {  // claims nothing until everything is done
+        while (done.load() < 100) std::this_thread::yield();
+      }
+      queue.drain(thread, 0, 100, 7, [&](int64_t begin, int64_t end) {
+        done.fetch_add(static_cast<int>(end - begin));
+      });
+    });
+  });
+  EXPECT(done == 100);
+}
