@@ -1,0 +1,121 @@
+"""Chats to prompts, by the model's own template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.tokenizer.messages import template_messages
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+MAX_TEMPLATE_CHARS = 1_000_000
+_OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+# Arguments of other servers' render functions, which must not reach the template as variables.
+_REFUSED = frozenset({"chat_template", "tokenize", "self", "raise_exception", "strftime_now"})
+
+
+class ChatTemplate:
+    """A Jinja chat template, rendered in a sandbox and within a budget of time and output."""
+
+    def __init__(self, source: str | None, tokenizer: Tokenizer) -> None:
+        """`source` None: a model without a template (a base model); `render` then says so."""
+        self.source = source
+        self._special_tokens = dict(tokenizer.special_tokens)
+        self._template: Template | None = None
+        self._lock = Lock()
+
+    def render(
+        self,
+        messages: Any,
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt text; encode it with add_special_tokens=False, since it holds its own BOS.
+
+        kwargs: further template variables (enable_thinking). InvalidRequest for messages, variables
+        or a template that cannot be rendered.
+        """
+        template = self._compiled()
+        known = template_messages(messages, keeps_developer="developer" in (self.source or ""))
+        variables = {
+            **self._special_tokens,
+            **_checked(kwargs),
+            "messages": known,
+            "tools": tools or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return _render(template, variables)
+
+    def _compiled(self) -> Template:
+        if self.source is None:
+            msg = (
+                "this model has no chat template (a base model?); start the server with "
+                "--chat-template FILE, or use /v1/completions"
+            )
+            raise InvalidRequest(msg)
+        with self._lock:
+            if self._template is None:
+                self._template = _compile(self.source)
+        return self._template
+
+
+def _compile(source: str) -> Template:
+    # Imported late: a server of base models never needs Jinja.
+    from jinja2 import TemplateError
+
+    from cpuserve.tokenizer.sandbox import BudgetedEnvironment
+
+    if len(source) > MAX_TEMPLATE_CHARS:
+        msg = f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS}"
+        raise InvalidRequest(msg)
+    try:
+        return BudgetedEnvironment().from_string(source)
+    except (TemplateError, RecursionError, SyntaxError, MemoryError, ValueError) as error:
+        msg = f"the chat template is broken: {str(error)[:300]}"
+        raise InvalidRequest(msg) from error
+
+
+def _render(template: Template, variables: dict[str, Any]) -> str:
+    from cpuserve.tokenizer.sandbox import Budget, spending
+
+    try:
+        with spending(Budget(_text_size(variables))):
+            return template.render(variables)
+    except InvalidRequest:
+        raise
+    except Exception as error:
+        # Whatever a template does wrong, the request is answered and the server goes on.
+        msg = f"the chat template cannot render these messages: {str(error)[:500]}"
+        raise InvalidRequest(msg, param="messages") from error
+
+
+def _checked(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in kwargs:
+        if name in _OWN or name in _REFUSED or not name.isidentifier() or name.startswith("_"):
+            msg = f"chat_template_kwargs: {name[:80]!r} cannot be set"
+            raise InvalidRequest(msg, param="chat_template_kwargs")
+    return kwargs
+
+
+def _text_size(value: Any) -> int:
+    """Characters of all texts in a tree of lists and dicts."""
+    total, todo = 0, [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, Mapping):
+            todo.extend(item.keys())
+            todo.extend(item.values())
+        elif isinstance(item, list | tuple):
+            todo.extend(item)
+    return total

@@ -1,0 +1,97 @@
+"""Chat messages as clients send them, checked and in the shape chat templates expect."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from cpuserve.errors import InvalidRequest
+
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+MAX_MESSAGES = 100_000
+
+
+def template_messages(messages: Any, *, keeps_developer: bool) -> list[dict[str, Any]]:
+    """Copies with text content; InvalidRequest naming the message and field that is wrong.
+
+    keeps_developer: the template knows the "developer" role; otherwise it becomes "system".
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        msg = "messages must be a non-empty list"
+        raise InvalidRequest(msg, param="messages")
+    if len(messages) > MAX_MESSAGES:
+        msg = f"messages has {len(messages)} entries; at most {MAX_MESSAGES} are accepted"
+        raise InvalidRequest(msg, param="messages")
+    return [_message(m, f"messages[{i}]", keeps_developer) for i, m in enumerate(messages)]
+
+
+def _message(message: Any, where: str, keeps_developer: bool) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        _refuse(where, "must be an object with role and content")
+    role = message.get("role")
+    # A role is written into the prompt as it is: markup in it would be read as special tokens.
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        _refuse(f"{where}.role", "must be a word such as system, user, assistant or tool")
+    if role == "developer" and not keeps_developer:
+        role = "system"
+    known = {k: v for k, v in message.items() if v is not None}
+    calls = _tool_calls(known.get("tool_calls"), where)
+    checked = {**known, "role": role, "content": _content(message, where, bool(calls))}
+    if calls is not None:
+        checked["tool_calls"] = calls
+    return checked
+
+
+def _content(message: Mapping[str, Any], where: str, may_be_absent: bool) -> str:
+    """A string, or the text parts of a list of parts joined by newlines."""
+    content = message.get("content")
+    if content is None and (may_be_absent or message.get("role") == "assistant"):
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        _refuse(f"{where}.content", "must be a string or a list of content parts")
+    return "\n".join(_part(p, f"{where}.content[{i}]") for i, p in enumerate(content))
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        _refuse(where, f"has type {str(kind)[:40]!r}; this model reads text only")
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        _refuse(where, "must have its text as a string")
+    return text
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]] | None:
+    """Tool calls with their arguments as objects: clients send JSON text, templates want maps."""
+    if calls is None:
+        return None
+    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
+        _refuse(f"{where}.tool_calls", "must be a list")
+    return [_tool_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)]
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        _refuse(where, "must have a function with a name")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            _refuse(f"{where}.function.arguments", "must be valid JSON")
+    if not isinstance(arguments, Mapping):
+        _refuse(f"{where}.function.arguments", "must be a JSON object")
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _refuse(where: str, why: str) -> NoReturn:
+    msg = f"{where} {why}"
+    raise InvalidRequest(msg, param="messages")
