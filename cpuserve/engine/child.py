@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import faulthandler
-import logging
 import os
 import select
 import signal
@@ -35,6 +34,7 @@ from cpuserve.engine.ipc import (
     encode_frame,
 )
 from cpuserve.errors import StartupError
+from cpuserve.log import configure
 
 PR_SET_PDEATHSIG = 1
 RECEIVE_BYTES = 1 << 16
@@ -118,7 +118,7 @@ def _prepare_process() -> None:
     if sys.platform == "linux":
         # An EOF is not seen in the middle of a step or of loading.
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
+    configure()
 
 
 def _serve(channel: SocketChannel, build: Build | None) -> int:

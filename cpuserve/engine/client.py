@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from cpuserve.engine.ipc import Output, Stats
@@ -20,7 +20,7 @@ class EngineClient(Protocol):
 
     def generate(
         self, prompt_ids: list[int], params: SamplingParams, priority: int = 0
-    ) -> AsyncIterator[Output]:
+    ) -> AsyncGenerator[Output, None]:
         """One sequence. Closing the iterator aborts it; EngineDead if the engine ends."""
 
     async def ask(self, what: str) -> dict[str, object]:

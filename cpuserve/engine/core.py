@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import resource
 import time
@@ -29,6 +28,7 @@ from cpuserve.engine.ipc import (
 )
 from cpuserve.errors import RequestError
 from cpuserve.ids import RequestId
+from cpuserve.log import get_logger
 from cpuserve.runtime.pack import pack, unpack
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 ProgressFn = Callable[[str, int, int], None]
 
-logger = logging.getLogger(__name__)
+log = get_logger("engine")
 
 
 class EngineCore:
@@ -131,7 +131,7 @@ class EngineCore:
         try:
             results = unpack(self.executor.step(pack(batch)), batch)
         except Exception as error:  # whatever it was, only the requests of this step end
-            logger.exception("a step of %d sequences failed", len(batch.chunks))
+            log.exception("a step of %d sequences failed", len(batch.chunks))
             return self.scheduler.fail(f"the engine failed in this step: {error}")
         return self.scheduler.update(results)
 
@@ -167,7 +167,7 @@ class EngineCore:
         try:
             return reports[what]() if what in reports else {"error": f"nothing known of {what!r}"}
         except Exception as error:  # a report must not end the engine
-            logger.exception("report %s failed", what)
+            log.exception("report %s failed", what)
             return {"error": str(error)}
 
     def roofline(self) -> dict[str, object]:

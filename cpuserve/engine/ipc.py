@@ -5,7 +5,7 @@ One message a step carries the outputs of all requests. EOF is death of the othe
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
@@ -130,8 +130,6 @@ _encoder = msgspec.msgpack.Encoder()
 _inbound = msgspec.msgpack.Decoder(Inbound)
 _outbound = msgspec.msgpack.Decoder(Outbound)
 
-Message = TypeVar("Message")
-
 
 class FrameError(CpuserveError):
     """Bytes that are no frame: the two sides do not speak the same protocol."""
@@ -182,15 +180,17 @@ class FrameReader:
 
 def decode_inbound(body: bytes) -> Inbound:
     """What the engine received; FrameError if it is no message."""
-    return _decode(_inbound, body)
+    message: Inbound = _decode(_inbound, body)
+    return message
 
 
 def decode_outbound(body: bytes) -> Outbound:
     """What the front end received; FrameError if it is no message."""
-    return _decode(_outbound, body)
+    message: Outbound = _decode(_outbound, body)
+    return message
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Message], body: bytes) -> Message:
+def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes) -> Any:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, ValueError, CpuserveError) as error:

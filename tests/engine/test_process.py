@@ -265,19 +265,26 @@ def test_ctrl_c_and_sigterm_are_left_to_the_parent():
     with_engine(body)
 
 
-def test_idle_engine_uses_no_cpu():
+def test_idle_engine_sleeps_until_a_request_comes():
     async def body(client):
         await collect(client, max_tokens=5)
-        before = cpu_ticks(client.pid)
-        await asyncio.sleep(0.5)
-        assert cpu_ticks(client.pid) - before <= 1
+        await asyncio.sleep(0.2)
+        before = wake_ups(client.pid)
+        await asyncio.sleep(0.3)
+        assert wake_ups(client.pid) == before
+        assert before[0] == "S"
+        await collect(client, max_tokens=5)
+        assert wake_ups(client.pid)[1] > before[1]
 
     with_engine(body)
 
 
-def cpu_ticks(pid):
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+def wake_ups(pid):
+    """(state, how often the process has been given a CPU): equal twice means it slept."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines)
+    switches = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
+    return status["State"].split()[0], sum(int(status[name]) for name in switches)
 
 
 PARENT = """

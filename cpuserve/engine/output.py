@@ -1,0 +1,168 @@
+"""From the engine's tokens to text: detokenization, stop strings, the end of a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cpuserve.engine.ipc import Output, TokenLogprob
+from cpuserve.errors import RequestError
+from cpuserve.tokenizer.detokenize import Detokenizer
+
+if TYPE_CHECKING:
+    from cpuserve.engine.client import EngineClient
+    from cpuserve.sampling.params import SamplingParams
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class TextDelta:
+    """What one output added: `text` may lag behind `token_ids` (half characters, stop strings).
+
+    logprobs: one per token id, if wanted. finish_reason: None, "stop", "length" or "abort".
+    stop_reason: the stop string or stop token id that ended it. scheduled: time.monotonic() when
+    the request first ran, with its first delta.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    cached_tokens: int = 0
+    scheduled: float = 0.0
+
+
+class StopFilter:
+    """Finds stop strings in a text that comes in pieces, and lets no part of one through.
+
+    The answer does not depend on how the text is cut: the first stop string to be complete wins,
+    the longest of those that end at the same character.
+    """
+
+    def __init__(self, stops: Sequence[str], include: bool) -> None:
+        self._stops = stops
+        self._include = include
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """What may be shown now; sets `matched` when a stop string is complete."""
+        text = self._held + text
+        found = [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]
+        if found:
+            end, start, self.matched = min(found)
+            self._held = ""
+            return text[: end if self._include else start]
+        shown = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[shown:]
+        return text[:shown]
+
+    def flush(self) -> str:
+        """What was held back, when nothing can follow any more."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop` and is not all of it."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
+
+
+class OutputProcessor:
+    """The text side of one sequence."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids, params.skip_special_tokens)
+        self._include = params.include_stop_str_in_output
+        self._stops = StopFilter(params.stop, self._include) if params.stop else None
+        self._min_tokens = params.min_tokens
+        self._num_tokens = 0
+
+    def push(self, output: Output) -> TextDelta:
+        """Text of the engine's next output.
+
+        After a stop string the delta has a finish_reason that `output` does not know of: the
+        caller aborts the request.
+
+        Raises:
+            RequestError: the engine ended the request with an error.
+        """
+        if output.finish == "error":
+            raise RequestError(output.error or "the engine ended this request with an error")
+        delta = TextDelta(
+            "",
+            output.tokens,
+            output.logprobs,
+            output.prompt_logprobs,
+            output.finish,
+            output.stop_id,
+            output.cached_tokens,
+            output.scheduled,
+        )
+        shown = output.tokens
+        if output.finish == "stop" and not self._include:
+            shown = shown[:-1]  # the text of a stop token is not part of the answer
+        if self._stops is None:
+            delta.text = self._detokenizer.push(shown)
+            if output.finish is not None:
+                delta.text += self._detokenizer.flush()
+        else:
+            self._push_filtered(delta, shown, self._stops)
+        self._num_tokens += len(delta.token_ids)
+        return delta
+
+    def _push_filtered(self, delta: TextDelta, shown: list[int], stops: StopFilter) -> None:
+        """Token by token, so that the tokens after a stop string are not counted."""
+        for index, token in enumerate(shown):
+            text = self._detokenizer.push([token])
+            if self._num_tokens + index < self._min_tokens:
+                delta.text += text
+                continue
+            delta.text += stops.push(text)
+            if stops.matched is not None:
+                _cut(delta, index + 1, stops.matched)
+                return
+        if delta.finish_reason is not None:
+            delta.text += stops.push(self._detokenizer.flush()) + stops.flush()
+            if stops.matched is not None:
+                _cut(delta, len(delta.token_ids), stops.matched)
+
+
+def _cut(delta: TextDelta, count: int, stop: str) -> None:
+    """The sequence ends with its `count`-th new token, by the stop string `stop`."""
+    delta.token_ids = delta.token_ids[:count]
+    if delta.logprobs is not None:
+        delta.logprobs = delta.logprobs[:count]
+    delta.finish_reason = "stop"
+    delta.stop_reason = stop
+
+
+async def generate_text(
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    priority: int = 0,
+) -> AsyncGenerator[TextDelta, None]:
+    """The deltas of one sequence (params.n is the caller's business); closing it aborts it.
+
+    Raises:
+        InvalidRequest: the engine could never run it.
+        RequestError: the engine ended it with an error; EngineDead if the engine itself ended.
+    """
+    processor = OutputProcessor(tokenizer, prompt_ids, params)
+    async with aclosing(client.generate(prompt_ids, params, priority)) as outputs:
+        async for output in outputs:
+            delta = processor.push(output)
+            yield delta
+            if delta.finish_reason is not None:
+                return
