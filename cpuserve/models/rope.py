@@ -26,7 +26,7 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_positions: int) 
     params = _rope_params(config)
     theta = read_float(params, "rope_theta", 10000.0, low=1.0)
     share = read_float(params, "partial_rotary_factor", 1.0, high=1.0)
-    rotary = int(head_dim * share)
+    rotary = int(head_dim * share + 1e-6)  # a share may come from dividing the dims again
     if rotary < 2 or rotary % 2:
         refuse("partial_rotary_factor", share, f"an even part of head_dim {head_dim}")
     max_position = read_int(config, "max_position_embeddings", default_positions)
@@ -94,6 +94,15 @@ def _llama3(params: Params, base: list[float], max_position: int) -> tuple[Rope,
     return _rope([scale(f) for f in base]), max_position
 
 
+def _freq_factors(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
+    """Every frequency divided by its own factor: how a GGUF stores Llama 3's scaling."""
+    factors = params.get("freq_factors")
+    if not isinstance(factors, list | tuple) or len(factors) != len(base):
+        refuse("freq_factors", factors, f"a list of {len(base)} numbers")
+    each = [read_float({"freq_factors": f}, "freq_factors") for f in factors]
+    return _rope([b / f for b, f in zip(base, each, strict=True)]), max_position
+
+
 def _yarn(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
     """NTK-by-parts over dimensions, with cos and sin multiplied by the attention factor."""
     original = read_int(params, "original_max_position_embeddings", max_position)
@@ -137,6 +146,7 @@ _SCALINGS: dict[str, Callable[[Params, list[float], int], tuple[Rope, int]]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
+    "freq_factors": _freq_factors,
     "llama3": _llama3,
     "yarn": _yarn,
 }

@@ -53,9 +53,19 @@ class SlotSampler:
         stop_ids: list[int],
         vocab: int,
     ) -> None:
+        for what, ids in (
+            ("the prompt", prompt),
+            ("the output", output),
+            ("stop ids", stop_ids),
+            ("logit_bias", list(params.logit_bias or ())),
+            ("allowed_token_ids", params.allowed_token_ids or []),
+        ):
+            if ids and not (min(ids) >= 0 and max(ids) < vocab):
+                msg = f"{what} has a token id outside the vocabulary of {vocab}"
+                raise ValueError(msg)
         self._params = params
         self._seed = seed & MASK64
-        self._stop_ids = [i for i in stop_ids if 0 <= i < vocab]
+        self._stop_ids = stop_ids
         self._in_prompt = np.zeros(vocab, bool)
         self._in_prompt[prompt] = True
         self._counts = np.bincount(np.asarray(output, np.int64), minlength=vocab)

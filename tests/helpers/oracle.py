@@ -13,6 +13,9 @@ from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.program import Program
 
+# Tiny products gain nothing from threads, and on busy cores torch's barriers cost seconds.
+torch.set_num_threads(1)
+
 
 def program_of(path: Path) -> Program:
     """The Program of a checkpoint directory."""

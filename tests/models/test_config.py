@@ -65,6 +65,14 @@ def test_rope_frequencies_equal_those_of_transformers(scaling, head_dim, theta):
     assert rope.attention_factor == pytest.approx(factor, rel=1e-9)
 
 
+def test_frequency_factors_divide_each_frequency():
+    factors = [1.0, 1.0, 2.0, 3.0, 4.0, 8.0, 8.0, 8.0]
+    plain = spec_from_config(tiny_config("llama")).rope
+    scaling = {"rope_type": "freq_factors", "freq_factors": factors}
+    rope = spec_from_config(tiny_config("llama", rope_scaling=scaling)).rope
+    assert rope.inv_freq == tuple(b / f for b, f in zip(plain.inv_freq, factors, strict=True))
+
+
 @pytest.mark.parametrize(
     ("scaling", "positions"),
     [
@@ -109,7 +117,7 @@ BAD = {
     "rope-type": (
         "llama",
         {"rope_scaling": {"rope_type": "longrope", "factor": 2}},
-        "'longrope', but it must be one of default, dynamic, linear, llama3, yarn",
+        "'longrope', but it must be one of default, dynamic, freq_factors, linear, llama3, yarn",
     ),
     "rope-factor": ("llama", {"rope_scaling": {"rope_type": "linear"}}, "factor is None"),
     "rope-text": ("llama", {"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
@@ -122,6 +130,16 @@ BAD = {
         "llama",
         {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
         "one set of rope parameters",
+    ),
+    "rope-factors": (
+        "llama",
+        {"rope_scaling": {"rope_type": "freq_factors", "freq_factors": [1.0, 2.0]}},
+        "freq_factors is [1.0, 2.0], but it must be a list of 8 numbers",
+    ),
+    "rope-factor-0": (
+        "llama",
+        {"rope_scaling": {"rope_type": "freq_factors", "freq_factors": [0.0] * 8}},
+        "freq_factors is 0.0",
     ),
     "window-negative": ("mistral", {"sliding_window": -5}, "sliding_window is -5"),
     "layer-types": (

@@ -1,0 +1,103 @@
+"""StepBatch to StepArrays, its sections, and outputs back to rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cpuserve.core.step import LogitRow, RowResult, SeqChunk, StepBatch
+from cpuserve.program.view import HEADER, check_step, key_slots, token_slots, view
+from cpuserve.runtime import executor
+from cpuserve.runtime.executor import StepArrays, StepOutputs
+from cpuserve.runtime.pack import pack, unpack
+
+BATCH = StepBatch(
+    [
+        SeqChunk(5, [11], 40, [3, 8], [LogitRow(0, num_top=2)]),
+        SeqChunk(2, [21, 22, 23], 0, [6], []),
+        SeqChunk(0, [31, 32], 31, [1, 4], [LogitRow(0, target=32), LogitRow(1, num_top=0)]),
+    ]
+)
+
+
+def test_sections_are_laid_out_as_the_executors_read_them():
+    arrays = pack(BATCH)
+    assert arrays.words.dtype == np.int32
+    assert arrays.words[:8].tolist() == [6, 3, 3, 5, 0, 0, 0, 0]
+    assert (arrays.num_tokens, arrays.num_rows) == (6, 3)
+    step = view(arrays)
+    assert step.token_ids.tolist() == [11, 21, 22, 23, 31, 32]
+    assert step.positions.tolist() == [40, 0, 1, 2, 31, 32]
+    assert step.query_start.tolist() == [0, 1, 4, 6]
+    assert step.kv_len.tolist() == [41, 3, 33]
+    assert step.table_start.tolist() == [0, 2, 3, 5]
+    assert step.block_tables.tolist() == [3, 8, 6, 1, 4]
+    assert step.row_token.tolist() == [0, 4, 5]
+    assert step.row_slot.tolist() == [5, 0, 0]
+    assert step.row_target.tolist() == [-1, 32, -1]
+    assert step.row_top.tolist() == [2, -1, 0]
+
+
+def test_slots_follow_the_block_tables():
+    step = view(pack(BATCH))
+    assert token_slots(step, 32).tolist() == [8 * 32 + 8, 192, 193, 194, 1 * 32 + 31, 4 * 32]
+    assert key_slots(step, 2, 32).tolist() == [*range(32, 64), 128]
+
+
+def test_a_step_without_rows_or_sequences_still_has_its_sections():
+    step = view(pack(StepBatch([])))
+    assert step.num_tokens == step.num_seqs == 0
+    assert step.query_start.tolist() == [0]
+
+
+def test_both_sides_agree_on_the_header():
+    assert HEADER == executor.HEADER
+
+
+def test_a_block_of_another_length_than_its_header_says_is_refused():
+    words = pack(BATCH).words
+    for bad in (words[:-1], np.append(words, np.int32(0))):
+        with pytest.raises(ValueError, match="does not match its header"):
+            view(StepArrays(bad))
+    bad = words.copy()
+    bad[:2] = (-1, 10)
+    with pytest.raises(ValueError, match="does not match its header"):
+        view(StepArrays(bad))
+
+
+@pytest.mark.parametrize(
+    ("field", "index", "value", "message"),
+    [
+        ("token_ids", 2, -1, "token id"),
+        ("token_ids", 2, 100, "token id"),
+        ("positions", 5, 33, "positions of sequence 2"),
+        ("kv_len", 0, 40, "positions of sequence 0"),
+        ("block_tables", 4, 9, "block id"),
+        ("row_token", 0, 6, "row token"),
+        ("row_target", 0, 100, "row target"),
+    ],
+)
+def test_an_index_out_of_range_is_named(field, index, value, message):
+    step = view(StepArrays(pack(BATCH).words.copy()))
+    check_step(step, vocab=100, num_blocks=9, block=32)
+    getattr(step, field)[index] = value
+    with pytest.raises(ValueError, match=message):
+        check_step(step, vocab=100, num_blocks=9, block=32)
+
+
+def test_outputs_become_rows_with_only_what_was_asked():
+    outputs = StepOutputs(
+        tokens=np.array([7, 32, 9, 99], np.int32),
+        logprobs=np.array([-1.5, -2.5, -3.5, 0], np.float32),
+        ranks=np.array([1, 4, 2, 0], np.int32),
+        top_ids=np.array([[7, 8, 0], [1, 2, 3], [4, 5, 6], [0, 0, 0]], np.int32),
+        top_logprobs=np.array([[-1.5, -1.75, 0], [0] * 3, [0] * 3, [0] * 3], np.float32),
+    )
+    assert unpack(outputs, BATCH) == [
+        RowResult(7, -1.5, 1, [(7, -1.5), (8, -1.75)]),
+        RowResult(32),
+        RowResult(9, -3.5, 2),
+    ]
+    quiet = StepBatch([SeqChunk(0, [1], 0, [0], [LogitRow(0)])])
+    assert unpack(outputs, quiet) == [RowResult(7)]
+    assert type(unpack(outputs, quiet)[0].token) is int
