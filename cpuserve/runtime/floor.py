@@ -129,8 +129,11 @@ class TorchExecutor(TorchSampling):
         weights: Weights,
         progress: ProgressFn | None = None,
     ) -> None:
+        import torch
+
         from cpuserve.program.interpret import Interpreter
 
+        torch.set_num_threads(config.threads)
         tensors = load_tensors(program, weights, progress)
         self._interpreter = Interpreter(program, tensors, num_blocks=config.kv_blocks)
         super().__init__(config, program.vocab, self._interpreter)
