@@ -1,4 +1,4 @@
-"""The executor seam: StepArrays in, StepOutputs out. Two executors: native (C++) and floor (torch)."""
+"""The executor seam: StepArrays in, StepOutputs out. Two executors: native, and the torch floor."""
 
 from __future__ import annotations
 
@@ -60,8 +60,11 @@ class Executor(Protocol):
         self, slot: int, params: SamplingParams, seed: int, prompt: list[int], output: list[int],
         stop_ids: list[int],
     ) -> None:
-        """(Re)set the sampler state of `slot`. `output`: tokens already generated (after preemption);
-        `stop_ids`: ids banned until params.min_tokens outputs exist."""
+        """(Re)set the sampler state of `slot`.
+
+        `output`: tokens already generated (after preemption); `stop_ids`: ids banned until
+        params.min_tokens outputs exist.
+        """
 
     def release(self, slot: int) -> None:
         """Forget `slot`."""
@@ -71,7 +74,7 @@ class Executor(Protocol):
         index is out of range (nothing has run then)."""
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
-        """Run ops before `op_index`, then that op: (its inputs [T, width] before, its output after)."""
+        """Run ops up to `op_index`: (its inputs [T, width] before it, its output after it)."""
 
     def close(self) -> None:
         """Free everything."""
