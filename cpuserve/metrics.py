@@ -49,6 +49,8 @@ class StepStats(Protocol):
     waiting: int
     kv_usage: float
     preemptions: int
+    prompt_tokens: int
+    generation_tokens: int
     prefix_queries: int
     prefix_hits: int
 
@@ -120,6 +122,7 @@ class ServerMetrics:
         self._labels = {"model_name": model_name, "engine": engine}
         self._stats = stats
         self.cache: dict[str, object] = dict(cache or {})
+        self._step_tokens = 0
         self.active = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
@@ -169,9 +172,11 @@ class ServerMetrics:
             sequence.tokens += tokens
             self.generation_tokens += tokens
 
-    def on_step(self, tokens: int) -> None:
-        """The engine ran a step over `tokens` tokens."""
-        self.iteration.observe(tokens)
+    def on_step(self, stats: StepStats) -> None:
+        """The engine ran a step: prompts it completed and tokens it generated, as vLLM counts."""
+        total = stats.prompt_tokens + stats.generation_tokens
+        self.iteration.observe(total - self._step_tokens)
+        self._step_tokens = total
 
     def finish(self, sequence: Sequence, reason: str) -> None:
         """The sequence is over: `reason` is one of FINISHED_REASONS."""

@@ -60,6 +60,7 @@ class ProcessClient:
         self.info: dict[str, object] = {}
         self.stats = Stats()
         self.progress: Progress | None = None
+        self.on_step: Callable[[Stats], None] | None = None
         self._on_progress = on_progress
         self._process = process
         self._socket = sock
@@ -177,6 +178,8 @@ class ProcessClient:
         """Take one message of the engine."""
         if isinstance(message, StepOutput):
             self.stats = message.stats
+            if self.on_step is not None:
+                self.on_step(message.stats)
             self._streams.dispatch(message.outputs)
         elif isinstance(message, Progress):
             self.progress = message

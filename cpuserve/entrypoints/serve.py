@@ -101,6 +101,7 @@ def _run(
         raise
     front_end = FrontEnd(client, config, http, url_of(listener))
     reports.also = front_end.on_progress
+    client.on_step = front_end.serving.metrics.on_step
     return asyncio.run(front_end.run(listener, on_ready))
 
 

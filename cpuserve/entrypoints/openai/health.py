@@ -18,7 +18,8 @@ async def health(request: Request) -> Response:
     return Response(status_code=200)
 
 
-@router.api_route("/ping", methods=["GET", "POST"])
+@router.get("/ping")
+@router.post("/ping", operation_id="ping_post")
 async def ping(request: Request) -> Response:
     """The same as /health, under SageMaker's name."""
     return await health(request)

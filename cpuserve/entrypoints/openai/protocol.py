@@ -2,7 +2,7 @@
 
 Clients send null for "not set", so every optional request field takes null. Fields that are not
 listed are accepted and ignored; fields that would change the answer and that we do not implement
-are listed as `object` and refused by name (sampling.check_supported).
+are listed as Any and refused by name (sampling.check_supported).
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     priority: int | None = None
     user: str | None = None
     # Refused by name when set: ignoring them would give another answer than was asked for.
-    response_format: object = None
-    best_of: object = None
-    use_beam_search: object = None
-    structured_outputs: object = None
-    guided_json: object = None
-    guided_regex: object = None
-    guided_choice: object = None
-    guided_grammar: object = None
-    bad_words: object = None
-    logprob_token_ids: object = None
-    truncate_prompt_tokens: object = None
-    prompt_embeds: object = None
+    response_format: Any = None
+    best_of: Any = None
+    use_beam_search: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    bad_words: Any = None
+    logprob_token_ids: Any = None
+    truncate_prompt_tokens: Any = None
+    prompt_embeds: Any = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -80,14 +80,14 @@ class ChatRequest(GenerationRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: object = None
-    tool_choice: object = None
-    functions: object = None
-    function_call: object = None
-    audio: object = None
-    documents: object = None
-    chat_template: object = None
-    echo: object = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    documents: Any = None
+    chat_template: Any = None
+    echo: Any = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -96,7 +96,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     echo: bool | None = None
-    suffix: object = None
+    suffix: Any = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

@@ -84,10 +84,10 @@ def _check_response_format(value: object) -> None:
 def check_stream(request: GenerationRequest) -> None:
     """InvalidRequest for options that contradict `stream`."""
     if request.stream_options is not None and not request.stream:
-        msg = "Stream options can only be defined when `stream=True`."
+        msg = "stream_options can only be set when `stream` is true"
         raise InvalidRequest(msg, param="stream_options")
     if request.stream and request.prompt_logprobs is not None:
-        msg = "prompt_logprobs is not available when `stream=True`."
+        msg = "prompt_logprobs is not available when `stream` is true"
         raise InvalidRequest(msg, param="prompt_logprobs")
 
 
@@ -172,6 +172,9 @@ def _params(
     prompt_logprobs: int | None,
 ) -> SamplingParams:
     _check_logprobs("prompt_logprobs", prompt_logprobs)
+    if not -(2**31) <= (request.priority or 0) < 2**31:
+        msg = f"priority must be a 32-bit integer, got {request.priority}"
+        raise InvalidRequest(msg, param="priority")
     _check_count("stop_token_ids", request.stop_token_ids, MAX_ID_LIST)
     _check_count("allowed_token_ids", request.allowed_token_ids, limits.vocab)
     given = {

@@ -1,0 +1,233 @@
+"""Bodies that are no request: broken JSON, wrong types, too large, unknown routes and methods."""
+
+import pytest
+
+from cpuserve.entrypoints.openai.serving import HttpLimits
+from tests.api.fakes import Api, error_of
+
+GOOD = b'{"messages":[{"role":"user","content":"hi"}]}'
+
+BAD_JSON = {
+    "empty": b"",
+    "space": b"  ",
+    "text": b"hello",
+    "open-object": b'{"messages":',
+    "open-string": b'{"messages":"',
+    "trailing-comma": b'{"messages":[],}',
+    "two-objects": GOOD + GOOD,
+    "single-quotes": b"{'messages':[]}",
+    "comment": b"{}//",
+    "nan": b'{"messages":[],"temperature":NaN}',
+    "infinity": b'{"messages":[],"temperature":Infinity}',
+    "minus-infinity": b'{"messages":[],"temperature":-Infinity}',
+    "1e999": b'{"messages":[],"temperature":1e999}',
+    "int-5000-digits": b'{"messages":[],"seed":' + b"1" * 5000 + b"}",
+    "deep-array": b"[" * 100_000,
+    "deep-array-closed": b"[" * 100_000 + b"]" * 100_000,
+    "deep-field": b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep-object": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "deep-messages": b'{"messages":' + b"[" * 5000 + b"]" * 5000 + b"}",
+    "bom": b"\xef\xbb\xbf" + GOOD,
+    "utf-16": GOOD.decode().encode("utf-16"),
+    "bad-utf-8": b'{"messages":[{"role":"user","content":"\xff"}]}',
+    "overlong-utf-8": b'{"messages":[{"role":"user","content":"\xc0\xaf"}]}',
+    "raw-surrogate": b'{"messages":[{"role":"user","content":"\xed\xa0\x80"}]}',
+    "lone-surrogate": b'{"messages":[{"role":"user","content":"\\ud800"}]}',
+    "lone-surrogate-inside": b'{"messages":[{"role":"user","content":"a\\ud800b"}]}',
+    "lone-low-surrogate": b'{"messages":[{"role":"user","content":"\\udc00 and more text"}]}',
+    "control-character": b'{"messages":[{"role":"user","content":"a\x00b"}]}',
+    "bad-escape": b'{"messages":[{"role":"user","content":"\\x"}]}',
+    "array": b"[]",
+    "string": b'"hi"',
+    "number": b"5",
+    "true": b"true",
+    "null": b"null",
+    "gzip": b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03",
+}
+
+
+@pytest.fixture(scope="module")
+def api():
+    return Api()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize"])
+@pytest.mark.parametrize("body", [pytest.param(b, id=name) for name, b in BAD_JSON.items()])
+def test_a_body_that_is_no_request_is_400(api, path, body):
+    response = api.raw(path, body)
+    assert response.status_code == 400, response.text
+    assert error_of(response)["type"] == "BadRequestError"
+    assert api.alive()
+
+
+def test_the_error_says_where_the_json_breaks(api):
+    message = error_of(api.raw("/v1/completions", b'{"prompt": "a", }'))["message"]
+    assert "not valid JSON" in message
+    assert "byte" in message
+
+
+def test_of_duplicate_keys_the_last_counts(api):
+    response = api.raw("/v1/completions", b'{"prompt":"a","n":99,"n":1,"max_tokens":2}')
+    assert len(response.json()["choices"]) == 1
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/plain", "application/x-www-form-urlencoded", "", "multipart/form-data", "json"],
+)
+def test_another_content_type_is_415(api, content_type):
+    response = api.raw("/v1/chat/completions", GOOD, content_type)
+    assert response.status_code == 415
+    assert "application/json" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON"]
+)
+def test_json_content_types_are_accepted(api, content_type):
+    assert api.raw("/v1/chat/completions", GOOD, content_type).status_code == 200
+
+
+def test_a_compressed_body_is_refused_not_unpacked(api):
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    response = api.request("POST", "/v1/completions", content=b"\x1f\x8b", headers=headers)
+    assert response.status_code == 415
+    assert "uncompressed" in error_of(response)["message"]
+
+
+def test_a_body_over_the_cap_is_413_and_closes():
+    api = Api(http=HttpLimits(max_body_bytes=1000))
+    body = b'{"prompt":"' + b"a" * 1000 + b'"}'
+    response = api.raw("/v1/completions", body)
+    assert response.status_code == 413
+    assert response.headers["connection"] == "close"
+    assert "1000 bytes" in error_of(response)["message"]
+    assert api.alive()
+
+
+def test_a_body_without_length_over_the_cap_is_413():
+    api = Api(http=HttpLimits(max_body_bytes=1000))
+
+    async def pieces():
+        for _ in range(200):
+            yield b" " * 10
+
+    headers = {"content-type": "application/json"}
+    response = api.request("POST", "/v1/completions", content=pieces(), headers=headers)
+    assert response.status_code == 413
+
+
+@pytest.mark.parametrize("length", ["99999999999", "9" * 400])
+def test_a_declared_length_over_the_cap_is_413_before_reading(length):
+    api = Api()
+    headers = {"content-type": "application/json", "content-length": length}
+    response = api.request("POST", "/v1/completions", content=b"{}", headers=headers)
+    assert response.status_code == 413
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v2/chat/completions", "/v1/chat", "/docs", "/v1/embeddings"]
+)
+def test_an_unknown_route_is_404(api, path):
+    response = api.get(path)
+    assert response.status_code == 404
+    error = error_of(response)
+    assert error["type"] == "NotFoundError"
+    assert path in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("PUT", "/v1/completions", "POST"),
+        ("DELETE", "/v1/models", "GET"),
+        ("POST", "/v1/models", "GET"),
+        ("POST", "/health", "GET"),
+        ("GET", "/tokenize", "POST"),
+        ("PATCH", "/metrics", "GET"),
+        ("OPTIONS", "/v1/chat/completions", "POST"),
+    ],
+)
+def test_an_unknown_method_is_405(api, method, path, allowed):
+    response = api.request(method, path)
+    assert response.status_code == 405
+    assert error_of(response)["type"] == "MethodNotAllowedError"
+    assert response.headers["allow"] == allowed
+
+
+@pytest.mark.parametrize(
+    "model", ["nope", "../../etc/passwd", "tiny\x00", "tiny\r\nX: y", "t" * 10**5, "\u202etiny"]
+)
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+def test_an_unknown_model_is_404_naming_those_served(api, endpoint, model):
+    response = getattr(api, endpoint)(model=model)
+    assert response.status_code == 404
+    error = error_of(response)
+    assert error["type"] == "NotFoundError"
+    assert error["param"] == "model"
+    assert "tiny, alias" in error["message"]
+    assert len(error["message"]) < 1000
+
+
+def test_too_many_headers_are_431(api):
+    headers = [("content-type", "application/json"), *((f"x-{i}", "1") for i in range(200))]
+    response = api.request("POST", "/v1/completions", content=b"{}", headers=headers)
+    assert response.status_code == 431
+    error_of(response)
+
+
+@pytest.mark.parametrize("given", ["abc-123", "A.b_c:9", "x" * 128])
+def test_a_sane_request_id_is_echoed_and_in_the_answer(api, given):
+    response = api.request(
+        "POST", "/v1/completions", json={"prompt": "a"}, headers={"x-request-id": given}
+    )
+    assert response.headers["x-request-id"] == given
+    assert response.json()["id"] == f"cmpl-{given}"
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 129, "a\tb", "<script>", "é"])
+def test_another_request_id_is_replaced(api, given):
+    response = api.request(
+        "POST",
+        "/v1/completions",
+        json={"prompt": "a"},
+        headers=[(b"x-request-id", given.encode())],
+    )
+    shown = response.headers["x-request-id"]
+    assert shown != given
+    assert len(shown) == 32
+    assert response.json()["id"] == f"cmpl-{shown}"
+
+
+def test_errors_carry_a_request_id_too(api):
+    response = api.request("GET", "/nope", headers={"x-request-id": "mine"})
+    assert response.headers["x-request-id"] == "mine"
+
+
+def test_an_unexpected_exception_is_500_without_its_text(caplog):
+    def fail(engine, number, prompt, params):
+        msg = "secret at 0x7fffdeadbeef in /srv/app/model.bin"
+        yield RuntimeError(msg)
+
+    api = Api(fail)
+    response = api.chat()
+    assert response.status_code == 500
+    error = error_of(response)
+    assert error["type"] == "InternalServerError"
+    assert "secret" not in error["message"]
+    assert "secret" in caplog.text
+
+
+def test_addresses_and_paths_of_engine_errors_are_not_told():
+    def fail(engine, number, prompt, params):
+        from cpuserve.errors import RequestError
+
+        msg = "the step failed at 0x7fffdeadbeef in /srv/app/model.bin after 3 tokens"
+        yield RequestError(msg)
+
+    error = error_of(Api(fail).chat())
+    assert error["code"] == 500
+    assert "0x7fff" not in error["message"]
+    assert "/srv" not in error["message"]
+    assert "after 3 tokens" in error["message"]

@@ -1,0 +1,292 @@
+"""Every bad value of every field: 4xx naming the field, and the next request is answered."""
+
+import pytest
+
+from tests.api.fakes import MAX_LEN, VOCAB, Api, error_of
+
+BIG = [2**31, 2**63, 2**64, 10**30]
+
+# (fields, the parameter the error must name)
+BOTH = {
+    "n-0": ({"n": 0}, "n"),
+    "n-negative": ({"n": -1}, "n"),
+    "n-million": ({"n": 10**6}, "n"),
+    "n-text": ({"n": "2"}, "n"),
+    "n-float": ({"n": 1.5}, "n"),
+    "n-bool": ({"n": True}, "n"),
+    "temperature-negative": ({"temperature": -1}, "temperature"),
+    "temperature-huge": ({"temperature": 1e308}, "temperature"),
+    "temperature-text": ({"temperature": "hot"}, "temperature"),
+    "top_p-0": ({"top_p": 0}, "top_p"),
+    "top_p-above-1": ({"top_p": 1.01}, "top_p"),
+    "top_p-negative": ({"top_p": -0.5}, "top_p"),
+    "top_k-minus-5": ({"top_k": -5}, "top_k"),
+    "top_k-2^31": ({"top_k": 2**31}, "top_k"),
+    "min_p-negative": ({"min_p": -0.1}, "min_p"),
+    "min_p-above-1": ({"min_p": 1.5}, "min_p"),
+    "presence-above-2": ({"presence_penalty": 2.1}, "presence_penalty"),
+    "presence-below-2": ({"presence_penalty": -2.1}, "presence_penalty"),
+    "frequency-above-2": ({"frequency_penalty": 3}, "frequency_penalty"),
+    "repetition-0": ({"repetition_penalty": 0}, "repetition_penalty"),
+    "repetition-negative": ({"repetition_penalty": -1}, "repetition_penalty"),
+    "seed-2^63": ({"seed": 2**63}, "seed"),
+    "seed-below": ({"seed": -(2**63) - 1}, "seed"),
+    "seed-text": ({"seed": "x"}, "seed"),
+    "seed-float": ({"seed": 0.5}, "seed"),
+    "max_tokens-0": ({"max_tokens": 0}, "max_tokens"),
+    "max_tokens-negative": ({"max_tokens": -1}, "max_tokens"),
+    "max_tokens-text": ({"max_tokens": "5"}, "max_tokens"),
+    "max_tokens-over-context": ({"max_tokens": MAX_LEN}, "max_tokens"),
+    **{f"max_tokens-{n}": ({"max_tokens": n}, "max_tokens") for n in BIG},
+    "min_tokens-negative": ({"min_tokens": -1}, "min_tokens"),
+    "min_tokens-over-max": ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    "min_tokens-over-context": ({"min_tokens": MAX_LEN + 1}, "min_tokens"),
+    "stop-empty-string": ({"stop": ""}, "stop"),
+    "stop-empty-in-list": ({"stop": ["a", ""]}, "stop"),
+    "stop-number": ({"stop": 5}, "stop"),
+    "stop-number-in-list": ({"stop": ["a", 5]}, "stop"),
+    "stop-100k": ({"stop": ["x"] * 10**5}, "stop"),
+    "stop-long": ({"stop": "x" * 5000}, "stop"),
+    "stop_token_ids-vocab": ({"stop_token_ids": [VOCAB]}, "stop_token_ids"),
+    "stop_token_ids-negative": ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    "stop_token_ids-text": ({"stop_token_ids": ["a"]}, "stop_token_ids"),
+    "stop_token_ids-many": ({"stop_token_ids": [1] * 5000}, "stop_token_ids"),
+    "allowed-empty": ({"allowed_token_ids": []}, "allowed_token_ids"),
+    "allowed-vocab": ({"allowed_token_ids": [1, VOCAB]}, "allowed_token_ids"),
+    "logit_bias-vocab": ({"logit_bias": {str(VOCAB): 1}}, "logit_bias"),
+    "logit_bias-text-key": ({"logit_bias": {"hello": 1}}, "logit_bias"),
+    "logit_bias-negative-key": ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    "logit_bias-float-key": ({"logit_bias": {"1.5": 1}}, "logit_bias"),
+    "logit_bias-huge-key": ({"logit_bias": {"9" * 40: 1}}, "logit_bias"),
+    "logit_bias-unicode-digit": ({"logit_bias": {"\N{SUPERSCRIPT TWO}": 1}}, "logit_bias"),
+    "logit_bias-text-value": ({"logit_bias": {"1": "a"}}, "logit_bias"),
+    "logit_bias-list": ({"logit_bias": [1]}, "logit_bias"),
+    "logit_bias-300k": ({"logit_bias": {str(i): 1 for i in range(300_000)}}, "logit_bias"),
+    "prompt_logprobs-21": ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    "prompt_logprobs-negative": ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    "prompt_logprobs-stream": ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    "stream_options-no-stream": ({"stream_options": {"include_usage": True}}, "stream_options"),
+    "stream_options-stream-false": ({"stream_options": {}, "stream": False}, "stream_options"),
+    "stream_options-text": ({"stream_options": "x", "stream": True}, "stream_options"),
+    "stream-text": ({"stream": "yes"}, "stream"),
+    "best_of": ({"best_of": 3}, "best_of"),
+    "best_of-million": ({"best_of": 10**6, "n": 2}, "best_of"),
+    "beam-search": ({"use_beam_search": True}, "use_beam_search"),
+    "guided_json": ({"guided_json": {}}, "guided_json"),
+    "structured_outputs": ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    "json_object": ({"response_format": {"type": "json_object"}}, "response_format"),
+    "json_schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+        "response_format",
+    ),
+    "response_format-hiccup": ({"response_format": {"type": "hiccup"}}, "response_format"),
+    "response_format-text": ({"response_format": "text"}, "response_format"),
+    "response_format-empty": ({"response_format": {}}, "response_format"),
+    "bad_words": ({"bad_words": ["x"]}, "bad_words"),
+    "truncate": ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    "ignore_eos-text": ({"ignore_eos": "yes"}, "ignore_eos"),
+    "priority-2^63": ({"priority": 2**63}, "priority"),
+    "model-number": ({"model": 5}, "model"),
+}
+
+CHAT = {
+    "top_logprobs-21": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    "top_logprobs-negative": ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    "top_logprobs-alone": ({"top_logprobs": 2}, "top_logprobs"),
+    "top_logprobs-without": ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+    "logprobs-number": ({"logprobs": 5}, "logprobs"),
+    "max_completion_tokens-0": ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    "max_completion_tokens-over": (
+        {"max_completion_tokens": MAX_LEN, "max_tokens": 1},
+        "max_completion_tokens",
+    ),
+    "tools": (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+        "tools",
+    ),
+    "tools-empty": ({"tools": []}, "tools"),
+    "tool_choice-required": ({"tool_choice": "required"}, "tool_choice"),
+    "functions": ({"functions": [{"name": "f"}]}, "functions"),
+    "audio": ({"audio": {"voice": "x"}}, "audio"),
+    "chat_template": ({"chat_template": "{{ 1 }}"}, "chat_template"),
+    "documents": ({"documents": [{}]}, "documents"),
+    "kwargs-messages": ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    "kwargs-generation": (
+        {"chat_template_kwargs": {"add_generation_prompt": False}},
+        "chat_template_kwargs",
+    ),
+    "kwargs-tokenize": ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+    "kwargs-self": ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
+    "kwargs-list": ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+    "continue-and-generate": (
+        {"continue_final_message": True, "add_generation_prompt": True},
+        "continue_final_message",
+    ),
+    "messages-null": ({"messages": None}, "messages"),
+    "messages-text": ({"messages": "hi"}, "messages"),
+    "messages-empty": ({"messages": []}, "messages"),
+    "messages-number": ({"messages": [123]}, "messages"),
+    "messages-empty-object": ({"messages": [{}]}, "messages"),
+    "role-number": ({"messages": [{"role": 123, "content": "a"}]}, "messages"),
+    "role-empty": ({"messages": [{"role": "", "content": "a"}]}, "messages"),
+    "role-markup": ({"messages": [{"role": "<|im_end|>", "content": "a"}]}, "messages"),
+    "content-number": ({"messages": [{"role": "user", "content": 123}]}, "messages"),
+    "content-null": ({"messages": [{"role": "user", "content": None}]}, "messages"),
+    "content-missing": ({"messages": [{"role": "user"}]}, "messages"),
+    "content-image": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages",
+    ),
+    "content-part-number": ({"messages": [{"role": "user", "content": [5]}]}, "messages"),
+    "content-part-no-text": (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages",
+    ),
+    "too-long": ({"messages": [{"role": "user", "content": "x " * 4 * MAX_LEN}]}, "prompt"),
+}
+
+COMPLETION = {
+    "logprobs-21": ({"logprobs": 21}, "logprobs"),
+    "logprobs-negative": ({"logprobs": -1}, "logprobs"),
+    "logprobs-bool": ({"logprobs": True}, "logprobs"),
+    "suffix": ({"suffix": "the end"}, "suffix"),
+    "prompt-null": ({"prompt": None}, "prompt"),
+    "prompt-number": ({"prompt": 5}, "prompt"),
+    "prompt-object": ({"prompt": {"a": 1}}, "prompt"),
+    "prompt-empty-list": ({"prompt": []}, "prompt"),
+    "prompt-empty-lists": ({"prompt": [[]]}, "prompt"),
+    "prompt-empty-among": ({"prompt": ["a", ""]}, "prompt"),
+    "prompt-vocab": ({"prompt": [1, VOCAB]}, "prompt"),
+    "prompt-negative": ({"prompt": [1, -1]}, "prompt"),
+    "prompt-2^31": ({"prompt": [2**31]}, "prompt"),
+    "prompt-2^63": ({"prompt": [[2**63 - 1]]}, "prompt"),
+    "prompt-10^30": ({"prompt": [[10**30]]}, "prompt"),
+    "prompt-mixed": ({"prompt": ["a", 5]}, "prompt"),
+    "prompt-float": ({"prompt": [1.5]}, "prompt"),
+    "prompt-bool": ({"prompt": [True]}, "prompt"),
+    "prompt-max-len": ({"prompt": [5] * MAX_LEN}, "prompt"),
+    "prompt-over-max-len": ({"prompt": [5] * (MAX_LEN + 1)}, "prompt"),
+    "prompt-score-over-max-len": (
+        {"prompt": [5] * (MAX_LEN + 1), "echo": True, "max_tokens": 0},
+        "prompt",
+    ),
+    "prompt-many": ({"prompt": [[5]] * 2000}, "prompt"),
+    "n-times-prompts": ({"prompt": [[5]] * 512, "n": 100}, "n"),
+    "max_tokens-one-too-many": ({"prompt": [5] * (MAX_LEN - 1), "max_tokens": 2}, "max_tokens"),
+    "prompt_embeds": ({"prompt_embeds": "xxxx"}, "prompt_embeds"),
+}
+
+
+def _cases(table):
+    return [pytest.param(*case, id=name) for name, case in table.items()]
+
+
+@pytest.fixture(scope="module")
+def api():
+    return Api()
+
+
+@pytest.mark.parametrize(("fields", "param"), _cases({**BOTH, **CHAT}))
+def test_chat_with_a_bad_field_is_400_naming_it(api, fields, param):
+    response = api.chat(**fields)
+    assert response.status_code == 400, response.text
+    error = error_of(response)
+    assert error["type"] == "BadRequestError"
+    assert error["param"] == param, error
+    assert param in error["message"] or param == "prompt"
+    assert api.alive()
+
+
+@pytest.mark.parametrize(("fields", "param"), _cases({**BOTH, **COMPLETION}))
+def test_completion_with_a_bad_field_is_400_naming_it(api, fields, param):
+    response = api.complete(**fields)
+    assert response.status_code == 400, response.text
+    error = error_of(response)
+    assert error["type"] == "BadRequestError"
+    assert error["param"] == param, error
+    assert api.alive()
+
+
+def test_empty_prompt_is_400_where_no_token_is_put_in_front(api):
+    error = error_of(api.complete(""))
+    assert error["param"] == "prompt"
+    assert "empty" in error["message"]
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 1},
+        {"temperature": 0},
+        {"temperature": 5.0},
+        {"top_p": 1},
+        {"top_k": -1},
+        {"top_k": 0},
+        {"top_k": 10**6},
+        {"min_p": 1},
+        {"presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 0.1},
+        {"seed": 2**63 - 1},
+        {"seed": -(2**63)},
+        {"max_tokens": 1},
+        {"max_tokens": 32, "min_tokens": 32},
+        {"stop": []},
+        {"stop": ["x"] * 64},
+        {"stop_token_ids": [0, VOCAB - 1]},
+        {"allowed_token_ids": [5]},
+        {"logit_bias": {"0": -1000, str(VOCAB - 1): 1000}},
+        {"logit_bias": {}},
+        {"best_of": 1},
+        {"response_format": {"type": "text"}},
+        {"use_beam_search": False},
+        {"user": "someone", "priority": 0, "ignore_eos": True},
+        {"unknown_field": {"deep": [1, 2, 3]}, "vllm_xargs": {}, "store": True},
+        {"model": "alias"},
+        {"model": ""},
+        dict.fromkeys(("n", "temperature", "stop", "seed", "model", "stream_options")),
+    ],
+    ids=lambda fields: "-".join(fields),
+)
+def test_a_good_field_is_accepted(api, endpoint, fields):
+    response = getattr(api, endpoint)(**fields)
+    assert response.status_code == 200, response.text
+
+
+def test_over_long_requests_are_told_the_numbers(api):
+    message = error_of(api.complete([5] * 200))["message"]
+    assert "200" in message
+    assert str(MAX_LEN) in message
+    message = error_of(api.complete([5] * 100, max_tokens=100))["message"]
+    assert all(text in message for text in ("200", "100", "28", str(MAX_LEN)))
+
+
+def test_bad_logit_bias_keys_are_all_named(api):
+    message = error_of(api.chat(logit_bias={"x": 1, "y": 1, "3": 1}))["message"]
+    assert "'x'" in message
+    assert "'y'" in message
+
+
+def test_logit_bias_out_of_vocabulary_names_id_and_vocabulary(api):
+    message = error_of(api.chat(logit_bias={"99999": 1}))["message"]
+    assert "99999" in message
+    assert str(VOCAB - 1) in message
+
+
+def test_max_tokens_of_all_that_is_left_is_accepted(api):
+    assert api.complete([5] * (MAX_LEN - 1), max_tokens=1).status_code == 200
+    assert api.complete([5] * (MAX_LEN - 1)).status_code == 200
+    assert api.engine.asked[-1][1].max_tokens == 1
+
+
+def test_a_prompt_that_fills_the_context_can_be_scored(api):
+    response = api.complete([5] * MAX_LEN, max_tokens=0, echo=True, logprobs=0)
+    assert response.status_code == 200, response.text
+
+
+def test_a_request_that_never_fits_the_kv_cache_is_400():
+    api = Api()
+    api.engine.info["kv_tokens"] = 16
+    api.serving.set_ready(api.serving.tokenizer, api.serving.chat_template)
+    error = error_of(api.complete([5] * 10, max_tokens=50))
+    assert error["code"] == 400
+    assert "KV cache" in error["message"]

@@ -1,0 +1,217 @@
+"""Models, health, version, tokenize, keys, schema."""
+
+import pytest
+
+from cpuserve.entrypoints.openai.app import ROUTERS
+from tests.api.fakes import ANSWER, MAX_LEN, Api, error_of, tokenizer
+
+KEYS = ("first-key", "sécond")
+
+
+@pytest.fixture
+def api():
+    return Api()
+
+
+def test_models_lists_every_served_name(api):
+    body = api.get("/v1/models").json()
+    assert body["object"] == "list"
+    assert [card["id"] for card in body["data"]] == ["tiny", "alias"]
+    card = body["data"][0]
+    assert card["object"] == "model"
+    assert card["owned_by"] == "cpuserve"
+    assert card["max_model_len"] == MAX_LEN
+    assert isinstance(card["created"], int)
+
+
+def test_one_model_can_be_asked_for(api):
+    assert api.get("/v1/models/alias").json()["id"] == "alias"
+    assert error_of(api.get("/v1/models/org/name"))["code"] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")]
+)
+def test_health_is_200_and_empty_when_serving(api, method, path):
+    response = api.request(method, path)
+    assert response.status_code == 200
+    assert response.content == b""
+
+
+def loading(api):
+    api.serving.ready = False
+    api.serving.loading = "load 40 %"
+
+
+def dead(api):
+    api.engine.alive = False
+
+
+def failed(api):
+    api.serving.failed = "the engine was killed by SIGKILL"
+
+
+def draining(api):
+    api.serving.draining = True
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [(loading, "load 40 %"), (dead, "died"), (failed, "SIGKILL"), (draining, "shutting down")],
+)
+def test_health_and_requests_are_503_with_the_reason(api, state, reason):
+    state(api)
+    for response in (
+        api.get("/health"),
+        api.get("/ping"),
+        api.chat(),
+        api.complete(stream=True),
+        api.post("/tokenize", prompt="a"),
+        api.post("/detokenize", tokens=[5]),
+    ):
+        assert response.status_code == 503
+        assert reason in error_of(response)["message"]
+    assert api.get("/v1/models").status_code == 200
+    assert api.get("/version").status_code == 200
+    assert api.get("/metrics").status_code == 200
+
+
+def test_version_is_told(api):
+    assert isinstance(api.get("/version").json()["version"], str)
+
+
+def test_tokenize_counts_ids_and_strings(api):
+    text = "Hello w\N{LATIN SMALL LETTER O WITH DIAERESIS}rld"
+    body = api.post("/tokenize", prompt=text, return_token_strs=True).json()
+    ids = tokenizer().encode(text)
+    assert body["tokens"] == ids
+    assert body["count"] == len(ids)
+    assert body["max_model_len"] == MAX_LEN
+    assert len(body["token_strs"]) == len(ids)
+    assert api.post("/tokenize", prompt=text).json()["token_strs"] is None
+
+
+def test_tokenize_takes_messages(api):
+    body = api.post("/tokenize", messages=[{"role": "user", "content": "hi"}]).json()
+    api.chat()
+    assert body["tokens"] == api.engine.asked[-1][0]
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt": "a", "messages": []}, {"prompt": None}])
+def test_tokenize_needs_one_of_prompt_and_messages(api, fields):
+    assert api.post("/tokenize", **fields).status_code == 400
+
+
+def test_tokenize_of_nothing_is_nothing(api):
+    assert api.post("/tokenize", prompt="", add_special_tokens=False).json()["count"] == 0
+
+
+def test_detokenize_is_the_way_back(api):
+    ids = tokenizer().encode(ANSWER, add_special_tokens=False)
+    assert api.post("/detokenize", tokens=ids).json() == {"prompt": ANSWER}
+    assert api.post("/detokenize", tokens=[]).json() == {"prompt": ""}
+
+
+@pytest.mark.parametrize("tokens", [[512], [-1], ["a"], None, "abc", [1.5]])
+def test_detokenize_refuses_what_is_no_id(api, tokens):
+    assert error_of(api.post("/detokenize", tokens=tokens))["param"] == "tokens"
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_tokenize_of_another_model_is_404(api, path):
+    assert api.post(path, prompt="a", tokens=[5], model="other").status_code == 404
+
+
+def routes():
+    out = []
+    for router in ROUTERS:
+        for route in router.routes:
+            out += [(method, route.path) for method in sorted(route.methods)]
+    return [
+        *out,
+        ("GET", "/openapi.json"),
+        ("GET", "/nope"),
+        ("OPTIONS", "/v1/models"),
+        ("GET", "/"),
+    ]
+
+
+@pytest.mark.parametrize(("method", "path"), routes())
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        "Basic first-key",
+        "first-key",
+        "Bearer first-key2",
+    ],
+)
+def test_every_route_but_health_asks_for_a_key(method, path, header):
+    api = Api(api_keys=KEYS)
+    headers = {} if header is None else {"authorization": header}
+    response = api.request(method, path, headers=headers)
+    if path in ("/health", "/ping"):
+        assert response.status_code == 200
+        return
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    error = error_of(response)
+    assert error["type"] == "AuthenticationError"
+    assert "first-key" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models/", "/v1/models//", "//v1/models", "/V1/MODELS", "/health/../v1/models"]
+)
+def test_other_spellings_of_a_path_do_not_open_it(path):
+    assert Api(api_keys=KEYS).get(path).status_code == 401
+
+
+def test_a_trailing_slash_does_not_lock_health():
+    assert Api(api_keys=KEYS).get("/health/").status_code == 200
+
+
+@pytest.mark.parametrize("header", ["Bearer first-key", "bearer first-key", "BEARER  first-key "])
+def test_a_good_key_opens(header):
+    api = Api(api_keys=KEYS)
+    assert api.request("GET", "/v1/models", headers={"authorization": header}).status_code == 200
+
+
+def test_every_key_opens_also_beyond_ascii():
+    api = Api(api_keys=KEYS)
+    headers = [(b"authorization", f"Bearer {KEYS[1]}".encode())]
+    assert api.request("GET", "/v1/models", headers=headers).status_code == 200
+
+
+def test_the_schema_names_requests_answers_and_errors(api):
+    document = api.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    chat = document["paths"]["/v1/chat/completions"]["post"]
+    assert chat["requestBody"]["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/ChatRequest"
+    }
+    assert "messages" in schemas["ChatRequest"]["properties"]
+    assert schemas["ChatRequest"]["required"] == ["messages"]
+
+    def references(value):
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                if key == "$ref":
+                    yield inner
+                else:
+                    yield from references(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                yield from references(inner)
+
+    for reference in references(document):
+        assert reference.removeprefix("#/components/schemas/") in schemas
+
+
+def test_head_and_unknown_content_do_not_break(api):
+    assert api.request("HEAD", "/health").status_code == 405
+    assert api.alive()
