@@ -124,7 +124,7 @@ struct Dense {
     for (int r = 0; r < MR; r++) {
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) {
-        sum[r][v] = t.resume ? load(t.c + static_cast<size_t>(r) * t.ldc + v * kLanes) : zero();
+        sum[r][v] = t.resume ? load(t.c + r * sums_stride<kNear>() + v * kLanes) : zero();
       }
     }
     const size_t panel_bytes = t.panel_bytes, x_stride = t.x_stride;
@@ -151,7 +151,7 @@ struct Dense {
     for (int r = 0; r < MR; r++) {
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) {
-        store(t.c + static_cast<size_t>(r) * t.ldc + v * kLanes, sum[r][v]);
+        store(t.c + r * sums_stride<kNear>() + v * kLanes, sum[r][v]);
       }
     }
   }

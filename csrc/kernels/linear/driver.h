@@ -29,16 +29,28 @@ struct LinearTile {
   int64_t u0, split, u1;  // units of K
   const uint8_t *ahead0,
       *ahead1;  // prefetch base before and from `split`: base + n panel_bytes + u kUnitBytes
-  float* c;
-  size_t ldc;
+  float* c;     // sums, row stride sums_stride<kNear>()
   bool resume;  // c holds the sums of the units below u0
 };
 
-// Bytes between the weights in use and those being fetched: at 25 GB/s a core and 100 ns of memory
-// latency 2.5 KB are under way.
-constexpr int64_t kAheadBytes = 2048;
+// Hides where a pointer comes from. A tile has a few pointers that move along K and adds constant
+// row offsets to them; gcc, left to itself, keeps one moving pointer for every row and stream and
+// spills.
+template <class T>
+CPUSERVE_INLINE void opaque(T*& p) {
+  asm("" : "+r"(p));
+}
+
+// Bytes of weights being fetched beyond those in use, of all panels of a tile together: 40 GB/s and
+// 200 ns of loaded memory latency are 8 KB.
+constexpr int64_t kAheadBytes = 8192;
 // Panels whose results are collected before the epilogue in a one-pass linear; divides by 1..4.
 constexpr int kSpanPanels = 12;
+// Floats from one row of a tile's sums to the next: of a span in one-pass linears, else of a strip.
+template <bool kNear>
+constexpr int sums_stride() {
+  return (kNear ? kSpanPanels : kStripPanels) * kPanel;
+}
 // Weights of one strip and K block, half of a 1 MB L2 less the rows that pass through it.
 constexpr int64_t kBlockBytes = 256 << 10;
 constexpr int64_t kBlockRows = 512;
@@ -104,7 +116,7 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
   const bool plain = plain_f32(a.ep);
   float* c = static_cast<float*>(a.scratch);
   const int64_t units = Kind::units(w.k);
-  const int64_t ahead_units = kAheadBytes / Kind::kUnitBytes;
+  const int64_t ahead_units = kAheadBytes / wide / Kind::kUnitBytes;
   LinearTile t;
   t.x = static_cast<const uint8_t*>(a.x);
   t.x_stride = a.x_stride;
@@ -113,7 +125,6 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
   t.u0 = 0;
   t.u1 = units;
   t.split = units > ahead_units ? units - ahead_units : 0;
-  t.ldc = kSpanPanels * kPanel;
   t.resume = false;
   for (int64_t p0 = a.panel0; p0 < a.panel1; p0 += kSpanPanels) {
     const int span = static_cast<int>(a.panel1 - p0 < kSpanPanels ? a.panel1 - p0 : kSpanPanels);
@@ -133,7 +144,7 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
       }
     }
     for (int r = 0; r < rows; r++) {
-      finish(a.ep, plain, r, p0, span, c + static_cast<size_t>(r) * t.ldc);
+      finish(a.ep, plain, r, p0, span, c + r * sums_stride<true>());
     }
   }
 }
@@ -155,7 +166,7 @@ template <class Kind>
 CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) {
   const PackedWeight& w = *a.w;
   float* c = static_cast<float*>(a.scratch);
-  constexpr int kWidth = kStripPanels * kPanel;
+  constexpr int kWidth = sums_stride<false>();
   const int64_t tiles = (b.rows + Kind::kRows - 1) / Kind::kRows;
   const int64_t base = b.rows / tiles, longer = b.rows % tiles;  // equal tiles: no short last one
   LinearTile t;
@@ -164,7 +175,6 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   t.panel_bytes = w.panel_bytes;
   t.u0 = b.u0;
   t.split = t.u1 = b.u1;
-  t.ldc = kWidth;
   t.resume = b.u0 > 0;
   int64_t row = 0;
   for (int64_t i = 0; i < tiles; i++) {

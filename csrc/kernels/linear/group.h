@@ -17,41 +17,49 @@ constexpr int kScaleBytes = kPanel * 2;
 
 // -zero sum_x in every lane; zero is a power of two.
 template <int kZero>
-CPUSERVE_INLINE I zero_term(const int32_t* sum) {
-  if constexpr (kZero == 0) return izero();
-  if constexpr (kZero == 8) return isub(izero(), shl<3>(iload1(sum)));
-  if constexpr (kZero == 128) return isub(izero(), shl<7>(iload1(sum)));
+CPUSERVE_INLINE I zero_term(const uint8_t* sum) {
+  const int32_t* at = reinterpret_cast<const int32_t*>(sum);
+  if constexpr (kZero == 8) return isub(izero(), shl<3>(iload1(at)));
+  if constexpr (kZero == 128) return isub(izero(), shl<7>(iload1(at)));
+  return izero();
 }
+
+// Where a tile stands in its rows and weights; each moves on by one group.
+struct GroupAt {
+  const uint8_t *x, *scales, *sums;  // of the first row: bytes, their scale, their sum
+  size_t x_stride;
+  const uint8_t* w;  // of the first panel
+  size_t panel_bytes;
+};
 
 // Integer sums of one group for MR rows x NV vectors.
 template <class W, int MR, int NV>
-CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const uint8_t* x, size_t x_stride,
-                                const int32_t* sums, const uint8_t* w, size_t panel_bytes) {
-  typename W::Sum acc[MR][NV];
+CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
   constexpr bool kStart = W::kStartsFromAny && W::kZero != 0;
+  typename W::Sum acc[MR][NV];
 #pragma GCC unroll 16
   for (int r = 0; r < MR; r++) {
     typename W::Sum first = W::start();
     if constexpr (kStart) {
-      first = zero_term<W::kZero>(reinterpret_cast<const int32_t*>(
-          reinterpret_cast<const uint8_t*>(sums) + static_cast<size_t>(r) * x_stride));
+      first = zero_term<W::kZero>(at.sums + static_cast<size_t>(r) * at.x_stride);
     }
 #pragma GCC unroll 16
     for (int v = 0; v < NV; v++) acc[r][v] = first;
   }
+  const uint8_t* w = at.w + kScaleBytes + W::kMinBytes;
 #pragma GCC unroll 8
   for (int quad = 0; quad < 8; quad++) {
     Q wq[NV];
 #pragma GCC unroll 16
     for (int v = 0; v < NV; v++) {
-      const uint8_t* line = w + static_cast<size_t>(v / kVecs) * panel_bytes +
+      const uint8_t* line = w + static_cast<size_t>(v / kVecs) * at.panel_bytes +
                             quad / W::kQuadsPerLine * 64 + v % kVecs * kLanes * 4;
       wq[v] = W::quads(line, quad % W::kQuadsPerLine);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < MR; r++) {
       const Q a = set1_quad(
-          reinterpret_cast<const int8_t*>(x + static_cast<size_t>(r) * x_stride + quad * 4));
+          reinterpret_cast<const int8_t*>(at.x + static_cast<size_t>(r) * at.x_stride + quad * 4));
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) acc[r][v] = W::dot(acc[r][v], wq[v], a);
     }
@@ -63,9 +71,41 @@ CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const uint8_t* x, size_t x_str
       out[r][v] = W::finish(acc[r][v]);
       if constexpr (!kStart && W::kZero != 0) {
         out[r][v] =
-            iadd(out[r][v],
-                 zero_term<W::kZero>(reinterpret_cast<const int32_t*>(
-                     reinterpret_cast<const uint8_t*>(sums) + static_cast<size_t>(r) * x_stride)));
+            iadd(out[r][v], zero_term<W::kZero>(at.sums + static_cast<size_t>(r) * at.x_stride));
+      }
+    }
+  }
+}
+
+// One group's step of the fp32 chain: in registers, or in memory at `c`, kStride floats a row.
+template <class W, int MR, int NV, bool kKept, int kStride>
+CPUSERVE_INLINE void add_group(F (&f)[MR][NV], I (&dot)[MR][NV], const GroupAt& at, float* c) {
+  F scale[NV], least[NV];
+#pragma GCC unroll 16
+  for (int v = 0; v < NV; v++) {
+    const uint8_t* panel = at.w + static_cast<size_t>(v / kVecs) * at.panel_bytes;
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel) + v % kVecs * kLanes;
+    scale[v] = load_f16(halves);
+    if constexpr (W::kMinBytes != 0) least[v] = load_f16(halves + kPanel);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; r++) {
+    const size_t row = static_cast<size_t>(r) * at.x_stride;
+    const F s = set1(*reinterpret_cast<const float*>(at.scales + row));
+    F m = zero();
+    if constexpr (W::kMinBytes != 0) {
+      m = mul(s, to_float(iload1(reinterpret_cast<const int32_t*>(at.sums + row))));
+    }
+#pragma GCC unroll 16
+    for (int v = 0; v < NV; v++) {
+      float* kept = c + r * kStride + v * kLanes;
+      F sum = kKept ? f[r][v] : load(kept);
+      sum = fma(to_float(dot[r][v]), mul(scale[v], s), sum);
+      if constexpr (W::kMinBytes != 0) sum = fma(least[v], m, sum);
+      if constexpr (kKept) {
+        f[r][v] = sum;
+      } else {
+        store(kept, sum);
       }
     }
   }
@@ -79,9 +119,10 @@ struct Grouped {
   static constexpr int kInRegisters = kGroupVecs / 2 / kVecs;
   static constexpr int kInMemory = kGroupVecs / kVecs;
   static constexpr int stream_panels(int rows) {
+    const int most = rows <= 2 ? 2 : 4;  // with so little to compute, fewer streams read faster
     int n = kInRegisters / rows;
     if (n < 2) n = kInMemory / rows < 2 ? 1 : 2;
-    return n > 4 ? 4 : n;
+    return n > most ? most : n;
   }
   static constexpr int kStreamRows = kVecs == 1 ? 12 : kInMemory;
   static constexpr int kRows = kVecs == 1 ? 6 : kInMemory;
@@ -90,93 +131,49 @@ struct Grouped {
 
   template <int MR, int NP, bool kNear, int NPF>
   static __attribute__((noinline)) void tile(const LinearTile& t) {
-    constexpr int NV = NP * kVecs;
+    constexpr int NV = NP * kVecs, kStride = sums_stride<kNear>();
     constexpr bool kKept = MR * NP <= kInRegisters;
-    const size_t panel_bytes = t.panel_bytes, x_stride = t.x_stride;
-    const int64_t scales_at = t.x_padded, sums_at = t.x_padded + t.x_padded / kGroup * 4;
     F f[MR][NV];
 #pragma GCC unroll 16
     for (int r = 0; r < MR; r++) {
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) {
-        float* c = t.c + static_cast<size_t>(r) * t.ldc + v * kLanes;
-        if constexpr (kKept) {
-          f[r][v] = t.resume ? load(c) : zero();
-        } else {
-          if (!t.resume) store(c, zero());
-        }
+        float* c = t.c + r * kStride + v * kLanes;
+        f[r][v] = t.resume ? load(c) : zero();
+        if constexpr (!kKept) store(c, f[r][v]);
       }
     }
+    const uint8_t* scales = t.x + t.x_padded;
+    GroupAt at = {
+        t.x + t.u0 * kGroup, scales + t.u0 * 4,       scales + (t.x_padded / kGroup + t.u0) * 4,
+        t.x_stride,          t.w + t.u0 * kUnitBytes, t.panel_bytes};
     int64_t u = t.u0;
     for (int part = 0; part < 2; part++) {
-      const int64_t end = part ? t.u1 : t.split;
-      const uint8_t* base = part ? t.ahead1 : t.ahead0;
-      for (; u < end; u++) {
-        const uint8_t* w = t.w + u * kUnitBytes;
-        const uint8_t* ahead = base + u * kUnitBytes;
+      const uint8_t* ahead = (part ? t.ahead1 : t.ahead0) + u * kUnitBytes;
+      for (const int64_t end = part ? t.u1 : t.split; u < end; u++) {
 #pragma GCC unroll 4
         for (int p = 0; p < NPF; p++) {
 #pragma GCC unroll 9
           for (int i = 0; i < kUnitBytes; i += 64) {
-            const uint8_t* line = ahead + static_cast<size_t>(p) * panel_bytes + i;
+            const uint8_t* line = ahead + static_cast<size_t>(p) * at.panel_bytes + i;
             kNear ? prefetch(line) : prefetch_l2(line);
           }
         }
-        const float* scales = reinterpret_cast<const float*>(t.x + scales_at) + u;
-        const int32_t* sums = reinterpret_cast<const int32_t*>(t.x + sums_at) + u;
         I dot[MR][NV];
-        group_sums<W>(dot, t.x + u * kGroup, x_stride, sums, w + kScaleBytes + W::kMinBytes,
-                      panel_bytes);
-        add_group<MR, NV, kKept>(f, dot, scales, sums, w, t);
+        group_sums<W>(dot, at);
+        add_group<W, MR, NV, kKept, kStride>(f, dot, at, t.c);
+        opaque(at.x += kGroup);
+        opaque(at.scales += 4);
+        opaque(at.sums += 4);
+        opaque(at.w += kUnitBytes);
+        opaque(ahead += kUnitBytes);
       }
     }
     if constexpr (kKept) {
 #pragma GCC unroll 16
       for (int r = 0; r < MR; r++) {
 #pragma GCC unroll 16
-        for (int v = 0; v < NV; v++) {
-          store(t.c + static_cast<size_t>(r) * t.ldc + v * kLanes, f[r][v]);
-        }
-      }
-    }
-  }
-
-  // One group's step of the fp32 chain.
-  template <int MR, int NV, bool kKept>
-  __attribute__((always_inline)) static inline void add_group(F (&f)[MR][NV], I (&dot)[MR][NV],
-                                                              const float* scales,
-                                                              const int32_t* sums, const uint8_t* w,
-                                                              const LinearTile& t) {
-    F scale[NV], least[NV];
-#pragma GCC unroll 16
-    for (int v = 0; v < NV; v++) {
-      const uint16_t* at =
-          reinterpret_cast<const uint16_t*>(w + static_cast<size_t>(v / kVecs) * t.panel_bytes) +
-          v % kVecs * kLanes;
-      scale[v] = load_f16(at);
-      if constexpr (W::kMinBytes != 0) least[v] = load_f16(at + kPanel);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; r++) {
-      const size_t row = static_cast<size_t>(r) * t.x_stride;
-      const F s =
-          set1(*reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(scales) + row));
-      F m = zero();
-      if constexpr (W::kMinBytes != 0) {
-        m = mul(s, to_float(iload1(reinterpret_cast<const int32_t*>(
-                       reinterpret_cast<const uint8_t*>(sums) + row))));
-      }
-#pragma GCC unroll 16
-      for (int v = 0; v < NV; v++) {
-        float* c = t.c + static_cast<size_t>(r) * t.ldc + v * kLanes;
-        F sum = kKept ? f[r][v] : load(c);
-        sum = fma(to_float(dot[r][v]), mul(scale[v], s), sum);
-        if constexpr (W::kMinBytes != 0) sum = fma(least[v], m, sum);
-        if constexpr (kKept) {
-          f[r][v] = sum;
-        } else {
-          store(c, sum);
-        }
+        for (int v = 0; v < NV; v++) store(t.c + r * kStride + v * kLanes, f[r][v]);
       }
     }
   }

@@ -4,8 +4,8 @@
 
 namespace CPUSERVE_NS {
 
-constexpr int kLanes = 4, kVecs = 4, kTileRows = 4, kTileVecs = 4;
-constexpr int kGroupVecs = 16, kDot8Zero = 128;
+constexpr int kLanes = 4, kVecs = 4, kTileRows = 4, kTileVecs = 1;
+constexpr int kGroupVecs = 4, kDot8Zero = 128;
 constexpr bool kNativeDot2 = false, kWideS = true;
 struct F {
   float v[kLanes];

@@ -1,0 +1,268 @@
+// Rates of the linear kernels against this machine's limits, probed in the same run.
+//
+//   kernel_bench [--isa LEVEL] [--kind NAME] [--shape N,K] [--threads T]
+//
+// For each kind: GB/s of packed weights at m = 1..16 with the share of a bare read, and GFLOP/s at
+// m = 16..512 with the share of the level's register-only dot product. Weights are streamed from
+// several copies, well past the last-level cache. Best of several runs, by each thread's own CPU
+// time: a neighbour that takes the core away does not count, one that takes memory bandwidth does.
+#include <sys/mman.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cpu/features.h"
+#include "kernels/resolve.h"
+
+namespace cpuserve {
+namespace {
+
+constexpr size_t kStreamBytes = 400 << 20;  // 12 times this machine's L3
+constexpr int kCountedRows[] = {1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 512};
+
+double thread_seconds() {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+// Huge-page-advised memory, never returned: the process is short.
+uint8_t* reserve(size_t bytes) {
+  constexpr size_t kHuge = 2 << 20;
+  void* p =
+      mmap(nullptr, bytes + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) {
+    std::perror("kernel_bench: mmap");
+    std::exit(1);
+  }
+  const uintptr_t at = (reinterpret_cast<uintptr_t>(p) + kHuge - 1) & ~uintptr_t{kHuge - 1};
+  madvise(reinterpret_cast<void*>(at), bytes, MADV_HUGEPAGE);
+  return reinterpret_cast<uint8_t*>(at);
+}
+
+// Runs work(thread) on all threads at once and returns the CPU seconds the slowest took.
+class Crew {
+ public:
+  explicit Crew(int threads) : threads_(threads), seconds_(static_cast<size_t>(threads)) {
+    for (int t = 1; t < threads; t++) helpers_.emplace_back([this, t] { help(t); });
+  }
+  ~Crew() {
+    stop_ = true;
+    epoch_.fetch_add(1, std::memory_order_release);
+    for (std::thread& t : helpers_) t.join();
+  }
+  int threads() const { return threads_; }
+  double time(const std::function<void(int)>& work) {
+    work_ = &work;
+    done_.store(0, std::memory_order_relaxed);
+    epoch_.fetch_add(1, std::memory_order_release);  // pairs with help()
+    run(0);
+    while (done_.load(std::memory_order_acquire) != threads_ - 1) std::this_thread::yield();
+    return *std::max_element(seconds_.begin(), seconds_.end());
+  }
+
+ private:
+  void run(int t) {
+    const double start = thread_seconds();
+    (*work_)(t);
+    seconds_[static_cast<size_t>(t)] = thread_seconds() - start;
+  }
+  void help(int t) {
+    for (int seen = 0;;) {
+      while (epoch_.load(std::memory_order_acquire) == seen) std::this_thread::yield();
+      seen++;
+      if (stop_) return;
+      run(t);
+      done_.fetch_add(1, std::memory_order_release);
+    }
+  }
+  int threads_;
+  std::vector<double> seconds_;
+  std::vector<std::thread> helpers_;
+  std::atomic<int> epoch_{0}, done_{0};
+  const std::function<void(int)>* work_ = nullptr;
+  bool stop_ = false;
+};
+
+struct Kind {
+  const char* name;
+  WeightKind kind;
+  int dot;  // probe_dot kind
+};
+constexpr Kind kKinds[] = {
+    {"dense_bf16", WeightKind::dense_bf16, 1}, {"dense_f16", WeightKind::dense_f16, 0},
+    {"dense_f32", WeightKind::dense_f32, 0},   {"w8_g32", WeightKind::w8_g32, 2},
+    {"w4_g32", WeightKind::w4_g32, 2},         {"w4m_g32", WeightKind::w4m_g32, 2}};
+
+// Any bytes will do as weights but for the float fields, which must not be denormal or NaN.
+void pack_weights(const LinearKernel& kernel, PackedWeight& w, uint8_t* to, int64_t copies) {
+  std::vector<float> row(static_cast<size_t>(w.k));
+  for (size_t i = 0; i < row.size(); i++)
+    row[i] = static_cast<float>(i * 2654435761u % 1000) / 1000.0f - 0.5f;
+  const void* rows[kPanel];
+  for (const void*& r : rows) r = row.data();
+  kernel.pack({rows, SourceType::f32, w.k, to});
+  const int64_t panels = (w.n + kPanel - 1) / kPanel * copies;
+  for (int64_t p = 1; p < panels; p++)
+    memcpy(to + p * static_cast<int64_t>(w.panel_bytes), to, w.panel_bytes);
+  w.data = to;
+}
+
+struct Activations {
+  uint8_t* data;
+  size_t stride;
+};
+
+Activations make_rows(const KernelTable& table, ActFormat format, int64_t m, int64_t k) {
+  std::vector<float> x(static_cast<size_t>(m * k));
+  for (size_t i = 0; i < x.size(); i++) x[i] = static_cast<float>(i % 17) / 17.0f - 0.4f;
+  Activations a{reserve(static_cast<size_t>(m) * row_bytes(format, k) + 4096),
+                row_bytes(format, k)};
+  Rows from{x.data(), static_cast<size_t>(k) * 4, k, ActFormat::f32};
+  table.convert({from, {a.data, a.stride, k, format}, 0, m});
+  return a;
+}
+
+class Bench {
+ public:
+  Bench(const KernelTable& table, int threads) : table_(table), crew_(threads) {
+    for (int t = 0; t < threads; t++) scratch_.push_back(reserve(kLinearScratch));
+  }
+
+  double read_rate() {
+    if (!buffer_) {
+      buffer_ = reserve(kStreamBytes);
+      memset(buffer_, 1, kStreamBytes);
+    }
+    const size_t part = kStreamBytes / static_cast<size_t>(crew_.threads()) / 64 * 64;
+    std::atomic<uint64_t> sum{0};
+    double best = 1e9;
+    for (int i = 0; i < 3; i++) {
+      best = std::min(best, crew_.time([&](int t) {
+        sum += table_.probe_read(buffer_ + part * static_cast<size_t>(t), part);
+      }));
+    }
+    return static_cast<double>(part) * crew_.threads() / best;
+  }
+
+  double dot_rate(int kind) {
+    constexpr int64_t kIterations = 2000000;
+    double best = 0;
+    std::vector<double> operations(static_cast<size_t>(crew_.threads()));
+    for (int i = 0; i < 3; i++) {
+      const double s = crew_.time(
+          [&](int t) { operations[static_cast<size_t>(t)] = table_.probe_dot(kind, kIterations); });
+      double all = 0;
+      for (double o : operations) all += o;
+      best = std::max(best, all / s);
+    }
+    return best;
+  }
+
+  void run(const Kind& kind, int64_t n, int64_t k) {
+    const LinearKernel& kernel = table_.linear[static_cast<int>(kind.kind)];
+    PackedWeight w{nullptr, kernel.panel_bytes(k), n, k, kind.kind};
+    const int64_t panels = (n + kPanel - 1) / kPanel;
+    const size_t bytes = static_cast<size_t>(panels) * w.panel_bytes;
+    const int64_t copies = std::max<int64_t>(2, static_cast<int64_t>(kStreamBytes / bytes));
+    uint8_t* memory = reserve(bytes * static_cast<size_t>(copies));
+    pack_weights(kernel, w, memory, copies);
+    const double bandwidth = read_rate(), peak = dot_rate(kind.dot);
+    std::printf("%s n %ld k %ld: read %.1f GB/s, dot %.0f G/s\n", kind.name, static_cast<long>(n),
+                static_cast<long>(k), bandwidth / 1e9, peak / 1e9);
+    for (int m : kCountedRows) {
+      const int64_t passes = m >= 64 ? 2 : copies;
+      const double seconds = time_linear(kernel, w, bytes, m, passes) / static_cast<double>(passes);
+      const double rate = static_cast<double>(bytes) / seconds;
+      const double operations = 2.0 * m * static_cast<double>(n) * static_cast<double>(k) / seconds;
+      std::printf("  m %3d  %6.1f GB/s %4.0f %%   %7.0f G/s %4.0f %%\n", m, rate / 1e9,
+                  100 * rate / bandwidth, operations / 1e9, 100 * operations / peak);
+    }
+    munmap(memory, bytes * static_cast<size_t>(copies));
+  }
+
+ private:
+  double time_linear(const LinearKernel& kernel, const PackedWeight& w, size_t bytes, int m,
+                     int64_t passes) {
+    const Activations x = make_rows(table_, kernel.act, m, w.k);
+    const size_t out_stride = row_bytes(ActFormat::f32, w.n);
+    float* out = reinterpret_cast<float*>(reserve(out_stride * static_cast<size_t>(m)));
+    const int64_t strips = (w.n + kPanel * kStripPanels - 1) / (kPanel * kStripPanels);
+    const int64_t panels = (w.n + kPanel - 1) / kPanel;
+    double best = 1e9;
+    for (int i = 0; i < 4; i++) {
+      best = std::min(best, crew_.time([&](int t) {
+        for (int64_t pass = 0; pass < passes; pass++) {
+          PackedWeight copy = w;
+          copy.data += static_cast<size_t>(pass) * bytes;
+          LinearArgs a{};
+          a.w = &copy;
+          a.x = x.data;
+          a.x_stride = x.stride;
+          a.m = m;
+          a.panel0 = strips * t / crew_.threads() * kStripPanels;
+          a.panel1 = std::min(panels, strips * (t + 1) / crew_.threads() * kStripPanels);
+          a.ep.out = {out, out_stride, w.n, ActFormat::f32};
+          a.scratch = scratch_[static_cast<size_t>(t)];
+          kernel.run(a);
+        }
+      }));
+    }
+    munmap(x.data, static_cast<size_t>(m) * x.stride);
+    munmap(out, out_stride * static_cast<size_t>(m));
+    return best;
+  }
+
+  const KernelTable& table_;
+  Crew crew_;
+  std::vector<uint8_t*> scratch_;
+  uint8_t* buffer_ = nullptr;
+};
+
+int main_of(int argc, char** argv) {
+  std::string isa = supported_isa_levels(cpu_info()).back(), only;
+  std::vector<std::pair<int64_t, int64_t>> shapes = {{9728, 896}, {2048, 8192}, {8192, 2048}};
+  int threads = static_cast<int>(std::thread::hardware_concurrency());
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string option = argv[i], value = argv[i + 1];
+    if (option == "--isa") isa = value;
+    if (option == "--kind") only = value;
+    if (option == "--threads") threads = std::max(1, std::atoi(value.c_str()));
+    if (option == "--shape") {
+      const size_t comma = value.find(',');
+      if (comma == std::string::npos) {
+        std::fprintf(stderr, "kernel_bench: --shape wants N,K; got %s\n", value.c_str());
+        return 2;
+      }
+      shapes = {{std::atol(value.c_str()), std::atol(value.c_str() + comma + 1)}};
+    }
+  }
+  const std::vector<std::string> supported = supported_isa_levels(cpu_info());
+  const KernelTable* table = find_kernels(isa);
+  if (!table || std::find(supported.begin(), supported.end(), isa) == supported.end()) {
+    std::fprintf(stderr, "kernel_bench: level %s is not in this build or not on this CPU\n",
+                 isa.c_str());
+    return 2;
+  }
+  std::printf("level %s, %d threads\n", isa.c_str(), threads);
+  Bench bench(*table, threads);
+  for (const Kind& kind : kKinds) {
+    if (!only.empty() && only != kind.name) continue;
+    for (const auto& [n, k] : shapes) bench.run(kind, n, k);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace cpuserve
+
+int main(int argc, char** argv) { return cpuserve::main_of(argc, argv); }
