@@ -82,3 +82,31 @@ def program(args: argparse.Namespace) -> int:
     built = build_program(spec)
     say(json.dumps(as_records(built), indent=1) if args.json else render(built))
     return 0
+
+
+def pull(args: argparse.Namespace) -> int:
+    """`cpuserve pull`: download now, serve without a network later."""
+    from cpuserve.loader.hub import resolve_model
+
+    progress = Progress()
+    try:
+        path = resolve_model(args.name, revision=args.revision, progress=progress)
+    finally:
+        progress.close()
+    say(str(path))
+    return 0
+
+
+def models(args: argparse.Namespace) -> int:
+    """`cpuserve models`: names that need no path, and architectures that have kernels."""
+    del args
+    from cpuserve.loader.hub import list_builtin
+    from cpuserve.models import MODELS
+
+    say("Built-in models (cpuserve serve NAME):")
+    for model in list_builtin():
+        say(f"  {model.name:<16} {model.description}")
+    say("Architectures (safetensors directories, Hugging Face ids, GGUF files):")
+    for name in MODELS.names():
+        say(f"  {name}")
+    return 0

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from cpuserve.config.fields import FIELDS, GROUPS, SERVER, Field, NoOp, no_op_flags
+from cpuserve.config.fields import BY_NAME, FIELDS, GROUPS, SERVER, Field, NoOp, no_op_flags
 from cpuserve.config.load import Asked, Given, flag_given, load_options, nearest, no_op_note
 from cpuserve.errors import ConfigError
 
@@ -80,7 +80,9 @@ class Ignore(argparse.Action):
 def add_options(parser: Parser, *, server: bool) -> None:
     """Every field as flags in its group; `server` adds those of the front end."""
     parser.set_defaults(given={}, notes=[])
-    parser.add_argument("model", nargs="?", action=Collect, field=_field("model"), help=_MODEL_HELP)
+    parser.add_argument(
+        "model", nargs="?", action=Collect, field=BY_NAME["model"], help=_MODEL_HELP
+    )
     for title in GROUPS:
         if title == SERVER and not server:
             continue
@@ -101,10 +103,6 @@ def add_options(parser: Parser, *, server: bool) -> None:
 
 
 _MODEL_HELP = "directory, GGUF file, Hugging Face id or built-in name [default: the built-in model]"
-
-
-def _field(name: str) -> Field:
-    return next(f for f in FIELDS if f.name == name)
 
 
 def _add_field(group: argparse._ArgumentGroup, field: Field) -> None:
@@ -130,6 +128,21 @@ def asked(args: argparse.Namespace) -> Asked:
     """What a parsed command line, the environment and the config file ask for together."""
     given: dict[str, Given] = args.given
     return load_options(given, config_file=args.config, notes=args.notes)
+
+
+def as_arguments(args: argparse.Namespace) -> list[str]:
+    """The options of a parsed command line as arguments of another command."""
+    given: dict[str, Given] = args.given
+    arguments = [f"--config={args.config}"] if args.config else []
+    for name, value in given.items():
+        flag = BY_NAME[name].flag
+        if isinstance(value.value, bool):
+            arguments.append(flag if value.value else f"--no-{flag[2:]}")
+        elif isinstance(value.value, list):
+            arguments += [flag, *map(str, value.value)]
+        else:
+            arguments.append(f"{flag}={value.value}")
+    return arguments
 
 
 def normalize(argv: Iterable[str]) -> list[str]:

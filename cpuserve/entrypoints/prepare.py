@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from cpuserve.loader.gguf import GgufFile
     from cpuserve.models.spec import ModelSpec
 
-DEFAULT_MODEL = "smollm2:135m"
 FULL_PRECISION = {"F32", "F16", "BF16"}
 Progress = Callable[..., None]
 
@@ -49,12 +48,19 @@ def prepare(asked: Asked, progress: Progress | None = None) -> Prepared:
     return Prepared(resolved, spec, facts, host, platform, (*asked.notes, *notes))
 
 
+def model_name(options: EngineOptions) -> str:
+    """What the user called the model; the built-in one if nothing."""
+    from cpuserve.loader.builtin import DEFAULT
+
+    return options.model or DEFAULT
+
+
 def find(options: EngineOptions, progress: Progress | None = None) -> Path:
     """Where the model is on disk, after a download if its name asks for one."""
     from cpuserve.loader.hub import resolve_model
     from cpuserve.loader.load import find_model
 
-    name = options.model or DEFAULT_MODEL
+    name = model_name(options)
     return find_model(resolve_model(name, revision=options.revision, progress=progress))
 
 
@@ -66,7 +72,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     spec = spec_from_config(config)
     tokenizer = options.tokenizer or str(path)
     facts = ModelFacts(
-        name=options.model or DEFAULT_MODEL,
+        name=model_name(options),
         path=str(path),
         tokenizer_path=tokenizer,
         architecture=spec.architecture,

@@ -16,6 +16,7 @@ from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory import BLOCK, plan_memory
 from cpuserve.platforms.placement import place
+from cpuserve.platforms.probe import Roofline
 
 ISA_LEVELS = (
     "scalar",
@@ -69,6 +70,18 @@ class CpuPlatform:
         """Kernel name -> level that provides it; empty without the extension."""
         native, _ = self._native
         return dict(native.resolve_table(isa)) if native and isa in ISA_LEVELS else {}
+
+    def roofline(self, isa: str, threads: int, cpus: list[int] | None) -> Roofline:
+        """Probes of this machine at level `isa`.
+
+        Raises:
+            ConfigError: the native extension cannot run here.
+        """
+        native, error = self._native
+        if native is None:
+            msg = f"there are no probes to run: {error}"
+            raise ConfigError(msg)
+        return Roofline(native, isa, threads, cpus)
 
     def resolve(
         self, options: EngineOptions, sources: Mapping[str, str], facts: ModelFacts, host: Host

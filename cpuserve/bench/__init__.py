@@ -1,0 +1,1 @@
+"""Measuring: what `cpuserve bench` and the scripts in benchmarks/ share."""

@@ -1,0 +1,195 @@
+"""Rates of a server as fractions of what the machine can do in the same minute.
+
+Machines drift: neighbours take bandwidth, clocks change. So every run is paired with a probe right
+before it, and what counts is the median of the pairs' ratios.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from cpuserve.bench.driver import Target, Timing, complete, run_closed
+from cpuserve.bench.schema import Record, Where, percentile, record
+from cpuserve.platforms.probe import DOT_KINDS, Roofline
+
+DECODE_PROMPT_TOKENS = 32
+FIRST_PLAIN_ID = 300  # ids below are often special or single bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a token costs: packed bytes read a decoded token, weights multiplied a prompt token."""
+
+    vocab: int
+    weight_bytes_per_token: int = 0
+    linear_weights: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A server, the machine's probes (None: no fractions), and how much to ask."""
+
+    target: Target
+    where: Where
+    work: Work
+    roofline: Roofline | None
+    rounds: int
+    prompt_tokens: int
+    output_tokens: int
+    concurrency: int
+
+    def prompt(self, rng: random.Random, tokens: int) -> list[int]:
+        """Random token ids: no two prompts share a prefix, so no cache helps."""
+        top = min(self.work.vocab, 40000)
+        return [rng.randrange(min(FIRST_PLAIN_ID, top - 1), top) for _ in range(tokens)]
+
+
+def roofline_records(roofline: Roofline, where: Where, rounds: int) -> list[Record]:
+    """Bandwidth, dot-product peaks and barrier of this machine."""
+    measured = [roofline.measure() for _ in range(rounds)]
+    bandwidth = [m["read_bytes_per_s"] / 1e9 for m in measured]
+    found = [record("read_bandwidth", "GB/s", bandwidth, where)]
+    for kind in DOT_KINDS:
+        rates = [m["dot_ops_per_s"][kind] / 1e9 for m in measured]
+        found.append(record(f"dot_{kind}", "GOP/s", rates, where))
+    found.append(record("barrier", "us", [m["barrier_s"] * 1e6 for m in measured], where))
+    return found
+
+
+async def throughput(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
+    """Decode alone and together, and prefill alone."""
+    await _warm_up(bench)
+    tell(f"decode, {bench.output_tokens} tokens, one request")
+    decode = await _decode(bench)
+    tell(f"prefill, {bench.prompt_tokens} tokens, one request")
+    prefill = await _prefill(bench)
+    tell(f"decode, {bench.output_tokens} tokens, {bench.concurrency} requests")
+    together = await _together(bench)
+    return [decode, *prefill, *together]
+
+
+async def latency(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
+    """Time to first token, between tokens and in all, one request at a time."""
+    await _warm_up(bench)
+    tell(f"{bench.rounds} requests of {bench.prompt_tokens} + {bench.output_tokens} tokens")
+    rng = random.Random(1)
+    timings = []
+    for _ in range(bench.rounds):
+        prompt = bench.prompt(rng, bench.prompt_tokens)
+        timings.append(await complete(bench.target, prompt, bench.output_tokens))
+    return latency_records(timings, bench.where, {"prompt_tokens": bench.prompt_tokens})
+
+
+def latency_records(
+    timings: list[Timing], where: Where, parameters: Mapping[str, float | str]
+) -> list[Record]:
+    """TTFT, ITL, TPOT and E2E of some requests, in milliseconds."""
+    kinds = {
+        "ttft": [t.ttft for t in timings],
+        "itl": [gap for t in timings for gap in t.itl],
+        "tpot": [t.tpot for t in timings if t.tpot],
+        "e2e": [t.e2e for t in timings],
+    }
+    return [
+        record(name, "ms", [1e3 * v for v in values], where, parameters=parameters)
+        for name, values in kinds.items()
+        if values
+    ]
+
+
+async def _warm_up(bench: Bench) -> None:
+    rng = random.Random(0)
+    for _ in range(2):
+        await complete(bench.target, bench.prompt(rng, 64), 8)
+
+
+async def _decode(bench: Bench) -> Record:
+    """Tokens a second at batch 1; its roof reads the weights once a token."""
+    rng = random.Random(2)
+    rates, roofs = [], []
+    for _ in range(bench.rounds):
+        bandwidth = _probe(bench, lambda r: r.bandwidth())
+        prompt = bench.prompt(rng, DECODE_PROMPT_TOKENS)
+        timing = await complete(bench.target, prompt, bench.output_tokens)
+        rates.append(1 / timing.tpot)
+        roofs.append(_ratio(bandwidth, bench.work.weight_bytes_per_token))
+    return record(
+        "decode_batch_1",
+        "tokens/s",
+        rates,
+        bench.where,
+        roofs=roofs,
+        of="read bandwidth",
+        parameters={
+            "weight_bytes_per_token": bench.work.weight_bytes_per_token,
+            "output_tokens": bench.output_tokens,
+        },
+    )
+
+
+async def _prefill(bench: Bench) -> list[Record]:
+    """Prompt tokens a second and TTFT; the roof multiplies every linear weight at the dot peak."""
+    rng = random.Random(3)
+    rates, times, roofs = [], [], []
+    for _ in range(bench.rounds):
+        peak = _probe(bench, lambda r: r.dot("bf16"))
+        timing = await complete(bench.target, bench.prompt(rng, bench.prompt_tokens), 1)
+        times.append(1e3 * timing.ttft)
+        rates.append(bench.prompt_tokens / timing.ttft)
+        roofs.append(_ratio(peak, 2 * bench.work.linear_weights))
+    shape: dict[str, float | str] = {
+        "prompt_tokens": bench.prompt_tokens,
+        "linear_weights": bench.work.linear_weights,
+    }
+    return [
+        record(
+            "prefill",
+            "tokens/s",
+            rates,
+            bench.where,
+            roofs=roofs,
+            of="bf16 dot peak",
+            parameters=shape,
+        ),
+        record("ttft", "ms", times, bench.where, parameters=shape),
+    ]
+
+
+async def _together(bench: Bench) -> list[Record]:
+    """Output tokens a second of `concurrency` requests at the same time."""
+    rng = random.Random(4)
+    rates, gaps = [], []
+    for _ in range(bench.rounds):
+        prompts = [bench.prompt(rng, DECODE_PROMPT_TOKENS) for _ in range(bench.concurrency)]
+        jobs = [partial(complete, bench.target, p, bench.output_tokens) for p in prompts]
+        timings, wall = await run_closed(jobs, bench.concurrency)
+        rates.append(sum(t.tokens for t in timings) / wall)
+        gaps.append(1e3 * percentile([t.tpot for t in timings], 50))
+    shape: dict[str, float | str] = {
+        "concurrency": bench.concurrency,
+        "output_tokens": bench.output_tokens,
+    }
+    return [
+        record(
+            f"output_{bench.concurrency}_requests", "tokens/s", rates, bench.where, parameters=shape
+        ),
+        record(f"tpot_{bench.concurrency}_requests", "ms", gaps, bench.where, parameters=shape),
+    ]
+
+
+def _probe(bench: Bench, measure: Callable[[Roofline], float]) -> float:
+    return 0.0 if bench.roofline is None else measure(bench.roofline)
+
+
+def _ratio(roof: float, cost: int) -> float:
+    return roof / cost if cost else 0.0
+
+
+def run(bench: Bench, kind: str, tell: Callable[[str], None]) -> list[Record]:
+    """Run "throughput" or "latency" to its end."""
+    measure = {"throughput": throughput, "latency": latency}[kind]
+    return asyncio.run(measure(bench, tell))

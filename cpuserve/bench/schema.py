@@ -1,0 +1,119 @@
+"""One measurement as one JSON line."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from cpuserve.version import version
+
+
+class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What was measured, where, and how far it is from what the machine can do.
+
+    samples: one value a round, in `unit`. fraction: median over the rounds of measured / roof,
+    both of the same minute, where there is a roof; `of` names it.
+    """
+
+    metric: str
+    unit: str
+    samples: list[float]
+    median: float
+    p5: float
+    p95: float
+    fraction: float | None = None
+    of: str | None = None
+    host: str = ""
+    isa: str = ""
+    threads: int = 0
+    commit: str = ""
+    model: str = ""
+    parameters: dict[str, float | str] = {}
+
+    def to_json(self) -> str:
+        """One line."""
+        return msgspec.json.encode(self).decode()
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a record that says where it was measured."""
+
+    host: str
+    isa: str
+    threads: int
+    model: str = ""
+
+
+def record(
+    metric: str,
+    unit: str,
+    samples: Sequence[float],
+    where: Where,
+    *,
+    roofs: Sequence[float] = (),
+    of: str | None = None,
+    parameters: Mapping[str, float | str] | None = None,
+) -> Record:
+    """A record of `samples`; roofs[i] is what the machine could have done in round i."""
+    shares = [s / r for s, r in zip(samples, roofs, strict=False) if r > 0]
+    return Record(
+        metric=metric,
+        unit=unit,
+        samples=[rounded(s) for s in samples],
+        median=rounded(percentile(samples, 50)),
+        p5=rounded(percentile(samples, 5)),
+        p95=rounded(percentile(samples, 95)),
+        fraction=rounded(percentile(shares, 50)) if shares else None,
+        of=of if shares else None,
+        host=where.host,
+        isa=where.isa,
+        threads=where.threads,
+        commit=commit(),
+        model=where.model,
+        parameters=dict(parameters or {}),
+    )
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linear interpolation between the two nearest of the sorted values; 0 of nothing."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * percent / 100
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def rounded(value: float) -> float:
+    """To five significant digits: more would be noise."""
+    return float(f"{value:.5g}")
+
+
+@cache
+def commit() -> str:
+    """The checkout's commit (with "+" where files differ), else the installed version."""
+    here = str(Path(__file__).parent)
+    try:
+        describe = ["git", "-C", here, "describe", "--always", "--exclude=*", "--dirty=+"]
+        out = subprocess.run(describe, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return version()
+    return out.stdout.strip() or version()
+
+
+def table(records: Sequence[Record]) -> str:
+    """The records for a person: metric, median, spread, fraction of its roof."""
+    rows = [("metric", "median", "p5 .. p95", "unit", "of the roof")]
+    for r in records:
+        share = "" if r.fraction is None else f"{100 * r.fraction:.1f} % of {r.of}"
+        rows.append((r.metric, f"{r.median:g}", f"{r.p5:g} .. {r.p95:g}", r.unit, share))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )

@@ -1,0 +1,71 @@
+"""A server in a child process, for as long as it is measured."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from cpuserve.errors import StartupError
+
+START_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 15.0
+
+
+class Server:
+    """`cpuserve serve` on a free port of 127.0.0.1; a context manager that stops it.
+
+    url is set, and ready_s measured (start of the process to the banner), once it serves; the
+    banner's roofline has been probed then, so nothing of the start disturbs a measurement.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "cpuserve", "serve", *arguments, "--port", "0"]
+        self.started = time.perf_counter()
+        self.ready_s = 0.0
+        self.url = ""
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Server:
+        """Wait until it serves; StartupError if it ends instead (its line is on stderr)."""
+        watchdog = threading.Timer(START_TIMEOUT_S, self.process.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            self._wait()
+        finally:
+            watchdog.cancel()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop it as a person would, and kill it if that does not help."""
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _wait(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            found = re.match(r"\s*API\s+(http://\S+)/v1", line)
+            if found:
+                self.url = found[1]
+                self.ready_s = time.perf_counter() - self.started
+            if line.strip().startswith("roofline"):
+                return
+        code = self.process.wait()
+        msg = f"the server to measure ended with exit code {code} before it was ready"
+        raise StartupError(msg)

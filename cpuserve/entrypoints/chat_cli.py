@@ -1,0 +1,198 @@
+"""`cpuserve generate` and `cpuserve chat`: the engine inline, streaming to the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cpuserve import log
+from cpuserve.entrypoints import flags
+from cpuserve.entrypoints.commands import prepared_start
+from cpuserve.entrypoints.terminal import Progress, note, say
+from cpuserve.errors import ConfigError, RequestError
+from cpuserve.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from cpuserve.engine.inline import InlineClient
+    from cpuserve.engine.ipc import Progress as ProgressMessage
+    from cpuserve.entrypoints.prepare import Prepared
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+CHAT_HELP = "/clear forgets the conversation, /exit (or Ctrl-D) ends; Ctrl-C stops an answer"
+
+
+def generate(args: argparse.Namespace) -> int:
+    """Complete one prompt, from --prompt or standard input."""
+    prompt = sys.stdin.read() if args.prompt is None else args.prompt
+    if not prompt:
+        msg = "there is no prompt: give --prompt TEXT or something on standard input"
+        raise ConfigError(msg)
+
+    async def complete(session: Session) -> None:
+        ids = session.tokenizer.encode(prompt)
+        await session.stream(ids, _params(args, 256))
+        say()
+
+    return _with_session(args, complete)
+
+
+def chat(args: argparse.Namespace) -> int:
+    """Talk until the end of input; with --message, one answer."""
+
+    async def talk(session: Session) -> None:
+        conversation = Conversation(session, args.system, _params(args, None))
+        if args.message is not None:
+            await conversation.turn(args.message)
+            return
+        note(f"{session.prepared.facts.name} is ready. {CHAT_HELP}")
+        while (line := await asyncio.to_thread(_read_line)) is not None:
+            if line == "/exit":
+                return
+            if line == "/clear":
+                conversation.clear()
+            elif line:
+                await conversation.turn(line)
+
+    return _with_session(args, talk)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A loaded engine and its tokenizer."""
+
+    prepared: Prepared
+    client: InlineClient
+    tokenizer: Tokenizer
+
+    async def stream(self, ids: list[int], params: SamplingParams) -> str:
+        """Write the completion of `ids` as it comes; returns it."""
+        from cpuserve.engine.output import generate_text
+
+        text = ""
+        started = time.perf_counter()
+        first, count = 0.0, 0
+        async with aclosing(generate_text(self.client, self.tokenizer, ids, params)) as deltas:
+            async for delta in deltas:
+                first = first or time.perf_counter()
+                count += len(delta.token_ids)
+                text += delta.text
+                say(delta.text, end="")
+        if sys.stderr.isatty() and count > 1:
+            rate = (count - 1) / max(1e-9, time.perf_counter() - first)
+            say()
+            note(f"{len(ids)} prompt tokens in {first - started:.2f} s, then {rate:.1f} tokens/s")
+        return text
+
+
+class Conversation:
+    """The messages so far and how they are rendered."""
+
+    def __init__(self, session: Session, system: str | None, params: SamplingParams) -> None:
+        from cpuserve.tokenizer.chat import ChatTemplate
+
+        source = _template(session.prepared.resolved.config.chat_template)
+        self._template = ChatTemplate(source or session.tokenizer.chat_template, session.tokenizer)
+        self._session = session
+        self._params = params
+        self._start = [{"role": "system", "content": system}] if system else []
+        self._messages: list[dict[str, Any]] = list(self._start)
+
+    def clear(self) -> None:
+        """Forget everything but the system message."""
+        self._messages = list(self._start)
+
+    async def turn(self, said: str) -> None:
+        """Say something and stream the answer; an interrupted or refused turn leaves no trace."""
+        messages = [*self._messages, {"role": "user", "content": said}]
+        try:
+            text = self._template.render(messages)
+            ids = self._session.tokenizer.encode(text, add_special_tokens=False)
+            answer = await _interruptible(self._session.stream(ids, self._params))
+        except RequestError as e:
+            note(f"{e}. {CHAT_HELP}")
+            return
+        say()
+        if answer is not None:
+            self._messages = [*messages, {"role": "assistant", "content": answer}]
+
+
+async def _interruptible(work: Coroutine[Any, Any, str]) -> str | None:
+    """The result of `work`; None after Ctrl-C, which ends it and nothing else."""
+    import signal
+
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return None
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+def _with_session(args: argparse.Namespace, work: Any) -> int:
+    asked = flags.asked(args)
+    log.configure("warning")
+    prepared, progress = prepared_start(asked)
+    try:
+        asyncio.run(_run(prepared, progress, work))
+    finally:
+        progress.close()
+    return 0
+
+
+async def _run(prepared: Prepared, progress: Progress, work: Any) -> None:
+    from cpuserve.engine.inline import InlineClient
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+    def show(message: ProgressMessage) -> None:
+        progress(message.stage, message.done, message.total)
+
+    client = InlineClient(prepared.resolved.config, on_progress=show)
+    try:
+        tokenizer = Tokenizer.load(Path(prepared.facts.tokenizer_path))
+        await client.wait_ready()
+        progress.close()
+        await work(Session(prepared, client, tokenizer))
+    finally:
+        await client.close()
+
+
+def _params(args: argparse.Namespace, max_tokens: int | None) -> SamplingParams:
+    given = {
+        name: getattr(args, name)
+        for name in ("temperature", "top_p", "top_k", "max_tokens")
+        if getattr(args, name) is not None
+    }
+    try:
+        return SamplingParams(**{"max_tokens": max_tokens, **given})
+    except RequestError as e:
+        raise ConfigError(str(e)) from None
+
+
+def _template(given: str | None) -> str | None:
+    """--chat-template as text: a file's content, or itself."""
+    if given is None or "\n" in given or "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except OSError as e:
+        msg = f"chat template {given}: {e.strerror or e}"
+        raise ConfigError(msg) from None
+
+
+def _read_line() -> str | None:
+    """One line of the person; None at the end of input."""
+    if sys.stdin.isatty():
+        sys.stderr.write("> ")
+        sys.stderr.flush()
+    line = sys.stdin.readline()
+    return line.strip() if line else None

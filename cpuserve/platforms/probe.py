@@ -1,0 +1,68 @@
+"""Roofline probes apart from any model: what this machine can read and multiply, right now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+PROBE_BYTES = 256 << 20  # eight times a large L3: nothing of it stays cached between two passes
+K = 4096
+PARTS = 8
+DOT_KINDS = ("f32", "bf16", "int8")
+
+
+class Roofline:
+    """An arena of packed weights and the threads that read it; `measure` as often as wanted.
+
+    The probes are those of the engine, on the same code path as a decode step. The arena is about
+    `num_bytes` of real memory.
+    """
+
+    def __init__(
+        self,
+        native: ModuleType,
+        isa: str,
+        threads: int,
+        cpus: list[int] | None,
+        num_bytes: int = PROBE_BYTES,
+    ) -> None:
+        import numpy as np
+
+        rows = max(64, num_bytes // (2 * K) // (64 * PARTS) * 64)
+        program = native.Program(isa, 1, 1)
+        matrix = program.matrix("probe", "dense_bf16", rows * PARTS, K, [rows] * PARTS, False)
+        source = (np.full((rows, 2 * K), 0x3F, np.uint8), "bf16", None)
+        self.threads = threads
+        self.isa = isa
+        self._team = native.Team(threads, cpus)
+        made: list[Any] = []
+
+        def load() -> None:
+            executor = native.Executor(self._team, program, 1, "bf16", 1)
+            executor.load_matrix(matrix, [source] * PARTS)
+            made.append(executor)
+
+        self._team.run(load)
+        self._executor = made[0]
+
+    def measure(self, seconds: float = 0.25) -> dict[str, Any]:
+        """{"read_bytes_per_s", "dot_ops_per_s": {kind: rate}, "barrier_s"}, on all threads."""
+        return {
+            "read_bytes_per_s": self.bandwidth(seconds),
+            "dot_ops_per_s": {kind: self.dot(kind, seconds / 4) for kind in DOT_KINDS},
+            "barrier_s": self._on_team(lambda: self._executor.probe_barrier(2000)),
+        }
+
+    def bandwidth(self, seconds: float = 0.25) -> float:
+        """Bytes a second when all threads read the arena."""
+        return self._on_team(lambda: self._executor.probe_bandwidth(seconds))
+
+    def dot(self, kind: str, seconds: float = 0.1) -> float:
+        """Operations a second of dot products in registers: "f32", "bf16" or "int8"."""
+        return self._on_team(lambda: self._executor.probe_dot(kind, seconds))
+
+    def _on_team(self, probe: Callable[[], float]) -> float:
+        got: list[float] = []
+        self._team.run(lambda: got.append(probe()))
+        return got[0]
