@@ -1,0 +1,116 @@
+// Per token: norm and rotate q and k, write q to its own rows, store k and v in their KV slot.
+#pragma once
+#include "kernels/generic/attention_tile.h"
+#include "kernels/generic/norm.h"
+
+namespace CPUSERVE_NS {
+
+// Dims i and i + n turn together by the angle of table column i.
+CPUSERVE_INLINE void rotate(float* x, const float* cosine, const float* sine, int n) {
+  float* y = x + n;
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const F a = load(x + i), b = load(y + i), c = load(cosine + i), s = load(sine + i);
+    store(x + i, fnma(b, s, mul(a, c)));
+    store(y + i, fma(a, s, mul(b, c)));
+  }
+  if (i < n) {
+    const int m = n - i;
+    const F a = load_n(x + i, m), b = load_n(y + i, m);
+    const F c = load_n(cosine + i, m), s = load_n(sine + i, m);
+    store_n(x + i, fnma(b, s, mul(a, c)), m);
+    store_n(y + i, fma(a, s, mul(b, c)), m);
+  }
+}
+
+// One head of q or k in place.
+static inline void turn_head(const RopeStoreArgs& a, float* x, const float* norm,
+                             int32_t position) {
+  const int hd = a.kv.head_dim, half = a.rotary / 2;
+  if (norm) scale_columns(x, x, hd, 0.0f, rms_inverse(x, hd, a.eps), norm, nullptr);
+  if (half > 0) {
+    const int64_t row = static_cast<int64_t>(position) * half;
+    rotate(x, a.cos + row, a.sin + row, half);
+  }
+}
+
+// Lanes [i, i + kLanes) of a row of n values, zeros beyond it.
+CPUSERVE_INLINE F load_padded(const float* x, int i, int n) {
+  return i + kLanes <= n ? load(x + i) : i < n ? load_n(x + i, n - i) : zero();
+}
+
+static inline void write_query(const RopeStoreArgs& a, int64_t token, int head, const float* x) {
+  uint8_t* row = row_at(a.q, token);
+  const int64_t column = static_cast<int64_t>(head) * a.kv.hd_pad;
+  for (int i = 0; i < a.kv.hd_pad; i += kLanes) {
+    const F v = load_padded(x, i, a.kv.head_dim);
+    if (a.q.format == ActFormat::bf16) {
+      store_bf16(reinterpret_cast<uint16_t*>(row) + column + i, v);
+    } else {
+      store(reinterpret_cast<float*>(row) + column + i, v);
+    }
+  }
+}
+
+CPUSERVE_INLINE void store_elements(KvBf16, uint16_t* p, F x) { store_bf16(p, x); }
+CPUSERVE_INLINE void store_elements(KvF16, uint16_t* p, F x) { store_f16(p, x); }
+CPUSERVE_INLINE void store_elements(KvF32, float* p, F x) { store(p, x); }
+
+// Columns beyond head_dim are stored as zeros: attention multiplies them with q's zeros.
+template <class Kv>
+static inline void store_key(const KvLayer& kv, uint8_t* block, int at, const float* x) {
+  constexpr int S = Kv::kStep;
+  typename Kv::Elem v[kLanes];
+  typename Kv::Elem* key = reinterpret_cast<typename Kv::Elem*>(block) + at * S;
+  for (int i = 0; i < kv.hd_pad; i += kLanes) {
+    store_elements(Kv{}, v, load_padded(x, i, kv.head_dim));
+    for (int j = 0; j < kLanes; j += S) memcpy(key + (i + j) * kBlock, v + j, S * sizeof(v[0]));
+  }
+}
+
+template <class Kv>
+static inline void store_value(const KvLayer& kv, uint8_t* block, int at, const float* x) {
+  constexpr int S = Kv::kStep;
+  typename Kv::Elem v[kLanes];
+  typename Kv::Elem* value = reinterpret_cast<typename Kv::Elem*>(block + kv.head_stride / 2) +
+                             at / S * kv.hd_pad * S + at % S;
+  for (int i = 0; i < kv.hd_pad; i += kLanes) {
+    store_elements(Kv{}, v, load_padded(x, i, kv.head_dim));
+    for (int j = 0; j < kLanes; j++) value[(i + j) * S] = v[j];
+  }
+}
+
+template <class Kv>
+static inline void rope_store_rows(const RopeStoreArgs& a) {
+  const int hd = a.kv.head_dim;
+  for (int64_t t = a.m0; t < a.m1; t++) {
+    float* q = f32_row(a.qkv, t);
+    float* k = q + static_cast<int64_t>(a.q_heads) * hd;
+    float* v = k + static_cast<int64_t>(a.kv.kv_heads) * hd;
+    uint8_t* block = a.kv.base + static_cast<size_t>(a.slots[t] / kBlock) * a.kv.block_stride;
+    const int at = a.slots[t] % kBlock;
+    for (int h = 0; h < a.q_heads; h++, q += hd) {
+      turn_head(a, q, a.q_norm, a.positions[t]);
+      write_query(a, t, h, q);
+    }
+    for (int h = 0; h < a.kv.kv_heads; h++, k += hd, v += hd, block += a.kv.head_stride) {
+      turn_head(a, k, a.k_norm, a.positions[t]);
+      store_key<Kv>(a.kv, block, at, k);
+      store_value<Kv>(a.kv, block, at, v);
+    }
+  }
+}
+
+// q and k of qkv are normed and rotated in place on the way.
+static inline void rope_store(const RopeStoreArgs& a) noexcept {
+  switch (a.kv.type) {
+    case KvType::bf16:
+      return rope_store_rows<KvBf16>(a);
+    case KvType::f16:
+      return rope_store_rows<KvF16>(a);
+    case KvType::f32:
+      return rope_store_rows<KvF32>(a);
+  }
+}
+
+}  // namespace CPUSERVE_NS
