@@ -1,0 +1,51 @@
+"""The numbers of a model that has no family file here, as far as its config.json gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cpuserve.models import architecture_of
+from cpuserve.models.config import read_bool, read_dtype, read_heads, read_ids, read_int
+from cpuserve.models.spec import ModelSpec
+
+# One number, many names: config.json keys of older families after today's.
+ALIASES = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
+    "num_attention_heads": ("n_head", "num_heads", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len"),
+}
+
+
+def generic_spec(config: Mapping[str, Any]) -> ModelSpec:
+    """What sizes a KV cache and checks requests; such a spec builds no Program.
+
+    Raises ModelError for a number that is missing or out of range.
+    """
+    text = config.get("text_config")
+    numbers = dict(text if isinstance(text, Mapping) else config)
+    for key, others in ALIASES.items():
+        found = [numbers[k] for k in (key, *others) if numbers.get(k) is not None]
+        numbers[key] = found[0] if found else None
+    vocab = read_int(numbers, "vocab_size")
+    width = read_int(numbers, "hidden_size", high=1 << 20)
+    q_heads, kv_heads, head_dim = read_heads(numbers, width)
+    return ModelSpec(
+        architecture=architecture_of(config),
+        vocab=vocab,
+        width=width,
+        layers=read_int(numbers, "num_hidden_layers", high=4096),
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=read_int(numbers, "intermediate_size", 4 * width, high=1 << 24),
+        max_position=read_int(numbers, "max_position_embeddings", 2048),
+        norm_eps=1e-6,
+        tied=read_bool(numbers, "tie_word_embeddings", False),
+        dtype=read_dtype({**numbers, **config}),
+        bos_ids=read_ids({**numbers, **config}, "bos_token_id", vocab),
+        eos_ids=read_ids({**numbers, **config}, "eos_token_id", vocab),
+    )

@@ -1,0 +1,176 @@
+"""Models without a Program, run through transformers: slow, but they run.
+
+Keys and values live in the same paged pool as everywhere, so that scheduling, preemption and
+shared blocks need no special case: each sequence's are gathered into a DynamicCache before its
+forward pass and the new ones copied back after it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cpuserve.config.engine import EngineConfig
+from cpuserve.errors import ModelError
+from cpuserve.program.view import StepView, check_step, key_slots, view
+from cpuserve.runtime.executor import Float32, StepArrays
+from cpuserve.runtime.floor import TorchSampling
+
+ProgressFn = Callable[[str, int, int], None]
+
+log = logging.getLogger(__name__)
+
+BLOCK = 32  # tokens of a KV block
+
+
+class TransformersExecutor(TorchSampling):
+    """Executor over a transformers causal language model of a local directory.
+
+    Safetensors only and never code from the checkpoint. Raises ModelError for a model transformers
+    cannot load, or that keeps other state than keys and values.
+    """
+
+    def __init__(self, config: EngineConfig, progress: ProgressFn | None = None) -> None:
+        torch.set_num_threads(config.threads)
+        model = load_model(Path(config.model_path), config.dtype)
+        paged = PagedModel(model, config.kv_blocks)
+        super().__init__(config, paged.vocab, paged)
+        self.vocab = paged.vocab
+        log.warning(
+            "%s has no program in cpuserve and runs through transformers: every sequence of a step "
+            "runs alone, one torch call a module, and copies its keys and values; expect a small "
+            "part of the speed of a supported model",
+            config.architecture,
+        )
+        if progress:
+            progress("load", 1, 1)
+
+    def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:  # noqa: ARG002
+        """There are no ops to look at: ValueError."""
+        msg = "a model that runs through transformers has no program ops"
+        raise ValueError(msg)
+
+
+def load_model(path: Path, dtype: str) -> Any:
+    """The transformers model in `path`; its own message in a ModelError if there is none."""
+    import transformers
+
+    if not path.is_dir():
+        msg = f"{path} is no model directory: only those can run through transformers"
+        raise ModelError(msg)
+    quiet: Any = transformers.utils.logging
+    quiet.disable_progress_bar()
+    try:
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers raises whatever its libraries raise
+        first = str(error).strip().partition("\n")[0][:300]
+        msg = f"transformers cannot load {path}: {first or type(error).__name__}"
+        raise ModelError(msg) from error
+    model, info = loaded
+    if info["missing_keys"]:
+        names = ", ".join(sorted(info["missing_keys"])[:5])
+        msg = f"{path} lacks {len(info['missing_keys'])} tensors of the model: {names}"
+        raise ModelError(msg)
+    return model.eval()
+
+
+class PagedModel:
+    """A transformers model whose keys and values are kept in blocks of 32 tokens."""
+
+    def __init__(self, model: Any, num_blocks: int) -> None:
+        self._model = model
+        self._num_blocks = num_blocks
+        parameters = inspect.signature(model.forward).parameters
+        self._picks_rows = "logits_to_keep" in parameters
+        self._takes_positions = "position_ids" in parameters
+        logits, cache = self._forward(torch.zeros(1, dtype=torch.long), 0, None, torch.tensor([0]))
+        self.vocab = int(logits.shape[1])
+        # Untouched pages of an empty tensor cost nothing: the pool grows as it is used.
+        self._pools = [
+            tuple(_pool(state, num_blocks * BLOCK) for state in (layer.keys, layer.values))
+            for layer in _layers(cache)
+        ]
+
+    def hidden(self, arrays: StepArrays) -> Tensor:
+        """Run the step; logits [R, vocab] of its logit rows."""
+        step = view(arrays)
+        check_step(step, vocab=self.vocab, num_blocks=self._num_blocks, block=BLOCK)
+        rows = torch.from_numpy(step.row_token).long()
+        out = torch.zeros(len(rows), self.vocab)
+        for seq in range(step.num_seqs):
+            at = step.queries(seq)
+            mine = (rows >= at.start) & (rows < at.stop)
+            logits = self._run_sequence(step, seq, rows[mine] - at.start)
+            out[mine] = logits
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What `hidden` gave are logits already."""
+        return hidden
+
+    def _run_sequence(self, step: StepView, seq: int, rows: Tensor) -> Tensor:
+        at = step.queries(seq)
+        tokens = torch.from_numpy(step.token_ids[at]).long()
+        slots = torch.from_numpy(key_slots(step, seq, BLOCK)).long()
+        start = len(slots) - len(tokens)
+        past = slots[:start] if start else None
+        logits, cache = self._forward(tokens, start, past, rows)
+        for layer, (keys, values) in zip(_layers(cache), self._pools, strict=True):
+            keys[slots[start:]] = layer.keys[0, :, start:].transpose(0, 1)
+            values[slots[start:]] = layer.values[0, :, start:].transpose(0, 1)
+        return logits
+
+    def _forward(
+        self, tokens: Tensor, start: int, past: Tensor | None, rows: Tensor
+    ) -> tuple[Tensor, Any]:
+        """(fp32 logits of `rows`, the cache after): tokens at positions start ..."""
+        from transformers import DynamicCache
+
+        with torch.inference_mode():
+            cache = DynamicCache()
+            if past is not None:
+                for i, (keys, values) in enumerate(self._pools):
+                    # [keys, heads, d] -> [1, heads, keys, d]
+                    cache.update(
+                        keys[past].transpose(0, 1)[None], values[past].transpose(0, 1)[None], i
+                    )
+            options: dict[str, Any] = {}
+            if self._takes_positions:
+                options["position_ids"] = torch.arange(start, start + len(tokens))[None]
+            if self._picks_rows and len(rows):  # an empty choice would mean all rows
+                options["logits_to_keep"] = rows
+            out = self._model(tokens[None], past_key_values=cache, use_cache=True, **options)
+            logits = out.logits[0]
+            return (logits if "logits_to_keep" in options else logits[rows]).float(), cache
+
+
+def _layers(cache: Any) -> list[Any]:
+    """The layers of a DynamicCache; ModelError where one keeps more than keys and values."""
+    from transformers.cache_utils import DynamicLayer
+
+    layers = list(cache.layers)
+    if not layers or any(type(x) is not DynamicLayer or x.keys is None for x in layers):
+        msg = (
+            "this architecture keeps other state than keys and values of every token; "
+            "cpuserve cannot run it through transformers"
+        )
+        raise ModelError(msg)
+    return layers
+
+
+def _pool(state: Tensor, slots: int) -> Tensor:
+    """An empty pool [slots, heads, d] for keys or values [1, heads, 1, d]."""
+    return torch.empty(slots, state.shape[1], state.shape[3], dtype=state.dtype)
