@@ -1,0 +1,315 @@
+// Sampling and scoring of one row of logits; the order of steps is the text in table.h.
+#pragma once
+#include <float.h>
+
+#include "kernels/generic/select.h"
+
+namespace CPUSERVE_NS {
+
+// The caller's scratch: a copy of the logits where they must survive, masses, and per-block facts.
+struct SampleScratch {
+  float* logits;
+  float* mass;
+  double* block_mass;
+  float* block_max;
+  int32_t* ids;
+};
+
+static inline SampleScratch carve_sample_scratch(void* scratch, int vocab) {
+  uint8_t* p = static_cast<uint8_t*>(scratch);
+  const auto take = [&p](size_t bytes) {
+    uint8_t* at = p;
+    p += (bytes + 63) / 64 * 64;
+    return at;
+  };
+  SampleScratch s;
+  s.logits = reinterpret_cast<float*>(take(static_cast<size_t>(vocab) * sizeof(float)));
+  s.mass = reinterpret_cast<float*>(take(static_cast<size_t>(vocab) * sizeof(float)));
+  s.block_mass = reinterpret_cast<double*>(take(kMaxBlocks * sizeof(double)));
+  s.block_max = reinterpret_cast<float*>(take(kMaxBlocks * sizeof(float)));
+  s.ids = reinterpret_cast<int32_t*>(take(kBandIds * sizeof(int32_t)));
+  return s;
+}
+
+// Block maxima and the largest logit; false where a logit is NaN or the largest is not finite.
+// max(x, top) skips NaN; clamping keeps it (see math.h), and 0 * finite adds nothing.
+static inline bool scan_row(const Row& r, float* block_max, float* largest) {
+  F bad = zero();
+  float top = -INFINITY;
+  for (int b = 0; b < r.blocks; b++) {
+    F m0 = set1(-INFINITY), m1 = m0;
+    int i = b * r.block;
+    const int end = block_end(r, b);
+    for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
+      const F x0 = load(r.logits + i), x1 = load(r.logits + i + kLanes);
+      m0 = max(x0, m0);
+      m1 = max(x1, m1);
+      bad = fma(clamp(x0, -FLT_MAX, FLT_MAX), zero(), bad);
+      bad = fma(clamp(x1, -FLT_MAX, FLT_MAX), zero(), bad);
+    }
+    float m = reduce_max(max(m0, m1));
+    for (; i < end; i++) {
+      m = r.logits[i] > m ? r.logits[i] : m;
+      if (r.logits[i] != r.logits[i]) bad = set1(NAN);
+    }
+    block_max[b] = m;
+    top = m > top ? m : top;
+  }
+  *largest = top;
+  return reduce_add(bad) == 0.0f && top >= -FLT_MAX && top <= FLT_MAX;
+}
+
+static inline int32_t first_largest(const Row& r, float largest) {
+  for (int b = 0; b < r.blocks; b++) {
+    if (r.block_max[b] != largest) continue;
+    for (int i = b * r.block; i < block_end(r, b); i++) {
+      if (r.logits[i] == largest) return i;
+    }
+  }
+  return -1;
+}
+
+// mass = exp((logit - largest) * inverse) of one block.
+static inline void exp_block(const float* x, float* mass, int n, float largest, float inverse) {
+  const F top = set1(largest), scale = set1(inverse);
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    store(mass + i, exp(mul(sub(load(x + i), top), scale)));
+  }
+  if (i < n) store_n(mass + i, exp(mul(sub(load_n(x + i, n - i), top), scale)), n - i);
+}
+
+static inline double sum_block(const float* mass, int n) {
+  constexpr int kSums = 16;
+  double s[kSums] = {};
+  int i = 0;
+  for (; i + kSums <= n; i += kSums) {
+    for (int j = 0; j < kSums; j++) s[j] += static_cast<double>(mass[i + j]);
+  }
+  for (int j = 0; i < n; i++, j++) s[j] += static_cast<double>(mass[i]);
+  for (int step = kSums / 2; step > 0; step /= 2) {
+    for (int j = 0; j < step; j++) s[j] += s[j + step];
+  }
+  return s[0];
+}
+
+// Masses of the row, by block and altogether.
+static inline double weigh_row(const Row& r, float largest, float inverse, float* mass,
+                               double* block_mass) {
+  double total = 0;
+  for (int b = 0; b < r.blocks; b++) {
+    const int i = b * r.block, n = block_end(r, b) - i;
+    exp_block(r.logits + i, mass + i, n, largest, inverse);
+    block_mass[b] = sum_block(mass + i, n);
+    total += block_mass[b];
+  }
+  return total;
+}
+
+static inline void keep_allowed(float* logits, int n, const int32_t* allowed, int count) {
+  int from = 0;
+  for (int i = 0; i <= count; i++) {
+    const int to = i < count ? allowed[i] : n;
+    for (int j = from; j < to; j++) logits[j] = -INFINITY;
+    from = to + 1;
+  }
+}
+
+// Steps 2 and 3 of the text.
+static inline void adjust_logits(const SampleParams& p, float* logits, int n) {
+  for (int i = 0; i < p.num_bias; i++) logits[p.bias[i].id] += p.bias[i].value;
+  if (p.num_allowed >= 0) keep_allowed(logits, n, p.allowed, p.num_allowed);
+  for (int i = 0; i < p.num_banned; i++) logits[p.banned[i]] = -INFINITY;
+  for (int i = 0; i < p.num_counts; i++) {
+    const TokenCount& c = p.counts[i];
+    if (c.id < 0) continue;
+    float x = logits[c.id];
+    if (c.prompt > 0 || c.output > 0) x = x > 0 ? x / p.repetition : x * p.repetition;
+    if (c.output > 0) x = x - p.frequency * static_cast<float>(c.output) - p.presence;
+    logits[c.id] = x;
+  }
+}
+
+static inline bool adjusts(const SampleParams& p) {
+  return p.num_bias > 0 || p.num_allowed >= 0 || p.num_banned > 0 ||
+         (p.num_counts > 0 && (p.repetition != 1.0f || p.frequency != 0.0f || p.presence != 0.0f));
+}
+
+// Drops ids below min_p of the largest probability, whose mass is 1. Returns the mass left.
+static inline double drop_improbable(const Row& r, float min_p, float* logits, float* mass,
+                                     double* block_mass) {
+  double total = 0;
+  for (int b = 0; b < r.blocks; b++) {
+    for (int i = b * r.block; i < block_end(r, b); i++) {
+      const bool in = mass[i] >= min_p;
+      logits[i] = in ? logits[i] : -INFINITY;
+      mass[i] = in ? mass[i] : 0.0f;
+    }
+    block_mass[b] = sum_block(mass + b * r.block, block_end(r, b) - b * r.block);
+    total += block_mass[b];
+  }
+  return total;
+}
+
+// Drops everything beyond the cut; masses of blocks wholly below it stay, with block_mass 0.
+// Returns the mass left.
+static inline double apply_cut(const Row& r, Cut cut, float* mass, double* block_mass) {
+  double total = 0;
+  for (int b = 0; b < r.blocks; b++) {
+    const int begin = b * r.block, end = block_end(r, b);
+    block_mass[b] = 0;
+    if (r.block_max[b] < cut.logit) continue;
+    const int ties = cut.id + 1 < begin ? begin : cut.id + 1 > end ? end : cut.id + 1;
+    for (int i = begin; i < ties; i++) mass[i] = r.logits[i] >= cut.logit ? mass[i] : 0.0f;
+    for (int i = ties; i < end; i++) mass[i] = r.logits[i] > cut.logit ? mass[i] : 0.0f;
+    block_mass[b] = sum_block(mass + begin, end - begin);
+    total += block_mass[b];
+  }
+  return total;
+}
+
+// The first id whose running mass exceeds `at`; masses of blocks with block_mass 0 are not read.
+static inline int32_t draw(const Row& r, const float* mass, const double* block_mass, double at) {
+  double sum = 0;
+  int32_t last = -1;
+  for (int b = 0; b < r.blocks; b++) {
+    if (block_mass[b] <= 0) continue;
+    if (sum + block_mass[b] <= at) {
+      sum += block_mass[b];
+      continue;
+    }
+    double running = sum;
+    for (int i = b * r.block; i < block_end(r, b); i++) {
+      if (mass[i] <= 0) continue;
+      last = i;
+      running += static_cast<double>(mass[i]);
+      if (running > at) return i;
+    }
+    sum += block_mass[b];  // the same masses in another order may fall short by a rounding
+  }
+  return last;
+}
+
+// Steps 4 to 6 above zero temperature. `logits` is r.logits, writable.
+static inline int32_t sample_row(const SampleParams& p, const SampleScratch& s, Row& r,
+                                 float* logits, float largest, int32_t position) {
+  double total = weigh_row(r, largest, 1.0f / p.temperature, s.mass, s.block_mass);
+  r.mass = s.mass;
+  if (p.min_p > 0.0f) total = drop_improbable(r, p.min_p, logits, s.mass, s.block_mass);
+  float least = -FLT_MAX;
+  if (p.top_k > 0 && p.top_k < r.n) {
+    const Cut cut = cut_count(r, largest, p.top_k);
+    total = apply_cut(r, cut, s.mass, s.block_mass);
+    least = cut.logit;
+  }
+  if (p.top_p < 1.0f) {
+    const double target = static_cast<double>(p.top_p) * total;
+    const Cut cut = cut_mass(r, largest, least, p.temperature, target);
+    total = apply_cut(r, cut, s.mass, s.block_mass);
+  }
+  const double u = uniform(p.seed, static_cast<uint64_t>(position));
+  return draw(r, s.mass, s.block_mass, u * total);
+}
+
+static inline void sift_down(const float* logits, int32_t* ids, int root, int n) {
+  for (int child = 2 * root + 1; child < n; child = 2 * root + 1) {
+    if (child + 1 < n && before(logits, ids[child], ids[child + 1])) child++;
+    if (!before(logits, ids[root], ids[child])) return;
+    swap_ids(ids, root, child);
+    root = child;
+  }
+}
+
+static inline void sort_ids(const float* logits, int32_t* ids, int n) {
+  for (int i = n / 2 - 1; i >= 0; i--) sift_down(logits, ids, i, n);
+  for (int i = n - 1; i > 0; i--) {
+    swap_ids(ids, 0, i);
+    sift_down(logits, ids, 0, i);
+  }
+}
+
+static inline void list_top(SampleArgs& a, const Row& r, float largest, double log_sum) {
+  const int wanted = a.num_top < r.n ? a.num_top : r.n;
+  if (wanted <= 0) return;
+  const Cut cut = cut_count(r, largest, wanted);
+  int found = 0;
+  for (int b = 0; b < r.blocks; b++) {
+    if (r.block_max[b] < cut.logit) continue;
+    for (int i = b * r.block; i < block_end(r, b) && found < wanted; i++) {
+      const float x = r.logits[i];
+      if (x > cut.logit || (x == cut.logit && i <= cut.id)) a.top_ids[found++] = i;
+    }
+  }
+  sort_ids(r.logits, a.top_ids, found);
+  for (int i = 0; i < a.num_top; i++) {
+    if (i >= found) a.top_ids[i] = -1;
+    a.top_logprobs[i] =
+        i < found ? static_cast<float>(static_cast<double>(r.logits[a.top_ids[i]]) - log_sum)
+                  : -INFINITY;
+  }
+}
+
+static inline int32_t rank_of(const Row& r, float logit) {
+  int32_t larger = 0;
+  for (int b = 0; b < r.blocks; b++) {
+    if (!(r.block_max[b] > logit)) continue;
+    for (int i = b * r.block; i < block_end(r, b); i++) larger += r.logits[i] > logit ? 1 : 0;
+  }
+  return larger + 1;
+}
+
+static inline void answer_invalid(SampleArgs& a) {
+  a.token = -1;
+  a.logprob = NAN;
+  a.rank = 0;
+  for (int i = 0; i < a.num_top; i++) {
+    a.top_ids[i] = -1;
+    a.top_logprobs[i] = NAN;
+  }
+}
+
+// The token to report, from r.logits (largest: their maximum) or a changed copy of them.
+static inline int32_t choose_token(const SampleArgs& a, const SampleScratch& s, const Row& raw,
+                                   float* block_max, float largest) {
+  const SampleParams& p = *a.params;
+  const bool greedy = p.temperature < 1e-5f, changes = adjusts(p);
+  if (greedy && !changes) return first_largest(raw, largest);
+  Row r = raw;
+  float* logits = a.logits;
+  if (a.num_top >= 0) {
+    memcpy(s.logits, a.logits, static_cast<size_t>(r.n) * sizeof(float));
+    r.logits = logits = s.logits;
+  }
+  if (changes) {
+    adjust_logits(p, logits, r.n);
+    if (!scan_row(r, block_max, &largest)) return -1;
+  }
+  if (greedy) return first_largest(r, largest);
+  return sample_row(p, s, r, logits, largest, a.position);
+}
+
+// token = -1 (and logprob NaN) where the logits are no distribution: a NaN among them, the largest
+// infinite, or nothing left after bans.
+static inline void sample(SampleArgs& a) noexcept {
+  const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
+  const int block = block_size(a.vocab);
+  const Row r = {a.logits,    nullptr, a.vocab, block, (a.vocab + block - 1) / block,
+                 s.block_max, s.ids};
+  float largest;
+  if (!scan_row(r, s.block_max, &largest)) return answer_invalid(a);
+  double log_sum = 0;
+  if (a.num_top >= 0) {
+    log_sum = static_cast<double>(largest) + log(weigh_row(r, largest, 1.0f, s.mass, s.block_mass));
+    list_top(a, r, largest, log_sum);
+  }
+  a.token = a.target;
+  if (a.target < 0) a.token = a.params ? choose_token(a, s, r, s.block_max, largest) : -1;
+  if (a.token < 0) return answer_invalid(a);
+  if (a.num_top < 0) return;
+  const float logit = a.logits[a.token];
+  a.logprob = static_cast<float>(static_cast<double>(logit) - log_sum);
+  if (a.target < 0) scan_row(r, s.block_max, &largest);  // bans may have lowered the maxima
+  a.rank = rank_of(r, logit);
+}
+
+}  // namespace CPUSERVE_NS

@@ -1,0 +1,292 @@
+// The longest-wanted prefix of a row of logits in descending order, without sorting it.
+//
+// Order: larger logit first, lower id first among equals. Every filter of sampling keeps a prefix
+// of this order, so its result is one Cut. The search narrows a band of values that holds the last
+// kept id: passes over the row weigh what lies above four thresholds at a time, skipping blocks
+// whose maximum is below them, until the band's ids fit a small list for a quickselect. Loops in
+// plain C are written for the compiler to vectorize (fixed inner trip counts, no early exits).
+#pragma once
+#include <float.h>
+
+#include "kernels/generic/math.h"
+#include "kernels/table.h"
+#include "kernels/vec/vec.h"
+
+namespace CPUSERVE_NS {
+
+constexpr int kMaxBlocks = 2048;  // of ids, each with its largest logit
+constexpr int kBandIds = 4096;    // ids the last step may look at one by one
+constexpr int kThresholds = 4;
+constexpr int kTally = 16;  // lanes of the counting loops
+
+// Keeps id i where logits[i] > logit, or logits[i] == logit and i <= id.
+struct Cut {
+  float logit;
+  int32_t id;
+};
+
+// A row of logits: its block maxima (upper bounds once ids are masked), and room for ids.
+struct Row {
+  const float* logits;
+  const float* mass;  // weight of each id, or nullptr: every id weighs 1
+  int n, block, blocks;
+  const float* block_max;
+  int32_t* ids;  // kBandIds
+};
+
+CPUSERVE_INLINE int block_size(int n) {
+  return 256 * ((n + 256 * kMaxBlocks - 1) / (256 * kMaxBlocks));
+}
+CPUSERVE_INLINE int block_end(const Row& r, int b) {
+  return (b + 1) * r.block < r.n ? (b + 1) * r.block : r.n;
+}
+
+// Integers in the order of the floats they stand for.
+CPUSERVE_INLINE int32_t key_of(float x) {
+  int32_t i;
+  memcpy(&i, &x, sizeof i);
+  return i ^ ((i >> 31) & 0x7fffffff);
+}
+CPUSERVE_INLINE float float_of_key(int32_t k) {
+  k ^= (k >> 31) & 0x7fffffff;
+  float x;
+  memcpy(&x, &k, sizeof x);
+  return x;
+}
+
+CPUSERVE_INLINE bool before(const float* logits, int32_t a, int32_t b) {
+  return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+}
+CPUSERVE_INLINE double weight_of(const float* mass, int32_t id) {
+  return mass ? static_cast<double>(mass[id]) : 1.0;
+}
+
+CPUSERVE_INLINE void swap_ids(int32_t* ids, int a, int b) {
+  const int32_t x = ids[a];
+  ids[a] = ids[b];
+  ids[b] = x;
+}
+
+// Moves the median of three to the end of ids [lo, hi), then what comes before it to the front;
+// returns its place.
+static inline int partition_ids(const float* logits, int32_t* ids, int lo, int hi) {
+  const int mid = lo + (hi - lo) / 2, last = hi - 1;
+  if (before(logits, ids[mid], ids[lo])) swap_ids(ids, mid, lo);
+  if (before(logits, ids[last], ids[lo])) swap_ids(ids, last, lo);
+  if (before(logits, ids[mid], ids[last])) swap_ids(ids, mid, last);
+  int place = lo;
+  for (int i = lo; i < last; i++) {
+    if (before(logits, ids[i], ids[last])) swap_ids(ids, place++, i);
+  }
+  swap_ids(ids, place, last);
+  return place;
+}
+
+// The id that ends the shortest prefix of `ids` weighing at least `target` (> 0); the last of all
+// where they weigh less.
+static inline int32_t quick_cut(const float* logits, const float* mass, int32_t* ids, int n,
+                                double target) {
+  int lo = 0, hi = n;
+  double above = 0;
+  while (hi - lo > 1) {
+    const int place = partition_ids(logits, ids, lo, hi);
+    double sum = above;
+    for (int i = lo; i < place; i++) sum += weight_of(mass, ids[i]);
+    if (sum >= target) {
+      hi = place;
+      continue;
+    }
+    above = sum + weight_of(mass, ids[place]);
+    if (above >= target || place + 1 == hi) return ids[place];
+    lo = place + 1;
+  }
+  return ids[lo];
+}
+
+struct Tally {
+  double weight[kThresholds];
+  int64_t count[kThresholds];
+};
+
+template <bool kMass>
+static inline void tally_block(const float* x, const float* mass, int n, const float* thresholds,
+                               Tally& t) {
+  float weight[kThresholds][kTally] = {};
+  int32_t count[kThresholds][kTally] = {};
+  int i = 0;
+  for (; i + kTally <= n; i += kTally) {
+#pragma GCC unroll 4
+    for (int a = 0; a < kThresholds; a++) {
+      for (int j = 0; j < kTally; j++) {
+        const bool in = x[i + j] >= thresholds[a];
+        count[a][j] += in ? 1 : 0;
+        if (kMass) weight[a][j] += in ? mass[i + j] : 0.0f;
+      }
+    }
+  }
+  for (int a = 0; a < kThresholds; a++) {
+    double w = 0;
+    int64_t c = 0;
+    for (int j = 0; j < kTally; j++) {
+      w += static_cast<double>(weight[a][j]);
+      c += count[a][j];
+    }
+    for (int k = i; k < n; k++) {
+      if (x[k] < thresholds[a]) continue;
+      c++;
+      if (kMass) w += static_cast<double>(mass[k]);
+    }
+    t.count[a] += c;
+    t.weight[a] += kMass ? w : static_cast<double>(c);
+  }
+}
+
+// What lies at or above each of the (descending) thresholds.
+static inline Tally tally_row(const Row& r, const float* thresholds) {
+  Tally t = {};
+  for (int b = 0; b < r.blocks; b++) {
+    if (r.block_max[b] < thresholds[kThresholds - 1]) continue;
+    const int i = b * r.block, n = block_end(r, b) - i;
+    if (r.mass) {
+      tally_block<true>(r.logits + i, r.mass + i, n, thresholds, t);
+    } else {
+      tally_block<false>(r.logits + i, nullptr, n, thresholds, t);
+    }
+  }
+  return t;
+}
+
+// The cut lies among logits in [lo, hi): those at or above hi weigh less than the target.
+struct Band {
+  float lo, hi;
+  double above;                // weight at or above hi
+  int64_t count_lo, count_hi;  // ids at or above lo (at most) and hi
+};
+
+// Thresholds strictly inside the band, in even steps of value or, every other round, of float keys,
+// which no scale of the data defeats.
+static inline void spread_thresholds(const Band& b, int round, float* t) {
+  const int64_t lo = key_of(b.lo), hi = key_of(b.hi);
+  const bool linear = round % 2 == 0 && b.lo > -FLT_MAX && b.hi < FLT_MAX;
+  const double value = static_cast<double>(b.lo), width = static_cast<double>(b.hi) - value;
+  for (int a = 0; a < kThresholds; a++) {
+    const int step = kThresholds - a, steps = kThresholds + 1;
+    int64_t key = linear ? key_of(static_cast<float>(value + width * step / steps))
+                         : lo + (hi - lo) * step / steps;
+    key = key > hi - 1 ? hi - 1 : key;
+    key = key < lo + 1 ? lo + 1 : key;
+    t[a] = float_of_key(static_cast<int32_t>(key));
+  }
+}
+
+static inline void narrow_band(const Row& r, const float* t, double target, Band& band) {
+  const Tally tally = tally_row(r, t);
+  int a = 0;
+  while (a < kThresholds && tally.weight[a] < target) a++;
+  if (a < kThresholds) {
+    band.lo = t[a];
+    band.count_lo = tally.count[a];
+  }
+  if (a > 0) {
+    band.hi = t[a - 1];
+    band.above = tally.weight[a - 1];
+    band.count_hi = tally.count[a - 1];
+  }
+}
+
+// Ids of the band in ascending order; more than kBandIds are not written, only known to be more.
+static inline int gather_band(const Row& r, const Band& band) {
+  int found = 0;
+  for (int b = 0; b < r.blocks; b++) {
+    if (r.block_max[b] < band.lo) continue;
+    for (int i = b * r.block; i < block_end(r, b); i += kTally) {
+      const int n = block_end(r, b) - i < kTally ? block_end(r, b) - i : kTally;
+      int any = n < kTally;
+      if (n == kTally) {
+        for (int j = 0; j < kTally; j++) {
+          any += r.logits[i + j] >= band.lo && r.logits[i + j] < band.hi ? 1 : 0;
+        }
+      }
+      if (!any) continue;
+      for (int j = i; j < i + n; j++) {
+        if (!(r.logits[j] >= band.lo && r.logits[j] < band.hi)) continue;
+        if (found == kBandIds) return kBandIds + 1;
+        r.ids[found++] = j;
+      }
+    }
+  }
+  return found;
+}
+
+// A band of one value: its ids in ascending order are its order.
+static inline Cut cut_equal(const Row& r, const Band& band, double target) {
+  double sum = band.above;
+  int32_t last = -1;
+  for (int i = 0; i < r.n; i++) {
+    if (r.logits[i] != band.lo) continue;
+    last = i;
+    sum += weight_of(r.mass, i);
+    if (sum >= target) break;
+  }
+  return {band.lo, last};
+}
+
+static inline Cut cut_band(const Row& r, Band band, double target) {
+  for (int round = 0;; round++) {
+    if (band.count_lo - band.count_hi <= kBandIds) {
+      const int found = gather_band(r, band);
+      if (found > 0 && found <= kBandIds) {
+        const int32_t id = quick_cut(r.logits, r.mass, r.ids, found, target - band.above);
+        return {r.logits[id], id};
+      }
+      if (found == 0) return {band.hi, r.n};
+    }
+    if (key_of(band.hi) - static_cast<int64_t>(key_of(band.lo)) <= 1) {
+      return cut_equal(r, band, target);
+    }
+    float t[kThresholds];
+    spread_thresholds(band, round, t);
+    narrow_band(r, t, target, band);
+  }
+}
+
+CPUSERVE_INLINE float above(float x) { return float_of_key(key_of(x) + 1); }
+
+// The `k` (>= 1) first ids; all that are not -inf where they are fewer. k blocks hold an id of at
+// least the k-th largest block maximum each, which is where most searches start and end.
+static inline Cut cut_count(Row r, float largest, int k) {
+  r.mass = nullptr;
+  Band band = {-FLT_MAX, above(largest), 0, r.n, 0};
+  if (k <= r.blocks) {
+    for (int b = 0; b < r.blocks; b++) r.ids[b] = b;
+    const float start = r.block_max[quick_cut(r.block_max, nullptr, r.ids, r.blocks, k)];
+    if (start > band.lo) band.lo = start;
+  }
+  if (band.lo == -FLT_MAX) {
+    const float t[kThresholds] = {-FLT_MAX, -FLT_MAX, -FLT_MAX, -FLT_MAX};
+    band.count_lo = tally_row(r, t).count[0];
+    if (band.count_lo <= k) return {-FLT_MAX, r.n};
+  } else if (gather_band(r, band) <= kBandIds) {
+    band.count_lo = kBandIds;
+  }
+  return cut_band(r, band, k);
+}
+
+// The shortest prefix of mass at least `target`, mass being exp((logit - largest) / temperature):
+// below 104 temperatures there is none. Logits below `least` are not looked at.
+static inline Cut cut_mass(const Row& r, float largest, float least, float temperature,
+                           double target) {
+  Band band = {largest - 104.0f * temperature, above(largest), 0, r.n, 0};
+  if (!(band.lo > least)) band.lo = least;
+  const float depth[kThresholds] = {1.0f, 3.0f, 8.0f, 20.0f};
+  float t[kThresholds];
+  for (int a = 0; a < kThresholds; a++) {
+    t[a] = largest - depth[a] * temperature;
+    if (!(t[a] > band.lo)) t[a] = band.lo;
+  }
+  const double wanted = target > 1e-300 ? target : 1e-300;
+  narrow_band(r, t, wanted, band);
+  return cut_band(r, band, wanted);
+}
+
+}  // namespace CPUSERVE_NS
