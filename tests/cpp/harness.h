@@ -1,0 +1,178 @@
+// Kernel tests in a page, with no dependency, so that they also run under an emulator:
+//
+//   KERNEL_TEST(rms_norm_of_zeros_is_zero) { k.rms_norm(...); CHECK(y == 0); }
+//
+// `k` is the KernelTable of the level under test; every case runs at every level the CPU has.
+//   CHECK(condition)            CHECK_NEAR(value, expected, tolerance)
+//   SKIP("why")                 leaves the case, counted as skipped
+//   Rng rng(seed)               rng.uniform() in [-1, 1)  rng.below(n)  rng.bits()
+//   Buffer<T> b(count)          64-byte aligned, zeroed, guarded: a write before or beyond it fails
+//                               the case
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kernels/table.h"
+
+namespace harness {
+
+using cpuserve::KernelTable;
+
+struct Case {
+  const char* name;
+  void (*run)(const KernelTable& k);
+};
+inline std::vector<Case>& cases() {
+  static std::vector<Case> all;
+  return all;
+}
+struct Registration {
+  Registration(const char* name, void (*run)(const KernelTable&)) {
+    cases().push_back({name, run});
+  }
+};
+
+// The case in progress. A failed check is printed and counted; the case goes on.
+struct Progress {
+  const char* name = "";
+  const char* isa = "";
+  int failures = 0;
+};
+inline Progress& progress() {
+  static Progress now;
+  return now;
+}
+struct Skipped {
+  std::string why;
+};
+
+inline void fail(const char* file, int line, const std::string& what) {
+  constexpr int kShown = 10;  // a wrong kernel is wrong a million times
+  if (++progress().failures > kShown) return;
+  const char* base = std::strrchr(file, '/');
+  std::printf("%s:%d: %s [%s]: %s\n", base ? base + 1 : file, line, progress().name, progress().isa,
+              what.c_str());
+}
+inline void check(bool ok, const char* text, const char* file, int line) {
+  if (!ok) fail(file, line, text);
+}
+inline void check_near(double value, double expected, double tolerance, const char* text,
+                       const char* file, int line) {
+  const bool both_nan = std::isnan(value) && std::isnan(expected);
+  if (both_nan || value == expected || std::fabs(value - expected) <= tolerance) return;
+  char numbers[160];
+  std::snprintf(numbers, sizeof numbers, " = %.9g, expected %.9g within %.3g", value, expected,
+                tolerance);
+  fail(file, line, text + std::string(numbers));
+}
+
+class Rng {
+ public:
+  explicit Rng(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ull + 1) {}
+  uint64_t bits() {
+    uint64_t z = state_ += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+  }
+  int64_t below(int64_t n) { return static_cast<int64_t>(bits() % static_cast<uint64_t>(n)); }
+  float uniform() {
+    return static_cast<float>(static_cast<int64_t>(bits() >> 40) - (1 << 23)) / (1 << 23);
+  }
+
+ private:
+  uint64_t state_;
+};
+
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(size_t count, const char* file = __builtin_FILE(), int line = __builtin_LINE())
+      : count_(count), file_(file), line_(line) {
+    const size_t bytes = kGuard + (count * sizeof(T) + 63) / 64 * 64 + kGuard;
+    memory_ = static_cast<uint8_t*>(std::aligned_alloc(64, bytes));
+    if (!memory_) std::abort();
+    std::memset(memory_, kMark, bytes);
+    std::memset(memory_ + kGuard, 0, count * sizeof(T));
+  }
+  ~Buffer() {
+    const uint8_t* end = memory_ + kGuard + count_ * sizeof(T);
+    bool intact = true;
+    for (size_t i = 0; i < kGuard; i++) intact &= memory_[i] == kMark && end[i] == kMark;
+    if (!intact) fail(file_, line_, "a kernel wrote outside this buffer");
+    std::free(memory_);
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  T* data() { return reinterpret_cast<T*>(memory_ + kGuard); }
+  const T* data() const { return reinterpret_cast<const T*>(memory_ + kGuard); }
+  size_t size() const { return count_; }
+  T& operator[](size_t i) { return data()[i]; }
+  const T& operator[](size_t i) const { return data()[i]; }
+
+ private:
+  static constexpr size_t kGuard = 256;
+  static constexpr uint8_t kMark = 0xa5;
+  size_t count_;
+  const char* file_;
+  int line_;
+  uint8_t* memory_;
+};
+
+// Plain conversions, to be compared with the kernels' own.
+inline float from_bf16(uint16_t h) {
+  const uint32_t u = static_cast<uint32_t>(h) << 16;
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+inline uint16_t to_bf16(float f) {
+  uint32_t u;
+  std::memcpy(&u, &f, 4);
+  if (f != f) return static_cast<uint16_t>((u >> 16) | 0x40);
+  const uint32_t below = u & 0xffff, half = 0x8000;
+  u >>= 16;
+  if (below > half || (below == half && (u & 1))) u++;
+  return static_cast<uint16_t>(u);
+}
+inline float from_f16(uint16_t h) {
+  const int e = h >> 10 & 31, m = h & 1023;
+  double v = 0;
+  if (e == 31) {
+    v = m ? NAN : INFINITY;
+  } else {
+    v = e ? std::ldexp(1024 + m, e - 25) : std::ldexp(m, -24);
+  }
+  return static_cast<float>(h >> 15 ? -v : v);
+}
+inline uint16_t to_f16(float f) {  // the nearest of all halves; ties to the even one
+  const uint16_t sign = std::signbit(f) ? 0x8000 : 0;
+  if (f != f) return static_cast<uint16_t>(sign | 0x7e00);
+  const double a = std::fabs(static_cast<double>(f));
+  if (a >= 65520) return static_cast<uint16_t>(sign | 0x7c00);
+  int e = 0;
+  std::frexp(a, &e);
+  const int shift = e - 11 < -24 ? -24 : e - 11;  // weight of the last bit
+  const double units = std::nearbyint(std::ldexp(a, -shift));
+  const int biased = shift + 24;  // 0: subnormal or the smallest normals
+  const int n = static_cast<int>(units);
+  return static_cast<uint16_t>(sign | (biased * 1024 + n));
+}
+
+}  // namespace harness
+
+#define KERNEL_TEST(name)                                              \
+  static void name(const cpuserve::KernelTable& k);                    \
+  static const harness::Registration name##_registration(#name, name); \
+  static void name([[maybe_unused]] const cpuserve::KernelTable& k)
+#define CHECK(...) harness::check((__VA_ARGS__), #__VA_ARGS__, __FILE__, __LINE__)
+#define CHECK_NEAR(value, expected, tolerance) \
+  harness::check_near((value), (expected), (tolerance), #value, __FILE__, __LINE__)
+#define SKIP(why) \
+  throw harness::Skipped { why }

@@ -1,0 +1,127 @@
+// Runs the kernel tests: kernel_tests [--isa LEVEL] [--filter SUBSTRING] [--list]
+//
+// Without --isa, at every level this CPU can run. Exit 0 when every case passed, 1 when one failed
+// or none ran, 2 for a level that is not in this build or that this CPU cannot run.
+#include <algorithm>
+#include <string_view>
+
+#include "cpu/features.h"
+#include "harness.h"
+#include "kernels/resolve.h"
+
+namespace {
+
+using cpuserve::CpuInfo;
+
+bool contains(const std::vector<std::string>& list, std::string_view name) {
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+// Why `isa` cannot be tested on `cpu`; empty if it can.
+std::string refusal(std::string_view isa, const CpuInfo& cpu) {
+  if (!cpuserve::find_kernels(isa)) return "no level '" + std::string(isa) + "' in this build";
+  if (!contains(cpuserve::supported_isa_levels(cpu), isa)) {
+    return "this CPU cannot run level '" + std::string(isa) + "'";
+  }
+  return "";
+}
+
+std::vector<const char*> levels_here() {
+  std::vector<const char*> levels;
+  for (const char* level : cpuserve::compiled_levels()) {
+    if (refusal(level, cpuserve::cpu_info()).empty()) levels.push_back(level);
+  }
+  return levels;
+}
+
+struct Totals {
+  int passed = 0, failed = 0, skipped = 0;
+};
+
+void run_case(const harness::Case& c, const cpuserve::KernelTable& table, Totals& totals) {
+  harness::progress() = {c.name, table.isa, 0};
+  try {
+    c.run(table);
+  } catch (const harness::Skipped& skipped) {
+    std::printf("SKIP %s [%s]: %s\n", c.name, table.isa, skipped.why.c_str());
+    totals.skipped++;
+    return;
+  }
+  const int failures = harness::progress().failures;
+  if (failures) std::printf("FAIL %s [%s]: %d checks\n", c.name, table.isa, failures);
+  (failures ? totals.failed : totals.passed)++;
+}
+
+}  // namespace
+
+KERNEL_TEST(forced_level_is_the_one_that_runs) {
+  const char* isa = harness::progress().isa;
+  CHECK(cpuserve::find_kernels(isa) == &k);
+  CHECK(std::string_view(k.isa) == isa);
+  bool own = false;
+  for (const cpuserve::KernelEntry& e : cpuserve::kernel_entries(isa)) {
+    CHECK(e.level != nullptr);
+    own |= e.level && std::string_view(e.level) == isa;
+  }
+  CHECK(own);  // a level that brings nothing of its own would test the one below twice
+}
+
+KERNEL_TEST(every_entry_comes_from_this_level_or_one_below) {
+  const std::vector<const char*> levels = cpuserve::compiled_levels();
+  const auto place = [&](std::string_view name) {
+    return std::find(levels.begin(), levels.end(), name) - levels.begin();
+  };
+  for (const cpuserve::KernelEntry& e : cpuserve::kernel_entries(k.isa)) {
+    if (e.level) CHECK(place(e.level) <= place(k.isa));
+  }
+}
+
+KERNEL_TEST(unknown_level_is_refused) {
+  CHECK(cpuserve::find_kernels("avx1024") == nullptr);
+  CHECK(cpuserve::kernel_entries("").empty());
+  CHECK(refusal("avx1024", cpuserve::cpu_info()).find("no level") == 0);
+}
+
+KERNEL_TEST(level_above_the_cpu_is_refused) {
+  const CpuInfo plain;  // a CPU without any feature
+  for (const char* level : cpuserve::compiled_levels()) {
+    const bool scalar = std::string_view(level) == "scalar";
+    CHECK(refusal(level, plain).empty() == scalar);
+  }
+}
+
+int main(int argc, char** argv) {
+  std::string isa, filter;
+  for (int i = 1; i < argc; i++) {
+    const std::string_view option = argv[i];
+    if (option == "--list") {
+      for (const harness::Case& c : harness::cases()) std::printf("%s\n", c.name);
+      return 0;
+    }
+    if (i + 1 < argc && option == "--isa") {
+      isa = argv[++i];
+    } else if (i + 1 < argc && option == "--filter") {
+      filter = argv[++i];
+    } else {
+      std::fprintf(stderr, "usage: kernel_tests [--isa LEVEL] [--filter SUBSTRING] [--list]\n");
+      return 2;
+    }
+  }
+  std::vector<const char*> levels = levels_here();
+  if (!isa.empty()) {
+    const std::string why = refusal(isa, cpuserve::cpu_info());
+    if (!why.empty()) {
+      std::fprintf(stderr, "kernel_tests: %s\n", why.c_str());
+      return 2;
+    }
+    levels = {isa.c_str()};
+  }
+  Totals totals;
+  for (const char* level : levels) {
+    for (const harness::Case& c : harness::cases()) {
+      if (std::strstr(c.name, filter.c_str())) run_case(c, *cpuserve::find_kernels(level), totals);
+    }
+  }
+  std::printf("%d passed, %d failed, %d skipped\n", totals.passed, totals.failed, totals.skipped);
+  return totals.failed || !totals.passed ? 1 : 0;
+}
