@@ -276,6 +276,8 @@ def build_engine(
     from cpuserve.models import build_program, spec_from_config
 
     started = time.perf_counter()
+    if config.model_impl == "transformers":
+        return _transformers_engine(config, progress, started)
     checkpoint = open_checkpoint(Path(config.model_path))
     spec = spec_from_config(checkpoint.config)
     program = build_program(spec)
@@ -291,6 +293,20 @@ def build_engine(
         executor = TorchExecutor(config, program, checkpoint.weights, progress)
     facts = _facts(spec, time.perf_counter() - started)
     return EngineCore(config, executor, vocab=spec.vocab, eos_ids=spec.eos_ids, facts=facts)
+
+
+def _transformers_engine(
+    config: EngineConfig, progress: ProgressFn | None, started: float
+) -> EngineCore:
+    """The engine of a model that has no program."""
+    from cpuserve.loader.load import read_config
+    from cpuserve.models.generic import read_spec
+    from cpuserve.runtime.transformers_fallback import TransformersExecutor
+
+    spec, _ = read_spec(read_config(Path(config.model_path)))
+    executor = TransformersExecutor(config, progress)
+    facts = _facts(spec, time.perf_counter() - started)
+    return EngineCore(config, executor, vocab=executor.vocab, eos_ids=spec.eos_ids, facts=facts)
 
 
 def _facts(spec: ModelSpec, load_s: float) -> dict[str, object]:

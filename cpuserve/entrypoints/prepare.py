@@ -66,10 +66,10 @@ def find(options: EngineOptions, progress: Progress | None = None) -> Path:
 
 def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFacts]:
     """The model's numbers from config.json or GGUF metadata."""
-    from cpuserve.models import spec_from_config
+    from cpuserve.models.generic import read_spec
 
     config, weight_bytes, quantization = _read(path)
-    spec = spec_from_config(config)
+    spec, has_program = read_spec(config)
     tokenizer = options.tokenizer or str(path)
     facts = ModelFacts(
         name=model_name(options),
@@ -82,6 +82,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         kv_layers=(KvLayerFacts(spec.kv_heads, spec.head_dim),) * spec.layers,
         weight_bytes=weight_bytes,
         activation_width=_activation_width(spec),
+        has_program=has_program,
     )
     return spec, facts
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from cpuserve.models import architecture_of
+from cpuserve.models import architecture_of, find_model, spec_from_config
 from cpuserve.models.config import read_bool, read_dtype, read_heads, read_ids, read_int
 from cpuserve.models.spec import ModelSpec
 
@@ -18,6 +20,26 @@ ALIASES = {
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
     "max_position_embeddings": ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len"),
 }
+
+
+def read_spec(config: Mapping[str, Any]) -> tuple[ModelSpec, bool]:
+    """(numbers of the model, whether it has a Program); else transformers must know it.
+
+    Raises ModelError, naming the supported architectures, for one that neither knows.
+    """
+    if find_model(architecture_of(config)) is None and transformers_knows(config):
+        return generic_spec(config), False
+    return spec_from_config(config), True
+
+
+def transformers_knows(config: Mapping[str, Any]) -> bool:
+    """Whether an installed transformers has the model type; imports nothing, since that is slow."""
+    kind = str(config.get("model_type") or "").replace("-", "_")
+    found = find_spec("transformers")
+    places = found.submodule_search_locations if found else None
+    if not places or not kind.isidentifier():
+        return False
+    return (Path(places[0]) / "models" / kind).is_dir()
 
 
 def generic_spec(config: Mapping[str, Any]) -> ModelSpec:

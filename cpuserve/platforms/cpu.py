@@ -152,6 +152,12 @@ def _model_impl(options: EngineOptions, ledger: Ledger, facts: ModelFacts, host:
         if not facts.has_program:
             why = f"{facts.architecture} has no program of our own; {why}"
         return ledger.decide("model_impl", "transformers", why)
+    if not facts.has_program:
+        msg = (
+            f"{ledger.asked('model_impl')}: {facts.architecture} has no program in cpuserve; "
+            "leave it at auto to run it, slowly, through transformers"
+        )
+        raise ConfigError(msg)
     return ledger.decide("model_impl", "cpuserve", f"{facts.architecture} has a program")
 
 

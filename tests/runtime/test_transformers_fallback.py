@@ -8,15 +8,16 @@ import pytest
 import torch
 import transformers
 
+from cpuserve.engine.core import build_engine
 from cpuserve.errors import ModelError
 from cpuserve.models import find_model
-from cpuserve.models.generic import generic_spec
+from cpuserve.models.generic import generic_spec, read_spec
 from cpuserve.runtime.transformers_fallback import TransformersExecutor
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.oracle import transformers_logits
 from tests.helpers.steps import Sequence, all_rows, step
-from tests.helpers.tiny import tiny_model
+from tests.helpers.tiny import tiny_config, tiny_model
 
 TOKENS = [(i * 31 + 11) % 509 for i in range(70)]
 
@@ -162,3 +163,24 @@ def test_the_numbers_of_an_unknown_architecture_are_read_under_any_name(neox):
     assert generic_spec(nested).eos_ids == (5,)
     with pytest.raises(ModelError, match="num_hidden_layers is None"):
         generic_spec({**gpt2, "n_layer": None})
+
+
+def test_who_runs_an_architecture_is_decided_without_importing_transformers(neox):
+    assert read_spec(json.loads((neox / "config.json").read_text()))[1] is False
+    assert read_spec(tiny_config("llama"))[1] is True
+    for kind in ("no_such_type", "../gpt_neox", None):
+        unknown = {"architectures": ["NoSuchForCausalLM"], "model_type": kind}
+        with pytest.raises(ModelError, match="supported: LlamaForCausalLM"):
+            read_spec(unknown)
+
+
+def test_the_engine_serves_an_architecture_without_a_program(neox):
+    config = fake_config(
+        model_path=str(neox),
+        architecture="GPTNeoXForCausalLM",
+        model_impl="transformers",
+        block_size=32,
+        kv_blocks=16,
+    )
+    core = build_engine(config)
+    assert isinstance(core.executor, TransformersExecutor)
