@@ -1,1 +1,32 @@
 """CPU-first LLM inference server with an OpenAI-compatible API."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cpuserve.entrypoints.llm import LLM
+    from cpuserve.entrypoints.outputs import CompletionOutput, RequestOutput
+    from cpuserve.sampling.params import SamplingParams
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+
+_MODULES = {
+    "LLM": "cpuserve.entrypoints.llm",
+    "CompletionOutput": "cpuserve.entrypoints.outputs",
+    "RequestOutput": "cpuserve.entrypoints.outputs",
+    "SamplingParams": "cpuserve.sampling.params",
+}
+
+
+def __getattr__(name: str) -> object:
+    # `import cpuserve` is on the way of every command and must cost nothing.
+    if name not in _MODULES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

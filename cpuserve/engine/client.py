@@ -12,8 +12,13 @@ from cpuserve.sampling.params import SamplingParams
 class EngineClient(Protocol):
     """ProcessClient serves; InlineClient runs the engine in this process (LLM, tests)."""
 
-    info: dict[str, object]
-    stats: Stats
+    @property
+    def info(self) -> dict[str, object]:
+        """What Ready carried; {} before."""
+
+    @property
+    def stats(self) -> Stats:
+        """The engine's gauges and counters after its last step."""
 
     async def wait_ready(self) -> None:
         """Return when the engine serves; StartupError with its line if it cannot."""

@@ -1,0 +1,298 @@
+"""InlineClient: an engine on a thread of this process, for LLM, tests and notebooks."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterable
+from concurrent.futures import Future
+from typing import Any
+
+from cpuserve.config.engine import EngineConfig
+from cpuserve.core.admission import Limits
+from cpuserve.engine.core import EngineCore, build_engine, run_engine
+from cpuserve.engine.ipc import (
+    Abort,
+    Answer,
+    Ask,
+    Inbound,
+    Outbound,
+    Output,
+    Progress,
+    Shutdown,
+    Stats,
+    StepOutput,
+)
+from cpuserve.engine.loop import run_loop
+from cpuserve.engine.streams import RequestMaker, Streams, limits_of
+from cpuserve.errors import EngineDead, StartupError
+from cpuserve.log import get_logger
+from cpuserve.sampling.params import SamplingParams
+
+Build = Callable[[EngineConfig, Callable[[str, int, int], None], Any], EngineCore]
+Sink = queue.SimpleQueue[Output | EngineDead]
+
+JOIN_S = 10.0
+log = get_logger("engine")
+
+
+class InlineClient:
+    """EngineClient over a thread, with a synchronous side (start, submit, abort, shutdown).
+
+    The thread is the engine's thread 0: it alone touches the executor.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        build: Build = build_engine,
+    ) -> None:
+        self.info: dict[str, object] = {}
+        self._requests = RequestMaker()
+        self._limits: Limits | None = None
+        self._router = _Router()
+        self._channel = _QueueChannel(self._router)
+        self._started: Future[dict[str, object]] = Future()
+        self._num_asked = 0
+        self._thread = threading.Thread(
+            target=_engine_thread,
+            args=(config, build, on_progress, self._channel, self._started),
+            name="cpuserve-engine",
+            daemon=True,
+        )
+        self._thread.start()
+        # Also when the client is dropped, and before the interpreter goes away under the thread.
+        self._stop = weakref.finalize(self, _stop, self._channel, self._thread)
+
+    # --- synchronous --------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Wait until the engine serves; StartupError with its line if it cannot."""
+        self._take_info(self._started.result())
+
+    def submit(
+        self, prompt_ids: list[int], params: SamplingParams, sink: Sink, priority: int = 0
+    ) -> int:
+        """Start one sequence; its outputs, or an EngineDead, arrive in `sink`. Returns its id.
+
+        Raises:
+            InvalidRequest: the engine could never run it.
+            EngineDead: the engine has ended.
+        """
+        request = self._requests.make(prompt_ids, params, priority, self._serving())
+        self._router.add(request.id, sink)
+        self._channel.post(request)
+        return request.id
+
+    def abort(self, ids: Iterable[int]) -> None:
+        """Stop these sequences; nothing more arrives for them once this step is over."""
+        ids = list(ids)
+        for number in ids:
+            self._router.remove(number)
+        self._channel.post(Abort(ids))
+
+    def shutdown(self) -> None:
+        """Stop the engine and wait until its memory is free."""
+        self._stop()
+
+    # --- EngineClient -------------------------------------------------------------------------
+
+    async def wait_ready(self) -> None:
+        """Return when the engine serves; StartupError with its line if it cannot."""
+        self._take_info(await asyncio.wrap_future(self._started))
+
+    def generate(
+        self, prompt_ids: list[int], params: SamplingParams, priority: int = 0
+    ) -> AsyncGenerator[Output, None]:
+        """One sequence. Closing the iterator aborts it; InvalidRequest, EngineDead as submit."""
+        request = self._requests.make(prompt_ids, params, priority, self._serving())
+        streams = self._router.streams(asyncio.get_running_loop())
+        return streams.run(request, self._channel.post, _at_once)
+
+    async def ask(self, what: str) -> dict[str, object]:
+        """A report from the engine ("roofline", "report", "check")."""
+        self._serving()
+        self._num_asked += 1
+        answer: Future[dict[str, object]] = Future()
+        self._router.expect(self._num_asked, answer)
+        self._channel.post(Ask(self._num_asked, what))
+        return await asyncio.wrap_future(answer)
+
+    @property
+    def stats(self) -> Stats:
+        """Gauges and counters after the last step."""
+        return self._router.stats
+
+    @property
+    def alive(self) -> bool:
+        """The engine is ready and has not died."""
+        return self._limits is not None and self._router.dead is None
+
+    async def close(self) -> None:
+        """Stop the engine and wait until its memory is free."""
+        await asyncio.to_thread(self.shutdown)
+
+    # --- common -------------------------------------------------------------------------------
+
+    def _take_info(self, info: dict[str, object]) -> None:
+        self.info, self._limits = info, limits_of(info)
+
+    def _serving(self) -> Limits:
+        if self._limits is None or self._router.dead is not None:
+            raise EngineDead(self._router.dead or "the engine is not ready")
+        return self._limits
+
+
+async def _at_once() -> None:
+    """The inbox of a thread always has room."""
+
+
+class _Router:
+    """Takes a step's outputs to the sinks and event loops that wait for them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.dead: str | None = None
+        self.stats = Stats()
+        self._lock = threading.Lock()
+        self._sinks: dict[int, Sink] = {}
+        self._streams: dict[asyncio.AbstractEventLoop, Streams] = {}
+        self._answers: dict[int, Future[dict[str, object]]] = {}
+
+    def add(self, number: int, sink: Sink) -> None:
+        with self._lock:
+            if self.dead is not None:
+                raise EngineDead(self.dead)
+            self._sinks[number] = sink
+
+    def remove(self, number: int) -> None:
+        with self._lock:
+            self._sinks.pop(number, None)
+
+    def streams(self, loop: asyncio.AbstractEventLoop) -> Streams:
+        """The streams of `loop`; loops that have been closed are forgotten."""
+        with self._lock:
+            for closed in [known for known in self._streams if known.is_closed()]:
+                del self._streams[closed]
+            return self._streams.setdefault(loop, Streams())
+
+    def expect(self, number: int, answer: Future[dict[str, object]]) -> None:
+        with self._lock:
+            if self.dead is not None:
+                raise EngineDead(self.dead)
+            self._answers[number] = answer
+
+    def step(self, message: StepOutput) -> None:
+        """Called on the engine's thread."""
+        with self._lock:
+            others: list[Output] = []
+            for output in message.outputs:
+                sink = self._sinks.get(output.id)
+                if sink is None:
+                    others.append(output)
+                    continue
+                if output.finish is not None:
+                    del self._sinks[output.id]
+                sink.put(output)
+            loops = list(self._streams.items()) if others else []
+        self.stats = message.stats
+        for loop, streams in loops:
+            _call(loop, streams.dispatch, others)
+
+    def answer(self, message: Answer) -> None:
+        with self._lock:
+            answer = self._answers.pop(message.id, None)
+        if answer is not None and answer.set_running_or_notify_cancel():
+            answer.set_result(message.value)
+
+    def fail(self, how: str) -> None:
+        """The engine ended: EngineDead to everybody who waits."""
+        with self._lock:
+            if self.dead is not None:
+                return
+            self.dead = how
+            sinks, self._sinks = list(self._sinks.values()), {}
+            answers, self._answers = list(self._answers.values()), {}
+            loops = list(self._streams.items())
+        for sink in sinks:
+            sink.put(EngineDead(how))
+        for answer in answers:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(EngineDead(how))
+        for loop, streams in loops:
+            _call(loop, streams.fail, how)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], argument: object) -> None:
+    try:
+        loop.call_soon_threadsafe(function, argument)
+    except RuntimeError:
+        # The loop was closed with requests still running; nobody is left to read them.
+        log.debug("outputs for an event loop that has been closed are dropped")
+
+
+class _QueueChannel:
+    """The engine's channel: an inbox to wait on, and the router."""
+
+    def __init__(self, router: _Router) -> None:
+        self.router = router
+        self._inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
+
+    def post(self, message: Inbound) -> None:
+        """Put a message into the inbox, from any thread."""
+        self._inbox.put(message)
+
+    def receive(self, *, block: bool) -> list[Inbound]:
+        messages = [self._inbox.get()] if block else []
+        while not self._inbox.empty():
+            messages.append(self._inbox.get())
+        return messages
+
+    def send(self, message: Outbound) -> None:
+        if isinstance(message, StepOutput):
+            self.router.step(message)
+        elif isinstance(message, Answer):
+            self.router.answer(message)
+
+
+def _stop(channel: _QueueChannel, thread: threading.Thread) -> None:
+    channel.post(Shutdown())
+    if threading.current_thread() is not thread:
+        thread.join(JOIN_S)
+    channel.router.fail("the engine has been shut down")
+
+
+def _engine_thread(
+    config: EngineConfig,
+    build: Build,
+    on_progress: Callable[[Progress], None] | None,
+    channel: _QueueChannel,
+    started: Future[dict[str, object]],
+) -> None:
+    """Build and run the engine; it holds no reference to the client, so that that can be freed."""
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if on_progress is not None:
+            on_progress(Progress(stage, done, total))
+
+    def main(team: Any) -> None:
+        core = build(config, progress, team)
+        started.set_result(core.info())
+        try:
+            run_loop(core, channel)
+        finally:
+            core.close()
+
+    how = "the engine has been shut down"
+    try:
+        run_engine(config, main)
+    except BaseException as error:
+        how = f"the engine ended with {type(error).__name__}: {error}"
+        if started.done():
+            log.exception("the engine thread ended")
+        else:
+            started.set_exception(error if isinstance(error, StartupError) else StartupError(how))
+    channel.router.fail(how)

@@ -1,0 +1,71 @@
+"""What LLM returns, in the shapes of vLLM's offline API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Logprob:
+    """How likely a token was at its position; rank 1 is the most likely."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+PositionLogprobs = dict[int, Logprob]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of the n sequences of a request.
+
+    cumulative_logprob, logprobs: None unless SamplingParams.logprobs asks for them; per position
+    the chosen token, then the alternatives. stop_reason: the stop string or stop token id, if any.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """It has ended."""
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and what followed. prompt: None if token ids were given.
+
+    prompt_logprobs: one entry per prompt token, the first None, if they were asked for.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    finished: bool = False
+    num_cached_tokens: int = 0
+
+
+def position_logprobs(row: TokenLogprob, tokenizer: Tokenizer) -> PositionLogprobs:
+    """The chosen token first, then the alternatives, most likely first."""
+
+    def entry(token: int, logprob: float, rank: int) -> Logprob:
+        return Logprob(logprob, rank, tokenizer.token_bytes(token).decode("utf-8", "replace"))
+
+    found = {row.token: entry(row.token, row.logprob, row.rank)}
+    for rank, (token, logprob) in enumerate(row.top, 1):
+        found.setdefault(token, entry(token, logprob, rank))
+    return found

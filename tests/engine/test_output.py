@@ -1,0 +1,170 @@
+"""Tokens to text: stop strings never leak, whatever the cuts; reasons, counts and logprobs."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpuserve.engine.ipc import Output, TokenLogprob
+from cpuserve.engine.output import OutputProcessor, StopFilter, generate_text
+from cpuserve.errors import RequestError
+from cpuserve.sampling.params import SamplingParams
+
+EOS = 256
+
+
+class ByteTokenizer:
+    """Token i < 256 is the byte i; 256 is end-of-text, which is special."""
+
+    special_ids = frozenset({EOS})
+    strips_leading_space = False
+
+    def token_bytes(self, token):
+        return bytes([token]) if token < 256 else b"<eos>"
+
+
+def process(text, finish="length", cut=1, **params):
+    """(text, token ids, last delta) of `text` as byte tokens, `cut` tokens an output."""
+    ids = list(text.encode()) if isinstance(text, str) else text
+    processor = OutputProcessor(ByteTokenizer(), [], SamplingParams(**params))
+    shown, tokens, delta = "", [], None
+    for start in range(0, len(ids), cut):
+        end = start + cut >= len(ids)
+        output = Output(1, ids[start : start + cut], finish if end else None)
+        delta = processor.push(output)
+        shown += delta.text
+        tokens += delta.token_ids
+        if delta.finish_reason:
+            break
+    return shown, tokens, delta
+
+
+def plain_stop(text, stops, include):
+    """The same by brute force: the first character at which some stop string is complete."""
+    for end in range(1, len(text) + 1):
+        ending = [s for s in stops if text[:end].endswith(s)]
+        if ending:
+            return (text[:end] if include else text[: end - max(map(len, ending))]), True
+    return text, False
+
+
+ALPHABET = st.text("abé", max_size=24)
+STOPS = st.lists(st.text("abé", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@settings(max_examples=400, derandomize=True, deadline=None)
+@given(ALPHABET, STOPS, st.booleans(), st.lists(st.integers(1, 5), max_size=30))
+def test_stop_filter_equals_brute_force_for_any_cuts(text, stops, include, cuts):
+    want, matched = plain_stop(text, stops, include)
+    stop_filter, shown, position = StopFilter(stops, include), "", 0
+    for cut in [*cuts, len(text) + 1]:
+        shown += stop_filter.push(text[position : position + cut])
+        position += cut
+        assert want.startswith(shown), "more was shown than may be"
+        if stop_filter.matched:
+            break
+    if not stop_filter.matched:
+        shown += stop_filter.flush()
+    assert shown == want
+    assert (stop_filter.matched is not None) == matched
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(ALPHABET, STOPS, st.booleans(), st.integers(1, 7))
+def test_text_and_token_count_do_not_depend_on_tokens_per_output(text, stops, include, cut):
+    one = process(text, stop=stops, include_stop_str_in_output=include)
+    many = process(text, cut=cut, stop=stops, include_stop_str_in_output=include)
+    assert one[:2] == many[:2]
+    if one[2] is not None:
+        assert one[2].finish_reason == many[2].finish_reason
+        assert one[2].stop_reason == many[2].stop_reason
+
+
+def test_stop_string_over_several_tokens_is_cut_and_named():
+    text, tokens, last = process("one two STOP three", stop=["STOP"])
+    assert text == "one two "
+    assert len(tokens) == len("one two STOP")
+    assert (last.finish_reason, last.stop_reason) == ("stop", "STOP")
+
+
+def test_stop_string_is_kept_on_request():
+    assert process("one END two", stop=["END"], include_stop_str_in_output=True)[0] == "one END"
+
+
+def test_beginning_of_a_stop_string_is_shown_when_the_sequence_ends():
+    text, _, last = process("one STO", stop=["STOP"])
+    assert (text, last.finish_reason, last.stop_reason) == ("one STO", "length", None)
+
+
+def test_stop_string_within_min_tokens_does_not_end_the_sequence():
+    text, tokens, last = process("STOP and STOP", stop=["STOP"], min_tokens=6)
+    assert text == "STOP and "
+    assert len(tokens) == 13
+    assert last.finish_reason == "stop"
+
+
+def test_stop_string_completed_by_the_end_of_an_unfinished_character():
+    text, _, last = process([0x61, 0xE2, 0x82], stop=["\ufffd"])
+    assert (text, last.finish_reason) == ("a", "stop")
+
+
+def test_text_of_a_stop_token_is_left_out_and_kept_on_request():
+    ids = [*b"hi", 0x21]
+    assert process(ids, "stop")[0] == "hi"
+    assert process(ids, "stop")[1] == ids
+    assert process(ids, "stop", include_stop_str_in_output=True)[0] == "hi!"
+    eos = [*b"hi", EOS]
+    assert process(eos, "stop", include_stop_str_in_output=True)[0] == "hi"
+    kept = process(eos, "stop", include_stop_str_in_output=True, skip_special_tokens=False)
+    assert kept[0] == "hi<eos>"
+
+
+def test_half_a_character_waits_and_becomes_a_replacement_at_the_end():
+    processor = OutputProcessor(ByteTokenizer(), [], SamplingParams())
+    first, second, third = "€".encode()
+    assert processor.push(Output(1, [first])).text == ""
+    assert processor.push(Output(1, [second])).text == ""
+    assert processor.push(Output(1, [third])).text == "€"
+    assert processor.push(Output(1, [first], "length")).text == "\ufffd"
+
+
+def test_logprobs_are_cut_with_the_tokens_and_prompt_logprobs_pass():
+    rows = [TokenLogprob(t, -0.5, 1, []) for t in b"a.b"]
+    processor = OutputProcessor(ByteTokenizer(), [], SamplingParams(stop=["."]))
+    delta = processor.push(Output(1, list(b"a.b"), None, None, rows, [None]))
+    assert [r.token for r in delta.logprobs] == list(b"a.")
+    assert delta.prompt_logprobs == [None]
+
+
+def test_stop_id_and_cached_tokens_pass():
+    processor = OutputProcessor(ByteTokenizer(), [], SamplingParams())
+    delta = processor.push(Output(1, [65], "stop", 65, cached_tokens=32, scheduled=1.5))
+    assert (delta.stop_reason, delta.cached_tokens, delta.scheduled) == (65, 32, 1.5)
+
+
+def test_error_of_the_engine_is_raised():
+    processor = OutputProcessor(ByteTokenizer(), [], SamplingParams())
+    with pytest.raises(RequestError, match="NaN"):
+        processor.push(Output(1, [], "error", error="the model produced NaN logits"))
+
+
+def test_generate_text_closes_the_engine_stream_at_a_stop_string():
+    closed = []
+
+    class Client:
+        async def generate(self, prompt_ids, params, priority=0):
+            try:
+                for byte in b"abcdef":
+                    yield Output(1, [byte])
+            finally:
+                closed.append(priority)
+
+    async def main():
+        params = SamplingParams(stop=["cd"])
+        deltas = [d async for d in generate_text(Client(), ByteTokenizer(), [1], params, 3)]
+        assert "".join(d.text for d in deltas) == "ab"
+        assert [t for d in deltas for t in d.token_ids] == list(b"abcd")
+        assert closed == [3]
+
+    asyncio.run(main())
