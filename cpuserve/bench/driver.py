@@ -29,6 +29,7 @@ class Timing:
     started: float
     stamps: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
 
@@ -113,6 +114,7 @@ def _note(timing: Timing, choices: list[dict[str, Any]]) -> None:
     if count:
         timing.stamps.append(time.perf_counter())
         timing.counts.append(count)
+        timing.ids += ids or []
 
 
 async def run_closed(

@@ -18,6 +18,7 @@ from cpuserve.config.engine import EngineOptions
 from cpuserve.config.env import read_env
 from cpuserve.config.values import GIB, format_bytes, format_cpus
 from cpuserve.entrypoints.terminal import say
+from cpuserve.loader.hub import cache_dir
 from cpuserve.platforms import Host, select
 from cpuserve.platforms.cpu import TORCH_REMEDY, CpuPlatform
 from cpuserve.platforms.placement import Placement, physical_cores, place
@@ -98,10 +99,11 @@ def problems(host: Host, placement: Placement) -> Iterator[Problem]:
     if len(host.usable_cpus) < len(host.cpus):
         what = f"this process may use {len(host.usable_cpus)} of {len(host.cpus)} CPUs"
         yield Problem(what, "widen the affinity mask or cpuset if that is not on purpose")
-    if stdlib_platform.system() == "Linux" and shutil.disk_usage("/").free < GIB:
-        yield Problem(
-            "less than 1 GiB of disk is free", "models are downloaded to the user's cache"
-        )
+    cache = cache_dir()
+    while not cache.exists():
+        cache = cache.parent
+    if shutil.disk_usage(cache).free < GIB:
+        yield Problem(f"less than 1 GiB of disk is free at {cache}", "set CPUSERVE_CACHE elsewhere")
 
 
 def _memory_problems(host: Host) -> Iterator[Problem]:

@@ -1,0 +1,12 @@
+#!/usr/bin/env python3
+"""Memory bandwidth, dot-product peaks and barrier latency of this machine, as JSON lines.
+
+usage: roofline.py [--isa LEVEL] [--rounds N]
+"""
+
+import sys
+
+from cpuserve.entrypoints.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["bench", "roofline", "--json", *sys.argv[1:]]))
