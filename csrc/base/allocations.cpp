@@ -16,19 +16,19 @@ int64_t allocations() noexcept { return count.load(std::memory_order_relaxed); }
 #if defined(CPUSERVE_WRAP_MALLOC)
 // The linker sends this library's calls of X to __wrap_X, and __real_X to the C or C++ runtime
 // (CMakeLists.txt lists the names). Relaxed: a statistic, paired with nothing.
-#define CPUSERVE_COUNTED(name, parameters, arguments)                       \
-  extern "C" void* __real_##name parameters;                                \
-  extern "C" void* __wrap_##name parameters;                                \
-  extern "C" void* __wrap_##name parameters {                               \
-    cpuserve::count.fetch_add(1, std::memory_order_relaxed);                \
-    return __real_##name arguments;                                         \
+#define CPUSERVE_COUNTED(name, parameters, arguments)        \
+  extern "C" void* __real_##name parameters;                 \
+  extern "C" void* __wrap_##name parameters;                 \
+  extern "C" void* __wrap_##name parameters {                \
+    cpuserve::count.fetch_add(1, std::memory_order_relaxed); \
+    return __real_##name arguments;                          \
   }
 CPUSERVE_COUNTED(malloc, (size_t n), (n))
 CPUSERVE_COUNTED(calloc, (size_t n, size_t size), (n, size))
 CPUSERVE_COUNTED(realloc, (void* p, size_t n), (p, n))
 CPUSERVE_COUNTED(aligned_alloc, (size_t align, size_t n), (align, n))
-CPUSERVE_COUNTED(_Znwm, (size_t n), (n))                                  // operator new
-CPUSERVE_COUNTED(_Znam, (size_t n), (n))                                  // operator new[]
+CPUSERVE_COUNTED(_Znwm, (size_t n), (n))  // operator new
+CPUSERVE_COUNTED(_Znam, (size_t n), (n))  // operator new[]
 CPUSERVE_COUNTED(_ZnwmSt11align_val_t, (size_t n, size_t align), (n, align))
 CPUSERVE_COUNTED(_ZnamSt11align_val_t, (size_t n, size_t align), (n, align))
 #undef CPUSERVE_COUNTED

@@ -24,8 +24,8 @@ size_t round_to_huge(size_t bytes) { return (bytes + kHuge - 1) / kHuge * kHuge;
 Buffer::Buffer(size_t bytes) {
   if (bytes == 0) return;
   size_ = round_to_huge(bytes);
-  void* raw = mmap(nullptr, size_ + kHuge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                   -1, 0);
+  void* raw =
+      mmap(nullptr, size_ + kHuge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) {
     fail_system("cannot reserve ", size_ >> 20, " MB of memory: ", std::strerror(errno),
                 ". Lower the KV cache size, or raise the address-space limit (ulimit -v).");

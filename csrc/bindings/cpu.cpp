@@ -57,7 +57,8 @@ const KernelTable& runnable_kernels(const std::string& isa) {
     for (const std::string& l : levels) list += (list.empty() ? "" : ", ") + l;
     const auto& known = known_isa_levels();
     const bool exists = std::find(known.begin(), known.end(), isa) != known.end();
-    fail_argument("ISA level '", isa, exists ? "' is more than this CPU or build has" : "' is unknown",
+    fail_argument("ISA level '", isa,
+                  exists ? "' is more than this CPU or build has" : "' is unknown",
                   "; here these run: ", list);
   }
   return *find_kernels(isa);

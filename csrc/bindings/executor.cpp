@@ -36,8 +36,7 @@ py::array top_view(const py::object& self, bool ids) {
   auto& e = self.cast<Executor&>();
   const std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(e.results().tokens.size()),
                                        static_cast<py::ssize_t>(e.max_top())};
-  return ids ? view(self, e.results().top_ids, shape)
-             : view(self, e.results().top_logprobs, shape);
+  return ids ? view(self, e.results().top_ids, shape) : view(self, e.results().top_logprobs, shape);
 }
 
 template <class T>
@@ -117,8 +116,7 @@ void register_executor(py::module_& m) {
                                                num_slots, max_top);
            }),
            py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("team"), py::arg("program"),
-           py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"),
-           py::arg("max_top") = 20)
+           py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"), py::arg("max_top") = 20)
       .def("load_matrix", &load_matrix, py::arg("matrix"), py::arg("sources"))
       .def(
           "load_vector",
@@ -132,8 +130,7 @@ void register_executor(py::module_& m) {
            py::arg("stop_ids"), py::arg("bias_ids"), py::arg("bias_values"), py::arg("allowed"),
            py::arg("prompt"), py::arg("output"))
       .def(
-          "release", [](Executor& e, int64_t slot) { e.sampler().release(slot); },
-          py::arg("slot"))
+          "release", [](Executor& e, int64_t slot) { e.sampler().release(slot); }, py::arg("slot"))
       .def(
           "step",
           [](Executor& e, const Words& words) {
@@ -150,6 +147,7 @@ void register_executor(py::module_& m) {
       .def_property_readonly("top_ids", [](const py::object& self) { return top_view(self, true); })
       .def_property_readonly("top_logprobs",
                              [](const py::object& self) { return top_view(self, false); })
+      .def_property_readonly("step_allocations", &Executor::step_allocations)
       .def("num_ops", [](const Executor& e) { return e.program().ops().size(); })
       .def(
           "op_name",

@@ -25,8 +25,7 @@ Rows convert_rows(const KernelTable& table, const Array<float>& x, ActFormat for
   Buffer plain_memory;
   const Rows plain = place_rows(plain_memory, m, k, ActFormat::f32);
   for (int64_t r = 0; r < m; r++) {
-    std::copy(x.data() + r * k, x.data() + (r + 1) * k,
-              reinterpret_cast<float*>(row_of(plain, r)));
+    std::copy(x.data() + r * k, x.data() + (r + 1) * k, reinterpret_cast<float*>(row_of(plain, r)));
   }
   const Rows rows = place_rows(memory, m, k, format);
   table.convert({plain, rows, 0, m});
@@ -34,10 +33,9 @@ Rows convert_rows(const KernelTable& table, const Array<float>& x, ActFormat for
 }
 
 Array<float> kernel_linear(const std::string& isa, const std::string& kind,
-                           const std::string& source, const Array<uint8_t>& w, int64_t n,
-                           int64_t k, const Array<float>& x, int threads,
-                           const std::string& activation, bool glu,
-                           const std::string& out_format) {
+                           const std::string& source, const Array<uint8_t>& w, int64_t n, int64_t k,
+                           const Array<float>& x, int threads, const std::string& activation,
+                           bool glu, const std::string& out_format) {
   check_argument(w.ndim() == 2 && w.shape(0) == n, "kernel_linear: w is [n, row_bytes]");
   check_argument(x.ndim() == 2 && x.shape(1) == k, "kernel_linear: x is [m, k]");
   check_argument(threads >= 1, "kernel_linear: ", threads, " threads");
@@ -69,10 +67,14 @@ Array<float> kernel_linear(const std::string& isa, const std::string& kind,
 #pragma omp parallel num_threads(threads)
   {
     const int t = omp_get_thread_num();
-    const Range p =
-        panels_of(split(matrix.strips(), t, omp_get_num_threads()), matrix.panels());
+    const Range p = panels_of(split(matrix.strips(), t, omp_get_num_threads()), matrix.panels());
     if (p.size() > 0) {
-      kernel.run({&weights.matrix(id), rows.data, rows.stride, m, p.begin, p.end,
+      kernel.run({&weights.matrix(id),
+                  rows.data,
+                  rows.stride,
+                  m,
+                  p.begin,
+                  p.end,
                   {nullptr, act, glu, false, out},
                   scratch.data() + kLinearScratch * static_cast<size_t>(t)});
     }
@@ -91,7 +93,8 @@ py::dict kernel_sample(const std::string& isa, const Array<float>& logits, float
                        int32_t num_top) {
   const KernelTable& table = runnable_kernels(isa);
   const auto vocab = static_cast<int64_t>(logits.size());
-  check_argument(vocab >= 1 && target < vocab && num_top <= vocab, "kernel_sample: target or num_top");
+  check_argument(vocab >= 1 && target < vocab && num_top <= vocab,
+                 "kernel_sample: target or num_top");
   Sampler sampler(1, vocab, 1);
   SlotRequest r;
   r.temperature = temperature;

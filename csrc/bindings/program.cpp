@@ -92,9 +92,8 @@ void register_program(py::module_& m) {
           },
           py::arg("x"), py::arg("matrix"), py::arg("bias"), py::arg("scale"), py::arg("softcap"))
       .def_property_readonly("weight_bytes", &Program::weight_bytes)
-      .def_property_readonly("kv_block_bytes", [](const Program& p) {
-        return p.kv_block_bytes(KvType::bf16);
-      });
+      .def_property_readonly("kv_block_bytes",
+                             [](const Program& p) { return p.kv_block_bytes(KvType::bf16); });
 }
 
 }  // namespace cpuserve

@@ -61,19 +61,19 @@ struct FeatureBit {
 };
 
 constexpr FeatureBit kLeaf1[] = {
-    {"pni", &Regs::ecx, 0},     {"ssse3", &Regs::ecx, 9},   {"sse4_1", &Regs::ecx, 19},
-    {"sse4_2", &Regs::ecx, 20}, {"movbe", &Regs::ecx, 22},  {"popcnt", &Regs::ecx, 23},
+    {"pni", &Regs::ecx, 0},     {"ssse3", &Regs::ecx, 9},  {"sse4_1", &Regs::ecx, 19},
+    {"sse4_2", &Regs::ecx, 20}, {"movbe", &Regs::ecx, 22}, {"popcnt", &Regs::ecx, 23},
 };
 constexpr FeatureBit kLeaf1Avx[] = {
     {"fma", &Regs::ecx, 12}, {"avx", &Regs::ecx, 28}, {"f16c", &Regs::ecx, 29}};
 constexpr FeatureBit kLeaf7[] = {{"bmi1", &Regs::ebx, 3}, {"bmi2", &Regs::ebx, 8}};
 constexpr FeatureBit kLeaf7Avx[] = {{"avx2", &Regs::ebx, 5}};
 constexpr FeatureBit kLeaf7Avx512[] = {
-    {"avx512f", &Regs::ebx, 16},        {"avx512dq", &Regs::ebx, 17},
-    {"avx512cd", &Regs::ebx, 28},       {"avx512bw", &Regs::ebx, 30},
-    {"avx512vl", &Regs::ebx, 31},       {"avx512vbmi", &Regs::ecx, 1},
-    {"avx512_vbmi2", &Regs::ecx, 6},    {"avx512_vnni", &Regs::ecx, 11},
-    {"avx512_bitalg", &Regs::ecx, 12},  {"avx512_vpopcntdq", &Regs::ecx, 14},
+    {"avx512f", &Regs::ebx, 16},       {"avx512dq", &Regs::ebx, 17},
+    {"avx512cd", &Regs::ebx, 28},      {"avx512bw", &Regs::ebx, 30},
+    {"avx512vl", &Regs::ebx, 31},      {"avx512vbmi", &Regs::ecx, 1},
+    {"avx512_vbmi2", &Regs::ecx, 6},   {"avx512_vnni", &Regs::ecx, 11},
+    {"avx512_bitalg", &Regs::ecx, 12}, {"avx512_vpopcntdq", &Regs::ecx, 14},
     {"avx512_fp16", &Regs::edx, 23},
 };
 constexpr FeatureBit kLeaf7Amx[] = {
@@ -108,14 +108,14 @@ void identify(CpuInfo& cpu) {
   cpu.vendor = registers_text({leaf0.ebx, leaf0.edx, leaf0.ecx});
   if (cpuid(0x80000000u, 0).eax >= 0x80000004u) {
     const Regs a = cpuid(0x80000002u, 0), b = cpuid(0x80000003u, 0), c = cpuid(0x80000004u, 0);
-    cpu.model = registers_text({a.eax, a.ebx, a.ecx, a.edx, b.eax, b.ebx, b.ecx, b.edx, c.eax,
-                                c.ebx, c.ecx, c.edx});
+    cpu.model = registers_text(
+        {a.eax, a.ebx, a.ecx, a.edx, b.eax, b.ebx, b.ecx, b.edx, c.eax, c.ebx, c.ecx, c.edx});
   }
   const Regs leaf1 = cpuid(1, 0), leaf7 = cpuid(7, 0), leaf7_1 = cpuid(7, 1);
   const uint64_t saved = saved_states(leaf1);
-  const bool avx = (saved & 0x6) == 0x6;                   // xmm, ymm
-  const bool avx512 = avx && (saved & 0xe0) == 0xe0;       // mask registers, zmm
-  const bool amx = (saved & 0x60000) == 0x60000;           // tile config, tile data
+  const bool avx = (saved & 0x6) == 0x6;              // xmm, ymm
+  const bool avx512 = avx && (saved & 0xe0) == 0xe0;  // mask registers, zmm
+  const bool amx = (saved & 0x60000) == 0x60000;      // tile config, tile data
   collect(leaf1, kLeaf1, true, cpu);
   collect(leaf1, kLeaf1Avx, avx, cpu);
   collect(leaf7, kLeaf7, true, cpu);
@@ -149,10 +149,10 @@ struct HwcapBit {
   int bit;
 };
 constexpr HwcapBit kHwcaps[] = {
-    {"fp", AT_HWCAP, 0},       {"asimd", AT_HWCAP, 1},    {"atomics", AT_HWCAP, 8},
-    {"fphp", AT_HWCAP, 9},     {"asimdhp", AT_HWCAP, 10}, {"asimddp", AT_HWCAP, 20},
-    {"sve", AT_HWCAP, 22},     {"sve2", AT_HWCAP2, 1},    {"i8mm", AT_HWCAP2, 13},
-    {"bf16", AT_HWCAP2, 14},   {"sme", AT_HWCAP2, 23},
+    {"fp", AT_HWCAP, 0},     {"asimd", AT_HWCAP, 1},    {"atomics", AT_HWCAP, 8},
+    {"fphp", AT_HWCAP, 9},   {"asimdhp", AT_HWCAP, 10}, {"asimddp", AT_HWCAP, 20},
+    {"sve", AT_HWCAP, 22},   {"sve2", AT_HWCAP2, 1},    {"i8mm", AT_HWCAP2, 13},
+    {"bf16", AT_HWCAP2, 14}, {"sme", AT_HWCAP2, 23},
 };
 
 void identify(CpuInfo& cpu) {

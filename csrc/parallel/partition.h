@@ -28,7 +28,8 @@ inline Range split(int64_t items, int part, int parts) {
 // last used in phase p - 2, that is two barriers ago.
 class WorkQueue {
  public:
-  explicit WorkQueue(int threads) : threads_(threads), cursors_(new Cursor[kSets * size(threads)]) {}
+  explicit WorkQueue(int threads)
+      : threads_(threads), cursors_(new Cursor[kSets * size(threads)]) {}
 
   // Every thread calls this once at the start of every phase, also of phases without claims.
   void enter(int thread, int64_t phase) noexcept {

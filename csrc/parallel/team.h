@@ -67,7 +67,7 @@ class Team {
   const std::vector<int> cpus_;
   std::unique_ptr<Slot[]> slots_;
   Barrier barrier_;
-  Signal epoch_;  // advanced once per job and once to stop; publishes job_ and stop_
+  Signal epoch_;              // advanced once per job and once to stop; publishes job_ and stop_
   uint32_t first_epoch_ = 0;  // epoch_ when run() began
   Job job_{};
   bool stop_ = false;

@@ -13,7 +13,8 @@ constexpr int64_t kUnitsPerThread = 8;
 // traffic as the keys they save waiting for.
 constexpr int64_t kMaxSplitRows = 64;
 constexpr int64_t kMaxSplitUnits = 4096;
-// A split costs a merge and a barrier: worth it when some thread would have 10 % more than its part.
+// A split costs a merge and a barrier: worth it when some thread would have 10 % more than its
+// part.
 constexpr double kTolerance = 1.1;
 constexpr double kPiecesPerShare = 4;
 constexpr int64_t kPartialHeader = 16;  // floats in front of o (table.h)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/allocations.h"
 #include "base/check.h"
 #include "runtime/worker.h"
 
@@ -18,8 +19,8 @@ size_t scratch_bytes(const Program& program) {
 }
 
 StepLimits limits_of(const Program& p, int64_t num_blocks, int64_t num_slots, int64_t max_top) {
-  return {p.max_tokens(), p.max_seqs(),   p.max_positions(), num_blocks, num_slots,
-          p.embed_rows(), p.vocab(),      max_top};
+  return {p.max_tokens(), p.max_seqs(),   p.max_positions(), num_blocks,
+          num_slots,      p.embed_rows(), p.vocab(),         max_top};
 }
 
 int64_t checked(const char* what, int64_t value, int64_t least) {
@@ -72,9 +73,8 @@ Buffer Executor::make_activations(const Program& program, std::vector<Rows>& val
 // A program was checked op by op; what depends on the KV type and on the whole table comes here.
 void Executor::check_kernels() const {
   const KernelTable& t = *table_;
-  check_argument(t.rms_norm && t.layer_norm && t.convert && t.add && t.activation &&
-                     t.rope_store && t.attention && t.attention_merge && t.sample && t.probe_read &&
-                     t.probe_dot,
+  check_argument(t.rms_norm && t.layer_norm && t.convert && t.add && t.activation && t.rope_store &&
+                     t.attention && t.attention_merge && t.sample && t.probe_read && t.probe_dot,
                  "level ", t.isa, " lacks a kernel");
   for (const Op& op : program_->ops()) {
     const auto* rope = std::get_if<RopeStoreOp>(&op);
@@ -94,8 +94,7 @@ void Executor::plan_attention() {
     size_t plan = 0;
     while (plan < plans_.size() && !(plans_[plan].geometry() == geometry)) plan++;
     if (plan == plans_.size()) {
-      plans_.emplace_back(geometry, program_->max_tokens(), program_->max_seqs(),
-                          team_->threads());
+      plans_.emplace_back(geometry, program_->max_tokens(), program_->max_seqs(), team_->threads());
     }
     plan_of_op_.back() = static_cast<int>(plan);
   }
@@ -185,12 +184,14 @@ bool Executor::run_ops(int64_t first, int64_t last) {
 }
 
 int64_t Executor::run_step(Span<const int32_t> words, float* logits) {
+  const int64_t allocations_before = allocations();
   begin_step(parse(words));
   logits_copy_ = logits;
   const bool finished = run_ops(0, static_cast<int64_t>(program_->ops().size()));
   logits_copy_ = nullptr;
   if (!finished) fail_system("the step was cancelled");
   append_samples();
+  step_allocations_ += allocations() - allocations_before;
   return input_.rows;
 }
 

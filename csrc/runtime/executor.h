@@ -59,6 +59,8 @@ class Executor {
   int64_t count_rows(Span<const int32_t> words) const { return parse(words).rows; }
   // Runs the ops before `op`, then `op`. Samples nothing; the ops' KV stores do happen.
   Tap tap(Span<const int32_t> words, int64_t op);
+  // Heap allocations made so far while steps ran (base/allocations.h); stays 0.
+  int64_t step_allocations() const { return step_allocations_; }
   const StepResults& results() const { return results_; }
   StepResults& results() { return results_; }
 
@@ -68,10 +70,10 @@ class Executor {
   void profile(bool on) noexcept { profiling_ = on; }
   const std::vector<double>& op_seconds() const { return op_seconds_; }
 
-  double probe_bandwidth(double seconds);             // bytes/s of reading the packed weights
-  double probe_dot(int kind, double seconds);         // operations/s; kind as in KernelTable
-  double probe_barrier(int64_t rounds);               // seconds per barrier
-  std::map<std::string, int64_t> memory() const;      // bytes by use
+  double probe_bandwidth(double seconds);         // bytes/s of reading the packed weights
+  double probe_dot(int kind, double seconds);     // operations/s; kind as in KernelTable
+  double probe_barrier(int64_t rounds);           // seconds per barrier
+  std::map<std::string, int64_t> memory() const;  // bytes by use
 
  private:
   struct Worker;
@@ -100,7 +102,7 @@ class Executor {
   std::vector<AttentionPlan> plans_;
   std::vector<int> plan_of_op_;  // by op, -1 where it is not attention
 
-  Buffer work_;                  // per-thread scratch, logits, gathered rows, attention partials
+  Buffer work_;  // per-thread scratch, logits, gathered rows, attention partials
   std::vector<uint8_t*> scratch_;
   Rows logit_input_{}, logits_{};
   float* partials_ = nullptr;
@@ -108,12 +110,13 @@ class Executor {
   int64_t phase_ = 0;
 
   StepInput input_{};
-  std::vector<int32_t> slots_;   // KV slot of each token
+  std::vector<int32_t> slots_;  // KV slot of each token
   float* logits_copy_ = nullptr;
   StepResults results_;
 
   std::atomic<bool> cancelled_{false};
   bool stop_[2] = {false, false};
+  int64_t step_allocations_ = 0;
   bool profiling_ = false;
   std::vector<double> op_seconds_;
 };

@@ -1,5 +1,5 @@
-// The paged KV cache: [layer][block][head] { K, V }, address space reserved once, pages committed by
-// the first thread that stores into them; a block's address never changes.
+// The paged KV cache: [layer][block][head] { K, V }, address space reserved once, pages committed
+// by the first thread that stores into them; a block's address never changes.
 #pragma once
 #include <vector>
 

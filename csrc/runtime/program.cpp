@@ -20,13 +20,12 @@ constexpr Name<WeightKind> kKinds[] = {
     {"dense_bf16", WeightKind::dense_bf16}, {"dense_f16", WeightKind::dense_f16},
     {"dense_f32", WeightKind::dense_f32},   {"w8_g32", WeightKind::w8_g32},
     {"w4_g32", WeightKind::w4_g32},         {"w4m_g32", WeightKind::w4m_g32}};
-constexpr Name<SourceType> kSources[] = {
-    {"f32", SourceType::f32},
-    {"f16", SourceType::f16},
-    {"bf16", SourceType::bf16},
-    {"gguf_q8_0", SourceType::gguf_q8_0},
-    {"gguf_q4_0", SourceType::gguf_q4_0},
-    {"gguf_q4_1", SourceType::gguf_q4_1}};
+constexpr Name<SourceType> kSources[] = {{"f32", SourceType::f32},
+                                         {"f16", SourceType::f16},
+                                         {"bf16", SourceType::bf16},
+                                         {"gguf_q8_0", SourceType::gguf_q8_0},
+                                         {"gguf_q4_0", SourceType::gguf_q4_0},
+                                         {"gguf_q4_1", SourceType::gguf_q4_1}};
 constexpr Name<Activation> kActivations[] = {{"none", Activation::none},
                                              {"relu", Activation::relu},
                                              {"gelu", Activation::gelu},
@@ -115,8 +114,7 @@ Id Program::add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k,
                  ": gate and up must have equal rows");
   const LinearKernel& kernel = table_->linear[static_cast<int>(kind)];
   check_argument(kernel.run != nullptr, "no ", kind_name(kind), " kernel at level ", table_->isa);
-  matrices_.push_back(
-      {std::move(name), kind, n, k, std::move(parts), glu, kernel.panel_bytes(k)});
+  matrices_.push_back({std::move(name), kind, n, k, std::move(parts), glu, kernel.panel_bytes(k)});
   return last_id(matrices_.size());
 }
 
@@ -202,13 +200,14 @@ Id Program::packed_bias(Id bias, const Matrix& m) {
 
 void Program::linear(LinearOp op, bool glu) {
   const Matrix& m = matrix(op.matrix);
-  check_argument(m.glu == glu, "linear: matrix ", m.name, glu ? " is not" : " is", " packed as glu");
+  check_argument(m.glu == glu, "linear: matrix ", m.name, glu ? " is not" : " is",
+                 " packed as glu");
   check_multiplies(op.x, m);
   const Value& out = value(op.out);
   check_argument(op.out != op.x, "linear: x and out are the same value");
-  check_argument(op.out_column >= 0 && op.out_column + m.out_width() <= out.width, "linear: ",
-                 m.out_width(), " columns from ", op.out_column, " on do not fit value ", out.name,
-                 " of width ", out.width);
+  check_argument(op.out_column >= 0 && op.out_column + m.out_width() <= out.width,
+                 "linear: ", m.out_width(), " columns from ", op.out_column,
+                 " on do not fit value ", out.name, " of width ", out.width);
   // Other formats pad or group what they store, and would reach into the neighbours' columns.
   const bool part = m.out_width() != out.width;
   check_argument(out.format == ActFormat::f32 || (!part && !op.add),
@@ -292,7 +291,8 @@ int64_t Program::weight_bytes() const {
 int64_t Program::kv_block_bytes(KvType type) const {
   int64_t bytes = 0;
   for (const KvShape& s : kv_layers_) {
-    bytes += int64_t{2} * s.kv_heads * s.hd_pad * kBlock * static_cast<int64_t>(kv_elem_bytes(type));
+    bytes +=
+        int64_t{2} * s.kv_heads * s.hd_pad * kBlock * static_cast<int64_t>(kv_elem_bytes(type));
   }
   return bytes;
 }

@@ -105,8 +105,8 @@ class Program {
   Program(const KernelTable& table, int64_t max_tokens, int64_t max_seqs);
 
   Id add_value(std::string name, int64_t width, ActFormat format);
-  Id add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k,
-                std::vector<int64_t> parts, bool glu);
+  Id add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k, std::vector<int64_t> parts,
+                bool glu);
   Id add_vector(std::string name, int64_t count);
   Id add_kv_layer(int32_t kv_heads, int32_t head_dim);
 
@@ -130,8 +130,8 @@ class Program {
   const std::vector<KvShape>& kv_layers() const { return kv_layers_; }
   const std::vector<Op>& ops() const { return ops_; }
 
-  int64_t embed_rows() const { return embed_rows_; }     // token ids must lie below
-  int64_t vocab() const { return vocab_; }               // columns of the logits; 0 = no logits
+  int64_t embed_rows() const { return embed_rows_; }  // token ids must lie below
+  int64_t vocab() const { return vocab_; }            // columns of the logits; 0 = no logits
   int64_t max_positions() const { return max_positions_; }
   int64_t weight_bytes() const;
   int64_t kv_block_bytes(KvType type) const;

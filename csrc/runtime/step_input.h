@@ -9,10 +9,10 @@ namespace cpuserve {
 // Pointers into the caller's words, valid while those are.
 struct StepInput {
   int64_t tokens, seqs, rows;
-  const int32_t *token_ids, *positions;                  // [tokens]
-  const int32_t* query_start;                            // [seqs + 1]
-  const int32_t* kv_len;                                 // [seqs] keys after this step
-  const int32_t *table_start, *block_tables;             // [seqs + 1], [table_start[seqs]]
+  const int32_t *token_ids, *positions;                        // [tokens]
+  const int32_t* query_start;                                  // [seqs + 1]
+  const int32_t* kv_len;                                       // [seqs] keys after this step
+  const int32_t *table_start, *block_tables;                   // [seqs + 1], [table_start[seqs]]
   const int32_t *row_token, *row_slot, *row_target, *row_top;  // [rows]
 };
 

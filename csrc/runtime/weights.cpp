@@ -20,12 +20,17 @@ constexpr int64_t kVectorPad = kStripPanels * kPanel;
 size_t source_row_bytes(SourceType type, int64_t k) {
   const auto n = static_cast<size_t>(k), blocks = n / 32;
   switch (type) {
-    case SourceType::f32: return n * 4;
+    case SourceType::f32:
+      return n * 4;
     case SourceType::f16:
-    case SourceType::bf16: return n * 2;
-    case SourceType::gguf_q8_0: return blocks * 34;
-    case SourceType::gguf_q4_0: return blocks * 18;
-    case SourceType::gguf_q4_1: return blocks * 20;
+    case SourceType::bf16:
+      return n * 2;
+    case SourceType::gguf_q8_0:
+      return blocks * 34;
+    case SourceType::gguf_q4_0:
+      return blocks * 18;
+    case SourceType::gguf_q4_1:
+      return blocks * 20;
   }
   return 0;
 }

@@ -10,8 +10,8 @@ namespace {
 // Claims of a decode linear: 128 KB of weights are 5-10 us of one core's share of memory, long
 // against an atomic (20-100 ns) and short against the 40 us and more a late thread is late.
 constexpr size_t kClaimBytes = 128 << 10;
-constexpr int64_t kFewRows = 16;       // up to here a linear is one pass over the weights
-constexpr int64_t kBlockRows = 512;    // rows that share a strip's weights in L2
+constexpr int64_t kFewRows = 16;     // up to here a linear is one pass over the weights
+constexpr int64_t kBlockRows = 512;  // rows that share a strip's weights in L2
 constexpr int64_t kLeastBlockRows = 120, kBlockStep = 24;  // 24: whole tiles of 4, 6, 8 and 12 rows
 constexpr int64_t kTasksPerThread = 8;
 
@@ -53,8 +53,9 @@ void Executor::Worker::operator()(const PositionEmbedOp& op) noexcept {
 void Executor::Worker::operator()(const NormOp& op) noexcept {
   const Range rows = share(tokens());
   if (rows.size() == 0) return;
-  const NormArgs args{value(op.x), value(op.out), vector(op.weight), vector(op.bias), op.eps,
-                      rows.begin,  rows.end,      reinterpret_cast<float*>(scratch)};
+  const NormArgs args{
+      value(op.x), value(op.out), vector(op.weight), vector(op.bias),
+      op.eps,      rows.begin,    rows.end,          reinterpret_cast<float*>(scratch)};
   op.centered ? e.table_->layer_norm(args) : e.table_->rms_norm(args);
 }
 
@@ -181,15 +182,13 @@ void Executor::Worker::merge(const AttentionOp& op, const MergeUnit& u) noexcept
 void Executor::Worker::operator()(const AttentionOp& op) noexcept {
   const AttentionPlan& plan = e.plans_[static_cast<size_t>(e.plan_of_op_[this->op])];
   const auto& units = plan.units();
-  drain(static_cast<int64_t>(units.size()), 1, [&](int64_t i, int64_t) {
-    attend(op, units[static_cast<size_t>(i)]);
-  });
+  drain(static_cast<int64_t>(units.size()), 1,
+        [&](int64_t i, int64_t) { attend(op, units[static_cast<size_t>(i)]); });
   const auto& merges = plan.merges();
   if (merges.empty()) return;
   barrier();
-  drain(static_cast<int64_t>(merges.size()), 1, [&](int64_t i, int64_t) {
-    merge(op, merges[static_cast<size_t>(i)]);
-  });
+  drain(static_cast<int64_t>(merges.size()), 1,
+        [&](int64_t i, int64_t) { merge(op, merges[static_cast<size_t>(i)]); });
 }
 
 void Executor::Worker::gather_logit_rows(const LogitsOp& op, int64_t first,

@@ -1,8 +1,7 @@
-#include "cpu/features.h"
-
 #include <algorithm>
 #include <cstdlib>
 
+#include "cpu/features.h"
 #include "main.h"
 
 using namespace cpuserve;

@@ -1,5 +1,3 @@
-#include "parallel/team.h"
-
 #include <sched.h>
 #include <time.h>
 
@@ -10,6 +8,7 @@
 
 #include "main.h"
 #include "parallel/partition.h"
+#include "parallel/team.h"
 
 using namespace cpuserve;
 
@@ -75,7 +74,9 @@ TEST(a_late_thread_is_waited_for) {
     });
     EXPECT(value == 8);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));  // workers sleep meanwhile
-    team.dispatch([&](int thread, int) noexcept { if (thread == 1) value++; });
+    team.dispatch([&](int thread, int) noexcept {
+      if (thread == 1) value++;
+    });
     EXPECT(value == 9);
   });
 }
@@ -83,7 +84,8 @@ TEST(a_late_thread_is_waited_for) {
 TEST(an_exception_of_main_leaves_the_region) {
   for (int n : kTeamSizes) {
     Team team(n, {});
-    EXPECT_THROWS(std::domain_error, "from main", team.run([] { throw std::domain_error("from main"); }));
+    EXPECT_THROWS(std::domain_error, "from main",
+                  team.run([] { throw std::domain_error("from main"); }));
     int calls = 0;
     team.run([&] { calls++; });  // and the team can be used again
     EXPECT(calls == 1);
@@ -100,8 +102,7 @@ TEST(a_team_of_one_works_outside_run) {
 
 TEST(a_larger_team_refuses_dispatch_outside_run) {
   Team team(2, {});
-  EXPECT_THROWS(std::runtime_error, "inside Team.run",
-                team.dispatch([](int, int) noexcept {}));
+  EXPECT_THROWS(std::runtime_error, "inside Team.run", team.dispatch([](int, int) noexcept {}));
 }
 
 TEST(dispatch_from_another_thread_is_refused) {
@@ -109,8 +110,8 @@ TEST(dispatch_from_another_thread_is_refused) {
   std::string message;
   team.run([&] {
     std::thread other([&] {
-      message = testing::message_of<std::runtime_error>(
-          [&] { team.dispatch([](int, int) noexcept {}); });
+      message =
+          testing::message_of<std::runtime_error>([&] { team.dispatch([](int, int) noexcept {}); });
     });
     other.join();
   });
@@ -184,7 +185,8 @@ TEST(every_item_is_claimed_once_in_every_phase) {
           const int64_t items = phase % 4 == 3 ? 0 : kItems - phase % 5;
           queue.drain(thread, phase, items, 1 + phase % 3, [&](int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; i++) {
-              claims[static_cast<size_t>(phase * kItems + i)].fetch_add(1, std::memory_order_relaxed);
+              claims[static_cast<size_t>(phase * kItems + i)].fetch_add(1,
+                                                                        std::memory_order_relaxed);
             }
           });
           team.barrier(thread);

@@ -64,12 +64,12 @@ inline int run_all(const char* filter) {
 
 }  // namespace testing
 
-#define TEST(name)                                                \
-  static void name();                                             \
+#define TEST(name)                                                     \
+  static void name();                                                  \
   static const testing::Registration name##_registration(#name, name); \
   static void name()
 #define EXPECT(condition) testing::expect((condition), #condition, __FILE__, __LINE__)
-#define EXPECT_THROWS(Exception, part, ...)                                             \
-  testing::expect(testing::message_of<Exception>([&] { __VA_ARGS__; }).find(part) !=    \
-                          std::string::npos,                                            \
-                  #__VA_ARGS__ " to throw " #Exception " about " part, __FILE__, __LINE__)
+#define EXPECT_THROWS(Exception, part, ...)                                                 \
+  testing::expect(                                                                          \
+      testing::message_of<Exception>([&] { __VA_ARGS__; }).find(part) != std::string::npos, \
+      #__VA_ARGS__ " to throw " #Exception " about " part, __FILE__, __LINE__)

@@ -1,0 +1,538 @@
+"""The native executor on a hand-written program, against numpy and against itself."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from native_model import GREEDY, Chunk, Model, Native, Shape, all_rows, blocks_for, words
+
+from cpuserve import _C
+
+LEVELS = _C.isa_levels()
+THREADS = [1, 2, 3, 5]
+PROMPT = np.random.default_rng(7).integers(0, Shape().vocab, 700).tolist()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Model.random()
+
+
+def prompt_logits(native, ids, sizes=None, blocks=None):
+    """Logits of every position, the prompt run in chunks of `sizes`."""
+    blocks = blocks_for(len(ids)) if blocks is None else blocks
+    out, start = [], 0
+    for size in sizes or [len(ids)]:
+        part = ids[start : start + size]
+        chunk = Chunk(part, start, blocks, all_rows(len(part)))
+        out.append(native.executor.step_logits(words(chunk)))
+        start += size
+    assert start == len(ids)
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("kind", ["dense_f32", "dense_f16", "dense_bf16"])
+def test_logits_match_numpy(model, isa, kind):
+    n = 40
+    tolerance = {"dense_f32": 1e-5, "dense_f16": 3e-3, "dense_bf16": 3e-2}[kind]
+    kv = "bf16" if kind == "dense_bf16" else "f32"
+    got = Native(model, isa=isa, kind=kind, kv=kv).run(lambda m: prompt_logits(m, PROMPT[:n]))
+    want = model.logits(PROMPT[:n])
+    assert np.abs(got - want).max() < tolerance * np.abs(want).max()
+
+
+def test_forced_level_is_the_one_that_ran(model):
+    """Levels round differently, so equal bits would mean that one table served both."""
+    scalar, best = (
+        Native(model, isa=isa).run(lambda m: prompt_logits(m, PROMPT[:40]))
+        for isa in (LEVELS[0], LEVELS[-1])
+    )
+    assert not np.array_equal(scalar, best)
+    assert np.allclose(scalar, best, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["dense_f32", "dense_bf16"])
+@pytest.mark.parametrize("sizes", [[1] * 20 + [280], [256, 44], [7, 250, 43], [299, 1]], ids=str)
+def test_chunked_prompt_equals_whole_bit_for_bit(model, kind, sizes):
+    def both(m):
+        return prompt_logits(m, PROMPT[:300]), prompt_logits(m, PROMPT[:300], sizes)
+
+    whole, chunked = Native(model, kind=kind).run(both)
+    assert np.array_equal(whole, chunked)
+
+
+@pytest.mark.parametrize("kind", ["dense_f32", "dense_bf16", "w8_g32", "w4_g32", "w4m_g32"])
+def test_any_number_of_threads_gives_the_same_bits(model, kind):
+    """Prefill in one go, then decode over several chunks, which several threads split."""
+
+    def both(m):
+        prefill = prompt_logits(m, PROMPT)
+        decode = prompt_logits(m, PROMPT, [698, 1, 1])
+        return np.concatenate([prefill, decode])
+
+    results = [Native(model, kind=kind, threads=t).run(both) for t in THREADS]
+    for other in results[1:]:
+        assert np.array_equal(results[0], other)
+
+
+def test_one_long_decode_is_split_over_threads_and_merged_to_the_same_bits():
+    """One KV head and three chunks: two threads can only share the work by splitting chunks."""
+    shape = Shape(q_heads=3, kv_heads=1, layers=1)
+    model = Model.random(shape)
+    one, two = (
+        Native(model, threads=t).run(lambda m: prompt_logits(m, PROMPT, [699, 1])) for t in (1, 2)
+    )
+    assert np.array_equal(one, two)
+    want = model.logits(PROMPT)
+    assert np.abs(two - want).max() < 1e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_neighbours_in_the_batch_change_nothing(model, threads):
+    """Alone and between a decode row and a prompt, in other blocks."""
+
+    def use(m):
+        alone = prompt_logits(m, PROMPT[:50], [49, 1])
+        prompt_logits(m, PROMPT[100:189], blocks=blocks_for(90, 10))
+        others = (
+            Chunk([5], 89, blocks_for(90, 10), all_rows(1), slot=1),
+            Chunk(PROMPT[:49], 0, blocks_for(50, 20), all_rows(49)),
+            Chunk(PROMPT[300:421], 0, blocks_for(121, 30), all_rows(121), slot=2),
+        )
+        first = m.executor.step_logits(words(*others))[1:50]
+        second = m.executor.step_logits(
+            words(others[2], Chunk([PROMPT[49]], 49, blocks_for(50, 20), all_rows(1)))
+        )[-1:]
+        return alone, np.concatenate([first, second])
+
+    alone, together = Native(model, threads=threads).run(use)
+    assert np.array_equal(alone, together)
+
+
+def test_separate_matrices_writing_one_value_equal_one_matrix(model):
+    one, three = (
+        Native(model, separate=s).run(lambda m: prompt_logits(m, PROMPT[:33]))
+        for s in (False, True)
+    )
+    assert np.array_equal(one, three)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", ["dense_bf16", "w4m_g32"])
+def test_a_step_allocates_nothing(model, threads, kind):
+    steps = [
+        words(Chunk(PROMPT[:97], 0, blocks_for(200), [(96, -1, 3)])),
+        words(Chunk(PROMPT[97:98], 97, blocks_for(200), [(0, -1, 5)], slot=0)),
+        words(
+            Chunk(PROMPT[98:99], 98, blocks_for(200), [(0, -1, -1)]),
+            Chunk(PROMPT[:64], 0, blocks_for(64, 20), all_rows(64), slot=1),
+        ),
+    ]
+
+    def use(m):
+        penalized = {**GREEDY, "repetition": 1.1, "min_tokens": 2, "temperature": 0.8}
+        m.executor.admit(0, **penalized)
+        for s in steps:
+            m.executor.step(s)
+        before = m.executor.step_allocations
+        for s in steps:
+            m.executor.step(s)
+        return m.executor.step_allocations - before
+
+    assert Native(model, kind=kind, threads=threads).run(use) == 0
+
+
+def test_allocations_are_counted():
+    before = _C.allocations()
+    _C.Team(1)
+    assert _C.allocations() > before
+
+
+# -- sampling ------------------------------------------------------------------------------------
+
+
+def decode(m, steps, **params):
+    """`steps` tokens sampled after PROMPT[:20]; (tokens, logits rows)."""
+    e = m.executor
+    e.admit(0, **{**GREEDY, **params})
+    ids, tokens, rows = PROMPT[:20], [], []
+    start = 0
+    for _ in range(steps):
+        chunk = Chunk(ids, start, blocks_for(64), [(len(ids) - 1, -1, 5)])
+        rows.append(e.step_logits(words(chunk))[0])
+        tokens.append(int(e.tokens[0]))
+        start += len(ids)
+        ids = tokens[-1:]
+    return tokens, rows
+
+
+def test_greedy_takes_the_largest_logit(model):
+    tokens, rows = Native(model).run(lambda m: decode(m, 6))
+    assert tokens == [int(r.argmax()) for r in rows]
+
+
+def test_penalties_count_the_prompt_and_what_was_sampled(model):
+    prompt = np.asarray(PROMPT[:20], np.int32)
+    params = {"repetition": 1.7, "frequency": 0.4, "presence": 0.9, "prompt": prompt}
+    tokens, rows = Native(model).run(lambda m: decode(m, 12, **params))
+    seen = []
+    for token, row in zip(tokens, rows, strict=True):
+        adjusted = row.astype(np.float32).copy()
+        for i in {*prompt.tolist(), *seen}:
+            adjusted[i] = adjusted[i] / 1.7 if adjusted[i] > 0 else adjusted[i] * 1.7
+        for i in set(seen):
+            adjusted[i] -= 0.4 * seen.count(i) + 0.9
+        assert token == int(adjusted.argmax())
+        seen.append(token)
+
+
+def test_stop_ids_are_banned_until_min_tokens(model):
+    free, _ = Native(model).run(lambda m: decode(m, 4))
+    stop = np.asarray([free[0]], np.int32)
+    tokens, rows = Native(model).run(lambda m: decode(m, 4, stop_ids=stop, min_tokens=2))
+    assert tokens[0] == int(np.argsort(rows[0])[-2])
+    assert stop[0] not in tokens[:2]
+    assert tokens[2:] == [int(r.argmax()) for r in rows[2:]]
+
+
+def test_bias_and_allowed_ids_decide(model):
+    pick = {"bias_ids": np.asarray([77], np.int32), "bias_values": np.asarray([1e3], np.float32)}
+    assert Native(model).run(lambda m: decode(m, 3, **pick))[0] == [77] * 3
+    only = {"allowed": np.asarray([9, 4], np.int32)}
+    tokens, rows = Native(model).run(lambda m: decode(m, 3, **only))
+    assert tokens == [4 if r[4] >= r[9] else 9 for r in rows]
+
+
+def test_scores_are_log_probabilities_with_rank_and_alternatives(model):
+    ids = PROMPT[:70]  # three blocks of logit rows
+    targets = [*ids[1:], 3]
+
+    def use(m):
+        rows = [(i, t, 4) for i, t in enumerate(targets)]
+        logits = m.executor.step_logits(words(Chunk(ids, 0, blocks_for(70), rows)))
+        e = m.executor
+        out = [e.tokens, e.logprobs, e.ranks, e.top_ids, e.top_logprobs]
+        return logits.astype(np.float64), [a[:70].copy() for a in out]
+
+    logits, (tokens, logprobs, ranks, top_ids, top_logprobs) = Native(model).run(use)
+    want = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    chosen = want[np.arange(70), targets]
+    assert tokens.tolist() == targets
+    assert np.allclose(logprobs, chosen, atol=1e-5)
+    assert (
+        ranks.tolist() == (1 + (logits > logits[np.arange(70), targets][:, None]).sum(-1)).tolist()
+    )
+    assert np.array_equal(top_ids[:, :4], np.argsort(-logits, kind="stable")[:, :4])
+    assert np.allclose(top_logprobs[:, :4], -np.sort(-want)[:, :4], atol=1e-5)
+
+
+def test_seeded_sampling_repeats_itself_with_any_neighbours(model):
+    params = {"temperature": 1.5, "seed": 1234}
+
+    def beside(m):
+        m.executor.admit(3, **{**GREEDY, "temperature": 1.0})
+        m.executor.step(words(Chunk(PROMPT[:40], 0, blocks_for(40, 30), [(39, -1, -1)], slot=3)))
+        return decode(m, 8, **params)[0]
+
+    alone = Native(model).run(lambda m: decode(m, 8, **params)[0])
+    assert alone == Native(model, threads=3).run(beside)
+    assert alone != Native(model).run(lambda m: decode(m, 8, temperature=1.5, seed=99)[0])
+
+
+# -- wrong indices ---------------------------------------------------------------------------------
+
+
+def good_words():
+    return words(Chunk([1, 2, 3], 0, blocks_for(3), [(2, -1, 2)]))
+
+
+# offsets in good_words(): header 8, ids 8-10, positions 11-13, query_start 14-15, kv_len 16,
+# table_start 17-18, block table 19, row_token 20, row_slot 21, row_target 22, row_top 23
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (8, 101, "token_ids"),
+        (9, -1, "token_ids"),
+        (13, 5, "positions"),
+        (11, -1, "positions"),
+        (15, 2, "query_start"),
+        (14, 1, "query_start"),
+        (16, 2, "kv_len"),
+        (16, 1201, "kv_len"),
+        (16, 33, "blocks for 33 keys"),
+        (18, 2, "table_start"),
+        (19, 64, "block_tables"),
+        (19, -1, "block_tables"),
+        (20, 3, "row_token"),
+        (21, 8, "row_slot"),
+        (21, 1, "has not been admitted"),
+        (22, 101, "row_target"),
+        (23, 6, "row_top"),
+        (0, 0, "tokens"),
+        (0, 1201, "tokens"),
+        (1, 0, "sequences"),
+        (2, -1, "logit rows"),
+        (3, -1, "blocks"),
+        (3, 2, "end early"),
+        (2, 0, "too many"),
+    ],
+)
+def test_an_index_out_of_range_is_refused_before_anything_runs(model, at, value, message):
+    def use(m):
+        m.executor.admit(0, **GREEDY)
+        bad = good_words()
+        bad[at] = value
+        with pytest.raises(ValueError, match=message):
+            m.executor.step(bad)
+        return m.executor.step(good_words())  # and the next step is answered
+
+    assert Native(model).run(use) == 1
+
+
+def test_words_of_another_type_or_cut_short_are_refused(model):
+    def use(m):
+        with pytest.raises(TypeError):
+            m.executor.step(good_words().astype(np.int64))
+        with pytest.raises(ValueError, match="end early"):
+            m.executor.step(good_words()[:5])
+
+    Native(model).run(use)
+
+
+def test_a_released_slot_cannot_be_sampled(model):
+    def use(m):
+        m.executor.admit(0, **GREEDY)
+        m.executor.release(0)
+        with pytest.raises(ValueError, match="not been admitted"):
+            m.executor.step(good_words())
+        with pytest.raises(ValueError, match="no slot 8"):
+            m.executor.admit(8, **GREEDY)
+        with pytest.raises(ValueError, match="token id 101"):
+            m.executor.admit(0, **{**GREEDY, "prompt": np.asarray([101], np.int32)})
+
+    Native(model).run(use)
+
+
+def test_a_matrix_takes_only_tensors_that_make_it_up(model):
+    def use(m):
+        matrix = next(i for i, names in m.matrices.items() if names == ["0.o"])
+        rows = np.zeros((72, 120 * 4), np.uint8)
+        refused = [
+            ([(rows[:71], "f32", None)], "71 rows, not 72"),
+            ([(np.zeros((72, 7), np.uint8), "f32", None)], "rows of 7 bytes"),
+            ([(rows, "f32", None), (rows, "f32", None)], "made of 1 tensors"),
+            ([(np.zeros((72, 34), np.uint8), "gguf_q8_0", None)], "not whole blocks of 32"),
+            ([(rows, "f32", np.full(72, 72, np.int32))], "row order 72"),
+            ([(rows, "f64", None)], "unknown source type 'f64'"),
+        ]
+        for sources, message in refused:
+            with pytest.raises(ValueError, match=message):
+                m.executor.load_matrix(matrix, sources)
+
+    Native(model).run(use)
+
+
+def test_row_order_is_applied_while_packing(model):
+    """Loading rows of q shuffled, with the order that undoes it, changes nothing."""
+    order = np.random.default_rng(3).permutation(120).astype(np.int32)
+    inverse = np.argsort(order).astype(np.int32)
+
+    def use(m):
+        matrix = next(i for i, names in m.matrices.items() if names[0] == "0.q")
+        plain = prompt_logits(m, PROMPT[:9])
+        q, k, v = ((m.model.tensors[f"0.{n}"], n) for n in "qkv")
+        shuffled = np.ascontiguousarray(q[0][order]).view(np.uint8).reshape(120, -1)
+        others = [(t.view(np.uint8).reshape(len(t), -1), "f32", None) for t, _ in (k, v)]
+        m.executor.load_matrix(matrix, [(shuffled, "f32", inverse), *others])
+        return plain, prompt_logits(m, PROMPT[:9])
+
+    plain, reordered = Native(model).run(use)
+    assert np.array_equal(plain, reordered)
+
+
+# -- looking inside ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_tap_shows_each_op_its_own_inputs_and_output(model, threads):
+    """Ops recomputed in numpy from the tapped inputs; the last one gives the step's logits."""
+    n, s = 11, model.shape
+    step = words(Chunk(PROMPT[:n], 0, blocks_for(n), all_rows(n)))
+
+    def use(m):
+        e = m.executor
+        names = [e.op_name(i) for i in range(e.num_ops())]
+        return names, [e.tap(step, i) for i in range(e.num_ops())], e.step_logits(step)
+
+    names, taps, logits = Native(model, threads=threads).run(use)
+    assert names[:4] == ["embed", "rms_norm", "linear", "rope_store_kv"]
+    assert names[-1] == "logits"
+    t = model.tensors
+    assert taps[0][0] == []
+    assert np.array_equal(taps[0][1], t["embed"][PROMPT[:n]])
+    (x,), h = taps[1]
+    assert np.allclose(
+        h, x / np.sqrt((x**2).mean(-1, keepdims=True) + s.eps) * t["0.norm1"], atol=1e-5
+    )
+    o = names.index("linear", 3)  # the first linear behind attention adds to x
+    (a, before), after = taps[o]
+    assert np.allclose(after, before + a @ t["0.o"].T, atol=1e-5)
+    assert np.array_equal(taps[-1][1], logits)
+    with pytest.raises(ValueError, match="no op"):
+        Native(model).run(lambda m: m.executor.tap(step, len(names)))
+
+
+def test_cancel_stops_a_step_and_the_next_one_runs(model):
+    def use(m):
+        m.executor.admit(0, **GREEDY)
+        m.executor.cancel()
+        with pytest.raises(RuntimeError, match="cancelled"):
+            m.executor.step(good_words())
+        return m.executor.step(good_words())
+
+    assert Native(model, threads=2).run(use) == 1
+
+
+def test_python_threads_run_during_a_step(model):
+    """The GIL is released: a thread counts while steps run."""
+
+    def use(m):
+        m.executor.admit(0, **GREEDY)
+        stop, count = threading.Event(), [0]
+
+        def counting():
+            while not stop.is_set():
+                count[0] += 1
+
+        thread = threading.Thread(target=counting)
+        before = count[0]
+        thread.start()
+        for _ in range(3):
+            m.executor.step(words(Chunk(PROMPT, 0, blocks_for(700), [(699, -1, -1)])))
+        stop.set()
+        thread.join()
+        return count[0] - before
+
+    assert Native(model).run(use) > 100
+
+
+def test_profile_times_every_op(model):
+    def use(m):
+        m.executor.profile(True)
+        prompt_logits(m, PROMPT[:100])
+        return m.executor.op_times()
+
+    times = Native(model, threads=2).run(use)
+    assert (times > 0).all()
+    assert times.sum() < 5
+
+
+def test_probes_and_memory_report_what_is_there(model):
+    def use(m):
+        prompt_logits(m, PROMPT[:10])
+        e = m.executor
+        assert e.probe_bandwidth(0.01) > 1e8
+        for kind in ("f32", "bf16", "int8"):
+            assert e.probe_dot(kind, 0.01) > 1e8
+        with pytest.raises(ValueError, match="'f64'"):
+            e.probe_dot("f64", 0.01)
+        assert 0 < e.probe_barrier(1000) < 1e-3
+        return e.memory
+
+    native = Native(model, threads=2)
+    memory = native.run(use)
+    assert memory["weights"] + memory["vectors"] >= native.program.weight_bytes
+    assert memory["kv_reserved"] >= 64 * native.program.kv_block_bytes * 2  # f32 is twice bf16
+    assert 0 < memory["kv_resident"] <= memory["kv_reserved"]
+    assert memory["weights_resident"] > 0
+
+
+# -- programs that do not fit together -----------------------------------------------------------------
+
+
+def test_ops_that_do_not_fit_their_values_are_refused():
+    p = _C.Program("scalar", 4, 1)
+    x, h, b = p.value("x", 32, "f32"), p.value("h", 48, "f32"), p.value("b", 32, "bf16")
+    w, g = p.matrix("w", "dense_f32", 48, 32, [48], False), p.vector("g", 32)
+    assert p.matrix("glu", "dense_f32", 48, 32, [24, 24], True) == 1
+    refused = [
+        (lambda: p.rms_norm(x, h, g, 1e-5), "differ in width"),
+        (lambda: p.rms_norm(b, x, g, 1e-5), "must be f32"),
+        (lambda: p.rms_norm(x, x, 7, 1e-5), "no vector 7"),
+        (lambda: p.linear(b, h, w, -1, "none", False, False, 0), "not in the format"),
+        (lambda: p.linear(x, b, w, -1, "none", False, False, 0), "do not fit"),
+        (lambda: p.linear(x, h, w, g, "none", False, False, 0), "32 elements, not 48"),
+        (lambda: p.linear(x, h, w, -1, "tanh", False, False, 0), "unknown activation 'tanh'"),
+        (lambda: p.linear(x, h, w, -1, "silu", True, False, 0), "packed as glu"),
+        (lambda: p.linear(x, h, 1, -1, "silu", True, False, 25), "do not fit"),
+        (lambda: p.matrix("m", "dense_f32", 48, 32, [24, 23], True), "47 rows, not 48"),
+        (lambda: p.matrix("m", "dense_f8", 48, 32, [48], False), "unknown weight kind"),
+        (lambda: p.value("v", 0, "f32"), "width 0"),
+        (lambda: p.attention(x, h, 0, 2, 1.0, 0, 0.0, -1, -1), "no KV layer"),
+        (lambda: p.add(x, h), "differ in width"),
+        (lambda: p.embed(h, w, 1.0), "differ in width"),
+    ]
+    for add, message in refused:
+        with pytest.raises(ValueError, match=message):
+            add()
+
+
+def test_a_level_that_cannot_run_is_refused():
+    with pytest.raises(ValueError, match="unknown; here these run: scalar"):
+        _C.Program("sse9", 4, 1)
+
+
+def test_other_ops_match_numpy():
+    """position_embed, layer_norm, activation, add, convert and a biased linear, as OPT has them."""
+    rng = np.random.default_rng(5)
+    vocab, width, hidden, n = 50, 40, 56, 9
+
+    def draw(*size):
+        return rng.standard_normal(size).astype(np.float32)
+
+    embed, table, up, down = (
+        draw(vocab, width),
+        draw(14, width),
+        draw(hidden, width),
+        draw(width, hidden),
+    )
+    weight, bias, up_bias, down_bias = draw(width), draw(width), draw(hidden), draw(width)
+    team = _C.Team(1)
+    p = _C.Program(LEVELS[-1], 16, 2)
+    x, h, y = p.value("x", width, "f32"), p.value("h", width, "f32"), p.value("y", width, "f32")
+    u, v = p.value("u", hidden, "f32"), p.value("v", hidden, "f32")
+    sources = {
+        p.matrix("embed", "dense_f32", vocab, width, [vocab], False): embed,
+        p.matrix("up", "dense_f32", hidden, width, [hidden], False): up,
+        p.matrix("down", "dense_f32", width, hidden, [width], False): down,
+    }
+    vectors = {
+        p.vector(str(i), a.size): a for i, a in enumerate((table, weight, bias, up_bias, down_bias))
+    }
+    p.embed(x, 0, 2.0)
+    p.position_embed(x, 0, 14, 2)
+    p.layer_norm(x, h, 1, 2, 1e-5)
+    p.linear(h, u, 1, 3, "none", False, False, 0)
+    p.activation(u, v, "relu", False)
+    p.linear(v, y, 2, 4, "none", False, False, 0)
+    p.add(y, x)
+    p.logits(x, 0, -1, 0.5, 3.0)
+    e = _C.Executor(team, p, 4, "f32", 2)
+    for matrix, data in sources.items():
+        e.load_matrix(matrix, [(data.view(np.uint8), "f32", None)])
+    for vector, data in vectors.items():
+        e.load_vector(vector, data.reshape(-1))
+    ids = rng.integers(0, vocab, n).tolist()
+    got = e.step_logits(words(Chunk(ids, 0, [1], all_rows(n))))
+
+    r = 2 * embed[ids].astype(np.float64) + table[2 : n + 2]
+    mean, variance = r.mean(-1, keepdims=True), r.var(-1, keepdims=True)
+    normed = (r - mean) / np.sqrt(variance + 1e-5) * weight + bias
+    r += np.maximum(normed @ up.T + up_bias, 0) @ down.T + down_bias
+    want = 3 * np.tanh(0.5 * r @ embed.T / 3)
+    assert np.abs(got - want).max() < 1e-4
+    with pytest.raises(ValueError, match="kv_len"):  # 14 table rows, offset 2: 12 positions
+        e.step(words(Chunk(ids[:1] * 13, 0, [1])))
