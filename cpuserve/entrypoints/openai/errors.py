@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +17,7 @@ from cpuserve.errors import NotFound, RequestError, TooManyRequests
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
+    from starlette.types import Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +90,7 @@ class ErrorBody(msgspec.Struct):
     error: ErrorInfo
 
 
+LINGER_S = 2.0
 _CLOSING = frozenset({408, 413, 431})
 
 
@@ -123,8 +127,33 @@ def error_response(error: BaseException, headers: dict[str, str] | None = None) 
     return Response(error_json(error), status, all_headers, "application/json")
 
 
+class _Lingering(Response):
+    """A response to a request whose body is still coming.
+
+    A connection closed with unread data is reset, and the client would lose the answer: what comes
+    is read and dropped, for a while, before the response ends.
+    """
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        """Answer, then drop the rest of the body."""
+        head = {"type": "http.response.start", "status": self.status_code}
+        await send({**head, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(_drop_body(receive), LINGER_S)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _drop_body(receive: Receive) -> None:
+    while (await receive()).get("more_body", False):
+        pass
+
+
 async def _on_request_error(_: Request, error: Exception) -> Response:
-    return error_response(error)
+    response = error_response(error)
+    if isinstance(error, PayloadTooLarge):
+        return _Lingering(response.body, response.status_code, dict(response.headers))
+    return response
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

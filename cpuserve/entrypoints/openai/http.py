@@ -12,6 +12,8 @@ from cpuserve.entrypoints.openai.errors import error_json
 from cpuserve.errors import RequestError
 
 MAX_HEADER_BYTES = 64 * 1024
+# How long a refused client may go on sending before the connection is cut.
+LINGER_S = 2.0
 
 
 class _BadHttp(RequestError):
@@ -37,6 +39,7 @@ class GuardedProtocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock for the first request."""
@@ -45,6 +48,8 @@ class GuardedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Start the clock if this begins a request, stop it once the headers are complete."""
+        if self._refused:
+            return
         if self._header_timer is None and self._between_requests():
             self._start_header_timer()
         super().data_received(data)
@@ -92,8 +97,15 @@ class GuardedProtocol(H11Protocol):
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         except h11.LocalProtocolError:
-            pass  # an answer is already under way: closing is all that can be said
-        self.transport.close()
+            self.transport.close()  # an answer is already under way: nothing more can be said
+            return
+        # Closing with unread data resets the connection, and the client would lose the answer:
+        # only this side is closed, and what still comes is dropped for a moment.
+        self._refused = True
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._stop(self._header_timer)
+        self._header_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def pause_writing(self) -> None:
         """The client does not read: start its clock."""

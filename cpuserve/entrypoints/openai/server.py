@@ -69,7 +69,7 @@ class FrontEnd:
             build="|".join((config.architecture, config.dtype, config.isa, config.executor)),
         )
         self._stop = asyncio.Event()
-        self._server = _make_server(self.serving, http)
+        self._server = make_server(self.serving, http)
 
     def on_progress(self, stage: str, done: int, total: int) -> None:
         """Show how far the engine is on /health."""
@@ -189,7 +189,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _make_server(serving: Serving, http: HttpOptions) -> _Server:
+def make_server(serving: Serving, http: HttpOptions) -> uvicorn.Server:
+    """The HTTP server over `serving`; run it with serve(sockets=[...])."""
     config = uvicorn.Config(
         create_app(serving, api_keys=http.api_keys),
         http=guarded_protocol(http.header_timeout_s, http.write_timeout_s),
