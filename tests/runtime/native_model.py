@@ -1,4 +1,4 @@
-"""A small random decoder written straight on `_C.Program`, and the same model in numpy (float64)."""
+"""A small random decoder written straight on `_C.Program`, and the same in numpy (float64)."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_allocations_are_counted():
     assert _C.allocations() > before
 
 
-# -- sampling ------------------------------------------------------------------------------------
+# -- sampling
 
 
 def decode(m, steps, **params):
@@ -242,7 +242,7 @@ def test_seeded_sampling_repeats_itself_with_any_neighbours(model):
     assert alone != Native(model).run(lambda m: decode(m, 8, temperature=1.5, seed=99)[0])
 
 
-# -- wrong indices ---------------------------------------------------------------------------------
+# -- wrong indices
 
 
 def good_words():
@@ -353,7 +353,7 @@ def test_row_order_is_applied_while_packing(model):
     assert np.array_equal(plain, reordered)
 
 
-# -- looking inside ----------------------------------------------------------------------------------
+# -- looking inside
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -450,7 +450,7 @@ def test_probes_and_memory_report_what_is_there(model):
     assert memory["weights_resident"] > 0
 
 
-# -- programs that do not fit together -----------------------------------------------------------------
+# -- programs that do not fit together
 
 
 def test_ops_that_do_not_fit_their_values_are_refused():
