@@ -1,0 +1,100 @@
+"""The native build's own rules, by configuring it with faked compilers and machines."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CMAKE = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+pytestmark = pytest.mark.skipif(
+    CMAKE is None or shutil.which("c++") is None, reason="needs cmake and a C++ compiler"
+)
+
+
+def run(*command, **environment):
+    base = {
+        k: v for k, v in os.environ.items() if k not in ("MAX_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL")
+    }
+    return subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, env={**base, **environment}
+    )
+
+
+def configure(build, *options, **environment):
+    return run(
+        CMAKE, "-S", ROOT, "-B", build, "-DCPUSERVE_EXTENSION=OFF", *options, **environment
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("version", ["9.4", "11.1.0"])
+def test_an_old_compiler_is_refused_with_what_is_needed(tmp_path, version):
+    result = configure(tmp_path, f"-DCPUSERVE_FAKE_COMPILER_VERSION={version}")
+    assert result.returncode != 0
+    message = " ".join(result.stderr.split())
+    assert "cpuserve needs gcc 11.2, clang 14 or Apple clang 15 (or newer); found" in message
+    assert f" {version} (" in message
+    assert "set CXX to it" in message
+
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+@pytest.mark.parametrize(
+    ("environment", "memory_mb", "jobs", "why"),
+    [
+        ({"MAX_JOBS": "7", "CMAKE_BUILD_PARALLEL_LEVEL": "3"}, 999, 7, "from MAX_JOBS"),
+        ({"CMAKE_BUILD_PARALLEL_LEVEL": "3"}, 999, 3, "from CMAKE_BUILD_PARALLEL_LEVEL"),
+        ({"MAX_JOBS": "many"}, 1536, 1, "1536 MB available / 1536 MB a job"),
+        ({}, 4096, min(2, CORES), "4096 MB available"),
+        ({}, 100, 1, "100 MB available"),
+        ({}, 10**6, CORES, f"{CORES} cores"),
+    ],
+)
+def test_compile_jobs_follow_the_environment_then_cores_and_memory(
+    tmp_path, environment, memory_mb, jobs, why
+):
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    memory = f"-DCPUSERVE_AVAILABLE_MEMORY_MB={memory_mb}"
+    result = configure(tmp_path, *generator, memory, **environment)
+    assert result.returncode == 0, result.stderr
+    (line,) = [x for x in result.stdout.splitlines() if "compile jobs" in x]
+    assert f"cpuserve: {jobs} compile jobs" in line
+    assert why in line
+    if generator:
+        ninja = "\n".join(p.read_text() for p in tmp_path.rglob("*.ninja"))
+        assert f"pool cpuserve_compile\n  depth = {jobs}\n" in ninja
+        assert "pool = cpuserve_compile" in ninja
+
+
+@pytest.mark.parametrize(
+    ("body", "leak"),
+    [
+        ('extern "C" int table() { return 1; }', None),
+        ('static int f() { return 1; } extern "C" int table() { return f(); }', None),
+        ('inline int f() { return 1; } extern "C" int table() { return f(); }', "f()"),
+        ('int other = 1; extern "C" int table() { return other; }', "other"),
+        ('template <class T> struct S { static int x; }; template <class T> int S<T>::x = 1;'
+         'extern "C" int table() { return S<int>::x++; }', "S<int>::x"),
+        ("int something() { return 1; }", "does not define table"),
+    ],
+    ids=["clean", "static", "inline", "global", "template", "missing"],
+)  # fmt: skip
+def test_a_symbol_that_leaks_out_of_an_isa_unit_fails_the_build(tmp_path, body, leak):
+    source, unit = tmp_path / "unit.cpp", tmp_path / "unit.o"
+    source.write_text(body + "\n")
+    compiled = run("c++", "-std=c++17", "-fno-inline", "-O0", "-c", source, "-o", unit)
+    assert compiled.returncode == 0, compiled.stderr
+    result = run(
+        CMAKE, f"-DNM={shutil.which('nm')}", f"-DOBJECTS={unit}", "-DSYMBOL=table",
+        f"-DSTAMP={tmp_path / 'stamp'}", "-P", ROOT / "cmake" / "CheckIsaLeaks.cmake",
+    )  # fmt: skip
+    assert (result.returncode == 0) == (leak is None)
+    assert (tmp_path / "stamp").exists() == (leak is None)
+    if leak:
+        assert leak in " ".join(result.stderr.split())

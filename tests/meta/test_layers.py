@@ -1,0 +1,224 @@
+"""The layer rule and the bans: imports point down, in Python and in C++ (ARCHITECTURE.md)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# A room may import rooms of a lower rank, and itself.
+RANK = {
+    "__init__": 11, "__main__": 11,
+    "entrypoints": 10,
+    "bench": 9,
+    "engine": 8,
+    "runtime": 7, "tokenizer": 7,
+    "loader": 6,
+    "models": 5, "quant": 5,
+    "program": 4, "core": 4,
+    "sampling": 3,
+    "platforms": 2,
+    "config": 1,
+    "errors": 0, "ids": 0, "registry": 0, "log": 0, "metrics": 0, "version": 0,
+}  # fmt: skip
+NATIVE = {"program/lower.py", "runtime/native.py", "platforms/cpu.py"}
+TORCH = {
+    "program/interpret.py",
+    "program/compare.py",  # holds native ops against the interpreter
+    "runtime/floor.py",
+    "runtime/transformers_fallback.py",
+}
+BANNED_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+BANNED_CALLS = {"eval", "exec", "__import__"}
+ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
+
+CPP_RANK = {"base": 0, "cpu": 1, "parallel": 1, "kernels": 2, "runtime": 3, "bindings": 4}
+# What an instruction-set unit is made of: C headers and kernels only, so that nothing inline of a
+# C++ header is compiled for its instructions and kept by the linker for everyone.
+UNIT_ROOMS = ("vec", "generic", "linear", "isa")
+C_HEADERS = {
+    "arm_neon.h", "assert.h", "float.h", "immintrin.h", "limits.h", "math.h", "stddef.h",
+    "stdint.h", "string.h",
+}  # fmt: skip
+
+
+def is_typing_block(node: ast.AST) -> bool:
+    """`if TYPE_CHECKING:`; what it imports never runs."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and (
+        node.test.id == "TYPE_CHECKING"
+    )  # fmt: skip
+
+
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node that can run."""
+    for child in ast.iter_child_nodes(node):
+        if not is_typing_block(child):
+            yield child
+            yield from walk(child)
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, module) of everything imported; `from a import b` counts as a.b."""
+    for node in walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, name.name) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{module}.{name.name}") for name in node.names)
+
+
+def room_of(path: str) -> str:
+    return path.split("/")[0].removesuffix(".py")
+
+
+def may_import(room: str, target: str) -> bool:
+    return target == room or (target in RANK and RANK[target] < RANK[room])
+
+
+def import_faults(path: str, tree: ast.AST) -> Iterator[str]:
+    """What `path` (inside cpuserve/) imports and may not."""
+    for line, module in imports(tree):
+        top, _, rest = module.partition(".")
+        target = rest.split(".")[0]
+        if not top:
+            yield f"{path}:{line}: relative import"
+        elif top in BANNED_MODULES:
+            yield f"{path}:{line}: {top} runs what it reads"
+        elif top in ("torch", "transformers") and path not in TORCH:
+            yield f"{path}:{line}: {top} outside the torch floor"
+        elif top == "os" and target in ENVIRONMENT and path != "config/env.py":
+            yield f"{path}:{line}: os.{target} outside config/env.py"
+        elif top == "cpuserve" and target == "_C":
+            if path not in NATIVE:
+                yield f"{path}:{line}: cpuserve._C outside {sorted(NATIVE)}"
+        elif top == "cpuserve" and not may_import(room_of(path), target):
+            yield f"{path}:{line}: {room_of(path)} may not import {target}"
+
+
+def call_faults(path: str, tree: ast.AST) -> Iterator[str]:
+    """What `path` does and nothing here may."""
+    for node in walk(tree):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name) and node.func.id in BANNED_CALLS:
+                yield f"{path}:{node.lineno}: {node.func.id}()"
+            for keyword in node.keywords:
+                if keyword.arg == "shell" and getattr(keyword.value, "value", None) is True:
+                    yield f"{path}:{node.lineno}: shell=True"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            name = f"{node.value.id}.{node.attr}"
+            if name in ("torch.load", "yaml.load", "tempfile.mktemp"):
+                yield f"{path}:{node.lineno}: {name}"
+            if node.value.id == "os" and node.attr in ENVIRONMENT and path != "config/env.py":
+                yield f"{path}:{node.lineno}: {name} outside config/env.py"
+
+
+def faults(path: str, source: str) -> list[str]:
+    tree = ast.parse(source)
+    return [*import_faults(path, tree), *call_faults(path, tree)]
+
+
+def include_faults(path: str, source: str) -> list[str]:
+    """What `path` (inside csrc/) includes and may not, and getenv anywhere."""
+    found = []
+    room, *rest = path.split("/")
+    in_unit = room == "kernels" and rest[0] in UNIT_ROOMS
+    for line, text in enumerate(source.splitlines(), 1):
+        code = text.split("//")[0]
+        if re.search(r"\bgetenv\b|\bsetenv\b|\bputenv\b", code):
+            found.append(f"{path}:{line}: the environment is config/env.py's")
+        include = re.match(r'\s*#\s*include\s*(["<])([^">]+)', text)
+        if not include:
+            continue
+        quote, target = include.groups()
+        target_room = target.split("/")[0]
+        if quote == "<":
+            if in_unit and target not in C_HEADERS:
+                found.append(f"{path}:{line}: <{target}> in an instruction-set unit")
+        elif target_room not in CPP_RANK or CPP_RANK[target_room] > CPP_RANK[room]:
+            found.append(f"{path}:{line}: {room} may not include {target}")
+        elif in_unit and target_room != "kernels":
+            found.append(f"{path}:{line}: {target} in an instruction-set unit")
+    return found
+
+
+PYTHON = sorted((ROOT / "cpuserve").rglob("*.py"))
+CPP = sorted([*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cpp")])
+
+
+def test_every_room_has_a_rank():
+    rooms = {room_of(p.relative_to(ROOT / "cpuserve").as_posix()) for p in PYTHON}
+    assert rooms <= RANK.keys()
+    cpp_rooms = {p.relative_to(ROOT / "csrc").parts[0] for p in CPP}
+    assert cpp_rooms == CPP_RANK.keys()
+
+
+def test_python_imports_point_down_and_nothing_banned_is_used():
+    found = []
+    for path in PYTHON:
+        found += faults(path.relative_to(ROOT / "cpuserve").as_posix(), path.read_text("utf-8"))
+    assert found == []
+
+
+def test_cpp_includes_point_down():
+    found = []
+    for path in CPP:
+        found += include_faults(path.relative_to(ROOT / "csrc").as_posix(), path.read_text("utf-8"))
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("core/a.py", "from cpuserve.engine.client import EngineClient"),
+        ("core/a.py", "import cpuserve.runtime.native"),
+        ("core/a.py", "def f():\n    from cpuserve import program"),
+        ("models/a.py", "from cpuserve.quant.base import Weights"),
+        ("engine/a.py", "from cpuserve import _C"),
+        ("engine/a.py", "from cpuserve.nowhere import x"),
+        ("engine/a.py", "from . import b"),
+        ("engine/a.py", "import torch"),
+        ("engine/a.py", "def f():\n    from transformers import AutoModel"),
+        ("engine/a.py", "import pickle"),
+        ("engine/a.py", "from os import environ"),
+        ("engine/a.py", "import os\nos.getenv('X')"),
+        ("engine/a.py", "import os\nx = os.environ"),
+        ("engine/a.py", "eval('1')"),
+        ("engine/a.py", "subprocess.run('ls', shell=True)"),
+        ("program/interpret.py", "import torch\ntorch.load('x')"),
+    ],
+)
+def test_the_rule_sees_a_breach(path, source):
+    assert len(faults(path, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("program/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("engine/a.py", "from cpuserve.engine.ipc import Message\nfrom cpuserve.core import step"),
+        ("config/env.py", "import os\nx = os.environ"),
+        ("runtime/native.py", "from cpuserve import _C"),
+    ],
+)
+def test_the_rule_lets_through_what_is_allowed(path, source):
+    assert faults(path, source) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("base/a.h", '#include "kernels/table.h"'),
+        ("parallel/a.h", '#include "runtime/program.h"'),
+        ("kernels/generic/a.h", '#include "cpu/features.h"'),
+        ("kernels/linear/a.h", "#include <vector>"),
+        ("kernels/isa/a.cpp", '#include "vec.h"'),
+        ("cpu/a.cpp", 'const char* x = getenv("X");'),
+    ],
+)
+def test_the_include_rule_sees_a_breach(path, source):
+    assert len(include_faults(path, source)) == 1
