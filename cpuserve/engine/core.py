@@ -33,7 +33,6 @@ from cpuserve.runtime.pack import pack, unpack
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
-    from cpuserve.models.spec import ModelSpec
     from cpuserve.runtime.executor import Executor
 
 ProgressFn = Callable[[str, int, int], None]
@@ -272,12 +271,21 @@ def build_engine(
     Raises:
         StartupError: the model is missing, broken or unsupported.
     """
+    started = time.perf_counter()
+    build = _on_transformers if config.model_impl == "transformers" else _on_program
+    executor, vocab, eos_ids, facts = build(config, progress, team)
+    facts["load_s"] = time.perf_counter() - started
+    return EngineCore(config, executor, vocab=vocab, eos_ids=eos_ids, facts=facts)
+
+
+_Built = tuple["Executor", int, Iterable[int], dict[str, object]]
+
+
+def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) -> _Built:
+    """An executor of ours, and the model's vocabulary, end-of-text ids and further facts."""
     from cpuserve.loader.load import check_weights, open_checkpoint
     from cpuserve.models import build_program, spec_from_config
 
-    started = time.perf_counter()
-    if config.model_impl == "transformers":
-        return _transformers_engine(config, progress, started)
     checkpoint = open_checkpoint(Path(config.model_path))
     spec = spec_from_config(checkpoint.config)
     program = build_program(spec)
@@ -291,28 +299,15 @@ def build_engine(
         from cpuserve.runtime.floor import TorchExecutor
 
         executor = TorchExecutor(config, program, checkpoint.weights, progress)
-    facts = _facts(spec, time.perf_counter() - started)
-    return EngineCore(config, executor, vocab=spec.vocab, eos_ids=spec.eos_ids, facts=facts)
+    facts = {"layers": spec.layers, "width": spec.width, "max_position": spec.max_position}
+    return executor, spec.vocab, spec.eos_ids, dict(facts)
 
 
-def _transformers_engine(
-    config: EngineConfig, progress: ProgressFn | None, started: float
-) -> EngineCore:
-    """The engine of a model that has no program."""
-    from cpuserve.loader.load import read_config
-    from cpuserve.models.generic import read_spec
+def _on_transformers(config: EngineConfig, progress: ProgressFn | None, _team: Any) -> _Built:
+    """The same for an architecture that has no program yet."""
+    from cpuserve.loader.load import read_config, token_ids
     from cpuserve.runtime.transformers_fallback import TransformersExecutor
 
-    spec, _ = read_spec(read_config(Path(config.model_path)))
     executor = TransformersExecutor(config, progress)
-    facts = _facts(spec, time.perf_counter() - started)
-    return EngineCore(config, executor, vocab=executor.vocab, eos_ids=spec.eos_ids, facts=facts)
-
-
-def _facts(spec: ModelSpec, load_s: float) -> dict[str, object]:
-    return {
-        "layers": spec.layers,
-        "width": spec.width,
-        "max_position": spec.max_position,
-        "load_s": load_s,
-    }
+    eos_ids = token_ids(read_config(Path(config.model_path)).get("eos_token_id"))
+    return executor, executor.vocab, eos_ids, {}
