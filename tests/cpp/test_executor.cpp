@@ -1,0 +1,336 @@
+// The executor and its parts without Python, so that it also runs under an emulator and sanitizers:
+// index checks, the attention plan, sampler state, and one program at several thread counts.
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <stdexcept>
+
+#include "base/allocations.h"
+#include "cpu/features.h"
+#include "kernels/resolve.h"
+#include "main.h"
+#include "runtime/executor.h"
+
+using namespace cpuserve;
+
+namespace {
+
+const KernelTable& best_kernels() {
+  const KernelTable* best = nullptr;
+  for (const std::string& level : supported_isa_levels(cpu_info())) {
+    if (const KernelTable* table = find_kernels(level)) best = table;
+  }
+  return *best;
+}
+
+constexpr int64_t kVocab = 50, kWidth = 48, kHeads = 3, kHeadDim = 16, kHidden = 40;
+constexpr int64_t kMaxTokens = 900, kBlocks = 40;
+
+std::vector<float> random_floats(int64_t count, uint32_t seed) {
+  std::mt19937 engine(seed);
+  std::vector<float> out(static_cast<size_t>(count));
+  for (float& x : out) x = (static_cast<float>(engine() >> 8) / (1 << 23) - 1.0f) * 0.3f;
+  return out;
+}
+
+// One decoder layer with one KV head.
+struct Decoder {
+  Program program{best_kernels(), kMaxTokens, 4};
+  std::vector<std::pair<Id, int64_t>> matrices;  // id, elements
+  std::vector<std::pair<Id, int64_t>> vectors;
+
+  Id matrix(const char* name, int64_t n, int64_t k, std::vector<int64_t> parts, bool glu = false) {
+    matrices.emplace_back(
+        program.add_matrix(name, WeightKind::dense_f32, n, k, std::move(parts), glu), n * k);
+    return matrices.back().first;
+  }
+  Id vector(const char* name, int64_t count) {
+    vectors.emplace_back(program.add_vector(name, count), count);
+    return vectors.back().first;
+  }
+
+  Decoder() {
+    Program& p = program;
+    const Id x = p.add_value("x", kWidth, ActFormat::f32);
+    const Id h = p.add_value("h", kWidth, ActFormat::f32);
+    const Id qkv = p.add_value("qkv", (kHeads + 2) * kHeadDim, ActFormat::f32);
+    const Id q = p.add_value("q", kHeads * kHeadDim, ActFormat::f32);
+    const Id a = p.add_value("a", kHeads * kHeadDim, ActFormat::f32);
+    const Id g = p.add_value("g", kHidden, ActFormat::f32);
+    const Id embed = matrix("embed", kVocab, kWidth, {kVocab});
+    const Id norm = vector("norm", kWidth);
+    const Id layer = p.add_kv_layer(1, kHeadDim);
+    p.embed(x, embed, 1);
+    p.norm({x, h, norm, kNone, 1e-5f, false});
+    const int64_t rows = (kHeads + 2) * kHeadDim;
+    p.linear({h, qkv, matrix("qkv", rows, kWidth, {kHeads * kHeadDim, kHeadDim, kHeadDim}), kNone,
+              Activation::none, false, 0},
+             false);
+    p.rope_store({qkv, q, layer, kHeads, 0, kNone, kNone, kNone, kNone, 1e-5f});
+    p.attention({q, a, layer, kHeads, 0, 0.25f, 0, kNone, kNone});
+    p.linear(
+        {a, x, matrix("o", kWidth, kHeads * kHeadDim, {kWidth}), kNone, Activation::none, true, 0},
+        false);
+    p.linear({x, g, matrix("up", 2 * kHidden, kWidth, {kHidden, kHidden}, true), kNone,
+              Activation::silu, false, 0},
+             true);
+    p.linear({g, x, matrix("down", kWidth, kHidden, {kWidth}), kNone, Activation::none, true, 0},
+             false);
+    p.logits({x, embed, kNone, 1, 0});
+  }
+
+  void load(Executor& e) const {
+    uint32_t seed = 1;
+    for (const auto& [id, count] : matrices) {
+      const std::vector<float> data = random_floats(count, seed++);
+      const Matrix& m = program.matrices()[static_cast<size_t>(id)];
+      std::vector<SourceTensor> parts;
+      const auto* at = reinterpret_cast<const uint8_t*>(data.data());
+      const size_t bytes = static_cast<size_t>(m.k) * sizeof(float);
+      for (int64_t rows : m.parts) {
+        parts.push_back({at, rows, bytes, SourceType::f32, nullptr});
+        at += static_cast<size_t>(rows) * bytes;
+      }
+      e.weights().load_matrix(e.team(), id, parts);
+    }
+    for (const auto& [id, count] : vectors) {
+      const std::vector<float> ones(static_cast<size_t>(count), 1.0f);
+      e.weights().load_vector(id, ones);
+    }
+  }
+};
+
+// Words of one sequence of `ids` from `start` on, all its rows scored; blocks 0, 1, 2 ...
+std::vector<int32_t> words_of(const std::vector<int32_t>& ids, int32_t start) {
+  const auto n = static_cast<int32_t>(ids.size());
+  const int32_t keys = start + n, blocks = (keys + kBlock - 1) / kBlock;
+  std::vector<int32_t> w{n, 1, n, blocks, 0, 0, 0, 0};
+  const auto append = [&w](int32_t count, auto value) {
+    for (int32_t i = 0; i < count; i++) w.push_back(value(i));
+  };
+  append(n, [&](int32_t i) { return ids[static_cast<size_t>(i)]; });
+  append(n, [&](int32_t i) { return start + i; });
+  w.insert(w.end(), {0, n, keys, 0, blocks});
+  append(blocks, [](int32_t i) { return i; });
+  append(n, [](int32_t i) { return i; });
+  for (int32_t fill : {0, 1, -1}) append(n, [fill](int32_t) { return fill; });
+  return w;
+}
+
+std::vector<int32_t> token_ids(int64_t count) {
+  std::mt19937 engine(11);
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (int32_t& id : ids) id = static_cast<int32_t>(engine() % kVocab);
+  return ids;
+}
+
+// Logits of `ids` run in chunks of `step` tokens by a team of `threads`.
+std::vector<float> logits_of(int threads, const std::vector<int32_t>& ids, size_t step) {
+  Decoder decoder;
+  Team team(threads, {});
+  std::vector<float> out(ids.size() * kVocab);
+  team.run([&] {
+    Executor e(team, decoder.program, kBlocks, KvType::f32, 2, 4);
+    decoder.load(e);
+    for (size_t at = 0; at < ids.size(); at += step) {
+      const size_t n = std::min(step, ids.size() - at);
+      const std::vector<int32_t> part(ids.begin() + static_cast<std::ptrdiff_t>(at),
+                                      ids.begin() + static_cast<std::ptrdiff_t>(at + n));
+      e.step_logits(words_of(part, static_cast<int32_t>(at)), out.data() + at * kVocab);
+    }
+  });
+  return out;
+}
+
+StepInput one_sequence(std::vector<int32_t>& words, int32_t queries, int32_t keys) {
+  words = words_of(std::vector<int32_t>(static_cast<size_t>(queries)), keys - queries);
+  return parse_step(words, {4096, 4, INT32_MAX, 1 << 20, 2, kVocab, kVocab, 4});
+}
+
+// How often each (row, head, chunk) that a row can see is visited.
+bool covers_everything_once(const AttentionPlan& plan, int32_t queries, int32_t keys) {
+  const AttentionGeometry& g = plan.geometry();
+  const int64_t rows = int64_t{queries} * g.group(), chunks = keys / kChunk + 1;
+  std::vector<int> visits(static_cast<size_t>(g.kv_heads * rows * chunks));
+  for (const AttentionUnit& u : plan.units()) {
+    for (int64_t r = u.row0; r < u.row0 + u.rows; r++) {
+      for (int32_t c = u.chunk0; c < u.chunk1; c++) {
+        visits[static_cast<size_t>((u.kv_head * rows + r) * chunks + c)]++;
+      }
+    }
+  }
+  for (int32_t head = 0; head < g.kv_heads; head++) {
+    for (int64_t r = 0; r < rows; r++) {
+      const int64_t position = keys - queries + r / g.group();
+      const int64_t first = g.window ? std::max<int64_t>(0, position - g.window + 1) : 0;
+      for (int64_t c = first / kChunk; c <= position / kChunk; c++) {
+        if (visits[static_cast<size_t>((head * rows + r) * chunks + c)] != 1) return false;
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST(threads_and_chunks_never_change_a_bit) {
+  const std::vector<int32_t> ids = token_ids(600);
+  const std::vector<float> whole = logits_of(1, ids, ids.size());
+  EXPECT(std::all_of(whole.begin(), whole.end(), [](float x) { return std::isfinite(x); }));
+  EXPECT(logits_of(1, ids, 7) == whole);
+  EXPECT(logits_of(2, ids, 599) == whole);  // the last token: decode over three chunks, split
+  EXPECT(logits_of(3, ids, 250) == whole);
+  EXPECT(logits_of(5, ids, 64) == whole);
+}
+
+TEST(a_step_allocates_nothing) {
+  Decoder decoder;
+  Team team(2, {});
+  team.run([&] {
+    Executor e(team, decoder.program, kBlocks, KvType::f32, 2, 4);
+    decoder.load(e);
+    SlotRequest request;
+    request.presence = 0.5f;
+    e.sampler().admit(0, request);
+    const std::vector<int32_t> prompt = words_of(token_ids(600), 0);
+    std::vector<int32_t> decode = words_of(token_ids(1), 600);
+    decode[decode.size() - 2] = -1;  // row_target: sample
+    e.step(prompt);
+    const int64_t before = allocations();
+    e.step(prompt);
+    e.step(decode);
+    EXPECT(allocations() == before);
+    EXPECT(e.step_allocations() == 0);
+  });
+}
+
+TEST(words_with_any_one_word_spoiled_run_or_are_refused) {
+  Decoder decoder;
+  Team team(1, {});
+  Executor e(team, decoder.program, kBlocks, KvType::f32, 2, 4);
+  decoder.load(e);
+  const std::vector<int32_t> good = words_of(token_ids(40), 30);
+  int refused = 0;
+  for (size_t at = 0; at < good.size(); at++) {
+    for (int32_t value : {-1, INT32_MIN, INT32_MAX, good[at] + 1, 1 << 20}) {
+      std::vector<int32_t> bad = good;
+      bad[at] = value;
+      try {
+        e.step(bad);
+      } catch (const std::invalid_argument&) {
+        refused++;
+      }
+    }
+  }
+  EXPECT(refused > static_cast<int>(good.size()));
+  EXPECT(e.step(good) == 40);
+}
+
+TEST(words_cut_anywhere_are_refused) {
+  const std::vector<int32_t> good = words_of(token_ids(9), 3);
+  const StepLimits limits{16, 2, 100, 8, 2, kVocab, kVocab, 4};
+  for (size_t n = 0; n < good.size(); n++) {
+    const std::vector<int32_t> cut(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(n));
+    EXPECT(!testing::message_of<std::invalid_argument>([&] { parse_step(cut, limits); }).empty());
+  }
+  EXPECT(parse_step(good, limits).tokens == 9);
+}
+
+TEST(attention_plans_cover_every_visible_chunk_once) {
+  std::vector<int32_t> words;
+  for (int threads : {1, 2, 3, 8, 64}) {
+    for (int32_t window : {0, 300}) {
+      for (AttentionGeometry g : {AttentionGeometry{3, 1, 64, window},
+                                  {14, 2, 64, window},
+                                  {8, 8, 128, window},
+                                  {9, 3, 16, window}}) {
+        AttentionPlan plan(g, 4096, 4, threads);
+        for (auto [queries, keys] :
+             {std::pair{1, 1}, {1, 256}, {1, 257}, {1, 5000}, {5, 900}, {700, 700}, {1024, 3000}}) {
+          plan.build(one_sequence(words, queries, keys));
+          EXPECT(covers_everything_once(plan, queries, keys));
+        }
+      }
+    }
+  }
+}
+
+TEST(a_long_decode_is_split_among_idle_threads_and_a_balanced_one_is_not) {
+  std::vector<int32_t> words;
+  AttentionPlan one_head({4, 1, 64, 0}, 64, 4, 2);
+  one_head.build(one_sequence(words, 1, 4000));
+  EXPECT(one_head.units().size() >= 2 && one_head.merges().size() == 1);
+  AttentionPlan two_heads({14, 2, 64, 0}, 64, 4, 2);
+  two_heads.build(one_sequence(words, 1, 4000));
+  EXPECT(two_heads.units().size() == 2 && two_heads.merges().empty());
+}
+
+TEST(split_units_have_room_of_their_own_in_the_partial_buffer) {
+  std::vector<int32_t> words;
+  AttentionPlan plan({24, 3, 128, 0}, 64, 4, 64);
+  for (int32_t keys : {3000, 100'000}) {
+    plan.build(one_sequence(words, 8, keys));
+    EXPECT(!plan.merges().empty());
+    int64_t end = 0;
+    for (const MergeUnit& m : plan.merges()) {
+      EXPECT(m.partial >= end);
+      end = m.partial + m.rows * m.chunks * (16 + 128);
+    }
+    EXPECT(end <= AttentionPlan::kPartialFloats);
+  }
+}
+
+TEST(building_a_plan_allocates_nothing) {
+  std::vector<int32_t> words;
+  AttentionPlan plan({14, 2, 64, 0}, 4096, 4, 3);
+  const StepInput prefill = one_sequence(words, 4096, 4096);
+  std::vector<int32_t> more;
+  const StepInput decode = one_sequence(more, 1, 50'000);
+  const int64_t before = allocations();
+  for (int i = 0; i < 4; i++) plan.build(i % 2 ? decode : prefill);
+  EXPECT(allocations() == before);
+}
+
+TEST(sampler_counts_prompt_and_output_and_forgets_on_release) {
+  Sampler sampler(2, 100, 10);
+  SlotRequest r;
+  r.frequency = 1;
+  r.min_tokens = 2;
+  const std::vector<int32_t> prompt{5, 7, 5}, stop{3};
+  r.prompt = prompt;
+  r.stop_ids = stop;
+  sampler.admit(1, r);
+  const SampleParams& p = sampler.params(1);
+  EXPECT(p.num_counts == 2 && p.counts[0].id == 5 && p.counts[0].prompt == 2);
+  EXPECT(p.num_banned == 1 && p.banned[0] == 3 && p.num_allowed == -1);
+  sampler.append(1, 7);
+  EXPECT(p.num_counts == 2 && p.counts[1].prompt == 1 && p.counts[1].output == 1);
+  EXPECT(p.num_banned == 1);
+  sampler.append(1, 99);
+  EXPECT(p.num_counts == 3 && p.counts[2].id == 99 && p.num_banned == 0);
+  for (int i = 0; i < 30; i++) sampler.append(1, i);  // beyond what was promised: no overrun
+  EXPECT(p.num_counts <= 13);
+  sampler.release(1);
+  EXPECT(!sampler.admitted(1) && !sampler.admitted(0));
+}
+
+TEST(an_empty_list_of_allowed_ids_is_not_all_ids) {
+  Sampler sampler(1, 100, 10);
+  SlotRequest r;
+  r.has_allowed = true;
+  sampler.admit(0, r);
+  EXPECT(sampler.params(0).num_allowed == 0);
+}
+
+TEST(buffers_are_aligned_zeroed_and_commit_nothing_when_reserved) {
+  Buffer buffer(size_t{1} << 30);
+  EXPECT(reinterpret_cast<uintptr_t>(buffer.data()) % (2 << 20) == 0);
+  EXPECT(buffer.data()[12345] == 0);
+  buffer.data()[(size_t{1} << 30) - 1] = 1;
+#if defined(__linux__)
+  const Buffer::Residency r = buffer.residency();
+  EXPECT(r.resident > 0 && r.resident <= 4 << 20 && r.huge <= r.resident);
+#endif
+  Buffer moved(std::move(buffer));
+  EXPECT(buffer.data() == nullptr && moved.data()[(size_t{1} << 30) - 1] == 1);
+}
