@@ -155,6 +155,7 @@ inline uint16_t to_f16(float f) {  // the nearest of all halves; ties to the eve
   const uint16_t sign = std::signbit(f) ? 0x8000 : 0;
   if (f != f) return static_cast<uint16_t>(sign | 0x7e00);
   const double a = std::fabs(static_cast<double>(f));
+  if (a == 0) return sign;
   if (a >= 65520) return static_cast<uint16_t>(sign | 0x7c00);
   int e = 0;
   std::frexp(a, &e);

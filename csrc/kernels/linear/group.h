@@ -124,7 +124,7 @@ struct Grouped {
     if (n < 2) n = kInMemory / rows < 2 ? 1 : 2;
     return n > most ? most : n;
   }
-  static constexpr int kStreamRows = kVecs == 1 ? 12 : kInMemory;
+  static constexpr int kStreamRows = kVecs == 1 ? kInMemory / 2 : kInMemory;
   static constexpr int kRows = kVecs == 1 ? 6 : kInMemory;
   static constexpr int kPanels = stream_panels(kRows);
   static int64_t units(int64_t k) { return (k + kGroup - 1) / kGroup; }

@@ -18,7 +18,7 @@ struct Q {
   __m512i v;
 };
 constexpr int kLanes = 16, kVecs = 1, kTileRows = 6, kTileVecs = 4;
-constexpr int kGroupVecs = 24, kDot8Zero = 128;
+constexpr int kDot8Zero = 128;
 
 CPUSERVE_INLINE F zero() { return _mm512_setzero_ps(); }
 CPUSERVE_INLINE F set1(float x) { return _mm512_set1_ps(x); }
@@ -129,6 +129,7 @@ CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
   return acc;
 }
 CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) { return dot4(acc, u, s); }
+constexpr int kGroupVecs = 24;
 constexpr bool kWideS = true;
 using S = I;
 CPUSERVE_INLINE S szero() { return izero(); }
@@ -147,6 +148,7 @@ CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 15 * 127 * 2 fits 16 bits
   return _mm512_add_epi32(acc,
                           _mm512_madd_epi16(_mm512_maddubs_epi16(u.v, s.v), _mm512_set1_epi16(1)));
 }
+constexpr int kGroupVecs = 12;  // the emulated products need the rest
 constexpr bool kWideS = false;
 // A group's eight quads stay in 16-bit sums: 8 * 2 * 15 * 128 = 30,720.
 struct S {

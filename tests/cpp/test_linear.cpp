@@ -1,0 +1,770 @@
+// Linear kernels of every weight kind against a plain fp64 reference that reads the packed bytes by
+// its own reading of the layouts in kernels/table.h, and the numerics law bit for bit.
+#include <algorithm>
+#include <functional>
+
+#include "harness.h"
+
+using namespace cpuserve;
+using harness::Buffer;
+using harness::Rng;
+
+namespace {
+
+constexpr WeightKind kKinds[] = {WeightKind::dense_bf16, WeightKind::dense_f16,
+                                 WeightKind::dense_f32,  WeightKind::w8_g32,
+                                 WeightKind::w4_g32,     WeightKind::w4m_g32};
+
+bool grouped(WeightKind kind) { return kind >= WeightKind::w8_g32; }
+SourceType native_source(WeightKind kind) {
+  constexpr SourceType kSources[] = {SourceType::bf16,      SourceType::f16,
+                                     SourceType::f32,       SourceType::gguf_q8_0,
+                                     SourceType::gguf_q4_0, SourceType::gguf_q4_1};
+  return kSources[static_cast<int>(kind)];
+}
+const LinearKernel& kernel_of(const KernelTable& k, WeightKind kind) {
+  return k.linear[static_cast<int>(kind)];
+}
+
+template <class T>
+T read_at(const uint8_t* p) {
+  T x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+// -- sources
+// ---------------------------------------------------------------------------------------
+
+size_t source_row_bytes(SourceType type, int64_t k) {
+  switch (type) {
+    case SourceType::f32:
+      return static_cast<size_t>(k) * 4;
+    case SourceType::f16:
+    case SourceType::bf16:
+      return static_cast<size_t>(k) * 2;
+    case SourceType::gguf_q8_0:
+      return static_cast<size_t>(k / 32 * 34);
+    case SourceType::gguf_q4_0:
+      return static_cast<size_t>(k / 32 * 18);
+    case SourceType::gguf_q4_1:
+      return static_cast<size_t>(k / 32 * 20);
+  }
+  return 0;
+}
+
+void fill_source_row(Rng& rng, SourceType type, int64_t k, uint8_t* row) {
+  if (type == SourceType::f32) {
+    for (int64_t i = 0; i < k; i++) {
+      const float x = rng.uniform();
+      std::memcpy(row + i * 4, &x, 4);
+    }
+  } else if (type == SourceType::f16 || type == SourceType::bf16) {
+    for (int64_t i = 0; i < k; i++) {
+      const float x = rng.uniform();
+      const uint16_t h = type == SourceType::f16 ? harness::to_f16(x) : harness::to_bf16(x);
+      std::memcpy(row + i * 2, &h, 2);
+    }
+  } else {
+    const size_t block = source_row_bytes(type, 32);
+    for (size_t at = 0; at < source_row_bytes(type, k); at += block) {
+      for (size_t i = 0; i < block; i++) row[at + i] = static_cast<uint8_t>(rng.bits());
+      const uint16_t d = harness::to_f16(rng.uniform() * 0.05f), m = harness::to_f16(rng.uniform());
+      std::memcpy(row + at, &d, 2);
+      if (type == SourceType::gguf_q4_1) std::memcpy(row + at + 2, &m, 2);
+    }
+  }
+}
+
+// Element i of a source row, from the definition of its format.
+double source_value(SourceType type, const uint8_t* row, int64_t i) {
+  const uint8_t* block = row + source_row_bytes(type, i / 32 * 32);
+  const int64_t j = i % 32;
+  switch (type) {
+    case SourceType::f32:
+      return static_cast<double>(read_at<float>(row + i * 4));
+    case SourceType::f16:
+      return static_cast<double>(harness::from_f16(read_at<uint16_t>(row + i * 2)));
+    case SourceType::bf16:
+      return static_cast<double>(harness::from_bf16(read_at<uint16_t>(row + i * 2)));
+    default:
+      break;
+  }
+  const double d = static_cast<double>(harness::from_f16(read_at<uint16_t>(block)));
+  if (type == SourceType::gguf_q8_0) return d * static_cast<int8_t>(block[2 + j]);
+  const uint8_t* nibbles = block + (type == SourceType::gguf_q4_1 ? 4 : 2);
+  const int q = j < 16 ? nibbles[j] & 15 : nibbles[j - 16] >> 4;
+  if (type == SourceType::gguf_q4_0) return d * (q - 8);
+  return d * q + static_cast<double>(harness::from_f16(read_at<uint16_t>(block + 2)));
+}
+
+// -- packed weights
+// --------------------------------------------------------------------------------
+
+struct Weights {
+  Weights(const KernelTable& table, WeightKind kind_, int64_t n_, int64_t k_, uint64_t seed = 1)
+      : Weights(table, kind_, native_source(kind_), n_, k_, seed) {}
+  Weights(const KernelTable& table, WeightKind kind_, SourceType type_, int64_t n_, int64_t k_,
+          uint64_t seed)
+      : kernel(kernel_of(table, kind_)),
+        kind(kind_),
+        type(type_),
+        n(n_),
+        k(k_),
+        panels((n_ + kPanel - 1) / kPanel),
+        row_size(source_row_bytes(type_, k_)),
+        source(static_cast<size_t>(n_) * row_size),
+        packed(static_cast<size_t>(panels) * kernel.panel_bytes(k_)) {
+    Rng rng(seed);
+    for (int64_t r = 0; r < n; r++) fill_source_row(rng, type, k, row(r));
+    pack();
+  }
+  uint8_t* row(int64_t r) { return source.data() + static_cast<size_t>(r) * row_size; }
+  void pack() {
+    for (int64_t p = 0; p < panels; p++) {
+      const void* rows[kPanel];
+      for (int64_t r = 0; r < kPanel; r++)
+        rows[r] = p * kPanel + r < n ? row(p * kPanel + r) : nullptr;
+      kernel.pack({rows, type, k, packed.data() + static_cast<size_t>(p) * kernel.panel_bytes(k)});
+    }
+  }
+  PackedWeight view() const { return {packed.data(), kernel.panel_bytes(k), n, k, kind}; }
+
+  const LinearKernel& kernel;
+  WeightKind kind;
+  SourceType type;
+  int64_t n, k, panels;
+  size_t row_size;
+  Buffer<uint8_t> source, packed;
+};
+
+// One group of a quantized column as table.h describes it: w = scale * (q - zero) + least.
+struct Group {
+  double scale = 0, least = 0;
+  int q[32] = {}, zero = 0;
+};
+Group packed_group(const PackedWeight& w, int64_t column, int64_t g) {
+  const size_t bytes = w.kind == WeightKind::w8_g32   ? 544
+                       : w.kind == WeightKind::w4_g32 ? 288
+                                                      : 320;
+  const uint8_t* at =
+      w.data + static_cast<size_t>(column / 16) * w.panel_bytes + static_cast<size_t>(g) * bytes;
+  const int64_t c = column % 16;
+  Group out;
+  out.scale = static_cast<double>(harness::from_f16(read_at<uint16_t>(at + c * 2)));
+  if (w.kind == WeightKind::w4m_g32)
+    out.least = static_cast<double>(harness::from_f16(read_at<uint16_t>(at + 32 + c * 2)));
+  const uint8_t* q = at + (w.kind == WeightKind::w4m_g32 ? 64 : 32);
+  for (int i = 0; i < 32; i++) {
+    if (w.kind == WeightKind::w8_g32) {
+      out.q[i] = q[(i / 4 * 16 + c) * 4 + i % 4];
+    } else {
+      const int r = i / 8, j = i % 8;  // k = 8 r + j, high nibble from j = 4 on
+      const int byte = q[(r * 16 + c) * 4 + j % 4];
+      out.q[i] = j < 4 ? byte & 15 : byte >> 4;
+    }
+  }
+  out.zero = w.kind == WeightKind::w8_g32 ? 128 : w.kind == WeightKind::w4_g32 ? 8 : 0;
+  return out;
+}
+
+double packed_value(const PackedWeight& w, int64_t column, int64_t i) {
+  const uint8_t* panel = w.data + static_cast<size_t>(column / 16) * w.panel_bytes;
+  const int64_t c = column % 16;
+  switch (w.kind) {
+    case WeightKind::dense_bf16:
+      return static_cast<double>(
+          harness::from_bf16(read_at<uint16_t>(panel + ((i / 2 * 16 + c) * 2 + i % 2) * 2)));
+    case WeightKind::dense_f16:
+      return static_cast<double>(harness::from_f16(read_at<uint16_t>(panel + (i * 16 + c) * 2)));
+    case WeightKind::dense_f32:
+      return static_cast<double>(read_at<float>(panel + (i * 16 + c) * 4));
+    default:
+      break;
+  }
+  const Group g = packed_group(w, column, i / 32);
+  return g.scale * (g.q[i % 32] - g.zero) + g.least;
+}
+
+// -- activations
+// -----------------------------------------------------------------------------------
+
+struct Inputs {
+  Inputs(ActFormat format_, int64_t m_, int64_t k_, uint64_t seed = 2)
+      : format(format_),
+        m(m_),
+        k(k_),
+        stride(row_bytes(format_, k_)),
+        data(static_cast<size_t>(m_) * stride) {
+    Rng rng(seed);
+    std::vector<float> x(static_cast<size_t>(k));
+    for (int64_t r = 0; r < m; r++) {
+      for (float& v : x) v = rng.uniform();
+      set_row(r, x);
+    }
+  }
+  uint8_t* row(int64_t r) { return data.data() + static_cast<size_t>(r) * stride; }
+  const uint8_t* row(int64_t r) const { return data.data() + static_cast<size_t>(r) * stride; }
+  int64_t groups() const { return (k + 31) / 32; }
+  float* scales(int64_t r) { return reinterpret_cast<float*>(row(r) + groups() * 32); }
+  int32_t* sums(int64_t r) { return reinterpret_cast<int32_t*>(scales(r) + groups()); }
+  const float* scales(int64_t r) const {
+    return reinterpret_cast<const float*>(row(r) + groups() * 32);
+  }
+
+  // Writes a row by table.h's description of the format.
+  void set_row(int64_t r, const std::vector<float>& x) {
+    std::memset(row(r), 0, stride);
+    if (format == ActFormat::f32) {
+      std::memcpy(row(r), x.data(), x.size() * 4);
+    } else if (format == ActFormat::bf16) {
+      for (size_t i = 0; i < x.size(); i++) {
+        const uint16_t h = harness::to_bf16(x[i]);
+        std::memcpy(row(r) + i * 2, &h, 2);
+      }
+    } else {
+      for (int64_t g = 0; g < groups(); g++) set_group(r, g, x);
+    }
+  }
+  void set_group(int64_t r, int64_t g, const std::vector<float>& x) {
+    const size_t begin = static_cast<size_t>(g) * 32, end = std::min(x.size(), begin + 32);
+    float amax = 0;
+    for (size_t i = begin; i < end; i++) amax = std::max(amax, std::fabs(x[i]));
+    int32_t sum = 0;
+    for (size_t i = begin; i < end; i++) {
+      const int8_t q = static_cast<int8_t>(amax > 0 ? std::nearbyint(x[i] * (127 / amax)) : 0);
+      std::memcpy(row(r) + i, &q, 1);
+      sum += q;
+    }
+    scales(r)[g] = amax / 127;
+    sums(r)[g] = sum;
+  }
+  double value(int64_t r, int64_t i) const {
+    if (format == ActFormat::f32) return static_cast<double>(read_at<float>(row(r) + i * 4));
+    if (format == ActFormat::bf16)
+      return static_cast<double>(harness::from_bf16(read_at<uint16_t>(row(r) + i * 2)));
+    return static_cast<double>(scales(r)[i / 32]) * read_at<int8_t>(row(r) + i);
+  }
+
+  ActFormat format;
+  int64_t m, k;
+  size_t stride;
+  Buffer<uint8_t> data;
+};
+
+// -- the reference
+// ---------------------------------------------------------------------------------
+
+struct Expected {
+  double value = 0;
+  double magnitude = 0;  // sum of |products|: what rounding errors are relative to
+};
+Expected reference(const PackedWeight& w, const Inputs& x, int64_t row, int64_t column) {
+  Expected e;
+  for (int64_t i = 0; i < w.k; i++) {
+    const double p = packed_value(w, column, i) * x.value(row, i);
+    e.value += p;
+    e.magnitude += std::fabs(p);
+  }
+  return e;
+}
+// One rounding of 2^-24 a product or group term, all in the same direction, and a few at the ends.
+// bf16 dot products may flush denormals.
+double tolerance(const PackedWeight& w, const Expected& e) {
+  const double steps =
+      grouped(w.kind) ? 4.0 * static_cast<double>((w.k + 31) / 32) : static_cast<double>(w.k);
+  return e.magnitude * (steps + 4) * std::ldexp(1, -24) + 1e-35 * static_cast<double>(w.k);
+}
+
+struct Output {
+  Output(ActFormat format, int64_t m_, int64_t width)
+      : m(m_), stride(row_bytes(format, width)), data(static_cast<size_t>(m_) * stride) {
+    std::memset(data.data(), 0x5a, data.size());
+    rows = {data.data(), stride, width, format};
+  }
+  float* f32(int64_t r) {
+    return reinterpret_cast<float*>(data.data() + static_cast<size_t>(r) * stride);
+  }
+  const uint8_t* bytes(int64_t r) const { return data.data() + static_cast<size_t>(r) * stride; }
+  int64_t m;
+  size_t stride;
+  Buffer<uint8_t> data;
+  Rows rows;
+};
+
+void run(const Weights& w, const Inputs& x, int64_t row0, int64_t m, Epilogue ep,
+         int64_t panel0 = 0, int64_t panel1 = -1) {
+  Buffer<uint8_t> scratch(kLinearScratch);
+  for (size_t i = 0; i < scratch.size(); i += 4) {  // NaN: what is not written must not be read
+    const float nan = NAN;
+    std::memcpy(scratch.data() + i, &nan, 4);
+  }
+  const PackedWeight view = w.view();
+  ep.out.data = static_cast<uint8_t*>(ep.out.data) + static_cast<size_t>(row0) * ep.out.stride;
+  LinearArgs a{};
+  a.w = &view;
+  a.x = x.row(row0);
+  a.x_stride = x.stride;
+  a.m = m;
+  a.panel0 = panel0;
+  a.panel1 = panel1 < 0 ? w.panels : panel1;
+  a.ep = ep;
+  a.scratch = scratch.data();
+  w.kernel.run(a);
+}
+
+Epilogue plain(const Output& out) {
+  Epilogue ep{};
+  ep.out = out.rows;
+  return ep;
+}
+
+void check_against_reference(const KernelTable& table, WeightKind kind, int64_t m, int64_t n,
+                             int64_t k) {
+  const Weights w(table, kind, n, k, static_cast<uint64_t>(n * 1000 + k));
+  const Inputs x(w.kernel.act, m, k);
+  Output out(ActFormat::f32, m, n);
+  run(w, x, 0, m, plain(out));
+  const PackedWeight view = w.view();
+  for (int64_t r = 0; r < m; r++) {
+    for (int64_t c = 0; c < n; c++) {
+      const Expected e = reference(view, x, r, c);
+      CHECK_NEAR(static_cast<double>(out.f32(r)[c]), e.value, tolerance(view, e));
+    }
+    for (int64_t c = n; c < static_cast<int64_t>(out.stride / 4); c++) {
+      CHECK(read_at<uint32_t>(out.bytes(r) + c * 4) == 0x5a5a5a5au);
+    }
+  }
+}
+
+bool same_row(const Output& a, const Output& b, int64_t r) {
+  return std::memcmp(a.bytes(r), b.bytes(r), static_cast<size_t>(a.rows.width) * 4) == 0;
+}
+
+void for_each_kind(const std::function<void(WeightKind)>& body) {
+  for (WeightKind kind : kKinds) body(kind);
+}
+int64_t least_k(WeightKind kind) { return grouped(kind) ? 32 : 2; }
+
+}  // namespace
+
+// -- packing
+// ---------------------------------------------------------------------------------------
+
+KERNEL_TEST(linear_panel_bytes_are_the_documented_ones) {
+  for (int64_t size : {1, 2, 31, 32, 33, 576, 1536}) {
+    const auto bytes = [&](WeightKind kind) {
+      return static_cast<int64_t>(kernel_of(k, kind).panel_bytes(size));
+    };
+    CHECK(bytes(WeightKind::dense_bf16) == (size + 1) / 2 * 64);
+    CHECK(bytes(WeightKind::dense_f16) == size * 32);
+    CHECK(bytes(WeightKind::dense_f32) == size * 64);
+    CHECK(bytes(WeightKind::w8_g32) == (size + 31) / 32 * 16 * 34);
+    CHECK(bytes(WeightKind::w4_g32) == (size + 31) / 32 * 16 * 18);
+    CHECK(bytes(WeightKind::w4m_g32) == (size + 31) / 32 * 16 * 20);
+  }
+}
+
+KERNEL_TEST(linear_pack_of_the_native_source_keeps_every_value) {
+  for_each_kind([&](WeightKind kind) {
+    for (int64_t size : {least_k(kind), int64_t{96}, int64_t{576}}) {
+      Weights w(k, kind, 37, size);
+      const PackedWeight view = w.view();
+      std::vector<float> row(static_cast<size_t>(size));
+      for (int64_t r = 0; r < w.panels * kPanel; r++) {
+        w.kernel.row(view, r, row.data());
+        for (int64_t i = 0; i < size; i++) {
+          const double expected = r < w.n ? source_value(w.type, w.row(r), i) : 0.0;
+          CHECK(packed_value(view, r, i) == expected);
+          CHECK(row[static_cast<size_t>(i)] == static_cast<float>(expected));
+        }
+      }
+    }
+  });
+}
+
+KERNEL_TEST(linear_pack_of_another_float_type_rounds_to_nearest) {
+  for (WeightKind kind : {WeightKind::dense_bf16, WeightKind::dense_f16, WeightKind::dense_f32}) {
+    for (SourceType type : {SourceType::f32, SourceType::f16, SourceType::bf16,
+                            SourceType::gguf_q8_0, SourceType::gguf_q4_0, SourceType::gguf_q4_1}) {
+      const bool blocks = type >= SourceType::gguf_q8_0;
+      Weights w(k, kind, type, 16, blocks ? 96 : 77, 5);
+      const PackedWeight view = w.view();
+      for (int64_t r = 0; r < w.n; r++) {
+        for (int64_t i = 0; i < w.k; i++) {
+          const float x = static_cast<float>(source_value(type, w.row(r), i));
+          float expected = x;
+          if (kind == WeightKind::dense_bf16) expected = harness::from_bf16(harness::to_bf16(x));
+          if (kind == WeightKind::dense_f16) expected = harness::from_f16(harness::to_f16(x));
+          CHECK(packed_value(view, r, i) == static_cast<double>(expected));
+        }
+      }
+    }
+  }
+}
+
+KERNEL_TEST(linear_pack_of_floats_into_groups_is_off_by_half_a_step) {
+  for (WeightKind kind : {WeightKind::w8_g32, WeightKind::w4_g32, WeightKind::w4m_g32}) {
+    Weights w(k, kind, SourceType::f32, 16, 80, 6);  // the last group is half padding
+    const PackedWeight view = w.view();
+    for (int64_t r = 0; r < w.n; r++) {
+      for (int64_t i = 0; i < w.k; i++) {
+        const Group g = packed_group(view, r, i / 32);
+        // The scale itself is rounded to fp16 (2^-11 of at most 127 steps); Q4_0 has no +8.
+        const double steps = kind == WeightKind::w8_g32   ? 0.57
+                             : kind == WeightKind::w4_g32 ? 1.01
+                                                          : 0.52;
+        CHECK_NEAR(packed_value(view, r, i), source_value(SourceType::f32, w.row(r), i),
+                   steps * std::fabs(g.scale) + std::fabs(g.least) * std::ldexp(1, -11));
+      }
+    }
+  }
+}
+
+// -- values
+// ----------------------------------------------------------------------------------------
+
+KERNEL_TEST(linear_matches_fp64_at_every_kind_and_shape) {
+  for_each_kind([&](WeightKind kind) {
+    check_against_reference(k, kind, 1, 64, 576);
+    check_against_reference(k, kind, 3, 16, least_k(kind));
+    check_against_reference(k, kind, 4, 72, 32);
+    check_against_reference(k, kind, 7, 1, 96);
+    check_against_reference(k, kind, 13, 200, 320);
+    check_against_reference(k, kind, 2, 33, 1536);
+  });
+}
+
+KERNEL_TEST(linear_matches_fp64_at_every_number_of_rows) {
+  for_each_kind([&](WeightKind kind) {
+    for (int64_t m = 1; m <= 26; m++) check_against_reference(k, kind, m, 80, 64);
+  });
+}
+
+KERNEL_TEST(linear_of_odd_k_ignores_what_lies_beyond) {
+  for (WeightKind kind : {WeightKind::dense_bf16, WeightKind::dense_f16, WeightKind::dense_f32}) {
+    for (int64_t size : {1, 3, 33, 577}) check_against_reference(k, kind, 5, 20, size);
+  }
+}
+
+KERNEL_TEST(linear_of_several_k_blocks_matches_fp64) {
+  check_against_reference(k, WeightKind::dense_bf16, 14, 80, 4160);
+  check_against_reference(k, WeightKind::dense_f32, 14, 20, 2100);
+  check_against_reference(k, WeightKind::w8_g32, 14, 80, 4160);
+  check_against_reference(k, WeightKind::w4m_g32, 14, 20, 8256);
+}
+
+// Integer sums at their largest stay exact: every product has the same sign.
+KERNEL_TEST(linear_of_extreme_bytes_is_exact) {
+  for (WeightKind kind : {WeightKind::w8_g32, WeightKind::w4_g32, WeightKind::w4m_g32}) {
+    for (int extreme : {-1, 1}) {
+      for (int byte : {0x00, 0x7f, 0x80, 0xff}) {
+        Weights w(k, kind, 16, 64);
+        const size_t block = source_row_bytes(w.type, 32);
+        const uint16_t one = harness::to_f16(1), zero = 0;
+        for (size_t at = 0; at < w.source.size(); at += block) {
+          std::memset(w.source.data() + at, byte, block);
+          std::memcpy(w.source.data() + at, &one, 2);
+          if (w.type == SourceType::gguf_q4_1) std::memcpy(w.source.data() + at + 2, &zero, 2);
+        }
+        w.pack();
+        Inputs x(ActFormat::q8g32, 13, 64);
+        for (int64_t r = 0; r < x.m; r++) {
+          x.set_row(r, std::vector<float>(64, 127.0f * static_cast<float>(extreme)));
+        }
+        for (int64_t m : {1, 13}) {
+          Output out(ActFormat::f32, 13, 16);
+          run(w, x, 0, m, plain(out));
+          for (int64_t r = 0; r < m; r++) {
+            for (int64_t c = 0; c < 16; c++) {
+              CHECK(static_cast<double>(out.f32(r)[c]) == reference(w.view(), x, r, c).value);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+KERNEL_TEST(linear_of_denormal_weights_and_inputs_loses_at_most_the_denormals) {
+  for (WeightKind kind : {WeightKind::dense_f16, WeightKind::dense_f32, WeightKind::dense_bf16}) {
+    Weights w(k, kind, 16, 64);
+    const size_t size = kind == WeightKind::dense_f32 ? 4 : 2;
+    for (size_t i = 0; i < w.source.size(); i += size) {  // smallest subnormals and ones, mixed
+      const uint32_t tiny = 3;
+      std::memset(w.source.data() + i, 0, size);
+      if (i % 3) std::memcpy(w.source.data() + i, &tiny, 2);
+    }
+    w.pack();
+    const Inputs x(w.kernel.act, 13, 64);
+    Output out(ActFormat::f32, 13, 16);
+    run(w, x, 0, 13, plain(out));
+    for (int64_t r = 0; r < 13; r++) {
+      for (int64_t c = 0; c < 16; c++) {
+        const Expected e = reference(w.view(), x, r, c);
+        CHECK_NEAR(static_cast<double>(out.f32(r)[c]), e.value, tolerance(w.view(), e));
+      }
+    }
+  }
+}
+
+KERNEL_TEST(linear_nan_and_infinity_reach_their_row_and_no_other) {
+  for_each_kind([&](WeightKind kind) {
+    const Weights w(k, kind, 80, 64);
+    Inputs x(w.kernel.act, 13, 64);
+    Output clean(ActFormat::f32, 13, 80);
+    run(w, x, 0, 13, plain(clean));
+    for (float bad : {NAN, INFINITY}) {
+      for (int64_t m : {3, 13}) {
+        std::vector<float> row(64, 0.5f);
+        row[37] = bad;
+        Inputs y(w.kernel.act, 13, 64);
+        if (grouped(kind)) {
+          y.scales(1)[1] = bad;
+        } else {
+          y.set_row(1, row);
+        }
+        Output out(ActFormat::f32, 13, 80);
+        run(w, y, 0, m, plain(out));
+        for (int64_t r = 0; r < m; r++) {
+          if (r != 1) CHECK(same_row(clean, out, r));
+        }
+        for (int64_t c = 0; c < 80; c++) CHECK(!std::isfinite(out.f32(1)[c]));
+      }
+    }
+  });
+}
+
+// -- the law
+// ---------------------------------------------------------------------------------------
+
+namespace {
+
+void check_same_bits_at_every_m(const KernelTable& k, WeightKind kind, int64_t n, int64_t size,
+                                int64_t most, const std::vector<int64_t>& counts) {
+  const Weights w(k, kind, n, size);
+  const Inputs x(w.kernel.act, most, size);
+  Output whole(ActFormat::f32, most, n);
+  run(w, x, 0, most, plain(whole));
+  for (int64_t m : counts) {
+    for (int64_t row0 : {int64_t{0}, most / 2, most - m}) {
+      if (row0 + m > most) continue;
+      Output part(ActFormat::f32, most, n);
+      run(w, x, row0, m, plain(part));
+      for (int64_t r = row0; r < row0 + m; r++) CHECK(same_row(whole, part, r));
+    }
+  }
+}
+
+}  // namespace
+
+KERNEL_TEST(linear_row_has_the_same_bits_at_every_m) {
+  for_each_kind([&](WeightKind kind) {
+    check_same_bits_at_every_m(k, kind, 208, 160, 512, {1, 2, 5, 6, 7, 13, 64});
+    check_same_bits_at_every_m(k, kind, 20, 64, 531, {1, 3, 4, 8, 9, 10, 11, 12, 14, 25});
+  });
+}
+
+KERNEL_TEST(linear_row_has_the_same_bits_over_several_k_blocks) {
+  check_same_bits_at_every_m(k, WeightKind::dense_bf16, 80, 4160, 14, {1, 6, 7, 13});
+  check_same_bits_at_every_m(k, WeightKind::dense_f16, 80, 4160, 14, {1, 6, 7, 13});
+  check_same_bits_at_every_m(k, WeightKind::dense_f32, 80, 2100, 14, {1, 6, 7, 13});
+  check_same_bits_at_every_m(k, WeightKind::w8_g32, 80, 4160, 14, {1, 6, 7, 13});
+  check_same_bits_at_every_m(k, WeightKind::w4_g32, 80, 8256, 14, {1, 13});
+  check_same_bits_at_every_m(k, WeightKind::w4m_g32, 80, 8256, 14, {1, 13});
+}
+
+KERNEL_TEST(linear_row_has_the_same_bits_at_every_panel_split) {
+  for_each_kind([&](WeightKind kind) {
+    const Weights w(k, kind, 16 * 21, 96);
+    for (int64_t m : {1, 5, 8, 12, 30}) {
+      const Inputs x(w.kernel.act, m, 96);
+      Output whole(ActFormat::f32, m, w.n);
+      run(w, x, 0, m, plain(whole));
+      for (int64_t step : {4, 8, 16}) {
+        Output parts(ActFormat::f32, m, w.n);
+        for (int64_t p = 0; p < w.panels; p += step) {
+          run(w, x, 0, m, plain(parts), p, std::min(w.panels, p + step));
+        }
+        for (int64_t r = 0; r < m; r++) CHECK(same_row(whole, parts, r));
+      }
+    }
+  });
+}
+
+KERNEL_TEST(linear_writes_only_its_panels) {
+  for_each_kind([&](WeightKind kind) {
+    const Weights w(k, kind, 16 * 12, 64);
+    for (int64_t m : {2, 20}) {
+      const Inputs x(w.kernel.act, m, 64);
+      Output out(ActFormat::f32, m, w.n);
+      run(w, x, 0, m, plain(out), 4, 8);
+      for (int64_t r = 0; r < m; r++) {
+        for (int64_t c = 0; c < w.n; c++) {
+          const bool written = read_at<uint32_t>(out.bytes(r) + c * 4) != 0x5a5a5a5au;
+          CHECK(written == (c >= 64 && c < 128));
+        }
+      }
+    }
+  });
+}
+
+KERNEL_TEST(linear_of_no_rows_or_no_panels_does_nothing) {
+  for_each_kind([&](WeightKind kind) {
+    const Weights w(k, kind, 64, 64);
+    const Inputs x(w.kernel.act, 1, 64);
+    Output out(ActFormat::f32, 1, 64);
+    run(w, x, 0, 0, plain(out));
+    run(w, x, 0, 1, plain(out), 4, 4);
+    for (size_t i = 0; i < out.data.size(); i++) CHECK(out.data[i] == 0x5a);
+  });
+}
+
+// -- epilogues
+// -------------------------------------------------------------------------------------
+
+namespace {
+
+double activate(Activation act, double x) {
+  switch (act) {
+    case Activation::none:
+      return x;
+    case Activation::relu:
+      return x > 0 ? x : 0;
+    case Activation::gelu:
+      return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+    case Activation::gelu_tanh:
+      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Activation::silu:
+      return x / (1 + std::exp(-x));
+  }
+  return x;
+}
+
+// Expected outputs of row r in fp64: + bias, activation, gate times up.
+std::vector<double> expected_row(const Weights& w, const Inputs& x, int64_t r, const Epilogue& ep) {
+  const PackedWeight view = w.view();
+  std::vector<double> y(static_cast<size_t>(w.panels * kPanel));
+  for (int64_t c = 0; c < w.panels * kPanel; c++) {
+    double& v = y[static_cast<size_t>(c)];
+    v = reference(view, x, r, c).value + (ep.bias ? static_cast<double>(ep.bias[c]) : 0);
+    if (!ep.glu || c / kPanel % 2 == 0) v = activate(ep.act, v);
+  }
+  if (!ep.glu) return y;
+  std::vector<double> half;
+  for (int64_t p = 0; p < w.panels; p += 2) {
+    for (int64_t c = 0; c < kPanel; c++) {
+      half.push_back(y[static_cast<size_t>(p * kPanel + c)] *
+                     y[static_cast<size_t>((p + 1) * kPanel + c)]);
+    }
+  }
+  return half;
+}
+
+void check_f32_row(const Output& out, int64_t r, const std::vector<double>& y, double before) {
+  for (int64_t c = 0; c < out.rows.width; c++) {
+    const double e = y[static_cast<size_t>(c)] + before;
+    CHECK_NEAR(static_cast<double>(read_at<float>(out.bytes(r) + c * 4)), e,
+               4e-5 + 4e-6 * std::fabs(e));
+  }
+}
+void check_bf16_row(const Output& out, int64_t r, const std::vector<double>& y) {
+  for (int64_t c = 0; c < out.rows.width; c++) {
+    const double e = y[static_cast<size_t>(c)];
+    CHECK_NEAR(static_cast<double>(harness::from_bf16(read_at<uint16_t>(out.bytes(r) + c * 2))), e,
+               4e-5 + std::fabs(e) * (std::ldexp(1, -8) + 1e-5));
+  }
+}
+void check_q8_row(const Output& out, int64_t r, const std::vector<double>& y) {
+  const int64_t groups = (out.rows.width + 31) / 32;
+  const uint8_t* scales = out.bytes(r) + groups * 32;
+  const uint8_t* sums = scales + groups * 4;
+  for (int64_t g = 0; g < groups; g++) {
+    const double scale = static_cast<double>(read_at<float>(scales + g * 4));
+    double amax = 0;
+    int32_t sum = 0;
+    for (int64_t c = g * 32; c < g * 32 + 32; c++) {
+      const int q = read_at<int8_t>(out.bytes(r) + c);
+      sum += q;
+      if (c >= out.rows.width) {
+        CHECK(q == 0);
+        continue;
+      }
+      amax = std::max(amax, std::fabs(y[static_cast<size_t>(c)]));
+      CHECK_NEAR(q * scale, y[static_cast<size_t>(c)], 0.501 * scale + 5e-5);
+    }
+    CHECK_NEAR(scale, amax / 127, 1e-6 + 1e-5 * amax);
+    CHECK(read_at<int32_t>(sums + g * 4) == sum);
+  }
+}
+
+struct EpilogueCase {
+  Activation act;
+  bool glu, bias, add;
+  ActFormat format;
+  int64_t width;
+};
+
+void check_epilogue(const KernelTable& k, WeightKind kind, int64_t m, const EpilogueCase& c) {
+  const int64_t n = c.glu ? (c.width + 15) / 16 * 32 : c.width;
+  Weights w(k, kind, n, 96, 7);
+  const Inputs x(w.kernel.act, m, 96);
+  Buffer<float> bias(static_cast<size_t>(w.panels * kPanel));
+  Rng rng(8);
+  for (size_t i = 0; i < bias.size(); i++) bias[i] = rng.uniform();
+  Output out(c.format, m, c.width);
+  Epilogue ep = plain(out);
+  ep.act = c.act;
+  ep.glu = c.glu;
+  ep.add = c.add;
+  ep.bias = c.bias ? bias.data() : nullptr;
+  if (c.add) {
+    for (int64_t r = 0; r < m; r++) std::fill(out.f32(r), out.f32(r) + c.width, 3.0f);
+  }
+  run(w, x, 0, m, ep);
+  for (int64_t r = 0; r < m; r++) {
+    const std::vector<double> y = expected_row(w, x, r, ep);
+    if (c.format == ActFormat::f32) check_f32_row(out, r, y, c.add ? 3.0 : 0.0);
+    if (c.format == ActFormat::bf16) check_bf16_row(out, r, y);
+    if (c.format == ActFormat::q8g32) check_q8_row(out, r, y);
+  }
+}
+
+}  // namespace
+
+KERNEL_TEST(linear_epilogues_match_fp64) {
+  constexpr Activation kActs[] = {Activation::none, Activation::relu, Activation::gelu,
+                                  Activation::gelu_tanh, Activation::silu};
+  for (WeightKind kind : {WeightKind::dense_bf16, WeightKind::w4m_g32}) {
+    for (int64_t m : {1, 8, 14}) {
+      for (Activation act : kActs)
+        check_epilogue(k, kind, m, {act, false, true, false, ActFormat::f32, 72});
+      for (ActFormat format : {ActFormat::f32, ActFormat::bf16, ActFormat::q8g32}) {
+        check_epilogue(k, kind, m, {Activation::none, false, false, false, format, 200});
+        check_epilogue(k, kind, m, {Activation::silu, true, false, false, format, 96});
+        check_epilogue(k, kind, m, {Activation::gelu_tanh, true, true, false, format, 40});
+        check_epilogue(k, kind, m, {Activation::relu, false, true, false, format, 50});
+      }
+      check_epilogue(k, kind, m, {Activation::none, false, false, true, ActFormat::f32, 72});
+      check_epilogue(k, kind, m, {Activation::none, false, true, true, ActFormat::f32, 64});
+    }
+  }
+}
+
+KERNEL_TEST(linear_epilogue_bits_do_not_depend_on_m_or_panel_split) {
+  for (WeightKind kind : {WeightKind::dense_bf16, WeightKind::w8_g32}) {
+    for (ActFormat format : {ActFormat::bf16, ActFormat::q8g32}) {
+      const Weights w(k, kind, 16 * 24, 96);
+      const Inputs x(w.kernel.act, 20, 96);
+      Output whole(format, 20, 192), parts(format, 20, 192);
+      Epilogue a = plain(whole), b = plain(parts);
+      a.act = b.act = Activation::silu;
+      a.glu = b.glu = true;
+      run(w, x, 0, 20, a);
+      for (int64_t r = 0; r < 20; r += 5) {
+        for (int64_t p = 0; p < w.panels; p += 4) run(w, x, r, 5, b, p, p + 4);
+      }
+      CHECK(std::memcmp(whole.data.data(), parts.data.data(), whole.data.size()) == 0);
+    }
+  }
+}
