@@ -168,7 +168,15 @@ class Lowering:
                 return "f32"
             if isinstance(op, Linear) and op.out == value and self._splits(op):
                 return "f32"
-        return wanted.pop() if len(wanted) == 1 else "f32"
+        chosen = wanted.pop() if len(wanted) == 1 else "f32"
+        return "f32" if chosen == "q8g32" and self._heads_cross_groups(value) else chosen
+
+    def _heads_cross_groups(self, value: ValueId) -> bool:
+        """Attention writes head by head, but a group of 32 can only be quantized whole."""
+        return any(
+            isinstance(op, Attention) and op.out == value and op.head_dim % 32
+            for op in self.program.ops
+        )
 
     def _splits(self, op: Linear) -> bool:
         """The parts have different kinds and cannot be one matrix."""

@@ -1,0 +1,188 @@
+"""The native executor, op by op, against the emulating Interpreter: families x kinds x levels."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from cpuserve.models import build_program, spec_from_config
+from cpuserve.program.compare import compare
+from cpuserve.program.interpret import Interpreter
+from cpuserve.quant.base import QuantTensor
+from cpuserve.quant.stored import QUANTIZED_KINDS
+from cpuserve.runtime.floor import load_tensors
+from cpuserve.sampling.params import SamplingParams
+from tests.helpers import oracle as _one_torch_thread  # noqa: F401
+from tests.helpers.fake_executor import fake_config
+from tests.helpers.steps import Sequence, all_rows, step
+from tests.helpers.tiny import FAMILIES, tiny_model
+
+_C = pytest.importorskip("cpuserve._C")
+LEVELS = _C.isa_levels()
+KV = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+TOKENS = [(i * 37 + i * i * 5) % 509 for i in range(270)]
+
+
+def checkpoint_of(family, dtype):
+    from cpuserve.loader.load import open_checkpoint
+
+    return open_checkpoint(tiny_model(family, dtype=dtype))
+
+
+class QuantizedWeights:
+    """The matrices of another checkpoint's weights with random GGUF blocks in their place."""
+
+    def __init__(self, weights, sources):
+        self._weights = weights
+        self._sources = sources  # suffix of the name -> source type
+        self._cache = {}
+
+    def names(self):
+        return self._weights.names()
+
+    def kind(self, name, dtype):
+        source = self._source(name)
+        return QUANTIZED_KINDS[source] if source else self._weights.kind(name, dtype)
+
+    def get(self, name):
+        tensor, source = self._weights.get(name), self._source(name)
+        if source is None:
+            return tensor
+        if name not in self._cache:
+            data = random_blocks(source, *tensor.shape, seed=len(self._cache))
+            self._cache[name] = dataclasses.replace(tensor, source=source, data=data)
+        return self._cache[name]
+
+    def _source(self, name):
+        for suffix, source in self._sources.items():
+            if name.endswith(suffix) and len(self._weights.get(name).shape) == 2:
+                return source
+        return None
+
+
+def random_blocks(source, rows, k, seed):
+    """Random codes under scales that give weights of variance about 1 / k."""
+    stream = np.random.default_rng(seed)
+    spread = {"gguf_q8_0": 74.0, "gguf_q4_0": 4.6, "gguf_q4_1": 4.6}[source]  # of the codes
+    halves = 2 if source == "gguf_q4_1" else 1
+    codes = 32 if source == "gguf_q8_0" else 16
+    blocks = stream.integers(0, 256, (rows, k // 32, 2 * halves + codes), np.uint8)
+    scale = (stream.uniform(0.7, 1.3, (rows, k // 32)) / spread / k**0.5).astype(np.float16)
+    blocks[:, :, :2] = scale[..., None].view(np.uint8)
+    if halves == 2:
+        minimum = (scale * -7.5).astype(np.float16)
+        blocks[:, :, 2:4] = minimum[..., None].view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def executor_and_oracle(weights, config_dict, dtype, isa):
+    from cpuserve.runtime.native import NativeExecutor
+
+    config = fake_config(
+        max_num_batched_tokens=300,
+        block_size=32,
+        kv_blocks=16,
+        max_model_len=400,
+        dtype=dtype,
+        kv_dtype=KV[dtype],
+        isa=isa,
+        executor="native",
+    )
+    program = build_program(spec_from_config(config_dict))
+    executor = NativeExecutor(config, program, weights, _C.Team(1, None))
+    for slot in (0, 1):
+        executor.admit(slot, SamplingParams(temperature=0), 0, [], [], [])
+    matrices = [need.name for need in program.weights if need.role == "matrix"]
+    oracle = Interpreter(
+        program,
+        load_tensors(program, weights),
+        mode="emulated",
+        kinds={name: weights.kind(name, dtype) for name in matrices},
+        kv_dtype=KV[dtype],
+        num_blocks=16,
+    )
+    return executor, oracle
+
+
+def mixed_steps(length):
+    """A prompt, then decode and prompt rows of two sequences together."""
+    a = Sequence(0, TOKENS[:length], [5, 2, 9, 1, 15, 0, 7, 8, 11, 3])
+    b = Sequence(1, TOKENS[3:13], [4])
+    yield step(a.chunk(length - 1, all_rows(3)))
+    yield step(a.chunk(), b.chunk(None, all_rows(10)))
+
+
+def first_difference(weights, config_dict, dtype, isa, length):
+    executor, oracle = executor_and_oracle(weights, config_dict, dtype, isa)
+    for i, arrays in enumerate(mixed_steps(length)):
+        found = compare(executor, oracle, arrays, executor.lowered.source_op)
+        if found is not None:
+            return f"step {i}: {found}"
+    return None
+
+
+@pytest.mark.parametrize("dtype", KV)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_op_of_every_family_agrees(family, dtype):
+    checkpoint = checkpoint_of(family, dtype)
+    found = first_difference(checkpoint.weights, checkpoint.config, dtype, LEVELS[-1], 40)
+    assert found is None
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("dtype", KV)
+def test_every_op_agrees_at_every_level_across_a_chunk_border(dtype, isa):
+    checkpoint = checkpoint_of("qwen3", dtype)
+    assert first_difference(checkpoint.weights, checkpoint.config, dtype, isa, 270) is None
+
+
+MIXES = {
+    "q8_0": {".weight": "gguf_q8_0"},
+    "q4_0": {".weight": "gguf_q4_0"},
+    "q4_1": {".weight": "gguf_q4_1"},
+    "q4_1-with-q8_0": {
+        "v_proj.weight": "gguf_q8_0",
+        "down_proj.weight": "gguf_q8_0",
+        "proj.weight": "gguf_q4_1",
+    },
+    "gate-and-up-differ": {
+        "gate_proj.weight": "gguf_q4_0",
+        "up_proj.weight": "gguf_q8_0",
+        "k_proj.weight": "gguf_q4_1",
+    },
+}
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("sources", MIXES.values(), ids=MIXES.keys())
+@pytest.mark.parametrize("family", ["llama", "qwen3"], ids=["heads-of-16", "heads-of-32"])
+def test_every_op_over_quantized_weights_agrees(family, sources, isa):
+    checkpoint = checkpoint_of(family, "bfloat16")
+    weights = QuantizedWeights(checkpoint.weights, sources)
+    assert isinstance(weights.get("model.layers.0.self_attn.v_proj.weight"), QuantTensor)
+    assert first_difference(weights, checkpoint.config, "bfloat16", isa, 40) is None
+
+
+def test_a_wrong_weight_shows_in_its_own_op():
+    checkpoint = checkpoint_of("qwen2", "float32")
+    executor, oracle = executor_and_oracle(
+        checkpoint.weights, checkpoint.config, "float32", LEVELS[-1]
+    )
+    oracle._tensors["model.layers.1.mlp.up_proj.weight"][5, 7] += 0.5
+    found = compare(executor, oracle, next(mixed_steps(20)), executor.lowered.source_op)
+    assert found is not None
+    assert "model.layers.1.mlp.up_proj.weight" in found.op.weights
+    assert found.column == 5
+
+
+def test_quantized_activations_show_against_the_reference():
+    """The tolerance is tight enough to tell emulated rounding from none."""
+    checkpoint = checkpoint_of("qwen3", "bfloat16")
+    weights = QuantizedWeights(checkpoint.weights, MIXES["q4_1"])
+    executor, _ = executor_and_oracle(weights, checkpoint.config, "bfloat16", LEVELS[-1])
+    program = build_program(spec_from_config(checkpoint.config))
+    reference = Interpreter(program, load_tensors(program, weights))
+    found = compare(executor, reference, next(mixed_steps(40)), executor.lowered.source_op)
+    assert found is not None
