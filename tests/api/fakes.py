@@ -195,7 +195,8 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     error = body["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == response.status_code
-    assert isinstance(error["message"], str) and error["message"]
+    assert isinstance(error["message"], str)
+    assert error["message"]
     assert "Traceback" not in error["message"]
     return error
 

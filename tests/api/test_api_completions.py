@@ -127,7 +127,7 @@ def test_text_offset_is_where_each_token_starts(api, stream):
     logprobs = merged(events_of(response)) if stream else response.json()["choices"][0]["logprobs"]
     text = prompt + ANSWER
     end = len(text)
-    pieces = [t for t in zip(logprobs["tokens"], logprobs["text_offset"], strict=True)]
+    pieces = list(zip(logprobs["tokens"], logprobs["text_offset"], strict=True))
     whole = [
         (token, offset) for token, offset in pieces if "\ufffd" not in token and "<|" not in token
     ]

@@ -1,0 +1,198 @@
+"""Metrics: exact counts, vLLM's names and buckets, and a text that Prometheus reads."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cpuserve.engine.ipc import Output, Stats
+from cpuserve.errors import EngineDead
+from cpuserve.metrics import CONTENT_TYPE, Histogram, ServerMetrics, buckets_1_2_5
+from tests.api.fakes import Api, events_of, tokenizer
+
+HISTOGRAMS = (
+    "time_to_first_token_seconds", "inter_token_latency_seconds", "time_per_output_token_seconds",
+    "request_time_per_output_token_seconds", "e2e_request_latency_seconds",
+    "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
+    "request_inference_time_seconds", "request_prompt_tokens", "request_generation_tokens",
+    "request_max_num_generation_tokens", "request_params_max_tokens", "request_params_n",
+    "iteration_tokens_total",
+)  # fmt: skip
+COUNTERS = (
+    "prompt_tokens", "generation_tokens", "prompt_tokens_cached", "num_preemptions",
+    "prefix_cache_queries", "prefix_cache_hits", "request_success",
+)  # fmt: skip
+GAUGES = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "cache_config_info",
+)
+
+
+def samples(api):
+    """{(name, finished_reason or le or ""): value} of all samples."""
+    out = {}
+    for family in text_string_to_metric_families(api.get("/metrics").text):
+        for sample in family.samples:
+            extra = sample.labels.get("finished_reason") or sample.labels.get("le") or ""
+            assert sample.labels["model_name"] == "tiny"
+            assert sample.labels["engine"] == "0"
+            out[sample.name.removeprefix("vllm:"), extra] = sample.value
+    return out
+
+
+def test_every_series_of_vllm_is_there_from_the_start():
+    api = Api()
+    response = api.get("/metrics")
+    assert response.headers["content-type"] == CONTENT_TYPE
+    families = {f.name: f for f in text_string_to_metric_families(response.text)}
+    for names, kind in ((HISTOGRAMS, "histogram"), (COUNTERS, "counter"), (GAUGES, "gauge")):
+        for name in names:
+            assert families[f"vllm:{name}"].type == kind
+            assert families[f"vllm:{name}"].documentation
+    assert len(families) == len(HISTOGRAMS + COUNTERS + GAUGES)
+    reasons = {k[1] for k in samples(api) if k[0] == "request_success_total"}
+    assert reasons == {"stop", "length", "abort", "error"}
+
+
+def test_finished_requests_are_counted_exactly():
+    api = Api()
+    num_prompt = len(tokenizer().encode("hi"))
+    for stream in (False, True, False):
+        api.complete("hi", max_tokens=5, stream=stream)
+    api.complete("hi", max_tokens=100)
+    answer = len(
+        api.complete("hi", max_tokens=100, return_token_ids=True).json()["choices"][0]["token_ids"]
+    )
+    values = samples(api)
+    assert values["prompt_tokens_total", ""] == 5 * num_prompt
+    assert values["generation_tokens_total", ""] == 15 + 2 * answer
+    assert values["request_success_total", "length"] == 3
+    assert values["request_success_total", "stop"] == 2
+    assert values["time_to_first_token_seconds_count", ""] == 5
+    assert values["inter_token_latency_seconds_count", ""] == 3 * 4 + 2 * (answer - 1)
+    assert values["time_per_output_token_seconds_count", ""] == 3 * 4 + 2 * (answer - 1)
+    assert values["request_time_per_output_token_seconds_count", ""] == 5
+    for name in ("e2e_request_latency", "request_queue_time", "request_prefill_time"):
+        assert values[f"{name}_seconds_count", ""] == 5
+    assert values["request_prompt_tokens_sum", ""] == 5 * num_prompt
+    assert values["request_generation_tokens_sum", ""] == 15 + 2 * answer
+    assert values["request_params_max_tokens_sum", ""] == 215
+    assert values["request_params_n_sum", ""] == 5
+
+
+def test_each_choice_counts_as_a_request():
+    api = Api()
+    api.complete(["a", "b"], n=3, max_tokens=2)
+    values = samples(api)
+    assert values["request_success_total", "length"] == 6
+    assert values["generation_tokens_total", ""] == 12
+    assert values["request_params_n_bucket", "2.0"] == 0
+    assert values["request_params_n_bucket", "5.0"] == 6
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_are_counted_and_leave_nothing_running(stream):
+    def fail(engine, number, prompt, params):
+        yield Output(number, [70])
+        yield EngineDead("gone")
+
+    api = Api(fail)
+    api.complete("hi", stream=stream)
+    values = samples(api)
+    assert values["request_success_total", "error"] == 1
+    assert api.serving.metrics.active == 0
+
+
+def test_refused_requests_are_not_counted():
+    api = Api()
+    api.complete("hi", temperature=-1)
+    api.complete("hi", model="nope")
+    assert not any(value for (name, _), value in samples(api).items() if name.endswith("_count"))
+
+
+def test_a_stop_string_counts_as_stop():
+    api = Api()
+    events_of(api.complete("hi", stop="w", stream=True))
+    assert samples(api)["request_success_total", "stop"] == 1
+
+
+def test_scoring_counts_its_prompt_and_no_token():
+    api = Api()
+    api.complete([5, 6, 7], echo=True, logprobs=0, max_tokens=0)
+    values = samples(api)
+    assert values["prompt_tokens_total", ""] == 3
+    assert values["generation_tokens_total", ""] == 0
+    assert values["time_to_first_token_seconds_count", ""] == 1
+    assert values["inter_token_latency_seconds_count", ""] == 0
+
+
+def test_gauges_and_engine_counters_are_the_engines():
+    api = Api()
+    api.engine.stats = Stats(
+        running=3, waiting=2, kv_usage=0.5, preemptions=4, prefix_queries=10, prefix_hits=6
+    )
+    api.serving.metrics.active = 7
+    values = samples(api)
+    assert values["num_requests_running", ""] == 3
+    assert values["num_requests_waiting", ""] == 2
+    assert values["kv_cache_usage_perc", ""] == 0.5
+    assert values["num_preemptions_total", ""] == 4
+    assert values["prefix_cache_queries_total", ""] == 10
+    assert values["prefix_cache_hits_total", ""] == 6
+
+
+def test_gauges_are_zero_when_nothing_is_held_whatever_the_last_step_said():
+    api = Api()
+    api.engine.stats = Stats(running=3, waiting=2, kv_usage=0.5)
+    values = samples(api)
+    assert values["num_requests_running", ""] == 0
+    assert values["num_requests_waiting", ""] == 0
+    assert values["kv_cache_usage_perc", ""] == 0
+    api.serving.metrics.active = 4
+    assert samples(api)["num_requests_waiting", ""] == 1
+
+
+def test_times_are_split_at_schedule_and_first_token(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("cpuserve.metrics.time.monotonic", lambda: now[0])
+    metrics = ServerMetrics(model_name="m", max_model_len=100, stats=Stats)
+    sequence = metrics.start(7, 3, 1)
+    sequence.arrival = 100.0
+    now[0] = 103.0
+    metrics.on_tokens(sequence, 1, 4, scheduled=101.0)
+    now[0] = 104.5
+    metrics.on_tokens(sequence, 1, 4, scheduled=0.0)
+    now[0] = 105.0
+    metrics.on_tokens(sequence, 1, 4, scheduled=0.0)
+    metrics.finish(sequence, "length")
+    sums = {
+        "ttft": 3.0, "itl": 2.0, "per_token": 1.0, "e2e": 5.0, "queue": 1.0, "prefill": 2.0,
+        "decode": 2.0, "inference": 4.0, "request_prompt": 7.0, "request_generation": 3.0,
+    }  # fmt: skip
+    assert {name: getattr(metrics, name).sum for name in sums} == sums
+    assert metrics.cached_tokens == 4
+    assert metrics.prompt_tokens == 7
+
+
+def test_steps_are_counted_by_what_they_added():
+    metrics = ServerMetrics(model_name="m", max_model_len=100, stats=Stats)
+    metrics.on_step(Stats(prompt_tokens=10, generation_tokens=2))
+    metrics.on_step(Stats(prompt_tokens=10, generation_tokens=5))
+    assert metrics.iteration.sum == 15
+    assert sum(metrics.iteration.counts) == 2
+
+
+def test_a_value_on_a_bound_belongs_to_its_bucket():
+    histogram = Histogram([1, 2, 5])
+    for value in (0, 1, 1.5, 2, 5, 6):
+        histogram.observe(value)
+    assert histogram.cumulative() == [("1.0", 2), ("2.0", 4), ("5.0", 5), ("+Inf", 6)]
+    assert histogram.sum == 15.5
+
+
+@pytest.mark.parametrize(
+    ("most", "bounds"),
+    [(1, [1]), (4, [1, 2]), (60, [1, 2, 5, 10, 20, 50]), (100, [1, 2, 5, 10, 20, 50, 100])],
+)
+def test_length_buckets_go_1_2_5(most, bounds):
+    assert buckets_1_2_5(most) == bounds
