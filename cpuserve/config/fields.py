@@ -342,8 +342,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "disable_log_stats",
-        "Do not log throughput lines while serving.",
-        "off",
+        "Accepted for compatibility: rates are on /metrics, not in the log.",
+        "no effect",
         SERVER,
         kind="flag",
         flags=("--disable-log-stats",),

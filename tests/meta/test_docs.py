@@ -1,0 +1,68 @@
+"""What the documents say is what the code does."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cpuserve.config.reference import replaced, table
+from cpuserve.entrypoints import cli
+from cpuserve.entrypoints.flags import normalize
+from cpuserve.models import MODELS
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def code_blocks(text, language=""):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_readme_has_the_two_set_up_lines():
+    lines = code_blocks(README)[0].splitlines()
+    assert lines == ["pip install . && cpuserve serve", "pip install '.[test]' && pytest"]
+
+
+def test_readme_has_the_option_table_of_the_code():
+    assert replaced(README) == README, "run: python -m cpuserve.config.reference README.md"
+
+
+def test_the_option_table_is_well_formed_markdown():
+    rows = [line for line in table().splitlines() if line.startswith("|")]
+    assert rows
+    assert all(len(re.findall(r"(?<!\\)\|", row)) == 5 for row in rows)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"])
+def test_files_named_in_the_documents_exist(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:cpuserve|csrc|tests|benchmarks|deploy)/[\w./]+)`", text)
+    assert named or name == "README.md"
+    for path in named:
+        assert "foo" in path or (ROOT / path).exists(), path
+
+
+def test_commands_of_the_readme_are_understood():
+    lines = [li for block in code_blocks(README) for li in block.splitlines()]
+    commands = [li.split("#")[0] for li in lines if li.startswith("cpuserve ")]
+    assert len(commands) >= 6
+    for command in commands:
+        argv = normalize(shlex.split(command)[1:])
+        args, unknown = cli.build_parser().parse_known_args(argv)
+        assert args.command == argv[0]
+        assert unknown == []
+
+
+def test_architectures_have_their_family_in_the_readme():
+    for name in MODELS.names():
+        family = name.removesuffix("ForCausalLM")
+        assert family.lower() in README.lower(), name
