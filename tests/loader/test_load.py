@@ -1,0 +1,137 @@
+"""Directories and files to checkpoints: configs, weights against programs, one-line errors."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cpuserve.errors import ModelError
+from cpuserve.loader.load import check_weights, open_checkpoint, read_config
+from cpuserve.loader.names import checkpoint_to_hf, gguf_to_hf, is_computed
+from cpuserve.program.program import WeightNeed
+from tests.helpers import gguf_file as make
+from tests.helpers.tiny import FAMILIES, tiny_model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_exactly_the_tensors_its_program_reads(family):
+    from cpuserve.models import build_program, spec_from_config
+
+    checkpoint = open_checkpoint(tiny_model(family))
+    program = build_program(spec_from_config(checkpoint.config))
+    check_weights(program, checkpoint.weights)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_gguf_has_exactly_the_tensors_its_program_reads(tmp_path, arch):
+    from cpuserve.models import build_program, spec_from_config
+
+    tensors = make.tiny_tensors(np.random.default_rng(0), bias=arch == "qwen2")
+    path = tmp_path / "m.gguf"
+    path.write_bytes(make.gguf(make.tiny_values(arch), tensors))
+    checkpoint = open_checkpoint(path)
+    check_weights(build_program(spec_from_config(checkpoint.config)), checkpoint.weights)
+
+
+class Weights:
+    def __init__(self, shapes):
+        self.shapes = shapes
+
+    def names(self):
+        return set(self.shapes)
+
+    def get(self, name):
+        return SimpleNamespace(shape=self.shapes[name])
+
+
+def program(**shapes):
+    return SimpleNamespace(weights=[WeightNeed(n, s, "matrix") for n, s in shapes.items()])
+
+
+def test_missing_misshapen_and_unused_tensors_are_listed_at_once():
+    weights = Weights({"a": (2, 2), "b": (3,), "extra1": (1,), "extra2": (1,)})
+    with pytest.raises(ModelError) as caught:
+        check_weights(program(a=(2, 2), b=(4,), c=(1,), d=(1,)), weights)
+    assert str(caught.value).endswith(
+        "missing (2): c, d; wrong shape (1): b [3] instead of [4]; unused (2): extra1, extra2"
+    )
+
+
+def test_computed_buffers_and_a_tied_output_matrix_may_be_left_over():
+    weights = Weights(
+        {"a": (1,), "lm_head.weight": (1,), "model.layers.0.self_attn.rotary_emb.inv_freq": (1,)}
+    )
+    check_weights(program(a=(1,)), weights)
+
+
+def test_config_merges_the_end_tokens_of_generation_config(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2, "x": 1}))
+    assert read_config(tmp_path) == {"eos_token_id": 2, "x": 1}
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 2]}))
+    assert read_config(tmp_path)["eos_token_id"] == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("", "not valid JSON"), ("[]", "not a JSON object"), ("[" * 100_000, "not valid JSON")],
+)
+def test_broken_config_is_refused(tmp_path, text, reason):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=reason):
+        read_config(tmp_path)
+
+
+def test_quantized_checkpoint_of_another_kind_is_refused_by_name(tmp_path):
+    config = {"quantization_config": {"quant_method": "awq"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    with pytest.raises(ModelError, match="'awq' is not supported"):
+        open_checkpoint(tmp_path)
+
+
+def test_directory_with_one_gguf_stands_for_it(tmp_path):
+    data = make.gguf(make.tiny_values(), make.tiny_tensors(np.random.default_rng(0)))
+    (tmp_path / "a.gguf").write_bytes(data)
+    assert read_config(tmp_path)["hidden_size"] == 64
+    (tmp_path / "b.gguf").write_bytes(data)
+    with pytest.raises(ModelError, match="holds 2 GGUF files"):
+        read_config(tmp_path)
+
+
+def test_what_is_no_model_is_said_in_one_line(tmp_path):
+    with pytest.raises(ModelError, match=r"holds no config\.json"):
+        read_config(tmp_path)
+    with pytest.raises(ModelError, match="not found"):
+        read_config(tmp_path / "absent")
+    (tmp_path / "w.safetensors").write_bytes(b"x")
+    with pytest.raises(ModelError, match="give the directory"):
+        read_config(tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("token_embd.weight", "model.embed_tokens.weight"),
+        ("output.weight", "lm_head.weight"),
+        ("output_norm.weight", "model.norm.weight"),
+        ("blk.12.attn_k.bias", "model.layers.12.self_attn.k_proj.bias"),
+        ("blk.0.attn_q_norm.weight", "model.layers.0.self_attn.q_norm.weight"),
+        ("blk.3.ffn_down.weight", "model.layers.3.mlp.down_proj.weight"),
+        ("blk.0.ffn_gate_exps.weight", "blk.0.ffn_gate_exps.weight"),
+        ("blk.0.token_embd.weight", "blk.0.token_embd.weight"),
+        ("something", "something"),
+    ],
+)
+def test_gguf_names_become_hugging_face_names(theirs, ours):
+    assert gguf_to_hf(theirs) == ours
+
+
+def test_old_opt_names_get_their_prefix():
+    assert checkpoint_to_hf("decoder.embed_tokens.weight") == "model.decoder.embed_tokens.weight"
+    assert checkpoint_to_hf("model.decoder.x") == "model.decoder.x"
+
+
+def test_a_projection_bias_is_no_computed_buffer():
+    assert not is_computed("model.layers.0.self_attn.q_proj.bias")
+    assert is_computed("transformer.h.0.attn.bias")
