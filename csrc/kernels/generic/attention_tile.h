@@ -296,13 +296,16 @@ template <class Kv, int R, bool kAhead>
 static inline void value_tile(const Tile<Kv>& t, const ChunkBlocks<Kv>& c) {
   constexpr int S = Kv::kStep;
   int begin = 0, end = kChunk;  // whole steps that every row with any key sees
+  bool any = false;
   for (int r = 0; r < R; r++) {
     memset(t.o + static_cast<size_t>(r) * t.ldo, 0, static_cast<size_t>(c.hd) * sizeof(float));
     if (t.lo[r] >= t.hi[r]) continue;
+    any = true;
     const int first = (t.lo[r] + S - 1) / S * S, last = t.hi[r] / S * S;
     begin = first > begin ? first : begin;
     end = last < end ? last : end;
   }
+  if (!any) return;
   if (begin >= end) {
     for (int r = 0; r < R; r++) value_row(t, c, r, t.lo[r], t.hi[r]);
     return;
