@@ -117,4 +117,14 @@ def format_bytes(count: float) -> str:
 
 def format_gib(count: int) -> str:
     """Bytes as a number of GiB that can be given back as CPUSERVE_KVCACHE_SPACE, rounded down."""
-    return f"{math.floor(count / GIB * 100) / 100:g}"
+    return _plain(count * 100 // GIB, 2)
+
+
+def format_gib_up(count: int) -> str:
+    """The same, rounded up."""
+    return _plain(-(-count * 1000 // GIB), 3)
+
+
+def _plain(scaled: int, digits: int) -> str:
+    """scaled / 10^digits without an exponent or trailing zeros."""
+    return f"{scaled / 10**digits:.{digits}f}".rstrip("0").rstrip(".")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 PLAIN_INTERVAL_S = 5.0
 BAR_AFTER_S = 0.3  # a bar for less would only flicker
+LINE_AFTER_S = 2.0  # and a line in a log is worth a wait
 
 
 def say(text: str = "", end: str = "\n") -> None:
@@ -46,7 +47,7 @@ class Progress:
         """Show that `done` of `total` bytes of `stage` are finished."""
         now = time.monotonic()
         begun = self._begun.setdefault(stage, now)
-        if now - begun < BAR_AFTER_S and stage not in self._tasks:
+        if now - begun < (BAR_AFTER_S if self._tty else LINE_AFTER_S) and stage not in self._tasks:
             return
         if self._tty:
             self._bar(stage, done, total)

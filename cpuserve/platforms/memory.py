@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import EngineOptions
-from cpuserve.config.values import GIB, Space, format_bytes, format_gib, parse_space
+from cpuserve.config.values import GIB, Space, format_bytes, format_gib, format_gib_up, parse_space
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.host import Host
@@ -184,10 +184,10 @@ def _too_small(budget: _Budget, asked: str, size: int, least_tokens: int) -> str
     need = format_bytes(budget.bytes(least_tokens))
     holds = size // budget.block * BLOCK
     shorter = f", or pass --max-model-len {holds}" if holds >= BLOCK else ""
-    enough = -(-budget.bytes(least_tokens) * 1000 // GIB) / 1000
+    enough = format_gib_up(budget.bytes(least_tokens))
     return (
         f"{asked}: holds {holds} tokens and a request of {least_tokens} tokens needs {need}; "
-        f"set CPUSERVE_KVCACHE_SPACE={enough:g}{shorter}"
+        f"set CPUSERVE_KVCACHE_SPACE={enough}{shorter}"
     )
 
 

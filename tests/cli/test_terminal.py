@@ -27,9 +27,9 @@ def test_a_long_stage_is_told_every_few_seconds_and_at_its_end(clock, capsys):
         progress("load", done << 20, 100 << 20)
         clock[0] += 0.1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("cpuserve: load: 4.00 MiB of 100.00 MiB (4 %)")
+    assert lines[0].startswith("cpuserve: load: 21.00 MiB of 100.00 MiB (21 %)")
     assert lines[-1].endswith("(100 %)")
-    assert len(lines) == 3
+    assert len(lines) == 3  # at 2 s, 7 s and the end
 
 
 def test_a_stage_of_unknown_size_has_no_percentage(clock, capsys):

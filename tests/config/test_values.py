@@ -9,6 +9,7 @@ from cpuserve.config.values import (
     format_bytes,
     format_cpus,
     format_gib,
+    format_gib_up,
     parse_bind,
     parse_count,
     parse_cpu_list,
@@ -100,8 +101,10 @@ def test_bind_words_and_ranks():
 
 
 @given(st.integers(1 << 24, 1 << 44))
-def test_a_formatted_gib_never_exceeds_the_size(size):
-    assert parse_space(format_gib(size)).automatic or parse_space(format_gib(size)).bytes <= size
+def test_a_formatted_gib_is_rounded_to_the_side_asked(size):
+    assert parse_space(format_gib_up(size)).bytes >= size
+    down = parse_space(format_gib(size))
+    assert down.automatic or size - GIB // 100 - 1 <= down.bytes <= size
 
 
 def test_bytes_are_shown_with_their_unit():
