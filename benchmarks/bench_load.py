@@ -20,7 +20,7 @@ import psutil
 
 from cpuserve.bench.driver import LoadError, Target, complete, fetch
 from cpuserve.bench.schema import Where, record
-from cpuserve.bench.server import Server
+from cpuserve.bench.server import Server, serve_command
 from cpuserve.config.load import from_arguments
 from cpuserve.entrypoints.prepare import find, model_facts
 
@@ -71,7 +71,7 @@ def measure(model: str, more: list[str]) -> dict[str, float]:
 
 def time_to_health(model: str, more: list[str], port: int) -> float:
     """Seconds from the command to the first 200 of /health."""
-    command = [sys.executable, "-m", "cpuserve", "serve", model, *more, "--port", str(port)]
+    command = serve_command([model, *more, "--port", str(port)])
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:

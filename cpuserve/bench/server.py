@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -16,6 +17,15 @@ START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 15.0
 
 
+def serve_command(arguments: Sequence[str]) -> list[str]:
+    """`cpuserve serve` with the modules this process has, whatever directory it is started in."""
+    code = (
+        "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+        "from cpuserve.entrypoints.cli import main; sys.exit(main())"
+    )
+    return [sys.executable, "-c", code, json.dumps(sys.path), "serve", *arguments]
+
+
 class Server:
     """`cpuserve serve` on a free port of 127.0.0.1; a context manager that stops it.
 
@@ -24,11 +34,12 @@ class Server:
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "cpuserve", "serve", *arguments, "--port", "0"]
         self.started = time.perf_counter()
         self.ready_s = 0.0
         self.url = ""
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            serve_command([*arguments, "--port", "0"]), stdout=subprocess.PIPE, text=True
+        )
 
     def __enter__(self) -> Server:
         """Wait until it serves; StartupError if it ends instead (its line is on stderr)."""

@@ -1,11 +1,13 @@
 """The command line: exit codes, one-line errors, what is imported."""
 
 import json
+import shlex
 import subprocess
 import sys
 
 import pytest
 
+from cpuserve.bench.server import serve_command
 from cpuserve.config.fields import FIELDS
 from cpuserve.entrypoints import cli
 from cpuserve.entrypoints.flags import asked, normalize
@@ -185,6 +187,7 @@ def test_importing_the_command_line_loads_nothing_heavy():
 
 
 def test_help_into_a_closed_pipe_is_quiet():
-    command = f"{sys.executable} -m cpuserve serve --help | head -c 10"
-    out = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    words = " ".join(map(shlex.quote, serve_command(["--help"])))
+    command = ["bash", "-c", f"{words} | head -c 10"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True)
     assert out.stderr == ""
