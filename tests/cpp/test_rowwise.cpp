@@ -1,0 +1,347 @@
+// Norms, activations, additions, row formats and the roofline probes.
+#include <algorithm>
+
+#include "harness.h"
+
+using namespace cpuserve;
+using harness::Buffer;
+using harness::from_bf16;
+using harness::Rng;
+
+namespace {
+
+const int64_t kWidths[] = {1, 5, 16, 31, 32, 33, 48, 64, 100, 576, 1000};
+const ActFormat kFormats[] = {ActFormat::f32, ActFormat::bf16, ActFormat::q8g32};
+
+// `rows` rows in one of the formats; bytes start as 0xff, which is NaN in the float formats.
+class Matrix {
+ public:
+  Matrix(int64_t rows, int64_t width, ActFormat format)
+      : memory_(static_cast<size_t>(rows) * row_bytes(format, width)) {
+    std::memset(memory_.data(), 0xff, memory_.size());
+    rows_ = {memory_.data(), row_bytes(format, width), width, format};
+  }
+  const Rows& rows() const { return rows_; }
+  uint8_t* bytes(int64_t row) { return memory_.data() + static_cast<size_t>(row) * rows_.stride; }
+  float* f32(int64_t row) { return reinterpret_cast<float*>(bytes(row)); }
+  uint16_t* bf16(int64_t row) { return reinterpret_cast<uint16_t*>(bytes(row)); }
+  int64_t padded() const { return round_up(rows_.width, 32); }
+  int8_t* q(int64_t row) { return reinterpret_cast<int8_t*>(bytes(row)); }
+  float* scales(int64_t row) { return reinterpret_cast<float*>(bytes(row) + padded()); }
+  int32_t* sums(int64_t row) { return reinterpret_cast<int32_t*>(scales(row) + padded() / 32); }
+
+  // Column as a number, whatever the format.
+  double value(int64_t row, int64_t column) {
+    switch (rows_.format) {
+      case ActFormat::f32:
+        return f32(row)[column];
+      case ActFormat::bf16:
+        return from_bf16(bf16(row)[column]);
+      case ActFormat::q8g32:
+        return static_cast<double>(scales(row)[column / 32]) * q(row)[column];
+    }
+    return NAN;
+  }
+  void fill(Rng& rng, float scale = 1.0f) {
+    for (size_t r = 0; r < memory_.size() / rows_.stride; r++) {
+      for (int64_t i = 0; i < rows_.width; i++)
+        f32(static_cast<int64_t>(r))[i] = scale * rng.uniform();
+    }
+  }
+
+ private:
+  Buffer<uint8_t> memory_;
+  Rows rows_;
+};
+
+// What storing may lose, for a value in a group whose largest is `amax`.
+double rounding(ActFormat format, double value, double amax) {
+  switch (format) {
+    case ActFormat::f32:
+      return 0;
+    case ActFormat::bf16:
+      return std::fabs(value) / 256;
+    case ActFormat::q8g32:
+      return amax / 127 * 0.5001;
+  }
+  return 0;
+}
+
+double group_amax(const std::vector<double>& row, size_t column) {
+  double amax = 0;
+  for (size_t i = column / 32 * 32; i < std::min(row.size(), column / 32 * 32 + 32); i++) {
+    amax = std::max(amax, std::fabs(row[i]));
+  }
+  return amax;
+}
+
+void check_row(Matrix& out, int64_t row, const std::vector<double>& want, double relative) {
+  for (size_t i = 0; i < want.size(); i++) {
+    const double amax = group_amax(want, i);
+    const double slack =
+        rounding(out.rows().format, want[i], amax) + relative * std::max(amax, 1e-30);
+    CHECK_NEAR(out.value(row, static_cast<int64_t>(i)), want[i], slack);
+  }
+}
+
+std::vector<double> row_of(Matrix& m, int64_t row) {
+  return std::vector<double>(m.f32(row), m.f32(row) + m.rows().width);
+}
+
+double activated(Activation act, double x) {
+  switch (act) {
+    case Activation::none:
+      return x;
+    case Activation::relu:
+      return x > 0 ? x : 0;
+    case Activation::gelu:
+      return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+    case Activation::gelu_tanh:
+      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
+    case Activation::silu:
+      return x / (1 + std::exp(-x));
+  }
+  return NAN;
+}
+
+const Activation kActivations[] = {Activation::none, Activation::relu, Activation::gelu,
+                                   Activation::gelu_tanh, Activation::silu};
+
+void activate(const KernelTable& k, Matrix& x, Matrix& out, Activation act, bool glu, int64_t m0,
+              int64_t m1) {
+  Buffer<float> scratch(static_cast<size_t>(out.rows().width));
+  k.activation({x.rows(), out.rows(), act, glu, m0, m1, scratch.data()});
+}
+
+}  // namespace
+
+KERNEL_TEST(convert_rounds_to_nearest_even_bf16_and_zeroes_the_padding) {
+  Rng rng(1);
+  for (int64_t width : kWidths) {
+    Matrix x(3, width, ActFormat::f32), out(3, width, ActFormat::bf16);
+    x.fill(rng, 100);
+    const float special[] = {0.0f,    -0.0f,    1.00390625f, 1.01171875f, 1e-40f,
+                             3.4e38f, INFINITY, -INFINITY,   NAN};
+    for (int64_t i = 0; i < std::min<int64_t>(width, 9); i++) x.f32(1)[i] = special[i];
+    k.convert({x.rows(), out.rows(), 0, 3});
+    for (int64_t r = 0; r < 3; r++) {
+      for (int64_t i = 0; i < width; i++) {
+        const uint16_t want = harness::to_bf16(x.f32(r)[i]), got = out.bf16(r)[i];
+        CHECK(got == want || (std::isnan(x.f32(r)[i]) && std::isnan(from_bf16(got))));
+      }
+      for (int64_t i = width; i < round_up(width, 32); i++) CHECK(out.bf16(r)[i] == 0);
+    }
+  }
+}
+
+KERNEL_TEST(convert_quantizes_groups_of_32_with_their_sums) {
+  Rng rng(2);
+  for (int64_t width : kWidths) {
+    Matrix x(2, width, ActFormat::f32), out(2, width, ActFormat::q8g32);
+    x.fill(rng, 3);
+    k.convert({x.rows(), out.rows(), 0, 2});
+    for (int64_t r = 0; r < 2; r++) {
+      for (int64_t g = 0; g < out.padded() / 32; g++) {
+        float amax = 0;
+        for (int64_t i = 32 * g; i < std::min(width, 32 * g + 32); i++)
+          amax = std::max(amax, std::fabs(x.f32(r)[i]));
+        CHECK(out.scales(r)[g] == amax / 127.0f);
+        int32_t sum = 0;
+        for (int64_t i = 32 * g; i < 32 * g + 32; i++) {
+          const float v = i < width ? x.f32(r)[i] : 0.0f;
+          CHECK(out.q(r)[i] == std::nearbyint(v * (127.0f / amax)));
+          sum += out.q(r)[i];
+        }
+        CHECK(out.sums(r)[g] == sum);
+      }
+    }
+  }
+}
+
+KERNEL_TEST(convert_of_a_group_without_a_scale) {
+  Matrix x(4, 64, ActFormat::f32), out(4, 64, ActFormat::q8g32);
+  for (int64_t r = 0; r < 4; r++) {
+    for (int64_t i = 0; i < 64; i++) x.f32(r)[i] = i < 32 ? 0.0f : 1.0f;
+  }
+  x.f32(1)[3] = NAN;
+  x.f32(2)[31] = -INFINITY;
+  x.f32(3)[0] = 1e-38f;  // 127 / amax overflows: counts as zero
+  k.convert({x.rows(), out.rows(), 0, 4});
+  CHECK(out.scales(0)[0] == 0 && out.sums(0)[0] == 0 && out.q(0)[5] == 0);
+  CHECK(std::isnan(out.scales(1)[0]));
+  CHECK(std::isnan(out.scales(2)[0]));
+  CHECK(out.scales(3)[0] == 0 && out.q(3)[0] == 0);
+  for (int64_t r = 0; r < 4; r++) CHECK(out.q(r)[40] == 127 && out.sums(r)[1] == 32 * 127);
+}
+
+KERNEL_TEST(convert_to_f32_copies_only_the_row) {
+  Matrix x(2, 37, ActFormat::f32), out(2, 37, ActFormat::f32);
+  Rng rng(3);
+  x.fill(rng);
+  k.convert({x.rows(), out.rows(), 0, 2});
+  CHECK(std::memcmp(out.f32(1), x.f32(1), 37 * 4) == 0);
+  CHECK(std::isnan(out.f32(1)[37]));
+}
+
+KERNEL_TEST(rms_norm_matches_fp64_in_every_format) {
+  Rng rng(4);
+  for (int64_t width : kWidths) {
+    for (ActFormat format : kFormats) {
+      Matrix x(3, width, ActFormat::f32), out(3, width, format);
+      Buffer<float> weight(static_cast<size_t>(width)), scratch(static_cast<size_t>(width));
+      x.fill(rng, 5);
+      for (size_t i = 0; i < weight.size(); i++) weight[i] = 1 + rng.uniform() / 2;
+      k.rms_norm({x.rows(), out.rows(), weight.data(), nullptr, 1e-5f, 0, 3, scratch.data()});
+      for (int64_t r = 0; r < 3; r++) {
+        std::vector<double> want = row_of(x, r);
+        double sum = 0;
+        for (double v : want) sum += v * v;
+        for (size_t i = 0; i < want.size(); i++) {
+          want[i] *= weight[i] / std::sqrt(sum / static_cast<double>(width) + 1e-5);
+        }
+        check_row(out, r, want, 1e-6);
+      }
+    }
+  }
+}
+
+KERNEL_TEST(layer_norm_matches_fp64_and_bias_is_optional) {
+  Rng rng(5);
+  for (int64_t width : kWidths) {
+    for (bool biased : {false, true}) {
+      Matrix x(2, width, ActFormat::f32), out(2, width, ActFormat::f32);
+      Buffer<float> weight(static_cast<size_t>(width)), bias(static_cast<size_t>(width));
+      Buffer<float> scratch(static_cast<size_t>(width));
+      x.fill(rng, 2);
+      for (int64_t i = 0; i < width; i++) x.f32(1)[i] += 50;  // a mean far from zero
+      for (size_t i = 0; i < weight.size(); i++) {
+        weight[i] = rng.uniform();
+        bias[i] = rng.uniform();
+      }
+      k.layer_norm({x.rows(), out.rows(), weight.data(), biased ? bias.data() : nullptr, 1e-5f, 0,
+                    2, scratch.data()});
+      for (int64_t r = 0; r < 2; r++) {
+        std::vector<double> want = row_of(x, r);
+        double mean = 0, square = 0;
+        for (double v : want) mean += v / static_cast<double>(width);
+        for (double v : want) square += (v - mean) * (v - mean) / static_cast<double>(width);
+        for (size_t i = 0; i < want.size(); i++) {
+          want[i] =
+              (want[i] - mean) / std::sqrt(square + 1e-5) * weight[i] + (biased ? bias[i] : 0.0f);
+        }
+        check_row(out, r, want, r ? 1e-4 : 2e-6);  // 50 + x keeps 3.8e-6 of x
+      }
+    }
+  }
+}
+
+KERNEL_TEST(norms_of_a_row_depend_on_that_row_only) {
+  Rng rng(6);
+  Matrix x(7, 576, ActFormat::f32), all(7, 576, ActFormat::f32), one(7, 576, ActFormat::f32);
+  Buffer<float> weight(576), scratch(576);
+  x.fill(rng);
+  for (size_t i = 0; i < 576; i++) weight[i] = rng.uniform();
+  for (auto norm : {k.rms_norm, k.layer_norm}) {
+    norm({x.rows(), all.rows(), weight.data(), nullptr, 1e-6f, 0, 7, scratch.data()});
+    for (int64_t r : {6, 2, 0, 5}) {
+      norm({x.rows(), one.rows(), weight.data(), nullptr, 1e-6f, r, r + 1, scratch.data()});
+      CHECK(std::memcmp(one.f32(r), all.f32(r), 576 * 4) == 0);
+    }
+    Matrix in_place(7, 576, ActFormat::f32);
+    for (int64_t r = 0; r < 7; r++) std::memcpy(in_place.f32(r), x.f32(r), 576 * 4);
+    norm({in_place.rows(), in_place.rows(), weight.data(), nullptr, 1e-6f, 0, 7, scratch.data()});
+    for (int64_t r = 0; r < 7; r++) CHECK(std::memcmp(in_place.f32(r), all.f32(r), 576 * 4) == 0);
+  }
+}
+
+KERNEL_TEST(add_adds_rows_in_range_and_no_others) {
+  Rng rng(7);
+  for (int64_t width : kWidths) {
+    Matrix x(4, width, ActFormat::f32), out(4, width, ActFormat::f32),
+        before(4, width, ActFormat::f32);
+    x.fill(rng);
+    out.fill(rng);
+    for (int64_t r = 0; r < 4; r++)
+      std::memcpy(before.f32(r), out.f32(r), static_cast<size_t>(width) * 4);
+    k.add({x.rows(), out.rows(), 1, 3});
+    for (int64_t r = 0; r < 4; r++) {
+      for (int64_t i = 0; i < width; i++) {
+        CHECK(out.f32(r)[i] ==
+              (r == 1 || r == 2 ? before.f32(r)[i] + x.f32(r)[i] : before.f32(r)[i]));
+      }
+    }
+  }
+}
+
+KERNEL_TEST(activation_functions_are_accurate_to_fp32) {
+  std::vector<float> points;
+  for (int i = -4000; i <= 4000; i++) points.push_back(static_cast<float>(i) / 250);
+  for (float x = 1e-30f; x < 1e30f; x *= 3.7f) {
+    points.push_back(x);
+    points.push_back(-x);
+  }
+  const auto width = static_cast<int64_t>(points.size());
+  Matrix x(1, width, ActFormat::f32), out(1, width, ActFormat::f32);
+  std::copy(points.begin(), points.end(), x.f32(0));
+  for (Activation act : kActivations) {
+    activate(k, x, out, act, false, 0, 1);
+    for (size_t i = 0; i < points.size(); i++) {
+      const double p = points[i], want = activated(act, p);
+      // 1 + erf and 1 + tanh cancel on the negative side: absolute there, relative elsewhere.
+      const double tolerance =
+          act == Activation::silu
+              ? 6e-7 * std::fabs(want) + 1e-37
+              : 6e-7 * std::min(std::fabs(p), std::max(std::fabs(want), 1.0)) + 1e-37;
+      CHECK_NEAR(out.f32(0)[i], want, tolerance);
+    }
+  }
+}
+
+KERNEL_TEST(activation_passes_nan_and_handles_infinity) {
+  Matrix x(1, 40, ActFormat::f32), out(1, 40, ActFormat::f32);
+  for (int64_t i = 0; i < 40; i++) x.f32(0)[i] = i % 3 ? INFINITY : NAN;
+  for (Activation act : kActivations) {
+    activate(k, x, out, act, false, 0, 1);
+    for (int64_t i = 0; i < 40; i++)
+      CHECK(i % 3 ? out.f32(0)[i] == INFINITY : std::isnan(out.f32(0)[i]));
+  }
+}
+
+KERNEL_TEST(activation_with_glu_multiplies_the_second_half) {
+  Rng rng(8);
+  for (int64_t width : kWidths) {
+    for (ActFormat format : kFormats) {
+      Matrix x(3, 2 * width, ActFormat::f32), out(3, width, format);
+      x.fill(rng, 4);
+      activate(k, x, out, Activation::silu, true, 0, 3);
+      for (int64_t r = 0; r < 3; r++) {
+        std::vector<double> want;
+        for (int64_t i = 0; i < width; i++) {
+          want.push_back(activated(Activation::silu, x.f32(r)[i]) * x.f32(r)[width + i]);
+        }
+        check_row(out, r, want, 1e-6);
+      }
+    }
+  }
+}
+
+KERNEL_TEST(probe_read_sums_every_byte) {
+  Rng rng(9);
+  for (size_t bytes :
+       {size_t{0}, size_t{1}, size_t{511}, size_t{512}, size_t{5000}, (size_t{5} << 20) + 77}) {
+    Buffer<uint8_t> data(bytes + 1);
+    uint64_t sum = 0;
+    for (size_t i = 0; i < bytes; i++)
+      sum += data[i] = static_cast<uint8_t>(i < 4096 ? 255 : rng.bits());
+    CHECK(k.probe_read(data.data(), bytes) == sum);
+  }
+}
+
+KERNEL_TEST(probe_dot_counts_whole_register_tiles) {
+  for (int kind : {0, 1, 2}) {
+    const double one = k.probe_dot(kind, 1);
+    CHECK(one >=
+          2.0 * (1 << kind) * 16);  // at least one panel of multiply-adds, two operations each
+    CHECK(k.probe_dot(kind, 1000) == 1000 * one);
+  }
+}
