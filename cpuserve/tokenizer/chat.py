@@ -33,6 +33,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Any,
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,

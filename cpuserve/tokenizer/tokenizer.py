@@ -60,9 +60,8 @@ class Tokenizer:
         """
         try:
             ids: list[int] = self._core.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as error:
-            msg = f"the text holds a lone surrogate at character {error.start}"
-            raise InvalidRequest(msg) from error
+        except (UnicodeError, TypeError) as error:
+            raise _not_unicode(text) from error
         if add_special_tokens and self._parts.add_bos and self.bos_id is not None:
             return [self.bos_id, *ids]
         return ids
@@ -100,6 +99,12 @@ class Tokenizer:
             match = _BYTE_TOKEN.fullmatch(token)
             return bytes([int(match[1], 16)]) if match else token.replace("\u2581", " ").encode()
         return token.encode()
+
+
+def _not_unicode(text: str) -> InvalidRequest:
+    found = re.search("[\ud800-\udfff]", text)
+    where = f" at character {found.start()}" if found else ""
+    return InvalidRequest(f"the text holds a lone surrogate{where}, which no UTF-8 can spell")
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,246 @@
+# ruff: noqa: E501 templates are easier to read on one line
+"""Chat templates: what models expect of them, and what a hostile one cannot do."""
+
+import json
+import resource
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.tokenizer.chat import ChatTemplate
+
+TOKENS = SimpleNamespace(special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
+HI = [{"role": "user", "content": "Hi"}]
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def render(source, messages=HI, /, **kwargs):
+    return ChatTemplate(source, TOKENS).render(messages, **kwargs)
+
+
+def test_messages_become_a_prompt():
+    assert render(CHATML) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert render(CHATML, add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
+
+
+def test_special_tokens_and_further_variables_are_there():
+    assert render("{{ bos_token }}{{ eos_token }}{{ x }}", x=3) == "<s></s>3"
+
+
+@pytest.mark.parametrize(
+    ("source", "out"),
+    [
+        ("{% if true %}\n  a\n  {% endif %}\nb", "  a\nb"),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("{% generation %}a{{ 1 }}{% endgeneration %}b", "a1b"),
+        ("{{ {'a': '<é>&'} | tojson }}", '{"a": "<é>&"}'),
+        ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+        ("{% set ns = namespace(n=1) %}{% set ns.n = ns.n + 1 %}{{ ns.n }}", "2"),
+        ("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(1) }}{{ f('a') }}", "<1><a>"),
+        ("{{ 'a' ~ 1 ~ none }}", "a1None"),
+        ("{{ '%s-%02d' % ('a', 7) }}{{ '{:>3}'.format(1) }}", "a-07  1"),
+        ("{% for a, b in [(1, 2), (3, 4)] %}{{ a + b }}{% endfor %}", "37"),
+        ("{% set a, b = 'x', 'y' %}{{ b }}{{ a }}", "yx"),
+        ("{{ messages[0].content.split('i')[0].strip() | upper }}", "H"),
+        ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"),
+        ("{{ (messages | first).content | trim | replace('H', 'h') }}", "hi"),
+        ("{{ 7 // 2 }}{{ 2 ** 8 }}{{ 'ab' * 2 }}{{ -3 % 2 }}", "3256abab1"),
+        ("{% set x %}a{{ 1 }}{% endset %}{{ x | length }}", "2"),
+        ("{{ tools is none }}{{ undefined_thing is defined }}", "TrueFalse"),
+        ("{{ dict(a=1).items() | list }}", "[('a', 1)]"),
+    ],
+)
+def test_what_templates_use_works(source, out):
+    assert render(source) == out
+
+
+def test_output_equals_transformers_on_published_style_templates():
+    chat_template_utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    messages = [
+        {"role": "system", "content": "Be <terse> & kind."},
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "<think>x</think>4"},
+        {"role": "user", "content": "Ü"},
+    ]
+    sources = [
+        CHATML,
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}"
+        "{% set c = m.content.split('</think>')[-1].lstrip('\\n') %}{% else %}{% set c = m.content %}"
+        "{% endif %}[{{ m.role }}] {{ c | trim }}\n{% if loop.last %}{{ eos_token }}{% endif %}"
+        "{% endfor %}{% if tools %}{% for t in tools %}{{ t | tojson(indent=4) }}{% endfor %}{% endif %}",
+        "{%- if messages[0]['role'] == 'system' %}\n    {%- set s = messages[0]['content'] %}\n"
+        "    {%- set rest = messages[1:] %}\n{%- endif %}\n{{- s }}{% for m in rest %}\n"
+        "    {%- if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('no') }}"
+        "{% endif %}\n    {{- m.role ~ ':' ~ m.content }}\n{%- endfor %}",
+    ]
+    for source in sources:
+        theirs = chat_template_utils.render_jinja_template(
+            [messages], tools=tools, chat_template=source, add_generation_prompt=True,
+            **TOKENS.special_tokens,
+        )[0][0]  # fmt: skip
+        assert render(source, messages, tools=tools) == theirs
+
+
+def test_content_parts_are_joined_and_others_refused():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert render("{{ messages[0].content }}", [{"role": "user", "content": parts}]) == "a\nb"
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(InvalidRequest, match=r"messages\[0\].content\[0\] has type 'image_url'"):
+        render(CHATML, [{"role": "user", "content": image}])
+
+
+@pytest.mark.parametrize(
+    ("messages", "where"),
+    [
+        (None, "messages must be"), ([], "messages must be"), ("hi", "messages must be"),
+        ([1], r"messages\[0\] must be"), ([{"content": "x"}], r"messages\[0\].role"),
+        ([{"role": 1, "content": "x"}], "role"), ([{"role": "", "content": "x"}], "role"),
+        ([{"role": "a\n<|im_end|>", "content": "x"}], "role"),
+        ([{"role": "user"}], r"messages\[0\].content"),
+        ([{"role": "user", "content": 5}], "content"),
+        ([{"role": "user", "content": {"a": 1}}], "content"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\] must have"),
+        ([{"role": "user", "content": [7]}], r"content\[0\]"),
+        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], r"tool_calls\[0\]"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+         "arguments must be valid JSON"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "3"}}]}],
+         "arguments must be a JSON object"),
+    ],
+)  # fmt: skip
+def test_wrong_messages_are_the_clients_error(messages, where):
+    with pytest.raises(InvalidRequest, match=where) as caught:
+        render(CHATML, messages)
+    assert caught.value.status == 400
+
+
+def test_tool_call_arguments_reach_the_template_as_objects():
+    call = {"id": "1", "function": {"name": "f", "arguments": json.dumps({"x": [1, "é"]})}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    source = "{{ messages[0].tool_calls[0].function.arguments.x[1] }}|{{ messages[0].content }}"
+    assert render(source, messages) == "é|"
+
+
+def test_developer_is_system_where_the_template_does_not_know_it():
+    messages = [{"role": "developer", "content": "x"}]
+    assert render("{{ messages[0].role }}", messages) == "system"
+    assert render("{{ messages[0].role }}{# developer #}", messages) == "developer"
+
+
+def test_no_template_says_what_to_do():
+    with pytest.raises(InvalidRequest, match=r"no chat template.*--chat-template"):
+        render(None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["messages", "chat_template", "tokenize", "_x", "a-b", "self", "raise_exception"],
+)
+def test_reserved_variables_cannot_be_set(name):
+    with pytest.raises(InvalidRequest, match="cannot be set"):
+        render(CHATML, **{name: "x"})
+
+
+BOMBS = {
+    "multiply": "{{ 'a' * 10**9 }}",
+    "multiply bytes": "{{ 'a'.encode() * 10**9 }}",
+    "multiply list": "{{ ([0] * 10**9) | length }}",
+    "power": "{{ 9**9**9 }}",
+    "power chain": "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}"
+    "{% endfor %}",
+    "range": "{% for i in range(10**9) %}{% endfor %}",
+    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "recursion": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "endless recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "doubling +": "{% set ns = namespace(x='aa') %}{% for i in range(60) %}"
+    "{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "doubling ~": "{% set ns = namespace(x='aa') %}{% for i in range(60) %}"
+    "{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "doubling set": "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set y %}{{ ns.x }}"
+    "{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}",
+    "doubling list": "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}"
+    "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    "doubling compare": "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(60) %}"
+    "{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
+    "doubling dict": "{% set ns = namespace(x=1) %}{% for i in range(60) %}"
+    "{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x | tojson }}",
+    "repeated text": "{{ ['a' * 1000000] * 100000 }}",
+    "repeated string": "{{ (['a' * 1000000] * 100000) | string | length }}",
+    "repeated join": "{{ (['a' * 1000000] * 100000) | join | length }}",
+    "repeated method": "{{ ','.join(['a' * 1000000] * 100000) | length }}",
+    "center filter": "{{ 'a' | center(10**9) }}",
+    "indent filter": "{{ ('\n' * 10000) | indent(99999) }}",
+    "ljust": "{{ 'a'.ljust(10**9) }}",
+    "zfill": "{{ '1'.zfill(10**9) }}",
+    "expandtabs": "{{ '\t'.expandtabs(10**9) }}",
+    "percent width": "{{ '%999999999d' % 1 }}",
+    "percent star": "{{ '%*d' % (999999999, 1) }}",
+    "format width": "{{ '{:999999999}'.format(1) }}",
+    "format nested": "{{ '{:{}}'.format(1, 999999999) }}",
+    "format filter": "{{ '%999999999d' | format(1) }}",
+    "replace": "{{ ('a' * 100000).replace('a', 'b' * 100000) }}",
+    "replace filter": "{{ ('a' * 100000) | replace('a', 'b' * 100000) }}",
+    "map": "{{ range(99999) | map('center', 99999) | list | length }}",
+    "strftime": "{{ strftime_now('%999999999d') }}",
+    "json indent": "{{ [1] | tojson(indent=10**8) }}",
+    "output": "{% for i in range(99999) %}{{ 'a' * 10000 }}{% endfor %}",
+    "lorem": "{{ lipsum(n=10**6) }}",
+    "round": "{{ 1.5 | round(10**9) }}",
+    "big": "{{ 1 }}" * 200_000,
+    "deep": "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}",
+    "deep blocks": "{% if 1 %}" * 2_000 + "{% endif %}" * 2_000,
+    "long number": "{{ " + "9" * 100_000 + " }}",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_template_bombs_end_soon_and_small(bomb):
+    template = ChatTemplate(BOMBS[bomb], TOKENS)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.process_time()
+    with pytest.raises(InvalidRequest, match="chat template"):
+        template.render(HI)
+    assert time.process_time() - started < 8
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}", "{{ cycler.__init__.__globals__ }}", "{{ messages.append(1) }}",
+        "{{ messages[0].update(a=1) }}", "{{ ''.format.__self__.__class__.mro() }}",
+        "{% include '/etc/passwd' %}", "{% import 'os' as os %}", "{% extends 'x' %}",
+        "{{ '{0.__class__.__mro__}'.format('') }}", "{{ ''|attr('__class__') }}{{ x.y }}",
+        "{{ raise_exception('because') }}", "{{ nothing.at.all }}", "{% if %}", "{{ 1 / 0 }}",
+    ],
+)  # fmt: skip
+def test_escapes_and_mistakes_are_the_requests_error(source):
+    with pytest.raises(InvalidRequest):
+        render(source)
+
+
+def test_the_templates_own_message_is_passed_on():
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
+        render("{{ raise_exception('roles must alternate') }}")
+
+
+def test_a_template_does_not_change_the_callers_messages():
+    messages = [{"role": "developer", "content": [{"type": "text", "text": "x"}]}]
+    copy = json.dumps(messages)
+    render(CHATML, messages)
+    assert json.dumps(messages) == copy
+
+
+def test_a_long_honest_chat_is_within_the_budget():
+    chat = [
+        {"role": "user", "content": "word " * 2000},
+        {"role": "assistant", "content": "ok"},
+    ] * 500
+    assert len(render(CHATML, chat)) > 5_000_000

@@ -1,0 +1,327 @@
+"""Tokenizers from GGUF metadata and model directories, against the reference ids."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.loader.builtin import BUILTIN, DEFAULT, is_intact
+from cpuserve.loader.hub import cache_dir
+from cpuserve.tokenizer.chat import ChatTemplate
+from cpuserve.tokenizer.from_gguf import PRE_TOKENIZERS, splitter
+from cpuserve.tokenizer.tokenizer import Tokenizer
+from tests.helpers import gguf_file as make
+from tests.helpers.gguf_file import ARRAY, BOOL, I32, STRING, U32
+from tests.helpers.tiny import tiny_model
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "tokenizer_smollm2.json"
+
+
+@pytest.fixture(scope="module")
+def smollm():
+    """The default model's tokenizer, if an earlier run has fetched the model."""
+    path = cache_dir() / BUILTIN[DEFAULT].file_name
+    if not is_intact(path, BUILTIN[DEFAULT]):
+        pytest.skip(f"the default model is not in the cache ({path}); run: cpuserve pull {DEFAULT}")
+    return Tokenizer.load(path)
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return json.loads(GOLDEN.read_text())
+
+
+def test_golden_file_is_complete(golden):
+    assert len(golden["strings"]) >= 1000
+    assert len(golden["chats"]) >= 10
+    assert len({s["text"] for s in golden["strings"]}) == len(golden["strings"])
+    assert golden["differ_without_digits_or_gaps"] == []
+
+
+@pytest.mark.network
+def test_smollm2_ids_equal_the_reference(smollm, golden):
+    wrong = [s["text"] for s in golden["strings"] if smollm.encode(s["text"]) != s["ids"]]
+    assert wrong == []
+
+
+@pytest.mark.network
+def test_smollm2_chats_equal_the_reference(smollm, golden):
+    template = ChatTemplate(smollm.chat_template, smollm)
+    for chat in golden["chats"]:
+        prompt = template.render(chat["messages"])
+        assert prompt == chat["prompt"]
+        assert smollm.encode(prompt, add_special_tokens=False) == chat["ids"]
+
+
+@pytest.mark.network
+def test_smollm2_text_survives_a_round_trip(smollm, golden):
+    gaps = set(golden["gaps"])
+    for index, case in enumerate(golden["strings"]):
+        if index not in gaps:
+            assert smollm.decode(case["ids"], skip_special_tokens=False) == case["text"]
+
+
+@pytest.mark.network
+def test_smollm2_special_tokens(smollm):
+    assert (smollm.vocab_size, smollm.bos_id) == (49152, 1)
+    assert set(smollm.eos_ids) == {0, 2}
+    assert smollm.special_ids == set(range(17))
+    assert smollm.encode("a") == smollm.encode("a", add_special_tokens=False)
+
+
+def byte_alphabet():
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return sorted(ByteLevel.alphabet())
+
+
+SPECIALS = ["<|begin_of_text|>", "<|eot_id|>", "<tool>", "[PAD5]"]
+
+
+def bpe_gguf(path, pre="smollm", merges=("h i", "Ġ a", "1 2", "e Ì", "a Ì"), **changes):
+    """A byte-level BPE of all bytes, a few merges, and one special token of each type."""
+    tokens = byte_alphabet()
+    merges = [m for m in merges if all(part in tokens for part in m.split(" "))]
+    tokens += [m.replace(" ", "") for m in merges]
+    types = [1] * len(tokens) + [3, 3, 4, 5]
+    tokens += SPECIALS
+    values = {
+        "tokenizer.ggml.model": (STRING, "gpt2"),
+        "tokenizer.ggml.pre": (STRING, pre),
+        "tokenizer.ggml.tokens": (ARRAY, (STRING, tokens)),
+        "tokenizer.ggml.token_type": (ARRAY, (I32, types)),
+        "tokenizer.ggml.merges": (ARRAY, (STRING, merges)),
+        "tokenizer.ggml.bos_token_id": (U32, tokens.index("<|begin_of_text|>")),
+        "tokenizer.ggml.eos_token_id": (U32, 2**31),
+        **changes,
+    }
+    path.write_bytes(make.gguf([(k, *v) for k, v in values.items() if v is not None]))
+    return path, tokens
+
+
+def loaded(tmp_path, **kwargs):
+    path, tokens = bpe_gguf(tmp_path / "t.gguf", **kwargs)
+    return Tokenizer.load(path), tokens
+
+
+def texts(tokenizer, text):
+    return [tokenizer.token_text(i) for i in tokenizer.encode(text, add_special_tokens=False)]
+
+
+# Pieces as the original tokenizer.json of each family cuts them (Ġ is a space, Ċ a newline).
+PIECES = {
+    "gpt-2": ["a", "12345", "Ġb", "'s", "Ġ", "Ġc", "Ċ", "Ċ", "x", "!?'", "S"],
+    "smollm": ["a", "1", "2", "3", "4", "5", "Ġb", "'s", "Ġ", "Ġc", "Ċ", "Ċ", "x", "!?'", "S"],
+    "llama-bpe": ["a", "123", "45", "Ġb", "'s", "Ġ", "Ġc", "ĊĊ", "x", "!?'", "S"],
+    "qwen2": ["a", "1", "2", "3", "4", "5", "Ġb", "'s", "Ġ", "Ġc", "ĊĊ", "x", "!?'", "S"],
+}
+
+
+@pytest.mark.parametrize("pre", PIECES)
+def test_pieces_are_those_of_the_original(pre):
+    cut = splitter(PRE_TOKENIZERS[pre]).pre_tokenize_str("a12345 b's  c\n\nx!?'S")
+    assert [piece for piece, _ in cut] == PIECES[pre]
+
+
+def test_contractions_ignore_case_in_llama3_and_not_in_gpt2():
+    def cut(pre):
+        return [p for p, _ in splitter(PRE_TOKENIZERS[pre]).pre_tokenize_str("I'LL")]
+
+    assert cut("llama-bpe") == ["I", "'LL"]
+    assert cut("gpt-2") == ["I", "'", "LL"]
+
+
+def test_smollm_never_merges_digits_and_gpt2_does(tmp_path):
+    assert texts(loaded(tmp_path, pre="smollm")[0], "hi 12") == ["hi", "Ġ", "1", "2"]
+    assert texts(loaded(tmp_path, pre="gpt-2")[0], "12") == ["12"]
+
+
+def test_qwen2_composes_characters_and_smollm_does_not(tmp_path):
+    decomposed, composed = "e\u0301", "\u00e9"
+    qwen, _ = loaded(tmp_path, pre="qwen2")
+    assert qwen.encode(decomposed) == qwen.encode(composed)
+    smollm, _ = loaded(tmp_path, pre="smollm")
+    assert smollm.encode(decomposed) != smollm.encode(composed)
+    assert smollm.decode(smollm.encode(decomposed)) == decomposed
+
+
+def test_llama3_takes_whole_words_before_merges(tmp_path):
+    """ignore_merges: a piece that is a token is that token, even if no merge leads to it."""
+    tokens = [*byte_alphabet(), "hello"]
+    values = {
+        "tokenizer.ggml.tokens": (ARRAY, (STRING, tokens)),
+        "tokenizer.ggml.token_type": None,
+        "tokenizer.ggml.merges": (ARRAY, (STRING, ["a b"])),
+        "tokenizer.ggml.bos_token_id": None,
+    }
+    values["tokenizer.ggml.tokens"] = (ARRAY, (STRING, [*tokens, "ab"]))
+    assert texts(loaded(tmp_path, pre="llama-bpe", **values)[0], "hello") == ["hello"]
+    assert texts(loaded(tmp_path, pre="qwen2", **values)[0], "hello") == list("hello")
+
+
+def test_bos_goes_in_front_when_the_model_wants_it(tmp_path):
+    llama, tokens = loaded(tmp_path, pre="llama-bpe")
+    bos = tokens.index("<|begin_of_text|>")
+    assert llama.encode("hi")[0] == bos
+    assert llama.encode("hi", add_special_tokens=False)[0] != bos
+    add = {"tokenizer.ggml.add_bos_token": (BOOL, 0)}
+    assert loaded(tmp_path, pre="llama-bpe", **add)[0].encode("hi")[0] != bos
+    add = {"tokenizer.ggml.add_bos_token": (BOOL, 1)}
+    assert loaded(tmp_path, pre="smollm", **add)[0].encode("hi")[0] == bos
+
+
+def test_token_types_decide_what_is_special(tmp_path):
+    tokenizer, tokens = loaded(tmp_path)
+    eot, tool, pad = (tokens.index(t) for t in SPECIALS[1:])
+    assert tokenizer.special_ids == {tokens.index(SPECIALS[0]), eot}
+    assert tokenizer.eos_ids == (eot,)
+    ids = tokenizer.encode("hi<tool><|eot_id|>hi")
+    assert [tool, eot] == ids[1:3]
+    assert tokenizer.decode(ids) == "hi<tool>hi"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "hi<tool><|eot_id|>hi"
+    # An unused token is padding of the vocabulary: its text is ordinary text.
+    assert pad not in tokenizer.encode("[PAD5]")
+    assert tokenizer.token_bytes(pad) == b""
+
+
+def test_ids_without_a_token_are_nothing(tmp_path):
+    tokenizer, tokens = loaded(tmp_path)
+    for token_id in (len(tokens), 10**6, 2**31, 2**63, -1):
+        assert tokenizer.token_bytes(token_id) == b""
+        assert tokenizer.token_text(token_id) == ""
+    assert tokenizer.decode([tokens.index("hi"), 10**6, tokens.index("hi")]) == "hihi"
+
+
+def test_token_bytes_are_the_bytes(tmp_path):
+    tokenizer, tokens = loaded(tmp_path)
+    assert tokenizer.token_bytes(tokens.index("Ġa")) == b" a"
+    every = b"".join(tokenizer.token_bytes(i) for i in range(256))
+    assert sorted(every) == list(range(256))
+
+
+def test_lone_surrogate_is_the_clients_error(tmp_path):
+    with pytest.raises(InvalidRequest, match="lone surrogate at character 1"):
+        loaded(tmp_path)[0].encode("a\ud800")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tokenizer.ggml.model": (STRING, "llama")}, "model 'llama' is not supported"),
+        ({"tokenizer.ggml.model": None}, "model None"),
+        ({"tokenizer.ggml.pre": (STRING, "tekken")}, "'tekken' is not supported; supported: "),
+        ({"tokenizer.ggml.tokens": (U32, 1)}, "tokens must be a list of strings"),
+        ({"tokenizer.ggml.tokens": (ARRAY, (STRING, ["a"]))}, "token_type must have one entry"),
+        ({"tokenizer.ggml.merges": (ARRAY, (STRING, ["ab"]))}, "'ab', which is no pair"),
+        ({"tokenizer.ggml.merges": (ARRAY, (STRING, ["zz yy"]))}, "broken tokenizer"),
+        ({"tokenizer.ggml.merges": None}, "merges must be a list"),
+    ],
+)
+def test_unsupported_or_broken_gguf_tokenizer_is_named(tmp_path, change, reason):
+    path, _ = bpe_gguf(tmp_path / "t.gguf", **change)
+    with pytest.raises(ModelError, match=reason):
+        Tokenizer.load(path)
+
+
+def test_directory_tokenizer(tmp_path):
+    tokenizer = Tokenizer.load(tiny_model("llama"))
+    assert tokenizer.eos_ids
+    text = "Hello, wörld 123 😀"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.chat_template
+    assert tokenizer.decode([tokenizer.vocab_size + 5]) == ""
+
+
+def write_json(path, value):
+    path.write_text(json.dumps(value))
+
+
+def opt_like(path):
+    """vocab.json and merges.txt with BOS </s>, as facebook/opt-125m has them."""
+    vocab = {"<s>": 0, "<pad>": 1, "</s>": 2}
+    vocab.update({c: i + 3 for i, c in enumerate(byte_alphabet())})
+    vocab["hi"] = len(vocab)
+    write_json(path / "vocab.json", vocab)
+    (path / "merges.txt").write_text("#version: 0.2\nh i\n")
+    token = {"__type": "AddedToken", "content": "</s>", "lstrip": False, "normalized": True}
+    settings = {"add_bos_token": True, "bos_token": token, "eos_token": token}
+    write_json(path / "tokenizer_config.json", settings)
+    write_json(path / "config.json", {"eos_token_id": 2})
+    return vocab
+
+
+def test_vocab_and_merges_like_opt(tmp_path):
+    vocab = opt_like(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("hi hi") == [2, vocab["hi"], vocab["Ġ"], vocab["hi"]]
+    assert tokenizer.decode(tokenizer.encode("hi hi")) == "hi hi"
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.chat_template) == (2, (2,), None)
+
+
+def test_opt_like_ids_equal_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    opt_like(tmp_path)
+    theirs = transformers.GPT2Tokenizer.from_pretrained(tmp_path, add_bos_token=True)
+    ours = Tokenizer.load(tmp_path)
+    for text in ("hi there", "  two  spaces\n", "naïve 123 😀", "</s>hi"):
+        wanted = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text, add_special_tokens=False) == wanted
+
+
+def test_chat_template_sources(tmp_path):
+    opt_like(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    write_json(tmp_path / "tokenizer_config.json", {**settings, "chat_template": named})
+    assert Tokenizer.load(tmp_path).chat_template == "D"
+    write_json(tmp_path / "tokenizer_config.json", {**settings, "chat_template": "S"})
+    assert Tokenizer.load(tmp_path).chat_template == "S"
+    (tmp_path / "chat_template.jinja").write_text("J")
+    assert Tokenizer.load(tmp_path).chat_template == "J"
+
+
+def test_end_ids_come_from_all_three_files_and_the_chat_format(tmp_path):
+    from tokenizers import AddedToken, decoders, models
+    from tokenizers import Tokenizer as Core
+
+    core = Core(models.BPE(vocab={"a": 0, "b": 1, "c": 2}, merges=[]))
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(
+        [AddedToken("<eos>", special=True), AddedToken("<|im_end|>", special=True)]
+    )
+    core.save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "config.json", {"eos_token_id": 1})
+    write_json(tmp_path / "generation_config.json", {"eos_token_id": [2, 1]})
+    write_json(tmp_path / "tokenizer_config.json", {"eos_token": "<eos>"})
+    assert Tokenizer.load(tmp_path).eos_ids == (3, 1, 2, 4)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"model": {"type": "Evil"}}', "\x00"])
+def test_broken_tokenizer_json_is_refused(tmp_path, text):
+    write_json(tmp_path / "config.json", {})
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(ModelError, match="broken tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+def test_no_tokenizer_is_said(tmp_path):
+    write_json(tmp_path / "config.json", {})
+    with pytest.raises(ModelError, match=r"holds no tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_loading_imports_neither_numpy_nor_torch_nor_jinja(tmp_path):
+    import subprocess
+    import sys
+
+    path, _ = bpe_gguf(tmp_path / "t.gguf")
+    code = (
+        "import sys, pathlib; from cpuserve.tokenizer.tokenizer import Tokenizer;"
+        "Tokenizer.load(pathlib.Path(sys.argv[1]));"
+        "print([m for m in ('numpy', 'torch', 'transformers', 'jinja2') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
