@@ -106,7 +106,10 @@ template <class E>
 struct Dense {
   static constexpr int64_t kUnitBytes =
       kPanel * E::kPerStep * static_cast<int64_t>(sizeof(typename E::Packed));
-  static constexpr int kSums = kTileRows * kTileVecs;
+  // With 16 registers, both halves of the pairs leave room for 8 sums: 6 x 2 spills, at half the
+  // rate.
+  static constexpr int kMost = kTileRows * kTileVecs;
+  static constexpr int kSums = E::kPhases == 2 && kMost == 12 ? 8 : kMost;
   static constexpr int kRows = kSums / kVecs >= 24 ? 6 : kSums / kVecs < 6 ? kSums / kVecs : 6;
   static constexpr int kPanels = kSums / kVecs / kRows >= 4 ? 4 : kSums / kVecs / kRows;
   static constexpr int kStreamRows = kSums / kVecs >= 24 ? 12 : kRows;

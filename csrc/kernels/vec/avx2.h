@@ -15,7 +15,7 @@ struct Q {
   __m256i v;
 };
 constexpr int kLanes = 8, kVecs = 2, kTileRows = 6, kTileVecs = 2;
-constexpr int kGroupVecs = 8, kDot8Zero = 128;
+constexpr int kGroupVecs = 8, kDot8Zero = 0;
 constexpr bool kNativeDot2 = false, kWideS = false;
 
 CPUSERVE_INLINE F zero() { return _mm256_setzero_ps(); }
@@ -134,7 +134,12 @@ CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 15 * 128 * 2 fits 16 bits
   return _mm256_add_epi32(acc,
                           _mm256_madd_epi16(_mm256_maddubs_epi16(u.v, s.v), _mm256_set1_epi16(1)));
 }
-CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
+// Row bytes are in [-127, 127], so |w| times them with w's sign fits: 2 * 128 * 127 = 32,512.
+CPUSERVE_INLINE I dot8(I acc, Q u, Q s) {
+  const __m256i w = _mm256_xor_si256(u.v, _mm256_set1_epi8((char)0x80));
+  const __m256i p = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(s.v, w));
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(p, _mm256_set1_epi16(1)));
+}
 // A group's eight quads stay in 16-bit sums: 8 * 2 * 15 * 128 = 30,720.
 struct S {
   __m256i v;

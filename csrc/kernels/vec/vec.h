@@ -27,8 +27,8 @@
 // What only kernels/linear uses, where instruction sets differ in what is cheap:
 //   constexpr bool kNativeDot2; where false F even(P) odd(P), and dot2 is
 //     fma(odd a, odd b, fma(even a, even b, acc))
-//   constexpr int kDot8Zero; I dot8(I acc, Q u8, Q s8): acc + sum (u8 - 128 + kDot8Zero) s8
-//   S small accumulators; S szero()  S sdot(S, Q u8 <= 15, Q s8) at most 8 times  I widen(S)
+//   constexpr int kDot8Zero; I dot8(I acc, Q u8, Q s8 not -128): acc + sum (u8 - 128 + kDot8Zero)
+//   s8 S small accumulators; S szero()  S sdot(S, Q u8 <= 15, Q s8) at most 8 times  I widen(S)
 //     constexpr bool kWideS: S is I and may start from any value
 //   void store_s8(int8_t*, F): rne, saturate to [-127, 127], NaN 127    (kLanes bytes)
 //   max(a, b) and min(a, b) give b when either is NaN

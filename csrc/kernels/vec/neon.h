@@ -1,0 +1,181 @@
+// Advanced SIMD of Armv8.0-A, with the dot products of Armv8.2 and BF16 where the unit is compiled
+// for them.
+#pragma once
+#include <arm_neon.h>
+
+#include "kernels/vec/vec.h"
+
+namespace CPUSERVE_NS {
+
+using F = float32x4_t;
+using I = int32x4_t;
+struct P {
+  uint16x8_t v;
+};
+struct Q {
+  uint8x16_t v;
+};
+constexpr int kLanes = 4, kVecs = 4, kTileRows = 6, kTileVecs = 4;
+
+CPUSERVE_INLINE F zero() { return vdupq_n_f32(0); }
+CPUSERVE_INLINE F set1(float x) { return vdupq_n_f32(x); }
+CPUSERVE_INLINE F load(const float* p) { return vld1q_f32(p); }
+CPUSERVE_INLINE F load_n(const float* p, int n) {
+  if (n >= kLanes) return load(p);
+  float lanes[kLanes] = {};
+  if (n > 0) memcpy(lanes, p, (size_t)n * sizeof(float));
+  return load(lanes);
+}
+CPUSERVE_INLINE void store(float* p, F x) { vst1q_f32(p, x); }
+CPUSERVE_INLINE void store_n(float* p, F x, int n) {
+  if (n >= kLanes) return store(p, x);
+  float lanes[kLanes];
+  store(lanes, x);
+  if (n > 0) memcpy(p, lanes, (size_t)n * sizeof(float));
+}
+CPUSERVE_INLINE F add(F a, F b) { return vaddq_f32(a, b); }
+CPUSERVE_INLINE F sub(F a, F b) { return vsubq_f32(a, b); }
+CPUSERVE_INLINE F mul(F a, F b) { return vmulq_f32(a, b); }
+CPUSERVE_INLINE F div(F a, F b) { return vdivq_f32(a, b); }
+CPUSERVE_INLINE F max(F a, F b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+CPUSERVE_INLINE F min(F a, F b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+CPUSERVE_INLINE F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+CPUSERVE_INLINE F fnma(F a, F b, F c) { return vfmsq_f32(c, a, b); }
+CPUSERVE_INLINE F round(F x) { return vrndnq_f32(x); }
+CPUSERVE_INLINE F scale2(F p, F n) {
+  const int32x4_t e = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
+  return vmulq_f32(p, vreinterpretq_f32_s32(vshlq_n_s32(e, 23)));
+}
+CPUSERVE_INLINE F keep(F x, int lo, int hi, F other) {
+  const int32_t lanes[kLanes] = {0, 1, 2, 3};
+  const int32x4_t i = vld1q_s32(lanes);
+  const uint32x4_t m = vandq_u32(vcgeq_s32(i, vdupq_n_s32(lo)), vcltq_s32(i, vdupq_n_s32(hi)));
+  return vbslq_f32(m, x, other);
+}
+CPUSERVE_INLINE float reduce_add(F x) {
+  const float32x2_t s = vadd_f32(vget_low_f32(x), vget_high_f32(x));
+  return vget_lane_f32(vpadd_f32(s, s), 0);
+}
+CPUSERVE_INLINE float reduce_max(F x) {
+  const F y = max(x, vextq_f32(x, x, 2));
+  return vgetq_lane_f32(max(y, vextq_f32(y, y, 1)), 0);
+}
+CPUSERVE_INLINE I izero() { return vdupq_n_s32(0); }
+CPUSERVE_INLINE I iset1(int x) { return vdupq_n_s32(x); }
+CPUSERVE_INLINE I iadd(I a, I b) { return vaddq_s32(a, b); }
+CPUSERVE_INLINE I isub(I a, I b) { return vsubq_s32(a, b); }
+template <int n>
+CPUSERVE_INLINE I shl(I a) {
+  return vshlq_n_s32(a, n);
+}
+CPUSERVE_INLINE I iload1(const int32_t* p) { return vld1q_dup_s32(p); }
+CPUSERVE_INLINE F to_float(I x) { return vcvtq_f32_s32(x); }
+
+CPUSERVE_INLINE P load_pairs(const uint16_t* p) { return {vld1q_u16(p)}; }
+CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
+  uint32_t x;
+  memcpy(&x, p, 4);
+  return {vreinterpretq_u16_u32(vdupq_n_u32(x))};
+}
+// A bf16 is the upper half of a float: even elements shift up, odd ones only lose their neighbour.
+CPUSERVE_INLINE F even(P a) {
+  return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(a.v), 16));
+}
+CPUSERVE_INLINE F odd(P a) {
+  return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_u16(a.v), vdupq_n_u32(0xffff0000u)));
+}
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+constexpr bool kNativeDot2 = true;
+CPUSERVE_INLINE F dot2(F acc, P a, P b) {
+  return vbfdotq_f32(acc, vreinterpretq_bf16_u16(a.v), vreinterpretq_bf16_u16(b.v));
+}
+#else
+constexpr bool kNativeDot2 = false;
+CPUSERVE_INLINE F dot2(F acc, P a, P b) { return fma(odd(a), odd(b), fma(even(a), even(b), acc)); }
+#endif
+CPUSERVE_INLINE F load_bf16(const uint16_t* p) {
+  return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+}
+CPUSERVE_INLINE F load_f16(const uint16_t* p) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+// Round to nearest even; NaN keeps its top bits and is made quiet.
+CPUSERVE_INLINE uint32x4_t bf16_bits(F x) {
+  const uint32x4_t u = vreinterpretq_u32_f32(x);
+  const uint32x4_t lsb = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+  const uint32x4_t r = vaddq_u32(u, vaddq_u32(lsb, vdupq_n_u32(0x7fff)));
+  const uint32x4_t quiet = vorrq_u32(u, vdupq_n_u32(0x400000));
+  return vshrq_n_u32(vbslq_u32(vceqq_f32(x, x), r, quiet), 16);
+}
+CPUSERVE_INLINE void store_bf16(uint16_t* p, F x) { vst1_u16(p, vmovn_u32(bf16_bits(x))); }
+CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) { store_bf16(p, x); }
+CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {
+  vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
+}
+CPUSERVE_INLINE P interleave_bf16(F even, F odd) {
+  return {vreinterpretq_u16_u32(vorrq_u32(bf16_bits(even), vshlq_n_u32(bf16_bits(odd), 16)))};
+}
+
+CPUSERVE_INLINE Q load_quads(const uint8_t* p) { return {vld1q_u8(p)}; }
+CPUSERVE_INLINE Q set1_quad(const int8_t* p) {
+  uint32_t x;
+  memcpy(&x, p, 4);
+  return {vreinterpretq_u8_u32(vdupq_n_u32(x))};
+}
+CPUSERVE_INLINE Q low_nibbles(Q x) { return {vandq_u8(x.v, vdupq_n_u8(15))}; }
+CPUSERVE_INLINE Q high_nibbles(Q x) { return {vshrq_n_u8(x.v, 4)}; }
+// As signed bytes: of u8 - 128, or of u8 itself where it is below 128.
+CPUSERVE_INLINE int8x16_t less128(Q u) {
+  return vreinterpretq_s8_u8(veorq_u8(u.v, vdupq_n_u8(0x80)));
+}
+CPUSERVE_INLINE int8x16_t as_signed(Q x) { return vreinterpretq_s8_u8(x.v); }
+
+#ifdef __ARM_FEATURE_DOTPROD
+CPUSERVE_INLINE I dot_signed(I acc, int8x16_t a, int8x16_t b) { return vdotq_s32(acc, a, b); }
+constexpr int kGroupVecs = 16;
+constexpr bool kWideS = true;
+using S = I;
+CPUSERVE_INLINE S szero() { return izero(); }
+CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return vdotq_s32(acc, as_signed(u), as_signed(s)); }
+CPUSERVE_INLINE I widen(S x) { return x; }
+#else
+// Products of two bytes fit 16 bits (128 * 128 = 16,384); two lanes of them add up to one of ours.
+CPUSERVE_INLINE I dot_signed(I acc, int8x16_t a, int8x16_t b) {
+  const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b));
+  const int16x8_t high = vmull_high_s8(a, b);
+  return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+}
+constexpr int kGroupVecs = 8;
+constexpr bool kWideS = false;
+// A group's eight quads stay in 16-bit sums, one product each: 8 * 15 * 128 = 15,360.
+struct S {
+  int16x8_t low, high;
+};
+CPUSERVE_INLINE S szero() { return {vdupq_n_s16(0), vdupq_n_s16(0)}; }
+CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
+  const int8x16_t a = as_signed(u), b = as_signed(s);
+  return {vmlal_s8(acc.low, vget_low_s8(a), vget_low_s8(b)), vmlal_high_s8(acc.high, a, b)};
+}
+CPUSERVE_INLINE I widen(S x) { return vpaddq_s32(vpaddlq_s16(x.low), vpaddlq_s16(x.high)); }
+#endif
+constexpr int kDot8Zero = 0;
+CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot_signed(acc, less128(u), as_signed(s)); }
+CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {
+  return dot_signed(acc, as_signed(u), as_signed(s));
+}
+CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {  // u s = (u - 128) s + 2 * 64 s
+  const int8x16_t half = vdupq_n_s8(64);
+  acc = dot_signed(acc, less128(u), as_signed(s));
+  return dot_signed(dot_signed(acc, half, as_signed(s)), half, as_signed(s));
+}
+// Clamped before the conversion, NaN to 127, as at every level.
+CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
+  x = max(min(x, set1(127.0f)), set1(-127.0f));
+  const int16x4_t h = vqmovn_s32(vcvtnq_s32_f32(x));
+  const int8x8_t b = vqmovn_s16(vcombine_s16(h, h));
+  vst1_lane_s32((int32_t*)p, vreinterpret_s32_s8(b), 0);
+}
+CPUSERVE_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+CPUSERVE_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+}  // namespace CPUSERVE_NS
