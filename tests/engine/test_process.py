@@ -330,3 +330,13 @@ def test_eof_alone_ends_an_idle_engine():
         assert client._process.returncode == 0
 
     asyncio.run(main())
+
+
+def test_front_end_side_imports_no_numpy():
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import cpuserve.engine.process, "
+        "cpuserve.engine.output; print([m for m in ('numpy', 'torch', 'transformers') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
