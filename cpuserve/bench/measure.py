@@ -22,11 +22,15 @@ FIRST_PLAIN_ID = 300  # ids below are often special or single bytes
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a token costs: packed bytes read a decoded token, weights multiplied a prompt token."""
+    """What a token costs: packed bytes read a decoded token, weights multiplied a prompt token.
+
+    dot: the dot product the linears are made of, "bf16", "int8" or "f32".
+    """
 
     vocab: int
     weight_bytes_per_token: int = 0
     linear_weights: int = 0
+    dot: str = "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ async def _prefill(bench: Bench) -> list[Record]:
     rng = random.Random(3)
     rates, times, roofs = [], [], []
     for _ in range(bench.rounds):
-        peak = _probe(bench, lambda r: r.dot("bf16"))
+        peak = _probe(bench, lambda r: r.dot(bench.work.dot))
         timing = await complete(bench.target, bench.prompt(rng, bench.prompt_tokens), 1)
         times.append(1e3 * timing.ttft)
         rates.append(bench.prompt_tokens / timing.ttft)
@@ -152,7 +156,7 @@ async def _prefill(bench: Bench) -> list[Record]:
             rates,
             bench.where,
             roofs=roofs,
-            of="bf16 dot peak",
+            of=f"{bench.work.dot} dot peak",
             parameters=shape,
         ),
         record("ttft", "ms", times, bench.where, parameters=shape),

@@ -96,7 +96,9 @@ def work_of(prepared: Prepared) -> Work:
 
     weights = open_checkpoint(Path(prepared.facts.path)).weights
     lowered = lower(prepared.resolved.config, build_program(prepared.spec), weights)
-    return Work(prepared.spec.vocab, lowered.read_bytes, lowered.linear_weights)
+    dense = "bf16" if prepared.resolved.config.dtype == "bfloat16" else "f32"
+    dot = dense if prepared.facts.quantization is None else "int8"
+    return Work(prepared.spec.vocab, lowered.read_bytes, lowered.linear_weights, dot)
 
 
 def roofline_of(prepared: Prepared) -> Roofline | None:
