@@ -1,0 +1,98 @@
+"""A `cpuserve serve` process for tests that need the whole program."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEFAULT_MODEL = "smollm2:135m"
+
+
+def default_model() -> Path:
+    """The default model's file; skips the test when it has not been downloaded."""
+    from cpuserve.loader.builtin import BUILTIN
+    from cpuserve.loader.hub import cache_dir
+
+    path = cache_dir() / BUILTIN[DEFAULT_MODEL].file_name
+    if not path.exists():
+        pytest.skip(f"{DEFAULT_MODEL} is not in the cache: run `cpuserve pull {DEFAULT_MODEL}`")
+    return path
+
+
+class Client:
+    """Plain JSON requests to a server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def get(self, path: str) -> bytes:
+        """The body of GET `path`."""
+        with urllib.request.urlopen(self.url + path, timeout=60) as response:
+            return response.read()
+
+    def post(self, path: str, **body: Any) -> Any:
+        """The JSON answer to `body`."""
+        return json.loads(self.raw(path, **body))
+
+    def raw(self, path: str, **body: Any) -> bytes:
+        """The bytes of the answer to `body`."""
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return response.read()
+
+
+@contextmanager
+def running_server(model: str | Path, *options: str) -> Iterator[Client]:
+    """`cpuserve serve MODEL OPTIONS` on a free port, ready; it must end with 0 on SIGTERM."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "cpuserve", "serve", str(model), "--port", str(port), *options]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        client = Client(f"http://127.0.0.1:{port}")
+        _wait_ready(client, process)
+        yield client
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=10)
+        assert process.returncode == 0, output
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def _wait_ready(client: Client, process: subprocess.Popen[str], timeout_s: float = 60.0) -> None:
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            client.get("/health")
+            return
+        except (urllib.error.URLError, ConnectionError) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < end, "the server did not become ready"
+            time.sleep(0.05)
