@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
 from typing import Any
 
 from cpuserve.errors import ModelError
@@ -15,7 +18,9 @@ _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
 _REVISION = re.compile(r"[\w][\w./-]{0,199}")
 # Everything cpuserve reads, and nothing else: no pickles, no code.
 _PATTERNS = ("*.safetensors", "*.json", "merges.txt", "chat_template.jinja", "tokenizer.model")
-TIMEOUT_S = 3.0
+# The library tries twice, and a name server can be silent for longer than any timeout it is given.
+PROBE_TIMEOUT_S = 2.0
+PROBE_DEADLINE_S = 4.5
 
 
 def resolve_model(
@@ -107,13 +112,12 @@ def _from_hub(repo: str, file: str, revision: str | None, progress: Progress | N
 
     try:
         wanted = _files_to_fetch(repo, file, revision)
+        if wanted is None:
+            return _pick(_cached_snapshot(repo, revision), repo, file)
         folder = snapshot_download(
             repo,
             revision=revision,
-            # None: the hub cannot be reached, take what an earlier download left.
-            local_files_only=wanted is None,
             allow_patterns=wanted,
-            etag_timeout=TIMEOUT_S,
             max_workers=4,
             tqdm_class=_bar_class(repo, progress),
         )
@@ -124,20 +128,38 @@ def _from_hub(repo: str, file: str, revision: str | None, progress: Progress | N
     return _pick(Path(folder), repo, file)
 
 
+def _cached_snapshot(repo: str, revision: str | None) -> Path:
+    """What an earlier download left: models--OWNER--NAME/{refs/REVISION, snapshots/COMMIT}.
+
+    snapshot_download(local_files_only=True) refuses it, because files that are never fetched here
+    (pickles) are missing; missing weights are found when the checkpoint is opened.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    home = Path(HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+    reference = home / "refs" / (revision or "main")
+    commit = reference.read_text().strip() if reference.is_file() else (revision or "main")
+    folder = home / "snapshots" / commit
+    if not folder.is_dir():
+        msg = (
+            f"model {repo} cannot be fetched: the hub cannot be reached, and there is neither "
+            "a path of that name nor a copy in the local cache"
+        )
+        raise ModelError(msg)
+    return folder
+
+
 def _files_to_fetch(repo: str, file: str, revision: str | None) -> list[str] | None:
     """Names of the files cpuserve reads; None without a connection.
 
     Asked with a timeout of our own: snapshot_download waits for ever for a hub that is silent.
     """
-    from huggingface_hub import HfApi
-
     try:
-        info = HfApi().model_info(repo, revision=revision, timeout=TIMEOUT_S)
+        names = _within_deadline(lambda: _file_names(repo, revision))
     except Exception as error:
         if _kinds(error) & _NO_CONNECTION:
             return None
         raise
-    names = [s.rfilename for s in info.siblings or [] if "/" not in s.rfilename]
     if file:
         return [_gguf_of(repo, names, file)]
     ggufs = sorted(n for n in names if n.endswith(".gguf"))
@@ -151,6 +173,34 @@ def _files_to_fetch(repo: str, file: str, revision: str | None) -> list[str] | N
     # Mistral repositories hold the same weights twice, once as consolidated*.safetensors.
     kept = [n for n in names if any(fnmatch(n, p) for p in _PATTERNS)]
     return [n for n in kept if not n.startswith("consolidated")] or kept
+
+
+def _file_names(repo: str, revision: str | None) -> list[str]:
+    """Files at the top of the repository."""
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(repo, revision=revision, timeout=PROBE_TIMEOUT_S)
+    return [s.rfilename for s in info.siblings or [] if "/" not in s.rfilename]
+
+
+def _within_deadline(ask: Callable[[], list[str]]) -> list[str]:
+    """ask() in a thread that is left behind when the deadline passes; TimeoutError then."""
+    answers: Queue[list[str] | Exception] = Queue()
+
+    def run() -> None:
+        try:
+            answers.put(ask())
+        except Exception as error:
+            answers.put(error)
+
+    Thread(target=run, daemon=True).start()
+    try:
+        answer = answers.get(timeout=PROBE_DEADLINE_S)
+    except Empty:
+        raise TimeoutError from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _gguf_of(repo: str, names: list[str], file: str) -> str:

