@@ -132,10 +132,15 @@ class _Cursor:
         if not 0 < size <= max_bytes:
             self.fail(f"{field} size", f"{size} is not between 1 and {max_bytes}")
         at = self.take(size, field)
+        data = self.file.map[at : at + size]
         try:
-            return self.file.map[at : at + size].decode()
+            name = data.decode()
         except UnicodeDecodeError:
             self.fail(field, "it is not UTF-8")
+        # Names go into messages: no line breaks, no terminal commands.
+        if not name.isprintable():
+            self.fail(field, f"{data[:40]!r} is not printable")
+        return name
 
     def skip_strings(self, count: int, field: str) -> None:
         """Step over `count` length-prefixed strings (the hot loop of opening a file)."""

@@ -57,7 +57,7 @@ class _Keys:
 
     def fail(self, key: str, value: Any, wanted: str) -> NoReturn:
         """Raise the ModelError for "<arch>.<key>"."""
-        is_what = "is missing" if value is None else f"is {str(value)[:60]}"
+        is_what = "is missing" if value is None else f"is {value!r:.60}"
         msg = f"GGUF {self._file.path}: {self._arch}.{key} {is_what}; it must be {wanted}"
         raise ModelError(msg)
 

@@ -77,6 +77,9 @@ class SafetensorsFile:
 
     def _entry(self, name: str, entry: Any) -> SafeTensor:
         where = f"tensor {name[:200]!r}"
+        # Names go into messages: no line breaks, no terminal commands.
+        if not name.isprintable():
+            self._fail(f"{where} has an unprintable name")
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             self._fail(f"{where} must have exactly dtype, shape and data_offsets")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

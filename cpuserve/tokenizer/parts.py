@@ -56,7 +56,7 @@ def guarded(what: str, build: Callable[[], Core]) -> Core:
         raise
     except BaseException as error:
         # The library raises bare Exception, and a Rust panic is a BaseException.
-        msg = f"broken tokenizer in {what}: {str(error)[:300]}"
+        msg = f"broken tokenizer in {what}: {' '.join(str(error).split())[:300]}"
         raise ModelError(msg) from error
 
 

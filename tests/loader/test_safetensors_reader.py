@@ -86,6 +86,7 @@ MALFORMED = {
     "entry no object": (packed({"a": 1}), "dtype, shape"),
     "entry lacks shape": (packed({"a": {"dtype": "F32", "data_offsets": [0, 0]}}), "dtype, shape"),
     "entry has more": (packed({"a": entry(extra=1)}, bytes(16)), "dtype, shape"),
+    "name with a line break": (packed({"a\nb": entry()}, bytes(16)), "unprintable"),
     "dtype unknown": (packed({"a": entry("F31")}, bytes(16)), "F31"),
     "dtype no string": (packed({"a": entry([])}, bytes(16)), "unknown dtype"),
     "shape negative": (packed({"a": entry(shape=(-2, -2))}, bytes(16)), "lists of sizes"),
