@@ -8,12 +8,12 @@
 
 namespace CPUSERVE_NS {
 
-// x = exp(before - after), y = exp(m - after) with after = max(before, m); -inf (nothing seen yet,
+// x = 2^(before - after), y = 2^(m - after) with after = max(before, m); -inf (nothing seen yet,
 // or nothing seen in this chunk) gives a factor of 0.
 CPUSERVE_INLINE void merge_factors(F before, F m, float* x, float* y) {
   const F after = max(set1(-FLT_MAX), max(before, m));  // -inf - -inf would be NaN
-  store(x, exp(sub(before, after)));
-  store(y, exp(sub(m, after)));
+  store(x, exp2(sub(before, after)));
+  store(y, exp2(sub(m, after)));
 }
 
 CPUSERVE_INLINE F merge_columns(F o, F x, F chunk_o, F y) { return fma(chunk_o, y, mul(o, x)); }
@@ -107,7 +107,7 @@ static inline void begin_rows(const AttentionArgs& a, int64_t first, int n, RowB
       const int head = a.kv_head * a.group + static_cast<int>(row % a.group);
       gather_query<Kv>(a.q, a.t0 + row / a.group, static_cast<int64_t>(head) * a.kv.hd_pad,
                        a.kv.hd_pad, R, b.q + static_cast<size_t>(r0) * a.kv.hd_pad + r * Kv::kStep);
-      b.m[r0 + r] = a.sinks ? a.sinks[head] : -INFINITY;
+      b.m[r0 + r] = a.sinks ? a.sinks[head] * kLog2E : -INFINITY;
       b.l[r0 + r] = a.sinks ? 1.0f : 0.0f;
     }
     r0 += R;
@@ -275,7 +275,7 @@ static inline void attend_rows(const AttentionArgs& a, int64_t first, int n, Row
 template <class Kv>
 static inline void attend_unit(const AttentionArgs& a) {
   RowBlock<Kv> b = carve_scratch<Kv>(a.scratch, a.kv.hd_pad);
-  b.tile.scale = a.scale;
+  b.tile.scale = a.softcap > 0 || a.slopes ? a.scale : a.scale * kLog2E;
   b.tile.softcap = a.softcap;
   b.tile.alibi = a.slopes != nullptr;
   for (int64_t first = 0; first < a.rows; first += b.rows) {
@@ -332,7 +332,7 @@ static inline void attention_merge(const AttentionMergeArgs& a) noexcept {
   for (int64_t r = 0; r < a.rows; r++) {
     const int64_t row = a.row0 + r;
     const int head = a.kv_head * a.group + static_cast<int>(row % a.group);
-    float m = a.sinks ? a.sinks[head] : -INFINITY, l = a.sinks ? 1.0f : 0.0f;
+    float m = a.sinks ? a.sinks[head] * kLog2E : -INFINITY, l = a.sinks ? 1.0f : 0.0f;
     memset(o, 0, static_cast<size_t>(a.hd_pad) * sizeof(float));
     for (int64_t c0 = 0; c0 < a.chunks; c0 += kBatch) {
       const float* p = a.partial + static_cast<size_t>(r * a.chunks + c0) * slot;

@@ -5,6 +5,8 @@
 // every row of the tile sees go through the R-row tile, and each row's own first and last keys
 // before and after it one row at a time. Accumulators pass through memory between the three, which
 // is exact, so a row's chain is its own keys in ascending order whatever the tile.
+//
+// Scores, maxima and sinks are kept in base 2 (times log2 e): exp2 needs no multiplication first.
 #pragma once
 #include "kernels/generic/math.h"
 #include "kernels/table.h"
@@ -52,6 +54,7 @@ constexpr int kWide = kTileVecs >= 4 ? 4 : kTileVecs >= 2 ? 2 : 1;
 constexpr int kTallRows = kWide == 4 ? 8 : kTileRows;
 constexpr int kChunkBlocks = kChunk / kBlock;
 constexpr int kSlack = 64;
+constexpr float kLog2E = 1.44269504f;
 
 template <int R>
 static constexpr int strip_vecs() {
@@ -82,7 +85,7 @@ struct Tile {
   int position[kTallRows];  // of the row's token, from the chunk's first key
   float slope[kTallRows];
   float m[kTallRows], l[kTallRows];
-  float scale, softcap;
+  float scale, softcap;  // scale includes kLog2E unless softcap or alibi come after it
   bool alibi;
 };
 
@@ -140,7 +143,7 @@ static inline void score_keys(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int b
   }
 }
 
-// Softcap and position bias over a row's visible vectors.
+// Softcap and position bias over a row's visible vectors, which then enter base 2.
 template <class Kv>
 static inline void adjust_scores(const Tile<Kv>& t, int r, float* s) {
   float index[kLanes];
@@ -152,7 +155,7 @@ static inline void adjust_scores(const Tile<Kv>& t, int r, float* s) {
       const F distance = add(load(index), set1(static_cast<float>(k - t.position[r])));
       x = fma(set1(t.slope[r]), distance, x);
     }
-    store(s + k, x);
+    store(s + k, mul(x, set1(kLog2E)));
   }
 }
 
@@ -167,36 +170,39 @@ CPUSERVE_INLINE float row_max(const float* s, int begin, int end) {
   return reduce_max(max(top0, top1));
 }
 
-// Probabilities of one row: m = max, p = exp(s - m) rounded to Left, l = sum of the unrounded p,
-// one chain a lane. Cut vectors at either end are blended; those between need no test.
-template <class Kv>
-static inline void softmax_row(float* s, typename Kv::Left* p, int lo, int hi, float* m_out,
-                               float* l_out) {
+// Blends the cut vectors at either end of a row's keys [lo, hi) to -inf; returns the largest score.
+CPUSERVE_INLINE float mask_scores(float* s, int lo, int hi) {
   const int begin = lo / kLanes * kLanes, end = static_cast<int>(round_up(hi, kLanes));
   const int last = end - kLanes;
   const F none = set1(-INFINITY);
   if (lo > begin) store(s + begin, keep(load(s + begin), lo - begin, kLanes, none));
   if (hi < end) store(s + last, keep(load(s + last), 0, hi - last, none));
-  *m_out = row_max(s, begin, end);
-  const F top = set1(*m_out);
+  return row_max(s, begin, end);
+}
+
+// Probabilities of one row: p = 2^(s - m) rounded to Left, l = sum of the unrounded p, one chain a
+// lane. Cut vectors at either end are blended; those between need no test.
+template <class Kv>
+CPUSERVE_INLINE float exp_scores(const float* s, typename Kv::Left* p, int lo, int hi, float m) {
+  const F top = set1(m);
   F sum = zero();
-  int k = begin;
+  int k = lo / kLanes * kLanes;
   const auto cut = [&] {
-    const F e = keep(exp_nonpositive(sub(load(s + k), top)), lo - k, hi - k, zero());
+    const F e = keep(exp2_nonpositive(sub(load(s + k), top)), lo - k, hi - k, zero());
     sum = add(sum, e);
     Kv::store_left(p + k, e);
     k += kLanes;
   };
   if (lo > k) cut();
   const int whole = hi / kLanes * kLanes;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (; k < whole; k += kLanes) {
-    const F e = exp_nonpositive(sub(load(s + k), top));
+    const F e = exp2_nonpositive(sub(load(s + k), top));
     sum = add(sum, e);
     Kv::store_left(p + k, e);
   }
-  if (k < end) cut();
-  *l_out = reduce_add(sum);
+  if (k < hi) cut();
+  return reduce_add(sum);
 }
 
 // o[r][0 .. V * kLanes) += sum over keys [begin, end) of p[r][key] v[key], begin and end multiples
@@ -333,17 +339,21 @@ static void attend_chunk(Tile<Kv>& t, const ChunkBlocks<Kv>& c) {
     end = t.hi[r] > end ? t.hi[r] : end;
   }
   if (begin < end) score_keys<Kv, R, kAhead>(t, c, begin, end);
+  // All maxima before the first exponential: a row's reduction then hides behind the other rows.
   for (int r = 0; r < R; r++) {
-    float* s = t.s + r * kChunk;
+    t.m[r] = -INFINITY;
+    if (t.lo[r] >= t.hi[r]) continue;
+    if (t.softcap > 0 || t.alibi) adjust_scores(t, r, t.s + r * kChunk);
+    t.m[r] = mask_scores(t.s + r * kChunk, t.lo[r], t.hi[r]);
+  }
+  for (int r = 0; r < R; r++) {
     typename Kv::Left* p = t.p + r * kChunk;
-    if (t.lo[r] >= t.hi[r]) {
-      t.m[r] = -INFINITY;
-      t.l[r] = 0.0f;
+    t.l[r] = 0.0f;
+    if (t.lo[r] < t.hi[r]) {
+      t.l[r] = exp_scores<Kv>(t.s + r * kChunk, p, t.lo[r], t.hi[r], t.m[r]);
+    } else {
       memset(p, 0, kChunk * sizeof(*p));
-      continue;
     }
-    if (t.softcap > 0 || t.alibi) adjust_scores(t, r, s);
-    softmax_row<Kv>(s, p, t.lo[r], t.hi[r], &t.m[r], &t.l[r]);
   }
   value_tile<Kv, R, kAhead>(t, c);
 }
