@@ -27,8 +27,8 @@ ACT_FORMAT = {"dense_bf16": "bf16", "w8_g32": "q8g32", "w4_g32": "q8g32", "w4m_g
 # fp32 sums of up to 10^4 products in another order differ by less than 1e-5 of the row's largest
 # element; fast exp and erf add as much.
 SUM_TOLERANCE = 2e-5
-# A probability that falls on the other side of a bf16 step (2^-8) may carry the whole row.
-BF16_STEP = 2.0**-8
+# A key or probability that falls on the other side of a rounding step may carry the whole row.
+STEP = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 0.0}
 
 
 class Tappable(Protocol):
@@ -138,15 +138,15 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
     size = np.abs(expected)
     top = size.max(axis=1, keepdims=True, initial=0.0)
     bound: Float32 = np.broadcast_to(SUM_TOLERANCE * top + 1e-6, size.shape).astype(np.float32)
-    bf16_kv = interpreter.kv_type == "bf16"
-    if isinstance(op, Attention) and bf16_kv:
-        bound += np.float32(BF16_STEP) * top
+    kv_type = interpreter.kv_type
+    if isinstance(op, Attention):
+        bound += np.float32(STEP[kv_type]) * top
     target = written(op)
     stored = "f32"
     if target is not None:
         stored = stored_format(interpreter.program, interpreter.kinds, target)
-    if stored == "bf16" or (isinstance(op, RopeStoreKV) and bf16_kv):
-        bound += np.float32(BF16_STEP) * size
+    if stored == "bf16" or (isinstance(op, RopeStoreKV) and kv_type == "bf16"):
+        bound += np.float32(STEP["bf16"]) * size
     elif stored == "q8g32":
         padded = np.pad(size, ((0, 0), (0, -size.shape[1] % 32)))
         steps = padded.reshape(len(padded), -1, 32).max(axis=2) / 250  # half a step is amax / 254
