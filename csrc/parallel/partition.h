@@ -29,7 +29,14 @@ inline Range split(int64_t items, int part, int parts) {
 class WorkQueue {
  public:
   explicit WorkQueue(int threads)
-      : threads_(threads), cursors_(new Cursor[kSets * size(threads)]) {}
+      : capacity_(threads), cursors_(new Cursor[kSets * size(threads)]) {}
+
+  // Between dispatches, when another number of threads is going to claim.
+  void reset() noexcept {
+    for (size_t i = 0; i < kSets * size(capacity_); i++) {
+      cursors_[i].next.store(0, std::memory_order_relaxed);
+    }
+  }
 
   // Every thread calls this once at the start of every phase, also of phases without claims.
   void enter(int thread, int64_t phase) noexcept {
@@ -37,12 +44,14 @@ class WorkQueue {
     cursor(phase + 1, thread).next.store(0, std::memory_order_relaxed);
   }
 
-  // Calls run(begin, end) on chunks of at most `chunk` items until all of [0, items) is claimed.
+  // Calls run(begin, end) on chunks of at most `chunk` items until all of [0, items) is claimed by
+  // the `threads` that take part.
   template <class Run>
-  void drain(int thread, int64_t phase, int64_t items, int64_t chunk, const Run& run) noexcept {
-    for (int i = 0; i < threads_; i++) {
-      const int owner = thread + i < threads_ ? thread + i : thread + i - threads_;
-      drain_share(cursor(phase, owner), split(items, owner, threads_), chunk, run);
+  void drain(int thread, int threads, int64_t phase, int64_t items, int64_t chunk,
+             const Run& run) noexcept {
+    for (int i = 0; i < threads; i++) {
+      const int owner = thread + i < threads ? thread + i : thread + i - threads;
+      drain_share(cursor(phase, owner), split(items, owner, threads), chunk, run);
     }
   }
 
@@ -54,7 +63,7 @@ class WorkQueue {
   static size_t size(int threads) { return static_cast<size_t>(threads); }
 
   Cursor& cursor(int64_t phase, int thread) noexcept {
-    return cursors_[static_cast<size_t>(phase % kSets) * size(threads_) + size(thread)];
+    return cursors_[static_cast<size_t>(phase % kSets) * size(capacity_) + size(thread)];
   }
 
   template <class Run>
@@ -68,7 +77,7 @@ class WorkQueue {
     }
   }
 
-  const int threads_;
+  const int capacity_;
   std::unique_ptr<Cursor[]> cursors_;
 };
 

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <time.h>
 
 #include <thread>
 #include <utility>
@@ -59,6 +60,11 @@ class Pin {
 };
 
 int current_cpu() { return sched_getcpu(); }
+int64_t thread_cpu_ns() {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
 #else
 std::vector<int> allowed_cpus() {
   std::vector<int> out;
@@ -71,6 +77,7 @@ struct Pin {  // the system places threads itself
   explicit Pin(int) {}
 };
 int current_cpu() { return -1; }
+int64_t thread_cpu_ns() { return now_ns(); }  // no thread ever seems late: all take part
 #endif
 
 // Signals go to the thread that runs Python: taken by a worker, they would not interrupt its wait
@@ -101,7 +108,9 @@ Team::Team(int threads, std::vector<int> cpus)
     : threads_(checked_threads(threads)),
       cpus_(std::move(cpus)),
       slots_(new Slot[static_cast<size_t>(threads_)]),
-      barrier_(threads_) {
+      barrier_(threads_),
+      attendance_(threads_),
+      lost_(static_cast<size_t>(threads_)) {
   check_argument(cpus_.empty() || cpus_.size() == static_cast<size_t>(threads_), "a team of ",
                  threads_, " threads needs as many CPUs, not ", cpus_.size());
   const std::vector<int> allowed = allowed_cpus();
@@ -113,6 +122,8 @@ Team::Team(int threads, std::vector<int> cpus)
 }
 
 void Team::configure_waits() {
+  attendance_.call_all();
+  barrier_.expect(threads_);
   const size_t cores = cpus_.empty() ? allowed_cpus().size()
                                      : static_cast<size_t>(threads_);  // one each, by request
   bool shared = static_cast<size_t>(threads_) > cores;
@@ -121,6 +132,8 @@ void Team::configure_waits() {
   }
   for (int t = 0; t < threads_; t++) {
     Slot& slot = slots_[static_cast<size_t>(t)];
+    slot.member = t;
+    slot.joins.store(0, std::memory_order_relaxed);
     if (shared) {
       slot.in_step.configure(0, kYieldOversubscribedNs);
       slot.between_steps.configure(0, kYieldOversubscribedNs);
@@ -134,7 +147,7 @@ void Team::configure_waits() {
 void Team::run(const std::function<void()>& main) {
   if (running_.exchange(true)) fail_system("this team is already running");
   configure_waits();
-  stop_ = false;
+  stop_.store(false, std::memory_order_relaxed);
   first_epoch_ = epoch_.load();
   leader_ = std::this_thread::get_id();
   const int got = open_region(main);
@@ -190,24 +203,38 @@ void Team::lead(const std::function<void()>& main) noexcept {
   } catch (...) {
     error_ = std::current_exception();
   }
-  stop_ = true;
+  stop_.store(true, std::memory_order_relaxed);  // published by both signals
   epoch_.advance();
+  recall_.advance();
 }
 
 void Team::work(int thread) noexcept {
-  WaitState& state = slots_[static_cast<size_t>(thread)].between_steps;
+  Slot& slot = slots_[static_cast<size_t>(thread)];
   // Not read from epoch_: the first job may be out before this thread gets here.
-  for (uint32_t seen = first_epoch_;; seen++) {
-    epoch_.wait_while(seen, state);
-    if (stop_) return;
-    job_.call(job_.context, thread, threads_);
-    finish_job(thread);
+  uint64_t seen = first_epoch_;
+  while (true) {
+    const uint64_t call = recall_.load();
+    if (stop_.load(std::memory_order_relaxed)) return;  // visible if `call` is the last one
+    if (slot.joins.load(std::memory_order_acquire) == kNever) {
+      recall_.wait_while(call, slot.between_steps);
+    } else {
+      epoch_.wait_while(seen, slot.between_steps);
+    }
+    seen = epoch_.load();
+    if (stop_.load(std::memory_order_relaxed)) return;
+    // Called back for an epoch that is still to come, or late for one that went on without it.
+    if (seen < slot.joins.load(std::memory_order_acquire)) continue;
+    run_job(slot, job_threads_);
     barrier_.arrive();
   }
 }
 
-void Team::finish_job(int thread) noexcept {
-  slots_[static_cast<size_t>(thread)].cpu.store(current_cpu(), std::memory_order_relaxed);
+void Team::run_job(Slot& slot, int threads) noexcept {
+  const int64_t wall = now_ns(), cpu = thread_cpu_ns(), asleep = slot.in_step.asleep_ns;
+  job_.call(job_.context, slot.member, threads);
+  const int64_t idle = (now_ns() - wall) - (thread_cpu_ns() - cpu);
+  slot.lost_ns.store(idle - (slot.in_step.asleep_ns - asleep), std::memory_order_relaxed);
+  slot.cpu.store(current_cpu(), std::memory_order_relaxed);
 }
 
 void Team::dispatch_job(Job job) {
@@ -218,12 +245,47 @@ void Team::dispatch_job(Job job) {
     if (leader_ != std::this_thread::get_id()) {
       fail_system("only the thread that called Team.run may use the team");
     }
-    job_ = job;
-    epoch_.advance();
   }
-  job.call(job.context, 0, threads_);
-  finish_job(0);
-  if (threads_ > 1) barrier_.wait(slots_[0].in_step);
+  Slot& slot = slots_[0];
+  const int64_t start = now_ns(), waited = slot.in_step.waited_ns;
+  job_ = job;
+  job_threads_ = members();
+  if (job_threads_ > 1) epoch_.advance();
+  run_job(slot, job_threads_);
+  if (job_threads_ > 1) barrier_.wait(slot.in_step);
+  job_wall_ns_ = now_ns() - start;
+  job_waited_ns_ = slot.in_step.waited_ns - waited;
+}
+
+void Team::adapt() noexcept {
+  for (int t : attendance_.members()) {
+    const auto i = static_cast<size_t>(t);
+    lost_[i] = slots_[i].lost_ns.load(std::memory_order_relaxed);
+  }
+  if (attendance_.update(now_ns(), job_wall_ns_, job_waited_ns_, lost_)) change_members();
+}
+
+void Team::call_all() noexcept {
+  if (attendance_.call_all()) change_members();
+}
+
+void Team::change_members() noexcept {
+  const uint64_t next = epoch_.load() + 1;
+  const std::vector<int>& members = attendance_.members();
+  size_t at = 0;
+  for (int t = 0; t < threads_; t++) {
+    Slot& slot = slots_[static_cast<size_t>(t)];
+    if (at == members.size() || members[at] != t) {
+      slot.joins.store(kNever, std::memory_order_release);
+      continue;
+    }
+    slot.member = static_cast<int>(at++);
+    if (slot.joins.load(std::memory_order_relaxed) == kNever) {
+      slot.joins.store(next, std::memory_order_release);
+    }
+  }
+  barrier_.expect(static_cast<int>(members.size()));
+  recall_.advance();
 }
 
 std::vector<int> Team::placement() const {

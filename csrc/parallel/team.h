@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "parallel/attendance.h"
 #include "parallel/barrier.h"
 
 namespace cpuserve {
@@ -24,8 +25,9 @@ class Team {
   // returns or throws (which passes through). All threads are pinned meanwhile.
   void run(const std::function<void()>& main);
 
-  // Runs f(thread, threads) on every thread, the caller included, and returns when all are done.
-  // Only thread 0 inside run() may call it; a team of one thread works anywhere. f must not throw.
+  // Runs f(thread, threads) on every member, the caller included, and returns when all are done;
+  // members are numbered 0 .. threads - 1. Only thread 0 inside run() may call it; a team of one
+  // thread works anywhere. f must not throw.
   template <class F>
   void dispatch(F&& f) {
     const auto call = [](void* context, int thread, int threads) noexcept {
@@ -34,11 +36,18 @@ class Team {
     dispatch_job({call, const_cast<void*>(static_cast<const void*>(&f))});
   }
 
-  // Inside a dispatched function: returns when every thread has come here.
-  void barrier(int thread) noexcept {
-    if (threads_ > 1) barrier_.wait(slots_[static_cast<size_t>(thread)].in_step);
+  // Inside a dispatched function: returns when every member has come here.
+  void barrier(int member) noexcept {
+    if (attendance_.members().size() > 1) barrier_.wait(slot_of(member).in_step);
   }
 
+  // Between two dispatches: lets threads that keep losing their core to others sit out the next
+  // ones (attendance.h), judging by the last dispatch. call_all() brings everyone back.
+  void adapt() noexcept;
+  void call_all() noexcept;
+
+  // Threads that take part in the next dispatch.
+  int members() const { return static_cast<int>(attendance_.members().size()); }
   int threads() const { return threads_; }
 
   // CPU on which each thread finished its last job, -1 before its first.
@@ -52,25 +61,40 @@ class Team {
   // One cache line or more per thread, so that nobody's waiting disturbs another.
   struct alignas(64) Slot {
     WaitState in_step, between_steps;
+    int member = 0;  // this thread's number in the jobs it takes part in; published by epoch_
+    // The first epoch this thread takes part in, kNever for one that sits out. Read after the epoch
+    // (acquire), written before it is advanced: a thread late by some epochs is never misled.
+    std::atomic<uint64_t> joins{0};
+    std::atomic<int64_t> lost_ns{0};  // of the last job: wanted to run, and did not
     std::atomic<int> cpu{-1};
   };
+  static constexpr uint64_t kNever = ~uint64_t{0};
 
   void dispatch_job(Job job);
-  void finish_job(int thread) noexcept;
+  void run_job(Slot& slot, int threads) noexcept;
+  void change_members() noexcept;
   void lead(const std::function<void()>& main) noexcept;
   void work(int thread) noexcept;
   void member(int thread, const std::function<void()>& main) noexcept;
   int open_region(const std::function<void()>& main);
   void configure_waits();
+  Slot& slot_of(int member) noexcept {
+    return slots_[static_cast<size_t>(attendance_.members()[static_cast<size_t>(member)])];
+  }
 
   const int threads_;
   const std::vector<int> cpus_;
   std::unique_ptr<Slot[]> slots_;
   Barrier barrier_;
-  Signal epoch_;              // advanced once per job and once to stop; publishes job_ and stop_
-  uint32_t first_epoch_ = 0;  // epoch_ when run() began
+  Signal epoch_;              // advanced once per job and once to stop; publishes job_ and members
+  Signal recall_;             // what threads that sit out wait on; advanced when one is called back
+  uint64_t first_epoch_ = 0;  // epoch_ when run() began
   Job job_{};
-  bool stop_ = false;
+  int job_threads_ = 1;
+  std::atomic<bool> stop_{false};
+  Attendance attendance_;
+  std::vector<int64_t> lost_;
+  int64_t job_wall_ns_ = 0, job_waited_ns_ = 0;
   std::atomic<bool> running_{false};
   std::thread::id leader_;
   std::exception_ptr error_;

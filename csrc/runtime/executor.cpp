@@ -1,6 +1,7 @@
 #include "runtime/executor.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/allocations.h"
 #include "base/check.h"
@@ -156,6 +157,7 @@ bool Executor::run_ops(int64_t first, int64_t last) {
   stop_[0] = stop_[1] = false;
   bool finished = true;
   int64_t end_phase = phase_;
+  if (std::exchange(queue_threads_, team_->members()) != team_->members()) queue_.reset();
   team_->dispatch([&](int thread, int threads) noexcept {
     Worker w{*this, thread, threads, phase_, scratch_[static_cast<size_t>(thread)]};
     int64_t before = profiling_ && thread == 0 ? now_ns() : 0;
@@ -191,6 +193,7 @@ int64_t Executor::run_step(Span<const int32_t> words, float* logits) {
   logits_copy_ = nullptr;
   if (!finished) fail_system("the step was cancelled");
   append_samples();
+  team_->adapt();
   step_allocations_ += allocations() - allocations_before;
   return input_.rows;
 }

@@ -107,6 +107,7 @@ class Executor {
   Rows logit_input_{}, logits_{};
   float* partials_ = nullptr;
   WorkQueue queue_;
+  int queue_threads_ = 0;  // that claimed in the last dispatch
   int64_t phase_ = 0;
 
   StepInput input_{};

@@ -28,6 +28,7 @@ double Executor::probe_bandwidth(double seconds) {
   size_t bytes = 0;
   for (const Matrix& m : program_->matrices()) bytes += m.bytes();
   check_argument(bytes > 0, "this program has no weights to read");
+  team_->call_all();
   const double pass = time_passes(seconds, [&] {
     team_->dispatch([&](int thread, int threads) noexcept {
       uint64_t mine = 0;
@@ -47,6 +48,7 @@ double Executor::probe_bandwidth(double seconds) {
 double Executor::probe_dot(int kind, double seconds) {
   check_argument(kind >= 0 && kind <= 2, "no dot-product probe ", kind);
   constexpr int64_t kIterations = 200'000;  // below a millisecond: time_passes ends on time
+  team_->call_all();
   std::vector<double> operations(static_cast<size_t>(team_->threads()));
   const double pass = time_passes(seconds, [&] {
     team_->dispatch([&](int thread, int) noexcept {
@@ -60,6 +62,7 @@ double Executor::probe_dot(int kind, double seconds) {
 
 double Executor::probe_barrier(int64_t rounds) {
   check_argument(rounds >= 1, "probe_barrier needs at least 1 round, not ", rounds);
+  team_->call_all();
   const int64_t start = now_ns();
   team_->dispatch([&](int thread, int) noexcept {
     for (int64_t i = 0; i < rounds; i++) team_->barrier(thread);

@@ -15,7 +15,12 @@ struct Name {
 };
 
 constexpr Name<ActFormat> kFormats[] = {
-    {"f32", ActFormat::f32}, {"bf16", ActFormat::bf16}, {"q8g32", ActFormat::q8g32}};
+    {"f32", ActFormat::f32},
+    {"bf16", ActFormat::bf16},
+    {"q8g32", ActFormat::q8g32},
+    {"q8g32x2", ActFormat::q8g32x2}};
+constexpr bool quantized(ActFormat f) { return f == ActFormat::q8g32 || f == ActFormat::q8g32x2; }
+
 constexpr Name<WeightKind> kKinds[] = {
     {"dense_bf16", WeightKind::dense_bf16}, {"dense_f16", WeightKind::dense_f16},
     {"dense_f32", WeightKind::dense_f32},   {"w8_g32", WeightKind::w8_g32},
@@ -224,7 +229,7 @@ void Program::rope_store(const RopeStoreOp& op) {
   check_argument(qkv.width == int64_t{op.q_heads + 2 * kv.kv_heads} * kv.head_dim,
                  "rope_store_kv: value ", qkv.name, " of width ", qkv.width, " is not q, k and v");
   check_argument(value(op.q).width == int64_t{op.q_heads} * kv.hd_pad &&
-                     value(op.q).format != ActFormat::q8g32,
+                     !quantized(value(op.q).format),
                  "rope_store_kv: q must be f32 or bf16 of q_heads padded heads");
   check_argument(op.rotary >= 0 && op.rotary % 2 == 0 && op.rotary <= kv.head_dim,
                  "rope_store_kv: cannot rotate ", op.rotary, " of ", kv.head_dim, " dimensions");
@@ -250,7 +255,7 @@ void Program::attention(const AttentionOp& op) {
   check_argument(out.width == int64_t{op.q_heads} * kv.head_dim, "attention: out has width ",
                  out.width);
   // Heads are written one by one; a group of 32 may not straddle two of them.
-  check_argument(out.format != ActFormat::q8g32 || kv.head_dim % 32 == 0,
+  check_argument(!quantized(out.format) || kv.head_dim % 32 == 0,
                  "attention: q8g32 rows need heads of a multiple of 32, not ", kv.head_dim);
   check_argument(op.window >= 0, "attention: window ", op.window);
   check_vector(op.slopes, op.q_heads, "ALiBi slopes");

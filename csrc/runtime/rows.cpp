@@ -29,6 +29,14 @@ void read_row(const Rows& rows, int64_t row, float* out) noexcept {
         out[i] = reinterpret_cast<const float*>(at + padded)[i / 32] *
                  static_cast<float>(reinterpret_cast<const int8_t*>(at)[i]);
         break;
+      case ActFormat::q8g32x2: {
+        out[i] = 0;
+        for (const uint8_t* term : {at, at + rows.stride / 2}) {
+          out[i] += reinterpret_cast<const float*>(term + padded)[i / 32] *
+                    static_cast<float>(reinterpret_cast<const int8_t*>(term)[i]);
+        }
+        break;
+      }
     }
   }
 }

@@ -20,7 +20,7 @@ struct Executor::Worker {
   // Claims items of this phase in chunks, own share first.
   template <class Run>
   void drain(int64_t items, int64_t chunk, const Run& run) noexcept {
-    e.queue_.drain(thread, phase, items, chunk, run);
+    e.queue_.drain(thread, threads, phase, items, chunk, run);
   }
   Range share(int64_t items) const noexcept { return split(items, thread, threads); }
 

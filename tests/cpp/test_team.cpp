@@ -158,6 +158,91 @@ TEST(an_idle_team_uses_no_cpu) {
 }
 #endif
 
+namespace {
+
+constexpr int64_t kMs = 1'000'000;
+
+// Feeds `steps` steps of 10 ms; true if members changed.
+bool feed(Attendance& a, int64_t& now, int steps, int64_t waited_ms, std::vector<int64_t> lost_ms) {
+  bool change = false;
+  for (int64_t& l : lost_ms) l *= kMs;
+  for (int i = 0; i < steps; i++) {
+    now += 10 * kMs;
+    change |= a.update(now, 10 * kMs, waited_ms * kMs, lost_ms);
+  }
+  return change;
+}
+
+}  // namespace
+
+TEST(a_thread_that_keeps_losing_its_core_sits_out_and_is_tried_again) {
+  Attendance a(2);
+  int64_t now = 1000 * kMs;
+  EXPECT(!feed(a, now, 21, 1, {0, 1}));  // quiet
+  EXPECT(feed(a, now, 3, 5, {0, 5}));
+  EXPECT(a.members() == std::vector<int>{0});
+  EXPECT(!feed(a, now, 29, 0, {0, 0}));
+  EXPECT(feed(a, now, 1, 0, {0, 0}));  // 300 ms later
+  EXPECT((a.members() == std::vector<int>{0, 1}));
+  EXPECT(feed(a, now, 3, 5, {0, 5}));  // still no use: away for twice as long
+  EXPECT(!feed(a, now, 59, 0, {0, 0}));
+  EXPECT(feed(a, now, 1, 0, {0, 0}));
+  EXPECT(a.members().size() == 2);
+}
+
+TEST(waiting_for_work_that_is_merely_uneven_sends_nobody_away) {
+  Attendance a(2);
+  int64_t now = 1000 * kMs;
+  EXPECT(!feed(a, now, 51, 6, {0, 0}));
+  EXPECT(!feed(a, now, 51, 1, {0, 9}));  // late, but nobody waits for it: claims even it out
+}
+
+TEST(of_many_threads_only_the_late_one_goes) {
+  Attendance a(8);
+  int64_t now = 1000 * kMs;
+  EXPECT(feed(a, now, 3, 3, {0, 0, 0, 4, 0, 0, 1, 0}));
+  EXPECT((a.members() == std::vector<int>{0, 1, 2, 4, 5, 6, 7}));
+  EXPECT(a.call_all());
+  EXPECT(a.members().size() == 8 && !a.call_all());
+}
+
+TEST(members_come_and_go_without_losing_work) {
+  // Five threads that fight for the cores: whoever sits out, every item is done once.
+  Team team(5, {});
+  WorkQueue queue(5);
+  size_t fewest = 5;
+  team.run([&] {
+    int64_t phase = 0;
+    const int64_t end = now_ns() + 900 * kMs;
+    for (int step = 0; now_ns() < end || step < 20; step++) {
+      std::atomic<int> done{0};
+      std::atomic<int> members{0};
+      queue.reset();
+      int64_t last = 0;
+      team.dispatch([&](int thread, int threads) noexcept {
+        members++;
+        for (int64_t p = phase; p < phase + 20; p++) {
+          queue.enter(thread, p);
+          queue.drain(thread, threads, p, 50, 3, [&](int64_t from, int64_t to) {
+            const int64_t until = now_ns() + 20'000;
+            while (now_ns() < until) cpu_relax();
+            done.fetch_add(static_cast<int>(to - from));
+          });
+          team.barrier(thread);
+        }
+        if (thread == 0) last = phase + 20;
+      });
+      phase = last;
+      EXPECT(done == 20 * 50);
+      EXPECT(members == team.members());
+      team.adapt();
+      fewest = std::min(fewest, static_cast<size_t>(team.members()));
+      if (step % 7 == 6) team.call_all();
+    }
+  });
+  EXPECT(fewest >= 1);
+}
+
 TEST(split_covers_everything_once) {
   for (int64_t items : {0, 1, 2, 7, 64, 1000}) {
     for (int parts : {1, 2, 3, 5, 64}) {
@@ -183,7 +268,7 @@ TEST(every_item_is_claimed_once_in_every_phase) {
         queue.enter(thread, 0);
         for (int64_t phase = 0; phase < kPhases; phase++) {
           const int64_t items = phase % 4 == 3 ? 0 : kItems - phase % 5;
-          queue.drain(thread, phase, items, 1 + phase % 3, [&](int64_t begin, int64_t end) {
+          queue.drain(thread, n, phase, items, 1 + phase % 3, [&](int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; i++) {
               claims[static_cast<size_t>(phase * kItems + i)].fetch_add(1,
                                                                         std::memory_order_relaxed);
@@ -213,7 +298,7 @@ TEST(a_thread_that_does_not_come_is_helped_out) {
       if (thread == 1) {  // claims nothing until everything is done
         while (done.load() < 100) std::this_thread::yield();
       }
-      queue.drain(thread, 0, 100, 7, [&](int64_t begin, int64_t end) {
+      queue.drain(thread, 2, 0, 100, 7, [&](int64_t begin, int64_t end) {
         done.fetch_add(static_cast<int>(end - begin));
       });
     });
