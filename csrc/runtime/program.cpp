@@ -14,11 +14,10 @@ struct Name {
   E value;
 };
 
-constexpr Name<ActFormat> kFormats[] = {
-    {"f32", ActFormat::f32},
-    {"bf16", ActFormat::bf16},
-    {"q8g32", ActFormat::q8g32},
-    {"q8g32x2", ActFormat::q8g32x2}};
+constexpr Name<ActFormat> kFormats[] = {{"f32", ActFormat::f32},
+                                        {"bf16", ActFormat::bf16},
+                                        {"q8g32", ActFormat::q8g32},
+                                        {"q8g32x2", ActFormat::q8g32x2}};
 constexpr bool quantized(ActFormat f) { return f == ActFormat::q8g32 || f == ActFormat::q8g32x2; }
 
 constexpr Name<WeightKind> kKinds[] = {
@@ -156,8 +155,10 @@ void Program::check_multiplies(Id x, const Matrix& m) const {
   const Value& v = value(x);
   check_argument(v.width == m.k, "matrix ", m.name, " multiplies rows of ", m.k, ", value ", v.name,
                  " has ", v.width);
-  check_argument(v.format == table_->linear[static_cast<int>(m.kind)].act, "value ", v.name,
-                 " is not in the format that ", kind_name(m.kind), " multiplies");
+  const ActFormat act = table_->linear[static_cast<int>(m.kind)].act;
+  const bool doubled = act == ActFormat::q8g32 && v.format == ActFormat::q8g32x2;
+  check_argument(v.format == act || doubled, "value ", v.name, " is not in the format that ",
+                 kind_name(m.kind), " multiplies");
 }
 
 void Program::embed(Id out, Id matrix_id, float scale) {
@@ -228,9 +229,9 @@ void Program::rope_store(const RopeStoreOp& op) {
                  " query heads over ", kv.kv_heads, " KV heads");
   check_argument(qkv.width == int64_t{op.q_heads + 2 * kv.kv_heads} * kv.head_dim,
                  "rope_store_kv: value ", qkv.name, " of width ", qkv.width, " is not q, k and v");
-  check_argument(value(op.q).width == int64_t{op.q_heads} * kv.hd_pad &&
-                     !quantized(value(op.q).format),
-                 "rope_store_kv: q must be f32 or bf16 of q_heads padded heads");
+  check_argument(
+      value(op.q).width == int64_t{op.q_heads} * kv.hd_pad && !quantized(value(op.q).format),
+      "rope_store_kv: q must be f32 or bf16 of q_heads padded heads");
   check_argument(op.rotary >= 0 && op.rotary % 2 == 0 && op.rotary <= kv.head_dim,
                  "rope_store_kv: cannot rotate ", op.rotary, " of ", kv.head_dim, " dimensions");
   if (op.rotary > 0) {

@@ -12,6 +12,11 @@ float bf16_to_float(uint16_t x) {
   return out;
 }
 
+float q8_to_float(const uint8_t* row, int64_t padded, int64_t i) {
+  return reinterpret_cast<const float*>(row + padded)[i / 32] *
+         static_cast<float>(reinterpret_cast<const int8_t*>(row)[i]);
+}
+
 }  // namespace
 
 void read_row(const Rows& rows, int64_t row, float* out) noexcept {
@@ -26,17 +31,11 @@ void read_row(const Rows& rows, int64_t row, float* out) noexcept {
         out[i] = bf16_to_float(reinterpret_cast<const uint16_t*>(at)[i]);
         break;
       case ActFormat::q8g32:
-        out[i] = reinterpret_cast<const float*>(at + padded)[i / 32] *
-                 static_cast<float>(reinterpret_cast<const int8_t*>(at)[i]);
+        out[i] = q8_to_float(at, padded, i);
         break;
-      case ActFormat::q8g32x2: {
-        out[i] = 0;
-        for (const uint8_t* term : {at, at + rows.stride / 2}) {
-          out[i] += reinterpret_cast<const float*>(term + padded)[i / 32] *
-                    static_cast<float>(reinterpret_cast<const int8_t*>(term)[i]);
-        }
+      case ActFormat::q8g32x2:
+        out[i] = q8_to_float(at, padded, i) + q8_to_float(at + rows.stride / 2, padded, i);
         break;
-      }
     }
   }
 }
