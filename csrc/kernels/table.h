@@ -23,7 +23,10 @@ namespace cpuserve {
 //   q8g32  groups of 32 along the row: width_padded int8 q, then groups float scale, then groups
 //          int32 sum(q). scale = amax / 127, q = rne(x * (127 / amax)), amax == 0 -> scale 0, q 0.
 //          width_padded = width rounded up to 32; padding holds zeros.
-enum class ActFormat : int32_t { f32 = 0, bf16 = 1, q8g32 = 2 };
+//   q8g32x2  two q8g32 rows one after another (each half the row stride): the value, and what
+//          quantizing it left over; together about 15 bits. A linear runs on both halves as if
+//          they were rows and adds the two results.
+enum class ActFormat : int32_t { f32 = 0, bf16 = 1, q8g32 = 2, q8g32x2 = 3 };
 
 constexpr int kPanel = 16;        // output columns of one packed panel, at every ISA level
 constexpr int kStripPanels = 4;   // panels of one strip: 64 columns, the widest register tile
@@ -41,6 +44,7 @@ inline size_t row_bytes(ActFormat f, int64_t width) {
     case ActFormat::f32: bytes = p * 4; break;
     case ActFormat::bf16: bytes = p * 2; break;
     case ActFormat::q8g32: bytes = p + p / 32 * 8; break;
+    case ActFormat::q8g32x2: return 2 * row_bytes(ActFormat::q8g32, width);
   }
   bytes = round_up(bytes, 64);
   return static_cast<size_t>(bytes % 4096 == 0 ? bytes + 64 : bytes);
@@ -107,6 +111,7 @@ struct LinearArgs {
   int64_t panel0, panel1;    // panels to compute; panel0 is a multiple of kStripPanels
   Epilogue ep;               // ep.out.data points at row 0; columns by absolute panel
   void* scratch;             // kLinearScratch bytes, 64-byte aligned, this thread's own
+  int32_t parts = 1;         // 2: x is q8g32x2
 };
 constexpr size_t kLinearScratch = 256 << 10;
 

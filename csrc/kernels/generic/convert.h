@@ -69,6 +69,23 @@ CPUSERVE_INLINE void quantize_row(uint8_t* row, int64_t width, int64_t column0, 
   }
 }
 
+// As quantize_row, in two terms: the second holds what the first one's rounding lost.
+CPUSERVE_INLINE void quantize_row_twice(const Rows& out, uint8_t* row, int64_t column0,
+                                        const float* x, int n) {
+  const int64_t groups = round_up(out.width, 32) / 32;
+  quantize_row(row, out.width, column0, x, n);
+  uint8_t* second = row + out.stride / 2;
+  for (int i = 0; i < n; i += 32) {
+    const int64_t g = (column0 + i) / 32;
+    const float scale = reinterpret_cast<const float*>(row + groups * 32)[g];
+    const int8_t* q = reinterpret_cast<const int8_t*>(row + g * 32);
+    const int count = n - i < 32 ? n - i : 32;
+    float left[32] = {};
+    for (int j = 0; j < count; j++) left[j] = x[i + j] - scale * static_cast<float>(q[j]);
+    quantize_row(second, out.width, column0 + i, left, count);
+  }
+}
+
 // Writes columns [column0, column0 + n) of one row from fp32; column0 is a multiple of 32 for
 // q8g32. The call that ends at out.width also zeroes the padding columns of bf16 and q8g32, whose
 // consumers read K rounded up.
@@ -90,6 +107,9 @@ CPUSERVE_INLINE void store_row(const Rows& out, int64_t row, int64_t column0, co
     }
     case ActFormat::q8g32:
       quantize_row(to, out.width, column0, x, n);
+      break;
+    case ActFormat::q8g32x2:
+      quantize_row_twice(out, to, column0, x, n);
       break;
   }
 }
