@@ -96,12 +96,14 @@ class Interpreter:
         kinds: Mapping[str, str] | None = None,
         kv_dtype: str = "f32",
         num_blocks: int = 64,
+        activation_bits: int = 8,
     ) -> None:
         self.program = program
         self.mode = mode
         self.num_blocks = num_blocks
         self.kinds = dict(kinds or {}) if mode == "emulated" else {}
         self.kv_type = kv_dtype if mode == "emulated" else "f32"
+        self.activation_bits = activation_bits
         self._kv_dtype = KV_DTYPES[self.kv_type]
         self._tensors = {need.name: tensors[need.name] for need in program.weights}
         self._check_shapes()
@@ -270,6 +272,8 @@ class Interpreter:
         weight = self._matrix(name)
         if isinstance(weight, QuantMatrix):
             if self.mode == "emulated":
+                if self.activation_bits == 16:
+                    return multiply_q8g32x2(x, weight)
                 return multiply_q8g32(x, weight)
             return torch.cat([x @ weight.rows(at).T for at in row_blocks(weight)], dim=1)
         if self.kinds.get(name) == "dense_bf16":
@@ -391,6 +395,13 @@ def multiply_q8g32(x: Tensor, weight: QuantMatrix) -> Tensor:
             shift = (x_scale[:, g] * x_sum[:, g])[:, None]
             out = _fma(weight.minimum[None, :, g], shift, out)
     return out
+
+
+def multiply_q8g32x2(x: Tensor, weight: QuantMatrix) -> Tensor:
+    """The product in two terms: the quantized value, and what its rounding left over."""
+    q, scale, _ = quantize_q8g32(x)
+    kept = (q * scale[..., None]).reshape(len(x), -1)[:, : x.shape[1]]
+    return multiply_q8g32(x, weight) + multiply_q8g32(x - kept, weight)
 
 
 def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:

@@ -41,6 +41,8 @@ ACT_FORMAT = {
     "w4_g32": "q8g32",
     "w4m_g32": "q8g32",
 }
+# Rows of int8 groups in two terms, about 15 bits, where activation_bits is 16.
+TWO_TERMS = {"q8g32": "q8g32x2"}
 KV_ROW_FORMAT = {"bf16": "bf16", "f16": "f32", "f32": "f32"}
 
 
@@ -116,11 +118,13 @@ class Lowering:
         max_seqs: int,
         max_position: int,
         kv_type: str,
+        activation_bits: int = 8,
     ) -> None:
         self.program = program
         self.kind_of = kind_of
         self.max_position = max_position
         self.kv_type = kv_type
+        self.activation_bits = activation_bits
         self.out = Lowered(_C.Program(isa, max_tokens, max_seqs))
         self.native = self.out.native
         self._matrices: dict[tuple[tuple[str, ...], bool], int] = {}
@@ -157,9 +161,9 @@ class Lowering:
         wanted: set[str] = set()
         for op in self.program.ops:
             if isinstance(op, Linear) and op.x == value:
-                wanted |= {ACT_FORMAT[self.kind_of(w)] for w in op.weights}
+                wanted |= {self._act_format(w) for w in op.weights}
             elif isinstance(op, Logits) and op.x == value:
-                wanted.add(ACT_FORMAT[self.kind_of(op.weight)])
+                wanted.add(self._act_format(op.weight))
             elif value in reads(op):
                 return "f32"
             if written(op) == value and not isinstance(
@@ -169,7 +173,12 @@ class Lowering:
             if isinstance(op, Linear) and op.out == value and self._splits(op):
                 return "f32"
         chosen = wanted.pop() if len(wanted) == 1 else "f32"
-        return "f32" if chosen == "q8g32" and self._heads_cross_groups(value) else chosen
+        return "f32" if chosen.startswith("q8g32") and self._heads_cross_groups(value) else chosen
+
+    def _act_format(self, weight: str) -> str:
+        """The row format that `weight` multiplies."""
+        fmt = ACT_FORMAT[self.kind_of(weight)]
+        return TWO_TERMS.get(fmt, fmt) if self.activation_bits == 16 else fmt
 
     def _heads_cross_groups(self, value: ValueId) -> bool:
         """Attention writes head by head, but a group of 32 can only be quantized whole."""
@@ -346,7 +355,7 @@ class Lowering:
     ) -> None:
         activation, glu = split_then(op.then if then is None else then)
         matrix = self._matrix(weights, features, op.in_features, glu)
-        x = self._as(op.x, ACT_FORMAT[self.kind_of(weights[0])])
+        x = self._as(op.x, self._act_format(weights[0]))
         bias = self._bias(biases, features)
         self._count_reads(weights[0], sum(features), op.in_features)
         self.out.linear_weights += sum(features) * op.in_features
@@ -409,7 +418,7 @@ class Lowering:
 
     def _logits(self, op: Logits) -> None:
         matrix = self._matrix((op.weight,), (op.vocab,), op.width, False)
-        x = self._as(op.x, ACT_FORMAT[self.kind_of(op.weight)])
+        x = self._as(op.x, self._act_format(op.weight))
         bias = self._plain(op.bias, op.vocab)
         self._count_reads(op.weight, op.vocab, op.width)
         self._emit(lambda: self.native.logits(x, matrix, bias, op.scale, op.softcap))
