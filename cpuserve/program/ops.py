@@ -104,7 +104,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class RopeStoreKV:
-    """Norm (optional) and rotate q and k of `qkv` in place, then store k and v at the tokens' slots.
+    """Norm (optional) and rotate q and k of `qkv` in place, then store k and v at their slots.
 
     qkv [T, (q_heads + 2 kv_heads) head_dim], q first. q_norm/k_norm: RmsNorm weights [head_dim]
     applied per head before rotation (Qwen3). rope None: no rotation (OPT).
@@ -167,8 +167,8 @@ class ActivationOp:
 class Logits:
     """Logits of the rows that want them (at most 32 at a time), then sampling or scoring.
 
-    logits = scale * (x W^T), softcapped where softcap > 0. weight [vocab, D]; a tied model names its
-    embedding here and both uses share one packed matrix.
+    logits = scale * (x W^T), softcapped where softcap > 0. weight [vocab, D]; a tied model names
+    its embedding here and both uses share one packed matrix.
     """
 
     x: ValueId
