@@ -9,7 +9,8 @@ import asyncio
 import json
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,11 +91,12 @@ async def complete(
     }
     timing = Timing(time.perf_counter())
     usage: dict[str, Any] = {}
-    async for event in _events(target, "/v1/completions", body):
-        if "error" in event:
-            raise LoadError(json.dumps(event["error"]))
-        usage = event.get("usage") or usage
-        _note(timing, event.get("choices") or [])
+    async with aclosing(_events(target, "/v1/completions", body)) as events:
+        async for event in events:
+            if "error" in event:
+                raise LoadError(json.dumps(event["error"]))
+            usage = event.get("usage") or usage
+            _note(timing, event.get("choices") or [])
     if not timing.stamps:
         msg = "the stream ended without a token"
         raise LoadError(msg)
@@ -149,58 +151,78 @@ async def run_open(
 
 async def fetch(target: Target, path: str) -> tuple[int, bytes]:
     """GET `path`; (status, body)."""
-    reader, writer, status = await _open(target, path, None)
-    try:
-        chunks = [chunk async for chunk in _body(reader, status.headers)]
-        return status.code, b"".join(chunks)
-    finally:
-        writer.close()
+    async with _answer(target, path, None) as answer:
+        return answer.code, b"".join([chunk async for chunk in answer.body()])
 
 
 # --- HTTP/1.1, as much as is needed ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Status:
+class _Answer:
     code: int
     headers: dict[str, str]
+    reader: asyncio.StreamReader
+
+    async def body(self) -> AsyncGenerator[bytes, None]:
+        """The body in pieces, however it is framed."""
+        if self.headers.get("transfer-encoding", "").lower() == "chunked":
+            while size := int((await self.reader.readline()).split(b";")[0] or b"0", 16):
+                yield await self.reader.readexactly(size)
+                await self.reader.readexactly(2)
+        elif "content-length" in self.headers:
+            yield await self.reader.readexactly(int(self.headers["content-length"]))
+        else:
+            while chunk := await self.reader.read(1 << 16):
+                yield chunk
 
 
-async def _events(target: Target, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def _events(
+    target: Target, path: str, body: dict[str, Any]
+) -> AsyncGenerator[dict[str, Any], None]:
     """The data of each server-sent event, up to [DONE]."""
-    reader, writer, status = await _open(target, path, json.dumps(body).encode())
-    try:
-        if status.code != 200:
-            text = b"".join([chunk async for chunk in _body(reader, status.headers)])
-            msg = f"HTTP {status.code}: {text[:400].decode(errors='replace')}"
+    async with _answer(target, path, json.dumps(body).encode()) as answer:
+        if answer.code != 200:
+            text = b"".join([chunk async for chunk in answer.body()])
+            msg = f"HTTP {answer.code}: {text[:400].decode(errors='replace')}"
             raise LoadError(msg)
-        async for line in _lines(_body(reader, status.headers)):
-            if line.startswith(b"data:"):
-                data = line[5:].strip()
-                if data == b"[DONE]":
-                    return
-                yield json.loads(data)
-    finally:
-        writer.close()
+        rest = b""
+        async for chunk in answer.body():
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                if line.startswith(b"data:"):
+                    data = line[5:].strip()
+                    if data == b"[DONE]":
+                        return
+                    yield json.loads(data)
 
 
-async def _open(
-    target: Target, path: str, body: bytes | None
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, _Status]:
+@asynccontextmanager
+async def _answer(target: Target, path: str, body: bytes | None) -> AsyncIterator[_Answer]:
+    """Send a request on a connection of its own; the head of the answer, its body to be read."""
     url = urllib.parse.urlsplit(target.url)
-    host, port = url.hostname or "127.0.0.1", url.port or 80
+    request = _request(url.netloc, url.path.rstrip("/") + path, body, target.api_key)
     try:
-        reader, writer = await asyncio.open_connection(host, port)
-        writer.write(_request(url.netloc, url.path.rstrip("/") + path, body, target.api_key))
-        await writer.drain()
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)
-    except (OSError, asyncio.IncompleteReadError, TimeoutError) as e:
+        connection = asyncio.open_connection(url.hostname or "127.0.0.1", url.port or 80)
+        reader, writer = await connection
+    except OSError as e:
         msg = f"no answer from {target.url}: {e}"
         raise LoadError(msg) from None
-    lines = head.decode("latin-1").split("\r\n")
-    pairs = (line.split(":", 1) for line in lines[1:] if ":" in line)
-    headers = {name.strip().lower(): value.strip() for name, value in pairs}
-    return reader, writer, _Status(int(lines[0].split()[1]), headers)
+    try:
+        writer.write(request)
+        await writer.drain()
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)
+        lines = head.decode("latin-1").split("\r\n")
+        pairs = (line.split(":", 1) for line in lines[1:] if ":" in line)
+        headers = {name.strip().lower(): value.strip() for name, value in pairs}
+        yield _Answer(int(lines[0].split()[1]), headers, reader)
+    except (OSError, EOFError, TimeoutError, asyncio.TimeoutError) as e:
+        msg = f"no answer from {target.url}: {e}"
+        raise LoadError(msg) from None
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
 
 
 def _request(host: str, path: str, body: bytes | None, api_key: str | None) -> bytes:
@@ -211,24 +233,3 @@ def _request(host: str, path: str, body: bytes | None, api_key: str | None) -> b
     if body is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + (body or b"")
-
-
-async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        while size := int((await reader.readline()).split(b";")[0] or b"0", 16):
-            yield await reader.readexactly(size)
-            await reader.readexactly(2)
-        return
-    if "content-length" in headers:
-        yield await reader.readexactly(int(headers["content-length"]))
-        return
-    while chunk := await reader.read(1 << 16):
-        yield chunk
-
-
-async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    rest = b""
-    async for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            yield line.rstrip(b"\r")

@@ -1,0 +1,106 @@
+"""Commands that load a (tiny) model: config, program, generate, chat, and the banner."""
+
+import io
+import json
+
+import pytest
+
+from cpuserve.config.load import from_arguments
+from cpuserve.entrypoints import banner, cli
+from cpuserve.entrypoints.prepare import prepare
+from tests.helpers.tiny import tiny_model
+
+SMALL = ("--kv-cache-memory", "16MiB", "--max-num-batched-tokens", "64")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return str(tiny_model("llama", dtype="bfloat16"))
+
+
+def test_config_shows_who_asked_and_why(capsys, model):
+    assert cli.main(["config", model, "--dtype", "float32", "--json"]) == 0
+    rows = {row["field"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["dtype"]["source"] == "flag --dtype"
+    assert rows["dtype"]["got"] == "float32"
+    assert "checkpoint has bfloat16" in rows["dtype"]["why"]
+    assert cli.main(["config", model]) == 0
+    assert capsys.readouterr().out.startswith("setting")
+
+
+def test_program_shows_every_operation_with_shapes(capsys, model):
+    assert cli.main(["program", model]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["0", "embed"]
+    assert "[T, " in lines[0]
+    assert "rope_store_kv" in "".join(lines)
+    assert "operations" in lines[-1]
+    assert cli.main(["program", model, "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert len(records) == len(lines) - 1
+    assert records[-1]["op"] == "logits"
+
+
+def test_generate_streams_the_same_text_every_time(capsys, model):
+    argv = ["generate", model, "--prompt", "abc", "--max-tokens", "8", "--temperature", "0", *SMALL]
+    assert cli.main(argv) == 0
+    first = capsys.readouterr().out
+    assert cli.main(argv) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_generate_reads_standard_input(capsys, model, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("abc"))
+    assert cli.main(["generate", model, "--max-tokens", "2", *SMALL]) == 0
+
+
+def test_generate_without_a_prompt_is_one_line(capsys, model, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert cli.main(["generate", model, *SMALL]) == 2
+    assert "there is no prompt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--temperature", "-1"), ("--top-p", "2")])
+def test_a_sampling_value_out_of_range_is_one_line(capsys, model, flag, value):
+    assert cli.main(["generate", model, "--prompt", "a", f"{flag}={value}", *SMALL]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("cpuserve: error: ")
+    assert err.count("\n") == 1
+
+
+def test_chat_answers_one_message(capsys, model):
+    argv = ["chat", model, "--message", "hi", "--max-tokens", "4", "--temperature", "0", *SMALL]
+    assert cli.main(argv) == 0
+    assert capsys.readouterr().out.endswith("\n")
+
+
+def test_chat_talks_until_the_end_of_input(capsys, model, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n\n/clear\nhi\n/exit\nnever\n"))
+    assert cli.main(["chat", model, "--max-tokens", "3", "--temperature", "0", *SMALL]) == 0
+    out, err = capsys.readouterr()
+    assert "/clear forgets" in err
+    first, second = [line for line in out.split("\n") if line][:2] if out.strip() else ("", "")
+    assert first == second
+
+
+def test_a_chat_template_that_is_not_there_is_one_line(capsys, model):
+    argv = ["chat", model, "--message", "hi", "--chat-template", "/no/such.jinja", *SMALL]
+    assert cli.main(argv) == 2
+    assert "/no/such.jinja" in capsys.readouterr().err
+
+
+def test_the_banner_names_what_a_person_wants_to_know(model):
+    prepared = prepare(from_arguments({"model": model, "kv_cache_memory": "16MiB"}, environ={}))
+    text = banner.render(prepared, "http://127.0.0.1:1")
+    config = prepared.resolved.config
+    for needle in (
+        "LlamaForCausalLM",
+        "cpu on ",
+        config.isa,
+        "attention ",
+        "bfloat16 (",
+        f"{config.kv_blocks} blocks",
+        f"{config.threads} on CPU",
+        "http://127.0.0.1:1/v1",
+    ):
+        assert needle in text
