@@ -18,6 +18,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     revision: str | None = None
     tokenizer: str | None = None
     dtype: str | None = None
+    activation_bits: str | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -53,6 +54,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Every setting resolved; what the engine process receives (as msgpack) and nothing else.
 
     cpus: per thread, in thread order, or None for unpinned. frontend_cpus: the front end's.
+    activation_bits: 8 or 16, of what meets quantized weights: one or two int8 terms, groups of 32.
     kv_blocks x block_size tokens of KV cache in `kv_dtype` ("bf16", "f16", "f32").
     executor "native" runs at level `isa`; "torch" is the floor.
     """
@@ -61,6 +63,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     model_path: str
     architecture: str
     dtype: str
+    activation_bits: int
     kv_dtype: str
     max_model_len: int
     max_num_seqs: int

@@ -224,6 +224,16 @@ FIELDS: tuple[Field, ...] = (
         metavar="DTYPE",
     ),
     Field(
+        "activation_bits",
+        "Bits of activations that meet quantized weights: auto, 8 (int8), 16 (two int8 terms).",
+        "auto: 16 below 300 million weights, else 8",
+        MODEL,
+        flags=("--activation-bits",),
+        env="CPUSERVE_ACTIVATION_BITS",
+        choices=("auto", "8", "16"),
+        metavar="BITS",
+    ),
+    Field(
         "quantization",
         "Weight format; it is read from the checkpoint, and naming it only checks it.",
         "the checkpoint's",

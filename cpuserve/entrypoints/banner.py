@@ -26,7 +26,8 @@ def render(prepared: Prepared, url: str | None = None) -> str:
         "platform": f"{config.platform} on {host.cpu_model}, {len(host.usable_cpus)} CPUs",
         "kernels": f"{config.isa} ({why['isa']}), attention {attention}, "
         f"{config.executor} executor ({why['executor']})",
-        "dtype": f"{config.dtype} ({why['dtype']}), KV cache {config.kv_dtype}",
+        "dtype": f"{config.dtype} ({why['dtype']}), {_activations(prepared.resolved)}"
+        f"KV cache {config.kv_dtype}",
         "threads": f"{config.threads} {_where(config.cpus)} ({why['threads']})",
         "KV cache": f"{config.kv_blocks} blocks, {config.kv_blocks * config.block_size} tokens, "
         f"{size_of_kv(prepared.resolved)} ({why['kv_cache_space']})",
@@ -66,6 +67,14 @@ def reasons(resolved: Resolved) -> dict[str, str]:
 def size_of_kv(resolved: Resolved) -> str:
     """The KV pool's size as decided ("1.50 GiB")."""
     return str(next(d.got for d in resolved.decisions if d.field == "kv_cache_space"))
+
+
+def _activations(resolved: Resolved) -> str:
+    """How activations meet quantized weights, where there are any."""
+    for decision in resolved.decisions:
+        if decision.field == "activation_bits" and isinstance(decision.got, int):
+            return f"activations {decision.got} bits ({decision.why}), "
+    return ""
 
 
 def _where(cpus: list[int] | None) -> str:

@@ -5,6 +5,7 @@ No tensor is read: a wrong flag, a missing model or memory that does not suffice
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         weight_bytes=weight_bytes,
         activation_width=_activation_width(spec),
         has_program=has_program,
+        matrix_weights=_matrix_weights(spec) if has_program else 0,
     )
     return spec, facts
 
@@ -109,6 +111,14 @@ def _gguf_quantization(file: GgufFile) -> str | None:
         if tensor.dtype not in FULL_PRECISION:
             by_type[tensor.dtype] = by_type.get(tensor.dtype, 0) + tensor.size
     return f"gguf {max(by_type, key=lambda t: by_type[t])}" if by_type else None
+
+
+def _matrix_weights(spec: ModelSpec) -> int:
+    """Weights of all matrices, from the shapes the Program asks for; no tensor is opened."""
+    from cpuserve.models import build_program
+
+    needs = build_program(spec).weights
+    return sum(math.prod(need.shape) for need in needs if need.role == "matrix")
 
 
 def _activation_width(spec: ModelSpec) -> int:

@@ -31,8 +31,13 @@ ISA_LEVELS = (
 )
 BF16_DOT = {"avx512_bf16", "amx", "neon_i8mm_bf16"}
 KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 MAX_NUM_SEQS = 64
 MAX_BATCHED_TOKENS = 2048
+# Below this many weights int8 activations can change an answer: what SmolLM2-135M says of the capital
+# of France turns on a logit margin of 0.08, and int8 rounding moves its logits by 0.3 rms. The
+# prompts of such a model are cheap, so the second term costs little.
+FRAGILE_WEIGHTS = 300_000_000
 TORCH_REMEDY = "pip install 'cpuserve[torch]'"
 
 
@@ -96,6 +101,7 @@ class CpuPlatform:
         model_impl = _model_impl(options, ledger, facts, host)
         isa, executor = _executor(options, ledger, host, model_impl)
         dtype = _dtype(options, ledger, facts, isa)
+        activation_bits = _activation_bits(options, ledger, facts, executor)
         kv_dtype = _kv_dtype(options, ledger, dtype)
         _quantization(options, ledger, facts)
         ranks = _tensor_parallel(options, ledger)
@@ -117,6 +123,7 @@ class CpuPlatform:
             model_path=facts.path,
             architecture=facts.architecture,
             dtype=dtype,
+            activation_bits=activation_bits,
             kv_dtype=kv_dtype,
             max_model_len=memory.max_model_len,
             max_num_seqs=seqs,
@@ -237,6 +244,25 @@ def _arithmetic(dtype: str, isa: str) -> str:
     if dtype == "bfloat16" and isa != "none":
         return "; this level multiplies it directly" if isa in BF16_DOT else "; widened to float32"
     return ""
+
+
+def _activation_bits(
+    options: EngineOptions, ledger: Ledger, facts: ModelFacts, executor: str
+) -> int:
+    """8 or 16; decided only where quantized weights meet it in our own kernels."""
+    asked = options.activation_bits or "auto"
+    if facts.quantization is None or executor != "native":
+        if options.activation_bits is not None:
+            why = "torch computes in float32" if facts.quantization else "no weight is quantized"
+            ledger.decide("activation_bits", "no effect", why)
+        return 8
+    if asked != "auto":
+        return ledger.decide("activation_bits", int(asked), f"as asked; {ACTIVATIONS[int(asked)]}")
+    millions = f"{facts.matrix_weights / 1e6:.0f} million weights"
+    if facts.matrix_weights < FRAGILE_WEIGHTS:
+        why = f"{ACTIVATIONS[16]}: at {millions} the rounding of one could change answers"
+        return ledger.decide("activation_bits", 16, why)
+    return ledger.decide("activation_bits", 8, f"{ACTIVATIONS[8]}: enough for {millions}")
 
 
 def _kv_dtype(options: EngineOptions, ledger: Ledger, dtype: str) -> str:

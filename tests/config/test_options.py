@@ -15,6 +15,7 @@ BAD = {
     "revision": [""],
     "tokenizer": [""],
     "dtype": ["float8", "int8", ""],
+    "activation_bits": ["", "4", "eight"],
     "quantization": [""],
     "model_impl": ["torch"],
     "chat_template": [""],
@@ -43,6 +44,7 @@ BAD = {
 }
 GOOD = {
     "dtype": [("half", "float16"), ("BFLOAT16", "bfloat16"), ("float", "float32")],
+    "activation_bits": [("AUTO", "auto"), ("16", "16")],
     "max_model_len": [("8K", 8192), ("-1", -1), ("77", 77)],
     "served_model_name": [("a", ["a"]), ("a, b", ["a", "b"])],
     "api_key": [("k1,k2", ["k1", "k2"])],

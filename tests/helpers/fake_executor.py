@@ -195,6 +195,7 @@ def fake_config(**changes) -> EngineConfig:
         "model_path": "",
         "architecture": "Fake",
         "dtype": "float32",
+        "activation_bits": 8,
         "kv_dtype": "f32",
         "max_model_len": 200,
         "max_num_seqs": 8,

@@ -21,6 +21,7 @@ SMOLLM2 = ModelFacts(
     kv_layers=(KvLayerFacts(3, 64),) * 30,
     weight_bytes=98_000_000,
     activation_width=6000,
+    matrix_weights=134_479_872,
 )
 LLAMA_1B = ModelFacts(
     name="meta-llama/Llama-3.2-1B",
@@ -33,6 +34,7 @@ LLAMA_1B = ModelFacts(
     kv_layers=(KvLayerFacts(8, 64),) * 16,
     weight_bytes=2_471_645_608,
     activation_width=25600,
+    matrix_weights=1_235_746_816,
 )
 
 

@@ -160,6 +160,39 @@ def test_dtype_of_a_quantized_checkpoint_is_bfloat16_beside_the_stored_matrices(
     assert "stay as stored" in why(resolved, "dtype")
 
 
+@pytest.mark.parametrize(
+    ("weights", "asked", "bits", "needle"),
+    [
+        (134_479_872, None, 16, "134 million weights"),
+        (299_999_999, "auto", 16, "could change answers"),
+        (300_000_000, "auto", 8, "enough for 300 million"),
+        (134_479_872, "8", 8, "as asked"),
+        (1_235_746_816, "16", 16, "as asked"),
+    ],
+)
+def test_activations_of_a_small_quantized_model_have_16_bits(weights, asked, bits, needle):
+    facts = dataclasses.replace(SMOLLM2, matrix_weights=weights)
+    resolved = resolve("vm_2core_zen5", facts, activation_bits=asked)
+    assert resolved.config.activation_bits == got(resolved, "activation_bits") == bits
+    assert needle in why(resolved, "activation_bits")
+
+
+@pytest.mark.parametrize(
+    ("host", "facts"),
+    [
+        ("vm_2core_zen5", LLAMA_1B),
+        ("vm_2core_zen5", dataclasses.replace(LLAMA_1B, matrix_weights=1000)),
+        ("old_cpu_with_torch", SMOLLM2),
+    ],
+    ids=["dense", "small dense", "torch"],
+)
+def test_activation_bits_are_said_only_where_they_matter(host, facts):
+    resolved = resolve(host, facts)
+    assert resolved.config.activation_bits == 8
+    assert "activation_bits" not in {d.field for d in resolved.decisions}
+    assert got(resolve(host, facts, activation_bits="16"), "activation_bits") == "no effect"
+
+
 def test_kv_dtype_can_differ_from_the_dtype():
     assert resolve("vm_2core_zen5", kv_cache_dtype="float32").config.kv_dtype == "f32"
 
