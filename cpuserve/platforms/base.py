@@ -24,9 +24,9 @@ class ModelFacts:
 
     name: as the user called it. dtype: the checkpoint's ("bfloat16", "float16", "float32");
     quantization: its weight format where it has one ("gguf Q4_1"). weight_bytes: tensor bytes in
-    the files; matrix_weights: how many weights the matrices have, a tied one counted once (0 without
-    a program). activation_width: floats of scratch one token of a step needs. has_program: cpuserve
-    knows the architecture.
+    the files; matrix_weights: how many weights the matrices have, a tied one counted once (0
+    without a program). activation_width: floats of scratch one token of a step needs. has_program:
+    cpuserve knows the architecture.
     """
 
     name: str

@@ -34,9 +34,9 @@ KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 MAX_NUM_SEQS = 64
 MAX_BATCHED_TOKENS = 2048
-# Below this many weights int8 activations can change an answer: what SmolLM2-135M says of the capital
-# of France turns on a logit margin of 0.08, and int8 rounding moves its logits by 0.3 rms. The
-# prompts of such a model are cheap, so the second term costs little.
+# Below this many weights int8 activations can change an answer: what SmolLM2-135M says of the
+# capital of France turns on a logit margin of 0.08, and int8 rounding moves its logits by 0.3 rms.
+# The prompts of such a model are cheap, so the second term costs little.
 FRAGILE_WEIGHTS = 300_000_000
 TORCH_REMEDY = "pip install 'cpuserve[torch]'"
 
