@@ -20,7 +20,8 @@ def cpu_features() -> dict[str, Any]:
 def resolve_table(isa: str) -> dict[str, str]:
     """Kernel entry -> level that provides it, for a forced level. ValueError if it cannot run."""
 
-def row_bytes(format: str, width: int) -> int: ...
+def row_bytes(format: str, width: int) -> int:
+    """Bytes from one activation row to the next; formats "f32", "bf16", "q8g32", "q8g32x2"."""
 def packed_bytes(kind: str, n: int, k: int) -> int:
     """Bytes of a packed [n, k] matrix."""
 
@@ -32,9 +33,10 @@ class Team:
 
     def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
         """cpus: one CPU per thread in thread order, None = not pinned."""
-    def run(self, main: Callable[[], None]) -> None:
+    def run(self, main: Callable[[], object]) -> None:
         """Open the one parallel region; thread 0 (the caller) runs `main`, the others wait for work
-        until it returns. Exceptions of `main` pass through."""
+        until it returns. Exceptions of `main` pass through. RuntimeError when OpenMP gives fewer
+        threads. A thread that keeps losing its core to other processes sits steps out for a while."""
     @property
     def threads(self) -> int: ...
     def placement(self) -> list[int]:
@@ -103,7 +105,12 @@ class Executor:
     ) -> None: ...
     def release(self, slot: int) -> None: ...
     def step(self, words: npt.NDArray[np.int32]) -> int:
-        """Run one step (GIL released); returns R. Results are in the arrays below."""
+        """Run one step (GIL released); returns R. Results are in the arrays below, views of
+        [max_tokens] and [max_tokens, max_top] that the next step overwrites. Token positions of a
+        sequence must be the last of its kv_len. RuntimeError after cancel()."""
+    @property
+    def step_allocations(self) -> int:
+        """Heap allocations made while steps ran, so far: 0 (held by tests)."""
     tokens: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
     ranks: npt.NDArray[np.int32]
@@ -112,7 +119,9 @@ class Executor:
     def tap(
         self, words: npt.NDArray[np.int32], op_index: int
     ) -> tuple[list[npt.NDArray[np.float32]], npt.NDArray[np.float32]]:
-        """op_index counts lowered ops; (inputs, output) as fp32 [T, width]."""
+        """op_index counts lowered ops; (inputs, output) as fp32 [T, width]. An op that adds in place
+        has what it adds to as its last input; rope_store_kv's output is the rotated q, logits' the
+        untouched logits [R, vocab]. Samples nothing."""
     def step_logits(self, words: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """A step that also returns the untouched logits [R, vocab], for tests."""
     def num_ops(self) -> int: ...
@@ -120,7 +129,8 @@ class Executor:
     def op_times(self) -> npt.NDArray[np.float64]:
         """Seconds spent in each op so far, as thread 0 saw it (profiling on: see profile)."""
     def profile(self, on: bool) -> None: ...
-    def cancel(self) -> None: ...
+    def cancel(self) -> None:
+        """From any thread: the running step, or else the next, ends after its current op."""
     def probe_bandwidth(self, seconds: float) -> float:
         """Bytes per second when all threads read the packed weights once and again."""
     def probe_dot(self, kind: str, seconds: float) -> float:
@@ -129,7 +139,8 @@ class Executor:
         """Seconds per barrier."""
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes: weights, activations, kv_reserved, huge pages..."""
+        """Bytes: "weights", "vectors", and per arena ("activations", "work", "kv") what is reserved,
+        resident and, for "weights" and "kv", in huge pages."""
 
 # single kernels for tests; `threads` run one `#pragma omp parallel` (no team)
 def kernel_linear(
@@ -137,4 +148,13 @@ def kernel_linear(
     x: npt.NDArray[np.float32], *, threads: int = 1, activation: str = "none", glu: bool = False,
     out_format: str = "f32",
 ) -> npt.NDArray[np.float32]: ...
-def kernel_sample(isa: str, logits: npt.NDArray[np.float32], **params: Any) -> dict[str, Any]: ...
+def kernel_sample(
+    isa: str, logits: npt.NDArray[np.float32], *, temperature: float = 1.0, top_p: float = 1.0,
+    min_p: float = 0.0, top_k: int = 0, repetition: float = 1.0, frequency: float = 0.0,
+    presence: float = 0.0, seed: int = 0, position: int = 0,
+    bias_ids: npt.NDArray[np.int32] = ..., bias_values: npt.NDArray[np.float32] = ...,
+    allowed: npt.NDArray[np.int32] | None = None, banned: npt.NDArray[np.int32] = ...,
+    prompt: npt.NDArray[np.int32] = ..., output: npt.NDArray[np.int32] = ..., target: int = -1,
+    num_top: int = -1,
+) -> dict[str, Any]:
+    """{"token", "logprob", "rank", "top_ids", "top_logprobs"}; target >= 0 scores that id."""
