@@ -9,7 +9,6 @@ import time
 from collections.abc import Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve import log
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from cpuserve.engine.inline import InlineClient
     from cpuserve.engine.ipc import Progress as ProgressMessage
     from cpuserve.entrypoints.prepare import Prepared
+    from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 CHAT_HELP = "/clear forgets the conversation, /exit (or Ctrl-D) ends; Ctrl-C stops an answer"
@@ -70,6 +70,7 @@ class Session:
     prepared: Prepared
     client: InlineClient
     tokenizer: Tokenizer
+    template: ChatTemplate
 
     async def stream(self, ids: list[int], params: SamplingParams) -> str:
         """Write the completion of `ids` as it comes; returns it."""
@@ -95,10 +96,6 @@ class Conversation:
     """The messages so far and how they are rendered."""
 
     def __init__(self, session: Session, system: str | None, params: SamplingParams) -> None:
-        from cpuserve.tokenizer.chat import ChatTemplate
-
-        source = _template(session.prepared.resolved.config.chat_template)
-        self._template = ChatTemplate(source or session.tokenizer.chat_template, session.tokenizer)
         self._session = session
         self._params = params
         self._start = [{"role": "system", "content": system}] if system else []
@@ -112,7 +109,7 @@ class Conversation:
         """Say something and stream the answer; an interrupted or refused turn leaves no trace."""
         messages = [*self._messages, {"role": "user", "content": said}]
         try:
-            text = self._template.render(messages)
+            text = self._session.template.render(messages)
             ids = self._session.tokenizer.encode(text, add_special_tokens=False)
             answer = await _interruptible(self._session.stream(ids, self._params))
         except RequestError as e:
@@ -151,17 +148,18 @@ def _with_session(args: argparse.Namespace, work: Any) -> int:
 
 async def _run(prepared: Prepared, progress: Progress, work: Any) -> None:
     from cpuserve.engine.inline import InlineClient
-    from cpuserve.tokenizer.tokenizer import Tokenizer
+    from cpuserve.tokenizer.load import load_tokenizer
 
     def show(message: ProgressMessage) -> None:
         progress(message.stage, message.done, message.total)
 
     client = InlineClient(prepared.resolved.config, on_progress=show)
     try:
-        tokenizer = Tokenizer.load(Path(prepared.facts.tokenizer_path))
+        names = prepared.facts.tokenizer_path, prepared.resolved.config.chat_template
+        tokenizer, template = load_tokenizer(*names)
         await client.wait_ready()
         progress.close()
-        await work(Session(prepared, client, tokenizer))
+        await work(Session(prepared, client, tokenizer, template))
     finally:
         await client.close()
 
@@ -176,17 +174,6 @@ def _params(args: argparse.Namespace, max_tokens: int | None) -> SamplingParams:
         return SamplingParams(**{"max_tokens": max_tokens, **given})
     except RequestError as e:
         raise ConfigError(str(e)) from None
-
-
-def _template(given: str | None) -> str | None:
-    """--chat-template as text: a file's content, or itself."""
-    if given is None or "\n" in given or "{" in given:
-        return given
-    try:
-        return Path(given).read_text(encoding="utf-8")
-    except OSError as e:
-        msg = f"chat template {given}: {e.strerror or e}"
-        raise ConfigError(msg) from None
 
 
 def _read_line() -> str | None:

@@ -6,7 +6,6 @@ import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +16,7 @@ from cpuserve.entrypoints.outputs import (
     RequestOutput,
     position_logprobs,
 )
-from cpuserve.errors import EngineDead, InvalidRequest, ModelError, RequestError
+from cpuserve.errors import EngineDead, InvalidRequest, RequestError
 from cpuserve.log import get_logger
 from cpuserve.sampling.params import SamplingParams
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.inline import InlineClient, Sink
     from cpuserve.engine.ipc import Output
-    from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 log = get_logger("llm")
@@ -69,11 +67,13 @@ class LLM:
         config = _resolve(arguments)
         # The engine packs weights on its own threads while the tokenizer is read on this one.
         from cpuserve.engine.inline import InlineClient
+        from cpuserve.tokenizer.load import load_tokenizer
 
         self.config = config
         self._client: InlineClient = InlineClient(config)
         try:
-            self._tokenizer, self._template = _load_tokenizer(config)
+            names = config.tokenizer_path, config.chat_template
+            self._tokenizer, self._template = load_tokenizer(*names)
             self._client.start()
         except BaseException:
             self.close()
@@ -124,10 +124,11 @@ class LLM:
         messages: [{"role": ..., "content": ...}, ...]. chat_template: instead of the model's.
         """
         from cpuserve.tokenizer.chat import ChatTemplate
+        from cpuserve.tokenizer.load import template_source
 
         template = self._template
         if chat_template is not None:
-            template = ChatTemplate(_template_source(chat_template), self._tokenizer)
+            template = ChatTemplate(template_source(chat_template), self._tokenizer)
         prompts: list[PromptInput] = []
         for conversation in _conversations(messages):
             text = template.render(
@@ -276,27 +277,6 @@ def _resolve(arguments: Mapping[str, Any]) -> EngineConfig:
     for decision in prepared.resolved.decisions:
         log.debug("%s: %s (%s)", decision.field, decision.got, decision.why)
     return prepared.resolved.config
-
-
-def _load_tokenizer(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate]:
-    from cpuserve.tokenizer.chat import ChatTemplate
-    from cpuserve.tokenizer.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer.load(Path(config.tokenizer_path))
-    given = config.chat_template
-    source = tokenizer.chat_template if given is None else _template_source(given)
-    return tokenizer, ChatTemplate(source, tokenizer)
-
-
-def _template_source(given: str) -> str:
-    """The template itself, or what the file of that name holds."""
-    if "{" in given:
-        return given
-    try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        msg = f"cannot read the chat template {given}: {error}"
-        raise ModelError(msg) from None
 
 
 def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -17,11 +16,10 @@ import uvicorn
 from cpuserve.entrypoints.openai.app import create_app
 from cpuserve.entrypoints.openai.http import MAX_HEADER_BYTES, guarded_protocol
 from cpuserve.entrypoints.openai.serving import Serving
-from cpuserve.errors import EngineDead, ModelError
+from cpuserve.errors import EngineDead
 from cpuserve.log import get_logger
 from cpuserve.metrics import ServerMetrics
-from cpuserve.tokenizer.chat import ChatTemplate
-from cpuserve.tokenizer.tokenizer import Tokenizer
+from cpuserve.tokenizer.load import load_tokenizer
 
 if TYPE_CHECKING:
     import socket
@@ -114,7 +112,8 @@ class FrontEnd:
 
     async def _load(self) -> None:
         """Tokenizer and engine, at the same time; StartupError of either."""
-        tokenizer = asyncio.create_task(asyncio.to_thread(_load_tokenizer, self._config))
+        names = self._config.tokenizer_path, self._config.chat_template
+        tokenizer = asyncio.create_task(asyncio.to_thread(load_tokenizer, *names))
         try:
             await self._client.wait_ready()
             self.serving.set_ready(*await tokenizer)
@@ -225,23 +224,6 @@ async def _shown(on_ready: ReadyFn, url: str, client: EngineClient) -> None:
         pass
     except Exception:
         log.exception("showing the banner failed")
-
-
-def _load_tokenizer(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate]:
-    tokenizer = Tokenizer.load(Path(config.tokenizer_path))
-    source = _template_source(config.chat_template) or tokenizer.chat_template
-    return tokenizer, ChatTemplate(source, tokenizer)
-
-
-def _template_source(given: str | None) -> str | None:
-    """The template itself, or what the file of that name holds."""
-    if given is None or "{" in given:
-        return given
-    try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        msg = f"cannot read the chat template {given}: {error}"
-        raise ModelError(msg) from None
 
 
 def _cache_facts(config: EngineConfig) -> dict[str, object]:
