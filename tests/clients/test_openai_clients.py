@@ -1,0 +1,127 @@
+"""The official clients of OpenAI's API, in Python and in JavaScript, against a running server."""
+
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.helpers.served import DEFAULT_MODEL, default_model, running_server
+from tests.helpers.tiny import tiny_model
+
+NPM_VERSION = "6"
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+SCRIPT = Path(__file__).with_name("openai_stream.mjs")
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    with running_server(tiny_model("llama"), "--served-model-name", "tiny") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def smollm():
+    default_model()
+    with running_server(DEFAULT_MODEL) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def node_modules():
+    """A directory outside the checkout with the npm client in it, kept between runs."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed")
+    folder = Path(tempfile.gettempdir()) / f"cpuserve-test-npm-openai-{NPM_VERSION}"
+    folder.mkdir(exist_ok=True)
+    if not (folder / "node_modules" / "openai" / "package.json").exists():
+        (folder / "package.json").write_text('{"private": true, "type": "module"}')
+        command = ["npm", "install", "--no-audit", "--no-fund", f"openai@{NPM_VERSION}"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+        if done.returncode != 0:
+            pytest.skip(f"npm cannot install openai: {done.stderr.strip().splitlines()[-1:]}")
+    return folder
+
+
+def client_of(server):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def check_python_client(server, model):
+    """Everything the client can do with this server; returns the answer."""
+    with client_of(server) as client:
+        sampling = {"model": model, "temperature": 0, "max_tokens": 24}
+        whole = client.chat.completions.create(messages=QUESTION, **sampling)
+        text, usage = "", None
+        with client.chat.completions.create(
+            messages=QUESTION, stream=True, stream_options={"include_usage": True}, **sampling
+        ) as stream:
+            for chunk in stream:
+                assert chunk.object == "chat.completion.chunk"
+                usage = chunk.usage or usage
+                text += "".join(choice.delta.content or "" for choice in chunk.choices)
+        assert text == whole.choices[0].message.content
+        assert usage == whole.usage
+        assert whole.choices[0].finish_reason in ("stop", "length")
+        scored = client.completions.create(
+            prompt="Once upon", echo=True, logprobs=2, **{**sampling, "max_tokens": 1}
+        )
+        assert scored.choices[0].logprobs.token_logprobs[0] is None
+        detailed = client.chat.completions.create(
+            messages=QUESTION, logprobs=True, top_logprobs=3, **sampling
+        )
+        entries = detailed.choices[0].logprobs.content
+        assert len(entries) == detailed.usage.completion_tokens
+        assert len(entries[0].top_logprobs) == 3
+        assert model in [card.id for card in client.models.list()]
+        with pytest.raises(openai.NotFoundError, match="no-such-model"):
+            client.chat.completions.create(messages=QUESTION, model="no-such-model")
+        with pytest.raises(openai.BadRequestError, match="temperature") as caught:
+            client.chat.completions.create(messages=QUESTION, **{**sampling, "temperature": -1})
+        assert caught.value.param == "temperature"
+        return text
+
+
+def check_npm_client(server, model, node_modules):
+    """The same through the npm client; returns the answer."""
+    script = node_modules / SCRIPT.name
+    shutil.copy(SCRIPT, script)
+    done = subprocess.run(
+        ["node", str(script), f"{server.url}/v1", model],
+        cwd=node_modules,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["text"] == seen["whole"] == seen["final"]
+    assert seen["role"] == "assistant"
+    assert seen["finish"] in ("stop", "length")
+    assert seen["usage"]["total_tokens"] > seen["usage"]["completion_tokens"] > 0
+    assert seen["error"] == {"notFound": True, "api": True, "status": 404}
+    assert model in seen["models"]
+    assert seen["continued"]
+    return seen["text"]
+
+
+def test_the_python_client_streams_from_a_tiny_model(tiny):
+    check_python_client(tiny, "tiny")
+
+
+@pytest.mark.network
+def test_the_npm_client_streams_from_a_tiny_model(tiny, node_modules):
+    check_npm_client(tiny, "tiny", node_modules)
+
+
+@pytest.mark.network
+def test_the_python_client_gets_a_sensible_answer(smollm):
+    assert "Paris" in check_python_client(smollm, DEFAULT_MODEL)
+
+
+@pytest.mark.network
+def test_the_npm_client_gets_a_sensible_answer(smollm, node_modules):
+    assert "Paris" in check_npm_client(smollm, DEFAULT_MODEL, node_modules)

@@ -1,0 +1,71 @@
+"""Write the reference of tests/fidelity: transformers in fp32 on the same dequantized weights.
+
+    python -m tests.fidelity.make_reference PATH/TO/SmolLM2-135M-Instruct.Q4_1.gguf
+
+For each passage: its token ids' fingerprint, how many tokens are predicted (all but the first) and
+the sum of their negative log-likelihoods in nats. For each prompt: the greedy continuation, and by
+how much each of its tokens leads the next best (the logit margin).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+
+from tests.fidelity.passages import NUM_GREEDY, PROMPTS, REFERENCE, TEXT, fingerprint, passages
+
+
+def main(path: Path) -> None:
+    torch.manual_seed(0)
+    source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
+    model = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        scored = [score(model, ids_of(tokenizer, text)) for text in passages()]
+        greedy = [continue_greedily(model, ids_of(tokenizer, prompt)) for prompt in PROMPTS]
+    reference = {
+        "command": f"python -m tests.fidelity.make_reference {path.name}",
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "model": {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()},
+        "text_sha256": hashlib.sha256(TEXT.read_bytes()).hexdigest(),
+        "passages": scored,
+        "greedy": greedy,
+    }
+    REFERENCE.parent.mkdir(exist_ok=True)
+    REFERENCE.write_text(json.dumps(reference, indent=1) + "\n", encoding="utf-8")
+    total = sum(p["nll"] for p in scored) / sum(p["predicted"] for p in scored)
+    sys.stdout.write(f"{REFERENCE.name}: {len(scored)} passages, {total:.4f} nats a token\n")
+
+
+def ids_of(tokenizer, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def score(model, ids: list[int]) -> dict[str, object]:
+    logits = model(torch.tensor([ids])).logits[0, :-1].double()
+    logprobs = torch.log_softmax(logits, -1)
+    nll = -logprobs[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].sum().item()
+    return {"ids": fingerprint(ids), "predicted": len(ids) - 1, "nll": round(nll, 6)}
+
+
+def continue_greedily(model, ids: list[int]) -> dict[str, object]:
+    output, margins = [], []
+    for _ in range(NUM_GREEDY):
+        top = model(torch.tensor([ids + output])).logits[0, -1].topk(2)
+        output.append(int(top.indices[0]))
+        margins.append(round(float(top.values[0] - top.values[1]), 4))
+    return {"prompt": fingerprint(ids), "ids": output, "margins": margins}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

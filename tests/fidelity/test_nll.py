@@ -1,0 +1,95 @@
+"""The served model against transformers fp32 on the same dequantized weights."""
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.fidelity.passages import NUM_GREEDY, PROMPTS, TEXT, fingerprint, passages, reference
+from tests.helpers.served import DEFAULT_MODEL, default_model, running_server
+
+# Nats a token. Over the text rounding averages out; over a passage of 60 tokens it does less.
+MEAN_TOLERANCE = 0.005
+PASSAGE_TOLERANCE = 0.02
+GREEDY_TOKENS = 8
+GREEDY_PROMPTS = 8
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return reference()
+
+
+@pytest.fixture(scope="module")
+def server():
+    default_model()
+    with running_server(DEFAULT_MODEL) as client:
+        yield client
+
+
+def test_the_reference_is_of_this_text_and_model(golden):
+    assert golden["text_sha256"] == hashlib.sha256(TEXT.read_bytes()).hexdigest()
+    assert len(golden["passages"]) == len(passages())
+    assert sum(p["predicted"] for p in golden["passages"]) >= 10_000
+    assert all(59 <= p["predicted"] <= 399 for p in golden["passages"])
+    assert [len(g["ids"]) for g in golden["greedy"]] == [NUM_GREEDY] * len(PROMPTS)
+    assert all(min(g["margins"]) >= 0 for g in golden["greedy"])
+    from cpuserve.loader.builtin import BUILTIN
+
+    assert golden["model"]["sha256"] == BUILTIN[DEFAULT_MODEL].sha256
+
+
+def score(server, text):
+    """(fingerprint of the ids, predicted tokens, sum of their NLL) as served."""
+    body = server.post(
+        "/v1/completions",
+        prompt=text,
+        max_tokens=0,
+        echo=True,
+        logprobs=0,
+        add_special_tokens=False,
+        return_token_ids=True,
+    )
+    choice = body["choices"][0]
+    assert choice["text"] == text
+    first, *rest = choice["logprobs"]["token_logprobs"]
+    assert first is None
+    return fingerprint(choice["prompt_token_ids"]), len(rest), -sum(rest)
+
+
+@pytest.mark.network
+@pytest.mark.timeout(300)
+def test_the_negative_log_likelihood_is_the_references(server, golden):
+    with ThreadPoolExecutor(4) as pool:
+        served = list(pool.map(lambda text: score(server, text), passages()))
+    wanted = golden["passages"]
+    assert [(ids, n) for ids, n, _ in served] == [(w["ids"], w["predicted"]) for w in wanted]
+    off = {
+        i: round((nll - w["nll"]) / n, 4)
+        for i, ((_, n, nll), w) in enumerate(zip(served, wanted, strict=True))
+    }
+    tokens = sum(n for _, n, _ in served)
+    mean = (sum(nll for _, _, nll in served) - sum(w["nll"] for w in wanted)) / tokens
+    report = f"mean {mean:+.5f} nats a token; worst {max(off.items(), key=lambda x: abs(x[1]))}"
+    assert abs(mean) <= MEAN_TOLERANCE, report
+    bad = {i: d for i, d in off.items() if abs(d) > PASSAGE_TOLERANCE}
+    assert not bad, f"{report}; passages {json.dumps(bad)}"
+
+
+@pytest.mark.network
+def test_greedy_continuations_agree(server, golden):
+    agreed = []
+    for prompt, wanted in zip(PROMPTS, golden["greedy"], strict=True):
+        choice = server.post(
+            "/v1/completions",
+            prompt=prompt,
+            temperature=0,
+            max_tokens=GREEDY_TOKENS,
+            ignore_eos=True,
+            add_special_tokens=False,
+            return_token_ids=True,
+        )["choices"][0]
+        assert fingerprint(choice["prompt_token_ids"]) == wanted["prompt"]
+        agreed.append(choice["token_ids"] == wanted["ids"][:GREEDY_TOKENS])
+    assert sum(agreed) >= GREEDY_PROMPTS, dict(zip(PROMPTS, agreed, strict=True))
