@@ -130,13 +130,13 @@ AttentionArgs args_of(const Shape& s, Buffers& b, size_t layer, int head, void* 
   return a;
 }
 
-// One new token after `context` - 1: (KV head, run of 8 chunks) units, then the merge.
+// One new token after `context` - 1: (KV head, run of up to 32 chunks) units, then the merge.
 void decode(const Shape& s) {
   const size_t layers = std::max<size_t>(
       1, static_cast<size_t>(kDecodeBytes) /
              (static_cast<size_t>(s.kv_heads) * s.hd * 4 * static_cast<size_t>(s.context)));
   Buffers b(s, 1, layers);
-  const int chunks = s.context / kChunk, run = 8, runs = chunks / run;
+  const int chunks = s.context / kChunk, run = std::min(chunks, 32), runs = chunks / run;
   std::vector<float> partial(static_cast<size_t>(s.kv_heads) * s.group * chunks * (16 + s.hd));
   double best = 1e9, read = 1e9;
   for (int rep = 0; rep < kRepeats; rep++) {

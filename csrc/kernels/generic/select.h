@@ -17,7 +17,7 @@ namespace CPUSERVE_NS {
 constexpr int kMaxBlocks = 2048;  // of ids, each with its largest logit
 constexpr int kBandIds = 4096;    // ids the last step may look at one by one
 constexpr int kThresholds = 4;
-constexpr int kTally = 16;  // lanes of the counting loops
+constexpr int kTally = kLanes;  // lanes of the counting loops
 
 // Keeps id i where logits[i] > logit, or logits[i] == logit and i <= id.
 struct Cut {
@@ -108,20 +108,26 @@ struct Tally {
   int64_t count[kThresholds];
 };
 
+// kTally lanes in the compiler's own vector type, whose comparisons give masks at any level.
+typedef float TallyFloats __attribute__((vector_size(kTally * sizeof(float))));
+typedef int32_t TallyInts __attribute__((vector_size(kTally * sizeof(int32_t))));
+
 template <bool kMass>
 static inline void tally_block(const float* x, const float* mass, int n, const float* thresholds,
                                Tally& t) {
-  float weight[kThresholds][kTally] = {};
-  int32_t count[kThresholds][kTally] = {};
+  TallyFloats weight[kThresholds] = {};
+  TallyInts count[kThresholds] = {};
   int i = 0;
   for (; i + kTally <= n; i += kTally) {
+    TallyFloats v;
+    TallyInts m = {};
+    memcpy(&v, x + i, sizeof v);
+    if (kMass) memcpy(&m, mass + i, sizeof m);
 #pragma GCC unroll 4
     for (int a = 0; a < kThresholds; a++) {
-      for (int j = 0; j < kTally; j++) {
-        const bool in = x[i + j] >= thresholds[a];
-        count[a][j] += in ? 1 : 0;
-        if (kMass) weight[a][j] += in ? mass[i + j] : 0.0f;
-      }
+      const TallyInts in = v >= thresholds[a];  // -1 or 0
+      count[a] -= in;
+      if (kMass) weight[a] += (TallyFloats)(in & m);
     }
   }
   for (int a = 0; a < kThresholds; a++) {
@@ -163,11 +169,11 @@ struct Band {
   int64_t count_lo, count_hi;  // ids at or above lo (at most) and hi
 };
 
-// Thresholds strictly inside the band, in even steps of value or, every other round, of float keys,
-// which no scale of the data defeats.
+// Thresholds strictly inside the band, in even steps of value or, where that did not do, every
+// other round in steps of float keys, which no scale of the data defeats.
 static inline void spread_thresholds(const Band& b, int round, float* t) {
   const int64_t lo = key_of(b.lo), hi = key_of(b.hi);
-  const bool linear = round % 2 == 0 && b.lo > -FLT_MAX && b.hi < FLT_MAX;
+  const bool linear = (round < 5 || round % 2 == 0) && b.lo > -FLT_MAX && b.hi < FLT_MAX;
   const double value = static_cast<double>(b.lo), width = static_cast<double>(b.hi) - value;
   for (int a = 0; a < kThresholds; a++) {
     const int step = kThresholds - a, steps = kThresholds + 1;
@@ -194,24 +200,30 @@ static inline void narrow_band(const Row& r, const float* t, double target, Band
   }
 }
 
-// Ids of the band in ascending order; more than kBandIds are not written, only known to be more.
+CPUSERVE_INLINE bool tally_any(const float* x, float lo, float hi) {
+  TallyFloats v;
+  memcpy(&v, x, sizeof v);
+  const TallyInts in = (v >= lo) & (v < hi);
+  uint64_t words[sizeof in / sizeof(uint64_t)], any = 0;
+  memcpy(words, &in, sizeof in);
+  for (uint64_t w : words) any |= w;
+  return any != 0;
+}
+
+// Ids of the band in ascending order; more than kBandIds - kTally are not written, only known to be
+// more. Without a branch on each id: whether it is in is a coin toss.
 static inline int gather_band(const Row& r, const Band& band) {
   int found = 0;
   for (int b = 0; b < r.blocks; b++) {
     if (r.block_max[b] < band.lo) continue;
-    for (int i = b * r.block; i < block_end(r, b); i += kTally) {
-      const int n = block_end(r, b) - i < kTally ? block_end(r, b) - i : kTally;
-      int any = n < kTally;
-      if (n == kTally) {
-        for (int j = 0; j < kTally; j++) {
-          any += r.logits[i + j] >= band.lo && r.logits[i + j] < band.hi ? 1 : 0;
-        }
-      }
-      if (!any) continue;
+    const int end = block_end(r, b);
+    for (int i = b * r.block; i < end; i += kTally) {
+      const int n = end - i < kTally ? end - i : kTally;
+      if (n == kTally && !tally_any(r.logits + i, band.lo, band.hi)) continue;
+      if (found > kBandIds - kTally) return kBandIds + 1;
       for (int j = i; j < i + n; j++) {
-        if (!(r.logits[j] >= band.lo && r.logits[j] < band.hi)) continue;
-        if (found == kBandIds) return kBandIds + 1;
-        r.ids[found++] = j;
+        r.ids[found] = j;
+        found += static_cast<int>(r.logits[j] >= band.lo) & static_cast<int>(r.logits[j] < band.hi);
       }
     }
   }
@@ -233,7 +245,7 @@ static inline Cut cut_equal(const Row& r, const Band& band, double target) {
 
 static inline Cut cut_band(const Row& r, Band band, double target) {
   for (int round = 0;; round++) {
-    if (band.count_lo - band.count_hi <= kBandIds) {
+    if (band.count_lo - band.count_hi <= kBandIds - kTally) {
       const int found = gather_band(r, band);
       if (found > 0 && found <= kBandIds) {
         const int32_t id = quick_cut(r.logits, r.mass, r.ids, found, target - band.above);
@@ -263,11 +275,21 @@ static inline Cut cut_count(Row r, float largest, int k) {
     if (start > band.lo) band.lo = start;
   }
   if (band.lo == -FLT_MAX) {
-    const float t[kThresholds] = {-FLT_MAX, -FLT_MAX, -FLT_MAX, -FLT_MAX};
+    float t[kThresholds] = {-FLT_MAX, -FLT_MAX, -FLT_MAX, -FLT_MAX};
     band.count_lo = tally_row(r, t).count[0];
     if (band.count_lo <= k) return {-FLT_MAX, r.n};
+    // From the spread of the block maxima a first guess at where k ids begin.
+    float least = largest;
+    for (int b = 0; b < r.blocks; b++) {
+      if (r.block_max[b] > -FLT_MAX && r.block_max[b] < least) least = r.block_max[b];
+    }
+    for (int a = 0; a < kThresholds; a++) {
+      t[a] = largest - static_cast<float>(1 << a) * (largest - least);
+      if (!(t[a] > -FLT_MAX)) t[a] = -FLT_MAX;
+    }
+    narrow_band(r, t, k, band);
   } else if (gather_band(r, band) <= kBandIds) {
-    band.count_lo = kBandIds;
+    band.count_lo = 1;  // few enough
   }
   return cut_band(r, band, k);
 }
