@@ -86,6 +86,13 @@ CPUSERVE_INLINE void finish(const Epilogue& ep, bool plain, int64_t row, int64_t
   }
 }
 
+// The sums of a row's second part, `stride` floats on, join those of its first.
+CPUSERVE_INLINE void join_parts(float* c, int stride, int panels) {
+  for (int i = 0; i < panels * kPanel; i += kLanes) {
+    store(c + i, add(load(c + i), load(c + stride + i)));
+  }
+}
+
 // Runtime row count to compile-time tile.
 template <class Kind, bool kNear, int NP, int MR>
 CPUSERVE_INLINE void call_tile(int rows, const LinearTile& t) {
@@ -112,14 +119,14 @@ CPUSERVE_INLINE int stream_panels_of(int rows) {
 template <class Kind>
 CPUSERVE_INLINE void stream(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
-  const int rows = static_cast<int>(a.m), wide = stream_panels_of<Kind>(rows);
+  const int rows = static_cast<int>(a.m) * a.parts, wide = stream_panels_of<Kind>(rows);
   const bool plain = plain_f32(a.ep);
   float* c = static_cast<float*>(a.scratch);
   const int64_t units = Kind::units(w.k);
   const int64_t ahead_units = kAheadBytes / wide / Kind::kUnitBytes;
   LinearTile t;
   t.x = static_cast<const uint8_t*>(a.x);
-  t.x_stride = a.x_stride;
+  t.x_stride = a.x_stride / static_cast<size_t>(a.parts);
   t.x_padded = round_up(w.k, 32);
   t.panel_bytes = w.panel_bytes;
   t.u0 = 0;
@@ -143,15 +150,17 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
         call_stream_tile<Kind, Kind::kStreamRows>(rows, t);
       }
     }
-    for (int r = 0; r < rows; r++) {
-      finish(a.ep, plain, r, p0, span, c + r * sums_stride<true>());
+    for (int r = 0; r < rows; r += a.parts) {
+      float* sums = c + r * sums_stride<true>();
+      if (a.parts == 2) join_parts(sums, sums_stride<true>(), span);
+      finish(a.ep, plain, r / a.parts, p0, span, sums);
     }
   }
 }
 
 // What one strip's K block needs besides the tile itself.
 struct Block {
-  int64_t row0, rows;
+  int64_t row0, rows;  // values of x; each is `parts` rows of bytes
   int64_t panel0;
   int panels;
   int64_t u0, u1;
@@ -167,10 +176,11 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   const PackedWeight& w = *a.w;
   float* c = static_cast<float*>(a.scratch);
   constexpr int kWidth = sums_stride<false>();
-  const int64_t tiles = (b.rows + Kind::kRows - 1) / Kind::kRows;
+  static_assert(Kind::kRows >= 2, "a tile holds both parts of a row");
+  const int64_t most = Kind::kRows / a.parts, tiles = (b.rows + most - 1) / most;
   const int64_t base = b.rows / tiles, longer = b.rows % tiles;  // equal tiles: no short last one
   LinearTile t;
-  t.x_stride = a.x_stride;
+  t.x_stride = a.x_stride / static_cast<size_t>(a.parts);
   t.x_padded = round_up(w.k, 32);
   t.panel_bytes = w.panel_bytes;
   t.u0 = b.u0;
@@ -178,8 +188,8 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   t.resume = b.u0 > 0;
   int64_t row = 0;
   for (int64_t i = 0; i < tiles; i++) {
-    const int rows = static_cast<int>(base + (i < longer));
-    float* sums = c + (b.keep ? row * kWidth : 0);
+    const int rows = static_cast<int>(base + (i < longer)) * a.parts;
+    float* sums = c + (b.keep ? row * a.parts * kWidth : 0);
     t.x = static_cast<const uint8_t*>(a.x) + static_cast<size_t>(b.row0 + row) * a.x_stride;
     for (int p = 0, np; p < b.panels; p += np) {
       np = b.panels - p >= Kind::kPanels ? Kind::kPanels : 1;
@@ -196,11 +206,12 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
       }
     }
     if (b.last) {
-      for (int r = 0; r < rows; r++) {
-        finish(a.ep, plain, b.row0 + row + r, b.panel0, b.panels, sums + r * kWidth);
+      for (int r = 0; r < rows; r += a.parts) {
+        if (a.parts == 2) join_parts(sums + r * kWidth, kWidth, b.panels);
+        finish(a.ep, plain, b.row0 + row + r / a.parts, b.panel0, b.panels, sums + r * kWidth);
       }
     }
-    row += rows;
+    row += rows / a.parts;
   }
 }
 
@@ -212,10 +223,11 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const int64_t units = Kind::units(w.k);
   const int64_t most = kBlockBytes / (kStripPanels * Kind::kUnitBytes);
   const int64_t blocks = (units + most - 1) / most, step = (units + blocks - 1) / blocks;
-  for (int64_t row0 = 0; row0 < a.m; row0 += kBlockRows) {
+  const int64_t height = kBlockRows / a.parts;
+  for (int64_t row0 = 0; row0 < a.m; row0 += height) {
     Block b;
     b.row0 = row0;
-    b.rows = a.m - row0 < kBlockRows ? a.m - row0 : kBlockRows;
+    b.rows = a.m - row0 < height ? a.m - row0 : height;
     b.keep = blocks > 1;
     for (b.panel0 = a.panel0; b.panel0 < a.panel1; b.panel0 += kStripPanels) {
       const int64_t left = a.panel1 - b.panel0;
@@ -240,7 +252,7 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
 template <class Kind>
 void run_linear(const LinearArgs& a) noexcept {
   if (a.m <= 0 || a.panel0 >= a.panel1) return;
-  if (a.m <= Kind::kStreamRows) {
+  if (a.m * a.parts <= Kind::kStreamRows) {
     stream<Kind>(a);
   } else {
     blocked<Kind>(a);
