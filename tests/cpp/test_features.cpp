@@ -14,7 +14,7 @@ CpuInfo cpu_with(std::vector<std::string> features) {
   return cpu;
 }
 
-bool contains(const std::vector<std::string>& list, const char* name) {
+[[maybe_unused]] bool contains(const std::vector<std::string>& list, const char* name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
