@@ -1,9 +1,8 @@
 // Attention against the roofs of the same minute: decode as a share of a bare read of the same KV
 // bytes, prefill as a share of the dot-product peak (useful work: keys a row sees). Prints one JSON
-// record a line. Build and run from the repository root:
-//   g++ -std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -march=x86-64-v4
-//     -mavx512vnni -mavx512bf16 -mprefer-vector-width=512 -fopenmp -Icsrc
-//     benchmarks/attention_bench.cpp csrc/kernels/isa/avx512_bf16.cpp -o attention_bench
+// record a line. After a build in BUILD, from the repository root:
+//   g++ -std=c++17 -O2 -fopenmp -Icsrc benchmarks/attention_bench.cpp BUILD/libcpuserve_core.a
+//     $(find BUILD -path '*cpuserve_isa_*' -name '*.o') -o attention_bench
 //   OMP_WAIT_POLICY=passive ./attention_bench [decode|prefill|all] [cpu]
 #include <omp.h>
 #include <sys/mman.h>
@@ -15,9 +14,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/table.h"
-
-extern "C" const cpuserve::KernelTable* cpuserve_isa_avx512_bf16();
+#include "kernels/resolve.h"
 
 namespace {
 using namespace cpuserve;
@@ -25,7 +22,10 @@ using namespace cpuserve;
 constexpr double kDecodeBytes = 400e6;  // several times the last-level cache
 constexpr int kRepeats = 8;             // short and many: a shared machine is quiet now and then
 
-const KernelTable& kernels() { return *cpuserve_isa_avx512_bf16(); }
+const KernelTable& kernels() {
+  static const KernelTable* const table = find_kernels("avx512_bf16");
+  return *table;
+}
 
 // Wall time, or with "cpu" the process's CPU time per thread: what a machine shared with other work
 // would do alone (waiting threads must then sleep: OMP_WAIT_POLICY=passive).

@@ -11,7 +11,8 @@ using harness::Rng;
 namespace {
 
 const int64_t kWidths[] = {1, 5, 16, 31, 32, 33, 48, 64, 100, 576, 1000};
-const ActFormat kFormats[] = {ActFormat::f32, ActFormat::bf16, ActFormat::q8g32};
+const ActFormat kFormats[] = {ActFormat::f32, ActFormat::bf16, ActFormat::q8g32,
+                              ActFormat::q8g32x2};
 
 // `rows` rows in one of the formats; bytes start as 0xff, which is NaN in the float formats.
 class Matrix {
@@ -30,6 +31,9 @@ class Matrix {
   float* scales(int64_t row) { return reinterpret_cast<float*>(bytes(row) + padded()); }
   int32_t* sums(int64_t row) { return reinterpret_cast<int32_t*>(scales(row) + padded() / 32); }
 
+  int8_t* second(int64_t row) { return q(row) + rows_.stride / 2; }
+  float* second_scales(int64_t row) { return reinterpret_cast<float*>(second(row) + padded()); }
+
   // Column as a number, whatever the format.
   double value(int64_t row, int64_t column) {
     switch (rows_.format) {
@@ -39,6 +43,9 @@ class Matrix {
         return from_bf16(bf16(row)[column]);
       case ActFormat::q8g32:
         return static_cast<double>(scales(row)[column / 32]) * q(row)[column];
+      case ActFormat::q8g32x2:
+        return static_cast<double>(scales(row)[column / 32]) * q(row)[column] +
+               static_cast<double>(second_scales(row)[column / 32]) * second(row)[column];
     }
     return NAN;
   }
@@ -63,6 +70,8 @@ double rounding(ActFormat format, double value, double amax) {
       return std::fabs(value) / 256;
     case ActFormat::q8g32:
       return amax / 127 * 0.5001;
+    case ActFormat::q8g32x2:
+      return amax / 127 / 127 * 0.501;
   }
   return 0;
 }
