@@ -57,6 +57,8 @@ def show(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={v}" for k, v in value.items()) or "none"
     if isinstance(value, list | tuple):
         return ",".join(str(v) for v in value) or "-"
     return str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -35,6 +36,8 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     platform: str | None = None
     quantization: str | None = None
     chat_template: str | None = None
+    generation_config: str | None = None
+    override_generation_config: dict[str, Any] | None = None
     seed: int | None = None
     enforce_eager: bool | None = None
     disable_log_stats: bool | None = None
@@ -56,6 +59,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     cpus: per thread, in thread order, or None for unpinned. frontend_cpus: the front end's.
     activation_bits: 8 or 16, of what meets quantized weights: one or two int8 terms, groups of 32.
     kv_blocks x block_size tokens of KV cache in `kv_dtype` ("bf16", "f16", "f32").
+    default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
     executor "native" runs at level `isa`; "torch" is the floor.
     """
 
@@ -79,6 +83,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     tensor_parallel_size: int
     platform: str
     seed: int
+    default_sampling: dict[str, int | float]
     served_model_names: list[str]
     chat_template: str | None
     tokenizer_path: str

@@ -7,13 +7,16 @@ in README.md all read this list. A new option is one `Field` here and one attrib
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cpuserve.config.generation import check_settings
 from cpuserve.config.values import parse_bind, parse_count, parse_space
 
-Kind = Literal["text", "count", "flag", "list"]
+Kind = Literal["text", "count", "flag", "list", "object"]
 TRUE = {"1": True, "true": True, "yes": True, "on": True}
 FALSE = {"0": False, "false": False, "no": False, "off": False}
 
@@ -94,13 +97,15 @@ class Field:
         if self.kind == "list":
             items = value if isinstance(value, list | tuple) else str(value).split(",")
             return [str(item).strip() for item in items]
+        if self.kind == "object":
+            return _object(value)
         if isinstance(value, bool | list | tuple | dict) or value is None:
             msg = "must be a text"
             raise ValueError(msg)
         text = str(value).strip()
         lowered = text.lower()
         if self.choices or self.synonyms:
-            return self.synonyms.get(lowered, lowered)
+            return self.synonyms.get(lowered, lowered if self.choices else text)
         return text
 
 
@@ -119,6 +124,16 @@ def _count(value: object) -> int:
         msg = "must be a whole number"
         raise ValueError(msg)
     return value if isinstance(value, int) else parse_count(value)
+
+
+def _object(value: object) -> dict[str, Any]:
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    if not isinstance(value, Mapping):
+        msg = """must be a JSON object, such as '{"temperature": 0.7}'"""
+        raise ValueError(msg)
+    return {str(key): item for key, item in value.items()}
 
 
 def at_least(least: int, most: int = 2**31 - 1) -> Callable[[int], None]:
@@ -287,6 +302,28 @@ FIELDS: tuple[Field, ...] = (
         env="CPUSERVE_SEED",
         check=at_least(0),
         metavar="N",
+    ),
+    Field(
+        "generation_config",
+        "Where default sampling comes from: auto, cpuserve (OpenAI's defaults), or a directory.",
+        "auto: the model's generation_config.json; built-in models have their own",
+        MODEL,
+        flags=("--generation-config",),
+        env="CPUSERVE_GENERATION_CONFIG",
+        synonyms={"auto": "auto", "cpuserve": "cpuserve", "vllm": "cpuserve"},
+        check=not_empty,
+        metavar="PATH",
+    ),
+    Field(
+        "override_generation_config",
+        "Default sampling as JSON, over the model's; null takes a setting away.",
+        "none",
+        MODEL,
+        kind="object",
+        flags=("--override-generation-config",),
+        env="CPUSERVE_OVERRIDE_GENERATION_CONFIG",
+        check=check_settings,
+        metavar="JSON",
     ),
     # -- server ------------------------------------------------------------------------------
     Field(

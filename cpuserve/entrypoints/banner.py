@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from cpuserve.config.generation import render_settings
 from cpuserve.config.values import format_bytes, format_cpus
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ def render(prepared: Prepared, url: str | None = None) -> str:
         "context": f"{config.max_model_len} tokens ({why['max_model_len']}), "
         f"up to {config.max_num_seqs} requests at a time",
     }
+    if config.default_sampling:
+        by = "override_generation_config"
+        reason = why[by] if by in why else why["generation_config"]
+        settings = render_settings(config.default_sampling)
+        seen["sampling"] = f"{settings} unless a request says otherwise ({reason})"
     if url is not None:
         seen["API"] = f"{url}/v1"
     return "\n".join(f"  {name:<9} {text}" for name, text in seen.items())

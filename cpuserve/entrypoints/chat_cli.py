@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ def generate(args: argparse.Namespace) -> int:
 
     async def complete(session: Session) -> None:
         ids = session.tokenizer.encode(prompt)
-        await session.stream(ids, _params(args, 256))
+        await session.stream(ids, session.params(args, 256))
         say()
 
     return _with_session(args, complete)
@@ -47,7 +47,7 @@ def chat(args: argparse.Namespace) -> int:
     """Talk until the end of input; with --message, one answer."""
 
     async def talk(session: Session) -> None:
-        conversation = Conversation(session, args.system, _params(args, None))
+        conversation = Conversation(session, args.system, session.params(args, None))
         if args.message is not None:
             await conversation.turn(args.message)
             return
@@ -71,6 +71,11 @@ class Session:
     client: InlineClient
     tokenizer: Tokenizer
     template: ChatTemplate
+
+    def params(self, args: argparse.Namespace, max_tokens: int | None) -> SamplingParams:
+        """The flags' values over the model's defaults; `max_tokens` where neither has one."""
+        defaults = self.prepared.resolved.config.default_sampling
+        return sampling_params(args, {"max_tokens": max_tokens, **defaults})
 
     async def stream(self, ids: list[int], params: SamplingParams) -> str:
         """Write the completion of `ids` as it comes; returns it."""
@@ -164,14 +169,17 @@ async def _run(prepared: Prepared, progress: Progress, work: Any) -> None:
         await client.close()
 
 
-def _params(args: argparse.Namespace, max_tokens: int | None) -> SamplingParams:
+def sampling_params(
+    args: argparse.Namespace, defaults: Mapping[str, int | float | None]
+) -> SamplingParams:
+    """The sampling flags over `defaults`; ConfigError for a value out of range."""
     given = {
         name: getattr(args, name)
         for name in ("temperature", "top_p", "top_k", "max_tokens")
         if getattr(args, name) is not None
     }
     try:
-        return SamplingParams(**{"max_tokens": max_tokens, **given})
+        return SamplingParams(**{**defaults, **given})
     except RequestError as e:
         raise ConfigError(str(e)) from None
 

@@ -93,7 +93,8 @@ class LLM:
         """Complete each prompt; the results are in the order of the prompts.
 
         prompts: a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a
-        list of these. sampling_params: for all, or one for each. use_tqdm: show progress on a
+        list of these. sampling_params: for all, or one for each; None: the model's defaults
+        (`get_default_sampling_params`). use_tqdm: show progress on a
         terminal.
 
         Raises:
@@ -101,7 +102,8 @@ class LLM:
             EngineDead: the engine has ended.
         """
         requests = [self._request(prompt) for prompt in _as_list(prompts)]
-        params = _one_each(sampling_params, len(requests))
+        given = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        params = _one_each(given, len(requests))
         priorities = list(priority or [0] * len(requests))
         if len(priorities) != len(requests):
             msg = f"{len(priorities)} priorities for {len(requests)} prompts"
@@ -156,8 +158,8 @@ class LLM:
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What generate() uses when it is given none."""
-        return SamplingParams()
+        """What generate() uses when it is given none: the model's defaults over vLLM's."""
+        return SamplingParams(**self.config.default_sampling)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Free weights, KV cache and threads; more calls are refused."""
@@ -317,11 +319,9 @@ def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
     return listed
 
 
-def _one_each(
-    given: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
+def _one_each(given: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    if isinstance(given, SamplingParams):
+        return [given] * count
     if len(given) != count:
         msg = f"{len(given)} sampling_params for {count} prompts"
         raise InvalidRequest(msg, param="sampling_params")

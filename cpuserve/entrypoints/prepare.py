@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.config.engine import EngineOptions, Resolved
+from cpuserve.config.generation import read_settings
 from cpuserve.config.load import Asked
+from cpuserve.errors import ConfigError, InvalidRequest
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
 
 if TYPE_CHECKING:
@@ -44,9 +46,21 @@ def prepare(asked: Asked, progress: Progress | None = None) -> Prepared:
     platform, notes = select(asked.options.platform)
     path = find(asked.options, progress)
     spec, facts = model_facts(asked.options, path)
+    _check_override(asked)
     host = platform.host()
     resolved = platform.resolve(asked.options, asked.sources, facts, host)
     return Prepared(resolved, spec, facts, host, platform, (*asked.notes, *notes))
+
+
+def _check_override(asked: Asked) -> None:
+    """ConfigError for a default that no request could set either."""
+    from cpuserve.loader.generation import check_ranges
+
+    try:
+        check_ranges(read_settings(asked.options.override_generation_config or {}))
+    except InvalidRequest as error:
+        msg = f"{asked.sources.get('override_generation_config', 'argument')}: {error}"
+        raise ConfigError(msg) from None
 
 
 def model_name(options: EngineOptions) -> str:
@@ -67,11 +81,13 @@ def find(options: EngineOptions, progress: Progress | None = None) -> Path:
 
 def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFacts]:
     """The model's numbers from config.json or GGUF metadata."""
+    from cpuserve.loader.generation import recommended
     from cpuserve.models.generic import read_spec
 
     config, weight_bytes, quantization = _read(path)
     spec, has_program = read_spec(config)
     tokenizer = options.tokenizer or str(path)
+    generation = recommended(options.generation_config or "auto", model_name(options), path)
     facts = ModelFacts(
         name=model_name(options),
         path=str(path),
@@ -85,6 +101,8 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         activation_width=_activation_width(spec),
         has_program=has_program,
         matrix_weights=_matrix_weights(spec) if has_program else 0,
+        generation=generation.values,
+        generation_why=generation.why,
     )
     return spec, facts
 

@@ -11,8 +11,8 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -26,7 +26,10 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BuiltinModel:
-    """A GGUF inside a wheel: `member` of package `package` at `version`; sizes in bytes."""
+    """A GGUF inside a wheel: `member` of package `package` at `version`; sizes in bytes.
+
+    generation: sampling parameters it is served with where a request sets none; generation_why.
+    """
 
     name: str
     description: str
@@ -36,6 +39,8 @@ class BuiltinModel:
     size: int
     wheel_size: int
     sha256: str
+    generation: Mapping[str, int | float] = field(default_factory=dict)
+    generation_why: str = ""
 
     @property
     def file_name(self) -> str:
@@ -55,6 +60,10 @@ BUILTIN = {
             size=98362432,
             wheel_size=92871040,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            # OpenAI's default, temperature 1, is for large models: one of 135 million weights
+            # wanders off when it is sampled like that. A request's own temperature wins.
+            generation={"temperature": 0.0},
+            generation_why="a model of 135M weights wanders when sampled at temperature 1",
         ),
     )
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from cpuserve.config.engine import EngineOptions, Resolved
@@ -26,7 +26,8 @@ class ModelFacts:
     quantization: its weight format where it has one ("gguf Q4_1"). weight_bytes: tensor bytes in
     the files; matrix_weights: how many weights the matrices have, a tied one counted once (0
     without a program). activation_width: floats of scratch one token of a step needs. has_program:
-    cpuserve knows the architecture.
+    cpuserve knows the architecture. generation: sampling parameters the model recommends;
+    generation_why: by whom and why.
     """
 
     name: str
@@ -41,6 +42,8 @@ class ModelFacts:
     activation_width: int
     has_program: bool = True
     matrix_weights: int = 0
+    generation: Mapping[str, int | float] = field(default_factory=dict)
+    generation_why: str = "the model recommends nothing"
 
 
 @runtime_checkable

@@ -11,6 +11,7 @@ import msgspec
 
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import EngineConfig, EngineOptions, Resolved
+from cpuserve.config.generation import merged, read_settings
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.host import Host
@@ -139,6 +140,7 @@ class CpuPlatform:
             tensor_parallel_size=ranks,
             platform=self.name,
             seed=ledger.decide("seed", options.seed or 0, "of sampling without a request's own"),
+            default_sampling=_default_sampling(options, ledger, facts),
             served_model_names=_served_names(options, ledger, facts),
             chat_template=options.chat_template,
             tokenizer_path=facts.tokenizer_path,
@@ -313,6 +315,18 @@ def _batching(options: EngineOptions, ledger: Ledger) -> tuple[int, int]:
         "as asked" if options.max_num_batched_tokens else "enough rows to keep the cores busy",
     )
     return seqs, tokens
+
+
+def _default_sampling(
+    options: EngineOptions, ledger: Ledger, facts: ModelFacts
+) -> dict[str, int | float]:
+    """What a request gets where it sets nothing itself."""
+    ledger.decide("generation_config", dict(facts.generation), facts.generation_why)
+    override = read_settings(options.override_generation_config or {})
+    got = merged(facts.generation, override)
+    if options.override_generation_config is not None:
+        ledger.decide("override_generation_config", got, "as asked, over the model's")
+    return got
 
 
 def _served_names(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> list[str]:

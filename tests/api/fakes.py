@@ -124,11 +124,18 @@ class FakeEngine:
         self.alive = False
 
 
-def make_serving(engine: FakeEngine | None = None, *, http: HttpLimits | None = None) -> Serving:
+def make_serving(
+    engine: FakeEngine | None = None,
+    *,
+    http: HttpLimits | None = None,
+    default_sampling: dict[str, float] | None = None,
+) -> Serving:
     """A Serving that is ready."""
     engine = engine or FakeEngine()
     metrics = ServerMetrics(model_name="tiny", max_model_len=MAX_LEN, stats=lambda: engine.stats)
-    serving = Serving(engine, metrics, ("tiny", "alias"), MAX_LEN, http or HttpLimits())
+    serving = Serving(
+        engine, metrics, ("tiny", "alias"), MAX_LEN, http or HttpLimits(), default_sampling or {}
+    )
     serving.set_ready(tokenizer(), ChatTemplate(tokenizer().chat_template, tokenizer()))
     return serving
 
@@ -143,9 +150,10 @@ class Api:
         http: HttpLimits | None = None,
         api_keys: tuple[str, ...] = (),
         key: str | None = None,
+        default_sampling: dict[str, float] | None = None,
     ) -> None:
         self.engine = FakeEngine(script)
-        self.serving = make_serving(self.engine, http=http)
+        self.serving = make_serving(self.engine, http=http, default_sampling=default_sampling)
         self.app = create_app(self.serving, api_keys=api_keys)
         self._key = key
 

@@ -24,6 +24,12 @@ def test_models_lists_every_served_name(api):
     assert isinstance(card["created"], int)
 
 
+def test_models_says_what_requests_are_sampled_with():
+    assert Api().get("/v1/models").json()["data"][0]["default_sampling_params"] == {}
+    card = Api(default_sampling={"temperature": 0.0}).get("/v1/models/alias").json()
+    assert card["default_sampling_params"] == {"temperature": 0.0}
+
+
 def test_one_model_can_be_asked_for(api):
     assert api.get("/v1/models/alias").json()["id"] == "alias"
     assert error_of(api.get("/v1/models/org/name"))["code"] == 404

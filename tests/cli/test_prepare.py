@@ -1,12 +1,17 @@
 """What a start knows of a model before a tensor is read, and what the banner says of it."""
 
+import dataclasses
+import json
 import math
 
 import pytest
 
 from cpuserve.config.engine import EngineOptions
-from cpuserve.entrypoints import banner
-from cpuserve.entrypoints.prepare import Prepared, model_facts
+from cpuserve.config.load import from_arguments
+from cpuserve.entrypoints import banner, cli
+from cpuserve.entrypoints.chat_cli import Session
+from cpuserve.entrypoints.prepare import Prepared, model_facts, prepare
+from cpuserve.errors import ConfigError
 from cpuserve.loader.safetensors import SafetensorsStore
 from cpuserve.platforms.cpu import CpuPlatform
 from tests.helpers.hosts import LLAMA_1B, SMOLLM2, load_host, resolve
@@ -33,3 +38,63 @@ def test_the_banner_says_how_precise_activations_are_where_weights_are_quantized
     assert "activations 8 bits (as asked" in banner_of(activation_bits="8")
     assert "activations" not in banner_of(LLAMA_1B)
     assert "activations" not in banner_of(LLAMA_1B, activation_bits="16")
+
+
+def test_the_banner_says_what_requests_are_sampled_with():
+    facts = dataclasses.replace(SMOLLM2, generation={"temperature": 0.0}, generation_why="why so")
+    assert "temperature 0 unless a request says otherwise (why so)" in banner_of(facts)
+    text = banner_of(facts, override_generation_config={"temperature": 0.5, "top_k": 9})
+    assert "temperature 0.5, top_k 9 unless a request says otherwise (as asked" in text
+    assert "sampling" not in banner_of()
+
+
+@pytest.fixture
+def model():
+    """A tiny model with a generation_config.json; it is taken away afterwards."""
+    path = tiny_model("llama", seed=7)
+    (path / "generation_config.json").write_text(json.dumps({"temperature": 0.3, "top_k": 5}))
+    yield path
+    (path / "generation_config.json").unlink()
+
+
+def prepared(model, **arguments):
+    return prepare(from_arguments({"model": str(model), **arguments}, environ={}))
+
+
+def test_the_models_settings_reach_the_engine_config(model):
+    resolved = prepared(model).resolved
+    assert resolved.config.default_sampling == {"temperature": 0.3, "top_k": 5}
+    assert prepared(model, generation_config="vllm").resolved.config.default_sampling == {}
+    over = prepared(model, override_generation_config={"temperature": 0, "top_k": None})
+    assert over.resolved.config.default_sampling == {"temperature": 0}
+
+
+def test_an_override_out_of_range_is_refused_by_name(model):
+    with pytest.raises(ConfigError, match="override_generation_config: top_p must be in"):
+        prepared(model, override_generation_config={"top_p": 2})
+
+
+def test_cpuserve_config_shows_the_default_sampling(model, capsys):
+    argv = ["config", str(model), "--override-generation-config", '{"top_k": 6}', "--json"]
+    assert cli.main(argv) == 0
+    rows = {row["field"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["generation_config"]["got"] == {"temperature": 0.3, "top_k": 5}
+    assert rows["override_generation_config"]["got"] == {"temperature": 0.3, "top_k": 6}
+    assert rows["override_generation_config"]["source"] == "flag --override-generation-config"
+
+
+@pytest.mark.parametrize(
+    ("flags", "temperature", "top_k", "max_tokens"),
+    [
+        ([], 0.3, 5, 256),
+        (["--temperature=1", "--top-k=0", "--max-tokens=4"], 1.0, 0, 4),
+        (["--temperature=0"], 0.0, 5, 256),
+    ],
+)
+def test_the_terminal_takes_the_defaults_under_its_flags(
+    model, flags, temperature, top_k, max_tokens
+):
+    args = cli.build_parser().parse_args(["generate", str(model), *flags])
+    params = Session(prepared(model), None, None, None).params(args, 256)
+    wanted = (temperature, top_k, max_tokens)
+    assert (params.temperature, params.top_k, params.max_tokens) == wanted

@@ -211,6 +211,7 @@ def fake_config(**changes) -> EngineConfig:
         "tensor_parallel_size": 1,
         "platform": "cpu",
         "seed": 0,
+        "default_sampling": {},
         "served_model_names": ["fake"],
         "chat_template": None,
         "tokenizer_path": "",

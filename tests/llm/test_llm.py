@@ -101,6 +101,25 @@ def test_generate_without_prompts_is_empty(make_llm):
     assert make_llm().generate([]) == []
 
 
+def test_generate_without_parameters_takes_the_models_defaults(make_llm, monkeypatch):
+    llm = make_llm(default_sampling={"temperature": 0.0, "max_tokens": 3})
+    defaults = llm.get_default_sampling_params()
+    assert defaults == SamplingParams(temperature=0.0, max_tokens=3)
+    assert llm.get_default_sampling_params() is not defaults
+    submit, seen = llm._client.submit, []
+
+    def recording(ids, params, *rest):
+        seen.append(params)
+        return submit(ids, params, *rest)
+
+    monkeypatch.setattr(llm._client, "submit", recording)
+    llm.generate([5, 6])
+    llm.chat([{"role": "user", "content": "a"}])
+    explicit = SamplingParams(max_tokens=5, seed=1)
+    llm.generate([5, 6], explicit)
+    assert seen == [defaults, defaults, explicit]
+
+
 def test_n_sequences_of_a_seeded_request_use_seed_plus_index(make_llm):
     params = SamplingParams(max_tokens=6, n=3, seed=2**63 - 2)
     (output,) = make_llm().generate([[5, 6]], params)

@@ -281,6 +281,29 @@ def test_a_step_holds_a_token_of_every_request():
     assert config.max_num_batched_tokens == 4096
 
 
+RECOMMENDED = dataclasses.replace(
+    SMOLLM2, generation={"temperature": 0.0, "top_k": 20}, generation_why="a reason"
+)
+
+
+@pytest.mark.parametrize(
+    ("override", "result"),
+    [
+        (None, {"temperature": 0.0, "top_k": 20}),
+        ({}, {"temperature": 0.0, "top_k": 20}),
+        ({"temperature": 0.7}, {"temperature": 0.7, "top_k": 20}),
+        ({"temperature": None, "max_new_tokens": 9}, {"top_k": 20, "max_tokens": 9}),
+    ],
+)
+def test_default_sampling_is_the_models_under_what_is_asked(override, result):
+    resolved = resolve("vm_2core_zen5", RECOMMENDED, override_generation_config=override)
+    assert resolved.config.default_sampling == result
+    assert got(resolved, "generation_config") == RECOMMENDED.generation
+    assert why(resolved, "generation_config") == "a reason"
+    if override is not None:
+        assert got(resolved, "override_generation_config") == result
+
+
 def test_hints_degrade_with_a_line():
     resolved = resolve("vm_2core_zen5", block_size=128, enforce_eager=True)
     assert resolved.config.block_size == 32

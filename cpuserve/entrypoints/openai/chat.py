@@ -51,7 +51,7 @@ async def create_chat_completion(request: Request) -> Response:
     check_supported(asked)
     check_stream(asked)
     prompt = await chat_prompt(call.serving, asked)
-    params = chat_params(asked, prompt.ids, call.serving.bounds)
+    params = chat_params(asked, prompt.ids, call.serving.bounds, call.serving.default_sampling)
     jobs = fan_out([prompt], [params], asked.priority or 0)
     call.serving.check_room(len(jobs))
     answer = _ChatAnswer(call, asked, model, jobs)

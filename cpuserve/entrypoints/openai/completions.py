@@ -54,8 +54,8 @@ async def create_completion(request: Request) -> Response:
     check_supported(asked)
     check_stream(asked)
     prompts = await completion_prompts(call.serving, asked)
-    limits = call.serving.bounds
-    params = [completion_params(asked, prompt.ids, limits) for prompt in prompts]
+    limits, defaults = call.serving.bounds, call.serving.default_sampling
+    params = [completion_params(asked, prompt.ids, limits, defaults) for prompt in prompts]
     jobs = fan_out(prompts, params, asked.priority or 0)
     call.serving.check_room(len(jobs))
     answer = _CompletionAnswer(call, asked, model, prompts, jobs)

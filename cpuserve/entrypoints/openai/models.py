@@ -14,8 +14,16 @@ router = APIRouter()
 
 
 def _card(serving: Serving, name: str) -> ModelCard:
-    root = serving.model_names[0]
-    return ModelCard(name, "model", serving.started, "cpuserve", root, None, serving.max_model_len)
+    return ModelCard(
+        name,
+        "model",
+        serving.started,
+        "cpuserve",
+        serving.model_names[0],
+        None,
+        serving.max_model_len,
+        dict(serving.default_sampling),
+    )
 
 
 @router.get("/v1/models", openapi_extra=json_answer(ModelList))

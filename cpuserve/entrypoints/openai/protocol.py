@@ -248,7 +248,7 @@ class Completion(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct):
-    """One served name."""
+    """One served name; default_sampling_params: what a request gets that does not set them."""
 
     id: str
     object: str
@@ -257,6 +257,7 @@ class ModelCard(msgspec.Struct):
     root: str
     parent: str | None
     max_model_len: int
+    default_sampling_params: dict[str, int | float]
 
 
 class ModelList(msgspec.Struct):

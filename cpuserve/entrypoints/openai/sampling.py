@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cpuserve.core.admission import Limits, check_request
@@ -16,6 +17,9 @@ from cpuserve.entrypoints.openai.protocol import (
 )
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.params import SamplingParams
+
+# Sampling parameters of a request that does not set them, by name.
+Defaults = Mapping[str, int | float]
 
 _NEVER = (
     "use_beam_search",
@@ -91,23 +95,28 @@ def check_stream(request: GenerationRequest) -> None:
         raise InvalidRequest(msg, param="prompt_logprobs")
 
 
-def chat_params(request: ChatRequest, prompt: list[int], limits: Limits) -> SamplingParams:
-    """The parameters of each of the n sequences of a chat completion."""
+def chat_params(
+    request: ChatRequest, prompt: list[int], limits: Limits, defaults: Defaults
+) -> SamplingParams:
+    """The parameters of each of the n sequences of a chat completion; `defaults`: the server's."""
     name, asked = "max_tokens", request.max_tokens
     if request.max_completion_tokens is not None:
         name, asked = "max_completion_tokens", request.max_completion_tokens
     scoring = asked == 0 and request.prompt_logprobs is not None
     lengths = Lengths(len(prompt), limits.max_model_len, asked, name, scoring)
     logprobs = _chat_logprobs(request)
-    params = _params(request, limits, max_tokens(lengths), logprobs, request.prompt_logprobs)
+    budget = max_tokens(lengths)
+    if asked is None and "max_tokens" in defaults:
+        budget = min(budget, _default_length(request, defaults))
+    params = _params(request, limits, defaults, budget, logprobs, request.prompt_logprobs)
     check_request(prompt, params, limits)
     return params
 
 
 def completion_params(
-    request: CompletionRequest, prompt: list[int], limits: Limits
+    request: CompletionRequest, prompt: list[int], limits: Limits, defaults: Defaults
 ) -> SamplingParams:
-    """The parameters of each of the n sequences of one prompt of a completion."""
+    """The parameters of each of the n sequences of one prompt; `defaults`: the server's."""
     _check_logprobs("logprobs", request.logprobs)
     prompt_logprobs = request.prompt_logprobs
     if request.echo and prompt_logprobs is None:
@@ -116,8 +125,8 @@ def completion_params(
     lengths = Lengths(len(prompt), limits.max_model_len, request.max_tokens, "max_tokens", scoring)
     budget = max_tokens(lengths)
     if request.max_tokens is None:
-        budget = min(budget, max(16, request.min_tokens or 0))
-    params = _params(request, limits, budget, request.logprobs, prompt_logprobs)
+        budget = min(budget, _default_length(request, defaults))
+    params = _params(request, limits, defaults, budget, request.logprobs, prompt_logprobs)
     check_request(prompt, params, limits)
     return params
 
@@ -155,6 +164,20 @@ def max_tokens(lengths: Lengths) -> int:
     return lengths.asked
 
 
+def _default_length(request: GenerationRequest, defaults: Defaults) -> int:
+    """New tokens of a request that does not say how many: the server's default or OpenAI's 16."""
+    return max(int(defaults.get("max_tokens", 16)), request.min_tokens or 0)
+
+
+def _defaults_for(request: GenerationRequest, defaults: Defaults) -> dict[str, int | float]:
+    """The server's sampling defaults for this request, without max_tokens."""
+    usable = {name: value for name, value in defaults.items() if name != "max_tokens"}
+    # Who wants several answers wants different ones; greedy by default would give n equal ones.
+    if (request.n or 1) > 1 and request.temperature is None and usable.get("temperature") == 0:
+        del usable["temperature"]
+    return usable
+
+
 def check_token_ids(name: str, ids: list[int], vocab_size: int) -> None:
     """InvalidRequest naming the first id outside the vocabulary."""
     if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
@@ -167,6 +190,7 @@ def check_token_ids(name: str, ids: list[int], vocab_size: int) -> None:
 def _params(
     request: GenerationRequest,
     limits: Limits,
+    defaults: Defaults,
     budget: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
@@ -198,9 +222,10 @@ def _params(
         "logit_bias": _logit_bias(request.logit_bias, limits.vocab),
         "allowed_token_ids": request.allowed_token_ids,
     }
+    asked = {name: value for name, value in given.items() if value is not None}
     return SamplingParams(
         max_tokens=budget,
-        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+        **{**_defaults_for(request, defaults), **asked},  # type: ignore[arg-type]
     )
 
 

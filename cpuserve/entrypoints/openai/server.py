@@ -64,7 +64,8 @@ class FrontEnd:
             metrics,
             tuple(config.served_model_names),
             config.max_model_len,
-            build="|".join((config.architecture, config.dtype, config.isa, config.executor)),
+            default_sampling=config.default_sampling,
+            build=_build(config),
         )
         self._stop = asyncio.Event()
         self._server = make_server(self.serving, http)
@@ -224,6 +225,12 @@ async def _shown(on_ready: ReadyFn, url: str, client: EngineClient) -> None:
         pass
     except Exception:
         log.exception("showing the banner failed")
+
+
+def _build(config: EngineConfig) -> str:
+    """What, besides version and model, changes the answer to a seeded request."""
+    facts = (config.architecture, config.dtype, config.activation_bits, config.isa, config.executor)
+    return "|".join(map(str, (*facts, sorted(config.default_sampling.items()))))
 
 
 def _cache_facts(config: EngineConfig) -> dict[str, object]:

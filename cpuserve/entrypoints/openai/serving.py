@@ -14,6 +14,8 @@ from cpuserve.errors import NotFound, TooManyRequests
 from cpuserve.version import version
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cpuserve.engine.client import EngineClient
     from cpuserve.metrics import ServerMetrics
     from cpuserve.tokenizer.chat import ChatTemplate
@@ -38,8 +40,9 @@ class HttpLimits:
 class Serving:
     """The engine, the tokenizer and the model's facts, shared by all endpoints.
 
-    `tokenizer` is None until it is loaded. `loading` says how far loading is, `failed` why the
-    engine is gone, `draining` that the server stops; see `unavailable`.
+    `default_sampling` is for requests that set no values of their own. `tokenizer` is None until it
+    is loaded. `loading` says how far loading is, `failed` why the engine is gone, `draining` that
+    the server stops; see `unavailable`.
     """
 
     client: EngineClient
@@ -47,6 +50,7 @@ class Serving:
     model_names: tuple[str, ...]
     max_model_len: int
     http: HttpLimits = field(default_factory=HttpLimits)
+    default_sampling: Mapping[str, int | float] = field(default_factory=dict)
     tokenizer: Tokenizer | None = None
     chat_template: ChatTemplate | None = None
     bounds: Limits = field(default_factory=lambda: Limits(0, 0, 0))

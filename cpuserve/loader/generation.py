@@ -1,0 +1,68 @@
+"""The sampling parameters a model recommends: generation_config.json, or a built-in model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cpuserve.config.generation import Number, merged, read_settings
+from cpuserve.errors import ConfigError, InvalidRequest, ModelError
+from cpuserve.loader.builtin import BUILTIN
+from cpuserve.loader.load import read_json
+from cpuserve.sampling.params import SamplingParams
+
+FILE = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Sampling parameters by their names, and who recommends them."""
+
+    values: Mapping[str, Number] = field(default_factory=dict)
+    why: str = "the model recommends nothing"
+
+
+def recommended(source: str, name: str, path: Path) -> Generation:
+    """What the model called `name` at `path` is to be sampled with.
+
+    source: "auto", "cpuserve" (nothing), or a directory or JSON file to read instead.
+
+    Raises:
+        ConfigError: `source` is a path that holds no generation_config.json.
+        ModelError: the file is broken or a value is out of range.
+    """
+    if source == "cpuserve":
+        return Generation(why="as asked: OpenAI's defaults, whatever the model recommends")
+    if source != "auto":
+        return _of_file(_asked_file(source), "as asked")
+    builtin = BUILTIN.get(name)
+    if builtin is not None and path.name == builtin.file_name:
+        return Generation(builtin.generation, builtin.generation_why)
+    if path.is_dir() and (path / FILE).exists():
+        return _of_file(path / FILE, "the model's")
+    return Generation()
+
+
+def check_ranges(values: Mapping[str, Number | None]) -> None:
+    """InvalidRequest, naming the parameter, for a value no request could set either."""
+    SamplingParams(**merged({}, values))  # type: ignore[arg-type]
+
+
+def _asked_file(source: str) -> Path:
+    path = Path(source).expanduser()
+    file = path / FILE if path.is_dir() else path
+    if not file.exists():
+        msg = f"--generation-config {source}: there is no {file}; give its directory, or auto"
+        raise ConfigError(msg)
+    return file
+
+
+def _of_file(file: Path, whose: str) -> Generation:
+    try:
+        values = merged({}, read_settings(read_json(file, "generation config")))
+        check_ranges(values)
+    except (ValueError, InvalidRequest) as error:
+        msg = f"generation config {file}: {error}"
+        raise ModelError(msg) from None
+    return Generation(values, f"{whose} {FILE}" if values else f"{whose} {FILE} has no settings")
