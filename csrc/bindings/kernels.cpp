@@ -68,16 +68,16 @@ Array<float> kernel_linear(const std::string& isa, const std::string& kind,
   {
     const int t = omp_get_thread_num();
     const Range p = panels_of(split(matrix.strips(), t, omp_get_num_threads()), matrix.panels());
-    if (p.size() > 0) {
-      kernel.run({&weights.matrix(id),
-                  rows.data,
-                  rows.stride,
-                  m,
-                  p.begin,
-                  p.end,
-                  {nullptr, act, glu, false, out},
-                  scratch.data() + kLinearScratch * static_cast<size_t>(t)});
-    }
+    LinearArgs args{};
+    args.w = &weights.matrix(id);
+    args.x = rows.data;
+    args.x_stride = rows.stride;
+    args.m = m;
+    args.panel0 = p.begin;
+    args.panel1 = p.end;
+    args.ep = {nullptr, act, glu, false, out};
+    args.scratch = scratch.data() + kLinearScratch * static_cast<size_t>(t);
+    if (p.size() > 0) kernel.run(args);
   }
   Array<float> result({m, out.width});
   for (int64_t r = 0; r < m; r++) read_row(out, r, result.mutable_data() + r * out.width);

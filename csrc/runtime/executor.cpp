@@ -103,12 +103,10 @@ void Executor::plan_attention() {
 
 void Executor::carve_work_memory() {
   const auto scratch = static_cast<int64_t>(scratch_bytes(*program_));
-  size_t input_stride = 0;
   for (const Op& op : program_->ops()) {
     const auto* l = std::get_if<LogitsOp>(&op);
     if (l) logit_input_ = values_[static_cast<size_t>(l->x)];
   }
-  input_stride = logit_input_.stride;
   const int64_t vocab = program_->vocab();
   const size_t logit_stride = vocab ? row_bytes(ActFormat::f32, vocab) : 0;
 
@@ -117,7 +115,7 @@ void Executor::carve_work_memory() {
     for (int t = 0; t < team_->threads(); t++) {
       scratch_.push_back(c.take<uint8_t>(scratch + 4096));  // apart: no shared lines or sets
     }
-    logit_input_.data = c.take<uint8_t>(kLogitRows * static_cast<int64_t>(input_stride));
+    logit_input_.data = c.take<uint8_t>(kLogitRows * static_cast<int64_t>(logit_input_.stride));
     logits_ = {c.take<uint8_t>(kLogitRows * static_cast<int64_t>(logit_stride)), logit_stride,
                vocab, ActFormat::f32};
     partials_ = c.take<float>(AttentionPlan::kPartialFloats);
@@ -150,9 +148,7 @@ void Executor::begin_step(const StepInput& in) {
   for (AttentionPlan& plan : plans_) plan.build(in);
 }
 
-// Runs ops [first, last) on all threads; false when cancelled. Only thread 0 looks at the flag and
-// says so before a barrier, in one of two places by turns: the others have read the one before the
-// last when it is written again, because they are past that barrier.
+// Runs ops [first, last) on all threads; false when cancelled.
 bool Executor::run_ops(int64_t first, int64_t last) {
   stop_[0] = stop_[1] = false;
   bool finished = true;
@@ -160,25 +156,10 @@ bool Executor::run_ops(int64_t first, int64_t last) {
   if (std::exchange(queue_threads_, team_->members()) != team_->members()) queue_.reset();
   team_->dispatch([&](int thread, int threads) noexcept {
     Worker w{*this, thread, threads, phase_, scratch_[static_cast<size_t>(thread)]};
-    int64_t before = profiling_ && thread == 0 ? now_ns() : 0;
-    queue_.enter(thread, w.phase);
-    for (int64_t i = first; i < last; i++) {
-      w.op = static_cast<size_t>(i);
-      std::visit(w, program_->ops()[w.op]);
-      bool& stop = stop_[i & 1];
-      if (thread == 0) stop = cancelled_.load(std::memory_order_relaxed);
-      w.barrier();
-      if (thread == 0 && profiling_) {
-        const int64_t now = now_ns();
-        op_seconds_[w.op] += 1e-9 * static_cast<double>(now - before);
-        before = now;
-      }
-      if (stop) {
-        if (thread == 0) finished = false;
-        break;
-      }
-    }
-    if (thread == 0) end_phase = w.phase;
+    const bool walked = w.walk(first, last);
+    if (thread > 0) return;
+    finished = walked;
+    end_phase = w.phase;
   });
   phase_ = end_phase;
   if (!finished) cancelled_.store(false, std::memory_order_relaxed);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace cpuserve {
 namespace {
@@ -25,6 +26,28 @@ int64_t block_rows(int64_t m, int64_t strips, int threads) noexcept {
 }
 
 }  // namespace
+
+// Only thread 0 looks at the cancel flag, and says so before a barrier in one of two places by
+// turns: when it writes one again, the others have read it, because they are past the barrier
+// since.
+bool Executor::Worker::walk(int64_t first, int64_t last) noexcept {
+  const bool timing = e.profiling_ && thread == 0;
+  int64_t before = timing ? now_ns() : 0;
+  e.queue_.enter(thread, phase);
+  for (int64_t i = first; i < last; i++) {
+    op = static_cast<size_t>(i);
+    std::visit(*this, e.program_->ops()[op]);
+    bool& stop = e.stop_[i & 1];
+    if (thread == 0) stop = e.cancelled_.load(std::memory_order_relaxed);
+    barrier();
+    if (timing) {
+      const int64_t now = now_ns();
+      e.op_seconds_[op] += 1e-9 * static_cast<double>(now - std::exchange(before, now));
+    }
+    if (stop) return false;
+  }
+  return true;
+}
 
 void Executor::Worker::operator()(const EmbedOp& op) noexcept {
   const Rows& out = value(op.out);

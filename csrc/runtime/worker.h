@@ -12,6 +12,9 @@ struct Executor::Worker {
   uint8_t* const scratch;
   size_t op = 0;  // index of the op that runs
 
+  // Runs ops [first, last), a barrier after each; false when the step was cancelled.
+  bool walk(int64_t first, int64_t last) noexcept;
+
   // Work between two barriers is one phase; all threads number them alike.
   void barrier() noexcept {
     e.team_->barrier(thread);
