@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN, BuiltinModel, Progress, fetch_builtin
+from cpuserve.loader.conversion import find_conversion
 from cpuserve.loader.load import find_model
+from cpuserve.log import get_logger
+
+log = get_logger("loader")
+T = TypeVar("T")
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
 _REVISION = re.compile(r"[\w][\w./-]{0,199}")
@@ -21,6 +27,7 @@ _PATTERNS = ("*.safetensors", "*.json", "merges.txt", "chat_template.jinja", "to
 # The library tries twice, and a name server can be silent for longer than any timeout it is given.
 PROBE_TIMEOUT_S = 2.0
 PROBE_DEADLINE_S = 4.5
+CONVERTED = "%s has only pickles, which are never read; using its safetensors conversion, %s"
 
 
 def resolve_model(
@@ -116,8 +123,8 @@ def _from_hub(repo: str, file: str, revision: str | None, progress: Progress | N
             return _pick(_cached_snapshot(repo, revision), repo, file)
         folder = snapshot_download(
             repo,
-            revision=revision,
-            allow_patterns=wanted,
+            revision=wanted.revision,
+            allow_patterns=wanted.names,
             max_workers=4,
             tqdm_class=_bar_class(repo, progress),
         )
@@ -137,20 +144,43 @@ def _cached_snapshot(repo: str, revision: str | None) -> Path:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     home = Path(HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
-    reference = home / "refs" / (revision or "main")
-    commit = reference.read_text().strip() if reference.is_file() else (revision or "main")
-    folder = home / "snapshots" / commit
-    if not folder.is_dir():
+    found = [folder for folder in [_snapshot(home, revision or "main")] if folder.is_dir()]
+    if revision is None and not any(_has_weights(folder) for folder in found):
+        # a conversion that an earlier start fetched instead of main (find_conversion)
+        for pull in sorted((home / "refs" / "refs" / "pr").glob("*")):
+            folder = _snapshot(home, f"refs/pr/{pull.name}")
+            if _has_weights(folder):
+                log.warning(CONVERTED, repo, f"refs/pr/{pull.name}, from the local cache")
+                return folder
+    if not found:
         msg = (
             f"model {repo} cannot be fetched: the hub cannot be reached, and there is neither "
             "a path of that name nor a copy in the local cache"
         )
         raise ModelError(msg)
-    return folder
+    return found[0]
 
 
-def _files_to_fetch(repo: str, file: str, revision: str | None) -> list[str] | None:
-    """Names of the files cpuserve reads; None without a connection.
+def _snapshot(home: Path, revision: str) -> Path:
+    """Where the cache keeps a revision; it need not be there."""
+    reference = home / "refs" / revision
+    return home / "snapshots" / (reference.read_text().strip() if reference.is_file() else revision)
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors")) or any(folder.glob("*.gguf"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What to fetch: names of files, and the revision that has them (None: main)."""
+
+    names: list[str]
+    revision: str | None
+
+
+def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Wanted | None:
+    """The files cpuserve reads; None without a connection.
 
     Asked with a timeout of our own: snapshot_download waits for ever for a hub that is silent.
     """
@@ -161,7 +191,9 @@ def _files_to_fetch(repo: str, file: str, revision: str | None) -> list[str] | N
             return None
         raise
     if file:
-        return [_gguf_of(repo, names, file)]
+        return _Wanted([_gguf_of(repo, names, file)], revision)
+    if revision is None and _only_pickles(names):
+        revision, names = _converted(repo, names)
     ggufs = sorted(n for n in names if n.endswith(".gguf"))
     if not any(n.endswith(".safetensors") for n in names):
         msg = f"{repo} has no safetensors weights"
@@ -172,7 +204,28 @@ def _files_to_fetch(repo: str, file: str, revision: str | None) -> list[str] | N
         raise ModelError(msg)
     # Mistral repositories hold the same weights twice, once as consolidated*.safetensors.
     kept = [n for n in names if any(fnmatch(n, p) for p in _PATTERNS)]
-    return [n for n in kept if not n.startswith("consolidated")] or kept
+    return _Wanted([n for n in kept if not n.startswith("consolidated")] or kept, revision)
+
+
+def _only_pickles(names: list[str]) -> bool:
+    readable = any(n.endswith((".safetensors", ".gguf")) for n in names)
+    return not readable and any(n.endswith((".bin", ".pt")) for n in names)
+
+
+def _converted(repo: str, names: list[str]) -> tuple[str | None, list[str]]:
+    """(revision, files) of the hub's conversion to safetensors; (None, names) if there is none."""
+    try:
+        found = _within_deadline(
+            lambda: find_conversion(repo, lambda revision: _file_names(repo, revision))
+        )
+    except Exception as error:
+        # A repository may have its pull requests turned off; the refusal that follows is clear.
+        log.debug("no conversion of %s: %s", repo, error)
+        return None, names
+    if found is None:
+        return None, names
+    log.warning(CONVERTED, repo, found[0])
+    return found
 
 
 def _file_names(repo: str, revision: str | None) -> list[str]:
@@ -183,9 +236,9 @@ def _file_names(repo: str, revision: str | None) -> list[str]:
     return [s.rfilename for s in info.siblings or [] if "/" not in s.rfilename]
 
 
-def _within_deadline(ask: Callable[[], list[str]]) -> list[str]:
+def _within_deadline(ask: Callable[[], T]) -> T:
     """ask() in a thread that is left behind when the deadline passes; TimeoutError then."""
-    answers: Queue[list[str] | Exception] = Queue()
+    answers: Queue[T | Exception] = Queue()
 
     def run() -> None:
         try:
