@@ -1,14 +1,47 @@
-"""Makes `tests.helpers` importable for plain `pytest` without putting the checkout on the path.
+"""The tests are for the installed package with its compiled extension, as a user has it.
 
-The tests are to find the installed package with its compiled extension; the sources beside them
-have none.
+`tests.helpers` must be importable, here and in the processes that tests start, and the checkout
+must not: its cpuserve/ would hide the installed package and, unless it was built in place, has
+nothing compiled. So a directory with nothing but a package `tests` that stands for this one goes
+first.
 """
 
+import atexit
+import shutil
 import sys
-import types
+import tempfile
+from importlib.machinery import PathFinder
 from pathlib import Path
 
-if "tests" not in sys.modules:
-    package = types.ModuleType("tests")
-    package.__path__ = [str(Path(__file__).parent)]
-    sys.modules["tests"] = package
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+
+
+def add_tests_alone() -> None:
+    """Make `tests` importable without the directory it lies in."""
+    alone = Path(tempfile.mkdtemp(prefix="cpuserve-tests-"))
+    atexit.register(shutil.rmtree, alone, ignore_errors=True)
+    (alone / "tests").mkdir()
+    (alone / "tests" / "__init__.py").write_text(f"__path__ = [{str(TESTS)!r}]\n")
+    sys.path.insert(0, str(alone))
+
+
+def without_bare_checkout(path: list[str], root: Path) -> list[str]:
+    """`path` without `root` if nothing is compiled there and cpuserve is found elsewhere.
+
+    `python -m pytest` puts the current directory on the path.
+    """
+    rest = [entry for entry in path if Path(entry or ".").resolve() != root]
+    built = any((root / "cpuserve").glob("_C*.so"))
+    return path if built or PathFinder.find_spec("cpuserve", rest) is None else rest
+
+
+sys.path[:] = without_bare_checkout(sys.path, ROOT)
+add_tests_alone()
+
+
+def pytest_report_header() -> str:
+    """Which cpuserve is tested."""
+    import cpuserve
+
+    return f"cpuserve: {Path(cpuserve.__file__).parent}"

@@ -18,9 +18,8 @@ import pytest
 from cpuserve.entrypoints import serve as serving
 from cpuserve.entrypoints.serve import HttpOptions, bound, url_of
 from cpuserve.errors import ConfigError
+from tests.helpers.children import child_options
 from tests.helpers.tiny import tiny_model
-
-ROOT = Path(__file__).parents[2]
 
 
 def free_port():
@@ -42,7 +41,7 @@ class Served:
         options = json.dumps({**options, "keys": list(keys), "config": config})
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.api.serve_fake", options],
-            cwd=ROOT,
+            **child_options(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

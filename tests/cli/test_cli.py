@@ -12,6 +12,7 @@ from cpuserve.config.fields import FIELDS
 from cpuserve.entrypoints import cli
 from cpuserve.entrypoints.flags import asked, normalize
 from cpuserve.errors import ConfigError, ModelError
+from tests.helpers.children import child_options
 
 COMMANDS = ("serve", "generate", "chat", "bench", "config", "program", "doctor", "pull", "models")
 
@@ -182,7 +183,8 @@ def test_importing_the_command_line_loads_nothing_heavy():
         "import json, sys, cpuserve.entrypoints.cli as c; c.build_parser();"
         f"print(json.dumps([m for m in {heavy} if m in sys.modules]))"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code]
+    out = subprocess.run(command, **child_options(), capture_output=True, text=True, check=True)
     assert json.loads(out.stdout) == []
 
 

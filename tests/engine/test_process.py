@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from contextlib import aclosing
 from pathlib import Path
@@ -15,11 +14,11 @@ import pytest
 from cpuserve.engine.process import ProcessClient
 from cpuserve.errors import EngineDead, InvalidRequest, StartupError
 from cpuserve.sampling.params import SamplingParams
+from tests.helpers.children import child_options
 from tests.helpers.fake_executor import fake_config, reference
 
 PROMPT = [11, 12, 13, 14, 15]
 MODULE = "tests.helpers.fake_engine"
-ROOT = Path(__file__).parents[2]
 
 
 def spawn(model="fake", **changes):
@@ -309,9 +308,10 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("model", ["fake", "fake:slow", "fake:hang"])
 def test_engine_ends_when_its_parent_is_killed(model):
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + textwrap.dedent(PARENT)
+    code = PARENT.replace("{model!r}", repr(model))
     with subprocess.Popen(
-        [sys.executable, "-c", code.replace("{model!r}", repr(model))],
+        [sys.executable, "-c", code],
+        **child_options(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as parent:
@@ -334,9 +334,10 @@ def test_eof_alone_ends_an_idle_engine():
 
 def test_front_end_side_imports_no_numpy():
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import cpuserve.engine.process, "
+        "import sys, cpuserve.engine.process, "
         "cpuserve.engine.output; print([m for m in ('numpy', 'torch', 'transformers') "
         "if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, **child_options(), capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

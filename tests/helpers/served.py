@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -18,7 +17,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.children import child_options
+
 DEFAULT_MODEL = "smollm2:135m"
 
 
@@ -63,10 +63,9 @@ def running_server(model: str | Path, *options: str) -> Iterator[Client]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "cpuserve", "serve", str(model), "--port", str(port), *options]
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(
         command,
-        env={**os.environ, "PYTHONPATH": path},
+        **child_options(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -5,16 +5,15 @@ import gc
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.engine.process import ProcessClient
 from cpuserve.errors import ConfigError, ModelError
+from tests.helpers.children import child_options
 from tests.helpers.tiny import tiny_model
 
-ROOT = Path(__file__).parents[2]
 SIZES = {"max_model_len": 96, "max_num_seqs": 4, "max_num_batched_tokens": 16}
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 PROMPTS = [[5 + n] * (3 + 7 * n) for n in range(6)]
@@ -157,8 +156,9 @@ def test_vllm_snippet_runs_as_a_script_without_torch_and_exits_cleanly(tmp_path,
     if guarded:
         code = "if __name__ == '__main__':\n" + textwrap.indent(code, "    ")
     script = tmp_path / "snippet.py"
-    script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{code}")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    script.write_text(code)
+    command = [sys.executable, script]
+    done = subprocess.run(command, **child_options(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.startswith("Prompt: ") for line in lines] == [True, True, False]

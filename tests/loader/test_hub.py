@@ -19,6 +19,7 @@ from cpuserve.errors import ModelError
 from cpuserve.loader import builtin, hub
 from cpuserve.loader.builtin import BuiltinModel, fetch_builtin, is_intact
 from cpuserve.loader.hub import list_builtin, resolve_model
+from tests.helpers.children import child_options
 
 
 @pytest.mark.parametrize(
@@ -272,11 +273,10 @@ for name in sys.argv[1:]:
 
 def ask(endpoint, home, *names):
     """resolve_model in a fresh process: the hub library reads its endpoint at import."""
-    env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "PYTHONWARNINGS": "ignore"}
-    env.pop("HF_HUB_OFFLINE", None)
-    done = subprocess.run(
-        [sys.executable, "-c", RESOLVE, *names], env=env, capture_output=True, text=True, check=True
-    )
+    options = child_options(HF_ENDPOINT=endpoint, HF_HOME=str(home), PYTHONWARNINGS="ignore")
+    options["env"].pop("HF_HUB_OFFLINE", None)
+    command = [sys.executable, "-c", RESOLVE, *names]
+    done = subprocess.run(command, **options, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     return [json.loads(line) for line in done.stdout.splitlines()]
 

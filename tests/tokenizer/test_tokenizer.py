@@ -12,6 +12,7 @@ from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.from_gguf import PRE_TOKENIZERS, splitter
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers import gguf_file as make
+from tests.helpers.children import child_options
 from tests.helpers.gguf_file import ARRAY, BOOL, I32, STRING, U32
 from tests.helpers.tiny import tiny_model
 
@@ -321,7 +322,6 @@ def test_loading_imports_neither_numpy_nor_torch_nor_jinja(tmp_path):
         "Tokenizer.load(pathlib.Path(sys.argv[1]));"
         "print([m for m in ('numpy', 'torch', 'transformers', 'jinja2') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, **child_options(), capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

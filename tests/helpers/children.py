@@ -1,0 +1,20 @@
+"""Python processes that tests start: with the modules of this one, whatever the directory."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import tests
+
+
+def child_options(**environment: str) -> dict[str, Any]:
+    """Arguments of subprocess.Popen for a Python child that finds the cpuserve under test.
+
+    Not in the current directory, which `-c` and `-m` put in front of everything else.
+    """
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path)
+    return {
+        "cwd": Path(tests.__file__).parents[1],
+        "env": {**os.environ, "PYTHONPATH": path, **environment},
+    }
