@@ -176,7 +176,6 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   const PackedWeight& w = *a.w;
   float* c = static_cast<float*>(a.scratch);
   constexpr int kWidth = sums_stride<false>();
-  static_assert(Kind::kRows >= 2, "a tile holds both parts of a row");
   const int64_t most = Kind::kRows / a.parts, tiles = (b.rows + most - 1) / most;
   const int64_t base = b.rows / tiles, longer = b.rows % tiles;  // equal tiles: no short last one
   LinearTile t;

@@ -124,7 +124,8 @@ struct Grouped {
     if (n < 2) n = kInMemory / rows < 2 ? 1 : 2;
     return n > most ? most : n;
   }
-  static constexpr int kRows = kVecs == 1 ? 6 : kInMemory;
+  // At least both parts of a row, also where they do not fit the registers (scalar).
+  static constexpr int kRows = kVecs == 1 ? 6 : kInMemory < 2 ? 2 : kInMemory;
   // More rows are several tiles over a strip in cache: measured faster than one tall tile whose
   // fp32 sums are in memory (12 rows of w4m: 17 against 15 GB/s).
   static constexpr int kStreamRows = kRows;
