@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve import _C
+from cpuserve.program.dataflow import last_uses, reads, written
 from cpuserve.program.ops import (
     ActivationOp,
     Add,
@@ -32,6 +33,10 @@ from cpuserve.program.ops import (
     ValueId,
 )
 from cpuserve.program.program import Program
+from cpuserve.program.tables import alibi_slopes, rope_tables
+
+Float32 = npt.NDArray[np.float32]
+ReadFn = Callable[[str], Float32]
 
 ACT_FORMAT = {
     "dense_bf16": "bf16",
@@ -59,7 +64,7 @@ class VectorLoad:
     """Fill native vector `id` with `make(read)`; read(name) is a checkpoint tensor in fp32."""
 
     id: int
-    make: Callable[[Callable[[str], npt.NDArray[np.float32]]], npt.NDArray[np.float32]]
+    make: Callable[[ReadFn], Float32]
 
 
 @dataclass(slots=True)
@@ -81,28 +86,6 @@ class Lowered:
 def split_then(then: Then) -> tuple[str, bool]:
     """("silu", True) for "silu_mul"."""
     return (then.removesuffix("_mul"), then.endswith("_mul"))
-
-
-def written(op: Op) -> ValueId | None:
-    """The value an op writes (or adds to)."""
-    if isinstance(op, PositionEmbed):
-        return op.x
-    if isinstance(op, Logits):
-        return None
-    if isinstance(op, RopeStoreKV):
-        return op.qkv
-    return op.out
-
-
-def reads(op: Op) -> tuple[ValueId, ...]:
-    """The values an op reads; an op that adds in place reads what it adds to."""
-    if isinstance(op, Embed):
-        return ()
-    if isinstance(op, RopeStoreKV | Attention):
-        return (op.qkv,)
-    if isinstance(op, Add) or (isinstance(op, Linear) and op.add):
-        return (op.x, op.out)
-    return (op.x,)
 
 
 class Lowering:
@@ -130,7 +113,7 @@ class Lowering:
         self._matrices: dict[tuple[tuple[str, ...], bool], int] = {}
         self._vectors: dict[object, int] = {}
         self._width = {v.id: v.width for v in program.values}
-        self._last_use = self._find_last_uses()
+        self._last_use = last_uses(program)
         self._format = {v.id: self._choose_format(v.id) for v in program.values}
         self._buffer: dict[ValueId, int] = {}
         self._free: dict[tuple[int, str], list[int]] = {}
@@ -148,14 +131,6 @@ class Lowering:
         return self.out
 
     # -- values ------------------------------------------------------------------------------
-
-    def _find_last_uses(self) -> dict[ValueId, int]:
-        last: dict[ValueId, int] = {}
-        for index, op in enumerate(self.program.ops):
-            for value in (*reads(op), written(op)):
-                if value is not None:
-                    last[value] = index
-        return last
 
     def _choose_format(self, value: ValueId) -> str:
         wanted: set[str] = set()
@@ -253,7 +228,7 @@ class Lowering:
         self,
         key: object,
         count: int,
-        make: Callable[[Callable[[str], npt.NDArray[np.float32]]], npt.NDArray[np.float32]],
+        make: Callable[[ReadFn], Float32],
     ) -> int:
         if key not in self._vectors:
             self._vectors[key] = self.native.vector(str(key)[:80], count)
@@ -269,7 +244,7 @@ class Lowering:
         if all(n is None for n in names):
             return -1
 
-        def make(read: Callable[[str], npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+        def make(read: ReadFn) -> Float32:
             parts = [
                 np.zeros(f, np.float32) if n is None else read(n).reshape(-1)
                 for n, f in zip(names, features, strict=True)
@@ -279,17 +254,14 @@ class Lowering:
         return self._vector(("bias", names, features), sum(features), make)
 
     def _rope_tables(self, rope: Rope) -> tuple[int, int]:
-        """cos and sin [max_position, rotary / 2]; angles are fp32 products, as in transformers."""
-
-        def table(fn: np.ufunc) -> npt.NDArray[np.float32]:
-            position = np.arange(self.max_position, dtype=np.float32)
-            angle = np.outer(position, np.asarray(rope.inv_freq, np.float32))
-            out: npt.NDArray[np.float32] = fn(angle) * np.float32(rope.attention_factor)
-            return out
-
+        """Vectors cos and sin [max_position, rotary / 2]."""
         count = self.max_position * (rope.rotary // 2)
-        cos = self._vector(("cos", rope), count, lambda _: table(np.cos))
-        return cos, self._vector(("sin", rope), count, lambda _: table(np.sin))
+
+        def table(which: int) -> Float32:
+            return rope_tables(rope, np.arange(self.max_position, dtype=np.int32))[which]
+
+        cos = self._vector(("cos", rope), count, lambda _: table(0))
+        return cos, self._vector(("sin", rope), count, lambda _: table(1))
 
     # -- ops ---------------------------------------------------------------------------------
 
@@ -422,14 +394,3 @@ class Lowering:
         bias = self._plain(op.bias, op.vocab)
         self._count_reads(op.weight, op.vocab, op.width)
         self._emit(lambda: self.native.logits(x, matrix, bias, op.scale, op.softcap))
-
-
-def alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
-    """The standard ALiBi slopes: 2^(-8 i / n) for a power of two, interleaved for the rest.
-
-    Source: Press et al., "Train Short, Test Long", 2022.
-    """
-    power = 1 << (heads.bit_length() - 1)
-    first = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
-    rest = [2.0 ** (-8.0 * (2 * i + 1) / (2 * power)) for i in range(heads - power)]
-    return np.asarray(first + rest, np.float32)

@@ -133,6 +133,7 @@ def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
         max_seqs=config.max_num_seqs,
         max_position=config.max_model_len,
         kv_type=config.kv_dtype,
+        activation_bits=config.activation_bits,
     ).run()
 
 
