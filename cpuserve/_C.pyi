@@ -22,6 +22,7 @@ def resolve_table(isa: str) -> dict[str, str]:
 
 def row_bytes(format: str, width: int) -> int:
     """Bytes from one activation row to the next; formats "f32", "bf16", "q8g32", "q8g32x2"."""
+
 def packed_bytes(kind: str, n: int, k: int) -> int:
     """Bytes of a packed [n, k] matrix."""
 
@@ -61,18 +62,42 @@ class Program:
     def layer_norm(self, x: int, out: int, weight: int, bias: int, eps: float) -> None: ...
     def convert(self, x: int, out: int) -> None: ...
     def linear(
-        self, x: int, out: int, matrix: int, bias: int, activation: str, glu: bool, add: bool,
+        self,
+        x: int,
+        out: int,
+        matrix: int,
+        bias: int,
+        activation: str,
+        glu: bool,
+        add: bool,
         out_column: int,
     ) -> None:
         """out_column: first column written (q, k, v of different kinds share one value)."""
     def rope_store_kv(
-        self, qkv: int, q: int, layer: int, q_heads: int, rotary: int, cos: int, sin: int,
-        q_norm: int, k_norm: int, eps: float,
+        self,
+        qkv: int,
+        q: int,
+        layer: int,
+        q_heads: int,
+        rotary: int,
+        cos: int,
+        sin: int,
+        q_norm: int,
+        k_norm: int,
+        eps: float,
     ) -> None:
         """q: a separate value [T, q_heads * round_up(head_dim, 16)] of the rotated q."""
     def attention(
-        self, q: int, out: int, layer: int, q_heads: int, scale: float, window: int, softcap: float,
-        slopes: int, sinks: int,
+        self,
+        q: int,
+        out: int,
+        layer: int,
+        q_heads: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        slopes: int,
+        sinks: int,
     ) -> None: ...
     def add(self, x: int, out: int) -> None: ...
     def activation(self, x: int, out: int, activation: str, glu: bool) -> None: ...
@@ -88,20 +113,40 @@ class Executor:
     (or with a team of one thread, from anywhere)."""
 
     def __init__(
-        self, team: Team, program: Program, num_blocks: int, kv_type: str, num_slots: int,
+        self,
+        team: Team,
+        program: Program,
+        num_blocks: int,
+        kv_type: str,
+        num_slots: int,
         max_top: int = 20,
     ) -> None: ...
     def load_matrix(
-        self, matrix: int, sources: Sequence[tuple[npt.NDArray[np.uint8], str, npt.NDArray[np.int32] | None]]
+        self,
+        matrix: int,
+        sources: Sequence[tuple[npt.NDArray[np.uint8], str, npt.NDArray[np.int32] | None]],
     ) -> None:
         """Pack [(rows [n_i, row_bytes], source type, row order or None)] on all threads."""
     def load_vector(self, vector: int, data: npt.NDArray[np.float32]) -> None: ...
     def admit(
-        self, slot: int, *, temperature: float, top_p: float, min_p: float, top_k: int,
-        repetition: float, frequency: float, presence: float, seed: int, min_tokens: int,
-        stop_ids: npt.NDArray[np.int32], bias_ids: npt.NDArray[np.int32],
-        bias_values: npt.NDArray[np.float32], allowed: npt.NDArray[np.int32] | None,
-        prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32],
+        self,
+        slot: int,
+        *,
+        temperature: float,
+        top_p: float,
+        min_p: float,
+        top_k: int,
+        repetition: float,
+        frequency: float,
+        presence: float,
+        seed: int,
+        min_tokens: int,
+        stop_ids: npt.NDArray[np.int32],
+        bias_ids: npt.NDArray[np.int32],
+        bias_values: npt.NDArray[np.float32],
+        allowed: npt.NDArray[np.int32] | None,
+        prompt: npt.NDArray[np.int32],
+        output: npt.NDArray[np.int32],
     ) -> None: ...
     def release(self, slot: int) -> None: ...
     def step(self, words: npt.NDArray[np.int32]) -> int:
@@ -144,17 +189,39 @@ class Executor:
 
 # single kernels for tests; `threads` run one `#pragma omp parallel` (no team)
 def kernel_linear(
-    isa: str, kind: str, source: str, w: npt.NDArray[np.uint8], n: int, k: int,
-    x: npt.NDArray[np.float32], *, threads: int = 1, activation: str = "none", glu: bool = False,
+    isa: str,
+    kind: str,
+    source: str,
+    w: npt.NDArray[np.uint8],
+    n: int,
+    k: int,
+    x: npt.NDArray[np.float32],
+    *,
+    threads: int = 1,
+    activation: str = "none",
+    glu: bool = False,
     out_format: str = "f32",
 ) -> npt.NDArray[np.float32]: ...
 def kernel_sample(
-    isa: str, logits: npt.NDArray[np.float32], *, temperature: float = 1.0, top_p: float = 1.0,
-    min_p: float = 0.0, top_k: int = 0, repetition: float = 1.0, frequency: float = 0.0,
-    presence: float = 0.0, seed: int = 0, position: int = 0,
-    bias_ids: npt.NDArray[np.int32] = ..., bias_values: npt.NDArray[np.float32] = ...,
-    allowed: npt.NDArray[np.int32] | None = None, banned: npt.NDArray[np.int32] = ...,
-    prompt: npt.NDArray[np.int32] = ..., output: npt.NDArray[np.int32] = ..., target: int = -1,
+    isa: str,
+    logits: npt.NDArray[np.float32],
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    top_k: int = 0,
+    repetition: float = 1.0,
+    frequency: float = 0.0,
+    presence: float = 0.0,
+    seed: int = 0,
+    position: int = 0,
+    bias_ids: npt.NDArray[np.int32] = ...,
+    bias_values: npt.NDArray[np.float32] = ...,
+    allowed: npt.NDArray[np.int32] | None = None,
+    banned: npt.NDArray[np.int32] = ...,
+    prompt: npt.NDArray[np.int32] = ...,
+    output: npt.NDArray[np.int32] = ...,
+    target: int = -1,
     num_top: int = -1,
 ) -> dict[str, Any]:
     """{"token", "logprob", "rank", "top_ids", "top_logprobs"}; target >= 0 scores that id."""

@@ -1,4 +1,4 @@
-"""One generic registry: refuses duplicates, imports builders lazily, lists what exists on a miss."""
+"""One generic registry: refuses duplicates, imports lazily, lists what exists on a miss."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ namespace cpuserve {
 //          they were rows and adds the two results.
 enum class ActFormat : int32_t { f32 = 0, bf16 = 1, q8g32 = 2, q8g32x2 = 3 };
 
-constexpr int kPanel = 16;        // output columns of one packed panel, at every ISA level
-constexpr int kStripPanels = 4;   // panels of one strip: 64 columns, the widest register tile
-constexpr int kBlock = 32;        // tokens of one KV block
-constexpr int kChunk = 256;       // keys of one attention chunk (absolute position)
-constexpr int kMaxTop = 20;       // alternatives a logprob request may ask for by default
+constexpr int kPanel = 16;       // output columns of one packed panel, at every ISA level
+constexpr int kStripPanels = 4;  // panels of one strip: 64 columns, the widest register tile
+constexpr int kBlock = 32;       // tokens of one KV block
+constexpr int kChunk = 256;      // keys of one attention chunk (absolute position)
+constexpr int kMaxTop = 20;      // alternatives a logprob request may ask for by default
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
@@ -41,10 +41,17 @@ inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; 
 inline size_t row_bytes(ActFormat f, int64_t width) {
   int64_t p = round_up(width, 32), bytes = 0;
   switch (f) {
-    case ActFormat::f32: bytes = p * 4; break;
-    case ActFormat::bf16: bytes = p * 2; break;
-    case ActFormat::q8g32: bytes = p + p / 32 * 8; break;
-    case ActFormat::q8g32x2: return 2 * row_bytes(ActFormat::q8g32, width);
+    case ActFormat::f32:
+      bytes = p * 4;
+      break;
+    case ActFormat::bf16:
+      bytes = p * 2;
+      break;
+    case ActFormat::q8g32:
+      bytes = p + p / 32 * 8;
+      break;
+    case ActFormat::q8g32x2:
+      return 2 * row_bytes(ActFormat::q8g32, width);
   }
   bytes = round_up(bytes, 64);
   return static_cast<size_t>(bytes % 4096 == 0 ? bytes + 64 : bytes);
@@ -53,8 +60,8 @@ inline size_t row_bytes(ActFormat f, int64_t width) {
 // A matrix [rows, width] of activations; `data` is 64-byte aligned.
 struct Rows {
   void* data;
-  size_t stride;      // bytes from row to row
-  int64_t width;      // logical columns
+  size_t stride;  // bytes from row to row
+  int64_t width;  // logical columns
   ActFormat format;
 };
 
@@ -72,22 +79,30 @@ struct Rows {
 // The quantized dot product is, per group in ascending order:
 //   f = fma(float(sum_k q_w q_x - zero * sum_x), s_w * s_x, f)   [int32 arithmetic is exact]
 //   w4m:  then  f = fma(min, s_x * float(sum_x), f)
-enum class WeightKind : int32_t { dense_bf16 = 0, dense_f16, dense_f32, w8_g32, w4_g32, w4m_g32, count };
+enum class WeightKind : int32_t {
+  dense_bf16 = 0,
+  dense_f16,
+  dense_f32,
+  w8_g32,
+  w4_g32,
+  w4m_g32,
+  count
+};
 
 // Element type of a source row handed to pack().
 enum class SourceType : int32_t { f32 = 0, f16, bf16, gguf_q8_0, gguf_q4_0, gguf_q4_1 };
 
 struct PackArgs {
-  const void* const* rows;   // kPanel source rows of k elements; nullptr = a row of zeros
+  const void* const* rows;  // kPanel source rows of k elements; nullptr = a row of zeros
   SourceType source;
   int64_t k;
-  void* panel;               // destination, panel_bytes(k), 32-byte aligned
+  void* panel;  // destination, panel_bytes(k), 32-byte aligned
 };
 
 struct PackedWeight {
-  const uint8_t* data;       // panels one after another, 64-byte aligned
+  const uint8_t* data;  // panels one after another, 64-byte aligned
   size_t panel_bytes;
-  int64_t n, k;              // logical; panels = ceil(n / 16)
+  int64_t n, k;  // logical; panels = ceil(n / 16)
   WeightKind kind;
 };
 
@@ -96,22 +111,22 @@ enum class Activation : int32_t { none = 0, relu, gelu, gelu_tanh, silu };
 // What happens to a finished tile, in this order: + bias, activation, (glu) times the other half,
 // then store in out.format, or add to an f32 `out` in place.
 struct Epilogue {
-  const float* bias;     // [panels * 16] in packed column order, or nullptr
+  const float* bias;  // [panels * 16] in packed column order, or nullptr
   Activation act;
-  bool glu;              // panels alternate gate, up: out column 16 i + c = act(panel 2i) * panel 2i+1
-  bool add;              // out += result; out.format must be f32
+  bool glu;  // panels alternate gate, up: out column 16 i + c = act(panel 2i) * panel 2i+1
+  bool add;  // out += result; out.format must be f32
   Rows out;
 };
 
 struct LinearArgs {
   const PackedWeight* w;
-  const void* x;             // rows in the kind's act format
-  size_t x_stride;           // bytes
-  int64_t m;                 // rows
-  int64_t panel0, panel1;    // panels to compute; panel0 is a multiple of kStripPanels
-  Epilogue ep;               // ep.out.data points at row 0; columns by absolute panel
-  void* scratch;             // kLinearScratch bytes, 64-byte aligned, this thread's own
-  int32_t parts = 1;         // 2: x is q8g32x2
+  const void* x;           // rows in the kind's act format
+  size_t x_stride;         // bytes
+  int64_t m;               // rows
+  int64_t panel0, panel1;  // panels to compute; panel0 is a multiple of kStripPanels
+  Epilogue ep;             // ep.out.data points at row 0; columns by absolute panel
+  void* scratch;           // kLinearScratch bytes, 64-byte aligned, this thread's own
+  int32_t parts = 1;       // 2: x is q8g32x2
 };
 constexpr size_t kLinearScratch = 256 << 10;
 
@@ -127,18 +142,33 @@ struct LinearKernel {
 // ---------------------------------------------------------------------------------------------
 // Row-wise operations: rows [m0, m1).
 struct NormArgs {
-  Rows x;                 // f32
-  Rows out;               // any format; may alias x when f32
-  const float* weight;    // [width]
-  const float* bias;      // layer_norm only, or nullptr
+  Rows x;               // f32
+  Rows out;             // any format; may alias x when f32
+  const float* weight;  // [width]
+  const float* bias;    // layer_norm only, or nullptr
   float eps;
   int64_t m0, m1;
-  float* scratch;         // width floats
+  float* scratch;  // width floats
 };
 
-struct ConvertArgs { Rows x; Rows out; int64_t m0, m1; };                    // x f32
-struct AddArgs { Rows x; Rows out; int64_t m0, m1; };                        // out += x, f32
-struct ActivationArgs { Rows x; Rows out; Activation act; bool glu; int64_t m0, m1; float* scratch; };
+struct ConvertArgs {
+  Rows x;
+  Rows out;
+  int64_t m0, m1;
+};  // x f32
+struct AddArgs {
+  Rows x;
+  Rows out;
+  int64_t m0, m1;
+};  // out += x, f32
+struct ActivationArgs {
+  Rows x;
+  Rows out;
+  Activation act;
+  bool glu;
+  int64_t m0, m1;
+  float* scratch;
+};
 
 // ---------------------------------------------------------------------------------------------
 // KV cache geometry of one layer. Element type `KvType`; head_dim is padded to 16 (hd_pad).
@@ -149,9 +179,9 @@ enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2 };
 inline size_t kv_elem_bytes(KvType t) { return t == KvType::f32 ? 4 : 2; }
 
 struct KvLayer {
-  uint8_t* base;            // this layer's first block
-  size_t block_stride;      // bytes from block b to b + 1
-  size_t head_stride;       // bytes from kv head h to h + 1 inside a block; K first, V at half
+  uint8_t* base;        // this layer's first block
+  size_t block_stride;  // bytes from block b to b + 1
+  size_t head_stride;   // bytes from kv head h to h + 1 inside a block; K first, V at half
   int32_t kv_heads, head_dim, hd_pad;
   KvType type;
 };
@@ -159,14 +189,14 @@ struct KvLayer {
 // Rotary embedding, "neox" pairing: dims i and i + rotary/2 turn together. cos/sin tables
 // [max_position][rotary/2] fp32 (scaling of Llama 3, YaRN, linear is in the table).
 struct RopeStoreArgs {
-  Rows qkv;                  // f32 [T, (q_heads + 2 kv_heads) * head_dim]; q, k, v in this order
-  Rows q;                    // f32 [T, q_heads * hd_pad]: rotated q, zero padded; may be bf16 when kv is bf16
+  Rows qkv;  // f32 [T, (q_heads + 2 kv_heads) * head_dim]; q, k, v in this order
+  Rows q;    // f32 [T, q_heads * hd_pad]: rotated q, zero padded; may be bf16 when kv is bf16
   KvLayer kv;
   int32_t q_heads;
-  int32_t rotary;            // 0 = no rotation
-  const float* cos;          // row = position
+  int32_t rotary;    // 0 = no rotation
+  const float* cos;  // row = position
   const float* sin;
-  const float* q_norm;       // [head_dim] rms norm per head before rotation, or nullptr
+  const float* q_norm;  // [head_dim] rms norm per head before rotation, or nullptr
   const float* k_norm;
   float eps;
   const int32_t* positions;  // [T]
@@ -177,24 +207,24 @@ struct RopeStoreArgs {
 // One unit of attention: rows (token, head of the group) of one KV head against chunks [c0, c1).
 // Row r of the unit is token `t0 + r / group`, head `kv_head * group + r % group`.
 struct AttentionArgs {
-  Rows q;                    // as written by rope_store
+  Rows q;  // as written by rope_store
   KvLayer kv;
-  int32_t kv_head, group;    // group = q_heads / kv_heads
-  int64_t row0, rows;        // rows of the unit, row 0 = first row of token t0
-  int64_t t0;                // step token index of the sequence's first query token
-  int32_t pos0;              // absolute position of token t0
+  int32_t kv_head, group;      // group = q_heads / kv_heads
+  int64_t row0, rows;          // rows of the unit, row 0 = first row of token t0
+  int64_t t0;                  // step token index of the sequence's first query token
+  int32_t pos0;                // absolute position of token t0
   const int32_t* block_table;  // of the sequence
-  int32_t chunk0, chunk1;    // chunks to visit (absolute position / kChunk)
-  int32_t window;            // keys visible at most (sliding window), 0 = all
-  float scale, softcap;      // softcap 0 = none
-  const float* slopes;       // [q_heads] ALiBi slopes or nullptr
-  const float* sinks;        // [q_heads] attention sinks (logit) or nullptr
+  int32_t chunk0, chunk1;      // chunks to visit (absolute position / kChunk)
+  int32_t window;              // keys visible at most (sliding window), 0 = all
+  float scale, softcap;        // softcap 0 = none
+  const float* slopes;         // [q_heads] ALiBi slopes or nullptr
+  const float* sinks;          // [q_heads] attention sinks (logit) or nullptr
   // Result: if `partial` is null the chunks are merged here and rows go to `out` (format of the
   // o_proj's input). Else one partial per chunk: partial[(r * chunks + c - chunk0)] =
   // { m, l, 14 unused, o[hd_pad] } floats, and attention_merge finishes.
-  Rows out;                  // [T, q_heads * head_dim]; q8g32 only where head_dim % 32 == 0
-  float* partial;            // slot of row 0, chunk0
-  void* scratch;             // kAttentionScratch bytes
+  Rows out;        // [T, q_heads * head_dim]; q8g32 only where head_dim % 32 == 0
+  float* partial;  // slot of row 0, chunk0
+  void* scratch;   // kAttentionScratch bytes
   // Chunks from one row of `partial` to the next, where several units share one sequence's chunks;
   // 0 = chunk1 - chunk0.
   int64_t partial_stride;
@@ -202,7 +232,7 @@ struct AttentionArgs {
 constexpr size_t kAttentionScratch = 256 << 10;
 
 struct AttentionMergeArgs {
-  const float* partial;      // [rows][chunks][16 + hd_pad]
+  const float* partial;  // [rows][chunks][16 + hd_pad]
   int64_t rows, chunks;
   int32_t kv_head, group, head_dim, hd_pad;
   int64_t row0, t0;
@@ -220,37 +250,50 @@ struct AttentionMergeArgs {
 //     - frequency * count_output - presence * (count_output > 0).
 //  4. temperature < 1e-5: the largest logit, lowest id on ties. Else logits / temperature.
 //  5. keep: min_p (p >= min_p * p_max), then top_k (largest k, ties by lower id), then top_p (the
-//     shortest prefix in descending order, ties by lower id, whose mass of what top_k left >= top_p).
+//     shortest prefix in descending order, ties by lower id, whose mass of what top_k left >=
+//     top_p).
 //  6. u = uniform(seed, position) * kept mass; the answer is the first kept id, in id order, whose
 //     running sum exceeds u. Sums run in double in id order.
-struct TokenBias { int32_t id; float value; };
-struct TokenCount { int32_t id; int32_t prompt; int32_t output; };   // id < 0: empty
+struct TokenBias {
+  int32_t id;
+  float value;
+};
+struct TokenCount {
+  int32_t id;
+  int32_t prompt;
+  int32_t output;
+};  // id < 0: empty
 struct SampleParams {
   float temperature, top_p, min_p;
-  int32_t top_k;                       // 0 = all
+  int32_t top_k;  // 0 = all
   float repetition, frequency, presence;
   uint64_t seed;
-  const TokenBias* bias; int32_t num_bias;
-  const int32_t* allowed; int32_t num_allowed;   // sorted; -1 = all
-  const int32_t* banned; int32_t num_banned;     // this row's banned ids (min_tokens)
-  const TokenCount* counts; int32_t num_counts;  // dense list of seen ids, or empty
+  const TokenBias* bias;
+  int32_t num_bias;
+  const int32_t* allowed;
+  int32_t num_allowed;  // sorted; -1 = all
+  const int32_t* banned;
+  int32_t num_banned;  // this row's banned ids (min_tokens)
+  const TokenCount* counts;
+  int32_t num_counts;  // dense list of seen ids, or empty
 };
 struct SampleArgs {
-  float* logits;              // [vocab]; overwritten
+  float* logits;  // [vocab]; overwritten
   int32_t vocab;
-  const SampleParams* params; // nullptr: score only
-  int32_t position;           // absolute position of the sampled token (RNG counter)
-  int32_t target;             // id to score instead of sampling, -1 = sample
-  int32_t num_top;            // alternatives wanted; -1 = no logprobs at all
-  int32_t token;              // out
-  float logprob;              // out: of `token`
-  int32_t rank;               // out: 1 + number of ids with a larger logit
-  int32_t* top_ids;           // out [num_top], descending, ties by lower id
-  float* top_logprobs;        // out [num_top]
-  void* scratch;              // vocab * 8 + 65536 bytes, 64-byte aligned
+  const SampleParams* params;  // nullptr: score only
+  int32_t position;            // absolute position of the sampled token (RNG counter)
+  int32_t target;              // id to score instead of sampling, -1 = sample
+  int32_t num_top;             // alternatives wanted; -1 = no logprobs at all
+  int32_t token;               // out
+  float logprob;               // out: of `token`
+  int32_t rank;                // out: 1 + number of ids with a larger logit
+  int32_t* top_ids;            // out [num_top], descending, ties by lower id
+  float* top_logprobs;         // out [num_top]
+  void* scratch;               // vocab * 8 + 65536 bytes, 64-byte aligned
 };
 
-// uniform(seed, position) in [0, 1): splitmix64 finalizer over seed + golden * (position + 1), top 53 bits.
+// uniform(seed, position) in [0, 1): splitmix64 finalizer over seed + golden * (position + 1), top
+// 53 bits.
 inline double uniform(uint64_t seed, uint64_t position) {
   uint64_t z = seed + 0x9e3779b97f4a7c15ull * (position + 1);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
