@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,6 +23,10 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    itl_target_ms: int | None = None
+    long_prefill_token_threshold: int | None = None
+    scheduling_policy: str | None = None
+    enable_prefix_caching: bool | None = None
     kv_cache_space: str | None = None
     kv_cache_dtype: str | None = None
     block_size: int | None = None
@@ -51,6 +55,9 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     uds: str | None = None
     api_key: list[str] | None = None
     log_level: str | None = None
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    sse_ping_interval: int | None = None
 
 
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -60,7 +67,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     activation_bits: 8 or 16, of what meets quantized weights: one or two int8 terms, groups of 32.
     kv_blocks x block_size tokens of KV cache in `kv_dtype` ("bf16", "f16", "f32").
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
-    executor "native" runs at level `isa`; "torch" is the floor.
+    executor "native" runs at level `isa`; "torch" is the floor. itl_target_ms and
+    long_prefill_token_threshold: 0 = no bound. scheduling_policy "fcfs" or "priority".
     """
 
     model: str
@@ -72,6 +80,10 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    itl_target_ms: int
+    long_prefill_token_threshold: int
+    scheduling_policy: Literal["fcfs", "priority"]
+    enable_prefix_caching: bool
     block_size: int
     kv_blocks: int
     executor: str

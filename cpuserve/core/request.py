@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.step import LogitRow, RowResult
 from cpuserve.ids import BlockId, RequestId, SlotId
 from cpuserve.sampling.params import SamplingParams
@@ -21,7 +22,7 @@ class Request:
     eos_ids end it without a stop_id, params.stop_token_ids with one. num_top: alternatives wanted
     for each output, -1 = no logprobs. prompt_rows: None, or one entry per scored prompt token;
     entry 0 is None (nothing predicts the first token). arrival, scheduled (first given a slot):
-    time.monotonic().
+    time.monotonic(). rank: who goes first, the smaller one (queue.rank_of).
     """
 
     id: RequestId
@@ -33,6 +34,7 @@ class Request:
     arrival: float = 0.0
     priority: int = 0
     order: int = -1
+    rank: tuple[float, int] = (0.0, -1)
     num_prompt: int = 0
     num_computed: int = 0
     slot: SlotId = NO_SLOT
@@ -44,6 +46,7 @@ class Request:
     scheduled: float = 0.0
     num_preemptions: int = 0
     decode_rows: list[LogitRow] = field(default_factory=list)
+    chain: PrefixChain = field(default_factory=PrefixChain)
 
     def __post_init__(self) -> None:
         params = self.params
@@ -53,6 +56,7 @@ class Request:
         self.num_top = -1 if params.logprobs is None else params.logprobs
         self.prompt_rows = None if params.prompt_logprobs is None else [None]
         self.decode_rows = [LogitRow(0, -1, self.num_top)]
+        self.chain.salt = params.cache_salt or ""
 
     @property
     def num_output(self) -> int:
@@ -63,6 +67,11 @@ class Request:
     def is_running(self) -> bool:
         """It has a slot (and blocks)."""
         return self.slot != NO_SLOT
+
+    @property
+    def reads_prefixes(self) -> bool:
+        """Cached blocks will do: no prompt token has to run for the sake of its logits."""
+        return self.prompt_rows is None or len(self.prompt_rows) >= self.num_prompt
 
     def rows(self, end: int) -> list[LogitRow]:
         """The logits wanted of the tokens num_computed .. end - 1."""

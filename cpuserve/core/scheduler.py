@@ -2,21 +2,30 @@
 
 There is no prefill phase and no decode phase. Each request has `num_computed` tokens chasing
 `len(token_ids)`, and one token budget per step covers decode rows and prompt chunks alike. Decode
-rows come first, so a long prompt never stalls running streams.
+rows come first, and while there are any, prompt chunks are sized by what the cost model says they
+take, so that running streams keep their inter-token latency.
 
-`running` is always in arrival order and older than everything that waits. Blocks are taken oldest
-first and preemption takes the youngest, so the oldest request always advances: no livelock.
+`running` and `waiting` are sorted by rank (queue.rank_of): arrival, or priority with aging. Blocks
+are taken in that order and preemption takes the last, so the first always advances: no livelock.
+
+Blocks of a prompt are published when its chunk is scheduled, not when it has run: an executor
+stores the keys of all tokens of a step before any of them attends (or runs sequences in batch
+order), so requests that come together share a prefix too.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from bisect import insort
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
+from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
 from cpuserve.core.kv.manager import KvManager
-from cpuserve.core.queue import WaitingQueue
+from cpuserve.core.kv.prefix import PrefixMatch
+from cpuserve.core.queue import Policy, WaitingQueue, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, FinishReason, Request
 from cpuserve.core.step import RowResult, SeqChunk, StepBatch, StepResult
 from cpuserve.ids import BlockId, RequestId, SlotId
@@ -41,13 +50,42 @@ class SlotHost(Protocol):
         """Forget `slot`."""
 
 
+@dataclass(slots=True)
+class _PromptBudget:
+    """What is left of a step for prompt tokens; `seconds` is inf without streams to protect."""
+
+    tokens: int
+    seconds: float
+    least: int
+
+    @property
+    def is_spent(self) -> bool:
+        return self.tokens <= 0 or (self.seconds <= 0.0 and not self.least)
+
+
 class Scheduler:
-    """Continuous batching over paged KV, with chunked prompts and preemption by recompute."""
+    """Continuous batching over paged KV: chunked prompts, shared prefixes, preemption by recompute.
+
+    itl_target_s: how long a step with decode rows should take at most, 0 = as long as it takes.
+    long_prefill_token_threshold: most tokens of one prompt in a step, 0 = what the budget allows.
+    """
 
     def __init__(
-        self, kv: KvManager, slots: SlotHost, *, max_num_seqs: int, max_num_batched_tokens: int
+        self,
+        kv: KvManager,
+        slots: SlotHost,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        itl_target_s: float = 0.0,
+        long_prefill_token_threshold: int = 0,
+        policy: Policy = "fcfs",
     ) -> None:
         self.kv = kv
+        self.cost = CostModel()
+        self.work = StepWork()
+        self.prefix_queries = 0
+        self.prefix_hits = 0
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self.requests: dict[RequestId, Request] = {}
@@ -55,6 +93,9 @@ class Scheduler:
         # A decode row each must fit in one step.
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self.max_num_batched_tokens = max_num_batched_tokens
+        self._itl_target_s = itl_target_s
+        self._chunk_limit = long_prefill_token_threshold or max_num_batched_tokens
+        self._policy: Policy = policy
         self._slots = slots
         self._free_slots = [SlotId(i) for i in range(self.max_num_seqs - 1, -1, -1)]
         self._num_added = 0
@@ -68,6 +109,7 @@ class Scheduler:
         """Queue a request that admission.check_request has passed."""
         assert request.id not in self.requests, f"request {request.id} exists"
         request.order = self._num_added
+        request.rank = rank_of(request, self._policy)
         self._num_added += 1
         self.requests[request.id] = request
         self.waiting.push(request)
@@ -90,12 +132,17 @@ class Scheduler:
     def schedule(self) -> StepBatch:
         """Choose the tokens of the next step; `update` or `fail` must follow."""
         assert not self._batch, "the last step was not finished with update() or fail()"
+        self.work = StepWork()
+        if self._policy == "priority":
+            self._make_way()
         prompts = self._schedule_decodes()
-        budget = self.max_num_batched_tokens - len(self._batch)
+        budget = self._prompt_budget()
         for request in prompts:
-            if budget <= 0:
+            self._admit_waiting(budget, before=request)
+            if budget.is_spent:
                 break
-            budget -= self._schedule_chunk(request, budget)
+            self._catch_up(request)
+            self._schedule_chunk(request, budget)
         self._admit_waiting(budget)
         return StepBatch(self._batch)
 
@@ -105,8 +152,11 @@ class Scheduler:
         assert sum(len(c.rows) for c in batch) == len(results), "a result per row, please"
         deltas = self._take_refused()
         next_row = 0
+        block_size = self.kv.block_size
         for request, chunk in zip(requests, batch, strict=True):
-            request.num_computed += len(chunk.token_ids)
+            computed = request.num_computed = chunk.start + len(chunk.token_ids)
+            if computed % block_size == 0 or computed - chunk.start >= block_size:
+                self._publish(request, computed, computed=True)
             first_row = next_row
             next_row += len(chunk.rows)
             if next_row > first_row or request.num_computed == request.num_prompt:
@@ -117,8 +167,10 @@ class Scheduler:
 
     def fail(self, message: str) -> list[Delta]:
         """The step could not run: every request in it ends with an error."""
-        _, requests = self._take_batch()
+        batch, requests = self._take_batch()
         deltas = self._take_refused()
+        for request, chunk in zip(requests, batch, strict=True):
+            self.kv.unpublish(request.block_table[chunk.start // self.kv.block_size :])
         for request in requests:
             self._drop(request)
             deltas.append(Delta(request, [], "error", error=message))
@@ -131,7 +183,7 @@ class Scheduler:
         prompts: list[Request] = []
         block_size = self.kv.block_size
         batch, batch_requests, running = self._batch, self._batch_requests, self.running
-        index = 0
+        index = keys = 0
         # Not a for loop: making room removes requests from the end of `running`.
         while index < len(running):
             request = running[index]
@@ -144,10 +196,21 @@ class Scheduler:
                 break
             batch.append(SeqChunk(request.slot, ids[start:], start, table, request.decode_rows))
             batch_requests.append(request)
+            keys += start
+        self.work.rows, self.work.keys = len(batch), keys
         return prompts
 
+    def _prompt_budget(self) -> _PromptBudget:
+        """Tokens left of the step, and seconds where streams wait for it to end."""
+        work, target = self.work, self._itl_target_s
+        tokens = self.max_num_batched_tokens - work.rows
+        if not (work.rows and target):
+            return _PromptBudget(tokens, math.inf, 0)
+        seconds = self.cost.allowance(work.rows, work.keys, target)
+        return _PromptBudget(tokens, seconds, LEAST_CHUNK)
+
     def _make_room(self, request: Request) -> bool:
-        """One more block for `request`, preempting the youngest; False if that is itself."""
+        """One more block for `request`, preempting the last; False if that is itself."""
         while not self.kv.grow(request.block_table, request.num_computed + 1):
             victim = self.running[-1]
             self._preempt(victim)
@@ -155,42 +218,103 @@ class Scheduler:
                 return False
         return True
 
-    def _schedule_chunk(self, request: Request, budget: int) -> int:
-        """Put as much of what `request` has left as `budget` allows into the batch; how many."""
-        start = request.num_computed
-        end = min(len(request.token_ids), start + budget)
+    def _make_way(self) -> None:
+        """Preempt requests of lower priority if the head of the queue can start then."""
+        head, kv = self.waiting.head(), self.kv
+        if head is None:
+            return
+        below = [r for r in self.running if head.rank < r.rank and head.priority < r.priority]
+        room = kv.num_free + sum(len(r.block_table) for r in below)
+        if room < kv.blocks_for(len(head.token_ids)) + len(self.running) - len(below):
+            return
+        while below and self.running[-1] is below[-1] and not self._has_room(head):
+            self._preempt(below.pop())
+
+    def _has_room(self, request: Request) -> bool:
+        return bool(self._free_slots) and self._match_if_room(request) is not None
+
+    def _catch_up(self, request: Request) -> None:
+        """Skip what another request has published since this one started."""
+        if request.reads_prefixes:
+            ids, computed = request.token_ids, request.num_computed
+            skipped = self.kv.catch_up(request.block_table, request.chain, ids, computed)
+            if skipped:
+                request.num_computed += skipped
+                self._count_hits(request, skipped)
+
+    def _schedule_chunk(self, request: Request, budget: _PromptBudget) -> None:
+        """Put as much of what `request` has left as `budget` allows into the batch."""
+        start, left = request.num_computed, len(request.token_ids) - request.num_computed
+        most = min(left, budget.tokens, self._chunk_limit)
+        count = most
+        if budget.seconds < math.inf:
+            fitting = self.cost.chunk(start, budget.seconds)
+            count = min(most, max(fitting, budget.least, 1))
+        if count < left:
+            count = rounded_chunk(start, count)
+        end = start + count
         tokens = request.token_ids[start:end]
         rows = request.rows(end)
         self._batch.append(SeqChunk(request.slot, tokens, start, request.block_table, rows))
         self._batch_requests.append(request)
-        return end - start
+        self._publish(request, end, computed=False)
+        self._spend(budget, start, count)
 
-    def _admit_waiting(self, budget: int) -> None:
-        """Start waiting requests while slots, blocks and budget last."""
-        while budget > 0 and self._free_slots:
+    def _spend(self, budget: _PromptBudget, start: int, count: int) -> None:
+        before = self.work.pairs
+        self.work.add_prompt(start, count)
+        budget.tokens -= count
+        budget.seconds -= self.cost.prompt_seconds(count, self.work.pairs - before)
+        budget.least = 0
+
+    def _admit_waiting(self, budget: _PromptBudget, before: Request | None = None) -> None:
+        """Start waiting requests (those that rank before `before`) while there is room."""
+        while self._free_slots and not budget.is_spent:
             request = self.waiting.head()
-            if request is None or not self._take_blocks(request):
+            if request is None or (before is not None and before.rank < request.rank):
+                return
+            if not self._take_blocks(request):
                 return
             self.waiting.remove(request)
             if self._take_slot(request):
-                budget -= self._schedule_chunk(request, budget)
+                self._schedule_chunk(request, budget)
+
+    def _match_if_room(self, request: Request) -> PrefixMatch | None:
+        """The cached prefix of `request`, if there are blocks for all tokens it has now.
+
+        So only decode rows ever need more. One spare block per running request: it can decode
+        block_size tokens before anybody has to be preempted again, which bounds what a tight pool
+        recomputes.
+        """
+        kv, ids = self.kv, request.token_ids
+        reads = request.reads_prefixes
+        match = kv.match_prefix(request.chain, ids) if reads else PrefixMatch()
+        return match if kv.can_admit(match, len(ids), spare=len(self.running)) else None
 
     def _take_blocks(self, request: Request) -> bool:
-        """Blocks for all tokens `request` has now, so that only decode rows ever need more.
+        """Blocks for all tokens `request` has now, shared where they exist; False if it waits."""
+        match = self._match_if_room(request)
+        if match is None:
+            return False
+        self.kv.adopt(request.block_table, request.chain, match)
+        grown = self.kv.grow(request.block_table, len(request.token_ids))
+        assert grown, "can_admit promised blocks"
+        request.num_computed = match.num_tokens
+        if request.reads_prefixes and not request.num_preemptions and self.kv.prefix_caching:
+            self.prefix_queries += request.num_prompt
+        self._count_hits(request, match.num_tokens)
+        return True
 
-        One spare block per running request: it can decode block_size tokens before anybody has to
-        be preempted again, which bounds what a tight pool recomputes.
-        """
-        kv, table = self.kv, request.block_table
-        if request.prompt_rows is None:
-            kv.adopt(table, kv.match_prefix(request.token_ids))
-        request.num_computed = len(table) * kv.block_size
-        if kv.grow(table, len(request.token_ids), spare=len(self.running)):
-            if not request.num_preemptions:
-                request.cached_tokens = request.num_computed
-            return True
-        kv.free(table)
-        return False
+    def _count_hits(self, request: Request, tokens: int) -> None:
+        """A recomputation after a preemption is not the user's cache hit."""
+        if not request.num_preemptions:
+            request.cached_tokens += tokens
+            self.prefix_hits += tokens
+
+    def _publish(self, request: Request, num_tokens: int, *, computed: bool) -> None:
+        self.kv.publish(
+            request.block_table, request.chain, request.token_ids, num_tokens, computed=computed
+        )
 
     def _take_slot(self, request: Request) -> bool:
         """Give `request` a slot and its sampler state; False (and an error for it) if refused."""
@@ -207,18 +331,18 @@ class Scheduler:
             return False
         request.slot = self._free_slots.pop()
         request.scheduled = request.scheduled or time.monotonic()
-        self.running.append(request)
+        insort(self.running, request, key=_rank)
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Take the slot and all blocks of the youngest request; it will be recomputed."""
+        """Take the slot and all blocks of the last request; it will be recomputed."""
         assert request is self.running[-1]
         self.running.pop()
         self._free(request)
         request.num_computed = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.push_front(request)
+        self.waiting.push(request)
 
     # --- update -------------------------------------------------------------------------------
 
@@ -226,6 +350,7 @@ class Scheduler:
         """Append what `results` say to `request`; None while a prompt is still being scored."""
         for row in results:
             if row.token < 0 or math.isnan(row.logprob):
+                self.kv.unpublish(request.block_table)
                 self._drop(request)
                 return Delta(request, [], "error", error="the model produced NaN logits")
         delta = Delta(request, [])
@@ -266,6 +391,7 @@ class Scheduler:
 
     def _free(self, request: Request) -> None:
         self.kv.free(request.block_table)
+        request.chain.reset()
         if request.is_running:
             self._slots.release(request.slot)
             self._free_slots.append(request.slot)
@@ -283,11 +409,13 @@ class Scheduler:
     def check_invariants(self) -> None:
         """AssertionError unless queue, running set, slots and KV blocks agree (between steps)."""
         running, waiting = self.running, list(self.waiting)
-        orders = [r.order for r in [*running, *waiting]]
-        assert orders == sorted(orders), "arrival order is broken"
+        ranks = [[r.rank for r in running], [r.rank for r in waiting]]
+        if self._policy == "fcfs":
+            ranks = [ranks[0] + ranks[1]]
+        assert all(part == sorted(part) for part in ranks), "the order is broken"
         ids = {r.id for r in [*running, *waiting]}
         assert ids == set(self.requests), "a request is lost"
-        assert len(ids) == len(orders), "a request is in two places"
+        assert len(ids) == len(running) + len(waiting), "a request is in two places"
         slots = [*(r.slot for r in running), *self._free_slots]
         assert sorted(slots) == list(range(self.max_num_seqs)), "slots leak"
         assert all(not r.is_running and not r.block_table for r in waiting), "waiting holds blocks"
@@ -301,3 +429,7 @@ class Scheduler:
             assert request.num_computed <= held, "computed tokens without blocks"
             tables.append(request.block_table)
         self.kv.check_invariants(tables)
+
+
+def _rank(request: Request) -> tuple[float, int]:
+    return request.rank

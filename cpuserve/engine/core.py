@@ -56,12 +56,17 @@ class EngineCore:
         self.executor = executor
         self.limits = Limits(config.max_model_len, config.kv_blocks * config.block_size, vocab)
         self.stats = Stats()
-        self.kv = KvManager(config.kv_blocks, config.block_size)
+        self.kv = KvManager(
+            config.kv_blocks, config.block_size, prefix_caching=config.enable_prefix_caching
+        )
         self.scheduler = Scheduler(
             self.kv,
             executor,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            itl_target_s=config.itl_target_ms / 1000,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            policy=config.scheduling_policy,
         )
         self._eos_ids = frozenset(eos_ids)
         self._facts = facts or {}
@@ -120,8 +125,11 @@ class EngineCore:
         if self._refused:
             outputs += self._refused
             self._refused = []
-        self.stats.steps += bool(batch.chunks)
-        self._count(deltas, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        if batch.chunks:
+            self.stats.steps += 1
+            self.scheduler.cost.observe(self.scheduler.work, seconds)
+        self._count(deltas, seconds)
         return StepOutput(outputs, self.stats)
 
     def _run(self, batch: StepBatch) -> list[Delta]:
@@ -140,6 +148,9 @@ class EngineCore:
         stats.waiting = len(scheduler.waiting)
         stats.kv_usage = self.kv.usage
         stats.preemptions = scheduler.num_preemptions
+        stats.prefix_queries = scheduler.prefix_queries
+        stats.prefix_hits = scheduler.prefix_hits
+        stats.prompt_rate = scheduler.cost.prompt_rate
         self._stale = False
         stats.step_s = seconds
         for delta in deltas:
@@ -180,6 +191,9 @@ class EngineCore:
             **_optional(self.executor, "report"),
             "max_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "kv_blocks_free": self.kv.num_free,
+            "kv_blocks_cached": self.kv.num_cached,
+            "prefix_queries": self.scheduler.prefix_queries,
+            "prefix_hits": self.scheduler.prefix_hits,
             "running": len(self.scheduler.running),
             "waiting": len(self.scheduler.waiting),
             "steps": self.stats.steps,

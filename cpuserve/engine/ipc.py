@@ -86,7 +86,11 @@ class Output(msgspec.Struct, array_like=True):
 
 
 class Stats(msgspec.Struct, array_like=True):
-    """The engine's gauges after a step, and counters since start."""
+    """The engine's gauges after a step, and counters since start.
+
+    prefix_queries, prefix_hits: prompt tokens looked up and found. prompt_rate: prompt tokens a
+    second while prompts run, 0 before the first.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -98,6 +102,7 @@ class Stats(msgspec.Struct, array_like=True):
     step_s: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    prompt_rate: float = 0.0
 
 
 class StepOutput(msgspec.Struct, tag="step", array_like=True):

@@ -62,6 +62,7 @@ class LLM:
             "seed": seed,
             "max_model_len": max_model_len,
             "tensor_parallel_size": tensor_parallel_size,
+            "itl_target_ms": 0,  # all at once is what counts here, not a steady stream
             **options,
         }
         config = _resolve(arguments)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -35,6 +36,7 @@ KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 MAX_NUM_SEQS = 64
 MAX_BATCHED_TOKENS = 2048
+ITL_TARGET_MS = 50
 # Below this many weights int8 activations can change an answer: what SmolLM2-135M says of the
 # capital of France turns on a logit margin of 0.08, and int8 rounding moves its logits by 0.3 rms.
 # The prompts of such a model are cheap, so the second term costs little.
@@ -118,6 +120,7 @@ class CpuPlatform:
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
         )
+        scheduling = _scheduling(options, ledger)
         _hints(options, ledger)
         config = EngineConfig(
             model=facts.name,
@@ -129,6 +132,10 @@ class CpuPlatform:
             max_model_len=memory.max_model_len,
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
+            itl_target_ms=scheduling.itl_target_ms,
+            long_prefill_token_threshold=scheduling.long_prefill_token_threshold,
+            scheduling_policy=scheduling.policy,
+            enable_prefix_caching=scheduling.prefix_caching,
             block_size=BLOCK,
             kv_blocks=memory.kv_blocks,
             executor=executor,
@@ -327,6 +334,32 @@ def _default_sampling(
     if options.override_generation_config is not None:
         ledger.decide("override_generation_config", got, "as asked, over the model's")
     return got
+
+
+class _Scheduling(NamedTuple):
+    """How requests share the machine."""
+
+    itl_target_ms: int
+    long_prefill_token_threshold: int
+    policy: Literal["fcfs", "priority"]
+    prefix_caching: bool
+
+
+def _scheduling(options: EngineOptions, ledger: Ledger) -> _Scheduling:
+    target = options.itl_target_ms
+    got = ITL_TARGET_MS if target is None else target
+    why = "prompt chunks are sized so that running streams keep it"
+    ledger.decide("itl_target_ms", got, why if got else "prompt chunks take the whole step")
+    threshold = options.long_prefill_token_threshold or 0
+    if threshold:
+        ledger.decide("long_prefill_token_threshold", threshold, "as asked")
+    asked_priority = options.scheduling_policy == "priority"
+    policy: Literal["fcfs", "priority"] = "priority" if asked_priority else "fcfs"
+    ledger.decide("scheduling_policy", policy, "as asked" if asked_priority else "first come first")
+    caching = options.enable_prefix_caching is not False
+    why = "equal beginnings are computed once" if caching else "as asked"
+    ledger.decide("enable_prefix_caching", caching, why)
+    return _Scheduling(got, threshold, policy, caching)
 
 
 def _served_names(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> list[str]:

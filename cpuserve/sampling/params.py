@@ -6,6 +6,11 @@ import msgspec
 
 from cpuserve.errors import InvalidRequest
 
+MAX_SALT = 128
+# Salts are joined into keys and file names: none may reach out of its own.
+NOT_IN_SALT = frozenset("@/\\\0")
+SALT_RULE = "characters without @, /, \\ and NUL"
+
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     """How to choose the next tokens of one sequence.
@@ -13,6 +18,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     Semantics of the numbers: csrc/kernels/table.h, "Sampling of one row". `stop` strings are the
     front end's work; everything else is the engine's. `max_tokens` None means up to the context.
     `logprobs`/`prompt_logprobs`: None = none, 0 = the token itself only, k = and k alternatives.
+    `cache_salt`: only requests with the same one share cached prefixes.
     """
 
     n: int = 1
@@ -35,6 +41,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest (naming the parameter) for a value out of range."""
@@ -66,8 +73,17 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             "at least 0",
         )
         self._check("stop", all(self.stop), "non-empty strings")
+        if not _is_salt(self.cache_salt):  # it may be a secret: errors do not repeat it
+            msg = f"cache_salt must be 1 to {MAX_SALT} {SALT_RULE}"
+            raise InvalidRequest(msg, param="cache_salt")
 
     def _check(self, name: str, ok: bool, want: str) -> None:
         if not ok:
             msg = f"{name} must be {want}, got {getattr(self, name)!r}"
             raise InvalidRequest(msg, param=name)
+
+
+def _is_salt(salt: str | None) -> bool:
+    if salt is None:
+        return True
+    return 1 <= len(salt) <= MAX_SALT and not NOT_IN_SALT.intersection(salt)

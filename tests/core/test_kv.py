@@ -1,10 +1,10 @@
-"""Block pool, KV manager and prefix hashes."""
+"""Block pool, KV manager and the prefix index."""
 
 import pytest
 
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.pool import BlockPool
-from cpuserve.core.kv.prefix import PrefixMatch, chain_hashes
+from cpuserve.core.kv.prefix import FORGOTTEN, PrefixChain, PrefixIndex, PrefixMatch
 
 
 def test_pool_gives_low_ids_first_and_reuses_the_block_freed_last():
@@ -59,7 +59,8 @@ def test_grow_takes_what_is_missing_or_nothing():
     assert kv.grow(table, 64)
     assert len(table) == 2
     assert not kv.grow(table, 32 * 5)
-    assert not kv.grow(table, 32 * 4, spare=1)
+    assert not kv.can_admit(PrefixMatch(), 32 * 2, spare=1)
+    assert kv.can_admit(PrefixMatch(), 32 * 2)
     assert (len(table), kv.num_free, kv.usage) == (2, 2, 0.5)
     assert kv.grow(table, 32 * 4)
     kv.check_invariants([table])
@@ -68,30 +69,198 @@ def test_grow_takes_what_is_missing_or_nothing():
     kv.check_invariants([])
 
 
-def test_adopted_blocks_are_shared_until_both_tables_are_freed():
-    kv, first, second = KvManager(4, 32), [], []
-    kv.grow(first, 64)
-    kv.adopt(second, PrefixMatch(first[:1], 32))
-    assert kv.grow(second, 64)
-    assert (second[0], len(second), kv.num_free) == (first[0], 2, 1)
+def fill(kv, tokens, salt="", computed=True):
+    """A sequence that has run `tokens`: (table, chain)."""
+    table, chain = [], PrefixChain(salt)
+    kv.adopt(table, chain, kv.match_prefix(chain, tokens))
+    assert kv.grow(table, len(tokens))
+    kv.publish(table, chain, tokens, len(tokens), computed=computed)
+    return table, chain
+
+
+def hit(kv, tokens, salt=""):
+    """Blocks a new sequence of `tokens` would get."""
+    return kv.match_prefix(PrefixChain(salt), tokens).blocks
+
+
+def test_pool_prefers_free_blocks_and_evicts_the_one_unused_for_longest():
+    evicted = []
+    pool = BlockPool(4, evicted.append)
+    pool.take(3)
+    pool.keep(0)
+    pool.keep(1)
+    pool.release([1, 2, 0])
+    assert (pool.num_free, pool.num_cached) == (4, 2)
+    pool.check_invariants([])
+    assert pool.take(2) == [2, 3]
+    assert evicted == []
+    assert pool.take(1) == [1]
+    assert evicted == [1]
+    pool.share([0])
+    assert (pool.num_free, pool.num_cached) == (0, 0)
+    pool.release([0])
+    pool.drop(0)
+    assert (pool.num_free, pool.num_cached) == (1, 0)
+    pool.check_invariants([1, 2, 3])
+
+
+def test_published_blocks_are_shared_and_outlive_their_sequence():
+    kv = KvManager(8, 4)
+    tokens = list(range(10))
+    first, _ = fill(kv, tokens)
+    second, _ = fill(kv, [*tokens[:8], 50, 51, 52])
+    assert second[:2] == first[:2]
+    assert second[2] != first[2], "the block of 8 and 9 is not full"
     kv.check_invariants([first, second])
     kv.free(first)
-    kv.check_invariants([second])
     kv.free(second)
-    assert kv.num_free == 4
+    assert (kv.num_free, kv.num_cached) == (8, 2)
+    third, _ = fill(kv, tokens)
+    assert third[:2] == [0, 1]
+    kv.check_invariants([third])
 
 
-def test_match_prefix_finds_nothing_yet():
+@pytest.mark.parametrize(("length", "blocks"), [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2)])
+def test_at_least_one_token_is_left_to_run(length, blocks):
+    kv = KvManager(8, 4)
+    fill(kv, list(range(8)))
+    assert len(hit(kv, list(range(length)))) == blocks
+
+
+def test_a_block_is_known_by_all_tokens_up_to_its_end():
+    kv = KvManager(16, 2)
+    fill(kv, [1, 2, 3, 4])
+    assert len(hit(kv, [1, 2, 3, 4, 5])) == 2
+    assert len(hit(kv, [1, 2, 3, 9, 5])) == 1
+    assert hit(kv, [9, 2, 3, 4, 5]) == []
+
+
+def test_salts_share_with_themselves_only():
+    kv = KvManager(16, 2)
+    mine, _ = fill(kv, [1, 2, 3, 4], "tenant")
+    assert hit(kv, [1, 2, 3, 4, 5], "tenant") == mine
+    assert hit(kv, [1, 2, 3, 4, 5]) == hit(kv, [1, 2, 3, 4, 5], "other") == []
+
+
+def test_names_differ_between_processes():
+    def name():
+        index, chain = PrefixIndex(2), PrefixChain()
+        index.name(chain, [1, 2], 1)
+        return chain.keys
+
+    assert name() != name()
+
+
+def test_caching_turned_off_shares_nothing():
+    kv = KvManager(8, 2, prefix_caching=False)
+    table, _ = fill(kv, [1, 2, 3, 4])
+    assert hit(kv, [1, 2, 3, 4, 5]) == []
+    kv.free(table)
+    assert kv.num_cached == 0
+
+
+def test_content_computed_twice_is_kept_once():
+    kv = KvManager(8, 2)
+    one, other, chain = [], [], PrefixChain()
+    kv.grow(one, 4)
+    kv.grow(other, 4)
+    kv.publish(one, PrefixChain(), [1, 2, 3, 4], 4, computed=False)
+    kv.publish(other, chain, [1, 2, 3, 4], 4, computed=False)
+    assert other == [2, 3], "its tokens still have to be written somewhere"
+    kv.publish(other, chain, [1, 2, 3, 4], 4, computed=True)
+    assert one == other == [0, 1]
+    assert kv.num_free == 6
+    kv.check_invariants([one, other])
+
+
+def test_sequence_catches_up_with_what_was_published_after_it_started():
+    kv = KvManager(16, 2)
+    tokens = list(range(9))
+    late, chain = [], PrefixChain()
+    kv.grow(late, 9)
+    early, _ = fill(kv, tokens)
+    assert kv.catch_up(late, chain, tokens, 1) == 0, "not at the end of a block"
+    assert kv.catch_up(late, chain, tokens, 0) == 8
+    assert late[:4] == early[:4]
+    assert late[4] != early[4]
+    kv.check_invariants([early, late])
+
+
+def test_evicted_prefix_is_not_found_and_the_end_goes_first():
     kv = KvManager(4, 2)
-    kv.grow([], 4)
-    assert kv.match_prefix([1, 2, 3, 4]) == PrefixMatch([], 0)
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8]
+    table, _ = fill(kv, tokens)
+    kv.free(table)
+    kv.grow([], 2)
+    assert len(hit(kv, [*tokens, 9])) == 3
+    kv.grow([], 2)
+    assert len(hit(kv, [*tokens, 9])) == 2
 
 
-def test_chain_hashes_name_a_block_by_all_tokens_up_to_its_end():
-    one = chain_hashes([1, 2, 3, 4, 5], 2, b"salt")
-    assert len(one) == len(set(one)) == 2  # the block of 5 is not full
-    assert chain_hashes([1, 2, 3, 4, 5, 6], 2, b"salt")[:2] == one
-    changed = chain_hashes([9, 2, 3, 4], 2, b"salt")
-    assert changed[0] != one[0]
-    assert changed[1] != one[1], "the same tokens after another prefix are another block"
-    assert chain_hashes([1, 2], 2, b"other") != one[:1]
+def test_admission_does_not_count_a_cached_block_twice():
+    kv = KvManager(4, 2)
+    table, _ = fill(kv, [1, 2, 3, 4])
+    kv.free(table)
+    match = kv.match_prefix(PrefixChain(), [1, 2, 3, 4, 5])
+    assert (match.num_tokens, kv.num_free) == (4, 4)
+    assert kv.can_admit(match, 8)
+    assert not kv.can_admit(match, 8, spare=1)
+
+
+def collide(data):
+    """A digest on which everything collides."""
+    return b"x"
+
+
+def test_forged_collision_shares_nothing():
+    kv = KvManager(16, 2, digest=collide)
+    fill(kv, [1, 2])
+    assert hit(kv, [7, 8, 9]) == []
+    assert hit(kv, [1, 2, 3], "salt") == []
+    assert len(hit(kv, [1, 2, 3])) == 1
+
+
+def test_colliding_parent_does_not_lend_its_children():
+    # First blocks collide, second ones do not: [7, 8] must not lead to what follows [1, 2].
+    firsts = []
+
+    def digest(data):
+        if len(data) > 32 + 8:  # seed and salt
+            return b"root"
+        if data.startswith(b"root"):
+            firsts.append(data)
+            return b"first"
+        return data[-8:]
+
+    kv = KvManager(16, 2, digest=digest)
+    fill(kv, [1, 2, 3, 4], "salt " * 4)
+    other, chain = fill(kv, [7, 8, 3, 4], "salt " * 4)
+    assert len(set(firsts)) == 2
+    assert chain.num_entries == 0, "its first block has no name, so the second has none"
+    kv.check_invariants([[0, 1], other])
+    assert len(hit(kv, [1, 2, 3, 4, 5], "salt " * 4)) == 2
+    assert hit(kv, [7, 8, 3, 4, 5], "salt " * 4) == []
+
+
+def test_failed_step_unpublishes_and_nothing_follows_a_forgotten_block():
+    kv = KvManager(16, 2)
+    table, chain = fill(kv, [1, 2, 3, 4], computed=False)
+    kv.unpublish(table[1:])
+    assert hit(kv, [1, 2, 3, 4, 5]) == table[:1]
+    assert chain.last.block == FORGOTTEN
+    kv.grow(table, 6)
+    kv.publish(table, chain, [1, 2, 3, 4, 5, 6], 6, computed=True)
+    assert chain.num_entries == 2
+    kv.check_invariants([table])
+    kv.free(table)
+    assert (kv.num_free, kv.num_cached) == (16, 1)
+
+
+def test_clear_forgets_every_prefix_and_frees_no_used_block():
+    kv = KvManager(8, 2)
+    table, _ = fill(kv, [1, 2, 3, 4])
+    other, _ = fill(kv, [5, 6])
+    kv.free(other)
+    kv.clear_prefixes()
+    assert (len(kv.index), kv.num_cached, kv.num_free) == (0, 0, 6)
+    kv.check_invariants([table])

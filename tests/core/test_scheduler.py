@@ -4,7 +4,7 @@ import pytest
 
 from cpuserve.core.admission import Limits, check_request, output_limit
 from cpuserve.core.kv.manager import KvManager
-from cpuserve.core.queue import WaitingQueue
+from cpuserve.core.queue import WaitingQueue, rank_of
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.errors import InvalidRequest
@@ -12,16 +12,21 @@ from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import FakeModel
 
 
-def make(num_blocks=64, max_num_seqs=8, budget=32, block_size=4):
+def make(num_blocks=64, max_num_seqs=8, budget=32, block_size=4, **options):
     model = FakeModel(num_blocks, block_size, max_num_seqs, budget)
     kv = KvManager(num_blocks, block_size)
-    scheduler = Scheduler(kv, model, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+    scheduler = Scheduler(
+        kv, model, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, **options
+    )
     return scheduler, model
 
 
-def request(number, num_prompt, max_tokens=20, **params):
+def request(number, num_prompt, max_tokens=20, *, arrival=0.0, priority=0, prompt=None, **params):
     sampling = SamplingParams(max_tokens=max_tokens, **params)
-    return Request(number, [number + 1] * num_prompt, sampling, max_tokens, seed=number)
+    prompt = prompt or [number + 1] * num_prompt
+    return Request(
+        number, prompt, sampling, max_tokens, seed=number, arrival=arrival, priority=priority
+    )
 
 
 def step(scheduler, model):
@@ -163,15 +168,282 @@ def test_check_invariants_sees_damage(damage):
 def test_queue_keeps_order_and_finds_any_request_at_once():
     queue = WaitingQueue()
     requests = [request(number, 1) for number in range(4)]
+    for number, one in enumerate(requests):
+        one.rank = (0.0, number)
     for one in requests[1:]:
         queue.push(one)
-    queue.push_front(requests[0])
+    queue.push(requests[0])
     queue.remove(requests[2])
     assert [r.id for r in queue] == [0, 1, 3]
     assert requests[2] not in queue
     assert requests[3] in queue
     assert queue.head() is requests[0]
     assert len(queue) == 3
+
+
+# --- prefixes -----------------------------------------------------------------------------------
+
+
+def computed_in(scheduler, model, most=1000):
+    """(prompt tokens computed, deltas) until nothing is left."""
+    total, deltas = 0, []
+    for _ in range(most):
+        if not scheduler.has_work:
+            return total, deltas
+        batch = scheduler.schedule()
+        total += sum(len(c.token_ids) for c in batch.chunks if c.start < 12)
+        deltas += scheduler.update(model.run(batch) if batch.chunks else [])
+        scheduler.check_invariants()
+    raise AssertionError("it does not end")
+
+
+PREFIX = list(range(100, 112))
+
+
+def test_requests_of_one_step_compute_their_common_prefix_once():
+    scheduler, model = make(budget=64)
+    for number in range(4):
+        scheduler.add(request(number, 0, max_tokens=3, prompt=[*PREFIX, number, 9]))
+    sizes, _ = step(scheduler, model)
+    assert sizes == [14, 2, 2, 2]
+    assert [r.cached_tokens for r in scheduler.running] == [0, 12, 12, 12]
+    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (4 * 14, 3 * 12)
+    scheduler.check_invariants()
+
+
+def test_equal_prompts_share_all_full_blocks_but_the_last_token():
+    scheduler, model = make(budget=64)
+    for number in range(3):
+        scheduler.add(request(number, 0, max_tokens=3, prompt=list(PREFIX)))
+    assert step(scheduler, model)[0] == [12, 4, 4]
+    tables = [r.block_table for r in scheduler.running]
+    assert tables[0] == tables[1] == tables[2], "what was computed twice is kept once"
+    scheduler.check_invariants()
+
+
+def test_next_turn_computes_only_what_is_new():
+    scheduler, model = make()
+    first = request(0, 0, max_tokens=9, prompt=list(PREFIX))
+    scheduler.add(first)
+    computed_in(scheduler, model)
+    second = request(1, 0, max_tokens=2, prompt=[*first.token_ids, 7, 7])
+    scheduler.add(second)
+    assert step(scheduler, model)[0] == [3]  # 12 + 9 tokens, the last was never computed
+    assert second.cached_tokens == 20
+
+
+def test_scored_prompt_is_computed_whole_and_published():
+    scheduler, model = make(budget=64)
+    scheduler.add(request(0, 0, max_tokens=1, prompt=list(PREFIX)))
+    computed_in(scheduler, model)
+    scored = request(1, 0, max_tokens=1, prompt=list(PREFIX), prompt_logprobs=0)
+    scheduler.add(scored)
+    sizes, deltas = step(scheduler, model)
+    assert sizes == [12]
+    assert scored.cached_tokens == 0
+    assert len(deltas[0].prompt_rows) == 12
+    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (12, 0)
+    scheduler, model = make(budget=64)
+    scheduler.add(request(0, 0, max_tokens=1, prompt=list(PREFIX), prompt_logprobs=0))
+    computed_in(scheduler, model)
+    reader = request(1, 0, max_tokens=1, prompt=list(PREFIX))
+    scheduler.add(reader)
+    assert step(scheduler, model)[0] == [4]
+
+
+def test_later_chunks_of_a_prompt_use_what_another_request_has_published():
+    scheduler, model = make(budget=8, num_blocks=64)
+    prompt = list(range(200, 240))
+    scheduler.add(request(0, 0, max_tokens=2, prompt=prompt, prompt_logprobs=0))
+    reader = request(1, 0, max_tokens=2, prompt=[*prompt, 1])
+    scheduler.add(reader)
+    computed_in(scheduler, model)
+    assert reader.cached_tokens == 40
+
+
+def test_preempted_request_finds_its_own_blocks_and_reports_no_hits():
+    scheduler, model = make(num_blocks=10, max_num_seqs=4)
+    requests = [request(number, 7, max_tokens=25) for number in range(3)]
+    for one in requests:
+        scheduler.add(one)
+    readmitted = []
+    while scheduler.has_work:
+        waiting = {r.id: r for r in scheduler.waiting if r.num_preemptions}
+        step(scheduler, model)
+        readmitted += [r.num_computed for r in scheduler.running if r.id in waiting]
+    assert scheduler.num_preemptions
+    assert all(r.cached_tokens == 0 for r in requests)
+    assert scheduler.prefix_hits == 0
+    assert any(computed > 20 for computed in readmitted)
+
+
+def test_prefixes_of_a_failed_step_are_not_found():
+    scheduler, model = make(budget=64)
+    scheduler.add(request(0, 0, max_tokens=3, prompt=list(PREFIX)))
+    scheduler.schedule()
+    scheduler.fail("broken")
+    scheduler.check_invariants()
+    scheduler.add(request(1, 0, max_tokens=3, prompt=list(PREFIX)))
+    assert step(scheduler, model)[0] == [12]
+
+
+# --- chunks sized for the streams ---------------------------------------------------------------
+
+
+def machine_seconds(work):
+    """A machine: 20 ms of weights, 0.25 ms a decode row, 0.5 ms a prompt token, and attention."""
+    attention = 2e-7 * work.keys + 2e-8 * work.pairs
+    return 0.02 + 0.00025 * work.rows + 0.0005 * work.tokens + attention
+
+
+def run_streams(scheduler, model, seconds_of, steps=80):
+    """`steps` steps; the seconds of each that had decode rows and prompt tokens."""
+    mixed = []
+    for _ in range(steps):
+        batch = scheduler.schedule()
+        work = scheduler.work
+        seconds = seconds_of(work)
+        if work.rows and work.tokens:
+            mixed.append((seconds, work.tokens))
+        scheduler.update(model.run(batch) if batch.chunks else [])
+        scheduler.cost.observe(work, seconds)
+    return mixed
+
+
+def big(**options):
+    return make(num_blocks=600, budget=2048, block_size=32, **options)
+
+
+def start_streams(scheduler, count=8):
+    for number in range(count):
+        scheduler.add(request(number, 40, max_tokens=900, ignore_eos=True))
+
+
+def test_streams_keep_their_latency_while_a_long_prompt_runs():
+    scheduler, model = big(max_num_seqs=16, itl_target_s=0.05)
+    start_streams(scheduler)
+    run_streams(scheduler, model, machine_seconds, 30)
+    long = request(99, 4096, max_tokens=5)
+    scheduler.add(long)
+    mixed = run_streams(scheduler, model, machine_seconds, 200)
+    assert long.num_output == 5
+    assert max(seconds for seconds, _ in mixed) < 0.055
+    # And the target is used: 20 ms of 50 are what decoding takes, so 20 and more are the prompt's.
+    late = [tokens for _, tokens in mixed[10:-1]]
+    assert sum(late) / len(late) > 25
+    assert len(mixed) < 4096 / 25
+
+
+def test_without_target_or_streams_a_prompt_takes_the_whole_step():
+    for options in ({"itl_target_s": 0.0}, {"itl_target_s": 0.05}):
+        scheduler, model = big(max_num_seqs=16, **options)
+        if not options["itl_target_s"]:
+            start_streams(scheduler)
+            run_streams(scheduler, model, machine_seconds, 5)
+        scheduler.add(request(99, 4096, max_tokens=5))
+        step_tokens = [scheduler.schedule().num_tokens]
+        assert step_tokens[0] >= 2016
+
+
+def test_where_decoding_alone_misses_the_target_prompts_still_advance():
+    def slow(work):
+        return 10 * machine_seconds(work)
+
+    scheduler, model = big(max_num_seqs=16, itl_target_s=0.05)
+    start_streams(scheduler)
+    run_streams(scheduler, model, slow, 30)
+    long = request(99, 1000, max_tokens=5)
+    scheduler.add(long)
+    mixed = run_streams(scheduler, model, slow, 100)
+    assert long.num_output == 5
+    decode = slow(scheduler.work)
+    assert max(seconds for seconds, _ in mixed) < 2.2 * decode
+
+
+def test_threshold_lets_a_short_prompt_pass_a_long_one():
+    scheduler, model = make(num_blocks=200, budget=64, long_prefill_token_threshold=32)
+    scheduler.add(request(0, 500))
+    scheduler.add(request(1, 20))
+    assert step(scheduler, model)[0] == [32, 20]
+    assert step(scheduler, model)[0] == [1, 32]
+
+
+# --- priority -----------------------------------------------------------------------------------
+
+
+def test_priority_goes_first_and_equal_ones_by_arrival():
+    scheduler, model = make(max_num_seqs=1, policy="priority")
+    for number, priority in enumerate([5, 0, -1, 0]):
+        scheduler.add(request(number, 3, max_tokens=2, priority=priority, arrival=number))
+    finished = [d.request.id for d in computed_in(scheduler, model)[1] if d.finish]
+    assert finished == [2, 1, 3, 0]
+
+
+def test_priority_is_ignored_first_come_first_served():
+    scheduler, model = make(max_num_seqs=1)
+    for number, priority in enumerate([5, 0, -1]):
+        scheduler.add(request(number, 3, max_tokens=2, priority=priority, arrival=number))
+    assert [d.request.id for d in computed_in(scheduler, model)[1] if d.finish] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("scarce", ["blocks", "slots"])
+def test_higher_priority_preempts_lower_when_nothing_else_is_left(scarce):
+    num_blocks, seqs = (9, 4) if scarce == "blocks" else (64, 2)
+    scheduler, model = make(num_blocks=num_blocks, max_num_seqs=seqs, policy="priority")
+    low = [request(n, 12, max_tokens=4, priority=1, arrival=n) for n in range(2)]
+    for one in low:
+        scheduler.add(one)
+    step(scheduler, model)
+    urgent = request(2, 12, max_tokens=4, arrival=2.0)
+    scheduler.add(urgent)
+    step(scheduler, model)
+    assert urgent.is_running
+    assert low[0].is_running
+    assert not low[1].is_running, "the one of lower priority that came last makes way"
+    computed_in(scheduler, model)
+    assert all(one.num_output == 4 for one in [*low, urgent])
+
+
+def test_equal_priority_never_preempts():
+    scheduler, model = make(max_num_seqs=1, policy="priority")
+    scheduler.add(request(0, 3, max_tokens=9, priority=1, arrival=5.0))
+    step(scheduler, model)
+    scheduler.add(request(1, 3, max_tokens=2, priority=1, arrival=0.0))
+    computed_in(scheduler, model)
+    assert scheduler.num_preemptions == 0
+
+
+def test_urgent_prompt_is_not_held_up_by_a_long_one_that_runs():
+    scheduler, model = make(num_blocks=200, budget=16, policy="priority")
+    scheduler.add(request(0, 400, priority=3))
+    step(scheduler, model)
+    scheduler.add(request(1, 10, arrival=1.0))
+    assert step(scheduler, model)[0] == [10, 6]
+
+
+def test_waiting_makes_up_for_any_priority():
+    ranks = {}
+    for priority in (-(2**31), -1, 0, 1, 3, 2**31 - 1):
+        one = request(0, 1, priority=priority, arrival=1000.0)
+        one.order = 0
+        ranks[priority] = rank_of(one, "priority")[0]
+    assert list(ranks.values()) == sorted(set(ranks.values()))
+    assert ranks[1] - ranks[0] == pytest.approx(30)
+    assert ranks[3] - ranks[0] == pytest.approx(60)
+    assert max(ranks.values()) - min(ranks.values()) < 3600 * 0.6
+
+
+def test_stream_of_urgent_requests_does_not_starve_a_patient_one():
+    scheduler, model = make(max_num_seqs=1, policy="priority")
+    patient = request(0, 3, max_tokens=2, priority=7, arrival=0.0)
+    scheduler.add(patient)
+    for number in range(1, 200):  # one a second, each takes two steps
+        scheduler.add(request(number, 3, max_tokens=2, arrival=float(number)))
+        step(scheduler, model)
+        step(scheduler, model)
+        if patient.num_output == 2:
+            break
+    assert 85 <= number <= 100
 
 
 LIMITS = Limits(max_model_len=100, kv_tokens=64, vocab=50)

@@ -1,4 +1,11 @@
-"""Scheduler + KvManager under random sequences of calls: no schedule may ever change a token."""
+"""Scheduler + KvManager under random sequences of calls: no schedule may ever change a token.
+
+CPUSERVE_STATE_MACHINE_EXAMPLES raises the number of examples.
+"""
+
+import hashlib
+import os
+import random
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
@@ -6,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from cpuserve.core.admission import Limits, check_request, output_limit
 from cpuserve.core.kv.manager import KvManager
+from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.errors import InvalidRequest
@@ -13,6 +21,27 @@ from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import VOCAB, FakeModel, next_token, reference, score, top
 
 EOS = frozenset(range(0, VOCAB, 40))
+EXAMPLES = int(os.environ.get("CPUSERVE_STATE_MACHINE_EXAMPLES", "150"))
+
+
+def sha256(data):
+    return hashlib.sha256(data).digest()
+
+
+def weak(data):
+    """Few values: names collide all the time. Without the seed of a root: the same in each run."""
+    return bytes([sha256(data[32:] if 32 <= len(data) <= 40 else data)[0] % 11])
+
+
+# Prompts that share beginnings: slices of one text, changed at one place or not.
+TEXT = [(7 * i) % VOCAB for i in range(50)]
+PROMPTS = st.one_of(
+    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50),
+    st.integers(1, 50).map(lambda n: TEXT[:n]),
+    st.tuples(st.integers(2, 50), st.integers(0, 49), st.integers(0, 9)).map(
+        lambda t: [*TEXT[: min(t[1], t[0] - 1)], t[2], *TEXT[min(t[1], t[0] - 1) + 1 : t[0]]]
+    ),
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -21,16 +50,29 @@ class SchedulerMachine(RuleBasedStateMachine):
     requests = Bundle("requests")
 
     @initialize(
-        num_blocks=st.integers(1, 24),
-        block_size=st.sampled_from([1, 2, 4, 32]),
-        max_num_seqs=st.integers(1, 6),
+        num_blocks=st.integers(4, 30),
+        block_size=st.sampled_from([1, 2, 4, 4, 32]),
+        max_num_seqs=st.integers(1, 8),
         budget=st.integers(1, 40),
+        digest=st.sampled_from([sha256, weak]),
+        prefix_caching=st.sampled_from([True, True, True, False]),
+        itl_target_s=st.sampled_from([0.0, 0.05]),
+        threshold=st.sampled_from([0, 3]),
+        policy=st.sampled_from(["fcfs", "priority"]),
     )
-    def start(self, num_blocks, block_size, max_num_seqs, budget):
-        self.kv = KvManager(num_blocks, block_size)
+    def start(
+        self, num_blocks, block_size, max_num_seqs, budget, digest, prefix_caching, **options
+    ):
+        self.kv = KvManager(num_blocks, block_size, prefix_caching=prefix_caching, digest=digest)
         self.model = FakeModel(num_blocks, block_size, max_num_seqs, budget)
         self.scheduler = Scheduler(
-            self.kv, self.model, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget
+            self.kv,
+            self.model,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            itl_target_s=options["itl_target_s"],
+            long_prefill_token_threshold=options["threshold"],
+            policy=options["policy"],
         )
         self.limits = Limits(60, num_blocks * block_size, VOCAB)
         self.added: dict[int, Request] = {}
@@ -41,14 +83,28 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         target=requests,
-        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50),
+        prompt=PROMPTS,
         max_tokens=st.one_of(st.none(), st.integers(0, 20)),
         min_tokens=st.integers(0, 4),
         ignore_eos=st.booleans(),
         prompt_logprobs=st.sampled_from([None, None, 0, 2]),
         logprobs=st.sampled_from([None, 0, 3]),
+        salt=st.sampled_from([None, None, "one", "other"]),
+        priority=st.integers(-2, 2),
+        seed=st.sampled_from([None, 11]),
     )
-    def add(self, prompt, max_tokens, min_tokens, ignore_eos, prompt_logprobs, logprobs):
+    def add(
+        self,
+        prompt,
+        max_tokens,
+        min_tokens,
+        ignore_eos,
+        prompt_logprobs,
+        logprobs,
+        salt,
+        priority,
+        seed,
+    ):
         params = SamplingParams(
             max_tokens=max_tokens,
             min_tokens=min(min_tokens, max_tokens or 0),
@@ -56,10 +112,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt_logprobs=prompt_logprobs,
             logprobs=logprobs,
             stop_token_ids=[3, 5, 7],
+            cache_salt=salt,
         )
         number = len(self.added)
         limit = output_limit(len(prompt), params, self.limits)
-        request = Request(number, list(prompt), params, limit, number + 11, EOS)
+        request = Request(
+            number,
+            list(prompt),
+            params,
+            limit,
+            seed or number + 11,
+            EOS,
+            arrival=float(number),
+            priority=priority,
+        )
         self.added[number] = request
         self.outputs[number] = []
         try:
@@ -77,23 +143,71 @@ class SchedulerMachine(RuleBasedStateMachine):
         if known:
             self.aborted.add(number)
 
-    @rule(count=st.integers(1, 5))
-    def step(self, count):
-        for _ in range(count):
-            self.run_step()
+    @rule(number=requests, more=st.integers(1, 5), salt=st.sampled_from([None, "one"]))
+    def next_turn(self, number, more, salt):
+        """The conversation so far, and a few tokens."""
+        request = self.added[number]
+        self.add([*request.token_ids, *range(more)][:50], 5, 0, True, None, None, salt, 0, None)
 
-    def run_step(self):
+    @rule(count=st.integers(2, 8), seed=st.integers(0, 10**6))
+    def burst(self, count, seed):
+        """Many at once, most of them with a common beginning, some of them equal."""
+        choose = random.Random(seed)
+        for _ in range(count):
+            kept = choose.randint(1, 50)
+            prompt = TEXT[:kept] + [choose.randint(0, 2)] * choose.choice([0, 0, 1, 9])
+            prompt_logprobs = choose.choice([None, None, None, 1])
+            prompt[0] = choose.choice([TEXT[0], TEXT[0], 1, 2])
+            salt, priority = choose.choice([None, None, "one"]), choose.choice([0, 0, 1])
+            self.add(
+                prompt[:50],
+                choose.randint(0, 20),
+                0,
+                choose.random() < 0.8,
+                prompt_logprobs,
+                None,
+                salt,
+                priority,
+                choose.choice([None, 11]),
+            )
+
+    @rule(
+        count=st.integers(1, 8),
+        seconds=st.sampled_from([1e-4, 0.02, 0.3, 5.0]),
+        then=st.sampled_from([None, None, None, None, None, None, "fail", "fail", "clear"]),
+    )
+    def step(self, count, seconds, then):
+        for _ in range(count):
+            self.run_step(seconds)
+        if then == "fail":
+            self.fail_step()
+        elif then == "clear":
+            self.kv.clear_prefixes()
+
+    def fail_step(self):
+        """The executor raises after it has spoilt every block it was to write."""
+        batch = self.scheduler.schedule()
+        for chunk in batch.chunks:
+            size = self.kv.block_size
+            for position in range(chunk.start, chunk.start + len(chunk.token_ids)):
+                self.model.kv[chunk.block_table[position // size]][position % size] = -7
+        for delta in self.scheduler.fail("broken"):
+            assert delta.finish == "error"
+            self.aborted.add(delta.request.id)
+
+    def run_step(self, seconds=0.02):
         batch = self.scheduler.schedule()
         assert bool(batch.chunks) == self.scheduler.has_work, "work waits and nothing runs"
         self.check_order(batch)
         results = self.model.run(batch) if batch.chunks else []
         for delta in self.scheduler.update(results):
             self.take(delta)
+        self.scheduler.cost.observe(self.scheduler.work, seconds)
 
     def check_order(self, batch):
-        oldest = min(self.scheduler.running, key=lambda r: r.order, default=None)
-        if oldest is not None:
-            assert oldest.slot in {c.slot for c in batch.chunks}, "the oldest stands still"
+        first = min(self.scheduler.running, key=lambda r: r.rank, default=None)
+        if first is not None:
+            assert first.slot in {c.slot for c in batch.chunks}, "the first stands still"
         by_slot = {r.slot: r for r in self.scheduler.running}
         kinds = [
             c.start >= by_slot[c.slot].num_prompt and len(c.token_ids) == 1 for c in batch.chunks
@@ -150,6 +264,29 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.check_invariants()
             assert set(self.model.slots) == {r.slot for r in self.scheduler.running}
 
+    @invariant()
+    def salts_never_share(self):
+        if not hasattr(self, "scheduler"):
+            return
+        owners: dict[int, str | None] = {}
+        for request in self.scheduler.running:
+            salt = request.params.cache_salt
+            for block in request.block_table:
+                assert owners.setdefault(block, salt) == salt, "salts share a block"
+
+    @invariant()
+    def cached_content_is_what_its_name_says(self):
+        """Every entry's tokens, and its parents', are what the model wrote into their blocks."""
+        if not hasattr(self, "scheduler"):
+            return
+        for salt in ("", "one", "other"):
+            for prompt in (TEXT, *(r.token_ids for r in self.added.values())):
+                chain = PrefixChain(salt)
+                tokens = [*prompt, 0]
+                match = self.kv.match_prefix(chain, tokens)
+                held = [t for block in match.blocks for t in self.model.kv[block]]
+                assert held == tokens[: match.num_tokens], "a block is not what it is named"
+
     def teardown(self):
         if not hasattr(self, "scheduler"):
             return
@@ -163,8 +300,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=150,
-    stateful_step_count=25,
+    max_examples=EXAMPLES,
+    stateful_step_count=20,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

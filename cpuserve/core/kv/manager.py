@@ -1,20 +1,33 @@
-"""KvManager: gives sequences the blocks their tokens need."""
+"""KvManager: gives sequences the blocks their tokens need, and shares those that exist already."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from cpuserve.core.kv.pool import BlockPool
-from cpuserve.core.kv.prefix import PrefixMatch
+from cpuserve.core.kv.prefix import Digest, PrefixChain, PrefixIndex, PrefixMatch, sha256
 from cpuserve.ids import BlockId
 
 
 class KvManager:
-    """Block tables grow and are freed through here; the tables themselves live in the requests."""
+    """Block tables grow, are shared and are freed through here; they live in the requests.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    With `prefix_caching` full blocks are published under the name of their tokens, and stay after
+    their last user until the room is needed.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_caching: bool = True,
+        digest: Digest = sha256,
+    ) -> None:
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
+        self.prefix_caching = prefix_caching
+        self.index = PrefixIndex(block_size, digest)
+        self.pool = BlockPool(num_blocks, self.index.forget)
 
     @property
     def num_blocks(self) -> int:
@@ -23,8 +36,13 @@ class KvManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be given out now."""
+        """Blocks that can be given out now; cached ones are among them."""
         return self.pool.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody uses and whose prefix can still be found."""
+        return self.pool.num_cached
 
     @property
     def usage(self) -> float:
@@ -35,36 +53,129 @@ class KvManager:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def match_prefix(self, token_ids: Sequence[int]) -> PrefixMatch:  # noqa: ARG002
-        """Blocks that already hold a prefix of `token_ids`: none, until blocks are published."""
-        return PrefixMatch()
+    # --- prefixes -----------------------------------------------------------------------------
 
-    def grow(self, table: list[BlockId], num_tokens: int, *, spare: int = 0) -> bool:
-        """Extend `table` so that it holds `num_tokens` tokens.
+    def match_prefix(self, chain: PrefixChain, token_ids: Sequence[int]) -> PrefixMatch:
+        """Blocks that hold a prefix of `token_ids`, all but the last token at most.
 
-        False, and nothing changed, if that would leave fewer than `spare` free blocks.
+        The last token must run whatever is cached: its logits are what a step is for.
         """
-        missing = self.blocks_for(num_tokens) - len(table)
-        if missing <= 0:
-            return True
-        if missing + spare > self.pool.num_free:
-            return False
-        table.extend(self.pool.take(missing))
-        return True
+        if not self.prefix_caching:
+            return PrefixMatch()
+        most = (len(token_ids) - 1) // self.block_size
+        self.index.name(chain, token_ids, most)
+        entries = self.index.walk(chain, most)
+        return PrefixMatch(entries, len(entries) * self.block_size)
 
-    def adopt(self, table: list[BlockId], match: PrefixMatch) -> None:
+    def adopt(self, table: list[BlockId], chain: PrefixChain, match: PrefixMatch) -> None:
         """Start the empty `table` with the shared blocks of `match`."""
         assert not table, "only a new sequence adopts a prefix"
         self.pool.share(match.blocks)
         table.extend(match.blocks)
+        for entry in match.entries:
+            chain.advance(entry)
+
+    def catch_up(
+        self, table: list[BlockId], chain: PrefixChain, token_ids: Sequence[int], computed: int
+    ) -> int:
+        """Replace blocks after `computed` tokens by some that have been published meanwhile.
+
+        Returns how many tokens need not run now (again all but the last at most).
+        """
+        size = self.block_size
+        index = chain.num_entries
+        if not self.prefix_caching or computed != index * size:
+            return 0
+        most = (len(token_ids) - 1) // size
+        self.index.name(chain, token_ids, most)
+        while index < most and (entry := self.index.find(chain, index, chain.last)) is not None:
+            self._replace(table, index, entry.block)
+            chain.advance(entry)
+            index += 1
+        return index * size - computed
+
+    def publish(
+        self,
+        table: list[BlockId],
+        chain: PrefixChain,
+        token_ids: Sequence[int],
+        num_tokens: int,
+        *,
+        computed: bool,
+    ) -> None:
+        """Name the full blocks among the first `num_tokens` tokens, so that others find them.
+
+        computed: the tokens have run. Then a block whose content another one already has is given
+        up for that one. Before, its tokens still have to be written somewhere, so it stays.
+        """
+        if not self.prefix_caching:
+            return
+        full = num_tokens // self.block_size
+        if chain.num_entries >= full:
+            return
+        self.index.name(chain, token_ids, full)
+        for index in range(chain.num_entries, full):
+            block = table[index]
+            entry = self.index.insert(chain, block)
+            if entry is None:
+                return
+            if entry.block == block:
+                self.pool.keep(block)
+            elif not computed:
+                return
+            else:
+                self._replace(table, index, entry.block)
+            chain.advance(entry)
+
+    def unpublish(self, table: Iterable[BlockId]) -> None:
+        """What these blocks hold must not be found any more: its step failed."""
+        for block in table:
+            if self.index.forget(block):
+                self.pool.drop(block)
+
+    def clear_prefixes(self) -> None:
+        """Forget every prefix; sequences that run keep their blocks."""
+        self.unpublish([BlockId(block) for block in range(self.num_blocks)])
+
+    def _replace(self, table: list[BlockId], index: int, block: BlockId) -> None:
+        self.pool.share((block,))
+        self.pool.release((table[index],))
+        table[index] = block
+
+    # --- blocks -------------------------------------------------------------------------------
+
+    def can_admit(self, match: PrefixMatch, num_tokens: int, *, spare: int = 0) -> bool:
+        """Whether a sequence of `num_tokens` that adopts `match` leaves `spare` blocks to give."""
+        references = self.pool.references
+        idle = sum(not references(block) for block in match.blocks)
+        missing = self.blocks_for(num_tokens) - len(match.entries)
+        return missing + spare <= self.pool.num_free - idle
+
+    def grow(self, table: list[BlockId], num_tokens: int) -> bool:
+        """Extend `table` so that it holds `num_tokens` tokens; False, and nothing, if it cannot."""
+        missing = self.blocks_for(num_tokens) - len(table)
+        if missing <= 0:
+            return True
+        if missing > self.pool.num_free:
+            return False
+        table.extend(self.pool.take(missing))
+        return True
 
     def free(self, table: list[BlockId]) -> None:
-        """Give the blocks of `table` back, last one first, and empty it."""
+        """Give the blocks of `table` back and empty it.
+
+        Last one first: so a cached block is never evicted before those that continue it.
+        """
         self.pool.release(reversed(table))
         table.clear()
 
     def check_invariants(self, tables: Iterable[Sequence[BlockId]]) -> None:
-        """AssertionError unless `tables` are all there is: free + used = all, counts exact."""
+        """AssertionError unless `tables` are all there is: free + used + cached = all."""
         uses = [block for table in tables for block in table]
         self.pool.check_invariants(uses)
-        assert self.pool.num_free + len(set(uses)) == self.pool.num_blocks, "a block is lost"
+        self.index.check_invariants()
+        free = self.pool.num_free - self.pool.num_cached
+        assert free + self.pool.num_cached + len(set(uses)) == self.num_blocks, "a block is lost"
+        named = sum(1 for block in range(self.num_blocks) if BlockId(block) in self.index)
+        kept = self.num_cached + sum(1 for block in set(uses) if block in self.index)
+        assert named == kept, "a free block has a name"

@@ -238,5 +238,5 @@ def _cache_facts(config: EngineConfig) -> dict[str, object]:
         "block_size": config.block_size,
         "num_gpu_blocks": config.kv_blocks,
         "cache_dtype": config.kv_dtype,
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": config.enable_prefix_caching,
     }
