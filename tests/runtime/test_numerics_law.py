@@ -1,0 +1,109 @@
+"""The numerics law at the executor: a row's logits depend on its own tokens only, bit for bit.
+
+Whatever the rows in the step, the threads, the chunks and the neighbours, at every ISA level this
+CPU has and for every weight kind, with activations in one term and in two.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
+from cpuserve.loader.load import open_checkpoint
+from cpuserve.models import build_program, spec_from_config
+from cpuserve.runtime.pack import pack
+from tests.helpers.tiny import tiny_model
+
+_C = pytest.importorskip("cpuserve._C")
+KINDS = [
+    ("dense_bf16", 8),
+    ("dense_f16", 8),
+    ("dense_f32", 8),
+    ("w8_g32", 8),
+    ("w4_g32", 8),
+    ("w4m_g32", 8),
+    ("w8_g32", 16),
+    ("w4_g32", 16),
+    ("w4m_g32", 16),
+]
+KV = {"dense_f32": "f32", "dense_f16": "f16"}
+ROWS = [1, 2, 5, 6, 7, 13, 64, 512]
+THREADS = [1, 2, 3, 5]
+TOKENS = [(i * 37 + i * i * 5) % 250 for i in range(290)]  # the last one is in the second chunk
+OTHERS = [(i * 11 + 7) % 250 for i in range(512)]
+
+
+def run(isa, kind, bits, threads, use):
+    """`use(step)` with a fresh executor; step(chunks) gives the logits of all wanted rows."""
+    from cpuserve.program.lower import Lowering
+    from cpuserve.runtime.native import load
+
+    config = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1}
+    checkpoint = open_checkpoint(tiny_model("llama", head_dim=32, **config))
+    program = build_program(spec_from_config(checkpoint.config))
+    out = []
+
+    def main():
+        lowered = Lowering(
+            program,
+            lambda _: kind,
+            isa=isa,
+            max_tokens=520,
+            max_seqs=8,
+            max_position=1024,
+            kv_type=KV.get(kind, "bf16"),
+            activation_bits=bits,
+        ).run()
+        executor = _C.Executor(team, lowered.native, 64, KV.get(kind, "bf16"), 8)
+        load(executor, lowered, checkpoint.weights, None)
+        out.append(use(lambda *chunks: executor.step_logits(pack(StepBatch(list(chunks))).words)))
+
+    team = _C.Team(threads)
+    team.run(main)
+    return out[0]
+
+
+def chunk(tokens, start, first_block, *, rows=()):
+    """Tokens at `start` of a sequence whose blocks begin at `first_block`; every row is a score."""
+    blocks = list(range(first_block, first_block + -(-(start + len(tokens)) // 32)))
+    return SeqChunk(0, list(tokens), start, blocks, [LogitRow(r, target=1) for r in rows])
+
+
+def last_row_among(step, rows):
+    """The last token's logits in a step of `rows` rows, its neighbours another sequence's."""
+    target = chunk(TOKENS[-1:], len(TOKENS) - 1, 0, rows=[0])
+    if rows == 1:
+        return step(target)[0]
+    neighbours = chunk(OTHERS[: rows - 1], 0, 16, rows=[rows - 2])
+    return step(neighbours, target)[-1]
+
+
+@pytest.mark.parametrize("threads", THREADS, ids=lambda t: f"{t}-threads")
+@pytest.mark.parametrize(("kind", "bits"), KINDS, ids=lambda x: str(x))
+@pytest.mark.parametrize("isa", _C.isa_levels())
+def test_a_row_has_the_same_bits_however_it_is_computed(isa, kind, bits, threads):
+    """Decoded at every number of rows, as part of the whole prompt, and after uneven chunks."""
+
+    def one_way(step):
+        step(chunk(TOKENS[:-1], 0, 0, rows=[0]))
+        return last_row_among(step, 1)
+
+    def every_way(step):
+        found = {"whole prompt": step(chunk(TOKENS, 0, 0, rows=[len(TOKENS) - 1]))[0]}
+        for sizes in ([64, 7, 1, 200, 18], [255, 2, 33]):
+            start = 0
+            for size in sizes:
+                part = TOKENS[start : start + size]
+                logits = step(chunk(part, start, 40, rows=[size - 1]))[0]
+                start += size
+            found[f"chunks {sizes}"] = logits
+        for rows in ROWS:
+            found[f"{rows} rows"] = last_row_among(step, rows)
+        return found
+
+    want = run(isa, kind, bits, 1, one_way)
+    assert np.isfinite(want).all()
+    assert want.std() > 0
+    for how, got in run(isa, kind, bits, threads, every_way).items():
+        assert np.array_equal(got, want), how
