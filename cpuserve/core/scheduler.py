@@ -24,7 +24,7 @@ from typing import Protocol
 
 from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
 from cpuserve.core.kv.manager import KvManager
-from cpuserve.core.kv.prefix import PrefixMatch
+from cpuserve.core.kv.prefix import FORGOTTEN, PrefixMatch
 from cpuserve.core.queue import Policy, WaitingQueue, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, FinishReason, Request
 from cpuserve.core.step import RowResult, SeqChunk, StepBatch, StepResult
@@ -427,6 +427,11 @@ class Scheduler:
         for request in running:
             held = len(request.block_table) * self.kv.block_size
             assert request.num_computed <= held, "computed tokens without blocks"
+            chain = request.chain
+            assert chain.num_entries <= len(request.block_table), "an entry without block"
+            if chain.last is not None and chain.last.block != FORGOTTEN:
+                block = request.block_table[chain.num_entries - 1]
+                assert chain.last.block == block, "the chain has left the table"
             tables.append(request.block_table)
         self.kv.check_invariants(tables)
 

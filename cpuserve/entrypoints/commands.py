@@ -45,6 +45,9 @@ def serve(args: argparse.Namespace) -> int:
         uds=server.uds,
         api_keys=tuple(server.api_key or ()),
         access_log=level == "debug",
+        silent_s=server.sse_ping_interval or defaults.silent_s,
+        max_queued_requests=server.max_num_queued_reqs or defaults.max_queued_requests,
+        max_queued_tokens=server.max_num_queued_tokens or defaults.max_queued_tokens,
     )
 
     async def on_ready(url: str, client: EngineClient) -> None:

@@ -43,7 +43,8 @@ class HttpOptions:
     """How the front end listens; `uds` is a socket path instead of host and port.
 
     drain_s: how long running requests may go on after the first signal; what is left then is
-    ended with an error. Closing the rest takes at most 2 s more.
+    ended with an error. Closing the rest takes at most 2 s more. silent_s: after how long without
+    an event a stream sends a comment. max_queued_*: what may wait for a first token.
     """
 
     host: str = "127.0.0.1"
@@ -54,6 +55,9 @@ class HttpOptions:
     drain_s: float = 3.0
     header_timeout_s: float = 15.0
     write_timeout_s: float = 30.0
+    silent_s: float = 15.0
+    max_queued_requests: int = 1024
+    max_queued_tokens: int = 1 << 20
 
 
 def serve(

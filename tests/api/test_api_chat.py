@@ -335,7 +335,7 @@ def test_a_silent_stream_sends_comments_until_the_first_token():
         yield Output(number, [5], "length")
 
     response = Api(slow, http=HttpLimits(silent_s=0.05)).chat(stream=True)
-    assert response.text.startswith(": waiting\n\n: waiting\n\n")
+    assert response.text.startswith(": keep-alive\n\n: keep-alive\n\n")
     assert events_of(response)[-1]["choices"][0]["finish_reason"] == "length"
 
 

@@ -87,6 +87,10 @@ BOTH = {
     "ignore_eos-text": ({"ignore_eos": "yes"}, "ignore_eos"),
     "priority-2^63": ({"priority": 2**63}, "priority"),
     "model-number": ({"model": 5}, "model"),
+    "cache_salt-empty": ({"cache_salt": ""}, "cache_salt"),
+    "cache_salt-long": ({"cache_salt": "x" * 129}, "cache_salt"),
+    "cache_salt-number": ({"cache_salt": 5}, "cache_salt"),
+    **{f"cache_salt-{ord(c)}": ({"cache_salt": f"a{c}b"}, "cache_salt") for c in "@/\\\0"},
 }
 
 CHAT = {
@@ -241,6 +245,8 @@ def test_empty_prompt_is_400_where_no_token_is_put_in_front(api):
         {"use_beam_search": False},
         {"user": "someone", "priority": 0, "ignore_eos": True},
         {"unknown_field": {"deep": [1, 2, 3]}, "vllm_xargs": {}, "store": True},
+        {"cache_salt": "x" * 128},
+        {"cache_salt": "tenant-7 ü"},
         {"model": "alias"},
         {"model": ""},
         dict.fromkeys(("n", "temperature", "stop", "seed", "model", "stream_options")),

@@ -30,8 +30,16 @@ def sha256(data):
 
 def weak(data):
     """Few values: names collide all the time. Without the seed of a root: the same in each run."""
-    return bytes([sha256(data[32:] if 32 <= len(data) <= 40 else data)[0] % 11])
+    return bytes([sha256(data[32:] if 32 <= len(data) <= 40 else data)[0] % 5])
 
+
+# Under weak(), the first has the same root as no salt at all, the second another.
+SALTS = [
+    next(
+        s for s in map(str, range(99)) if (weak(bytes(32) + s.encode()) == weak(bytes(32))) == same
+    )
+    for same in (True, False)
+]
 
 # Prompts that share beginnings: slices of one text, changed at one place or not.
 TEXT = [(7 * i) % VOCAB for i in range(50)]
@@ -89,7 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         prompt_logprobs=st.sampled_from([None, None, 0, 2]),
         logprobs=st.sampled_from([None, 0, 3]),
-        salt=st.sampled_from([None, None, "one", "other"]),
+        salt=st.sampled_from([None, None, *SALTS]),
         priority=st.integers(-2, 2),
         seed=st.sampled_from([None, 11]),
     )
@@ -143,7 +151,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if known:
             self.aborted.add(number)
 
-    @rule(number=requests, more=st.integers(1, 5), salt=st.sampled_from([None, "one"]))
+    @rule(number=requests, more=st.integers(1, 5), salt=st.sampled_from([None, *SALTS]))
     def next_turn(self, number, more, salt):
         """The conversation so far, and a few tokens."""
         request = self.added[number]
@@ -154,11 +162,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Many at once, most of them with a common beginning, some of them equal."""
         choose = random.Random(seed)
         for _ in range(count):
-            kept = choose.randint(1, 50)
+            kept = choose.choice([8, 16, 32, choose.randint(1, 50)])
             prompt = TEXT[:kept] + [choose.randint(0, 2)] * choose.choice([0, 0, 1, 9])
             prompt_logprobs = choose.choice([None, None, None, 1])
-            prompt[0] = choose.choice([TEXT[0], TEXT[0], 1, 2])
-            salt, priority = choose.choice([None, None, "one"]), choose.choice([0, 0, 1])
+            prompt[0] = choose.choice([TEXT[0], TEXT[0], choose.randint(0, 9)])
+            salt, priority = choose.choice([None, None, *SALTS]), choose.choice([0, 0, 1])
             self.add(
                 prompt[:50],
                 choose.randint(0, 20),
@@ -279,7 +287,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Every entry's tokens, and its parents', are what the model wrote into their blocks."""
         if not hasattr(self, "scheduler"):
             return
-        for salt in ("", "one", "other"):
+        for salt in ("", *SALTS):
             for prompt in (TEXT, *(r.token_ids for r in self.added.values())):
                 chain = PrefixChain(salt)
                 tokens = [*prompt, 0]

@@ -83,9 +83,19 @@ class FakeModel:
         assert len(set(slots)) == len(slots), "a slot runs twice"
         self.steps += 1
         self.largest_step = max(self.largest_step, batch.num_tokens)
+        self._check_places(batch)
         for chunk in batch.chunks:
             self._store(chunk)
         return [self._row(chunk, row) for chunk in batch.chunks for row in chunk.rows]
+
+    def _check_places(self, batch: StepBatch) -> None:
+        size = self.block_size
+        places = [
+            (chunk.block_table[position // size], position % size)
+            for chunk in batch.chunks
+            for position in range(chunk.start, chunk.start + len(chunk.token_ids))
+        ]
+        assert len(set(places)) == len(places), "two tokens of a step go to one place"
 
     def _store(self, chunk: SeqChunk) -> None:
         for position, token in enumerate(chunk.token_ids, chunk.start):

@@ -53,7 +53,7 @@ async def create_chat_completion(request: Request) -> Response:
     prompt = await chat_prompt(call.serving, asked)
     params = chat_params(asked, prompt.ids, call.serving.bounds, call.serving.default_sampling)
     jobs = fan_out([prompt], [params], asked.priority or 0)
-    call.serving.check_room(len(jobs))
+    call.serving.check_room(jobs)
     answer = _ChatAnswer(call, asked, model, jobs)
     if asked.stream:
         return EventStream(answer.events(), call.serving.http.silent_s)

@@ -57,7 +57,7 @@ async def create_completion(request: Request) -> Response:
     limits, defaults = call.serving.bounds, call.serving.default_sampling
     params = [completion_params(asked, prompt.ids, limits, defaults) for prompt in prompts]
     jobs = fan_out(prompts, params, asked.priority or 0)
-    call.serving.check_room(len(jobs))
+    call.serving.check_room(jobs)
     answer = _CompletionAnswer(call, asked, model, prompts, jobs)
     if asked.stream:
         return EventStream(answer.events(), call.serving.http.silent_s)

@@ -72,7 +72,10 @@ async def run_job(serving: Serving, job: Job) -> AsyncGenerator[TextDelta, None]
     """The deltas of one sequence; closing the generator aborts it."""
     metrics = serving.metrics
     meter = metrics.start(len(job.prompt.ids), job.params.max_tokens or 0, job.n)
+    backlog, num_prompt = serving.backlog, len(job.prompt.ids)
     serving.active_sequences += 1
+    backlog.enter(num_prompt)
+    waiting = True
     reason = "abort"
     try:
         source = generate_text(
@@ -84,6 +87,9 @@ async def run_job(serving: Serving, job: Job) -> AsyncGenerator[TextDelta, None]
         )
         async with aclosing(source) as deltas:
             async for delta in deltas:
+                if waiting:
+                    backlog.leave(num_prompt)
+                    waiting = False
                 metrics.on_tokens(meter, len(delta.token_ids), delta.cached_tokens, delta.scheduled)
                 job.completion_tokens += len(delta.token_ids)
                 job.cached_tokens = job.cached_tokens or delta.cached_tokens
@@ -95,6 +101,8 @@ async def run_job(serving: Serving, job: Job) -> AsyncGenerator[TextDelta, None]
         raise
     finally:
         serving.active_sequences -= 1
+        if waiting:
+            backlog.leave(num_prompt)
         metrics.finish(meter, reason)
 
 
@@ -102,7 +110,7 @@ async def run_jobs(
     serving: Serving, jobs: list[Job]
 ) -> AsyncGenerator[tuple[Job, TextDelta], None]:
     """All deltas of all jobs as they come; closing the generator aborts what is left."""
-    serving.check_room(len(jobs))
+    serving.check_room(jobs)
     if len(jobs) == 1:
         async with aclosing(run_job(serving, jobs[0])) as deltas:
             async for delta in deltas:
@@ -183,7 +191,9 @@ def usage(prompt_tokens: int, jobs: list[Job]) -> Usage:
     completion = sum(job.completion_tokens for job in jobs)
     cached: dict[int, int] = {}
     for job in jobs:
-        cached[id(job.prompt)] = max(cached.get(id(job.prompt), 0), job.cached_tokens)
+        known = cached.get(id(job.prompt), job.cached_tokens)
+        # The n sequences of a new prompt find what the first computes: that is no hit.
+        cached[id(job.prompt)] = min(known, job.cached_tokens)
     return Usage(
         prompt_tokens,
         prompt_tokens + completion,

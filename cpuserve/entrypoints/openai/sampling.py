@@ -221,6 +221,7 @@ def _params(
         "prompt_logprobs": prompt_logprobs,
         "logit_bias": _logit_bias(request.logit_bias, limits.vocab),
         "allowed_token_ids": request.allowed_token_ids,
+        "cache_salt": request.cache_salt,
     }
     asked = {name: value for name, value in given.items() if value is not None}
     return SamplingParams(

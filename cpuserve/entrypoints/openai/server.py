@@ -15,7 +15,7 @@ import uvicorn
 
 from cpuserve.entrypoints.openai.app import create_app
 from cpuserve.entrypoints.openai.http import MAX_HEADER_BYTES, guarded_protocol
-from cpuserve.entrypoints.openai.serving import Serving
+from cpuserve.entrypoints.openai.serving import HttpLimits, Serving
 from cpuserve.errors import EngineDead
 from cpuserve.log import get_logger
 from cpuserve.metrics import ServerMetrics
@@ -64,6 +64,11 @@ class FrontEnd:
             metrics,
             tuple(config.served_model_names),
             config.max_model_len,
+            HttpLimits(
+                silent_s=http.silent_s,
+                max_queued_requests=http.max_queued_requests,
+                max_queued_tokens=http.max_queued_tokens,
+            ),
             default_sampling=config.default_sampling,
             build=_build(config),
         )

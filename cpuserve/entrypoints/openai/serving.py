@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cpuserve.core.admission import Limits
+from cpuserve.entrypoints.openai.backlog import Backlog
 from cpuserve.entrypoints.openai.errors import ServiceUnavailable
 from cpuserve.entrypoints.openai.protocol import MAX_LOGPROBS
 from cpuserve.errors import NotFound, TooManyRequests
 from cpuserve.version import version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from cpuserve.engine.client import EngineClient
+    from cpuserve.entrypoints.openai.generation import Job
     from cpuserve.metrics import ServerMetrics
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
@@ -34,6 +36,9 @@ class HttpLimits:
     # A stream's headers wait for its first token, so that an error still has its own status; but
     # proxies cut connections that stay silent for a minute, and a long prompt takes that long.
     silent_s: float = 15.0
+    # Of those sequences, the ones that still wait for their first token; see Backlog.
+    max_queued_requests: int = 1024
+    max_queued_tokens: int = 1 << 20
 
 
 @dataclass(slots=True)
@@ -61,6 +66,15 @@ class Serving:
     draining: bool = False
     started: int = field(default_factory=lambda: int(time.time()))
     active_sequences: int = 0
+    backlog: Backlog = field(init=False)
+
+    def __post_init__(self) -> None:
+        limits = self.http
+        self.backlog = Backlog(
+            limits.max_queued_requests,
+            limits.max_queued_tokens,
+            lambda: self.client.stats.prompt_rate,
+        )
 
     def set_ready(self, tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
         """Open the endpoints: the engine has said Ready."""
@@ -109,14 +123,16 @@ class Serving:
             raise NotFound(msg, param="model")
         return name
 
-    def check_room(self, sequences: int) -> None:
-        """TooManyRequests (429) when `sequences` more would exceed the bound."""
+    def check_room(self, jobs: Sequence[Job]) -> None:
+        """TooManyRequests (429) when that many sequences more would exceed a bound."""
+        sequences = len(jobs)
+        self.backlog.check(sequences, sum(len(job.prompt.ids) for job in jobs))
         if self.active_sequences + sequences > self.http.max_sequences:
             msg = (
                 f"The server already holds {self.active_sequences} sequences of at most "
                 f"{self.http.max_sequences}, and this request wants {sequences}: try again later"
             )
-            raise TooManyRequests(msg)
+            raise TooManyRequests(msg, retry_after_s=max(self.backlog.wait_s(), 1.0))
 
     @property
     def fingerprint(self) -> str:
