@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
 from tests.fidelity.passages import NUM_GREEDY, PROMPTS, REFERENCE, TEXT, fingerprint, passages
 
@@ -25,6 +26,9 @@ def main(path: Path) -> None:
     torch.set_num_threads(1)  # one order of summation, whatever the machine
     source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
+    # transformers does not read tokenizer.ggml.pre; SmolLM2 splits every digit off first.
+    split = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(split)
     model = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).eval()
     with torch.inference_mode():
         scored = [score(model, ids_of(tokenizer, text)) for text in passages()]
