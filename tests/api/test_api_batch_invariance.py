@@ -19,7 +19,7 @@ def bodies():
             "prompt": [
                 (i * 31 + j * j * 7 + j) % 250 for j in range(3 + 13 * i % 97 + 260 * (i % 9 == 8))
             ],
-            "max_tokens": 24 + i % 5 * 8,
+            "max_tokens": 100 + i % 5 * 30,
             "temperature": 0.0 if i % 3 == 0 else 1.0,
             "top_p": 0.9,
             "seed": i,
