@@ -22,8 +22,8 @@ HEADROOM = 0.85
 STRETCH = 2.0
 # Until a longer one has been seen, a chunk beside streams is at most this, then twice the longest.
 FIRST_CHUNK = 64
-_ROWS, _KEYS, _TOKENS, _PAIRS = 16.0, 16384.0, 256.0, 256.0 * 2048.0
-_GAIN_UP, _GAIN_DOWN = 0.5, 0.25
+_ROWS, _KEYS, _TOKENS, _PAIRS = 16.0, 16384.0, 256.0, 256.0 * 16384.0
+_GAIN_UP, _GAIN_DOWN = 0.5, 0.35
 _TRAINED = 8
 _RATE_GAIN = 0.2
 
@@ -47,8 +47,8 @@ class CostModel:
     """Predicts step times; starts slower than any machine should be."""
 
     def __init__(self) -> None:
-        self.base, self.row, self.key = 0.02, 0.002 * _ROWS, 0.01
-        self.token, self.pair = 0.004 * _TOKENS, 0.01
+        self.base, self.row, self.key = 0.02, 0.0003 * _ROWS, 0.002
+        self.token, self.pair = 0.004 * _TOKENS, 0.1
         self.longest_chunk = 0
         self.prompt_rate = 0.0
         self._decode_steps = 0

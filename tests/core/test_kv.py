@@ -242,6 +242,14 @@ def test_colliding_parent_does_not_lend_its_children():
     assert hit(kv, [7, 8, 3, 4, 5], "salt " * 4) == []
 
 
+def test_block_is_not_found_after_another_parent_of_the_same_hash():
+    kv = KvManager(16, 2, digest=lambda data: data[-8:])  # a name says nothing of what is before
+    first, _ = fill(kv, [1, 2, 3, 4])
+    other, _ = fill(kv, [7, 8])
+    assert hit(kv, [1, 2, 3, 4, 5]) == first
+    assert hit(kv, [7, 8, 3, 4, 5]) == other
+
+
 def test_failed_step_unpublishes_and_nothing_follows_a_forgotten_block():
     kv = KvManager(16, 2)
     table, chain = fill(kv, [1, 2, 3, 4], computed=False)

@@ -3,6 +3,7 @@
 import pytest
 
 from cpuserve.core.admission import Limits, check_request, output_limit
+from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.queue import WaitingQueue, rank_of
 from cpuserve.core.request import Request
@@ -360,12 +361,73 @@ def test_where_decoding_alone_misses_the_target_prompts_still_advance():
     assert max(seconds for seconds, _ in mixed) < 2.2 * decode
 
 
+def test_prompt_advances_however_slow_the_model_says_it_is():
+    scheduler, model = big(max_num_seqs=16, itl_target_s=0.05)
+    start_streams(scheduler)
+    run_streams(scheduler, model, machine_seconds, 3)
+    scheduler.add(request(99, 1000))
+    scheduler.cost.token = 1e9
+    assert step(scheduler, model)[0][8:] == [LEAST_CHUNK]
+
+
 def test_threshold_lets_a_short_prompt_pass_a_long_one():
     scheduler, model = make(num_blocks=200, budget=64, long_prefill_token_threshold=32)
     scheduler.add(request(0, 500))
     scheduler.add(request(1, 20))
     assert step(scheduler, model)[0] == [32, 20]
     assert step(scheduler, model)[0] == [1, 32]
+
+
+@pytest.mark.parametrize("speed", [0.1, 1.0, 10.0])
+def test_cost_model_learns_a_machine_and_follows_it(speed):
+    cost = CostModel()
+
+    def run(speed):
+        for i in range(60):
+            mixed = i % 3 == 0
+            work = StepWork(rows=8, keys=8 * (500 + i))
+            if mixed:
+                work.add_prompt(64 * i, 64)
+            cost.observe(work, speed * machine_seconds(work))
+
+    for now in (speed, 2 * speed):  # then somebody else wants the machine too
+        run(now)
+        for work in (StepWork(8, 4500), StepWork(8, 4500, 64, 64 * 3000.0)):
+            said = cost.decode_seconds(work.rows, work.keys)
+            said += cost.prompt_seconds(work.tokens, work.pairs)
+            assert said == pytest.approx(now * machine_seconds(work), rel=0.15)
+
+
+def test_one_step_that_was_held_up_does_not_stop_prompts():
+    cost, work = CostModel(), StepWork(rows=8, keys=4000)
+    work.add_prompt(0, 64)
+    for _ in range(40):
+        cost.observe(StepWork(8, 4000), machine_seconds(StepWork(8, 4000)))
+        cost.observe(work, machine_seconds(work))
+    before = cost.chunk(0, 0.03)
+    cost.observe(work, 5.0)
+    cost.observe(work, machine_seconds(work))
+    assert cost.chunk(0, 0.03) > before / 4
+
+
+def test_chunk_is_what_fits_the_seconds():
+    cost = CostModel()
+    cost.longest_chunk = 10_000
+    for start in (0, 5000):
+        count = cost.chunk(start, 1.0)
+        work = StepWork()
+        work.add_prompt(start, count)
+        assert cost.prompt_seconds(work.tokens, work.pairs) == pytest.approx(1.0, rel=0.02)
+    assert cost.chunk(5000, 1.0) < cost.chunk(0, 1.0)
+    assert cost.chunk(0, 0.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "rounded"),
+    [(0, 2040, 2016), (0, 2050, 2048), (300, 1000, 980), (0, 14, 14), (31, 14, 14), (33, 300, 287)],
+)
+def test_chunks_end_where_kernels_like_it_if_that_costs_little(start, count, rounded):
+    assert rounded_chunk(start, count) == rounded
 
 
 # --- priority -----------------------------------------------------------------------------------

@@ -204,29 +204,26 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.aborted.add(delta.request.id)
 
     def run_step(self, seconds=0.02):
+        decoding = {
+            r: r.num_preemptions
+            for r in self.scheduler.running
+            if len(r.token_ids) - r.num_computed == 1 and r.num_computed >= r.num_prompt
+        }
         batch = self.scheduler.schedule()
         assert bool(batch.chunks) == self.scheduler.has_work, "work waits and nothing runs"
-        self.check_order(batch)
+        self.check_order(batch, decoding)
         results = self.model.run(batch) if batch.chunks else []
         for delta in self.scheduler.update(results):
             self.take(delta)
         self.scheduler.cost.observe(self.scheduler.work, seconds)
 
-    def check_order(self, batch):
+    def check_order(self, batch, decoding):
         first = min(self.scheduler.running, key=lambda r: r.rank, default=None)
         if first is not None:
             assert first.slot in {c.slot for c in batch.chunks}, "the first stands still"
-        by_slot = {r.slot: r for r in self.scheduler.running}
-        kinds = [
-            c.start >= by_slot[c.slot].num_prompt and len(c.token_ids) == 1 for c in batch.chunks
-        ]
-        first_prompt = kinds.index(False) if False in kinds else len(kinds)
-        decoding = [
-            r
-            for r in self.scheduler.running
-            if len(r.token_ids) - r.num_computed == 1 and r.num_computed >= r.num_prompt
-        ]
-        assert first_prompt >= len(decoding), "a decode row waits behind a prompt"
+        kept = {r.slot for r, preempted in decoding.items() if r.num_preemptions == preempted}
+        rows = batch.chunks[: len(kept)]
+        assert {c.slot for c in rows} == kept, "a decode row waits behind a prompt"
 
     def take(self, delta):
         number = delta.request.id
@@ -287,11 +284,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Every entry's tokens, and its parents', are what the model wrote into their blocks."""
         if not hasattr(self, "scheduler"):
             return
+        owners: dict[int, str] = {}
         for salt in ("", *SALTS):
             for prompt in (TEXT, *(r.token_ids for r in self.added.values())):
                 chain = PrefixChain(salt)
                 tokens = [*prompt, 0]
                 match = self.kv.match_prefix(chain, tokens)
+                assert all(owners.setdefault(b, salt) == salt for b in match.blocks)
                 held = [t for block in match.blocks for t in self.model.kv[block]]
                 assert held == tokens[: match.num_tokens], "a block is not what it is named"
 
