@@ -128,6 +128,8 @@ def _damped(error: float, predicted: float) -> float:
 
 def rounded_chunk(start: int, count: int) -> int:
     """`count`, or a little less if the chunk then ends where the kernels like it."""
+    if count < FINE:
+        return count
     for unit, share in ((COARSE, 16), (FINE, 8)):
         over = (start + count) % unit
         if share * over <= count:

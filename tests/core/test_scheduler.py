@@ -1,6 +1,8 @@
 """Scheduler: what one step holds, in which order, and who is preempted."""
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given, settings
 
 from cpuserve.core.admission import Limits, check_request, output_limit
 from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
@@ -550,3 +552,43 @@ def test_full_context_may_be_scored_but_not_continued():
     assert output_limit(99, SamplingParams(max_tokens=500), limits) == 1
     with pytest.raises(InvalidRequest, match="context length"):
         check_request([1] * 100, SamplingParams(max_tokens=1), limits)
+
+
+# --- fairness -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    length=st.integers(200, 1500),
+    shorts=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=12),
+    seconds=st.lists(st.sampled_from([1e-4, 0.02, 0.2, 5.0]), min_size=1, max_size=7),
+    threshold=st.sampled_from([0, 24]),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    seqs=st.integers(2, 8),
+)
+def test_long_prompt_advances_every_step_however_many_come_after_it(
+    length, shorts, seconds, threshold, policy, seqs
+):
+    scheduler, model = make(
+        num_blocks=600,
+        budget=64,
+        max_num_seqs=seqs,
+        itl_target_s=0.05,
+        long_prefill_token_threshold=threshold,
+        policy=policy,
+    )
+    scheduler.add(request(1000, 4, max_tokens=900, ignore_eos=True))
+    step(scheduler, model)
+    long = request(0, length, max_tokens=1, arrival=0.0)
+    scheduler.add(long)
+    most = -(-length // LEAST_CHUNK) + 2
+    for number in range(1, most + 1):
+        num_prompt, max_tokens = shorts[number % len(shorts)]
+        scheduler.add(request(number, num_prompt, max_tokens, arrival=float(number)))
+        before = long.num_computed
+        step(scheduler, model)
+        scheduler.cost.observe(scheduler.work, seconds[number % len(seconds)])
+        if long.num_output:
+            return
+        assert long.num_computed >= before + min(LEAST_CHUNK, length - before)
+    raise AssertionError("the long prompt starves")
