@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import socket
@@ -22,15 +23,24 @@ from tests.helpers.children import child_options
 DEFAULT_MODEL = "smollm2:135m"
 
 
-def default_model() -> Path:
-    """The default model's file; skips the test when it has not been downloaded."""
-    from cpuserve.loader.builtin import BUILTIN
-    from cpuserve.loader.hub import cache_dir
+@functools.cache
+def _fetched() -> Path | str:
+    """Where the default model is, downloaded now if need be, or why it cannot be had."""
+    from cpuserve.errors import ModelError
+    from cpuserve.loader.hub import resolve_model
 
-    path = cache_dir() / BUILTIN[DEFAULT_MODEL].file_name
-    if not path.exists():
-        pytest.skip(f"{DEFAULT_MODEL} is not in the cache: run `cpuserve pull {DEFAULT_MODEL}`")
-    return path
+    try:
+        return resolve_model(DEFAULT_MODEL)
+    except ModelError as error:
+        return str(error)
+
+
+def default_model() -> Path:
+    """The default model's file; skips the test where there is neither a copy nor an index."""
+    found = _fetched()
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
 
 
 class Client:

@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 from cpuserve.errors import InvalidRequest, ModelError
-from cpuserve.loader.builtin import BUILTIN, DEFAULT, is_intact
-from cpuserve.loader.hub import cache_dir
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.from_gguf import PRE_TOKENIZERS, splitter
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers import gguf_file as make
 from tests.helpers.children import child_options
 from tests.helpers.gguf_file import ARRAY, BOOL, I32, STRING, U32
+from tests.helpers.served import default_model
 from tests.helpers.tiny import tiny_model
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tokenizer_smollm2.json"
@@ -21,11 +20,8 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "tokenizer_smollm2.json"
 
 @pytest.fixture(scope="module")
 def smollm():
-    """The default model's tokenizer, if an earlier run has fetched the model."""
-    path = cache_dir() / BUILTIN[DEFAULT].file_name
-    if not is_intact(path, BUILTIN[DEFAULT]):
-        pytest.skip(f"the default model is not in the cache ({path}); run: cpuserve pull {DEFAULT}")
-    return Tokenizer.load(path)
+    """The default model's tokenizer."""
+    return Tokenizer.load(default_model())
 
 
 @pytest.fixture(scope="module")
