@@ -533,7 +533,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "enable_prefix_caching",
-        "Keep keys and values for requests that begin alike; --no-enable-prefix-caching: do not.",
+        "Compute equal beginnings of requests once and keep them; `no` before the name: do not.",
         "on",
         MEMORY,
         kind="flag",

@@ -21,7 +21,7 @@ from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import VOCAB, FakeModel, next_token, reference, score, top
 
 EOS = frozenset(range(0, VOCAB, 40))
-EXAMPLES = int(os.environ.get("CPUSERVE_STATE_MACHINE_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("CPUSERVE_STATE_MACHINE_EXAMPLES", "500"))
 
 
 def sha256(data):
