@@ -15,7 +15,7 @@ from dataclasses import dataclass
 # Prompt chunks end where kernels like it: a block, and an attention chunk for long ones.
 FINE, COARSE = 32, 256
 # Fewer tokens than these would cost a step of reading all weights for next to nothing.
-LEAST_CHUNK = 16
+LEAST_CHUNK = 8
 # Of the time to the target; the rest is for steps that take longer than predicted.
 HEADROOM = 0.85
 # Where decoding alone already takes most of the target, prompts may still take as much again.
