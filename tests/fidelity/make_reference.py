@@ -3,8 +3,9 @@
     python -m tests.fidelity.make_reference PATH/TO/SmolLM2-135M-Instruct.Q4_1.gguf
 
 For each passage: its token ids' fingerprint, how many tokens are predicted (all but the first) and
-the sum of their negative log-likelihoods in nats. For each prompt: the greedy continuation, and by
-how much each of its tokens leads the next best (the logit margin).
+the sum of their negative log-likelihoods in nats; the latter also for the weights rounded to
+bfloat16 ("bf16_nll"), computed in fp32 all the same. For each prompt: the greedy continuation,
+and by how much each of its tokens leads the next best (the logit margin).
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import hashlib
 import json
 import platform
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
 import transformers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
+from tests.fidelity.bf16_checkpoint import write_bf16
 from tests.fidelity.passages import NUM_GREEDY, PROMPTS, REFERENCE, TEXT, fingerprint, passages
 
 
@@ -30,8 +33,10 @@ def main(path: Path) -> None:
     split = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(split)
     model = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).eval()
+    rounded = round_to_bf16(path)
     with torch.inference_mode():
         scored = [score(model, ids_of(tokenizer, text)) for text in passages()]
+        scored_bf16 = [score(rounded, ids_of(tokenizer, text))["nll"] for text in passages()]
         greedy = [continue_greedily(model, ids_of(tokenizer, prompt)) for prompt in PROMPTS]
     reference = {
         "command": f"python -m tests.fidelity.make_reference {path.name}",
@@ -43,12 +48,20 @@ def main(path: Path) -> None:
         "model": {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()},
         "text_sha256": hashlib.sha256(TEXT.read_bytes()).hexdigest(),
         "passages": scored,
+        "bf16_nll": scored_bf16,
         "greedy": greedy,
     }
     REFERENCE.parent.mkdir(exist_ok=True)
     REFERENCE.write_text(json.dumps(reference, indent=1) + "\n", encoding="utf-8")
     total = sum(p["nll"] for p in scored) / sum(p["predicted"] for p in scored)
     sys.stdout.write(f"{REFERENCE.name}: {len(scored)} passages, {total:.4f} nats a token\n")
+
+
+def round_to_bf16(path: Path):
+    """The model with weights rounded to bfloat16, computing in fp32."""
+    with tempfile.TemporaryDirectory() as directory:
+        source = write_bf16(path, Path(directory))
+        return transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
 
 
 def ids_of(tokenizer, text: str) -> list[int]:

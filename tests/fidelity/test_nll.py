@@ -6,12 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.fidelity.bf16_checkpoint import write_bf16
 from tests.fidelity.passages import NUM_GREEDY, PROMPTS, TEXT, fingerprint, passages, reference
 from tests.helpers.served import DEFAULT_MODEL, default_model, running_server
 
 # Nats a token. Over the text rounding averages out; over a passage of 60 tokens it does less.
 MEAN_TOLERANCE = 0.005
 PASSAGE_TOLERANCE = 0.02
+BF16_TOLERANCE = 0.002  # weights, activations and KV cache in bfloat16; weights are the same
 GREEDY_TOKENS = 8
 GREEDY_PROMPTS = 8
 
@@ -25,6 +27,14 @@ def golden():
 def server():
     default_model()
     with running_server(DEFAULT_MODEL) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def bf16_server(tmp_path_factory):
+    gguf = default_model()
+    directory = write_bf16(gguf, tmp_path_factory.mktemp("bf16"))
+    with running_server(directory, "--tokenizer", str(gguf), "--dtype", "bfloat16") as client:
         yield client
 
 
@@ -61,9 +71,20 @@ def score(server, text):
 @pytest.mark.network
 @pytest.mark.timeout(300)
 def test_the_negative_log_likelihood_is_the_references(server, golden):
+    compare(server, golden["passages"], MEAN_TOLERANCE)
+
+
+@pytest.mark.network
+@pytest.mark.timeout(300)
+def test_bf16_weights_and_activations_lose_less(bf16_server, golden):
+    pairs = zip(golden["passages"], golden["bf16_nll"], strict=True)
+    compare(bf16_server, [{**passage, "nll": nll} for passage, nll in pairs], BF16_TOLERANCE)
+
+
+def compare(server, wanted, mean_tolerance):
+    """Score all passages as served and hold them to the reference."""
     with ThreadPoolExecutor(4) as pool:
         served = list(pool.map(lambda text: score(server, text), passages()))
-    wanted = golden["passages"]
     assert [(ids, n) for ids, n, _ in served] == [(w["ids"], w["predicted"]) for w in wanted]
     off = {
         i: round((nll - w["nll"]) / n, 4)
@@ -72,7 +93,7 @@ def test_the_negative_log_likelihood_is_the_references(server, golden):
     tokens = sum(n for _, n, _ in served)
     mean = (sum(nll for _, _, nll in served) - sum(w["nll"] for w in wanted)) / tokens
     report = f"mean {mean:+.5f} nats a token; worst {max(off.items(), key=lambda x: abs(x[1]))}"
-    assert abs(mean) <= MEAN_TOLERANCE, report
+    assert abs(mean) <= mean_tolerance, report
     bad = {i: d for i, d in off.items() if abs(d) > PASSAGE_TOLERANCE}
     assert not bad, f"{report}; passages {json.dumps(bad)}"
 
