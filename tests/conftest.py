@@ -13,6 +13,8 @@ import tempfile
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from hypothesis import settings
+
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 
@@ -35,6 +37,12 @@ def without_bare_checkout(path: list[str], root: Path) -> list[str]:
     built = any((root / "cpuserve").glob("_C*.so"))
     return path if built or PathFinder.find_spec("cpuserve", rest) is None else rest
 
+
+# The same examples every time: a failure in CI is one that everybody can repeat. Look for new ones
+# with --hypothesis-profile=explore.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("explore", derandomize=False, print_blob=True)
+settings.load_profile("repeatable")
 
 sys.path[:] = without_bare_checkout(sys.path, ROOT)
 add_tests_alone()

@@ -55,8 +55,12 @@ def guarded(what: str, build: Callable[[], Core]) -> Core:
     except (KeyboardInterrupt, SystemExit, MemoryError, ModelError):
         raise
     except BaseException as error:
-        # The library raises bare Exception, and a Rust panic is a BaseException.
-        msg = f"broken tokenizer in {what}: {' '.join(str(error).split())[:300]}"
+        # The library raises bare Exception, and a Rust panic is a BaseException. Its text quotes
+        # the file, so what a terminal would act on is escaped.
+        reason = "".join(
+            c if c.isprintable() else repr(c)[1:-1] for c in " ".join(str(error).split())
+        )
+        msg = f"broken tokenizer in {what}: {reason[:300]}"
         raise ModelError(msg) from error
 
 
