@@ -57,7 +57,12 @@ class Executor(Protocol):
     num_blocks: int
 
     def admit(
-        self, slot: int, params: SamplingParams, seed: int, prompt: list[int], output: list[int],
+        self,
+        slot: int,
+        params: SamplingParams,
+        seed: int,
+        prompt: list[int],
+        output: list[int],
         stop_ids: list[int],
     ) -> None:
         """(Re)set the sampler state of `slot`.
