@@ -27,16 +27,22 @@ endfunction()
 
 function(cpuserve_add_isa level)
   cmake_parse_arguments(arg "" "SYMBOL" "FLAGS" ${ARGN})
+  if(CPUSERVE_LEVELS AND NOT level IN_LIST CPUSERVE_LEVELS)
+    return()
+  endif()
   set(target cpuserve_isa_${level})
   add_library(${target} OBJECT csrc/kernels/isa/${level}.cpp)
   target_include_directories(${target} PRIVATE csrc)
   # No contraction and no traps or errno: the same arithmetic from every compiler, and vectorizable.
-  target_compile_options(${target} PRIVATE ${arg_FLAGS} -O3 -ffp-contract=off -fno-math-errno
+  target_compile_options(${target} PRIVATE -O3 ${arg_FLAGS} -ffp-contract=off -fno-math-errno
                                            -fno-trapping-math -fno-exceptions -fno-rtti
                                            -fvisibility=hidden)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   cpuserve_warnings(${target})
   cpuserve_sanitize(${target})
+  if(CPUSERVE_SANITIZE)  # an instrumented tile takes minutes to optimize
+    target_compile_options(${target} PRIVATE -O1)
+  endif()
   set_property(GLOBAL APPEND PROPERTY CPUSERVE_ISA_UNITS "CPUSERVE_ISA_UNIT(${level}, ${arg_SYMBOL})")
   set_property(GLOBAL APPEND PROPERTY CPUSERVE_ISA_TARGETS ${target})
 

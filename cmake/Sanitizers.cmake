@@ -1,10 +1,14 @@
 # CPUSERVE_SANITIZE=address,undefined or thread. gcc's libgomp is not instrumented: under the thread
-# sanitizer the team's std::thread twin runs (csrc/parallel/team.cpp).
+# sanitizer the team runs on std::thread everywhere (csrc/parallel/team.cpp).
+if(CPUSERVE_SANITIZE MATCHES thread)
+  add_compile_definitions(CPUSERVE_TEAM_STD_THREAD)
+endif()
+
 function(cpuserve_sanitize target)
   if(NOT CPUSERVE_SANITIZE)
     return()
   endif()
   target_compile_options(${target} PRIVATE -fsanitize=${CPUSERVE_SANITIZE} -fno-omit-frame-pointer
-                                           -g)
+                                           -g1)
   target_link_options(${target} PUBLIC -fsanitize=${CPUSERVE_SANITIZE})
 endfunction()
