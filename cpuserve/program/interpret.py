@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ class QuantMatrix:
         return out.reshape(n, -1)
 
 
-Matrix = Tensor | QuantMatrix
+Matrix: TypeAlias = Tensor | QuantMatrix
 
 
 class Interpreter:

@@ -40,7 +40,7 @@ py::array top_view(const py::object& self, bool ids) {
 }
 
 template <class T>
-auto row_view(std::vector<T> StepResults::* member) {
+auto row_view(std::vector<T> StepResults::*member) {
   return [member](const py::object& self) {
     std::vector<T>& data = self.cast<Executor&>().results().*member;
     return view(self, data, {static_cast<py::ssize_t>(data.size())});

@@ -56,7 +56,7 @@ uint64_t saved_states(const Regs& leaf1) {
 
 struct FeatureBit {
   const char* name;
-  uint32_t Regs::* reg;
+  uint32_t Regs::*reg;
   int bit;
 };
 

@@ -62,8 +62,8 @@ constexpr KernelTable make_table(const char* isa) {
 
 // The unit's one exported symbol.
 #define CPUSERVE_EXPORT_TABLE(level)                                                \
-  extern "C" __attribute__((visibility("hidden"))) const cpuserve::KernelTable*     \
-  cpuserve_isa_##level() {                                                          \
+  extern "C" __attribute__((visibility("hidden")))                                  \
+  const cpuserve::KernelTable* cpuserve_isa_##level() {                             \
     static constexpr cpuserve::KernelTable table = CPUSERVE_NS::make_table(#level); \
     return &table;                                                                  \
   }

@@ -96,7 +96,8 @@ CPUSERVE_INLINE void join_parts(float* c, int stride, int panels) {
 // Runtime row count to compile-time tile.
 template <class Kind, bool kNear, int NP, int MR>
 CPUSERVE_INLINE void call_tile(int rows, const LinearTile& t) {
-  if (rows == MR) return Kind::template tile<MR, NP, kNear, kNear ? NP : (NP + 1) / 2>(t);
+  constexpr int kPrefetched = kNear ? NP : (NP + 1) / 2;  // panels
+  if (rows == MR) return Kind::template tile<MR, NP, kNear, kPrefetched>(t);
   if constexpr (MR > 1) call_tile<Kind, kNear, NP, MR - 1>(rows, t);
 }
 // The one-pass tile of `rows` rows with as many panels as its registers hold.
