@@ -1,5 +1,6 @@
 # Stops at once, with what is needed, on a compiler that cannot build the kernels: gcc 11.2 is the
 # first whose assembler interface and intrinsics cover AVX512-BF16 and AMX, clang 14 likewise.
+# The blank that the messages begin with keeps CMake from breaking the line.
 function(cpuserve_check_compiler)
   set(version "${CMAKE_CXX_COMPILER_VERSION}")
   if(CPUSERVE_FAKE_COMPILER_VERSION)
@@ -10,12 +11,12 @@ function(cpuserve_check_compiler)
   set(minimum_AppleClang 15)
   set(minimum "${minimum_${CMAKE_CXX_COMPILER_ID}}")
   if(NOT minimum)
-    message(FATAL_ERROR "cpuserve needs gcc 11.2, clang 14 or Apple clang 15 (or newer); found "
+    message(FATAL_ERROR " cpuserve needs gcc 11.2, clang 14 or Apple clang 15 (or newer); found "
                         "${CMAKE_CXX_COMPILER_ID} ${version} (${CMAKE_CXX_COMPILER}). "
                         "Install one and set CXX to it.")
   endif()
   if(version VERSION_LESS minimum)
-    message(FATAL_ERROR "cpuserve needs gcc 11.2, clang 14 or Apple clang 15 (or newer); found "
+    message(FATAL_ERROR " cpuserve needs gcc 11.2, clang 14 or Apple clang 15 (or newer); found "
                         "${CMAKE_CXX_COMPILER_ID} ${version} (${CMAKE_CXX_COMPILER}), older than "
                         "${minimum}. Install a newer compiler and set CXX to it, for example "
                         "CXX=g++-12.")
