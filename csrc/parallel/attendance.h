@@ -2,9 +2,9 @@
 //
 // A barrier makes every op wait for the latest thread. On a core that some other process keeps busy
 // a thread runs half of the time, in slices of milliseconds, and everyone stands still in the other
-// half: two threads then do less than one alone (measured on two cores, one of them shared: 35-41 %
-// of the quiet decode rate with any way of waiting; one thread alone 55-60 %). So a thread that
-// keeps losing its core sits out for a while and is then given another try.
+// half (two cores, one of them shared: 35-41 % of the quiet decode rate with any way of waiting,
+// where the fair share would be 67 %). One thread alone does better, decode being bound by memory:
+// so a thread that keeps losing its core sits out for a while and is then given another try.
 #pragma once
 #include <cstddef>
 #include <cstdint>
