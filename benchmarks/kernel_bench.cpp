@@ -98,10 +98,15 @@ struct Kind {
   WeightKind kind;
   int dot;  // probe_dot kind
 };
-constexpr Kind kKinds[] = {
-    {"dense_bf16", WeightKind::dense_bf16, 1}, {"dense_f16", WeightKind::dense_f16, 0},
-    {"dense_f32", WeightKind::dense_f32, 0},   {"w8_g32", WeightKind::w8_g32, 2},
-    {"w4_g32", WeightKind::w4_g32, 2},         {"w4m_g32", WeightKind::w4m_g32, 2}};
+constexpr Kind kKinds[] = {{"dense_bf16", WeightKind::dense_bf16, 1},
+                           {"dense_f16", WeightKind::dense_f16, 0},
+                           {"dense_f32", WeightKind::dense_f32, 0},
+                           {"w8_g32", WeightKind::w8_g32, 2},
+                           {"w4_g32", WeightKind::w4_g32, 2},
+                           {"w4m_g32", WeightKind::w4m_g32, 2},
+                           {"w4m_g128", WeightKind::w4m_g128, 2},
+                           {"w8_channel", WeightKind::w8_channel, 2},
+                           {"w8_channel_g128", WeightKind::w8_channel_g128, 2}};
 
 // Any bytes will do as weights but for the float fields, which must not be denormal or NaN.
 void pack_weights(const LinearKernel& kernel, PackedWeight& w, uint8_t* to, int64_t copies) {

@@ -64,7 +64,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Every setting resolved; what the engine process receives (as msgpack) and nothing else.
 
     cpus: per thread, in thread order, or None for unpinned. frontend_cpus: the front end's.
-    activation_bits: 8 or 16, of what meets quantized weights: one or two int8 terms, groups of 32.
+    activation_bits: 8 or 16, of what meets weights in groups of 32: one or two int8 terms.
+    quantize: "int8" or "int4": what dense matrices become while they load; "none" keeps them.
     kv_blocks x block_size tokens of KV cache in `kv_dtype` ("bf16", "f16", "f32").
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
     executor "native" runs at level `isa`; "torch" is the floor. itl_target_ms and
@@ -76,6 +77,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     architecture: str
     dtype: str
     activation_bits: int
+    quantize: str
     kv_dtype: str
     max_model_len: int
     max_num_seqs: int

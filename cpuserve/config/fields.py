@@ -250,7 +250,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "quantization",
-        "Weight format; it is read from the checkpoint, and naming it only checks it.",
+        "Weight format: int8, int4 (quantize an unquantized checkpoint while loading); any other "
+        "name checks the checkpoint's own.",
         "the checkpoint's",
         MODEL,
         flags=("--quantization", "-q"),

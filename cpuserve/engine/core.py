@@ -299,20 +299,22 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     """An executor of ours, and the model's vocabulary, end-of-text ids and further facts."""
     from cpuserve.loader.load import check_weights, open_checkpoint
     from cpuserve.models import build_program, spec_from_config
+    from cpuserve.quant import quantize_online
 
     checkpoint = open_checkpoint(Path(config.model_path))
     spec = spec_from_config(checkpoint.config)
     program = build_program(spec)
     check_weights(program, checkpoint.weights)
+    weights = quantize_online(checkpoint.weights, config.quantize)
     executor: Executor
     if config.executor == "native":
         from cpuserve.runtime.native import NativeExecutor
 
-        executor = NativeExecutor(config, program, checkpoint.weights, team, progress)
+        executor = NativeExecutor(config, program, weights, team, progress)
     else:
         from cpuserve.runtime.floor import TorchExecutor
 
-        executor = TorchExecutor(config, program, checkpoint.weights, progress)
+        executor = TorchExecutor(config, program, weights, progress)
     facts = {"layers": spec.layers, "width": spec.width, "max_position": spec.max_position}
     return executor, spec.vocab, spec.eos_ids, dict(facts)
 

@@ -92,12 +92,15 @@ def work_of(prepared: Prepared) -> Work:
         return Work(prepared.spec.vocab)
     from cpuserve.loader.load import open_checkpoint
     from cpuserve.models import build_program
+    from cpuserve.quant import quantize_online
     from cpuserve.runtime.native import lower
 
-    weights = open_checkpoint(Path(prepared.facts.path)).weights
-    lowered = lower(prepared.resolved.config, build_program(prepared.spec), weights)
-    dense = "bf16" if prepared.resolved.config.dtype == "bfloat16" else "f32"
-    dot = dense if prepared.facts.quantization is None else "int8"
+    config = prepared.resolved.config
+    weights = quantize_online(open_checkpoint(Path(prepared.facts.path)).weights, config.quantize)
+    lowered = lower(config, build_program(prepared.spec), weights)
+    dense = "bf16" if config.dtype == "bfloat16" else "f32"
+    quantized = prepared.facts.quantization is not None or config.quantize != "none"
+    dot = "int8" if quantized else dense
     return Work(prepared.spec.vocab, lowered.read_bytes, lowered.linear_weights, dot)
 
 

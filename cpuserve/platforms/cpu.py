@@ -34,6 +34,12 @@ ISA_LEVELS = (
 BF16_DOT = {"avx512_bf16", "amx", "neon_i8mm_bf16"}
 KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
+SCHEMES = {
+    "int8": "made while loading: int8 weights with a scale per output, int8 activations with a "
+    "scale per token, or per 128 inputs of the down projections",
+    "int4": "made while loading: 4-bit weights with a scale and minimum per 128 inputs, int8 "
+    "activations with a scale per 128; embedding and output head int8",
+}
 MAX_NUM_SEQS = 64
 MAX_BATCHED_TOKENS = 2048
 ITL_TARGET_MS = 50
@@ -104,9 +110,10 @@ class CpuPlatform:
         model_impl = _model_impl(options, ledger, facts, host)
         isa, executor = _executor(options, ledger, host, model_impl)
         dtype = _dtype(options, ledger, facts, isa)
-        activation_bits = _activation_bits(options, ledger, facts, executor)
+        quantize = _online_scheme(options, facts, model_impl)
+        activation_bits = _activation_bits(options, ledger, facts, executor, quantize)
         kv_dtype = _kv_dtype(options, ledger, dtype)
-        _quantization(options, ledger, facts)
+        _quantization(options, ledger, facts, quantize)
         ranks = _tensor_parallel(options, ledger)
         placement = place(options, ledger, host)
         seqs, tokens = _batching(options, ledger)
@@ -117,6 +124,7 @@ class CpuPlatform:
             host,
             dtype=dtype,
             kv_dtype=kv_dtype,
+            quantize=quantize,
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
         )
@@ -128,6 +136,7 @@ class CpuPlatform:
             architecture=facts.architecture,
             dtype=dtype,
             activation_bits=activation_bits,
+            quantize=quantize,
             kv_dtype=kv_dtype,
             max_model_len=memory.max_model_len,
             max_num_seqs=seqs,
@@ -256,13 +265,15 @@ def _arithmetic(dtype: str, isa: str) -> str:
 
 
 def _activation_bits(
-    options: EngineOptions, ledger: Ledger, facts: ModelFacts, executor: str
+    options: EngineOptions, ledger: Ledger, facts: ModelFacts, executor: str, quantize: str
 ) -> int:
     """8 or 16; decided only where quantized weights meet it in our own kernels."""
     asked = options.activation_bits or "auto"
     if facts.quantization is None or executor != "native":
         if options.activation_bits is not None:
             why = "torch computes in float32" if facts.quantization else "no weight is quantized"
+            if quantize != "none" and executor == "native":
+                why = f"{quantize} made while loading meets int8 activations"
             ledger.decide("activation_bits", "no effect", why)
         return 8
     if asked != "auto":
@@ -280,14 +291,25 @@ def _kv_dtype(options: EngineOptions, ledger: Ledger, dtype: str) -> str:
     return ledger.decide("kv_cache_dtype", got, "the dtype" if asked == "auto" else "as asked")
 
 
-def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> None:
+def _online_scheme(options: EngineOptions, facts: ModelFacts, model_impl: str) -> str:
+    """What dense matrices become while they load: "int8", "int4" or "none"."""
+    asked = (options.quantization or "auto").lower()
+    possible = facts.quantization is None and model_impl == "cpuserve"
+    return asked if asked in SCHEMES and possible else "none"
+
+
+def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts, quantize: str) -> None:
     have = (facts.quantization or "none").lower()
     asked = (options.quantization or "auto").lower()
+    if quantize != "none":
+        ledger.decide("quantization", quantize, SCHEMES[quantize])
+        return
     if asked != "auto" and asked not in have.split() and asked != have:
-        msg = (
-            f"{ledger.asked('quantization')}: the checkpoint's format is {have}, and quantizing "
-            f"while loading is not supported yet; leave it out"
-        )
+        why = f"the checkpoint's format is {have}"
+        if facts.quantization is None:
+            why += ", which only int8 and int4 can be made from while loading"
+            why += ", by cpuserve's own model code" if asked in SCHEMES else ""
+        msg = f"{ledger.asked('quantization')}: {why}; leave it out"
         raise ConfigError(msg)
     ledger.decide("quantization", have, "read from the checkpoint")
 

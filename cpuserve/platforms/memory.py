@@ -20,6 +20,9 @@ BLOCK = 32  # csrc/kernels/table.h: kBlock
 HEAD_ALIGN = 16  # table.h: hd_pad
 KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+# A weight and its share of scales; int4 leaves embedding and output head, up to half of a small
+# model, in int8.
+QUANTIZED_BYTES = {"int8": 1.05, "int4": 0.85}
 PROCESS_BYTES = 256 << 20  # both processes besides weights, KV cache and activations
 AUTO_MAX = 4 * GIB
 AUTO_SHARE = 4  # automatic size: at most a quarter of what is free
@@ -61,10 +64,12 @@ def kv_block_bytes(facts: ModelFacts, kv_dtype: str) -> int:
     return 2 * BLOCK * KV_BYTES[kv_dtype] * sum(padded)
 
 
-def resident_weight_bytes(facts: ModelFacts, dtype: str) -> int:
-    """Bytes of the packed weights when the dense ones are kept in `dtype`."""
+def resident_weight_bytes(facts: ModelFacts, dtype: str, quantize: str = "none") -> int:
+    """Bytes of the packed weights when the dense ones are kept in `dtype`, or quantized."""
     if facts.quantization is not None:
         return facts.weight_bytes
+    if quantize != "none":
+        return int(facts.weight_bytes * QUANTIZED_BYTES[quantize] / DTYPE_BYTES[facts.dtype])
     return facts.weight_bytes * DTYPE_BYTES[dtype] // DTYPE_BYTES[facts.dtype]
 
 
@@ -76,6 +81,7 @@ def plan_memory(
     *,
     dtype: str,
     kv_dtype: str,
+    quantize: str,
     max_num_seqs: int,
     max_num_batched_tokens: int,
 ) -> MemoryPlan:
@@ -84,7 +90,7 @@ def plan_memory(
     Raises:
         ConfigError: the model, the explicit KV size or the explicit length does not fit.
     """
-    weights = resident_weight_bytes(facts, dtype)
+    weights = resident_weight_bytes(facts, dtype, quantize)
     other = PROCESS_BYTES + max_num_batched_tokens * facts.activation_width * 4
     free = int(host.memory_free * HEADROOM) - weights - other
     wanted, explicit = _wanted_length(options, ledger, facts)

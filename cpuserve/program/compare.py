@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 
 Float32 = npt.NDArray[np.float32]
 
-ACT_FORMAT = {"dense_bf16": "bf16", "w8_g32": "q8g32", "w4_g32": "q8g32", "w4m_g32": "q8g32"}
+ACT_FORMAT = {
+    "dense_bf16": "bf16",
+    "w8_g32": "q8g32",
+    "w4_g32": "q8g32",
+    "w4m_g32": "q8g32",
+    "w4m_g128": "q8g128",
+    "w8_channel": "q8row",
+    "w8_channel_g128": "q8g128",
+}
 # fp32 sums of up to 10^4 products in another order differ by less than 1e-5 of the row's largest
 # element; fast exp and erf add as much.
 SUM_TOLERANCE = 2e-5
@@ -147,12 +155,15 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
         stored = stored_format(interpreter.program, interpreter.kinds, target)
     if stored == "bf16" or (isinstance(op, RopeStoreKV) and kv_type == "bf16"):
         bound += np.float32(STEP["bf16"]) * size
-    elif stored == "q8g32":
-        padded = np.pad(size, ((0, 0), (0, -size.shape[1] % 32)))
+    elif stored.startswith("q8"):
+        width = size.shape[1]
+        group = {"q8g32": 32, "q8g128": 128, "q8row": width}[stored]
+        padded = np.pad(size, ((0, 0), (0, -width % group)))
         # half a step is amax / 254; a second term divides what is left once more
-        per_half_step = 250 if interpreter.activation_bits == 8 else 250 * 125
-        steps = padded.reshape(len(padded), -1, 32).max(axis=2) / per_half_step
-        bound += np.repeat(steps, 32, axis=1)[:, : size.shape[1]]
+        two_terms = interpreter.activation_bits == 16 and stored == "q8g32"
+        per_half_step = 250 * (125 if two_terms else 1)
+        steps = padded.reshape(len(padded), -1, group).max(axis=2) / per_half_step
+        bound += np.repeat(steps, group, axis=1)[:, :width]
     return bound
 
 

@@ -37,7 +37,8 @@ Mode = Literal["reference", "emulated"]
 
 BLOCK = 32  # tokens of a KV block, kBlock
 CHUNK = 256  # keys of an attention chunk, kChunk
-GROUP = 32  # weights that share a scale
+GROUP = 32  # weights that share a scale in GGUF's formats
+GROUP128 = 128  # inputs that share a scale in rows of format q8g128
 QUERIES_AT_ONCE = 128  # of one sequence: bounds the score matrix [queries, heads, keys]
 ROWS_AT_ONCE = 4096  # rows of a half-precision matrix widened at a time: bounds the fp32 copy
 KV_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -50,15 +51,16 @@ DENSE_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class QuantMatrix:
-    """Weights in groups of 32 along k: w = scale * (codes - zero) + minimum.
+    """Weights in groups along k, the last maybe shorter: w = scale * (codes - zero) + minimum.
 
-    codes [n, k] uint8; scale [n, k / 32] fp32; minimum [n, k / 32] fp32 or None.
+    codes [n, k] uint8; scale and minimum (or None) [n, groups] fp32, each for `group` weights.
     """
 
     codes: Tensor
     scale: Tensor
     zero: int
     minimum: Tensor | None = None
+    group: int = GROUP
 
     @property
     def shape(self) -> torch.Size:
@@ -67,12 +69,11 @@ class QuantMatrix:
 
     def rows(self, index: Tensor | slice) -> Tensor:
         """Rows of the matrix in fp32."""
-        n, groups = self.scale[index].shape
-        codes = self.codes[index].float() - self.zero
-        out = codes.reshape(n, groups, GROUP) * self.scale[index][..., None]
-        if self.minimum is not None:
-            out = out + self.minimum[index][..., None]
-        return out.reshape(n, -1)
+        out = (self.codes[index].float() - self.zero) * self._spread(self.scale[index])
+        return out if self.minimum is None else out + self._spread(self.minimum[index])
+
+    def _spread(self, per_group: Tensor) -> Tensor:
+        return per_group.repeat_interleave(self.group, dim=1)[:, : self.codes.shape[1]]
 
 
 Matrix: TypeAlias = Tensor | QuantMatrix
@@ -272,15 +273,20 @@ class Interpreter:
         weight = self._matrix(name)
         if isinstance(weight, QuantMatrix):
             if self.mode == "emulated":
-                if self.activation_bits == 16:
-                    return multiply_q8g32x2(x, weight)
-                return multiply_q8g32(x, weight)
+                return self._multiply_int8(x, weight, self.kinds.get(name, ""))
             return torch.cat([x @ weight.rows(at).T for at in row_blocks(weight)], dim=1)
         if self.kinds.get(name) == "dense_bf16":
             x = x.bfloat16().float()
         if weight.dtype == torch.float32:
             return x @ weight.T
         return torch.cat([x @ weight[at].float().T for at in row_blocks(weight)], dim=1)
+
+    def _multiply_int8(self, x: Tensor, weight: QuantMatrix, kind: str) -> Tensor:
+        if kind.startswith("w8_channel"):
+            return multiply_channel(x, weight, GROUP128 if kind.endswith("g128") else 0)
+        if self.activation_bits == 16 and weight.group == GROUP:
+            return multiply_q8g32x2(x, weight)
+        return multiply_grouped(x, weight)
 
     def _matrix(self, name: str) -> Matrix:
         weight = self._tensors[name]
@@ -369,24 +375,23 @@ def chunked_softmax(s: Tensor, v: Tensor, sink: Tensor | None, p_dtype: torch.dt
     return out / total
 
 
-def quantize_q8g32(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """ActFormat q8g32 of rows x: (q [T, groups, 32], scale [T, groups], sum of q [T, groups])."""
-    x = F.pad(x, (0, -x.shape[1] % GROUP)).reshape(len(x), -1, GROUP)
+def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows x in int8, a scale per `group`: (q [T, groups, group], scale, sum of q [T, groups])."""
+    x = F.pad(x, (0, -x.shape[1] % group)).reshape(len(x), -1, group)
     amax = x.abs().amax(dim=2)
     inverse = torch.where(amax > 0, 127.0 / amax, 0.0)
     q = torch.round(x * inverse[..., None])
     return q, amax / 127.0, q.sum(dim=2)
 
 
-def multiply_q8g32(x: Tensor, weight: QuantMatrix) -> Tensor:
+def multiply_grouped(x: Tensor, weight: QuantMatrix) -> Tensor:
     """The quantized dot product of table.h, group by group in ascending order.
 
     Sums of int8 x code products stay below 2^24 and are exact in fp32; a fused multiply-add is an
     fp64 product and sum, rounded once to fp32.
     """
-    q, x_scale, x_sum = quantize_q8g32(x)
-    n = weight.shape[0]
-    codes = (weight.codes.float() - weight.zero).reshape(n, -1, GROUP)
+    q, x_scale, x_sum = quantize_rows(x, weight.group)
+    n, codes = weight.shape[0], centered(weight, weight.group)
     out = torch.zeros(len(x), n)
     for g in range(q.shape[1]):
         dot = q[:, g] @ codes[:, g].T
@@ -397,11 +402,30 @@ def multiply_q8g32(x: Tensor, weight: QuantMatrix) -> Tensor:
     return out
 
 
+def multiply_channel(x: Tensor, weight: QuantMatrix, group: int) -> Tensor:
+    """table.h's w8_channel (group 0: the whole row) and w8_channel_g128 (groups of 128)."""
+    q, x_scale, _ = quantize_rows(x, group or x.shape[1])
+    codes = centered(weight, group or x.shape[1])
+    if not group:
+        dot = (q[:, 0].double() @ codes[:, 0].double().T).float()
+        return dot * (weight.scale.T * x_scale)
+    out = torch.zeros(len(x), weight.shape[0])
+    for g in range(q.shape[1]):
+        out = _fma(q[:, g] @ codes[:, g].T, x_scale[:, g, None], out)
+    return out * weight.scale.T
+
+
+def centered(weight: QuantMatrix, group: int) -> Tensor:
+    """codes - zero in fp32 as [n, groups, group], padded with zeros."""
+    codes = weight.codes.float() - weight.zero
+    return F.pad(codes, (0, -codes.shape[1] % group)).reshape(len(codes), -1, group)
+
+
 def multiply_q8g32x2(x: Tensor, weight: QuantMatrix) -> Tensor:
     """The product in two terms: the quantized value, and what its rounding left over."""
-    q, scale, _ = quantize_q8g32(x)
+    q, scale, _ = quantize_rows(x, GROUP)
     kept = (q * scale[..., None]).reshape(len(x), -1)[:, : x.shape[1]]
-    return multiply_q8g32(x, weight) + multiply_q8g32(x - kept, weight)
+    return multiply_grouped(x, weight) + multiply_grouped(x - kept, weight)
 
 
 def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:

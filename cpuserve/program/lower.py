@@ -45,7 +45,12 @@ ACT_FORMAT = {
     "w8_g32": "q8g32",
     "w4_g32": "q8g32",
     "w4m_g32": "q8g32",
+    "w4m_g128": "q8g128",
+    "w8_channel": "q8row",
+    "w8_channel_g128": "q8g128",
 }
+# Scales wider than a tile or a head: only an op that has the whole row can write these.
+WHOLE_ROW = ("q8g128", "q8row")
 # Rows of int8 groups in two terms, about 15 bits, where activation_bits is 16.
 TWO_TERMS = {"q8g32": "q8g32x2"}
 KV_ROW_FORMAT = {"bf16": "bf16", "f16": "f32", "f32": "f32"}
@@ -148,6 +153,8 @@ class Lowering:
             if isinstance(op, Linear) and op.out == value and self._splits(op):
                 return "f32"
         chosen = wanted.pop() if len(wanted) == 1 else "f32"
+        if chosen in WHOLE_ROW and self._in_pieces(value):
+            return "f32"
         return "f32" if chosen.startswith("q8g32") and self._heads_cross_groups(value) else chosen
 
     def _act_format(self, weight: str) -> str:
@@ -160,6 +167,12 @@ class Lowering:
         return any(
             isinstance(op, Attention) and op.out == value and op.head_dim % 32
             for op in self.program.ops
+        )
+
+    def _in_pieces(self, value: ValueId) -> bool:
+        """Linears write their rows strip by strip, attention head by head."""
+        return any(
+            isinstance(op, Attention | Linear) and op.out == value for op in self.program.ops
         )
 
     def _splits(self, op: Linear) -> bool:

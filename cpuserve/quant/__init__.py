@@ -41,9 +41,20 @@ def open_weights(name: str, store: TensorStore, config: dict[str, Any]) -> Weigh
     return found(store, config)
 
 
+def quantize_online(weights: Weights, scheme: str) -> Weights:
+    """`weights` with their dense matrices quantized as they are packed; "none" leaves them."""
+    if scheme == "none":
+        return weights
+    from cpuserve.quant.online import OnlineWeights
+
+    return OnlineWeights(weights, scheme)
+
+
 def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
     """The tensor as fp32 of `tensor.shape`, row_order applied (reads and copies it)."""
-    from cpuserve.quant import dense, gguf
+    from cpuserve.quant import dense, gguf, rows
 
+    if tensor.source in rows.SOURCES:
+        return rows.dequantize(tensor)
     quantized = tensor.source.startswith("gguf_")
     return gguf.dequantize(tensor) if quantized else dense.dequantize(tensor)

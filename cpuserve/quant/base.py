@@ -13,8 +13,27 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-WeightKind = Literal["dense_bf16", "dense_f16", "dense_f32", "w8_g32", "w4_g32", "w4m_g32"]
-SourceType = Literal["f32", "f16", "bf16", "gguf_q8_0", "gguf_q4_0", "gguf_q4_1"]
+WeightKind = Literal[
+    "dense_bf16",
+    "dense_f16",
+    "dense_f32",
+    "w8_g32",
+    "w4_g32",
+    "w4m_g32",
+    "w4m_g128",
+    "w8_channel",
+    "w8_channel_g128",
+]
+SourceType = Literal[
+    "f32",
+    "f16",
+    "bf16",
+    "gguf_q8_0",
+    "gguf_q4_0",
+    "gguf_q4_1",
+    "s8_channel",
+    "u4m_g128",
+]
 
 
 @dataclass(frozen=True, slots=True)

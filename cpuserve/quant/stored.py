@@ -23,6 +23,8 @@ QUANTIZED_KINDS: dict[SourceType, WeightKind] = {
     "gguf_q8_0": "w8_g32",
     "gguf_q4_0": "w4_g32",
     "gguf_q4_1": "w4m_g32",
+    "s8_channel": "w8_channel",
+    "u4m_g128": "w4m_g128",
 }
 
 

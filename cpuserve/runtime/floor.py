@@ -28,6 +28,8 @@ ProgressFn = Callable[[str, int, int], None]
 
 ROWS_AT_ONCE = 32  # rows of logits in memory at a time
 MAX_TOP = 20  # alternatives a row may ask for, kMaxTop
+CODES = ("s8_channel", "u4m_g128")  # sources whose rows hold codes and scales (quant/rows.py)
+ONLINE = ("w8_channel", "w8_channel_g128", "w4m_g128")  # kinds that dense tensors are packed into
 
 
 class LogitModel(Protocol):
@@ -134,7 +136,7 @@ class TorchExecutor(TorchSampling):
         from cpuserve.program.interpret import Interpreter
 
         torch.set_num_threads(config.threads)
-        tensors = load_tensors(program, weights, progress)
+        tensors = load_tensors(program, weights, progress, config.dtype)
         self._interpreter = Interpreter(program, tensors, num_blocks=config.kv_blocks)
         super().__init__(config, program.vocab, self._interpreter)
 
@@ -151,14 +153,22 @@ class TorchExecutor(TorchSampling):
 
 
 def load_tensors(
-    program: Program, weights: Weights, progress: ProgressFn | None = None
+    program: Program,
+    weights: Weights,
+    progress: ProgressFn | None = None,
+    dtype: str = "bfloat16",
 ) -> dict[str, Matrix]:
-    """Every weight of the program as torch tensors: quantized ones as their codes and scales."""
+    """Every weight of the program as torch tensors: quantized ones as their codes and scales.
+
+    dtype: what the engine computes in; it has no part in which matrices are quantized.
+    """
+    matrices = {need.name for need in program.weights if need.role == "matrix"}
     tensors: dict[str, Matrix] = {}
     stored = [weights.get(need.name) for need in program.weights]
     total, done = sum(t.data.nbytes for t in stored), 0
     for tensor in stored:
-        tensors[tensor.name] = as_torch(tensor)
+        kind = weights.kind(tensor.name, dtype) if tensor.name in matrices else ""
+        tensors[tensor.name] = as_torch(tensor, kind)
         done += tensor.data.nbytes
         if tensor.release:
             tensor.release()
@@ -167,17 +177,45 @@ def load_tensors(
     return tensors
 
 
-def as_torch(tensor: QuantTensor) -> Matrix:
-    """A copy of the tensor: fp32, 16 bits where stored so, or codes and scales."""
+def as_torch(tensor: QuantTensor, kind: str = "") -> Matrix:
+    """A copy of the tensor: fp32, 16 bits where stored so, or codes and scales.
+
+    kind: the weight kind a packer would make of it, where that quantizes a dense tensor.
+    """
     import torch
 
     if tensor.source.startswith("gguf_"):
         return quant_matrix(tensor)
+    if tensor.source in CODES or kind in ONLINE:
+        return coded_matrix(tensor, kind)
     dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[tensor.source]
     data = torch.from_numpy(np.ascontiguousarray(tensor.data).reshape(-1).copy())
     values = data.view(dtype).reshape(tensor.shape)
     order = tensor.row_order
     return values if order is None else values[torch.from_numpy(order).long()]
+
+
+def coded_matrix(tensor: QuantTensor, kind: str) -> QuantMatrix:
+    """Codes and scales of an int8 or int4 tensor, or of a dense one as its packer quantizes it."""
+    import torch
+
+    from cpuserve.program.interpret import GROUP128, QuantMatrix
+    from cpuserve.quant import dequantize
+    from cpuserve.quant.online import quantize_int4, quantize_int8
+    from cpuserve.quant.rows import read_codes
+
+    if tensor.source in CODES:
+        codes = read_codes(tensor)
+    else:
+        codes = (quantize_int8 if kind.startswith("w8") else quantize_int4)(dequantize(tensor))
+    wide = codes.minimum is None
+    return QuantMatrix(
+        torch.from_numpy(codes.codes),
+        torch.from_numpy(codes.scale),
+        128 if wide else 0,
+        None if codes.minimum is None else torch.from_numpy(codes.minimum),
+        codes.codes.shape[1] if wide else GROUP128,
+    )
 
 
 def quant_matrix(tensor: QuantTensor) -> QuantMatrix:

@@ -23,8 +23,10 @@ const std::vector<Unit>& units() {
   return all;
 }
 
-constexpr const char* kLinearNames[] = {"linear.dense_bf16", "linear.dense_f16", "linear.dense_f32",
-                                        "linear.w8_g32",     "linear.w4_g32",    "linear.w4m_g32"};
+constexpr const char* kLinearNames[] = {
+    "linear.dense_bf16", "linear.dense_f16",  "linear.dense_f32",
+    "linear.w8_g32",     "linear.w4_g32",     "linear.w4m_g32",
+    "linear.w4m_g128",   "linear.w8_channel", "linear.w8_channel_g128"};
 constexpr int kLinearKinds = static_cast<int>(WeightKind::count);
 static_assert(sizeof kLinearNames / sizeof *kLinearNames == kLinearKinds, "one name per kind");
 

@@ -23,10 +23,14 @@ namespace cpuserve {
 //   q8g32  groups of 32 along the row: width_padded int8 q, then groups float scale, then groups
 //          int32 sum(q). scale = amax / 127, q = rne(x * (127 / amax)), amax == 0 -> scale 0, q 0.
 //          width_padded = width rounded up to 32; padding holds zeros.
+//   q8g128 the same in groups of 128; width_padded = width rounded up to 128.
+//   q8row  the same with one group, the whole row. An op that writes a row piece by piece (a
+//   linear's
+//          epilogue, attention) can write neither of these two: convert does.
 //   q8g32x2  two q8g32 rows one after another (each half the row stride): the value, and what
 //          quantizing it left over; together about 15 bits. A linear runs on both halves as if
 //          they were rows and adds the two results.
-enum class ActFormat : int32_t { f32 = 0, bf16 = 1, q8g32 = 2, q8g32x2 = 3 };
+enum class ActFormat : int32_t { f32 = 0, bf16 = 1, q8g32 = 2, q8g32x2 = 3, q8g128 = 4, q8row = 5 };
 
 constexpr int kPanel = 16;       // output columns of one packed panel, at every ISA level
 constexpr int kStripPanels = 4;  // panels of one strip: 64 columns, the widest register tile
@@ -36,10 +40,18 @@ constexpr int kMaxTop = 20;      // alternatives a logprob request may ask for b
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
+// Columns a row of `width` is stored with, and how many of them share a scale in the q8 formats.
+inline int64_t padded_width(ActFormat f, int64_t width) {
+  return round_up(width, f == ActFormat::q8g128 ? 128 : 32);
+}
+inline int64_t scale_group(ActFormat f, int64_t width) {
+  return f == ActFormat::q8row ? padded_width(f, width) : f == ActFormat::q8g128 ? 128 : 32;
+}
+
 // Bytes from one row to the next: 64-byte aligned and never a multiple of 4096, so that rows of a
 // register tile do not share an L1 set (48 KB, 12 ways, 64 sets of 64 bytes = 4 KB period).
 inline size_t row_bytes(ActFormat f, int64_t width) {
-  int64_t p = round_up(width, 32), bytes = 0;
+  int64_t p = padded_width(f, width), bytes = 0;
   switch (f) {
     case ActFormat::f32:
       bytes = p * 4;
@@ -48,7 +60,9 @@ inline size_t row_bytes(ActFormat f, int64_t width) {
       bytes = p * 2;
       break;
     case ActFormat::q8g32:
-      bytes = p + p / 32 * 8;
+    case ActFormat::q8g128:
+    case ActFormat::q8row:
+      bytes = p + p / scale_group(f, width) * 8;
       break;
     case ActFormat::q8g32x2:
       return 2 * row_bytes(ActFormat::q8g32, width);
@@ -74,11 +88,16 @@ struct Rows {
 //   w8_g32      [n/16][k/32] of { fp16 scale[16]; u8 q[8][16][4] }   act q8g32; w = s * (q - 128)
 //   w4_g32      [n/16][k/32] of { fp16 scale[16]; u8 q[4][16][4] }   act q8g32; w = s * (q - 8)
 //   w4m_g32     [n/16][k/32] of { fp16 scale[16]; fp16 min[16]; u8 q[4][16][4] }  w = s * q + min
+//   w4m_g128    [n/16][k/128] of { fp16 scale[16]; fp16 min[16]; u8 q[16][16][4] }   act q8g128
+//   w8_channel  [n/16] of { u8 q[k/4][16][4]; fp32 scale[16] }     act q8row; w = s * (q - 128)
+//   w8_channel_g128   the same bytes                               act q8g128
 // In the 4-bit kinds byte (r, c, j) holds k = 8 r + j in its low and k = 8 r + 4 + j in its high
 // nibble. Resident bytes equal the GGUF file's: 17, 9 and 10 halves a weight pair for 32 weights.
 // The quantized dot product is, per group in ascending order:
 //   f = fma(float(sum_k q_w q_x - zero * sum_x), s_w * s_x, f)   [int32 arithmetic is exact]
 //   w4m:  then  f = fma(min, s_x * float(sum_x), f)
+//   w8_channel:       f = float(sum_k q_w q_x - zero * sum_x over the whole row) * (s_w * s_x)
+//   w8_channel_g128:  f = fma(float(...), s_x, f) per group, then f * s_w
 enum class WeightKind : int32_t {
   dense_bf16 = 0,
   dense_f16,
@@ -86,11 +105,27 @@ enum class WeightKind : int32_t {
   w8_g32,
   w4_g32,
   w4m_g32,
+  w4m_g128,
+  w8_channel,
+  w8_channel_g128,
   count
 };
 
-// Element type of a source row handed to pack().
-enum class SourceType : int32_t { f32 = 0, f16, bf16, gguf_q8_0, gguf_q4_0, gguf_q4_1 };
+// Element type of a source row handed to pack(). Besides GGUF's blocks of 32:
+//   s8_channel  { fp32 scale; s8 q[k] }                    w = scale * q
+//   u4m_g128    k/128 of { fp16 scale; fp16 min; u8 q[64] }  w = scale * q + min; element 2 i is
+//   the
+//               low and 2 i + 1 the high nibble of byte i
+enum class SourceType : int32_t {
+  f32 = 0,
+  f16,
+  bf16,
+  gguf_q8_0,
+  gguf_q4_0,
+  gguf_q4_1,
+  s8_channel,
+  u4m_g128
+};
 
 struct PackArgs {
   const void* const* rows;  // kPanel source rows of k elements; nullptr = a row of zeros

@@ -14,22 +14,32 @@ struct Name {
   E value;
 };
 
-constexpr Name<ActFormat> kFormats[] = {{"f32", ActFormat::f32},
-                                        {"bf16", ActFormat::bf16},
-                                        {"q8g32", ActFormat::q8g32},
-                                        {"q8g32x2", ActFormat::q8g32x2}};
-constexpr bool quantized(ActFormat f) { return f == ActFormat::q8g32 || f == ActFormat::q8g32x2; }
+constexpr Name<ActFormat> kFormats[] = {
+    {"f32", ActFormat::f32},         {"bf16", ActFormat::bf16},     {"q8g32", ActFormat::q8g32},
+    {"q8g32x2", ActFormat::q8g32x2}, {"q8g128", ActFormat::q8g128}, {"q8row", ActFormat::q8row}};
+constexpr bool quantized(ActFormat f) { return f >= ActFormat::q8g32; }
+// Formats that only an op with the whole row at hand can write.
+constexpr bool whole_row(ActFormat f) { return f == ActFormat::q8g128 || f == ActFormat::q8row; }
+// Sums of 127 x 255 over a whole row stay in an int32.
+constexpr int64_t kMostChannelK = 65536;
 
-constexpr Name<WeightKind> kKinds[] = {
-    {"dense_bf16", WeightKind::dense_bf16}, {"dense_f16", WeightKind::dense_f16},
-    {"dense_f32", WeightKind::dense_f32},   {"w8_g32", WeightKind::w8_g32},
-    {"w4_g32", WeightKind::w4_g32},         {"w4m_g32", WeightKind::w4m_g32}};
+constexpr Name<WeightKind> kKinds[] = {{"dense_bf16", WeightKind::dense_bf16},
+                                       {"dense_f16", WeightKind::dense_f16},
+                                       {"dense_f32", WeightKind::dense_f32},
+                                       {"w8_g32", WeightKind::w8_g32},
+                                       {"w4_g32", WeightKind::w4_g32},
+                                       {"w4m_g32", WeightKind::w4m_g32},
+                                       {"w4m_g128", WeightKind::w4m_g128},
+                                       {"w8_channel", WeightKind::w8_channel},
+                                       {"w8_channel_g128", WeightKind::w8_channel_g128}};
 constexpr Name<SourceType> kSources[] = {{"f32", SourceType::f32},
                                          {"f16", SourceType::f16},
                                          {"bf16", SourceType::bf16},
                                          {"gguf_q8_0", SourceType::gguf_q8_0},
                                          {"gguf_q4_0", SourceType::gguf_q4_0},
-                                         {"gguf_q4_1", SourceType::gguf_q4_1}};
+                                         {"gguf_q4_1", SourceType::gguf_q4_1},
+                                         {"s8_channel", SourceType::s8_channel},
+                                         {"u4m_g128", SourceType::u4m_g128}};
 constexpr Name<Activation> kActivations[] = {{"none", Activation::none},
                                              {"relu", Activation::relu},
                                              {"gelu", Activation::gelu},
@@ -117,6 +127,8 @@ Id Program::add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k,
   check_argument(!glu || (parts.size() == 2 && parts[0] == parts[1]), "matrix ", name,
                  ": gate and up must have equal rows");
   const LinearKernel& kernel = table_->linear[static_cast<int>(kind)];
+  check_argument(kind != WeightKind::w8_channel || k <= kMostChannelK, "matrix ", name,
+                 ": rows of ", k, " are too long for one scale; at most ", kMostChannelK);
   check_argument(kernel.run != nullptr, "no ", kind_name(kind), " kernel at level ", table_->isa);
   matrices_.push_back({std::move(name), kind, n, k, std::move(parts), glu, kernel.panel_bytes(k)});
   return last_id(matrices_.size());
@@ -218,6 +230,8 @@ void Program::linear(LinearOp op, bool glu) {
   const bool part = m.out_width() != out.width;
   check_argument(out.format == ActFormat::f32 || (!part && !op.add),
                  "linear: adding and writing some columns need an f32 value");
+  check_argument(!whole_row(out.format), "linear: value ", out.name,
+                 " has scales wider than a tile; convert writes such rows");
   op.bias = packed_bias(op.bias, m);
   ops_.emplace_back(op);
 }
@@ -256,6 +270,8 @@ void Program::attention(const AttentionOp& op) {
   check_argument(out.width == int64_t{op.q_heads} * kv.head_dim, "attention: out has width ",
                  out.width);
   // Heads are written one by one; a group of 32 may not straddle two of them.
+  check_argument(!whole_row(out.format), "attention: value ", out.name,
+                 " has scales wider than a head; convert writes such rows");
   check_argument(!quantized(out.format) || kv.head_dim % 32 == 0,
                  "attention: q8g32 rows need heads of a multiple of 32, not ", kv.head_dim);
   check_argument(op.window >= 0, "attention: window ", op.window);

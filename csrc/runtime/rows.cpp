@@ -12,8 +12,8 @@ float bf16_to_float(uint16_t x) {
   return out;
 }
 
-float q8_to_float(const uint8_t* row, int64_t padded, int64_t i) {
-  return reinterpret_cast<const float*>(row + padded)[i / 32] *
+float q8_to_float(const uint8_t* row, int64_t padded, int64_t group, int64_t i) {
+  return reinterpret_cast<const float*>(row + padded)[i / group] *
          static_cast<float>(reinterpret_cast<const int8_t*>(row)[i]);
 }
 
@@ -21,7 +21,8 @@ float q8_to_float(const uint8_t* row, int64_t padded, int64_t i) {
 
 void read_row(const Rows& rows, int64_t row, float* out) noexcept {
   const uint8_t* at = row_of(rows, row);
-  const int64_t padded = round_up(rows.width, 32);
+  const int64_t padded = padded_width(rows.format, rows.width);
+  const int64_t group = scale_group(rows.format, rows.width);
   for (int64_t i = 0; i < rows.width; i++) {
     switch (rows.format) {
       case ActFormat::f32:
@@ -31,10 +32,13 @@ void read_row(const Rows& rows, int64_t row, float* out) noexcept {
         out[i] = bf16_to_float(reinterpret_cast<const uint16_t*>(at)[i]);
         break;
       case ActFormat::q8g32:
-        out[i] = q8_to_float(at, padded, i);
+      case ActFormat::q8g128:
+      case ActFormat::q8row:
+        out[i] = q8_to_float(at, padded, group, i);
         break;
       case ActFormat::q8g32x2:
-        out[i] = q8_to_float(at, padded, i) + q8_to_float(at + rows.stride / 2, padded, i);
+        out[i] =
+            q8_to_float(at, padded, group, i) + q8_to_float(at + rows.stride / 2, padded, group, i);
         break;
     }
   }

@@ -31,11 +31,19 @@ size_t source_row_bytes(SourceType type, int64_t k) {
       return blocks * 18;
     case SourceType::gguf_q4_1:
       return blocks * 20;
+    case SourceType::s8_channel:
+      return n + 4;
+    case SourceType::u4m_g128:
+      return n / 128 * 68;
   }
   return 0;
 }
 
-bool blocked(SourceType type) { return type >= SourceType::gguf_q8_0; }
+// Weights of one block of a source row: rows are whole blocks.
+int64_t block_weights(SourceType type) {
+  if (type == SourceType::u4m_g128) return 128;
+  return type >= SourceType::gguf_q8_0 && type <= SourceType::gguf_q4_1 ? 32 : 1;
+}
 
 // Where packed row `row` of the matrix comes from; nullptr for padding.
 const void* source_row(const Matrix& m, Span<const SourceTensor> parts, int64_t row) {
@@ -90,8 +98,8 @@ void Weights::check_parts(Id id, Span<const SourceTensor> parts) const {
     check_argument(t.rows == m.parts[static_cast<size_t>(i)], "matrix ", m.name, ": tensor ", i,
                    " has ", t.rows, " rows, not ", m.parts[static_cast<size_t>(i)]);
     check_argument(t.type == parts[0].type, "matrix ", m.name, ": tensors differ in type");
-    check_argument(!blocked(t.type) || m.k % 32 == 0, "matrix ", m.name, ": rows of ", m.k,
-                   " are not whole blocks of 32");
+    check_argument(m.k % block_weights(t.type) == 0, "matrix ", m.name, ": rows of ", m.k,
+                   " are not whole blocks of ", block_weights(t.type));
     check_argument(t.row_bytes == source_row_bytes(t.type, m.k), "matrix ", m.name, ": tensor ", i,
                    " has rows of ", t.row_bytes, " bytes, not ", source_row_bytes(t.type, m.k));
     for (int64_t r = 0; t.order && r < t.rows; r++) {

@@ -11,16 +11,25 @@ using harness::Rng;
 
 namespace {
 
-constexpr WeightKind kKinds[] = {WeightKind::dense_bf16, WeightKind::dense_f16,
-                                 WeightKind::dense_f32,  WeightKind::w8_g32,
-                                 WeightKind::w4_g32,     WeightKind::w4m_g32};
+constexpr WeightKind kKinds[] = {
+    WeightKind::dense_bf16, WeightKind::dense_f16,  WeightKind::dense_f32,
+    WeightKind::w8_g32,     WeightKind::w4_g32,     WeightKind::w4m_g32,
+    WeightKind::w4m_g128,   WeightKind::w8_channel, WeightKind::w8_channel_g128};
 
 bool grouped(WeightKind kind) { return kind >= WeightKind::w8_g32; }
+bool channel(WeightKind kind) {
+  return kind == WeightKind::w8_channel || kind == WeightKind::w8_channel_g128;
+}
 SourceType native_source(WeightKind kind) {
-  constexpr SourceType kSources[] = {SourceType::bf16,      SourceType::f16,
-                                     SourceType::f32,       SourceType::gguf_q8_0,
-                                     SourceType::gguf_q4_0, SourceType::gguf_q4_1};
+  constexpr SourceType kSources[] = {
+      SourceType::bf16,      SourceType::f16,        SourceType::f32,
+      SourceType::gguf_q8_0, SourceType::gguf_q4_0,  SourceType::gguf_q4_1,
+      SourceType::u4m_g128,  SourceType::s8_channel, SourceType::s8_channel};
   return kSources[static_cast<int>(kind)];
+}
+// Rows of u4m_g128 are whole blocks of 128; others come from floats.
+SourceType source_of(WeightKind kind, int64_t k) {
+  return kind == WeightKind::w4m_g128 && k % 128 ? SourceType::bf16 : native_source(kind);
 }
 const LinearKernel& kernel_of(const KernelTable& k, WeightKind kind) {
   return k.linear[static_cast<int>(kind)];
@@ -49,6 +58,10 @@ size_t source_row_bytes(SourceType type, int64_t k) {
       return static_cast<size_t>(k / 32 * 18);
     case SourceType::gguf_q4_1:
       return static_cast<size_t>(k / 32 * 20);
+    case SourceType::s8_channel:
+      return static_cast<size_t>(k + 4);
+    case SourceType::u4m_g128:
+      return static_cast<size_t>(k / 128 * 68);
   }
   return 0;
 }
@@ -65,19 +78,33 @@ void fill_source_row(Rng& rng, SourceType type, int64_t k, uint8_t* row) {
       const uint16_t h = type == SourceType::f16 ? harness::to_f16(x) : harness::to_bf16(x);
       std::memcpy(row + i * 2, &h, 2);
     }
+  } else if (type == SourceType::s8_channel) {
+    for (int64_t i = 0; i < k + 4; i++) row[i] = static_cast<uint8_t>(rng.bits());
+    const float scale = rng.uniform() * 0.05f;
+    std::memcpy(row, &scale, 4);
   } else {
-    const size_t block = source_row_bytes(type, 32);
+    const bool wide = type == SourceType::u4m_g128;
+    const size_t block = source_row_bytes(type, wide ? 128 : 32);
     for (size_t at = 0; at < source_row_bytes(type, k); at += block) {
       for (size_t i = 0; i < block; i++) row[at + i] = static_cast<uint8_t>(rng.bits());
       const uint16_t d = harness::to_f16(rng.uniform() * 0.05f), m = harness::to_f16(rng.uniform());
       std::memcpy(row + at, &d, 2);
-      if (type == SourceType::gguf_q4_1) std::memcpy(row + at + 2, &m, 2);
+      if (wide || type == SourceType::gguf_q4_1) std::memcpy(row + at + 2, &m, 2);
     }
   }
 }
 
 // Element i of a source row, from the definition of its format.
 double source_value(SourceType type, const uint8_t* row, int64_t i) {
+  if (type == SourceType::s8_channel) {
+    return static_cast<double>(read_at<float>(row)) * static_cast<int8_t>(row[4 + i]);
+  }
+  if (type == SourceType::u4m_g128) {
+    const uint8_t* at = row + i / 128 * 68;
+    const int byte = at[4 + i % 128 / 2], q = i % 2 ? byte >> 4 : byte & 15;
+    return static_cast<double>(harness::from_f16(read_at<uint16_t>(at))) * q +
+           static_cast<double>(harness::from_f16(read_at<uint16_t>(at + 2)));
+  }
   const uint8_t* block = row + source_row_bytes(type, i / 32 * 32);
   const int64_t j = i % 32;
   switch (type) {
@@ -103,7 +130,7 @@ double source_value(SourceType type, const uint8_t* row, int64_t i) {
 
 struct Weights {
   Weights(const KernelTable& table, WeightKind kind_, int64_t n_, int64_t k_, uint64_t seed = 1)
-      : Weights(table, kind_, native_source(kind_), n_, k_, seed) {}
+      : Weights(table, kind_, source_of(kind_, k_), n_, k_, seed) {}
   Weights(const KernelTable& table, WeightKind kind_, SourceType type_, int64_t n_, int64_t k_,
           uint64_t seed)
       : kernel(kernel_of(table, kind_)),
@@ -171,6 +198,18 @@ Group packed_group(const PackedWeight& w, int64_t column, int64_t g) {
 double packed_value(const PackedWeight& w, int64_t column, int64_t i) {
   const uint8_t* panel = w.data + static_cast<size_t>(column / 16) * w.panel_bytes;
   const int64_t c = column % 16;
+  if (channel(w.kind)) {
+    const uint8_t* scales = panel + (w.k + 3) / 4 * 64;
+    return static_cast<double>(read_at<float>(scales + c * 4)) *
+           (panel[(i / 4 * 16 + c) * 4 + i % 4] - 128);
+  }
+  if (w.kind == WeightKind::w4m_g128) {
+    const uint8_t* group = panel + i / 128 * 1088;
+    const int64_t r = i % 128 / 8, j = i % 8;
+    const int byte = group[64 + (r * 16 + c) * 4 + j % 4], q = j < 4 ? byte & 15 : byte >> 4;
+    return static_cast<double>(harness::from_f16(read_at<uint16_t>(group + c * 2))) * q +
+           static_cast<double>(harness::from_f16(read_at<uint16_t>(group + 32 + c * 2)));
+  }
   switch (w.kind) {
     case WeightKind::dense_bf16:
       return static_cast<double>(
@@ -205,11 +244,14 @@ struct Inputs {
   }
   uint8_t* row(int64_t r) { return data.data() + static_cast<size_t>(r) * stride; }
   const uint8_t* row(int64_t r) const { return data.data() + static_cast<size_t>(r) * stride; }
-  int64_t groups() const { return (k + 31) / 32; }
-  float* scales(int64_t r) { return reinterpret_cast<float*>(row(r) + groups() * 32); }
+  int64_t group() const {
+    return format == ActFormat::q8row ? (k + 31) / 32 * 32 : format == ActFormat::q8g128 ? 128 : 32;
+  }
+  int64_t groups() const { return (k + group() - 1) / group(); }
+  float* scales(int64_t r) { return reinterpret_cast<float*>(row(r) + groups() * group()); }
   int32_t* sums(int64_t r) { return reinterpret_cast<int32_t*>(scales(r) + groups()); }
   const float* scales(int64_t r) const {
-    return reinterpret_cast<const float*>(row(r) + groups() * 32);
+    return reinterpret_cast<const float*>(row(r) + groups() * group());
   }
 
   // Writes a row by table.h's description of the format.
@@ -227,7 +269,8 @@ struct Inputs {
     }
   }
   void set_group(int64_t r, int64_t g, const std::vector<float>& x) {
-    const size_t begin = static_cast<size_t>(g) * 32, end = std::min(x.size(), begin + 32);
+    const size_t size = static_cast<size_t>(group());
+    const size_t begin = static_cast<size_t>(g) * size, end = std::min(x.size(), begin + size);
     float amax = 0;
     for (size_t i = begin; i < end; i++) amax = std::max(amax, std::fabs(x[i]));
     int32_t sum = 0;
@@ -243,7 +286,7 @@ struct Inputs {
     if (format == ActFormat::f32) return static_cast<double>(read_at<float>(row(r) + i * 4));
     if (format == ActFormat::bf16)
       return static_cast<double>(harness::from_bf16(read_at<uint16_t>(row(r) + i * 2)));
-    return static_cast<double>(scales(r)[i / 32]) * read_at<int8_t>(row(r) + i);
+    return static_cast<double>(scales(r)[i / group()]) * read_at<int8_t>(row(r) + i);
   }
 
   ActFormat format;
@@ -362,13 +405,17 @@ KERNEL_TEST(linear_panel_bytes_are_the_documented_ones) {
     CHECK(bytes(WeightKind::w8_g32) == (size + 31) / 32 * 16 * 34);
     CHECK(bytes(WeightKind::w4_g32) == (size + 31) / 32 * 16 * 18);
     CHECK(bytes(WeightKind::w4m_g32) == (size + 31) / 32 * 16 * 20);
+    CHECK(bytes(WeightKind::w4m_g128) == (size + 127) / 128 * 16 * 68);
+    CHECK(bytes(WeightKind::w8_channel) == (size + 3) / 4 * 64 + 64);
+    CHECK(bytes(WeightKind::w8_channel_g128) == (size + 3) / 4 * 64 + 64);
   }
 }
 
 KERNEL_TEST(linear_pack_of_the_native_source_keeps_every_value) {
   for_each_kind([&](WeightKind kind) {
-    for (int64_t size : {least_k(kind), int64_t{96}, int64_t{576}}) {
+    for (int64_t size : {least_k(kind), int64_t{96}, int64_t{640}}) {
       Weights w(k, kind, 37, size);
+      if (w.type != native_source(kind)) continue;
       const PackedWeight view = w.view();
       std::vector<float> row(static_cast<size_t>(size));
       for (int64_t r = 0; r < w.panels * kPanel; r++) {
@@ -401,6 +448,54 @@ KERNEL_TEST(linear_pack_of_another_float_type_rounds_to_nearest) {
       }
     }
   }
+}
+
+KERNEL_TEST(linear_pack_of_floats_into_channels_is_off_by_half_a_step) {
+  for (SourceType type : {SourceType::f32, SourceType::f16, SourceType::bf16}) {
+    Weights w(k, WeightKind::w8_channel, type, 21, 83, 5);
+    std::memset(w.row(3), 0, w.row_size);
+    w.pack();
+    for (int64_t r = 0; r < w.n; r++) {
+      double amax = 0;
+      for (int64_t i = 0; i < w.k; i++)
+        amax = std::max(amax, std::fabs(source_value(type, w.row(r), i)));
+      for (int64_t i = 0; i < w.k; i++) {
+        CHECK_NEAR(packed_value(w.view(), r, i), source_value(type, w.row(r), i),
+                   amax / 127 * 0.5001);
+      }
+    }
+  }
+}
+
+// The clip search may only lessen the squared error of the plain [min, max] in 15 steps.
+KERNEL_TEST(linear_pack_of_floats_into_wide_groups_is_no_worse_than_the_plain_range) {
+  Weights w(k, WeightKind::w4m_g128, SourceType::f32, 21, 300, 5);  // 44 in the last group
+  const float outlier = 6;
+  std::memcpy(w.row(5) + 4 * 7, &outlier, 4);
+  w.pack();
+  double saved = 0;
+  for (int64_t r = 0; r < w.n; r++) {
+    for (int64_t g = 0; g < 3; g++) {
+      const int64_t begin = g * 128, end = std::min(w.k, begin + 128);
+      double least = 1e9, most = -1e9, error = 0, plain_error = 0;
+      for (int64_t i = begin; i < end; i++) {
+        const double x = source_value(w.type, w.row(r), i);
+        least = std::min(least, x);
+        most = std::max(most, x);
+      }
+      const double step = (most - least) / 15;
+      for (int64_t i = begin; i < end; i++) {
+        const double x = source_value(w.type, w.row(r), i);
+        error += std::pow(packed_value(w.view(), r, i) - x, 2);
+        plain_error += std::pow(least + step * std::nearbyint((x - least) / step) - x, 2);
+        CHECK_NEAR(packed_value(w.view(), r, i), x, 2.5 * step);
+      }
+      // scale and minimum are themselves rounded to fp16, and the padding has a say
+      CHECK(error <= plain_error * 1.1);
+      saved += plain_error - error;
+    }
+  }
+  CHECK(saved > 0);
 }
 
 KERNEL_TEST(linear_pack_of_floats_into_groups_is_off_by_half_a_step) {
@@ -452,25 +547,33 @@ KERNEL_TEST(linear_of_several_k_blocks_matches_fp64) {
   check_against_reference(k, WeightKind::dense_f32, 14, 20, 2100);
   check_against_reference(k, WeightKind::w8_g32, 14, 80, 4160);
   check_against_reference(k, WeightKind::w4m_g32, 14, 20, 8256);
+  check_against_reference(k, WeightKind::w4m_g128, 14, 20, 8256);
+  check_against_reference(k, WeightKind::w8_channel, 14, 80, 4164);
+  check_against_reference(k, WeightKind::w8_channel_g128, 14, 80, 4164);
 }
 
 // Integer sums at their largest stay exact: every product has the same sign.
 KERNEL_TEST(linear_of_extreme_bytes_is_exact) {
-  for (WeightKind kind : {WeightKind::w8_g32, WeightKind::w4_g32, WeightKind::w4m_g32}) {
+  for (WeightKind kind : kKinds) {
+    if (!grouped(kind)) continue;
     for (int extreme : {-1, 1}) {
       for (int byte : {0x00, 0x7f, 0x80, 0xff}) {
-        Weights w(k, kind, 16, 64);
-        const size_t block = source_row_bytes(w.type, 32);
+        Weights w(k, kind, 16, 128);
+        const bool wide = w.type == SourceType::u4m_g128;
+        const size_t block = source_row_bytes(w.type, wide || channel(kind) ? 128 : 32);
         const uint16_t one = harness::to_f16(1), zero = 0;
+        const float whole = 1;
         for (size_t at = 0; at < w.source.size(); at += block) {
           std::memset(w.source.data() + at, byte, block);
           std::memcpy(w.source.data() + at, &one, 2);
-          if (w.type == SourceType::gguf_q4_1) std::memcpy(w.source.data() + at + 2, &zero, 2);
+          if (wide || w.type == SourceType::gguf_q4_1)
+            std::memcpy(w.source.data() + at + 2, &zero, 2);
+          if (channel(kind)) std::memcpy(w.source.data() + at, &whole, 4);
         }
         w.pack();
-        Inputs x(ActFormat::q8g32, 13, 64);
+        Inputs x(w.kernel.act, 13, 128);
         for (int64_t r = 0; r < x.m; r++) {
-          x.set_row(r, std::vector<float>(64, 127.0f * static_cast<float>(extreme)));
+          x.set_row(r, std::vector<float>(128, 127.0f * static_cast<float>(extreme)));
         }
         for (int64_t m : {1, 13}) {
           Output out(ActFormat::f32, 13, 16);
@@ -520,7 +623,7 @@ KERNEL_TEST(linear_nan_and_infinity_reach_their_row_and_no_other) {
         row[37] = bad;
         Inputs y(w.kernel.act, 13, 64);
         if (grouped(kind)) {
-          y.scales(1)[1] = bad;
+          y.scales(1)[y.groups() - 1] = bad;
         } else {
           y.set_row(1, row);
         }
@@ -572,6 +675,9 @@ KERNEL_TEST(linear_row_has_the_same_bits_over_several_k_blocks) {
   check_same_bits_at_every_m(k, WeightKind::w8_g32, 80, 4160, 14, {1, 6, 7, 13});
   check_same_bits_at_every_m(k, WeightKind::w4_g32, 80, 8256, 14, {1, 13});
   check_same_bits_at_every_m(k, WeightKind::w4m_g32, 80, 8256, 14, {1, 13});
+  check_same_bits_at_every_m(k, WeightKind::w4m_g128, 80, 8256, 14, {1, 13});
+  check_same_bits_at_every_m(k, WeightKind::w8_channel, 80, 8300, 14, {1, 6, 7, 13});
+  check_same_bits_at_every_m(k, WeightKind::w8_channel_g128, 80, 8300, 14, {1, 6, 7, 13});
 }
 
 KERNEL_TEST(linear_row_has_the_same_bits_at_every_panel_split) {
@@ -735,7 +841,7 @@ void check_epilogue(const KernelTable& k, WeightKind kind, int64_t m, const Epil
 KERNEL_TEST(linear_epilogues_match_fp64) {
   constexpr Activation kActs[] = {Activation::none, Activation::relu, Activation::gelu,
                                   Activation::gelu_tanh, Activation::silu};
-  for (WeightKind kind : {WeightKind::dense_bf16, WeightKind::w4m_g32}) {
+  for (WeightKind kind : {WeightKind::dense_bf16, WeightKind::w4m_g32, WeightKind::w8_channel}) {
     for (int64_t m : {1, 8, 14}) {
       for (Activation act : kActs)
         check_epilogue(k, kind, m, {act, false, true, false, ActFormat::f32, 72});
@@ -752,7 +858,8 @@ KERNEL_TEST(linear_epilogues_match_fp64) {
 }
 
 KERNEL_TEST(linear_epilogue_bits_do_not_depend_on_m_or_panel_split) {
-  for (WeightKind kind : {WeightKind::dense_bf16, WeightKind::w8_g32}) {
+  for (WeightKind kind :
+       {WeightKind::dense_bf16, WeightKind::w8_g32, WeightKind::w8_channel_g128}) {
     for (ActFormat format : {ActFormat::bf16, ActFormat::q8g32}) {
       const Weights w(k, kind, 16 * 24, 96);
       const Inputs x(w.kernel.act, 20, 96);

@@ -11,8 +11,8 @@ using harness::Rng;
 namespace {
 
 const int64_t kWidths[] = {1, 5, 16, 31, 32, 33, 48, 64, 100, 576, 1000};
-const ActFormat kFormats[] = {ActFormat::f32, ActFormat::bf16, ActFormat::q8g32,
-                              ActFormat::q8g32x2};
+const ActFormat kFormats[] = {ActFormat::f32,     ActFormat::bf16,   ActFormat::q8g32,
+                              ActFormat::q8g32x2, ActFormat::q8g128, ActFormat::q8row};
 
 // `rows` rows in one of the formats; bytes start as 0xff, which is NaN in the float formats.
 class Matrix {
@@ -26,10 +26,16 @@ class Matrix {
   uint8_t* bytes(int64_t row) { return memory_.data() + static_cast<size_t>(row) * rows_.stride; }
   float* f32(int64_t row) { return reinterpret_cast<float*>(bytes(row)); }
   uint16_t* bf16(int64_t row) { return reinterpret_cast<uint16_t*>(bytes(row)); }
-  int64_t padded() const { return round_up(rows_.width, 32); }
+  int64_t group() const {
+    if (rows_.format == ActFormat::q8row) return round_up(rows_.width, 32);
+    return rows_.format == ActFormat::q8g128 ? 128 : 32;
+  }
+  int64_t padded() const { return round_up(rows_.width, group()); }
   int8_t* q(int64_t row) { return reinterpret_cast<int8_t*>(bytes(row)); }
   float* scales(int64_t row) { return reinterpret_cast<float*>(bytes(row) + padded()); }
-  int32_t* sums(int64_t row) { return reinterpret_cast<int32_t*>(scales(row) + padded() / 32); }
+  int32_t* sums(int64_t row) {
+    return reinterpret_cast<int32_t*>(scales(row) + padded() / group());
+  }
 
   int8_t* second(int64_t row) { return q(row) + rows_.stride / 2; }
   float* second_scales(int64_t row) { return reinterpret_cast<float*>(second(row) + padded()); }
@@ -42,7 +48,9 @@ class Matrix {
       case ActFormat::bf16:
         return from_bf16(bf16(row)[column]);
       case ActFormat::q8g32:
-        return static_cast<double>(scales(row)[column / 32]) * q(row)[column];
+      case ActFormat::q8g128:
+      case ActFormat::q8row:
+        return static_cast<double>(scales(row)[column / group()]) * q(row)[column];
       case ActFormat::q8g32x2:
         return static_cast<double>(scales(row)[column / 32]) * q(row)[column] +
                static_cast<double>(second_scales(row)[column / 32]) * second(row)[column];
@@ -69,6 +77,8 @@ double rounding(ActFormat format, double value, double amax) {
     case ActFormat::bf16:
       return std::fabs(value) / 256;
     case ActFormat::q8g32:
+    case ActFormat::q8g128:
+    case ActFormat::q8row:
       return amax / 127 * 0.5001;
     case ActFormat::q8g32x2:
       return amax / 127 / 127 * 0.501;
@@ -76,9 +86,10 @@ double rounding(ActFormat format, double value, double amax) {
   return 0;
 }
 
-double group_amax(const std::vector<double>& row, size_t column) {
+double group_amax(const std::vector<double>& row, size_t column, size_t group) {
   double amax = 0;
-  for (size_t i = column / 32 * 32; i < std::min(row.size(), column / 32 * 32 + 32); i++) {
+  const size_t begin = column / group * group;
+  for (size_t i = begin; i < std::min(row.size(), begin + group); i++) {
     amax = std::max(amax, std::fabs(row[i]));
   }
   return amax;
@@ -86,7 +97,7 @@ double group_amax(const std::vector<double>& row, size_t column) {
 
 void check_row(Matrix& out, int64_t row, const std::vector<double>& want, double relative) {
   for (size_t i = 0; i < want.size(); i++) {
-    const double amax = group_amax(want, i);
+    const double amax = group_amax(want, i, static_cast<size_t>(out.group()));
     const double slack =
         rounding(out.rows().format, want[i], amax) + relative * std::max(amax, 1e-30);
     CHECK_NEAR(out.value(row, static_cast<int64_t>(i)), want[i], slack);
@@ -143,20 +154,21 @@ KERNEL_TEST(convert_rounds_to_nearest_even_bf16_and_zeroes_the_padding) {
   }
 }
 
-KERNEL_TEST(convert_quantizes_groups_of_32_with_their_sums) {
+static void check_quantized_groups(const KernelTable& k, ActFormat format) {
   Rng rng(2);
   for (int64_t width : kWidths) {
-    Matrix x(2, width, ActFormat::f32), out(2, width, ActFormat::q8g32);
+    Matrix x(2, width, ActFormat::f32), out(2, width, format);
     x.fill(rng, 3);
     k.convert({x.rows(), out.rows(), 0, 2});
+    const int64_t group = out.group();
     for (int64_t r = 0; r < 2; r++) {
-      for (int64_t g = 0; g < out.padded() / 32; g++) {
+      for (int64_t g = 0; g < out.padded() / group; g++) {
         float amax = 0;
-        for (int64_t i = 32 * g; i < std::min(width, 32 * g + 32); i++)
+        for (int64_t i = group * g; i < std::min(width, group * g + group); i++)
           amax = std::max(amax, std::fabs(x.f32(r)[i]));
         CHECK(out.scales(r)[g] == amax / 127.0f);
         int32_t sum = 0;
-        for (int64_t i = 32 * g; i < 32 * g + 32; i++) {
+        for (int64_t i = group * g; i < group * g + group; i++) {
           const float v = i < width ? x.f32(r)[i] : 0.0f;
           CHECK(out.q(r)[i] == std::nearbyint(v * (127.0f / amax)));
           sum += out.q(r)[i];
@@ -165,6 +177,14 @@ KERNEL_TEST(convert_quantizes_groups_of_32_with_their_sums) {
       }
     }
   }
+}
+
+KERNEL_TEST(convert_quantizes_groups_of_32_with_their_sums) {
+  check_quantized_groups(k, ActFormat::q8g32);
+}
+KERNEL_TEST(convert_quantizes_groups_of_128_and_whole_rows_with_their_sums) {
+  check_quantized_groups(k, ActFormat::q8g128);
+  check_quantized_groups(k, ActFormat::q8row);
 }
 
 KERNEL_TEST(convert_of_a_group_without_a_scale) {

@@ -206,6 +206,7 @@ def fake_config(**changes) -> EngineConfig:
         "architecture": "Fake",
         "dtype": "float32",
         "activation_bits": 8,
+        "quantize": "none",
         "kv_dtype": "f32",
         "max_model_len": 200,
         "max_num_seqs": 8,

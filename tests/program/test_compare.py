@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cpuserve.program.compare import compare, stored_format
-from cpuserve.program.interpret import quantize_q8g32
+from cpuserve.program.interpret import GROUP, quantize_rows
 from cpuserve.program.ops import Attention, Linear, Logits, RmsNorm, RopeStoreKV
 from tests.helpers.oracle import interpreter_of, program_of
 from tests.helpers.steps import Sequence, all_rows, step
@@ -64,7 +64,7 @@ class Lowered:
     @staticmethod
     def _stored(x, fmt):
         if fmt == "q8g32":
-            q, scale, _ = quantize_q8g32(x)
+            q, scale, _ = quantize_rows(x, GROUP)
             return (q * scale[..., None]).reshape(len(x), -1)[:, : x.shape[1]]
         return x.bfloat16().float() if fmt == "bf16" else x
 

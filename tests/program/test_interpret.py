@@ -10,12 +10,13 @@ import torch
 from cpuserve.models import spec_from_config
 from cpuserve.program.builder import Builder
 from cpuserve.program.interpret import (
+    GROUP,
     Interpreter,
     QuantMatrix,
     activate,
     chunked_softmax,
-    multiply_q8g32,
-    quantize_q8g32,
+    multiply_grouped,
+    quantize_rows,
 )
 from tests.helpers.oracle import interpreter_of, program_of, tensors_of
 from tests.helpers.steps import Sequence, all_rows, step
@@ -107,7 +108,7 @@ def random_quant(kind, n=24, k=96, seed=0):
 def test_q8g32_rows_follow_the_text_of_the_table():
     x = torch.zeros(1, 40)
     x[0, :4] = torch.tensor([2.54, 0.03, -1.27, 0.01])
-    q, scale, total = quantize_q8g32(x)
+    q, scale, total = quantize_rows(x, GROUP)
     assert q.shape == (1, 2, 32)
     assert q[0, 0, :4].tolist() == [127.0, 2.0, -64.0, 0.0]  # 1.5 and 0.5 go to even
     assert scale[0].tolist() == [pytest.approx(0.02), 0.0]  # an empty group has scale 0
@@ -118,9 +119,9 @@ def test_q8g32_rows_follow_the_text_of_the_table():
 def test_quantized_product_is_the_product_of_the_quantized_operands(kind):
     weight = random_quant(kind)
     x = torch.randn(5, 96, generator=torch.Generator().manual_seed(1))
-    q, scale, _ = quantize_q8g32(x)
+    q, scale, _ = quantize_rows(x, GROUP)
     exact = (q * scale[..., None]).reshape(5, 96).double() @ weight.rows(slice(None)).double().T
-    got = multiply_q8g32(x, weight)
+    got = multiply_grouped(x, weight)
     torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-5)
     plain = x.double() @ weight.rows(slice(None)).double().T
     assert (got - plain).abs().max() > 1e-4  # the activations were quantized
@@ -130,7 +131,7 @@ def test_quantized_product_is_the_product_of_the_quantized_operands(kind):
 def test_a_row_of_a_quantized_product_does_not_depend_on_its_neighbours(kind):
     weight = random_quant(kind)
     x = torch.randn(7, 96, generator=torch.Generator().manual_seed(2))
-    assert torch.equal(multiply_q8g32(x, weight)[3:4], multiply_q8g32(x[3:4], weight))
+    assert torch.equal(multiply_grouped(x, weight)[3:4], multiply_grouped(x[3:4], weight))
 
 
 # -- attention and activations ------------------------------------------------------------------

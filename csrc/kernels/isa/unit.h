@@ -8,8 +8,10 @@
 #pragma once
 #include CPUSERVE_VEC  // first: everything below is written in its terms
 
+#include "kernels/linear/channel.h"
 #include "kernels/linear/dense.h"
 #include "kernels/linear/w4_group.h"
+#include "kernels/linear/w4_wide.h"
 #include "kernels/linear/w8_group.h"
 #include "kernels/table.h"
 #if defined(CPUSERVE_UNIT_ALL) || defined(CPUSERVE_UNIT_BF16)
@@ -35,6 +37,9 @@ constexpr KernelTable make_table(const char* isa) {
   t.linear[static_cast<int>(WeightKind::w8_g32)] = group_kernel<W8Group>();
   t.linear[static_cast<int>(WeightKind::w4_g32)] = group_kernel<W4Group<false>>();
   t.linear[static_cast<int>(WeightKind::w4m_g32)] = group_kernel<W4Group<true>>();
+  t.linear[static_cast<int>(WeightKind::w4m_g128)] = group_kernel<W4Wide>();
+  t.linear[static_cast<int>(WeightKind::w8_channel)] = channel_kernel<0>();
+  t.linear[static_cast<int>(WeightKind::w8_channel_g128)] = channel_kernel<kWideGroup / 4>();
 #endif
 #if defined(CPUSERVE_UNIT_ALL) || defined(CPUSERVE_UNIT_BF16)
   t.linear[static_cast<int>(WeightKind::dense_bf16)] = dense_kernel<Bf16Element>();

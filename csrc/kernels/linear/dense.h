@@ -118,6 +118,8 @@ struct Dense {
     return n > 4 ? 4 : n;
   }
   static int64_t units(int64_t k) { return (k + E::kPerStep - 1) / E::kPerStep; }
+  static constexpr int64_t kWholeUnits = 1;
+  static constexpr ActFormat kAct = E::kAct;
 
   template <int MR, int NP, bool kNear, int NPF>
   static __attribute__((noinline)) void tile(const LinearTile& t) {

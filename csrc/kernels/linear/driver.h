@@ -4,6 +4,8 @@
 //   struct Kind {
 //     static constexpr int64_t kUnitBytes   bytes of one panel per unit of K (pair, element, group)
 //     static int64_t units(int64_t k)
+//     static constexpr int64_t kWholeUnits  a K block is a multiple of so many units
+//     static constexpr ActFormat kAct
 //     static constexpr int kStreamRows      up to so many rows are one pass over the weights
 //     static constexpr int stream_panels(int rows)         panels side by side in that pass
 //     static constexpr int kRows, kPanels   the tile for more rows than kStreamRows
@@ -23,7 +25,7 @@ namespace {
 struct LinearTile {
   const uint8_t* x;  // first row
   size_t x_stride;
-  int64_t x_padded;  // row width in elements, padded to 32
+  int64_t x_padded;  // row width in elements, as stored
   const uint8_t* w;  // first panel
   size_t panel_bytes;
   int64_t u0, split, u1;  // units of K
@@ -31,6 +33,7 @@ struct LinearTile {
       *ahead1;  // prefetch base before and from `split`: base + n panel_bytes + u kUnitBytes
   float* c;     // sums, row stride sums_stride<kNear>()
   bool resume;  // c holds the sums of the units below u0
+  bool last;    // u1 is the end of K
 };
 
 // Hides where a pointer comes from. A tile has a few pointers that move along K and adds constant
@@ -128,12 +131,13 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
   LinearTile t;
   t.x = static_cast<const uint8_t*>(a.x);
   t.x_stride = a.x_stride / static_cast<size_t>(a.parts);
-  t.x_padded = round_up(w.k, 32);
+  t.x_padded = padded_width(Kind::kAct, w.k);
   t.panel_bytes = w.panel_bytes;
   t.u0 = 0;
   t.u1 = units;
   t.split = units > ahead_units ? units - ahead_units : 0;
   t.resume = false;
+  t.last = true;
   for (int64_t p0 = a.panel0; p0 < a.panel1; p0 += kSpanPanels) {
     const int span = static_cast<int>(a.panel1 - p0 < kSpanPanels ? a.panel1 - p0 : kSpanPanels);
     for (int p = 0, np; p < span; p += np) {
@@ -181,11 +185,12 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   const int64_t base = b.rows / tiles, longer = b.rows % tiles;  // equal tiles: no short last one
   LinearTile t;
   t.x_stride = a.x_stride / static_cast<size_t>(a.parts);
-  t.x_padded = round_up(w.k, 32);
+  t.x_padded = padded_width(Kind::kAct, w.k);
   t.panel_bytes = w.panel_bytes;
   t.u0 = b.u0;
   t.split = t.u1 = b.u1;
   t.resume = b.u0 > 0;
+  t.last = b.last;
   int64_t row = 0;
   for (int64_t i = 0; i < tiles; i++) {
     const int rows = static_cast<int>(base + (i < longer)) * a.parts;
@@ -222,13 +227,14 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const bool plain = plain_f32(a.ep);
   const int64_t units = Kind::units(w.k);
   const int64_t most = kBlockBytes / (kStripPanels * Kind::kUnitBytes);
-  const int64_t blocks = (units + most - 1) / most, step = (units + blocks - 1) / blocks;
+  const int64_t blocks = (units + most - 1) / most;
+  const int64_t step = round_up((units + blocks - 1) / blocks, Kind::kWholeUnits);
   const int64_t height = kBlockRows / a.parts;
   for (int64_t row0 = 0; row0 < a.m; row0 += height) {
     Block b;
     b.row0 = row0;
     b.rows = a.m - row0 < height ? a.m - row0 : height;
-    b.keep = blocks > 1;
+    b.keep = step < units;
     for (b.panel0 = a.panel0; b.panel0 < a.panel1; b.panel0 += kStripPanels) {
       const int64_t left = a.panel1 - b.panel0;
       b.panels = static_cast<int>(left < kStripPanels ? left : kStripPanels);

@@ -1,11 +1,12 @@
-// The tile of the quantized kinds: int8 rows (q8g32) against weights in groups of 32 of K.
+// The tile of the grouped kinds: int8 rows (q8g32, q8g128) against weights in groups of 32 or 128
+// of K.
 //
 //   f = fma(float(sum_k q_w q_x - zero sum_x), s_w s_x, f)      then, with a minimum,
 //   f = fma(min, s_x float(sum_x), f)
 //
-// A kind W gives kGroupBytes, kMinBytes, kZero, kQuadsPerLine and how a 64-byte line holds quads.
-// Integer sums are exact, so where and how they are taken never changes a bit; the fp32 chain runs
-// over the groups in ascending order at every shape.
+// A kind W gives kGroup, kAct, kGroupBytes, kMinBytes, kZero, kQuadsPerLine and how a 64-byte line
+// holds quads. Integer sums are exact, so where and how they are taken never changes a bit; the
+// fp32 chain runs over the groups in ascending order at every shape.
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/linear/source.h"
@@ -32,21 +33,11 @@ struct GroupAt {
   size_t panel_bytes;
 };
 
-// Integer sums of one group for MR rows x NV vectors.
+// Products of the eight quads from `quad0` on, for MR rows x NV vectors.
 template <class W, int MR, int NV>
-CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
-  constexpr bool kStart = W::kStartsFromAny && W::kZero != 0;
-  typename W::Sum acc[MR][NV];
-#pragma GCC unroll 16
-  for (int r = 0; r < MR; r++) {
-    typename W::Sum first = W::start();
-    if constexpr (kStart) {
-      first = zero_term<W::kZero>(at.sums + static_cast<size_t>(r) * at.x_stride);
-    }
-#pragma GCC unroll 16
-    for (int v = 0; v < NV; v++) acc[r][v] = first;
-  }
-  const uint8_t* w = at.w + kScaleBytes + W::kMinBytes;
+CPUSERVE_INLINE void octet_products(typename W::Sum (&acc)[MR][NV], const GroupAt& at, int quad0) {
+  const uint8_t* w = at.w + kScaleBytes + W::kMinBytes + quad0 / W::kQuadsPerLine * 64;
+  const uint8_t* x = at.x + quad0 * 4;
 #pragma GCC unroll 8
   for (int quad = 0; quad < 8; quad++) {
     Q wq[NV];
@@ -59,10 +50,32 @@ CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
 #pragma GCC unroll 16
     for (int r = 0; r < MR; r++) {
       const Q a = set1_quad(
-          reinterpret_cast<const int8_t*>(at.x + static_cast<size_t>(r) * at.x_stride + quad * 4));
+          reinterpret_cast<const int8_t*>(x + static_cast<size_t>(r) * at.x_stride + quad * 4));
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) acc[r][v] = W::dot(acc[r][v], wq[v], a);
     }
+  }
+}
+
+// Integer sums of one group for MR rows x NV vectors.
+template <class W, int MR, int NV>
+CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
+  constexpr bool kStart = W::kStartsFromAny && W::kZero != 0;
+  constexpr int kQuads = W::kGroup / 4;
+  typename W::Sum acc[MR][NV];
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; r++) {
+    typename W::Sum first = W::start();
+    if constexpr (kStart) {
+      first = zero_term<W::kZero>(at.sums + static_cast<size_t>(r) * at.x_stride);
+    }
+#pragma GCC unroll 16
+    for (int v = 0; v < NV; v++) acc[r][v] = first;
+  }
+  octet_products<W>(acc, at, 0);
+  if constexpr (W::kStartsFromAny) {
+#pragma GCC unroll 1
+    for (int quad = 8; quad < kQuads; quad += 8) octet_products<W>(acc, at, quad);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < MR; r++) {
@@ -72,6 +85,22 @@ CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
       if constexpr (!kStart && W::kZero != 0) {
         out[r][v] =
             iadd(out[r][v], zero_term<W::kZero>(at.sums + static_cast<size_t>(r) * at.x_stride));
+      }
+    }
+  }
+  if constexpr (!W::kStartsFromAny) {  // small sums hold eight quads at a time
+#pragma GCC unroll 1
+    for (int quad = 8; quad < kQuads; quad += 8) {
+#pragma GCC unroll 16
+      for (int r = 0; r < MR; r++) {
+#pragma GCC unroll 16
+        for (int v = 0; v < NV; v++) acc[r][v] = W::start();
+      }
+      octet_products<W>(acc, at, quad);
+#pragma GCC unroll 16
+      for (int r = 0; r < MR; r++) {
+#pragma GCC unroll 16
+        for (int v = 0; v < NV; v++) out[r][v] = iadd(out[r][v], W::finish(acc[r][v]));
       }
     }
   }
@@ -113,7 +142,8 @@ CPUSERVE_INLINE void add_group(F (&f)[MR][NV], I (&dot)[MR][NV], const GroupAt& 
 
 template <class W>
 struct Grouped {
-  static constexpr int64_t kUnitBytes = W::kGroupBytes;
+  static constexpr ActFormat kAct = W::kAct;
+  static constexpr int64_t kUnitBytes = W::kGroupBytes, kWholeUnits = 1;
   // fp32 sums share the registers with the integer ones up to so many of each; else they stay in
   // `c`, which is L1 resident: one load and one store a group of 8 products.
   static constexpr int kInRegisters = kGroupVecs / 2 / kVecs;
@@ -130,7 +160,7 @@ struct Grouped {
   // fp32 sums are in memory (12 rows of w4m: 17 against 15 GB/s).
   static constexpr int kStreamRows = kRows;
   static constexpr int kPanels = stream_panels(kRows);
-  static int64_t units(int64_t k) { return (k + kGroup - 1) / kGroup; }
+  static int64_t units(int64_t k) { return (k + W::kGroup - 1) / W::kGroup; }
 
   template <int MR, int NP, bool kNear, int NPF>
   static __attribute__((noinline)) void tile(const LinearTile& t) {
@@ -147,16 +177,19 @@ struct Grouped {
       }
     }
     const uint8_t* scales = t.x + t.x_padded;
-    GroupAt at = {
-        t.x + t.u0 * kGroup, scales + t.u0 * 4,       scales + (t.x_padded / kGroup + t.u0) * 4,
-        t.x_stride,          t.w + t.u0 * kUnitBytes, t.panel_bytes};
+    GroupAt at = {t.x + t.u0 * W::kGroup,
+                  scales + t.u0 * 4,
+                  scales + (t.x_padded / W::kGroup + t.u0) * 4,
+                  t.x_stride,
+                  t.w + t.u0 * kUnitBytes,
+                  t.panel_bytes};
     int64_t u = t.u0;
     for (int part = 0; part < 2; part++) {
       const uint8_t* ahead = (part ? t.ahead1 : t.ahead0) + u * kUnitBytes;
       for (const int64_t end = part ? t.u1 : t.split; u < end; u++) {
 #pragma GCC unroll 4
         for (int p = 0; p < NPF; p++) {
-#pragma GCC unroll 9
+#pragma GCC unroll 17
           for (int i = 0; i < kUnitBytes; i += 64) {
             const uint8_t* line = ahead + static_cast<size_t>(p) * at.panel_bytes + i;
             kNear ? prefetch(line) : prefetch_l2(line);
@@ -165,7 +198,7 @@ struct Grouped {
         I dot[MR][NV];
         group_sums<W>(dot, at);
         add_group<W, MR, NV, kKept, kStride>(f, dot, at, t.c);
-        opaque(at.x += kGroup);
+        opaque(at.x += W::kGroup);
         opaque(at.scales += 4);
         opaque(at.sums += 4);
         opaque(at.w += kUnitBytes);
@@ -205,18 +238,17 @@ void pack_group(const PackArgs& a) noexcept {
 template <class W>
 void group_row(const PackedWeight& w, int64_t n, float* out) noexcept {
   const int column = static_cast<int>(n % kPanel);
-  for (int64_t g = 0; g * kGroup < w.k; g++) {
-    float x[kGroup];
+  for (int64_t g = 0; g * W::kGroup < w.k; g++) {
+    float x[W::kGroup];
     W::read_column(group_at<W>(w, n / kPanel, g), column, x);
-    const int64_t left = w.k - g * kGroup;
-    memcpy(out + g * kGroup, x, sizeof(float) * static_cast<size_t>(left < kGroup ? left : kGroup));
+    const int64_t left = w.k - g * W::kGroup, n = left < W::kGroup ? left : W::kGroup;
+    memcpy(out + g * W::kGroup, x, sizeof(float) * static_cast<size_t>(n));
   }
 }
 
 template <class W>
 constexpr LinearKernel group_kernel() {
-  return {ActFormat::q8g32, group_panel_bytes<W>, pack_group<W>, run_linear<Grouped<W>>,
-          group_row<W>};
+  return {W::kAct, group_panel_bytes<W>, pack_group<W>, run_linear<Grouped<W>>, group_row<W>};
 }
 
 }  // namespace

@@ -41,6 +41,12 @@ struct BlockQ4_1 {
   uint16_t d, m;
   uint8_t q[16];
 };
+constexpr int kWideGroup = 128;  // weights of one u4m_g128 block
+struct BlockU4 {
+  uint16_t d, m;
+  uint8_t q[kWideGroup / 2];
+};
+static_assert(sizeof(BlockU4) == 68, "u4m_g128 blocks have no padding");
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20,
               "GGUF blocks have no padding");
 
@@ -74,6 +80,21 @@ inline void read_q4_1(const BlockQ4_1& b, float* out) {
   }
 }
 
+// { fp32 scale; s8 q[k] }
+inline void read_s8_channel(const void* row, int64_t k0, int n, float* out) {
+  const float scale = read_as<float>(row);
+  const int8_t* q = static_cast<const int8_t*>(row) + 4 + k0;
+  for (int i = 0; i < n; i++) out[i] = scale * static_cast<float>(q[i]);
+}
+inline void read_u4m(const BlockU4* blocks, int64_t k0, int n, float* out) {
+  for (int i = 0; i < n; i++) {
+    const BlockU4& b = blocks[(k0 + i) / kWideGroup];
+    const int64_t at = (k0 + i) % kWideGroup;
+    const int q = at % 2 ? b.q[at / 2] >> 4 : b.q[at / 2] & 15;
+    out[i] = half_to_float(b.d) * static_cast<float>(q) + half_to_float(b.m);
+  }
+}
+
 // Elements [k0, k0 + n) of a row as fp32; k0 and, for GGUF sources, n are multiples of 32.
 inline void read_floats(const void* row, SourceType type, int64_t k0, int n, float* out) {
   if (!row) {
@@ -100,14 +121,19 @@ inline void read_floats(const void* row, SourceType type, int64_t k0, int n, flo
       for (int i = 0; i < n; i += 32)
         read_q4_1(static_cast<const BlockQ4_1*>(row)[(k0 + i) / 32], out + i);
       return;
+    case SourceType::s8_channel:
+      return read_s8_channel(row, k0, n, out);
+    case SourceType::u4m_g128:
+      return read_u4m(static_cast<const BlockU4*>(row), k0, n, out);
   }
 }
 
 // The same for a group that may end beyond k: the rest is zeros.
-inline void read_group(const void* row, SourceType type, int64_t k0, int64_t k, float* out) {
-  const int n = static_cast<int>(k - k0 < kGroup ? k - k0 : kGroup);
+inline void read_group(const void* row, SourceType type, int64_t k0, int64_t k, float* out,
+                       int group = kGroup) {
+  const int n = static_cast<int>(k - k0 < group ? k - k0 : group);
   read_floats(row, type, k0, n, out);
-  for (int i = n; i < kGroup; i++) out[i] = 0.0f;
+  for (int i = n; i < group; i++) out[i] = 0.0f;
 }
 
 }  // namespace

@@ -9,6 +9,8 @@ namespace {
 
 template <bool kMin>
 struct W4Group {
+  static constexpr ActFormat kAct = ActFormat::q8g32;
+  static constexpr int kGroup = 32;
   static constexpr int kMinBytes = kMin ? kPanel * 2 : 0, kQuadsPerLine = 2, kZero = kMin ? 0 : 8;
   static constexpr int64_t kGroupBytes = kScaleBytes + kMinBytes + 4 * 64;
   using Block = BlockQ4_1;  // of either kind; m is zero and unused without a minimum

@@ -7,6 +7,8 @@ namespace CPUSERVE_NS {
 namespace {
 
 struct W8Group {
+  static constexpr ActFormat kAct = ActFormat::q8g32;
+  static constexpr int kGroup = 32;
   static constexpr int kMinBytes = 0, kQuadsPerLine = 1, kZero = kDot8Zero;
   static constexpr int64_t kGroupBytes = kScaleBytes + 8 * 64;
   using Sum = I;

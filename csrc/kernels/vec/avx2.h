@@ -69,6 +69,8 @@ CPUSERVE_INLINE I iload1(const int32_t* p) {
   return _mm256_castps_si256(_mm256_broadcast_ss((const float*)p));
 }
 CPUSERVE_INLINE F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+CPUSERVE_INLINE I load_bits(const float* p) { return _mm256_loadu_si256((const __m256i*)p); }
+CPUSERVE_INLINE void store_bits(float* p, I x) { _mm256_storeu_si256((__m256i*)p, x); }
 
 CPUSERVE_INLINE P load_pairs(const uint16_t* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
 CPUSERVE_INLINE P set1_pair(const uint16_t* p) {

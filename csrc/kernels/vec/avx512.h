@@ -57,6 +57,8 @@ CPUSERVE_INLINE I iload1(const int32_t* p) {
   return _mm512_castps_si512(_mm512_broadcastss_ps(_mm_load_ss((const float*)p)));
 }
 CPUSERVE_INLINE F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+CPUSERVE_INLINE I load_bits(const float* p) { return _mm512_loadu_si512(p); }
+CPUSERVE_INLINE void store_bits(float* p, I x) { _mm512_storeu_si512(p, x); }
 
 CPUSERVE_INLINE P load_pairs(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }
 CPUSERVE_INLINE P set1_pair(const uint16_t* p) {

@@ -70,6 +70,8 @@ CPUSERVE_INLINE I shl(I a) {
 }
 CPUSERVE_INLINE I iload1(const int32_t* p) { return vld1q_dup_s32(p); }
 CPUSERVE_INLINE F to_float(I x) { return vcvtq_f32_s32(x); }
+CPUSERVE_INLINE I load_bits(const float* p) { return vreinterpretq_s32_f32(vld1q_f32(p)); }
+CPUSERVE_INLINE void store_bits(float* p, I x) { vst1q_f32(p, vreinterpretq_f32_s32(x)); }
 
 CPUSERVE_INLINE P load_pairs(const uint16_t* p) { return {vld1q_u16(p)}; }
 CPUSERVE_INLINE P set1_pair(const uint16_t* p) {

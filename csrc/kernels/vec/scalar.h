@@ -123,6 +123,12 @@ CPUSERVE_INLINE I shl(I a) {
   return a;
 }
 CPUSERVE_INLINE I iload1(const int32_t* p) { return iset1(*p); }
+CPUSERVE_INLINE I load_bits(const float* p) {
+  I r;
+  memcpy(r.v, p, sizeof r.v);
+  return r;
+}
+CPUSERVE_INLINE void store_bits(float* p, I x) { memcpy(p, x.v, sizeof x.v); }
 CPUSERVE_INLINE F to_float(I x) {
   F r;
   CPUSERVE_LANES r.v[i] = (float)x.v[i];

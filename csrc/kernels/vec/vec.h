@@ -12,6 +12,7 @@
 //   F keep(F x, int lo, int hi, F other): lanes lo <= i < hi of x, `other` elsewhere
 //   float reduce_add(F) reduce_max(F): one fixed tree
 //   I izero() iset1(int)  I iadd(I, I)   F to_float(I)
+//   I load_bits(const float*) void store_bits(float*, I): integers kept where floats are
 //   P load_pairs(const uint16_t*) set1_pair(const uint16_t*)   F dot2(F acc, P a, P b):
 //     acc + a.even b.even + a.odd b.odd, in this ISA's own fixed way
 //   F load_bf16(const uint16_t*) load_f16(const uint16_t*)   (kLanes elements)

@@ -1,0 +1,101 @@
+"""Quantizing while loading: dense checkpoints whose matrices the packers turn into int8 or int4.
+
+The packers (csrc/kernels/linear) read the checkpoint's own rows and quantize them on all threads as
+they pack; here is which matrix gets which kind, and the same arithmetic in numpy, which the torch
+executor and the tests compute with.
+
+int8: one scale per output channel, largest magnitude / 127. int4: a scale and a minimum per 128
+inputs, over a range cut where that lessens the squared error; embedding and output head stay int8,
+because one of their rows is one token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cpuserve.quant.codes import GROUP, ZERO, Codes
+from cpuserve.quant.stored import QUANTIZED_KINDS
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from cpuserve.quant.base import QuantTensor, WeightKind, Weights
+
+    Float32 = npt.NDArray[np.float32]
+
+SCHEMES = ("int8", "int4")
+CUTS = 4
+CUT_STEP = np.float32(0.05)
+# Inputs with outliers that one scale for the whole row would drown: scales per 128 of them.
+WIDE_RANGE = ("down_proj.weight",)
+PER_TOKEN = ("embed_tokens.weight", "lm_head.weight", "wte.weight")
+
+
+class OnlineWeights:
+    """A checkpoint's weights with other kinds for its dense matrices; the tensors are its own."""
+
+    def __init__(self, weights: Weights, scheme: str) -> None:
+        """scheme: one of SCHEMES."""
+        self._weights = weights
+        self._scheme = scheme
+
+    def names(self) -> set[str]:
+        """Every tensor name in the checkpoint, after renaming."""
+        return self._weights.names()
+
+    def get(self, name: str) -> QuantTensor:
+        """The tensor as stored; packing quantizes it."""
+        return self._weights.get(name)
+
+    def kind(self, name: str, dtype: str) -> WeightKind:
+        """The scheme's kind; tensors that are quantized already keep theirs."""
+        stored = self._weights.kind(name, dtype)
+        if stored in QUANTIZED_KINDS.values():
+            return stored
+        return kind_of(name, self._scheme)
+
+
+def kind_of(name: str, scheme: str) -> WeightKind:
+    """The packed kind of dense matrix `name` under `scheme`."""
+    if scheme == "int4" and not name.endswith(PER_TOKEN):
+        return "w4m_g128"
+    return "w8_channel_g128" if name.endswith(WIDE_RANGE) else "w8_channel"
+
+
+def quantize_int8(rows: Float32) -> Codes:
+    """One scale per row of fp32 `rows` [n, k]; codes have zero point 128."""
+    scale = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
+    safe = np.where(scale > 0, scale, np.float32(1))
+    q = np.clip(np.rint(rows / safe), -127, 127)
+    return Codes((q + ZERO).astype(np.uint8), scale, None)
+
+
+def quantize_int4(rows: Float32) -> Codes:
+    """A scale and a minimum, both fp16, per 128 of each row of fp32 `rows` [n, k]."""
+    n, k = rows.shape
+    # what lies beyond k repeats the last weight, so that it does not widen the range
+    x = np.pad(rows, ((0, 0), (0, -k % GROUP)), mode="edge").reshape(n, -1, GROUP)
+    low, high = x.min(axis=2), x.max(axis=2)
+    best: list[npt.NDArray[np.float32]] = []
+    for i in range(CUTS + 1):
+        cut = (high - low) * (np.float32(0.5) * CUT_STEP * np.float32(i))
+        scale = _half((high - low - np.float32(2) * cut) / np.float32(15))
+        minimum = _half(low + cut)
+        inverse = np.where(scale > 0, np.float32(1) / np.where(scale > 0, scale, 1), np.float32(0))
+        codes = np.clip(np.rint((x - minimum[..., None]) * inverse[..., None]), 0, 15)
+        error = np.square(x - (codes * scale[..., None] + minimum[..., None])).sum(axis=2)
+        if not best:
+            best = [error, codes, scale, minimum]
+            continue
+        better = error < best[0]
+        best[1] = np.where(better[..., None], codes, best[1])
+        for at, new in ((0, error), (2, scale), (3, minimum)):
+            best[at] = np.where(better, new, best[at])
+    codes = best[1].reshape(n, -1)[:, :k].astype(np.uint8)
+    return Codes(codes, best[2].astype(np.float32), best[3].astype(np.float32))
+
+
+def _half(x: Float32) -> Float32:
+    return x.astype(np.float16).astype(np.float32)

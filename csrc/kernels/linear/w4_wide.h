@@ -1,0 +1,110 @@
+// w4m_g128: 4-bit weights with a scale and a minimum per 128 of K.
+// { fp16 scale[16]; fp16 min[16]; u8 q[16][16][4] }: byte (r, c, j) holds k = 8 r + j in its low
+// and k = 8 r + 4 + j in its high nibble.
+#pragma once
+#include "kernels/linear/group.h"
+
+namespace CPUSERVE_NS {
+namespace {
+
+struct W4Wide {
+  static constexpr ActFormat kAct = ActFormat::q8g128;
+  static constexpr int kGroup = kWideGroup;
+  static constexpr int kMinBytes = kPanel * 2, kQuadsPerLine = 2, kZero = 0;
+  static constexpr int64_t kGroupBytes = kScaleBytes + kMinBytes + kGroup / 8 * 64;
+  using Sum = S;
+  static constexpr bool kStartsFromAny = kWideS;
+  __attribute__((always_inline)) static inline S start() { return szero(); }
+  __attribute__((always_inline)) static inline I finish(S x) { return widen(x); }
+  __attribute__((always_inline)) static inline Q quads(const uint8_t* line, int high) {
+    return high ? high_nibbles(load_quads(line)) : low_nibbles(load_quads(line));
+  }
+  __attribute__((always_inline)) static inline S dot(S acc, Q w, Q a) { return sdot(acc, w, a); }
+
+  struct Column {
+    uint16_t d, m;
+    uint8_t q[kGroup];
+  };
+
+  // Steps of `d` from `m`, and the sum of squared errors.
+  static float codes(const float* x, float d, float m, uint8_t* q) {
+    const F inverse = set1(d > 0.0f ? 1.0f / d : 0.0f), low = set1(m), step = set1(d);
+    F error = zero();
+    alignas(64) float level[kLanes];
+    for (int i = 0; i < kGroup; i += kLanes) {
+      const F v = load(x + i);
+      const F l = min(max(round(mul(sub(v, low), inverse)), zero()), set1(15.0f));
+      const F e = sub(v, fma(l, step, low));
+      error = fma(e, e, error);
+      store(level, l);
+      for (int j = 0; j < kLanes; j++) q[i + j] = static_cast<uint8_t>(level[j]);
+    }
+    return reduce_add(error);
+  }
+  // [min, max] in 15 steps, or a range cut on both sides to as little as 80 % if that lessens the
+  // squared error: outliers give up some of theirs for finer steps.
+  static Column quantize(const float* x) {
+    F low = load(x), high = low;
+    for (int i = kLanes; i < kGroup; i += kLanes) {
+      low = min(low, load(x + i));
+      high = max(high, load(x + i));
+    }
+    const float least = -reduce_max(sub(zero(), low)), most = reduce_max(high);
+    Column best{}, next{};
+    float lowest = 0.0f;
+    for (int i = 0; i <= kCuts; i++) {
+      const float cut = (most - least) * (0.5f * kCutStep * static_cast<float>(i));
+      next.d = float_to_half((most - least - 2.0f * cut) / 15.0f);
+      next.m = float_to_half(least + cut);
+      const float error = codes(x, half_to_float(next.d), half_to_float(next.m), next.q);
+      if (i == 0 || error < lowest) {
+        best = next;
+        lowest = error;
+      }
+    }
+    return best;
+  }
+  static constexpr int kCuts = 4;
+  static constexpr float kCutStep = 0.05f;
+
+  static Column column(const PackArgs& a, int64_t g, int row) {
+    Column c{};
+    if (!a.rows[row]) return c;
+    if (a.source == SourceType::u4m_g128) {
+      const BlockU4& b = static_cast<const BlockU4*>(a.rows[row])[g];
+      c.d = b.d;
+      c.m = b.m;
+      for (int i = 0; i < kGroup; i++) {
+        c.q[i] = static_cast<uint8_t>(i % 2 ? b.q[i / 2] >> 4 : b.q[i / 2] & 15);
+      }
+      return c;
+    }
+    alignas(64) float x[kGroup];
+    read_group(a.rows[row], a.source, g * kGroup, a.k, x, kGroup);
+    const int64_t left = a.k - g * kGroup;
+    // What lies beyond K repeats the last weight, so that it does not widen the range.
+    for (int64_t i = left; i < kGroup; i++) x[i] = x[left - 1];
+    return quantize(x);
+  }
+  static void pack_column(const PackArgs& a, int64_t g, int column_, uint8_t* to) {
+    const Column c = column(a, g, column_);
+    memcpy(to + column_ * 2, &c.d, 2);
+    memcpy(to + kScaleBytes + column_ * 2, &c.m, 2);
+    for (int r = 0; r < kGroup / 8; r++) {
+      const uint32_t q = read_as<uint32_t>(c.q + 8 * r) | read_as<uint32_t>(c.q + 8 * r + 4) << 4;
+      memcpy(to + kScaleBytes + kMinBytes + (r * kPanel + column_) * 4, &q, 4);
+    }
+  }
+  static void read_column(const uint8_t* group, int column, float* out) {
+    const float d = half_to_float(read_as<uint16_t>(group + column * 2));
+    const float m = half_to_float(read_as<uint16_t>(group + kScaleBytes + column * 2));
+    for (int i = 0; i < kGroup; i++) {
+      const int byte = group[kScaleBytes + kMinBytes + (i / 8 * kPanel + column) * 4 + i % 4];
+      const int q = i / 4 % 2 ? byte >> 4 : byte & 15;
+      out[i] = d * static_cast<float>(q) + m;
+    }
+  }
+};
+
+}  // namespace
+}  // namespace CPUSERVE_NS
