@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 BUILTIN = {
     "dense": "cpuserve.quant.dense:dense_weights",
     "gguf": "cpuserve.quant.gguf:gguf_weights",
+    "awq": "cpuserve.quant.awq:awq_weights",
+    "gptq": "cpuserve.quant.gptq:gptq_weights",
+    "compressed-tensors": "cpuserve.quant.compressed_tensors:compressed_weights",
 }
 FORMATS: Registry[WeightFormat] = Registry("weight format", BUILTIN)
 weight_format = FORMATS.register
@@ -35,7 +38,7 @@ def open_weights(name: str, store: TensorStore, config: dict[str, Any]) -> Weigh
     if found is None:
         msg = (
             f"quantization {name!r} is not supported; supported: {', '.join(FORMATS.names())} "
-            "(use the unquantized checkpoint or a Q8_0, Q4_0 or Q4_1 GGUF of the model)"
+            "(use the unquantized checkpoint, with --quantization int8 or int4 if you like)"
         )
         raise ModelError(msg)
     return found(store, config)

@@ -53,6 +53,11 @@ class QuantTensor:
     row_order: npt.NDArray[np.int32] | None = None
     release: Callable[[], None] | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `data`."""
+        return int(self.data.nbytes)
+
 
 class Weights(Protocol):
     """All tensors of a checkpoint under the names a Program uses (Hugging Face names)."""

@@ -165,11 +165,11 @@ def load_tensors(
     matrices = {need.name for need in program.weights if need.role == "matrix"}
     tensors: dict[str, Matrix] = {}
     stored = [weights.get(need.name) for need in program.weights]
-    total, done = sum(t.data.nbytes for t in stored), 0
+    total, done = sum(t.nbytes for t in stored), 0
     for tensor in stored:
         kind = weights.kind(tensor.name, dtype) if tensor.name in matrices else ""
         tensors[tensor.name] = as_torch(tensor, kind)
-        done += tensor.data.nbytes
+        done += tensor.nbytes
         if tensor.release:
             tensor.release()
         if progress:

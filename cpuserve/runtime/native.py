@@ -141,13 +141,13 @@ def load(
     native: _C.Executor, lowered: Lowered, weights: Weights, progress: ProgressFn | None
 ) -> None:
     """Pack every matrix and fill every vector, telling `progress("load", done, total)` in bytes."""
-    total = sum(weights.get(n).data.nbytes for m in lowered.matrices for n in m.names)
+    total = sum(weights.get(n).nbytes for m in lowered.matrices for n in m.names)
     done = 0
     for matrix in lowered.matrices:
         tensors = [weights.get(n) for n in matrix.names]
         native.load_matrix(matrix.id, [(t.data, t.source, t.row_order) for t in tensors])
         for t in tensors:
-            done += t.data.nbytes
+            done += t.nbytes
             if t.release:
                 t.release()
         if progress:

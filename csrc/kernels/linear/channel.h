@@ -15,35 +15,37 @@ namespace {
 
 constexpr size_t kChannelScales = kPanel * sizeof(float);  // behind a panel's weights
 
-// Quads [u, end) of K into the integer sums; `ahead` is a prefetch base as in LinearTile.
+// Where a channel tile stands: first row, first panel, and the line to prefetch; all move along K.
+struct ChannelAt {
+  const uint8_t *x, *w, *ahead;
+};
+
+// The next `quads` quads of K into the integer sums.
 template <int MR, int NV, bool kNear, int NPF>
-CPUSERVE_INLINE void channel_products(I (&acc)[MR][NV], const LinearTile& t, int64_t u, int64_t end,
-                                      const uint8_t* ahead) {
-  constexpr int64_t kQuadBytes = kPanel * 4;
-  const size_t panel_bytes = t.panel_bytes, x_stride = t.x_stride;
-  const uint8_t* x = t.x + u * 4;
-  const uint8_t* w = t.w + u * kQuadBytes;
-  ahead += u * kQuadBytes;
-  for (; u < end; u++) {
+CPUSERVE_INLINE void channel_products(I (&acc)[MR][NV], ChannelAt& at, int64_t quads,
+                                      size_t x_stride, size_t panel_bytes) {
+  for (const uint8_t* end = at.x + quads * 4; at.x != end;) {
 #pragma GCC unroll 4
     for (int p = 0; p < NPF; p++) {
-      const uint8_t* line = ahead + static_cast<size_t>(p) * panel_bytes;
+      const uint8_t* line = at.ahead + static_cast<size_t>(p) * panel_bytes;
       kNear ? prefetch(line) : prefetch_l2(line);
     }
     Q wq[NV];
 #pragma GCC unroll 16
     for (int v = 0; v < NV; v++) {
-      wq[v] = load_quads(w + static_cast<size_t>(v / kVecs) * panel_bytes + v % kVecs * kLanes * 4);
+      wq[v] =
+          load_quads(at.w + static_cast<size_t>(v / kVecs) * panel_bytes + v % kVecs * kLanes * 4);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < MR; r++) {
-      const Q a = set1_quad(reinterpret_cast<const int8_t*>(x + static_cast<size_t>(r) * x_stride));
+      const Q a =
+          set1_quad(reinterpret_cast<const int8_t*>(at.x + static_cast<size_t>(r) * x_stride));
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) acc[r][v] = dot8(acc[r][v], wq[v], a);
     }
-    x += 4;
-    w += kQuadBytes;
-    ahead += kQuadBytes;
+    at.x += 4;
+    at.w += kPanel * 4;
+    at.ahead += kPanel * 4;
   }
 }
 
@@ -70,24 +72,16 @@ struct Channel {
   }
   static int64_t units(int64_t k) { return (k + 3) / 4; }
 
-  // The integer sums of quads [u, end), less the zero point's share where u is not a resumption.
-  template <int MR, int NV, bool kNear, int NPF>
-  static __attribute__((always_inline)) inline void walk(I (&acc)[MR][NV], const LinearTile& t,
-                                                         int64_t u, int64_t end) {
-    while (u < end) {  // at most twice: before and from `split`
-      const bool late = u >= t.split;
-      const int64_t stop = late || t.split > end ? end : t.split;
-      channel_products<MR, NV, kNear, NPF>(acc, t, u, stop, late ? t.ahead1 : t.ahead0);
-      u = stop;
-    }
+  static ChannelAt from(const LinearTile& t, int64_t u, const uint8_t* ahead) {
+    return {t.x + u * 4, t.w + u * kUnitBytes, ahead + u * kUnitBytes};
   }
 
   template <int MR, int NV>
-  static __attribute__((always_inline)) inline void start(I (&acc)[MR][NV], const LinearTile& t,
-                                                          const uint8_t* sums) {
+  static __attribute__((always_inline)) inline void start(I (&acc)[MR][NV], const uint8_t* sums,
+                                                          size_t x_stride) {
 #pragma GCC unroll 16
     for (int r = 0; r < MR; r++) {
-      const I first = zero_term<kDot8Zero>(sums + static_cast<size_t>(r) * t.x_stride);
+      const I first = zero_term<kDot8Zero>(sums + static_cast<size_t>(r) * x_stride);
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) acc[r][v] = first;
     }
@@ -114,21 +108,33 @@ struct Channel {
         for (int v = 0; v < NV; v++) acc[r][v] = load_bits(t.c + r * kStride + v * kLanes);
       }
     } else {
-      start(acc, t, scale + sizeof(float));
+      start(acc, scale + sizeof(float), t.x_stride);
     }
-    walk<MR, NV, kNear, NPF>(acc, t, t.u0, t.u1);
+    ChannelAt at = from(t, t.u0, t.ahead0);
+    channel_products<MR, NV, kNear, NPF>(acc, at, t.split - t.u0, t.x_stride, t.panel_bytes);
+    if constexpr (kNear) {
+      at = from(t, t.split, t.ahead1);
+      channel_products<MR, NV, kNear, NPF>(acc, at, t.u1 - t.split, t.x_stride, t.panel_bytes);
+    }
+    float* const c = t.c;  // what is stored there does not change `t`
+    if (!t.last) {
+#pragma GCC unroll 16
+      for (int r = 0; r < MR; r++) {
+#pragma GCC unroll 16
+        for (int v = 0; v < NV; v++) store_bits(c + r * kStride + v * kLanes, acc[r][v]);
+      }
+      return;
+    }
+    F weight_scale[NV];
+#pragma GCC unroll 16
+    for (int v = 0; v < NV; v++) weight_scale[v] = channel_scale(t, v);
+    const size_t x_stride = t.x_stride;
 #pragma GCC unroll 16
     for (int r = 0; r < MR; r++) {
-      const F s =
-          set1(*reinterpret_cast<const float*>(scale + static_cast<size_t>(r) * t.x_stride));
+      const F s = set1(*reinterpret_cast<const float*>(scale + static_cast<size_t>(r) * x_stride));
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) {
-        float* c = t.c + r * kStride + v * kLanes;
-        if (t.last) {
-          store(c, mul(to_float(acc[r][v]), mul(channel_scale(t, v), s)));
-        } else {
-          store_bits(c, acc[r][v]);
-        }
+        store(c + r * kStride + v * kLanes, mul(to_float(acc[r][v]), mul(weight_scale[v], s)));
       }
     }
   }
@@ -137,48 +143,55 @@ struct Channel {
   static __attribute__((always_inline)) inline void group_tile(const LinearTile& t) {
     constexpr int NV = NP * kVecs, kStride = sums_stride<kNear>();
     constexpr bool kKept = 2 * MR * NP <= kSums;
+    float* c = t.c;
+    const bool resume = t.resume;
+    const size_t x_stride = t.x_stride;
     F f[MR][NV];
 #pragma GCC unroll 16
     for (int r = 0; r < MR; r++) {
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) {
-        float* c = t.c + r * kStride + v * kLanes;
-        f[r][v] = t.resume ? load(c) : zero();
-        if constexpr (!kKept) store(c, f[r][v]);
+        f[r][v] = resume ? load(c + r * kStride + v * kLanes) : zero();
+        if constexpr (!kKept) store(c + r * kStride + v * kLanes, f[r][v]);
       }
     }
     const uint8_t* scales = t.x + t.x_padded + t.u0 / kGroupQuads * 4;
-    const int64_t to_sums = t.x_padded / (4 * kGroupQuads) * 4;
-    for (int64_t u = t.u0; u < t.u1; u += kGroupQuads, scales += 4) {
+    const int64_t to_sums = t.x_padded / (4 * kGroupQuads) * 4, end = t.u1;
+    const size_t panel_bytes = t.panel_bytes;
+    ChannelAt at = from(t, t.u0, t.ahead0);
+    for (int64_t u = t.u0; u < end; u += kGroupQuads, scales += 4) {
+      // The last groups fetch what comes after this tile; the one that holds `split` is either.
+      if (kNear && u >= t.split) at.ahead = t.ahead1 + u * kUnitBytes;
       I acc[MR][NV];
-      start(acc, t, scales + to_sums);
-      walk<MR, NV, kNear, NPF>(acc, t, u, u + kGroupQuads < t.u1 ? u + kGroupQuads : t.u1);
+      start(acc, scales + to_sums, x_stride);
+      opaque(c);  // else gcc keeps all of it in registers, which means on the stack
+      const int64_t quads = end - u < kGroupQuads ? end - u : kGroupQuads;
+      channel_products<MR, NV, kNear, NPF>(acc, at, quads, x_stride, panel_bytes);
 #pragma GCC unroll 16
       for (int r = 0; r < MR; r++) {
         const F s =
-            set1(*reinterpret_cast<const float*>(scales + static_cast<size_t>(r) * t.x_stride));
+            set1(*reinterpret_cast<const float*>(scales + static_cast<size_t>(r) * x_stride));
 #pragma GCC unroll 16
         for (int v = 0; v < NV; v++) {
-          float* c = t.c + r * kStride + v * kLanes;
-          const F sum = fma(to_float(acc[r][v]), s, kKept ? f[r][v] : load(c));
+          float* kept = c + r * kStride + v * kLanes;
+          const F sum = fma(to_float(acc[r][v]), s, kKept ? f[r][v] : load(kept));
           if constexpr (kKept) {
             f[r][v] = sum;
           } else {
-            store(c, sum);
+            store(kept, sum);
           }
         }
       }
     }
-    if constexpr (!kKept) {
-      if (!t.last) return;
-    }
+    F weight_scale[NV];
+#pragma GCC unroll 16
+    for (int v = 0; v < NV; v++) weight_scale[v] = t.last ? channel_scale(t, v) : set1(1.0f);
 #pragma GCC unroll 16
     for (int r = 0; r < MR; r++) {
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) {
-        float* c = t.c + r * kStride + v * kLanes;
-        const F sum = kKept ? f[r][v] : load(c);
-        store(c, t.last ? mul(sum, channel_scale(t, v)) : sum);
+        float* kept = c + r * kStride + v * kLanes;
+        store(kept, mul(kKept ? f[r][v] : load(kept), weight_scale[v]));
       }
     }
   }
@@ -219,7 +232,7 @@ inline void channel_bytes(const PackArgs& a, int row, int64_t k0, int n, float s
   for (int i = 0; i < kChunk64; i++) out[i] = static_cast<uint8_t>(q[i] ^ -128);
 }
 
-static void pack_channel(const PackArgs& a) noexcept {
+inline void pack_channel(const PackArgs& a) noexcept {
   float scales[kPanel];
   for (int r = 0; r < kPanel; r++) scales[r] = channel_scale_of(a, r);
   uint8_t* to = static_cast<uint8_t*>(a.panel);
@@ -234,7 +247,7 @@ static void pack_channel(const PackArgs& a) noexcept {
   memcpy(to, scales, sizeof scales);
 }
 
-static void channel_row(const PackedWeight& w, int64_t n, float* out) noexcept {
+inline void channel_row(const PackedWeight& w, int64_t n, float* out) noexcept {
   const uint8_t* panel = w.data + static_cast<size_t>(n / kPanel) * w.panel_bytes;
   const int64_t column = n % kPanel;
   const float scale =

@@ -1,0 +1,69 @@
+"""AWQ checkpoints ("gemm" packing): 4 bits, a scale and a zero point per group of inputs.
+
+qweight int32 [k, n / 8], qzeros int32 [groups, n / 8], scales fp16 [groups, n]; w = s (q - z). The
+eight outputs of a word are stored in the order 0 2 4 6 1 3 5 7, lowest bits first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cpuserve.quant import weight_format
+from cpuserve.quant.packed import (
+    PackedWeights,
+    RebuiltTensor,
+    expect,
+    floats,
+    pair_up,
+    unpack,
+    words,
+)
+from cpuserve.quant.rows import int4_rows
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from cpuserve.quant.base import SourceType, Weights
+    from cpuserve.quant.stored import StoredTensor, TensorStore
+
+ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # where outputs 0 .. 7 of a word are
+
+
+@weight_format("awq")
+def awq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
+    """Weights of an AWQ checkpoint; ModelError for another packing or other bits."""
+    settings = config["quantization_config"]
+    expect(settings, "an AWQ", bits=4, version="gemm")
+    return AwqWeights(store)
+
+
+class AwqWeights(PackedWeights):
+    """Matrices of qweight, qzeros and scales."""
+
+    leader, leader_dtype = "qweight", "I32"
+    parts = ("qweight", "qzeros", "scales")
+
+    def source(self, stem: str) -> SourceType:
+        """Always 4 bits with a minimum."""
+        del stem
+        return "u4m_g128"
+
+    def rebuild(self, name: str, stem: str) -> RebuiltTensor:
+        """Rows of outputs from columns of outputs."""
+        k, packed = self.part(stem, "qweight").shape
+
+        def build() -> npt.NDArray[np.uint8]:
+            codes = outputs(self.part(stem, "qweight"))
+            scale = floats(self.part(stem, "scales"))
+            zero = outputs(self.part(stem, "qzeros")).astype(np.float32)
+            return int4_rows(pair_up(codes.T), scale.T, (-zero * scale).T, name)
+
+        return RebuiltTensor(name, (packed * 8, k), "u4m_g128", build, self.release(stem))
+
+
+def outputs(tensor: StoredTensor) -> npt.NDArray[np.uint8]:
+    """Codes [rows, n] of words [rows, n / 8] in AWQ's order."""
+    codes = unpack(words(tensor))
+    return codes.reshape(len(codes), -1, 8)[:, :, ORDER].reshape(len(codes), -1)
