@@ -35,10 +35,9 @@ BF16_DOT = {"avx512_bf16", "amx", "neon_i8mm_bf16"}
 KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 SCHEMES = {
-    "int8": "made while loading: int8 weights with a scale per output, int8 activations with a "
-    "scale per token, or per 128 inputs of the down projections",
-    "int4": "made while loading: 4-bit weights with a scale and minimum per 128 inputs, int8 "
-    "activations with a scale per 128; embedding and output head int8",
+    "int8": "made while loading: a scale per output, activations int8 with a scale per 128",
+    "int4": "made while loading: a scale and minimum per 128, activations int8 likewise; embedding "
+    "and output head int8",
 }
 MAX_NUM_SEQS = 64
 MAX_BATCHED_TOKENS = 2048

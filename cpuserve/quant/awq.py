@@ -34,7 +34,7 @@ ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # where outputs 0 .. 7 of a word are
 @weight_format("awq")
 def awq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     """Weights of an AWQ checkpoint; ModelError for another packing or other bits."""
-    settings = config["quantization_config"]
+    settings = config.get("quantization_config") or {}
     expect(settings, "an AWQ", bits=4, version="gemm")
     return AwqWeights(store)
 

@@ -14,20 +14,22 @@ Float32 = npt.NDArray[np.float32]
 
 
 class Codes(NamedTuple):
-    """A matrix [n, k]: w = scale * codes + minimum per 128 of k, or scale * (codes - 128) per row.
+    """A matrix [n, k]: w = scale * codes + minimum, or scale * (codes - 128) without a minimum.
 
-    codes [n, k] uint8; scale [n, groups] or [n, 1] fp32; minimum [n, groups] or None for int8.
+    codes [n, k] uint8; scale and minimum (None for int8) [n, groups] fp32, each for `group` inputs.
     """
 
     codes: npt.NDArray[np.uint8]
     scale: Float32
     minimum: Float32 | None
+    group: int
 
     def values(self) -> Float32:
         """The matrix in fp32."""
         codes = self.codes.astype(np.float32)
         if self.minimum is None:
-            return (codes - np.float32(ZERO)) * self.scale
-        k = codes.shape[1]
-        scale, minimum = (np.repeat(x, GROUP, axis=1)[:, :k] for x in (self.scale, self.minimum))
-        return codes * scale + minimum
+            return (codes - np.float32(ZERO)) * self._spread(self.scale)
+        return codes * self._spread(self.scale) + self._spread(self.minimum)
+
+    def _spread(self, per_group: Float32) -> Float32:
+        return np.repeat(per_group, self.group, axis=1)[:, : self.codes.shape[1]]

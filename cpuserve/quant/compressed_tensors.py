@@ -29,7 +29,7 @@ ZERO = 8  # what is added to signed codes and zero points of 4 bits
 @weight_format("compressed-tensors")
 def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     """Weights of a compressed-tensors checkpoint; ModelError for a scheme that is not read."""
-    settings = config["quantization_config"]
+    settings = config.get("quantization_config") or {}
     schemes = [_scheme(group) for group in settings.get("config_groups", {}).values()]
     if len(set(schemes)) != 1:
         msg = f"compressed-tensors with {len(schemes)} groups of layers is not supported; {REMEDY}"
@@ -93,7 +93,7 @@ class Int4Weights(PackedWeights):
 
         def build() -> npt.NDArray[np.uint8]:
             scale = floats(self.part(stem, "weight_scale"))
-            zero = np.full(scale.shape, ZERO, np.float32)
+            zero = np.full(scale.shape, ZERO, np.uint8)
             if self.has(stem, "weight_zero_point"):
                 zero = unpack(words(self.part(stem, "weight_zero_point")).T).T[:n]
             nibbles = words(self.part(stem, "weight_packed")).view(np.uint8)

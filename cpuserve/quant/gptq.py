@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @weight_format("gptq")
 def gptq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     """Weights of a GPTQ checkpoint; ModelError for bits other than 4."""
-    settings = config["quantization_config"]
+    settings = config.get("quantization_config") or {}
     expect(settings, "a GPTQ", bits=4)
     return GptqWeights(
         store, zero_offset=0 if settings.get("checkpoint_format") == "gptq_v2" else 1

@@ -36,6 +36,8 @@ class RebuiltTensor(QuantTensor):
     """A `QuantTensor` whose rows are made when `data` is read, and not kept."""
 
     __slots__ = ("_build", "_nbytes")
+    _build: Callable[[], Bytes]
+    _nbytes: int
 
     def __init__(
         self,
@@ -48,26 +50,20 @@ class RebuiltTensor(QuantTensor):
         """build: makes the rows [n, row_bytes]."""
         n, k = shape
         row_bytes = k + 4 if source == "s8_channel" else k // GROUP * BLOCK_BYTES
-        for field, value in (
-            ("name", name),
-            ("shape", shape),
-            ("source", source),
-            ("row_order", None),
-            ("release", release),
-            ("_build", build),
-            ("_nbytes", n * row_bytes),
-        ):
-            object.__setattr__(self, field, value)
+        fields = {"name": name, "shape": shape, "source": source, "row_order": None}
+        own = {"release": release, "_build": build, "_nbytes": n * row_bytes}
+        for field, value in {**fields, **own}.items():
+            object.__setattr__(self, field, value)  # the base class is frozen
 
     @property
-    def data(self) -> Bytes:  # type: ignore[override]
+    def data(self) -> Bytes:
         """The rows, made anew at every call."""
-        return self._build()  # type: ignore[no-any-return]
+        return self._build()
 
     @property
     def nbytes(self) -> int:
         """Bytes of `data`, without making it."""
-        return self._nbytes  # type: ignore[no-any-return]
+        return self._nbytes
 
 
 class PackedWeights(ABC):
@@ -184,7 +180,7 @@ def unpack(packed: npt.NDArray[np.uint32]) -> Bytes:
 
 def pair_up(codes: Bytes) -> Bytes:
     """Nibbles [n, k / 2] of codes [n, k]: element 2 i low, 2 i + 1 high."""
-    return codes[:, ::2] | (codes[:, 1::2] << 4)
+    return codes[:, ::2] | (codes[:, 1::2] << np.uint8(4))
 
 
 def expect(config: dict[str, Any], method: str, **wanted: Any) -> None:

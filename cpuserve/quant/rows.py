@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpuserve.errors import ModelError
-from cpuserve.quant.codes import GROUP, Codes
+from cpuserve.quant.codes import GROUP, ZERO, Codes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -66,12 +66,12 @@ def read_codes(tensor: QuantTensor) -> Codes:
     data = np.ascontiguousarray(data)
     if tensor.source == "s8_channel":
         scale = np.ascontiguousarray(data[:, :4]).view("<f4").astype(np.float32)
-        return Codes(data[:, 4:] ^ np.uint8(128), scale, None)
+        return Codes(data[:, 4:] ^ np.uint8(ZERO), scale, None, data.shape[1] - 4)
     blocks = data.reshape(len(data), -1, BLOCK_BYTES)
     halves = np.ascontiguousarray(blocks[:, :, :4]).view("<f2").astype(np.float32)
     packed = blocks[:, :, 4:]
     codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(data), -1)
-    return Codes(codes, halves[:, :, 0].copy(), halves[:, :, 1].copy())
+    return Codes(codes, halves[:, :, 0].copy(), halves[:, :, 1].copy(), GROUP)
 
 
 def dequantize(tensor: QuantTensor) -> Float32:

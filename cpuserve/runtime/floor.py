@@ -29,7 +29,7 @@ ProgressFn = Callable[[str, int, int], None]
 ROWS_AT_ONCE = 32  # rows of logits in memory at a time
 MAX_TOP = 20  # alternatives a row may ask for, kMaxTop
 CODES = ("s8_channel", "u4m_g128")  # sources whose rows hold codes and scales (quant/rows.py)
-ONLINE = ("w8_channel", "w8_channel_g128", "w4m_g128")  # kinds that dense tensors are packed into
+ONLINE = ("w8_g32", "w8_channel", "w8_channel_g128", "w4m_g128")  # kinds dense tensors can become
 
 
 class LogitModel(Protocol):
@@ -199,23 +199,19 @@ def coded_matrix(tensor: QuantTensor, kind: str) -> QuantMatrix:
     """Codes and scales of an int8 or int4 tensor, or of a dense one as its packer quantizes it."""
     import torch
 
-    from cpuserve.program.interpret import GROUP128, QuantMatrix
+    from cpuserve.program.interpret import QuantMatrix
     from cpuserve.quant import dequantize
-    from cpuserve.quant.online import quantize_int4, quantize_int8
+    from cpuserve.quant.codes import ZERO
+    from cpuserve.quant.online import quantize
     from cpuserve.quant.rows import read_codes
 
-    if tensor.source in CODES:
-        codes = read_codes(tensor)
-    else:
-        codes = (quantize_int8 if kind.startswith("w8") else quantize_int4)(dequantize(tensor))
-    wide = codes.minimum is None
-    return QuantMatrix(
-        torch.from_numpy(codes.codes),
-        torch.from_numpy(codes.scale),
-        128 if wide else 0,
-        None if codes.minimum is None else torch.from_numpy(codes.minimum),
-        codes.codes.shape[1] if wide else GROUP128,
-    )
+    stored = tensor.source in CODES
+    codes = read_codes(tensor) if stored else quantize(dequantize(tensor), kind)
+    scale = torch.from_numpy(codes.scale)
+    if codes.minimum is None:
+        return QuantMatrix(torch.from_numpy(codes.codes), scale, ZERO, None, codes.group)
+    minimum = torch.from_numpy(codes.minimum)
+    return QuantMatrix(torch.from_numpy(codes.codes), scale, 0, minimum, codes.group)
 
 
 def quant_matrix(tensor: QuantTensor) -> QuantMatrix:

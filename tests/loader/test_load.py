@@ -83,10 +83,10 @@ def test_broken_config_is_refused(tmp_path, text, reason):
 
 
 def test_quantized_checkpoint_of_another_kind_is_refused_by_name(tmp_path):
-    config = {"quantization_config": {"quant_method": "awq"}}
+    config = {"quantization_config": {"quant_method": "exl2"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
-    with pytest.raises(ModelError, match="'awq' is not supported"):
+    with pytest.raises(ModelError, match="'exl2' is not supported"):
         open_checkpoint(tmp_path)
 
 

@@ -1,0 +1,92 @@
+"""int8 and int4 made while loading: what the packers make is what the numpy rule says."""
+
+import numpy as np
+import pytest
+
+from cpuserve.quant.online import OnlineWeights, kind_of, quantize, quantize_int4, quantize_int8
+from cpuserve.quant.rows import int4_rows, int8_rows
+
+_C = pytest.importorskip("cpuserve._C")
+KINDS = ["w8_g32", "w8_channel", "w8_channel_g128", "w4m_g128"]
+ROW_OF = {"w8_g32": 32, "w8_channel": None, "w8_channel_g128": None, "w4m_g128": 128}
+
+
+def matrix(n, k, seed=3):
+    w = np.random.default_rng(seed).standard_normal((n, k)).astype(np.float32)
+    w[2, 5] = 9.0  # an outlier
+    w[4] = 0.0
+    return w
+
+
+def product(isa, kind, source, rows, n, k, x):
+    return _C.kernel_linear(isa, kind, source, rows, n, k, x)
+
+
+def one_hot(k, at):
+    """Rows that pick single columns: quantizing them loses nothing but the rounding of 1."""
+    x = np.zeros((len(at), k), np.float32)
+    x[np.arange(len(at)), at] = 1.0
+    return x
+
+
+@pytest.mark.parametrize("isa", _C.isa_levels())
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [128, 200])
+def test_the_packer_quantizes_as_numpy_does(isa, kind, k):
+    n, at = 19, [0, 5, 31, 64, 127, k - 1]
+    w = matrix(n, k)
+    got = product(isa, kind, "f32", w.view(np.uint8), n, k, one_hot(k, at))
+    want = quantize(w, kind).values()[:, at].T
+    assert np.allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_int8_is_off_by_at_most_half_a_step():
+    w = matrix(7, 96)
+    error = np.abs(quantize_int8(w).values() - w)
+    assert (error <= np.abs(w).max(axis=1, keepdims=True) / 127 * 0.5001).all()
+
+
+def test_int4_beats_the_plain_range_and_survives_a_short_last_group():
+    w = matrix(7, 300)
+    x = np.pad(w, ((0, 0), (0, 84)), mode="edge").reshape(7, 3, 128)
+    low, high = x.min(axis=2, keepdims=True), x.max(axis=2, keepdims=True)
+    step = np.where(high > low, (high - low) / 15, 1)
+    plain = (np.rint((x - low) / step) * step + low).reshape(7, -1)[:, :300]
+    error = np.square(quantize_int4(w).values() - w).sum()
+    assert error < np.square(plain - w).sum() * 0.97
+
+
+@pytest.mark.parametrize("isa", _C.isa_levels())
+def test_rows_with_codes_keep_every_value(isa):
+    stream = np.random.default_rng(1)
+    n, k, at = 18, 256, [0, 1, 127, 128, 255]
+    q = stream.integers(-127, 128, (n, k), np.int8)
+    scale = stream.uniform(0.5, 1, n).astype(np.float32)
+    got = product(isa, "w8_channel", "s8_channel", int8_rows(q, scale), n, k, one_hot(k, at))
+    assert np.allclose(got, (q * scale[:, None])[:, at].T, rtol=1e-6)
+    nibbles = stream.integers(0, 256, (n, k // 2), np.uint8)
+    scale, minimum = stream.uniform(0.5, 1, (2, n, 2)).astype(np.float16).astype(np.float32)
+    rows = int4_rows(nibbles, scale, -minimum, "w")
+    got = product(isa, "w4m_g128", "u4m_g128", rows, n, k, one_hot(k, at))
+    codes = np.stack([nibbles & 15, nibbles >> 4], axis=-1).reshape(n, k)
+    values = codes * np.repeat(scale, 128, axis=1) - np.repeat(minimum, 128, axis=1)
+    assert np.allclose(got, values[:, at].T, rtol=1e-5, atol=1e-5)
+
+
+class Stored:
+    """Kinds of a checkpoint that is dense but for one tensor."""
+
+    def kind(self, name, dtype):
+        del dtype
+        return "w4_g32" if name == "a.gguf.weight" else "dense_bf16"
+
+
+def test_each_matrix_gets_its_kind():
+    int8, int4 = OnlineWeights(Stored(), "int8"), OnlineWeights(Stored(), "int4")
+    head = "lm_head.weight"
+    assert int8.kind(head, "bfloat16") == int4.kind(head, "bfloat16") == "w8_g32"
+    assert int8.kind("a.down_proj.weight", "bfloat16") == "w8_channel_g128"
+    assert int8.kind("a.o_proj.weight", "bfloat16") == "w8_channel"
+    assert int4.kind("a.o_proj.weight", "bfloat16") == "w4m_g128"
+    assert int4.kind("a.gguf.weight", "bfloat16") == "w4_g32"
+    assert kind_of("model.embed_tokens.weight", "int4") == "w8_g32"
