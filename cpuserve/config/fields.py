@@ -250,8 +250,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "quantization",
-        "Weight format: int8, int4 (quantize an unquantized checkpoint while loading); any other "
-        "name checks the checkpoint's own.",
+        "Weight format: int8, int4 quantize while loading; another name checks the checkpoint's.",
         "the checkpoint's",
         MODEL,
         flags=("--quantization", "-q"),

@@ -110,10 +110,12 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
 def _read(path: Path) -> tuple[dict[str, Any], int, str | None]:
     """(config, tensor bytes, quantization) of a directory or a GGUF file."""
     if path.is_dir():
-        from cpuserve.loader.load import read_config
+        from cpuserve.loader.load import quant_method, read_config
 
         sizes = [file.stat().st_size for file in path.glob("*.safetensors")]
-        return read_config(path), sum(sizes), None
+        config = read_config(path)
+        method = quant_method(config)
+        return config, sum(sizes), None if method == "dense" else method
     from cpuserve.loader.gguf import GgufFile
     from cpuserve.loader.gguf_model import gguf_config
 

@@ -37,7 +37,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         from cpuserve.loader.safetensors import SafetensorsStore
 
         config = read_config(path)
-        method = _quant_method(config)
+        method = quant_method(config)
         return Checkpoint(config, open_weights(method, SafetensorsStore(path), config), path)
     from cpuserve.loader.gguf import GgufFile
     from cpuserve.loader.gguf_model import GgufStore, gguf_config
@@ -138,7 +138,8 @@ def _directory_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _quant_method(config: dict[str, Any]) -> str:
+def quant_method(config: dict[str, Any]) -> str:
+    """The weight format a config names; "dense" without one."""
     quant = config.get("quantization_config")
     if not quant:
         return "dense"

@@ -268,11 +268,14 @@ def _activation_bits(
 ) -> int:
     """8 or 16; decided only where quantized weights meet it in our own kernels."""
     asked = options.activation_bits or "auto"
-    if facts.quantization is None or executor != "native":
+    gguf = (facts.quantization or "").startswith("gguf")
+    if not gguf or executor != "native":
         if options.activation_bits is not None:
-            why = "torch computes in float32" if facts.quantization else "no weight is quantized"
-            if quantize != "none" and executor == "native":
-                why = f"{quantize} made while loading meets int8 activations"
+            why = "no weight is quantized"
+            if executor != "native":
+                why = "torch computes in float32"
+            elif facts.quantization or quantize != "none":
+                why = "only GGUF's blocks of 32 meet two terms; these weights meet int8"
             ledger.decide("activation_bits", "no effect", why)
         return 8
     if asked != "auto":

@@ -100,6 +100,7 @@ def quantize_int4(rows: Float32) -> Codes:
     n, k = rows.shape
     # what lies beyond k repeats the last weight, so that it does not widen the range
     x = np.pad(rows, ((0, 0), (0, -k % GROUP)), mode="edge").reshape(n, -1, GROUP)
+    real = (np.arange(x.shape[1] * GROUP) < k).reshape(-1, GROUP)
     low, high = x.min(axis=2), x.max(axis=2)
     best: list[npt.NDArray[np.float32]] = []
     for i in range(CUTS + 1):
@@ -108,7 +109,8 @@ def quantize_int4(rows: Float32) -> Codes:
         minimum = _half(low + cut)
         inverse = np.where(scale > 0, np.float32(1) / np.where(scale > 0, scale, 1), np.float32(0))
         codes = np.clip(np.rint((x - minimum[..., None]) * inverse[..., None]), 0, 15)
-        error = np.square(x - (codes * scale[..., None] + minimum[..., None])).sum(axis=2)
+        off = x - (codes * scale[..., None] + minimum[..., None])
+        error = np.where(real, np.square(off), 0).sum(axis=2)
         if not best:
             best = [error, codes, scale, minimum]
             continue

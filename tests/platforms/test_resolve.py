@@ -193,6 +193,47 @@ def test_activation_bits_are_said_only_where_they_matter(host, facts):
     assert got(resolve(host, facts, activation_bits="16"), "activation_bits") == "no effect"
 
 
+@pytest.mark.parametrize("scheme", ["int8", "int4", "INT8"])
+def test_a_dense_checkpoint_can_be_quantized_while_loading(scheme):
+    resolved = resolve("vm_2core_zen5", LLAMA_1B, quantization=scheme, activation_bits="16")
+    assert resolved.config.quantize == got(resolved, "quantization") == scheme.lower()
+    assert "made while loading" in why(resolved, "quantization")
+    assert (resolved.config.activation_bits, got(resolved, "activation_bits")) == (8, "no effect")
+    assert "meet int8" in why(resolved, "activation_bits")
+
+
+def test_quantized_weights_leave_more_room_for_keys_and_values():
+    host = "container_1_5_cpu_1gib"
+    facts = dataclasses.replace(LLAMA_1B, weight_bytes=300_000_000)
+    blocks = [resolve(host, facts, quantization=q).config.kv_blocks for q in (None, "int8", "int4")]
+    assert blocks == sorted(set(blocks))
+
+
+def test_without_quantization_matrices_stay_as_they_are():
+    assert resolve("vm_2core_zen5", LLAMA_1B).config.quantize == "none"
+    assert resolve("vm_2core_zen5").config.quantize == "none"
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "needle"),
+    [
+        (SMOLLM2, "int8", "gguf q4_1"),
+        (LLAMA_1B, "awq", "only int8 and int4"),
+        (dataclasses.replace(LLAMA_1B, quantization="gptq"), "int4", "gptq"),
+    ],
+)
+def test_a_quantization_that_cannot_be_made_is_refused(facts, asked, needle):
+    with pytest.raises(ConfigError, match=needle):
+        resolve("vm_2core_zen5", facts, quantization=asked)
+
+
+def test_the_format_a_config_names_is_taken_and_may_be_named():
+    facts = dataclasses.replace(LLAMA_1B, quantization="gptq")
+    for asked in (None, "gptq"):
+        resolved = resolve("vm_2core_zen5", facts, quantization=asked)
+        assert (got(resolved, "quantization"), resolved.config.quantize) == ("gptq", "none")
+
+
 def test_kv_dtype_can_differ_from_the_dtype():
     assert resolve("vm_2core_zen5", kv_cache_dtype="float32").config.kv_dtype == "f32"
 

@@ -11,6 +11,7 @@ from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.compare import compare
 from cpuserve.program.interpret import Interpreter
 from cpuserve.quant.base import QuantTensor
+from cpuserve.quant.online import OnlineWeights
 from cpuserve.quant.stored import QUANTIZED_KINDS
 from cpuserve.runtime.floor import load_tensors
 from cpuserve.sampling.params import SamplingParams
@@ -163,6 +164,34 @@ def test_every_op_over_quantized_weights_agrees(family, sources, isa):
     weights = QuantizedWeights(checkpoint.weights, sources)
     assert isinstance(weights.get("model.layers.0.self_attn.v_proj.weight"), QuantTensor)
     assert first_difference(weights, checkpoint.config, "bfloat16", isa, 40) is None
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "opt"])
+def test_every_op_over_weights_quantized_while_loading_agrees(family, scheme, isa):
+    checkpoint = checkpoint_of(family, "bfloat16")
+    weights = OnlineWeights(checkpoint.weights, scheme)
+    assert first_difference(weights, checkpoint.config, "bfloat16", isa, 40) is None
+
+
+class OneKind(OnlineWeights):
+    """All matrices in one kind."""
+
+    def __init__(self, weights, kind):
+        super().__init__(weights, "int8")
+        self._kind = kind
+
+    def kind(self, name, dtype):
+        del name, dtype
+        return self._kind
+
+
+@pytest.mark.parametrize("kind", ["w8_channel", "w8_channel_g128", "w4m_g128"])
+def test_every_op_in_one_quantized_kind_agrees(kind):
+    checkpoint = checkpoint_of("qwen2", "float32")
+    weights = OneKind(checkpoint.weights, kind)
+    assert first_difference(weights, checkpoint.config, "float32", LEVELS[-1], 40) is None
 
 
 def test_a_wrong_weight_shows_in_its_own_op():

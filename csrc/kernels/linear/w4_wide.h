@@ -26,15 +26,15 @@ struct W4Wide {
     uint8_t q[kGroup];
   };
 
-  // Steps of `d` from `m`, and the sum of squared errors.
-  static float codes(const float* x, float d, float m, uint8_t* q) {
+  // Steps of `d` from `m`, and the sum of the first n squared errors.
+  static float codes(const float* x, int n, float d, float m, uint8_t* q) {
     const F inverse = set1(d > 0.0f ? 1.0f / d : 0.0f), low = set1(m), step = set1(d);
     F error = zero();
     alignas(64) float level[kLanes];
     for (int i = 0; i < kGroup; i += kLanes) {
       const F v = load(x + i);
       const F l = min(max(round(mul(sub(v, low), inverse)), zero()), set1(15.0f));
-      const F e = sub(v, fma(l, step, low));
+      const F e = keep(sub(v, fma(l, step, low)), 0, n - i, zero());
       error = fma(e, e, error);
       store(level, l);
       for (int j = 0; j < kLanes; j++) q[i + j] = static_cast<uint8_t>(level[j]);
@@ -43,7 +43,7 @@ struct W4Wide {
   }
   // [min, max] in 15 steps, or a range cut on both sides to as little as 80 % if that lessens the
   // squared error: outliers give up some of theirs for finer steps.
-  static Column quantize(const float* x) {
+  static Column quantize(const float* x, int n) {
     F low = load(x), high = low;
     for (int i = kLanes; i < kGroup; i += kLanes) {
       low = min(low, load(x + i));
@@ -56,7 +56,7 @@ struct W4Wide {
       const float cut = (most - least) * (0.5f * kCutStep * static_cast<float>(i));
       next.d = float_to_half((most - least - 2.0f * cut) / 15.0f);
       next.m = float_to_half(least + cut);
-      const float error = codes(x, half_to_float(next.d), half_to_float(next.m), next.q);
+      const float error = codes(x, n, half_to_float(next.d), half_to_float(next.m), next.q);
       if (i == 0 || error < lowest) {
         best = next;
         lowest = error;
@@ -82,9 +82,10 @@ struct W4Wide {
     alignas(64) float x[kGroup];
     read_group(a.rows[row], a.source, g * kGroup, a.k, x, kGroup);
     const int64_t left = a.k - g * kGroup;
+    const int n = static_cast<int>(left < kGroup ? left : kGroup);
     // What lies beyond K repeats the last weight, so that it does not widen the range.
-    for (int64_t i = left; i < kGroup; i++) x[i] = x[left - 1];
-    return quantize(x);
+    for (int i = n; i < kGroup; i++) x[i] = x[n - 1];
+    return quantize(x, n);
   }
   static void pack_column(const PackArgs& a, int64_t g, int column_, uint8_t* to) {
     const Column c = column(a, g, column_);
