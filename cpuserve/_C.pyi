@@ -21,7 +21,10 @@ def resolve_table(isa: str) -> dict[str, str]:
     """Kernel entry -> level that provides it, for a forced level. ValueError if it cannot run."""
 
 def row_bytes(format: str, width: int) -> int:
-    """Bytes from one activation row to the next; formats "f32", "bf16", "q8g32", "q8g32x2"."""
+    """Bytes from one activation row to the next.
+
+    Formats "f32", "bf16", "q8g32", "q8g32x2", "q8g128", "q8row".
+    """
 
 def packed_bytes(kind: str, n: int, k: int) -> int:
     """Bytes of a packed [n, k] matrix."""

@@ -32,6 +32,7 @@ ACT_FORMAT = {
     "w8_channel": "q8row",
     "w8_channel_g128": "q8g128",
 }
+WHOLE_ROW = ("q8g128", "q8row")  # not written by linears and attention, which see a part of a row
 # fp32 sums of up to 10^4 products in another order differ by less than 1e-5 of the row's largest
 # element; fast exp and erf add as much.
 SUM_TOLERANCE = 2e-5
@@ -108,7 +109,11 @@ def stored_format(program: Program, kinds: Mapping[str, str], value: ValueId) ->
             formats |= {ACT_FORMAT.get(kinds.get(w, ""), "f32") for w in weights}
         elif value in reads(op):
             formats.add("f32")
-    return formats.pop() if len(formats) == 1 else "f32"
+    chosen = formats.pop() if len(formats) == 1 else "f32"
+    in_pieces = any(
+        written(op) == value for op in program.ops if isinstance(op, Linear | Attention)
+    )
+    return "f32" if chosen in WHOLE_ROW and in_pieces else chosen
 
 
 def _gather(

@@ -379,7 +379,8 @@ def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     """Rows x in int8, a scale per `group`: (q [T, groups, group], scale, sum of q [T, groups])."""
     x = F.pad(x, (0, -x.shape[1] % group)).reshape(len(x), -1, group)
     amax = x.abs().amax(dim=2)
-    inverse = torch.where(amax > 0, 127.0 / amax, 0.0)
+    # a tensor on top: torch turns number / tensor into a product with the reciprocal
+    inverse = torch.where(amax > 0, torch.tensor(127.0) / amax, 0.0)
     q = torch.round(x * inverse[..., None])
     return q, amax / 127.0, q.sum(dim=2)
 
