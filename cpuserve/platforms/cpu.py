@@ -36,6 +36,8 @@ KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 SCHEMES = {
     "int8": "made while loading: a scale per output, activations int8 with a scale per 128",
+    "int8_fine": "made while loading: a scale per output, activations int8 with a scale per 128; "
+    "per 32 at gate and up, where rounding costs a model this small most",
     "int4": "made while loading: a scale and minimum per 128, activations int8 likewise; embedding "
     "and output head int8",
 }
@@ -275,7 +277,7 @@ def _activation_bits(
             if executor != "native":
                 why = "torch computes in float32"
             elif facts.quantization or quantize != "none":
-                why = "only GGUF's blocks of 32 meet two terms; these weights meet int8"
+                why = "only GGUF's weights meet two terms; these meet int8"
             ledger.decide("activation_bits", "no effect", why)
         return 8
     if asked != "auto":
@@ -294,17 +296,19 @@ def _kv_dtype(options: EngineOptions, ledger: Ledger, dtype: str) -> str:
 
 
 def _online_scheme(options: EngineOptions, facts: ModelFacts, model_impl: str) -> str:
-    """What dense matrices become while they load: "int8", "int4" or "none"."""
+    """What dense matrices become while they load, as EngineConfig.quantize says it."""
     asked = (options.quantization or "auto").lower()
-    possible = facts.quantization is None and model_impl == "cpuserve"
-    return asked if asked in SCHEMES and possible else "none"
+    if asked not in SCHEMES or facts.quantization is not None or model_impl != "cpuserve":
+        return "none"
+    fragile = asked == "int8" and facts.matrix_weights < FRAGILE_WEIGHTS
+    return "int8_fine" if fragile else asked
 
 
 def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts, quantize: str) -> None:
     have = (facts.quantization or "none").lower()
     asked = (options.quantization or "auto").lower()
     if quantize != "none":
-        ledger.decide("quantization", quantize, SCHEMES[quantize])
+        ledger.decide("quantization", asked, SCHEMES[quantize])
         return
     if asked != "auto" and asked not in have.split() and asked != have:
         why = f"the checkpoint's format is {have}"

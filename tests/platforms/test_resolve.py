@@ -202,6 +202,14 @@ def test_a_dense_checkpoint_can_be_quantized_while_loading(scheme):
     assert "meet int8" in why(resolved, "activation_bits")
 
 
+def test_a_small_model_gets_finer_int8():
+    facts = dataclasses.replace(SMOLLM2, quantization=None)
+    resolved = resolve("vm_2core_zen5", facts, quantization="int8")
+    assert (resolved.config.quantize, got(resolved, "quantization")) == ("int8_fine", "int8")
+    assert "per 32 at gate and up" in why(resolved, "quantization")
+    assert resolve("vm_2core_zen5", facts, quantization="int4").config.quantize == "int4"
+
+
 def test_quantized_weights_leave_more_room_for_keys_and_values():
     host = "container_1_5_cpu_1gib"
     facts = dataclasses.replace(LLAMA_1B, weight_bytes=300_000_000)
