@@ -36,8 +36,7 @@ KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 SCHEMES = {
     "int8": "made while loading: a scale per output, activations int8 with a scale per 128",
-    "int8_fine": "made while loading: a scale per output, activations int8 with a scale per 128; "
-    "per 32 at gate and up, where rounding costs a model this small most",
+    "int8_fine": "made while loading: a scale per 32 inputs, as a model this small needs",
     "int4": "made while loading: a scale and minimum per 128, activations int8 likewise; embedding "
     "and output head int8",
 }
@@ -270,14 +269,14 @@ def _activation_bits(
 ) -> int:
     """8 or 16; decided only where quantized weights meet it in our own kernels."""
     asked = options.activation_bits or "auto"
-    gguf = (facts.quantization or "").startswith("gguf")
-    if not gguf or executor != "native":
+    by_32 = (facts.quantization or "").startswith("gguf") or quantize == "int8_fine"
+    if not by_32 or executor != "native":
         if options.activation_bits is not None:
             why = "no weight is quantized"
             if executor != "native":
                 why = "torch computes in float32"
             elif facts.quantization or quantize != "none":
-                why = "only GGUF's weights meet two terms; these meet int8"
+                why = "only weights in groups of 32 meet two terms; these meet int8"
             ledger.decide("activation_bits", "no effect", why)
         return 8
     if asked != "auto":

@@ -89,7 +89,7 @@ def test_each_matrix_gets_its_kind():
     assert int8.kind("a.o_proj.weight", "bfloat16") == "w8_channel"
     fine = OnlineWeights(Stored(), "int8_fine")
     assert fine.kind("a.up_proj.weight", "bfloat16") == "w8_g32"
-    assert fine.kind("a.q_proj.weight", "bfloat16") == "w8_channel_g128"
+    assert fine.kind("a.o_proj.weight", "bfloat16") == "w8_g32"
     assert int4.kind("a.o_proj.weight", "bfloat16") == "w4m_g128"
     assert int4.kind("a.gguf.weight", "bfloat16") == "w4_g32"
     assert kind_of("model.embed_tokens.weight", "int4") == "w8_g32"
