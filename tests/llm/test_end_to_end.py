@@ -48,6 +48,16 @@ def test_batching_and_chunked_prompts_do_not_change_the_tokens(llm, params):
     assert [o.outputs[0].token_ids for o in together] == alone(llm, params)
 
 
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_model_quantized_while_loading_answers_alike_alone_and_together(executor, scheme):
+    with make(executor, quantization=scheme) as llm:
+        together = llm.generate(PROMPTS, GREEDY)
+        assert [o.outputs[0].token_ids for o in together] == alone(llm, GREEDY)
+        dense = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)
+        assert llm.generate(PROMPTS[:1], dense)[0].outputs[0].cumulative_logprob < 0
+
+
 def test_preemption_does_not_change_the_tokens(llm):
     params = SamplingParams(max_tokens=60, seed=3, ignore_eos=True, frequency_penalty=0.5)
     want = [o.outputs[0].token_ids for o in llm.generate([[p] * 30 for p in range(9, 13)], params)]
