@@ -65,7 +65,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
 
     cpus: per thread, in thread order, or None for unpinned. frontend_cpus: the front end's.
     activation_bits: 8 or 16, of what meets weights in groups of 32: one or two int8 terms.
-    quantize: what dense matrices become while they load ("int8", "int8_fine", "int4", "none").
+    quantize: what dense matrices become while they load: "none", "int8", "int4", or those in groups
+    of 32 ("int8_fine", "int4_fine").
     kv_blocks x block_size tokens of KV cache in `kv_dtype` ("bf16", "f16", "f32").
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
     executor "native" runs at level `isa`; "torch" is the floor. itl_target_ms and

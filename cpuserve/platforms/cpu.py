@@ -37,6 +37,8 @@ ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 SCHEMES = {
     "int8": "made while loading: a scale per output, activations int8 with a scale per 128",
     "int8_fine": "made while loading: a scale per 32 inputs, as a model this small needs",
+    "int4_fine": "made while loading: a scale and minimum per 32 inputs, as a model this small "
+    "needs; embedding and output head int8",
     "int4": "made while loading: a scale and minimum per 128, activations int8 likewise; embedding "
     "and output head int8",
 }
@@ -269,7 +271,7 @@ def _activation_bits(
 ) -> int:
     """8 or 16; decided only where quantized weights meet it in our own kernels."""
     asked = options.activation_bits or "auto"
-    by_32 = (facts.quantization or "").startswith("gguf") or quantize == "int8_fine"
+    by_32 = (facts.quantization or "").startswith("gguf") or quantize.endswith("_fine")
     if not by_32 or executor != "native":
         if options.activation_bits is not None:
             why = "no weight is quantized"
@@ -297,10 +299,9 @@ def _kv_dtype(options: EngineOptions, ledger: Ledger, dtype: str) -> str:
 def _online_scheme(options: EngineOptions, facts: ModelFacts, model_impl: str) -> str:
     """What dense matrices become while they load, as EngineConfig.quantize says it."""
     asked = (options.quantization or "auto").lower()
-    if asked not in SCHEMES or facts.quantization is not None or model_impl != "cpuserve":
+    if asked not in ("int8", "int4") or facts.quantization is not None or model_impl != "cpuserve":
         return "none"
-    fragile = asked == "int8" and facts.matrix_weights < FRAGILE_WEIGHTS
-    return "int8_fine" if fragile else asked
+    return f"{asked}_fine" if facts.matrix_weights < FRAGILE_WEIGHTS else asked
 
 
 def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts, quantize: str) -> None:
@@ -313,7 +314,7 @@ def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts, qua
         why = f"the checkpoint's format is {have}"
         if facts.quantization is None:
             why += ", which only int8 and int4 can be made from while loading"
-            why += ", by cpuserve's own model code" if asked in SCHEMES else ""
+            why += ", by cpuserve's own model code" if asked in ("int8", "int4") else ""
         msg = f"{ledger.asked('quantization')}: {why}; leave it out"
         raise ConfigError(msg)
     ledger.decide("quantization", have, "read from the checkpoint")

@@ -29,7 +29,13 @@ ProgressFn = Callable[[str, int, int], None]
 ROWS_AT_ONCE = 32  # rows of logits in memory at a time
 MAX_TOP = 20  # alternatives a row may ask for, kMaxTop
 CODES = ("s8_channel", "u4m_g128")  # sources whose rows hold codes and scales (quant/rows.py)
-ONLINE = ("w8_g32", "w8_channel", "w8_channel_g128", "w4m_g128")  # kinds dense tensors can become
+ONLINE = (
+    "w8_g32",
+    "w4m_g32",
+    "w8_channel",
+    "w8_channel_g128",
+    "w4m_g128",
+)  # kinds dense tensors can become
 
 
 class LogitModel(Protocol):

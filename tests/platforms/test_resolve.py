@@ -208,7 +208,7 @@ def test_a_small_model_gets_finer_int8():
     assert (resolved.config.quantize, got(resolved, "quantization")) == ("int8_fine", "int8")
     assert "per 32" in why(resolved, "quantization")
     assert resolved.config.activation_bits == got(resolved, "activation_bits") == 16
-    assert resolve("vm_2core_zen5", facts, quantization="int4").config.quantize == "int4"
+    assert resolve("vm_2core_zen5", facts, quantization="int4").config.quantize == "int4_fine"
 
 
 def test_quantized_weights_leave_more_room_for_keys_and_values():

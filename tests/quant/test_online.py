@@ -7,8 +7,7 @@ from cpuserve.quant.online import OnlineWeights, kind_of, quantize, quantize_int
 from cpuserve.quant.rows import int4_rows, int8_rows
 
 _C = pytest.importorskip("cpuserve._C")
-KINDS = ["w8_g32", "w8_channel", "w8_channel_g128", "w4m_g128"]
-ROW_OF = {"w8_g32": 32, "w8_channel": None, "w8_channel_g128": None, "w4m_g128": 128}
+KINDS = ["w8_g32", "w4m_g32", "w8_channel", "w8_channel_g128", "w4m_g128"]
 
 
 def matrix(n, k, seed=3):

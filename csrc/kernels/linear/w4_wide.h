@@ -30,14 +30,12 @@ struct W4Wide {
   static float codes(const float* x, int n, float d, float m, uint8_t* q) {
     const F inverse = set1(d > 0.0f ? 1.0f / d : 0.0f), low = set1(m), step = set1(d);
     F error = zero();
-    alignas(64) float level[kLanes];
     for (int i = 0; i < kGroup; i += kLanes) {
       const F v = load(x + i);
       const F l = min(max(round(mul(sub(v, low), inverse)), zero()), set1(15.0f));
       const F e = keep(sub(v, fma(l, step, low)), 0, n - i, zero());
       error = fma(e, e, error);
-      store(level, l);
-      for (int j = 0; j < kLanes; j++) q[i + j] = static_cast<uint8_t>(level[j]);
+      store_s8(reinterpret_cast<int8_t*>(q) + i, l);
     }
     return reduce_add(error);
   }
