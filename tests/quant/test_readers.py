@@ -29,7 +29,7 @@ class Store:
         return StoredTensor(name, t.shape, self.dtype(name), t.reshape(-1).view(np.uint8))
 
 
-def pack(codes, order=range(8)):
+def pack(codes, order=(0, 1, 2, 3, 4, 5, 6, 7)):
     """int32 words of eight 4-bit codes along the last axis; slot i holds element order[i]."""
     eights = codes.reshape(*codes.shape[:-1], -1, 8).astype(np.uint32)
     words = sum(eights[..., e] << np.uint32(4 * slot) for slot, e in enumerate(order))
