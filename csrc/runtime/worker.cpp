@@ -103,8 +103,8 @@ void Executor::Worker::multiply(const PackedWeight& w, int64_t panels, const Row
                                 const Epilogue& ep) noexcept {
   const auto run = e.table_->linear[static_cast<int>(w.kind)].run;
   const int64_t strips = (panels + kStripPanels - 1) / kStripPanels;
-  const int32_t terms = x.format == ActFormat::q8g32x2 ? 2 : 1;
-  LinearArgs args{&w, x.data, x.stride, m, 0, 0, ep, scratch, terms};
+  const int32_t parts = x.format == ActFormat::q8g32x2 ? 2 : 1;
+  LinearArgs args{&w, x.data, x.stride, m, 0, 0, ep, scratch, parts};
   if (m <= kFewRows) {
     const size_t strip_bytes = w.panel_bytes * kStripPanels;
     const auto chunk = static_cast<int64_t>(std::max<size_t>(1, kClaimBytes / strip_bytes));
