@@ -8,18 +8,22 @@ KvCache::KvCache(const std::vector<KvShape>& layers, int64_t num_blocks, KvType 
     : num_blocks_(num_blocks), type_(type) {
   check_argument(num_blocks >= 1 && num_blocks <= INT32_MAX / kBlock, "cannot have ", num_blocks,
                  " KV blocks; 1 to ", INT32_MAX / kBlock, " work");
-  size_t bytes = 0;
+  // A block's layers lie one after another: what a request has stored is contiguous, so first
+  // touches and huge pages follow the tokens in use, not the number of layers (24 layers in regions
+  // of their own cost 24 pages of 2 MB for the first 32 tokens; measured: 4 % of a 1,024-token
+  // prompt).
+  size_t block = 0;
   for (const KvShape& s : layers) {
     const size_t half_head = static_cast<size_t>(s.hd_pad) * kBlock * kv_elem_bytes(type);
-    const size_t block = 2 * half_head * static_cast<size_t>(s.kv_heads);
-    layers_.push_back({nullptr, block, 2 * half_head, s.kv_heads, s.head_dim, s.hd_pad, type});
-    bytes += block * static_cast<size_t>(num_blocks);
+    layers_.push_back({nullptr, 0, 2 * half_head, s.kv_heads, s.head_dim, s.hd_pad, type});
+    block += 2 * half_head * static_cast<size_t>(s.kv_heads);
   }
-  arena_ = Buffer(bytes);
+  arena_ = Buffer(block * static_cast<size_t>(num_blocks));
   uint8_t* base = arena_.data();
   for (KvLayer& layer : layers_) {
     layer.base = base;
-    base += layer.block_stride * static_cast<size_t>(num_blocks);
+    layer.block_stride = block;
+    base += layer.head_stride * static_cast<size_t>(layer.kv_heads);
   }
 }
 

@@ -1,4 +1,4 @@
-// The paged KV cache: [layer][block][head] { K, V }, address space reserved once, pages committed
+// The paged KV cache: [block][layer][head] { K, V }, address space reserved once, pages committed
 // by the first thread that stores into them; a block's address never changes.
 #pragma once
 #include <vector>
