@@ -157,6 +157,13 @@ class Executor:
         [max_tokens] and [max_tokens, max_top] that the next step overwrites. Token positions of a
         sequence must be the last of its kv_len. RuntimeError after cancel()."""
     @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one KV block, all layers."""
+    def read_blocks(self, blocks: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        """Between steps: the bytes of these blocks, [n, kv_block_bytes] (GIL released)."""
+    def write_blocks(self, blocks: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> None:
+        """Between steps: fill these blocks with bytes that read_blocks gave."""
+    @property
     def step_allocations(self) -> int:
         """Heap allocations made while steps ran, so far: 0 (held by tests)."""
     tokens: npt.NDArray[np.int32]
@@ -177,8 +184,9 @@ class Executor:
     def op_times(self) -> npt.NDArray[np.float64]:
         """Seconds spent in each op so far, as thread 0 saw it (profiling on: see profile)."""
     def profile(self, on: bool) -> None: ...
-    def cancel(self) -> None:
-        """From any thread: the running step, or else the next, ends after its current op."""
+    def cancel(self, on: bool = True) -> None:
+        """From any thread: the running step, or else the next, ends within milliseconds, inside
+        an op too. Between steps, False takes that back."""
     def probe_bandwidth(self, seconds: float) -> float:
         """Bytes per second when all threads read the packed weights once and again."""
     def probe_dot(self, kind: str, seconds: float) -> float:

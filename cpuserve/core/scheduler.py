@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -127,11 +127,16 @@ class Scheduler:
         """Something runs or waits."""
         return bool(self.requests)
 
+    @property
+    def batch_requests(self) -> Sequence[Request]:
+        """The requests of the step that `schedule` made, in its order."""
+        return self._batch_requests
+
     # --- one step -----------------------------------------------------------------------------
 
     def schedule(self) -> StepBatch:
-        """Choose the tokens of the next step; `update` or `fail` must follow."""
-        assert not self._batch, "the last step was not finished with update() or fail()"
+        """Choose the tokens of the next step; `update`, `fail` or `abandon` must follow."""
+        assert not self._batch, "the last step was not finished"
         self.work = StepWork()
         if self._policy == "priority":
             self._make_way()
@@ -167,14 +172,23 @@ class Scheduler:
 
     def fail(self, message: str) -> list[Delta]:
         """The step could not run: every request in it ends with an error."""
-        batch, requests = self._take_batch()
         deltas = self._take_refused()
+        deltas += [Delta(r, [], "error", error=message) for r in self._drop_batch()]
+        return deltas
+
+    def abandon(self) -> list[Delta]:
+        """The step was ended early, since every request in it has been aborted: drop them."""
+        self._drop_batch()
+        return self._take_refused()
+
+    def _drop_batch(self) -> list[Request]:
+        """Drop the requests of a step that has not run, or not to its end."""
+        batch, requests = self._take_batch()
         for request, chunk in zip(requests, batch, strict=True):
             self.kv.unpublish(request.block_table[chunk.start // self.kv.block_size :])
         for request in requests:
             self._drop(request)
-            deltas.append(Delta(request, [], "error", error=message))
-        return deltas
+        return requests
 
     # --- schedule -----------------------------------------------------------------------------
 

@@ -11,14 +11,16 @@ import argparse
 import ctypes
 import faulthandler
 import os
+import queue
 import select
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -36,6 +38,9 @@ from cpuserve.engine.ipc import (
 from cpuserve.errors import StartupError
 from cpuserve.log import configure
 
+if TYPE_CHECKING:
+    from cpuserve.engine.interrupt import Interrupt
+
 PR_SET_PDEATHSIG = 1
 RECEIVE_BYTES = 1 << 16
 MAX_DRAINED = 1024  # messages taken between two steps, so that a flood cannot stop the streams
@@ -45,31 +50,55 @@ Build = Callable[[EngineConfig, Callable[[str, int, int], None], Any], Any]
 
 
 class SocketChannel:
-    """The engine's end of the socket pair. Blocking sends: a parent that does not read stops it."""
+    """The engine's end of the socket pair. Blocking sends: a parent that does not read stops it.
+
+    `listen` starts a thread that reads, so that an abort is seen while a step runs. What waits in
+    the inbox is bounded by the parent's own queue.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._reader = FrameReader()
         self._bodies: list[bytes] = []
+        self._inbox: queue.SimpleQueue[Inbound | Exception] = queue.SimpleQueue()
+        self._interrupt: Interrupt | None = None
 
     def receive_config(self) -> EngineConfig:
         """The first message."""
         while not self._bodies:
-            self._fill(0)
+            self._fill()
         return msgspec.msgpack.decode(self._bodies.pop(0), type=EngineConfig)
 
+    def listen(self) -> None:
+        """Read from now on. Before threads are pinned: a new thread inherits the CPUs."""
+        threading.Thread(target=self._listen, name="cpuserve-inbox", daemon=True).start()
+
+    def watch(self, interrupt: Interrupt) -> None:
+        """Tell `interrupt` of aborts and Shutdown when they arrive."""
+        self._interrupt = interrupt
+
     def receive(self, *, block: bool) -> list[Inbound]:
-        """All messages that have arrived; with `block`, at least one. EOFError at the end."""
-        while True:
-            waiting = block and not self._bodies
-            try:
-                self._fill(0 if waiting else socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                break
-            if len(self._bodies) >= MAX_DRAINED:
-                break
-        bodies, self._bodies = self._bodies, []
-        return [decode_inbound(body) for body in bodies]
+        """Messages that have arrived; with `block`, at least one. EOFError at the end."""
+        messages: list[Inbound] = []
+        while len(messages) < MAX_DRAINED and ((block and not messages) or not self._inbox.empty()):
+            message = self._inbox.get()
+            if isinstance(message, Exception):
+                raise message
+            messages.append(message)
+        return messages
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                bodies, self._bodies = self._bodies, []
+                for body in bodies:
+                    message = decode_inbound(body)
+                    if self._interrupt is not None:
+                        self._interrupt.see(message)
+                    self._inbox.put(message)
+                self._fill()
+        except Exception as error:  # EOFError, or a frame that is none: the engine's thread ends
+            self._inbox.put(error)
 
     def hung_up(self) -> bool:
         """The parent's end is closed."""
@@ -77,9 +106,9 @@ class SocketChannel:
         poll.register(self._socket, 0)
         return any(events & select.POLLHUP for _, events in poll.poll(0))
 
-    def _fill(self, flags: int) -> None:
+    def _fill(self) -> None:
         try:
-            data = self._socket.recv(RECEIVE_BYTES, flags)
+            data = self._socket.recv(RECEIVE_BYTES)
         except ConnectionError as error:
             raise EOFError from error
         if not data:
@@ -125,6 +154,7 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
     ready = False
     try:
         config = channel.receive_config()
+        channel.listen()
         # numpy and the extension: imported while the parent imports its own.
         from cpuserve.engine.core import build_engine, run_engine
         from cpuserve.engine.loop import run_loop

@@ -15,6 +15,7 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.step import RowResult, StepBatch
+from cpuserve.engine.interrupt import Interrupt
 from cpuserve.engine.ipc import (
     Abort,
     AddRequest,
@@ -68,6 +69,7 @@ class EngineCore:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             policy=config.scheduling_policy,
         )
+        self.interrupt = Interrupt(executor.cancel)
         self._eos_ids = frozenset(eos_ids)
         self._facts = facts or {}
         self._seeds = random.Random(config.seed)
@@ -84,6 +86,7 @@ class EngineCore:
         elif isinstance(message, Abort):
             for number in message.ids:
                 self._stale |= self.scheduler.abort(RequestId(number))
+            self.interrupt.handled(message.ids)
         elif isinstance(message, Ask):
             self._asked.append(message)
 
@@ -120,27 +123,32 @@ class EngineCore:
         """Run one step: schedule, execute, update."""
         started = time.perf_counter()
         batch = self.scheduler.schedule()
-        deltas = self._run(batch)
+        deltas, finished = self._run(batch)
         outputs = [_output(delta) for delta in deltas]
         if self._refused:
             outputs += self._refused
             self._refused = []
         seconds = time.perf_counter() - started
-        if batch.chunks:
+        if finished and batch.chunks:
             self.stats.steps += 1
             self.scheduler.cost.observe(self.scheduler.work, seconds)
         self._count(deltas, seconds)
         return StepOutput(outputs, self.stats)
 
-    def _run(self, batch: StepBatch) -> list[Delta]:
+    def _run(self, batch: StepBatch) -> tuple[list[Delta], bool]:
+        """(what the step gave, whether it ran to its end)."""
         if not batch.chunks:
-            return self.scheduler.update([])
+            return self.scheduler.update([]), True
+        self.interrupt.begin(self.scheduler.batch_requests)
         try:
             results = unpack(self.executor.step(pack(batch)), batch)
         except Exception as error:  # whatever it was, only the requests of this step end
+            if self.interrupt.end():
+                return self.scheduler.abandon(), False
             log.exception("a step of %d sequences failed", len(batch.chunks))
-            return self.scheduler.fail(f"the engine failed in this step: {error}")
-        return self.scheduler.update(results)
+            return self.scheduler.fail(f"the engine failed in this step: {error}"), False
+        self.interrupt.end()
+        return self.scheduler.update(results), True
 
     def _count(self, deltas: list[Delta], seconds: float) -> None:
         stats, scheduler = self.stats, self.scheduler

@@ -13,6 +13,7 @@ from typing import Any
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
 from cpuserve.engine.core import EngineCore, build_engine, run_engine
+from cpuserve.engine.interrupt import Interrupt
 from cpuserve.engine.ipc import (
     Abort,
     Answer,
@@ -240,9 +241,15 @@ class _QueueChannel:
     def __init__(self, router: _Router) -> None:
         self.router = router
         self._inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
+        self._interrupt: Interrupt | None = None
+
+    def watch(self, interrupt: Interrupt) -> None:
+        self._interrupt = interrupt
 
     def post(self, message: Inbound) -> None:
         """Put a message into the inbox, from any thread."""
+        if self._interrupt is not None:
+            self._interrupt.see(message)
         self._inbox.put(message)
 
     def receive(self, *, block: bool) -> list[Inbound]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Protocol
 
 from cpuserve.engine.core import EngineCore
+from cpuserve.engine.interrupt import Interrupt
 from cpuserve.engine.ipc import Inbound, Outbound, Shutdown
 
 
 class Channel(Protocol):
     """Where messages come from and go to."""
+
+    def watch(self, interrupt: Interrupt) -> None:
+        """From now on tell `interrupt` of aborts and Shutdown when they arrive."""
 
     def receive(self, *, block: bool) -> list[Inbound]:
         """All messages that are there; with `block`, at least one. EOFError: nobody is there."""
@@ -20,6 +24,7 @@ class Channel(Protocol):
 
 def run_loop(core: EngineCore, channel: Channel) -> None:
     """Serve until Shutdown; idle, it waits in receive() and uses no CPU."""
+    channel.watch(core.interrupt)
     while True:
         for message in channel.receive(block=not core.has_work):
             if isinstance(message, Shutdown):

@@ -85,7 +85,8 @@ class Interpreter:
     tensors: every weight the program needs under its checkpoint name, as a torch tensor or, for the
     quantized kinds of the emulated mode, a QuantMatrix. kinds: weight kind of each matrix, used by
     the emulated mode (default dense_f32). kv_dtype "f32", "f16" or "bf16" (emulated mode only; the
-    reference keeps fp32). The cache has `num_blocks` blocks of 32 tokens.
+    reference keeps fp32). The cache has `num_blocks` blocks of 32 tokens. `cancelled`, set from any
+    thread, ends a run after its current op with RuntimeError.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Interpreter:
         activation_bits: int = 8,
     ) -> None:
         self.program = program
+        self.cancelled = False
         self.mode = mode
         self.num_blocks = num_blocks
         self.kinds = dict(kinds or {}) if mode == "emulated" else {}
@@ -164,9 +166,16 @@ class Interpreter:
         with torch.inference_mode():
             return self._head(op, hidden)
 
+    def kv_parts(self, block: int) -> list[Tensor]:
+        """Views of KV block `block`, keys and values [2, 32, heads, d] of each layer."""
+        return [layer[:, block * BLOCK : (block + 1) * BLOCK] for layer in self._cache]
+
     def _run_to(self, index: int) -> dict[ValueId, Tensor]:
         values: dict[ValueId, Tensor] = {}
         for i, op in enumerate(self.program.ops[:index]):
+            if self.cancelled:
+                msg = "the step was cancelled"
+                raise RuntimeError(msg)
             out = self.run_op(i, [values[v] for v in reads(op)])
             target = cast("ValueId", written(op))
             values[target] = out

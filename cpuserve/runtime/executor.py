@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from cpuserve.sampling.params import SamplingParams
 
+Bytes = npt.NDArray[np.uint8]
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
@@ -56,6 +57,17 @@ class Executor(Protocol):
     max_tokens: int
     num_blocks: int
 
+    @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one KV block, all layers."""
+
+    def read_blocks(self, blocks: Int32) -> Bytes:
+        """Between steps: what these KV blocks hold, [n, kv_block_bytes]."""
+
+    def write_blocks(self, blocks: Int32, data: Bytes) -> None:
+        """Between steps: fill these KV blocks with bytes an executor of the same model and settings
+        gave."""
+
     def admit(
         self,
         slot: int,
@@ -76,7 +88,12 @@ class Executor(Protocol):
 
     def step(self, arrays: StepArrays) -> StepOutputs:
         """Run one step. The arrays of the result are valid until the next step. ValueError when an
-        index is out of range (nothing has run then)."""
+        index is out of range (nothing has run then), RuntimeError when it was cancelled (keys and
+        values of the step's tokens may have been written, outputs are not valid)."""
+
+    def cancel(self, on: bool = True) -> None:
+        """From any thread: end the running step, or else the next, as soon as possible. Between
+        steps, on=False takes that back."""
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
         """Run ops up to `op_index`: (its inputs [T, width] before it, its output after it)."""

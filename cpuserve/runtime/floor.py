@@ -6,7 +6,7 @@ not know, or when asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from cpuserve.config.engine import EngineConfig
 from cpuserve.program.program import Program
 from cpuserve.program.view import StepView, view
 from cpuserve.quant.base import QuantTensor, Weights
-from cpuserve.runtime.executor import Float32, StepArrays, StepOutputs
+from cpuserve.runtime.executor import Bytes, Float32, Int32, StepArrays, StepOutputs
 from cpuserve.runtime.sampler import SlotSampler, score
 from cpuserve.sampling.params import SamplingParams
 
@@ -39,13 +39,21 @@ ONLINE = (
 
 
 class LogitModel(Protocol):
-    """What the torch executors differ in: how hidden rows and logits come about."""
+    """What the torch executors differ in: how hidden rows and logits come about.
+
+    cancelled: set from any thread; `hidden` then raises RuntimeError after its current op.
+    """
+
+    cancelled: bool
 
     def hidden(self, arrays: StepArrays) -> torch.Tensor:
         """Run the step; rows [R, width] for the logit rows."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocab] of such rows."""
+
+    def kv_parts(self, block: int) -> list[torch.Tensor]:
+        """Views of all that KV block `block` holds, in a fixed order."""
 
 
 class TorchSampling:
@@ -94,6 +102,46 @@ class TorchSampling:
                 self._finish_row(first + i, row, step, out)
         return out
 
+    def cancel(self, on: bool = True) -> None:
+        """From any thread: end the running (or next) step after the current op."""
+        self._model.cancelled = on
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one KV block, all layers."""
+        return sum(part.numel() * part.element_size() for part in self._model.kv_parts(0))
+
+    def read_blocks(self, blocks: Int32) -> Bytes:
+        """What these KV blocks hold, [n, kv_block_bytes]."""
+        out = np.empty((len(blocks), self.kv_block_bytes), np.uint8)
+        for row, at, part in self._spans(blocks):
+            out[row, at] = _bytes_of(part)
+        return out
+
+    def write_blocks(self, blocks: Int32, data: Bytes) -> None:
+        """Fill these KV blocks with what read_blocks gave."""
+        import torch
+
+        wanted = (len(blocks), self.kv_block_bytes)
+        if data.shape != wanted:
+            msg = f"{wanted[0]} blocks of {wanted[1]} bytes are wanted, not {data.shape}"
+            raise ValueError(msg)
+        for row, at, part in self._spans(blocks):
+            piece = torch.from_numpy(data[row, at].copy())
+            part.copy_(piece.view(part.dtype).view(part.shape))
+
+    def _spans(self, blocks: Int32) -> Iterator[tuple[int, slice, torch.Tensor]]:
+        """(row of the data, its bytes, the tensor they belong to) for all of `blocks`."""
+        for row, block in enumerate(blocks.tolist()):
+            if not 0 <= block < self.num_blocks:
+                msg = f"there is no KV block {block}; they are 0 to {self.num_blocks - 1}"
+                raise ValueError(msg)
+            start = 0
+            for part in self._model.kv_parts(block):
+                end = start + part.numel() * part.element_size()
+                yield row, slice(start, end), part
+                start = end
+
     def close(self) -> None:
         """Free everything."""
         self._slots.clear()
@@ -125,6 +173,13 @@ class TorchSampling:
         count = len(scored.top_ids)
         out.top_ids[row, :count] = scored.top_ids
         out.top_logprobs[row, :count] = scored.top_logprobs
+
+
+def _bytes_of(part: torch.Tensor) -> Bytes:
+    import torch
+
+    flat: Bytes = part.contiguous().view(torch.uint8).reshape(-1).numpy()
+    return flat
 
 
 class TorchExecutor(TorchSampling):

@@ -13,7 +13,7 @@ from cpuserve.program.lower import Lowered, Lowering
 from cpuserve.program.program import Program
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import Weights
-from cpuserve.runtime.executor import Float32, StepArrays, StepOutputs
+from cpuserve.runtime.executor import Bytes, Float32, Int32, StepArrays, StepOutputs
 from cpuserve.sampling.params import SamplingParams
 
 ProgressFn = Callable[[str, int, int], None]
@@ -91,6 +91,23 @@ class NativeExecutor:
         n = self.native
         n.step(arrays.words)
         return StepOutputs(n.tokens, n.logprobs, n.ranks, n.top_ids, n.top_logprobs)
+
+    def cancel(self, on: bool = True) -> None:
+        """From any thread: end the running (or next) step, also inside an op."""
+        self.native.cancel(on)
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one KV block, all layers."""
+        return self.native.kv_block_bytes
+
+    def read_blocks(self, blocks: Int32) -> Bytes:
+        """What these KV blocks hold, [n, kv_block_bytes]."""
+        return self.native.read_blocks(blocks)
+
+    def write_blocks(self, blocks: Int32, data: Bytes) -> None:
+        """Fill these KV blocks with what read_blocks gave."""
+        self.native.write_blocks(blocks, data)
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
         """Inputs and output of lowered op `op_index` in this step."""

@@ -91,6 +91,7 @@ class PagedModel:
     """A transformers model whose keys and values are kept in blocks of 32 tokens."""
 
     def __init__(self, model: Any, num_blocks: int) -> None:
+        self.cancelled = False
         self._model = model
         self._num_blocks = num_blocks
         parameters = inspect.signature(model.forward).parameters
@@ -111,6 +112,9 @@ class PagedModel:
         rows = torch.from_numpy(step.row_token).long()
         out = torch.zeros(len(rows), self.vocab)
         for seq in range(step.num_seqs):
+            if self.cancelled:  # no way into a forward of transformers
+                msg = "the step was cancelled"
+                raise RuntimeError(msg)
             at = step.queries(seq)
             mine = (rows >= at.start) & (rows < at.stop)
             logits = self._run_sequence(step, seq, rows[mine] - at.start)
@@ -120,6 +124,11 @@ class PagedModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """What `hidden` gave are logits already."""
         return hidden
+
+    def kv_parts(self, block: int) -> list[Tensor]:
+        """Views of KV block `block`: keys, then values [32, heads, d], of each layer."""
+        at = slice(block * BLOCK, (block + 1) * BLOCK)
+        return [state[at] for layer in self._pools for state in layer]
 
     def _run_sequence(self, step: StepView, seq: int, rows: Tensor) -> Tensor:
         at = step.queries(seq)

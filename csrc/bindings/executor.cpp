@@ -72,6 +72,26 @@ Array<float> step_logits(Executor& e, const Words& words) {
   return out;
 }
 
+Array<uint8_t> read_blocks(const Executor& e, const Words& blocks) {
+  const auto bytes = static_cast<py::ssize_t>(e.kv_block_bytes());
+  Array<uint8_t> out({static_cast<py::ssize_t>(blocks.size()), bytes});
+  uint8_t* data = out.mutable_data();
+  const Span<const int32_t> span = span_of(blocks);
+  const py::gil_scoped_release release;
+  e.read_blocks(span, data);
+  return out;
+}
+
+void write_blocks(Executor& e, const Words& blocks, const Array<uint8_t>& data) {
+  const auto wanted = blocks.size() * static_cast<py::ssize_t>(e.kv_block_bytes());
+  check_argument(data.size() == wanted, "write_blocks: ", blocks.size(), " blocks are ", wanted,
+                 " bytes, not ", data.size());
+  const Span<const int32_t> span = span_of(blocks);
+  const uint8_t* from = data.data();
+  const py::gil_scoped_release release;
+  e.write_blocks(span, from);
+}
+
 int probe_kind(const std::string& kind) {
   const std::vector<std::string> names{"f32", "bf16", "int8"};
   for (size_t i = 0; i < names.size(); i++) {
@@ -139,6 +159,10 @@ void register_executor(py::module_& m) {
             return e.step(span);
           },
           py::arg("words").noconvert())
+      .def_property_readonly("kv_block_bytes", &Executor::kv_block_bytes)
+      .def("read_blocks", &read_blocks, py::arg("blocks").noconvert())
+      .def("write_blocks", &write_blocks, py::arg("blocks").noconvert(),
+           py::arg("data").noconvert())
       .def("tap", &tap, py::arg("words").noconvert(), py::arg("op_index"))
       .def("step_logits", &step_logits, py::arg("words").noconvert())
       .def_property_readonly("tokens", row_view(&StepResults::tokens))
@@ -163,7 +187,7 @@ void register_executor(py::module_& m) {
              return Array<double>(static_cast<py::ssize_t>(s.size()), s.data());
            })
       .def("profile", &Executor::profile, py::arg("on"))
-      .def("cancel", &Executor::cancel)
+      .def("cancel", &Executor::cancel, py::arg("on") = true)
       .def("probe_bandwidth", &Executor::probe_bandwidth, py::arg("seconds"), free_gil)
       .def(
           "probe_dot",

@@ -162,6 +162,9 @@ bool Executor::run_ops(int64_t first, int64_t last) {
     end_phase = w.phase;
   });
   phase_ = end_phase;
+  // Workers stop claiming on their own, also after thread 0 last looked; the dispatch has ended and
+  // ordered their loads before this one.
+  finished = finished && !cancelled_.load(std::memory_order_relaxed);
   if (!finished) cancelled_.store(false, std::memory_order_relaxed);
   return finished;
 }
@@ -183,6 +186,27 @@ void Executor::append_samples() {
   for (int64_t r = 0; r < input_.rows; r++) {
     if (input_.row_target[r] >= 0) continue;
     sampler_.append(input_.row_slot[r], results_.tokens[static_cast<size_t>(r)]);
+  }
+}
+
+void Executor::check_block(int32_t block) const {
+  check_argument(block >= 0 && block < kv_.num_blocks(), "there is no KV block ", block,
+                 "; they are 0 to ", kv_.num_blocks() - 1);
+}
+
+void Executor::read_blocks(Span<const int32_t> blocks, uint8_t* to) const {
+  for (const int32_t block : blocks) {
+    check_block(block);
+    kv_.read_block(block, to);
+    to += kv_.block_bytes();
+  }
+}
+
+void Executor::write_blocks(Span<const int32_t> blocks, const uint8_t* from) {
+  for (const int32_t block : blocks) check_block(block);
+  for (const int32_t block : blocks) {
+    kv_.write_block(block, from);
+    from += kv_.block_bytes();
   }
 }
 

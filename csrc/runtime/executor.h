@@ -59,13 +59,18 @@ class Executor {
   int64_t count_rows(Span<const int32_t> words) const { return parse(words).rows; }
   // Runs the ops before `op`, then `op`. Samples nothing; the ops' KV stores do happen.
   Tap tap(Span<const int32_t> words, int64_t op);
+  // The bytes of KV blocks, between steps; see KvCache. std::invalid_argument for a bad block.
+  size_t kv_block_bytes() const { return kv_.block_bytes(); }
+  void read_blocks(Span<const int32_t> blocks, uint8_t* to) const;
+  void write_blocks(Span<const int32_t> blocks, const uint8_t* from);
   // Heap allocations made so far while steps ran (base/allocations.h); stays 0.
   int64_t step_allocations() const { return step_allocations_; }
   const StepResults& results() const { return results_; }
   StepResults& results() { return results_; }
 
-  // From any thread: the step that runs, or else the next, stops after the current op.
-  void cancel() noexcept { cancelled_.store(true, std::memory_order_relaxed); }
+  // From any thread: the step that runs, or else the next, ends as soon as each thread has finished
+  // what it has claimed (milliseconds). cancel(false) between steps takes it back.
+  void cancel(bool on) noexcept { cancelled_.store(on, std::memory_order_relaxed); }
 
   void profile(bool on) noexcept { profiling_ = on; }
   const std::vector<double>& op_seconds() const { return op_seconds_; }
@@ -82,6 +87,7 @@ class Executor {
   static Buffer make_activations(const Program& program, std::vector<Rows>& values);
   StepInput parse(Span<const int32_t> words) const;
   void check_kernels() const;
+  void check_block(int32_t block) const;
   void plan_attention();
   void carve_work_memory();
   void begin_step(const StepInput& in);

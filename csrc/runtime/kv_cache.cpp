@@ -1,5 +1,7 @@
 #include "runtime/kv_cache.h"
 
+#include <cstring>
+
 #include "base/check.h"
 
 namespace cpuserve {
@@ -12,19 +14,26 @@ KvCache::KvCache(const std::vector<KvShape>& layers, int64_t num_blocks, KvType 
   // touches and huge pages follow the tokens in use, not the number of layers (24 layers in regions
   // of their own cost 24 pages of 2 MB for the first 32 tokens; measured: 4 % of a 1,024-token
   // prompt).
-  size_t block = 0;
   for (const KvShape& s : layers) {
     const size_t half_head = static_cast<size_t>(s.hd_pad) * kBlock * kv_elem_bytes(type);
     layers_.push_back({nullptr, 0, 2 * half_head, s.kv_heads, s.head_dim, s.hd_pad, type});
-    block += 2 * half_head * static_cast<size_t>(s.kv_heads);
+    block_bytes_ += 2 * half_head * static_cast<size_t>(s.kv_heads);
   }
-  arena_ = Buffer(block * static_cast<size_t>(num_blocks));
+  arena_ = Buffer(block_bytes_ * static_cast<size_t>(num_blocks));
   uint8_t* base = arena_.data();
   for (KvLayer& layer : layers_) {
     layer.base = base;
-    layer.block_stride = block;
+    layer.block_stride = block_bytes_;
     base += layer.head_stride * static_cast<size_t>(layer.kv_heads);
   }
+}
+
+void KvCache::read_block(int64_t block, uint8_t* to) const {
+  std::memcpy(to, arena_.data() + static_cast<size_t>(block) * block_bytes_, block_bytes_);
+}
+
+void KvCache::write_block(int64_t block, const uint8_t* from) {
+  std::memcpy(arena_.data() + static_cast<size_t>(block) * block_bytes_, from, block_bytes_);
 }
 
 }  // namespace cpuserve

@@ -20,10 +20,14 @@ struct Executor::Worker {
     e.team_->barrier(thread);
     e.queue_.enter(thread, ++phase);
   }
-  // Claims items of this phase in chunks, own share first.
+  // Claims items of this phase in chunks, own share first; once cancelled, leaves them undone,
+  // since one op of a long prompt can take a second. What was not computed is never used: values
+  // only feed values here, and run_ops finds the flag set.
   template <class Run>
   void drain(int64_t items, int64_t chunk, const Run& run) noexcept {
-    e.queue_.drain(thread, threads, phase, items, chunk, run);
+    e.queue_.drain(thread, threads, phase, items, chunk, [&](int64_t begin, int64_t end) {
+      if (!e.cancelled_.load(std::memory_order_relaxed)) run(begin, end);
+    });
   }
   Range share(int64_t items) const noexcept { return split(items, thread, threads); }
 

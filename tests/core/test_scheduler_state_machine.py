@@ -182,26 +182,32 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         count=st.integers(1, 8),
         seconds=st.sampled_from([1e-4, 0.02, 0.3, 5.0]),
-        then=st.sampled_from([None, None, None, None, None, None, "fail", "fail", "clear"]),
+        then=st.sampled_from([*[None] * 6, "fail", "fail", "abandon", "clear"]),
     )
     def step(self, count, seconds, then):
         for _ in range(count):
             self.run_step(seconds)
         if then == "fail":
             self.fail_step()
+        elif then == "abandon":
+            self.abandon_step()
         elif then == "clear":
             self.kv.clear_prefixes()
 
     def fail_step(self):
         """The executor raises after it has spoilt every block it was to write."""
-        batch = self.scheduler.schedule()
-        for chunk in batch.chunks:
-            size = self.kv.block_size
-            for position in range(chunk.start, chunk.start + len(chunk.token_ids)):
-                self.model.kv[chunk.block_table[position // size]][position % size] = -7
+        self.model.spoil(self.scheduler.schedule())
         for delta in self.scheduler.fail("broken"):
             assert delta.finish == "error"
             self.aborted.add(delta.request.id)
+
+    def abandon_step(self):
+        """Every request of the step is aborted while it runs, and it ends half done."""
+        self.model.spoil(self.scheduler.schedule())
+        gone = {request.id for request in self.scheduler.batch_requests}
+        assert not self.scheduler.abandon()
+        assert not any(self.scheduler.abort(number) for number in gone)
+        self.aborted |= gone
 
     def run_step(self, seconds=0.02):
         decoding = {

@@ -2,6 +2,7 @@
 
 "fake", "fake:raise:N" (step N raises), "fake:nan:N" (the first row of step N is NaN), "fake:exit:N"
 (the process ends in step N), "fake:crash:N" (it segfaults), "fake:slow" (20 ms a step),
+"fake:endless" (a step ends when it is cancelled, and not before ten minutes),
 "fake:startup" (a StartupError), "fake:broken" (a bug while loading), "fake:hang" (loads for ever).
 """
 
@@ -46,7 +47,8 @@ def build(config, progress, team):
         if kind == "crash":
             faulthandler._sigsegv()
 
-    return fake_core(config, fault=fault, delay_s=0.02 if kind == "slow" else 0.0, eos_ids=[9])
+    delay_s = {"slow": 0.02, "endless": 600.0}.get(kind, 0.0)
+    return fake_core(config, fault=fault, delay_s=delay_s, eos_ids=[9])
 
 
 def main(argv=None):

@@ -8,7 +8,7 @@ sampler state after a preemption) changes the tokens.
 from __future__ import annotations
 
 import hashlib
-import time
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -102,6 +102,13 @@ class FakeModel:
             block = chunk.block_table[position // self.block_size]
             self.kv[block][position % self.block_size] = token
 
+    def spoil(self, batch: StepBatch) -> None:
+        """Leave a wrong token in every place that `batch` was to write, as a step cut short."""
+        for chunk in batch.chunks:
+            for position in range(chunk.start, chunk.start + len(chunk.token_ids)):
+                block = chunk.block_table[position // self.block_size]
+                self.kv[block][position % self.block_size] = -7
+
     def _history(self, chunk: SeqChunk, end: int) -> list[int]:
         size = self.block_size
         return [self.kv[chunk.block_table[p // size]][p % size] for p in range(end)]
@@ -137,6 +144,7 @@ class FakeExecutor:
         self._fault = fault
         self._delay_s = delay_s
         self._steps = 0
+        self._cancelled = threading.Event()
 
     def admit(self, slot, params, seed, prompt, output, stop_ids) -> None:
         self.model.admit(slot, params, seed, prompt, output, stop_ids)
@@ -144,10 +152,31 @@ class FakeExecutor:
     def release(self, slot) -> None:
         self.model.release(slot)
 
+    @property
+    def kv_block_bytes(self) -> int:
+        return 4 * self.model.block_size
+
+    def read_blocks(self, blocks):
+        return np.array([self.model.kv[b] for b in blocks], np.int32).view(np.uint8)
+
+    def write_blocks(self, blocks, data):
+        for block, tokens in zip(blocks, data.view(np.int32).tolist(), strict=True):
+            self.model.kv[block] = tokens
+
+    def cancel(self, on: bool = True) -> None:
+        if on:
+            self._cancelled.set()
+        else:
+            self._cancelled.clear()
+
     def step(self, arrays):
-        time.sleep(self._delay_s)
+        batch = unflatten(arrays.words)
         self._steps += 1
-        rows = self.model.run(unflatten(arrays.words))
+        if self._cancelled.wait(self._delay_s):
+            self.model.spoil(batch)
+            msg = "the step was cancelled"
+            raise RuntimeError(msg)
+        rows = self.model.run(batch)
         tokens = np.array([r.token for r in rows], np.int32)
         logprobs = np.array([r.logprob for r in rows], np.float32)
         ranks = np.array([r.rank for r in rows], np.int32)

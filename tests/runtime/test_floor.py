@@ -143,3 +143,26 @@ def test_quantized_tensors_become_the_weights_the_format_says(source, permuted):
     if permuted:
         plain = dataclasses.replace(tensor, row_order=None)
         assert np.array_equal(as_torch(plain).rows(slice(None)).numpy()[order], got)
+
+
+def test_blocks_moved_by_their_bytes_and_a_cancelled_step():
+    path = tiny_model("llama")
+    executor = floor(path)
+    executor.admit(0, SamplingParams(temperature=0), 0, TOKENS, [], [])
+    want = executor.step(step(Sequence(0, list(TOKENS), [4, 9]).chunk())).tokens.tolist()
+    data = executor.read_blocks(np.array([4, 9], np.int32))
+    assert data.shape == (2, executor.kv_block_bytes)
+    other = floor(path)
+    other.admit(0, SamplingParams(temperature=0), 0, TOKENS, [], [])
+    other.write_blocks(np.array([7, 3], np.int32), data)
+    last = Sequence(0, list(TOKENS), [7, 3], done=len(TOKENS) - 1)
+    assert other.step(step(last.chunk())).tokens.tolist() == want
+    with pytest.raises(ValueError, match="there is no KV block 16"):
+        other.read_blocks(np.array([16], np.int32))
+    with pytest.raises(ValueError, match="are wanted"):
+        other.write_blocks(np.array([1], np.int32), data)
+    other.cancel()
+    with pytest.raises(RuntimeError, match="cancelled"):
+        other.step(step(Sequence(0, list(TOKENS), [1, 2]).chunk()))
+    other.cancel(on=False)
+    assert other.step(step(Sequence(0, list(TOKENS), [1, 2]).chunk())).tokens.tolist() == want

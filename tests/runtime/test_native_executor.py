@@ -396,6 +396,75 @@ def test_cancel_stops_a_step_and_the_next_one_runs(model):
     assert Native(model, threads=2).run(use) == 1
 
 
+def test_cancel_at_any_moment_leaves_the_steps_before_and_after_right(model):
+    """A prompt in two steps; the second is cut short at many places, also inside ops."""
+    first = words(Chunk(PROMPT[:64], 0, blocks_for(700), []))
+    second = words(Chunk(PROMPT[64:], 64, blocks_for(700), all_rows(len(PROMPT) - 64)))
+
+    def use(m):
+        m.executor.admit(0, **GREEDY)
+        m.executor.step(first)
+        want = m.executor.step_logits(second)
+        cut = 0
+        for i in range(60):
+            timer = threading.Timer(0.0002 * i, m.executor.cancel)
+            timer.start()
+            try:
+                got = m.executor.step_logits(second)
+                assert np.array_equal(got, want), "a step that was cut short gave results"
+            except RuntimeError:
+                cut += 1
+            timer.join()
+            m.executor.cancel(False)
+        assert np.array_equal(m.executor.step_logits(second), want)
+        return cut
+
+    assert Native(model, threads=2).run(use) > 0
+
+
+@pytest.mark.parametrize("kv", ["f32", "f16", "bf16"])
+def test_blocks_moved_by_their_bytes_give_the_same_logits(model, kv):
+    kind = "dense_bf16" if kv == "bf16" else "dense_f32"
+    n, blocks = 90, [5, 9, 2]
+    last = [(n - 1, -1, -1)]
+
+    def fill(m):
+        m.executor.admit(0, **GREEDY)
+        want = m.executor.step_logits(words(Chunk(PROMPT[:n], 0, blocks, last)))
+        return want, m.executor.read_blocks(np.array(blocks, np.int32))
+
+    want, data = Native(model, kind=kind, kv=kv).run(fill)
+    assert data.shape == (
+        3,
+        Native(model, kind=kind, kv=kv).run(lambda m: m.executor.kv_block_bytes),
+    )
+
+    def use(m):
+        m.executor.admit(0, **GREEDY)
+        m.executor.write_blocks(np.array([7, 1, 3], np.int32), data)
+        again = m.executor.read_blocks(np.array([3, 7], np.int32))
+        assert np.array_equal(again, data[[2, 0]])
+        chunk = Chunk(PROMPT[n - 1 : n], n - 1, [7, 1, 3], [(0, -1, -1)])
+        return m.executor.step_logits(words(chunk))
+
+    assert np.array_equal(Native(model, kind=kind, kv=kv).run(use), want)
+
+
+def test_blocks_that_are_not_there_and_bytes_of_another_size_are_refused(model):
+    def use(m):
+        size = m.executor.kv_block_bytes
+        for bad in ([-1], [0, 10**6]):
+            ids = np.array(bad, np.int32)
+            with pytest.raises(ValueError, match="there is no KV block"):
+                m.executor.read_blocks(ids)
+            with pytest.raises(ValueError, match="there is no KV block"):
+                m.executor.write_blocks(ids, np.zeros((len(bad), size), np.uint8))
+        with pytest.raises(ValueError, match="are"):
+            m.executor.write_blocks(np.array([0], np.int32), np.zeros((1, size - 1), np.uint8))
+
+    Native(model).run(use)
+
+
 def test_python_threads_run_during_a_step(model):
     """The GIL is released: a thread counts while steps run."""
 
