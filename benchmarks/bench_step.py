@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Seconds of one engine step without HTTP, by batch size and context; JSON lines.
 
-usage: bench_step.py MODEL [--batch 1 8 32] [--context 128 1024] [--prefill 512 1024] [--rounds 30]
+usage: bench_step.py MODEL [--batch 1 8 32] [--context 128 1024] [--prefill 512 1024]
+                     [--leave 2048] [--rounds 30]
 
 Steps run as in the server (scheduler, packing, executor, update); "python" is what a step takes
 outside the executor. Further options are those of `cpuserve serve`.
@@ -10,6 +11,7 @@ outside the executor. Further options are those of `cpuserve serve`.
 import argparse
 import random
 import sys
+import threading
 import time
 from array import array
 
@@ -93,10 +95,35 @@ class Bench:
             samples.append((whole, inside))
         self.show("prefill", samples, {"tokens": tokens})
 
+    def leave(self, tokens):
+        """From an abort that arrives somewhere in a prompt alone in its step to an idle engine."""
+        samples = []
+        for _ in range(self.rounds):
+            self.add(tokens, 1)  # the time that a whole step of it takes
+            whole = self.step()[0]
+            self.drain()
+            number = self.add(tokens, 1)
+            message, seen = Abort([number]), []
+
+            def arrive(message=message, seen=seen):
+                seen.append(time.perf_counter())
+                self.core.interrupt.see(message)
+
+            timer = threading.Timer(self.rng.uniform(0.05, 0.95) * whole, arrive)
+            timer.start()
+            self.core.step()
+            timer.join()
+            self.core.handle(message)
+            assert not self.core.has_work
+            samples.append((time.perf_counter() - seen[0], 0.0))
+        self.show("leave", samples, {"tokens": tokens})
+
     def show(self, name, samples, parameters):
         total = [1e3 * whole for whole, _ in samples]
         python = [1e6 * (whole - inside) for whole, inside in samples]
-        print(record(name, "ms", total, self.where, parameters=parameters).to_json())
+        print(record(name, "ms", total, self.where, parameters=parameters).to_json(), flush=True)
+        if name == "leave":
+            return
         found = record(f"{name}_python", "us", python, self.where, parameters=parameters)
         print(found.to_json(), flush=True)
 
@@ -107,6 +134,7 @@ def main():
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--context", type=int, nargs="*", default=[128, 1024])
     parser.add_argument("--prefill", type=int, nargs="*", default=[512, 1024])
+    parser.add_argument("--leave", type=int, nargs="*", default=[])
     parser.add_argument("--rounds", type=int, default=30)
     args, more = parser.parse_known_args()
     options = dict(flag.lstrip("-").split("=", 1) for flag in more)
@@ -122,6 +150,8 @@ def main():
         bench.prefill(64)
         for tokens in args.prefill:
             bench.prefill(tokens)
+        for tokens in args.leave:
+            bench.leave(tokens)
         for batch in args.batch:
             for context in args.context:
                 bench.decode(batch, context)
