@@ -21,6 +21,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     dtype: str | None = None
     activation_bits: str | None = None
     max_model_len: int | None = None
+    allow_long_model_len: bool | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     itl_target_ms: int | None = None

@@ -293,6 +293,16 @@ FIELDS: tuple[Field, ...] = (
         metavar="TOKENS",
     ),
     Field(
+        "allow_long_model_len",
+        "Let max-model-len exceed what the model was trained for.",
+        "off",
+        MODEL,
+        kind="flag",
+        flags=("--allow-long-max-model-len",),
+        env="CPUSERVE_ALLOW_LONG_MAX_MODEL_LEN",
+        aliases=(Alias("VLLM_ALLOW_LONG_MAX_MODEL_LEN"),),
+    ),
+    Field(
         "seed",
         "Seed of sampling for requests that bring none.",
         "0",
@@ -438,7 +448,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "kv_cache_space",
         "Memory of the KV cache: GiB (4, 0.5), 512MiB, a share of memory (30%), 0 = automatic.",
-        "the least of 4 GiB, a quarter of free memory, and what max-num-seqs full requests can use",
+        "the least of 4 GiB, a quarter of free memory, what max-num-seqs full requests can use",
         MEMORY,
         unit="GiB",
         flags=("--kv-cache-memory", "--kv-cache-space"),
@@ -675,7 +685,6 @@ NO_OPS: tuple[NoOp, ...] = (
     NoOp(("TORCHINDUCTOR_COMPILE_THREADS",), "kernels are compiled ahead of time"),
     NoOp(("VLLM_CPU_CI_ENV", "VLLM_CPU_SIM_MULTI_NUMA"), "it is internal to vLLM"),
     NoOp(("CPU_VISIBLE_MEMORY_NODES", "CPUSERVE_VISIBLE_MEMORY_NODES"), NOT_YET),
-    NoOp(("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "CPUSERVE_ALLOW_LONG_MAX_MODEL_LEN"), NOT_YET),
 )
 
 BY_NAME: dict[str, Field] = {f.name: f for f in FIELDS}

@@ -30,8 +30,8 @@ def render(prepared: Prepared, url: str | None = None) -> str:
         "dtype": f"{config.dtype} ({why['dtype']}), {_activations(prepared.resolved)}"
         f"KV cache {config.kv_dtype}",
         "threads": f"{config.threads} {_where(config.cpus)} ({why['threads']})",
-        "KV cache": f"{config.kv_blocks} blocks, {config.kv_blocks * config.block_size} tokens, "
-        f"{size_of_kv(prepared.resolved)} ({why['kv_cache_space']})",
+        "KV cache": f"{size_of_kv(prepared.resolved)} ({why['kv_cache_space']}); "
+        f"{config.kv_blocks} blocks, {why['kv_blocks']}",
         "context": f"{config.max_model_len} tokens ({why['max_model_len']}), "
         f"up to {config.max_num_seqs} requests at a time",
     }

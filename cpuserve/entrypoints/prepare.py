@@ -101,6 +101,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         activation_width=_activation_width(spec),
         has_program=has_program,
         matrix_weights=_matrix_weights(spec) if has_program else 0,
+        fixed_positions=spec.rope is None,
         generation=generation.values,
         generation_why=generation.why,
     )

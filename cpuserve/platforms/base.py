@@ -23,11 +23,11 @@ class ModelFacts:
     """What a platform needs to know about a model: numbers and names, no tensors.
 
     name: as the user called it. dtype: the checkpoint's ("bfloat16", "float16", "float32");
-    quantization: its weight format where it has one ("gguf Q4_1"). weight_bytes: tensor bytes in
-    the files; matrix_weights: how many weights the matrices have, a tied one counted once (0
-    without a program). activation_width: floats of scratch one token of a step needs. has_program:
-    cpuserve knows the architecture. generation: sampling parameters the model recommends;
-    generation_why: by whom and why.
+    quantization: its weight format where it has one ("gguf Q4_1"). fixed_positions: a learned table
+    holds max_position. weight_bytes: tensor bytes in the files; matrix_weights: how many weights
+    the matrices have, a tied one counted once (0 without a program). activation_width: floats of
+    scratch one token of a step needs. has_program: cpuserve knows the architecture. generation:
+    sampling parameters the model recommends; generation_why: by whom and why.
     """
 
     name: str
@@ -42,6 +42,7 @@ class ModelFacts:
     activation_width: int
     has_program: bool = True
     matrix_weights: int = 0
+    fixed_positions: bool = False
     generation: Mapping[str, int | float] = field(default_factory=dict)
     generation_why: str = "the model recommends nothing"
 

@@ -112,24 +112,32 @@ def _v2_memory(group: Path) -> tuple[int, int] | None:
     return _limit_and_free(
         min((x for x in limits if x is not None), default=None),
         _int(group / "memory.current"),
-        _stat(group / "memory.stat", "inactive_file"),
+        _reclaimable(group, "inactive_file", "active_file", "slab_reclaimable"),
     )
 
 
 def _v1_memory(group: Path) -> tuple[int, int] | None:
+    # A container sees its ancestors' limits only here.
+    of_all = _stat(group / "memory.stat", "hierarchical_memory_limit")
+    limits = [_int(group / "memory.limit_in_bytes"), of_all]
     return _limit_and_free(
-        _int(group / "memory.limit_in_bytes"),
+        min((x for x in limits if x is not None), default=None),
         _int(group / "memory.usage_in_bytes"),
-        _stat(group / "memory.stat", "total_inactive_file"),
+        _reclaimable(group, "total_inactive_file", "total_active_file"),
     )
 
 
+def _reclaimable(group: Path, *keys: str) -> int:
+    """Page cache and the like, which the kernel drops before it kills anyone."""
+    return sum(_stat(group / "memory.stat", key) or 0 for key in keys)
+
+
 def _limit_and_free(
-    limit: int | None, usage: int | None, reclaimable: int | None
+    limit: int | None, usage: int | None, reclaimable: int
 ) -> tuple[int, int] | None:
     if limit is None or limit >= V1_UNLIMITED:
         return None
-    return limit, limit - max(0, (usage or 0) - (reclaimable or 0))
+    return limit, limit - max(0, (usage or 0) - reclaimable)
 
 
 def _stat(file: Path, key: str) -> int | None:

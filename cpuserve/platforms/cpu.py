@@ -17,7 +17,7 @@ from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory import BLOCK, plan_memory
-from cpuserve.platforms.placement import place
+from cpuserve.platforms.placement import nodes_in_use, place
 from cpuserve.platforms.probe import Roofline
 
 ISA_LEVELS = (
@@ -129,6 +129,8 @@ class CpuPlatform:
             quantize=quantize,
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
+            threads=placement.threads,
+            nodes=nodes_in_use(placement, host),
         )
         scheduling = _scheduling(options, ledger)
         _hints(options, ledger)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import platform as stdlib_platform
 import re
-from collections.abc import Iterable
+import resource
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -42,10 +43,11 @@ class Cpu(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One NUMA node; memory is what its meminfo says, for reports only (ballooned VMs lie)."""
+    """One NUMA node; memory is what its meminfo says (ballooned VMs lie, see `node_memory`)."""
 
     id: NodeId
     memory_total: int = 0
+    memory_available: int = 0
 
 
 class HugePages(msgspec.Struct, frozen=True):
@@ -59,8 +61,10 @@ class HugePages(msgspec.Struct, frozen=True):
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """The machine as this process sees it. Memory in bytes.
 
-    allowed: CPUs of the affinity mask. isa_levels: what the native extension runs here, lowest
-    first; empty with `native_error` saying why where it cannot run at all.
+    allowed: CPUs of the affinity mask. memory_nodes: nodes a cpuset lets it take memory of; empty =
+    unknown. address_space_limit, data_limit: of one process (ulimit -v and -d); None = no limit.
+    isa_levels: what the native extension runs here, lowest first; empty with `native_error` saying
+    why where it cannot run at all.
     """
 
     arch: str
@@ -71,6 +75,9 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[Node, ...] = ()
     memory_total: int
     memory_available: int
+    memory_nodes: tuple[NodeId, ...] = ()
+    address_space_limit: int | None = None
+    data_limit: int | None = None
     cgroup: Cgroup = Cgroup()
     huge_pages: HugePages = HugePages()
     kernel: str = ""
@@ -96,6 +103,19 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         free = self.cgroup.memory_available
         return self.memory_available if free is None else min(self.memory_available, free)
 
+    def node_memory(self, nodes: Iterable[NodeId]) -> int | None:
+        """What `nodes` have available; None where that says nothing.
+
+        It does not where `nodes` are all there are, or where the nodes do not add up to the machine
+        (after ballooning or hot-plugging they keep the numbers of the boot).
+        """
+        chosen = set(nodes)
+        total = sum(n.memory_total for n in self.nodes)
+        trusted = abs(total - self.memory_total) <= self.memory_total // 16
+        if not trusted or all(n.id in chosen for n in self.nodes if n.memory_total):
+            return None
+        return sum(n.memory_available for n in self.nodes if n.id in chosen)
+
     def to_json(self) -> bytes:
         """This host as JSON, for a bug report or a test fixture."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
@@ -113,12 +133,17 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         cgroup_root: Path | None = None,
         affinity: Iterable[int] | None = None,
         arch: str | None = None,
+        rlimits: Mapping[str, int | None] | None = None,
     ) -> Host:
-        """Read the host; what a file does not say is filled with the plainest assumption."""
+        """Read the host; what a file does not say is filled with the plainest assumption.
+
+        rlimits: {"AS": bytes, "DATA": bytes} instead of this process's own.
+        """
         allowed = sorted(_affinity() if affinity is None else affinity)
         cpuinfo = _text(proc_root / "cpuinfo")
         meminfo = _meminfo(_text(proc_root / "meminfo"))
         total, available = _memory(meminfo)
+        limits = _rlimits() if rlimits is None else rlimits
         return Host(
             arch=arch or stdlib_platform.machine().lower().replace("amd64", "x86_64"),
             cpu_model=_cpu_model(cpuinfo),
@@ -128,6 +153,9 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
             nodes=_read_nodes(sysfs_root / "devices/system/node"),
             memory_total=total,
             memory_available=available,
+            memory_nodes=_memory_nodes(_text(proc_root / "self/status")),
+            address_space_limit=limits.get("AS"),
+            data_limit=limits.get("DATA"),
             cgroup=read_cgroup(cgroup_root or sysfs_root / "fs/cgroup", proc_root),
             huge_pages=_huge_pages(sysfs_root, meminfo),
             kernel=_text(proc_root / "sys/kernel/osrelease").strip(),
@@ -138,6 +166,19 @@ def _affinity() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
+
+
+def _rlimits() -> dict[str, int | None]:
+    found: dict[str, int | None] = {}
+    for name in ("AS", "DATA"):
+        limit = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
+        found[name] = None if limit == resource.RLIM_INFINITY else limit
+    return found
+
+
+def _memory_nodes(status: str) -> tuple[NodeId, ...]:
+    match = re.search(r"^Mems_allowed_list:\s*(\S+)$", status, re.MULTILINE)
+    return tuple(NodeId(n) for n in _parse_list(match[1])) if match else ()
 
 
 def _read_cpus(system: Path, allowed: list[int]) -> tuple[Cpu, ...]:
@@ -180,10 +221,12 @@ def _node_ids(root: Path) -> list[NodeId]:
 
 
 def _read_nodes(root: Path) -> tuple[Node, ...]:
-    return tuple(
-        Node(n, _meminfo(_text(root / f"node{n}/meminfo")).get("MemTotal", 0))
-        for n in _node_ids(root)
-    )
+    found = []
+    for n in _node_ids(root):
+        m = _meminfo(_text(root / f"node{n}/meminfo"))
+        reclaimable = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
+        found.append(Node(n, m.get("MemTotal", 0), sum(m.get(key, 0) for key in reclaimable)))
+    return tuple(found)
 
 
 def _meminfo(text: str) -> dict[str, int]:
@@ -237,11 +280,12 @@ def _cpu_flags(cpuinfo: str) -> tuple[str, ...]:
 
 def _list(file: Path) -> list[CpuId]:
     """A kernel CPU list ("0-3,8"); empty where the file is missing or odd."""
-    text = _text(file).strip()
-    if not text:
-        return []
+    return _parse_list(_text(file).strip())
+
+
+def _parse_list(text: str) -> list[CpuId]:
     try:
-        return parse_cpu_list(text)
+        return parse_cpu_list(text) if text else []
     except ValueError:
         return []
 

@@ -1,20 +1,23 @@
 """How many KV blocks there are and how long a request may be.
 
 Bytes of one block of 32 tokens, over all layers: 2 (K and V) x kv_heads x head_dim (rounded up to
-16) x 32 x element bytes. What is free is the least of the machine's MemAvailable and the control
-group's limit, minus the weights (a packed copy is made) and what the processes themselves need.
+16) x 32 x element bytes. What is free is the least that any bound leaves (`room.py`), minus the
+weights (a packed copy is made) and what the processes themselves need.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import EngineOptions
 from cpuserve.config.values import GIB, Space, format_bytes, format_gib, format_gib_up, parse_space
 from cpuserve.errors import ConfigError
+from cpuserve.ids import NodeId
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.host import Host
+from cpuserve.platforms.room import HEADROOM, Bound, Needs, tightest
 
 BLOCK = 32  # csrc/kernels/table.h: kBlock
 HEAD_ALIGN = 16  # table.h: hd_pad
@@ -26,7 +29,7 @@ QUANTIZED_BYTES = {"int8": 1.05, "int8_fine": 1.07, "int4": 0.85, "int4_fine": 0
 PROCESS_BYTES = 256 << 20  # both processes besides weights, KV cache and activations
 AUTO_MAX = 4 * GIB
 AUTO_SHARE = 4  # automatic size: at most a quarter of what is free
-HEADROOM = 0.95  # never plan the last twentieth: other programs move, too
+AUTO_SHARE_FOR_ONE = 2  # or half, where a quarter does not hold one request of full length
 LEAST_TOKENS = 256  # a pool below this serves nobody
 
 
@@ -40,12 +43,26 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Budget:
-    """free: bytes the pool could take; block: bytes of one block; wanted: longest request asked."""
+    """bound: what leaves the pool least; near: room on the nodes the threads run on, if known.
 
-    free: int
+    block: bytes of one block; wanted: longest request asked for.
+    """
+
+    bound: Bound
+    near: int | None
     block: int
     wanted: int
     explicit_len: bool
+
+    @property
+    def free(self) -> int:
+        """Bytes the pool could take."""
+        return self.bound.room
+
+    @property
+    def is_free(self) -> str:
+        """ "20.40 GiB of the machine is free beside the weights"."""
+        return f"{format_bytes(max(0, self.free))} {self.bound.what} is free beside the weights"
 
     def blocks(self, tokens: int) -> int:
         return -(-tokens // BLOCK)
@@ -56,6 +73,11 @@ class _Budget:
     @property
     def most_tokens(self) -> int:
         return self.free // self.block * BLOCK
+
+    @property
+    def least_tokens(self) -> int:
+        """A request that must fit: of the length asked, or a short one where none was."""
+        return self.wanted if self.explicit_len else min(self.wanted, LEAST_TOKENS)
 
 
 def kv_block_bytes(facts: ModelFacts, kv_dtype: str) -> int:
@@ -84,18 +106,29 @@ def plan_memory(
     quantize: str,
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    threads: int,
+    nodes: Iterable[NodeId],
 ) -> MemoryPlan:
     """Size the pool; only an explicit wish can fail, and says the largest value that would not.
+
+    nodes: NUMA nodes the threads run on, whose memory is preferred.
 
     Raises:
         ConfigError: the model, the explicit KV size or the explicit length does not fit.
     """
     weights = resident_weight_bytes(facts, dtype, quantize)
     other = PROCESS_BYTES + max_num_batched_tokens * facts.activation_width * 4
-    free = int(host.memory_free * HEADROOM) - weights - other
+    needs = Needs(weights, other, facts.weight_bytes, threads)
     wanted, explicit = _wanted_length(options, ledger, facts)
-    budget = _Budget(free, kv_block_bytes(facts, kv_dtype), wanted, explicit)
-    _require_room(budget, host, weights, other)
+    near = host.node_memory(nodes)
+    budget = _Budget(
+        tightest(host, needs),
+        None if near is None else int(near * HEADROOM) - weights - other,
+        kv_block_bytes(facts, kv_dtype),
+        wanted,
+        explicit,
+    )
+    _require_room(budget, needs)
     space = parse_space(options.kv_cache_space or "0")
     if space.automatic:
         blocks, why = _automatic(budget, ledger, max_num_seqs)
@@ -107,8 +140,9 @@ def plan_memory(
     ledger.decide(
         "kv_blocks",
         blocks,
-        f"{blocks * BLOCK} tokens at {format_bytes(budget.block / BLOCK)} a token: "
-        f"full-length requests that fit: {blocks // budget.blocks(length)}",
+        f"{blocks * BLOCK} tokens at {format_bytes(budget.block / BLOCK)} a token "
+        f"({_formula(facts, kv_dtype)}); full-length requests that fit: "
+        f"{blocks // budget.blocks(length)}",
     )
     ledger.decide("max_model_len", length, _length_why(budget, length, facts))
     return MemoryPlan(blocks, length)
@@ -118,51 +152,82 @@ def _wanted_length(options: EngineOptions, ledger: Ledger, facts: ModelFacts) ->
     asked = options.max_model_len
     if asked is None or asked == -1:
         return facts.max_position, False
-    if asked > facts.max_position:
+    if asked > facts.max_position and (facts.fixed_positions or not options.allow_long_model_len):
         msg = (
             f"{ledger.asked('max_model_len')}: {facts.name} has positions for "
             f"{facts.max_position} tokens; give at most {facts.max_position}"
         )
+        if not facts.fixed_positions:
+            msg += ", or set CPUSERVE_ALLOW_LONG_MAX_MODEL_LEN=1 to go where it was not trained"
         raise ConfigError(msg)
     return asked, True
 
 
-def _require_room(budget: _Budget, host: Host, weights: int, other: int) -> None:
+def _formula(facts: ModelFacts, kv_dtype: str) -> str:
+    """ "2 x 30 layers x 3 heads x 64 x 2 bytes": what a token takes, K and V."""
+    element = KV_BYTES[kv_dtype]
+    groups: dict[tuple[int, int], int] = {}
+    for kv in facts.kv_layers:
+        head = -(-kv.head_dim // HEAD_ALIGN) * HEAD_ALIGN
+        groups[kv.kv_heads, head] = groups.get((kv.kv_heads, head), 0) + 1
+    parts = [f"{n} layers x {heads} heads x {dim}" for (heads, dim), n in groups.items()]
+    layers = parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
+    return f"2 x {layers} x {element} bytes"
+
+
+def _require_room(budget: _Budget, needs: Needs) -> None:
     least = budget.bytes(min(budget.wanted, LEAST_TOKENS))
-    if budget.free >= least:
+    bound = budget.bound
+    if bound.room >= least:
         return
-    need = int((weights + other + least) / HEADROOM)
     msg = (
-        f"not enough memory: the weights need {format_bytes(weights)}, the processes "
-        f"{format_bytes(other)} and the smallest KV cache {format_bytes(least)}, together "
-        f"{format_bytes(need)}; {format_bytes(host.memory_free)} is free. Free or grant more "
-        f"memory, lower --max-num-batched-tokens, or take a smaller model"
+        f"not enough memory: the weights need {format_bytes(needs.weights)}, the processes "
+        f"{format_bytes(bound.needed - needs.weights)} and the smallest KV cache "
+        f"{format_bytes(least)}, with a margin {format_bytes(bound.with_room(least))} in all; "
+        f"{format_bytes(bound.free)} {bound.what} is free. Free or grant more memory, lower "
+        f"--max-num-batched-tokens, or take a smaller model"
     )
     raise ConfigError(msg)
 
 
 def _automatic(budget: _Budget, ledger: Ledger, max_num_seqs: int) -> tuple[int, str]:
-    share = min(AUTO_MAX, budget.free // AUTO_SHARE) // budget.block
     useful = max_num_seqs * budget.blocks(budget.wanted)
+    share, what = _share(budget)
     if useful <= share:
         return useful, f"all that {max_num_seqs} requests of full length can use"
-    least = budget.blocks(
-        budget.wanted if budget.explicit_len else min(budget.wanted, LEAST_TOKENS)
-    )
+    least = budget.blocks(budget.least_tokens)
     if least > share:
         return _grown(budget, ledger, least)
-    why = "4 GiB" if budget.free // AUTO_SHARE >= AUTO_MAX else "a quarter of the free memory"
-    return share, f"{why}; set CPUSERVE_KVCACHE_SPACE for more"
+    most = format_gib(budget.free)
+    return share, f"{what}; set CPUSERVE_KVCACHE_SPACE for more, {most} at most"
+
+
+def _share(budget: _Budget) -> tuple[int, str]:
+    """(blocks, which share that is) of the automatic size."""
+    free, where = budget.free, "the free memory"
+    if budget.near is not None and budget.near < free:
+        free, where = max(0, budget.near), "the free memory of the NUMA nodes in use"
+    if free // AUTO_SHARE >= AUTO_MAX:
+        return AUTO_MAX // budget.block, "4 GiB"
+    quarter = free // AUTO_SHARE // budget.block
+    half = min(AUTO_MAX, free // AUTO_SHARE_FOR_ONE) // budget.block
+    one = budget.blocks(budget.wanted)
+    if one <= quarter:
+        return quarter, f"a quarter of {where}"
+    if one <= half:
+        return one, f"one request of full length, at most half of {where}"
+    return half, f"half of {where}, less than one request of full length"
 
 
 def _grown(budget: _Budget, ledger: Ledger, least: int) -> tuple[int, str]:
     if least * budget.block > budget.free:
         msg = (
             f"{ledger.asked('max_model_len')}: needs {format_bytes(least * budget.block)} of KV "
-            f"cache and {format_bytes(budget.free)} is free beside the weights; "
-            f"give at most --max-model-len {budget.most_tokens}"
+            f"cache and {budget.is_free}; give at most --max-model-len {budget.most_tokens}"
         )
         raise ConfigError(msg)
+    if not budget.explicit_len:
+        return least, "more than the automatic share, to hold a short request"
     return least, "more than the automatic share, to hold one request of the length asked"
 
 
@@ -176,17 +241,17 @@ def _explicit(budget: _Budget, ledger: Ledger, host: Host, space: Space) -> tupl
         why = f"{space.percent:g}% of {format_bytes(host.memory_limit)}"
     if size > budget.free:
         msg = (
-            f"{asked}: {format_bytes(size)} does not fit; {format_bytes(budget.free)} is free "
-            f"beside the weights; give at most {format_gib(budget.free)}, or 0 for automatic"
+            f"{asked}: {format_bytes(size)} does not fit; {budget.is_free}; "
+            f"give at most {format_gib(budget.free)}, or 0 for automatic"
         )
         raise ConfigError(msg)
-    least_tokens = budget.wanted if budget.explicit_len else min(budget.wanted, LEAST_TOKENS)
-    if size < budget.bytes(least_tokens):
-        raise ConfigError(_too_small(budget, asked, size, least_tokens))
+    if size < budget.bytes(budget.least_tokens):
+        raise ConfigError(_too_small(budget, asked, size))
     return size // budget.block, why
 
 
-def _too_small(budget: _Budget, asked: str, size: int, least_tokens: int) -> str:
+def _too_small(budget: _Budget, asked: str, size: int) -> str:
+    least_tokens = budget.least_tokens
     need = format_bytes(budget.bytes(least_tokens))
     holds = size // budget.block * BLOCK
     shorter = f", or pass --max-model-len {holds}" if holds >= BLOCK else ""
@@ -201,4 +266,6 @@ def _length_why(budget: _Budget, length: int, facts: ModelFacts) -> str:
     if length < budget.wanted:
         need = format_bytes(budget.bytes(budget.wanted))
         return f"what the KV cache holds; the model's {facts.max_position} would need {need}"
+    if length > facts.max_position:
+        return f"as asked, beyond the model's {facts.max_position}: expect worse answers there"
     return "as asked" if budget.explicit_len else "the model's"

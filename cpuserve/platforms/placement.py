@@ -9,7 +9,7 @@ from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import EngineOptions
 from cpuserve.config.values import format_cpus, parse_bind
 from cpuserve.errors import ConfigError
-from cpuserve.ids import CpuId
+from cpuserve.ids import CpuId, NodeId
 from cpuserve.platforms.host import Cpu, Host
 
 SMALL = 4  # up to this many allowed cores a reserved one would cost more than it saves
@@ -46,6 +46,12 @@ def place(options: EngineOptions, ledger: Ledger, host: Host) -> Placement:
     where = "anywhere" if placement.frontend is None else format_cpus(placement.frontend)
     ledger.decide("frontend_cpus", where, "HTTP, templates and text run there")
     return placement
+
+
+def nodes_in_use(placement: Placement, host: Host) -> set[NodeId]:
+    """The NUMA nodes whose cores compute."""
+    chosen = None if placement.cpus is None else set(placement.cpus)
+    return {c.node for c in host.usable_cpus if chosen is None or c.id in chosen}
 
 
 def physical_cores(host: Host) -> list[list[Cpu]]:

@@ -49,6 +49,7 @@ BAD = {
     "long_prefill_token_threshold": ["-1", "x"],
     "scheduling_policy": ["lifo", ""],
     "enable_prefix_caching": ["perhaps"],
+    "allow_long_model_len": ["perhaps"],
     "max_num_queued_reqs": ["0", "-1", "x", "70000"],
     "max_num_queued_tokens": ["0", "-1", "x"],
     "sse_ping_interval": ["0", "-1", "x", "3601"],

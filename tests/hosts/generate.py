@@ -33,15 +33,17 @@ def cores(per_node, nodes=1, smt=1, sibling_step=None, l3=None, packages=None):
 
 def host(name, cpus, gib, *, allowed=None, free=None, levels=X86_BF16, flags=AVX512, **more):
     nodes = sorted({c.node for c in cpus})
+    available = int((gib * 0.9 if free is None else free) * GIB)
     return Host(
         arch=more.pop("arch", "x86_64"),
         cpu_model=name,
         cpu_flags=flags,
         cpus=cpus,
         allowed=tuple(allowed if allowed is not None else (c.id for c in cpus)),
-        nodes=tuple(Node(n, gib * GIB // len(nodes)) for n in nodes),
+        nodes=tuple(Node(n, gib * GIB // len(nodes), available // len(nodes)) for n in nodes),
+        memory_nodes=tuple(nodes),
         memory_total=gib * GIB,
-        memory_available=int((gib * 0.9 if free is None else free) * GIB),
+        memory_available=available,
         huge_pages=HugePages("madvise"),
         kernel="6.1.0",
         isa_levels=levels,

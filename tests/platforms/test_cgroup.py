@@ -65,7 +65,8 @@ def test_v2_page_cache_counts_as_free(read):
             "cgroup.controllers": "memory",
             "memory.max": str(GIB),
             "memory.current": str(GIB * 3 // 4),
-            "memory.stat": f"anon 1\ninactive_file {GIB // 2}\nactive_file 5",
+            "memory.stat": f"anon 1\ninactive_file {GIB // 8}\nactive_file {GIB // 4}\n"
+            f"slab_reclaimable {GIB // 8}\nslab_unreclaimable 7",
         }
     )
     assert found.memory_available == GIB * 3 // 4
@@ -92,7 +93,8 @@ def test_v1_quota_and_memory(read):
             "memory/memory.limit_in_bytes": UNLIMITED,
             "memory/box/memory.limit_in_bytes": str(200 << 20),
             "memory/box/memory.usage_in_bytes": str(100 << 20),
-            "memory/box/memory.stat": f"cache 1\ntotal_inactive_file {50 << 20}",
+            "memory/box/memory.stat": f"cache 1\ntotal_inactive_file {30 << 20}\n"
+            f"total_active_file {20 << 20}",
         },
         own="4:memory:/box\n2:cpu,cpuacct:/box\n0::/",
     )
@@ -103,6 +105,18 @@ def test_v1_quota_and_memory(read):
         memory_available=150 << 20,
         throttled_periods=3,
     )
+
+
+def test_v1_a_container_knows_its_ancestors_limit_from_its_own_statistics(read):
+    found = read(
+        {
+            "memory/memory.limit_in_bytes": UNLIMITED,
+            "memory/memory.usage_in_bytes": str(100 << 20),
+            "memory/memory.stat": f"hierarchical_memory_limit {300 << 20}",
+        },
+        own="4:memory:/kubepods/abc",
+    )
+    assert (found.memory_limit, found.memory_available) == (300 << 20, 200 << 20)
 
 
 def test_v1_unlimited_is_no_limit(read):

@@ -1,5 +1,7 @@
 """Host.read on trees of files, and its JSON form."""
 
+import resource
+
 import pytest
 
 from cpuserve.platforms.host import Host
@@ -83,6 +85,43 @@ def test_sparse_nodes_and_nodes_without_cpus(read):
     host = read(tree, {"meminfo": MEMINFO}, range(2))
     assert [(n.id, n.memory_total) for n in host.nodes] == [(0, 0), (2, 65536)]
     assert {c.node for c in host.cpus} == {0}
+
+
+def node_files(node, cpus, total_kb, free_kb):
+    at = f"devices/system/node/node{node}"
+    info = (
+        f"Node {node} MemTotal: {total_kb} kB\nNode {node} MemFree: {free_kb - 30} kB\n"
+        f"Node {node} Active(file): 10 kB\nNode {node} Inactive(file): 10 kB\n"
+        f"Node {node} SReclaimable: 10 kB\nNode {node} AnonPages: 99 kB"
+    )
+    return {f"{at}/cpulist": cpus, f"{at}/meminfo": info}
+
+
+def test_memory_of_some_nodes_is_what_they_have_available(read):
+    tree = {"devices/system/cpu/online": "0-1"}
+    tree |= node_files(0, "0", 4000, 1000) | node_files(1, "1", 4000, 3000)
+    proc = {"meminfo": MEMINFO, "self/status": "Cpus_allowed_list:\t0-1\nMems_allowed_list:\t0"}
+    host = read(tree, proc, range(2))
+    assert host.memory_nodes == (0,)
+    assert host.node_memory({0}) == 1000 * 1024
+    assert host.node_memory({0, 1}) is None
+
+
+def test_nodes_that_do_not_add_up_to_the_machine_say_nothing(read):
+    tree = {"devices/system/cpu/online": "0-1"}
+    tree |= node_files(0, "0", 3000, 1000) | node_files(1, "1", 3000, 3000)
+    assert read(tree, {"meminfo": MEMINFO}, range(2)).node_memory({0}) is None
+
+
+def test_limits_of_the_process_are_read(read):
+    host = read({}, {"meminfo": MEMINFO}, [0], rlimits={"AS": 5, "DATA": None})
+    assert (host.address_space_limit, host.data_limit) == (5, None)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    try:
+        resource.setrlimit(resource.RLIMIT_DATA, (1 << 44, before[1]))
+        assert read({}, {"meminfo": MEMINFO}, [0]).data_limit == 1 << 44
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def test_arm_names_its_core(read):

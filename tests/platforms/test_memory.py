@@ -1,0 +1,166 @@
+"""What bounds the KV cache, and what each way of asking for a size does."""
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from cpuserve.config.load import load_options
+from cpuserve.errors import ConfigError
+from cpuserve.platforms.base import KvLayerFacts
+from cpuserve.platforms.cgroup import Cgroup
+from cpuserve.platforms.host import Node
+from tests.helpers.hosts import GIB, LLAMA_1B, SMOLLM2, got, load_host, resolve, why
+
+MIB = 1 << 20
+TOKEN = 2 * 30 * 3 * 64 * 2  # bytes of a SmolLM2 token: K and V, layers, heads, dims, bf16
+
+
+def machine(name="vm_2core_zen5", **changes):
+    return msgspec.structs.replace(load_host(name), **changes)
+
+
+def from_environment(text, host):
+    asked = load_options({}, environ={"CPUSERVE_KVCACHE_SPACE": text})
+    return resolve(host, sources=asked.sources, kv_cache_space=asked.options.kv_cache_space)
+
+
+def kv_bytes(resolved):
+    return resolved.config.kv_blocks * resolved.config.block_size * TOKEN
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0.25", GIB // 4), ("30%", 24 * GIB * 3 // 10), ("0", 4 * GIB), ("2", 2 * GIB)],
+)
+def test_the_variable_sizes_the_cache_to_the_block(text, size):
+    assert size - 32 * TOKEN < kv_bytes(from_environment(text, machine())) <= size
+
+
+@pytest.mark.parametrize(
+    ("text", "needles"),
+    [
+        ("1000", ("1000.00 GiB does not fit", "of the machine is free", "give at most 20.13")),
+        ("99%", ("does not fit", "give at most 20.13")),
+        ("abc", ("give GiB (4 or 0.5)", "30%", "0 for automatic")),
+    ],
+)
+def test_a_variable_that_cannot_be_honoured_is_one_line_with_a_remedy(text, needles):
+    with pytest.raises(ConfigError) as error:
+        from_environment(text, machine())
+    for needle in ("CPUSERVE_KVCACHE_SPACE", text, *needles):
+        assert needle in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_size_is_explained_with_this_models_numbers():
+    resolved = resolve("vm_2core_zen5")
+    text = why(resolved, "kv_blocks")
+    assert "186400 tokens at 22.50 KiB a token (2 x 30 layers x 3 heads x 64 x 2 bytes)" in text
+    assert "full-length requests that fit: 22" in text
+    assert "set CPUSERVE_KVCACHE_SPACE for more, 20.13 at most" in why(resolved, "kv_cache_space")
+
+
+def test_layers_that_differ_are_added_up_and_heads_are_padded():
+    layers = (KvLayerFacts(8, 128),) * 4 + (KvLayerFacts(2, 72),) * 2
+    resolved = resolve("vm_2core_zen5", dataclasses.replace(LLAMA_1B, kv_layers=layers))
+    formula = "2 x (4 layers x 8 heads x 128 + 2 layers x 2 heads x 80) x 2 bytes"
+    assert formula in why(resolved, "kv_blocks")
+    token = 2 * (4 * 8 * 128 + 2 * 2 * 80) * 2
+    assert got(resolved, "kv_blocks") == 4 * GIB // (32 * token)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"memory_available": 3 * GIB}, "of the machine"),
+        ({"cgroup": Cgroup(version=2, memory_limit=4 * GIB, memory_available=3 * GIB)}, "cgroup"),
+        ({"data_limit": 3 * GIB}, "ulimit -d"),
+        ({"address_space_limit": 3 * GIB}, "ulimit -v"),
+    ],
+)
+def test_the_least_of_all_bounds_counts_and_is_named(changes, what):
+    host = machine(**changes)
+    automatic = resolve(host)
+    assert kv_bytes(automatic) < 0.7 * GIB
+    assert kv_bytes(resolve(machine())) > 3.9 * GIB
+    with pytest.raises(ConfigError, match="does not fit") as error:
+        resolve(host, kv_cache_space="3")
+    assert what in str(error.value)
+
+
+def test_an_address_space_limit_counts_the_mapped_file_too():
+    def most(**changes):
+        with pytest.raises(ConfigError) as error:
+            resolve(machine(**changes), LLAMA_1B, kv_cache_space="1000")
+        return float(str(error.value).split("at most ")[1].split(",")[0])
+
+    lost = most(data_limit=8 * GIB) - most(address_space_limit=8 * GIB)
+    assert lost * GIB > LLAMA_1B.weight_bytes
+
+
+def two_nodes(free_0, free_1, **changes):
+    nodes = (Node(0, 256 * GIB, free_0), Node(1, 256 * GIB, free_1))
+    return machine("xeon_2s_amx", nodes=nodes, memory_available=free_0 + free_1, **changes)
+
+
+def test_nodes_a_cpuset_forbids_do_not_count():
+    host = two_nodes(3 * GIB, 200 * GIB, memory_nodes=(0,))
+    with pytest.raises(ConfigError, match=r"on the NUMA nodes allowed .*give at most 2\.4"):
+        resolve(host, kv_cache_space="20")
+    free = msgspec.structs.replace(host, memory_nodes=(0, 1))
+    assert kv_bytes(resolve(free, kv_cache_space="20")) > 19 * GIB
+
+
+def test_the_automatic_size_stays_on_the_nodes_that_compute():
+    host = two_nodes(3 * GIB, 200 * GIB)
+    assert kv_bytes(resolve(host)) > 3.9 * GIB
+    near = resolve(host, omp_threads_bind="0-31")
+    assert kv_bytes(near) < 0.7 * GIB
+    assert "the NUMA nodes in use" in why(near, "kv_cache_space")
+    # what was asked for may lie farther away
+    asked = resolve(host, omp_threads_bind="0-31", kv_cache_space="20")
+    assert kv_bytes(asked) > 19 * GIB
+
+
+@pytest.mark.parametrize("available", [430, 460, 500, 600, 1024, 2048])
+def test_little_memory_gives_a_small_pool_and_no_refusal(available):
+    limit = Cgroup(version=1, memory_limit=available * MIB, memory_available=available * MIB)
+    resolved = resolve(machine(cgroup=limit))
+    assert resolved.config.max_model_len >= 256
+    needed = 98_000_000 + 256 * MIB + 2048 * 6000 * 4 + kv_bytes(resolved)
+    assert needed <= 0.95 * available * MIB
+
+
+def test_too_little_memory_names_what_would_do():
+    def inside(mib):
+        limit = Cgroup(version=1, memory_limit=mib * MIB, memory_available=mib * MIB)
+        return machine(cgroup=limit)
+
+    with pytest.raises(ConfigError) as error:
+        resolve(inside(256))
+    text = str(error.value)
+    for needle in ("the weights need 93.46 MiB", "smallest KV cache 5.62 MiB", "(cgroup) is free"):
+        assert needle in text
+    least = float(text.split("with a margin ")[1].split(" MiB")[0])
+    assert resolve(inside(least + 1)).config.kv_blocks >= 8
+    with pytest.raises(ConfigError):
+        resolve(inside(least - 1))
+
+
+def test_half_of_what_is_free_goes_to_one_request_of_full_length():
+    limit = Cgroup(version=1, memory_limit=GIB, memory_available=GIB)
+    resolved = resolve(machine(cgroup=limit))
+    assert (resolved.config.max_model_len, kv_bytes(resolved)) == (8192, 8192 * TOKEN)
+    assert "at most half" in why(resolved, "kv_cache_space")
+
+
+def test_a_longer_context_than_the_model_has_needs_a_word():
+    with pytest.raises(ConfigError, match="CPUSERVE_ALLOW_LONG_MAX_MODEL_LEN=1"):
+        resolve("vm_2core_zen5", max_model_len=16384)
+    resolved = resolve("vm_2core_zen5", max_model_len=16384, allow_long_model_len=True)
+    assert resolved.config.max_model_len == 16384
+    assert "beyond the model's 8192" in why(resolved, "max_model_len")
+    learned = dataclasses.replace(SMOLLM2, fixed_positions=True)
+    with pytest.raises(ConfigError, match=r"give at most 8192$"):
+        resolve("vm_2core_zen5", learned, max_model_len=16384, allow_long_model_len=True)
