@@ -17,8 +17,8 @@ class KvCache {
   KvType type() const { return type_; }
   const Buffer& arena() const { return arena_; }
 
-  // What `block` holds, as bytes, layer after layer. Only caches of equal layers and type understand
-  // each other's; nothing in it depends on the block's number.
+  // What `block` holds, as bytes, layer after layer. Only caches of equal layers and type
+  // understand each other's; nothing in it depends on the block's number.
   size_t block_bytes() const { return block_bytes_; }
   void read_block(int64_t block, uint8_t* to) const;
   void write_block(int64_t block, const uint8_t* from);

@@ -46,8 +46,15 @@ def default_model() -> Path:
 class Client:
     """Plain JSON requests to a server."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, pid: int = 0) -> None:
         self.url = url
+        self.pid = pid
+
+    def metric(self, name: str) -> float:
+        """The value of `vllm:name` now."""
+        lines = self.get("/metrics").decode().splitlines()
+        line = next(line for line in lines if line.startswith(f"vllm:{name}{{"))
+        return float(line.rsplit(" ", 1)[1])
 
     def get(self, path: str) -> bytes:
         """The body of GET `path`."""
@@ -81,7 +88,7 @@ def running_server(model: str | Path, *options: str) -> Iterator[Client]:
         text=True,
     )
     try:
-        client = Client(f"http://127.0.0.1:{port}")
+        client = Client(f"http://127.0.0.1:{port}", process.pid)
         _wait_ready(client, process)
         yield client
         process.send_signal(signal.SIGTERM)

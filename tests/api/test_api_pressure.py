@@ -1,0 +1,90 @@
+"""Too many clients, too little memory: a real engine process, over HTTP, with a tiny model."""
+
+import asyncio
+import json
+import random
+import socket
+import struct
+import time
+from urllib.parse import urlsplit
+
+import psutil
+
+from tests.helpers.served import running_server
+from tests.helpers.tiny import tiny_model
+
+QUIET_S = 5.0  # the second that is promised, on a machine that runs other tests too
+
+
+def words(seed, count):
+    choose = random.Random(seed)
+    return [choose.randrange(3, 380) for _ in range(count)]
+
+
+def request(body):
+    data = json.dumps(body).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    return head + b"content-length: %d\r\n\r\n" % len(data) + data
+
+
+async def leave_at(phase, port, number):
+    """One client that leaves when its answer is at `phase` (None: while it waits)."""
+    choose = random.Random(number)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    stream = phase is not None or choose.random() < 0.5
+    body = {"prompt": words(number, 300), "max_tokens": 100, "ignore_eos": True, "stream": stream}
+    writer.write(request({**body, "n": choose.choice([1, 1, 3]), "temperature": 1.0}))
+    await writer.drain()
+    if phase is None:
+        await asyncio.sleep(choose.choice([0.0, 0.01, 0.1, 0.5]))
+    for _ in range(phase or 0):
+        if b"[DONE]" in await reader.readuntil(b"\n\n"):
+            break
+    if choose.random() < 0.5:
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.close()
+
+
+def test_two_hundred_clients_that_leave_at_any_phase_leave_nothing_behind():
+    phases = [None, None, 1, 3, 20, 90, 10_000]
+    with running_server(tiny_model("llama"), "--max-num-seqs", "8") as server:
+        url = urlsplit(server.url)
+
+        async def crowd():
+            leaving = [leave_at(phases[i % len(phases)], url.port, i) for i in range(200)]
+            await asyncio.wait_for(asyncio.gather(*leaving), 60)
+
+        asyncio.run(crowd())
+        gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        end = time.monotonic() + QUIET_S
+        while any(found := [server.metric(name) for name in gauges]):
+            assert time.monotonic() < end, dict(zip(gauges, found, strict=True))
+            time.sleep(0.02)
+        (engine,) = psutil.Process(server.pid).children()
+        before = sum(engine.cpu_times()[:2])
+        time.sleep(0.5)
+        assert sum(engine.cpu_times()[:2]) - before < 0.1, "the engine computes for nobody"
+        answer = server.post("/v1/completions", prompt=words(0, 9), max_tokens=3, ignore_eos=True)
+        assert answer["usage"]["completion_tokens"] == 3
+
+
+def answers(server, prompts):
+    """The token ids of all prompts, asked at once: one request, a sequence for each."""
+    body = {"max_tokens": 150, "ignore_eos": True, "temperature": 0.8, "seed": 5}
+    choices = server.post("/v1/completions", prompt=prompts, return_token_ids=True, **body)
+    return [choice["token_ids"] for choice in choices["choices"]]
+
+
+def test_a_pool_of_sixteen_blocks_serves_64_long_requests_as_an_ample_one_does():
+    prompts = [words(i, 150) for i in range(64)]
+    with running_server(tiny_model("llama")) as server:
+        want = answers(server, prompts)
+        assert server.metric("num_preemptions_total") == 0
+    # 16 blocks of 32 tokens; every request needs ten of them at its end.
+    with running_server(tiny_model("llama"), "--kv-cache-memory-bytes", str(16 << 14)) as server:
+        got = answers(server, prompts)
+        assert server.metric("num_preemptions_total") > 0
+        assert server.metric("kv_cache_usage_perc") == 0
+    assert got == want
+    assert all(len(ids) == 150 for ids in got)
