@@ -7,7 +7,7 @@ Messages say what happened, why, and what to do. The tree:
     * ConfigError: an option, flag or environment variable
     * ModelError: a model that is missing, broken or unsupported
   * RequestError: answered to one client, everyone else goes on
-    * InvalidRequest (400), NotFound (404), TooManyRequests (429)
+    * InvalidRequest (400), NotFound (404), TooManyRequests (429), DeadlineExceeded (504)
   * EngineDead: the engine process is gone; health turns 503
 """
 
@@ -65,6 +65,13 @@ class TooManyRequests(RequestError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(RequestError):
+    """The request was not finished within its timeout (504); it has been dropped."""
+
+    status = 504
+    kind = "DeadlineExceeded"
 
 
 class EngineDead(RequestError):

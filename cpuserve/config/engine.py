@@ -59,6 +59,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     sse_ping_interval: int | None = None
+    request_timeout: int | None = None
 
 
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):

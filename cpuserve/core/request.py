@@ -22,7 +22,8 @@ class Request:
     eos_ids end it without a stop_id, params.stop_token_ids with one. num_top: alternatives wanted
     for each output, -1 = no logprobs. prompt_rows: None, or one entry per scored prompt token;
     entry 0 is None (nothing predicts the first token). arrival, scheduled (first given a slot):
-    time.monotonic(). rank: who goes first, the smaller one (queue.rank_of).
+    time.monotonic(). progress: a Delta is wanted after each part of the prompt. rank: who goes
+    first, the smaller one (queue.rank_of).
     """
 
     id: RequestId
@@ -33,6 +34,7 @@ class Request:
     eos_ids: frozenset[int] = frozenset()
     arrival: float = 0.0
     priority: int = 0
+    progress: bool = False
     order: int = -1
     rank: tuple[float, int] = (0.0, -1)
     num_prompt: int = 0
@@ -101,7 +103,8 @@ class Delta:
     """What one step added to one request.
 
     rows: results behind `tokens` if logprobs are wanted. prompt_rows: all of them, once, when the
-    prompt has been scored. stop_id: the params.stop_token_ids member that ended it.
+    prompt has been scored. stop_id: the params.stop_token_ids member that ended it. processed:
+    prompt tokens done so far, in a delta that only says so.
     """
 
     request: Request
@@ -111,3 +114,4 @@ class Delta:
     rows: list[RowResult] | None = None
     prompt_rows: list[RowResult | None] | None = None
     error: str | None = None
+    processed: int = 0

@@ -164,10 +164,12 @@ class Scheduler:
                 self._publish(request, computed, computed=True)
             first_row = next_row
             next_row += len(chunk.rows)
-            if next_row > first_row or request.num_computed == request.num_prompt:
+            if next_row > first_row or computed == request.num_prompt:
                 delta = self._advance(request, chunk, results[first_row:next_row])
                 if delta is not None:
                     deltas.append(delta)
+            if request.progress and computed < request.num_prompt and not request.num_output:
+                deltas.append(Delta(request, [], processed=computed))
         return deltas
 
     def fail(self, message: str) -> list[Delta]:

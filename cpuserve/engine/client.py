@@ -24,9 +24,19 @@ class EngineClient(Protocol):
         """Return when the engine serves; StartupError with its line if it cannot."""
 
     def generate(
-        self, prompt_ids: list[int], params: SamplingParams, priority: int = 0
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        *,
+        timeout_s: float | None = None,
+        progress: bool = False,
     ) -> AsyncGenerator[Output, None]:
-        """One sequence. Closing the iterator aborts it; EngineDead if the engine ends."""
+        """One sequence. Closing the iterator aborts it; EngineDead if the engine ends.
+
+        After timeout_s, waiting included, DeadlineExceeded. progress: also outputs without tokens,
+        after each part of the prompt.
+        """
 
     async def ask(self, what: str) -> dict[str, object]:
         """A report from the engine ("roofline", "report", "check")."""

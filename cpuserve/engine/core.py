@@ -114,6 +114,7 @@ class EngineCore:
                 self._eos_ids,
                 arrival=message.arrival,
                 priority=message.priority,
+                progress=message.progress,
             )
         )
 
@@ -163,7 +164,8 @@ class EngineCore:
         stats.step_s = seconds
         for delta in deltas:
             stats.generation_tokens += len(delta.tokens)
-            if delta.request.num_output == len(delta.tokens) and not delta.error:
+            done = not (delta.error or delta.processed)
+            if done and delta.request.num_output == len(delta.tokens):
                 stats.prompt_tokens += delta.request.num_prompt
 
     # --- reports ------------------------------------------------------------------------------
@@ -246,6 +248,7 @@ class EngineCore:
 def _output(delta: Delta) -> Output:
     request = delta.request
     output = Output(request.id, delta.tokens, delta.finish, delta.stop_id, error=delta.error)
+    output.processed = delta.processed
     if request.num_output == len(delta.tokens):
         output.scheduled = request.scheduled
         output.cached_tokens = request.cached_tokens

@@ -107,12 +107,19 @@ class InlineClient:
         self._take_info(await asyncio.wrap_future(self._started))
 
     def generate(
-        self, prompt_ids: list[int], params: SamplingParams, priority: int = 0
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        *,
+        timeout_s: float | None = None,
+        progress: bool = False,
     ) -> AsyncGenerator[Output, None]:
-        """One sequence. Closing the iterator aborts it; InvalidRequest, EngineDead as submit."""
-        request = self._requests.make(prompt_ids, params, priority, self._serving())
+        """One sequence. Closing the iterator aborts it; InvalidRequest, EngineDead as submit, and
+        DeadlineExceeded after timeout_s."""
+        request = self._requests.make(prompt_ids, params, priority, self._serving(), progress)
         streams = self._router.streams(asyncio.get_running_loop())
-        return streams.run(request, self._channel.post, _at_once)
+        return streams.run(request, self._channel.post, _at_once, timeout_s)
 
     async def ask(self, what: str) -> dict[str, object]:
         """A report from the engine ("roofline", "report", "check")."""

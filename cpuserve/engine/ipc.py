@@ -23,13 +23,17 @@ class TokenLogprob(msgspec.Struct, array_like=True):
 
 
 class AddRequest(msgspec.Struct, tag="add", array_like=True):
-    """Start one sequence. `prompt` is int32 little-endian bytes; `arrival` time.monotonic()."""
+    """Start one sequence. `prompt` is int32 little-endian bytes; `arrival` time.monotonic().
+
+    progress: send an Output without tokens after each part of the prompt but the last.
+    """
 
     id: int
     prompt: bytes
     params: SamplingParams
     arrival: float
     priority: int = 0
+    progress: bool = False
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True):
@@ -72,6 +76,8 @@ class Output(msgspec.Struct, array_like=True):
     finish: None, "stop" (eos or a stop id: `stop_id`), "length", "abort", "error".
     prompt_logprobs: sent once, entry 0 is None (no prediction for the first token).
     scheduled: time.monotonic() when the request first ran, with its first output; else 0.
+    processed: prompt tokens that have been computed or found, in an output without tokens that only
+    reports progress; else 0.
     """
 
     id: int
@@ -83,6 +89,7 @@ class Output(msgspec.Struct, array_like=True):
     cached_tokens: int = 0
     error: str | None = None
     scheduled: float = 0.0
+    processed: int = 0
 
 
 class Stats(msgspec.Struct, array_like=True):

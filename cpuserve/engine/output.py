@@ -23,7 +23,8 @@ class TextDelta:
 
     logprobs: one per token id, if wanted. finish_reason: None, "stop", "length" or "abort".
     stop_reason: the stop string or stop token id that ended it. scheduled: time.monotonic() when
-    the request first ran, with its first delta.
+    the request first ran, with its first delta. processed: prompt tokens done, in a delta without
+    tokens that only reports progress; else 0.
     """
 
     text: str
@@ -34,6 +35,7 @@ class TextDelta:
     stop_reason: str | int | None = None
     cached_tokens: int = 0
     scheduled: float = 0.0
+    processed: int = 0
 
 
 class StopFilter:
@@ -107,7 +109,10 @@ class OutputProcessor:
             output.stop_id,
             output.cached_tokens,
             output.scheduled,
+            output.processed,
         )
+        if output.processed:
+            return delta
         shown = output.tokens
         if output.finish == "stop" and not self._include:
             shown = shown[:-1]  # the text of a stop token is not part of the answer
@@ -152,15 +157,22 @@ async def generate_text(
     prompt_ids: list[int],
     params: SamplingParams,
     priority: int = 0,
+    *,
+    timeout_s: float | None = None,
+    progress: bool = False,
 ) -> AsyncGenerator[TextDelta, None]:
     """The deltas of one sequence (params.n is the caller's business); closing it aborts it.
 
+    timeout_s, progress: as EngineClient.generate has them.
+
     Raises:
         InvalidRequest: the engine could never run it.
-        RequestError: the engine ended it with an error; EngineDead if the engine itself ended.
+        RequestError: the engine ended it with an error; EngineDead if the engine itself ended;
+            DeadlineExceeded.
     """
     processor = OutputProcessor(tokenizer, prompt_ids, params)
-    async with aclosing(client.generate(prompt_ids, params, priority)) as outputs:
+    source = client.generate(prompt_ids, params, priority, timeout_s=timeout_s, progress=progress)
+    async with aclosing(source) as outputs:
         async for output in outputs:
             delta = processor.push(output)
             yield delta

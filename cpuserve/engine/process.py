@@ -113,17 +113,24 @@ class ProcessClient:
         await asyncio.shield(self._ready)
 
     def generate(
-        self, prompt_ids: list[int], params: SamplingParams, priority: int = 0
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        *,
+        timeout_s: float | None = None,
+        progress: bool = False,
     ) -> AsyncGenerator[Output, None]:
         """One sequence. Closing the iterator aborts it.
 
         Raises:
             InvalidRequest: the engine could never run it.
             EngineDead: while iterating, if the engine ends.
+            DeadlineExceeded: while iterating, timeout_s after the start.
         """
         link, limits = self._connected()
-        request = self._requests.make(prompt_ids, params, priority, limits)
-        return self._streams.run(request, self._post, link.writable.wait)
+        request = self._requests.make(prompt_ids, params, priority, limits, progress)
+        return self._streams.run(request, self._post, link.writable.wait, timeout_s)
 
     async def ask(self, what: str) -> dict[str, object]:
         """A report from the engine ("roofline", "report", "check")."""

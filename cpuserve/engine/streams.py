@@ -13,7 +13,7 @@ import msgspec
 
 from cpuserve.core.admission import Limits, check_request
 from cpuserve.engine.ipc import Abort, AddRequest, Inbound, Output
-from cpuserve.errors import EngineDead
+from cpuserve.errors import DeadlineExceeded, EngineDead, RequestError
 from cpuserve.sampling.params import SamplingParams
 
 Post = Callable[[Inbound], None]
@@ -24,7 +24,7 @@ class OutputStream:
 
     def __init__(self) -> None:
         self._outputs: deque[Output] = deque()
-        self._dead: str | None = None
+        self._error: RequestError | None = None
         self._wake = asyncio.Event()
 
     def push(self, output: Output) -> None:
@@ -32,16 +32,16 @@ class OutputStream:
         self._outputs.append(output)
         self._wake.set()
 
-    def fail(self, how: str) -> None:
-        """The engine ended: EngineDead to the reader, after what is already here."""
-        self._dead = how
+    def fail(self, error: RequestError) -> None:
+        """Raise `error` to the reader, after what is already here."""
+        self._error = error
         self._wake.set()
 
     async def get(self) -> Output:
-        """The next output; EngineDead if there will be none."""
+        """The next output; what `fail` was given if there will be none."""
         while not self._outputs:
-            if self._dead is not None:
-                raise EngineDead(self._dead)
+            if self._error is not None:
+                raise self._error
             self._wake.clear()
             await self._wake.wait()
         return self._outputs.popleft()
@@ -65,16 +65,24 @@ class Streams:
         """The engine is gone: every stream, and every later one, raises EngineDead."""
         self._dead = how
         for stream in self._streams.values():
-            stream.fail(how)
+            stream.fail(EngineDead(how))
 
     async def run(
-        self, request: AddRequest, post: Post, writable: Callable[[], Awaitable[object]]
+        self,
+        request: AddRequest,
+        post: Post,
+        writable: Callable[[], Awaitable[object]],
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[Output, None]:
-        """Start `request` and yield its outputs; closed early, it aborts the request."""
+        """Start `request` and yield its outputs; closed early, or too late, it aborts it."""
         stream = self._streams[request.id] = OutputStream()
         if self._dead is not None:
-            stream.fail(self._dead)
+            stream.fail(EngineDead(self._dead))
         posted = finished = False
+        timer = None
+        if timeout_s is not None:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(timeout_s, stream.fail, too_late(timeout_s))
         try:
             await writable()
             post(request)
@@ -84,9 +92,20 @@ class Streams:
                 finished = output.finish is not None
                 yield output
         finally:
+            if timer is not None:
+                timer.cancel()
             del self._streams[request.id]
             if posted and not finished and self._dead is None:
                 post(Abort([request.id]))
+
+
+def too_late(timeout_s: float) -> DeadlineExceeded:
+    """What a request gets that is not finished within its timeout."""
+    msg = (
+        f"the request was not finished within its timeout of {timeout_s:g} s and has been dropped: "
+        f"ask for fewer tokens, allow more time, or try again when the server is less busy"
+    )
+    return DeadlineExceeded(msg, param="timeout")
 
 
 class RequestMaker:
@@ -96,14 +115,19 @@ class RequestMaker:
         self._ids = itertools.count()
 
     def make(
-        self, prompt_ids: list[int], params: SamplingParams, priority: int, limits: Limits
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        priority: int,
+        limits: Limits,
+        progress: bool = False,
     ) -> AddRequest:
         """InvalidRequest if the engine would refuse it. `params` is copied, and so checked again:
         its fields may have been assigned since it was made."""
         params = msgspec.structs.replace(params)
         check_request(prompt_ids, params, limits)
         prompt = array("i", prompt_ids).tobytes()
-        return AddRequest(next(self._ids), prompt, params, time.monotonic(), priority)
+        return AddRequest(next(self._ids), prompt, params, time.monotonic(), priority, progress)
 
 
 def limits_of(info: dict[str, object]) -> Limits:

@@ -48,6 +48,7 @@ def serve(args: argparse.Namespace) -> int:
         silent_s=server.sse_ping_interval or defaults.silent_s,
         max_queued_requests=server.max_num_queued_reqs or defaults.max_queued_requests,
         max_queued_tokens=server.max_num_queued_tokens or defaults.max_queued_tokens,
+        longest_s=server.request_timeout or None,
     )
 
     async def on_ready(url: str, client: EngineClient) -> None:

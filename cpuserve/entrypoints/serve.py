@@ -44,7 +44,8 @@ class HttpOptions:
 
     drain_s: how long running requests may go on after the first signal; what is left then is
     ended with an error. Closing the rest takes at most 2 s more. silent_s: after how long without
-    an event a stream sends a comment. max_queued_*: what may wait for a first token.
+    an event a stream sends a comment. max_queued_*: what may wait for a first token. longest_s:
+    when a request that is not finished ends with an error; None = never.
     """
 
     host: str = "127.0.0.1"
@@ -58,6 +59,7 @@ class HttpOptions:
     silent_s: float = 15.0
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
+    longest_s: float | None = None
 
 
 def serve(

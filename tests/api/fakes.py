@@ -84,6 +84,7 @@ class FakeEngine:
     stats: Stats = field(default_factory=Stats)
     alive: bool = True
     asked: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
+    wishes: list[tuple[float | None, bool]] = field(default_factory=list)
     running: int = 0
     aborted: int = 0
 
@@ -91,8 +92,15 @@ class FakeEngine:
         pass
 
     async def generate(
-        self, prompt_ids: list[int], params: SamplingParams, priority: int = 0
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        *,
+        timeout_s: float | None = None,
+        progress: bool = False,
     ) -> AsyncGenerator[Output, None]:
+        self.wishes.append((timeout_s, progress))
         number = len(self.asked)
         self.asked.append((list(prompt_ids), params))
         self.running += 1

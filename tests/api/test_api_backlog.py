@@ -49,6 +49,16 @@ def test_wait_is_the_prompts_before_at_their_rate():
     assert error.value.retry_after_s == pytest.approx(8.0)
 
 
+def test_a_timeout_shorter_than_the_wait_is_refused_at_the_door():
+    backlog, _ = make(rate=100.0)
+    backlog.check(1, 10, 0.1)
+    backlog.enter(500)
+    backlog.check(1, 10, 6.0)
+    with pytest.raises(TooManyRequests, match=r"about 5 s of work .* timeout of 3 s") as error:
+        backlog.check(1, 10, 3.0)
+    assert error.value.retry_after_s == pytest.approx(5.0)
+
+
 def test_wait_is_the_pace_of_leaving_where_slots_are_what_lacks():
     backlog, clock = make(rate=1e6)
     for _ in range(8):

@@ -53,6 +53,7 @@ BAD = {
     "max_num_queued_reqs": ["0", "-1", "x", "70000"],
     "max_num_queued_tokens": ["0", "-1", "x"],
     "sse_ping_interval": ["0", "-1", "x", "3601"],
+    "request_timeout": ["-1", "x", "0.5"],
     "isa": [""],
     "omp_threads_bind": ["", "all", "3-1", "0,0", "0-3;5", "-1"],
     "num_reserved_cpu": ["-1", "x"],

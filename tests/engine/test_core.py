@@ -293,3 +293,43 @@ def test_roofline_waits_until_the_engine_is_idle_and_reports_do_not():
     (answer,) = core.answers()
     assert (answer.id, answer.value) == (1, {"bytes_per_s": 1e9})
     assert core.answers() == []
+
+
+def test_progress_is_reported_after_each_part_of_the_prompt_but_the_last():
+    core = fake_core(fake_config(max_num_batched_tokens=8))
+    prompt = list(range(30))
+    for number, progress in ((1, True), (2, False)):
+        message = AddRequest(
+            number, array("i", prompt).tobytes(), SamplingParams(seed=1, max_tokens=2), 0.0
+        )
+        message.progress = progress
+        core.handle(message)
+    outputs = run(core)
+    assert [o.processed for o in outputs[1]] == [8, 16, 24, 0, 0]
+    assert [len(o.tokens) for o in outputs[1]] == [0, 0, 0, 1, 1]
+    assert all(o.scheduled > 0 for o in outputs[1][:4])
+    assert [o.processed for o in outputs[2]] == [0, 0]
+    assert core.stats.prompt_tokens == 60
+    assert_idle(core)
+
+
+def test_progress_is_not_reported_again_when_a_preempted_request_is_recomputed():
+    core = fake_core(
+        fake_config(kv_blocks=16, max_num_batched_tokens=16, enable_prefix_caching=False)
+    )
+    for number in range(16):
+        message = AddRequest(
+            number,
+            array("i", [number + 1] * 21).tobytes(),
+            SamplingParams(max_tokens=30, seed=1),
+            0.0,
+        )
+        message.progress = True
+        core.handle(message)
+    outputs = run(core, 5000)
+    assert core.stats.preemptions > 0
+    for of_one in outputs.values():
+        assert of_one[0].processed > 0
+        kinds = [bool(o.processed) for o in of_one]
+        assert kinds == sorted(kinds, reverse=True)
+        assert sum(len(o.tokens) for o in of_one) == 30

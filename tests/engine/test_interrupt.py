@@ -6,10 +6,13 @@ import threading
 from array import array
 from types import SimpleNamespace
 
+import pytest
+
 from cpuserve.engine.inline import InlineClient
 from cpuserve.engine.interrupt import Interrupt
 from cpuserve.engine.ipc import Abort, AddRequest, Shutdown
 from cpuserve.engine.process import ProcessClient
+from cpuserve.errors import DeadlineExceeded
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference
 
@@ -156,6 +159,24 @@ def test_process_ends_an_endless_step_when_its_reader_leaves():
         finally:
             await asyncio.wait_for(client.close(), 10)
         assert client._process.returncode == 0
+
+    asyncio.run(main())
+
+
+def test_process_drops_a_request_when_its_time_is_over():
+    async def main():
+        client = ProcessClient.spawn(
+            fake_config(model="fake:endless"), module="tests.helpers.fake_engine"
+        )
+        try:
+            await client.wait_ready()
+            stream = client.generate(PROMPT, SamplingParams(), timeout_s=0.1)
+            with pytest.raises(DeadlineExceeded, match=r"timeout of 0\.1 s"):
+                await asyncio.wait_for(anext(stream), 10)
+            report = await asyncio.wait_for(client.ask("report"), 10)
+            assert (report["running"], report["waiting"]) == (0, 0)
+        finally:
+            await client.close()
 
     asyncio.run(main())
 

@@ -153,7 +153,7 @@ def test_generate_text_closes_the_engine_stream_at_a_stop_string():
     closed = []
 
     class Client:
-        async def generate(self, prompt_ids, params, priority=0):
+        async def generate(self, prompt_ids, params, priority=0, **wishes):
             try:
                 for byte in b"abcdef":
                     yield Output(1, [byte])

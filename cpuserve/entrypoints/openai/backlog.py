@@ -61,8 +61,11 @@ class Backlog:
         computing = self.tokens / rate if rate > 0.0 else 0.0
         return max(computing, self.requests * self._gap_s)
 
-    def check(self, requests: int, tokens: int) -> None:
-        """TooManyRequests (429) if that many more may not wait; an empty backlog takes anything."""
+    def check(self, requests: int, tokens: int, timeout_s: float | None = None) -> None:
+        """TooManyRequests (429) if that many more may not wait, or would for more than timeout_s.
+
+        An empty backlog takes anything.
+        """
         if not self.requests:
             return
         for have, more, most, what in (
@@ -74,5 +77,14 @@ class Backlog:
                     f"{have} {what} are waiting for their first token, this request has {more} "
                     f"more, and at most {most} may wait: try again later"
                 )
-                wait = min(max(self.wait_s(), 1.0), LONGEST_RETRY_S)
-                raise TooManyRequests(msg, retry_after_s=wait)
+                raise self._refusal(msg)
+        if timeout_s is not None and (wait := self.wait_s()) > timeout_s:
+            msg = (
+                f"about {wait:.0f} s of work are waiting before this request, more than its "
+                f"timeout of {timeout_s:g} s: try again later, or allow more time"
+            )
+            raise self._refusal(msg)
+
+    def _refusal(self, message: str) -> TooManyRequests:
+        wait = min(max(self.wait_s(), 1.0), LONGEST_RETRY_S)
+        return TooManyRequests(message, retry_after_s=wait)

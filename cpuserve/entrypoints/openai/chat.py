@@ -41,6 +41,8 @@ router = APIRouter()
 
 _ROLE = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
 
+_NOTHING = b',"delta":{},"logprobs":null,"finish_reason":null'
+
 
 @router.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest, ChatCompletion))
 async def create_chat_completion(request: Request) -> Response:
@@ -52,7 +54,7 @@ async def create_chat_completion(request: Request) -> Response:
     check_stream(asked)
     prompt = await chat_prompt(call.serving, asked)
     params = chat_params(asked, prompt.ids, call.serving.bounds, call.serving.default_sampling)
-    jobs = fan_out([prompt], [params], asked.priority or 0)
+    jobs = fan_out([prompt], [params], asked, call.serving.http.longest_s)
     call.serving.check_room(jobs)
     answer = _ChatAnswer(call, asked, model, jobs)
     if asked.stream:
@@ -116,6 +118,9 @@ class _ChatAnswer:
         started = [False] * len(self._jobs)
         async with aclosing(run_jobs(self._call.serving, self._jobs)) as deltas:
             async for job, delta in deltas:
+                if delta.processed:
+                    yield self._chunk(job, _NOTHING, job.progress_member(delta))
+                    continue
                 event = self._delta(job, delta)
                 if not started[job.index]:
                     started[job.index] = True

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 router = APIRouter()
 
+_NOTHING = b',"text":"","logprobs":null,"finish_reason":null'
+
 
 @router.post("/v1/completions", openapi_extra=json_body(CompletionRequest, Completion))
 async def create_completion(request: Request) -> Response:
@@ -56,7 +58,7 @@ async def create_completion(request: Request) -> Response:
     prompts = await completion_prompts(call.serving, asked)
     limits, defaults = call.serving.bounds, call.serving.default_sampling
     params = [completion_params(asked, prompt.ids, limits, defaults) for prompt in prompts]
-    jobs = fan_out(prompts, params, asked.priority or 0)
+    jobs = fan_out(prompts, params, asked, call.serving.http.longest_s)
     call.serving.check_room(jobs)
     answer = _CompletionAnswer(call, asked, model, prompts, jobs)
     if asked.stream:
@@ -130,6 +132,9 @@ class _CompletionAnswer:
         choices = [_Choice(self, job) for job in self._jobs]
         async with aclosing(run_jobs(self._call.serving, self._jobs)) as deltas:
             async for job, delta in deltas:
+                if delta.processed:
+                    yield chunks.chunk(job.index, _NOTHING, None, job.progress_member(delta))
+                    continue
                 members = choices[job.index].members(delta)
                 if members:
                     counts = None

@@ -13,7 +13,7 @@ import msgspec
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from cpuserve.errors import NotFound, RequestError, TooManyRequests
+from cpuserve.errors import DeadlineExceeded, NotFound, RequestError, TooManyRequests
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
@@ -120,6 +120,9 @@ def error_response(error: BaseException, headers: dict[str, str] | None = None) 
     all_headers = dict(headers or {})
     if isinstance(error, TooManyRequests):
         all_headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, DeadlineExceeded):
+        # Clients repeat a 504 by themselves, which would take as long again for the same end.
+        all_headers["x-should-retry"] = "false"
     if isinstance(error, Unauthorized):
         all_headers["www-authenticate"] = "Bearer"
     if status in _CLOSING:

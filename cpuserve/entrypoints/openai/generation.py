@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.engine.output import generate_text
+from cpuserve.entrypoints.openai.events import to_json
 from cpuserve.entrypoints.openai.protocol import PromptTokensDetails, Usage
 from cpuserve.errors import InvalidRequest, RequestError
 
@@ -19,41 +21,75 @@ if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.engine.output import TextDelta
     from cpuserve.entrypoints.openai.prompts import Prompt
+    from cpuserve.entrypoints.openai.protocol import GenerationRequest
     from cpuserve.entrypoints.openai.serving import Serving
     from cpuserve.sampling.params import SamplingParams
 
 MAX_SEQUENCES_PER_REQUEST = 1024
+MAX_TIMEOUT_S = 1e6
 # Deltas a fanned-out request may have waiting for a slow client, per sequence.
 _QUEUED_PER_SEQUENCE = 8
 
 
 @dataclass(slots=True)
 class Job:
-    """One sequence: choice `index` of the response."""
+    """One sequence: choice `index` of the response, `started` at time.monotonic()."""
 
     index: int
     prompt: Prompt
     params: SamplingParams
     n: int
     priority: int = 0
+    timeout_s: float | None = None
+    progress: bool = False
     completion_tokens: int = 0
     cached_tokens: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def progress_member(self, delta: TextDelta) -> bytes:
+        """How far the prompt is, as a member of a chunk (llama-server's names)."""
+        report = {
+            "total": len(self.prompt.ids),
+            "cache": delta.cached_tokens,
+            "processed": delta.processed,
+            "time_ms": round(1000 * (time.monotonic() - self.started)),
+        }
+        return b',"prompt_progress":' + to_json(report)
 
 
-def fan_out(prompts: list[Prompt], params: list[SamplingParams], priority: int) -> list[Job]:
+def fan_out(
+    prompts: list[Prompt],
+    params: list[SamplingParams],
+    asked: GenerationRequest,
+    longest_s: float | None,
+) -> list[Job]:
     """n sequences for each prompt, choices counted through: prompt i has i*n ... i*n + n-1.
 
-    A seeded request gives sequence k of a prompt the seed plus k, so that they differ.
+    They end with an error after the timeout that was asked for, longest_s at most. A seeded request
+    gives sequence k of a prompt the seed plus k, so that they differ.
     """
     total = sum(p.n for p in params)
     if total > MAX_SEQUENCES_PER_REQUEST:
         msg = f"n x prompts is {total}: at most {MAX_SEQUENCES_PER_REQUEST} sequences per request"
         raise InvalidRequest(msg, param="n")
+    timeout = _timeout(asked.timeout, longest_s)
     jobs: list[Job] = []
     for prompt, of_prompt in zip(prompts, params, strict=True):
         for k in range(of_prompt.n):
-            jobs.append(Job(len(jobs), prompt, _single(of_prompt, k), of_prompt.n, priority))
+            job = Job(len(jobs), prompt, _single(of_prompt, k), of_prompt.n, asked.priority or 0)
+            job.timeout_s = timeout
+            job.progress = bool(asked.stream and asked.return_progress)
+            jobs.append(job)
     return jobs
+
+
+def _timeout(asked: float | None, longest_s: float | None) -> float | None:
+    if asked is None:
+        return longest_s
+    if not 0.0 < asked <= MAX_TIMEOUT_S:
+        msg = f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds, got {asked:g}"
+        raise InvalidRequest(msg, param="timeout")
+    return asked if longest_s is None else min(asked, longest_s)
 
 
 def _single(params: SamplingParams, k: int) -> SamplingParams:
@@ -84,9 +120,14 @@ async def run_job(serving: Serving, job: Job) -> AsyncGenerator[TextDelta, None]
             job.prompt.ids,
             job.params,
             priority=job.priority,
+            timeout_s=job.timeout_s,
+            progress=job.progress,
         )
         async with aclosing(source) as deltas:
             async for delta in deltas:
+                if delta.processed:
+                    yield delta
+                    continue
                 if waiting:
                     backlog.leave(num_prompt)
                     waiting = False

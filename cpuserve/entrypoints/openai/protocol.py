@@ -55,6 +55,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    timeout: float | None = None
+    return_progress: bool | None = None
     user: str | None = None
     # Refused by name when set: ignoring them would give another answer than was asked for.
     response_format: Any = None

@@ -68,6 +68,7 @@ class FrontEnd:
                 silent_s=http.silent_s,
                 max_queued_requests=http.max_queued_requests,
                 max_queued_tokens=http.max_queued_tokens,
+                longest_s=http.longest_s,
             ),
             default_sampling=config.default_sampling,
             build=_build(config),

@@ -39,6 +39,8 @@ class HttpLimits:
     # Of those sequences, the ones that still wait for their first token; see Backlog.
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
+    # Longest that a request may take, waiting included, and what it may take if it does not say.
+    longest_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -124,9 +126,11 @@ class Serving:
         return name
 
     def check_room(self, jobs: Sequence[Job]) -> None:
-        """TooManyRequests (429) when that many sequences more would exceed a bound."""
+        """TooManyRequests (429) when that many sequences more would exceed a bound, or the first
+        token would come after the request's timeout."""
         sequences = len(jobs)
-        self.backlog.check(sequences, sum(len(job.prompt.ids) for job in jobs))
+        tokens = sum(len(job.prompt.ids) for job in jobs)
+        self.backlog.check(sequences, tokens, jobs[0].timeout_s)
         if self.active_sequences + sequences > self.http.max_sequences:
             msg = (
                 f"The server already holds {self.active_sequences} sequences of at most "
