@@ -28,23 +28,26 @@ CPUSERVE_INLINE void map_columns(float* y, int n, Map map) {
   if (i < n) store_n(y + i, map(load_n(y + i, n - i)), n - i);
 }
 
-CPUSERVE_INLINE void activate_columns(Activation act, float* y, int n) {
+// Calls run(map) with the vector function of `act`.
+template <class Run>
+CPUSERVE_INLINE void with_activation(Activation act, Run run) {
   switch (act) {
     case Activation::none:
-      break;
+      return run([](F x) { return x; });
     case Activation::relu:
-      map_columns(y, n, [](F x) { return relu(x); });
-      break;
+      return run([](F x) { return relu(x); });
     case Activation::gelu:
-      map_columns(y, n, [](F x) { return gelu(x); });
-      break;
+      return run([](F x) { return gelu(x); });
     case Activation::gelu_tanh:
-      map_columns(y, n, [](F x) { return gelu_tanh(x); });
-      break;
+      return run([](F x) { return gelu_tanh(x); });
     case Activation::silu:
-      map_columns(y, n, [](F x) { return silu(x); });
-      break;
+      return run([](F x) { return silu(x); });
   }
+}
+
+CPUSERVE_INLINE void activate_columns(Activation act, float* y, int n) {
+  if (act == Activation::none) return;
+  with_activation(act, [&](auto map) { map_columns(y, n, map); });
 }
 
 CPUSERVE_INLINE void multiply_columns(float* y, const float* x, int n) {

@@ -43,6 +43,11 @@ CPUSERVE_INLINE F scale2(F p, F n) {
   __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)));
 }
+// One exponent reaches neither end of the range: 2^n goes in by two halves.
+CPUSERVE_INLINE F scale2_far(F p, F n) {
+  const F half = round(mul(n, set1(0.5f)));
+  return scale2(scale2(p, half), sub(n, half));
+}
 CPUSERVE_INLINE F keep(F x, int lo, int hi, F other) {
   __m256i m = _mm256_andnot_si256(first(lo), first(hi));
   return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(m));

@@ -39,6 +39,7 @@ CPUSERVE_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 CPUSERVE_INLINE F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
 CPUSERVE_INLINE F round(F x) { return _mm512_roundscale_ps(x, 0); }
 CPUSERVE_INLINE F scale2(F p, F n) { return _mm512_scalef_ps(p, n); }
+CPUSERVE_INLINE F scale2_far(F p, F n) { return scale2(p, n); }
 CPUSERVE_INLINE F keep(F x, int lo, int hi, F other) {
   __mmask16 m = (__mmask16)(first(hi) & ~first(lo));
   return _mm512_mask_blend_ps(m, other, x);

@@ -46,6 +46,11 @@ CPUSERVE_INLINE F scale2(F p, F n) {
   const int32x4_t e = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
   return vmulq_f32(p, vreinterpretq_f32_s32(vshlq_n_s32(e, 23)));
 }
+// One exponent reaches neither end of the range: 2^n goes in by two halves.
+CPUSERVE_INLINE F scale2_far(F p, F n) {
+  const F half = round(mul(n, set1(0.5f)));
+  return scale2(scale2(p, half), sub(n, half));
+}
 CPUSERVE_INLINE F keep(F x, int lo, int hi, F other) {
   const int32_t lanes[kLanes] = {0, 1, 2, 3};
   const int32x4_t i = vld1q_s32(lanes);

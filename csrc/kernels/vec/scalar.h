@@ -93,6 +93,11 @@ CPUSERVE_INLINE F scale2(F p, F n) {
   CPUSERVE_LANES p.v[i] *= float_of((uint32_t)((int32_t)n.v[i] + 127) << 23);
   return p;
 }
+// One exponent reaches neither end of the range: 2^n goes in by two halves.
+CPUSERVE_INLINE F scale2_far(F p, F n) {
+  const F half = round(mul(n, set1(0.5f)));
+  return scale2(scale2(p, half), sub(n, half));
+}
 CPUSERVE_INLINE F keep(F x, int lo, int hi, F other) {
   CPUSERVE_LANES x.v[i] = lo <= i && i < hi ? x.v[i] : other.v[i];
   return x;

@@ -9,6 +9,7 @@
 //   void store(float*, F) store_n(p, F, n)                        (all unaligned)
 //   F add sub mul div max min (F, F)    F fma(a, b, c) = a b + c   F fnma(a, b, c) = c - a b
 //   F round(F) to nearest even          F scale2(F p, F n) = p 2^n, n integral in [-126, 127]
+//   F scale2_far(F p, F n) the same for n in [-252, 252], rounded once
 //   F keep(F x, int lo, int hi, F other): lanes lo <= i < hi of x, `other` elsewhere
 //   float reduce_add(F) reduce_max(F): one fixed tree
 //   I izero() iset1(int)  I iadd(I, I)   F to_float(I)
