@@ -35,8 +35,11 @@ def allocations() -> int:
 class Team:
     """The engine's OpenMP threads, pinned."""
 
-    def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
-        """cpus: one CPU per thread in thread order, None = not pinned."""
+    def __init__(
+        self, threads: int, cpus: Sequence[int] | None = None, passive_waits: bool = False
+    ) -> None:
+        """cpus: one CPU per thread in thread order, None = not pinned. passive_waits: sleep soon
+        instead of waiting awake, where a CPU quota counts the time."""
     def run(self, main: Callable[[], object]) -> None:
         """Open the one parallel region; thread 0 (the caller) runs `main`, the others wait for work
         until it returns. Exceptions of `main` pass through. RuntimeError when OpenMP gives fewer

@@ -38,6 +38,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     omp_threads_bind: str | None = None
     omp_num_threads: int | None = None
     num_reserved_cpu: int | None = None
+    visible_memory_nodes: str | None = None
     platform: str | None = None
     quantization: str | None = None
     chat_template: str | None = None
@@ -66,6 +67,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Every setting resolved; what the engine process receives (as msgpack) and nothing else.
 
     cpus: per thread, in thread order, or None for unpinned. frontend_cpus: the front end's.
+    passive_waits: threads that wait sleep soon, because a CPU quota counts waiting awake.
     activation_bits: 8 or 16, of what meets weights in groups of 32: one or two int8 terms.
     quantize: what dense matrices become while they load: "none", "int8", "int4", or those in groups
     of 32 ("int8_fine", "int4_fine").
@@ -97,6 +99,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     threads: int
     cpus: list[int] | None
     frontend_cpus: list[int] | None
+    passive_waits: bool
     tensor_parallel_size: int
     platform: str
     seed: int

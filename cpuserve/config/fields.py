@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cpuserve.config.generation import check_settings
-from cpuserve.config.values import parse_bind, parse_count, parse_space
+from cpuserve.config.values import parse_bind, parse_count, parse_nodes, parse_space
 
 Kind = Literal["text", "count", "flag", "list", "object"]
 TRUE = {"1": True, "true": True, "yes": True, "on": True}
@@ -577,7 +577,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "omp_threads_bind",
-        "CPUs of the compute threads: auto, nobind, or a list such as 0-31, 0,2 or 0-62:2.",
+        "CPUs of the compute threads: auto, nobind, or a list such as 0-31, 0,2 or 0-62:2; "
+        "`|` separates the lists of ranks.",
         "auto: one thread per physical core, within affinity and CPU quota",
         CPU,
         flags=("--omp-threads-bind", "--cpu-omp-threads-bind"),
@@ -588,8 +589,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "num_reserved_cpu",
-        "Cores that auto binding leaves to the front end and the system.",
-        "0 up to 4 allowed cores, else one per NUMA node",
+        "Cores that auto binding leaves to the front end, all together, from each node's tail.",
+        "0 up to 4 allowed cores, else one per NUMA node in use",
         CPU,
         kind="count",
         unit="cores",
@@ -598,6 +599,17 @@ FIELDS: tuple[Field, ...] = (
         aliases=(Alias("VLLM_CPU_NUM_OF_RESERVED_CPU"),),
         check=at_least(0),
         metavar="N",
+    ),
+    Field(
+        "visible_memory_nodes",
+        "NUMA nodes automatic binding may use, such as 0 or 1,0; their order is the ranks' order.",
+        "all nodes with allowed CPUs",
+        CPU,
+        flags=("--visible-memory-nodes",),
+        env="CPUSERVE_VISIBLE_MEMORY_NODES",
+        aliases=(Alias("CPU_VISIBLE_MEMORY_NODES"),),
+        check=parse_nodes,
+        metavar="NODES",
     ),
     Field(
         "omp_num_threads",
@@ -697,7 +709,6 @@ NO_OPS: tuple[NoOp, ...] = (
     ),
     NoOp(("TORCHINDUCTOR_COMPILE_THREADS",), "kernels are compiled ahead of time"),
     NoOp(("VLLM_CPU_CI_ENV", "VLLM_CPU_SIM_MULTI_NUMA"), "it is internal to vLLM"),
-    NoOp(("CPU_VISIBLE_MEMORY_NODES", "CPUSERVE_VISIBLE_MEMORY_NODES"), NOT_YET),
 )
 
 BY_NAME: dict[str, Field] = {f.name: f for f in FIELDS}

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cpuserve.ids import CpuId
+from cpuserve.ids import CpuId, NodeId
 
 GIB = 1 << 30
 UNIT_BYTES = {"": GIB, "g": GIB, "gib": GIB, "gb": GIB, "m": 1 << 20, "mib": 1 << 20, "mb": 1 << 20}
@@ -96,7 +97,16 @@ def parse_bind(text: str) -> str | list[list[CpuId]]:
     return [parse_cpu_list(rank) for rank in word.split("|")]
 
 
-def format_cpus(cpus: list[CpuId] | list[int]) -> str:
+def parse_nodes(text: str) -> list[NodeId]:
+    """ "0,1" or "2-3": NUMA nodes in the order given."""
+    try:
+        return [NodeId(number) for number in parse_cpu_list(text)]
+    except ValueError:
+        msg = "give NUMA nodes such as 0, 0,1 or 2-3, each once"
+        raise ValueError(msg) from None
+
+
+def format_cpus(cpus: Sequence[int]) -> str:
     """[0, 1, 2, 5] -> "0-2,5"; runs are joined, the order is kept."""
     runs: list[list[int]] = []
     for cpu in cpus:

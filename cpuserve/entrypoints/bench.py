@@ -16,7 +16,8 @@ from cpuserve.entrypoints.commands import prepared_start
 from cpuserve.entrypoints.terminal import note, say
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.cpu import CpuPlatform
-from cpuserve.platforms.placement import physical_cores, quota_threads
+from cpuserve.platforms.placement import quota_threads
+from cpuserve.platforms.topology import physical_cores
 
 if TYPE_CHECKING:
     from cpuserve.entrypoints.prepare import Prepared
@@ -45,8 +46,9 @@ def _roofline(args: argparse.Namespace) -> list[Record]:
     if levels and isa not in host.isa_levels:
         msg = f"flag --isa={isa}: not a level of this CPU; levels here: {', '.join(levels)}"
         raise ConfigError(msg)
-    cores = physical_cores(host)[: quota_threads(host)]
-    cpus = [int(core[0].id) for core in cores]
+    limit = quota_threads(host)
+    cores = physical_cores(host)[: limit[0] if limit else None]
+    cpus = [int(core.cpu) for core in cores]
     where = Where(host=host.cpu_model, isa=isa, threads=len(cpus))
     return roofline_records(platform.roofline(isa, len(cpus), cpus), where, args.rounds)
 

@@ -21,7 +21,8 @@ from cpuserve.entrypoints.terminal import say
 from cpuserve.loader.hub import cache_dir
 from cpuserve.platforms import Host, select
 from cpuserve.platforms.cpu import TORCH_REMEDY, CpuPlatform
-from cpuserve.platforms.placement import Placement, physical_cores, place
+from cpuserve.platforms.placement import Placement, place
+from cpuserve.platforms.topology import physical_cores
 from cpuserve.version import version
 
 LIBRARIES = ("numpy", "tokenizers", "fastapi", "uvicorn", "msgspec", "torch", "transformers")
@@ -124,9 +125,9 @@ def draw(host: Host, placement: Placement) -> Iterator[str]:
     frontend = set(placement.frontend or [])
     by_node: dict[int, list[str]] = {}
     for core in physical_cores(host):
-        ids = [c.id for c in core]
+        ids = core.cpus
         mark = "*" if threads & set(ids) else "f" if frontend & set(ids) else " "
-        by_node.setdefault(core[0].node, []).append(f"{mark}{'+'.join(map(str, ids))}")
+        by_node.setdefault(core.node, []).append(f"{mark}{'+'.join(map(str, ids))}")
     for node, cores in sorted(by_node.items()):
         yield f"node {node}: {' '.join(cores)}"
 

@@ -17,7 +17,7 @@ from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory import BLOCK, plan_memory
-from cpuserve.platforms.placement import nodes_in_use, place
+from cpuserve.platforms.placement import place
 from cpuserve.platforms.probe import Roofline
 
 ISA_LEVELS = (
@@ -130,7 +130,7 @@ class CpuPlatform:
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
             threads=placement.threads,
-            nodes=nodes_in_use(placement, host),
+            nodes=placement.nodes,
         )
         scheduling = _scheduling(options, ledger)
         _hints(options, ledger)
@@ -157,6 +157,7 @@ class CpuPlatform:
             threads=placement.threads,
             cpus=None if placement.cpus is None else list(placement.cpus),
             frontend_cpus=None if placement.frontend is None else list(placement.frontend),
+            passive_waits=placement.passive_waits,
             tensor_parallel_size=ranks,
             platform=self.name,
             seed=ledger.decide("seed", options.seed or 0, "of sampling without a request's own"),

@@ -31,23 +31,35 @@ ARM_PARTS = {
     (0xC0, 0xAC3): "Ampere-1",
 }
 
+# An Intel E core beside P cores, where the kernel does not say it in cpu_capacity: vectors half as
+# wide at about three quarters of the clock (est.).
+ATOM_CAPACITY = 400
+
 
 class Cpu(msgspec.Struct, frozen=True):
-    """One online logical CPU. `core` is unique in the machine; -1 is an unknown node or L3."""
+    """One online logical CPU. `core` is unique in the machine; -1 is an unknown L3.
+
+    capacity: work in a given time, 1024 for the fastest class of cores (P cores, big cores).
+    """
 
     id: CpuId
     core: int
     package: int = 0
     node: NodeId = NodeId(0)
     l3: int = -1
+    capacity: int = 1024
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One NUMA node; memory is what its meminfo says (ballooned VMs lie, see `node_memory`)."""
+    """One NUMA node; distances to all nodes of the host, in their order, 10 is itself.
+
+    Memory is what its meminfo says (ballooned VMs lie, see `node_memory`).
+    """
 
     id: NodeId
     memory_total: int = 0
     memory_available: int = 0
+    distances: tuple[int, ...] = ()
 
 
 class HugePages(msgspec.Struct, frozen=True):
@@ -61,10 +73,12 @@ class HugePages(msgspec.Struct, frozen=True):
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """The machine as this process sees it. Memory in bytes.
 
-    allowed: CPUs of the affinity mask. memory_nodes: nodes a cpuset lets it take memory of; empty =
-    unknown. address_space_limit, data_limit: of one process (ulimit -v and -d); None = no limit.
-    isa_levels: what the native extension runs here, lowest first; empty with `native_error` saying
-    why where it cannot run at all.
+    allowed: CPUs of the affinity mask, which a cpuset limits too. offline: present and switched
+    off. memory_nodes: nodes a cpuset lets it take memory of; empty = unknown. address_space_limit,
+    data_limit: of one process (ulimit -v and -d); None = no limit. numa_balancing: the kernel moves
+    pages between nodes. isa_levels: what the native extension runs here, lowest first; empty with
+    `native_error` saying why where it cannot run at all. thread_gain: how much faster one thread
+    more than the CPU quota's floor reads memory, measured; 0 = not measured.
     """
 
     arch: str
@@ -72,6 +86,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     cpu_flags: tuple[str, ...] = ()
     cpus: tuple[Cpu, ...]
     allowed: tuple[CpuId, ...]
+    offline: tuple[CpuId, ...] = ()
     nodes: tuple[Node, ...] = ()
     memory_total: int
     memory_available: int
@@ -80,7 +95,9 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     data_limit: int | None = None
     cgroup: Cgroup = Cgroup()
     huge_pages: HugePages = HugePages()
+    numa_balancing: bool = False
     kernel: str = ""
+    thread_gain: float = 0.0
     isa_levels: tuple[str, ...] = ()
     native_error: str = ""
     torch: bool = False
@@ -150,6 +167,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
             cpu_flags=_cpu_flags(cpuinfo),
             cpus=_read_cpus(sysfs_root / "devices/system", allowed),
             allowed=tuple(CpuId(c) for c in allowed),
+            offline=tuple(_list(sysfs_root / "devices/system/cpu/offline")),
             nodes=_read_nodes(sysfs_root / "devices/system/node"),
             memory_total=total,
             memory_available=available,
@@ -158,6 +176,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
             data_limit=limits.get("DATA"),
             cgroup=read_cgroup(cgroup_root or sysfs_root / "fs/cgroup", proc_root),
             huge_pages=_huge_pages(sysfs_root, meminfo),
+            numa_balancing=_int(proc_root / "sys/kernel/numa_balancing", 0) > 0,
             kernel=_text(proc_root / "sys/kernel/osrelease").strip(),
         )
 
@@ -184,6 +203,7 @@ def _memory_nodes(status: str) -> tuple[NodeId, ...]:
 def _read_cpus(system: Path, allowed: list[int]) -> tuple[Cpu, ...]:
     """Every online CPU; one core per CPU on one node where sysfs does not say."""
     online = _list(system / "cpu/online") or [CpuId(c) for c in allowed]
+    slow = set(_list(system.parent / "cpu_atom/cpus"))
     node_of = {c: n for n, cpus in _node_cpus(system / "node").items() for c in cpus}
     cores: dict[tuple[int, int, int], int] = {}
     found = []
@@ -197,7 +217,9 @@ def _read_cpus(system: Path, allowed: list[int]) -> tuple[Cpu, ...]:
         # core_id repeats in every die; the lowest sibling does not
         key = (package, core, min(siblings)) if siblings else (package, core, cpu)
         node = node_of.get(cpu, NodeId(0))
-        found.append(Cpu(cpu, cores.setdefault(key, len(cores)), package, node, _l3(folder)))
+        capacity = _int(folder / "cpu_capacity", ATOM_CAPACITY if cpu in slow else 1024)
+        core = cores.setdefault(key, len(cores))
+        found.append(Cpu(cpu, core, package, node, _l3(folder), capacity))
     return tuple(found)
 
 
@@ -225,7 +247,9 @@ def _read_nodes(root: Path) -> tuple[Node, ...]:
     for n in _node_ids(root):
         m = _meminfo(_text(root / f"node{n}/meminfo"))
         reclaimable = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
-        found.append(Node(n, m.get("MemTotal", 0), sum(m.get(key, 0) for key in reclaimable)))
+        available = sum(m.get(key, 0) for key in reclaimable)
+        distances = tuple(_numbers(root / f"node{n}/distance"))
+        found.append(Node(n, m.get("MemTotal", 0), available, distances))
     return tuple(found)
 
 
@@ -288,6 +312,10 @@ def _parse_list(text: str) -> list[CpuId]:
         return parse_cpu_list(text) if text else []
     except ValueError:
         return []
+
+
+def _numbers(file: Path) -> list[int]:
+    return [int(word) for word in _text(file).split() if word.isdigit()]
 
 
 def _int(file: Path, default: int) -> int:

@@ -1,148 +1,304 @@
-"""Which CPUs the compute threads get, and which are left to the front end."""
+"""Which CPUs the threads of each rank get, and which are left to the front end.
+
+A pure function of what was asked and what the host is. A rank is a group of threads with its own
+part of the model (tensor parallel); a replica is an engine of its own (data parallel). Ranks are
+numbered replica by replica, so that neighbours share nodes.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import EngineOptions
-from cpuserve.config.values import format_cpus, parse_bind
+from cpuserve.config.values import format_cpus, parse_bind, parse_nodes
 from cpuserve.errors import ConfigError
 from cpuserve.ids import CpuId, NodeId
-from cpuserve.platforms.host import Cpu, Host
+from cpuserve.platforms.host import Host
+from cpuserve.platforms.topology import (
+    Core,
+    by_node,
+    physical_cores,
+    share_out,
+    take_from_tails,
+    worth_using,
+)
 
 SMALL = 4  # up to this many allowed cores a reserved one would cost more than it saves
+# A thread more than the quota pays for in full stops all of them for a part of each period, which
+# shows in the slowest steps: it must gain more than that is worth, and more than the noise.
+WORTH_STOPPING = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """cpus: one per thread in thread order, None = not pinned. nodes: where its memory is."""
+
+    threads: int
+    cpus: tuple[CpuId, ...] | None
+    nodes: tuple[NodeId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """cpus: one per thread in thread order, None = not pinned; frontend: None = anywhere."""
+    """The ranks of all replicas, and the front end's CPUs (None = anywhere).
 
-    threads: int
-    cpus: list[CpuId] | None
-    frontend: list[CpuId] | None
+    passive_waits: a CPU quota counts the time spent waiting awake, so threads should sleep soon.
+    """
+
+    ranks: tuple[Rank, ...]
+    frontend: tuple[CpuId, ...] | None = None
+    passive_waits: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads of all ranks."""
+        return sum(rank.threads for rank in self.ranks)
+
+    @property
+    def cpus(self) -> list[CpuId] | None:
+        """The CPUs of all ranks, one per thread; None = not pinned."""
+        if any(rank.cpus is None for rank in self.ranks):
+            return None
+        return [cpu for rank in self.ranks for cpu in rank.cpus or ()]
+
+    @property
+    def nodes(self) -> set[NodeId]:
+        """The NUMA nodes whose cores compute."""
+        return {node for rank in self.ranks for node in rank.nodes}
 
 
-def place(options: EngineOptions, ledger: Ledger, host: Host) -> Placement:
-    """Threads and their CPUs.
+def place(
+    options: EngineOptions, ledger: Ledger, host: Host, *, tp: int = 1, dp: int = 1
+) -> Placement:
+    """Threads and their CPUs for `dp` replicas of `tp` ranks each.
 
     Raises:
-        ConfigError: a CPU outside the allowed set, several ranks, or more reserved than there are.
+        ConfigError: a CPU or node this process may not use, a list too many or too few, more
+            ranks or reserved cores than there are cores.
     """
     bind = parse_bind(options.omp_threads_bind or "auto")
     if bind == "auto":
-        placement, why = _auto(options, ledger, host)
+        placement, why = _auto(options, ledger, host, tp * dp)
     elif bind == "nobind":
-        placement, why = _nobind(options, host)
+        placement, why = _nobind(options, host, tp * dp)
     else:
         assert isinstance(bind, list)
-        placement, why = _listed(bind, ledger, host)
-    if bind != "auto" and options.num_reserved_cpu is not None:
-        ledger.decide("num_reserved_cpu", 0, "only auto binding reserves cores")
+        placement, why = _listed(bind, ledger, host, tp * dp)
+    if bind != "auto":
+        _only_auto(options, ledger)
     ledger.decide("threads", placement.threads, why)
-    got = "not pinned" if placement.cpus is None else format_cpus(placement.cpus)
-    ledger.decide("omp_threads_bind", got, _pinning(placement))
-    where = "anywhere" if placement.frontend is None else format_cpus(placement.frontend)
+    got = "not pinned" if placement.cpus is None else bind_list(placement)
+    pinning = "the kernel places threads" if placement.cpus is None else "each thread keeps its CPU"
+    if placement.passive_waits:
+        pinning += "; waits sleep soon, as the quota counts them"
+    ledger.decide("omp_threads_bind", got, pinning)
+    where = "anywhere" if placement.frontend is None else format_cpus(list(placement.frontend))
     ledger.decide("frontend_cpus", where, "HTTP, templates and text run there")
     return placement
 
 
-def nodes_in_use(placement: Placement, host: Host) -> set[NodeId]:
-    """The NUMA nodes whose cores compute."""
-    chosen = None if placement.cpus is None else set(placement.cpus)
-    return {c.node for c in host.usable_cpus if chosen is None or c.id in chosen}
+def bind_list(placement: Placement) -> str:
+    """ "0-30|32-62": the placement as CPUSERVE_OMP_THREADS_BIND would take it."""
+    return "|".join(format_cpus(list(rank.cpus or ())) for rank in placement.ranks)
 
 
-def physical_cores(host: Host) -> list[list[Cpu]]:
-    """The usable CPUs of each physical core, ordered by node, then by lowest CPU."""
-    cores: dict[int, list[Cpu]] = {}
-    for cpu in host.usable_cpus:
-        cores.setdefault(cpu.core, []).append(cpu)
-    return sorted(cores.values(), key=lambda core: (core[0].node, core[0].id))
+def quota_threads(host: Host) -> tuple[int, str] | None:
+    """Threads the CPU quota pays for, and why; None without a quota.
 
-
-def quota_threads(host: Host) -> int | None:
-    """Threads the CPU quota pays for: its floor, at least one; None without a quota.
-
-    More threads than quota are stopped together by the kernel for the rest of each period, at a
-    barrier that means all of them: the floor is what runs without a stop.
+    More threads than quota are stopped together by the kernel for the rest of each period: q CPUs'
+    time lets n + 1 threads run q / (n + 1) of it. So the floor n, unless n + 1 threads were
+    measured (Host.thread_gain) to do enough more while they run.
     """
     quota = host.cgroup.cpu_quota
-    return None if quota is None else max(1, math.floor(quota))
+    if quota is None:
+        return None
+    floor = max(1, math.floor(quota))
+    share = min(1.0, quota / (floor + 1))
+    if quota > floor and host.thread_gain * share >= WORTH_STOPPING:
+        return floor + 1, (
+            f"the CPU quota of {quota:g} lets {floor + 1} run {share:.0%} of the time, and "
+            f"{floor + 1} measured {host.thread_gain:.2f} times as fast as {floor}"
+        )
+    return floor, f"the CPU quota of {quota:g} pays for {floor} at full speed"
 
 
-def _auto(options: EngineOptions, ledger: Ledger, host: Host) -> tuple[Placement, str]:
-    cores = physical_cores(host)
-    reserved = _reserve(options.num_reserved_cpu, ledger, cores)
-    kept = [core for core in cores if core not in reserved]
+def extra_thread_may_pay(host: Host) -> bool:
+    """Whether measuring Host.thread_gain could change what `quota_threads` says.
+
+    n + 1 threads do at most (n + 1) / n times the work, so quota / n bounds what they gain.
+    """
+    quota = host.cgroup.cpu_quota
+    if quota is None or quota <= 1 or quota >= len(physical_cores(host)):
+        return False
+    floor = math.floor(quota)
+    return floor < quota and quota / floor >= WORTH_STOPPING
+
+
+def _passive(host: Host) -> bool:
+    quota = host.cgroup.cpu_quota
+    return quota is not None and quota < len(physical_cores(host))
+
+
+def _auto(options: EngineOptions, ledger: Ledger, host: Host, ranks: int) -> tuple[Placement, str]:
+    groups = _visible(options, ledger, host)
+    cores = [core for group in groups for core in group]
+    fast = worth_using(cores)
+    slow = [core for core in cores if core not in fast]
+    groups = by_node(fast, [group[0].node for group in groups])
+    reserved = _reserve(options.num_reserved_cpu, ledger, groups, bool(slow), ranks)
+    kept = [[core for core in group if core not in reserved] for group in groups]
+    shares = share_out([group for group in kept if group], ranks)
     limit = quota_threads(host)
-    chosen = kept if limit is None else kept[:limit]
-    frontend = [c.id for core in reserved for c in core] or None
+    total = sum(len(share) for share in shares)
+    if limit is not None and limit[0] < total:
+        shares = _first_of_each(shares, limit[0])
+    frontend = sorted(cpu for core in (*reserved, *slow) for cpu in core.cpus)
+    placement = Placement(
+        tuple(_rank(share) for share in shares), tuple(frontend) or None, _passive(host)
+    )
     why = f"one per physical core of the {len(host.usable_cpus)} CPUs this process may use"
     if reserved:
         why += f", {len(reserved)} left to the front end"
-    if limit is not None and limit < len(kept):
-        why = f"the CPU quota of {host.cgroup.cpu_quota:g} pays for {len(chosen)} at full speed"
-    return Placement(len(chosen), [core[0].id for core in chosen], frontend), why
+    if slow:
+        why += f", without {len(slow)} slower cores that the others would wait for"
+    if limit is not None and (limit[0] < total or placement.passive_waits):
+        why = limit[1]
+    return placement, why
 
 
-def _reserve(asked: int | None, ledger: Ledger, cores: list[list[Cpu]]) -> list[list[Cpu]]:
-    """Cores left out: from the tail of each node, the last nodes first where it does not divide."""
-    nodes = sorted({core[0].node for core in cores})
-    count = asked
-    if count is None:
-        count = 0 if len(cores) <= SMALL else len(nodes)
-        why = "few cores: none can be spared" if count == 0 else "one per NUMA node in use"
-    else:
-        why = "as asked"
-    if count >= len(cores):
+def _rank(cores: Sequence[Core]) -> Rank:
+    nodes = tuple(dict.fromkeys(core.node for core in cores))
+    return Rank(len(cores), tuple(core.cpu for core in cores), nodes)
+
+
+def _first_of_each(shares: Sequence[Sequence[Core]], threads: int) -> list[list[Core]]:
+    """`threads` of all cores, the first ones of each rank, and one for each at least."""
+    sizes = [
+        max(1, threads // len(shares) + (i < threads % len(shares))) for i in range(len(shares))
+    ]
+    return [list(share[:size]) for share, size in zip(shares, sizes, strict=True)]
+
+
+def _visible(options: EngineOptions, ledger: Ledger, host: Host) -> list[list[Core]]:
+    """The cores of the nodes asked for, in their order; of all nodes if none are."""
+    groups = by_node(physical_cores(host))
+    if options.visible_memory_nodes is None:
+        return groups
+    wanted = parse_nodes(options.visible_memory_nodes)
+    here = [group[0].node for group in groups]
+    missing = [node for node in wanted if node not in here]
+    if missing:
         msg = (
-            f"{ledger.asked('num_reserved_cpu')}: this process may use {len(cores)} cores and at "
-            f"least one must compute; give at most {len(cores) - 1}"
+            f"{ledger.asked('visible_memory_nodes')}: node {format_cpus(missing)} has no memory "
+            f"with CPUs that this process may use; give some of {format_cpus(here)}"
+        )
+        raise ConfigError(msg)
+    ledger.decide("visible_memory_nodes", format_cpus(wanted), "as asked, in rank order")
+    return [groups[here.index(node)] for node in wanted]
+
+
+def _reserve(
+    asked: int | None, ledger: Ledger, groups: Sequence[Sequence[Core]], slow: bool, ranks: int
+) -> list[Core]:
+    """Cores left out of the computation, from the tails of the nodes."""
+    cores = sum(len(group) for group in groups)
+    if ranks > cores:
+        msg = (
+            f"{ledger.asked('tensor_parallel_size')}: {ranks} ranks need a core each and this "
+            f"process may compute on {cores}; use at most {cores}"
+        )
+        raise ConfigError(msg)
+    if asked is None:
+        # No node is emptied, and no rank goes without, for a core that nobody asked to spare.
+        spare = [len(group) - 1 for group in groups]
+        count = min(sum(min(1, most) for most in spare), cores - ranks)
+        why = "one per NUMA node in use"
+        if slow:
+            count, why = 0, "the slower cores are left to the front end"
+        elif cores <= SMALL:
+            count, why = 0, "few cores: none can be spared"
+        elif count < len(groups):
+            why += " that can spare one"
+    else:
+        count, why = asked, "as asked"
+    if count > cores - ranks:
+        least = "at least one must compute" if ranks == 1 else f"{ranks} ranks need one each"
+        msg = (
+            f"{ledger.asked('num_reserved_cpu')}: this process may use {cores} cores and "
+            f"{least}; give at most {cores - ranks}"
         )
         raise ConfigError(msg)
     ledger.decide("num_reserved_cpu", count, why)
-    reserved: list[list[Cpu]] = []
-    left = {n: [c for c in cores if c[0].node == n] for n in nodes}
-    while len(reserved) < count:
-        node = max((n for n in nodes if left[n]), key=lambda n: (len(left[n]), n))
-        reserved.append(left[node].pop())
-    return sorted(reserved, key=lambda core: core[0].id)
+    return take_from_tails(groups, count)
 
 
-def _nobind(options: EngineOptions, host: Host) -> tuple[Placement, str]:
-    if options.omp_num_threads is not None:
-        return Placement(options.omp_num_threads, None, None), "OMP_NUM_THREADS"
-    cores = len(physical_cores(host))
+def _nobind(options: EngineOptions, host: Host, ranks: int) -> tuple[Placement, str]:
+    cores = physical_cores(host)
     limit = quota_threads(host)
-    threads = cores if limit is None else min(cores, limit)
-    why = "one per physical core" if threads == cores else "what the CPU quota pays for"
-    return Placement(threads, None, None), why
+    if options.omp_num_threads is not None:
+        threads, why = options.omp_num_threads, "OMP_NUM_THREADS"
+        sizes = [threads] * ranks
+    else:
+        threads, why = len(cores), "one per physical core"
+        if limit is not None and limit[0] < threads:
+            threads, why = limit
+        sizes = [max(1, threads // ranks + (i < threads % ranks)) for i in range(ranks)]
+    nodes = tuple(sorted({core.node for core in cores}))
+    return Placement(tuple(Rank(n, None, nodes) for n in sizes), None, _passive(host)), why
 
 
-def _listed(ranks: list[list[CpuId]], ledger: Ledger, host: Host) -> tuple[Placement, str]:
+def _listed(
+    lists: list[list[CpuId]], ledger: Ledger, host: Host, ranks: int
+) -> tuple[Placement, str]:
     asked = ledger.asked("omp_threads_bind")
-    if len(ranks) != 1:
+    every = [cpu for rank in lists for cpu in rank]
+    if len(lists) != ranks:
+        nearest = format_cpus(every)
+        if ranks > 1:
+            cut = [
+                every[i * len(every) // ranks : (i + 1) * len(every) // ranks] for i in range(ranks)
+            ]
+            nearest = "|".join(format_cpus(part) for part in cut if part)
         msg = (
-            f"{asked}: lists CPUs for {len(ranks)} ranks and tensor-parallel-size is 1; "
-            f"give one list, such as {format_cpus([c for rank in ranks for c in rank])}"
+            f"{asked}: lists CPUs for {len(lists)} ranks and there {'is' if ranks == 1 else 'are'} "
+            f"{ranks}; give {'one list' if ranks == 1 else 'a list for each'}, such as {nearest}"
         )
         raise ConfigError(msg)
+    _check_cpus(every, asked, host)
+    why = "one per CPU listed"
+    limit = quota_threads(host)
+    if limit is not None and limit[0] < len(every):
+        why += f"; the CPU quota of {host.cgroup.cpu_quota:g} will stop them part of the time"
+    node_of = {cpu: core.node for core in physical_cores(host) for cpu in core.cpus}
+    made = [
+        Rank(len(cpus), tuple(cpus), tuple(dict.fromkeys(node_of[c] for c in cpus)))
+        for cpus in lists
+    ]
+    return Placement(tuple(made), None, _passive(host)), why
+
+
+def _check_cpus(cpus: Sequence[CpuId], asked: str, host: Host) -> None:
     usable = [c.id for c in host.usable_cpus]
-    outside = [c for c in ranks[0] if c not in set(usable)]
+    outside = sorted(set(cpus) - set(usable))
     if outside:
         msg = (
             f"{asked}: CPU {format_cpus(outside)} is not among the CPUs this process may use "
             f"({format_cpus(usable)}); the affinity mask or container decides"
         )
         raise ConfigError(msg)
-    why = "one per CPU listed"
-    limit = quota_threads(host)
-    if limit is not None and limit < len(ranks[0]):
-        why += f"; the CPU quota of {host.cgroup.cpu_quota:g} will stop them part of the time"
-    return Placement(len(ranks[0]), ranks[0], None), why
+    twice = sorted({cpu for cpu in cpus if cpus.count(cpu) > 1})
+    if twice:
+        msg = f"{asked}: CPU {format_cpus(twice)} is given to two ranks; each needs its own"
+        raise ConfigError(msg)
 
 
-def _pinning(placement: Placement) -> str:
-    return "the kernel places threads" if placement.cpus is None else "each thread keeps its CPU"
+def _only_auto(options: EngineOptions, ledger: Ledger) -> None:
+    """Say that what shapes automatic binding shapes nothing else."""
+    why = "has an effect with automatic binding only"
+    if options.num_reserved_cpu is not None:
+        ledger.decide("num_reserved_cpu", 0, why)
+    if options.visible_memory_nodes is not None:
+        ledger.decide("visible_memory_nodes", "no effect", why)

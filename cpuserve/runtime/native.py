@@ -137,7 +137,7 @@ class NativeExecutor:
 
 def make_team(config: EngineConfig) -> _C.Team:
     """The threads of `config`, on its CPUs."""
-    return _C.Team(config.threads, config.cpus)
+    return _C.Team(config.threads, config.cpus, config.passive_waits)
 
 
 def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:

@@ -81,10 +81,11 @@ void register_cpu(py::module_& m) {
       py::arg("format"), py::arg("width"));
 
   py::class_<Team>(m, "Team")
-      .def(py::init([](int threads, std::optional<std::vector<int>> cpus) {
-             return std::make_unique<Team>(threads, cpus.value_or(std::vector<int>{}));
+      .def(py::init([](int threads, std::optional<std::vector<int>> cpus, bool passive_waits) {
+             return std::make_unique<Team>(threads, cpus.value_or(std::vector<int>{}),
+                                           passive_waits);
            }),
-           py::arg("threads"), py::arg("cpus") = py::none())
+           py::arg("threads"), py::arg("cpus") = py::none(), py::arg("passive_waits") = false)
       .def("run", &Team::run, py::arg("main"))
       .def_property_readonly("threads", &Team::threads)
       .def("placement", &Team::placement);

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <time.h>
 
+#include <array>
 #include <thread>
 #include <utility>
 
@@ -25,15 +26,26 @@ constexpr int64_t kSpinInStepNs = 50'000, kYieldInStepNs = 50'000;
 constexpr int64_t kSpinBetweenNs = 50'000, kYieldBetweenNs = 350'000;
 // More threads than cores: the one we wait for may need this very core.
 constexpr int64_t kYieldOversubscribedNs = 20'000;
+// Under a quota: a barrier that is late is late by a stopped thread, and the time awake is paid for
+// by all of them.
+constexpr int64_t kSpinPassiveNs = 20'000;
 
 #if defined(__linux__)
+// Kernels are built for up to 8192 CPUs; cpu_set_t alone holds 1024.
+constexpr int kMaxCpus = 1 << 14;
+using CpuMask = std::array<cpu_set_t, kMaxCpus / CPU_SETSIZE>;
+
+bool get_affinity(CpuMask& mask) {
+  mask = {};
+  return sched_getaffinity(0, sizeof mask, mask.data()) == 0;
+}
+
 std::vector<int> allowed_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
+  CpuMask mask;
   std::vector<int> out;
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return out;
-  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-    if (CPU_ISSET(cpu, &set)) out.push_back(cpu);
+  if (!get_affinity(mask)) return out;
+  for (int cpu = 0; cpu < kMaxCpus; cpu++) {
+    if (CPU_ISSET_S(static_cast<size_t>(cpu), sizeof mask, mask.data())) out.push_back(cpu);
   }
   return out;
 }
@@ -43,21 +55,20 @@ class Pin {
  public:
   explicit Pin(int cpu) {
     if (cpu < 0) return;
-    pinned_ = sched_getaffinity(0, sizeof before_, &before_) == 0;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    sched_setaffinity(0, sizeof one, &one);
+    pinned_ = get_affinity(before_);
+    CpuMask one{};
+    CPU_SET_S(static_cast<size_t>(cpu), sizeof one, one.data());
+    sched_setaffinity(0, sizeof one, one.data());
   }
   ~Pin() {
-    if (pinned_) sched_setaffinity(0, sizeof before_, &before_);
+    if (pinned_) sched_setaffinity(0, sizeof before_, before_.data());
   }
   Pin(const Pin&) = delete;
   Pin& operator=(const Pin&) = delete;
 
  private:
   bool pinned_ = false;
-  cpu_set_t before_;
+  CpuMask before_;
 };
 
 int current_cpu() { return sched_getcpu(); }
@@ -105,9 +116,10 @@ int checked_threads(int threads) {
 
 }  // namespace
 
-Team::Team(int threads, std::vector<int> cpus)
+Team::Team(int threads, std::vector<int> cpus, bool passive_waits)
     : threads_(checked_threads(threads)),
       cpus_(std::move(cpus)),
+      passive_waits_(passive_waits),
       slots_(new Slot[static_cast<size_t>(threads_)]),
       barrier_(threads_),
       attendance_(threads_),
@@ -138,6 +150,9 @@ void Team::configure_waits() {
     if (shared) {
       slot.in_step.configure(0, kYieldOversubscribedNs);
       slot.between_steps.configure(0, kYieldOversubscribedNs);
+    } else if (passive_waits_) {
+      slot.in_step.configure(kSpinPassiveNs, 0);
+      slot.between_steps.configure(0, 0);
     } else {
       slot.in_step.configure(kSpinInStepNs, kYieldInStepNs);
       slot.between_steps.configure(kSpinBetweenNs, kYieldBetweenNs);

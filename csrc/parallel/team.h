@@ -15,9 +15,10 @@ namespace cpuserve {
 
 class Team {
  public:
-  // cpus: one CPU per thread in thread order; empty = not pinned. Throws std::invalid_argument for
-  // a CPU this process may not use.
-  Team(int threads, std::vector<int> cpus);
+  // cpus: one CPU per thread in thread order; empty = not pinned. passive_waits: sleep instead of
+  // waiting awake for long, for a process whose CPU time is counted (a CFS quota). Throws
+  // std::invalid_argument for a CPU this process may not use.
+  Team(int threads, std::vector<int> cpus, bool passive_waits = false);
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
@@ -84,6 +85,7 @@ class Team {
 
   const int threads_;
   const std::vector<int> cpus_;
+  const bool passive_waits_;
   std::unique_ptr<Slot[]> slots_;
   Barrier barrier_;
   Signal epoch_;              // advanced once per job and once to stop; publishes job_ and members

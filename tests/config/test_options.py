@@ -57,6 +57,7 @@ BAD = {
     "isa": [""],
     "omp_threads_bind": ["", "all", "3-1", "0,0", "0-3;5", "-1"],
     "num_reserved_cpu": ["-1", "x"],
+    "visible_memory_nodes": ["", "all", "0,0", "1-0"],
     "omp_num_threads": ["0", "4,2"],
     "tensor_parallel_size": ["0", "-1", "two"],
     "executor": ["cuda"],

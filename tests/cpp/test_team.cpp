@@ -60,8 +60,8 @@ TEST(writes_before_a_barrier_are_seen_behind_it) {
   }
 }
 
-TEST(a_late_thread_is_waited_for) {
-  Team team(2, {});
+void wait_for_a_late_thread(bool passive_waits) {
+  Team team(2, {}, passive_waits);
   team.run([&] {
     int value = 0;  // plain: the barrier orders it
     team.dispatch([&](int thread, int) noexcept {
@@ -80,6 +80,10 @@ TEST(a_late_thread_is_waited_for) {
     EXPECT(value == 9);
   });
 }
+
+TEST(a_late_thread_is_waited_for) { wait_for_a_late_thread(false); }
+
+TEST(a_late_thread_is_waited_for_asleep) { wait_for_a_late_thread(true); }
 
 TEST(an_exception_of_main_leaves_the_region) {
   for (int n : kTeamSizes) {

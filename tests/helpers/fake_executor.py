@@ -252,6 +252,7 @@ def fake_config(**changes) -> EngineConfig:
         "threads": 1,
         "cpus": None,
         "frontend_cpus": None,
+        "passive_waits": False,
         "tensor_parallel_size": 1,
         "platform": "cpu",
         "seed": 0,

@@ -12,12 +12,13 @@ GIB = 1 << 30
 HERE = Path(__file__).parent
 AVX2 = ("sse4_2", "avx", "f16c", "fma", "avx2")
 AVX512 = (*AVX2, "avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl", "avx512_vnni")
+X86_AVX2 = ("scalar", "avx2")
 X86_BF16 = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 X86_AMX = (*X86_BF16, "amx")
 ARM = ("scalar", "neon", "neon_dotprod", "neon_i8mm_bf16")
 
 
-def cores(per_node, nodes=1, smt=1, sibling_step=None, l3=None, packages=None):
+def cores(per_node, nodes=1, smt=1, sibling_step=None, l3=None, packages=None, node_ids=None):
     """Cores numbered node by node; sibling t of core c is CPU c + t * sibling_step."""
     total = per_node * nodes
     step = sibling_step or total
@@ -27,21 +28,32 @@ def cores(per_node, nodes=1, smt=1, sibling_step=None, l3=None, packages=None):
             node = core // per_node
             package = node * (packages or nodes) // nodes
             first = core // l3 * l3 if l3 else node * per_node
-            found.append(Cpu(core + t * step, core, package, node, first))
+            found.append(
+                Cpu(core + t * step, core, package, (node_ids or range(nodes))[node], first)
+            )
     return tuple(found)
+
+
+def hybrid(fast, slow):
+    """P cores with two CPUs each, numbered in pairs, then E cores."""
+    pairs = [Cpu(2 * core + t, core, l3=0) for core in range(fast) for t in (0, 1)]
+    singles = [Cpu(2 * fast + i, fast + i, l3=0, capacity=400) for i in range(slow)]
+    return (*pairs, *singles)
 
 
 def host(name, cpus, gib, *, allowed=None, free=None, levels=X86_BF16, flags=AVX512, **more):
     nodes = sorted({c.node for c in cpus})
     available = int((gib * 0.9 if free is None else free) * GIB)
+    each = gib * GIB // len(nodes), available // len(nodes)
+    plain = tuple(Node(n, *each, distances(n, nodes)) for n in nodes)
     return Host(
         arch=more.pop("arch", "x86_64"),
         cpu_model=name,
         cpu_flags=flags,
         cpus=cpus,
         allowed=tuple(allowed if allowed is not None else (c.id for c in cpus)),
-        nodes=tuple(Node(n, gib * GIB // len(nodes), available // len(nodes)) for n in nodes),
-        memory_nodes=tuple(nodes),
+        memory_nodes=tuple(n.id for n in more.get("nodes", plain)),
+        nodes=more.pop("nodes", plain),
         memory_total=gib * GIB,
         memory_available=available,
         huge_pages=HugePages("madvise"),
@@ -51,6 +63,10 @@ def host(name, cpus, gib, *, allowed=None, free=None, levels=X86_BF16, flags=AVX
         transformers=more.pop("transformers", False),
         **more,
     )
+
+
+def distances(node, nodes):
+    return tuple(10 if node == other else 21 for other in nodes)
 
 
 def v2(quota=None, limit_gib=None, free_gib=None):
@@ -86,6 +102,78 @@ HOSTS = {
         arch="aarch64",
         levels=ARM,
         flags=("asimd", "asimddp", "i8mm", "bf16", "sve"),
+    ),
+    "graviton4_96": host(
+        "Neoverse-V2",
+        cores(96),
+        192,
+        arch="aarch64",
+        levels=ARM,
+        flags=("asimd", "asimddp", "i8mm", "bf16", "sve"),
+    ),
+    "laptop_6p_8e": host(
+        "13th Gen Intel(R) Core(TM) i7-13700H", hybrid(6, 8), 16, levels=X86_AVX2, flags=AVX2
+    ),
+    "laptop_2p_8e": host(
+        "12th Gen Intel(R) Core(TM) i5-1235U", hybrid(2, 8), 16, levels=X86_AVX2, flags=AVX2
+    ),
+    "xeon_1s_smt": host(
+        XEON, cores(32, smt=2), 256, levels=X86_AMX, flags=(*AVX512, "amx_bf16", "amx_int8")
+    ),
+    "xeon_snc3": host(
+        "Intel(R) Xeon(R) 6980P",
+        cores(40, 3, smt=2, packages=1),
+        768,
+        levels=X86_AMX,
+        flags=(*AVX512, "amx_bf16", "amx_int8"),
+    ),
+    "eight_nodes": host("Intel(R) Xeon(R) Platinum 8280L", cores(8, 8, smt=2), 1024),
+    "xeon_max_hbm_flat": host(
+        "Intel(R) Xeon(R) CPU Max 9480",
+        cores(56, 2, smt=2),
+        640,
+        levels=X86_AMX,
+        flags=(*AVX512, "amx_bf16", "amx_int8"),
+        nodes=(
+            Node(0, 256 * GIB, 256 * GIB * 9 // 10, (10, 21, 13, 23)),
+            Node(1, 256 * GIB, 256 * GIB * 9 // 10, (21, 10, 23, 13)),
+            Node(2, 64 * GIB, 64 * GIB * 9 // 10, (13, 23, 10, 23)),
+            Node(3, 64 * GIB, 64 * GIB * 9 // 10, (23, 13, 23, 10)),
+        ),
+    ),
+    "memoryless_node": host(
+        "AMD EPYC 7551 32-Core Processor",
+        cores(8, 4, packages=2),
+        128,
+        levels=X86_AVX2,
+        flags=AVX2,
+        nodes=(
+            Node(0, 64 * GIB, 64 * GIB * 9 // 10, (10, 16, 32, 32)),
+            Node(1, 0, 0, (16, 10, 32, 32)),
+            Node(2, 0, 0, (32, 32, 10, 16)),
+            Node(3, 64 * GIB, 64 * GIB * 9 // 10, (32, 32, 16, 10)),
+        ),
+    ),
+    "cpuset_across_nodes": host(
+        XEON,
+        cores(32, 2, smt=2),
+        512,
+        allowed=range(24, 38),
+        levels=X86_AMX,
+        flags=(*AVX512, "amx_bf16", "amx_int8"),
+    ),
+    "container_a_of_two": host("AMD EPYC", cores(32, l3=8), 128, allowed=range(16)),
+    "container_b_of_two": host("AMD EPYC", cores(32, l3=8), 128, allowed=range(16, 32)),
+    "quota_1_5_of_2_cores": host("AMD EPYC", cores(2), 24, cgroup=v2(1.5), thread_gain=1.75),
+    "quota_1_5_one_core_reads_all": host("AMD EPYC", cores(2), 24, cgroup=v2(1.5), thread_gain=1.3),
+    "more_than_1024_cpus": host(
+        "AMD EPYC 9965 192-Core Processor", cores(72, 8, smt=2, l3=8, packages=2), 3072
+    ),
+    "sparse_ids": host(
+        "IBM-like",
+        tuple(c for c in cores(8, 2, smt=2, sibling_step=100, node_ids=(0, 8)) if c.id % 3),
+        64,
+        offline=(0, 3, 6, 9, 12, 15, 102, 105, 108, 111, 114),
     ),
     "cpuset_4_11_of_16": host("AMD EPYC", cores(16), 64, allowed=range(4, 12)),
     "container_1_5_cpu_1gib": host(

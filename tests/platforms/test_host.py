@@ -164,3 +164,30 @@ def test_this_machine_can_be_read():
     host = Host.read()
     assert host.usable_cpus
     assert 0 < host.memory_free <= host.memory_total
+
+
+def test_slow_cores_are_told_by_capacity_or_by_intels_list(read):
+    tree = {"devices/system/cpu/online": "0-3", "devices/cpu_atom/cpus": "2-3"}
+    tree |= {f"devices/system/cpu/cpu{c}/topology/core_id": c for c in range(4)}
+    host = read(tree, {"meminfo": MEMINFO}, range(4))
+    assert [c.capacity for c in host.cpus] == [1024, 1024, 400, 400]
+    tree |= {f"devices/system/cpu/cpu{c}/cpu_capacity": v for c, v in enumerate((250, 1024))}
+    host = read(tree, {"meminfo": MEMINFO}, range(4))
+    assert [c.capacity for c in host.cpus][:2] == [250, 1024]
+
+
+def test_distances_offline_cpus_and_page_migration_are_read(read):
+    tree = {
+        "devices/system/cpu/online": "0-1,4",
+        "devices/system/cpu/offline": "2-3",
+        "devices/system/node/node0/cpulist": "0-1",
+        "devices/system/node/node0/distance": "10 21",
+        "devices/system/node/node1/cpulist": "4",
+        "devices/system/node/node1/distance": "21 10",
+        "devices/system/node/node1/meminfo": "Node 1 MemTotal: 0 kB",
+    }
+    host = read(tree, {"meminfo": MEMINFO, "sys/kernel/numa_balancing": "1"}, (0, 1, 4))
+    assert host.offline == (2, 3)
+    assert [n.distances for n in host.nodes] == [(10, 21), (21, 10)]
+    assert host.numa_balancing
+    assert not read(tree, {"sys/kernel/numa_balancing": "0"}, (0, 1, 4)).numa_balancing

@@ -1,0 +1,315 @@
+"""Who sits where: exact placements on known machines, and laws on random ones."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuserve.config.decisions import Ledger
+from cpuserve.config.engine import EngineOptions
+from cpuserve.config.values import format_cpus, parse_bind
+from cpuserve.errors import ConfigError
+from cpuserve.platforms.cgroup import Cgroup
+from cpuserve.platforms.host import Cpu, Host, Node
+from cpuserve.platforms.placement import bind_list, extra_thread_may_pay, place
+from cpuserve.platforms.topology import nearest_memory, physical_cores, worth_using
+from tests.helpers.hosts import load_host
+
+CORES_16 = "cpuset_4_11_of_16"
+
+
+def placed(host, *, tp=1, dp=1, **options):
+    asked = EngineOptions(**options)
+    sources = {"tensor_parallel_size": "flag --tensor-parallel-size"}
+    host = load_host(host) if isinstance(host, str) else host
+    return place(asked, Ledger(asked, sources), host, tp=tp, dp=dp)
+
+
+def reasons(host, **options):
+    asked = EngineOptions(**options)
+    ledger = Ledger(asked, {})
+    place(asked, ledger, load_host(host) if isinstance(host, str) else host)
+    return {d.field: d.why for d in ledger.decisions}
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "threads", "reserved"),
+    [
+        ("vm_2core_zen5", {}, "0-1", None),
+        ("desktop_8core_smt", {}, "0-6", "7,15"),
+        ("xeon_2s_amx", {"tp": 2}, "0-30|32-62", "31,63,95,127"),
+        ("xeon_2s_amx", {"tp": 6}, "0-10|11-20|21-30|32-42|43-52|53-62", "31,63,95,127"),
+        ("cpuset_4_11_of_16", {}, "4-10", "11"),
+        ("pod_quota_6_5_of_64", {}, "0-5", "63"),
+        ("xeon_2s_amx_second_siblings", {}, "64-94", "95"),
+        ("epyc_nps4", {"dp": 4}, "0-14|16-30|32-46|48-62", "15,31,47,63"),
+        # further than the eight of the issue
+        ("epyc_nps4", {"dp": 2, "tp": 2}, "0-14|16-30|32-46|48-62", "15,31,47,63"),
+        ("epyc_nps4", {"tp": 2}, "0-14,16-30|32-46,48-62", "15,31,47,63"),
+        ("xeon_2s_amx", {"tp": 3}, "0-15|16-30|32-62", "31,63,95,127"),
+        ("cpuset_across_nodes", {"tp": 2}, "24-30|32-36", "31,37"),
+        ("laptop_6p_8e", {}, "0,2,4,6,8,10", "12-19"),
+        ("laptop_2p_8e", {}, "0,2,4-10", "11"),
+        ("memoryless_node", {"tp": 2}, "0-14|16-30", "15,31"),
+        ("container_a_of_two", {}, "0-14", "15"),
+        ("container_b_of_two", {}, "16-30", "31"),
+        ("sparse_ids", {"tp": 2}, "1-2,4-5,7,100,103|8,10-11,13-14,109,112", "106,115"),
+        ("eight_nodes", {"tp": 8}, "0-6|8-14|16-22|24-30|32-38|40-46|48-54|56-62", None),
+    ],
+)
+def test_threads_of_each_rank_and_reserved_cpus_come_out_exactly(name, ranks, threads, reserved):
+    placement = placed(name, **ranks)
+    assert bind_list(placement) == threads
+    if reserved is not None:
+        assert format_cpus(placement.frontend) == reserved
+    elif name == "vm_2core_zen5":
+        assert placement.frontend is None
+
+
+@pytest.mark.parametrize(
+    ("name", "passive"),
+    [("pod_quota_6_5_of_64", True), ("xeon_2s_amx", False), ("quota_1_5_of_2_cores", True)],
+)
+def test_threads_under_a_quota_wait_passively(name, passive):
+    assert placed(name).passive_waits is passive
+    assert placed(name, omp_threads_bind="0,1").passive_waits is passive
+    assert placed(name, omp_threads_bind="nobind").passive_waits is passive
+
+
+def test_a_quota_above_the_cores_changes_nothing():
+    host = msgspec.structs.replace(load_host("vm_2core_zen5"), cgroup=Cgroup(cpu_quota=2.5))
+    placement = placed(host)
+    assert (placement.cpus, placement.passive_waits) == ([0, 1], False)
+
+
+def test_a_quota_is_split_over_ranks_and_each_has_one_thread_at_least():
+    assert bind_list(placed("pod_quota_6_5_of_64", tp=2)) == "0-2|32-34"
+    assert bind_list(placed("container_1_5_cpu_1gib", tp=3)) == "0|21|42"
+
+
+@pytest.mark.parametrize(
+    ("name", "threads", "needle"),
+    [
+        ("quota_1_5_of_2_cores", 2, "1.75 times as fast as 1"),
+        ("quota_1_5_one_core_reads_all", 1, "pays for 1"),
+        ("container_1_5_cpu_1gib", 1, "pays for 1"),
+    ],
+)
+def test_one_thread_more_than_the_quota_needs_a_measurement_that_says_so(name, threads, needle):
+    assert placed(name).threads == threads
+    assert needle in reasons(name)["threads"]
+
+
+@pytest.mark.parametrize(
+    ("quota", "worth"),
+    [
+        *((quota, False) for quota in (None, 0.5, 1.0, 1.05, 3.0, 6.5, 64.0)),
+        *((quota, True) for quota in (1.1, 1.5, 2.5, 4.9)),
+    ],
+)
+def test_one_thread_more_is_measured_only_where_it_could_pay(quota, worth):
+    host = msgspec.structs.replace(load_host("graviton3_64"), cgroup=Cgroup(cpu_quota=quota))
+    assert extra_thread_may_pay(host) is worth
+
+
+def test_visible_nodes_limit_and_order_the_ranks():
+    assert bind_list(placed("xeon_2s_amx", visible_memory_nodes="1")) == "32-62"
+    assert bind_list(placed("xeon_2s_amx", tp=2, visible_memory_nodes="1,0")) == "32-62|0-30"
+    one = placed("epyc_nps4", tp=2, visible_memory_nodes="3,1")
+    assert [rank.nodes for rank in one.ranks] == [(3,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "needle"),
+    [
+        ("xeon_2s_amx", "2", "node 2 has no memory with CPUs.*some of 0-1"),
+        ("xeon_max_hbm_flat", "2,3", "node 2-3 .*some of 0-1"),
+        ("memoryless_node", "1", "node 1 .*some of 0,3"),
+        ("xeon_2s_amx_second_siblings", "1", "node 1 .*some of 0"),
+    ],
+)
+def test_a_node_without_usable_cpus_is_refused_with_those_that_have(name, nodes, needle):
+    with pytest.raises(ConfigError, match=needle):
+        placed(name, visible_memory_nodes=nodes)
+
+
+def test_reserved_cores_are_a_total_from_the_tails():
+    assert format_cpus(placed("epyc_nps4", num_reserved_cpu=6).frontend) == "15,31,46-47,62-63"
+    assert placed("epyc_nps4", num_reserved_cpu=0).frontend is None
+
+
+def test_a_node_of_one_core_keeps_it():
+    host = msgspec.structs.replace(load_host("xeon_2s_amx"), allowed=(28, 29, 30, 31, 32))
+    placement = placed(host)
+    assert (placement.cpus, placement.frontend) == ([28, 29, 30, 32], (31,))
+    assert "that can spare one" in reasons(host)["num_reserved_cpu"]
+
+
+def test_ranks_come_before_reserved_cores_nobody_asked_for():
+    placement = placed("desktop_8core_smt", tp=8)
+    assert (bind_list(placement), placement.frontend) == ("0|1|2|3|4|5|6|7", None)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "needle"),
+    [
+        ({"tp": 9}, {}, "--tensor-parallel-size.*use at most 8"),
+        ({"tp": 5, "dp": 2}, {}, "10 ranks .* use at most 8"),
+        ({"tp": 4}, {"num_reserved_cpu": 5}, "4 ranks need one each; give at most 4"),
+        ({"tp": 2}, {"omp_threads_bind": "0-3"}, r"1 ranks and there are 2.*such as 0-1\|2-3"),
+        ({"tp": 3}, {"omp_threads_bind": "0|1"}, "2 ranks and there are 3"),
+        ({}, {"omp_threads_bind": "0-3|4-7"}, "2 ranks and there is 1.*such as 0-7"),
+        ({"tp": 2}, {"omp_threads_bind": "0-3|3-6"}, "CPU 3 is given to two ranks"),
+        ({"tp": 2}, {"omp_threads_bind": "0-3|16-17"}, r"CPU 16-17 is not .*\(0-15\)"),
+    ],
+)
+def test_what_cannot_be_placed_names_the_nearest(ranks, options, needle):
+    with pytest.raises(ConfigError, match=needle):
+        placed("desktop_8core_smt", **ranks, **options)
+
+
+def test_a_cpu_switched_off_cannot_be_bound():
+    with pytest.raises(ConfigError, match="CPU 3 is not among"):
+        placed("sparse_ids", omp_threads_bind="1-3")
+
+
+def test_lists_are_taken_per_rank_in_their_order():
+    placement = placed("xeon_2s_amx", tp=2, omp_threads_bind="0-62:2|33,31,95")
+    assert placement.ranks[0].cpus == tuple(range(0, 63, 2))
+    assert placement.ranks[1].cpus == (33, 31, 95)
+    assert [rank.nodes for rank in placement.ranks] == [(0, 1), (1, 0)]
+    assert placement.frontend is None
+
+
+def test_the_printed_list_gives_the_same_placement_back():
+    auto = placed("epyc_nps4", tp=4)
+    again = placed("epyc_nps4", tp=4, omp_threads_bind=bind_list(auto))
+    assert [r.cpus for r in again.ranks] == [r.cpus for r in auto.ranks]
+
+
+def test_nobind_pins_nobody():
+    placement = placed("xeon_2s_amx", tp=2, omp_threads_bind="nobind")
+    assert [(r.threads, r.cpus) for r in placement.ranks] == [(32, None), (32, None)]
+    assert placed("xeon_2s_amx", tp=2, omp_threads_bind="nobind", omp_num_threads=5).threads == 10
+    assert placement.cpus is None
+
+
+@pytest.mark.parametrize("bind", ["nobind", "0-3"])
+def test_what_shapes_automatic_binding_says_so_without_it(bind):
+    why = reasons(
+        "xeon_2s_amx", omp_threads_bind=bind, num_reserved_cpu=1, visible_memory_nodes="1"
+    )
+    assert "automatic binding only" in why["num_reserved_cpu"]
+    assert "automatic binding only" in why["visible_memory_nodes"]
+
+
+def test_cores_of_a_node_without_memory_belong_to_the_nearest_with_some():
+    assert nearest_memory(load_host("memoryless_node")) == {0: 0, 1: 0, 2: 3, 3: 3}
+    assert [rank.nodes for rank in placed("memoryless_node", tp=2).ranks] == [(0,), (3,)]
+
+
+def test_a_cpuset_without_the_memory_of_a_node_counts_as_none():
+    host = msgspec.structs.replace(load_host("xeon_2s_amx"), memory_nodes=(0,))
+    assert nearest_memory(host) == {0: 0, 1: 0}
+    assert bind_list(placed(host, tp=2)) == "0-31|32-62"
+
+
+def test_nodes_that_do_not_tell_their_memory_count_as_having_some():
+    host = msgspec.structs.replace(load_host("xeon_2s_amx"), nodes=(Node(0), Node(1)))
+    assert [rank.nodes for rank in placed(host, tp=2).ranks] == [(0,), (1,)]
+
+
+# -- laws ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def hosts(draw):
+    """Machines with sparse ids, odd numbering, uneven nodes, masks and quotas."""
+    shape = draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+    smt = draw(st.integers(1, 2))
+    ids = draw(st.permutations(range(sum(shape) * smt + 5)))
+    node_ids = draw(st.permutations(range(8)))
+    cpus, core = [], 0
+    for node, size in enumerate(shape):
+        slow = draw(st.booleans())
+        for _ in range(size):
+            for t in range(smt):
+                capacity = 400 if slow and core % 2 else 1024
+                cpus.append(Cpu(ids[core * smt + t], core, 0, node_ids[node], core // 4, capacity))
+            core += 1
+    allowed = draw(st.lists(st.sampled_from([c.id for c in cpus]), min_size=1, unique=True))
+    memory = [draw(st.sampled_from([0, 1 << 30])) for _ in shape]
+    nodes = tuple(Node(node_ids[i], m) for i, m in enumerate(memory))
+    quota = draw(st.none() | st.floats(0.1, 20))
+    return Host(
+        arch="x86_64",
+        cpu_model="any",
+        cpus=tuple(cpus),
+        allowed=tuple(allowed),
+        nodes=nodes,
+        memory_total=1 << 34,
+        memory_available=1 << 33,
+        cgroup=Cgroup(cpu_quota=quota),
+        thread_gain=draw(st.sampled_from([0.0, 1.0, 2.0])),
+    )
+
+
+@given(hosts(), st.integers(1, 6), st.integers(1, 3), st.none() | st.integers(0, 4))
+def test_ranks_share_no_core_stay_in_the_mask_and_leave_reserved_cores_alone(
+    host, tp, dp, reserved
+):
+    cores = physical_cores(host)
+    if tp * dp + (reserved or 0) > len(worth_using(cores)):
+        with pytest.raises(ConfigError, match="at most"):
+            placed(host, tp=tp, dp=dp, num_reserved_cpu=reserved)
+        return
+    placement = placed(host, tp=tp, dp=dp, num_reserved_cpu=reserved)
+    core_of = {cpu: i for i, core in enumerate(cores) for cpu in core.cpus}
+    cpus = placement.cpus
+    assert len(placement.ranks) == tp * dp
+    assert all(rank.threads == len(rank.cpus) >= 1 for rank in placement.ranks)
+    assert set(cpus) <= set(host.allowed)
+    taken = [core_of[cpu] for cpu in cpus]
+    assert len(set(taken)) == len(taken)
+    spared = {core_of[cpu] for cpu in placement.frontend or ()}
+    assert not spared & set(taken)
+    if reserved is not None:
+        assert len(spared) >= reserved
+
+
+@given(hosts(), st.integers(1, 6))
+def test_every_node_computes_when_nothing_holds_it_back(host, tp):
+    cores = [msgspec.structs.replace(cpu, capacity=1024) for cpu in host.cpus]
+    host = msgspec.structs.replace(host, cpus=tuple(cores), cgroup=Cgroup())
+    nodes = {core.node for core in physical_cores(host)}
+    if tp > len(physical_cores(host)):
+        return
+    placement = placed(host, tp=tp, num_reserved_cpu=0)
+    assert {node for rank in placement.ranks for node in rank.nodes} == nodes
+    assert placement.threads == len(physical_cores(host))
+    if tp >= len(nodes):
+        assert all(len(rank.nodes) == 1 for rank in placement.ranks)
+
+
+@given(hosts(), st.integers(1, 4), st.data())
+def test_visible_nodes_are_all_used_in_their_order_and_no_others(host, tp, data):
+    cores = [msgspec.structs.replace(cpu, capacity=1024) for cpu in host.cpus]
+    host = msgspec.structs.replace(host, cpus=tuple(cores), cgroup=Cgroup())
+    here = sorted({core.node for core in physical_cores(host)})
+    wanted = data.draw(st.lists(st.sampled_from(here), min_size=1, unique=True))
+    inside = [core for core in physical_cores(host) if core.node in wanted]
+    if tp > len(inside):
+        return
+    text = ",".join(map(str, wanted))
+    placement = placed(host, tp=tp, visible_memory_nodes=text, num_reserved_cpu=0)
+    seen = list(dict.fromkeys(node for rank in placement.ranks for node in rank.nodes))
+    assert seen == wanted
+
+
+@given(hosts(), st.integers(1, 4))
+def test_the_decision_reads_back_as_a_list(host, tp):
+    try:
+        placement = placed(host, tp=tp)
+    except ConfigError:
+        return
+    assert parse_bind(bind_list(placement)) == [list(rank.cpus) for rank in placement.ranks]
