@@ -28,6 +28,9 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     long_prefill_token_threshold: int | None = None
     scheduling_policy: str | None = None
     enable_prefix_caching: bool | None = None
+    prefix_cache_dir: str | None = None
+    prefix_cache_size: str | None = None
+    swap_space: str | None = None
     kv_cache_space: str | None = None
     kv_cache_dtype: str | None = None
     block_size: int | None = None
@@ -71,7 +74,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     activation_bits: 8 or 16, of what meets weights in groups of 32: one or two int8 terms.
     quantize: what dense matrices become while they load: "none", "int8", "int4", or those in groups
     of 32 ("int8_fine", "int4_fine").
-    kv_blocks x block_size tokens of KV cache in `kv_dtype` ("bf16", "f16", "f32").
+    kv_blocks x block_size tokens of KV cache in `kv_dtype` ("bf16", "f16", "f32"); swap_bytes of
+    further memory for what has to leave it, prefix_cache_bytes of files in prefix_cache_dir.
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
     executor "native" runs at level `isa`; "torch" is the floor. itl_target_ms and
     long_prefill_token_threshold: 0 = no bound. scheduling_policy "fcfs" or "priority".
@@ -91,6 +95,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     long_prefill_token_threshold: int
     scheduling_policy: Literal["fcfs", "priority"]
     enable_prefix_caching: bool
+    prefix_cache_dir: str | None
+    prefix_cache_bytes: int
+    swap_bytes: int
     block_size: int
     kv_blocks: int
     executor: str

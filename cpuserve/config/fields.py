@@ -166,6 +166,12 @@ def _keys(value: list[str]) -> None:
         raise ValueError(msg)
 
 
+def _amount(text: str) -> None:
+    if parse_space(text).percent is not None or text.strip().lower() == "auto":
+        msg = "give GiB (4 or 0.5) or a unit (512MiB)"
+        raise ValueError(msg)
+
+
 def _bytes_as_space(text: str) -> str:
     return f"{parse_count(text) / (1 << 30):.9f}"
 
@@ -563,6 +569,38 @@ FIELDS: tuple[Field, ...] = (
         flags=("--enable-prefix-caching",),
         env="CPUSERVE_ENABLE_PREFIX_CACHING",
     ),
+    Field(
+        "prefix_cache_dir",
+        "Directory where computed beginnings of requests are kept over restarts.",
+        "none",
+        MEMORY,
+        flags=("--prefix-cache-dir",),
+        env="CPUSERVE_PREFIX_CACHE_DIR",
+        check=not_empty,
+        metavar="DIR",
+    ),
+    Field(
+        "prefix_cache_size",
+        "Most that prefix-cache-dir may hold: GiB (4, 0.5) or 512MiB; the longest unused goes.",
+        "4",
+        MEMORY,
+        unit="GiB",
+        flags=("--prefix-cache-size",),
+        env="CPUSERVE_PREFIX_CACHE_SIZE",
+        check=_amount,
+        metavar="SIZE",
+    ),
+    Field(
+        "swap_space",
+        "Memory beside the KV cache for blocks that had to leave it: GiB (4, 0.5) or 512MiB.",
+        "0",
+        MEMORY,
+        unit="GiB",
+        flags=("--swap-space",),
+        env="CPUSERVE_SWAP_SPACE",
+        check=_amount,
+        metavar="SIZE",
+    ),
     # -- CPU ---------------------------------------------------------------------------------
     Field(
         "isa",
@@ -683,7 +721,7 @@ NO_OPS: tuple[NoOp, ...] = (
     NoOp(("--gpu-memory-utilization",), "use --kv-cache-memory to size the KV cache"),
     NoOp(("--distributed-executor-backend",), "ranks are threads of one process here"),
     NoOp(("--compilation-config", "-O", "-cc"), "kernels are compiled ahead of time"),
-    NoOp(("--swap-space", "--cpu-offload-gb"), "all memory is the CPU's"),
+    NoOp(("--cpu-offload-gb",), "all memory is the CPU's"),
     NoOp(("--load-format",), "the format is read from the files"),
     NoOp(("--tokenizer-mode",), "there is one tokenizer, the fast one"),
     NoOp(("--trust-remote-code",), "cpuserve never runs code from a model", "none"),

@@ -26,6 +26,8 @@ _ROWS, _KEYS, _TOKENS, _PAIRS = 16.0, 16384.0, 256.0, 256.0 * 16384.0
 _GAIN_UP, _GAIN_DOWN = 0.5, 0.35
 _TRAINED = 8
 _RATE_GAIN = 0.2
+_RESTORE_GAIN = 0.2
+_FORGIVING = 0.98
 
 
 @dataclass(slots=True)
@@ -44,9 +46,14 @@ class StepWork:
 
 
 class CostModel:
-    """Predicts step times; starts slower than any machine should be."""
+    """Predicts step times; starts slower than any machine should be.
+
+    restore_s: seconds that restoring a KV block takes, by where it comes from; starts quicker than
+    any memory should be.
+    """
 
     def __init__(self) -> None:
+        self.restore_s: dict[str, float] = {}
         self.base, self.row, self.key = 0.02, 0.0003 * _ROWS, 0.002
         self.token, self.pair = 0.004 * _TOKENS, 0.1
         self.longest_chunk = 0
@@ -102,6 +109,23 @@ class CostModel:
             self.base = max(self.base + step, 1e-5)
         self.token = max(self.token + step * token, 1e-6 * _TOKENS)
         self.pair = max(self.pair + step * pair, 0.0)
+
+    # --- restoring ----------------------------------------------------------------------------
+
+    def restores(self, where: str, start: int, tokens: int) -> bool:
+        """Restoring a block of `tokens` from position `start` is quicker than computing it."""
+        seconds = self.restore_s.get(where, 0.0)
+        if seconds <= self.prompt_seconds(tokens, tokens * (start + 0.5 * tokens)):
+            return True
+        # A disk may have been busy just then: after some dozens of refusals it gets another chance.
+        self.restore_s[where] = _FORGIVING * seconds
+        return False
+
+    def observe_restore(self, where: str, seconds: float) -> None:
+        """Restoring a block from `where` took `seconds`."""
+        before = self.restore_s.get(where)
+        gain = _RESTORE_GAIN if before is not None else 1.0
+        self.restore_s[where] = (before or 0.0) + gain * (seconds - (before or 0.0))
 
     # --- chunks -------------------------------------------------------------------------------
 

@@ -146,8 +146,7 @@ class Scheduler:
             self._admit_waiting(budget, before=request)
             if budget.is_spent:
                 break
-            self._catch_up(request)
-            self._schedule_chunk(request, budget)
+            self._proceed(request, budget)
         self._admit_waiting(budget)
         return StepBatch(self._batch)
 
@@ -249,6 +248,39 @@ class Scheduler:
     def _has_room(self, request: Request) -> bool:
         return bool(self._free_slots) and self._match_if_room(request) is not None
 
+    def _proceed(self, request: Request, budget: _PromptBudget) -> None:
+        """Skip what `request` need not compute, and compute a part of the rest."""
+        self._catch_up(request)
+        if self.kv.tiers is None or self._restore(request, budget):
+            self._schedule_chunk(request, budget)
+
+    def _restore(self, request: Request, budget: _PromptBudget) -> bool:
+        """Bring blocks back from other tiers where that is quicker than computing them.
+
+        False if there are more of them than this step has time for: those come first, since only
+        whole blocks are restored. Time is short only beside decode rows, so the step is not empty.
+        """
+        kv, size = self.kv, self.kv.block_size
+        table, chain, ids = request.block_table, request.chain, request.token_ids
+        while request.reads_prefixes:
+            where = kv.restorable(table, chain, ids, request.num_computed)
+            if where is None or not self.cost.restores(where, request.num_computed, size):
+                return True
+            if budget.seconds < self.cost.restore_s.get(where, 0.0) and not budget.least:
+                return False
+            began = time.perf_counter()
+            found = kv.restore(table, chain, where)
+            took = time.perf_counter() - began
+            self.cost.observe_restore(where, took)
+            budget.seconds -= took
+            budget.least = 0
+            if not found:
+                return True
+            request.num_computed += size
+            self._count_hits(request, size)
+            self._catch_up(request)
+        return True
+
     def _catch_up(self, request: Request) -> None:
         """Skip what another request has published since this one started."""
         if request.reads_prefixes:
@@ -293,7 +325,7 @@ class Scheduler:
                 return
             self.waiting.remove(request)
             if self._take_slot(request):
-                self._schedule_chunk(request, budget)
+                self._proceed(request, budget)
 
     def _match_if_room(self, request: Request) -> PrefixMatch | None:
         """The cached prefix of `request`, if there are blocks for all tokens it has now.

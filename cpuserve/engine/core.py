@@ -27,6 +27,7 @@ from cpuserve.engine.ipc import (
     StepOutput,
     TokenLogprob,
 )
+from cpuserve.engine.tiers import make_tiers
 from cpuserve.errors import RequestError
 from cpuserve.ids import RequestId
 from cpuserve.log import get_logger
@@ -58,7 +59,10 @@ class EngineCore:
         self.limits = Limits(config.max_model_len, config.kv_blocks * config.block_size, vocab)
         self.stats = Stats()
         self.kv = KvManager(
-            config.kv_blocks, config.block_size, prefix_caching=config.enable_prefix_caching
+            config.kv_blocks,
+            config.block_size,
+            prefix_caching=config.enable_prefix_caching,
+            tiers=make_tiers(config, executor),
         )
         self.scheduler = Scheduler(
             self.kv,
@@ -122,19 +126,26 @@ class EngineCore:
 
     def step(self) -> StepOutput:
         """Run one step: schedule, execute, update."""
-        started = time.perf_counter()
+        started, tiers = time.perf_counter(), self.kv.tiers
+        moving_s = tiers.seconds if tiers is not None else 0.0
         batch = self.scheduler.schedule()
         deltas, finished = self._run(batch)
         outputs = [_output(delta) for delta in deltas]
         if self._refused:
             outputs += self._refused
             self._refused = []
+        if tiers is not None:
+            started += tiers.seconds - moving_s  # that depends on no token of the step
         seconds = time.perf_counter() - started
         if finished and batch.chunks:
             self.stats.steps += 1
             self.scheduler.cost.observe(self.scheduler.work, seconds)
         self._count(deltas, seconds)
         return StepOutput(outputs, self.stats)
+
+    def tidy(self) -> bool:
+        """While there is nothing else to do: a bit of upkeep; False if none is left."""
+        return self.kv.tiers is not None and self.kv.tiers.tidy()
 
     def _run(self, batch: StepBatch) -> tuple[list[Delta], bool]:
         """(what the step gave, whether it ran to its end)."""
@@ -207,6 +218,7 @@ class EngineCore:
             "running": len(self.scheduler.running),
             "waiting": len(self.scheduler.waiting),
             "steps": self.stats.steps,
+            **(self.kv.tiers.report() if self.kv.tiers is not None else {}),
         }
 
     def check(self) -> dict[str, object]:
@@ -241,7 +253,9 @@ class EngineCore:
         }
 
     def close(self) -> None:
-        """Free weights and KV cache."""
+        """Save what outlives the process, free weights and KV cache."""
+        if self.kv.tiers is not None:
+            self.kv.tiers.close()
         self.executor.close()
 
 

@@ -26,7 +26,8 @@ def run_loop(core: EngineCore, channel: Channel) -> None:
     """Serve until Shutdown; idle, it waits in receive() and uses no CPU."""
     channel.watch(core.interrupt)
     while True:
-        for message in channel.receive(block=not core.has_work):
+        idle = not core.has_work and not core.tidy()
+        for message in channel.receive(block=idle):
             if isinstance(message, Shutdown):
                 return
             core.handle(message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Literal, NamedTuple
 
@@ -13,6 +14,7 @@ import msgspec
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import EngineConfig, EngineOptions, Resolved
 from cpuserve.config.generation import merged, read_settings
+from cpuserve.config.values import format_bytes, parse_space
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.host import Host
@@ -45,6 +47,7 @@ SCHEMES = {
 MAX_NUM_SEQS = 64
 MAX_BATCHED_TOKENS = 2048
 ITL_TARGET_MS = 50
+PREFIX_CACHE_SIZE = "4"
 # Below this many weights int8 activations can change an answer: what SmolLM2-135M says of the
 # capital of France turns on a logit margin of 0.08, and int8 rounding moves its logits by 0.3 rms.
 # The prompts of such a model are cheap, so the second term costs little.
@@ -149,6 +152,9 @@ class CpuPlatform:
             long_prefill_token_threshold=scheduling.long_prefill_token_threshold,
             scheduling_policy=scheduling.policy,
             enable_prefix_caching=scheduling.prefix_caching,
+            prefix_cache_dir=scheduling.prefix_cache_dir,
+            prefix_cache_bytes=scheduling.prefix_cache_bytes,
+            swap_bytes=memory.swap_bytes,
             block_size=BLOCK,
             kv_blocks=memory.kv_blocks,
             executor=executor,
@@ -374,6 +380,8 @@ class _Scheduling(NamedTuple):
     long_prefill_token_threshold: int
     policy: Literal["fcfs", "priority"]
     prefix_caching: bool
+    prefix_cache_dir: str | None
+    prefix_cache_bytes: int
 
 
 def _scheduling(options: EngineOptions, ledger: Ledger) -> _Scheduling:
@@ -390,7 +398,21 @@ def _scheduling(options: EngineOptions, ledger: Ledger) -> _Scheduling:
     caching = options.enable_prefix_caching is not False
     why = "equal beginnings are computed once" if caching else "as asked"
     ledger.decide("enable_prefix_caching", caching, why)
-    return _Scheduling(got, threshold, policy, caching)
+    directory, size = _prefix_files(options, ledger, caching)
+    return _Scheduling(got, threshold, policy, caching, directory, size)
+
+
+def _prefix_files(options: EngineOptions, ledger: Ledger, caching: bool) -> tuple[str | None, int]:
+    """(directory, most bytes in it) of the prefix cache on disk."""
+    directory = options.prefix_cache_dir
+    size = parse_space(options.prefix_cache_size or PREFIX_CACHE_SIZE).bytes or 0
+    if directory is None:
+        return None, size
+    if not (caching and size):
+        ledger.decide("prefix_cache_dir", None, "nothing is kept: prefix caching is off, or size 0")
+        return None, size
+    ledger.decide("prefix_cache_dir", directory, f"at most {format_bytes(size)}, over restarts")
+    return str(Path(directory).expanduser().absolute()), size
 
 
 def _served_names(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> list[str]:

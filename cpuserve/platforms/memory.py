@@ -39,6 +39,7 @@ class MemoryPlan:
 
     kv_blocks: int
     max_model_len: int
+    swap_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,28 @@ def plan_memory(
         f"{blocks // budget.blocks(length)}",
     )
     ledger.decide("max_model_len", length, _length_why(budget, length, facts))
-    return MemoryPlan(blocks, length)
+    return MemoryPlan(blocks, length, _swap(options, ledger, budget, blocks * budget.block))
+
+
+def _swap(options: EngineOptions, ledger: Ledger, budget: _Budget, used: int) -> int:
+    """Bytes of swap space beside a pool of `used` bytes."""
+    size = parse_space(options.swap_space or "0").bytes or 0
+    if not size:
+        return 0
+    if options.enable_prefix_caching is False:
+        return ledger.decide(
+            "swap_space", 0, "blocks are found again by prefix caching, which is off"
+        )
+    left = budget.free - used
+    if size > left:
+        most = f"give at most {format_gib(left)}" if left > GIB // 100 else "leave it out"
+        msg = (
+            f"{ledger.asked('swap_space')}: {format_bytes(size)} does not fit beside a KV cache of "
+            f"{format_bytes(used)}; {budget.is_free}; {most}, or lower CPUSERVE_KVCACHE_SPACE"
+        )
+        raise ConfigError(msg)
+    ledger.decide("swap_space", format_bytes(size), f"{size // budget.block} blocks, as asked")
+    return size
 
 
 def _wanted_length(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> tuple[int, bool]:

@@ -13,12 +13,22 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from cpuserve.core.admission import Limits, check_request, output_limit
 from cpuserve.core.kv.manager import KvManager
-from cpuserve.core.kv.prefix import PrefixChain
+from cpuserve.core.kv.prefix import FORGOTTEN, PrefixChain
+from cpuserve.core.kv.swap import SwapSpace
+from cpuserve.core.kv.tiers import Tiers
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.params import SamplingParams
-from tests.helpers.fake_executor import VOCAB, FakeModel, next_token, reference, score, top
+from tests.helpers.fake_executor import (
+    VOCAB,
+    FakeModel,
+    ModelBlocks,
+    next_token,
+    reference,
+    score,
+    top,
+)
 
 EOS = frozenset(range(0, VOCAB, 40))
 EXAMPLES = int(os.environ.get("CPUSERVE_STATE_MACHINE_EXAMPLES", "500"))
@@ -67,12 +77,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         itl_target_s=st.sampled_from([0.0, 0.05]),
         threshold=st.sampled_from([0, 3]),
         policy=st.sampled_from(["fcfs", "priority"]),
+        swap=st.sampled_from([None, 1, 5, 100]),
+        restore_s=st.sampled_from([0.0, 1e-3, 0.02, 0.5]),
     )
     def start(
         self, num_blocks, block_size, max_num_seqs, budget, digest, prefix_caching, **options
     ):
-        self.kv = KvManager(num_blocks, block_size, prefix_caching=prefix_caching, digest=digest)
         self.model = FakeModel(num_blocks, block_size, max_num_seqs, budget)
+        swap = options["swap"]
+        tiers = None if swap is None else Tiers(ModelBlocks(self.model), SwapSpace(swap))
+        self.kv = KvManager(
+            num_blocks, block_size, prefix_caching=prefix_caching, digest=digest, tiers=tiers
+        )
         self.scheduler = Scheduler(
             self.kv,
             self.model,
@@ -82,6 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             long_prefill_token_threshold=options["threshold"],
             policy=options["policy"],
         )
+        self.scheduler.cost.restore_s["swap"] = options["restore_s"]
         self.limits = Limits(60, num_blocks * block_size, VOCAB)
         self.added: dict[int, Request] = {}
         self.aborted: set[int] = set()
@@ -194,6 +211,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         elif then == "clear":
             self.kv.clear_prefixes()
 
+    @rule(count=st.integers(1, 30))
+    def evict(self, count):
+        """Somebody else needs the room of cached blocks; what they held is gone."""
+        free = self.kv.num_free - self.kv.num_cached
+        taken = self.kv.pool.take(min(free + count, self.kv.num_free))
+        for block in taken:
+            self.model.kv[block] = [-7] * self.kv.block_size
+        self.kv.pool.release(taken)
+
     def fail_step(self):
         """The executor raises after it has spoilt every block it was to write."""
         self.model.spoil(self.scheduler.schedule())
@@ -215,18 +241,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             for r in self.scheduler.running
             if len(r.token_ids) - r.num_computed == 1 and r.num_computed >= r.num_prompt
         }
+        before = {r.id: r.num_computed for r in self.scheduler.running}
         batch = self.scheduler.schedule()
         assert bool(batch.chunks) == self.scheduler.has_work, "work waits and nothing runs"
-        self.check_order(batch, decoding)
+        self.check_order(batch, decoding, before)
         results = self.model.run(batch) if batch.chunks else []
         for delta in self.scheduler.update(results):
             self.take(delta)
         self.scheduler.cost.observe(self.scheduler.work, seconds)
 
-    def check_order(self, batch, decoding):
+    def check_order(self, batch, decoding, before):
         first = min(self.scheduler.running, key=lambda r: r.rank, default=None)
         if first is not None:
-            assert first.slot in {c.slot for c in batch.chunks}, "the first stands still"
+            runs = first.slot in {c.slot for c in batch.chunks}
+            restored = first.num_computed > before.get(first.id, 0)
+            assert runs or restored, "the first stands still"
         kept = {r.slot for r, preempted in decoding.items() if r.num_preemptions == preempted}
         rows = batch.chunks[: len(kept)]
         assert {c.slot for c in rows} == kept, "a decode row waits behind a prompt"
@@ -284,6 +313,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             salt = request.params.cache_salt
             for block in request.block_table:
                 assert owners.setdefault(block, salt) == salt, "salts share a block"
+
+    @invariant()
+    def swapped_content_is_what_its_name_says(self):
+        if not hasattr(self, "scheduler") or self.kv.tiers is None:
+            return
+        swap = self.kv.tiers.swap
+        assert len(swap) <= swap.num_blocks
+        for entry, data in swap:
+            assert bytes(data) == entry.content
+            assert entry.block == FORGOTTEN, "a block is in the cache and in the swap space"
 
     @invariant()
     def cached_content_is_what_its_name_says(self):

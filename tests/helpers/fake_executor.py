@@ -128,6 +128,23 @@ class FakeModel:
         return RowResult(token, score(history, token), 1, top(history, row.num_top))
 
 
+class ModelBlocks:
+    """BlockBytes of a FakeModel: the tokens of a block as int32."""
+
+    def __init__(self, model: FakeModel) -> None:
+        self._model = model
+
+    @property
+    def block_bytes(self) -> int:
+        return 4 * self._model.block_size
+
+    def read(self, block) -> bytes:
+        return np.array(self._model.kv[block], np.int32).tobytes()
+
+    def write(self, block, data) -> None:
+        self._model.kv[block] = np.frombuffer(data, np.int32).tolist()
+
+
 class FakeExecutor:
     """FakeModel behind the Executor protocol: reads StepArrays as the C++ executor does.
 
@@ -244,6 +261,9 @@ def fake_config(**changes) -> EngineConfig:
         "long_prefill_token_threshold": 0,
         "scheduling_policy": "fcfs",
         "enable_prefix_caching": True,
+        "prefix_cache_dir": None,
+        "prefix_cache_bytes": 1 << 20,
+        "swap_bytes": 0,
         "block_size": 4,
         "kv_blocks": 64,
         "executor": "torch",

@@ -148,7 +148,7 @@ SNIPPET = """
     prompts = ["Hello, my name is", "The future of AI is"]
     sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
     llm = LLM(model={model!r}, dtype="bfloat16", max_model_len=96, trust_remote_code=False,
-              gpu_memory_utilization=0.9, enforce_eager=True, swap_space=4)
+              gpu_memory_utilization=0.9, enforce_eager=True, swap_space=0.5)
     outputs = llm.generate(prompts, sampling_params)
     for output in outputs:
         prompt = output.prompt

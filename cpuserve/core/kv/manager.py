@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from cpuserve.core.kv.pool import BlockPool
 from cpuserve.core.kv.prefix import Digest, PrefixChain, PrefixIndex, PrefixMatch, sha256
+from cpuserve.core.kv.tiers import Tiers, Where
 from cpuserve.ids import BlockId
 
 
@@ -13,7 +14,7 @@ class KvManager:
     """Block tables grow, are shared and are freed through here; they live in the requests.
 
     With `prefix_caching` full blocks are published under the name of their tokens, and stay after
-    their last user until the room is needed.
+    their last user until the room is needed. `tiers` may keep them for longer.
     """
 
     def __init__(
@@ -23,11 +24,14 @@ class KvManager:
         *,
         prefix_caching: bool = True,
         digest: Digest = sha256,
+        tiers: Tiers | None = None,
     ) -> None:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        self.index = PrefixIndex(block_size, digest)
-        self.pool = BlockPool(num_blocks, self.index.forget)
+        self.tiers = tiers
+        disk = tiers.disk if tiers is not None else None
+        self.index = PrefixIndex(block_size, digest, disk.seed if disk is not None else None)
+        self.pool = BlockPool(num_blocks, self._evicted)
 
     @property
     def num_blocks(self) -> int:
@@ -121,6 +125,8 @@ class KvManager:
                 return
             if entry.block == block:
                 self.pool.keep(block)
+                if self.tiers is not None:
+                    self.tiers.added(entry)
             elif not computed:
                 return
             else:
@@ -130,12 +136,55 @@ class KvManager:
     def unpublish(self, table: Iterable[BlockId]) -> None:
         """What these blocks hold must not be found any more: its step failed."""
         for block in table:
-            if self.index.forget(block):
-                self.pool.drop(block)
+            entry = self.index.entry(block)
+            if entry is None:
+                continue
+            if self.tiers is not None:
+                self.tiers.removed(entry)
+            self.index.forget(entry)
+            self.pool.drop(block)
 
     def clear_prefixes(self) -> None:
-        """Forget every prefix; sequences that run keep their blocks."""
+        """Forget every prefix, in all tiers; sequences that run keep their blocks."""
         self.unpublish([BlockId(block) for block in range(self.num_blocks)])
+        if self.tiers is not None:
+            self.tiers.clear()
+
+    def _evicted(self, block: BlockId) -> None:
+        entry = self.index.entry(block)
+        assert entry is not None, "a cached block has no name"
+        if self.tiers is not None:
+            self.tiers.evicted(entry)
+        self.index.forget(entry)
+
+    # --- tiers --------------------------------------------------------------------------------
+
+    def restorable(
+        self, table: list[BlockId], chain: PrefixChain, token_ids: Sequence[int], computed: int
+    ) -> Where | None:
+        """Where the block after `computed` tokens can be restored from (never the last token's)."""
+        size, index = self.block_size, chain.num_entries
+        if self.tiers is None or not self.prefix_caching or computed != index * size:
+            return None
+        most = (len(token_ids) - 1) // size
+        self.index.name(chain, token_ids, most)
+        if index >= most or not self.index.can_insert(chain, table[index]):
+            return None
+        return self.tiers.find(chain, index)
+
+    def restore(self, table: list[BlockId], chain: PrefixChain, where: Where) -> bool:
+        """Fill the block that `restorable` meant from there; False if it is gone or damaged."""
+        assert self.tiers is not None, "nothing to restore from"
+        block = table[chain.num_entries]
+        found, old = self.tiers.restore(chain, where, block)
+        if not found:
+            return False
+        entry = self.index.insert(chain, block, old)
+        assert entry is not None, "restorable() promised a name"
+        self.pool.keep(block)
+        self.tiers.added(entry)
+        chain.advance(entry)
+        return True
 
     def _replace(self, table: list[BlockId], index: int, block: BlockId) -> None:
         self.pool.share((block,))

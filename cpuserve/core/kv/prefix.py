@@ -76,13 +76,16 @@ class PrefixChain:
 
 
 class PrefixIndex:
-    """Which block holds which prefix. `digest` is for tests that want collisions."""
+    """Which block holds which prefix. `digest` is for tests that want collisions.
 
-    def __init__(self, block_size: int, digest: Digest = sha256) -> None:
+    seed: what hashes start from; random per process unless names must outlive it.
+    """
+
+    def __init__(self, block_size: int, digest: Digest = sha256, seed: bytes | None = None) -> None:
         self._block_size = block_size
         self._digest = digest
-        # Random per process, so that nobody can prepare prompts whose names collide.
-        self._seed = secrets.token_bytes(32)
+        # Nobody else knows it, so that nobody can prepare prompts whose names collide.
+        self._seed = seed or secrets.token_bytes(32)
         self._by_key: dict[BlockHash, CachedBlock] = {}
         self._by_block: dict[BlockId, CachedBlock] = {}
 
@@ -126,10 +129,21 @@ class PrefixIndex:
             entries.append(parent)
         return entries
 
-    def insert(self, chain: PrefixChain, block: BlockId) -> CachedBlock | None:
+    def can_insert(self, chain: PrefixChain, block: BlockId) -> bool:
+        """`insert` would name `block`."""
+        parent = chain.last
+        orphan = parent is not None and parent.block == FORGOTTEN
+        return not (
+            orphan or block in self._by_block or chain.keys[chain.num_entries] in self._by_key
+        )
+
+    def insert(
+        self, chain: PrefixChain, block: BlockId, old: CachedBlock | None = None
+    ) -> CachedBlock | None:
         """The entry for the next block of `chain`: a new one of `block`, or one that was there.
 
         None if the block cannot be named: other content has its hash, or its parent is forgotten.
+        old: a forgotten entry of the same tokens to use for it, so that those after it find it.
         """
         parent, index = chain.last, chain.num_entries
         if parent is not None and parent.block == FORGOTTEN:
@@ -143,18 +157,20 @@ class PrefixIndex:
             return None  # nothing can find it any more; it is evicted in its time
         if block in self._by_block:
             return None
-        entry = CachedBlock(block, key, chain.contents[index], parent, chain.salt)
+        entry = old or CachedBlock(block, key, chain.contents[index], parent, chain.salt)
+        entry.block, entry.parent = block, parent
         self._by_key[key] = self._by_block[block] = entry
         return entry
 
-    def forget(self, block: BlockId) -> bool:
-        """Drop the entry of `block`; False if it has none."""
-        entry = self._by_block.pop(block, None)
-        if entry is None:
-            return False
+    def entry(self, block: BlockId) -> CachedBlock | None:
+        """The entry of `block`, if it has one."""
+        return self._by_block.get(block)
+
+    def forget(self, entry: CachedBlock) -> None:
+        """Drop `entry`, which is in the index."""
+        del self._by_block[entry.block]
         del self._by_key[entry.key]
         entry.block = FORGOTTEN
-        return True
 
     def check_invariants(self) -> None:
         """AssertionError unless both directions agree."""

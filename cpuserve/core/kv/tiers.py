@@ -1,0 +1,132 @@
+"""Tiers: where the content of KV blocks goes when their room is needed, and comes back from."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from cpuserve.core.kv.disk import DiskCache
+from cpuserve.core.kv.prefix import CachedBlock, PrefixChain
+from cpuserve.core.kv.swap import Data, SwapSpace
+from cpuserve.ids import BlockId
+
+Where = Literal["swap", "disk"]
+PATIENCE_S = 0.01
+
+
+class BlockBytes(Protocol):
+    """The content of KV blocks as bytes, between steps."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+
+    def read(self, block: BlockId) -> Data:
+        """A copy of what `block` holds."""
+
+    def write(self, block: BlockId, data: Data) -> None:
+        """Fill `block`."""
+
+
+@dataclass(slots=True)
+class Tiers:
+    """Further memory (`swap`) and files (`disk`) behind the cache; either may be missing.
+
+    seconds: spent on moving bytes so far. num_saved, num_restored: blocks moved so far.
+    """
+
+    blocks: BlockBytes
+    swap: SwapSpace | None = None
+    disk: DiskCache | None = None
+    seconds: float = 0.0
+    num_saved: int = 0
+    num_restored: int = 0
+    _unsaved: dict[CachedBlock, None] = field(default_factory=dict)
+
+    def added(self, entry: CachedBlock) -> None:
+        """`entry` is in the cache."""
+        if self.disk is not None and self.disk.wants(entry):
+            self._unsaved[entry] = None
+
+    def removed(self, entry: CachedBlock) -> None:
+        """The content of `entry` is not what its name says."""
+        self._unsaved.pop(entry, None)
+
+    def evicted(self, entry: CachedBlock) -> None:
+        """The block of `entry` is about to be given to somebody else."""
+        self._unsaved.pop(entry, None)
+        to_disk = self.disk is not None and self.disk.wants(entry)
+        if self.swap is None and not to_disk:
+            return
+        began = time.perf_counter()
+        data = self.blocks.read(entry.block)
+        if self.swap is not None:
+            self.swap.put(entry, data)
+        if to_disk and self.disk is not None:
+            self.disk.put(entry, data)
+        self.num_saved += 1
+        self.seconds += time.perf_counter() - began
+
+    def tidy(self) -> bool:
+        """Write one block that is only in the cache, while no step runs; False if there is none."""
+        disk = self.disk
+        if disk is None or not self._unsaved:
+            return False
+        entry = next(iter(self._unsaved))
+        if not disk.wants(entry) or disk.put(entry, self.blocks.read(entry.block), PATIENCE_S):
+            del self._unsaved[entry]
+        return bool(self._unsaved)
+
+    def find(self, chain: PrefixChain, index: int) -> Where | None:
+        """Where block `index` of `chain`, the next after its entries, can be restored from."""
+        if self.swap is not None and self.swap.find(chain, index, chain.last) is not None:
+            return "swap"
+        if self.disk is not None and self.disk.has(chain.keys[index]):
+            return "disk"
+        return None
+
+    def restore(
+        self, chain: PrefixChain, where: Where, block: BlockId
+    ) -> tuple[bool, CachedBlock | None]:
+        """Fill `block` with the next block of `chain`: (it was there after all, its old entry)."""
+        index, began = chain.num_entries, time.perf_counter()
+        entry: CachedBlock | None = None
+        data: Data | None = None
+        if where == "swap" and self.swap is not None:
+            entry = self.swap.find(chain, index, chain.last)
+            data = None if entry is None else self.swap.take(entry)
+        elif self.disk is not None:
+            data = self.disk.load(chain, index)
+        if data is not None:
+            self.blocks.write(block, data)
+            self.num_restored += 1
+        self.seconds += time.perf_counter() - began
+        return data is not None, entry
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._unsaved.clear()
+        if self.swap is not None:
+            self.swap.clear()
+        if self.disk is not None:
+            self.disk.clear()
+
+    def report(self) -> dict[str, object]:
+        """Sizes and counters."""
+        return {
+            "swap_blocks": len(self.swap) if self.swap is not None else 0,
+            "disk_blocks": len(self.disk) if self.disk is not None else 0,
+            "disk_bytes": self.disk.num_bytes if self.disk is not None else 0,
+            "blocks_saved": self.num_saved,
+            "blocks_restored": self.num_restored,
+        }
+
+    def close(self, wait_s: float = 3.0) -> None:
+        """Write what is only in the cache, for `wait_s` at most."""
+        if self.disk is None:
+            return
+        end = time.monotonic() + wait_s
+        while self.tidy() and time.monotonic() < end:
+            pass
+        self.disk.close(max(0.1, end - time.monotonic()))

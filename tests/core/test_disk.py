@@ -1,0 +1,248 @@
+"""DiskCache: what is written comes back, and nothing else does."""
+
+import logging
+import os
+import time
+
+import pytest
+
+from cpuserve.core.kv.disk import _HEAD, SEED_BYTES, DiskCache
+from cpuserve.core.kv.prefix import PrefixChain, PrefixIndex
+
+SIZE = 4
+DATA = [bytes([i]) * 100 for i in range(8)]
+FINGERPRINT = bytes(range(32))
+
+
+def open_cache(directory, *, fingerprint=FINGERPRINT, block_bytes=100, max_bytes=1 << 20):
+    return DiskCache(directory, fingerprint, block_bytes, max_bytes)
+
+
+def entries_of(cache, tokens, salt=""):
+    """(chain, entries) of the full blocks of `tokens`, named from the cache's seed."""
+    index, chain = PrefixIndex(SIZE, seed=cache.seed), PrefixChain(salt)
+    count = len(tokens) // SIZE
+    index.name(chain, tokens, count)
+    entries = []
+    for block in range(count):
+        entry = index.insert(chain, block)
+        chain.advance(entry)
+        entries.append(entry)
+    return chain, entries
+
+
+def fill(cache, tokens, salt=""):
+    chain, entries = entries_of(cache, tokens, salt)
+    for entry, data in zip(entries, DATA, strict=False):
+        assert cache.wants(entry)
+        assert cache.put(entry, data, 5.0)
+    return chain
+
+
+def files(directory):
+    return sorted(directory.glob("*/*.kv"))
+
+
+@pytest.fixture
+def made(tmp_path):
+    """(directory, chain of three blocks that are in it)."""
+    cache = open_cache(tmp_path / "cache")
+    chain = fill(cache, list(range(12)))
+    cache.close()
+    return tmp_path / "cache", chain
+
+
+def test_blocks_come_back_after_a_restart(made):
+    directory, chain = made
+    cache = open_cache(directory)
+    again, _ = entries_of(cache, list(range(12)))
+    assert again.keys == chain.keys
+    assert len(cache) == 3
+    assert [cache.load(again, i) for i in range(3)] == DATA[:3]
+    assert cache.num_bytes == sum(path.stat().st_size for path in files(directory))
+    cache.close()
+
+
+def test_names_depend_on_tokens_salt_and_directory(made, tmp_path):
+    directory, _ = made
+    cache = open_cache(directory)
+    for tokens, salt in (([1, *range(1, 12)], ""), (list(range(12)), "tenant")):
+        chain, entries = entries_of(cache, tokens, salt)
+        assert not any(cache.has(key) for key in chain.keys)
+        assert all(cache.wants(entry) for entry in entries)
+    elsewhere = open_cache(tmp_path / "elsewhere")
+    chain, _ = entries_of(elsewhere, list(range(12)))
+    assert not any(cache.has(key) for key in chain.keys)
+
+
+def test_a_block_of_another_salt_or_other_tokens_is_refused_even_under_its_name(made):
+    """As if hashes had collided."""
+    directory, chain = made
+    for index, (field, value) in enumerate((("salt", "x"), ("contents", [b"?" * 16] * 3))):
+        cache = open_cache(directory)
+        before, other = len(cache), PrefixChain()
+        other.keys, other.contents = chain.keys, chain.contents
+        setattr(other, field, value)
+        assert cache.load(other, index) is None
+        assert len(cache) == before - 1
+        cache.close()
+
+
+@pytest.mark.parametrize("place", [0, 9, 45, 80, 110, 140, 155, 160, 175, 200, -1])
+def test_a_changed_byte_anywhere_is_a_miss_and_the_file_goes(made, caplog, place):
+    directory, chain = made
+    path = next(p for p in files(directory) if p.stem == chain.keys[1].hex())
+    raw = bytearray(path.read_bytes())
+    raw[place] ^= 1
+    path.write_bytes(raw)
+    cache = open_cache(directory)
+    with caplog.at_level(logging.WARNING, "cpuserve"):
+        assert cache.load(chain, 1) is None
+        assert cache.load(chain, 1) is None
+    assert len(caplog.records) == 1
+    assert not path.exists()
+    assert cache.load(chain, 0) == DATA[0]
+    assert not cache.has(chain.keys[1])
+
+
+@pytest.mark.parametrize("length", [0, 1, _HEAD.size - 1, _HEAD.size, _HEAD.size + 20, -1])
+def test_a_torn_file_is_a_miss(made, length):
+    directory, chain = made
+    for path in files(directory):
+        path.write_bytes(path.read_bytes()[:length])
+    cache = open_cache(directory)
+    assert all(cache.load(chain, i) is None for i in range(3))
+    assert not files(directory)
+    assert cache.num_bytes == 0
+
+
+def test_only_the_first_broken_file_is_reported(made, caplog):
+    directory, chain = made
+    for path in files(directory):
+        path.write_bytes(b"?")
+    cache = open_cache(directory)
+    with caplog.at_level(logging.WARNING, "cpuserve"):
+        assert all(cache.load(chain, i) is None for i in range(3))
+    assert len(caplog.records) == 1
+
+
+def test_files_of_another_model_are_kept_and_count(made):
+    directory, chain = made
+    other = open_cache(directory, fingerprint=bytes(32))
+    assert len(other) == 0
+    assert not other.has(chain.keys[0])
+    assert other.num_bytes > 300
+    assert len(open_cache(directory)) == 3
+
+
+def test_a_foreign_file_under_a_good_name_is_a_miss(made):
+    directory, chain = made
+    foreign = directory / FINGERPRINT.hex()[:32]
+    other = open_cache(directory, fingerprint=FINGERPRINT[:16] + bytes(16))
+    assert other._directory == foreign  # the folder has only half of the fingerprint in its name
+    assert other.load(chain, 0) is None
+
+
+def test_the_longest_unused_goes_when_the_size_is_reached(tmp_path):
+    one = _HEAD.size + 16 + 100
+    cache = open_cache(tmp_path, max_bytes=4 * one)
+    first = fill(cache, [1] * 8)
+    cache.close()
+    for age, key in zip((50, 90), first.keys, strict=True):
+        path = next(p for p in files(tmp_path) if p.stem == key.hex())
+        os.utime(path, (time.time() - age,) * 2)
+    cache = open_cache(tmp_path, max_bytes=4 * one)
+    fill(cache, [2] * 12)
+    cache.close()
+    assert [cache.has(key) for key in first.keys] == [True, False]
+    assert len(files(tmp_path)) == 4
+    cache = open_cache(tmp_path, max_bytes=4 * one)
+    assert cache.load(first, 0) == DATA[0]
+    fill(cache, [3] * 12)
+    cache.close()
+    assert cache.has(first.keys[0]), "what has just been read went first"
+    assert cache.num_bytes == 4 * one
+    small = open_cache(tmp_path, max_bytes=one - 1)
+    fill(small, [4] * 4)
+    small.close()
+    assert files(tmp_path) == []
+
+
+def test_a_block_that_another_process_removed_is_a_miss(made):
+    directory, chain = made
+    cache = open_cache(directory)
+    for path in files(directory):
+        path.unlink()
+    assert cache.has(chain.keys[0])
+    assert cache.load(chain, 0) is None
+    assert not cache.has(chain.keys[0])
+
+
+def test_too_much_waiting_is_not_kept(tmp_path, monkeypatch):
+    cache = open_cache(tmp_path)
+    monkeypatch.setattr(cache, "_write", lambda *_: time.sleep(0.05))
+    _, entries = entries_of(cache, list(range(400)))
+    taken = [cache.put(entry, DATA[0]) for entry in entries]
+    assert taken[0]
+    assert not taken[-1]
+    assert cache.wants(entries[-1])
+    assert not cache.wants(entries[0])
+
+
+def test_a_full_disk_ends_writing_with_one_line(tmp_path, monkeypatch, caplog):
+    cache = open_cache(tmp_path)
+    before = fill(cache, [1] * 4)
+    while not cache.has(before.keys[0]):
+        time.sleep(0.01)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("cpuserve.core.kv.disk.os.fdopen", full)
+    with caplog.at_level(logging.WARNING, "cpuserve"):
+        _, entries = entries_of(cache, list(range(12)))
+        for entry in entries:
+            cache.put(entry, DATA[0], 1.0)
+        cache.close()
+    assert len(caplog.records) == 1
+    assert "No space left" in caplog.text
+    assert not cache.wants(entries[0])
+    assert cache.load(before, 0) == DATA[0]
+    assert not list(tmp_path.glob("*/*.tmp"))
+
+
+def test_directory_and_files_are_for_the_owner_only(made):
+    directory, _ = made
+    for path in [directory / "seed", *files(directory)]:
+        assert path.stat().st_mode & 0o077 == 0
+    assert files(directory)[0].parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_torn_seed_is_replaced_and_an_old_temporary_file_removed(made, caplog):
+    directory, _ = made
+    (directory / "seed").write_bytes(b"short")
+    left = directory / FINGERPRINT.hex()[:32] / ".1-left.tmp"
+    left.write_bytes(b"x")
+    os.utime(left, (1, 1))
+    with caplog.at_level(logging.WARNING, "cpuserve"):
+        cache = open_cache(directory)
+    assert len(cache.seed) == SEED_BYTES
+    assert "torn" in caplog.text
+    assert not left.exists()
+    assert open_cache(directory).seed == cache.seed
+
+
+def test_clear_removes_the_blocks_of_this_model_only(made):
+    directory, _ = made
+    other = open_cache(directory, fingerprint=bytes(32))
+    fill(other, [1] * 4)
+    other.close()
+    cache = open_cache(directory)
+    cache.clear()
+    assert len(files(directory)) == 1
+
+
+def test_an_unusable_directory_is_an_oserror(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        open_cache(tmp_path / "file" / "cache")

@@ -1,0 +1,245 @@
+"""Swap space and the prefix cache on disk behind an engine: tokens never change, work is saved."""
+
+import logging
+import time
+from array import array
+
+import pytest
+
+from cpuserve.engine.ipc import AddRequest
+from cpuserve.engine.tiers import fingerprint
+from cpuserve.sampling.params import SamplingParams
+from tests.helpers.fake_executor import fake_config, fake_core, reference
+
+PROMPT = [(7 * i) % 300 for i in range(41)]
+
+
+def make(**changes):
+    core = fake_core(fake_config(**changes))
+    core.scheduler.cost.restores = lambda *_: True  # the fake computes faster than any disk
+    return core
+
+
+def ask(core, prompt=PROMPT, max_tokens=6, **params):
+    """(tokens, cached tokens) of one request that has the engine to itself."""
+    sampling = SamplingParams(seed=1, max_tokens=max_tokens, **params)
+    core.handle(AddRequest(ask.number, array("i", prompt).tobytes(), sampling, 0.0))
+    ask.number += 1
+    outputs = []
+    while core.has_work:
+        outputs += core.step().outputs
+    tokens = [token for output in outputs for token in output.tokens]
+    assert tokens == reference(prompt, sampling, 1, max_tokens)
+    assert core.check() == {"ok": True}
+    return outputs[0].cached_tokens
+
+
+ask.number = 0
+
+
+def evict_all(core):
+    """As other requests that need all the room do."""
+    taken = core.kv.pool.take(core.kv.num_free)
+    for block in taken:
+        core.executor.model.kv[block] = [-7] * core.kv.block_size
+    core.kv.pool.release(taken)
+
+
+def tidy(core):
+    while core.tidy():
+        pass
+
+
+def test_evicted_blocks_come_back_from_the_swap_space():
+    core = make(swap_bytes=1 << 20)
+    assert ask(core) == 0
+    evict_all(core)
+    assert core.report()["swap_blocks"] == 11
+    assert ask(core) == 40
+    report = core.report()
+    assert (report["blocks_saved"], report["blocks_restored"]) == (11, 10)
+    assert report["swap_blocks"] == 1
+    assert ask(core) == 40, "restored blocks are in the cache again"
+    assert ask(core, PROMPT[:20]) == 16
+    assert core.report()["blocks_restored"] == 10
+
+
+def test_swap_space_keeps_its_size_and_salts_apart():
+    core = make(swap_bytes=5 * 16)
+    ask(core, cache_salt="a")
+    evict_all(core)
+    assert core.report()["swap_blocks"] == 5
+    assert ask(core, cache_salt="b") == 0
+    assert ask(core) == 0
+
+
+def test_without_swap_space_nothing_comes_back():
+    core = make()
+    ask(core)
+    evict_all(core)
+    assert core.kv.tiers is None
+    assert ask(core) == 0
+
+
+def test_preempted_requests_are_restored_and_not_computed_again():
+    outputs = {}
+    for swap in (0, 1 << 20):
+        core = make(kv_blocks=16, max_num_seqs=16, swap_bytes=swap)
+        for number in range(12):
+            prompt = [number + 1] * 20
+            sampling = SamplingParams(seed=1, max_tokens=40, ignore_eos=True)
+            core.handle(AddRequest(number, array("i", prompt).tobytes(), sampling, 0.0))
+        computed, tokens = 0, {}
+        while core.has_work:
+            for output in core.step().outputs:
+                tokens.setdefault(output.id, []).extend(output.tokens)
+            computed += core.scheduler.work.tokens
+        assert core.stats.preemptions > 0
+        assert core.check() == {"ok": True}
+        outputs[swap] = computed
+        for number in range(12):
+            want = reference([number + 1] * 20, SamplingParams(), 1, 40)
+            assert tokens[number] == want
+    assert outputs[1 << 20] < outputs[0]
+
+
+def test_scored_prompts_are_computed_whatever_is_stored():
+    core = make(swap_bytes=1 << 20)
+    ask(core)
+    evict_all(core)
+    assert ask(core, prompt_logprobs=1) == 0
+
+
+def test_prefixes_survive_a_restart(tmp_path):
+    config = {"prefix_cache_dir": str(tmp_path)}
+    core = make(**config)
+    assert ask(core) == 0
+    tidy(core)
+    core.close()
+    core = make(**config)
+    assert core.report()["disk_blocks"] == 11
+    assert ask(core) == 40
+    assert ask(core, cache_salt="other") == 0
+    assert ask(core, [1, *PROMPT[1:]]) == 0
+    evict_all(core)
+    assert ask(core) == 40
+    core.close()
+
+
+def test_close_saves_what_no_idle_moment_has(tmp_path):
+    core = make(prefix_cache_dir=str(tmp_path))
+    ask(core)
+    core.close()
+    assert ask(make(prefix_cache_dir=str(tmp_path))) == 40
+
+
+def test_eviction_saves_to_disk_without_an_idle_moment(tmp_path):
+    core = make(prefix_cache_dir=str(tmp_path))
+    ask(core)
+    evict_all(core)
+    end = time.monotonic() + 5
+    while core.report()["disk_blocks"] < 11:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert ask(core) == 40
+
+
+def test_damaged_files_cost_the_hit_and_nothing_else(tmp_path):
+    core = make(prefix_cache_dir=str(tmp_path))
+    ask(core)
+    core.close()
+    files = sorted(tmp_path.glob("*/*.kv"))
+    for path in files[::2]:
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    hits = []
+    for _ in range(len(files)):  # each run finds the first damaged file and replaces it
+        core = make(prefix_cache_dir=str(tmp_path))
+        hits.append(ask(core))
+        core.close()
+    assert hits[0] < 40
+    assert hits == sorted(hits)
+    assert hits[-1] == 40
+
+
+def test_failed_steps_leave_nothing_on_disk(tmp_path):
+    config = fake_config(prefix_cache_dir=str(tmp_path))
+
+    def fault(step, outputs):
+        msg = "no"
+        raise RuntimeError(msg)
+
+    core = fake_core(config, fault=fault)
+    core.handle(AddRequest(0, array("i", PROMPT).tobytes(), SamplingParams(), 0.0))
+    while core.has_work:
+        core.step()
+    tidy(core)
+    core.close()
+    assert not list(tmp_path.glob("*/*.kv"))
+
+
+def test_a_directory_that_cannot_be_used_is_a_warning(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING, "cpuserve"):
+        core = make(prefix_cache_dir=str(tmp_path / "file"))
+    assert len(caplog.records) == 1
+    assert ask(core) == 0
+
+
+def test_restoring_that_is_slower_than_computing_is_not_done():
+    core = fake_core(fake_config(swap_bytes=1 << 20))
+    ask(core)
+    evict_all(core)
+    core.scheduler.cost.restore_s["swap"] = 1e9
+    assert ask(core) == 0
+    assert core.report()["blocks_restored"] == 0
+    assert core.scheduler.cost.restore_s["swap"] < 1e9, "it is tried again some day"
+
+
+def test_restoring_beside_a_stream_takes_several_steps():
+    core = make(swap_bytes=1 << 20, itl_target_ms=50, max_num_batched_tokens=64)
+    long = list(range(120))
+    ask(core, long)
+    evict_all(core)
+    write, restored = core.kv.tiers.blocks.write, []
+
+    def slow(block, data):
+        time.sleep(0.01)
+        write(block, data)
+
+    core.kv.tiers.blocks.write = slow
+    core.scheduler.cost.restore_s["swap"] = 0.01
+    tokens = {900: [], 901: []}
+    for number, prompt in ((900, [5, 6, 7]), (901, long)):
+        sampling = SamplingParams(seed=1, max_tokens=60, ignore_eos=True)
+        core.handle(AddRequest(number, array("i", prompt).tobytes(), sampling, 0.0))
+        if number == 900:
+            tokens[900] += core.step().outputs[0].tokens
+    while core.has_work:
+        before = core.kv.tiers.num_restored
+        for output in core.step().outputs:
+            tokens[output.id] += output.tokens
+        restored.append(core.kv.tiers.num_restored - before)
+        assert core.check() == {"ok": True}
+    assert sum(restored) == 29
+    assert max(restored) < 29
+    assert tokens[900] == reference([5, 6, 7], SamplingParams(), 1, 60)
+    assert tokens[901] == reference(long, SamplingParams(), 1, 60)
+
+
+@pytest.mark.parametrize(
+    "change", [{"isa": "avx2"}, {"dtype": "bfloat16"}, {"kv_dtype": "bf16"}, {"quantize": "int8"}]
+)
+def test_fingerprint_differs_where_keys_and_values_may(change):
+    assert fingerprint(fake_config(), 64) != fingerprint(fake_config(**change), 64)
+    assert fingerprint(fake_config(), 64) != fingerprint(fake_config(), 128)
+
+
+def test_fingerprint_follows_the_files_of_the_model(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"1234")
+    config = fake_config(model_path=str(tmp_path))
+    before = fingerprint(config, 64)
+    assert fingerprint(fake_config(model_path=str(tmp_path), max_model_len=50), 64) == before
+    (tmp_path / "notes.txt").write_text("x")
+    assert fingerprint(config, 64) == before
+    (tmp_path / "model.safetensors").write_bytes(b"12345")
+    assert fingerprint(config, 64) != before
