@@ -162,6 +162,9 @@ class Executor:
     @property
     def kv_block_bytes(self) -> int:
         """Bytes of one KV block, all layers."""
+    def grow_kv(self) -> bool:
+        """Between steps, for a few milliseconds at most: give memory to KV blocks the next step
+        could take. False when they all have it."""
     def read_blocks(self, blocks: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
         """Between steps: the bytes of these blocks, [n, kv_block_bytes] (GIL released)."""
     def write_blocks(self, blocks: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> None:

@@ -78,6 +78,7 @@ class EngineCore:
         self._facts = facts or {}
         self._seeds = random.Random(config.seed)
         self._refused: list[Output] = []
+        self._prepare = getattr(executor, "prepare", None)
         self._stale = False
         self._asked: list[Ask] = []
 
@@ -178,6 +179,10 @@ class EngineCore:
             done = not (delta.error or delta.processed)
             if done and delta.request.num_output == len(delta.tokens):
                 stats.prompt_tokens += delta.request.num_prompt
+
+    def prepare(self) -> bool:
+        """While there is no work: a little of what the executor can get ready; False = all is."""
+        return self._prepare is not None and bool(self._prepare())
 
     # --- reports ------------------------------------------------------------------------------
 

@@ -26,7 +26,8 @@ def run_loop(core: EngineCore, channel: Channel) -> None:
     """Serve until Shutdown; idle, it waits in receive() and uses no CPU."""
     channel.watch(core.interrupt)
     while True:
-        idle = not core.has_work and not core.tidy()
+        # What is prepared now is not paid by the next request, which waits for a little of it.
+        idle = not core.has_work and not core.prepare() and not core.tidy()
         for message in channel.receive(block=idle):
             if isinstance(message, Shutdown):
                 return

@@ -109,6 +109,10 @@ class NativeExecutor:
         """Fill these KV blocks with what read_blocks gave."""
         self.native.write_blocks(blocks, data)
 
+    def prepare(self) -> bool:
+        """While idle, for a few milliseconds at most: get KV memory ready. False = all is."""
+        return self.native.grow_kv()
+
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
         """Inputs and output of lowered op `op_index` in this step."""
         return self.native.tap(arrays.words, op_index)

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -14,10 +15,13 @@
 #ifndef MAP_NORESERVE
 #define MAP_NORESERVE 0
 #endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; older kernels say EINVAL
+#endif
 
 namespace cpuserve {
 namespace {
-constexpr size_t kHuge = size_t{2} << 20;
+constexpr size_t kHuge = Buffer::kPage;
 size_t round_to_huge(size_t bytes) { return (bytes + kHuge - 1) / kHuge * kHuge; }
 }  // namespace
 
@@ -62,6 +66,17 @@ void Buffer::release() noexcept {
   if (mapping_) munmap(mapping_, size_ + kHuge);
   mapping_ = data_ = nullptr;
   size_ = 0;
+}
+
+void Buffer::commit(size_t begin, size_t end) noexcept {
+  constexpr size_t kSmall = 4096;
+  begin = begin / kSmall * kSmall;
+  end = std::min((end + kSmall - 1) / kSmall * kSmall, size_);
+  if (begin >= end || madvise(data_ + begin, end - begin, MADV_POPULATE_WRITE) == 0) return;
+  for (size_t at = begin; at < end; at += kSmall) {
+    volatile uint8_t* byte = data_ + at;
+    *byte = *byte;
+  }
 }
 
 Buffer::Residency Buffer::residency() const {

@@ -8,6 +8,8 @@ namespace cpuserve {
 
 class Buffer {
  public:
+  static constexpr size_t kPage = size_t{2} << 20;  // one huge page, if the system gives them
+
   Buffer() = default;
   // Zeroed memory, aligned to 2 MB and advised to be backed by huge pages from 2 MB up. Reserving
   // commits nothing. Throws std::runtime_error when the address space is refused.
@@ -18,6 +20,10 @@ class Buffer {
 
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
+
+  // Backs pages [begin, end), offsets in bytes rounded outward to whole pages, by memory of the
+  // calling thread's node; contents stay. Nobody else may be writing there.
+  void commit(size_t begin, size_t end) noexcept;
 
   // Bytes of this range that are resident, and of those in transparent huge pages (Linux; else 0).
   struct Residency {

@@ -163,6 +163,7 @@ void register_executor(py::module_& m) {
       .def("read_blocks", &read_blocks, py::arg("blocks").noconvert())
       .def("write_blocks", &write_blocks, py::arg("blocks").noconvert(),
            py::arg("data").noconvert())
+      .def("grow_kv", &Executor::grow_kv, free_gil)
       .def("tap", &tap, py::arg("words").noconvert(), py::arg("op_index"))
       .def("step_logits", &step_logits, py::arg("words").noconvert())
       .def_property_readonly("tokens", row_view(&StepResults::tokens))

@@ -138,13 +138,17 @@ StepInput Executor::parse(Span<const int32_t> words) const {
 
 void Executor::begin_step(const StepInput& in) {
   input_ = in;
+  int32_t blocks = 0;
   for (int64_t s = 0; s < in.seqs; s++) {
     const int32_t* table = in.block_tables + in.table_start[s];
     for (int64_t t = in.query_start[s]; t < in.query_start[s + 1]; t++) {
       const int32_t p = in.positions[t];
-      slots_[static_cast<size_t>(t)] = table[p / kBlock] * kBlock + p % kBlock;
+      const int32_t block = table[p / kBlock];
+      slots_[static_cast<size_t>(t)] = block * kBlock + p % kBlock;
+      blocks = std::max(blocks, block + 1);
     }
   }
+  kv_.use(*team_, blocks);
   for (AttentionPlan& plan : plans_) plan.build(in);
 }
 

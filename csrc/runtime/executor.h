@@ -63,6 +63,9 @@ class Executor {
   size_t kv_block_bytes() const { return kv_.block_bytes(); }
   void read_blocks(Span<const int32_t> blocks, uint8_t* to) const;
   void write_blocks(Span<const int32_t> blocks, const uint8_t* from);
+  // While nothing runs: gives memory to some of the KV blocks that the next step could take, for
+  // 0.1 ms (or, in a VM whose host has to find it first, 7). False when they all have it.
+  bool grow_kv() { return kv_.grow(*team_, blocks_of(program_->max_tokens())); }
   // Heap allocations made so far while steps ran (base/allocations.h); stays 0.
   int64_t step_allocations() const { return step_allocations_; }
   const StepResults& results() const { return results_; }
@@ -84,6 +87,7 @@ class Executor {
   struct Worker;
   friend struct Worker;
 
+  static int64_t blocks_of(int64_t tokens) { return (tokens + kBlock - 1) / kBlock; }
   static Buffer make_activations(const Program& program, std::vector<Rows>& values);
   StepInput parse(Span<const int32_t> words) const;
   void check_kernels() const;

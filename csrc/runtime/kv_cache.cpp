@@ -1,5 +1,6 @@
 #include "runtime/kv_cache.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
@@ -26,6 +27,34 @@ KvCache::KvCache(const std::vector<KvShape>& layers, int64_t num_blocks, KvType 
     layer.block_stride = block_bytes_;
     base += layer.head_stride * static_cast<size_t>(layer.kv_heads);
   }
+}
+
+void KvCache::use(Team& team, int64_t blocks) {
+  if (blocks <= used_) return;
+  used_ = blocks;
+  commit(team, static_cast<size_t>(blocks) * block_bytes_);
+}
+
+bool KvCache::grow(Team& team, int64_t ahead) {
+  const size_t wanted = static_cast<size_t>(std::min(used_ + ahead, num_blocks_)) * block_bytes_;
+  if (wanted <= committed_) return false;
+  commit(team, std::min(wanted, committed_ + Buffer::kPage * static_cast<size_t>(team.threads())));
+  return wanted > committed_;
+}
+
+// Up to `end` bytes, rounded up to whole huge pages, which the threads take in turn: two that fault
+// on one page would both clear it.
+void KvCache::commit(Team& team, size_t end) {
+  constexpr size_t kPage = Buffer::kPage;
+  const size_t first = committed_ / kPage, last = (end + kPage - 1) / kPage;
+  if (first >= last) return;
+  team.dispatch([&](int thread, int threads) noexcept {
+    for (size_t p = first + static_cast<size_t>(thread); p < last;
+         p += static_cast<size_t>(threads)) {
+      arena_.commit(p * kPage, (p + 1) * kPage);
+    }
+  });
+  committed_ = std::min(last * kPage, arena_.size());
 }
 
 void KvCache::read_block(int64_t block, uint8_t* to) const {

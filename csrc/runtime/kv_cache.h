@@ -1,9 +1,11 @@
-// The paged KV cache: [block][layer][head] { K, V }, address space reserved once, pages committed
-// by the first thread that stores into them; a block's address never changes.
+// The paged KV cache: [block][layer][head] { K, V }, address space reserved once; a block's address
+// never changes. Memory comes as blocks are used, low numbers first: while nothing runs, for what
+// the next step could take, else when a step needs it.
 #pragma once
 #include <vector>
 
 #include "base/buffer.h"
+#include "parallel/team.h"
 #include "runtime/program.h"
 
 namespace cpuserve {
@@ -17,6 +19,13 @@ class KvCache {
   KvType type() const { return type_; }
   const Buffer& arena() const { return arena_; }
 
+  // Between steps, on all threads. `use` gives memory to blocks [0, blocks); `grow` to a few MB of
+  // the `ahead` blocks after them, and says whether it left some out.
+  void use(Team& team, int64_t blocks);
+  bool grow(Team& team, int64_t ahead);
+  // Bytes from the first block on that have been given memory.
+  size_t committed() const { return committed_; }
+
   // What `block` holds, as bytes, layer after layer. Only caches of equal layers and type
   // understand each other's; nothing in it depends on the block's number.
   size_t block_bytes() const { return block_bytes_; }
@@ -24,7 +33,10 @@ class KvCache {
   void write_block(int64_t block, const uint8_t* from);
 
  private:
-  int64_t num_blocks_;
+  void commit(Team& team, size_t end);
+
+  int64_t num_blocks_, used_ = 0;
+  size_t committed_ = 0;
   size_t block_bytes_ = 0;
   KvType type_;
   Buffer arena_;

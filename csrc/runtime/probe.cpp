@@ -83,6 +83,7 @@ std::map<std::string, int64_t> Executor::memory() const {
           {"work_reserved", bytes(work_)},
           {"work_resident", work_.residency().resident},
           {"kv_reserved", bytes(kv_.arena())},
+          {"kv_committed", static_cast<int64_t>(kv_.committed())},
           {"kv_resident", kv.resident},
           {"kv_huge", kv.huge}};
 }

@@ -334,3 +334,35 @@ TEST(buffers_are_aligned_zeroed_and_commit_nothing_when_reserved) {
   Buffer moved(std::move(buffer));
   EXPECT(buffer.data() == nullptr && moved.data()[(size_t{1} << 30) - 1] == 1);
 }
+
+TEST(committing_pages_keeps_what_is_in_them) {
+  Buffer buffer(3 * Buffer::kPage);
+  buffer.data()[5000] = 7;
+  buffer.commit(4096, Buffer::kPage + 1);
+  buffer.commit(Buffer::kPage, 99 * Buffer::kPage);  // beyond the end: up to the end
+  EXPECT(buffer.data()[5000] == 7 && buffer.data()[4096] == 0);
+#if defined(__linux__)
+  EXPECT(buffer.residency().resident >= static_cast<int64_t>(3 * Buffer::kPage - 4096));
+#endif
+}
+
+TEST(kv_memory_comes_with_use_and_a_step_ahead_of_it) {
+  constexpr size_t kPage = Buffer::kPage;
+  Team team(2, {});
+  team.run([&] {
+    KvCache kv({{8, 64, 64}, {8, 64, 64}}, 1000, KvType::bf16);  // 128 KB a block, 16 in a page
+    EXPECT(kv.committed() == 0);
+    kv.use(team, 17);
+    EXPECT(kv.committed() == 2 * kPage);
+    kv.use(team, 3);
+    EXPECT(kv.committed() == 2 * kPage);
+    EXPECT(kv.grow(team, 64));  // 81 blocks wanted: 6 pages, a page per thread at a time
+    EXPECT(kv.committed() == 4 * kPage);
+    EXPECT(!kv.grow(team, 64) && kv.committed() == 6 * kPage);
+    EXPECT(!kv.grow(team, 64) && kv.committed() == 6 * kPage);
+    kv.use(team, 990);
+    while (kv.grow(team, 64)) {
+    }
+    EXPECT(kv.committed() == kv.arena().size());  // the end of the pool, and no further
+  });
+}

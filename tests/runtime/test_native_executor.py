@@ -519,6 +519,22 @@ def test_probes_and_memory_report_what_is_there(model):
     assert memory["weights_resident"] > 0
 
 
+def test_kv_memory_for_the_next_step_is_got_ready_while_idle(model):
+    def use(m):
+        e = m.executor
+        before = e.memory["kv_committed"]
+        while e.grow_kv():
+            pass
+        ready = e.memory["kv_committed"]
+        prompt_logits(m, PROMPT)
+        return before, ready, e.memory
+
+    before, ready, memory = Native(model, threads=2).run(use)
+    assert before == 0 < ready <= memory["kv_reserved"]
+    assert memory["kv_committed"] == ready  # the step took what was ready
+    assert memory["kv_resident"] >= ready
+
+
 # -- programs that do not fit together
 
 

@@ -15,7 +15,7 @@ class BlockPool:
     again: see `keep`), or free. Cached blocks can be given out like free ones, the one unused for
     longest first, after `on_evict(block)`.
 
-    The free list is a stack that starts with low ids on top: KV memory is committed by first touch,
+    The free list is a stack that starts with low ids on top: KV memory is committed as it is used,
     so reusing the block freed last keeps it warm and the resident size small.
     """
 
