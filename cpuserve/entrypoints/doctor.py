@@ -22,22 +22,11 @@ from cpuserve.loader.hub import cache_dir
 from cpuserve.platforms import Host, select
 from cpuserve.platforms.cpu import TORCH_REMEDY, CpuPlatform
 from cpuserve.platforms.placement import Placement, place
+from cpuserve.platforms.tiers import tier_of
 from cpuserve.platforms.topology import physical_cores
 from cpuserve.version import version
 
 LIBRARIES = ("numpy", "tokenizers", "fastapi", "uvicorn", "msgspec", "torch", "transformers")
-# What a level lacks against the next one that matters, in words for a person.
-TIERS = {
-    "scalar": "no vector kernels: for tests only",
-    "avx2": "AVX2: no AVX-512; prompts run at about half the rate or less",
-    "avx512": "AVX-512 without VNNI: 8- and 4-bit weights multiply in several steps",
-    "avx512_vnni": "AVX-512 with VNNI, without BF16: bfloat16 prompts run at half the rate",
-    "avx512_bf16": "AVX-512 with VNNI and BF16: complete, short of AMX",
-    "amx": "AMX: complete",
-    "neon": "NEON without dot products: 8- and 4-bit weights multiply in several steps",
-    "neon_dotprod": "NEON with dot products, without BF16 and I8MM",
-    "neon_i8mm_bf16": "NEON with BF16 and I8MM: complete",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +50,14 @@ def examine() -> dict[str, Any]:
     platform, notes = select(None)
     env = read_env()
     placement = place(EngineOptions(), Ledger(EngineOptions(), {}), host)
-    tier = host.isa_levels[-1] if host.isa_levels else "none"
+    tier, means = tier_of(host)
     return {
         "cpuserve": version(),
         "python": stdlib_platform.python_version(),
         "system": f"{stdlib_platform.system()} {host.kernel} {host.arch}",
         "platform": platform.name,
         "tier": tier,
-        "tier_means": TIERS.get(tier, "no kernel level: the torch floor serves, if installed"),
+        "tier_means": means,
         "host": msgspec.to_builtins(host),
         "cores": len(physical_cores(host)),
         "threads": placement.threads,

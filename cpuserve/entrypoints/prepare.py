@@ -43,12 +43,15 @@ def prepare(asked: Asked, progress: Progress | None = None) -> Prepared:
     Raises:
         StartupError: the model is missing, broken or unknown, or a setting cannot be honoured.
     """
+    from cpuserve.models import plugin_notes
+
     platform, notes = select(asked.options.platform)
     path = find(asked.options, progress)
     spec, facts = model_facts(asked.options, path)
     _check_override(asked)
     host = platform.host()
     resolved = platform.resolve(asked.options, asked.sources, facts, host)
+    notes += plugin_notes()
     return Prepared(resolved, spec, facts, host, platform, (*asked.notes, *notes))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from cpuserve import plugins
 from cpuserve.errors import ModelError
 from cpuserve.registry import Registry
 
@@ -32,13 +32,32 @@ def find_model(architecture: str) -> type[ModelDef] | None:
 
     A package offers a family as an entry point of group "cpuserve.models" named after the
     architecture; entry points are read only when nothing else answers, since that is slow.
+
+    Raises ModelError where packages claim the architecture and none can serve it.
     """
     found = MODELS.get(architecture)
     if found is not None:
         return found
-    for point in metadata.entry_points(group=ENTRY_POINTS, name=architecture):
-        MODELS.register(architecture)(point.load())
+    claims = plugins.claims(plugins.installed(ENTRY_POINTS), BUILTIN)
+    why = claims.refused.get(architecture)
+    if architecture in claims.accepted:
+        family, why = plugins.load(claims.accepted[architecture], _faults)
+        if family is not None:
+            MODELS.register(architecture)(family)
+    if why:
+        msg = f"architecture {architecture}: {why}"
+        raise ModelError(msg)
     return MODELS.get(architecture)
+
+
+def plugin_notes() -> list[str]:
+    """A line for each plug-in that is not used because its name is not its own; loads nothing."""
+    refused = plugins.claims(plugins.installed(ENTRY_POINTS), BUILTIN).refused
+    return [f"architecture {name}: {why}" for name, why in refused.items()]
+
+
+def _faults(family: object) -> str:
+    return plugins.lacking(family, ("spec", "build"))
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:

@@ -3,89 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
+from cpuserve import plugins
 from cpuserve.errors import ConfigError
-from cpuserve.platforms.base import KvLayerFacts, ModelFacts, Platform
+from cpuserve.platforms.base import Capabilities, KvLayerFacts, ModelFacts, Platform
 from cpuserve.platforms.host import Host
 
 ENTRY_POINTS = "cpuserve.platforms"
 FLOOR = "cpu"
-
-
-class EntryPoint(Protocol):
-    """What of importlib.metadata.EntryPoint is used here."""
-
-    @property
-    def name(self) -> str:
-        """The platform's name."""
-
-    def load(self) -> object:
-        """The platform class."""
+REQUIRED = tuple(
+    name for name in (*Platform.__annotations__, *vars(Platform)) if not name.startswith("_")
+)
 
 
 def select(
-    name: str | None, entry_points: Iterable[EntryPoint] | None = None
+    name: str | None, entry_points: Iterable[plugins.EntryPoint] | None = None
 ) -> tuple[Platform, list[str]]:
     """The platform `name`, or the best that can run here, and lines to print.
 
-    A plug-in that can run wins over the floor and says so; one that is broken, shadows a built-in
-    or cannot run is a reason in the list.
+    A plug-in that can run wins over the floor and says so; one that is broken, shadows a built-in,
+    shares its name with another or cannot run is a reason in the list.
 
     Raises:
         ConfigError: `name` is unknown or cannot run; lists every platform with its reason.
     """
-    found, reasons = _candidates(_installed() if entry_points is None else entry_points)
-    if name is not None and name.lower() != "auto":
-        return _forced(name, found, reasons), []
+    points = plugins.installed(ENTRY_POINTS) if entry_points is None else entry_points
+    claims = plugins.claims(points, (FLOOR,))
+    wanted = None if name is None or name.lower() == "auto" else name.lower()
+    found: dict[str, tuple[Platform, str]] = {}
+    reasons = dict(claims.refused)
+    for plugin_name, point in claims.accepted.items():
+        # Another's import may take seconds or fail: a platform that was named needs none but its.
+        if wanted in (None, plugin_name.lower()):
+            _try(plugin_name, point, found, reasons)
+    if wanted is not None:
+        return _forced(wanted, found, reasons, claims), []
     notes = [f"platform {n} is not used: {why}" for n, why in reasons.items()]
-    for plugin_name, plugin in found.items():
-        ok, why = plugin.probe()
-        if ok and plugin_name != FLOOR:
-            return plugin, [*notes, f"platform {plugin_name} replaces {FLOOR}: {why}"]
-    return found[FLOOR], notes
+    for plugin_name, (plugin, why) in found.items():
+        others = [other for other in found if other != plugin_name]
+        also = f" ({', '.join(others)} could run, too: --platform chooses)" if others else ""
+        return plugin, [*notes, f"platform {plugin_name} REPLACES {FLOOR}: {why}{also}"]
+    return _floor(), notes
 
 
-def _candidates(
-    entry_points: Iterable[EntryPoint],
-) -> tuple[dict[str, Platform], dict[str, str]]:
+def _try(
+    name: str,
+    point: plugins.EntryPoint,
+    found: dict[str, tuple[Platform, str]],
+    reasons: dict[str, str],
+) -> None:
+    """Put the plug-in among `found` with its probe's words, or why not among `reasons`."""
+    plugin, why = plugins.load(point, lambda made: plugins.lacking(made, REQUIRED))
+    if plugin is None:
+        reasons[name] = why
+        return
+    try:
+        made = plugin() if isinstance(plugin, type) else plugin
+        ok, why = made.probe()
+    except Exception as e:  # the probe of a plug-in may fail in any way, too
+        ok, why = False, f"its probe failed: {type(e).__name__}: {e}"
+    if ok:
+        found[name] = made, why
+    else:
+        reasons[name] = str(why)
+
+
+def _floor() -> Platform:
     from cpuserve.platforms.cpu import CpuPlatform
 
-    found: dict[str, Platform] = {FLOOR: CpuPlatform()}
-    reasons: dict[str, str] = {}
-    for entry in entry_points:
-        if entry.name in found:
-            reasons[f"{entry.name} (plug-in)"] = f"the name {entry.name} is taken"
-            continue
-        try:
-            made = entry.load()
-            plugin = made() if callable(made) else made
-        except Exception as e:  # a plug-in may fail in any way; its reason is shown
-            reasons[entry.name] = f"it does not load: {type(e).__name__}: {e}"
-            continue
-        if isinstance(plugin, Platform):
-            found[entry.name] = plugin
-        else:
-            reasons[entry.name] = "it lacks a method of cpuserve.platforms.base.Platform"
-    return found, reasons
+    return CpuPlatform()
 
 
-def _forced(name: str, found: dict[str, Platform], reasons: dict[str, str]) -> Platform:
-    if name in found:
-        ok, why = found[name].probe()
-        if ok or name == FLOOR:
-            return found[name]
-        reasons = {**reasons, name: why}
-    known = ", ".join(sorted(found))
-    why = f" ({reasons[name]})" if name in reasons else ""
-    msg = f"platform {name!r} cannot be used{why}; platforms here: {known}"
+def _forced(
+    name: str,
+    found: dict[str, tuple[Platform, str]],
+    reasons: dict[str, str],
+    claims: plugins.Claims,
+) -> Platform:
+    if name == FLOOR:
+        return _floor()
+    for known, (plugin, _) in found.items():
+        if known.lower() == name:
+            return plugin
+    why = "".join(f" ({text})" for known, text in reasons.items() if known.lower() == name)
+    here = ", ".join([FLOOR, *claims.accepted])
+    msg = f"platform {name!r} cannot be used{why}; platforms here: {here}"
     raise ConfigError(msg)
 
 
-def _installed() -> Iterable[EntryPoint]:
-    from importlib.metadata import entry_points
-
-    return sorted(entry_points(group=ENTRY_POINTS), key=lambda e: e.name)
-
-
-__all__ = ["Host", "KvLayerFacts", "ModelFacts", "Platform", "select"]
+__all__ = ["Capabilities", "Host", "KvLayerFacts", "ModelFacts", "Platform", "select"]

@@ -47,9 +47,27 @@ class ModelFacts:
     generation_why: str = "the model recommends nothing"
 
 
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a platform can do on one host.
+
+    tier: its performance class in a word, with what that means in a sentence. dtypes: types weights
+    may be kept in; quantizations: checkpoint formats and schemes; attention: the default kernel.
+    """
+
+    tier: str
+    tier_means: str
+    dtypes: tuple[str, ...]
+    quantizations: tuple[str, ...]
+    attention: str
+
+
 @runtime_checkable
 class Platform(Protocol):
-    """One way to run models on a machine; out-of-tree ones use entry point cpuserve.platforms."""
+    """One way to run models on a machine; out-of-tree ones use entry point cpuserve.platforms.
+
+    An entry point names a class without arguments or an object.
+    """
 
     name: str
     device_type: str
@@ -59,6 +77,9 @@ class Platform(Protocol):
 
     def host(self) -> Host:
         """The machine, read once."""
+
+    def capabilities(self, host: Host) -> Capabilities:
+        """What can be asked for on `host`; pure."""
 
     def kernels(self, isa: str) -> Mapping[str, str]:
         """Kernel name -> the level that provides it when `isa` is the level."""

@@ -16,11 +16,12 @@ from cpuserve.config.engine import EngineConfig, EngineOptions, Resolved
 from cpuserve.config.generation import merged, read_settings
 from cpuserve.config.values import format_bytes, parse_space
 from cpuserve.errors import ConfigError
-from cpuserve.platforms.base import ModelFacts
+from cpuserve.platforms.base import Capabilities, ModelFacts
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory import BLOCK, plan_memory
 from cpuserve.platforms.placement import place
 from cpuserve.platforms.probe import Roofline
+from cpuserve.platforms.tiers import tier_of
 
 ISA_LEVELS = (
     "scalar",
@@ -34,6 +35,7 @@ ISA_LEVELS = (
     "neon_i8mm_bf16",
 )
 BF16_DOT = {"avx512_bf16", "amx", "neon_i8mm_bf16"}
+FORMATS = ("none", "int8", "int4", "gguf", "awq", "gptq", "compressed-tensors")
 KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 SCHEMES = {
@@ -84,6 +86,12 @@ class CpuPlatform:
             torch=find_spec("torch") is not None,
             transformers=find_spec("transformers") is not None,
         )
+
+    def capabilities(self, host: Host) -> Capabilities:
+        """Tier, dtypes, formats and attention kernel on `host`."""
+        tier, means = tier_of(host)
+        attention = self.kernels(tier).get("attention", "torch")
+        return Capabilities(tier, means, tuple(KV_OF), FORMATS, attention)
 
     def kernels(self, isa: str) -> Mapping[str, str]:
         """Kernel name -> level that provides it; empty without the extension."""

@@ -8,11 +8,12 @@ import pytest
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import EngineOptions
 from cpuserve.entrypoints import cli
-from cpuserve.entrypoints.doctor import TIERS, draw, problems
+from cpuserve.entrypoints.doctor import draw, problems
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.cpu import ISA_LEVELS
 from cpuserve.platforms.host import HugePages
 from cpuserve.platforms.placement import place
+from cpuserve.platforms.tiers import TIERS
 from tests.helpers.hosts import load_host
 
 

@@ -5,6 +5,7 @@ import pytest
 from cpuserve.errors import ConfigError
 from cpuserve.platforms import select
 from cpuserve.platforms.cpu import CpuPlatform
+from tests.helpers.hosts import load_host
 
 
 class Plugin(CpuPlatform):
@@ -16,6 +17,9 @@ class Plugin(CpuPlatform):
 
 
 class Entry:
+    value = "somewhere:Thing"
+    dist = None
+
     def __init__(self, name, load):
         self.name = name
         self._load = load
@@ -37,7 +41,7 @@ def test_the_floor_is_chosen_without_plugins():
 def test_a_plugin_that_can_run_replaces_the_floor_and_says_so():
     platform, notes = select(None, [Entry("fast", lambda: Plugin)])
     assert isinstance(platform, Plugin)
-    assert notes == ["platform fast replaces cpu: the fast chip is there"]
+    assert notes == ["platform fast REPLACES cpu: the fast chip is there"]
     assert select("cpu", [Entry("fast", lambda: Plugin)])[0].name == "cpu"
 
 
@@ -52,8 +56,11 @@ def test_a_plugin_that_cannot_run_leaves_the_floor(monkeypatch):
     ("entry", "reason"),
     [
         (Entry("fast", broken), "does not load: ImportError: libfast.so is missing"),
-        (Entry("fast", lambda: object), "lacks a method"),
-        (Entry("cpu", lambda: Plugin), "the name cpu is taken"),
+        (Entry("fast", lambda: object), "lacks name, device_type, probe, host"),
+        (
+            Entry("cpu", lambda: Plugin),
+            "an unknown package (somewhere:Thing) has the name of a bui",
+        ),
     ],
 )
 def test_a_broken_plugin_is_a_reason_and_not_a_crash(entry, reason):
@@ -66,3 +73,22 @@ def test_a_broken_plugin_is_a_reason_and_not_a_crash(entry, reason):
 def test_an_unknown_platform_lists_what_exists():
     with pytest.raises(ConfigError, match=r"'tpu' cannot be used; platforms here: cpu"):
         select("tpu", [])
+
+
+def test_of_two_that_can_run_the_first_is_taken_and_the_other_named():
+    entries = [Entry("quick", lambda: Plugin), Entry("fast", lambda: Plugin())]
+    _, notes = select(None, entries)
+    assert notes == [
+        "platform fast REPLACES cpu: the fast chip is there (quick could run, too: "
+        "--platform chooses)"
+    ]
+
+
+def test_capabilities_name_formats_that_exist():
+    from cpuserve.quant import BUILTIN
+
+    capabilities = CpuPlatform().capabilities(load_host("vm_2core_zen5"))
+    assert set(BUILTIN) - {"dense"} <= set(capabilities.quantizations)
+    assert capabilities.tier == "avx512_bf16"
+    assert "complete" in capabilities.tier_means
+    assert CpuPlatform().capabilities(load_host("no_extension")).tier == "none"
