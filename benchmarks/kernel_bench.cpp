@@ -1,7 +1,10 @@
 // Rates of the linear kernels against this machine's limits, probed in the same run.
 //
-//   kernel_bench [--isa LEVEL] [--kind NAME] [--shape N,K] [--threads T]
+//   kernel_bench [--isa LEVEL] [--kind NAME] [--shape N,K] [--threads T] [--rows M,M,...]
+//                [--strips S]
 //
+// --strips: a kernel call covers S strips of 64 columns, as the engine's tasks do (0: a thread's
+// whole share).
 // For each kind: GB/s of packed weights at m = 1..16 with the share of a bare read, and GFLOP/s at
 // m = 16..512 with the share of the level's register-only dot product. Weights are streamed from
 // several copies, well past the last-level cache. Best of several runs, by each thread's own CPU
@@ -27,7 +30,7 @@ namespace cpuserve {
 namespace {
 
 constexpr size_t kStreamBytes = 400 << 20;  // 12 times this machine's L3
-constexpr int kCountedRows[] = {1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 512};
+constexpr int64_t kMostFewRows = 64;        // below: as many passes as there are copies
 
 double thread_seconds() {
   timespec t;
@@ -139,7 +142,8 @@ Activations make_rows(const KernelTable& table, ActFormat format, int64_t m, int
 
 class Bench {
  public:
-  Bench(const KernelTable& table, int threads) : table_(table), crew_(threads) {
+  Bench(const KernelTable& table, int threads, std::vector<int64_t> rows, int64_t strips)
+      : table_(table), crew_(threads), rows_(std::move(rows)), strips_per_call_(strips) {
     for (int t = 0; t < threads; t++) scratch_.push_back(reserve(kLinearScratch));
   }
 
@@ -184,19 +188,19 @@ class Bench {
     const double bandwidth = read_rate(), peak = dot_rate(kind.dot);
     std::printf("%s n %ld k %ld: read %.1f GB/s, dot %.0f G/s\n", kind.name, static_cast<long>(n),
                 static_cast<long>(k), bandwidth / 1e9, peak / 1e9);
-    for (int m : kCountedRows) {
-      const int64_t passes = m >= 64 ? 2 : copies;
+    for (int64_t m : rows_) {
+      const int64_t passes = m >= kMostFewRows ? 2 : copies;
       const double seconds = time_linear(kernel, w, bytes, m, passes) / static_cast<double>(passes);
       const double rate = static_cast<double>(bytes) / seconds;
-      const double operations = 2.0 * m * static_cast<double>(n) * static_cast<double>(k) / seconds;
-      std::printf("  m %3d  %6.1f GB/s %4.0f %%   %7.0f G/s %4.0f %%\n", m, rate / 1e9,
-                  100 * rate / bandwidth, operations / 1e9, 100 * operations / peak);
+      const double operations = 2.0 * static_cast<double>(m * n) * static_cast<double>(k) / seconds;
+      std::printf("  m %3ld  %6.1f GB/s %4.0f %%   %7.0f G/s %4.0f %%\n", static_cast<long>(m),
+                  rate / 1e9, 100 * rate / bandwidth, operations / 1e9, 100 * operations / peak);
     }
     munmap(memory, bytes * static_cast<size_t>(copies));
   }
 
  private:
-  double time_linear(const LinearKernel& kernel, const PackedWeight& w, size_t bytes, int m,
+  double time_linear(const LinearKernel& kernel, const PackedWeight& w, size_t bytes, int64_t m,
                      int64_t passes) {
     const Activations x = make_rows(table_, kernel.act, m, w.k);
     const size_t out_stride = row_bytes(ActFormat::f32, w.n);
@@ -214,11 +218,16 @@ class Bench {
           a.x = x.data;
           a.x_stride = x.stride;
           a.m = m;
-          a.panel0 = strips * t / crew_.threads() * kStripPanels;
-          a.panel1 = std::min(panels, strips * (t + 1) / crew_.threads() * kStripPanels);
           a.ep.out = {out, out_stride, w.n, ActFormat::f32};
           a.scratch = scratch_[static_cast<size_t>(t)];
-          kernel.run(a);
+          const int64_t end = strips * (t + 1) / crew_.threads();
+          int64_t strip = strips * t / crew_.threads();
+          for (int64_t next; strip < end; strip = next) {
+            next = strips_per_call_ > 0 ? std::min(end, strip + strips_per_call_) : end;
+            a.panel0 = strip * kStripPanels;
+            a.panel1 = std::min(panels, next * kStripPanels);
+            kernel.run(a);
+          }
         }
       }));
     }
@@ -229,26 +238,42 @@ class Bench {
 
   const KernelTable& table_;
   Crew crew_;
+  const std::vector<int64_t> rows_;
+  const int64_t strips_per_call_;
   std::vector<uint8_t*> scratch_;
   uint8_t* buffer_ = nullptr;
 };
 
+std::vector<int64_t> numbers(const std::string& list) {
+  std::vector<int64_t> out;
+  for (size_t at = 0; at < list.size();) {
+    const size_t end = std::min(list.find(',', at), list.size());
+    out.push_back(std::atol(list.substr(at, end - at).c_str()));
+    at = end + 1;
+  }
+  return out;
+}
+
 int main_of(int argc, char** argv) {
   std::string isa = supported_isa_levels(cpu_info()).back(), only;
   std::vector<std::pair<int64_t, int64_t>> shapes = {{9728, 896}, {2048, 8192}, {8192, 2048}};
+  std::vector<int64_t> rows = {1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 512};
+  int64_t strips = 0;
   int threads = static_cast<int>(std::thread::hardware_concurrency());
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i], value = argv[i + 1];
     if (option == "--isa") isa = value;
     if (option == "--kind") only = value;
     if (option == "--threads") threads = std::max(1, std::atoi(value.c_str()));
+    if (option == "--rows") rows = numbers(value);
+    if (option == "--strips") strips = std::atol(value.c_str());
     if (option == "--shape") {
-      const size_t comma = value.find(',');
-      if (comma == std::string::npos) {
+      const std::vector<int64_t> shape = numbers(value);
+      if (shape.size() != 2) {
         std::fprintf(stderr, "kernel_bench: --shape wants N,K; got %s\n", value.c_str());
         return 2;
       }
-      shapes = {{std::atol(value.c_str()), std::atol(value.c_str() + comma + 1)}};
+      shapes = {{shape[0], shape[1]}};
     }
   }
   const std::vector<std::string> supported = supported_isa_levels(cpu_info());
@@ -259,7 +284,7 @@ int main_of(int argc, char** argv) {
     return 2;
   }
   std::printf("level %s, %d threads\n", isa.c_str(), threads);
-  Bench bench(*table, threads);
+  Bench bench(*table, threads, rows, strips);
   for (const Kind& kind : kKinds) {
     if (!only.empty() && only != kind.name) continue;
     for (const auto& [n, k] : shapes) bench.run(kind, n, k);
