@@ -55,6 +55,10 @@ CPUSERVE_INLINE void opaque(T*& p) {
 // Bytes of weights being fetched beyond those in use, of all panels of a tile together: 40 GB/s and
 // 200 ns of loaded memory latency are 8 KB.
 constexpr int64_t kAheadBytes = 8192;
+// Panels of the whole matrix: a call also fetches what follows its last panel, which the same
+// thread's next call most often needs.
+CPUSERVE_INLINE int64_t panels_of(const PackedWeight& w) { return (w.n + kPanel - 1) / kPanel; }
+
 // Panels whose results are collected before the epilogue in a one-pass linear; divides by 1..4.
 constexpr int kSpanPanels = 12;
 // Floats from one row of a tile's sums to the next: of a span in one-pass linears, else of a strip.
@@ -135,7 +139,7 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
   const bool plain = plain_f32(a.ep);
   float* c = static_cast<float*>(a.scratch);
   const int64_t units = Kind::units(w.k);
-  const int64_t ahead_units = kAheadBytes / wide / Kind::kUnitBytes;
+  const int64_t ahead_units = kAheadBytes / wide / Kind::kUnitBytes, total = panels_of(w);
   LinearTile t;
   t.x = static_cast<const uint8_t*>(a.x);
   t.x_stride = a.x_stride / static_cast<size_t>(a.parts);
@@ -152,7 +156,7 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
       np = span - p >= wide ? wide : 1;
       t.w = w.data + static_cast<size_t>(p0 + p) * w.panel_bytes;
       t.ahead0 = t.w + ahead_units * Kind::kUnitBytes;
-      t.ahead1 = p0 + p + np < a.panel1
+      t.ahead1 = p0 + p + np < total
                      ? t.ahead0 + static_cast<size_t>(np - 1) * w.panel_bytes +
                            (static_cast<int64_t>(w.panel_bytes) - units * Kind::kUnitBytes)
                      : t.w;
@@ -237,7 +241,7 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const int64_t most = kBlockBytes / (kStripPanels * Kind::kUnitBytes);
   const int64_t blocks = (units + most - 1) / most;
   const int64_t step = round_up((units + blocks - 1) / blocks, Kind::kWholeUnits);
-  const int64_t height = kBlockRows / a.parts;
+  const int64_t height = kBlockRows / a.parts, total = panels_of(w);
   for (int64_t row0 = 0; row0 < a.m; row0 += height) {
     Block b;
     b.row0 = row0;
@@ -253,7 +257,7 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
         if (!b.last) {
           b.next = strip + step * Kind::kUnitBytes;
         } else {
-          b.next = left > kStripPanels
+          b.next = b.panel0 + kStripPanels < total
                        ? strip + kStripPanels * w.panel_bytes - b.u0 * Kind::kUnitBytes
                        : nullptr;
         }

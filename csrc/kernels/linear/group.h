@@ -31,26 +31,48 @@ struct GroupAt {
   size_t x_stride;
   const uint8_t* w;  // of the first panel
   size_t panel_bytes;
+  const uint8_t* ahead;  // what to prefetch meanwhile, of the first panel
 };
 
+// Line `i` of NPF panels' next group. A line at a time between the products: all of a group's at
+// once fill the core's miss buffers, and the loads after them wait.
+template <bool kNear, int NPF>
+CPUSERVE_INLINE void fetch_line(const GroupAt& at, int i) {
+  const uint8_t* line = at.ahead + i * 64;
+  opaque(line);
+#pragma GCC unroll 4
+  for (int p = 0; p < NPF; p++) {
+    const uint8_t* of_panel = line + static_cast<size_t>(p) * at.panel_bytes;
+    kNear ? prefetch(of_panel) : prefetch_l2(of_panel);
+  }
+}
+
 // Products of the eight quads from `quad0` on, for MR rows x NV vectors.
-template <class W, int MR, int NV>
+template <class W, bool kNear, int NPF, int MR, int NV>
 CPUSERVE_INLINE void octet_products(typename W::Sum (&acc)[MR][NV], const GroupAt& at, int quad0) {
   const uint8_t* w = at.w + kScaleBytes + W::kMinBytes + quad0 / W::kQuadsPerLine * 64;
   const uint8_t* x = at.x + quad0 * 4;
 #pragma GCC unroll 8
   for (int quad = 0; quad < 8; quad++) {
+    // One base a quad: gcc would keep an offset for each quad and row, on the stack.
+    const uint8_t* lines = w + quad / W::kQuadsPerLine * 64;
+    const uint8_t* quads = x + quad * 4;
+    opaque(lines);
+    opaque(quads);
+    if (quad % W::kQuadsPerLine == 0) {
+      fetch_line<kNear, NPF>(at, (quad0 + quad) / W::kQuadsPerLine);
+    }
     Q wq[NV];
 #pragma GCC unroll 16
     for (int v = 0; v < NV; v++) {
-      const uint8_t* line = w + static_cast<size_t>(v / kVecs) * at.panel_bytes +
-                            quad / W::kQuadsPerLine * 64 + v % kVecs * kLanes * 4;
+      const uint8_t* line =
+          lines + static_cast<size_t>(v / kVecs) * at.panel_bytes + v % kVecs * kLanes * 4;
       wq[v] = W::quads(line, quad % W::kQuadsPerLine);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < MR; r++) {
       const Q a = set1_quad(
-          reinterpret_cast<const int8_t*>(x + static_cast<size_t>(r) * at.x_stride + quad * 4));
+          reinterpret_cast<const int8_t*>(quads + static_cast<size_t>(r) * at.x_stride));
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) acc[r][v] = W::dot(acc[r][v], wq[v], a);
     }
@@ -58,7 +80,7 @@ CPUSERVE_INLINE void octet_products(typename W::Sum (&acc)[MR][NV], const GroupA
 }
 
 // Integer sums of one group for MR rows x NV vectors.
-template <class W, int MR, int NV>
+template <class W, bool kNear, int NPF, int MR, int NV>
 CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
   constexpr bool kStart = W::kStartsFromAny && W::kZero != 0;
   constexpr int kQuads = W::kGroup / 4;
@@ -72,10 +94,12 @@ CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
 #pragma GCC unroll 16
     for (int v = 0; v < NV; v++) acc[r][v] = first;
   }
-  octet_products<W>(acc, at, 0);
+  octet_products<W, kNear, NPF>(acc, at, 0);
   if constexpr (W::kStartsFromAny) {
 #pragma GCC unroll 1
-    for (int quad = 8; quad < kQuads; quad += 8) octet_products<W>(acc, at, quad);
+    for (int quad = 8; quad < kQuads; quad += 8) {
+      octet_products<W, kNear, NPF>(acc, at, quad);
+    }
   }
 #pragma GCC unroll 16
   for (int r = 0; r < MR; r++) {
@@ -96,7 +120,7 @@ CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
 #pragma GCC unroll 16
         for (int v = 0; v < NV; v++) acc[r][v] = W::start();
       }
-      octet_products<W>(acc, at, quad);
+      octet_products<W, kNear, NPF>(acc, at, quad);
 #pragma GCC unroll 16
       for (int r = 0; r < MR; r++) {
 #pragma GCC unroll 16
@@ -177,32 +201,27 @@ struct Grouped {
       }
     }
     const uint8_t* scales = t.x + t.x_padded;
+    float* const c = t.c;
     GroupAt at = {t.x + t.u0 * W::kGroup,
                   scales + t.u0 * 4,
                   scales + (t.x_padded / W::kGroup + t.u0) * 4,
                   t.x_stride,
                   t.w + t.u0 * kUnitBytes,
-                  t.panel_bytes};
+                  t.panel_bytes,
+                  nullptr};
     int64_t u = t.u0;
     for (int part = 0; part < 2; part++) {
-      const uint8_t* ahead = (part ? t.ahead1 : t.ahead0) + u * kUnitBytes;
+      at.ahead = (part ? t.ahead1 : t.ahead0) + u * kUnitBytes;
       for (const int64_t end = part ? t.u1 : t.split; u < end; u++) {
-#pragma GCC unroll 4
-        for (int p = 0; p < NPF; p++) {
-#pragma GCC unroll 17
-          for (int i = 0; i < kUnitBytes; i += 64) {
-            const uint8_t* line = ahead + static_cast<size_t>(p) * at.panel_bytes + i;
-            kNear ? prefetch(line) : prefetch_l2(line);
-          }
-        }
         I dot[MR][NV];
-        group_sums<W>(dot, at);
-        add_group<W, MR, NV, kKept, kStride>(f, dot, at, t.c);
+        group_sums<W, kNear, NPF>(dot, at);
+        fetch_line<kNear, NPF>(at, W::kGroup / 4 / W::kQuadsPerLine);
+        add_group<W, MR, NV, kKept, kStride>(f, dot, at, c);
         opaque(at.x += W::kGroup);
         opaque(at.scales += 4);
         opaque(at.sums += 4);
         opaque(at.w += kUnitBytes);
-        opaque(ahead += kUnitBytes);
+        opaque(at.ahead += kUnitBytes);
       }
     }
     if constexpr (kKept) {
