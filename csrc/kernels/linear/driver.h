@@ -109,11 +109,10 @@ CPUSERVE_INLINE void join_parts(float* c, int stride, int panels) {
 }
 
 // Runtime row count to compile-time tile.
-template <class Kind, bool kNear, int NP, int MR>
+template <class Kind, bool kNear, int NP, int NPF, int MR>
 CPUSERVE_INLINE void call_tile(int rows, const LinearTile& t) {
-  constexpr int kPrefetched = kNear ? NP : (NP + 1) / 2;  // panels
-  if (rows == MR) return Kind::template tile<MR, NP, kNear, kPrefetched>(t);
-  if constexpr (MR > 1) call_tile<Kind, kNear, NP, MR - 1>(rows, t);
+  if (rows == MR) return Kind::template tile<MR, NP, kNear, NPF>(t);
+  if constexpr (MR > 1) call_tile<Kind, kNear, NP, NPF, MR - 1>(rows, t);
 }
 // The one-pass tile of `rows` rows with as many panels as its registers hold.
 template <class Kind, int MR>
@@ -162,7 +161,7 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
                      : t.w;
       t.c = c + p * kPanel;
       if (np == 1) {
-        call_tile<Kind, true, 1, Kind::kStreamRows>(rows, t);
+        call_tile<Kind, true, 1, 1, Kind::kStreamRows>(rows, t);
       } else {
         call_stream_tile<Kind, Kind::kStreamRows>(rows, t);
       }
@@ -186,8 +185,9 @@ struct Block {
   bool last;
 };
 
-// All row tiles of one block. The first two fetch the next block into L2, half each, so that memory
-// is never idle while rows are computed from cache.
+// All row tiles of one block. The first four fetch the next block into L2, a panel each (where
+// there are fewer, the first two half of it each), so that memory is neither idle while rows are
+// computed from cache nor asked for more than it gives.
 template <class Kind>
 CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) {
   const PackedWeight& w = *a.w;
@@ -212,14 +212,20 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
       np = b.panels - p >= Kind::kPanels ? Kind::kPanels : 1;
       const size_t at = static_cast<size_t>(p) * w.panel_bytes;
       t.w = w.data + static_cast<size_t>(b.panel0) * w.panel_bytes + at;
-      const size_t half = static_cast<size_t>((np + 1) / 2) * w.panel_bytes;
-      const bool fetch = b.next && (i == 0 || (i == 1 && np > 1));
-      t.ahead0 = t.ahead1 = fetch ? b.next + at + (i == 1 ? half : 0) : t.w;
+      t.ahead0 = t.ahead1 = t.w;
       t.c = sums + p * kPanel;
       if (np == 1) {
-        call_tile<Kind, false, 1, Kind::kRows>(rows, t);
+        if (b.next && i == 0) t.ahead0 = t.ahead1 = b.next + at;
+        call_tile<Kind, false, 1, 1, Kind::kRows>(rows, t);
+      } else if (tiles >= kStripPanels) {
+        const bool fetch = b.next && i < kStripPanels && p == 0;
+        if (fetch) t.ahead0 = t.ahead1 = b.next + static_cast<size_t>(i) * w.panel_bytes;
+        call_tile<Kind, false, Kind::kPanels, 1, Kind::kRows>(rows, t);
       } else {
-        call_tile<Kind, false, Kind::kPanels, Kind::kRows>(rows, t);
+        constexpr int kHalf = (Kind::kPanels + 1) / 2;
+        const size_t from = at + static_cast<size_t>(i * kHalf) * w.panel_bytes;
+        if (b.next && i < 2) t.ahead0 = t.ahead1 = b.next + from;
+        call_tile<Kind, false, Kind::kPanels, kHalf, Kind::kRows>(rows, t);
       }
     }
     if (b.last) {
