@@ -68,7 +68,7 @@ struct Channel {
   // a group costs beyond its products are their loads and stores.
   static constexpr int kTile = kGroupQuads && kSums >= 12 ? kSums / 2 : kSums;
   static constexpr int kPanels = kTile / kRows > 4 ? 4 : kTile / kRows;
-  static constexpr int kStreamRows = kSums >= 24 ? 12 : kRows;
+  static constexpr int kStreamRows = kSums >= 24 ? 16 : kRows;
   static constexpr int stream_panels(int rows) {
     const int n = kSums / rows;
     return n > 4 ? 4 : n;

@@ -112,7 +112,7 @@ struct Dense {
   static constexpr int kSums = E::kPhases == 2 && kMost == 12 ? 8 : kMost;
   static constexpr int kRows = kSums / kVecs >= 24 ? 6 : kSums / kVecs < 6 ? kSums / kVecs : 6;
   static constexpr int kPanels = kSums / kVecs / kRows >= 4 ? 4 : kSums / kVecs / kRows;
-  static constexpr int kStreamRows = kSums / kVecs >= 24 ? 12 : kRows;
+  static constexpr int kStreamRows = kSums / kVecs >= 24 ? 16 : kRows;
   static constexpr int stream_panels(int rows) {
     const int n = kSums / kVecs / rows;
     return n > 4 ? 4 : n;

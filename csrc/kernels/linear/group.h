@@ -71,8 +71,8 @@ CPUSERVE_INLINE void octet_products(typename W::Sum (&acc)[MR][NV], const GroupA
     }
 #pragma GCC unroll 16
     for (int r = 0; r < MR; r++) {
-      const Q a = set1_quad(
-          reinterpret_cast<const int8_t*>(quads + static_cast<size_t>(r) * at.x_stride));
+      const Q a =
+          set1_quad(reinterpret_cast<const int8_t*>(quads + static_cast<size_t>(r) * at.x_stride));
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) acc[r][v] = W::dot(acc[r][v], wq[v], a);
     }
@@ -175,14 +175,15 @@ struct Grouped {
   static constexpr int stream_panels(int rows) {
     const int most = rows <= 2 ? 2 : 4;  // with so little to compute, fewer streams read faster
     int n = kInRegisters / rows;
-    if (n < 2) n = kInMemory / rows < 2 ? 1 : 2;
+    if (n < 2 && rows <= kRows) n = kInMemory / rows < 2 ? 1 : 2;
     return n > most ? most : n;
   }
   // At least both parts of a row, also where they do not fit the registers (scalar).
   static constexpr int kRows = kVecs == 1 ? 6 : kInMemory < 2 ? 2 : kInMemory;
-  // More rows are several tiles over a strip in cache: measured faster than one tall tile whose
-  // fp32 sums are in memory (12 rows of w4m: 17 against 15 GB/s).
-  static constexpr int kStreamRows = kRows;
+  // A few more are one pass over single panels. What is beyond that, and computes longer than it
+  // reads, is several tiles over a strip in cache: measured faster than one tall tile whose fp32
+  // sums are in memory (12 rows of w4m: 17 against 15 GB/s).
+  static constexpr int kStreamRows = kInRegisters < 12 ? kRows : W::kQuadsPerLine == 1 ? 10 : 8;
   static constexpr int kPanels = stream_panels(kRows);
   static int64_t units(int64_t k) { return (k + W::kGroup - 1) / W::kGroup; }
 
