@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""What the fast kernels cost in likelihood: nats a token above fp32 on the same weights.
+
+usage: accuracy.py [--only NAME ...]
+
+SmolLM2-135M over tests/data/fidelity.txt; the reference (tests/golden/fidelity_smollm2.json) is
+transformers in fp32. A line a configuration: mean over all tokens, and the worst passage.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.fidelity.bf16_checkpoint import write_bf16  # noqa: E402
+from tests.fidelity.passages import passages, reference  # noqa: E402
+from tests.helpers.served import DEFAULT_MODEL, default_model  # noqa: E402
+
+from cpuserve import LLM, SamplingParams  # noqa: E402
+
+# name: (weights the reference has, options)
+CONFIGURATIONS = {
+    "bf16": ("bf16", {}),
+    "Q4_1, 16-bit activations": ("gguf", {"activation_bits": 16}),
+    "Q4_1, 8-bit activations": ("gguf", {"activation_bits": 8}),
+    "Q8_0, 8-bit activations": ("bf16", {"quantization": "int8", "activation_bits": 8}),
+}
+
+
+def cost(model, tokenizer, golden, options):
+    """(mean, worst passage) of the nats a token above the reference's."""
+    llm = LLM(model=str(model), tokenizer=str(tokenizer), max_model_len=2048, **options)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0)
+    total = tokens = worst = 0.0
+    for text, (predicted, nll) in zip(passages(), golden, strict=True):
+        (output,) = llm.generate([text], params, use_tqdm=False)
+        scores = [next(iter(entry.values())) for entry in output.prompt_logprobs[1:]]
+        ours = -sum(getattr(s, "logprob", s) for s in scores)
+        if len(scores) != predicted:
+            raise SystemExit("the tokens are not the reference's")
+        total, tokens = total + ours - nll, tokens + predicted
+        worst = max(worst, abs(ours - nll) / predicted)
+    return total / tokens, worst
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", choices=list(CONFIGURATIONS))
+    args = parser.parse_args()
+    golden = reference()
+    predicted = [p["predicted"] for p in golden["passages"]]
+    nll = {"gguf": [p["nll"] for p in golden["passages"]], "bf16": golden["bf16_nll"]}
+    gguf = default_model()
+    with tempfile.TemporaryDirectory() as directory:
+        models = {"gguf": DEFAULT_MODEL, "bf16": write_bf16(gguf, Path(directory))}
+        for name in args.only or CONFIGURATIONS:
+            weights, options = CONFIGURATIONS[name]
+            against = list(zip(predicted, nll[weights], strict=True))
+            mean, worst = cost(models[weights], gguf, against, options)
+            print(f"{name:28s} {mean:+.5f} nats a token, worst passage {worst:.4f}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
