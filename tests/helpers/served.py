@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,11 +75,17 @@ class Client:
 
 
 @contextmanager
-def running_server(model: str | Path, *options: str) -> Iterator[Client]:
-    """`cpuserve serve MODEL OPTIONS` on a free port, ready; it must end with 0 on SIGTERM."""
+def running_server(
+    model: str | Path, *options: str, prefix: Sequence[str] = ()
+) -> Iterator[Client]:
+    """`cpuserve serve MODEL OPTIONS` on a free port, ready; it must end with 0 on SIGTERM.
+
+    prefix: a command that runs the rest of its arguments.
+    """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "cpuserve", "serve", str(model), "--port", str(port), *options]
+    serve = [sys.executable, "-m", "cpuserve", "serve", str(model), "--port", str(port), *options]
+    command = [*prefix, *serve]
     process = subprocess.Popen(
         command,
         **child_options(),
