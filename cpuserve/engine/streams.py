@@ -25,25 +25,29 @@ class OutputStream:
     def __init__(self) -> None:
         self._outputs: deque[Output] = deque()
         self._error: RequestError | None = None
-        self._wake = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # a bare future: half an Event's work
 
     def push(self, output: Output) -> None:
         """Append an output."""
         self._outputs.append(output)
-        self._wake.set()
+        self._wake()
 
     def fail(self, error: RequestError) -> None:
         """Raise `error` to the reader, after what is already here."""
         self._error = error
-        self._wake.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def get(self) -> Output:
-        """The next output; what `fail` was given if there will be none."""
+        """The next output, for one reader at a time; what `fail` was given if there is none."""
         while not self._outputs:
             if self._error is not None:
                 raise self._error
-            self._wake.clear()
-            await self._wake.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         return self._outputs.popleft()
 
 

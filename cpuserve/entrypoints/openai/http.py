@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpuserve.entrypoints.openai.errors import error_json
 from cpuserve.errors import RequestError
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+    from uvicorn.protocols.http.h11_impl import RequestResponseCycle
+
+# The ASGI scope's member with the DirectBody of a request; other servers have none.
+DIRECT_BODY = "cpuserve.direct_body"
 
 MAX_HEADER_BYTES = 64 * 1024
 # How long a refused client may go on sending before the connection is cut.
@@ -22,6 +29,28 @@ class _BadHttp(RequestError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+class DirectBody:
+    """Pieces of a response's body, past the layers that see every ASGI message.
+
+    For streams of tokens: each layer of middleware and h11's events would cost as much again as
+    all else a token needs. Only between the response's start and its last piece, which both go the
+    ordinary way; what h11 knows of the response then stays true.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        # What h11 decided: a body without length is chunked, or ends with the connection.
+        self._chunked = cycle.scope["http_version"] == "1.1"
+
+    async def write(self, data: bytes) -> None:
+        """Send `data`; waits while the client's buffer is full, drops it once it is gone."""
+        cycle = self._cycle
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if data and not cycle.disconnected:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
 
 class GuardedProtocol(H11Protocol):
@@ -40,6 +69,13 @@ class GuardedProtocol(H11Protocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._refused = False
+        self._asgi = self.app
+        self.app = self._call_asgi
+
+    async def _call_asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application, with a DirectBody; `self.cycle` is this request's until it has ended."""
+        scope[DIRECT_BODY] = DirectBody(self.cycle)
+        await self._asgi(scope, receive, send)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock for the first request."""

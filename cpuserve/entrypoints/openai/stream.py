@@ -11,12 +11,15 @@ from fastapi.responses import Response
 
 from cpuserve.entrypoints.openai.body import ClientGone
 from cpuserve.entrypoints.openai.errors import error_json
+from cpuserve.entrypoints.openai.http import DIRECT_BODY
 from cpuserve.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 
     from starlette.types import Receive, Scope, Send
+
+    from cpuserve.entrypoints.openai.http import DirectBody
 
 log = logging.getLogger(__name__)
 
@@ -80,17 +83,17 @@ class EventStream(Response):
         self._events = events
         self._silent_s = silent_s
 
-    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream, or raise what came before the headers were sent."""
-        await until_gone(receive, self._run(send))
+        await until_gone(receive, self._run(_Writer(send, scope.get(DIRECT_BODY))))
 
-    async def _run(self, send: Send) -> None:
-        writer = _Writer(send)
+    async def _run(self, writer: _Writer) -> None:
         async with aclosing(self._events) as events:
             try:
                 await writer.write(await self._first(events, writer))
+                write = writer.body.write if writer.body is not None else writer.write
                 async for event in events:
-                    await writer.write(event)
+                    await write(event)
             except Exception as error:
                 if not writer.started:
                     raise
@@ -119,10 +122,11 @@ async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
 
 
 class _Writer:
-    """Sends the headers with the first bytes."""
+    """Sends the headers with the first bytes; `body` is the short way for those that follow."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, body: DirectBody | None) -> None:
         self._send = send
+        self.body = body
         self.started = False
 
     async def write(self, data: bytes) -> None:
