@@ -71,9 +71,16 @@ class Target:
 
 
 async def complete(
-    target: Target, prompt: Sequence[int] | str, max_tokens: int, **more: Any
+    target: Target,
+    prompt: Sequence[int] | str,
+    max_tokens: int,
+    *,
+    timing: Timing | None = None,
+    **more: Any,
 ) -> Timing:
     """Stream one completion of exactly `max_tokens` tokens (greedy unless `more` says else).
+
+    A `timing` that is given is filled while tokens come, for who wants to watch; it is returned.
 
     Raises:
         LoadError: the server answered with an error, or the stream ended without a token.
@@ -89,7 +96,8 @@ async def complete(
         "return_token_ids": True,
         **more,
     }
-    timing = Timing(time.perf_counter())
+    timing = Timing(0.0) if timing is None else timing
+    timing.started = time.perf_counter()
     usage: dict[str, Any] = {}
     async with aclosing(_events(target, "/v1/completions", body)) as events:
         async for event in events:

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""What a long prompt does to running streams, and they to it; JSON lines.
+
+usage: bench_itl.py MODEL [--streams 8] [--prompt-tokens 4096] [--rounds 3] [--flag=value of serve]
+
+While the streams decode, a prompt arrives. `itl_beside_prompt` has the gaps of all streams from
+then until its first token (its p99 and longest are what a target bounds), `ttft_beside_streams` the
+prompt's time as a multiple of the same prompt alone, in chunks of the same mean length. Two servers
+are started for it, one after the other.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+import urllib.request
+
+from cpuserve.bench.driver import Target, Timing, complete
+from cpuserve.bench.schema import Where, percentile, record
+from cpuserve.bench.server import Server
+
+SETTLE_S = 1.5  # of decoding alone before the prompt comes, and between rounds
+STREAM_TOKENS = 4096
+STREAM_PROMPT = 32
+
+
+def ids(rng, count):
+    """`count` random token ids; no two prompts share a prefix."""
+    return [rng.randrange(300, 32000) for _ in range(count)]
+
+
+def target_of(server):
+    """The server's one model."""
+    with urllib.request.urlopen(f"{server.url}/v1/models") as answer:
+        return Target(server.url, json.load(answer)["data"][0]["id"])
+
+
+def gaps_between(timing, begin, end):
+    """Gaps of a stream that overlap [begin, end], in milliseconds."""
+    pairs = zip(timing.stamps, timing.stamps[1:], strict=False)
+    return [1e3 * (b - a) for a, b in pairs if b > begin and a < end]
+
+
+async def beside(target, args, rng):
+    """A round: (gaps alone, gaps beside the prompt, prompt's TTFT, steps it took)."""
+    timings = [Timing(0.0) for _ in range(args.streams)]
+    streams = [
+        asyncio.ensure_future(complete(target, ids(rng, STREAM_PROMPT), STREAM_TOKENS, timing=t))
+        for t in timings
+    ]
+    while not all(t.stamps for t in timings):
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(SETTLE_S)
+    alone_from = time.perf_counter() - 0.8 * SETTLE_S
+    prompt = await complete(target, ids(rng, args.prompt_tokens), 1)
+    begin, end = prompt.started, prompt.stamps[0]
+    for task in streams:
+        task.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
+    steps = max(len(gaps_between(t, begin, end)) for t in timings)
+    return (
+        [g for t in timings for g in gaps_between(t, alone_from, begin)],
+        [g for t in timings for g in gaps_between(t, begin, end)],
+        prompt.ttft,
+        steps,
+    )
+
+
+async def alone(target, args, rng):
+    """TTFT of such a prompt on the idle server, each round."""
+    await complete(target, ids(rng, 256), 4)
+    return [
+        (await complete(target, ids(rng, args.prompt_tokens), 1)).ttft for _ in range(args.rounds)
+    ]
+
+
+async def many(target, args, rng):
+    await complete(target, ids(rng, 256), 4)
+    await beside(target, args, rng)  # the cost model learns this host
+    return [await beside(target, args, rng) for _ in range(args.rounds)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=3)
+    args, more = parser.parse_known_args()
+    rng = random.Random(0)
+    with Server([args.model, *more]) as server:
+        rounds = asyncio.run(many(target_of(server), args, rng))
+    chunk = max(1, round(args.prompt_tokens * args.rounds / sum(r[3] for r in rounds)))
+    with Server([args.model, *more, f"--long-prefill-token-threshold={chunk}"]) as server:
+        times = asyncio.run(alone(target_of(server), args, rng))
+    where = Where(host="", isa="", threads=0, model=args.model)
+    shape = {"streams": args.streams, "prompt_tokens": args.prompt_tokens, "mean_chunk": chunk}
+    before = [g for r in rounds for g in r[0]]
+    during = [g for r in rounds for g in r[1]]
+    median = percentile(before, 50)
+    facts = {
+        **shape,
+        "median_before_ms": round(median, 2),
+        "p99_ms": round(percentile(during, 99), 2),
+        "max_ms": round(max(during), 2),
+    }
+    print(record("itl_before_prompt", "ms", before, where, parameters=shape).to_json())
+    print(record("itl_beside_prompt", "ms", during, where, parameters=facts).to_json())
+    ratios = [r[2] / percentile(times, 50) for r in rounds]
+    facts = {**shape, "alone_s": round(percentile(times, 50), 3)}
+    print(record("ttft_beside_streams", "x alone", ratios, where, parameters=facts).to_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
