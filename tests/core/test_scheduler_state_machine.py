@@ -174,6 +174,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         request = self.added[number]
         self.add([*request.token_ids, *range(more)][:50], 5, 0, True, None, None, salt, 0, None)
 
+    @rule(number=requests, count=st.integers(2, 4))
+    def fork(self, number, count):
+        """Several answers to one prompt, as n > 1 asks for them."""
+        request = self.added[number]
+        salt = request.params.cache_salt
+        for k in range(count):
+            prompt = request.token_ids[: request.num_prompt]
+            self.add(prompt, 8, 0, False, None, None, salt, request.priority, 100 + k)
+
+    @rule(count=st.integers(1, 3))
+    def preempt(self, count):
+        """The last lose their blocks, whoever needs them."""
+        for request in self.scheduler.running[: -count - 1 : -1]:
+            self.scheduler._preempt(request)
+
     @rule(count=st.integers(2, 8), seed=st.integers(0, 10**6))
     def burst(self, count, seed):
         """Many at once, most of them with a common beginning, some of them equal."""
