@@ -207,7 +207,12 @@ void Executor::read_blocks(Span<const int32_t> blocks, uint8_t* to) const {
 }
 
 void Executor::write_blocks(Span<const int32_t> blocks, const uint8_t* from) {
-  for (const int32_t block : blocks) check_block(block);
+  int32_t end = 0;
+  for (const int32_t block : blocks) {
+    check_block(block);
+    end = std::max(end, block + 1);
+  }
+  kv_.use(*team_, end);
   for (const int32_t block : blocks) {
     kv_.write_block(block, from);
     from += kv_.block_bytes();
