@@ -21,8 +21,10 @@ constexpr int64_t kTasksPerThread = 8;
 int64_t block_rows(int64_t m, int64_t strips, int threads) noexcept {
   const int64_t wanted = (kTasksPerThread * threads + strips - 1) / strips;
   const int64_t blocks = std::max((m + kBlockRows - 1) / kBlockRows, wanted);
-  const int64_t rows = round_up((m + blocks - 1) / blocks, kBlockStep);
-  return std::max(rows, std::min(m, kLeastBlockRows));
+  const int64_t rows = (m + blocks - 1) / blocks, whole = round_up(rows, kBlockStep);
+  // Beyond kBlockRows the kernel would split what is left of a block off, and 1024 rows would be
+  // 528 and 496.
+  return std::max(whole <= kBlockRows ? whole : rows, std::min(m, kLeastBlockRows));
 }
 
 }  // namespace
