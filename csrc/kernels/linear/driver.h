@@ -72,9 +72,9 @@ constexpr int64_t kBlockRows = 512;
 static_assert(kBlockRows * kStripPanels * kPanel * 4 <= static_cast<int64_t>(kLinearScratch),
               "the sums of one row block must fit the scratch");
 
-// f32 output of whole panels without bias or activation is most of a model's linears.
+// f32 output of whole panels without activation is most of a model's linears.
 CPUSERVE_INLINE bool plain_f32(const Epilogue& ep) {
-  return ep.out.format == ActFormat::f32 && !ep.bias && ep.act == Activation::none && !ep.glu;
+  return ep.out.format == ActFormat::f32 && ep.act == Activation::none && !ep.glu;
 }
 
 // One copy of the general epilogue for all kinds.
@@ -95,7 +95,8 @@ CPUSERVE_INLINE void finish(const Epilogue& ep, bool plain, int64_t row, int64_t
     }
     float* out = f32_row(ep.out, row) + column0;
     for (int i = 0; i < n * kPanel; i += kLanes) {
-      const F v = load(c + p * kPanel + i);
+      F v = load(c + p * kPanel + i);
+      if (ep.bias) v = add(v, load(ep.bias + column0 + i));
       store(out + i, ep.add ? add(load(out + i), v) : v);
     }
   }
