@@ -15,11 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from cpuserve import LLM, SamplingParams  # noqa: E402
 from tests.fidelity.bf16_checkpoint import write_bf16  # noqa: E402
 from tests.fidelity.passages import passages, reference  # noqa: E402
 from tests.helpers.served import DEFAULT_MODEL, default_model  # noqa: E402
-
-from cpuserve import LLM, SamplingParams  # noqa: E402
 
 # name: (weights the reference has, options)
 CONFIGURATIONS = {
