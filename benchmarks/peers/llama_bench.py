@@ -1,7 +1,7 @@
 """Rates of llama.cpp on a GGUF file through its C API: no server in between, in its favour.
 
-usage: llama_bench.py FILE.gguf THREADS PROMPT OUTPUT STREAMS   (in the environment of install.sh)
-Prints one JSON object in tokens/s: decode and prefill of one sequence, output of STREAMS sequences.
+usage: llama_bench.py FILE.gguf THREADS PROMPT OUTPUT [STREAMS ...]   (in install.sh's environment)
+Prints one JSON object in tokens/s: decode and prefill of one sequence, output of so many at once.
 """
 
 import ctypes
@@ -81,18 +81,14 @@ def decode(engine, prompt, output, sequences):
 
 def main():
     path = sys.argv[1]
-    threads, prompt, output, streams = map(int, sys.argv[2:])
-    engine = Engine(path, threads, max(prompt, (32 + output) * streams) + 64, streams)
+    threads, prompt, output, *streams = map(int, sys.argv[2:])
+    most = max(streams, default=1)
+    engine = Engine(path, threads, max(prompt, (32 + output) * most) + 64, most)
     engine.run([(i, 0, i == 63) for i in range(64)])
-    print(
-        json.dumps(
-            {
-                "decode": decode(engine, 32, output, 1),
-                "prefill": prefill(engine, prompt),
-                "streams": decode(engine, 32, output, streams),
-            }
-        )
-    )
+    found = {"decode": decode(engine, 32, output, 1), "prefill": prefill(engine, prompt)}
+    for n in streams:
+        found[f"{n} streams"] = decode(engine, 32, output, n)
+    print(json.dumps(found))
 
 
 main()

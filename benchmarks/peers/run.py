@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """cpuserve and its peers on the same weights, in alternation, and one table of ratios.
 
-usage: run.py DIR [--gguf FILE.gguf] [--peers vllm llama openvino] [--rounds 5]
+usage: run.py DIR [--gguf FILE.gguf] [--peers vllm llama openvino] [--rounds 5] [--streams 8 32]
+              [--own=OPTION ...]
 
 DIR is a Hugging Face directory: cpuserve and vLLM serve it, both with bfloat16. With --gguf FILE
-cpuserve, llama.cpp and OpenVINO run that (vLLM keeps DIR). Servers are started once and stopped
-(SIGSTOP) while another engine is measured: an idle one must not take part, and vLLM takes a minute
-to start. Nothing else may run on the machine: llama.cpp's spinning threads collapse otherwise.
-install.sh comes first.
+cpuserve, llama.cpp and OpenVINO run that (vLLM keeps DIR); --from-dir lets cpuserve keep DIR too,
+as for --own=--quantization=int8. Servers are started once and stopped (SIGSTOP) while another
+engine is measured: an idle one must not take part, and vLLM takes a minute to start. Nothing else
+may run on the machine: llama.cpp's spinning threads collapse otherwise. install.sh comes first.
 """
 
 import argparse
@@ -49,10 +50,10 @@ class ServerEngine:
         self._wait_ready()
         self._freeze(True)
 
-    def measure(self, args):
+    def measure(self, args, scenario=None):
         self._freeze(False)
         try:
-            return asyncio.run(rates(Target(self.url, self.model), args))
+            return asyncio.run((scenario or rates)(Target(self.url, self.model), args))
         finally:
             self._freeze(True)
 
@@ -106,25 +107,33 @@ async def rates(target, args):
     await complete(target, prompt(64), 8)
     decode = await complete(target, prompt(32), args.output_tokens)
     prefill = await complete(target, prompt(args.prompt_tokens), 1)
-    jobs = [partial(complete, target, prompt(32), args.output_tokens) for _ in range(args.streams)]
-    timings, _ = await run_closed(jobs, args.streams)
-    later = max(t.stamps[-1] for t in timings) - max(t.stamps[0] for t in timings)
-    after_first = sum(t.tokens for t in timings) - len(timings)
-    return {
-        "decode": 1 / decode.tpot,
-        "prefill": args.prompt_tokens / prefill.ttft,
-        "streams": after_first / later,
-    }
+    found = {"decode": 1 / decode.tpot, "prefill": args.prompt_tokens / prefill.ttft}
+    for streams in args.streams:
+        jobs = [partial(complete, target, prompt(32), args.output_tokens) for _ in range(streams)]
+        timings, _ = await run_closed(jobs, streams)
+        found[f"{streams} streams"] = together(timings)
+    return found
+
+
+def together(timings):
+    """Tokens a second of all streams while every one of them runs; a chunk may hold several."""
+    first, last = max(t.stamps[0] for t in timings), min(t.stamps[-1] for t in timings)
+    tokens = 0.0
+    for t in timings:
+        chunks = sum(first < stamp <= last for stamp in t.stamps)
+        tokens += chunks * t.tokens / len(t.stamps)
+    return tokens / (last - first)
 
 
 def engines(args):
     """cpuserve first, then the peers asked for."""
-    model = args.gguf or args.dir
-    common = ["--port", "8101", "--max-model-len", "4096", "--served-model-name", "m"]
-    yield ServerEngine("cpuserve", serve_command([model, *common]), 8101, "m")
+    model = args.dir if args.from_dir else args.gguf or args.dir
+    context = ["--max-model-len", str(args.context), "--served-model-name", "m"]
+    common = ["--port", "8101", *context]
+    yield ServerEngine("cpuserve", serve_command([model, *common, *args.own]), 8101, "m")
     if "vllm" in args.peers:
         command = [str(PEERS / "vllm/bin/vllm"), "serve", args.dir, "--host", "127.0.0.1"]
-        command += ["--port", "8102", "--max-model-len", "4096", "--served-model-name", "m"]
+        command += ["--port", "8102", *context]
         env = {
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
@@ -133,7 +142,7 @@ def engines(args):
         }
         yield ServerEngine("vllm", command, 8102, "m", env)
     if "llama" in args.peers and args.gguf:
-        sizes = (args.threads, args.prompt_tokens, args.output_tokens, args.streams)
+        sizes = (args.threads, args.prompt_tokens, args.output_tokens, *args.streams)
         yield ScriptEngine("llama", "llama_bench.py", (args.gguf, *sizes))
     if "openvino" in args.peers and args.gguf:
         sizes = (args.prompt_tokens, args.output_tokens)
@@ -142,7 +151,7 @@ def engines(args):
 
 def table(samples):
     """Medians of each engine, and of the rounds' ratios of cpuserve to it."""
-    metrics = ("decode", "prefill", "streams")
+    metrics = list(samples["cpuserve"][0])
     print("| engine | " + " | ".join(f"{m}, tokens/s | cpuserve is" for m in metrics) + " |")
     print("|---" * (1 + 2 * len(metrics)) + "|")
     for name, rounds in samples.items():
@@ -165,8 +174,11 @@ def main():
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--prompt-tokens", type=int, default=1024)
     parser.add_argument("--output-tokens", type=int, default=96)
-    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--streams", type=int, nargs="*", default=[8, 32])
+    parser.add_argument("--own", action="append", default=[], help="an option for cpuserve serve")
+    parser.add_argument("--from-dir", action="store_true")
     parser.add_argument("--vocab", type=int, default=40000)
+    parser.add_argument("--context", type=int, default=4096)
     args = parser.parse_args()
     samples, running = {}, []
     try:
