@@ -22,6 +22,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     activation_bits: str | None = None
     max_model_len: int | None = None
     allow_long_model_len: bool | None = None
+    disable_sliding_window: bool | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     itl_target_ms: int | None = None
@@ -74,6 +75,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     activation_bits: 8 or 16, of what meets weights in groups of 32: one or two int8 terms.
     quantize: what dense matrices become while they load: "none", "int8", "int4", or those in groups
     of 32 ("int8_fine", "int4_fine").
+    kv_window: keys a token sees at most in every layer, 0 = all of them: what lies before is freed.
     kv_blocks x block_size tokens of KV cache in `kv_dtype` ("bf16", "f16", "f32"); swap_bytes of
     further memory for what has to leave it, prefix_cache_bytes of files in prefix_cache_dir.
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
@@ -89,6 +91,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     quantize: str
     kv_dtype: str
     max_model_len: int
+    kv_window: int
     max_num_seqs: int
     max_num_batched_tokens: int
     itl_target_ms: int

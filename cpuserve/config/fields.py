@@ -309,6 +309,15 @@ FIELDS: tuple[Field, ...] = (
         aliases=(Alias("VLLM_ALLOW_LONG_MAX_MODEL_LEN"),),
     ),
     Field(
+        "disable_sliding_window",
+        "Serve only as many tokens as a sliding window of the model covers, so that none slides.",
+        "off",
+        MODEL,
+        kind="flag",
+        flags=("--disable-sliding-window",),
+        env="CPUSERVE_DISABLE_SLIDING_WINDOW",
+    ),
+    Field(
         "seed",
         "Seed of sampling for requests that bring none.",
         "0",

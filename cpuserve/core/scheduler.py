@@ -161,6 +161,7 @@ class Scheduler:
             computed = request.num_computed = chunk.start + len(chunk.token_ids)
             if computed % block_size == 0 or computed - chunk.start >= block_size:
                 self._publish(request, computed, computed=True)
+                self.kv.slide(request.block_table, computed)
             first_row = next_row
             next_row += len(chunk.rows)
             if next_row > first_row or computed == request.num_prompt:
@@ -239,7 +240,7 @@ class Scheduler:
         if head is None:
             return
         below = [r for r in self.running if head.rank < r.rank and head.priority < r.priority]
-        room = kv.num_free + sum(len(r.block_table) for r in below)
+        room = kv.num_free + sum(len(kv.held(r.block_table)) for r in below)
         if room < kv.blocks_for(len(head.token_ids)) + len(self.running) - len(below):
             return
         while below and self.running[-1] is below[-1] and not self._has_room(head):
@@ -479,7 +480,7 @@ class Scheduler:
             assert chain.num_entries <= len(request.block_table), "an entry without block"
             if chain.last is not None and chain.last.block != FORGOTTEN:
                 block = request.block_table[chain.num_entries - 1]
-                assert chain.last.block == block, "the chain has left the table"
+                assert block in (chain.last.block, self.kv.gone), "the chain has left the table"
             tables.append(request.block_table)
         self.kv.check_invariants(tables)
 

@@ -56,11 +56,14 @@ class EngineCore:
     ) -> None:
         self.config = config
         self.executor = executor
-        self.limits = Limits(config.max_model_len, config.kv_blocks * config.block_size, vocab)
+        # One block stands for all that sliding windows have left.
+        num_blocks = config.kv_blocks - bool(config.kv_window)
+        self.limits = Limits(config.max_model_len, num_blocks * config.block_size, vocab)
         self.stats = Stats()
         self.kv = KvManager(
-            config.kv_blocks,
+            num_blocks,
             config.block_size,
+            window=config.kv_window,
             prefix_caching=config.enable_prefix_caching,
             tiers=make_tiers(config, executor),
         )

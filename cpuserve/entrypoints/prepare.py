@@ -20,6 +20,7 @@ from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
 if TYPE_CHECKING:
     from cpuserve.loader.gguf import GgufFile
     from cpuserve.models.spec import ModelSpec
+    from cpuserve.program.program import Program
 
 FULL_PRECISION = {"F32", "F16", "BF16"}
 Progress = Callable[..., None]
@@ -85,10 +86,12 @@ def find(options: EngineOptions, progress: Progress | None = None) -> Path:
 def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFacts]:
     """The model's numbers from config.json or GGUF metadata."""
     from cpuserve.loader.generation import recommended
+    from cpuserve.models import build_program
     from cpuserve.models.generic import read_spec
 
     config, weight_bytes, quantization = _read(path)
     spec, has_program = read_spec(config)
+    program = build_program(spec) if has_program else None
     tokenizer = options.tokenizer or str(path)
     generation = recommended(options.generation_config or "auto", model_name(options), path)
     facts = ModelFacts(
@@ -99,11 +102,11 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         dtype=spec.dtype,
         quantization=quantization,
         max_position=spec.max_position,
-        kv_layers=(KvLayerFacts(spec.kv_heads, spec.head_dim),) * spec.layers,
+        kv_layers=_kv_layers(spec, program),
         weight_bytes=weight_bytes,
         activation_width=_activation_width(spec),
         has_program=has_program,
-        matrix_weights=_matrix_weights(spec) if has_program else 0,
+        matrix_weights=_matrix_weights(program) if program else 0,
         fixed_positions=spec.rope is None,
         generation=generation.values,
         generation_why=generation.why,
@@ -137,12 +140,22 @@ def _gguf_quantization(file: GgufFile) -> str | None:
     return f"gguf {max(by_type, key=lambda t: by_type[t])}" if by_type else None
 
 
-def _matrix_weights(spec: ModelSpec) -> int:
-    """Weights of all matrices, from the shapes the Program asks for; no tensor is opened."""
-    from cpuserve.models import build_program
+def _kv_layers(spec: ModelSpec, program: Program | None) -> tuple[KvLayerFacts, ...]:
+    """What each layer keeps of a token, and for how long."""
+    if program is None:
+        return (KvLayerFacts(spec.kv_heads, spec.head_dim),) * spec.layers
+    from cpuserve.program.ops import Attention
 
-    needs = build_program(spec).weights
-    return sum(math.prod(need.shape) for need in needs if need.role == "matrix")
+    windows = {op.layer: op.window for op in program.ops if isinstance(op, Attention)}
+    return tuple(
+        KvLayerFacts(kv.kv_heads, kv.head_dim, windows.get(layer, 0))
+        for layer, kv in enumerate(program.kv_layers)
+    )
+
+
+def _matrix_weights(program: Program) -> int:
+    """Weights of all matrices, from the shapes the Program asks for; no tensor is opened."""
+    return sum(math.prod(need.shape) for need in program.weights if need.role == "matrix")
 
 
 def _activation_width(spec: ModelSpec) -> int:

@@ -12,10 +12,11 @@ from cpuserve.platforms.host import Host
 
 @dataclass(frozen=True, slots=True)
 class KvLayerFacts:
-    """KV geometry of one attention layer."""
+    """KV geometry of one attention layer; window: keys a token sees at most (0 = all)."""
 
     kv_heads: int
     head_dim: int
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,6 +163,7 @@ class CpuPlatform:
             prefix_cache_dir=scheduling.prefix_cache_dir,
             prefix_cache_bytes=scheduling.prefix_cache_bytes,
             swap_bytes=memory.swap_bytes,
+            kv_window=memory.kv_window,
             block_size=BLOCK,
             kv_blocks=memory.kv_blocks,
             executor=executor,

@@ -40,13 +40,14 @@ class MemoryPlan:
     kv_blocks: int
     max_model_len: int
     swap_bytes: int
+    kv_window: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Budget:
     """bound: what leaves the pool least; near: room on the nodes the threads run on, if known.
 
-    block: bytes of one block; wanted: longest request asked for.
+    block: bytes of one block; wanted: longest request asked for; spare: blocks that hold nothing.
     """
 
     bound: Bound
@@ -54,6 +55,7 @@ class _Budget:
     block: int
     wanted: int
     explicit_len: bool
+    spare: int
 
     @property
     def free(self) -> int:
@@ -66,14 +68,18 @@ class _Budget:
         return f"{format_bytes(max(0, self.free))} {self.bound.what} is free beside the weights"
 
     def blocks(self, tokens: int) -> int:
-        return -(-tokens // BLOCK)
+        return -(-tokens // BLOCK) + self.spare
+
+    def tokens(self, blocks: int) -> int:
+        """Tokens of one request that `blocks` hold."""
+        return max(0, blocks - self.spare) * BLOCK
 
     def bytes(self, tokens: int) -> int:
         return self.blocks(tokens) * self.block
 
     @property
     def most_tokens(self) -> int:
-        return self.free // self.block * BLOCK
+        return self.tokens(self.free // self.block)
 
     @property
     def least_tokens(self) -> int:
@@ -128,6 +134,7 @@ def plan_memory(
         kv_block_bytes(facts, kv_dtype),
         wanted,
         explicit,
+        spare=int(_sliding(facts, wanted) > 0),
     )
     _require_room(budget, needs)
     space = parse_space(options.kv_cache_space or "0")
@@ -135,7 +142,7 @@ def plan_memory(
         blocks, why = _automatic(budget, ledger, max_num_seqs)
     else:
         blocks, why = _explicit(budget, ledger, host, space)
-    length = min(budget.wanted, blocks * BLOCK)
+    length = min(budget.wanted, budget.tokens(blocks))
     size = format_bytes(blocks * budget.block)
     ledger.decide("kv_cache_space", size, why)
     ledger.decide(
@@ -146,7 +153,18 @@ def plan_memory(
         f"{blocks // budget.blocks(length)}",
     )
     ledger.decide("max_model_len", length, _length_why(budget, length, facts))
-    return MemoryPlan(blocks, length, _swap(options, ledger, budget, blocks * budget.block))
+    window = _sliding(facts, length)
+    if window:
+        ledger.decide("kv_window", window, "tokens before it are forgotten by every layer")
+    swap = _swap(options, ledger, budget, blocks * budget.block)
+    return MemoryPlan(blocks, length, swap, window)
+
+
+def _sliding(facts: ModelFacts, length: int) -> int:
+    """Keys that a token of a request of `length` sees at most in any layer; 0 = all of them."""
+    windows = [kv.window for kv in facts.kv_layers]
+    widest = max(windows, default=0) if all(windows) else 0
+    return widest if widest < length else 0
 
 
 def _swap(options: EngineOptions, ledger: Ledger, budget: _Budget, used: int) -> int:
@@ -172,6 +190,9 @@ def _swap(options: EngineOptions, ledger: Ledger, budget: _Budget, used: int) ->
 
 def _wanted_length(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> tuple[int, bool]:
     asked = options.max_model_len
+    windows = [kv.window for kv in facts.kv_layers if kv.window]
+    if options.disable_sliding_window and windows and min(windows) < facts.max_position:
+        return _length_in_window(ledger, asked, min(windows))
     if asked is None or asked == -1:
         return facts.max_position, False
     if asked > facts.max_position and (facts.fixed_positions or not options.allow_long_model_len):
@@ -181,6 +202,20 @@ def _wanted_length(options: EngineOptions, ledger: Ledger, facts: ModelFacts) ->
         )
         if not facts.fixed_positions:
             msg += ", or set CPUSERVE_ALLOW_LONG_MAX_MODEL_LEN=1 to go where it was not trained"
+        raise ConfigError(msg)
+    return asked, True
+
+
+def _length_in_window(ledger: Ledger, asked: int | None, window: int) -> tuple[int, bool]:
+    """The same where no window may slide."""
+    ledger.decide("disable_sliding_window", True, f"no request is longer than {window} tokens")
+    if asked is None or asked == -1:
+        return window, False
+    if asked > window:
+        msg = (
+            f"{ledger.asked('max_model_len')}: a sliding window of {window} tokens is not to "
+            f"slide; give at most {window}, or leave out --disable-sliding-window"
+        )
         raise ConfigError(msg)
     return asked, True
 
@@ -275,7 +310,7 @@ def _explicit(budget: _Budget, ledger: Ledger, host: Host, space: Space) -> tupl
 def _too_small(budget: _Budget, asked: str, size: int) -> str:
     least_tokens = budget.least_tokens
     need = format_bytes(budget.bytes(least_tokens))
-    holds = size // budget.block * BLOCK
+    holds = budget.tokens(size // budget.block)
     shorter = f", or pass --max-model-len {holds}" if holds >= BLOCK else ""
     enough = format_gib_up(budget.bytes(least_tokens))
     return (
@@ -290,4 +325,6 @@ def _length_why(budget: _Budget, length: int, facts: ModelFacts) -> str:
         return f"what the KV cache holds; the model's {facts.max_position} would need {need}"
     if length > facts.max_position:
         return f"as asked, beyond the model's {facts.max_position}: expect worse answers there"
-    return "as asked" if budget.explicit_len else "the model's"
+    if budget.explicit_len:
+        return "as asked"
+    return "the model's" if length == facts.max_position else "one sliding window"

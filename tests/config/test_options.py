@@ -53,6 +53,7 @@ BAD = {
     "prefix_cache_size": ["30%", "auto", "x", ""],
     "swap_space": ["30%", "auto", "-1", ""],
     "allow_long_model_len": ["perhaps"],
+    "disable_sliding_window": ["perhaps"],
     "max_num_queued_reqs": ["0", "-1", "x", "70000"],
     "max_num_queued_tokens": ["0", "-1", "x"],
     "sse_ping_interval": ["0", "-1", "x", "3601"],

@@ -21,6 +21,7 @@ from cpuserve.core.scheduler import Scheduler
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import (
+    NOTHING,
     VOCAB,
     FakeModel,
     ModelBlocks,
@@ -79,15 +80,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority"]),
         swap=st.sampled_from([None, 1, 5, 100]),
         restore_s=st.sampled_from([0.0, 1e-3, 0.02, 0.5]),
+        window=st.sampled_from([0, 0, 0, 1, 3, 6, 33]),
     )
     def start(
         self, num_blocks, block_size, max_num_seqs, budget, digest, prefix_caching, **options
     ):
-        self.model = FakeModel(num_blocks, block_size, max_num_seqs, budget)
+        self.window = options["window"]
+        # one block more, which stands for those that have left the window and is never written
+        self.model = FakeModel(num_blocks + 1, block_size, max_num_seqs, budget, self.window)
         swap = options["swap"]
         tiers = None if swap is None else Tiers(ModelBlocks(self.model), SwapSpace(swap))
         self.kv = KvManager(
-            num_blocks, block_size, prefix_caching=prefix_caching, digest=digest, tiers=tiers
+            num_blocks,
+            block_size,
+            prefix_caching=prefix_caching,
+            digest=digest,
+            tiers=tiers,
+            window=self.window,
         )
         self.scheduler = Scheduler(
             self.kv,
@@ -286,8 +295,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scored[number] = delta.prompt_rows
         if delta.request.params.logprobs is not None and delta.tokens:
             (row,) = delta.rows
-            assert row.logprob == score(history, row.token)
-            assert row.top == top(history, delta.request.params.logprobs)
+            seen = history[-self.window :]
+            assert row.logprob == score(seen, row.token)
+            assert row.top == top(seen, delta.request.params.logprobs)
         if delta.finish:
             self.finished[number] = delta.finish
             self.check_finished(delta)
@@ -296,7 +306,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         request, number = delta.request, delta.request.id
         prompt = request.token_ids[: request.num_prompt]
         limit = output_limit(len(prompt), request.params, self.limits)
-        want = reference(prompt, request.params, request.seed, limit, EOS)
+        want = reference(prompt, request.params, request.seed, limit, EOS, self.window)
         assert self.outputs[number] == want, "scheduling changed the tokens"
         stopped = bool(want) and want[-1] in request.stop_ids
         stopped = stopped and len(want) > request.params.min_tokens
@@ -310,8 +320,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert rows[0] is None
         for i, row in enumerate(rows[1:], 1):
             assert row.token == prompt[i]
-            assert row.logprob == score(prompt[:i], prompt[i])
-            assert row.top == top(prompt[:i], num_top)
+            seen = prompt[:i][-self.window :]
+            assert row.logprob == score(seen, prompt[i])
+            assert row.top == top(seen, num_top)
 
     @invariant()
     def consistent(self):
@@ -320,13 +331,25 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert set(self.model.slots) == {r.slot for r in self.scheduler.running}
 
     @invariant()
+    def a_sliding_window_holds_no_more_than_it_covers(self):
+        if not hasattr(self, "scheduler") or not self.window:
+            return
+        assert set(self.model.kv[self.kv.gone]) == {NOTHING}, "the stand-in was written"
+        for request in self.scheduler.running:
+            # what it covers, what is still to be computed, and ends of blocks
+            rest = len(request.token_ids) + 1 - request.num_computed
+            most = self.kv.blocks_for(self.window + rest) + 2
+            adopted = request.num_computed < request.num_prompt
+            assert adopted or len(self.kv.held(request.block_table)) <= most
+
+    @invariant()
     def salts_never_share(self):
         if not hasattr(self, "scheduler"):
             return
         owners: dict[int, str | None] = {}
         for request in self.scheduler.running:
             salt = request.params.cache_salt
-            for block in request.block_table:
+            for block in self.kv.held(request.block_table):
                 assert owners.setdefault(block, salt) == salt, "salts share a block"
 
     @invariant()

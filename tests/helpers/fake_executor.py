@@ -43,13 +43,19 @@ def top(history: Sequence[int], num_top: int) -> list[tuple[int, float]]:
 
 
 def reference(
-    prompt: list[int], params: SamplingParams, seed: int, limit: int, eos: Sequence[int] = ()
+    prompt: list[int],
+    params: SamplingParams,
+    seed: int,
+    limit: int,
+    eos: Sequence[int] = (),
+    window: int = 0,
 ) -> list[int]:
     """The output of a request that has the model to itself."""
     stop = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
     ids, output = list(prompt), []
     while len(output) < limit:
-        token = next_token(ids, seed, sorted(stop) if len(output) < params.min_tokens else ())
+        banned = sorted(stop) if len(output) < params.min_tokens else ()
+        token = next_token(ids[-window:], seed, banned)
         ids.append(token)
         output.append(token)
         if token in stop and len(output) > params.min_tokens:
@@ -58,10 +64,16 @@ def reference(
 
 
 class FakeModel:
-    """Runs StepBatches; also the scheduler's SlotHost. Asserts all an executor would check."""
+    """Runs StepBatches; also the scheduler's SlotHost. Asserts all an executor would check.
 
-    def __init__(self, num_blocks: int, block_size: int, num_slots: int, max_tokens: int) -> None:
+    window: tokens it sees at most (0 = all).
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, num_slots: int, max_tokens: int, window: int = 0
+    ) -> None:
         self.block_size = block_size
+        self.window = window
         self.num_slots = num_slots
         self.max_tokens = max_tokens
         self.kv = [[NOTHING] * block_size for _ in range(num_blocks)]
@@ -111,7 +123,8 @@ class FakeModel:
 
     def _history(self, chunk: SeqChunk, end: int) -> list[int]:
         size = self.block_size
-        return [self.kv[chunk.block_table[p // size]][p % size] for p in range(end)]
+        first = max(0, end - self.window) if self.window else 0
+        return [self.kv[chunk.block_table[p // size]][p % size] for p in range(first, end)]
 
     def _row(self, chunk: SeqChunk, row: LogitRow) -> RowResult:
         history = self._history(chunk, chunk.start + row.index + 1)
@@ -119,7 +132,8 @@ class FakeModel:
         params, seed, prompt, output, stop_ids = self.slots[chunk.slot]
         token = row.target
         if token < 0:
-            assert prompt + output == history, "sampler state and KV cache disagree"
+            seen = (prompt + output)[-self.window :]
+            assert seen == history, "sampler state and KV cache disagree"
             banned = stop_ids if len(output) < params.min_tokens else ()
             token = next_token(history, seed, banned)
             output.append(token)
@@ -255,6 +269,7 @@ def fake_config(**changes) -> EngineConfig:
         "quantize": "none",
         "kv_dtype": "f32",
         "max_model_len": 200,
+        "kv_window": 0,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 32,
         "itl_target_ms": 0,

@@ -164,3 +164,35 @@ def test_a_longer_context_than_the_model_has_needs_a_word():
     learned = dataclasses.replace(SMOLLM2, fixed_positions=True)
     with pytest.raises(ConfigError, match=r"give at most 8192$"):
         resolve("vm_2core_zen5", learned, max_model_len=16384, allow_long_model_len=True)
+
+
+def windowed(*windows):
+    layers = tuple(KvLayerFacts(8, 64, window) for window in windows)
+    return dataclasses.replace(LLAMA_1B, kv_layers=layers, max_position=32768)
+
+
+@pytest.mark.parametrize(
+    ("windows", "freed_after"),
+    [((4096, 4096), 4096), ((512, 4096), 4096), ((0, 4096), 0), ((0, 0), 0), ((32768, 32768), 0)],
+)
+def test_blocks_are_freed_only_where_every_layer_has_a_window(windows, freed_after):
+    config = resolve("vm_2core_zen5", windowed(*windows)).config
+    assert config.kv_window == freed_after
+    assert config.max_model_len == 32768
+
+
+def test_the_block_that_stands_for_freed_ones_is_counted():
+    facts = windowed(4096)
+    block = 2 * 32 * 8 * 64 * 2
+    size = f"{1024 * block / MIB:.6f}MiB"  # of 32768 tokens, if all could be used
+    assert resolve("vm_2core_zen5", windowed(0), kv_cache_space=size).config.max_model_len == 32768
+    assert resolve("vm_2core_zen5", facts, kv_cache_space=size).config.max_model_len == 32768 - 32
+
+
+def test_a_window_that_may_not_slide_bounds_the_length():
+    options = {"disable_sliding_window": True}
+    config = resolve("vm_2core_zen5", windowed(0, 4096), **options).config
+    assert (config.max_model_len, config.kv_window) == (4096, 0)
+    assert resolve("vm_2core_zen5", LLAMA_1B, **options).config.max_model_len == 131072
+    with pytest.raises(ConfigError, match=r"give at most 4096, or leave out --disable-sliding"):
+        resolve("vm_2core_zen5", windowed(4096), max_model_len=4097, **options)

@@ -15,6 +15,10 @@ class KvManager:
 
     With `prefix_caching` full blocks are published under the name of their tokens, and stay after
     their last user until the room is needed. `tiers` may keep them for longer.
+
+    window: keys a token sees at most in every layer, itself included (0 = all of them). Blocks left
+    of it are freed while their sequence runs; block number `num_blocks`, which is not the pool's
+    and which nobody writes, takes their place in the table.
     """
 
     def __init__(
@@ -25,8 +29,11 @@ class KvManager:
         prefix_caching: bool = True,
         digest: Digest = sha256,
         tiers: Tiers | None = None,
+        window: int = 0,
     ) -> None:
         self.block_size = block_size
+        self.window = window
+        self.gone = BlockId(num_blocks)
         self.prefix_caching = prefix_caching
         self.tiers = tiers
         disk = tiers.disk if tiers is not None else None
@@ -120,6 +127,8 @@ class KvManager:
         self.index.name(chain, token_ids, full)
         for index in range(chain.num_entries, full):
             block = table[index]
+            if block == self.gone:
+                return
             entry = self.index.insert(chain, block)
             if entry is None:
                 return
@@ -210,17 +219,31 @@ class KvManager:
         table.extend(self.pool.take(missing))
         return True
 
+    def slide(self, table: list[BlockId], num_tokens: int) -> None:
+        """Free the blocks that no token after the first `num_tokens` can see."""
+        if not self.window:
+            return
+        end = first = max(0, num_tokens - self.window + 1) // self.block_size
+        while first > 0 and table[first - 1] != self.gone:
+            first -= 1
+        self.pool.release(reversed(table[first:end]))
+        table[first:end] = [self.gone] * (end - first)
+
+    def held(self, table: list[BlockId]) -> list[BlockId]:
+        """The blocks of `table` that are still there."""
+        return [block for block in table if block != self.gone] if self.window else table
+
     def free(self, table: list[BlockId]) -> None:
         """Give the blocks of `table` back and empty it.
 
         Last one first: so a cached block is never evicted before those that continue it.
         """
-        self.pool.release(reversed(table))
+        self.pool.release(reversed(self.held(table)))
         table.clear()
 
     def check_invariants(self, tables: Iterable[Sequence[BlockId]]) -> None:
         """AssertionError unless `tables` are all there is: free + used + cached = all."""
-        uses = [block for table in tables for block in table]
+        uses = [block for table in tables for block in table if block != self.gone]
         self.pool.check_invariants(uses)
         self.index.check_invariants()
         free = self.pool.num_free - self.pool.num_cached
