@@ -92,14 +92,18 @@ struct Shape {
   int hd, group, kv_heads, context;
 };
 
-KvLayer layer_of(uint8_t* base, const Shape& s) {
-  const size_t head = static_cast<size_t>(s.hd) * kBlock * 2 * 2;
-  return {base, head * static_cast<size_t>(s.kv_heads), head, s.kv_heads, s.hd, s.hd, KvType::bf16};
+// One layer of `layers` in the layout of runtime/kv_cache.
+KvLayer layer_of(uint8_t* base, const Shape& s, size_t layer, size_t layers) {
+  const size_t half = kv_half_bytes(KvType::bf16, s.hd), run = kSlabBlocks * half;
+  const size_t slab = 2 * run * static_cast<size_t>(s.kv_heads);
+  return {base + layer * slab, layers * slab, half, 2 * run,     run,
+          s.kv_heads,          s.hd,          s.hd, KvType::bf16};
 }
 
 struct Buffers {
   Buffers(const Shape& s, int tokens, size_t layers)
-      : layer_bytes(static_cast<size_t>(s.kv_heads) * s.hd * 4 * static_cast<size_t>(s.context)),
+      : layers(layers),
+        layer_bytes(static_cast<size_t>(s.kv_heads) * s.hd * 4 * static_cast<size_t>(s.context)),
         kv(layer_bytes * layers),
         q(static_cast<size_t>(tokens) * s.kv_heads * s.group * s.hd),
         out(q.size()),
@@ -108,7 +112,7 @@ struct Buffers {
     fill(q.data(), q.size());
     for (size_t i = 0; i < table.size(); i++) table[i] = static_cast<int32_t>(i);
   }
-  size_t layer_bytes;
+  size_t layers, layer_bytes;
   Arena kv;
   std::vector<uint16_t> q, out;
   std::vector<int32_t> table;
@@ -120,7 +124,7 @@ AttentionArgs args_of(const Shape& s, Buffers& b, size_t layer, int head, void* 
   const Rows out{b.out.data(), static_cast<size_t>(width) * 2, width, ActFormat::bf16};
   AttentionArgs a{};
   a.q = q;
-  a.kv = layer_of(b.kv.data() + layer * b.layer_bytes, s);
+  a.kv = layer_of(b.kv.data(), s, layer, b.layers);
   a.kv_head = head;
   a.group = s.group;
   a.block_table = b.table.data();
@@ -130,14 +134,14 @@ AttentionArgs args_of(const Shape& s, Buffers& b, size_t layer, int head, void* 
   return a;
 }
 
-// One new token after `context` - 1: (KV head, run of up to 32 chunks) units, then the merge.
+// One new token after `context` - 1: a unit for every KV head, as the runtime plans it where the
+// heads load the threads evenly.
 void decode(const Shape& s) {
   const size_t layers = std::max<size_t>(
       1, static_cast<size_t>(kDecodeBytes) /
              (static_cast<size_t>(s.kv_heads) * s.hd * 4 * static_cast<size_t>(s.context)));
   Buffers b(s, 1, layers);
-  const int chunks = s.context / kChunk, run = std::min(chunks, 32), runs = chunks / run;
-  std::vector<float> partial(static_cast<size_t>(s.kv_heads) * s.group * chunks * (16 + s.hd));
+  const int chunks = s.context / kChunk;
   double best = 1e9, read = 1e9;
   for (int rep = 0; rep < kRepeats; rep++) {
     read = std::min(read, read_seconds(b.kv.data(), b.layer_bytes * layers));
@@ -147,24 +151,13 @@ void decode(const Shape& s) {
       std::vector<uint8_t> memory(kAttentionScratch + 64);
       void* scratch = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
       for (size_t layer = 0; layer < layers; layer++) {
-#pragma omp for schedule(static)
-        for (int unit = 0; unit < s.kv_heads * runs; unit++) {
-          AttentionArgs a = args_of(s, b, layer, unit / runs, scratch);
+#pragma omp for schedule(dynamic, 1)
+        for (int head = 0; head < s.kv_heads; head++) {
+          AttentionArgs a = args_of(s, b, layer, head, scratch);
           a.rows = s.group;
           a.pos0 = s.context - 1;
-          a.chunk0 = unit % runs * run;
-          a.chunk1 = a.chunk0 + run;
-          a.partial = partial.data() +
-                      (static_cast<size_t>(a.kv_head) * s.group * chunks + a.chunk0) * (16 + s.hd);
-          a.partial_stride = chunks;
+          a.chunk1 = chunks;
           kernels().attention(a);
-        }
-#pragma omp for schedule(static)
-        for (int head = 0; head < s.kv_heads; head++) {
-          const AttentionArgs a = args_of(s, b, layer, head, scratch);
-          kernels().attention_merge(
-              {partial.data() + static_cast<size_t>(head) * s.group * chunks * (16 + s.hd), s.group,
-               chunks, head, s.group, s.hd, s.hd, 0, 0, nullptr, a.out, scratch});
         }
       }
     }

@@ -207,19 +207,37 @@ struct ActivationArgs {
 
 // ---------------------------------------------------------------------------------------------
 // KV cache geometry of one layer. Element type `KvType`; head_dim is padded to 16 (hd_pad).
-// One block of one layer: kv_heads x { K, V }:
+// One head in one block, K or V:
 //   bf16          K [hd_pad/2][kBlock][2]   V [kBlock/2][hd_pad][2]
 //   f16, f32      K [hd_pad][kBlock]        V [kBlock][hd_pad]
 enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2 };
 inline size_t kv_elem_bytes(KvType t) { return t == KvType::f32 ? 4 : 2; }
 
+// K or V of one head in one block.
+inline size_t kv_half_bytes(KvType t, int32_t hd_pad) {
+  return static_cast<size_t>(hd_pad) * kBlock * kv_elem_bytes(t);
+}
+
+// Blocks of a slab lie head by head, keys before values: what one head's attention reads in a row
+// is contiguous as far as consecutive blocks of a sequence are.
+constexpr int kSlabBlocks = 8;
+
 struct KvLayer {
   uint8_t* base;        // this layer's first block
-  size_t block_stride;  // bytes from block b to b + 1
-  size_t head_stride;   // bytes from kv head h to h + 1 inside a block; K first, V at half
+  size_t slab_stride;   // bytes from a slab of kSlabBlocks blocks to the next
+  size_t block_stride;  // bytes from block b to b + 1 of a slab
+  size_t head_stride;   // bytes from kv head h to h + 1 of a slab
+  size_t value_offset;  // bytes from K to V of a head in a block
   int32_t kv_heads, head_dim, hd_pad;
   KvType type;
 };
+
+// K of one head in one block.
+inline uint8_t* kv_block(const KvLayer& kv, int64_t block, int head) {
+  return kv.base + static_cast<size_t>(block / kSlabBlocks) * kv.slab_stride +
+         static_cast<size_t>(block % kSlabBlocks) * kv.block_stride +
+         static_cast<size_t>(head) * kv.head_stride;
+}
 
 // Rotary embedding, "neox" pairing: dims i and i + rotary/2 turn together. cos/sin tables
 // [max_position][rotary/2] fp32 (scaling of Llama 3, YaRN, linear is in the table).
@@ -263,8 +281,10 @@ struct AttentionArgs {
   // Chunks from one row of `partial` to the next, where several units share one sequence's chunks;
   // 0 = chunk1 - chunk0.
   int64_t partial_stride;
+  int32_t heads = 1;  // KV heads [kv_head, kv_head + heads) one after another; 1 with `partial`
 };
 constexpr size_t kAttentionScratch = 256 << 10;
+constexpr int kMaxHeadDim = 512;  // padded
 
 struct AttentionMergeArgs {
   const float* partial;  // [rows][chunks][16 + hd_pad]

@@ -36,11 +36,20 @@ AttentionPlan::AttentionPlan(AttentionGeometry geometry, int64_t max_tokens, int
 // Keys visited times rows, with a floor of rows below which a chunk is bound by reading it.
 double AttentionPlan::cost(const AttentionUnit& u) const noexcept {
   constexpr int64_t kReadBoundRows = 4;
-  return static_cast<double>(u.chunk1 - u.chunk0) *
+  return static_cast<double>(u.chunk1 - u.chunk0) * u.heads *
          static_cast<double>(std::max(u.rows, kReadBoundRows));
 }
 
-void AttentionPlan::add_sequence(const StepInput& in, int32_t seq, int64_t tile_rows) noexcept {
+// KV heads of a decode unit: as many as leave kUnitsPerThread units a thread.
+int32_t AttentionPlan::heads_a_unit(const StepInput& in) const noexcept {
+  int64_t decoding = 0;
+  for (int32_t s = 0; s < in.seqs; s++) decoding += in.query_start[s + 1] - in.query_start[s] == 1;
+  const int64_t heads = decoding * geometry_.kv_heads / (threads_ * kUnitsPerThread);
+  return static_cast<int32_t>(std::clamp<int64_t>(heads, 1, geometry_.kv_heads));
+}
+
+void AttentionPlan::add_sequence(const StepInput& in, int32_t seq, int64_t tile_rows,
+                                 int32_t heads_a_unit) noexcept {
   const int64_t queries = in.query_start[seq + 1] - in.query_start[seq];
   const int64_t pos0 = in.kv_len[seq] - queries, rows = queries * geometry_.group();
   // Longest tiles (the last rows see the most keys) first, so that short ones fill the end.
@@ -50,9 +59,11 @@ void AttentionPlan::add_sequence(const StepInput& in, int32_t seq, int64_t tile_
     const int64_t last_pos = pos0 + (end - 1) / geometry_.group();
     const int64_t first_key =
         geometry_.window > 0 ? std::max<int64_t>(0, first_pos - geometry_.window + 1) : 0;
-    for (int32_t head = 0; head < geometry_.kv_heads; head++) {
+    const int32_t step = queries == 1 ? heads_a_unit : 1;
+    for (int32_t head = 0; head < geometry_.kv_heads; head += step) {
       whole_.push_back({seq, head, begin, end - begin, static_cast<int32_t>(first_key / kChunk),
-                        static_cast<int32_t>(last_pos / kChunk + 1), -1, 0});
+                        static_cast<int32_t>(last_pos / kChunk + 1), -1, 0,
+                        std::min(step, geometry_.kv_heads - head)});
     }
   }
 }
@@ -69,30 +80,42 @@ bool AttentionPlan::unbalanced(double total, double* share) noexcept {
   return *std::max_element(loads_.begin(), loads_.end()) > kTolerance * *share;
 }
 
-void AttentionPlan::split_units(double piece_cost) noexcept {
+// Cuts a unit of one KV head over its chunks if that is worth it and fits.
+bool AttentionPlan::split_unit(const AttentionUnit& u, double piece_cost, int64_t* partial,
+                               int64_t* splits) noexcept {
   const int64_t slot = kPartialHeader + geometry_.hd_pad;
+  const int64_t chunks = u.chunk1 - u.chunk0, floats = u.rows * chunks * slot;
+  const auto wanted = static_cast<int64_t>(cost(u) / piece_cost) + 1;
+  const int64_t pieces = std::min(chunks, wanted);
+  if (pieces < 2 || u.rows > kMaxSplitRows || *partial + floats > kPartialFloats ||
+      *splits + pieces > kMaxSplitUnits) {
+    return false;
+  }
+  const int64_t step = ceil_div(chunks, pieces);
+  for (int64_t c = 0; c < chunks; c += step) {
+    AttentionUnit piece = u;
+    piece.chunk0 = u.chunk0 + static_cast<int32_t>(c);
+    piece.chunk1 = u.chunk0 + static_cast<int32_t>(std::min(c + step, chunks));
+    piece.partial = *partial + c * slot;
+    piece.partial_stride = chunks;
+    units_.push_back(piece);
+  }
+  merges_.push_back({u.seq, u.kv_head, u.row0, u.rows, chunks, *partial});
+  *partial += floats;
+  *splits += pieces;
+  return true;
+}
+
+void AttentionPlan::split_units(double piece_cost) noexcept {
   int64_t partial = 0, splits = 0;
   for (const AttentionUnit& u : whole_) {
-    const int64_t chunks = u.chunk1 - u.chunk0, floats = u.rows * chunks * slot;
-    const auto wanted = static_cast<int64_t>(cost(u) / piece_cost) + 1;
-    const int64_t pieces = std::min(chunks, wanted);
-    if (pieces < 2 || u.rows > kMaxSplitRows || partial + floats > kPartialFloats ||
-        splits + pieces > kMaxSplitUnits) {
-      units_.push_back(u);  // whole: slower to balance, the same result
-      continue;
+    for (int32_t head = 0; head < u.heads; head++) {
+      AttentionUnit one = u;
+      one.kv_head += head;
+      one.heads = 1;
+      // Whole where it cannot be cut: slower to balance, the same result.
+      if (!split_unit(one, piece_cost, &partial, &splits)) units_.push_back(one);
     }
-    const int64_t step = ceil_div(chunks, pieces);
-    for (int64_t c = 0; c < chunks; c += step) {
-      AttentionUnit piece = u;
-      piece.chunk0 = u.chunk0 + static_cast<int32_t>(c);
-      piece.chunk1 = u.chunk0 + static_cast<int32_t>(std::min(c + step, chunks));
-      piece.partial = partial + c * slot;
-      piece.partial_stride = chunks;
-      units_.push_back(piece);
-    }
-    merges_.push_back({u.seq, u.kv_head, u.row0, u.rows, chunks, partial});
-    partial += floats;
-    splits += pieces;
   }
 }
 
@@ -104,7 +127,8 @@ void AttentionPlan::build(const StepInput& in) noexcept {
   const int64_t even = all_rows / (threads_ * kUnitsPerThread);
   const int64_t tile_rows =
       std::clamp(ceil_div(even, kTileStep) * kTileStep, kMinTileRows, kMaxTileRows);
-  for (int32_t s = 0; s < in.seqs; s++) add_sequence(in, s, tile_rows);
+  const int32_t heads = heads_a_unit(in);
+  for (int32_t s = 0; s < in.seqs; s++) add_sequence(in, s, tile_rows, heads);
   double total = 0, share = 0;
   for (const AttentionUnit& u : whole_) total += cost(u);
   if (threads_ > 1 && unbalanced(total, &share)) {

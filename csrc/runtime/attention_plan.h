@@ -3,7 +3,8 @@
 // A unit is (sequence, KV head, rows, chunks). Long queries are cut by rows. Where the units left
 // the threads unevenly loaded (few sequences, few heads), decode units are also cut over chunks:
 // each chunk then leaves a partial result and a merge unit folds them in ascending order, which
-// gives the same bits as one thread walking all chunks.
+// gives the same bits as one thread walking all chunks. Where there are many decode units to a
+// thread, one unit takes several KV heads: while it computes on one, the next one's keys arrive.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -29,6 +30,7 @@ struct AttentionUnit {
   // < 0: merged here. Else floats from the partial buffer's start to this unit's first slot.
   int64_t partial;
   int64_t partial_stride;  // chunks from row to row there
+  int32_t heads;           // KV heads from kv_head on
 };
 
 struct MergeUnit {
@@ -49,10 +51,14 @@ class AttentionPlan {
   static constexpr int64_t kPartialFloats = int64_t{4} << 20;  // 16 MB, touched only when used
 
  private:
-  void add_sequence(const StepInput& in, int32_t seq, int64_t tile_rows) noexcept;
+  int32_t heads_a_unit(const StepInput& in) const noexcept;
+  void add_sequence(const StepInput& in, int32_t seq, int64_t tile_rows,
+                    int32_t heads_a_unit) noexcept;
   double cost(const AttentionUnit& u) const noexcept;
   bool unbalanced(double total, double* share) noexcept;
   void split_units(double piece_cost) noexcept;
+  bool split_unit(const AttentionUnit& u, double piece_cost, int64_t* partial,
+                  int64_t* splits) noexcept;
 
   AttentionGeometry geometry_;
   int threads_;

@@ -1,6 +1,6 @@
-// The paged KV cache: [block][layer][head] { K, V }, address space reserved once; a block's address
-// never changes. Memory comes as blocks are used, low numbers first: while nothing runs, for what
-// the next step could take, else when a step needs it.
+// The paged KV cache: [slab][layer][head] { K, V } [block of the slab], address space reserved
+// once; a block's address never changes. Memory comes as blocks are used, low numbers first: while
+// nothing runs, for what the next step could take, else when a step needs it.
 #pragma once
 #include <vector>
 
@@ -33,6 +33,7 @@ class KvCache {
   void write_block(int64_t block, const uint8_t* from);
 
  private:
+  size_t slab_bytes(int64_t blocks) const;  // of the slabs that hold the first `blocks`
   void commit(Team& team, size_t end);
 
   int64_t num_blocks_, used_ = 0;

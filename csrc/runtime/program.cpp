@@ -142,6 +142,7 @@ Id Program::add_vector(std::string name, int64_t count) {
 
 Id Program::add_kv_layer(int32_t kv_heads, int32_t head_dim) {
   check_argument(kv_heads >= 1 && head_dim >= 1, "KV layer of ", kv_heads, " heads of ", head_dim);
+  check_argument(head_dim <= kMaxHeadDim, "head_dim ", head_dim, " is above ", kMaxHeadDim);
   kv_layers_.push_back({kv_heads, head_dim, static_cast<int32_t>(round_up(head_dim, 16))});
   return last_id(kv_layers_.size());
 }

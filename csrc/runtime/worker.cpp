@@ -167,6 +167,7 @@ void Executor::Worker::attend(const AttentionOp& op, const AttentionUnit& u) noe
   args.q = value(op.q);
   args.kv = e.kv_.layer(op.layer);
   args.kv_head = u.kv_head;
+  args.heads = u.heads;
   args.group = op.q_heads / args.kv.kv_heads;
   args.row0 = u.row0;
   args.rows = u.rows;

@@ -34,34 +34,32 @@ struct Case {
 class Cache {
  public:
   Cache(const Case& c, int blocks) : c_(c) {
-    const size_t element = kv_elem_bytes(c.type), half = static_cast<size_t>(c.hd_pad()) * kBlock;
-    layer_ = {nullptr, 0, 2 * half * element, c.kv_heads, c.head_dim, c.hd_pad(), c.type};
-    layer_.block_stride = layer_.head_stride * static_cast<size_t>(c.kv_heads) + 192;
-    bytes_.resize(layer_.block_stride * static_cast<size_t>(blocks));
+    const size_t half = kv_half_bytes(c.type, c.hd_pad()), element = kv_elem_bytes(c.type);
+    const size_t heads = static_cast<size_t>(c.kv_heads), run = kSlabBlocks * half;
+    layer_ = {
+        nullptr, 2 * run * heads + 192, half, 2 * run, run, c.kv_heads, c.head_dim, c.hd_pad(),
+        c.type};
+    bytes_.resize(layer_.slab_stride * static_cast<size_t>(blocks / kSlabBlocks + 1));
     layer_.base = bytes_.data();
     for (size_t i = 0; i < bytes_.size() / element; i++) put(bytes_.data(), i, kNan);
   }
   const KvLayer& layer() const { return layer_; }
 
   void store(int block, int at, int head, const float* k, const float* v) {
-    uint8_t* base = head_base(block, head);
+    uint8_t* base = kv_block(layer_, block, head);
     for (int d = 0; d < c_.hd_pad(); d++) {
       put(base, key_index(d, at), d < c_.head_dim ? k[d] : 0.0f);
-      put(base + layer_.head_stride / 2, value_index(d, at), d < c_.head_dim ? v[d] : 0.0f);
+      put(base + layer_.value_offset, value_index(d, at), d < c_.head_dim ? v[d] : 0.0f);
     }
   }
   float key(int block, int at, int head, int d) {
-    return get(head_base(block, head), key_index(d, at));
+    return get(kv_block(layer_, block, head), key_index(d, at));
   }
   float value(int block, int at, int head, int d) {
-    return get(head_base(block, head) + layer_.head_stride / 2, value_index(d, at));
+    return get(kv_block(layer_, block, head) + layer_.value_offset, value_index(d, at));
   }
 
  private:
-  uint8_t* head_base(int block, int head) {
-    return bytes_.data() + static_cast<size_t>(block) * layer_.block_stride +
-           static_cast<size_t>(head) * layer_.head_stride;
-  }
   size_t key_index(int d, int at) const {
     const int pair = c_.type == KvType::bf16 ? 2 : 1;
     return static_cast<size_t>((d / pair * kBlock + at) * pair + d % pair);

@@ -153,9 +153,10 @@ bool covers_everything_once(const AttentionPlan& plan, int32_t queries, int32_t 
   const int64_t rows = int64_t{queries} * g.group(), chunks = keys / kChunk + 1;
   std::vector<int> visits(static_cast<size_t>(g.kv_heads * rows * chunks));
   for (const AttentionUnit& u : plan.units()) {
-    for (int64_t r = u.row0; r < u.row0 + u.rows; r++) {
+    for (int64_t i = 0; i < u.heads * u.rows; i++) {
+      const int64_t head = u.kv_head + i / u.rows, r = u.row0 + i % u.rows;
       for (int32_t c = u.chunk0; c < u.chunk1; c++) {
-        visits[static_cast<size_t>((u.kv_head * rows + r) * chunks + c)]++;
+        visits[static_cast<size_t>((head * rows + r) * chunks + c)]++;
       }
     }
   }

@@ -55,7 +55,6 @@ static inline RowBlock<Kv> carve_scratch(void* scratch, int hd) {
   b.tile.s = reinterpret_cast<float*>(take((kTallRows * kChunk + kSlack) * sizeof(float)));
   b.tile.p =
       reinterpret_cast<typename Kv::Left*>(take(kTallRows * kChunk * sizeof(typename Kv::Left)));
-  b.tile.edge = reinterpret_cast<typename Kv::Elem*>(take(width * 2 * sizeof(typename Kv::Elem)));
   b.chunk_o = reinterpret_cast<float*>(take(kTallRows * width * sizeof(float)));
   b.m = reinterpret_cast<float*>(take((RowBlock<Kv>::kMaxRows + 16) * sizeof(float)));
   b.l = reinterpret_cast<float*>(take((RowBlock<Kv>::kMaxRows + 16) * sizeof(float)));
@@ -78,35 +77,61 @@ static inline int tile_rows(int n) {
 template <class Kv>
 static inline void gather_query(const Rows& q, int64_t token, int64_t column, int hd, int R,
                                 typename Kv::Left* to) {
+  using Left = typename Kv::Left;
   constexpr int S = Kv::kStep;
-  alignas(64) typename Kv::Left v[kLanes];
-  for (int i = 0; i < hd; i += kLanes) {
-    const uint8_t* row = row_at(q, token);
-    if (q.format == ActFormat::bf16) {
-      const uint16_t* x = reinterpret_cast<const uint16_t*>(row) + column + i;
-      if constexpr (sizeof(v[0]) == sizeof(uint16_t)) {
-        memcpy(v, x, sizeof v);
-      } else {
-        Kv::store_left(v, load_bf16(x));
-      }
-    } else {
-      Kv::store_left(v, load(reinterpret_cast<const float*>(row) + column + i));
-    }
-    for (int j = 0; j < kLanes; j += S) {
-      memcpy(to + static_cast<size_t>((i + j) / S) * R * S, v + j, S * sizeof(v[0]));
-    }
+  alignas(64) Left converted[kMaxHeadDim];
+  const Left* from = converted;
+  const uint8_t* row = row_at(q, token);
+  if (q.format != ActFormat::bf16) {
+    const float* x = reinterpret_cast<const float*>(row) + column;
+    for (int i = 0; i < hd; i += kLanes) Kv::store_left(converted + i, load(x + i));
+  } else if constexpr (sizeof(Left) == sizeof(uint16_t)) {
+    from = reinterpret_cast<const uint16_t*>(row) + column;
+  } else {
+    const uint16_t* x = reinterpret_cast<const uint16_t*>(row) + column;
+    for (int i = 0; i < hd; i += kLanes) Kv::store_left(converted + i, load_bf16(x + i));
+  }
+  for (int i = 0; i < hd; i += S, to += R * S) memcpy(to, from + i, S * sizeof(Left));
+}
+
+// A row of the unit: token of the step and head. Advancing is cheaper than dividing by the group.
+struct RowPlace {
+  int64_t token;  // counted from a.t0
+  int head;       // of the group
+};
+CPUSERVE_INLINE RowPlace place_of(const AttentionArgs& a, int64_t first) {
+  const int64_t row = a.row0 + first;
+  return {row / a.group, static_cast<int>(row % a.group)};
+}
+CPUSERVE_INLINE void advance(RowPlace& p, int group) {
+  if (++p.head == group) {
+    p.head = 0;
+    p.token++;
+  }
+}
+
+// Queries of many rows come from far: ask for all of them before the first is needed.
+template <class Kv>
+static inline void fetch_queries(const AttentionArgs& a, int kv_head, int64_t first, int n) {
+  const size_t element = a.q.format == ActFormat::bf16 ? sizeof(uint16_t) : sizeof(float);
+  const size_t bytes = static_cast<size_t>(a.group) * static_cast<size_t>(a.kv.hd_pad) * element;
+  for (int64_t t = (a.row0 + first) / a.group; t <= (a.row0 + first + n - 1) / a.group; t++) {
+    const uint8_t* row = row_at(a.q, a.t0 + t) + static_cast<size_t>(kv_head) * bytes;
+    for (size_t i = 0; i < bytes; i += 64) prefetch(row + i);
   }
 }
 
 template <class Kv>
-static inline void begin_rows(const AttentionArgs& a, int64_t first, int n, RowBlock<Kv>& b) {
+static inline void begin_rows(const AttentionArgs& a, int kv_head, int64_t first, int n,
+                              RowBlock<Kv>& b) {
+  if (n > kTallRows) fetch_queries<Kv>(a, kv_head, first, n);
+  RowPlace at = place_of(a, first);
   for (int r0 = 0; r0 < n;) {
     const int R = tile_rows(n - r0);
-    for (int r = 0; r < R; r++) {
-      const int64_t row = a.row0 + first + r0 + r;
-      const int head = a.kv_head * a.group + static_cast<int>(row % a.group);
-      gather_query<Kv>(a.q, a.t0 + row / a.group, static_cast<int64_t>(head) * a.kv.hd_pad,
-                       a.kv.hd_pad, R, b.q + static_cast<size_t>(r0) * a.kv.hd_pad + r * Kv::kStep);
+    for (int r = 0; r < R; r++, advance(at, a.group)) {
+      const int head = kv_head * a.group + at.head;
+      gather_query<Kv>(a.q, a.t0 + at.token, static_cast<int64_t>(head) * a.kv.hd_pad, a.kv.hd_pad,
+                       R, b.q + static_cast<size_t>(r0) * a.kv.hd_pad + r * Kv::kStep);
       b.m[r0 + r] = a.sinks ? a.sinks[head] * kLog2E : -INFINITY;
       b.l[r0 + r] = a.sinks ? 1.0f : 0.0f;
     }
@@ -115,85 +140,88 @@ static inline void begin_rows(const AttentionArgs& a, int64_t first, int n, RowB
   memset(b.o, 0, static_cast<size_t>(n) * static_cast<size_t>(a.kv.hd_pad) * sizeof(float));
 }
 
-template <class Kv>
-static inline const typename Kv::Elem* block_at(const AttentionArgs& a, int64_t index) {
-  return reinterpret_cast<const typename Kv::Elem*>(
-      a.kv.base + static_cast<size_t>(a.block_table[index]) * a.kv.block_stride +
-      static_cast<size_t>(a.kv_head) * a.kv.head_stride);
+static inline const uint8_t* block_at(const AttentionArgs& a, int kv_head, int64_t index) {
+  return kv_block(a.kv, a.block_table[index], kv_head);
 }
 
 // `count` blocks of the chunk exist; the pointers of others are never followed.
 template <class Kv>
-static inline void find_blocks(const AttentionArgs& a, int chunk, int count, ChunkBlocks<Kv>& c) {
-  const size_t half = a.kv.head_stride / 2 / sizeof(typename Kv::Elem);
+static inline void find_blocks(const AttentionArgs& a, int kv_head, int chunk, int count,
+                               ChunkBlocks<Kv>& c) {
+  using Elem = typename Kv::Elem;
   c.hd = a.kv.hd_pad;
   for (int b = 0; b < kChunkBlocks; b++) {
-    c.k[b] = b < count ? block_at<Kv>(a, chunk * kChunkBlocks + b) : nullptr;
-    c.v[b] = b < count ? c.k[b] + half : nullptr;
-    c.ahead[b] = 0;
+    const uint8_t* block = b < count ? block_at(a, kv_head, chunk * kChunkBlocks + b) : nullptr;
+    c.k[b] = reinterpret_cast<const Elem*>(block);
+    c.v[b] = block ? reinterpret_cast<const Elem*>(block + a.kv.value_offset) : nullptr;
   }
 }
 
-// Lets tile `index` of `tiles` fetch its share of the next chunk's blocks into L2 while it computes
-// on this one's. Few tiles (decode) share all blocks; many (prefill) take two each, because more
-// would wait for memory.
-template <class Kv>
-static inline bool look_ahead(const AttentionArgs& a, int chunk, int next_count, int index,
-                              int tiles, ChunkBlocks<Kv>& c) {
-  const int share = tiles < kChunkBlocks / 2 ? (kChunkBlocks + tiles - 1) / tiles : 2;
-  bool any = false;
-  for (int b = 0; b < kChunkBlocks; b++) {
-    c.ahead[b] = 0;
-    if (b / share != index || b >= next_count || !c.k[b]) continue;
-    c.ahead[b] = block_at<Kv>(a, (chunk + 1) * kChunkBlocks + b) - c.k[b];
-    any = true;
+// Appends the blocks of one chunk to what `f` will ask for, keys before values.
+static inline void add_chunk(const AttentionArgs& a, int kv_head, int chunk, int blocks, Fetch& f) {
+  const int left = blocks - chunk * kChunkBlocks;
+  const int count = left < kChunkBlocks ? left : kChunkBlocks;
+  for (int b = 0; b < count; b++) {
+    const uint8_t* block = block_at(a, kv_head, chunk * kChunkBlocks + b);
+    f.piece[f.count + b] = block;
+    f.piece[f.count + count + b] = block + a.kv.value_offset;
   }
-  return any;
+  f.count += count > 0 ? 2 * count : 0;
+}
+
+// Before `chunk` of `kv_head`: what comes after it is the next chunk, or the first one of the
+// unit's next head; `blocks` of the sequence exist. Decode asks for this chunk's lines too, a strip
+// of keys ahead of using them, from where it had got to; prefill only for what comes after.
+static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, int blocks, int rows,
+                              bool dense, Fetch& f) {
+  const bool same = chunk + 1 < a.chunk1;
+  const int ran = f.index - f.now;  // pieces of this chunk asked for already, and into which
+  const size_t into = f.step ? static_cast<size_t>(f.at - f.piece[f.index]) : 0;
+  f.bytes = kv_half_bytes(a.kv.type, a.kv.hd_pad);
+  f.count = 0;
+  if (dense) add_chunk(a, kv_head, chunk, blocks, f);
+  f.now = f.count;
+  if (same) {
+    add_chunk(a, kv_head, chunk + 1, blocks, f);
+  } else if (kv_head + 1 < a.kv_head + a.heads) {
+    add_chunk(a, kv_head + 1, a.chunk0, blocks, f);
+  }
+  f.exp_lines = 0;
+  if (!dense) return begin_piece(f, 0, 0);
+  // Values leave a quarter (half with short strips) of their lines to the exponentials.
+  const int lines = static_cast<int>(f.bytes / 64) * f.now / 2;
+  const int vectors = rows * f.now / 2 * (kBlock / kLanes);
+  f.exp_lines = (lines / (rows > kTileRows ? 2 : 4) + vectors - 1) / vectors;
+  ran < kLead ? begin_piece(f, kLead, 0) : begin_piece(f, ran, into);
 }
 
 // Which keys of the chunk each row of the tile sees; false if none sees any.
 template <class Kv>
-static inline bool place_tile(const AttentionArgs& a, int64_t first, int R, int chunk,
+static inline bool place_tile(const AttentionArgs& a, int kv_head, int64_t first, int R, int chunk,
                               Tile<Kv>& t) {
   const int key0 = chunk * kChunk;
   bool any = false;
-  for (int r = 0; r < R; r++) {
-    const int64_t row = a.row0 + first + r;
-    const int at = a.pos0 + static_cast<int>(row / a.group) - key0;
+  RowPlace place = place_of(a, first);
+  for (int r = 0; r < R; r++, advance(place, a.group)) {
+    const int at = a.pos0 + static_cast<int>(place.token) - key0;
     const int low = a.window > 0 ? at - a.window + 1 : 0;
     t.lo[r] = low < 0 ? 0 : low > kChunk ? kChunk : low;
     t.hi[r] = at + 1 < 0 ? 0 : at + 1 > kChunk ? kChunk : at + 1;
     t.position[r] = at;
-    if (a.slopes) t.slope[r] = a.slopes[a.kv_head * a.group + static_cast<int>(row % a.group)];
+    if (a.slopes) t.slope[r] = a.slopes[kv_head * a.group + place.head];
     any |= t.lo[r] < t.hi[r];
   }
   return any;
 }
 
-template <class Kv, bool kAhead>
-static inline void attend_tile(int R, Tile<Kv>& t, const ChunkBlocks<Kv>& c) {
-  switch (R) {
-    case 1:
-      return attend_chunk<Kv, 1, kAhead>(t, c);
-    case 2:
-      return attend_chunk<Kv, 2, kAhead>(t, c);
-    case 3:
-      return attend_chunk<Kv, 3, kAhead>(t, c);
-    case 4:
-      return attend_chunk<Kv, 4, kAhead>(t, c);
-    case 5:
-      if constexpr (kTallRows >= 5) return attend_chunk<Kv, 5, kAhead>(t, c);
-      break;
-    case 6:
-      if constexpr (kTallRows >= 6) return attend_chunk<Kv, 6, kAhead>(t, c);
-      break;
-    case 7:
-      if constexpr (kTallRows >= 7) return attend_chunk<Kv, 7, kAhead>(t, c);
-      break;
-    default:
-      if constexpr (kTallRows >= 8) return attend_chunk<Kv, 8, kAhead>(t, c);
-      break;
-  }
+template <class Kv>
+static inline void attend_tile(int R, bool dense, Tile<Kv>& t, const ChunkBlocks<Kv>& c, Fetch& f) {
+  with_rows(
+      R, [&](auto rows) __attribute__((always_inline)) {
+        constexpr int kRows = decltype(rows)::value;
+        dense ? attend_chunk<Kv, kRows, Ahead::dense>(t, c, f)
+              : attend_chunk<Kv, kRows, Ahead::thin>(t, c, f);
+      });
 }
 
 // Folds a tile's chunk into the running rows. A row without a visible key in it has y = 0 and x =
@@ -221,11 +249,12 @@ static inline void merge_tile(const Tile<Kv>& t, int R, int hd, float* m, float*
 
 // One tile, one chunk: into its slots of a.partial, or folded into the running rows.
 template <class Kv>
-static inline void visit_tile(const AttentionArgs& a, int64_t first, int r0, int R, int chunk,
-                              bool ahead, const ChunkBlocks<Kv>& c, RowBlock<Kv>& b) {
+static inline void visit_tile(const AttentionArgs& a, int kv_head, int64_t first, int r0, int R,
+                              int chunk, bool dense, const ChunkBlocks<Kv>& c, Fetch& f,
+                              RowBlock<Kv>& b) {
   const int hd = a.kv.hd_pad;
   Tile<Kv>& t = b.tile;
-  const bool any = place_tile(a, first + r0, R, chunk, t);
+  const bool any = place_tile(a, kv_head, first + r0, R, chunk, t);
   if (!any && !a.partial) return;
   const int64_t stride = a.partial_stride ? a.partial_stride : a.chunk1 - a.chunk0;
   const size_t slot = static_cast<size_t>(16 + hd);
@@ -235,7 +264,7 @@ static inline void visit_tile(const AttentionArgs& a, int64_t first, int r0, int
   t.q = b.q + static_cast<size_t>(r0) * static_cast<size_t>(hd);
   t.o = slots ? slots + 16 : b.chunk_o;
   t.ldo = slots ? static_cast<size_t>(stride) * slot : static_cast<size_t>(hd);
-  ahead ? attend_tile<Kv, true>(R, t, c) : attend_tile<Kv, false>(R, t, c);
+  attend_tile<Kv>(R, dense, t, c, f);
   if (!slots) {
     merge_tile(t, R, hd, b.m + r0, b.l + r0, b.o + static_cast<size_t>(r0) * t.ldo);
     return;
@@ -246,47 +275,54 @@ static inline void visit_tile(const AttentionArgs& a, int64_t first, int r0, int
   }
 }
 
-static inline int count_tiles(int n) {
-  int tiles = 0;
-  for (; n > 0; tiles++) n -= tile_rows(n);
-  return tiles;
-}
-
-// Rows [first, first + n) of the unit, n at most b.rows, through all chunks.
+// Rows [first, first + n) of one KV head, n at most b.rows, through all chunks.
 template <class Kv>
-static inline void attend_rows(const AttentionArgs& a, int64_t first, int n, RowBlock<Kv>& b) {
+static inline void attend_rows(const AttentionArgs& a, int kv_head, int64_t first, int n,
+                               RowBlock<Kv>& b) {
   const int keys = a.pos0 + static_cast<int>((a.row0 + first + n - 1) / a.group) + 1;
-  const int blocks = (keys + kBlock - 1) / kBlock, tiles = count_tiles(n);
-  begin_rows(a, first, n, b);
+  const int blocks = (keys + kBlock - 1) / kBlock;
+  const bool dense = n <= kTallRows;  // one tile
+  Fetch f;
+  f.idle = static_cast<const uint8_t*>(a.scratch);
+  f.count = 0;
+  begin_piece(f, 0, 0);
+  f.now = 0;
+  begin_rows(a, kv_head, first, n, b);
   for (int chunk = a.chunk0; chunk < a.chunk1; chunk++) {
     ChunkBlocks<Kv> c;
-    const int count = blocks - chunk * kChunkBlocks;
-    const int next_count = chunk + 1 < a.chunk1 ? count - kChunkBlocks : 0;
-    find_blocks(a, chunk, count, c);
-    for (int r0 = 0, index = 0; r0 < n; index++) {
+    find_blocks(a, kv_head, chunk, blocks - chunk * kChunkBlocks, c);
+    look_ahead(a, kv_head, chunk, blocks, n, dense, f);
+    for (int r0 = 0; r0 < n;) {
       const int R = tile_rows(n - r0);
-      const bool ahead = next_count > 0 && look_ahead(a, chunk, next_count, index, tiles, c);
-      visit_tile(a, first, r0, R, chunk, ahead, c, b);
+      visit_tile(a, kv_head, first, r0, R, chunk, dense, c, f, b);
       r0 += R;
     }
   }
 }
 
 template <class Kv>
+static inline void finish_rows(const AttentionArgs& a, int kv_head, int64_t first, int n,
+                               const RowBlock<Kv>& b) {
+  RowPlace at = place_of(a, first);
+  for (int r = 0; r < n; r++, advance(at, a.group)) {
+    finish_row(a.out, a.t0 + at.token, kv_head * a.group + at.head, a.kv.head_dim, a.kv.hd_pad,
+               b.o + static_cast<size_t>(r) * static_cast<size_t>(a.kv.hd_pad), b.l[r]);
+  }
+}
+
+template <class Kv>
 static inline void attend_unit(const AttentionArgs& a) {
   RowBlock<Kv> b = carve_scratch<Kv>(a.scratch, a.kv.hd_pad);
-  b.tile.scale = a.softcap > 0 || a.slopes ? a.scale : a.scale * kLog2E;
+  const bool adjusted = a.softcap > 0 || a.slopes;
+  b.tile.scale = a.scale;
+  b.tile.factor = adjusted ? kLog2E : a.scale * kLog2E;
   b.tile.softcap = a.softcap;
   b.tile.alibi = a.slopes != nullptr;
-  for (int64_t first = 0; first < a.rows; first += b.rows) {
-    const int n = a.rows - first < b.rows ? static_cast<int>(a.rows - first) : b.rows;
-    attend_rows(a, first, n, b);
-    if (a.partial) continue;
-    for (int r = 0; r < n; r++) {
-      const int64_t row = a.row0 + first + r;
-      finish_row(a.out, a.t0 + row / a.group, a.kv_head * a.group + static_cast<int>(row % a.group),
-                 a.kv.head_dim, a.kv.hd_pad,
-                 b.o + static_cast<size_t>(r) * static_cast<size_t>(a.kv.hd_pad), b.l[r]);
+  for (int kv_head = a.kv_head; kv_head < a.kv_head + a.heads; kv_head++) {
+    for (int64_t first = 0; first < a.rows; first += b.rows) {
+      const int n = a.rows - first < b.rows ? static_cast<int>(a.rows - first) : b.rows;
+      attend_rows(a, kv_head, first, n, b);
+      if (!a.partial) finish_rows(a, kv_head, first, n, b);
     }
   }
 }

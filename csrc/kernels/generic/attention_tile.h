@@ -2,9 +2,10 @@
 //
 // Score lanes are keys, so a stale key only spoils lanes that are blended away. Output lanes are
 // columns and the chain runs over keys, so a stale value must not be multiplied at all: keys that
-// every row of the tile sees go through the R-row tile, and each row's own first and last keys
-// before and after it one row at a time. Accumulators pass through memory between the three, which
-// is exact, so a row's chain is its own keys in ascending order whatever the tile.
+// every row of the tile sees go through the R-row tile, and first and last keys that only some rows
+// see before and after it, neighbours that see the same ones together. Accumulators pass through
+// memory between the three, which is exact, so a row's chain is its own keys in ascending order
+// whatever the tile.
 //
 // Scores, maxima and sinks are kept in base 2 (times log2 e): exp2 needs no multiplication first.
 #pragma once
@@ -14,36 +15,40 @@
 
 namespace CPUSERVE_NS {
 
-// How products are formed for each KvType: kStep dims (QK) or keys (PV) enter one multiply-add.
+// How products are formed for each KvType: kStep dims (QK) or keys (PV) enter one multiply-add,
+// kSide of them stored side by side, the others one row of the block further.
 struct KvBf16 {
   using Elem = uint16_t;  // cache element
   using Left = uint16_t;  // q and probabilities
   using Vec = P;
-  static constexpr int kStep = 2;
-  CPUSERVE_INLINE Vec load(const Elem* p) { return load_pairs(p); }
+  static constexpr int kStep = 2, kSide = 2;
+  CPUSERVE_INLINE Vec load(const Elem* p, int) { return load_pairs(p); }
   CPUSERVE_INLINE Vec broadcast(const Left* p) { return set1_pair(p); }
   CPUSERVE_INLINE F mac(F acc, Vec a, Vec b) { return dot2(acc, a, b); }
+  CPUSERVE_INLINE Vec keep_first(Vec x) { return interleave_top(even(x), zero()); }
+  CPUSERVE_INLINE Vec keep_second(Vec x) { return interleave_top(zero(), odd(x)); }
+  CPUSERVE_INLINE F exp2(F x) { return exp2_coarse(x); }
   CPUSERVE_INLINE void store_left(Left* p, F x) { store_bf16_normal(p, x); }
 };
-struct KvF16 {
-  using Elem = uint16_t;
+// Products of single floats: every vector holds one dim or one key.
+struct SingleProducts {
   using Left = float;
   using Vec = F;
-  static constexpr int kStep = 1;
-  CPUSERVE_INLINE Vec load(const Elem* p) { return load_f16(p); }
+  static constexpr int kStep = 1, kSide = 1;
   CPUSERVE_INLINE Vec broadcast(const Left* p) { return set1(*p); }
   CPUSERVE_INLINE F mac(F acc, Vec a, Vec b) { return fma(a, b, acc); }
+  CPUSERVE_INLINE Vec keep_first(Vec x) { return x; }
+  CPUSERVE_INLINE Vec keep_second(Vec x) { return x; }
+  CPUSERVE_INLINE F exp2(F x) { return exp2_nonpositive(x); }
   CPUSERVE_INLINE void store_left(Left* p, F x) { store(p, x); }
 };
-struct KvF32 {
+struct KvF16 : SingleProducts {
+  using Elem = uint16_t;
+  CPUSERVE_INLINE Vec load(const Elem* p, int) { return load_f16(p); }
+};
+struct KvF32 : SingleProducts {
   using Elem = float;
-  using Left = float;
-  using Vec = F;
-  static constexpr int kStep = 1;
-  CPUSERVE_INLINE Vec load(const Elem* p) { return CPUSERVE_NS::load(p); }
-  CPUSERVE_INLINE Vec broadcast(const Left* p) { return set1(*p); }
-  CPUSERVE_INLINE F mac(F acc, Vec a, Vec b) { return fma(a, b, acc); }
-  CPUSERVE_INLINE void store_left(Left* p, F x) { store(p, x); }
+  CPUSERVE_INLINE Vec load(const Elem* p, int) { return CPUSERVE_NS::load(p); }
 };
 
 // Tile shapes: up to kTileRows rows by kWide vectors; up to kTallRows rows by half of that, so that
@@ -61,15 +66,74 @@ static constexpr int strip_vecs() {
   return R <= kTileRows ? kWide : kWide / 2;
 }
 
-// The blocks of one chunk of one KV head: block b's keys at k[b], values at v[b]; ahead[b] is the
-// distance in elements to the same block of the chunk that comes next, 0 = none.
+// Calls f with the number of rows 1 <= n <= kTallRows as a type.
+template <int R>
+struct RowCount {
+  static constexpr int value = R;
+};
+template <int R = 1, class Call>
+CPUSERVE_INLINE void with_rows(int n, const Call& call) {
+  if constexpr (R == kTallRows) {
+    call(RowCount<R>{});
+  } else {
+    n == R ? call(RowCount<R>{}) : with_rows<R + 1>(n, call);
+  }
+}
+
+// The blocks of one chunk of one KV head: block b's keys at k[b], values at v[b].
 template <class Kv>
 struct ChunkBlocks {
   const typename Kv::Elem* k[kChunkBlocks];
   const typename Kv::Elem* v[kChunkBlocks];
-  ptrdiff_t ahead[kChunkBlocks];
   int hd;  // padded
 };
+
+// Asks for lines of K and V, in the order they will be used, a few with every step of a tile in all
+// of its phases: memory that waits for a phase to end is time lost. Only a few, because a core
+// drops what it is asked for faster than memory answers. Past the last piece it stays on one line.
+struct Fetch {
+  const uint8_t* at;
+  const uint8_t* stop;
+  size_t step;                             // bytes from line to line, 0 = nothing left
+  const uint8_t* piece[4 * kChunkBlocks];  // of this chunk, then of the next
+  int index, count, now;                   // now: pieces of this chunk
+  size_t bytes;                            // of a piece
+  int exp_lines;                           // with each vector of probabilities
+  const uint8_t* idle;
+};
+constexpr int kLead = 2;  // pieces ahead of their use: one strip of keys
+
+static inline void begin_piece(Fetch& f, int index, size_t into) {
+  f.index = index;
+  if (index < f.count) {
+    f.at = f.piece[index] + into;
+    f.stop = f.piece[index] + f.bytes;
+    f.step = 64;
+  } else {
+    f.at = f.idle;
+    f.step = 0;
+    f.exp_lines = 0;
+    f.stop = reinterpret_cast<const uint8_t*>(UINTPTR_MAX);
+  }
+}
+
+CPUSERVE_INLINE void fetch_lines(Fetch& f, int lines) {
+  if (lines == 0) return;
+  for (int i = 0; i < lines; i++, f.at += f.step) prefetch_l2(f.at);
+  if (f.at >= f.stop) begin_piece(f, f.index + 1, 0);
+}
+
+// Lines asked for with a step of scores or values. Decode (one tile a chunk): as many as the step
+// uses, for values less what the exponentials take over. Prefill has many tiles a chunk.
+enum class Ahead { thin, dense };
+
+template <class Kv, Ahead kAhead, bool kValues>
+static constexpr int step_lines(int vecs) {
+  if (kAhead == Ahead::thin) return kValues ? 0 : 1;
+  const int lines = vecs * kLanes * Kv::kStep * static_cast<int>(sizeof(typename Kv::Elem)) / 64;
+  const int share = kValues ? lines * 3 / 4 : lines;
+  return share > 1 ? share : 1;
+}
 
 // Everything a tile reads and writes besides the cache. Row r sees keys [lo[r], hi[r]) of the chunk
 // (lo == hi: none).
@@ -78,25 +142,26 @@ struct Tile {
   const typename Kv::Left* q;  // [hd / kStep][R][kStep]
   float* s;                    // [R][kChunk] scores, then kSlack floats a last strip may touch
   typename Kv::Left* p;        // [R][kChunk] probabilities
-  typename Kv::Elem* edge;     // [hd][kStep] a masked pair of values
   float* o;                    // [R] rows of hd floats, ldo apart
   size_t ldo;
   int lo[kTallRows], hi[kTallRows];
   int position[kTallRows];  // of the row's token, from the chunk's first key
   float slope[kTallRows];
   float m[kTallRows], l[kTallRows];
-  float scale, softcap;  // scale includes kLog2E unless softcap or alibi come after it
+  float scale;   // of a score, without kLog2E
+  float factor;  // what makes a score, once softcap and alibi are in it, an exponent of 2
+  float softcap;
   bool alibi;
 };
 
-// Scores of R rows with keys [0, V * kLanes) of two neighbouring blocks a and b.
-template <class Kv, int R, int V, bool kAhead>
+// Products of R rows with keys [0, V * kLanes) of two neighbouring blocks a and b.
+template <class Kv, int R, int V, Ahead kAhead>
 static __attribute__((noinline)) void score_strip(const typename Kv::Left* q,
                                                   const typename Kv::Elem* a,
-                                                  const typename Kv::Elem* b, ptrdiff_t ahead_a,
-                                                  ptrdiff_t ahead_b, int steps, float scale,
-                                                  float* s) {
-  constexpr int kVec = kLanes * Kv::kStep, kRow = kBlock * Kv::kStep, kInBlock = kBlock / kLanes;
+                                                  const typename Kv::Elem* b, int steps, float* s,
+                                                  Fetch& next) {
+  constexpr int kVec = kLanes * Kv::kSide, kInBlock = kBlock / kLanes;
+  Fetch f = next;
   F c[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
@@ -104,14 +169,11 @@ static __attribute__((noinline)) void score_strip(const typename Kv::Left* q,
     for (int j = 0; j < V; j++) c[r][j] = zero();
   }
   for (int d = 0; d < steps; d++) {
+    fetch_lines(f, step_lines<Kv, kAhead, false>(V));
     typename Kv::Vec w[V];
 #pragma GCC unroll 4
-    for (int j = 0; j < V; j++) {
-      const typename Kv::Elem* p = (j < kInBlock ? a : b) + j % kInBlock * kVec;
-      w[j] = Kv::load(p);
-      if (kAhead && j * kVec * sizeof(*p) % 64 == 0)
-        prefetch_l2(p + (j < kInBlock ? ahead_a : ahead_b));
-    }
+    for (int j = 0; j < V; j++)
+      w[j] = Kv::load((j < kInBlock ? a : b) + j % kInBlock * kVec, kBlock);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       const typename Kv::Vec x = Kv::broadcast(q + r * Kv::kStep);
@@ -119,43 +181,51 @@ static __attribute__((noinline)) void score_strip(const typename Kv::Left* q,
       for (int j = 0; j < V; j++) c[r][j] = Kv::mac(c[r][j], x, w[j]);
     }
     q += R * Kv::kStep;
-    a += kRow;
-    b += kRow;
+    a += kBlock * Kv::kStep;
+    b += kBlock * Kv::kStep;
   }
+  next = f;
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-    for (int j = 0; j < V; j++) store(s + r * kChunk + j * kLanes, mul(c[r][j], set1(scale)));
+    for (int j = 0; j < V; j++) store(s + r * kChunk + j * kLanes, c[r][j]);
   }
 }
 
-// Scores of keys [begin, end): whole strips from the block of `begin` on. A strip of two blocks
-// whose second lies past the last one computes the first twice: no block outside is touched.
-template <class Kv, int R, bool kAhead>
-static inline void score_keys(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int begin, int end) {
-  constexpr int V = strip_vecs<R>(), kStrip = V * kLanes;
-  const int last = (end - 1) / kBlock;
-  for (int k = begin / kBlock * kBlock; k < end; k += kStrip) {
-    const int b0 = k / kBlock, b1 = b0 < last ? b0 + 1 : b0;
-    const int inside = k % kBlock * Kv::kStep;
-    score_strip<Kv, R, V, kAhead>(t.q, c.k[b0] + inside, c.k[b1] + inside, c.ahead[b0], c.ahead[b1],
-                                  c.hd / Kv::kStep, t.scale, t.s + k);
+// Products of keys [begin, end): whole strips from the block of `begin` on; where half a strip
+// holds the last keys, half a strip.
+template <class Kv, int R, Ahead kAhead>
+static inline void score_keys(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int begin, int end,
+                              Fetch& next) {
+  constexpr int V = strip_vecs<R>(), kStrip = V * kLanes, kHalf = V > 1 ? V / 2 : 1;
+  const int steps = c.hd / Kv::kStep;
+  for (int k = begin / kBlock * kBlock; k < end;) {
+    const int b0 = k / kBlock, inside = k % kBlock * Kv::kSide;
+    const typename Kv::Elem* a = c.k[b0] + inside;
+    if (end - k > kHalf * kLanes) {
+      const typename Kv::Elem* b = kStrip > kBlock ? c.k[b0 + 1] : a;
+      score_strip<Kv, R, V, kAhead>(t.q, a, b, steps, t.s + k, next);
+      k += kStrip;
+    } else {
+      score_strip<Kv, R, kHalf, kAhead>(t.q, a, a, steps, t.s + k, next);
+      k += kHalf * kLanes;
+    }
   }
 }
 
-// Softcap and position bias over a row's visible vectors, which then enter base 2.
+// Scale, softcap and position bias over a row's visible vectors.
 template <class Kv>
 static inline void adjust_scores(const Tile<Kv>& t, int r, float* s) {
   float index[kLanes];
   for (int i = 0; i < kLanes; i++) index[i] = static_cast<float>(i);
   for (int k = t.lo[r] / kLanes * kLanes; k < t.hi[r]; k += kLanes) {
-    F x = load(s + k);
+    F x = mul(load(s + k), set1(t.scale));
     if (t.softcap > 0) x = mul(set1(t.softcap), tanh(div(x, set1(t.softcap))));
     if (t.alibi) {
       const F distance = add(load(index), set1(static_cast<float>(k - t.position[r])));
       x = fma(set1(t.slope[r]), distance, x);
     }
-    store(s + k, mul(x, set1(kLog2E)));
+    store(s + k, x);
   }
 }
 
@@ -180,65 +250,89 @@ CPUSERVE_INLINE float mask_scores(float* s, int lo, int hi) {
   return row_max(s, begin, end);
 }
 
-// Probabilities of one row: p = 2^(s - m) rounded to Left, l = sum of the unrounded p, one chain a
-// lane. Cut vectors at either end are blended; those between need no test.
+// Probabilities of one row: p = 2^(s factor - m) rounded to Left, l = sum of the unrounded p, one
+// chain a lane. Cut vectors at either end are blended; those between need no test.
 template <class Kv>
-CPUSERVE_INLINE float exp_scores(const float* s, typename Kv::Left* p, int lo, int hi, float m) {
-  const F top = set1(m);
+CPUSERVE_INLINE float exp_scores(const float* s, typename Kv::Left* p, int lo, int hi, float factor,
+                                 float m, Fetch& f) {
+  const F scale = set1(factor), below = set1(-m);
   F sum = zero();
   int k = lo / kLanes * kLanes;
-  const auto cut = [&] {
-    const F e = keep(exp2_nonpositive(sub(load(s + k), top)), lo - k, hi - k, zero());
+  const auto one = [&] { return Kv::exp2(fma(load(s + k), scale, below)); };
+  const auto take = [&](F e) {
     sum = add(sum, e);
     Kv::store_left(p + k, e);
     k += kLanes;
   };
+  const auto cut = [&] { take(keep(one(), lo - k, hi - k, zero())); };
   if (lo > k) cut();
   const int whole = hi / kLanes * kLanes;
+  if (f.exp_lines == 0) {
 #pragma GCC unroll 4
-  for (; k < whole; k += kLanes) {
-    const F e = exp2_nonpositive(sub(load(s + k), top));
-    sum = add(sum, e);
-    Kv::store_left(p + k, e);
+    while (k < whole) take(one());
+  } else {
+    while (k < whole) {
+      fetch_lines(f, f.exp_lines);
+      take(one());
+    }
   }
   if (k < hi) cut();
   return reduce_add(sum);
 }
 
-// o[r][0 .. V * kLanes) += sum over keys [begin, end) of p[r][key] v[key], begin and end multiples
-// of kStep. `column` is where the strip starts in a row of values.
-template <class Kv, int R, int V, bool kAhead>
+// o[r][0 .. V * kLanes) (+)= sum over keys [begin, end) of p[r][key] v[key]. `column` is where the
+// strip starts in a row of values. Where only one key of a first or last step belongs to the range
+// the other's values may be stale and are zeroed. `fresh`: from zero instead of from o.
+template <class Kv, int R, int V, Ahead kAhead>
 static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
                                                   const typename Kv::Left* p, int begin, int end,
-                                                  int column, float* o, size_t ldo) {
-  constexpr int kVec = kLanes * Kv::kStep;
-  const size_t row = static_cast<size_t>(blocks.hd) * Kv::kStep;
+                                                  int column, bool fresh, float* o, size_t ldo,
+                                                  Fetch& next) {
+  constexpr int kVec = kLanes * Kv::kSide, S = Kv::kStep;
+  const int hd = blocks.hd;
+  Fetch f = next;
   F c[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-    for (int j = 0; j < V; j++) c[r][j] = load(o + static_cast<size_t>(r) * ldo + j * kLanes);
+    for (int j = 0; j < V; j++)
+      c[r][j] = fresh ? zero() : load(o + static_cast<size_t>(r) * ldo + j * kLanes);
   }
-  for (int k = begin; k < end;) {
-    const int b = k / kBlock, stop = end < (b + 1) * kBlock ? end : (b + 1) * kBlock;
-    const typename Kv::Elem* v =
-        blocks.v[b] + static_cast<size_t>(k % kBlock / Kv::kStep) * row + column * Kv::kStep;
-    const ptrdiff_t ahead = blocks.ahead[b];
-    for (; k < stop; k += Kv::kStep, v += row) {
-      typename Kv::Vec w[V];
-#pragma GCC unroll 4
-      for (int j = 0; j < V; j++) {
-        w[j] = Kv::load(v + j * kVec);
-        if (kAhead && j * kVec * sizeof(*v) % 64 == 0) prefetch_l2(v + j * kVec + ahead);
-      }
+  typename Kv::Vec w[V];
+  const auto at = [&](int k) {
+    return blocks.v[k / kBlock] + k % kBlock / S * hd * S + column * Kv::kSide;
+  };
+  const auto multiply = [&](int k) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-      for (int r = 0; r < R; r++) {
-        const typename Kv::Vec x = Kv::broadcast(p + r * kChunk + k);
+    for (int r = 0; r < R; r++) {
+      const typename Kv::Vec x = Kv::broadcast(p + r * kChunk + k);
 #pragma GCC unroll 4
-        for (int j = 0; j < V; j++) c[r][j] = Kv::mac(c[r][j], x, w[j]);
-      }
+      for (int j = 0; j < V; j++) c[r][j] = Kv::mac(c[r][j], x, w[j]);
+    }
+  };
+  int k = begin;
+  if (k % S != 0) {
+    k--;
+#pragma GCC unroll 4
+    for (int j = 0; j < V; j++) w[j] = Kv::keep_second(Kv::load(at(k) + j * kVec, hd));
+    multiply(k);
+    k += S;
+  }
+  for (const int whole = end / S * S; k < whole;) {
+    const int block_end = (k / kBlock + 1) * kBlock, stop = whole < block_end ? whole : block_end;
+    for (const typename Kv::Elem* v = at(k); k < stop; k += S, v += hd * S) {
+      fetch_lines(f, step_lines<Kv, kAhead, true>(V));
+#pragma GCC unroll 4
+      for (int j = 0; j < V; j++) w[j] = Kv::load(v + j * kVec, hd);
+      multiply(k);
     }
   }
+  if (k < end) {
+#pragma GCC unroll 4
+    for (int j = 0; j < V; j++) w[j] = Kv::keep_first(Kv::load(at(k) + j * kVec, hd));
+    multiply(k);
+  }
+  next = f;
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
@@ -247,115 +341,132 @@ static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
 }
 
 // All columns of R rows, widest strips first; hd is a multiple of 16.
-template <class Kv, int R, bool kAhead>
+template <class Kv, int R, Ahead kAhead>
 static inline void value_keys(const ChunkBlocks<Kv>& c, const typename Kv::Left* p, int begin,
-                              int end, float* o, size_t ldo) {
+                              int end, bool fresh, float* o, size_t ldo, Fetch& f) {
   constexpr int V = strip_vecs<R>();
   int n = 0;
   for (; n + V * kLanes <= c.hd; n += V * kLanes) {
-    value_strip<Kv, R, V, kAhead>(c, p, begin, end, n, o + n, ldo);
+    value_strip<Kv, R, V, kAhead>(c, p, begin, end, n, fresh, o + n, ldo, f);
   }
   if constexpr (V > 2) {
     for (; n + 2 * kLanes <= c.hd; n += 2 * kLanes) {
-      value_strip<Kv, R, 2, kAhead>(c, p, begin, end, n, o + n, ldo);
+      value_strip<Kv, R, 2, kAhead>(c, p, begin, end, n, fresh, o + n, ldo, f);
     }
   }
   if constexpr (V > 1) {
-    for (; n < c.hd; n += kLanes) value_strip<Kv, R, 1, kAhead>(c, p, begin, end, n, o + n, ldo);
-  }
-}
-
-// A step that only one of its two keys belongs to: the other's values may be stale and are zeroed.
-template <class Kv>
-static inline void value_edge(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r, int visible) {
-  if constexpr (Kv::kStep == 2) {
-    const uint16_t* v =
-        c.v[visible / kBlock] + static_cast<size_t>(visible % kBlock / 2) * c.hd * 2;
-    const int half = visible & 1;
-    for (int i = 0; i < c.hd; i++) {
-      t.edge[2 * i] = half ? uint16_t{0} : v[2 * i];
-      t.edge[2 * i + 1] = half ? v[2 * i + 1] : uint16_t{0};
+    for (; n < c.hd; n += kLanes) {
+      value_strip<Kv, R, 1, kAhead>(c, p, begin, end, n, fresh, o + n, ldo, f);
     }
-    ChunkBlocks<Kv> masked = c;
-    masked.v[0] = t.edge;
-    value_keys<Kv, 1, false>(masked, t.p + r * kChunk + (visible & ~1), 0, 2,
-                             t.o + static_cast<size_t>(r) * t.ldo, t.ldo);
   }
 }
 
-// One row's keys [begin, end), where either end may cut a step in two.
+// Rows [r, r + n) of the tile, which all see keys [begin, end).
+template <class Kv, Ahead kAhead>
+static void value_rows(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r, int n, int begin,
+                       int end, bool fresh, Fetch& f) {
+  with_rows(
+      n, [&](auto rows) __attribute__((always_inline)) {
+        value_keys<Kv, decltype(rows)::value, kAhead>(
+            c, t.p + r * kChunk, begin, end, fresh, t.o + static_cast<size_t>(r) * t.ldo, t.ldo, f);
+      });
+}
+
+// What rows that see keys of the chunk see in common, in whole steps.
+struct Common {
+  int begin = 0, end = kChunk;
+  bool any = false, same = true;  // same: and nothing else
+};
+
 template <class Kv>
-static inline void value_row(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r, int begin,
-                             int end) {
+static inline Common common_keys(const Tile<Kv>& t, int R) {
   constexpr int S = Kv::kStep;
-  if (begin >= end) return;
-  if (begin % S != 0) value_edge(t, c, r, begin++);
-  const int whole = end / S * S;
-  if (begin < whole) {
-    value_keys<Kv, 1, false>(c, t.p + r * kChunk, begin, whole,
-                             t.o + static_cast<size_t>(r) * t.ldo, t.ldo);
+  Common c;
+  for (int r = 0; r < R; r++) {
+    c.same &= t.lo[r] == t.lo[0] && t.hi[r] == t.hi[0];
+    if (t.lo[r] >= t.hi[r]) continue;
+    c.any = true;
+    const int first = (t.lo[r] + S - 1) / S * S, last = t.hi[r] / S * S;
+    c.begin = first > c.begin ? first : c.begin;
+    c.end = last < c.end ? last : c.end;
   }
-  if (whole < end && begin <= whole) value_edge(t, c, r, whole);
+  return c;
 }
 
-template <class Kv, int R, bool kAhead>
-static inline void value_tile(const Tile<Kv>& t, const ChunkBlocks<Kv>& c) {
-  constexpr int S = Kv::kStep;
-  int begin = 0, end = kChunk;  // whole steps that every row with any key sees
-  bool any = false;
-  for (int r = 0; r < R; r++) {
-    memset(t.o + static_cast<size_t>(r) * t.ldo, 0, static_cast<size_t>(c.hd) * sizeof(float));
-    if (t.lo[r] >= t.hi[r]) continue;
-    any = true;
-    const int first = (t.lo[r] + S - 1) / S * S, last = t.hi[r] / S * S;
-    begin = first > begin ? first : begin;
-    end = last < end ? last : end;
+static inline int at_least(int x, int low) { return x < low ? low : x; }
+static inline int at_most(int x, int high) { return x < high ? x : high; }
+
+// Keys of [from, to) that a row sees, for runs of rows that see the same ones.
+template <class Kv, Ahead kAhead>
+static inline void value_edges(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R, int from, int to,
+                               bool fresh, Fetch& f) {
+  for (int r = 0; r < R;) {
+    const int begin = at_least(t.lo[r], from), end = at_most(t.hi[r], to);
+    int n = 1;
+    while (r + n < R && at_least(t.lo[r + n], from) == begin && at_most(t.hi[r + n], to) == end)
+      n++;
+    if (begin < end) value_rows<Kv, kAhead>(t, c, r, n, begin, end, fresh, f);
+    r += n;
   }
-  if (!any) return;
-  if (begin >= end) {
-    for (int r = 0; r < R; r++) value_row(t, c, r, t.lo[r], t.hi[r]);
+}
+
+template <class Kv>
+static inline void clear_rows(const Tile<Kv>& t, int R, int hd, bool all) {
+  for (int r = 0; r < R; r++) {
+    if (!all && t.lo[r] < t.hi[r]) continue;
+    memset(t.o + static_cast<size_t>(r) * t.ldo, 0, static_cast<size_t>(hd) * sizeof(float));
+  }
+}
+
+template <class Kv, int R, Ahead kAhead>
+static inline void value_tile(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, Fetch& f) {
+  const Common seen = common_keys(t, R);
+  if (!seen.any) return clear_rows(t, R, c.hd, true);
+  if (seen.same) {
+    value_keys<Kv, R, kAhead>(c, t.p, t.lo[0], t.hi[0], true, t.o, t.ldo, f);
     return;
   }
-  for (int r = 0; r < R; r++) {
-    if (t.lo[r] < t.hi[r]) value_row(t, c, r, t.lo[r], begin);
+  if (seen.begin >= seen.end) {
+    value_edges<Kv, Ahead::thin>(t, c, R, 0, kChunk, true, f);
+    return clear_rows(t, R, c.hd, false);
   }
-  value_keys<Kv, R, kAhead>(c, t.p, begin, end, t.o, t.ldo);
-  for (int r = 0; r < R; r++) {
-    if (t.lo[r] < t.hi[r]) {
-      value_row(t, c, r, end, t.hi[r]);
-    } else {
-      memset(t.o + static_cast<size_t>(r) * t.ldo, 0, static_cast<size_t>(c.hd) * sizeof(float));
-    }
+  const bool head = seen.begin > 0;
+  if (head) {
+    clear_rows(t, R, c.hd, true);
+    value_edges<Kv, Ahead::thin>(t, c, R, 0, seen.begin, false, f);
   }
+  value_keys<Kv, R, kAhead>(c, t.p, seen.begin, seen.end, !head, t.o, t.ldo, f);
+  value_edges<Kv, Ahead::thin>(t, c, R, seen.end, kChunk, false, f);
+  clear_rows(t, R, c.hd, false);
 }
 
 // m, l and o of R rows for one chunk; m = -inf, l = 0, o = 0 where a row sees none of its keys.
-template <class Kv, int R, bool kAhead>
-static void attend_chunk(Tile<Kv>& t, const ChunkBlocks<Kv>& c) {
+template <class Kv, int R, Ahead kAhead>
+static void attend_chunk(Tile<Kv>& t, const ChunkBlocks<Kv>& c, Fetch& f) {
   int begin = kChunk, end = 0;
   for (int r = 0; r < R; r++) {
     if (t.lo[r] >= t.hi[r]) continue;
     begin = t.lo[r] < begin ? t.lo[r] : begin;
     end = t.hi[r] > end ? t.hi[r] : end;
   }
-  if (begin < end) score_keys<Kv, R, kAhead>(t, c, begin, end);
+  if (begin < end) score_keys<Kv, R, kAhead>(t, c, begin, end, f);
   // All maxima before the first exponential: a row's reduction then hides behind the other rows.
   for (int r = 0; r < R; r++) {
     t.m[r] = -INFINITY;
     if (t.lo[r] >= t.hi[r]) continue;
     if (t.softcap > 0 || t.alibi) adjust_scores(t, r, t.s + r * kChunk);
-    t.m[r] = mask_scores(t.s + r * kChunk, t.lo[r], t.hi[r]);
+    t.m[r] = t.factor * mask_scores(t.s + r * kChunk, t.lo[r], t.hi[r]);
   }
   for (int r = 0; r < R; r++) {
     typename Kv::Left* p = t.p + r * kChunk;
     t.l[r] = 0.0f;
     if (t.lo[r] < t.hi[r]) {
-      t.l[r] = exp_scores<Kv>(t.s + r * kChunk, p, t.lo[r], t.hi[r], t.m[r]);
+      t.l[r] = exp_scores<Kv>(t.s + r * kChunk, p, t.lo[r], t.hi[r], t.factor, t.m[r], f);
     } else {
       memset(p, 0, kChunk * sizeof(*p));
     }
   }
-  value_tile<Kv, R, kAhead>(t, c);
+  value_tile<Kv, R, kAhead>(t, c, f);
 }
 
 }  // namespace CPUSERVE_NS

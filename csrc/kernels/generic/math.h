@@ -45,6 +45,16 @@ CPUSERVE_INLINE F exp2_nonpositive(F x) {
   return scale2(exp2_reduced(sub(x, n)), n);
 }
 
+// The same within 3e-6, for results that are rounded to bf16: one operation less.
+CPUSERVE_INLINE F exp2_coarse(F x) {
+  x = max(set1(-125.0f), x);
+  const F n = round(x), f = sub(x, n);
+  F p = fma(set1(9.582852736e-3f), f, set1(5.590642669e-2f));
+  p = fma(p, f, set1(2.402409863e-1f));
+  p = fma(p, f, set1(6.931241932e-1f));
+  return scale2(fma(p, f, set1(1.0f)), n);
+}
+
 // 2^x for every x, as exp.
 CPUSERVE_INLINE F exp2(F x) {
   x = clamp(x, -151.0f, 129.0f);

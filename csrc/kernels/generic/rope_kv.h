@@ -72,7 +72,7 @@ template <class Kv>
 static inline void store_value(const KvLayer& kv, uint8_t* block, int at, const float* x) {
   constexpr int S = Kv::kStep;
   typename Kv::Elem v[kLanes];
-  typename Kv::Elem* value = reinterpret_cast<typename Kv::Elem*>(block + kv.head_stride / 2) +
+  typename Kv::Elem* value = reinterpret_cast<typename Kv::Elem*>(block + kv.value_offset) +
                              at / S * kv.hd_pad * S + at % S;
   for (int i = 0; i < kv.hd_pad; i += kLanes) {
     store_elements(Kv{}, v, load_padded(x, i, kv.head_dim));
@@ -87,13 +87,13 @@ static inline void rope_store_rows(const RopeStoreArgs& a) {
     float* q = f32_row(a.qkv, t);
     float* k = q + static_cast<int64_t>(a.q_heads) * hd;
     float* v = k + static_cast<int64_t>(a.kv.kv_heads) * hd;
-    uint8_t* block = a.kv.base + static_cast<size_t>(a.slots[t] / kBlock) * a.kv.block_stride;
     const int at = a.slots[t] % kBlock;
     for (int h = 0; h < a.q_heads; h++, q += hd) {
       turn_head(a, q, a.q_norm, a.positions[t]);
       write_query(a, t, h, q);
     }
-    for (int h = 0; h < a.kv.kv_heads; h++, k += hd, v += hd, block += a.kv.head_stride) {
+    for (int h = 0; h < a.kv.kv_heads; h++, k += hd, v += hd) {
+      uint8_t* block = kv_block(a.kv, a.slots[t] / kBlock, h);
       turn_head(a, k, a.k_norm, a.positions[t]);
       store_key<Kv>(a.kv, block, at, k);
       store_value<Kv>(a.kv, block, at, v);

@@ -118,6 +118,10 @@ CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {
 CPUSERVE_INLINE P interleave_bf16(F even, F odd) {
   return {_mm256_or_si256(bf16_bits(even), _mm256_slli_epi32(bf16_bits(odd), 16))};
 }
+CPUSERVE_INLINE P interleave_top(F even, F odd) {
+  return {_mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(even), 16),
+                             _mm256_castps_si256(odd), 0xaa)};
+}
 
 CPUSERVE_INLINE Q load_quads(const uint8_t* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
 CPUSERVE_INLINE Q set1_quad(const int8_t* p) {

@@ -114,6 +114,10 @@ CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {
 CPUSERVE_INLINE P interleave_bf16(F even, F odd) {
   return {_mm512_or_si512(bf16_bits(even), _mm512_slli_epi32(bf16_bits(odd), 16))};
 }
+CPUSERVE_INLINE P interleave_top(F even, F odd) {
+  return {_mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(_mm512_castps_si512(even), 16),
+                                  _mm512_castps_si512(odd))};
+}
 
 CPUSERVE_INLINE Q load_quads(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 CPUSERVE_INLINE Q set1_quad(const int8_t* p) {

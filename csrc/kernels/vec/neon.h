@@ -122,6 +122,9 @@ CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {
 CPUSERVE_INLINE P interleave_bf16(F even, F odd) {
   return {vreinterpretq_u16_u32(vorrq_u32(bf16_bits(even), vshlq_n_u32(bf16_bits(odd), 16)))};
 }
+CPUSERVE_INLINE P interleave_top(F even, F odd) {
+  return {vtrn2q_u16(vreinterpretq_u16_f32(even), vreinterpretq_u16_f32(odd))};
+}
 
 CPUSERVE_INLINE Q load_quads(const uint8_t* p) { return {vld1q_u8(p)}; }
 CPUSERVE_INLINE Q set1_quad(const int8_t* p) {

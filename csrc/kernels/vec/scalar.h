@@ -212,6 +212,14 @@ CPUSERVE_INLINE P interleave_bf16(F even, F odd) {
   }
   return r;
 }
+CPUSERVE_INLINE P interleave_top(F even, F odd) {
+  P r;
+  CPUSERVE_LANES {
+    r.v[i][0] = (uint16_t)(bits_of(even.v[i]) >> 16);
+    r.v[i][1] = (uint16_t)(bits_of(odd.v[i]) >> 16);
+  }
+  return r;
+}
 
 CPUSERVE_INLINE Q load_quads(const uint8_t* p) {
   Q r;

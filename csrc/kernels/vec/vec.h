@@ -20,6 +20,7 @@
 //   void store_bf16(uint16_t*, F) store_f16(uint16_t*, F)    round to nearest even, NaN stays NaN
 //   void store_bf16_normal(uint16_t*, F): store_bf16 of lanes that are 0 or not denormal
 //   P interleave_bf16(F even, F odd): lane i = (bf16(even[i]), bf16(odd[i]))
+//   P interleave_top(F even, F odd): the same cut off instead of rounded   F even(P) odd(P)
 //   Q load_quads(const uint8_t*) set1_quad(const int8_t*)
 //   Q low_nibbles(Q) high_nibbles(Q)
 //   I dot4(I acc, Q u8, Q s8): exact int32 for every u8 and s8
@@ -27,8 +28,7 @@
 //   I isub(I, I)  I shl<n>(I)  iload1(const int32_t*): one value in every lane
 //
 // What only kernels/linear uses, where instruction sets differ in what is cheap:
-//   constexpr bool kNativeDot2; where false F even(P) odd(P), and dot2 is
-//     fma(odd a, odd b, fma(even a, even b, acc))
+//   constexpr bool kNativeDot2; where false dot2 is fma(odd a, odd b, fma(even a, even b, acc))
 //   constexpr int kDot8Zero; I dot8(I acc, Q u8, Q s8 not -128): acc + sum (u8 - 128 + kDot8Zero)
 //   s8 S small accumulators; S szero()  S sdot(S, Q u8 <= 15, Q s8) at most 8 times  I widen(S)
 //     constexpr bool kWideS: S is I and may start from any value
