@@ -55,6 +55,21 @@ class StepStats(Protocol):
     prefix_hits: int
 
 
+@dataclass(frozen=True, slots=True)
+class CpuSample:
+    """The CPU side of the server. busy_s, weight_bytes: seconds in steps and bytes they read, since
+    the start; roofline_bytes_per_s: 0 before it was measured; throttled_*, quota: None = no quota.
+    """
+
+    threads: int
+    busy_s: float
+    weight_bytes: float
+    roofline_bytes_per_s: float
+    throttled_periods: int | None
+    throttled_s: float | None
+    quota: float | None
+
+
 class Histogram:
     """Counts per bucket and a sum; single-threaded."""
 
@@ -107,7 +122,8 @@ class Sequence:
 class ServerMetrics:
     """Every series of /metrics for one engine behind one endpoint.
 
-    `stats` returns the engine's latest StepStats; `cache` is shown as cache_config_info labels.
+    `stats` returns the engine's latest StepStats; `cache` is shown as cache_config_info labels;
+    `cpu` adds the series of the CPU, under names of our own.
     """
 
     def __init__(
@@ -117,8 +133,10 @@ class ServerMetrics:
         max_model_len: int,
         stats: Callable[[], StepStats],
         cache: Mapping[str, object] | None = None,
+        cpu: Callable[[], CpuSample] | None = None,
         engine: str = "0",
     ) -> None:
+        self._cpu = cpu
         self._labels = {"model_name": model_name, "engine": engine}
         self._stats = stats
         self.cache: dict[str, object] = dict(cache or {})
@@ -219,6 +237,8 @@ class ServerMetrics:
         yield from self._collect_gauges()
         yield from self._collect_counters()
         yield from self._collect_histograms()
+        if self._cpu is not None:
+            yield from self._collect_cpu(self._cpu())
 
     def _collect_gauges(self) -> Iterable[Metric]:
         running, waiting, kv_usage = self.gauges()
@@ -253,6 +273,33 @@ class ServerMetrics:
         for reason, count in self.finished.items():
             success.add_metric([*self._labels.values(), reason], count)
         yield success
+
+    def _collect_cpu(self, cpu: CpuSample) -> Iterable[Metric]:
+        """Of these a fraction of the roofline follows: rate(bytes) / rate(busy) / roofline."""
+        labels = list(self._labels)
+        for name, text, value in (
+            ("cpu_threads", "Compute threads.", cpu.threads),
+            ("cpu_quota", "CPUs the control group pays for.", cpu.quota),
+            (
+                "cpu_roofline_bytes_per_second",
+                "Memory bandwidth as measured at the start.",
+                cpu.roofline_bytes_per_s or None,
+            ),
+        ):
+            if value is not None:
+                gauge = GaugeMetricFamily(f"cpuserve:{name}", text, labels=labels)
+                gauge.add_metric(list(self._labels.values()), value)
+                yield gauge
+        for name, text, value in (
+            ("cpu_busy_seconds", "Time in engine steps.", cpu.busy_s),
+            ("cpu_weight_bytes_read", "Packed weights read by steps.", cpu.weight_bytes),
+            ("cpu_nr_throttled", "Periods stopped for the CPU quota.", cpu.throttled_periods),
+            ("cpu_throttled_seconds", "Time stopped for the CPU quota.", cpu.throttled_s),
+        ):
+            if value is not None:
+                counter = CounterMetricFamily(f"cpuserve:{name}", text, labels=labels)
+                counter.add_metric(list(self._labels.values()), value)
+                yield counter
 
     def _collect_histograms(self) -> Iterable[Metric]:
         for name, text, histogram in (

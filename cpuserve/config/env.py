@@ -17,6 +17,7 @@ from types import MappingProxyType
 from cpuserve.config.fields import FIELDS, Field, no_op_variables
 
 PREFIX = "CPUSERVE_"
+VLLM = "VLLM_"
 # Kubernetes adds these to every pod beside a Service that is called "cpuserve".
 KUBERNETES = re.compile(r"CPUSERVE_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)$")
 # Read by other rooms through `environment()`; not options of the engine.
@@ -79,7 +80,10 @@ def _unknown(env: Mapping[str, str]) -> list[str]:
     tails = [k.removeprefix(PREFIX) for k in known if k.startswith(PREFIX)]
     silent = {*known, *no_op_variables()}
     notes = []
+    aliases = {alias.name for f in FIELDS for alias in f.env_aliases}
     for name in sorted(env):
+        if name.startswith(VLLM) and name not in silent | aliases:
+            notes.append(f"env {name} has no counterpart here and is ignored")
         if not name.startswith(PREFIX) or name in silent or KUBERNETES.match(name):
             continue
         # without the prefix, which would make any two names look alike

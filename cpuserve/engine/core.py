@@ -79,6 +79,7 @@ class EngineCore:
         self.interrupt = Interrupt(executor.cancel)
         self._eos_ids = frozenset(eos_ids)
         self._facts = facts or {}
+        self._bytes_per_step = float(getattr(executor, "bytes_per_step", 0))
         self._seeds = random.Random(config.seed)
         self._refused: list[Output] = []
         self._prepare = getattr(executor, "prepare", None)
@@ -143,6 +144,8 @@ class EngineCore:
         seconds = time.perf_counter() - started
         if finished and batch.chunks:
             self.stats.steps += 1
+            self.stats.busy_s += seconds
+            self.stats.weight_bytes += self._bytes_per_step
             self.scheduler.cost.observe(self.scheduler.work, seconds)
         self._count(deltas, seconds)
         return StepOutput(outputs, self.stats)
@@ -211,7 +214,11 @@ class EngineCore:
 
     def roofline(self) -> dict[str, object]:
         """Measured limits of this machine, as the executor knows them; {} if it cannot tell."""
-        return _optional(self.executor, "roofline")
+        measured = _optional(self.executor, "roofline")
+        bandwidth = measured.get("read_bytes_per_s")
+        if isinstance(bandwidth, int | float):
+            self.stats.roofline_bytes_per_s = float(bandwidth)
+        return measured
 
     def report(self) -> dict[str, object]:
         """Sizes, placement and counters, for `doctor` and tests."""
@@ -223,6 +230,9 @@ class EngineCore:
             "kv_blocks_cached": self.kv.num_cached,
             "prefix_queries": self.scheduler.prefix_queries,
             "prefix_hits": self.scheduler.prefix_hits,
+            "roofline_bytes_per_s": self.stats.roofline_bytes_per_s,
+            "busy_s": self.stats.busy_s,
+            "weight_bytes": self.stats.weight_bytes,
             "running": len(self.scheduler.running),
             "waiting": len(self.scheduler.waiting),
             "steps": self.stats.steps,
@@ -321,6 +331,8 @@ def build_engine(
     started = time.perf_counter()
     build = _on_transformers if config.model_impl == "transformers" else _on_program
     executor, vocab, eos_ids, facts = build(config, progress, team)
+    if wrong := _optional(executor, "report").get("misplaced"):
+        log.warning("binding did not work: %s", wrong)
     facts["load_s"] = time.perf_counter() - started
     return EngineCore(config, executor, vocab=vocab, eos_ids=eos_ids, facts=facts)
 

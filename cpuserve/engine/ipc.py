@@ -96,7 +96,9 @@ class Stats(msgspec.Struct, array_like=True):
     """The engine's gauges after a step, and counters since start.
 
     prefix_queries, prefix_hits: prompt tokens looked up and found. prompt_rate: prompt tokens a
-    second while prompts run, 0 before the first.
+    second while prompts run, 0 before the first. busy_s, weight_bytes: seconds in steps, and bytes
+    of packed weights they read (each reads all of them once); roofline_bytes_per_s: what the probe
+    read, 0 before it ran.
     """
 
     running: int = 0
@@ -110,6 +112,9 @@ class Stats(msgspec.Struct, array_like=True):
     prefix_queries: int = 0
     prefix_hits: int = 0
     prompt_rate: float = 0.0
+    busy_s: float = 0.0
+    weight_bytes: float = 0.0
+    roofline_bytes_per_s: float = 0.0
 
 
 class StepOutput(msgspec.Struct, tag="step", array_like=True):

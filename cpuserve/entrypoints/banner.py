@@ -25,6 +25,7 @@ def render(prepared: Prepared, url: str | None = None) -> str:
     seen = {
         "model": f"{config.model} ({config.architecture}, {stored})",
         "platform": f"{config.platform} on {host.cpu_model}, {len(host.usable_cpus)} CPUs",
+        "tier": _tier(prepared),
         "kernels": f"{config.isa} ({why['isa']}), attention {attention}, "
         f"{config.executor} executor ({why['executor']})",
         "dtype": f"{config.dtype} ({why['dtype']}), {_activations(prepared.resolved)}"
@@ -43,6 +44,11 @@ def render(prepared: Prepared, url: str | None = None) -> str:
     if url is not None:
         seen["API"] = f"{url}/v1"
     return "\n".join(f"  {name:<9} {text}" for name, text in seen.items())
+
+
+def _tier(prepared: Prepared) -> str:
+    able = prepared.platform.capabilities(prepared.host)
+    return f"{able.tier}: {able.tier_means}"
 
 
 def render_roofline(answer: Mapping[str, object]) -> str:

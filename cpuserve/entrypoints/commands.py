@@ -57,7 +57,13 @@ def serve(args: argparse.Namespace) -> int:
         say(banner.render_roofline(await client.ask("roofline")))
 
     try:
-        return run(prepared.resolved, http, progress=progress, on_ready=on_ready)
+        return run(
+            prepared.resolved,
+            http,
+            progress=progress,
+            on_ready=on_ready,
+            platform=prepared.platform,
+        )
     finally:
         progress.close()
 

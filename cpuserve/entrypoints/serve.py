@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig, Resolved
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.ipc import Progress
+    from cpuserve.platforms import Platform
 
 log = get_logger("serve")
 
@@ -68,11 +69,13 @@ def serve(
     *,
     progress: ProgressFn | None = None,
     on_ready: ReadyFn | None = None,
+    platform: Platform | None = None,
 ) -> int:
     """Serve until a signal (returns 0) or the engine's death (returns 1).
 
-    progress(stage, done, total) is called while the engine loads; on_ready(url, client) runs
-    beside the server once it serves, for the banner.
+    `platform` made `resolved` (None: the built-in one) and is asked for GET /v1/cpu.
+    progress(stage, done, total) is called while the engine loads; on_ready(url, client) runs beside
+    the server once it serves, for the banner.
 
     Raises:
       StartupError: the port is taken, or the engine cannot load the model.
@@ -82,7 +85,7 @@ def serve(
         _warn_if_open(http)
         try:
             with _stop_signals_raise():
-                return _run(listener, resolved.config, http, progress, on_ready)
+                return _run(listener, resolved.config, http, progress, on_ready, platform)
         except _Stopped:
             return 0
 
@@ -93,22 +96,34 @@ def _run(
     http: HttpOptions,
     progress: ProgressFn | None,
     on_ready: ReadyFn | None,
+    platform: Platform | None,
 ) -> int:
     from cpuserve.engine.process import ProcessClient
 
     reports = LoadingReports(progress)
     client = ProcessClient.spawn(config, on_progress=reports)
     try:
-        if config.frontend_cpus:
-            os.sched_setaffinity(0, config.frontend_cpus)
+        _pin(config.frontend_cpus)
         from cpuserve.entrypoints.openai.server import FrontEnd
+        from cpuserve.platforms import select
     except BaseException:
         client.kill()
         raise
-    front_end = FrontEnd(client, config, http, url_of(listener))
+    floor = platform or select("cpu")[0]
+    front_end = FrontEnd(client, config, http, url_of(listener), floor)
     reports.also = front_end.on_progress
-    client.on_step = front_end.serving.metrics.on_step
+    client.on_step = front_end.on_step
     return asyncio.run(front_end.run(listener, on_ready))
+
+
+def _pin(cpus: list[int] | None) -> None:
+    """Keep this process, and the threads it will start, on `cpus`; a refusal is a line."""
+    if not cpus:
+        return
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:  # the cpuset has changed, or a sandbox forbids it
+        log.warning("the front end cannot be kept on CPU %s: %s", cpus, error.strerror)
 
 
 class LoadingReports:

@@ -24,6 +24,8 @@ class Cgroup(msgspec.Struct, frozen=True, kw_only=True):
 
     cpu_quota: CPUs' worth of time (1.5 = 150 ms in 100 ms), None = no limit. memory_limit and
     memory_available (limit minus what is in use and cannot be reclaimed): bytes, None = no limit.
+    throttled_periods, throttled_s: how often and for how long the kernel stopped the group, or one
+    around it, for its quota.
     """
 
     version: int = 0
@@ -31,6 +33,7 @@ class Cgroup(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit: int | None = None
     memory_available: int | None = None
     throttled_periods: int | None = None
+    throttled_s: float | None = None
 
 
 def read_cgroup(cgroup_root: Path, proc_root: Path) -> Cgroup:
@@ -40,14 +43,17 @@ def read_cgroup(cgroup_root: Path, proc_root: Path) -> Cgroup:
     quotas: list[float] = []
     memory: list[tuple[int, int]] = []
     throttled: list[int] = []
+    stopped: list[float] = []
     if v2_root is not None:
         for group in _ancestors(v2_root, paths.get("", "/")):
             _append(quotas, _v2_quota(group))
             _append(memory, _v2_memory(group))
             _append(throttled, _stat(group / "cpu.stat", "nr_throttled"))
+            _append(stopped, _seconds(_stat(group / "cpu.stat", "throttled_usec"), 1e6))
     for group in _v1_groups(cgroup_root, "cpu", paths):
         _append(quotas, _v1_quota(group))
         _append(throttled, _stat(group / "cpu.stat", "nr_throttled"))
+        _append(stopped, _seconds(_stat(group / "cpu.stat", "throttled_time"), 1e9))
     for group in _v1_groups(cgroup_root, "memory", paths):
         _append(memory, _v1_memory(group))
     has_v1 = (cgroup_root / "memory").is_dir() or (cgroup_root / "cpu").is_dir()
@@ -56,8 +62,18 @@ def read_cgroup(cgroup_root: Path, proc_root: Path) -> Cgroup:
         cpu_quota=min(quotas, default=None),
         memory_limit=min((limit for limit, _ in memory), default=None),
         memory_available=min((max(0, free) for _, free in memory), default=None),
-        throttled_periods=throttled[0] if throttled else None,
+        throttled_periods=max(throttled, default=None),
+        throttled_s=max(stopped, default=None),
     )
+
+
+def own_cgroup() -> Cgroup:
+    """The limits of this process, as this system shows them."""
+    return read_cgroup(Path("/sys/fs/cgroup"), Path("/proc"))
+
+
+def _seconds(count: int | None, per_second: float) -> float | None:
+    return None if count is None else count / per_second
 
 
 def _own_paths(file: Path) -> dict[str, str]:

@@ -19,9 +19,10 @@ from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import Capabilities, ModelFacts
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory import BLOCK, plan_memory
-from cpuserve.platforms.placement import place
-from cpuserve.platforms.probe import Roofline
+from cpuserve.platforms.placement import extra_thread_may_pay, place
+from cpuserve.platforms.probe import Roofline, thread_gain
 from cpuserve.platforms.tiers import tier_of
+from cpuserve.platforms.topology import physical_cores
 
 ISA_LEVELS = (
     "scalar",
@@ -79,24 +80,27 @@ class CpuPlatform:
     def host(self) -> Host:
         """The machine, with the levels the native extension can run on it."""
         native, error = self._native
-        return msgspec.structs.replace(
+        host = msgspec.structs.replace(
             Host.read(),
             isa_levels=tuple(native.isa_levels()) if native else (),
             native_error=error,
             torch=find_spec("torch") is not None,
             transformers=find_spec("transformers") is not None,
         )
+        if native is None or not extra_thread_may_pay(host):
+            return host
+        return msgspec.structs.replace(host, thread_gain=_measured_gain(native, host))
 
     def capabilities(self, host: Host) -> Capabilities:
         """Tier, dtypes, formats and attention kernel on `host`."""
         tier, means = tier_of(host)
-        attention = self.kernels(tier).get("attention", "torch")
+        attention = "torch" if tier == "none" else self.kernels(tier).get("attention", tier)
         return Capabilities(tier, means, tuple(KV_OF), FORMATS, attention)
 
     def kernels(self, isa: str) -> Mapping[str, str]:
-        """Kernel name -> level that provides it; empty without the extension."""
+        """Kernel name -> level that provides it; empty where this machine cannot run `isa`."""
         native, _ = self._native
-        return dict(native.resolve_table(isa)) if native and isa in ISA_LEVELS else {}
+        return dict(native.resolve_table(isa)) if native and isa in native.isa_levels() else {}
 
     def roofline(self, isa: str, threads: int, cpus: list[int] | None) -> Roofline:
         """Probes of this machine at level `isa`.
@@ -182,6 +186,16 @@ class CpuPlatform:
             tokenizer_path=facts.tokenizer_path,
         )
         return Resolved(config, tuple(ledger.decisions))
+
+
+def _measured_gain(native: ModuleType, host: Host) -> float:
+    """Host.thread_gain, measured once a process; 0 where the probe cannot run."""
+    fast = [level for level in host.isa_levels if level != "scalar"]
+    if not fast:
+        return 0.0
+    threads = int(host.cgroup.cpu_quota or 1)
+    cpus = tuple(core.cpu for core in physical_cores(host)[: threads + 1])
+    return thread_gain(native, fast[-1], cpus)
 
 
 def _model_impl(options: EngineOptions, ledger: Ledger, facts: ModelFacts, host: Host) -> str:

@@ -76,9 +76,11 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     allowed: CPUs of the affinity mask, which a cpuset limits too. offline: present and switched
     off. memory_nodes: nodes a cpuset lets it take memory of; empty = unknown. address_space_limit,
     data_limit: of one process (ulimit -v and -d); None = no limit. numa_balancing: the kernel moves
-    pages between nodes. isa_levels: what the native extension runs here, lowest first; empty with
-    `native_error` saying why where it cannot run at all. thread_gain: how much faster one thread
-    more than the CPU quota's floor reads memory, measured; 0 = not measured.
+    pages between nodes. governor: who sets the clock ("powersave (acpi-cpufreq)"; "" = unknown).
+    load: programs that wanted a CPU in the last minute, on average. thread_gain: how much faster
+    one thread more than the CPU quota's floor reads memory, measured; 0 = not measured.
+    isa_levels: what the native extension runs here, lowest first; empty with `native_error` saying
+    why where it cannot run at all.
     """
 
     arch: str
@@ -96,6 +98,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     cgroup: Cgroup = Cgroup()
     huge_pages: HugePages = HugePages()
     numa_balancing: bool = False
+    governor: str = ""
+    load: float = 0.0
     kernel: str = ""
     thread_gain: float = 0.0
     isa_levels: tuple[str, ...] = ()
@@ -177,6 +181,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
             cgroup=read_cgroup(cgroup_root or sysfs_root / "fs/cgroup", proc_root),
             huge_pages=_huge_pages(sysfs_root, meminfo),
             numa_balancing=_int(proc_root / "sys/kernel/numa_balancing", 0) > 0,
+            governor=_governor(sysfs_root / "devices/system/cpu/cpu0/cpufreq"),
+            load=_load(_text(proc_root / "loadavg")),
             kernel=_text(proc_root / "sys/kernel/osrelease").strip(),
         )
 
@@ -300,6 +306,16 @@ def _cpu_flags(cpuinfo: str) -> tuple[str, ...]:
     """Instruction sets as lscpu shows them."""
     match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
     return tuple(match[1].split()) if match else ()
+
+
+def _governor(folder: Path) -> str:
+    name, driver = (_text(folder / f"scaling_{what}").strip() for what in ("governor", "driver"))
+    return f"{name} ({driver})" if driver else name
+
+
+def _load(text: str) -> float:
+    match = re.match(r"\d+\.\d+", text)
+    return float(match[0]) if match else 0.0
 
 
 def _list(file: Path) -> list[CpuId]:

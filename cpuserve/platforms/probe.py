@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 PROBE_BYTES = 256 << 20  # eight times a large L3: nothing of it stays cached between two passes
+GAIN_BYTES = 64 << 20  # a container with a small quota may have little memory, too
+GAIN_SECONDS = 0.01  # so short that most are over before the quota stops the threads
+GAIN_ROUNDS = 8
 K = 4096
 PARTS = 8
 DOT_KINDS = ("f32", "bf16", "int8")
@@ -66,3 +70,17 @@ class Roofline:
         got: list[float] = []
         self._team.run(lambda: got.append(probe()))
         return got[0]
+
+
+@cache
+def thread_gain(native: ModuleType, isa: str, cpus: tuple[int, ...]) -> float:
+    """How many times as fast threads on all of `cpus` read memory as on all but the last.
+
+    Takes about 0.3 s. The best of several short reads counts: a CPU quota only ever slows one down.
+    """
+    few = Roofline(native, isa, len(cpus) - 1, list(cpus[:-1]), GAIN_BYTES)
+    many = Roofline(native, isa, len(cpus), list(cpus), GAIN_BYTES)
+    pairs = [
+        (few.bandwidth(GAIN_SECONDS), many.bandwidth(GAIN_SECONDS)) for _ in range(GAIN_ROUNDS)
+    ]
+    return max(m for _, m in pairs) / max(f for f, _ in pairs)

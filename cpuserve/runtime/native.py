@@ -33,6 +33,7 @@ class NativeExecutor:
         progress: ProgressFn | None = None,
     ) -> None:
         self.team = team
+        self._cpus = config.cpus
         self.max_tokens = config.max_num_batched_tokens
         self.num_blocks = config.kv_blocks
         self.lowered = lower(config, program, weights)
@@ -130,9 +131,16 @@ class NativeExecutor:
             "linear_weights": self.lowered.linear_weights,
         }
 
+    @property
+    def bytes_per_step(self) -> int:
+        """Bytes of packed weights that a step reads."""
+        return self.lowered.read_bytes
+
     def report(self) -> dict[str, object]:
         """Bytes held, and the CPU each thread was last seen on."""
-        return {"memory": dict(self.native.memory), "placement": self.team.placement()}
+        seen = self.team.placement()
+        wrong = misplaced(self._cpus, seen)
+        return {"memory": dict(self.native.memory), "placement": seen, "misplaced": wrong}
 
     def close(self) -> None:
         """Free weights and KV cache (when the last reference to the native executor goes)."""
@@ -142,6 +150,20 @@ class NativeExecutor:
 def make_team(config: EngineConfig) -> _C.Team:
     """The threads of `config`, on its CPUs."""
     return _C.Team(config.threads, config.cpus, config.passive_waits)
+
+
+def misplaced(cpus: list[int] | None, seen: list[int]) -> str:
+    """What is wrong with where the threads were `seen` (-1 = not yet); "" if they are on `cpus`.
+
+    Pinning fails without an error where a cpuset is changed or a sandbox forbids it.
+    """
+    wrong = [
+        f"thread {i} runs on CPU {at} and should on {want}"
+        for i, (want, at) in enumerate(zip(cpus or (), seen, strict=False))
+        if at not in (want, -1)
+    ]
+    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    return f"{'; '.join(wrong[:3])}{more}" if wrong else ""
 
 
 def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:

@@ -1,20 +1,24 @@
 """What doctor finds, on machines described as data."""
 
 import json
+from pathlib import Path
 
+import jsonschema
 import msgspec
 import pytest
 
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import EngineOptions
+from cpuserve.config.values import parse_cpu_list
 from cpuserve.entrypoints import cli
-from cpuserve.entrypoints.doctor import draw, problems
+from cpuserve.entrypoints.doctor import problems, schema
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.cpu import ISA_LEVELS
 from cpuserve.platforms.host import HugePages
 from cpuserve.platforms.placement import place
+from cpuserve.platforms.report import draw
 from cpuserve.platforms.tiers import TIERS
-from tests.helpers.hosts import load_host
+from tests.helpers.hosts import host_names, load_host
 
 
 def found(host):
@@ -49,20 +53,108 @@ def test_huge_pages_and_throttling_are_found():
     assert any("7 times" in what for what in whats)
 
 
+def drawn(name, **options):
+    host = load_host(name)
+    asked = EngineOptions(**options)
+    return list(draw(host, place(asked, Ledger(asked, {}), host)))
+
+
 def test_the_drawing_marks_threads_and_the_front_end():
-    host = load_host("desktop_8core_smt")
-    placement = place(EngineOptions(), Ledger(EngineOptions(), {}), host)
-    assert list(draw(host, placement)) == ["node 0: *0+8 *1+9 *2+10 *3+11 *4+12 *5+13 *6+14 f7+15"]
+    assert drawn("desktop_8core_smt") == [
+        "node 0: *0+8 *1+9 *2+10 *3+11 *4+12 *5+13 *6+14 f7+15",
+    ]
+    assert drawn("desktop_8core_smt", omp_threads_bind="1,9") == [
+        "node 0: .0+8 *1+9 .2+10 .3+11 .4+12 .5+13 .6+14 .7+15",
+    ]
+
+
+def test_the_drawing_joins_the_cores_of_large_machines_and_tells_l3_groups_and_slow_cores():
+    assert drawn("xeon_2s_amx") == [
+        "node 0: *0-30+64-94 f31+95",
+        "node 1: *32-62+96-126 f63+127",
+    ]
+    assert drawn("epyc_nps4")[:2] == [
+        "node 0 L3 of CPU 0: *0 *1 *2 *3 *4 *5 *6 *7",
+        "node 0 L3 of CPU 8: *8 *9 *10 *11 *12 *13 *14 f15",
+    ]
+    assert drawn("laptop_6p_8e")[0].endswith("*10+11 f12e f13e f14e f15e f16e f17e f18e f19e")
+
+
+@pytest.mark.parametrize("name", host_names())
+def test_every_usable_cpu_is_drawn_once(name):
+    cells = [cell for line in drawn(name) for cell in line.split(": ", 1)[1].split()]
+    cpus = [c for cell in cells for p in cell.strip("*f.e").split("+") for c in parse_cpu_list(p)]
+    assert sorted(cpus) == [c.id for c in load_host(name).usable_cpus]
 
 
 def test_every_level_has_a_tier():
     assert set(TIERS) == set(ISA_LEVELS)
 
 
-def test_doctor_on_this_machine_prints_a_page_and_json(capsys):
-    assert cli.main(["doctor"]) == 0
-    assert "memory" in capsys.readouterr().out
-    assert cli.main(["doctor", "--json"]) == 0
+SCHEMA = Path(__file__).parents[2] / "docs" / "doctor.schema.json"
+
+
+def test_the_published_schema_is_the_codes():
+    assert SCHEMA.read_bytes() == schema(), (
+        "run: python -m cpuserve.entrypoints.doctor > docs/doctor.schema.json"
+    )
+
+
+@pytest.mark.parametrize("roofline", [True, False])
+def test_doctor_on_this_machine_is_a_page_and_json_of_the_published_schema(capsys, roofline):
+    flags = [] if roofline else ["--no-roofline"]
+    assert cli.main(["doctor", *flags]) == 0
+    page = capsys.readouterr().out
+    subjects = ("CPU ", "tier ", "memory ", "cgroup ", "threads ", "roofline ", "libraries ")
+    for subject in subjects:
+        assert f"\n{subject}" in page
+    assert len(page.splitlines()) < 60
+    assert cli.main(["doctor", "--json", *flags]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["threads"] >= 1
-    assert all(set(p) == {"what", "remedy"} for p in report["problems"])
+    jsonschema.validate(report, json.loads(SCHEMA.read_bytes()))
+    assert report["placement"]["threads"] >= 1
+    assert (report["roofline"] is not None) is roofline
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**report, "machine": {}}, json.loads(SCHEMA.read_bytes()))
+
+
+def test_doctor_reports_a_variable_that_would_stop_a_server(capsys, monkeypatch):
+    from cpuserve.config import env
+
+    monkeypatch.setattr(env, "environment", lambda: {"CPUSERVE_OMP_THREADS_BIND": "9999"})
+    assert cli.main(["doctor", "--no-roofline"]) == 0
+    page = capsys.readouterr().out
+    assert "a server would not start" in page
+    assert "CPU 9999 is not among" in page
+
+
+@pytest.mark.parametrize(
+    ("change", "needle"),
+    [
+        ({"offline": (5,)}, "CPU 5 is switched off"),
+        ({"governor": "powersave (acpi-cpufreq)"}, "clock is kept low"),
+        ({"load": 40.0}, "wanted 40.0 CPUs"),
+        ({"numa_balancing": True}, "moves pages"),
+        ({"memory_nodes": (0,)}, "CPUs of node 1 have no memory near"),
+        ({"address_space_limit": 1 << 30}, "ulimit -v allows 1.00 GiB"),
+        ({"data_limit": 1 << 30}, "ulimit -d allows 1.00 GiB"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_a_change_of_a_healthy_machine_costs_is_found(change, needle):
+    host = load_host("xeon_2s_amx")
+    assert found(host) == []
+    assert any(needle in what for what in found(msgspec.structs.replace(host, **change)))
+
+
+def test_what_is_usual_is_no_problem():
+    change = {"governor": "powersave (amd-pstate-epp)", "load": 1.0}
+    assert found(msgspec.structs.replace(load_host("xeon_2s_amx"), **change)) == []
+
+
+def test_a_thread_limit_of_openmp_below_the_plan_is_found():
+    host = load_host("xeon_2s_amx")
+    placement = place(EngineOptions(), Ledger(EngineOptions(), {}), host)
+    limited = [p.what for p in problems(host, placement, {"OMP_THREAD_LIMIT": "8"})]
+    assert limited == ["OMP_THREAD_LIMIT=8 forbids the 62 threads planned"]
+    assert not list(problems(host, placement, {"OMP_THREAD_LIMIT": "64"}))

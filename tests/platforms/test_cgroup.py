@@ -89,7 +89,7 @@ def test_v1_quota_and_memory(read):
             "cpu,cpuacct/cpu.cfs_quota_us": "-1",
             "cpu,cpuacct/box/cpu.cfs_quota_us": "150000",
             "cpu,cpuacct/box/cpu.cfs_period_us": "100000",
-            "cpu,cpuacct/box/cpu.stat": "nr_periods 9\nnr_throttled 3\nthrottled_time 1",
+            "cpu,cpuacct/box/cpu.stat": "nr_periods 9\nnr_throttled 3\nthrottled_time 500000000",
             "memory/memory.limit_in_bytes": UNLIMITED,
             "memory/box/memory.limit_in_bytes": str(200 << 20),
             "memory/box/memory.usage_in_bytes": str(100 << 20),
@@ -104,6 +104,7 @@ def test_v1_quota_and_memory(read):
         memory_limit=200 << 20,
         memory_available=150 << 20,
         throttled_periods=3,
+        throttled_s=0.5,
     )
 
 
@@ -143,3 +144,16 @@ def test_a_hybrid_host_reads_both_hierarchies(read):
 def test_a_group_over_its_limit_has_nothing_free(read):
     files = {"cgroup.controllers": "m", "memory.max": "100", "memory.current": "300"}
     assert read(files).memory_available == 0
+
+
+def test_the_group_around_us_may_be_the_one_that_is_stopped(read):
+    found = read(
+        {
+            "cgroup.controllers": "cpu",
+            "pod/cpu.max": "200000 100000",
+            "pod/cpu.stat": "nr_throttled 9\nthrottled_usec 2500000",
+            "pod/one/cpu.stat": "nr_throttled 0\nthrottled_usec 0",
+        },
+        own="0::/pod/one",
+    )
+    assert (found.throttled_periods, found.throttled_s) == (9, 2.5)

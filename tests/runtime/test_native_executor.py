@@ -9,6 +9,7 @@ import pytest
 from native_model import GREEDY, Chunk, Model, Native, Shape, all_rows, blocks_for, words
 
 from cpuserve import _C
+from cpuserve.runtime import native
 
 LEVELS = _C.isa_levels()
 THREADS = [1, 2, 3, 5]
@@ -621,3 +622,12 @@ def test_other_ops_match_numpy():
     assert np.abs(got - want).max() < 1e-4
     with pytest.raises(ValueError, match="kv_len"):  # 14 table rows, offset 2: 12 positions
         e.step(words(Chunk(ids[:1] * 13, 0, [1])))
+
+
+def test_a_thread_that_is_not_where_it_was_bound_is_named():
+    assert native.misplaced(None, [3, 4]) == ""
+    assert native.misplaced([0, 1], [0, -1]) == ""
+    assert native.misplaced([0, 1, 2], [0, 5, 2]) == "thread 1 runs on CPU 5 and should on 1"
+    many = native.misplaced(list(range(8)), list(range(1, 9)))
+    assert many.count("should on") == 3
+    assert many.endswith("and 5 more")

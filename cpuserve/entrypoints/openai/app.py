@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from cpuserve.entrypoints.openai import chat, completions, health, metrics, models, tokenize
+from cpuserve.entrypoints.openai import chat, completions, cpu, health, metrics, models, tokenize
 from cpuserve.entrypoints.openai.errors import install_error_handlers
 from cpuserve.entrypoints.openai.middleware import ApiKeys, LastNet, RequestIds
 from cpuserve.entrypoints.openai.schema import install_schema
@@ -22,6 +22,7 @@ ROUTERS = (
     completions.router,
     models.router,
     tokenize.router,
+    cpu.router,
     health.router,
     metrics.router,
 )

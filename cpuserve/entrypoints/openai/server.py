@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from cpuserve.entrypoints.openai.app import create_app
+from cpuserve.entrypoints.openai.cpu import CpuView
 from cpuserve.entrypoints.openai.http import MAX_HEADER_BYTES, guarded_protocol
 from cpuserve.entrypoints.openai.serving import HttpLimits, Serving
 from cpuserve.errors import EngineDead
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.client import EngineClient
+    from cpuserve.engine.ipc import Stats
     from cpuserve.entrypoints.serve import HttpOptions, ReadyFn
+    from cpuserve.platforms import Platform
 
 log = get_logger("serve")
 
@@ -47,17 +50,24 @@ class FrontEnd:
     """One HTTP server over one engine."""
 
     def __init__(
-        self, client: EngineClient, config: EngineConfig, http: HttpOptions, url: str
+        self,
+        client: EngineClient,
+        config: EngineConfig,
+        http: HttpOptions,
+        url: str,
+        platform: Platform,
     ) -> None:
         self._client = client
         self._config = config
         self._http = http
         self._url = url
+        cpu = CpuView(platform, config)
         metrics = ServerMetrics(
             model_name=config.served_model_names[0],
             max_model_len=config.max_model_len,
             stats=lambda: client.stats,
             cache=_cache_facts(config),
+            cpu=lambda: cpu.sample(client.stats),
         )
         self.serving = Serving(
             client,
@@ -72,9 +82,16 @@ class FrontEnd:
             ),
             default_sampling=config.default_sampling,
             build=_build(config),
+            cpu=cpu,
         )
         self._stop = asyncio.Event()
         self._server = make_server(self.serving, http)
+
+    def on_step(self, stats: Stats) -> None:
+        """The engine ran a step."""
+        self.serving.metrics.on_step(stats)
+        if self.serving.cpu is not None:
+            self.serving.cpu.meter.on_step(stats)
 
     def on_progress(self, stage: str, done: int, total: int) -> None:
         """Show how far the engine is on /health."""

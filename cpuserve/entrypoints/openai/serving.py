@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cpuserve.engine.client import EngineClient
+    from cpuserve.entrypoints.openai.cpu import CpuView
     from cpuserve.entrypoints.openai.generation import Job
     from cpuserve.metrics import ServerMetrics
     from cpuserve.tokenizer.chat import ChatTemplate
@@ -62,6 +63,7 @@ class Serving:
     chat_template: ChatTemplate | None = None
     bounds: Limits = field(default_factory=lambda: Limits(0, 0, 0))
     build: str = ""
+    cpu: CpuView | None = None
     loading: str = "starting"
     ready: bool = False
     failed: str | None = None

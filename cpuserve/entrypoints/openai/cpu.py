@@ -1,0 +1,169 @@
+"""GET /v1/cpu: the machine, who sits where, and what the engine gets out of it right now."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.entrypoints.openai.endpoint import get_serving
+from cpuserve.entrypoints.openai.schema import json_answer
+from cpuserve.errors import NotFound
+from cpuserve.ids import CpuId
+from cpuserve.metrics import CpuSample
+from cpuserve.platforms.cgroup import own_cgroup
+from cpuserve.platforms.placement import Placement, Rank
+from cpuserve.platforms.report import (
+    MachineReport,
+    PlacementReport,
+    describe,
+    describe_placement,
+)
+
+if TYPE_CHECKING:
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.engine.ipc import Stats
+    from cpuserve.platforms import Platform
+
+router = APIRouter()
+
+WINDOW_S = 10.0
+SAMPLE_S = 0.25
+
+
+class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The last ten seconds; rates are null where no step ran, or nothing is known.
+
+    busy: share of the time that steps took. bandwidth_bytes_per_s: packed weights read while they
+    ran; roofline_bytes_per_s: what the probe read at the start; fraction_of_roofline: one by the
+    other (low while prompts run, which are bound by arithmetic). threads_on: the CPU each thread
+    was last seen on, -1 = not yet; misplaced: "" or who is not where it was bound. throttled_*: of
+    the control group since it exists, null without a quota.
+    """
+
+    busy: float
+    bandwidth_bytes_per_s: float | None
+    roofline_bytes_per_s: float | None
+    fraction_of_roofline: float | None
+    threads_on: tuple[int, ...]
+    misplaced: str
+    throttled_periods: int | None
+    throttled_s: float | None
+
+
+class CpuReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What GET /v1/cpu answers."""
+
+    object: str
+    platform: str
+    isa: str
+    machine: MachineReport
+    placement: PlacementReport
+    live: LiveReport
+
+
+class CpuMeter:
+    """Follows the engine's counters; every method is called on the event loop's thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # (time, seconds in steps, bytes read) at most every SAMPLE_S
+        self._samples: deque[tuple[float, float, float]] = deque([(clock(), 0.0, 0.0)])
+        self._last = (0.0, 0.0)
+
+    def on_step(self, stats: Stats) -> None:
+        """A step ended."""
+        now = self._clock()
+        self._last = stats.busy_s, stats.weight_bytes
+        if now - self._samples[-1][0] >= SAMPLE_S:
+            self._samples.append((now, *self._last))
+            self._forget(now)
+
+    def rates(self) -> tuple[float, float | None]:
+        """(share of the window that steps took, bytes a second while they ran)."""
+        now = self._clock()
+        self._forget(now)
+        began, busy, read = self._samples[0]
+        spent = self._last[0] - busy
+        idle = len(self._samples) == 1 and began <= now - WINDOW_S
+        if idle or spent <= 0 or now <= began:
+            return 0.0, None
+        return min(1.0, spent / min(now - began, WINDOW_S)), (self._last[1] - read) / spent
+
+    def _forget(self, now: float) -> None:
+        while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW_S:
+            self._samples.popleft()
+
+
+class CpuView:
+    """Answers for /v1/cpu and the CPU series of /metrics, of one platform and one engine."""
+
+    def __init__(self, platform: Platform, config: EngineConfig) -> None:
+        self._platform = platform
+        self._config = config
+        self.meter = CpuMeter()
+
+    def sample(self, stats: Stats) -> CpuSample:
+        """What /metrics shows; reads a few small files."""
+        group = own_cgroup()
+        return CpuSample(
+            threads=self._config.threads,
+            busy_s=stats.busy_s,
+            weight_bytes=stats.weight_bytes,
+            roofline_bytes_per_s=stats.roofline_bytes_per_s,
+            throttled_periods=group.throttled_periods,
+            throttled_s=group.throttled_s,
+            quota=group.cpu_quota,
+        )
+
+    def report(self, engine: Mapping[str, Any], busy: float, bandwidth: float | None) -> CpuReport:
+        """The answer, given what the engine says of itself and the meter's rates.
+
+        Reads the machine anew, which takes milliseconds: not for the event loop.
+        """
+        host = self._platform.host()
+        config = self._config
+        roofline = float(engine.get("roofline_bytes_per_s") or 0) or None
+        return CpuReport(
+            object="cpu",
+            platform=config.platform,
+            isa=config.isa,
+            machine=describe(host, self._platform.capabilities(host)),
+            placement=describe_placement(host, placement_of(config)),
+            live=LiveReport(
+                busy=busy,
+                bandwidth_bytes_per_s=bandwidth,
+                roofline_bytes_per_s=roofline,
+                fraction_of_roofline=bandwidth / roofline if bandwidth and roofline else None,
+                threads_on=tuple(engine.get("placement") or ()),
+                misplaced=str(engine.get("misplaced") or ""),
+                throttled_periods=host.cgroup.throttled_periods,
+                throttled_s=host.cgroup.throttled_s,
+            ),
+        )
+
+
+def placement_of(config: EngineConfig) -> Placement:
+    """The placement a configuration carries."""
+    cpus = None if config.cpus is None else tuple(CpuId(cpu) for cpu in config.cpus)
+    front_end = tuple(CpuId(cpu) for cpu in config.frontend_cpus or ()) or None
+    return Placement((Rank(config.threads, cpus, ()),), front_end, config.passive_waits)
+
+
+@router.get("/v1/cpu", openapi_extra=json_answer(CpuReport))
+async def show_cpu(request: Request) -> Response:
+    """The machine, the placement and the last ten seconds."""
+    serving = get_serving(request)
+    serving.check_available()
+    if serving.cpu is None:
+        msg = "this server has no CPU report"
+        raise NotFound(msg)
+    engine = await serving.client.ask("report")
+    rates = serving.cpu.meter.rates()
+    report = await asyncio.to_thread(serving.cpu.report, engine, *rates)
+    return Response(msgspec.json.encode(report), media_type="application/json")

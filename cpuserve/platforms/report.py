@@ -1,0 +1,208 @@
+"""A machine and what sits where on it, as typed data and as lines for a person.
+
+`cpuserve doctor` and GET /v1/cpu show the same parts; docs/*.schema.json is made from these types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from cpuserve.config.values import format_bytes, format_cpus
+from cpuserve.platforms.base import Capabilities
+from cpuserve.platforms.cgroup import Cgroup
+from cpuserve.platforms.host import Host, HugePages
+from cpuserve.platforms.placement import Placement
+from cpuserve.platforms.topology import Core, physical_cores
+
+CELLS = 16  # cores of one line that are still drawn one by one
+# The instruction sets that decide something here; lscpu lists a hundred others.
+FEATURES = ("avx", "fma", "f16c", "amx", "asimd", "sve", "i8mm", "bf16")
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A NUMA node: the CPUs of it this process may use (a CPU list), and its memory in bytes."""
+
+    node: int
+    cpus: str
+    memory_total: int
+    memory_available: int
+
+
+class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine as this process sees it. CPU lists are texts ("0-3,8"), memory is in bytes.
+
+    tier: the highest kernel level, levels: all, lowest first. features: instruction sets as lscpu
+    names them. cores: physical cores with a usable CPU. load: programs that wanted a CPU in the
+    last minute, on average.
+    """
+
+    cpu: str
+    arch: str
+    kernel: str
+    tier: str
+    tier_means: str
+    levels: tuple[str, ...]
+    features: tuple[str, ...]
+    cores: int
+    cpus_online: int
+    cpus_allowed: str
+    cpus_offline: str
+    governor: str
+    load: float
+    nodes: tuple[NodeReport, ...]
+    numa_balancing: bool
+    memory_total: int
+    memory_available: int
+    memory_free: int
+    cgroup: Cgroup
+    huge_pages: HugePages
+
+
+class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Who sits where: `bind` per rank as CPUSERVE_OMP_THREADS_BIND takes it ("nobind": nowhere).
+
+    frontend: its CPUs, "" = anywhere. drawing: a line for each group of cores that share an L3.
+    """
+
+    threads: int
+    bind: str
+    frontend: str
+    passive_waits: bool
+    drawing: tuple[str, ...]
+
+
+def describe(host: Host, capabilities: Capabilities) -> MachineReport:
+    """What `host` is."""
+    cores = physical_cores(host)
+    return MachineReport(
+        cpu=host.cpu_model,
+        arch=host.arch,
+        kernel=host.kernel,
+        tier=capabilities.tier,
+        tier_means=capabilities.tier_means,
+        levels=host.isa_levels,
+        features=tuple(flag for flag in host.cpu_flags if flag.startswith(FEATURES)),
+        cores=len(cores),
+        cpus_online=len(host.cpus),
+        cpus_allowed=format_cpus([c.id for c in host.usable_cpus]),
+        cpus_offline=format_cpus(host.offline),
+        governor=host.governor,
+        load=host.load,
+        nodes=tuple(_node_reports(host)),
+        numa_balancing=host.numa_balancing,
+        memory_total=host.memory_total,
+        memory_available=host.memory_available,
+        memory_free=host.memory_free,
+        cgroup=host.cgroup,
+        huge_pages=host.huge_pages,
+    )
+
+
+def _node_reports(host: Host) -> Iterator[NodeReport]:
+    for node in host.nodes:
+        cpus = [c.id for c in host.usable_cpus if c.node == node.id]
+        yield NodeReport(
+            node=node.id,
+            cpus=format_cpus(cpus),
+            memory_total=node.memory_total,
+            memory_available=node.memory_available,
+        )
+
+
+def describe_placement(host: Host, placement: Placement) -> PlacementReport:
+    """Who sits where on `host`."""
+    cpus = [rank.cpus for rank in placement.ranks]
+    lists = "|".join(format_cpus(list(c)) for c in cpus if c is not None)
+    return PlacementReport(
+        threads=placement.threads,
+        bind=lists or "nobind",
+        frontend=format_cpus(list(placement.frontend or ())),
+        passive_waits=placement.passive_waits,
+        drawing=tuple(draw(host, placement)),
+    )
+
+
+def draw(host: Host, placement: Placement) -> Iterator[str]:
+    """A line for each group of cores with one L3 (or node): * thread, f front end, . neither.
+
+    A core is its CPUs joined by "+"; a slow one (E core) ends in "e". Long lines join cores of the
+    same kind: "*0-30+64-94" are 31 cores with two CPUs each.
+    """
+    cores = physical_cores(host)
+    fastest = max((core.capacity for core in cores), default=0)
+    groups: dict[tuple[int, int], list[Core]] = {}
+    for core in cores:
+        groups.setdefault((core.node, core.l3), []).append(core)
+    per_node = {node: sum(n == node for n, _ in groups) for node, _ in groups}
+    for (node, l3), members in groups.items():
+        name = f"node {node}" + (f" L3 of CPU {l3}" if per_node[node] > 1 else "")
+        marked = [(_mark(core, placement), core) for core in members]
+        cells = [_cell(mark, [core], fastest) for mark, core in marked]
+        if len(cells) > CELLS:
+            cells = [_cell(mark, run, fastest) for mark, run in _same(marked)]
+        yield f"{name}: {' '.join(cells)}"
+
+
+def _mark(core: Core, placement: Placement) -> str:
+    ids = set(core.cpus)
+    if ids & set(placement.cpus or ()):
+        return "*"
+    return "f" if ids & set(placement.frontend or ()) else "."
+
+
+def _same(marked: Sequence[tuple[str, Core]]) -> Iterator[tuple[str, list[Core]]]:
+    """Neighbours of one kind together."""
+    run: list[Core] = []
+    kind: tuple[str, int, int] | None = None
+    for mark, core in marked:
+        here = (mark, len(core.cpus), core.capacity)
+        if run and here != kind:
+            yield (kind or here)[0], run
+            run = []
+        kind = here
+        run.append(core)
+    if run and kind:
+        yield kind[0], run
+
+
+def _cell(mark: str, cores: Sequence[Core], fastest: int) -> str:
+    siblings = [format_cpus([core.cpus[t] for core in cores]) for t in range(len(cores[0].cpus))]
+    slow = "e" if cores[0].capacity < fastest else ""
+    return f"{mark}{'+'.join(siblings)}{slow}"
+
+
+def render_machine(machine: MachineReport) -> Iterator[tuple[str, str]]:
+    """(subject, text) lines for a person."""
+    group, pages = machine.cgroup, machine.huge_pages
+    limit = "none" if group.memory_limit is None else format_bytes(group.memory_limit)
+    quota = "none" if group.cpu_quota is None else f"{group.cpu_quota:g} CPUs"
+    if group.throttled_periods:
+        quota += f" (stopped {group.throttled_periods} times so far)"
+    offline = f", offline {machine.cpus_offline}" if machine.cpus_offline else ""
+    governor = f", governor {machine.governor}" if machine.governor else ""
+    yield "CPU", machine.cpu
+    yield (
+        "cores",
+        f"{machine.cores} to use: CPU {machine.cpus_allowed} of {machine.cpus_online} online"
+        f"{offline}{governor}, load {machine.load:.1f}",
+    )
+    yield "tier", f"{machine.tier}: {machine.tier_means}"
+    yield "levels", ", ".join(machine.levels) or "none"
+    yield "features", " ".join(machine.features) or "not listed"
+    free, total = format_bytes(machine.memory_free), format_bytes(machine.memory_total)
+    yield "memory", f"{free} can be taken of {total}"
+    if len(machine.nodes) > 1:
+        for node in machine.nodes:
+            where = f"CPU {node.cpus}" if node.cpus else "no CPUs to use"
+            have = format_bytes(node.memory_total) if node.memory_total else "no memory"
+            yield "", f"node {node.node}: {have}, {where}"
+        moves = "on" if machine.numa_balancing else "off"
+        yield "", f"the kernel moving pages between nodes (numa_balancing): {moves}"
+    yield "cgroup", f"v{group.version or '-'}, CPU quota {quota}, memory limit {limit}"
+    yield (
+        "pages",
+        f"transparent huge pages {pages.transparent}, 2 MiB pool {pages.pool_free} of "
+        f"{pages.pool_total} free",
+    )

@@ -1,0 +1,169 @@
+"""GET /v1/cpu and the CPU series of /metrics: the meter, the report, the live server."""
+
+import json
+
+import jsonschema
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cpuserve.engine.ipc import Stats
+from cpuserve.entrypoints.openai.cpu import WINDOW_S, CpuMeter, CpuReport, CpuView, placement_of
+from cpuserve.metrics import CpuSample, ServerMetrics
+from cpuserve.platforms.cpu import CpuPlatform
+from tests.api.fakes import Api
+from tests.helpers.fake_executor import fake_config
+from tests.helpers.hosts import load_host, resolve
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def metered(*steps):
+    """A meter after (seconds later, busy, bytes) steps, and its clock."""
+    clock, busy, read = Clock(), 0.0, 0.0
+    meter = CpuMeter(clock)
+    for later, seconds, size in steps:
+        clock.now += later
+        busy, read = busy + seconds, read + size
+        meter.on_step(Stats(busy_s=busy, weight_bytes=read))
+    return meter, clock
+
+
+def test_an_idle_engine_has_no_rate():
+    meter, clock = metered()
+    assert meter.rates() == (0.0, None)
+    clock.now += 100
+    assert meter.rates() == (0.0, None)
+
+
+def test_bandwidth_is_what_steps_read_while_they_ran():
+    meter, _ = metered(*[(1.0, 0.5, 10e9)] * 5)
+    assert meter.rates() == (pytest.approx(0.5), pytest.approx(20e9))
+
+
+def test_only_the_window_counts_and_then_it_is_idle_again():
+    meter, clock = metered(*[(1.0, 1.0, 1e9)] * 30, *[(1.0, 0.1, 1e9)] * 12)
+    busy, bandwidth = meter.rates()
+    assert busy == pytest.approx(0.1)
+    assert bandwidth == pytest.approx(10e9)
+    clock.now += 2 * WINDOW_S
+    assert meter.rates() == (0.0, None)
+
+
+def test_a_burst_after_a_long_silence_is_seen():
+    meter, _ = metered((1.0, 0.5, 1e9), (1000.0, 0.5, 5e9), (0.01, 0.5, 5e9))
+    busy, bandwidth = meter.rates()
+    assert 0 < busy <= 1
+    assert bandwidth == pytest.approx(10e9)
+
+
+class OnHost(CpuPlatform):
+    """The built-in platform on a fixture."""
+
+    def __init__(self, name):
+        self._host = load_host(name)
+
+    def host(self):
+        return self._host
+
+
+def test_the_report_shows_the_placement_that_was_resolved():
+    config = resolve("xeon_2s_amx").config
+    view = CpuView(OnHost("xeon_2s_amx"), config)
+    engine = {"roofline_bytes_per_s": 400e9, "placement": [0, 1], "misplaced": "thread 1 ..."}
+    report = view.report(engine, 0.5, 300e9)
+    assert report.machine.tier == "amx"
+    assert report.placement.bind == "0-30,32-62"
+    assert report.placement.frontend == "31,63,95,127"
+    assert report.live.fraction_of_roofline == pytest.approx(0.75)
+    assert report.live.threads_on == (0, 1)
+    assert report.live.misplaced == "thread 1 ..."
+    assert view.report({}, 0.0, None).live.fraction_of_roofline is None
+    unpinned = resolve("xeon_2s_amx", omp_threads_bind="nobind").config
+    assert CpuView(OnHost("xeon_2s_amx"), unpinned).report({}, 0, None).placement.bind == "nobind"
+    assert placement_of(config).cpus == config.cpus
+
+
+def served(view=None, answer=None):
+    api = Api()
+    api.serving.cpu = view
+    if answer is not None:
+
+        async def ask(what):
+            assert what == "report"
+            return answer
+
+        api.serving.client.ask = ask
+    return api
+
+
+def test_the_route_answers_with_the_published_type():
+    view = CpuView(OnHost("desktop_8core_smt"), resolve("desktop_8core_smt").config)
+    api = served(view, {"placement": [0, 1, 2, 3, 4, 5, 6]})
+    body = api.get("/v1/cpu").json()
+    assert msgspec.convert(body, CpuReport).placement.threads == 7
+    document = api.get("/openapi.json").json()
+    shape = document["paths"]["/v1/cpu"]["get"]["responses"]["200"]["content"]["application/json"]
+    assert shape["schema"] == {"$ref": "#/components/schemas/CpuReport"}
+    jsonschema.validate(body, {**document, "$ref": "#/components/schemas/CpuReport"})
+
+
+def test_without_a_platform_there_is_no_report():
+    assert served().get("/v1/cpu").status_code == 404
+
+
+def test_a_server_that_stops_does_not_answer():
+    api = served(CpuView(OnHost("vm_2core_zen5"), fake_config()))
+    api.serving.draining = True
+    assert api.get("/v1/cpu").status_code == 503
+
+
+def exposed(**changes):
+    values = {
+        "threads": 2,
+        "busy_s": 1.5,
+        "weight_bytes": 3e9,
+        "roofline_bytes_per_s": 40e9,
+        "throttled_periods": 7,
+        "throttled_s": 0.25,
+        "quota": 1.5,
+    }
+    sample = CpuSample(**{**values, **changes})
+    metrics = ServerMetrics(model_name="m", max_model_len=8, stats=Stats, cpu=lambda: sample)
+    families = text_string_to_metric_families(metrics.text().decode())
+    found = {s.name: s.value for f in families for s in f.samples}
+    return {k: v for k, v in found.items() if k.startswith("cpuserve:")}
+
+
+def test_cpu_series_carry_throttling_and_what_a_fraction_of_the_roofline_needs():
+    assert exposed() == {
+        "cpuserve:cpu_threads": 2,
+        "cpuserve:cpu_quota": 1.5,
+        "cpuserve:cpu_roofline_bytes_per_second": 40e9,
+        "cpuserve:cpu_busy_seconds_total": 1.5,
+        "cpuserve:cpu_weight_bytes_read_total": 3e9,
+        "cpuserve:cpu_nr_throttled_total": 7,
+        "cpuserve:cpu_throttled_seconds_total": 0.25,
+    }
+
+
+def test_what_is_not_known_has_no_series():
+    unknown = exposed(
+        quota=None, throttled_periods=None, throttled_s=None, roofline_bytes_per_s=0.0
+    )
+    assert set(unknown) == {
+        "cpuserve:cpu_threads",
+        "cpuserve:cpu_busy_seconds_total",
+        "cpuserve:cpu_weight_bytes_read_total",
+    }
+
+
+def test_the_report_is_plain_json():
+    view = CpuView(OnHost("vm_2core_zen5"), resolve("vm_2core_zen5").config)
+    assert json.loads(msgspec.json.encode(view.report({}, 0.0, None)))["object"] == "cpu"
