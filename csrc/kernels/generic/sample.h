@@ -204,7 +204,7 @@ static inline int32_t sample_row(const SampleParams& p, const SampleScratch& s, 
   }
   if (p.top_p < 1.0f) {
     const double target = static_cast<double>(p.top_p) * total;
-    const Cut cut = cut_mass(r, largest, least, p.temperature, target);
+    const Cut cut = cut_mass(r, largest, least, p.temperature, total, target);
     total = apply_cut(r, cut, s.mass, s.block_mass);
   }
   const double u = uniform(p.seed, static_cast<uint64_t>(position));
