@@ -186,6 +186,12 @@ class EngineCore:
             if done and delta.request.num_output == len(delta.tokens):
                 stats.prompt_tokens += delta.request.num_prompt
 
+    @property
+    def decodes_only(self) -> bool:
+        """The last step ran streams and no prompt, so it left time before their next tokens."""
+        work = self.scheduler.work
+        return work.rows > 0 and not work.tokens
+
     def prepare(self) -> bool:
         """While there is no work: a little of what the executor can get ready; False = all is."""
         return self._prepare is not None and bool(self._prepare())

@@ -34,5 +34,7 @@ def run_loop(core: EngineCore, channel: Channel) -> None:
             core.handle(message)
         if core.has_work:
             channel.send(core.step())
+            if core.decodes_only:
+                core.prepare()  # a little at a time, rather than all of it in a prompt's way
         for answer in core.answers():
             channel.send(answer)
