@@ -270,8 +270,13 @@ class Lowering:
         """Vectors cos and sin [max_position, rotary / 2]."""
         count = self.max_position * (rope.rotary // 2)
 
+        made: dict[int, Float32] = {}
+
         def table(which: int) -> Float32:
-            return rope_tables(rope, np.arange(self.max_position, dtype=np.int32))[which]
+            if which not in made:  # both come of the same angles
+                positions = np.arange(self.max_position, dtype=np.int32)
+                made.update(enumerate(rope_tables(rope, positions)))
+            return made.pop(which)
 
         cos = self._vector(("cos", rope), count, lambda _: table(0))
         return cos, self._vector(("sin", rope), count, lambda _: table(1))

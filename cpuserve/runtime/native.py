@@ -184,11 +184,11 @@ def load(
     native: _C.Executor, lowered: Lowered, weights: Weights, progress: ProgressFn | None
 ) -> None:
     """Pack every matrix and fill every vector, telling `progress("load", done, total)` in bytes."""
-    total = sum(weights.get(n).nbytes for m in lowered.matrices for n in m.names)
+    matrices = [(m.id, [weights.get(n) for n in m.names]) for m in lowered.matrices]
+    total = sum(t.nbytes for _, tensors in matrices for t in tensors)
     done = 0
-    for matrix in lowered.matrices:
-        tensors = [weights.get(n) for n in matrix.names]
-        native.load_matrix(matrix.id, [(t.data, t.source, t.row_order) for t in tensors])
+    for matrix, tensors in matrices:
+        native.load_matrix(matrix, [(t.data, t.source, t.row_order) for t in tensors])
         for t in tensors:
             done += t.nbytes
             if t.release:

@@ -1,0 +1,51 @@
+"""Loading: every tensor is asked for once, packed, and let go before the next one."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cpuserve._C")
+
+from cpuserve.quant.base import QuantTensor
+from cpuserve.runtime.native import load
+
+
+class Recorder:
+    """Weights and a native executor that write down what happens to them."""
+
+    def __init__(self):
+        self.events = []
+
+    def get(self, name):
+        self.events.append(("get", name))
+        data = np.zeros((2, 8), np.uint8)
+
+        def release():
+            self.events.append(("release", name))
+
+        return QuantTensor(name, (2, 2), "f32", data, None, release)
+
+    def load_matrix(self, number, sources):
+        self.events.append(("load", number, len(sources)))
+
+    def load_vector(self, number, data):
+        self.events.append(("vector", number, data.tolist()))
+
+
+def test_a_tensor_is_asked_for_once_and_released_when_it_is_packed():
+    it, told = Recorder(), []
+    matrices = [SimpleNamespace(id=0, names=("q", "k")), SimpleNamespace(id=1, names=("o",))]
+    vectors = [SimpleNamespace(id=2, make=lambda read: read("norm") + np.float32(1))]
+    lowered = SimpleNamespace(matrices=matrices, vectors=vectors)
+    load(it, lowered, it, lambda *report: told.append(report))
+    assert [e for e in it.events if e[0] == "get"] == [("get", n) for n in ("q", "k", "o", "norm")]
+    assert [e for e in it.events if e[0] != "get"] == [
+        ("load", 0, 2),
+        ("release", "q"),
+        ("release", "k"),
+        ("load", 1, 1),
+        ("release", "o"),
+        ("vector", 2, [1.0] * 4),
+    ]
+    assert told == [("load", 32, 48), ("load", 48, 48)]
