@@ -96,3 +96,21 @@ def test_progress_is_not_asked_for_where_nobody_would_see_it():
     api.chat(return_progress=True)
     api.chat(stream=True)
     assert api.engine.wishes == [(None, False)] * 2
+
+
+def pausing(engine, number, prompt, params):
+    yield Output(number, [], processed=8)
+    yield 0.3
+    yield Output(number, [70])
+    yield 0.3
+    yield Output(number, [71], "length")
+
+
+def test_a_stream_that_falls_silent_sends_comments_between_its_events():
+    api = Api(pausing, http=HttpLimits(silent_s=0.05))
+    response = api.complete(stream=True, return_progress=True)
+    assert len(events_of(response)) >= 3
+    progress, first, last = response.text.split("data: ")[1:4]
+    assert ": keep-alive\n\n" in progress
+    assert ": keep-alive\n\n" in first
+    assert ": keep-alive" not in last

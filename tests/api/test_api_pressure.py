@@ -88,3 +88,15 @@ def test_a_pool_of_sixteen_blocks_serves_64_long_requests_as_an_ample_one_does()
         assert server.metric("kv_cache_usage_perc") == 0
     assert got == want
     assert all(len(ids) == 150 for ids in got)
+
+
+def test_a_prompt_is_found_again_after_a_restart_with_a_cache_directory(tmp_path):
+    options = ("--prefix-cache-dir", str(tmp_path / "prefixes"), "--prefix-cache-size", "64MiB")
+    body = {"prompt": words(1, 300), "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+    texts = []
+    for cached in (0, 288):
+        with running_server(tiny_model("llama"), *options) as server:
+            answer = server.post("/v1/completions", **body)
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+            texts.append(answer["choices"][0]["text"])
+    assert texts[0] == texts[1]

@@ -196,3 +196,37 @@ def test_a_window_that_may_not_slide_bounds_the_length():
     assert resolve("vm_2core_zen5", LLAMA_1B, **options).config.max_model_len == 131072
     with pytest.raises(ConfigError, match=r"give at most 4096, or leave out --disable-sliding"):
         resolve("vm_2core_zen5", windowed(4096), max_model_len=4097, **options)
+
+
+def test_swap_space_is_what_was_asked_for_in_blocks():
+    resolved = resolve("vm_2core_zen5", swap_space="2")
+    assert resolved.config.swap_bytes == 2 * GIB
+    assert why(resolved, "swap_space") == f"{2 * GIB // (32 * TOKEN)} blocks, as asked"
+    assert resolve("vm_2core_zen5").config.swap_bytes == 0
+
+
+def test_swap_space_that_does_not_fit_beside_the_cache_is_refused_with_the_most_that_does():
+    with pytest.raises(ConfigError) as error:
+        resolve("vm_2core_zen5", swap_space="100")
+    for needle in ("100.00 GiB does not fit", "KV cache of 4.00 GiB", "give at most 16.13"):
+        assert needle in str(error.value)
+    assert resolve("vm_2core_zen5", swap_space="16.13").config.swap_bytes < 16.13 * GIB + 1
+
+
+def test_swap_space_without_prefix_caching_is_none():
+    resolved = resolve("vm_2core_zen5", swap_space="2", enable_prefix_caching=False)
+    assert resolved.config.swap_bytes == 0
+    assert "off" in why(resolved, "swap_space")
+
+
+def test_a_prefix_cache_directory_is_absolute_and_has_a_size(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = resolve("vm_2core_zen5", prefix_cache_dir="here").config
+    assert config.prefix_cache_dir == str(tmp_path / "here")
+    assert config.prefix_cache_bytes == 4 * GIB
+    config = resolve("vm_2core_zen5", prefix_cache_dir="/a", prefix_cache_size="512MiB").config
+    assert config.prefix_cache_bytes == 512 * MIB
+    for off in ({"prefix_cache_size": "0"}, {"enable_prefix_caching": False}):
+        assert (
+            resolve("vm_2core_zen5", prefix_cache_dir="/a", **off).config.prefix_cache_dir is None
+        )

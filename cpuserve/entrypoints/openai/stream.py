@@ -82,25 +82,44 @@ class EventStream(Response):
         super().__init__()
         self._events = events
         self._silent_s = silent_s
+        self._writing = False
+        self._num_written = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream, or raise what came before the headers were sent."""
         await until_gone(receive, self._run(_Writer(send, scope.get(DIRECT_BODY))))
 
     async def _run(self, writer: _Writer) -> None:
+        pings: asyncio.Task[None] | None = None
         async with aclosing(self._events) as events:
             try:
                 await writer.write(await self._first(events, writer))
                 write = writer.body.write if writer.body is not None else writer.write
+                pings = asyncio.ensure_future(self._ping(write))
                 async for event in events:
+                    self._writing = True
                     await write(event)
+                    self._writing = False
+                    self._num_written += 1
             except Exception as error:
                 if not writer.started:
                     raise
                 if not isinstance(error, RequestError):
                     log.exception("a stream failed")
                 await writer.write(error_event(error))
+            finally:
+                if pings is not None:
+                    pings.cancel()
         await writer.end(DONE)
+
+    async def _ping(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Write a comment whenever nothing was written for silent_s, twice that at most."""
+        before = -1
+        while True:
+            if self._num_written == before and not self._writing:
+                await write(PING)
+            before = self._num_written
+            await asyncio.sleep(self._silent_s)
 
     async def _first(self, events: AsyncGenerator[bytes, None], writer: _Writer) -> bytes:
         """The first event; comments are written while it takes its time."""
