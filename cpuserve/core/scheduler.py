@@ -252,7 +252,11 @@ class Scheduler:
     def _proceed(self, request: Request, budget: _PromptBudget) -> None:
         """Skip what `request` need not compute, and compute a part of the rest."""
         self._catch_up(request)
-        if self.kv.tiers is None or self._restore(request, budget):
+        is_ready = self.kv.tiers is None or self._restore(request, budget)
+        self.kv.slide(
+            request.block_table, request.num_computed
+        )  # what was found may have been left
+        if is_ready:
             self._schedule_chunk(request, budget)
 
     def _restore(self, request: Request, budget: _PromptBudget) -> bool:
