@@ -26,10 +26,6 @@ constexpr int64_t kSpinInStepNs = 50'000, kYieldInStepNs = 50'000;
 constexpr int64_t kSpinBetweenNs = 50'000, kYieldBetweenNs = 350'000;
 // More threads than cores: the one we wait for may need this very core.
 constexpr int64_t kYieldOversubscribedNs = 20'000;
-// Under a quota: a barrier that is late is late by a stopped thread, and the time awake is paid for
-// by all of them.
-constexpr int64_t kSpinPassiveNs = 20'000;
-
 #if defined(__linux__)
 // Kernels are built for up to 8192 CPUs; cpu_set_t alone holds 1024.
 constexpr int kMaxCpus = 1 << 14;
@@ -151,7 +147,9 @@ void Team::configure_waits() {
       slot.in_step.configure(0, kYieldOversubscribedNs);
       slot.between_steps.configure(0, kYieldOversubscribedNs);
     } else if (passive_waits_) {
-      slot.in_step.configure(kSpinPassiveNs, 0);
+      // A barrier that outlasts the spin waits for a thread the quota has stopped; between steps a
+      // wake-up is small beside a step, and hundreds of microseconds awake are paid for each time.
+      slot.in_step.configure(kSpinInStepNs, 0);
       slot.between_steps.configure(0, 0);
     } else {
       slot.in_step.configure(kSpinInStepNs, kYieldInStepNs);
