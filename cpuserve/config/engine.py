@@ -73,8 +73,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     cpus: per thread, in thread order, or None for unpinned. frontend_cpus: the front end's.
     passive_waits: threads that wait sleep soon, because a CPU quota counts waiting awake.
     activation_bits: 8 or 16, of what meets weights in groups of 32: one or two int8 terms.
-    quantize: what dense matrices become while they load: "none", "int8", "int4", or those in groups
-    of 32 ("int8_fine", "int4_fine").
+    quantize: what dense matrices become while they load: "none", "int8", "w8a8" (one scale a row),
+    "int4", or those in groups of 32 ("int8_fine", "int4_fine").
     kv_window: keys a token sees at most in every layer, 0 = all of them: what lies before is freed.
     kv_blocks x block_size tokens of KV cache in `kv_dtype` ("bf16", "f16", "f32"); swap_bytes of
     further memory for what has to leave it, prefix_cache_bytes of files in prefix_cache_dir.

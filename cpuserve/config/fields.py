@@ -256,7 +256,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "quantization",
-        "Weight format: int8, int4 quantize while loading; another name checks the checkpoint's.",
+        "Weight format: int8, w8a8 or int4 is made while loading; another checks the checkpoint's.",
         "the checkpoint's",
         MODEL,
         flags=("--quantization", "-q"),

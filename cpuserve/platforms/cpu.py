@@ -36,11 +36,13 @@ ISA_LEVELS = (
     "neon_i8mm_bf16",
 )
 BF16_DOT = {"avx512_bf16", "amx", "neon_i8mm_bf16"}
-FORMATS = ("none", "int8", "int4", "gguf", "awq", "gptq", "compressed-tensors")
+FORMATS = ("none", "int8", "w8a8", "int4", "gguf", "awq", "gptq", "compressed-tensors")
+MADE_WHILE_LOADING = ("int8", "w8a8", "int4")
 KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 SCHEMES = {
     "int8": "made while loading: a scale per output, activations int8 with a scale per 128",
+    "w8a8": "made while loading: a scale per output, activations int8 with a scale per token",
     "int8_fine": "made while loading: a scale per 32 inputs, as a model this small needs",
     "int4_fine": "made while loading: a scale and minimum per 32 inputs, as a model this small "
     "needs; embedding and output head int8",
@@ -331,9 +333,12 @@ def _kv_dtype(options: EngineOptions, ledger: Ledger, dtype: str) -> str:
 def _online_scheme(options: EngineOptions, facts: ModelFacts, model_impl: str) -> str:
     """What dense matrices become while they load, as EngineConfig.quantize says it."""
     asked = (options.quantization or "auto").lower()
-    if asked not in ("int8", "int4") or facts.quantization is not None or model_impl != "cpuserve":
+    ours = facts.quantization is None and model_impl == "cpuserve"
+    if asked not in MADE_WHILE_LOADING or not ours:
         return "none"
-    return f"{asked}_fine" if facts.matrix_weights < FRAGILE_WEIGHTS else asked
+    # w8a8 names one arithmetic and is taken at its word; the others are goals.
+    small = facts.matrix_weights < FRAGILE_WEIGHTS and asked != "w8a8"
+    return f"{asked}_fine" if small else asked
 
 
 def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts, quantize: str) -> None:
@@ -345,8 +350,8 @@ def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts, qua
     if asked != "auto" and asked not in have.split() and asked != have:
         why = f"the checkpoint's format is {have}"
         if facts.quantization is None:
-            why += ", which only int8 and int4 can be made from while loading"
-            why += ", by cpuserve's own model code" if asked in ("int8", "int4") else ""
+            why += ", which only int8, w8a8 and int4 can be made from while loading"
+            why += ", by cpuserve's own model code" if asked in MADE_WHILE_LOADING else ""
         msg = f"{ledger.asked('quantization')}: {why}; leave it out"
         raise ConfigError(msg)
     ledger.decide("quantization", have, "read from the checkpoint")

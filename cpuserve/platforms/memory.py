@@ -25,7 +25,7 @@ KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # A weight and its share of scales; int4 leaves embedding and output head, up to half of a small
 # model, in int8.
-QUANTIZED_BYTES = {"int8": 1.05, "int8_fine": 1.07, "int4": 0.85, "int4_fine": 0.9}
+QUANTIZED_BYTES = {"int8": 1.05, "w8a8": 1.05, "int8_fine": 1.07, "int4": 0.85, "int4_fine": 0.9}
 PROCESS_BYTES = 256 << 20  # both processes besides weights, KV cache and activations
 AUTO_MAX = 4 * GIB
 AUTO_SHARE = 4  # automatic size: at most a quarter of what is free

@@ -14,6 +14,9 @@ projections, 0.016 at q, k and v, 0.004 at gate and up, and nothing that could b
 attention output, which alone gets it. Scales per 128 everywhere lost 0.009 there, 0.006 of them at
 gate and up, groups of 32 0.003; 4-bit weights in groups of 128 themselves lose it 0.5. Small models
 get groups of 32 ("int8_fine", "int4_fine").
+
+w8a8: what compressed-tensors calls so, one scale per output and one per row in every layer, for
+models that bear it.
 """
 
 from __future__ import annotations
@@ -71,6 +74,8 @@ def kind_of(name: str, scheme: str) -> WeightKind:
         return "w4m_g32"
     if scheme == "int4":
         return "w4m_g128"
+    if scheme == "w8a8":
+        return "w8_channel"
     return "w8_channel" if name.endswith(ONE_SCALE) else "w8_channel_g128"
 
 

@@ -193,7 +193,7 @@ def test_activation_bits_are_said_only_where_they_matter(host, facts):
     assert got(resolve(host, facts, activation_bits="16"), "activation_bits") == "no effect"
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4", "INT8"])
+@pytest.mark.parametrize("scheme", ["int8", "w8a8", "int4", "INT8"])
 def test_a_dense_checkpoint_can_be_quantized_while_loading(scheme):
     resolved = resolve("vm_2core_zen5", LLAMA_1B, quantization=scheme, activation_bits="16")
     assert resolved.config.quantize == got(resolved, "quantization") == scheme.lower()
@@ -209,6 +209,7 @@ def test_a_small_model_gets_finer_int8():
     assert "per 32" in why(resolved, "quantization")
     assert resolved.config.activation_bits == got(resolved, "activation_bits") == 16
     assert resolve("vm_2core_zen5", facts, quantization="int4").config.quantize == "int4_fine"
+    assert resolve("vm_2core_zen5", facts, quantization="w8a8").config.quantize == "w8a8"
 
 
 def test_quantized_weights_leave_more_room_for_keys_and_values():
@@ -227,7 +228,7 @@ def test_without_quantization_matrices_stay_as_they_are():
     ("facts", "asked", "needle"),
     [
         (SMOLLM2, "int8", "gguf q4_1"),
-        (LLAMA_1B, "awq", "only int8 and int4"),
+        (LLAMA_1B, "awq", "only int8, w8a8 and int4"),
         (dataclasses.replace(LLAMA_1B, quantization="gptq"), "int4", "gptq"),
     ],
 )

@@ -167,7 +167,7 @@ def test_every_op_over_quantized_weights_agrees(family, sources, isa):
 
 
 @pytest.mark.parametrize("isa", LEVELS)
-@pytest.mark.parametrize("scheme", ["int8", "int8_fine", "int4", "int4_fine"])
+@pytest.mark.parametrize("scheme", ["int8", "int8_fine", "w8a8", "int4", "int4_fine"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "opt"])
 def test_every_op_over_weights_quantized_while_loading_agrees(family, scheme, isa):
     checkpoint = checkpoint_of(family, "bfloat16")

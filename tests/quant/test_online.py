@@ -86,6 +86,7 @@ def test_each_matrix_gets_its_kind():
     assert int8.kind(head, "bfloat16") == int4.kind(head, "bfloat16") == "w8_g32"
     assert int8.kind("a.down_proj.weight", "bfloat16") == "w8_channel_g128"
     assert int8.kind("a.o_proj.weight", "bfloat16") == "w8_channel"
+    assert OnlineWeights(Stored(), "w8a8").kind("a.down_proj.weight", "bfloat16") == "w8_channel"
     fine = OnlineWeights(Stored(), "int8_fine")
     assert fine.kind("a.up_proj.weight", "bfloat16") == "w8_g32"
     assert fine.kind("a.o_proj.weight", "bfloat16") == "w8_g32"
