@@ -39,6 +39,12 @@ _REQUEST_S = (
 _ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _PARAMS_N = (1, 2, 5, 10, 20)
 
+# series -> the field of StepStats
+ENGINE_COUNTERS = {
+    "num_preemptions": "preemptions",
+    "prefix_cache_queries": "prefix_queries",
+    "prefix_cache_hits": "prefix_hits",
+}
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 
 
@@ -53,6 +59,19 @@ class StepStats(Protocol):
     generation_tokens: int
     prefix_queries: int
     prefix_hits: int
+
+
+class ReplicaFigures(Protocol):
+    """One of several engines (engine/client.py ReplicaStatus)."""
+
+    @property
+    def serves(self) -> bool: ...
+
+    @property
+    def restarts(self) -> int: ...
+
+    @property
+    def stats(self) -> StepStats: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +139,12 @@ class Sequence:
 
 
 class ServerMetrics:
-    """Every series of /metrics for one engine behind one endpoint.
+    """Every series of /metrics for the engine behind one endpoint.
 
     `stats` returns the engine's latest StepStats; `cache` is shown as cache_config_info labels;
-    `cpu` adds the series of the CPU, under names of our own.
+    `cpu` adds the series of the CPU, under names of our own. With several engines `stats` returns
+    their sums and `replicas` each of them: what engines count has their number as the label
+    `engine`, what is measured at the endpoint has "all".
     """
 
     def __init__(
@@ -134,10 +155,11 @@ class ServerMetrics:
         stats: Callable[[], StepStats],
         cache: Mapping[str, object] | None = None,
         cpu: Callable[[], CpuSample] | None = None,
-        engine: str = "0",
+        replicas: Callable[[], Iterable[ReplicaFigures]] | None = None,
     ) -> None:
         self._cpu = cpu
-        self._labels = {"model_name": model_name, "engine": engine}
+        self._replicas = replicas
+        self._labels = {"model_name": model_name, "engine": "all" if replicas else "0"}
         self._stats = stats
         self.cache: dict[str, object] = dict(cache or {})
         self._step_tokens = 0
@@ -240,11 +262,25 @@ class ServerMetrics:
         if self._cpu is not None:
             yield from self._collect_cpu(self._cpu())
 
+    def _engines(self) -> list[tuple[list[str], StepStats]]:
+        """(label values, figures) of each engine."""
+        model = self._labels["model_name"]
+        if self._replicas is None:
+            return [(list(self._labels.values()), self._stats())]
+        return [([model, str(i)], r.stats) for i, r in enumerate(self._replicas())]
+
     def _collect_gauges(self) -> Iterable[Metric]:
-        running, waiting, kv_usage = self.gauges()
-        yield self._gauge("num_requests_running", "Requests in the running batch.", running)
-        yield self._gauge("num_requests_waiting", "Requests waiting to be scheduled.", waiting)
-        yield self._gauge("kv_cache_usage_perc", "KV cache in use, 1 is full.", kv_usage)
+        running = self._gauge("num_requests_running", "Requests in the running batch.")
+        waiting = self._gauge("num_requests_waiting", "Requests waiting to be scheduled.")
+        kv_usage = self._gauge("kv_cache_usage_perc", "KV cache in use, 1 is full.")
+        for engine, stats in self._engines():
+            # Of several engines each has been bounded by what it holds.
+            figures = (stats.running, stats.waiting, stats.kv_usage)
+            figures = figures if self._replicas else self.gauges()
+            for gauge, value in zip((running, waiting, kv_usage), figures, strict=True):
+                gauge.add_metric(engine, value)
+        yield from (running, waiting, kv_usage)
+        yield from self._collect_replicas()
         labels = {**self._labels, **{name: str(value) for name, value in self.cache.items()}}
         info = GaugeMetricFamily(
             "vllm:cache_config_info", "Configuration of the KV cache.", labels=list(labels)
@@ -252,18 +288,38 @@ class ServerMetrics:
         info.add_metric(list(labels.values()), 1)
         yield info
 
+    def _collect_replicas(self) -> Iterable[Metric]:
+        """Who of several engines serves."""
+        if self._replicas is None:
+            return
+        names = list(self._labels)
+        serves = GaugeMetricFamily("cpuserve:replica_up", "1 while it serves.", labels=names)
+        restarts = CounterMetricFamily(
+            "cpuserve:replica_restarts", "Starts after a death.", labels=names
+        )
+        for i, replica in enumerate(self._replicas()):
+            labels = [self._labels["model_name"], str(i)]
+            serves.add_metric(labels, replica.serves)
+            restarts.add_metric(labels, replica.restarts)
+        yield from (serves, restarts)
+
     def _collect_counters(self) -> Iterable[Metric]:
-        stats = self._stats()
         for name, text, value in (
             ("prompt_tokens", "Prompt tokens of sequences that have answered.", self.prompt_tokens),
             ("generation_tokens", "Tokens generated.", self.generation_tokens),
             ("prompt_tokens_cached", "Prompt tokens from the prefix cache.", self.cached_tokens),
-            ("num_preemptions", "Sequences preempted.", stats.preemptions),
-            ("prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.prefix_queries),
-            ("prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_hits),
         ):
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
             counter.add_metric(list(self._labels.values()), value)
+            yield counter
+        for name, text in (
+            ("num_preemptions", "Sequences preempted."),
+            ("prefix_cache_queries", "Tokens looked up in the prefix cache."),
+            ("prefix_cache_hits", "Tokens found in the prefix cache."),
+        ):
+            counter = CounterMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
+            for labels, stats in self._engines():
+                counter.add_metric(labels, getattr(stats, ENGINE_COUNTERS[name]))
             yield counter
         success = CounterMetricFamily(
             "vllm:request_success",
@@ -328,10 +384,8 @@ class ServerMetrics:
             family.add_metric(list(self._labels.values()), histogram.cumulative(), histogram.sum)
             yield family
 
-    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
-        gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
-        gauge.add_metric(list(self._labels.values()), value)
-        return gauge
+    def _gauge(self, name: str, text: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
 
 
 class _Exposition(Collector):

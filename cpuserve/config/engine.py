@@ -36,6 +36,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     kv_cache_dtype: str | None = None
     block_size: int | None = None
     tensor_parallel_size: int | None = None
+    data_parallel_size: int | None = None
     model_impl: str | None = None
     executor: str | None = None
     isa: str | None = None
@@ -132,7 +133,13 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What Platform.resolve returns."""
+    """What Platform.resolve returns. others: further replicas, which differ in where they run."""
 
     config: EngineConfig
     decisions: tuple[Decision, ...] = field(default_factory=tuple)
+    others: tuple[EngineConfig, ...] = ()
+
+    @property
+    def replicas(self) -> tuple[EngineConfig, ...]:
+        """The configurations of all engines."""
+        return (self.config, *self.others)

@@ -679,6 +679,17 @@ FIELDS: tuple[Field, ...] = (
         metavar="N",
     ),
     Field(
+        "data_parallel_size",
+        "Engines behind one endpoint, each on cores of its own and with its own copy of the model.",
+        "1",
+        CPU,
+        kind="count",
+        flags=("--data-parallel-size", "-dp"),
+        env="CPUSERVE_DATA_PARALLEL_SIZE",
+        check=at_least(1, 1024),
+        metavar="N",
+    ),
+    Field(
         "executor",
         "What runs a step: auto, native (C++ kernels), torch (the slow floor).",
         "auto: native, or torch where the extension cannot run",
@@ -742,7 +753,6 @@ NO_OPS: tuple[NoOp, ...] = (
     NoOp(("--disable-custom-all-reduce",), "there is no all-reduce", "none"),
     NoOp(("--async-scheduling", "--no-async-scheduling"), "scheduling costs microseconds", "none"),
     NoOp(("--pipeline-parallel-size", "-pp"), "there is one stage", only="1"),
-    NoOp(("--data-parallel-size", "-dp"), "there is one engine", only="1"),
     NoOp(("--api-server-count",), "one front-end process serves"),
     NoOp(
         (

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from cpuserve.engine.ipc import Output, Stats
 from cpuserve.sampling.params import SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One of several engines: whether it serves, how often it was started again, its figures."""
+
+    serves: bool
+    restarts: int
+    stats: Stats
+
+
 class EngineClient(Protocol):
-    """ProcessClient serves; InlineClient runs the engine in this process (LLM, tests)."""
+    """ProcessClient serves, ReplicaClient over several of them; InlineClient runs the engine in
+    this process (LLM, tests)."""
 
     @property
     def info(self) -> dict[str, object]:
@@ -44,6 +55,14 @@ class EngineClient(Protocol):
     @property
     def alive(self) -> bool:
         """The engine is ready and has not died."""
+
+    @property
+    def ended(self) -> bool:
+        """The engine has died or was closed, and nobody will start it again."""
+
+    @property
+    def replicas(self) -> Sequence[ReplicaStatus]:
+        """The engines behind this one, where there are several."""
 
     async def close(self) -> None:
         """Stop the engine and reap its process."""

@@ -6,12 +6,13 @@ import asyncio
 import queue
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
+from cpuserve.engine.client import ReplicaStatus
 from cpuserve.engine.core import EngineCore, build_engine, run_engine
 from cpuserve.engine.interrupt import Interrupt
 from cpuserve.engine.ipc import (
@@ -139,6 +140,16 @@ class InlineClient:
     def alive(self) -> bool:
         """The engine is ready and has not died."""
         return self._limits is not None and self._router.dead is None
+
+    @property
+    def ended(self) -> bool:
+        """The engine was ready and has died, or was closed."""
+        return self._limits is not None and not self.alive
+
+    @property
+    def replicas(self) -> Sequence[ReplicaStatus]:
+        """This is one engine."""
+        return ()
 
     async def close(self) -> None:
         """Stop the engine and wait until its memory is free."""

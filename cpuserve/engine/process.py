@@ -11,11 +11,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import IO, Any
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
+from cpuserve.engine.client import ReplicaStatus
 from cpuserve.engine.ipc import (
     Answer,
     Ask,
@@ -76,6 +77,7 @@ class ProcessClient:
         self._limits: Limits | None = None
         self._burial: asyncio.Task[None] | None = None
         self._closing = False
+        self._ended = asyncio.Event()
 
     @classmethod
     def spawn(
@@ -151,6 +153,21 @@ class ProcessClient:
         return bool(self.info) and not self._closing and self._dead is None and self._burial is None
 
     @property
+    def ended(self) -> bool:
+        """The engine was ready and has died, or was closed."""
+        return bool(self.info) and not self.alive
+
+    @property
+    def replicas(self) -> Sequence[ReplicaStatus]:
+        """This is one engine."""
+        return ()
+
+    async def wait_ended(self) -> str:
+        """Return when the engine is gone, with how it ended."""
+        await self._ended.wait()
+        return self._dead or ""
+
+    @property
     def pid(self) -> int:
         """The engine's process id."""
         return self._process.pid
@@ -218,6 +235,7 @@ class ProcessClient:
         if self._dead is not None:
             return
         self._dead = how
+        self._ended.set()
         self._streams.fail(how)
         for future in self._answers.values():
             _reject(future, EngineDead(how))

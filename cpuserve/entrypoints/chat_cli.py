@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cpuserve import log
 from cpuserve.entrypoints import flags
 from cpuserve.entrypoints.commands import prepared_start
+from cpuserve.entrypoints.prepare import one_engine
 from cpuserve.entrypoints.terminal import Progress, note, say
 from cpuserve.errors import ConfigError, RequestError
 from cpuserve.sampling.params import SamplingParams
@@ -158,7 +159,7 @@ async def _run(prepared: Prepared, progress: Progress, work: Any) -> None:
     def show(message: ProgressMessage) -> None:
         progress(message.stage, message.done, message.total)
 
-    client = InlineClient(prepared.resolved.config, on_progress=show)
+    client = InlineClient(one_engine(prepared), on_progress=show)
     try:
         names = prepared.facts.tokenizer_path, prepared.resolved.config.chat_template
         tokenizer, template = load_tokenizer(*names)

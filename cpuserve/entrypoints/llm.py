@@ -271,7 +271,7 @@ class _Batch:
 def _resolve(arguments: Mapping[str, Any]) -> EngineConfig:
     """The EngineConfig for LLM's arguments; what was decided goes to the log."""
     from cpuserve.config.load import from_arguments
-    from cpuserve.entrypoints.prepare import prepare
+    from cpuserve.entrypoints.prepare import one_engine, prepare
 
     asked = from_arguments(arguments)
     prepared = prepare(asked)
@@ -279,7 +279,7 @@ def _resolve(arguments: Mapping[str, Any]) -> EngineConfig:
         log.info("%s", note)
     for decision in prepared.resolved.decisions:
         log.debug("%s: %s (%s)", decision.field, decision.got, decision.why)
-    return prepared.resolved.config
+    return one_engine(prepared)
 
 
 def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:

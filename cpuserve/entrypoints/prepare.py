@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.config.engine import EngineOptions, Resolved
+from cpuserve.config.engine import EngineConfig, EngineOptions, Resolved
 from cpuserve.config.generation import read_settings
 from cpuserve.config.load import Asked
 from cpuserve.errors import ConfigError, InvalidRequest
@@ -65,6 +65,18 @@ def _check_override(asked: Asked) -> None:
     except InvalidRequest as error:
         msg = f"{asked.sources.get('override_generation_config', 'argument')}: {error}"
         raise ConfigError(msg) from None
+
+
+def one_engine(prepared: Prepared) -> EngineConfig:
+    """The configuration of a program that runs its engine itself; ConfigError for several."""
+    resolved = prepared.resolved
+    if resolved.others:
+        msg = (
+            f"data_parallel_size={len(resolved.replicas)}: only `cpuserve serve` runs several "
+            f"engines; leave it out here"
+        )
+        raise ConfigError(msg)
+    return resolved.config
 
 
 def model_name(options: EngineOptions) -> str:

@@ -25,9 +25,11 @@ from cpuserve.log import get_logger
 if TYPE_CHECKING:
     from types import FrameType
 
-    from cpuserve.config.engine import EngineConfig, Resolved
+    from cpuserve.config.engine import Resolved
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.ipc import Progress
+    from cpuserve.engine.process import ProcessClient
+    from cpuserve.engine.replicas import ReplicaClient
     from cpuserve.platforms import Platform
 
 log = get_logger("serve")
@@ -73,6 +75,8 @@ def serve(
 ) -> int:
     """Serve until a signal (returns 0) or the engine's death (returns 1).
 
+    Of several engines a dead one is started again; 1 when all have been given up.
+
     `platform` made `resolved` (None: the built-in one) and is asked for GET /v1/cpu.
     progress(stage, done, total) is called while the engine loads; on_ready(url, client) runs beside
     the server once it serves, for the banner.
@@ -85,35 +89,44 @@ def serve(
         _warn_if_open(http)
         try:
             with _stop_signals_raise():
-                return _run(listener, resolved.config, http, progress, on_ready, platform)
+                return _run(listener, resolved, http, progress, on_ready, platform)
         except _Stopped:
             return 0
 
 
 def _run(
     listener: socket.socket,
-    config: EngineConfig,
+    resolved: Resolved,
     http: HttpOptions,
     progress: ProgressFn | None,
     on_ready: ReadyFn | None,
     platform: Platform | None,
 ) -> int:
-    from cpuserve.engine.process import ProcessClient
-
     reports = LoadingReports(progress)
-    client = ProcessClient.spawn(config, on_progress=reports)
+    client = _spawn(resolved, reports)
     try:
-        _pin(config.frontend_cpus)
+        _pin(resolved.config.frontend_cpus)
         from cpuserve.entrypoints.openai.server import FrontEnd
         from cpuserve.platforms import select
     except BaseException:
         client.kill()
         raise
     floor = platform or select("cpu")[0]
-    front_end = FrontEnd(client, config, http, url_of(listener), floor)
+    front_end = FrontEnd(client, resolved.replicas, http, url_of(listener), floor)
     reports.also = front_end.on_progress
     client.on_step = front_end.on_step
     return asyncio.run(front_end.run(listener, on_ready))
+
+
+def _spawn(resolved: Resolved, reports: LoadingReports) -> ProcessClient | ReplicaClient:
+    """Start the engine, or all of them."""
+    if resolved.others:
+        from cpuserve.engine.replicas import ReplicaClient
+
+        return ReplicaClient.spawn(resolved.replicas, on_progress=reports)
+    from cpuserve.engine.process import ProcessClient
+
+    return ProcessClient.spawn(resolved.config, on_progress=reports)
 
 
 def _pin(cpus: list[int] | None) -> None:

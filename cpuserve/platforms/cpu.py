@@ -21,6 +21,7 @@ from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory import BLOCK, plan_memory
 from cpuserve.platforms.placement import extra_thread_may_pay, place
 from cpuserve.platforms.probe import Roofline, thread_gain
+from cpuserve.platforms.replicas import replica_configs, share_of
 from cpuserve.platforms.tiers import tier_of
 from cpuserve.platforms.topology import physical_cores
 
@@ -134,19 +135,20 @@ class CpuPlatform:
         kv_dtype = _kv_dtype(options, ledger, dtype)
         _quantization(options, ledger, facts, quantize)
         ranks = _tensor_parallel(options, ledger)
-        placement = place(options, ledger, host)
+        replicas = _data_parallel(options, ledger, host)
+        placement = place(options, ledger, host, tp=ranks, dp=replicas)
         seqs, tokens = _batching(options, ledger)
         memory = plan_memory(
             options,
             ledger,
             facts,
-            host,
+            share_of(host, replicas),
             dtype=dtype,
             kv_dtype=kv_dtype,
             quantize=quantize,
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
-            threads=placement.threads,
+            threads=-(-placement.threads // replicas),
             nodes=placement.nodes,
         )
         scheduling = _scheduling(options, ledger)
@@ -187,7 +189,8 @@ class CpuPlatform:
             chat_template=options.chat_template,
             tokenizer_path=facts.tokenizer_path,
         )
-        return Resolved(config, tuple(ledger.decisions))
+        first, *others = replica_configs(config, placement, replicas)
+        return Resolved(first, tuple(ledger.decisions), tuple(others))
 
 
 def _measured_gain(native: ModuleType, host: Host) -> float:
@@ -366,6 +369,21 @@ def _tensor_parallel(options: EngineOptions, ledger: Ledger) -> int:
         )
         raise ConfigError(msg)
     return ledger.decide("tensor_parallel_size", 1, "one group of threads over all cores")
+
+
+def _data_parallel(options: EngineOptions, ledger: Ledger, host: Host) -> int:
+    asked = options.data_parallel_size or 1
+    cores = len(physical_cores(host))
+    if asked > cores:
+        msg = (
+            f"{ledger.asked('data_parallel_size')}: each engine needs a core of its own and this "
+            f"process may use {cores}; use at most {cores}"
+        )
+        raise ConfigError(msg)
+    if asked > 1:
+        why = "engines, each with the model, cores of its own and an equal part of the memory"
+        ledger.decide("data_parallel_size", asked, why)
+    return asked
 
 
 def _batching(options: EngineOptions, ledger: Ledger) -> tuple[int, int]:

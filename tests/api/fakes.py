@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from cpuserve.engine.client import ReplicaStatus
 from cpuserve.engine.ipc import Output, Stats, TokenLogprob
 from cpuserve.entrypoints.openai.app import create_app
 from cpuserve.entrypoints.openai.serving import HttpLimits, Serving
@@ -83,10 +84,15 @@ class FakeEngine:
     )
     stats: Stats = field(default_factory=Stats)
     alive: bool = True
+    replicas: tuple[ReplicaStatus, ...] = ()
     asked: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
     wishes: list[tuple[float | None, bool]] = field(default_factory=list)
     running: int = 0
     aborted: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return not self.alive
 
     async def wait_ready(self) -> None:
         pass

@@ -1,7 +1,7 @@
 """`python -m tests.api.serve_fake OPTIONS`: serve() over the fake engine process.
 
-OPTIONS is JSON: {"model", "port", "uds", "drain_s", "keys", "config": {...}}. Prints "engine PID",
-then "ready URL PID" once it serves; ends as the command line does.
+OPTIONS is JSON: {"model", "port", "uds", "drain_s", "keys", "replicas", "config": {...}}. Prints
+"engine PID" at the start of each engine, "ready URL" once it serves; ends as the command line does.
 """
 
 import json
@@ -19,7 +19,7 @@ def main() -> int:
     spawn = ProcessClient.spawn
 
     def spawn_fake(config, **kwargs):
-        client = spawn(config, module="tests.helpers.fake_engine", **kwargs)
+        client = spawn(config, **{**kwargs, "module": "tests.helpers.fake_engine"})
         print(f"engine {client.pid}", flush=True)
         return client
 
@@ -33,10 +33,11 @@ def main() -> int:
     )
 
     async def on_ready(url, client):
-        print(f"ready {url} {client.pid}", flush=True)
+        print(f"ready {url}", flush=True)
 
     try:
-        return serve(Resolved(config), http, on_ready=on_ready)
+        others = (config,) * (options.get("replicas", 1) - 1)
+        return serve(Resolved(config, others=others), http, on_ready=on_ready)
     except StartupError as error:
         print(f"cpuserve: error: {error}", file=sys.stderr)
         return 2

@@ -75,7 +75,7 @@ class OnHost(CpuPlatform):
 
 def test_the_report_shows_the_placement_that_was_resolved():
     config = resolve("xeon_2s_amx").config
-    view = CpuView(OnHost("xeon_2s_amx"), config)
+    view = CpuView(OnHost("xeon_2s_amx"), [config])
     engine = {"roofline_bytes_per_s": 400e9, "placement": [0, 1], "misplaced": "thread 1 ..."}
     report = view.report(engine, 0.5, 300e9)
     assert report.machine.tier == "amx"
@@ -86,8 +86,8 @@ def test_the_report_shows_the_placement_that_was_resolved():
     assert report.live.misplaced == "thread 1 ..."
     assert view.report({}, 0.0, None).live.fraction_of_roofline is None
     unpinned = resolve("xeon_2s_amx", omp_threads_bind="nobind").config
-    assert CpuView(OnHost("xeon_2s_amx"), unpinned).report({}, 0, None).placement.bind == "nobind"
-    assert placement_of(config).cpus == config.cpus
+    assert CpuView(OnHost("xeon_2s_amx"), [unpinned]).report({}, 0, None).placement.bind == "nobind"
+    assert placement_of([config]).cpus == config.cpus
 
 
 def served(view=None, answer=None):
@@ -104,7 +104,7 @@ def served(view=None, answer=None):
 
 
 def test_the_route_answers_with_the_published_type():
-    view = CpuView(OnHost("desktop_8core_smt"), resolve("desktop_8core_smt").config)
+    view = CpuView(OnHost("desktop_8core_smt"), [resolve("desktop_8core_smt").config])
     api = served(view, {"placement": [0, 1, 2, 3, 4, 5, 6]})
     body = api.get("/v1/cpu").json()
     assert msgspec.convert(body, CpuReport).placement.threads == 7
@@ -119,7 +119,7 @@ def test_without_a_platform_there_is_no_report():
 
 
 def test_a_server_that_stops_does_not_answer():
-    api = served(CpuView(OnHost("vm_2core_zen5"), fake_config()))
+    api = served(CpuView(OnHost("vm_2core_zen5"), [fake_config()]))
     api.serving.draining = True
     assert api.get("/v1/cpu").status_code == 503
 
@@ -165,5 +165,5 @@ def test_what_is_not_known_has_no_series():
 
 
 def test_the_report_is_plain_json():
-    view = CpuView(OnHost("vm_2core_zen5"), resolve("vm_2core_zen5").config)
+    view = CpuView(OnHost("vm_2core_zen5"), [resolve("vm_2core_zen5").config])
     assert json.loads(msgspec.json.encode(view.report({}, 0.0, None)))["object"] == "cpu"

@@ -30,7 +30,7 @@ def free_port():
 class Served:
     """A server process and what can be done with it."""
 
-    def __init__(self, model="fake", uds=None, drain_s=3.0, keys=(), **config):
+    def __init__(self, model="fake", uds=None, drain_s=3.0, keys=(), replicas=1, **config):
         self.port = free_port()
         self.uds = uds
         self._connections = []
@@ -38,7 +38,8 @@ class Served:
         config = {"max_model_len": 1000, "kv_blocks": 512, **config}
         config = {"tokenizer_path": tiny, "served_model_names": ["fake"], **config}
         options = {"model": model, "port": self.port, "uds": uds, "drain_s": drain_s}
-        options = json.dumps({**options, "keys": list(keys), "config": config})
+        options = {**options, "keys": list(keys), "replicas": replicas}
+        options = json.dumps({**options, "config": config})
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.api.serve_fake", options],
             **child_options(),

@@ -64,6 +64,7 @@ BAD = {
     "visible_memory_nodes": ["", "all", "0,0", "1-0"],
     "omp_num_threads": ["0", "4,2"],
     "tensor_parallel_size": ["0", "-1", "two"],
+    "data_parallel_size": ["0", "-1", "two"],
     "executor": ["cuda"],
     "platform": [""],
     "enforce_eager": ["perhaps"],

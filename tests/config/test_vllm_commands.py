@@ -156,7 +156,11 @@ STARTS = [
         ConfigError,
         r"flag --tensor-parallel-size=2: .*use 1",
     ),
-    ("serve facebook/opt-125m -dp 2", ConfigError, r"-dp 2: .*use 1"),
+    (
+        "serve facebook/opt-125m -dp 200",
+        ConfigError,
+        r"flag -dp=200: each engine needs a core .*use at most \d+",
+    ),
     ("serve facebook/opt-125m -pp=2", ConfigError, r"-pp 2: .*use 1"),
     (
         "VLLM_CPU_KVCACHE_SPACE=600 serve facebook/opt-125m",

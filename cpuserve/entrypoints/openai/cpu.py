@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -101,18 +101,18 @@ class CpuMeter:
 
 
 class CpuView:
-    """Answers for /v1/cpu and the CPU series of /metrics, of one platform and one engine."""
+    """Answers for /v1/cpu and the CPU series of /metrics, of one platform and its engines."""
 
-    def __init__(self, platform: Platform, config: EngineConfig) -> None:
+    def __init__(self, platform: Platform, configs: Sequence[EngineConfig]) -> None:
         self._platform = platform
-        self._config = config
+        self._configs = configs
         self.meter = CpuMeter()
 
     def sample(self, stats: Stats) -> CpuSample:
         """What /metrics shows; reads a few small files."""
         group = own_cgroup()
         return CpuSample(
-            threads=self._config.threads,
+            threads=sum(config.threads for config in self._configs),
             busy_s=stats.busy_s,
             weight_bytes=stats.weight_bytes,
             roofline_bytes_per_s=stats.roofline_bytes_per_s,
@@ -127,14 +127,14 @@ class CpuView:
         Reads the machine anew, which takes milliseconds: not for the event loop.
         """
         host = self._platform.host()
-        config = self._config
+        config = self._configs[0]
         roofline = float(engine.get("roofline_bytes_per_s") or 0) or None
         return CpuReport(
             object="cpu",
             platform=config.platform,
             isa=config.isa,
             machine=describe(host, self._platform.capabilities(host)),
-            placement=describe_placement(host, placement_of(config)),
+            placement=describe_placement(host, placement_of(self._configs)),
             live=LiveReport(
                 busy=busy,
                 bandwidth_bytes_per_s=bandwidth,
@@ -148,11 +148,16 @@ class CpuView:
         )
 
 
-def placement_of(config: EngineConfig) -> Placement:
-    """The placement a configuration carries."""
+def placement_of(configs: Sequence[EngineConfig]) -> Placement:
+    """The placement that the configurations of all engines carry."""
+    ranks = tuple(_rank(config) for config in configs)
+    front_end = tuple(CpuId(cpu) for cpu in configs[0].frontend_cpus or ()) or None
+    return Placement(ranks, front_end, configs[0].passive_waits)
+
+
+def _rank(config: EngineConfig) -> Rank:
     cpus = None if config.cpus is None else tuple(CpuId(cpu) for cpu in config.cpus)
-    front_end = tuple(CpuId(cpu) for cpu in config.frontend_cpus or ()) or None
-    return Placement((Rank(config.threads, cpus, ()),), front_end, config.passive_waits)
+    return Rank(config.threads, cpus, ())
 
 
 @router.get("/v1/cpu", openapi_extra=json_answer(CpuReport))

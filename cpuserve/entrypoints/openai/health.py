@@ -13,9 +13,18 @@ router = APIRouter()
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 when requests are answered, else 503 with the reason: loading, stopping or dead."""
-    get_serving(request).check_available()
-    return Response(status_code=200)
+    """200 when requests are answered, else 503 with the reason: loading, stopping or dead.
+
+    The body is empty, unless only some of several engines serve.
+    """
+    serving = get_serving(request)
+    serving.check_available()
+    replicas = serving.client.replicas
+    up = sum(replica.serves for replica in replicas)
+    if up == len(replicas):
+        return Response(status_code=200)
+    body = {"status": "degraded", "replicas": len(replicas), "serving": up}
+    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 @router.get("/ping")

@@ -24,7 +24,7 @@ from cpuserve.tokenizer.load import load_tokenizer
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.client import EngineClient
@@ -47,27 +47,30 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class FrontEnd:
-    """One HTTP server over one engine."""
+    """One HTTP server over one engine, or several as one."""
 
     def __init__(
         self,
         client: EngineClient,
-        config: EngineConfig,
+        configs: Sequence[EngineConfig],
         http: HttpOptions,
         url: str,
         platform: Platform,
     ) -> None:
+        """`configs`: of the engines behind `client`; what the API shows is the same in all."""
+        config = configs[0]
         self._client = client
         self._config = config
         self._http = http
         self._url = url
-        cpu = CpuView(platform, config)
+        cpu = CpuView(platform, configs)
         metrics = ServerMetrics(
             model_name=config.served_model_names[0],
             max_model_len=config.max_model_len,
             stats=lambda: client.stats,
             cache=_cache_facts(config),
             cpu=lambda: cpu.sample(client.stats),
+            replicas=(lambda: client.replicas) if len(configs) > 1 else None,
         )
         self.serving = Serving(
             client,
@@ -76,8 +79,8 @@ class FrontEnd:
             config.max_model_len,
             HttpLimits(
                 silent_s=http.silent_s,
-                max_queued_requests=http.max_queued_requests,
-                max_queued_tokens=http.max_queued_tokens,
+                max_queued_requests=http.max_queued_requests * len(configs),
+                max_queued_tokens=http.max_queued_tokens * len(configs),
                 longest_s=http.longest_s,
             ),
             default_sampling=config.default_sampling,
@@ -148,8 +151,8 @@ class FrontEnd:
         gc.freeze()
 
     async def _watch(self) -> None:
-        """Return when the engine has died."""
-        while not self.serving.ready or self._client.alive:
+        """Return when the engine has died, or all engines have for good."""
+        while not self.serving.ready or not self._client.ended:
             await asyncio.sleep(_POLL_S)
 
     async def _after_death(self) -> int:

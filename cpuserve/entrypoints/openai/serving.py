@@ -108,7 +108,9 @@ class Serving:
         if not self.ready:
             return f"The model is loading ({self.loading})"
         if not self.client.alive:
-            return "The engine has died"
+            if self.client.ended:
+                return "The engine has died"
+            return "The engines have died and are being started again"
         return None
 
     def check_available(self) -> None:

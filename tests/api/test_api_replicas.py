@@ -1,0 +1,146 @@
+"""`--data-parallel-size 2` as processes: one endpoint that outlives either engine."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.api.test_api_server import Served, events, gone
+from tests.helpers.served import running_server
+from tests.helpers.tiny import tiny_model
+
+
+class Pair(Served):
+    """A server over two fake engines that take 20 ms a step."""
+
+    def __init__(self, model="fake:slow"):
+        super().__init__(model, replicas=2)
+        second = int(self.process.stdout.readline().split()[1])
+        self.engines = [self.engine_pid, second]
+        self.ready()
+
+    def another_engine(self):
+        """The pid of the next engine that is started."""
+        return int(self.process.stdout.readline().split()[1])
+
+    def series(self, name):
+        """Engine label -> value."""
+        lines = self.get("/metrics")[1].decode().splitlines()
+        found = [line for line in lines if line.startswith(name + "{")]
+        return {line.split('engine="')[1].split('"')[0]: float(line.split()[-1]) for line in found}
+
+    def until(self, condition, timeout_s=5.0):
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < end, "it did not happen"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def pair():
+    server = Pair()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+class Reader(threading.Thread):
+    """Reads a stream to its end."""
+
+    def __init__(self, server, prompt):
+        super().__init__()
+        self.response = server.post(prompt=prompt, stream=True, max_tokens=120, seed=1)
+        self.text = ""
+        self.start()
+
+    def run(self):
+        self.text = self.response.read().decode()
+
+    def events(self):
+        self.join()
+        return events(self.text)
+
+
+def test_kill_9_of_an_engine_ends_its_streams_with_an_error_and_the_rest_goes_on(pair):
+    assert pair.get("/health") == (200, b"")
+    readers = [Reader(pair, [n + 20] * 40) for n in range(4)]
+    pair.until(lambda: pair.series("vllm:num_requests_running") == {"0": 2.0, "1": 2.0})
+    killed = time.monotonic()
+    os.kill(pair.engines[0], signal.SIGKILL)
+    pair.until(lambda: pair.series("cpuserve:replica_up") == {"0": 0.0, "1": 1.0})
+    status, body = pair.get("/health")
+    assert status == 200
+    assert json.loads(body) == {"status": "degraded", "replicas": 2, "serving": 1}
+    later = Reader(pair, [7] * 40)
+
+    ends = [reader.events()[-1] for reader in readers]
+    lost = [end for end in ends if "error" in end]
+    assert len(lost) == 2
+    assert all("SIGKILL" in end["error"]["message"] for end in lost)
+    assert [e["choices"][0]["finish_reason"] for e in ends if "error" not in e] == ["length"] * 2
+    assert later.events()[-1]["choices"][0]["finish_reason"] == "length"
+
+    pair.until(lambda: pair.get("/health") == (200, b""))
+    assert time.monotonic() - killed < 5.0 + 120 * 0.02
+    assert pair.series("cpuserve:replica_restarts_total") == {"0": 1.0, "1": 0.0}
+    new = pair.another_engine()
+    assert new not in pair.engines
+    pair.stop()
+    log = pair.ends_with(0, within_s=3)
+    assert "replica 0: the engine was killed by SIGKILL" in log
+    assert "replica 0 serves again" in log
+    assert gone(new)
+    assert gone(pair.engines[1])
+
+
+def test_a_dead_engine_is_back_within_5_seconds(pair):
+    killed = time.monotonic()
+    os.kill(pair.engines[1], signal.SIGKILL)
+    pair.until(lambda: pair.series("cpuserve:replica_restarts_total") == {"0": 0.0, "1": 1.0})
+    assert pair.series("cpuserve:replica_up") == {"0": 1.0, "1": 1.0}
+    assert time.monotonic() - killed < 5.0
+
+
+def test_while_no_engine_serves_requests_get_503_and_later_ones_an_answer(pair):
+    for pid in pair.engines:
+        os.kill(pid, signal.SIGKILL)
+    pair.until(lambda: pair.get("/health")[0] == 503)
+    response = pair.post(max_tokens=3)
+    body = json.loads(response.read())
+    if response.status != 200:  # unless it is back already
+        assert response.status == 503
+        assert "started again" in body["error"]["message"]
+    pair.until(lambda: pair.get("/health") == (200, b""))
+    assert json.loads(pair.post(max_tokens=3).read())["usage"]["completion_tokens"] == 3
+
+
+def test_turns_of_a_conversation_go_to_one_engine(pair):
+    prompt, queries = list(range(1, 65)), []
+    for turn in range(4):
+        pair.post(prompt=prompt, max_tokens=2).read()
+        prompt += [turn + 100] * 40
+        queries.append(pair.series("vllm:prefix_cache_queries_total"))
+    home = max(queries[0], key=queries[0].get)
+    other = "1" if home == "0" else "0"
+    assert [q[other] for q in queries] == [0.0] * 4
+    assert queries[-1][home] > queries[0][home]
+
+
+def test_two_native_engines_answer_as_one_does():
+    """With real kernels: each engine on a core of its own, the same answers, no process left."""
+    model = tiny_model("llama")
+    ask = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    with running_server(model, "--served-model-name", "tiny") as server:
+        wanted = server.post("/v1/completions", **ask)["choices"][0]["text"]
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two CPUs")
+    with running_server(model, "--served-model-name", "tiny", "-dp", "2") as server:
+        for _ in range(4):
+            assert server.post("/v1/completions", **ask)["choices"][0]["text"] == wanted
+        cpu = json.loads(server.get("/v1/cpu"))
+        assert len(cpu["placement"]["bind"].split("|")) == 2
+        assert len(set(cpu["live"]["threads_on"])) == len(cpu["live"]["threads_on"])

@@ -1,0 +1,399 @@
+"""Several engines as one: fakes for the rules, real processes for deaths."""
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from cpuserve.engine.ipc import Output, Stats
+from cpuserve.engine.replicas import ReplicaClient, RestartPolicy
+from cpuserve.errors import EngineDead, InvalidRequest, StartupError
+from cpuserve.sampling.params import SamplingParams
+from tests.helpers.fake_executor import fake_config, reference
+
+MODULE = "tests.helpers.fake_engine"
+PROMPT = list(range(11, 75))
+FAST = RestartPolicy(first_s=0.01, longest_s=0.02, attempts=3)
+
+
+class Engine:
+    """A replica that answers when it is told to."""
+
+    def __init__(self, starts=True):
+        self.info = {}
+        self.stats = Stats()
+        self.on_step = None
+        self.replicas = ()
+        self.prompts = []
+        self.starts = starts
+        self.closed = False
+        self._death = asyncio.Event()
+        self._gate = asyncio.Event()
+        self._how = ""
+
+    @property
+    def alive(self):
+        return bool(self.info) and not self.closed and not self._death.is_set()
+
+    @property
+    def ended(self):
+        return not self.alive
+
+    async def wait_ready(self):
+        if not self.starts:
+            msg = "no memory"
+            raise StartupError(msg)
+        self.info = {"vocab_size": 1000}
+
+    async def wait_ended(self):
+        await self._death.wait()
+        return self._how
+
+    async def generate(self, prompt_ids, params, priority=0, *, timeout_s=None, progress=False):
+        self.prompts.append(list(prompt_ids))
+        yield Output(0, [1])
+        await self._gate.wait()
+        if self._how:
+            raise EngineDead(self._how)
+        yield Output(0, [2], "stop")
+
+    async def ask(self, what):
+        return {"ok": True} if what == "check" else {"placement": [len(self.prompts)]}
+
+    async def close(self):
+        self.closed = True
+
+    def kill(self):
+        self.closed = True
+
+    def go_on(self):
+        self._gate.set()
+
+    def die(self, how="the engine was killed"):
+        self._how = how
+        self._death.set()
+        self._gate.set()
+
+    def count(self, **stats):
+        """The figures after a step."""
+        self.stats = Stats(**stats)
+        if self.on_step is not None:
+            self.on_step(self.stats)
+
+
+def with_fakes(body, count=2, starts=lambda index, life: True, block_size=32):
+    """Run `body(client, engines)`; engines[i] are all that have been replica i."""
+
+    async def main():
+        engines = [[] for _ in range(count)]
+
+        def spawn(index):
+            engines[index].append(Engine(starts(index, len(engines[index]))))
+            return engines[index][-1]
+
+        client = ReplicaClient(spawn, count, block_size, FAST)
+        try:
+            await asyncio.wait_for(body(client, engines), 20)
+        finally:
+            await client.close()
+        assert all(engine.closed for lives in engines for engine in lives)
+
+    asyncio.run(main())
+
+
+async def first_of(client, prompt=PROMPT):
+    """A stream of which one output has been read."""
+    stream = client.generate(list(prompt), SamplingParams())
+    await anext(stream)
+    return stream
+
+
+async def until(condition, timeout_s=10.0):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(0.002)
+
+
+def test_a_conversation_stays_and_others_go_to_the_least_loaded():
+    async def body(client, engines):
+        await client.wait_ready()
+        streams = [await first_of(client), await first_of(client, [5] * 64)]
+        assert [len(lives[0].prompts) for lives in engines] == [1, 1]
+        home = next(i for i, lives in enumerate(engines) if lives[0].prompts == [PROMPT])
+        streams += [await first_of(client, [*PROMPT, *range(9)])]
+        assert len(engines[home][0].prompts) == 2
+        streams += [await first_of(client) for _ in range(3)]
+        assert len(engines[home][0].prompts) == 4, "the fourth of them was too many"
+        assert len(engines[1 - home][0].prompts) == 2
+        for stream in streams:
+            await stream.aclose()
+
+    with_fakes(body)
+
+
+def test_before_it_is_ready_and_after_it_is_closed_it_serves_nobody():
+    async def body(client, engines):
+        assert not client.alive
+        assert not client.ended
+        assert client.info == {}
+        with pytest.raises(EngineDead, match="not ready"):
+            await first_of(client)
+        await client.wait_ready()
+        assert client.alive
+        assert client.info["vocab_size"] == 1000
+        await client.close()
+        assert client.ended
+        assert not client.alive
+
+    with_fakes(body)
+
+
+def test_a_replica_that_cannot_start_at_first_is_the_servers_error():
+    async def body(client, engines):
+        with pytest.raises(StartupError, match="no memory"):
+            await client.wait_ready()
+        assert not client.alive
+
+    with_fakes(body, starts=lambda index, life: index == 0)
+
+
+def test_the_death_of_one_ends_its_streams_and_no_others():
+    async def body(client, engines):
+        await client.wait_ready()
+        streams = [await first_of(client), await first_of(client, [5] * 64)]
+        engines[0][0].die()
+        with pytest.raises(EngineDead, match="killed"):
+            await anext(streams[0])
+        assert client.alive
+        assert [r.serves for r in client.replicas] == [False, True]
+        later = await first_of(client)
+        assert engines[1][0].prompts == [[5] * 64, PROMPT]
+        engines[1][0].go_on()
+        assert (await anext(streams[1])).finish == "stop"
+        await later.aclose()
+        await until(lambda: len(engines[0]) == 2 and engines[0][1].alive)
+        assert engines[0][0].closed
+        await until(lambda: client.replicas[0].serves)
+        assert client.replicas[0].restarts == 1
+
+    with_fakes(body)
+
+
+def test_when_all_die_it_waits_for_them():
+    async def body(client, engines):
+        await client.wait_ready()
+        for lives in engines:
+            lives[0].die()
+        assert not client.alive
+        assert not client.ended
+        with pytest.raises(EngineDead, match="started again"):
+            await first_of(client)
+        with pytest.raises(EngineDead, match="started again"):
+            await client.ask("check")
+        await until(lambda: client.alive)
+        await (await first_of(client)).aclose()
+
+    with_fakes(body)
+
+
+def test_a_replica_whose_starts_fail_is_given_up_and_the_rest_serves(caplog):
+    async def body(client, engines):
+        await client.wait_ready()
+        engines[1][0].die()
+        await until(lambda: "given up" in caplog.text)
+        assert len(engines[1]) == 1 + FAST.attempts
+        assert "replica 1 failed to start 3 times in a row" in caplog.text
+        assert "no memory; 1 of 2 replicas are left" in caplog.text
+        assert client.alive
+        assert not client.ended
+        engines[0][0].die()
+        await until(lambda: len(engines[0]) == 2 and client.alive)
+        await asyncio.sleep(0.05)
+        assert len(engines[1]) == 1 + FAST.attempts
+
+    with_fakes(body, starts=lambda index, life: index == 0 or life == 0)
+
+
+def test_when_all_are_given_up_it_has_ended():
+    async def body(client, engines):
+        await client.wait_ready()
+        for lives in engines:
+            lives[0].die()
+        await until(lambda: client.ended)
+        with pytest.raises(EngineDead, match="given up: no memory"):
+            await first_of(client)
+
+    with_fakes(body, starts=lambda index, life: life == 0)
+
+
+def test_a_start_that_fails_is_tried_again():
+    async def body(client, engines):
+        await client.wait_ready()
+        engines[0][0].die()
+        await until(lambda: client.replicas[0].restarts == 1)
+        assert len(engines[0]) == 4
+        assert client.replicas[0].serves
+
+    with_fakes(body, starts=lambda index, life: life not in (1, 2))
+
+
+def test_delays_double_up_to_the_longest():
+    policy = RestartPolicy(first_s=0.5, longest_s=3.0)
+    assert [policy.delay_s(n) for n in range(1, 7)] == [0.0, 0.5, 1.0, 2.0, 3.0, 3.0]
+
+
+def test_figures_are_summed_and_counters_outlive_an_engine():
+    async def body(client, engines):
+        await client.wait_ready()
+        seen = []
+        client.on_step = seen.append
+        streams = [await first_of(client), await first_of(client, [5] * 64)]
+        engines[0][0].count(running=1, kv_usage=0.5, generation_tokens=7, prompt_rate=10.0)
+        engines[1][0].count(running=1, kv_usage=0.1, generation_tokens=3, preemptions=2)
+        assert [s.generation_tokens for s in seen] == [7, 10]
+        total = client.stats
+        assert (total.running, total.generation_tokens, total.preemptions) == (2, 10, 2)
+        assert total.kv_usage == pytest.approx(0.3)
+        assert total.prompt_rate == 10.0
+        engines[0][0].die()
+        assert client.stats.generation_tokens == 10
+        assert client.stats.running == 1
+        await until(lambda: client.replicas[0].restarts == 1)
+        assert client.stats.generation_tokens == 10
+        engines[0][1].count(generation_tokens=5)
+        assert client.stats.generation_tokens == 15
+        assert client.replicas[0].stats.generation_tokens == 12
+        for stream in streams:
+            await stream.aclose()
+        assert client.stats.running == 0
+
+    with_fakes(body)
+
+
+def test_reports_of_all_and_the_roofline_of_one():
+    async def body(client, engines):
+        await client.wait_ready()
+        stream = await first_of(client)
+        assert await client.ask("check") == {"ok": True}
+        report = await client.ask("report")
+        assert report["placement"] == [1, 0]
+        assert report["replicas"] == [{"placement": [1]}, {"placement": [0]}]
+        assert "replicas" not in await client.ask("roofline")
+        await stream.aclose()
+
+    with_fakes(body)
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+def with_processes(body, model="fake", count=2, **changes):
+    """Run `body(client)` over `count` fake engines in processes; none is left afterwards."""
+
+    async def main():
+        configs = [fake_config(model=model, seed=1, **changes) for _ in range(count)]
+        client = ReplicaClient.spawn(configs, module=MODULE)
+        pids = {r.engine.pid for r in client._replicas}
+        try:
+            await client.wait_ready()
+            await asyncio.wait_for(body(client), 40)
+            pids |= {r.engine.pid for r in client._replicas}
+        finally:
+            await client.close()
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+    asyncio.run(main())
+
+
+async def collect(client, prompt, **params):
+    tokens = []
+    async for output in client.generate(prompt, SamplingParams(seed=1, **params)):
+        tokens += output.tokens
+    return tokens
+
+
+def engine_of(client, index):
+    return client._replicas[index].engine
+
+
+def test_kill_9_of_one_ends_its_streams_only_and_it_is_back_within_5_seconds():
+    async def body(client):
+        prompts = [[n + 20] * 40 for n in range(8)]
+        wanted = {"max_tokens": 60, "ignore_eos": True}
+        tasks = [asyncio.create_task(collect(client, p, **wanted)) for p in prompts]
+        await until(lambda: [r.stats.running for r in client.replicas] == [4, 4])
+        killed = time.monotonic()
+        os.kill(engine_of(client, 0).pid, signal.SIGKILL)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        lost = [r for r in results if isinstance(r, EngineDead)]
+        assert len(lost) == 4
+        assert all("SIGKILL" in error.message for error in lost)
+        params = SamplingParams(**wanted)
+        for prompt, result in zip(prompts, results, strict=True):
+            if not isinstance(result, EngineDead):
+                assert result == reference(prompt, params, 1, 60)
+        assert client.alive
+        await until(lambda: all(r.serves for r in client.replicas))
+        assert time.monotonic() - killed < 5.0
+        assert [r.restarts for r in client.replicas] == [1, 0]
+        results = await asyncio.gather(*(collect(client, p, **wanted) for p in prompts))
+        assert results == [reference(p, params, 1, 60) for p in prompts]
+        assert all(r.stats.generation_tokens for r in client.replicas)
+
+    with_processes(body, "fake:slow")
+
+
+def test_closing_a_stream_aborts_it_and_a_refusal_costs_no_load():
+    async def body(client):
+        async with aclosing(client.generate(PROMPT, SamplingParams(max_tokens=90))) as stream:
+            await anext(stream)
+            assert sum(r.load for r in client._replicas) == 1.0
+        with pytest.raises(InvalidRequest, match="context length"):
+            await collect(client, [1] * 500)
+        assert [r.load for r in client._replicas] == [0.0, 0.0]
+        await until(lambda: client.stats.running == 0)
+        reports = (await client.ask("report"))["replicas"]
+        assert [r["running"] for r in reports] == [0, 0]
+
+    with_processes(body, "fake:slow")
+
+
+def test_a_replica_that_dies_while_it_starts_again_is_started_once_more():
+    async def body(client):
+        dead = engine_of(client, 1)
+        os.kill(dead.pid, signal.SIGKILL)
+        await until(lambda: engine_of(client, 1) is not dead)
+        os.kill(engine_of(client, 1).pid, signal.SIGKILL)
+        await until(lambda: client.replicas[1].serves)
+        assert len(await collect(client, PROMPT, max_tokens=5, ignore_eos=True)) == 5
+
+    with_processes(body)
+
+
+def test_an_engine_started_again_may_use_the_cpus_the_first_one_might():
+    allowed = os.sched_getaffinity(0)
+
+    async def body(client):
+        os.sched_setaffinity(0, [min(allowed)])
+        dead = engine_of(client, 0)
+        os.kill(dead.pid, signal.SIGKILL)
+        await until(lambda: client.replicas[0].restarts == 1)
+        assert os.sched_getaffinity(engine_of(client, 0).pid) == allowed
+        assert os.sched_getaffinity(0) == {min(allowed)}
+
+    try:
+        with_processes(body)
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def test_kill_ends_all_of_them_without_a_loop():
+    client = ReplicaClient.spawn([fake_config()] * 2, module=MODULE)
+    pids = [r.engine.pid for r in client._replicas]
+    client.kill()
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
