@@ -103,7 +103,7 @@ def _run(
     platform: Platform | None,
 ) -> int:
     reports = LoadingReports(progress)
-    client = _spawn(resolved, reports)
+    client = start_engines(resolved, reports)
     try:
         _pin(resolved.config.frontend_cpus)
         from cpuserve.entrypoints.openai.server import FrontEnd
@@ -118,15 +118,17 @@ def _run(
     return asyncio.run(front_end.run(listener, on_ready))
 
 
-def _spawn(resolved: Resolved, reports: LoadingReports) -> ProcessClient | ReplicaClient:
-    """Start the engine, or all of them."""
+def start_engines(
+    resolved: Resolved, on_progress: Callable[[Progress], None]
+) -> ProcessClient | ReplicaClient:
+    """Start the engine, or all of them, and return at once."""
     if resolved.others:
         from cpuserve.engine.replicas import ReplicaClient
 
-        return ReplicaClient.spawn(resolved.replicas, on_progress=reports)
+        return ReplicaClient.spawn(resolved.replicas, on_progress=on_progress)
     from cpuserve.engine.process import ProcessClient
 
-    return ProcessClient.spawn(resolved.config, on_progress=reports)
+    return ProcessClient.spawn(resolved.config, on_progress=on_progress)
 
 
 def _pin(cpus: list[int] | None) -> None:

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 # A room may import rooms of a lower rank, and itself.
 RANK = {
     "__init__": 11, "__main__": 11,
+    "integrations": 11,
     "entrypoints": 10,
     "bench": 9,
     "engine": 8,

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Sequence
 
+    from starlette.types import ASGIApp
+
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.ipc import Stats
@@ -88,7 +90,8 @@ class FrontEnd:
             cpu=cpu,
         )
         self._stop = asyncio.Event()
-        self._server = make_server(self.serving, http)
+        self._app = create_app(self.serving, api_keys=http.api_keys)
+        self._server = _server_of(self._app, http)
 
     def on_step(self, stats: Stats) -> None:
         """The engine ran a step."""
@@ -116,7 +119,7 @@ class FrontEnd:
 
     async def _serve(self, http: asyncio.Task[None], on_ready: ReadyFn | None) -> int:
         stopped = asyncio.create_task(self._stop.wait())
-        loading = asyncio.create_task(self._load())
+        loading = asyncio.create_task(self.load())
         watching = asyncio.create_task(self._watch())
         shown: asyncio.Task[None] | None = None
         try:
@@ -137,7 +140,12 @@ class FrontEnd:
                 if task is not None:
                     task.cancel()
 
-    async def _load(self) -> None:
+    @property
+    def app(self) -> ASGIApp:
+        """The application, for another HTTP server than `run`'s; it answers after `load`."""
+        return self._app
+
+    async def load(self) -> None:
         """Tokenizer and engine, at the same time; StartupError of either."""
         names = self._config.tokenizer_path, self._config.chat_template
         tokenizer = asyncio.create_task(asyncio.to_thread(load_tokenizer, *names))
@@ -217,8 +225,12 @@ class _Server(uvicorn.Server):
 
 def make_server(serving: Serving, http: HttpOptions) -> uvicorn.Server:
     """The HTTP server over `serving`; run it with serve(sockets=[...])."""
+    return _server_of(create_app(serving, api_keys=http.api_keys), http)
+
+
+def _server_of(app: ASGIApp, http: HttpOptions) -> uvicorn.Server:
     config = uvicorn.Config(
-        create_app(serving, api_keys=http.api_keys),
+        app,
         http=guarded_protocol(http.header_timeout_s, http.write_timeout_s),
         ws="none",
         loop="asyncio",

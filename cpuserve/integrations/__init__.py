@@ -1,0 +1,1 @@
+"""cpuserve inside other systems. Each module needs a package that cpuserve does not depend on."""

@@ -1,0 +1,154 @@
+"""cpuserve as a Ray Serve application: `serve run cpuserve.integrations.ray_serve:app model=DIR`.
+
+Each Ray replica is an engine process with its own cores and the whole HTTP API in front of it.
+Needs the extra `ray`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+
+from cpuserve.config.load import from_arguments
+from cpuserve.engine.ipc import Progress
+from cpuserve.errors import ConfigError, EngineDead
+from cpuserve.integrations.cores import claim_cores
+from cpuserve.log import configure
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+MAX_ONGOING_REQUESTS = 256
+TARGET_ONGOING_REQUESTS = 8
+GRACEFUL_SHUTDOWN_S = 30.0
+HEALTH_PERIOD_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """What is Ray's business. num_cpus: logical CPUs of a replica, on cores of its own.
+
+    num_replicas: that many, always; None: between min_replicas and max_replicas, as many as hold
+    target_ongoing_requests each. max_ongoing_requests: more wait outside the replica.
+    """
+
+    num_cpus: int = 1
+    num_replicas: int | None = None
+    min_replicas: int = 1
+    max_replicas: int = 1
+    target_ongoing_requests: float = TARGET_ONGOING_REQUESTS
+    max_ongoing_requests: int = MAX_ONGOING_REQUESTS
+
+    def deployment(self) -> dict[str, Any]:
+        """Options of serve.deployment."""
+        options: dict[str, Any] = {
+            "name": "cpuserve",
+            "max_ongoing_requests": self.max_ongoing_requests,
+            "ray_actor_options": {"num_cpus": self.num_cpus},
+            "graceful_shutdown_timeout_s": GRACEFUL_SHUTDOWN_S,
+            "health_check_period_s": HEALTH_PERIOD_S,
+        }
+        if self.num_replicas is not None:
+            return {**options, "num_replicas": self.num_replicas}
+        scaling = {
+            "min_replicas": self.min_replicas,
+            "max_replicas": max(self.min_replicas, self.max_replicas),
+            "target_ongoing_requests": self.target_ongoing_requests,
+        }
+        return {**options, "autoscaling_config": scaling}
+
+
+def app(args: Mapping[str, Any]) -> serve.Application:
+    """The application for `serve run`, `serve deploy` and serve.run.
+
+    args: fields of Scaling, and options of cpuserve by the names of its flags (model,
+    max_model_len, kv_cache_memory, ...); texts are taken as on the command line.
+
+    Raises:
+        ConfigError: an unknown name, or a value of the wrong kind.
+    """
+    scaling, options = _split(args)
+    from_arguments(options)  # a wrong name is told here, not by every replica
+    deployment = serve.deployment(**scaling.deployment())(serve.ingress(_forward)(Engine))
+    bound: serve.Application = deployment.bind(options, scaling.num_cpus)
+    return bound
+
+
+def _split(args: Mapping[str, Any]) -> tuple[Scaling, dict[str, Any]]:
+    own = Scaling.__dataclass_fields__
+    given: dict[str, Any] = {}
+    for name, value in args.items():
+        if name in own:
+            given[name] = _number(name, value)
+    return Scaling(**given), {name: value for name, value in args.items() if name not in own}
+
+
+def _number(name: str, value: object) -> float | int:
+    kind = float if name == "target_ongoing_requests" else int
+    try:
+        number = kind(str(value))
+    except ValueError:
+        number = 0
+    if number <= 0 and not (name == "min_replicas" and str(value) == "0"):
+        msg = f"{name}={value}: give a number above 0"
+        raise ConfigError(msg)
+    return number
+
+
+class Engine:
+    """One replica: claims cores, starts the engine on them, and answers HTTP for it."""
+
+    async def __init__(self, options: Mapping[str, Any], num_cpus: int) -> None:  # type: ignore[misc]
+        from cpuserve.entrypoints.openai.server import FrontEnd
+        from cpuserve.entrypoints.prepare import prepare
+        from cpuserve.entrypoints.serve import HttpOptions, start_engines
+        from cpuserve.platforms import select
+
+        configure("info")
+        asked = from_arguments(options)
+        platform, _ = select(asked.options.platform)
+        self._claim = claim_cores(num_cpus, platform.host())
+        # What is resolved and started from here on sees these CPUs only.
+        os.sched_setaffinity(0, self._claim.cpus)
+        prepared = prepare(asked)
+        self._client = start_engines(prepared.resolved, _ignore)
+        try:
+            front_end = FrontEnd(
+                self._client, prepared.resolved.replicas, HttpOptions(), "", prepared.platform
+            )
+            self._client.on_step = front_end.on_step
+            await front_end.load()
+        except BaseException:
+            self._client.kill()
+            raise
+        self.asgi = front_end.app
+
+    async def check_health(self) -> None:
+        """Ray replaces a replica whose check fails."""
+        if self._client.ended:
+            msg = "the engine has died"
+            raise EngineDead(msg)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_client"):
+            self._client.kill()
+        if hasattr(self, "_claim"):
+            self._claim.release()
+
+
+def _ignore(report: Progress) -> None:
+    """Nobody watches a replica load."""
+
+
+async def _forward(scope: Scope, receive: Receive, send: Send) -> None:
+    """The ASGI application Ray knows: the one of this process's replica, once it has one."""
+    if scope["type"] == "lifespan":
+        while (await receive())["type"] != "lifespan.shutdown":
+            await send({"type": "lifespan.startup.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    await serve.get_replica_context().servable_object.asgi(scope, receive, send)
