@@ -118,6 +118,8 @@ async def rates(target, args):
 def together(timings):
     """Tokens a second of all streams while every one of them runs; a chunk may hold several."""
     first, last = max(t.stamps[0] for t in timings), min(t.stamps[-1] for t in timings)
+    if last <= first:
+        raise SystemExit("the streams were never all running: use more --output-tokens")
     tokens = 0.0
     for t in timings:
         chunks = sum(first < stamp <= last for stamp in t.stamps)
