@@ -9,8 +9,8 @@ namespace {
 constexpr int64_t kMs = 1'000'000;
 constexpr int64_t kWindow = 30 * kMs;  // ten scheduler slices of 3 ms
 // A first absence is short, a bursty neighbour may be gone; each that ends in another one at once
-// is twice as long, up to where trying (a window of 30 ms) costs 1.5 %: a prompt that comes when the
-// neighbour has left runs at half its speed until then.
+// is twice as long, up to where trying (a window of 30 ms) costs 1.5 %: a prompt that comes when
+// the neighbour has left runs at half its speed until then.
 constexpr int64_t kFirstAbsence = 300 * kMs, kLongestAbsence = 2'000 * kMs;
 constexpr int64_t kSoon = 500 * kMs;
 // With n threads, one less does at least (n - 1) / n of the work; memory-bound work hardly notices.
