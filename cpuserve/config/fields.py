@@ -490,13 +490,13 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "kv_cache_dtype",
-        "Type of the KV cache: auto, bfloat16, float16, float32.",
+        "Type of the KV cache: auto, bfloat16, float16, float32, int8, fp8_e4m3 (fp8), fp8_e5m2.",
         "auto: the dtype",
         MEMORY,
         flags=("--kv-cache-dtype",),
         env="CPUSERVE_KV_CACHE_DTYPE",
-        choices=("auto", "bfloat16", "float16", "float32"),
-        synonyms=DTYPES,
+        choices=("auto", "bfloat16", "float16", "float32", "int8", "fp8_e4m3", "fp8_e5m2"),
+        synonyms={**DTYPES, "fp8": "fp8_e4m3"},
         metavar="DTYPE",
     ),
     Field(

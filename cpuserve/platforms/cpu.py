@@ -329,7 +329,8 @@ def _activation_bits(
 
 def _kv_dtype(options: EngineOptions, ledger: Ledger, dtype: str) -> str:
     asked = options.kv_cache_dtype or "auto"
-    got = KV_OF[dtype if asked == "auto" else asked]
+    asked_type = dtype if asked == "auto" else asked
+    got = KV_OF.get(asked_type, asked_type)
     return ledger.decide("kv_cache_dtype", got, "the dtype" if asked == "auto" else "as asked")
 
 

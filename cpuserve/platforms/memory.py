@@ -21,7 +21,8 @@ from cpuserve.platforms.room import HEADROOM, Bound, Needs, tightest
 
 BLOCK = 32  # csrc/kernels/table.h: kBlock
 HEAD_ALIGN = 16  # table.h: hd_pad
-KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
+KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+SCALE_BYTES = 4  # of K or V of one head of a token, where elements have one byte
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # A weight and its share of scales; int4 leaves embedding and output head, up to half of a small
 # model, in int8.
@@ -89,8 +90,16 @@ class _Budget:
 
 def kv_block_bytes(facts: ModelFacts, kv_dtype: str) -> int:
     """Bytes of one block over all layers."""
-    padded = (-(-k.head_dim // HEAD_ALIGN) * HEAD_ALIGN * k.kv_heads for k in facts.kv_layers)
-    return 2 * BLOCK * KV_BYTES[kv_dtype] * sum(padded)
+    element, scale = KV_BYTES[kv_dtype], _scale_bytes(kv_dtype)
+    rows = (
+        (-(-k.head_dim // HEAD_ALIGN) * HEAD_ALIGN * element + scale) * k.kv_heads
+        for k in facts.kv_layers
+    )
+    return 2 * BLOCK * sum(rows)
+
+
+def _scale_bytes(kv_dtype: str) -> int:
+    return SCALE_BYTES if KV_BYTES[kv_dtype] == 1 else 0
 
 
 def resident_weight_bytes(facts: ModelFacts, dtype: str, quantize: str = "none") -> int:
@@ -222,14 +231,18 @@ def _length_in_window(ledger: Ledger, asked: int | None, window: int) -> tuple[i
 
 def _formula(facts: ModelFacts, kv_dtype: str) -> str:
     """ "2 x 30 layers x 3 heads x 64 x 2 bytes": what a token takes, K and V."""
-    element = KV_BYTES[kv_dtype]
+    element, scale = KV_BYTES[kv_dtype], _scale_bytes(kv_dtype)
     groups: dict[tuple[int, int], int] = {}
     for kv in facts.kv_layers:
         head = -(-kv.head_dim // HEAD_ALIGN) * HEAD_ALIGN
         groups[kv.kv_heads, head] = groups.get((kv.kv_heads, head), 0) + 1
-    parts = [f"{n} layers x {heads} heads x {dim}" for (heads, dim), n in groups.items()]
+    each = f" + {scale})" if scale else ""
+    opening = "(" if scale else ""
+    parts = [
+        f"{n} layers x {heads} heads x {opening}{dim}{each}" for (heads, dim), n in groups.items()
+    ]
     layers = parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
-    return f"2 x {layers} x {element} bytes"
+    return f"2 x {layers} bytes" if scale else f"2 x {layers} x {element} bytes"
 
 
 def _require_room(budget: _Budget, needs: Needs) -> None:

@@ -38,6 +38,8 @@ WHOLE_ROW = ("q8g128", "q8row")  # not written by linears and attention, which s
 SUM_TOLERANCE = 2e-5
 # A key or probability that falls on the other side of a rounding step may carry the whole row.
 STEP = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 0.0}
+# Eight-bit caches: a code of K that rounds the other way, and bf16 probabilities.
+STEP |= {"int8": 2.0**-6, "fp8_e4m3": 2.0**-4, "fp8_e5m2": 2.0**-3}
 
 
 class Tappable(Protocol):
@@ -158,7 +160,7 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
     stored = "f32"
     if target is not None:
         stored = stored_format(interpreter.program, interpreter.kinds, target)
-    if stored == "bf16" or (isinstance(op, RopeStoreKV) and kv_type == "bf16"):
+    if stored == "bf16" or (isinstance(op, RopeStoreKV) and kv_type not in ("f16", "f32")):
         bound += np.float32(STEP["bf16"]) * size
     elif stored.startswith("q8"):
         width = size.shape[1]

@@ -42,6 +42,8 @@ GROUP128 = 128  # inputs that share a scale in rows of format q8g128
 QUERIES_AT_ONCE = 128  # of one sequence: bounds the score matrix [queries, heads, keys]
 ROWS_AT_ONCE = 4096  # rows of a half-precision matrix widened at a time: bounds the fp32 copy
 KV_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+SCALED_KV = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # the largest code
+FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 DENSE_DTYPES = {
     "dense_f32": torch.float32,
     "dense_f16": torch.float16,
@@ -84,9 +86,10 @@ class Interpreter:
 
     tensors: every weight the program needs under its checkpoint name, as a torch tensor or, for the
     quantized kinds of the emulated mode, a QuantMatrix. kinds: weight kind of each matrix, used by
-    the emulated mode (default dense_f32). kv_dtype "f32", "f16" or "bf16" (emulated mode only; the
-    reference keeps fp32). The cache has `num_blocks` blocks of 32 tokens. `cancelled`, set from any
-    thread, ends a run after its current op with RuntimeError.
+    the emulated mode (default dense_f32). kv_dtype (emulated mode only; the reference keeps fp32):
+    "f32", "f16", "bf16", or "int8", "fp8_e4m3", "fp8_e5m2" under one scale a token and head. The
+    cache has `num_blocks` blocks of 32 tokens. `cancelled`, set from any thread, ends a run after
+    its current op with RuntimeError.
     """
 
     def __init__(
@@ -107,11 +110,16 @@ class Interpreter:
         self.kinds = dict(kinds or {}) if mode == "emulated" else {}
         self.kv_type = kv_dtype if mode == "emulated" else "f32"
         self.activation_bits = activation_bits
-        self._kv_dtype = KV_DTYPES[self.kv_type]
+        self._kv_scaled = self.kv_type in SCALED_KV
+        self._kv_dtype = torch.float32 if self._kv_scaled else KV_DTYPES[self.kv_type]
         self._tensors = {need.name: tensors[need.name] for need in program.weights}
         self._check_shapes()
         self._cache = [
             torch.zeros(2, num_blocks * BLOCK, kv.kv_heads, kv.head_dim, dtype=self._kv_dtype)
+            for kv in program.kv_layers
+        ]
+        self._scales = [
+            torch.zeros(2, num_blocks * BLOCK, kv.kv_heads) if self._kv_scaled else None
             for kv in program.kv_layers
         ]
         self._last_use = last_uses(program)
@@ -224,8 +232,14 @@ class Interpreter:
                 torch.from_numpy(t)[:, None] for t in rope_tables(op.rope, self._step.positions)
             )
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        self._cache[op.layer][0][self._slots] = k.to(self._kv_dtype)
-        self._cache[op.layer][1][self._slots] = v.to(self._kv_dtype)
+        scales = self._scales[op.layer]
+        for half, x in enumerate((k, v)):
+            if scales is None:
+                self._cache[op.layer][half][self._slots] = x.to(self._kv_dtype)
+            else:
+                codes, scale = encode_kv(x, self.kv_type)
+                self._cache[op.layer][half][self._slots] = codes
+                scales[half][self._slots] = scale
         return torch.cat([q, k, v], dim=1).reshape(len(qkv), -1)
 
     def _attention(self, op: Attention, qkv: Tensor) -> Tensor:
@@ -235,9 +249,12 @@ class Interpreter:
             at = self._step.queries(seq)
             slots = torch.from_numpy(key_slots(self._step, seq, BLOCK)).long()
             k, v = self._cache[op.layer][:, slots].float()
+            scales, v_scale = self._scales[op.layer], None
+            if scales is not None:
+                k, v_scale = k * scales[0, slots][..., None], scales[1, slots]
             for start in range(at.start, at.stop, QUERIES_AT_ONCE):
                 some = slice(start, min(start + QUERIES_AT_ONCE, at.stop))
-                out[some] = self._attend(op, q[some], k, v, self._positions[some])
+                out[some] = self._attend(op, q[some], k, v, self._positions[some], v_scale)
         return out.reshape(len(qkv), -1)
 
     def _add(self, _op: Add, x: Tensor, out: Tensor) -> Tensor:
@@ -257,10 +274,22 @@ class Interpreter:
 
     # -- attention ---------------------------------------------------------------------------
 
-    def _attend(self, op: Attention, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-        """One sequence: q [n, Hq, d] at `positions` over k, v [keys, Hk, d] from position 0."""
+    def _attend(
+        self,
+        op: Attention,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        v_scale: Tensor | None = None,
+    ) -> Tensor:
+        """One sequence: q [n, Hq, d] at `positions` over k, v [keys, Hk, d] from position 0.
+
+        v_scale [keys, Hk]: what v is yet to be multiplied with (emulated mode).
+        """
         group = op.q_heads // op.kv_heads
-        if self._kv_dtype == torch.bfloat16:
+        rounded = self._kv_dtype == torch.bfloat16 or self._kv_scaled
+        if rounded:
             q = q.bfloat16().float()
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         s = soften(torch.einsum("nhd,khd->nhk", q, k) * op.scale, op.softcap)
@@ -270,7 +299,9 @@ class Interpreter:
         s = s.masked_fill(~visible(distance, op)[:, None], -torch.inf)
         sink = None if op.sinks is None else self._vector(op.sinks)[:, None].expand(len(q), -1, 1)
         if self.mode == "emulated":
-            return chunked_softmax(s, v, sink, p_dtype=self._kv_dtype)
+            if v_scale is not None:
+                v_scale = v_scale.repeat_interleave(group, dim=1)
+            return chunked_softmax(s, v, sink, round_p=rounded, v_scale=v_scale)
         every = s if sink is None else torch.cat([s, sink], dim=2)
         p = torch.softmax(every, dim=2)[:, :, : s.shape[2]]
         return torch.einsum("nhk,khd->nhd", p, v)
@@ -356,11 +387,28 @@ def visible(distance: Tensor, op: Attention) -> Tensor:
     return seen & (distance < op.window) if op.window else seen
 
 
-def chunked_softmax(s: Tensor, v: Tensor, sink: Tensor | None, p_dtype: torch.dtype) -> Tensor:
+def encode_kv(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Heads x [T, heads, d] in 8 bits: (codes as fp32, scale [T, heads]); x ~ codes * scale."""
+    largest, top = SCALED_KV[kind], x.abs().amax(dim=2)
+    factor = torch.where(top > 0, torch.tensor(largest) / top, 0.0)
+    codes = x * factor[..., None]
+    codes = codes.round() if kind == "int8" else codes.to(FP8[kind]).float()
+    return codes, top / largest
+
+
+def chunked_softmax(
+    s: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    *,
+    round_p: bool = False,
+    v_scale: Tensor | None = None,
+) -> Tensor:
     """softmax(s) v in chunks of 256 keys, each from an empty state, merged in ascending order.
 
-    s [n, heads, keys] with -inf where masked, v [keys, heads, d], sink [n, heads, 1] or None. bf16
-    caches round P before it meets V; the sums take P unrounded.
+    s [n, heads, keys] with -inf where masked, v [keys, heads, d], sink [n, heads, 1] or None. With
+    round_p, P is rounded to bf16 before it meets V, after v_scale [keys, heads] if V has one; the
+    sums take P as it was.
     """
     n, heads, keys = s.shape
     top = torch.full((n, heads, 1), -torch.inf)
@@ -371,7 +419,9 @@ def chunked_softmax(s: Tensor, v: Tensor, sink: Tensor | None, p_dtype: torch.dt
         seen = part_top > -torch.inf
         p = torch.where(seen, torch.exp(part - torch.where(seen, part_top, 0.0)), 0.0)
         part_total = p.sum(dim=2, keepdim=True)
-        if p_dtype == torch.bfloat16:
+        if v_scale is not None:
+            p = p * v_scale[start : start + CHUNK].T
+        if round_p:
             p = p.bfloat16().float()
         new_top = torch.maximum(top, part_top)
         safe = torch.where(new_top > -torch.inf, new_top, 0.0)

@@ -53,7 +53,14 @@ ACT_FORMAT = {
 WHOLE_ROW = ("q8g128", "q8row")
 # Rows of int8 groups in two terms, about 15 bits, where activation_bits is 16.
 TWO_TERMS = {"q8g32": "q8g32x2"}
-KV_ROW_FORMAT = {"bf16": "bf16", "f16": "f32", "f32": "f32"}
+KV_ROW_FORMAT = {
+    "bf16": "bf16",
+    "f16": "f32",
+    "f32": "f32",
+    "int8": "bf16",
+    "fp8_e4m3": "bf16",
+    "fp8_e5m2": "bf16",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,12 +210,16 @@ struct ActivationArgs {
 // One head in one block, K or V:
 //   bf16          K [hd_pad/2][kBlock][2]   V [kBlock/2][hd_pad][2]
 //   f16, f32      K [hd_pad][kBlock]        V [kBlock][hd_pad]
-enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2 };
-inline size_t kv_elem_bytes(KvType t) { return t == KvType::f32 ? 4 : 2; }
+//   int8, e4m3, e5m2   as f16 in bytes; after them fp32 [kBlock]: what the codes of a token are
+//                      multiplied with (e4m3 codes widen to 1/256 of their value)
+enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2, int8 = 3, e4m3 = 4, e5m2 = 5 };
+inline bool kv_scaled(KvType t) { return t >= KvType::int8; }
+inline size_t kv_elem_bytes(KvType t) { return t == KvType::f32 ? 4 : kv_scaled(t) ? 1 : 2; }
 
 // K or V of one head in one block.
 inline size_t kv_half_bytes(KvType t, int32_t hd_pad) {
-  return static_cast<size_t>(hd_pad) * kBlock * kv_elem_bytes(t);
+  return static_cast<size_t>(hd_pad) * kBlock * kv_elem_bytes(t) +
+         (kv_scaled(t) ? kBlock * sizeof(float) : 0);
 }
 
 // Blocks of a slab lie head by head, keys before values: what one head's attention reads in a row
@@ -243,7 +247,8 @@ inline uint8_t* kv_block(const KvLayer& kv, int64_t block, int head) {
 // [max_position][rotary/2] fp32 (scaling of Llama 3, YaRN, linear is in the table).
 struct RopeStoreArgs {
   Rows qkv;  // f32 [T, (q_heads + 2 kv_heads) * head_dim]; q, k, v in this order
-  Rows q;    // f32 [T, q_heads * hd_pad]: rotated q, zero padded; may be bf16 when kv is bf16
+  Rows q;    // f32 [T, q_heads * hd_pad]: rotated q, zero padded; may be bf16 when kv is bf16 or
+             // scaled
   KvLayer kv;
   int32_t q_heads;
   int32_t rotary;    // 0 = no rotation

@@ -79,7 +79,7 @@ void Executor::check_kernels() const {
                  "level ", t.isa, " lacks a kernel");
   for (const Op& op : program_->ops()) {
     const auto* rope = std::get_if<RopeStoreOp>(&op);
-    if (!rope || kv_.type() == KvType::bf16) continue;
+    if (!rope || kv_.type() == KvType::bf16 || kv_scaled(kv_.type())) continue;
     check_argument(values_[static_cast<size_t>(rope->q)].format == ActFormat::f32,
                    "queries of an f16 or f32 KV cache must be f32");
   }

@@ -45,8 +45,9 @@ constexpr Name<Activation> kActivations[] = {{"none", Activation::none},
                                              {"gelu", Activation::gelu},
                                              {"gelu_tanh", Activation::gelu_tanh},
                                              {"silu", Activation::silu}};
-constexpr Name<KvType> kKvTypes[] = {
-    {"bf16", KvType::bf16}, {"f16", KvType::f16}, {"f32", KvType::f32}};
+constexpr Name<KvType> kKvTypes[] = {{"bf16", KvType::bf16},     {"f16", KvType::f16},
+                                     {"f32", KvType::f32},       {"int8", KvType::int8},
+                                     {"fp8_e4m3", KvType::e4m3}, {"fp8_e5m2", KvType::e5m2}};
 
 template <class E, size_t N>
 E parse(const Name<E> (&names)[N], const std::string& text, const char* what) {
@@ -314,8 +315,7 @@ int64_t Program::weight_bytes() const {
 int64_t Program::kv_block_bytes(KvType type) const {
   int64_t bytes = 0;
   for (const KvShape& s : kv_layers_) {
-    bytes +=
-        int64_t{2} * s.kv_heads * s.hd_pad * kBlock * static_cast<int64_t>(kv_elem_bytes(type));
+    bytes += int64_t{2} * s.kv_heads * static_cast<int64_t>(kv_half_bytes(type, s.hd_pad));
   }
   return bytes;
 }

@@ -30,6 +30,28 @@ struct Case {
   int first_position() const { return context - queries; }
 };
 
+// What a code of eight bits stands for.
+double decoded(KvType type, uint8_t code) {
+  if (type == KvType::int8) return static_cast<int8_t>(code);
+  const int mantissa = type == KvType::e4m3 ? 3 : 2, bias = type == KvType::e4m3 ? 7 : 15;
+  const int exponent = (code & 0x7f) >> mantissa, part = code & ((1 << mantissa) - 1);
+  const double size = exponent == 0
+                          ? std::ldexp(part, 1 - bias - mantissa)
+                          : std::ldexp(part + (1 << mantissa), exponent - bias - mantissa);
+  return code & 0x80 ? -size : size;
+}
+
+uint8_t code_of(KvType type, double x) {
+  for (int code = 0; code < 256; code++) {
+    if (decoded(type, static_cast<uint8_t>(code)) == x) return static_cast<uint8_t>(code);
+  }
+  harness::fail(__FILE__, __LINE__, "no code is " + std::to_string(x));
+  return 0;
+}
+
+// Scaled test values are multiples of this.
+float scale_of(int position) { return 1.0f / static_cast<float>(128 + 32 * (position % 3)); }
+
 // A paged cache in the layout of table.h; every slot starts as NaN.
 class Cache {
  public:
@@ -41,22 +63,37 @@ class Cache {
         c.type};
     bytes_.resize(layer_.slab_stride * static_cast<size_t>(blocks / kSlabBlocks + 1));
     layer_.base = bytes_.data();
-    for (size_t i = 0; i < bytes_.size() / element; i++) put(bytes_.data(), i, kNan);
+    if (kv_scaled(c.type)) {
+      std::fill(bytes_.begin(), bytes_.end(), uint8_t{0xff});  // scales of NaN
+    } else {
+      for (size_t i = 0; i < bytes_.size() / element; i++) put(bytes_.data(), i, kNan);
+    }
   }
   const KvLayer& layer() const { return layer_; }
 
-  void store(int block, int at, int head, const float* k, const float* v) {
+  // k and v are multiples of `scale`.
+  void store(int block, int at, int head, const float* k, const float* v, float scale) {
     uint8_t* base = kv_block(layer_, block, head);
+    if (kv_scaled(c_.type)) {
+      const float widen = c_.type == KvType::e4m3 ? 256.0f : 1.0f;
+      scale_at(base, at) = scale_at(base + layer_.value_offset, at) = scale * widen;
+      for (int d = 0; d < c_.hd_pad(); d++) {
+        base[key_index(d, at)] = code_of(c_.type, d < c_.head_dim ? std::round(k[d] / scale) : 0);
+        base[layer_.value_offset + value_index(d, at)] =
+            code_of(c_.type, d < c_.head_dim ? std::round(v[d] / scale) : 0);
+      }
+      return;
+    }
     for (int d = 0; d < c_.hd_pad(); d++) {
       put(base, key_index(d, at), d < c_.head_dim ? k[d] : 0.0f);
       put(base + layer_.value_offset, value_index(d, at), d < c_.head_dim ? v[d] : 0.0f);
     }
   }
   float key(int block, int at, int head, int d) {
-    return get(kv_block(layer_, block, head), key_index(d, at));
+    return get(kv_block(layer_, block, head), key_index(d, at), at);
   }
   float value(int block, int at, int head, int d) {
-    return get(kv_block(layer_, block, head) + layer_.value_offset, value_index(d, at));
+    return get(kv_block(layer_, block, head) + layer_.value_offset, value_index(d, at), at);
   }
 
  private:
@@ -76,7 +113,14 @@ class Cache {
       std::memcpy(base + i * 2, &h, 2);
     }
   }
-  float get(const uint8_t* base, size_t i) const {
+  float& scale_at(uint8_t* half, int at) const {
+    return reinterpret_cast<float*>(half + c_.hd_pad() * kBlock)[at];
+  }
+  float get(uint8_t* base, size_t i, int at) const {
+    if (kv_scaled(c_.type)) {
+      const float widen = c_.type == KvType::e4m3 ? 256.0f : 1.0f;
+      return static_cast<float>(decoded(c_.type, base[i])) * (scale_at(base, at) / widen);
+    }
     if (c_.type == KvType::f32) return reinterpret_cast<const float*>(base)[i];
     const uint16_t h = reinterpret_cast<const uint16_t*>(base)[i];
     if (c_.type == KvType::bf16) return from_bf16(h);
@@ -107,11 +151,24 @@ class Problem {
     fill(slopes, static_cast<size_t>(c.q_heads()), 30);
     fill(sinks, static_cast<size_t>(c.q_heads()), 255);
     for (float& s : slopes) s = std::fabs(s) / 8;
+    if (kv_scaled(c.type)) round_to_codes();
     const int blocks = (c.context + kBlock - 1) / kBlock;
     table.resize(static_cast<size_t>(blocks) * 2 + 3);
     std::iota(table.begin(), table.end(), 0);
     std::shuffle(table.begin(), table.end(), rng_);
     table.resize(static_cast<size_t>(blocks));
+  }
+
+  // Keys and values n / 128 to n times the position's scale; fp8 has few bits.
+  void round_to_codes() {
+    const auto width = static_cast<size_t>(c.kv_heads * c.head_dim);
+    for (std::vector<float>* x : {&keys, &values}) {
+      for (size_t i = 0; i < x->size(); i++) {
+        const int n = static_cast<int>((*x)[i] * 128);
+        const int code = c.type == KvType::int8 ? n : n / 32 * 32;
+        (*x)[i] = static_cast<float>(code) * scale_of(static_cast<int>(i / width));
+      }
+    }
   }
 
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(c.head_dim)); }
@@ -131,7 +188,8 @@ class Problem {
     Cache kv(c, pool_blocks());
     for (int p = from; p < to; p++) {
       for (int h = 0; h < c.kv_heads; h++) {
-        kv.store(table[static_cast<size_t>(p / kBlock)], p % kBlock, h, key(p, h), value(p, h));
+        kv.store(table[static_cast<size_t>(p / kBlock)], p % kBlock, h, key(p, h), value(p, h),
+                 scale_of(p));
       }
     }
     return kv;
@@ -293,7 +351,7 @@ class Runner {
 };
 
 std::string describe(const Case& c) {
-  const char* types[] = {"bf16", "f16", "f32"};
+  const char* types[] = {"bf16", "f16", "f32", "int8", "e4m3", "e5m2"};
   char text[200];
   std::snprintf(text, sizeof text,
                 "%s group %d kv_heads %d head_dim %d context %d queries %d window %d%s%s%s",
@@ -310,7 +368,7 @@ void expect_equal_rows(Matrix& a, Matrix& b, int token, const Case& c, const std
 }
 
 // Probabilities are rounded to bf16 with bf16 caches: half an ulp, 2^-9, of values below 1.
-double tolerance(KvType type) { return type == KvType::bf16 ? 2.2e-3 : 4e-6; }
+double tolerance(KvType type) { return type == KvType::bf16 || kv_scaled(type) ? 2.2e-3 : 4e-6; }
 
 double largest_error(const Problem& p, Matrix& out) {
   double worst = 0;
@@ -390,7 +448,7 @@ void check_type(KvType type, const KernelTable& k) {
       c.softcap = turn % 4 == 1 ? 2.0f : 0.0f;
       c.sinks = turn % 3 == 1;
       c.alibi = turn % 5 == 2;
-      c.q_format = type == KvType::bf16 && turn % 2 ? ActFormat::bf16 : ActFormat::f32;
+      c.q_format = tolerance(type) > 1e-3 && turn % 2 ? ActFormat::bf16 : ActFormat::f32;
       check_case(c, 100 + turn, k);
       turn++;
     }
@@ -402,6 +460,10 @@ void check_type(KvType type, const KernelTable& k) {
 KERNEL_TEST(attention_bf16_matches_fp64_and_the_law) { check_type(KvType::bf16, k); }
 KERNEL_TEST(attention_f16_matches_fp64_and_the_law) { check_type(KvType::f16, k); }
 KERNEL_TEST(attention_f32_matches_fp64_and_the_law) { check_type(KvType::f32, k); }
+
+KERNEL_TEST(attention_int8_matches_fp64_and_the_law) { check_type(KvType::int8, k); }
+KERNEL_TEST(attention_e4m3_matches_fp64_and_the_law) { check_type(KvType::e4m3, k); }
+KERNEL_TEST(attention_e5m2_matches_fp64_and_the_law) { check_type(KvType::e5m2, k); }
 
 KERNEL_TEST(attention_bf16_error_is_the_rounding_of_probabilities) {
   Case c;
@@ -499,8 +561,14 @@ std::vector<double> turned(const float* x, const RopeCase& c, const std::vector<
   return y;
 }
 
-bool close_to(double x, double want, double relative) {
-  return std::fabs(x - want) <= relative * std::fabs(want) + 4e-6;
+bool close_to(double x, double want, double relative, double absolute = 0) {
+  return std::fabs(x - want) <= relative * std::fabs(want) + absolute + 4e-6;
+}
+
+double largest(const std::vector<double>& x) {
+  double top = 0;
+  for (double v : x) top = std::max(top, std::fabs(v));
+  return top;
 }
 
 void check_rope(const RopeCase& c, const KernelTable& k) {
@@ -535,9 +603,16 @@ void check_rope(const RopeCase& c, const KernelTable& k) {
                   norms[0], norms[1], 1e-5f, positions, slots, t, t ? kTokens : 3});
   }
   const double q_error = c.q_format == ActFormat::bf16 ? 1.0 / 256 : 2e-6;
-  const double kv_error = c.type == KvType::bf16  ? 1.0 / 256
-                          : c.type == KvType::f16 ? 1.0 / 2048
-                                                  : 2e-6;
+  const double kv_error = c.type == KvType::bf16   ? 1.0 / 256
+                          : c.type == KvType::f16  ? 1.0 / 2048
+                          : c.type == KvType::e4m3 ? 1.0 / 16
+                          : c.type == KvType::e5m2 ? 1.0 / 8
+                                                   : 2e-6;
+  // Half a code's smallest step, as a share of the head's largest magnitude.
+  const double step = c.type == KvType::int8   ? 0.501 / 127
+                      : c.type == KvType::e4m3 ? 1.0 / (448 * 1024)
+                      : c.type == KvType::e5m2 ? 1e-9
+                                               : 0.0;
   bool ok = true;
   for (int t = 0; t < kTokens; t++) {
     const float* x = &source[static_cast<size_t>(t * heads * c.head_dim)];
@@ -557,10 +632,12 @@ void check_rope(const RopeCase& c, const KernelTable& k) {
       const float* key = x + (c.q_heads + h) * c.head_dim;
       const float* value = x + (c.q_heads + c.kv_heads + h) * c.head_dim;
       const std::vector<double> want = turned(key, c, norm_k, cs, sn);
+      const double top_v = largest({value, value + c.head_dim});
       for (int d = 0; d < shape.hd_pad(); d++) {
         const float got_k = kv.key(block, at, h, d), got_v = kv.value(block, at, h, d);
-        ok &= d < c.head_dim ? close_to(got_k, want[static_cast<size_t>(d)], kv_error) &&
-                                   close_to(got_v, value[d], kv_error)
+        const double half_k = step * largest(want), half_v = step * top_v;
+        ok &= d < c.head_dim ? close_to(got_k, want[static_cast<size_t>(d)], kv_error, half_k) &&
+                                   close_to(got_v, value[d], kv_error, half_v)
                              : got_k == 0.0f && got_v == 0.0f;
       }
     }
@@ -581,7 +658,8 @@ void check_rope(const RopeCase& c, const KernelTable& k) {
 }  // namespace
 
 KERNEL_TEST(rope_store_turns_norms_and_places_every_element) {
-  for (KvType type : {KvType::bf16, KvType::f16, KvType::f32}) {
+  for (KvType type :
+       {KvType::bf16, KvType::f16, KvType::f32, KvType::int8, KvType::e4m3, KvType::e5m2}) {
     for (int head_dim : {16, 40, 48, 64, 80, 100, 128}) {
       check_rope({type, 3, 1, head_dim, head_dim, head_dim == 64, ActFormat::f32}, k);
       check_rope({type, 4, 2, head_dim, head_dim / 4 * 2, true, ActFormat::f32}, k);

@@ -246,6 +246,8 @@ def test_the_format_a_config_names_is_taken_and_may_be_named():
 
 def test_kv_dtype_can_differ_from_the_dtype():
     assert resolve("vm_2core_zen5", kv_cache_dtype="float32").config.kv_dtype == "f32"
+    for scaled in ("int8", "fp8_e4m3", "fp8_e5m2"):
+        assert resolve("vm_2core_zen5", kv_cache_dtype=scaled).config.kv_dtype == scaled
 
 
 def block_bytes(facts=SMOLLM2, element=2):

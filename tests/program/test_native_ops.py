@@ -78,7 +78,7 @@ def random_blocks(source, rows, k, seed):
     return blocks.reshape(rows, -1)
 
 
-def executor_and_oracle(weights, config_dict, dtype, isa):
+def executor_and_oracle(weights, config_dict, dtype, isa, kv=None):
     from cpuserve.runtime.native import NativeExecutor
 
     config = fake_config(
@@ -87,7 +87,7 @@ def executor_and_oracle(weights, config_dict, dtype, isa):
         kv_blocks=16,
         max_model_len=400,
         dtype=dtype,
-        kv_dtype=KV[dtype],
+        kv_dtype=kv or KV[dtype],
         isa=isa,
         executor="native",
     )
@@ -101,7 +101,7 @@ def executor_and_oracle(weights, config_dict, dtype, isa):
         load_tensors(program, weights),
         mode="emulated",
         kinds={name: weights.kind(name, dtype) for name in matrices},
-        kv_dtype=KV[dtype],
+        kv_dtype=kv or KV[dtype],
         num_blocks=16,
     )
     return executor, oracle
@@ -115,8 +115,8 @@ def mixed_steps(length):
     yield step(a.chunk(), b.chunk(None, all_rows(10)))
 
 
-def first_difference(weights, config_dict, dtype, isa, length):
-    executor, oracle = executor_and_oracle(weights, config_dict, dtype, isa)
+def first_difference(weights, config_dict, dtype, isa, length, kv=None):
+    executor, oracle = executor_and_oracle(weights, config_dict, dtype, isa, kv)
     for i, arrays in enumerate(mixed_steps(length)):
         found = compare(executor, oracle, arrays, executor.lowered.source_op)
         if found is not None:
@@ -137,6 +137,13 @@ def test_every_op_of_every_family_agrees(family, dtype):
 def test_every_op_agrees_at_every_level_across_a_chunk_border(dtype, isa):
     checkpoint = checkpoint_of("qwen3", dtype)
     assert first_difference(checkpoint.weights, checkpoint.config, dtype, isa, 270) is None
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("kv", ["int8", "fp8_e4m3", "fp8_e5m2"])
+def test_every_op_over_a_kv_cache_of_eight_bits_agrees(kv, isa):
+    checkpoint = checkpoint_of("qwen3", "bfloat16")
+    assert first_difference(checkpoint.weights, checkpoint.config, "bfloat16", isa, 270, kv) is None
 
 
 MIXES = {

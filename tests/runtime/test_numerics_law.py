@@ -37,7 +37,7 @@ TOKENS = [(i * 37 + i * i * 5) % 250 for i in range(290)]  # the last one is in 
 OTHERS = [(i * 11 + 7) % 250 for i in range(512)]
 
 
-def run(isa, kind, bits, threads, use):
+def run(isa, kind, bits, threads, use, kv=None):
     """`use(step)` with a fresh executor; step(chunks) gives the logits of all wanted rows."""
     from cpuserve.program.lower import Lowering
     from cpuserve.runtime.native import load
@@ -45,6 +45,7 @@ def run(isa, kind, bits, threads, use):
     config = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1}
     checkpoint = open_checkpoint(tiny_model("llama", head_dim=32, **config))
     program = build_program(spec_from_config(checkpoint.config))
+    kv_type = kv or KV.get(kind, "bf16")
     out = []
 
     def main():
@@ -55,10 +56,10 @@ def run(isa, kind, bits, threads, use):
             max_tokens=520,
             max_seqs=8,
             max_position=1024,
-            kv_type=KV.get(kind, "bf16"),
+            kv_type=kv_type,
             activation_bits=bits,
         ).run()
-        executor = _C.Executor(team, lowered.native, 64, KV.get(kind, "bf16"), 8)
+        executor = _C.Executor(team, lowered.native, 64, kv_type, 8)
         load(executor, lowered, checkpoint.weights, None)
         out.append(use(lambda *chunks: executor.step_logits(pack(StepBatch(list(chunks))).words)))
 
@@ -87,7 +88,17 @@ def last_row_among(step, rows):
 @pytest.mark.parametrize("isa", _C.isa_levels())
 def test_a_row_has_the_same_bits_however_it_is_computed(isa, kind, bits, threads):
     """Decoded at every number of rows, as part of the whole prompt, and after uneven chunks."""
+    check_every_way(isa, kind, bits, threads)
 
+
+@pytest.mark.parametrize("threads", [1, 3], ids=lambda t: f"{t}-threads")
+@pytest.mark.parametrize("kv", ["int8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("isa", _C.isa_levels())
+def test_a_row_has_the_same_bits_over_a_kv_cache_of_eight_bits(isa, kv, threads):
+    check_every_way(isa, "dense_bf16", 8, threads, kv)
+
+
+def check_every_way(isa, kind, bits, threads, kv=None):
     def one_way(step):
         step(chunk(TOKENS[:-1], 0, 0, rows=[0]))
         return last_row_among(step, 1)
@@ -105,8 +116,8 @@ def test_a_row_has_the_same_bits_however_it_is_computed(isa, kind, bits, threads
             found[f"{rows} rows"] = last_row_among(step, rows)
         return found
 
-    want = run(isa, kind, bits, 1, one_way)
+    want = run(isa, kind, bits, 1, one_way, kv)
     assert np.isfinite(want).all()
     assert want.std() > 0
-    for how, got in run(isa, kind, bits, threads, every_way).items():
+    for how, got in run(isa, kind, bits, threads, every_way, kv).items():
         assert np.array_equal(got, want), how

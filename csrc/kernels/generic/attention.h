@@ -335,6 +335,12 @@ static inline void attention(const AttentionArgs& a) noexcept {
       return attend_unit<KvF16>(a);
     case KvType::f32:
       return attend_unit<KvF32>(a);
+    case KvType::int8:
+      return attend_unit<KvInt8>(a);
+    case KvType::e4m3:
+      return attend_unit<KvE4m3>(a);
+    case KvType::e5m2:
+      return attend_unit<KvE5m2>(a);
   }
 }
 

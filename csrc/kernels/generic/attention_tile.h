@@ -22,6 +22,7 @@ struct KvBf16 {
   using Left = uint16_t;  // q and probabilities
   using Vec = P;
   static constexpr int kStep = 2, kSide = 2;
+  static constexpr bool kScaled = false;
   CPUSERVE_INLINE Vec load(const Elem* p, int) { return load_pairs(p); }
   CPUSERVE_INLINE Vec broadcast(const Left* p) { return set1_pair(p); }
   CPUSERVE_INLINE F mac(F acc, Vec a, Vec b) { return dot2(acc, a, b); }
@@ -35,6 +36,7 @@ struct SingleProducts {
   using Left = float;
   using Vec = F;
   static constexpr int kStep = 1, kSide = 1;
+  static constexpr bool kScaled = false;
   CPUSERVE_INLINE Vec broadcast(const Left* p) { return set1(*p); }
   CPUSERVE_INLINE F mac(F acc, Vec a, Vec b) { return fma(a, b, acc); }
   CPUSERVE_INLINE Vec keep_first(Vec x) { return x; }
@@ -50,6 +52,40 @@ struct KvF32 : SingleProducts {
   using Elem = float;
   CPUSERVE_INLINE Vec load(const Elem* p, int) { return CPUSERVE_NS::load(p); }
 };
+
+// Codes of eight bits become pairs of bf16, exactly; a token's scale multiplies its score, and its
+// probability before that is rounded.
+struct ScaledProducts : KvBf16 {
+  using Elem = uint8_t;
+  static constexpr int kSide = 1;
+  static constexpr bool kScaled = true;
+};
+struct KvInt8 : ScaledProducts {
+  static constexpr float kLargest = 127.0f, kWiden = 1.0f;
+  CPUSERVE_INLINE Vec load(const Elem* p, int row) {
+    return interleave_top(load_s8(p), load_s8(p + row));
+  }
+};
+struct KvE4m3 : ScaledProducts {
+  static constexpr float kLargest = 448.0f, kWiden = 256.0f;
+  CPUSERVE_INLINE Vec load(const Elem* p, int row) {
+    return interleave_top(load_e4m3(p), load_e4m3(p + row));
+  }
+};
+struct KvE5m2 : ScaledProducts {
+  static constexpr float kLargest = 57344.0f, kWiden = 1.0f;
+  CPUSERVE_INLINE Vec load(const Elem* p, int row) {
+    return interleave_top(load_e5m2(p), load_e5m2(p + row));
+  }
+};
+
+// What the tokens' codes in K or V of a block are multiplied with, [kBlock].
+CPUSERVE_INLINE float* key_scales(uint8_t* half, int hd) {
+  return reinterpret_cast<float*>(half + hd * kBlock);
+}
+CPUSERVE_INLINE const float* key_scales(const uint8_t* half, int hd) {
+  return reinterpret_cast<const float*>(half + hd * kBlock);
+}
 
 // Tile shapes: up to kTileRows rows by kWide vectors; up to kTallRows rows by half of that, so that
 // a group of 7 or 8 heads reads each key from L1 once (8 x 2 accumulators cover the latency of two
@@ -213,6 +249,15 @@ static inline void score_keys(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int b
   }
 }
 
+// The keys' scales over a row's visible vectors.
+template <class Kv>
+static inline void scale_scores(const ChunkBlocks<Kv>& c, int lo, int hi, float* s) {
+  for (int k = lo / kLanes * kLanes; k < hi; k += kLanes) {
+    const float* scales = key_scales(c.k[k / kBlock], c.hd) + k % kBlock;
+    store(s + k, mul(load(s + k), load(scales)));
+  }
+}
+
 // Scale, softcap and position bias over a row's visible vectors.
 template <class Kv>
 static inline void adjust_scores(const Tile<Kv>& t, int r, float* s) {
@@ -250,30 +295,46 @@ CPUSERVE_INLINE float mask_scores(float* s, int lo, int hi) {
   return row_max(s, begin, end);
 }
 
-// Probabilities of one row: p = 2^(s factor - m) rounded to Left, l = sum of the unrounded p, one
-// chain a lane. Cut vectors at either end are blended; those between need no test.
+// Probabilities of one row: p = 2^(s factor - m), times the value's scale if it has one, rounded to
+// Left; l = sum of the unrounded 2^(s factor - m), one chain a lane. Cut vectors at either end are
+// blended; those between need no test.
 template <class Kv>
-CPUSERVE_INLINE float exp_scores(const float* s, typename Kv::Left* p, int lo, int hi, float factor,
-                                 float m, Fetch& f) {
-  const F scale = set1(factor), below = set1(-m);
+CPUSERVE_INLINE float exp_scores(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r, Fetch& f) {
+  const F scale = set1(t.factor), below = set1(-t.m[r]);
+  const float* s = t.s + r * kChunk;
+  typename Kv::Left* p = t.p + r * kChunk;
+  const int lo = t.lo[r], hi = t.hi[r];
   F sum = zero();
   int k = lo / kLanes * kLanes;
+  const auto scaled = [&](F e) __attribute__((always_inline)) {
+    if constexpr (!Kv::kScaled) {
+      return e;
+    } else {
+      return mul(e, load(key_scales(c.v[k / kBlock], c.hd) + k % kBlock));
+    }
+  };
   const auto one = [&] { return Kv::exp2(fma(load(s + k), scale, below)); };
-  const auto take = [&](F e) {
+  const auto whole_vector = [&]() __attribute__((always_inline)) {
+    const F e = one();
     sum = add(sum, e);
-    Kv::store_left(p + k, e);
+    Kv::store_left(p + k, scaled(e));
     k += kLanes;
   };
-  const auto cut = [&] { take(keep(one(), lo - k, hi - k, zero())); };
+  const auto cut = [&] {
+    const F e = keep(one(), lo - k, hi - k, zero());
+    sum = add(sum, e);
+    Kv::store_left(p + k, keep(scaled(e), lo - k, hi - k, zero()));
+    k += kLanes;
+  };
   if (lo > k) cut();
   const int whole = hi / kLanes * kLanes;
   if (f.exp_lines == 0) {
 #pragma GCC unroll 4
-    while (k < whole) take(one());
+    while (k < whole) whole_vector();
   } else {
     while (k < whole) {
       fetch_lines(f, f.exp_lines);
-      take(one());
+      whole_vector();
     }
   }
   if (k < hi) cut();
@@ -454,6 +515,7 @@ static void attend_chunk(Tile<Kv>& t, const ChunkBlocks<Kv>& c, Fetch& f) {
   for (int r = 0; r < R; r++) {
     t.m[r] = -INFINITY;
     if (t.lo[r] >= t.hi[r]) continue;
+    if constexpr (Kv::kScaled) scale_scores(c, t.lo[r], t.hi[r], t.s + r * kChunk);
     if (t.softcap > 0 || t.alibi) adjust_scores(t, r, t.s + r * kChunk);
     t.m[r] = t.factor * mask_scores(t.s + r * kChunk, t.lo[r], t.hi[r]);
   }
@@ -461,7 +523,7 @@ static void attend_chunk(Tile<Kv>& t, const ChunkBlocks<Kv>& c, Fetch& f) {
     typename Kv::Left* p = t.p + r * kChunk;
     t.l[r] = 0.0f;
     if (t.lo[r] < t.hi[r]) {
-      t.l[r] = exp_scores<Kv>(t.s + r * kChunk, p, t.lo[r], t.hi[r], t.factor, t.m[r], f);
+      t.l[r] = exp_scores(t, c, r, f);
     } else {
       memset(p, 0, kChunk * sizeof(*p));
     }

@@ -1,6 +1,7 @@
 // Per token: norm and rotate q and k, write q to its own rows, store k and v in their KV slot.
 #pragma once
 #include "kernels/generic/attention_tile.h"
+#include "kernels/generic/kv8.h"
 #include "kernels/generic/norm.h"
 
 namespace CPUSERVE_NS {
@@ -95,8 +96,12 @@ static inline void rope_store_rows(const RopeStoreArgs& a) {
     for (int h = 0; h < a.kv.kv_heads; h++, k += hd, v += hd) {
       uint8_t* block = kv_block(a.kv, a.slots[t] / kBlock, h);
       turn_head(a, k, a.k_norm, a.positions[t]);
-      store_key<Kv>(a.kv, block, at, k);
-      store_value<Kv>(a.kv, block, at, v);
+      if constexpr (Kv::kScaled) {
+        store_head<Kv>(a.kv, block, at, k, v);
+      } else {
+        store_key<Kv>(a.kv, block, at, k);
+        store_value<Kv>(a.kv, block, at, v);
+      }
     }
   }
 }
@@ -110,6 +115,12 @@ static inline void rope_store(const RopeStoreArgs& a) noexcept {
       return rope_store_rows<KvF16>(a);
     case KvType::f32:
       return rope_store_rows<KvF32>(a);
+    case KvType::int8:
+      return rope_store_rows<KvInt8>(a);
+    case KvType::e4m3:
+      return rope_store_rows<KvE4m3>(a);
+    case KvType::e5m2:
+      return rope_store_rows<KvE5m2>(a);
   }
 }
 

@@ -96,6 +96,17 @@ CPUSERVE_INLINE F load_bf16(const uint16_t* p) {
 CPUSERVE_INLINE F load_f16(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 }
+CPUSERVE_INLINE F load_s8(const uint8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+// As fp16 with the exponent's bias unchanged: 1/256 of the value.
+CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
+  const __m128i x = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p));
+  return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(x, 7), _mm_set1_epi16((short)0xbfff)));
+}
+CPUSERVE_INLINE F load_e5m2(const uint8_t* p) {
+  return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)p)), 8));
+}
 // Round to nearest even; NaN keeps its top bits and is made quiet.
 CPUSERVE_INLINE __m256i bf16_bits(F x) {
   __m256i u = _mm256_castps_si256(x);

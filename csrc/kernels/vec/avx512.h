@@ -88,6 +88,19 @@ CPUSERVE_INLINE F load_bf16(const uint16_t* p) {
 CPUSERVE_INLINE F load_f16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 }
+CPUSERVE_INLINE F load_s8(const uint8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+// As fp16 with the exponent's bias unchanged: 1/256 of the value.
+CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
+  const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
+  return _mm512_cvtph_ps(
+      _mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16((short)0xbfff)));
+}
+CPUSERVE_INLINE F load_e5m2(const uint8_t* p) {
+  return _mm512_cvtph_ps(
+      _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8));
+}
 // Round to nearest even in integer arithmetic at every AVX-512 level: VCVTNEPS2BF16 flushes
 // denormals, which would make levels differ. NaN keeps its top bits and is made quiet.
 CPUSERVE_INLINE __m512i bf16_bits(F x) {

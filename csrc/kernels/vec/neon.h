@@ -106,6 +106,20 @@ CPUSERVE_INLINE F load_bf16(const uint16_t* p) {
 CPUSERVE_INLINE F load_f16(const uint16_t* p) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 }
+CPUSERVE_INLINE int16x4_t load_bytes(const uint8_t* p) {
+  uint32_t x;
+  memcpy(&x, p, 4);
+  return vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(x))));
+}
+CPUSERVE_INLINE F load_s8(const uint8_t* p) { return vcvtq_f32_s32(vmovl_s16(load_bytes(p))); }
+// As fp16 with the exponent's bias unchanged: 1/256 of the value.
+CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
+  const int16x4_t x = vand_s16(vshl_n_s16(load_bytes(p), 7), vdup_n_s16((int16_t)0xbfff));
+  return vcvt_f32_f16(vreinterpret_f16_s16(x));
+}
+CPUSERVE_INLINE F load_e5m2(const uint8_t* p) {
+  return vcvt_f32_f16(vreinterpret_f16_s16(vshl_n_s16(load_bytes(p), 8)));
+}
 // Round to nearest even; NaN keeps its top bits and is made quiet.
 CPUSERVE_INLINE uint32x4_t bf16_bits(F x) {
   const uint32x4_t u = vreinterpretq_u32_f32(x);

@@ -201,6 +201,22 @@ CPUSERVE_INLINE F load_f16(const uint16_t* p) {
   CPUSERVE_LANES r.v[i] = from_f16(p[i]);
   return r;
 }
+CPUSERVE_INLINE F load_s8(const uint8_t* p) {
+  F r;
+  CPUSERVE_LANES r.v[i] = (float)(int8_t)p[i];
+  return r;
+}
+// As fp16 with the exponent's bias unchanged: 1/256 of the value.
+CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
+  F r;
+  CPUSERVE_LANES r.v[i] = from_f16((uint16_t)((p[i] & 0x7f) << 7 | (p[i] & 0x80) << 8));
+  return r;
+}
+CPUSERVE_INLINE F load_e5m2(const uint8_t* p) {
+  F r;
+  CPUSERVE_LANES r.v[i] = from_f16((uint16_t)(p[i] << 8));
+  return r;
+}
 CPUSERVE_INLINE void store_bf16(uint16_t* p, F x) { CPUSERVE_LANES p[i] = to_bf16(x.v[i]); }
 CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) { store_bf16(p, x); }
 CPUSERVE_INLINE void store_f16(uint16_t* p, F x) { CPUSERVE_LANES p[i] = to_f16(x.v[i]); }

@@ -17,6 +17,7 @@
 //   P load_pairs(const uint16_t*) set1_pair(const uint16_t*)   F dot2(F acc, P a, P b):
 //     acc + a.even b.even + a.odd b.odd, in this ISA's own fixed way
 //   F load_bf16(const uint16_t*) load_f16(const uint16_t*)   (kLanes elements)
+//   F load_s8(const uint8_t*) load_e5m2(const uint8_t*) load_e4m3(const uint8_t*): 1/256 of it
 //   void store_bf16(uint16_t*, F) store_f16(uint16_t*, F)    round to nearest even, NaN stays NaN
 //   void store_bf16_normal(uint16_t*, F): store_bf16 of lanes that are 0 or not denormal
 //   P interleave_bf16(F even, F odd): lane i = (bf16(even[i]), bf16(odd[i]))

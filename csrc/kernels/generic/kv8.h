@@ -1,0 +1,76 @@
+// Keys and values of eight bits: a token's head is codes under one fp32 scale, its largest
+// magnitude becoming the largest code. Every code is exact in bf16.
+#pragma once
+#include "kernels/generic/attention_tile.h"
+#include "kernels/generic/math.h"
+
+namespace CPUSERVE_NS {
+
+CPUSERVE_INLINE uint32_t float_bits(float x) {
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  return u;
+}
+
+// x, at most the largest finite code, in one sign bit, an exponent of this bias and kMantissa bits;
+// to nearest even. Branch-free, so that loops over it become vectors.
+template <int kMantissa, int kBias>
+CPUSERVE_INLINE uint8_t to_fp8(float x) {
+  constexpr int kDrop = 23 - kMantissa;
+  constexpr uint32_t kLeast = static_cast<uint32_t>(128 - kBias) << 23;  // smallest normal number
+  // A float whose last place is the code's smallest step.
+  constexpr uint32_t kMagic = static_cast<uint32_t>(128 - kBias + kDrop) << 23;
+  const uint32_t bits = float_bits(x), size = bits & 0x7fffffff;
+  float magnitude, magic;
+  memcpy(&magnitude, &size, 4);
+  memcpy(&magic, &kMagic, 4);
+  const uint32_t small = float_bits(magnitude + magic) - kMagic;
+  const uint32_t rounded = size + ((1u << (kDrop - 1)) - 1) + ((size >> kDrop) & 1);
+  const uint32_t normal = (rounded >> kDrop) - (static_cast<uint32_t>(127 - kBias) << kMantissa);
+  return static_cast<uint8_t>((size < kLeast ? small : normal) | (bits >> 24 & 0x80));
+}
+
+CPUSERVE_INLINE void store_codes(KvInt8, uint8_t* p, F x) {
+  store_s8(reinterpret_cast<int8_t*>(p), x);
+}
+template <int kMantissa, int kBias>
+CPUSERVE_INLINE void store_fp8(uint8_t* p, F x) {
+  float lanes[kLanes];
+  store(lanes, x);
+  for (int i = 0; i < kLanes; i++) p[i] = to_fp8<kMantissa, kBias>(lanes[i]);
+}
+CPUSERVE_INLINE void store_codes(KvE4m3, uint8_t* p, F x) { store_fp8<3, 7>(p, x); }
+CPUSERVE_INLINE void store_codes(KvE5m2, uint8_t* p, F x) { store_fp8<2, 15>(p, x); }
+
+// Codes of n values, zeros up to hd; returns what a widened code is multiplied with. A NaN or an
+// infinity makes it NaN: silence would be a wrong answer.
+template <class Kv>
+static inline float encode_row(const float* x, int n, int hd, uint8_t* codes) {
+  F top = zero(), poison = zero();
+  const auto value = [&](int i) { return i + kLanes <= n ? load(x + i) : load_n(x + i, n - i); };
+  for (int i = 0; i < n; i += kLanes) {
+    const F v = value(i);
+    top = max(top, max(v, sub(zero(), v)));
+    poison = fma(v, zero(), poison);
+  }
+  const float largest = reduce_max(top);
+  const F factor = set1(largest > 0.0f ? Kv::kLargest / largest : 0.0f);
+  for (int i = 0; i < hd; i += kLanes) {
+    store_codes(Kv{}, codes + i, i < n ? mul(value(i), factor) : zero());
+  }
+  return largest / Kv::kLargest * Kv::kWiden + reduce_add(poison);
+}
+
+template <class Kv>
+static inline void store_head(const KvLayer& kv, uint8_t* block, int at, const float* k,
+                              const float* v) {
+  const int hd = kv.hd_pad;
+  alignas(64) uint8_t codes[kMaxHeadDim];
+  uint8_t* values = block + kv.value_offset;
+  key_scales(block, hd)[at] = encode_row<Kv>(k, kv.head_dim, hd, codes);
+  for (int i = 0; i < hd; i++) block[i * kBlock + at] = codes[i];
+  key_scales(values, hd)[at] = encode_row<Kv>(v, kv.head_dim, hd, codes);
+  memcpy(values + at * hd, codes, static_cast<size_t>(hd));
+}
+
+}  // namespace CPUSERVE_NS
