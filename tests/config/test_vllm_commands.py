@@ -182,7 +182,11 @@ STARTS = [
         ConfigError,
         r"--max-model-len=4096: .*2048",
     ),
-    ("serve facebook/opt-125m --kv-cache-dtype=fp8", ConfigError, r"choose one of auto, bfloat16"),
+    (
+        "serve facebook/opt-125m --kv-cache-dtype=fp8_inc",
+        ConfigError,
+        r"choose one of auto, bfloat16",
+    ),
     ("serve facebook/opt-125m --device-ids 0", ConfigError, r"unknown flag --device-ids"),
 ]
 
