@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
@@ -295,8 +295,8 @@ class _Link(asyncio.Protocol):
         self.writable = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not checked: under Ray the event loop is uvloop, whose transports are classes of its own.
+        self._transport = cast("asyncio.Transport", transport)
         self.writable.set()
 
     def data_received(self, data: bytes) -> None:

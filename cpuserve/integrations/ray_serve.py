@@ -73,7 +73,7 @@ def app(args: Mapping[str, Any]) -> serve.Application:
     """
     scaling, options = _split(args)
     from_arguments(options)  # a wrong name is told here, not by every replica
-    deployment = serve.deployment(**scaling.deployment())(serve.ingress(_forward)(Engine))
+    deployment = serve.deployment(**scaling.deployment())(serve.ingress(_Forward())(Engine))
     bound: serve.Application = deployment.bind(options, scaling.num_cpus)
     return bound
 
@@ -144,11 +144,21 @@ def _ignore(report: Progress) -> None:
     """Nobody watches a replica load."""
 
 
-async def _forward(scope: Scope, receive: Receive, send: Send) -> None:
-    """The ASGI application Ray knows: the one of this process's replica, once it has one."""
-    if scope["type"] == "lifespan":
-        while (await receive())["type"] != "lifespan.shutdown":
-            await send({"type": "lifespan.startup.complete"})
-        await send({"type": "lifespan.shutdown.complete"})
-        return
-    await serve.get_replica_context().servable_object.asgi(scope, receive, send)
+class _Forward:
+    """The ASGI application Ray knows: the one of this process's replica, once it has one.
+
+    An object: Ray takes a function for one that makes an application.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        await serve.get_replica_context().servable_object.asgi(scope, receive, send)
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Nothing to do at start and stop: the replica does it."""
+    while (await receive())["type"] != "lifespan.shutdown":
+        await send({"type": "lifespan.startup.complete"})
+    await send({"type": "lifespan.shutdown.complete"})

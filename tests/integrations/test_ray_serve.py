@@ -1,0 +1,173 @@
+"""The Ray Serve application on one local node. `.ci/run ray` installs Ray and runs this."""
+
+import http.client
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from tests.api.test_api_server import events, free_port
+from tests.helpers.children import child_options
+from tests.helpers.tiny import tiny_model
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("ray is not installed: run .ci/run ray", allow_module_level=True)
+
+START_S = 90.0
+
+
+ARGUMENTS = """
+from cpuserve.errors import ConfigError
+from cpuserve.integrations.ray_serve import Scaling, _split, app
+
+fixed = _split({"num_replicas": "3", "num_cpus": 4, "model": "m"})
+assert fixed == (Scaling(num_cpus=4, num_replicas=3), {"model": "m"}), fixed
+assert "autoscaling_config" not in fixed[0].deployment()
+assert fixed[0].deployment()["ray_actor_options"] == {"num_cpus": 4}
+scaled = Scaling(min_replicas=0, max_replicas=4).deployment()["autoscaling_config"]
+assert scaled == {"min_replicas": 0, "max_replicas": 4, "target_ongoing_requests": 8}, scaled
+for wrong in ({"num_cpus": "0"}, {"max_replicas": "many"}, {"max_model_length": "8k"}):
+    try:
+        app(wrong)
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_arguments_are_rays_or_cpuserves_and_wrong_ones_are_named():
+    command = [sys.executable, "-W", "ignore", "-c", ARGUMENTS]
+    done = subprocess.run(command, **child_options(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    few, many, name = done.stdout.splitlines()
+    assert "num_cpus=0: give a number above 0" in few
+    assert "max_replicas=many: give a number above 0" in many
+    assert "max_model_len" in name
+
+
+def engines_of(process):
+    """The engine processes among the descendants of Ray's own."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            if "cpuserve.engine.child" in " ".join(child.cmdline()):
+                found.append(child.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+class OnRay:
+    """Two replicas with a core each, behind Ray's proxy."""
+
+    def __init__(self):
+        self.port = free_port()
+        args = {
+            "model": str(tiny_model("llama")),
+            "served_model_name": "tiny",
+            "max_model_len": "100",
+            "num_replicas": "2",
+        }
+        command = [sys.executable, "-m", "tests.integrations.serve_on_ray", str(self.port)]
+        self.process = subprocess.Popen(
+            [*command, json.dumps(args)],
+            **child_options(RAY_USAGE_STATS_ENABLED="0"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        # A start that hangs must not outlive the test that waits for it.
+        watchdog = threading.Timer(START_S, self.process.kill)
+        watchdog.start()
+        log = []
+        for line in self.process.stdout:
+            log.append(line)
+            if line == "ready\n":
+                break
+        watchdog.cancel()
+        assert "ready\n" in log, "".join(log)
+
+    def ask(self, method, path, **body):
+        """(status, headers, body) of a request."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            text = json.dumps(body) if body else None
+            connection.request(method, path, text, {"content-type": "application/json"})
+            response = connection.getresponse()
+            return response.status, dict(response.getheaders()), response.read().decode()
+        finally:
+            connection.close()
+
+    def chat(self, **fields):
+        message = {"role": "user", "content": "hi"}
+        fields = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, **fields}
+        return self.ask("POST", "/v1/chat/completions", messages=[message], **fields)
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.stdin.close()
+            try:
+                self.process.wait(timeout=40)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def on_ray():
+    server = OnRay()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def test_a_streamed_chat_passes(on_ray):
+    status, headers, text = on_ray.chat(stream=True, stream_options={"include_usage": True})
+    assert status == 200
+    assert headers["content-type"].startswith("text/event-stream")
+    chunks = events(text)
+    assert chunks[-1]["usage"]["completion_tokens"] == 8
+    streamed = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks[:-1])
+    whole = json.loads(on_ray.chat()[2])
+    assert whole["choices"][0]["message"]["content"] == streamed
+    assert whole["model"] == "tiny"
+
+
+def test_both_replicas_answer_and_each_has_a_core_of_its_own(on_ray):
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: on_ray.chat(max_tokens=60), range(24)))
+    assert {status for status, _, _ in answers} == {200}
+    engines = engines_of(on_ray.process)
+    assert len(engines) == 2
+    used = [sum(psutil.Process(pid).cpu_times()[:2]) for pid in engines]
+    assert min(used) > 0
+    if len(os.sched_getaffinity(0)) > 1:
+        masks = [set(psutil.Process(pid).cpu_affinity()) for pid in engines]
+        assert not masks[0] & masks[1]
+
+
+def test_errors_keep_their_status_and_flags_their_meaning(on_ray):
+    status, _, text = on_ray.chat(max_tokens=1000)
+    assert status == 400
+    assert "100" in json.loads(text)["error"]["message"]
+    assert on_ray.ask("GET", "/v1/models")[0] == 200
+
+
+def test_a_dead_engine_is_replaced_and_requests_go_on(on_ray):
+    before = set(engines_of(on_ray.process))
+    victim = min(before)
+    psutil.Process(victim).kill()
+    end = time.monotonic() + 60
+    while len(now := set(engines_of(on_ray.process))) < 2 or victim in now:
+        assert time.monotonic() < end, "the replica did not come back"
+        time.sleep(0.2)
+    assert now & before, "the other replica was left alone"
+    assert on_ray.chat()[0] == 200
