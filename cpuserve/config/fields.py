@@ -680,7 +680,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "data_parallel_size",
-        "Engines behind one endpoint, each on cores of its own and with its own copy of the model.",
+        "Engines behind one endpoint, each on its own cores, with its own model and KV cache.",
         "1",
         CPU,
         kind="count",

@@ -105,11 +105,15 @@ class _Replica:
         if not alive and not self._buried:
             _add(stats, self.engine.stats)
         _add(stats, self._before)
+        measured = self._before.roofline_bytes_per_s
+        stats.roofline_bytes_per_s = max(stats.roofline_bytes_per_s, measured)
         return stats
 
     def bury(self) -> None:
-        """Keep what the engine counted, which has died."""
-        _add(self._before, self.engine.stats)
+        """Keep what the engine counted and measured, which has died."""
+        stats, before = self.engine.stats, self._before
+        _add(before, stats)
+        before.roofline_bytes_per_s = max(before.roofline_bytes_per_s, stats.roofline_bytes_per_s)
         self._buried = True
 
     def put(self, engine: Engine) -> None:
@@ -162,14 +166,15 @@ class ReplicaClient:
     ) -> ReplicaClient:
         """Start an engine for each of `configs`; see ProcessClient.spawn.
 
-        on_progress hears of the first one: they load the same.
+        on_progress hears of the first start of the first one: they load the same.
         """
         allowed = _affinity()
+        listeners = {0: on_progress}
 
         def start(index: int) -> ProcessClient:
             # A later start is one of the front end, which may have been pinned meanwhile.
             with _on_cpus(allowed):
-                reports = on_progress if index == 0 else None
+                reports = listeners.pop(index, None)
                 return ProcessClient.spawn(configs[index], on_progress=reports, module=module)
 
         caching = configs[0].enable_prefix_caching
@@ -199,9 +204,8 @@ class ReplicaClient:
             if replica.engine.alive:
                 total.kv_usage += stats.kv_usage / num_serving
                 total.step_s += stats.step_s / num_serving
-                total.roofline_bytes_per_s = max(
-                    total.roofline_bytes_per_s, stats.roofline_bytes_per_s
-                )
+            measured = stats.roofline_bytes_per_s
+            total.roofline_bytes_per_s = max(total.roofline_bytes_per_s, measured)
         return total
 
     @property

@@ -30,7 +30,7 @@ def render(prepared: Prepared, url: str | None = None) -> str:
         f"{config.executor} executor ({why['executor']})",
         "dtype": f"{config.dtype} ({why['dtype']}), {_activations(prepared.resolved)}"
         f"KV cache {config.kv_dtype}",
-        "threads": f"{config.threads} {_where(config.cpus)} ({why['threads']})",
+        "threads": f"{_threads(prepared.resolved)} ({why['threads']})",
         "KV cache": f"{size_of_kv(prepared.resolved)} ({why['kv_cache_space']}); "
         f"{config.kv_blocks} blocks, {why['kv_blocks']}",
         "context": f"{config.max_model_len} tokens ({why['max_model_len']}), "
@@ -87,6 +87,15 @@ def _activations(resolved: Resolved) -> str:
         if decision.field == "activation_bits" and isinstance(decision.got, int):
             return f"activations {decision.got} bits ({decision.why}), "
     return ""
+
+
+def _threads(resolved: Resolved) -> str:
+    """Threads and their CPUs, of each engine."""
+    engines = resolved.replicas
+    if len(engines) == 1:
+        return f"{resolved.config.threads} {_where(resolved.config.cpus)}"
+    each = "; ".join(f"{engine.threads} {_where(engine.cpus)}" for engine in engines)
+    return f"{each}: {len(engines)} engines, each with a KV cache as below"
 
 
 def _where(cpus: list[int] | None) -> str:

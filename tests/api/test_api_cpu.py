@@ -47,6 +47,14 @@ def test_bandwidth_is_what_steps_read_while_they_ran():
     assert meter.rates() == (pytest.approx(0.5), pytest.approx(20e9))
 
 
+def test_of_several_engines_busy_is_the_mean_and_bandwidth_that_of_one():
+    clock = Clock()
+    meter = CpuMeter(clock, engines=2)
+    clock.now += 1.0
+    meter.on_step(Stats(busy_s=1.0, weight_bytes=4e9))  # both ran for half of the second
+    assert meter.rates() == (0.5, 4e9)
+
+
 def test_only_the_window_counts_and_then_it_is_idle_again():
     meter, clock = metered(*[(1.0, 1.0, 1e9)] * 30, *[(1.0, 0.1, 1e9)] * 12)
     busy, bandwidth = meter.rates()

@@ -48,6 +48,11 @@ def test_the_banner_says_what_requests_are_sampled_with():
     assert "sampling" not in banner_of()
 
 
+def test_the_banner_says_where_each_of_several_engines_runs():
+    text = banner_of(data_parallel_size=2)
+    assert "1 on CPU 0; 1 on CPU 1: 2 engines, each with a KV cache as below" in text
+
+
 @pytest.fixture
 def model():
     """A tiny model with a generation_config.json; it is taken away afterwards."""

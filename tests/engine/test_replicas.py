@@ -253,7 +253,13 @@ def test_figures_are_summed_and_counters_outlive_an_engine():
         seen = []
         client.on_step = seen.append
         streams = [await first_of(client), await first_of(client, [5] * 64)]
-        engines[0][0].count(running=1, kv_usage=0.5, generation_tokens=7, prompt_rate=10.0)
+        engines[0][0].count(
+            running=1,
+            kv_usage=0.5,
+            generation_tokens=7,
+            prompt_rate=10.0,
+            roofline_bytes_per_s=5e9,
+        )
         engines[1][0].count(running=1, kv_usage=0.1, generation_tokens=3, preemptions=2)
         assert [s.generation_tokens for s in seen] == [7, 10]
         total = client.stats
@@ -268,6 +274,7 @@ def test_figures_are_summed_and_counters_outlive_an_engine():
         engines[0][1].count(generation_tokens=5)
         assert client.stats.generation_tokens == 15
         assert client.replicas[0].stats.generation_tokens == 12
+        assert client.stats.roofline_bytes_per_s == 5e9, "measured at the start only"
         for stream in streams:
             await stream.aclose()
         assert client.stats.running == 0

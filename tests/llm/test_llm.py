@@ -11,7 +11,7 @@ from cpuserve.engine.inline import InlineClient
 from cpuserve.entrypoints import llm as llm_module
 from cpuserve.entrypoints.llm import LLM
 from cpuserve.entrypoints.outputs import Logprob
-from cpuserve.errors import EngineDead, InvalidRequest
+from cpuserve.errors import ConfigError, EngineDead, InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
@@ -240,3 +240,8 @@ def test_dropping_the_last_reference_frees_the_engine(monkeypatch):
     gc.collect()
     assert gone() is None
     assert CORES[-1].executor.closed
+
+
+def test_several_engines_are_the_servers_business():
+    with pytest.raises(ConfigError, match="data_parallel_size=2"):
+        LLM(str(tiny_model("llama")), data_parallel_size=2)

@@ -41,7 +41,8 @@ class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
 
     busy: share of the time that steps took. bandwidth_bytes_per_s: packed weights read while they
     ran; roofline_bytes_per_s: what the probe read at the start; fraction_of_roofline: one by the
-    other (low while prompts run, which are bound by arithmetic). threads_on: the CPU each thread
+    other (low while prompts run, which are bound by arithmetic). Of several engines these are the
+    figures of one: the mean, and for the roofline the first. threads_on: the CPU each thread
     was last seen on, -1 = not yet; misplaced: "" or who is not where it was bound. throttled_*: of
     the control group since it exists, null without a quota.
     """
@@ -70,8 +71,9 @@ class CpuReport(msgspec.Struct, frozen=True, kw_only=True):
 class CpuMeter:
     """Follows the engine's counters; every method is called on the event loop's thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, engines: int = 1) -> None:
         self._clock = clock
+        self._engines = engines
         # (time, seconds in steps, bytes read) at most every SAMPLE_S
         self._samples: deque[tuple[float, float, float]] = deque([(clock(), 0.0, 0.0)])
         self._last = (0.0, 0.0)
@@ -93,7 +95,8 @@ class CpuMeter:
         idle = len(self._samples) == 1 and began <= now - WINDOW_S
         if idle or spent <= 0 or now <= began:
             return 0.0, None
-        return min(1.0, spent / min(now - began, WINDOW_S)), (self._last[1] - read) / spent
+        could = self._engines * min(now - began, WINDOW_S)
+        return min(1.0, spent / could), (self._last[1] - read) / spent
 
     def _forget(self, now: float) -> None:
         while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW_S:
@@ -106,7 +109,7 @@ class CpuView:
     def __init__(self, platform: Platform, configs: Sequence[EngineConfig]) -> None:
         self._platform = platform
         self._configs = configs
-        self.meter = CpuMeter()
+        self.meter = CpuMeter(engines=len(configs))
 
     def sample(self, stats: Stats) -> CpuSample:
         """What /metrics shows; reads a few small files."""
