@@ -8,7 +8,12 @@ import time
 
 import pytest
 
+from cpuserve.entrypoints.openai.server import FrontEnd
+from cpuserve.entrypoints.serve import HttpOptions
+from cpuserve.platforms.cpu import CpuPlatform
+from tests.api.fakes import FakeEngine
 from tests.api.test_api_server import Served, events, gone
+from tests.helpers.fake_executor import fake_config
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
@@ -144,3 +149,11 @@ def test_two_native_engines_answer_as_one_does():
         cpu = json.loads(server.get("/v1/cpu"))
         assert len(cpu["placement"]["bind"].split("|")) == 2
         assert len(set(cpu["live"]["threads_on"])) == len(cpu["live"]["threads_on"])
+
+
+def test_the_bounds_on_what_waits_are_per_engine():
+    http = HttpOptions(max_queued_requests=3, max_queued_tokens=100)
+    configs = [fake_config(served_model_names=["fake"])] * 2
+    front_end = FrontEnd(FakeEngine(), configs, http, "", CpuPlatform())
+    limits = front_end.serving.http
+    assert (limits.max_queued_requests, limits.max_queued_tokens) == (6, 200)
