@@ -374,15 +374,18 @@ def _tensor_parallel(options: EngineOptions, ledger: Ledger) -> int:
 
 def _data_parallel(options: EngineOptions, ledger: Ledger, host: Host) -> int:
     asked = options.data_parallel_size or 1
-    cores = len(physical_cores(host))
-    if asked > cores:
+    cores = physical_cores(host)
+    nodes = len({core.node for core in cores})
+    if asked > len(cores):
         msg = (
             f"{ledger.asked('data_parallel_size')}: each engine needs a core of its own and this "
-            f"process may use {cores}; use at most {cores}"
+            f"process may use {len(cores)}; use at most {len(cores)}"
         )
         raise ConfigError(msg)
     if asked > 1:
         why = "engines, each with the model, cores of its own and an equal part of the memory"
+        if asked > nodes:
+            why += f"; {nodes} would be faster here: those that share a node read its memory twice"
         ledger.decide("data_parallel_size", asked, why)
     return asked
 

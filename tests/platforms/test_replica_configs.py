@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from cpuserve.errors import ConfigError
-from tests.helpers.hosts import LLAMA_1B, got, load_host, resolve
+from tests.helpers.hosts import LLAMA_1B, got, load_host, resolve, why
 
 
 def test_two_engines_on_two_cores_have_one_each():
@@ -13,6 +13,7 @@ def test_two_engines_on_two_cores_have_one_each():
     assert [c.cpus for c in resolved.replicas] == [[0], [1]]
     assert [c.threads for c in resolved.replicas] == [1, 1]
     assert got(resolved, "data_parallel_size") == 2
+    assert "1 would be faster here" in why(resolved, "data_parallel_size")
 
 
 def test_each_engine_is_on_its_own_node():
@@ -22,6 +23,7 @@ def test_each_engine_is_on_its_own_node():
     nodes = [{node[cpu] for cpu in config.cpus} for config in resolved.replicas]
     assert [len(n) for n in nodes] == [1] * 4
     assert set().union(*nodes) == set(node.values())
+    assert "faster" not in why(resolved, "data_parallel_size")
 
 
 def test_engines_differ_in_place_seed_and_files_only():
