@@ -36,16 +36,23 @@ class Team:
     """The engine's OpenMP threads, pinned."""
 
     def __init__(
-        self, threads: int, cpus: Sequence[int] | None = None, passive_waits: bool = False
+        self,
+        threads: int,
+        cpus: Sequence[int] | None = None,
+        passive_waits: bool = False,
+        ranks: Sequence[int] = (),
     ) -> None:
         """cpus: one CPU per thread in thread order, None = not pinned. passive_waits: sleep soon
-        instead of waiting awake, where a CPU quota counts the time."""
+        instead of waiting awake, where a CPU quota counts the time. ranks: threads of each rank,
+        that owns its part of every matrix and of the KV heads; empty = one rank."""
     def run(self, main: Callable[[], object]) -> None:
         """Open the one parallel region; thread 0 (the caller) runs `main`, the others wait for work
         until it returns. Exceptions of `main` pass through. RuntimeError when OpenMP gives fewer
         threads. A thread that keeps losing its core to other processes sits steps out for a while."""
     @property
     def threads(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
     def placement(self) -> list[int]:
         """CPU each thread was last seen on."""
 
@@ -199,6 +206,10 @@ class Executor:
         """Operations per second of register-only dot products: "f32", "bf16", "int8"."""
     def probe_barrier(self, rounds: int) -> float:
         """Seconds per barrier."""
+    @property
+    def binding(self) -> dict[str, Any]:
+        """How memory comes to the nodes of the ranks: {"mode": "bind", "first_touch" or "none" (one
+        rank), "error": why first touch alone, "nodes": by rank, -1 = more than one}."""
     @property
     def memory(self) -> dict[str, int]:
         """Bytes: "weights", "vectors", and per arena ("activations", "work", "kv") what is reserved,

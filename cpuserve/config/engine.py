@@ -72,6 +72,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Every setting resolved; what the engine process receives (as msgpack) and nothing else.
 
     cpus: per thread, in thread order, or None for unpinned. frontend_cpus: the front end's.
+    rank_threads: threads of each of tensor_parallel_size ranks, in thread order.
     passive_waits: threads that wait sleep soon, because a CPU quota counts waiting awake.
     activation_bits: 8 or 16, of what meets weights in groups of 32: one or two int8 terms.
     quantize: what dense matrices become while they load: "none", "int8", "w8a8" (one scale a row),
@@ -108,6 +109,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     model_impl: str
     isa: str
     threads: int
+    rank_threads: list[int]
     cpus: list[int] | None
     frontend_cpus: list[int] | None
     passive_waits: bool

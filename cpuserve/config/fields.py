@@ -669,7 +669,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "tensor_parallel_size",
-        "Thread groups the model is split over.",
+        "Groups of threads, a NUMA node each, that the model is split over; any number.",
         "1",
         CPU,
         kind="count",

@@ -337,8 +337,11 @@ def build_engine(
     started = time.perf_counter()
     build = _on_transformers if config.model_impl == "transformers" else _on_program
     executor, vocab, eos_ids, facts = build(config, progress, team)
-    if wrong := _optional(executor, "report").get("misplaced"):
+    report = _optional(executor, "report")
+    if wrong := report.get("misplaced"):
         log.warning("binding did not work: %s", wrong)
+    if line := report.get("ranks_memory"):
+        log.info("%s", line)
     facts["load_s"] = time.perf_counter() - started
     return EngineCore(config, executor, vocab=vocab, eos_ids=eos_ids, facts=facts)
 

@@ -143,7 +143,8 @@ def _platform(options: EngineOptions, found: list[Problem]) -> tuple[Platform, l
 def _placement(options: EngineOptions, host: Host, found: list[Problem]) -> Placement | None:
     """Where a server's threads would sit, with CPUSERVE_* as they are."""
     try:
-        return place(options, Ledger(options, {}), host)
+        ranks = options.tensor_parallel_size or 1
+        return place(options, Ledger(options, {}), host, tp=ranks)
     except ConfigError as error:
         found.append(Problem(str(error), "correct the variable: a server would not start with it"))
         return None

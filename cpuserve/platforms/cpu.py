@@ -134,7 +134,7 @@ class CpuPlatform:
         activation_bits = _activation_bits(options, ledger, facts, executor, quantize)
         kv_dtype = _kv_dtype(options, ledger, dtype)
         _quantization(options, ledger, facts, quantize)
-        ranks = _tensor_parallel(options, ledger)
+        ranks = _tensor_parallel(options, ledger, executor)
         replicas = _data_parallel(options, ledger, host)
         placement = place(options, ledger, host, tp=ranks, dp=replicas)
         seqs, tokens = _batching(options, ledger)
@@ -178,6 +178,7 @@ class CpuPlatform:
             model_impl=model_impl,
             isa=isa,
             threads=placement.threads,
+            rank_threads=[rank.threads for rank in placement.ranks],
             cpus=None if placement.cpus is None else list(placement.cpus),
             frontend_cpus=None if placement.frontend is None else list(placement.frontend),
             passive_waits=placement.passive_waits,
@@ -361,15 +362,18 @@ def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts, qua
     ledger.decide("quantization", have, "read from the checkpoint")
 
 
-def _tensor_parallel(options: EngineOptions, ledger: Ledger) -> int:
+def _tensor_parallel(options: EngineOptions, ledger: Ledger, executor: str) -> int:
     asked = options.tensor_parallel_size or 1
-    if asked != 1:
+    if asked > 1 and executor != "native":
         msg = (
-            f"{ledger.asked('tensor_parallel_size')}: splitting a model is not supported yet; "
-            f"use 1 (its threads already use all cores)"
+            f"{ledger.asked('tensor_parallel_size')}: the {executor} executor does not split a "
+            f"model; use 1"
         )
         raise ConfigError(msg)
-    return ledger.decide("tensor_parallel_size", 1, "one group of threads over all cores")
+    why = "one group of threads over all cores"
+    if asked > 1:
+        why = "groups of threads, each with its part of the model in its own memory"
+    return ledger.decide("tensor_parallel_size", asked, why)
 
 
 def _data_parallel(options: EngineOptions, ledger: Ledger, host: Host) -> int:

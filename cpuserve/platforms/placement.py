@@ -83,7 +83,7 @@ def place(
     if bind == "auto":
         placement, why = _auto(options, ledger, host, tp * dp)
     elif bind == "nobind":
-        placement, why = _nobind(options, host, tp * dp)
+        placement, why = _nobind(options, ledger, host, tp * dp)
     else:
         assert isinstance(bind, list)
         placement, why = _listed(bind, ledger, host, tp * dp)
@@ -205,12 +205,7 @@ def _reserve(
 ) -> list[Core]:
     """Cores left out of the computation, from the tails of the nodes."""
     cores = sum(len(group) for group in groups)
-    if ranks > cores:
-        msg = (
-            f"{ledger.asked('tensor_parallel_size')}: {ranks} ranks need a core each and this "
-            f"process may compute on {cores}; use at most {cores}"
-        )
-        raise ConfigError(msg)
+    _core_for_each(ranks, cores, ledger)
     if asked is None:
         # No node is emptied, and no rank goes without, for a core that nobody asked to spare.
         spare = [len(group) - 1 for group in groups]
@@ -235,13 +230,25 @@ def _reserve(
     return take_from_tails(groups, count)
 
 
-def _nobind(options: EngineOptions, host: Host, ranks: int) -> tuple[Placement, str]:
+def _core_for_each(ranks: int, cores: int, ledger: Ledger) -> None:
+    if ranks > cores:
+        msg = (
+            f"{ledger.asked('tensor_parallel_size')}: {ranks} ranks need a core each and this "
+            f"process may compute on {cores}; use at most {cores}"
+        )
+        raise ConfigError(msg)
+
+
+def _nobind(
+    options: EngineOptions, ledger: Ledger, host: Host, ranks: int
+) -> tuple[Placement, str]:
     cores = physical_cores(host)
     limit = quota_threads(host)
     if options.omp_num_threads is not None:
         threads, why = options.omp_num_threads, "OMP_NUM_THREADS"
         sizes = [threads] * ranks
     else:
+        _core_for_each(ranks, len(cores), ledger)
         threads, why = len(cores), "one per physical core"
         if limit is not None and limit[0] < threads:
             threads, why = limit

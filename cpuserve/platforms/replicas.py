@@ -57,6 +57,7 @@ def _placed(
     return msgspec.structs.replace(
         config,
         threads=own.threads,
+        rank_threads=[rank.threads for rank in ranks],
         cpus=None if cpus is None else list(cpus),
         seed=config.seed + index,  # the same question twice need not get the same answer
         prefix_cache_dir=directory,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -140,7 +141,13 @@ class NativeExecutor:
         """Bytes held, and the CPU each thread was last seen on."""
         seen = self.team.placement()
         wrong = misplaced(self._cpus, seen)
-        return {"memory": dict(self.native.memory), "placement": seen, "misplaced": wrong}
+        return {
+            "memory": dict(self.native.memory),
+            "placement": seen,
+            "misplaced": wrong,
+            "numa_binding": self.native.binding,
+            "ranks_memory": ranks_memory(self.native.binding),
+        }
 
     def close(self) -> None:
         """Free weights and KV cache (when the last reference to the native executor goes)."""
@@ -148,8 +155,18 @@ class NativeExecutor:
 
 
 def make_team(config: EngineConfig) -> _C.Team:
-    """The threads of `config`, on its CPUs."""
-    return _C.Team(config.threads, config.cpus, config.passive_waits)
+    """The threads of `config`, on its CPUs, in its ranks."""
+    return _C.Team(config.threads, config.cpus, config.passive_waits, config.rank_threads)
+
+
+def ranks_memory(binding: dict[str, Any]) -> str:
+    """One line on how weights and KV cache come to the nodes of their ranks; "" with one rank."""
+    if binding["mode"] == "none":
+        return ""
+    if binding["mode"] == "bind":
+        nodes = ", ".join(map(str, binding["nodes"]))
+        return f"weights and KV cache of the ranks are bound to NUMA nodes {nodes}"
+    return f"weights and KV cache are placed by first touch alone ({binding['error']})"
 
 
 def misplaced(cpus: list[int] | None, seen: list[int]) -> str:

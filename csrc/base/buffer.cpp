@@ -2,7 +2,13 @@
 
 #include <sys/mman.h>
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -78,6 +84,22 @@ void Buffer::commit(size_t begin, size_t end) noexcept {
     *byte = *byte;
   }
 }
+
+#if defined(__linux__)
+int Buffer::prefer_node(int node) noexcept {
+  constexpr int kPreferred = 1;  // MPOL_PREFERRED; MPOL_BIND would kill us once the node is full
+  constexpr size_t kNodes = 1024, kBits = 8 * sizeof(unsigned long);
+  std::array<unsigned long, kNodes / kBits> mask{};
+  if (node < 0 || static_cast<size_t>(node) >= kNodes) return EINVAL;
+  mask[static_cast<size_t>(node) / kBits] = 1ul << (static_cast<size_t>(node) % kBits);
+  if (!data_) return 0;
+  // The kernel reads one bit less than it is told.
+  const long failed = syscall(SYS_mbind, data_, size_, kPreferred, mask.data(), kNodes + 1, 0u);
+  return failed ? errno : 0;
+}
+#else
+int Buffer::prefer_node(int) noexcept { return ENOSYS; }
+#endif
 
 Buffer::Residency Buffer::residency() const {
   Residency out;

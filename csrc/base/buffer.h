@@ -25,6 +25,10 @@ class Buffer {
   // calling thread's node; contents stay. Nobody else may be writing there.
   void commit(size_t begin, size_t end) noexcept;
 
+  // Asks for pages that are still to be touched on memory of `node`, elsewhere when that is full.
+  // 0, or the errno of a system that does not allow it (a container's default) or know it.
+  int prefer_node(int node) noexcept;
+
   // Bytes of this range that are resident, and of those in transparent huge pages (Linux; else 0).
   struct Residency {
     int64_t resident = 0, huge = 0;
@@ -48,6 +52,7 @@ class Carver {
     used_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
     return p;
   }
+  void align(size_t to) { used_ = (used_ + to - 1) / to * to; }
   size_t used() const { return used_; }
 
  private:

@@ -81,13 +81,16 @@ void register_cpu(py::module_& m) {
       py::arg("format"), py::arg("width"));
 
   py::class_<Team>(m, "Team")
-      .def(py::init([](int threads, std::optional<std::vector<int>> cpus, bool passive_waits) {
+      .def(py::init([](int threads, std::optional<std::vector<int>> cpus, bool passive_waits,
+                       const std::vector<int>& ranks) {
              return std::make_unique<Team>(threads, cpus.value_or(std::vector<int>{}),
-                                           passive_waits);
+                                           passive_waits, ranks);
            }),
-           py::arg("threads"), py::arg("cpus") = py::none(), py::arg("passive_waits") = false)
+           py::arg("threads"), py::arg("cpus") = py::none(), py::arg("passive_waits") = false,
+           py::arg("ranks") = std::vector<int>{})
       .def("run", &Team::run, py::arg("main"))
       .def_property_readonly("threads", &Team::threads)
+      .def_property_readonly("ranks", [](const Team& team) { return team.ranks().count(); })
       .def("placement", &Team::placement);
 }
 

@@ -54,7 +54,7 @@ Array<float> kernel_linear(const std::string& isa, const std::string& kind,
     tensors.push_back({at, rows, bytes, parse_source(source), nullptr});
     at += static_cast<size_t>(rows) * bytes;
   }
-  Weights weights(program);
+  Weights weights(program, 1);
   Team alone(1, {});
   weights.load_matrix(alone, id, tensors);
 
@@ -69,7 +69,7 @@ Array<float> kernel_linear(const std::string& isa, const std::string& kind,
     const int t = omp_get_thread_num();
     const Range p = panels_of(split(matrix.strips(), t, omp_get_num_threads()), matrix.panels());
     LinearArgs args{};
-    args.w = &weights.matrix(id);
+    args.w = &weights.matrix(id, 0);
     args.x = rows.data;
     args.x_stride = rows.stride;
     args.m = m;

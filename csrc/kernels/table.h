@@ -260,6 +260,8 @@ struct RopeStoreArgs {
   const int32_t* positions;  // [T]
   const int32_t* slots;      // [T] block * kBlock + offset of each token's KV slot
   int64_t m0, m1;            // tokens
+  // Where each KV head lies, [kv_heads], for a layer in several pieces; nullptr: all in `kv`.
+  const KvLayer* pieces = nullptr;
 };
 
 // One unit of attention: rows (token, head of the group) of one KV head against chunks [c0, c1).

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace cpuserve {
 namespace {
@@ -20,10 +21,11 @@ constexpr double kLosingItsCore = 0.15;  // of the time: not merely the last to 
 
 }  // namespace
 
-Attendance::Attendance(int threads)
-    : threads_(threads),
-      members_(static_cast<size_t>(threads)),
-      lost_(static_cast<size_t>(threads)),
+Attendance::Attendance(Ranks ranks)
+    : ranks_(std::move(ranks)),
+      threads_(ranks_.threads()),
+      members_(static_cast<size_t>(threads_)),
+      lost_(static_cast<size_t>(threads_)),
       away_for_(kFirstAbsence) {
   std::iota(members_.begin(), members_.end(), 0);
 }
@@ -49,17 +51,30 @@ bool Attendance::send_away(int64_t now_ns, size_t member) noexcept {
   return true;
 }
 
+int Attendance::members_of(int rank) const noexcept {
+  const Range threads = ranks_.threads_of(rank);
+  int count = 0;
+  for (int t : members_) count += t >= threads.begin && t < threads.end;
+  return count;
+}
+
+// The others of its rank do what the thread sent away did.
 bool Attendance::judge(int64_t now_ns) noexcept {
-  const double wall = static_cast<double>(wall_), n = static_cast<double>(members_.size());
-  const double useful = 1 - static_cast<double>(waited_) / wall;
-  if (members_.size() < 2 || useful >= 1 - kWorthOfOne / n) return false;
-  size_t worst = 1;
-  for (size_t i = 2; i < members_.size(); i++) {
-    const auto lost = [&](size_t m) { return lost_[static_cast<size_t>(members_[m])]; };
-    if (lost(i) > lost(worst)) worst = i;
+  size_t worst = 0;
+  int n = 0;  // members of its rank
+  const auto lost = [&](size_t m) { return lost_[static_cast<size_t>(members_[m])]; };
+  for (size_t i = 1; i < members_.size(); i++) {
+    if (worst > 0 && lost(i) <= lost(worst)) continue;
+    const int others = members_of(ranks_.of_thread(members_[i]));
+    if (others < 2) continue;
+    worst = i;
+    n = others;
   }
-  const int64_t lost = lost_[static_cast<size_t>(members_[worst])];
-  return static_cast<double>(lost) > kLosingItsCore * wall && send_away(now_ns, worst);
+  if (worst == 0) return false;
+  const double wall = static_cast<double>(wall_);
+  const double useful = 1 - static_cast<double>(waited_) / wall;
+  if (useful >= 1 - kWorthOfOne / n) return false;
+  return static_cast<double>(lost(worst)) > kLosingItsCore * wall && send_away(now_ns, worst);
 }
 
 bool Attendance::update(int64_t now_ns, int64_t wall_ns, int64_t waited_ns,

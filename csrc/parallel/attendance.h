@@ -10,11 +10,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "parallel/partition.h"
+
 namespace cpuserve {
 
 class Attendance {
  public:
-  explicit Attendance(int threads);
+  // No rank loses its last thread: nobody else computes its part.
+  explicit Attendance(Ranks ranks);
 
   // Takes in one step: its wall time, the time thread 0 waited for others in it, and by thread the
   // time it wanted to run and did not. True when members() has changed. Allocates nothing.
@@ -29,9 +32,11 @@ class Attendance {
 
  private:
   bool judge(int64_t now_ns) noexcept;
+  int members_of(int rank) const noexcept;
   bool send_away(int64_t now_ns, size_t member) noexcept;
   void start_window() noexcept;
 
+  const Ranks ranks_;
   const int threads_;
   std::vector<int> members_;
   std::vector<int64_t> lost_;  // by thread, in this window

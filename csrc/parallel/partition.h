@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
 namespace cpuserve {
 
@@ -19,9 +21,57 @@ inline Range split(int64_t items, int part, int parts) {
   return {begin, begin + each + (part < extra ? 1 : 0)};
 }
 
+// A team's threads in contiguous groups: a rank's threads share a NUMA node and own the same part
+// of every matrix and of the KV heads, in proportion to their number.
+class Ranks {
+ public:
+  Ranks(int threads) : ends_{threads} {}  // NOLINT: a team without ranks is one
+  explicit Ranks(const std::vector<int>& sizes) {
+    int end = 0;
+    for (int size : sizes) ends_.push_back(end += size);
+  }
+
+  int count() const { return static_cast<int>(ends_.size()); }
+  int threads() const { return ends_.back(); }
+  Range threads_of(int rank) const {
+    return {rank == 0 ? 0 : ends_[static_cast<size_t>(rank) - 1], ends_[static_cast<size_t>(rank)]};
+  }
+  int of_thread(int thread) const {
+    int rank = 0;
+    while (thread >= ends_[static_cast<size_t>(rank)]) rank++;
+    return rank;
+  }
+
+  // The items that the threads of a rank get of [0, items) split over all threads.
+  Range share(int64_t items, int rank) const {
+    const Range t = threads_of(rank);
+    return {split(items, static_cast<int>(t.begin), threads()).begin,
+            split(items, static_cast<int>(t.end) - 1, threads()).end};
+  }
+  int owner_of_share(int64_t item, int64_t items) const {
+    int rank = 0;
+    while (item >= share(items, rank).end) rank++;
+    return rank;
+  }
+  // The rank that does the middle of `item`, where few items are cut finer to be shared out evenly.
+  int owner_of_middle(int64_t item, int64_t items) const {
+    int rank = 0;
+    while ((2 * item + 1) * threads() >= 2 * items * ends_[static_cast<size_t>(rank)]) rank++;
+    return rank;
+  }
+
+ private:
+  std::vector<int> ends_;
+};
+
+// The members of one rank that take part in a job: numbers [first, first + size).
+struct Crew {
+  int rank, first, size;
+};
+
 // Dynamic claims over a static contiguous split: a thread drains its own share (memory it touched
-// first, one stream per thread), then takes chunks from the others' shares, so that nobody waits
-// for a thread whose core is busy with something else.
+// first, one stream per thread), then takes chunks from the shares of its crew, so that nobody
+// waits for a thread whose core is busy with something else.
 //
 // Phases lie between barriers and are numbered alike by all threads. Three sets of cursors rotate:
 // in phase p a thread claims from set p % 3 and resets its own cursor of set (p + 1) % 3, which was
@@ -45,13 +95,14 @@ class WorkQueue {
   }
 
   // Calls run(begin, end) on chunks of at most `chunk` items until all of [0, items) is claimed by
-  // the `threads` that take part.
+  // the crew, whose member `thread` is. Crews share nothing: each has items of its own.
   template <class Run>
-  void drain(int thread, int threads, int64_t phase, int64_t items, int64_t chunk,
+  void drain(int thread, Crew crew, int64_t phase, int64_t items, int64_t chunk,
              const Run& run) noexcept {
-    for (int i = 0; i < threads; i++) {
-      const int owner = thread + i < threads ? thread + i : thread + i - threads;
-      drain_share(cursor(phase, owner), split(items, owner, threads), chunk, run);
+    const int me = thread - crew.first;
+    for (int i = 0; i < crew.size; i++) {
+      const int owner = me + i < crew.size ? me + i : me + i - crew.size;
+      drain_share(cursor(phase, crew.first + owner), split(items, owner, crew.size), chunk, run);
     }
   }
 

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <time.h>
 
+#include <algorithm>
 #include <array>
 #include <thread>
 #include <utility>
@@ -68,6 +69,10 @@ class Pin {
 };
 
 int current_cpu() { return sched_getcpu(); }
+int current_node() {
+  unsigned cpu = 0, node = 0;
+  return syscall(SYS_getcpu, &cpu, &node, nullptr) == 0 ? static_cast<int>(node) : -1;
+}
 int64_t thread_cpu_ns() {
   timespec t;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -85,6 +90,7 @@ struct Pin {  // the system places threads itself
   explicit Pin(int) {}
 };
 int current_cpu() { return -1; }
+int current_node() { return -1; }
 int64_t thread_cpu_ns() { return now_ns(); }  // no thread ever seems late: all take part
 #endif
 
@@ -110,16 +116,30 @@ int checked_threads(int threads) {
   return threads;
 }
 
+Ranks checked_ranks(int threads, const std::vector<int>& sizes) {
+  if (sizes.empty()) return Ranks(threads);
+  int64_t sum = 0;
+  for (int size : sizes) {
+    check_argument(size >= 1, "a rank needs at least 1 thread, not ", size);
+    sum += size;
+  }
+  check_argument(sum == threads, "the ranks of a team of ", threads, " threads have ", sum);
+  return Ranks(sizes);
+}
+
 }  // namespace
 
-Team::Team(int threads, std::vector<int> cpus, bool passive_waits)
+Team::Team(int threads, std::vector<int> cpus, bool passive_waits, const std::vector<int>& ranks)
     : threads_(checked_threads(threads)),
+      ranks_(checked_ranks(threads, ranks)),
       cpus_(std::move(cpus)),
       passive_waits_(passive_waits),
       slots_(new Slot[static_cast<size_t>(threads_)]),
       barrier_(threads_),
-      attendance_(threads_),
+      attendance_(ranks_),
+      crews_(static_cast<size_t>(threads_)),
       lost_(static_cast<size_t>(threads_)) {
+  form_crews();
   check_argument(cpus_.empty() || cpus_.size() == static_cast<size_t>(threads_), "a team of ",
                  threads_, " threads needs as many CPUs, not ", cpus_.size());
   const std::vector<int> allowed = allowed_cpus();
@@ -132,6 +152,7 @@ Team::Team(int threads, std::vector<int> cpus, bool passive_waits)
 
 void Team::configure_waits() {
   attendance_.call_all();
+  form_crews();
   barrier_.expect(threads_);
   const size_t cores = cpus_.empty() ? allowed_cpus().size()
                                      : static_cast<size_t>(threads_);  // one each, by request
@@ -298,8 +319,36 @@ void Team::change_members() noexcept {
       slot.joins.store(next, std::memory_order_release);
     }
   }
+  form_crews();
   barrier_.expect(static_cast<int>(members.size()));
   recall_.advance();
+}
+
+void Team::form_crews() noexcept {
+  const std::vector<int>& members = attendance_.members();
+  const int count = static_cast<int>(members.size());
+  for (int first = 0, end = 0; first < count; first = end) {
+    const int rank = ranks_.of_thread(members[static_cast<size_t>(first)]);
+    const int64_t last = ranks_.threads_of(rank).end;
+    while (end < count && members[static_cast<size_t>(end)] < last) end++;
+    for (int m = first; m < end; m++) {
+      crews_[static_cast<size_t>(m)] = {rank, first, end - first};
+    }
+  }
+}
+
+std::vector<int> Team::nodes_of_ranks() {
+  std::vector<int> out(static_cast<size_t>(ranks_.count()), -1);
+  if (cpus_.empty()) return out;
+  call_all();
+  std::vector<int> nodes(static_cast<size_t>(threads_));
+  dispatch([&](int thread, int) noexcept { nodes[static_cast<size_t>(thread)] = current_node(); });
+  for (int rank = 0; rank < ranks_.count(); rank++) {
+    const Range t = ranks_.threads_of(rank);
+    const auto first = nodes.begin() + t.begin, last = nodes.begin() + t.end;
+    if (std::count(first, last, *first) == t.size()) out[static_cast<size_t>(rank)] = *first;
+  }
+  return out;
 }
 
 std::vector<int> Team::placement() const {

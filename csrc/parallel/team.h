@@ -10,15 +10,18 @@
 
 #include "parallel/attendance.h"
 #include "parallel/barrier.h"
+#include "parallel/partition.h"
 
 namespace cpuserve {
 
 class Team {
  public:
   // cpus: one CPU per thread in thread order; empty = not pinned. passive_waits: sleep instead of
-  // waiting awake for long, for a process whose CPU time is counted (a CFS quota). Throws
-  // std::invalid_argument for a CPU this process may not use.
-  Team(int threads, std::vector<int> cpus, bool passive_waits = false);
+  // waiting awake for long, for a process whose CPU time is counted (a CFS quota). ranks: threads
+  // of each rank, which add up to `threads`; empty = one rank. Throws std::invalid_argument for a
+  // CPU this process may not use.
+  Team(int threads, std::vector<int> cpus, bool passive_waits = false,
+       const std::vector<int>& ranks = {});
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
@@ -50,6 +53,20 @@ class Team {
   // Threads that take part in the next dispatch.
   int members() const { return static_cast<int>(attendance_.members().size()); }
   int threads() const { return threads_; }
+  const Ranks& ranks() const { return ranks_; }
+  // Inside a dispatched function: the members of `member`'s rank, never none.
+  Crew crew(int member) const noexcept { return crews_[static_cast<size_t>(member)]; }
+  // Inside a dispatched function: which of [0, items) `member` has when the ranks split them, and
+  // the members of a rank its part.
+  Range share(int64_t items, int member) const noexcept {
+    const Crew c = crew(member);
+    const Range rank = ranks_.share(items, c.rank);
+    const Range mine = split(rank.size(), member - c.first, c.size);
+    return {rank.begin + mine.begin, rank.begin + mine.end};
+  }
+  // The NUMA node on which all threads of a rank are pinned, by rank; -1 where there is none such.
+  // As dispatch: thread 0 inside run().
+  std::vector<int> nodes_of_ranks();
 
   // CPU on which each thread finished its last job, -1 before its first.
   std::vector<int> placement() const;
@@ -74,6 +91,7 @@ class Team {
   void dispatch_job(Job job);
   void run_job(Slot& slot, int threads) noexcept;
   void change_members() noexcept;
+  void form_crews() noexcept;
   void lead(const std::function<void()>& main) noexcept;
   void work(int thread) noexcept;
   void member(int thread, const std::function<void()>& main) noexcept;
@@ -84,6 +102,7 @@ class Team {
   }
 
   const int threads_;
+  const Ranks ranks_;
   const std::vector<int> cpus_;
   const bool passive_waits_;
   std::unique_ptr<Slot[]> slots_;
@@ -95,6 +114,7 @@ class Team {
   int job_threads_ = 1;
   std::atomic<bool> stop_{false};
   Attendance attendance_;
+  std::vector<Crew> crews_;  // by member; published by epoch_
   std::vector<int64_t> lost_;
   int64_t job_wall_ns_ = 0, job_waited_ns_ = 0;
   std::atomic<bool> running_{false};

@@ -1,6 +1,7 @@
 #include "runtime/attention_plan.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace cpuserve {
 namespace {
@@ -24,8 +25,19 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 AttentionPlan::AttentionPlan(AttentionGeometry geometry, int64_t max_tokens, int64_t max_seqs,
-                             int threads)
-    : geometry_(geometry), threads_(threads), loads_(static_cast<size_t>(threads)) {
+                             Ranks ranks)
+    : geometry_(geometry),
+      ranks_(std::move(ranks)),
+      threads_(ranks_.threads()),
+      head_ends_(static_cast<size_t>(geometry.kv_heads)),
+      cuts_(static_cast<size_t>(ranks_.count()) + 1),
+      places_(static_cast<size_t>(geometry.kv_heads) + 1),
+      loads_(static_cast<size_t>(threads_)) {
+  const auto owner = [&](int32_t h) { return ranks_.owner_of_middle(h, geometry.kv_heads); };
+  for (int32_t h = 0; h < geometry.kv_heads; h++) {
+    int32_t& end = head_ends_[static_cast<size_t>(h)] = h + 1;
+    while (end < geometry.kv_heads && owner(end) == owner(h)) end++;
+  }
   const int64_t tiles = max_tokens * geometry.group() / kMinTileRows + max_seqs;
   const auto units = static_cast<size_t>(tiles * geometry.kv_heads);
   whole_.reserve(units + kMaxSplitUnits);  // as large as units_: build() may swap them
@@ -60,10 +72,10 @@ void AttentionPlan::add_sequence(const StepInput& in, int32_t seq, int64_t tile_
     const int64_t first_key =
         geometry_.window > 0 ? std::max<int64_t>(0, first_pos - geometry_.window + 1) : 0;
     const int32_t step = queries == 1 ? heads_a_unit : 1;
-    for (int32_t head = 0; head < geometry_.kv_heads; head += step) {
+    for (int32_t head = 0, heads = 0; head < geometry_.kv_heads; head += heads) {
+      heads = std::min(step, head_ends_[static_cast<size_t>(head)] - head);
       whole_.push_back({seq, head, begin, end - begin, static_cast<int32_t>(first_key / kChunk),
-                        static_cast<int32_t>(last_pos / kChunk + 1), -1, 0,
-                        std::min(step, geometry_.kv_heads - head)});
+                        static_cast<int32_t>(last_pos / kChunk + 1), -1, 0, heads});
     }
   }
 }
@@ -135,6 +147,32 @@ void AttentionPlan::build(const StepInput& in) noexcept {
     split_units(share / kPiecesPerShare);
   } else {
     std::swap(units_, whole_);
+  }
+  share_out(total);
+}
+
+// Sorts the units by head, each head's in the order they had, and cuts them by their cost.
+void AttentionPlan::share_out(double total) noexcept {
+  const auto count = static_cast<int64_t>(units_.size());
+  std::fill(cuts_.begin(), cuts_.end(), count);
+  cuts_[0] = 0;
+  if (ranks_.count() == 1) return;
+  std::fill(places_.begin(), places_.end(), 0);
+  for (const AttentionUnit& u : units_) places_[static_cast<size_t>(u.kv_head) + 1]++;
+  for (size_t h = 1; h < places_.size(); h++) places_[h] += places_[h - 1];
+  whole_.resize(units_.size());
+  for (const AttentionUnit& u : units_) whole_[places_[static_cast<size_t>(u.kv_head)]++] = u;
+  std::swap(units_, whole_);
+  double before = 0;
+  int rank = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const double half = cost(units_[static_cast<size_t>(i)]) / 2;
+    // A unit belongs to the rank in whose part of the whole its middle lies.
+    while (rank + 1 < ranks_.count() &&
+           (before + half) * threads_ >= total * static_cast<double>(ranks_.threads_of(rank).end)) {
+      cuts_[static_cast<size_t>(++rank)] = i;
+    }
+    before += 2 * half;
   }
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/table.h"
+#include "parallel/partition.h"
 #include "runtime/step_input.h"
 
 namespace cpuserve {
@@ -41,12 +42,17 @@ struct MergeUnit {
 class AttentionPlan {
  public:
   // Sizes every table for the largest step; build() allocates nothing.
-  AttentionPlan(AttentionGeometry geometry, int64_t max_tokens, int64_t max_seqs, int threads);
+  AttentionPlan(AttentionGeometry geometry, int64_t max_tokens, int64_t max_seqs, Ranks ranks);
 
   void build(const StepInput& in) noexcept;
 
   const AttentionGeometry& geometry() const { return geometry_; }
   const std::vector<AttentionUnit>& units() const { return units_; }
+  // The units that a rank's threads compute: as much as is due to their number, in ascending order
+  // of heads, so that with as many heads as ranks (or a multiple) all are the rank's own.
+  Range units_of(int rank) const {
+    return {cuts_[static_cast<size_t>(rank)], cuts_[static_cast<size_t>(rank) + 1]};
+  }
   const std::vector<MergeUnit>& merges() const { return merges_; }
   static constexpr int64_t kPartialFloats = int64_t{4} << 20;  // 16 MB, touched only when used
 
@@ -57,11 +63,16 @@ class AttentionPlan {
   double cost(const AttentionUnit& u) const noexcept;
   bool unbalanced(double total, double* share) noexcept;
   void split_units(double piece_cost) noexcept;
+  void share_out(double total) noexcept;
   bool split_unit(const AttentionUnit& u, double piece_cost, int64_t* partial,
                   int64_t* splits) noexcept;
 
   AttentionGeometry geometry_;
+  Ranks ranks_;
   int threads_;
+  std::vector<int32_t> head_ends_;  // by KV head: the end of the heads its owner has
+  std::vector<int64_t> cuts_;       // by rank, where its units begin; and their end
+  std::vector<size_t> places_;      // by KV head
   std::vector<AttentionUnit> units_, whole_;
   std::vector<MergeUnit> merges_;
   std::vector<double> loads_;

@@ -1,6 +1,7 @@
 #include "runtime/executor.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/allocations.h"
@@ -36,15 +37,16 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
     : team_(&team),
       program_(&program),
       table_(&program.table()),
-      weights_(program),
+      weights_(program, team.ranks()),
       activations_(make_activations(program, values_)),
-      kv_(program.kv_layers(), num_blocks, kv_type),
+      kv_(program.kv_layers(), num_blocks, kv_type, team.ranks()),
       sampler_(checked("num_slots", num_slots, 1), program.vocab(), num_blocks * kBlock),
       limits_(limits_of(program, num_blocks, num_slots, checked("max_top", max_top, 0))),
       queue_(team.threads()),
       slots_(static_cast<size_t>(program.max_tokens())),
       op_seconds_(program.ops().size()) {
   check_kernels();
+  bind_memory();
   plan_attention();
   carve_work_memory();
   const auto rows = static_cast<size_t>(program.max_tokens());
@@ -95,7 +97,7 @@ void Executor::plan_attention() {
     size_t plan = 0;
     while (plan < plans_.size() && !(plans_[plan].geometry() == geometry)) plan++;
     if (plan == plans_.size()) {
-      plans_.emplace_back(geometry, program_->max_tokens(), program_->max_seqs(), team_->threads());
+      plans_.emplace_back(geometry, program_->max_tokens(), program_->max_seqs(), team_->ranks());
     }
     plan_of_op_.back() = static_cast<int>(plan);
   }
@@ -113,6 +115,8 @@ void Executor::carve_work_memory() {
   const auto carve = [&](Carver& c) {
     scratch_.clear();
     for (int t = 0; t < team_->threads(); t++) {
+      const int rank = team_->ranks().of_thread(t);
+      if (t > 0 && rank != team_->ranks().of_thread(t - 1)) c.align(Buffer::kPage);
       scratch_.push_back(c.take<uint8_t>(scratch + 4096));  // apart: no shared lines or sets
     }
     logit_input_.data = c.take<uint8_t>(kLogitRows * static_cast<int64_t>(logit_input_.stride));
@@ -125,6 +129,25 @@ void Executor::carve_work_memory() {
   work_ = Buffer(sizes.used());
   Carver carver(work_.data());
   carve(carver);
+}
+
+// Arenas of ranks that sit on one node each prefer it from now on. Where that is refused, the first
+// touch decides, which is by the same threads.
+void Executor::bind_memory() {
+  binding_.mode = "none";
+  if (team_->ranks().count() == 1) return;
+  binding_.mode = "bind";
+  binding_.nodes = team_->nodes_of_ranks();
+  for (size_t r = 0; r < binding_.nodes.size(); r++) {
+    const int node = binding_.nodes[r];
+    for (Buffer* arena : {&weights_.matrix_arenas()[r], &kv_.arenas()[r]}) {
+      const int error = node < 0 ? 0 : arena->prefer_node(node);
+      if (node >= 0 && error == 0) continue;
+      binding_.mode = "first_touch";
+      binding_.error = node < 0 ? "a rank's threads are not pinned to one node"
+                                : std::string("mbind: ") + std::strerror(error);
+    }
+  }
 }
 
 StepInput Executor::parse(Span<const int32_t> words) const {
@@ -159,7 +182,8 @@ bool Executor::run_ops(int64_t first, int64_t last) {
   int64_t end_phase = phase_;
   if (std::exchange(queue_threads_, team_->members()) != team_->members()) queue_.reset();
   team_->dispatch([&](int thread, int threads) noexcept {
-    Worker w{*this, thread, threads, phase_, scratch_[static_cast<size_t>(thread)]};
+    Worker w{
+        *this, thread, threads, team_->crew(thread), phase_, scratch_[static_cast<size_t>(thread)]};
     const bool walked = w.walk(first, last);
     if (thread > 0) return;
     finished = walked;

@@ -39,6 +39,14 @@ struct Tap {
   TapMatrix output;
 };
 
+// How weights and KV cache come to the nodes of their ranks. mode: "bind"; "first_touch", `error`
+// says why (the system refuses to bind, or a rank's threads are not pinned to one node); "none"
+// with one rank.
+struct MemoryBinding {
+  std::string mode, error;
+  std::vector<int> nodes;  // by rank; -1: more than one
+};
+
 class Executor {
  public:
   Executor(Team& team, const Program& program, int64_t num_blocks, KvType kv_type,
@@ -75,6 +83,8 @@ class Executor {
   // what it has claimed (milliseconds). cancel(false) between steps takes it back.
   void cancel(bool on) noexcept { cancelled_.store(on, std::memory_order_relaxed); }
 
+  const MemoryBinding& binding() const { return binding_; }
+
   void profile(bool on) noexcept { profiling_ = on; }
   const std::vector<double>& op_seconds() const { return op_seconds_; }
 
@@ -92,6 +102,7 @@ class Executor {
   StepInput parse(Span<const int32_t> words) const;
   void check_kernels() const;
   void check_block(int32_t block) const;
+  void bind_memory();
   void plan_attention();
   void carve_work_memory();
   void begin_step(const StepInput& in);
@@ -107,6 +118,7 @@ class Executor {
   std::vector<Rows> values_;
   Buffer activations_;
   KvCache kv_;
+  MemoryBinding binding_;
   Sampler sampler_;
   StepLimits limits_;
   std::vector<AttentionPlan> plans_;

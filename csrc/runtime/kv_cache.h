@@ -1,6 +1,6 @@
-// The paged KV cache: [slab][layer][head] { K, V } [block of the slab], address space reserved
-// once; a block's address never changes. Memory comes as blocks are used, low numbers first: while
-// nothing runs, for what the next step could take, else when a step needs it.
+// The paged KV cache: by rank [slab][layer][head of the rank] { K, V } [block of the slab], address
+// space reserved once; a block's address never changes. Memory comes as blocks are used, low
+// numbers first: while nothing runs, for what the next step could take, else when a step needs it.
 #pragma once
 #include <vector>
 
@@ -12,19 +12,23 @@ namespace cpuserve {
 
 class KvCache {
  public:
-  KvCache(const std::vector<KvShape>& layers, int64_t num_blocks, KvType type);
+  KvCache(const std::vector<KvShape>& layers, int64_t num_blocks, KvType type,
+          const Ranks& ranks = 1);
 
-  const KvLayer& layer(Id id) const { return layers_[static_cast<size_t>(id)]; }
+  // Where each KV head of a layer lies, [kv_heads]: equal for the heads of one rank.
+  const KvLayer* heads(Id layer) const { return heads_[static_cast<size_t>(layer)].data(); }
   int64_t num_blocks() const { return num_blocks_; }
   KvType type() const { return type_; }
-  const Buffer& arena() const { return arena_; }
+  // By rank; that of a rank without heads is empty.
+  std::vector<Buffer>& arenas() { return arenas_; }
+  const std::vector<Buffer>& arenas() const { return arenas_; }
 
   // Between steps, on all threads. `use` gives memory to blocks [0, blocks); `grow` to a few MB of
   // the `ahead` blocks after them, and says whether it left some out.
   void use(Team& team, int64_t blocks);
   bool grow(Team& team, int64_t ahead);
-  // Bytes from the first block on that have been given memory.
-  size_t committed() const { return committed_; }
+  // Bytes that have been given memory, in each arena from the first block on.
+  size_t committed() const;
 
   // What `block` holds, as bytes, layer after layer. Only caches of equal layers and type
   // understand each other's; nothing in it depends on the block's number.
@@ -33,15 +37,17 @@ class KvCache {
   void write_block(int64_t block, const uint8_t* from);
 
  private:
-  size_t slab_bytes(int64_t blocks) const;  // of the slabs that hold the first `blocks`
-  void commit(Team& team, size_t end);
+  void place_rank(const Ranks& ranks, int rank);
+  size_t slab_bytes(size_t rank, int64_t blocks) const;  // of slabs that hold the first `blocks`
+  bool commit(Team& team, int64_t blocks, size_t pages_a_thread);
 
   int64_t num_blocks_, used_ = 0;
-  size_t committed_ = 0;
   size_t block_bytes_ = 0;
   KvType type_;
-  Buffer arena_;
-  std::vector<KvLayer> layers_;
+  std::vector<Buffer> arenas_;               // by rank, as the next two
+  std::vector<size_t> rank_bytes_;           // of a block
+  std::vector<size_t> committed_;            // bytes from the first on
+  std::vector<std::vector<KvLayer>> heads_;  // [layer][head]
 };
 
 }  // namespace cpuserve

@@ -30,14 +30,14 @@ double Executor::probe_bandwidth(double seconds) {
   check_argument(bytes > 0, "this program has no weights to read");
   team_->call_all();
   const double pass = time_passes(seconds, [&] {
-    team_->dispatch([&](int thread, int threads) noexcept {
+    team_->dispatch([&](int thread, int) noexcept {
       uint64_t mine = 0;
       for (size_t i = 0; i < program_->matrices().size(); i++) {
         const Matrix& m = program_->matrices()[i];
-        const Range p = panels_of(split(m.strips(), thread, threads), m.panels());
-        mine += table_->probe_read(
-            weights_.matrix(static_cast<Id>(i)).data + static_cast<size_t>(p.begin) * m.panel_bytes,
-            static_cast<size_t>(p.size()) * m.panel_bytes);
+        const Range p = panels_of(team_->share(m.strips(), thread), m.panels());
+        const PackedWeight& w = weights_.matrix(static_cast<Id>(i), team_->crew(thread).rank);
+        mine += table_->probe_read(w.data + static_cast<size_t>(p.begin) * m.panel_bytes,
+                                   static_cast<size_t>(p.size()) * m.panel_bytes);
       }
       sum.fetch_add(mine, std::memory_order_relaxed);
     });
@@ -72,9 +72,20 @@ double Executor::probe_barrier(int64_t rounds) {
 
 std::map<std::string, int64_t> Executor::memory() const {
   const auto bytes = [](const Buffer& b) { return static_cast<int64_t>(b.size()); };
-  const Buffer::Residency kv = kv_.arena().residency();
-  const Buffer::Residency weights = weights_.matrix_arena().residency();
-  return {{"weights", bytes(weights_.matrix_arena())},
+  const auto all = [&](const std::vector<Buffer>& arenas, int64_t* size) {
+    Buffer::Residency sum;
+    for (const Buffer& arena : arenas) {
+      const Buffer::Residency r = arena.residency();
+      sum.resident += r.resident;
+      sum.huge += r.huge;
+      *size += bytes(arena);
+    }
+    return sum;
+  };
+  int64_t kv_bytes = 0, weight_bytes = 0;
+  const Buffer::Residency kv = all(kv_.arenas(), &kv_bytes);
+  const Buffer::Residency weights = all(weights_.matrix_arenas(), &weight_bytes);
+  return {{"weights", weight_bytes},
           {"weights_resident", weights.resident},
           {"weights_huge", weights.huge},
           {"vectors", bytes(weights_.vector_arena())},
@@ -82,7 +93,7 @@ std::map<std::string, int64_t> Executor::memory() const {
           {"activations_resident", activations_.residency().resident},
           {"work_reserved", bytes(work_)},
           {"work_resident", work_.residency().resident},
-          {"kv_reserved", bytes(kv_.arena())},
+          {"kv_reserved", kv_bytes},
           {"kv_committed", static_cast<int64_t>(kv_.committed())},
           {"kv_resident", kv.resident},
           {"kv_huge", kv.huge}};

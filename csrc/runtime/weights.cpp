@@ -71,25 +71,50 @@ void populate(const uint8_t* begin, const uint8_t* end) {
 
 }  // namespace
 
-Weights::Weights(const Program& program) : program_(&program) {
-  Carver sizes(nullptr), vector_sizes(nullptr);
-  for (const Matrix& m : program.matrices()) sizes.take<uint8_t>(static_cast<int64_t>(m.bytes()));
-  for (const Vector& v : program.vectors()) vector_sizes.take<float>(round_up(v.count, kVectorPad));
-  matrix_arena_ = Buffer(sizes.used());
-  vector_arena_ = Buffer(vector_sizes.used());
+Weights::Weights(const Program& program, const Ranks& ranks)
+    : program_(&program),
+      ranks_(ranks),
+      packed_(program.matrices().size() * static_cast<size_t>(ranks.count())) {
+  for (int rank = 0; rank < ranks.count(); rank++) carve_arena(rank);
 
-  Carver matrices(matrix_arena_.data()), vectors(vector_arena_.data());
-  for (const Matrix& m : program.matrices()) {
-    const uint8_t* data = matrices.take<uint8_t>(static_cast<int64_t>(m.bytes()));
-    packed_.push_back({data, m.panel_bytes, m.n, m.k, m.kind});
-  }
+  Carver sizes(nullptr);
+  for (const Vector& v : program.vectors()) sizes.take<float>(round_up(v.count, kVectorPad));
+  vector_arena_ = Buffer(sizes.used());
+  Carver vectors(vector_arena_.data());
   for (const Vector& v : program.vectors()) {
     vectors_.push_back(vectors.take<float>(round_up(v.count, kVectorPad)));
   }
 }
 
+void Weights::carve_arena(int rank) {
+  const auto panels = [&](const Matrix& m) {
+    return panels_of(ranks_.share(m.strips(), rank), m.panels());
+  };
+  const auto take = [&](Carver& c, const Matrix& m) {
+    return c.take<uint8_t>(panels(m).size() * static_cast<int64_t>(m.panel_bytes));
+  };
+  Carver sizes(nullptr);
+  for (const Matrix& m : program_->matrices()) take(sizes, m);
+  matrix_arenas_.emplace_back(sizes.used());
+  Carver carver(matrix_arenas_.back().data());
+  for (size_t i = 0; i < program_->matrices().size(); i++) {
+    const Matrix& m = program_->matrices()[i];
+    // Where panel 0 would lie: kernels count panels from the matrix's first.
+    const auto before = static_cast<uintptr_t>(panels(m).begin) * m.panel_bytes;
+    const auto first = reinterpret_cast<uintptr_t>(take(carver, m));
+    packed_[i * static_cast<size_t>(ranks_.count()) + static_cast<size_t>(rank)] = {
+        reinterpret_cast<const uint8_t*>(first - before), m.panel_bytes, m.n, m.k, m.kind};
+  }
+}
+
+const PackedWeight& Weights::with_row(Id id, int64_t row) const {
+  const int64_t strips = program_->matrices()[static_cast<size_t>(id)].strips();
+  return matrix(id, ranks_.owner_of_share(row / (kStripPanels * kPanel), strips));
+}
+
 void Weights::check_parts(Id id, Span<const SourceTensor> parts) const {
-  check_argument(id >= 0 && static_cast<size_t>(id) < packed_.size(), "no matrix ", id);
+  check_argument(id >= 0 && static_cast<size_t>(id) < program_->matrices().size(), "no matrix ",
+                 id);
   const Matrix& m = program_->matrices()[static_cast<size_t>(id)];
   check_argument(parts.size() == static_cast<int64_t>(m.parts.size()), "matrix ", m.name,
                  " is made of ", m.parts.size(), " tensors, not ", parts.size());
@@ -123,14 +148,14 @@ void Weights::pack_panels(const Matrix& m, const PackedWeight& packed,
 void Weights::load_matrix(Team& team, Id id, Span<const SourceTensor> parts) {
   check_parts(id, parts);
   const Matrix& m = program_->matrices()[static_cast<size_t>(id)];
-  const PackedWeight& packed = matrix(id);
   team.dispatch([&](int thread, int threads) {
     for (const SourceTensor& t : parts) {
       const Range rows = split(t.rows, thread, threads);
       populate(t.data + static_cast<size_t>(rows.begin) * t.row_bytes,
                t.data + static_cast<size_t>(rows.end) * t.row_bytes);
     }
-    pack_panels(m, packed, parts, panels_of(split(m.strips(), thread, threads), m.panels()));
+    pack_panels(m, matrix(id, team.crew(thread).rank), parts,
+                panels_of(team.share(m.strips(), thread), m.panels()));
   });
 }
 

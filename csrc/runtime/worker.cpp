@@ -53,12 +53,12 @@ bool Executor::Worker::walk(int64_t first, int64_t last) noexcept {
 
 void Executor::Worker::operator()(const EmbedOp& op) noexcept {
   const Rows& out = value(op.out);
-  const PackedWeight& w = e.weights_.matrix(op.matrix);
-  const LinearKernel& kernel = e.table_->linear[static_cast<int>(w.kind)];
+  const LinearKernel& kernel = e.table_->linear[static_cast<int>(matrix(op.matrix).kind)];
   const Range rows = share(tokens());
   for (int64_t t = rows.begin; t < rows.end; t++) {
     float* x = reinterpret_cast<float*>(row_of(out, t));
-    kernel.row(w, e.input_.token_ids[t], x);
+    const int32_t token = e.input_.token_ids[t];
+    kernel.row(e.weights_.with_row(op.matrix, token), token, x);
     if (op.scale != 1.0f) {
       for (int64_t i = 0; i < out.width; i++) x[i] *= op.scale;
     }
@@ -101,26 +101,29 @@ void Executor::Worker::operator()(const ActivationOp& op) noexcept {
                         reinterpret_cast<float*>(scratch)});
 }
 
-void Executor::Worker::multiply(const PackedWeight& w, int64_t panels, const Rows& x, int64_t m,
-                                const Epilogue& ep) noexcept {
+void Executor::Worker::multiply(Id id, const Rows& x, int64_t m, const Epilogue& ep) noexcept {
+  const PackedWeight& w = e.weights_.matrix(id, crew.rank);
   const auto run = e.table_->linear[static_cast<int>(w.kind)].run;
-  const int64_t strips = (panels + kStripPanels - 1) / kStripPanels;
+  const int64_t panels = matrix(id).panels();
+  const Range own = e.team_->ranks().share(matrix(id).strips(), crew.rank);
+  const int64_t strips = own.size();
+  if (strips == 0) return;
   const int32_t parts = x.format == ActFormat::q8g32x2 ? 2 : 1;
   LinearArgs args{&w, x.data, x.stride, m, 0, 0, ep, scratch, parts};
   if (m <= kFewRows) {
     const size_t strip_bytes = w.panel_bytes * kStripPanels;
     const auto chunk = static_cast<int64_t>(std::max<size_t>(1, kClaimBytes / strip_bytes));
-    drain(strips, chunk, [&](int64_t begin, int64_t end) {
-      const Range p = panels_of({begin, end}, panels);
+    drain(crew, strips, chunk, [&](int64_t begin, int64_t end) {
+      const Range p = panels_of({own.begin + begin, own.begin + end}, panels);
       args.panel0 = p.begin;
       args.panel1 = p.end;
       run(args);
     });
     return;
   }
-  const int64_t height = block_rows(m, strips, threads), blocks = (m + height - 1) / height;
-  drain(blocks * strips, 1, [&](int64_t task, int64_t) {
-    const int64_t row0 = task / strips * height, strip = task % strips;
+  const int64_t height = block_rows(m, strips, crew.size), blocks = (m + height - 1) / height;
+  drain(crew, blocks * strips, 1, [&](int64_t task, int64_t) {
+    const int64_t row0 = task / strips * height, strip = own.begin + task % strips;
     const Range p = panels_of({strip, strip + 1}, panels);
     args.x = row_of(x, row0);
     args.ep.out.data = row_of(ep.out, row0);
@@ -136,8 +139,7 @@ void Executor::Worker::operator()(const LinearOp& op) noexcept {
   Rows out = value(op.out);
   out.data = static_cast<uint8_t*>(out.data) + static_cast<size_t>(op.out_column) * sizeof(float);
   out.width = m.out_width();
-  multiply(e.weights_.matrix(op.matrix), m.panels(), value(op.x), tokens(),
-           {vector(op.bias), op.activation, m.glu, op.add, out});
+  multiply(op.matrix, value(op.x), tokens(), {vector(op.bias), op.activation, m.glu, op.add, out});
 }
 
 void Executor::Worker::operator()(const RopeStoreOp& op) noexcept {
@@ -146,7 +148,8 @@ void Executor::Worker::operator()(const RopeStoreOp& op) noexcept {
   RopeStoreArgs args{};
   args.qkv = value(op.qkv);
   args.q = value(op.q);
-  args.kv = e.kv_.layer(op.layer);
+  args.pieces = e.kv_.heads(op.layer);
+  args.kv = args.pieces[0];
   args.q_heads = op.q_heads;
   args.rotary = op.rotary;
   args.cos = vector(op.cos);
@@ -165,7 +168,7 @@ void Executor::Worker::attend(const AttentionOp& op, const AttentionUnit& u) noe
   const StepInput& in = e.input_;
   AttentionArgs args{};
   args.q = value(op.q);
-  args.kv = e.kv_.layer(op.layer);
+  args.kv = e.kv_.heads(op.layer)[u.kv_head];
   args.kv_head = u.kv_head;
   args.heads = u.heads;
   args.group = op.q_heads / args.kv.kv_heads;
@@ -189,7 +192,7 @@ void Executor::Worker::attend(const AttentionOp& op, const AttentionUnit& u) noe
 }
 
 void Executor::Worker::merge(const AttentionOp& op, const MergeUnit& u) noexcept {
-  const KvLayer& kv = e.kv_.layer(op.layer);
+  const KvLayer& kv = *e.kv_.heads(op.layer);
   AttentionMergeArgs args{};
   args.partial = e.partials_ + u.partial;
   args.rows = u.rows;
@@ -208,13 +211,13 @@ void Executor::Worker::merge(const AttentionOp& op, const MergeUnit& u) noexcept
 
 void Executor::Worker::operator()(const AttentionOp& op) noexcept {
   const AttentionPlan& plan = e.plans_[static_cast<size_t>(e.plan_of_op_[this->op])];
-  const auto& units = plan.units();
-  drain(static_cast<int64_t>(units.size()), 1,
-        [&](int64_t i, int64_t) { attend(op, units[static_cast<size_t>(i)]); });
+  const Range own = plan.units_of(crew.rank);
+  const AttentionUnit* units = plan.units().data() + own.begin;
+  drain(crew, own.size(), 1, [&](int64_t i, int64_t) { attend(op, units[i]); });
   const auto& merges = plan.merges();
   if (merges.empty()) return;
   barrier();
-  drain(static_cast<int64_t>(merges.size()), 1,
+  drain(everyone(), static_cast<int64_t>(merges.size()), 1,
         [&](int64_t i, int64_t) { merge(op, merges[static_cast<size_t>(i)]); });
 }
 
@@ -262,16 +265,15 @@ void Executor::Worker::sample_row(const LogitsOp& op, int64_t first, int64_t row
 }
 
 void Executor::Worker::operator()(const LogitsOp& op) noexcept {
-  const Matrix& m = matrix(op.matrix);
   for (int64_t first = 0; first < e.input_.rows; first += kLogitRows) {
     const int64_t count = std::min(kLogitRows, e.input_.rows - first);
     gather_logit_rows(op, first, count);
     barrier();
-    multiply(e.weights_.matrix(op.matrix), m.panels(), e.logit_input_, count,
+    multiply(op.matrix, e.logit_input_, count,
              {vector(op.bias), Activation::none, false, false, e.logits_});
     barrier();
     // The next block's gather needs no barrier: it writes rows that nobody reads any more.
-    drain(count, 1, [&](int64_t row, int64_t) { sample_row(op, first, row); });
+    drain(everyone(), count, 1, [&](int64_t row, int64_t) { sample_row(op, first, row); });
   }
 }
 

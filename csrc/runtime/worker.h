@@ -8,6 +8,7 @@ namespace cpuserve {
 struct Executor::Worker {
   Executor& e;
   const int thread, threads;
+  const Crew crew;  // of this thread's rank
   int64_t phase;
   uint8_t* const scratch;
   size_t op = 0;  // index of the op that runs
@@ -20,15 +21,16 @@ struct Executor::Worker {
     e.team_->barrier(thread);
     e.queue_.enter(thread, ++phase);
   }
-  // Claims items of this phase in chunks, own share first; once cancelled, leaves them undone,
-  // since one op of a long prompt can take a second. What was not computed is never used: values
-  // only feed values here, and run_ops finds the flag set.
+  // Claims the crew's items of this phase in chunks, own share first; once cancelled, leaves them
+  // undone, since one op of a long prompt can take a second. What was not computed is never used:
+  // values only feed values here, and run_ops finds the flag set. One call a phase.
   template <class Run>
-  void drain(int64_t items, int64_t chunk, const Run& run) noexcept {
-    e.queue_.drain(thread, threads, phase, items, chunk, [&](int64_t begin, int64_t end) {
+  void drain(Crew of, int64_t items, int64_t chunk, const Run& run) noexcept {
+    e.queue_.drain(thread, of, phase, items, chunk, [&](int64_t begin, int64_t end) {
       if (!e.cancelled_.load(std::memory_order_relaxed)) run(begin, end);
     });
   }
+  Crew everyone() const noexcept { return {0, 0, threads}; }
   Range share(int64_t items) const noexcept { return split(items, thread, threads); }
 
   int64_t tokens() const noexcept { return e.input_.tokens; }
@@ -49,9 +51,8 @@ struct Executor::Worker {
   void operator()(const ActivationOp& op) noexcept;
   void operator()(const LogitsOp& op) noexcept;
 
-  // rows x of w's kind -> ep.out, all panels, claimed dynamically.
-  void multiply(const PackedWeight& w, int64_t panels, const Rows& x, int64_t m,
-                const Epilogue& ep) noexcept;
+  // rows x of the matrix's kind -> ep.out: the panels of this rank, claimed by its threads.
+  void multiply(Id matrix, const Rows& x, int64_t m, const Epilogue& ep) noexcept;
 
  private:
   void attend(const AttentionOp& op, const AttentionUnit& unit) noexcept;

@@ -143,8 +143,8 @@ STARTS = [
     (
         "VLLM_CPU_KVCACHE_SPACE=40 VLLM_CPU_OMP_THREADS_BIND='0-31|32-63' serve "
         "meta-llama/Llama-2-7b-chat-hf -tp=2 --distributed-executor-backend mp",
-        ConfigError,
-        r"flag -tp=2: .*use 1",
+        {"tensor_parallel_size": 2, "omp_threads_bind": "0-31|32-63", "threads": 64},
+        ["--distributed-executor-backend is accepted and has no effect"],
     ),
     (
         "VLLM_CPU_OMP_THREADS_BIND='0-31|32-63' serve meta-llama/Llama-2-7b-chat-hf",
@@ -153,8 +153,18 @@ STARTS = [
     ),
     (
         "serve meta-llama/Llama-2-7b-chat-hf --tensor-parallel-size=2",
+        {"tensor_parallel_size": 2, "omp_threads_bind": "0-30|32-62"},
+        [],
+    ),
+    (
+        "serve meta-llama/Llama-2-7b-chat-hf -tp 6",
+        {"tensor_parallel_size": 6, "omp_threads_bind": "0-10|11-20|21-30|32-42|43-52|53-62"},
+        [],
+    ),
+    (
+        "serve meta-llama/Llama-2-7b-chat-hf -tp=65",
         ConfigError,
-        r"flag --tensor-parallel-size=2: .*use 1",
+        r"flag -tp=65: .*use at most 64",
     ),
     (
         "serve facebook/opt-125m -dp 200",

@@ -125,9 +125,10 @@ std::vector<int32_t> token_ids(int64_t count) {
 }
 
 // Logits of `ids` run in chunks of `step` tokens by a team of `threads`.
-std::vector<float> logits_of(int threads, const std::vector<int32_t>& ids, size_t step) {
+std::vector<float> logits_of(int threads, const std::vector<int32_t>& ids, size_t step,
+                             const std::vector<int>& ranks = {}) {
   Decoder decoder;
-  Team team(threads, {});
+  Team team(threads, {}, false, ranks);
   std::vector<float> out(ids.size() * kVocab);
   team.run([&] {
     Executor e(team, decoder.program, kBlocks, KvType::f32, 2, 4);
@@ -182,6 +183,15 @@ TEST(threads_and_chunks_never_change_a_bit) {
   EXPECT(logits_of(2, ids, 599) == whole);  // the last token: decode over three chunks, split
   EXPECT(logits_of(3, ids, 250) == whole);
   EXPECT(logits_of(5, ids, 64) == whole);
+}
+
+TEST(ranks_never_change_a_bit) {
+  const std::vector<int32_t> ids = token_ids(600);
+  const std::vector<float> whole = logits_of(1, ids, ids.size());
+  EXPECT(logits_of(2, ids, 599, {1, 1}) == whole);
+  EXPECT(logits_of(3, ids, 599, {1, 1, 1}) == whole);
+  EXPECT(logits_of(4, ids, 250, {1, 3}) == whole);
+  EXPECT(logits_of(6, ids, 300, {1, 1, 1, 1, 1, 1}) == whole);
 }
 
 TEST(a_step_allocates_nothing) {
@@ -264,6 +274,68 @@ TEST(a_long_decode_is_split_among_idle_threads_and_a_balanced_one_is_not) {
   AttentionPlan two_heads({14, 2, 64, 0}, 64, 4, 2);
   two_heads.build(one_sequence(words, 1, 4000));
   EXPECT(two_heads.units().size() == 2 && two_heads.merges().empty());
+}
+
+TEST(ranks_split_attention_evenly_and_by_heads_where_heads_divide) {
+  std::vector<int32_t> words;
+  for (const std::vector<int>& sizes :
+       {std::vector<int>{1, 1}, {2, 2}, {1, 1, 1}, {1, 1, 1, 1, 1, 1}, {3, 1}}) {
+    const Ranks ranks(sizes);
+    for (AttentionGeometry g :
+         {AttentionGeometry{3, 1, 64, 0}, {14, 2, 64, 0}, {8, 8, 128, 0}, {12, 12, 64, 0}}) {
+      AttentionPlan plan(g, 4096, 4, ranks);
+      for (auto [queries, keys] : {std::pair{1, 1}, {1, 9000}, {700, 700}, {1024, 3000}}) {
+        plan.build(one_sequence(words, queries, keys));
+        EXPECT(covers_everything_once(plan, queries, keys));
+        int64_t at = 0;
+        for (int r = 0; r < ranks.count(); r++) {
+          const Range own = plan.units_of(r);
+          EXPECT(own.begin == at && own.end >= own.begin);
+          at = own.end;
+          if (g.kv_heads % ranks.threads() != 0) continue;
+          for (int64_t i = own.begin; i < own.end; i++) {
+            const AttentionUnit& u = plan.units()[static_cast<size_t>(i)];
+            EXPECT(ranks.owner_of_middle(u.kv_head, g.kv_heads) == r);
+            EXPECT(ranks.owner_of_middle(u.kv_head + u.heads - 1, g.kv_heads) == r);
+          }
+        }
+        EXPECT(at == static_cast<int64_t>(plan.units().size()));
+      }
+    }
+  }
+}
+
+TEST(ranks_keep_kv_heads_apart_and_blocks_look_alike) {
+  const std::vector<KvShape> layers{{3, 64, 64}, {8, 20, 32}, {1, 16, 16}};
+  const std::vector<int> sizes[] = {{4}, {1, 3}, {1, 1, 1, 1}, {1, 1, 1, 1, 1, 1}};
+  std::vector<uint8_t> pattern, got;
+  for (const std::vector<int>& size : sizes) {
+    const Ranks ranks(size);
+    Team team(ranks.threads(), {}, false, size);
+    KvCache kv(layers, 20, KvType::bf16, ranks);
+    team.run([&] { kv.use(team, 20); });
+    size_t arenas = 0;
+    for (const Buffer& b : kv.arenas()) arenas += b.size();
+    EXPECT(kv.committed() == arenas);
+    pattern.resize(kv.block_bytes());
+    got.resize(kv.block_bytes());
+    for (int64_t block : {19, 0, 8, 7}) {
+      for (size_t i = 0; i < pattern.size(); i++) {
+        pattern[i] = static_cast<uint8_t>(i * 7 + i / 251 + static_cast<size_t>(block));
+      }
+      kv.write_block(block, pattern.data());
+    }
+    kv.read_block(7, got.data());
+    EXPECT(got == pattern);
+    for (size_t l = 0; l < layers.size(); l++) {
+      for (int32_t h = 0; h < layers[l].kv_heads; h++) {
+        const int owner = ranks.owner_of_middle(h, layers[l].kv_heads);
+        const Buffer& arena = kv.arenas()[static_cast<size_t>(owner)];
+        const uint8_t* at = kv_block(kv.heads(static_cast<Id>(l))[h], 19, h);
+        EXPECT(at >= arena.data() && at < arena.data() + arena.size());
+      }
+    }
+  }
 }
 
 TEST(split_units_have_room_of_their_own_in_the_partial_buffer) {
@@ -364,6 +436,6 @@ TEST(kv_memory_comes_with_use_and_a_step_ahead_of_it) {
     kv.use(team, 990);
     while (kv.grow(team, 64)) {
     }
-    EXPECT(kv.committed() == kv.arena().size());  // the end of the pool, and no further
+    EXPECT(kv.committed() == kv.arenas()[0].size());  // the end of the pool, and no further
   });
 }

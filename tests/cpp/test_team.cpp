@@ -130,6 +130,8 @@ TEST(running_twice_is_refused) {
 TEST(wrong_sizes_and_cpus_are_refused) {
   EXPECT_THROWS(std::invalid_argument, "threads", Team(0, {}));
   EXPECT_THROWS(std::invalid_argument, "as many CPUs", Team(2, {0}));
+  EXPECT_THROWS(std::invalid_argument, "have 3", Team(4, {}, false, {1, 2}));
+  EXPECT_THROWS(std::invalid_argument, "at least 1 thread", Team(2, {}, false, {2, 0}));
 #if defined(__linux__)
   EXPECT_THROWS(std::invalid_argument, "CPU 1000 ", Team(1, {1000}));
 #endif
@@ -227,7 +229,7 @@ TEST(members_come_and_go_without_losing_work) {
         members++;
         for (int64_t p = phase; p < phase + 20; p++) {
           queue.enter(thread, p);
-          queue.drain(thread, threads, p, 50, 3, [&](int64_t from, int64_t to) {
+          queue.drain(thread, {0, 0, threads}, p, 50, 3, [&](int64_t from, int64_t to) {
             const int64_t until = now_ns() + 20'000;
             while (now_ns() < until) cpu_relax();
             done.fetch_add(static_cast<int>(to - from));
@@ -261,6 +263,99 @@ TEST(split_covers_everything_once) {
   }
 }
 
+TEST(ranks_share_everything_once_and_in_proportion) {
+  for (const std::vector<int>& sizes :
+       {std::vector<int>{1}, {5}, {1, 1}, {3, 3}, {2, 1, 1}, {1, 1, 1, 1, 1, 1}, {31, 33}}) {
+    const Ranks ranks(sizes);
+    EXPECT(ranks.count() == static_cast<int>(sizes.size()));
+    for (int64_t items : {0, 1, 2, 5, 7, 64, 1000}) {
+      int64_t at = 0;
+      for (int r = 0; r < ranks.count(); r++) {
+        const Range share = ranks.share(items, r);
+        const int size = sizes[static_cast<size_t>(r)];
+        EXPECT(share.begin == at && share.size() >= items / ranks.threads() * size);
+        EXPECT(share.size() <= (items / ranks.threads() + 1) * size);
+        for (int64_t i = share.begin; i < share.end; i++) EXPECT(ranks.owner_of_share(i, items) == r);
+        at = share.end;
+      }
+      EXPECT(at == items);
+      for (int64_t i = 0, before = 0; i < items; i++) {  // in order, and everyone if there is enough
+        const int owner = ranks.owner_of_middle(i, items);
+        EXPECT(owner >= before && owner < ranks.count());
+        if (items >= 64) EXPECT(owner <= before + 1);
+        before = owner;
+      }
+    }
+    for (int t = 0; t < ranks.threads(); t++) {
+      const Range threads = ranks.threads_of(ranks.of_thread(t));
+      EXPECT(t >= threads.begin && t < threads.end);
+    }
+  }
+  EXPECT(Ranks(std::vector<int>{1, 1}).owner_of_middle(3, 8) == 0);  // whole heads where they divide
+  EXPECT(Ranks(std::vector<int>{1, 1}).owner_of_middle(4, 8) == 1);
+}
+
+TEST(crews_claim_what_their_rank_has_whoever_sits_out) {
+  // Five threads that fight for the cores, in ranks of 2, 1 and 2.
+  Team team(5, {}, false, {2, 1, 2});
+  WorkQueue queue(5);
+  team.run([&] {
+    int64_t phase = 0;
+    const int64_t end = now_ns() + 500 * kMs;
+    for (int step = 0; now_ns() < end || step < 20; step++) {
+      std::vector<std::atomic<int>> by_rank(3);
+      std::atomic<int> strangers{0};
+      queue.reset();
+      team.dispatch([&](int thread, int threads) noexcept {
+        const Crew crew = team.crew(thread);
+        if (thread < crew.first || thread >= crew.first + crew.size || crew.size > threads) {
+          strangers++;
+        }
+        const Range own = team.ranks().share(50, crew.rank);
+        for (int64_t p = phase; p < phase + 20; p++) {
+          queue.enter(thread, p);
+          queue.drain(thread, crew, p, own.size(), 3, [&](int64_t from, int64_t to) {
+            const int64_t until = now_ns() + 20'000;
+            while (now_ns() < until) cpu_relax();
+            by_rank[static_cast<size_t>(crew.rank)].fetch_add(static_cast<int>(to - from));
+          });
+          team.barrier(thread);
+        }
+      });
+      phase += 20;
+      EXPECT(strangers == 0);
+      for (int r = 0; r < 3; r++) {
+        EXPECT(by_rank[static_cast<size_t>(r)] == 20 * team.ranks().share(50, r).size());
+      }
+      team.adapt();
+      if (step % 7 == 6) team.call_all();
+    }
+  });
+}
+
+TEST(a_rank_keeps_its_last_thread) {
+  Attendance alone(Ranks(std::vector<int>{1, 1}));
+  int64_t now = 1000 * kMs;
+  EXPECT(!feed(alone, now, 9, 8, {0, 8}));
+  Attendance pairs(Ranks(std::vector<int>{2, 2}));
+  EXPECT(feed(pairs, now, 3, 8, {0, 0, 7, 8}));
+  EXPECT((pairs.members() == std::vector<int>{0, 1, 2}));
+  EXPECT(!feed(pairs, now, 9, 8, {0, 0, 8, 0}));
+}
+
+TEST(shares_of_members_cover_everything_once) {
+  Team team(5, {}, false, {3, 2});
+  team.run([&] {
+    std::vector<std::atomic<int>> times(17);
+    team.dispatch([&](int thread, int) noexcept {
+      const Range mine = team.share(17, thread);
+      for (int64_t i = mine.begin; i < mine.end; i++) times[static_cast<size_t>(i)]++;
+    });
+    for (const auto& t : times) EXPECT(t == 1);
+    EXPECT((team.nodes_of_ranks() == std::vector<int>{-1, -1}));  // nobody is pinned
+  });
+}
+
 TEST(every_item_is_claimed_once_in_every_phase) {
   for (int n : kTeamSizes) {
     Team team(n, {});
@@ -272,12 +367,13 @@ TEST(every_item_is_claimed_once_in_every_phase) {
         queue.enter(thread, 0);
         for (int64_t phase = 0; phase < kPhases; phase++) {
           const int64_t items = phase % 4 == 3 ? 0 : kItems - phase % 5;
-          queue.drain(thread, n, phase, items, 1 + phase % 3, [&](int64_t begin, int64_t end) {
-            for (int64_t i = begin; i < end; i++) {
-              claims[static_cast<size_t>(phase * kItems + i)].fetch_add(1,
-                                                                        std::memory_order_relaxed);
-            }
-          });
+          queue.drain(thread, {0, 0, n}, phase, items, 1 + phase % 3,
+                      [&](int64_t begin, int64_t end) {
+                        for (int64_t i = begin; i < end; i++) {
+                          claims[static_cast<size_t>(phase * kItems + i)].fetch_add(
+                              1, std::memory_order_relaxed);
+                        }
+                      });
           team.barrier(thread);
           queue.enter(thread, phase + 1);
         }
@@ -302,7 +398,7 @@ TEST(a_thread_that_does_not_come_is_helped_out) {
       if (thread == 1) {  // claims nothing until everything is done
         while (done.load() < 100) std::this_thread::yield();
       }
-      queue.drain(thread, 2, 0, 100, 7, [&](int64_t begin, int64_t end) {
+      queue.drain(thread, {0, 0, 2}, 0, 100, 7, [&](int64_t begin, int64_t end) {
         done.fetch_add(static_cast<int>(end - begin));
       });
     });

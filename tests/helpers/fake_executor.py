@@ -285,6 +285,7 @@ def fake_config(**changes) -> EngineConfig:
         "model_impl": "cpuserve",
         "isa": "none",
         "threads": 1,
+        "rank_threads": [1],
         "cpus": None,
         "frontend_cpus": None,
         "passive_waits": False,

@@ -79,3 +79,10 @@ def test_one_engine_is_the_default_and_decides_nothing():
     resolved = resolve("desktop_8core_smt")
     assert resolved.replicas == (resolved.config,)
     assert "data_parallel_size" not in {d.field for d in resolved.decisions}
+
+
+def test_each_replica_has_its_own_ranks():
+    first, second = resolve("xeon_2s_amx", data_parallel_size=2, tensor_parallel_size=2).replicas
+    assert (first.rank_threads, second.rank_threads) == ([16, 15], [16, 15])
+    assert first.cpus == list(range(31))
+    assert first.tensor_parallel_size == 2

@@ -96,7 +96,9 @@ def test_omp_num_threads_is_not_inherited_by_pinned_threads():
         ({"omp_threads_bind": "0-2"}, ("CPU 2 is not", "0-1")),
         ({"omp_threads_bind": "0|1"}, ("2 ranks", "0-1")),
         ({"num_reserved_cpu": 2}, ("at most 1",)),
-        ({"tensor_parallel_size": 2}, ("not supported yet", "use 1")),
+        ({"tensor_parallel_size": 3}, ("3 ranks need a core each", "use at most 2")),
+        ({"tensor_parallel_size": 3, "omp_threads_bind": "nobind"}, ("a core each", "at most 2")),
+        ({"omp_threads_bind": "0-1", "tensor_parallel_size": 2}, ("a list for each", "0|1")),
         ({"isa": "amx"}, ("not a level of this CPU", "scalar, avx2, avx512")),
         ({"isa": "neon"}, ("not a level of this CPU",)),
         ({"isa": "avx1024"}, ("not a level;", "avx512_bf16")),
@@ -372,3 +374,23 @@ def test_resolve_is_pure():
 def test_the_engine_config_survives_msgpack():
     config = resolve("vm_2core_zen5").config
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=type(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "cpus", "sizes"),
+    [
+        ("vm_2core_zen5", 2, [0, 1], [1, 1]),
+        ("xeon_2s_amx", 2, [*range(31), *range(32, 63)], [31, 31]),
+        ("xeon_2s_amx", 6, [*range(31), *range(32, 63)], [11, 10, 10, 11, 10, 10]),
+    ],
+)
+def test_ranks_are_honoured_on_any_host(name, ranks, cpus, sizes):
+    config = resolve(name, tensor_parallel_size=ranks).config
+    assert (config.tensor_parallel_size, config.cpus) == (ranks, cpus)
+    assert config.rank_threads == sizes
+    assert config.threads == sum(sizes)
+
+
+def test_the_torch_floor_is_not_split():
+    with pytest.raises(ConfigError, match=r"tensor.parallel.size.*does not split.*use 1"):
+        resolve("old_cpu_with_torch", tensor_parallel_size=2)

@@ -37,7 +37,7 @@ TOKENS = [(i * 37 + i * i * 5) % 250 for i in range(290)]  # the last one is in 
 OTHERS = [(i * 11 + 7) % 250 for i in range(512)]
 
 
-def run(isa, kind, bits, threads, use, kv=None):
+def run(isa, kind, bits, threads, use, kv=None, ranks=()):
     """`use(step)` with a fresh executor; step(chunks) gives the logits of all wanted rows."""
     from cpuserve.program.lower import Lowering
     from cpuserve.runtime.native import load
@@ -63,7 +63,7 @@ def run(isa, kind, bits, threads, use, kv=None):
         load(executor, lowered, checkpoint.weights, None)
         out.append(use(lambda *chunks: executor.step_logits(pack(StepBatch(list(chunks))).words)))
 
-    team = _C.Team(threads)
+    team = _C.Team(threads, ranks=ranks)
     team.run(main)
     return out[0]
 
@@ -121,3 +121,16 @@ def check_every_way(isa, kind, bits, threads, kv=None):
     assert want.std() > 0
     for how, got in run(isa, kind, bits, threads, every_way, kv).items():
         assert np.array_equal(got, want), how
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6], ids=lambda r: f"{r}-ranks")
+@pytest.mark.parametrize(("kind", "bits"), KINDS, ids=lambda x: str(x))
+def test_ranks_change_no_bit_of_any_weight_kind(kind, bits, ranks):
+    def both(step):
+        whole = step(chunk(TOKENS[:-1], 0, 0, rows=[3, 64, len(TOKENS) - 2]))
+        return np.concatenate([whole, last_row_among(step, 1)[None], last_row_among(step, 7)[None]])
+
+    isa = _C.isa_levels()[-1]
+    want = run(isa, kind, bits, 1, both)
+    assert np.isfinite(want).all()
+    assert np.array_equal(run(isa, kind, bits, ranks, both, ranks=[1] * ranks), want)

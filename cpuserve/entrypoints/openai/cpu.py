@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -153,14 +153,17 @@ class CpuView:
 
 def placement_of(configs: Sequence[EngineConfig]) -> Placement:
     """The placement that the configurations of all engines carry."""
-    ranks = tuple(_rank(config) for config in configs)
+    ranks = tuple(rank for config in configs for rank in _ranks(config))
     front_end = tuple(CpuId(cpu) for cpu in configs[0].frontend_cpus or ()) or None
     return Placement(ranks, front_end, configs[0].passive_waits)
 
 
-def _rank(config: EngineConfig) -> Rank:
-    cpus = None if config.cpus is None else tuple(CpuId(cpu) for cpu in config.cpus)
-    return Rank(config.threads, cpus, ())
+def _ranks(config: EngineConfig) -> Iterator[Rank]:
+    begin = 0
+    for threads in config.rank_threads:
+        cpus = None if config.cpus is None else config.cpus[begin : begin + threads]
+        yield Rank(threads, None if cpus is None else tuple(map(CpuId, cpus)), ())
+        begin += threads
 
 
 @router.get("/v1/cpu", openapi_extra=json_answer(CpuReport))

@@ -94,7 +94,7 @@ static inline void rope_store_rows(const RopeStoreArgs& a) {
       write_query(a, t, h, q);
     }
     for (int h = 0; h < a.kv.kv_heads; h++, k += hd, v += hd) {
-      uint8_t* block = kv_block(a.kv, a.slots[t] / kBlock, h);
+      uint8_t* block = kv_block(a.pieces ? a.pieces[h] : a.kv, a.slots[t] / kBlock, h);
       turn_head(a, k, a.k_norm, a.positions[t]);
       if constexpr (Kv::kScaled) {
         store_head<Kv>(a.kv, block, at, k, v);
