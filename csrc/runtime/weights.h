@@ -61,7 +61,8 @@ class Weights {
 
 // Panels of strips [strips.begin, strips.end).
 inline Range panels_of(Range strips, int64_t panels) {
-  return {strips.begin * kStripPanels, std::min(strips.end * kStripPanels, panels)};
+  return {std::min(strips.begin * kStripPanels, panels),
+          std::min(strips.end * kStripPanels, panels)};
 }
 
 }  // namespace cpuserve

@@ -275,11 +275,13 @@ TEST(ranks_share_everything_once_and_in_proportion) {
         const int size = sizes[static_cast<size_t>(r)];
         EXPECT(share.begin == at && share.size() >= items / ranks.threads() * size);
         EXPECT(share.size() <= (items / ranks.threads() + 1) * size);
-        for (int64_t i = share.begin; i < share.end; i++) EXPECT(ranks.owner_of_share(i, items) == r);
+        for (int64_t i = share.begin; i < share.end; i++)
+          EXPECT(ranks.owner_of_share(i, items) == r);
         at = share.end;
       }
       EXPECT(at == items);
-      for (int64_t i = 0, before = 0; i < items; i++) {  // in order, and everyone if there is enough
+      for (int64_t i = 0, before = 0; i < items;
+           i++) {  // in order, and everyone if there is enough
         const int owner = ranks.owner_of_middle(i, items);
         EXPECT(owner >= before && owner < ranks.count());
         if (items >= 64) EXPECT(owner <= before + 1);
@@ -291,7 +293,8 @@ TEST(ranks_share_everything_once_and_in_proportion) {
       EXPECT(t >= threads.begin && t < threads.end);
     }
   }
-  EXPECT(Ranks(std::vector<int>{1, 1}).owner_of_middle(3, 8) == 0);  // whole heads where they divide
+  EXPECT(Ranks(std::vector<int>{1, 1}).owner_of_middle(3, 8) ==
+         0);  // whole heads where they divide
   EXPECT(Ranks(std::vector<int>{1, 1}).owner_of_middle(4, 8) == 1);
 }
 
