@@ -5,7 +5,9 @@ usage: bench_step.py MODEL [--batch 1 8 32] [--context 128 1024] [--prefill 512 
                      [--leave 2048] [--rounds 30]
 
 Steps run as in the server (scheduler, packing, executor, update); "python" is what a step takes
-outside the executor. Further options are those of `cpuserve serve`.
+outside the executor. The rates "decode" and "prefill" are fractions of a probe on the engine's own
+threads and weights right before: reading every weight once a step, multiplying each once a token
+(--dot int8 where the weights are quantized). Further options are those of `cpuserve serve`.
 """
 
 import argparse
@@ -21,6 +23,9 @@ from cpuserve.engine.core import build_engine, run_engine
 from cpuserve.engine.ipc import Abort, AddRequest
 from cpuserve.entrypoints.prepare import prepare
 from cpuserve.sampling.params import SamplingParams
+
+PROBE_S = 0.1
+STEPS_A_PROBE = 10
 
 
 class TimedExecutor:
@@ -44,8 +49,9 @@ class TimedExecutor:
 class Bench:
     """An engine on this thread."""
 
-    def __init__(self, core, where, vocab, rounds):
+    def __init__(self, core, where, vocab, rounds, dot):
         self.core, self.where, self.rounds = core, where, rounds
+        self.native, self.lowered, self.dot = core.executor.native, core.executor.lowered, dot
         self.core.executor = self.timed = TimedExecutor(core.executor)
         self.vocab, self.rng, self.next_id = vocab, random.Random(0), 0
 
@@ -71,13 +77,21 @@ class Bench:
 
     def decode(self, batch, context):
         """Steps of `batch` sequences that have `context` keys each."""
-        ids = [self.add(context, self.rounds + batch + 8) for _ in range(batch)]
+        most = self.rounds + batch * (8 + context // 8)  # others decode while one is prefilled
+        ids = [self.add(context, most) for _ in range(batch)]
         while self.core.stats.running < batch or self.core.scheduler.waiting or self.prefilling():
             self.core.step()
-        samples = [self.step() for _ in range(self.rounds)]
+        samples, roofs = [], []
+        for i in range(self.rounds):
+            if i % STEPS_A_PROBE == 0:
+                steps = self.native.probe_bandwidth(PROBE_S) / self.lowered.read_bytes
+            samples.append(self.step())
+            roofs.append(batch * steps)
         self.core.handle(Abort(ids))
         self.drain()
-        self.show("decode_step", samples, {"batch": batch, "context": context})
+        parameters = {"batch": batch, "context": context}
+        self.show("decode_step", samples, parameters)
+        self.rate("decode", batch, samples, roofs, "read bandwidth", parameters)
 
     def prefilling(self):
         """Whether a prompt is not yet computed."""
@@ -85,8 +99,10 @@ class Bench:
 
     def prefill(self, tokens):
         """One prompt alone; several steps where it is longer than a step."""
-        samples = []
+        samples, roofs = [], []
         for _ in range(max(1, self.rounds // 5)):
+            peak = self.native.probe_dot(self.dot, PROBE_S)
+            roofs.append(peak / (2 * self.lowered.linear_weights))
             self.add(tokens, 1)
             whole = inside = 0.0
             while self.core.has_work:
@@ -94,6 +110,7 @@ class Bench:
                 whole, inside = whole + a, inside + b
             samples.append((whole, inside))
         self.show("prefill", samples, {"tokens": tokens})
+        self.rate("prefill", tokens, samples, roofs, f"{self.dot} dot peak", {"tokens": tokens})
 
     def leave(self, tokens):
         """From an abort that arrives somewhere in a prompt alone in its step to an idle engine."""
@@ -118,6 +135,13 @@ class Bench:
             samples.append((time.perf_counter() - seen[0], 0.0))
         self.show("leave", samples, {"tokens": tokens})
 
+    def rate(self, name, tokens, samples, roofs, of, parameters):
+        rates = [tokens / whole for whole, _ in samples]
+        found = record(
+            f"{name}_rate", "tokens/s", rates, self.where, roofs=roofs, of=of, parameters=parameters
+        )
+        print(found.to_json(), flush=True)
+
     def show(self, name, samples, parameters):
         total = [1e3 * whole for whole, _ in samples]
         python = [1e6 * (whole - inside) for whole, inside in samples]
@@ -136,6 +160,7 @@ def main():
     parser.add_argument("--prefill", type=int, nargs="*", default=[512, 1024])
     parser.add_argument("--leave", type=int, nargs="*", default=[])
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--dot", choices=("f32", "bf16", "int8"), default="bf16")
     args, more = parser.parse_known_args()
     options = dict(flag.lstrip("-").split("=", 1) for flag in more)
     prepared = prepare(from_arguments({"model": args.model, **options}))
@@ -146,7 +171,7 @@ def main():
 
     def run(team):
         core = build_engine(config, None, team)
-        bench = Bench(core, where, prepared.spec.vocab, args.rounds)
+        bench = Bench(core, where, prepared.spec.vocab, args.rounds, args.dot)
         bench.prefill(64)
         for tokens in args.prefill:
             bench.prefill(tokens)
