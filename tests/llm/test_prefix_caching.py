@@ -47,6 +47,16 @@ def test_hits_change_no_bit(llm, want):
     assert answer(shorter) == want[1]
 
 
+@pytest.mark.parametrize("kv_type", ["float16", "int8", "fp8_e4m3", "fp8_e5m2"])
+def test_hits_change_no_bit_in_other_types_of_keys_and_values(kv_type):
+    with make(kv_cache_dtype=kv_type, enable_prefix_caching=False) as llm:
+        wanted = answer(llm.generate([PROMPT], PARAMS)[0])
+    with make(kv_cache_dtype=kv_type, max_num_batched_tokens=32) as llm:
+        cold, hit = (llm.generate([PROMPT], PARAMS)[0] for _ in range(2))
+    assert (cold.num_cached_tokens, hit.num_cached_tokens) == (0, 96)
+    assert answer(cold) == answer(hit) == wanted
+
+
 def test_sequences_of_one_step_share_what_the_first_computes(llm, want):
     params = SamplingParams(
         max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=2, n=4, cache_salt="n"
