@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <numeric>
 #include <random>
 #include <string>
@@ -31,7 +32,7 @@ struct Case {
 };
 
 // What a code of eight bits stands for.
-double decoded(KvType type, uint8_t code) {
+double value_of(KvType type, int code) {
   if (type == KvType::int8) return static_cast<int8_t>(code);
   const int mantissa = type == KvType::e4m3 ? 3 : 2, bias = type == KvType::e4m3 ? 7 : 15;
   const int exponent = (code & 0x7f) >> mantissa, part = code & ((1 << mantissa) - 1);
@@ -41,10 +42,29 @@ double decoded(KvType type, uint8_t code) {
   return code & 0x80 ? -size : size;
 }
 
-uint8_t code_of(KvType type, double x) {
-  for (int code = 0; code < 256; code++) {
-    if (decoded(type, static_cast<uint8_t>(code)) == x) return static_cast<uint8_t>(code);
+// All codes of a type, both ways: tests ask for each element of a cache, under emulators too.
+struct Codes {
+  explicit Codes(KvType type) {
+    for (int code = 255; code >= 0; code--) {  // downwards: of equal values (0, -0) the lower stays
+      values[code] = value_of(type, code);
+      codes[values[code]] = static_cast<uint8_t>(code);
+    }
   }
+  double values[256];
+  std::map<double, uint8_t> codes;
+};
+
+const Codes& codes_of(KvType type) {
+  static const Codes int8(KvType::int8), e4m3(KvType::e4m3), e5m2(KvType::e5m2);
+  return type == KvType::int8 ? int8 : type == KvType::e4m3 ? e4m3 : e5m2;
+}
+
+double decoded(KvType type, uint8_t code) { return codes_of(type).values[code]; }
+
+uint8_t code_of(KvType type, double x) {
+  const auto& codes = codes_of(type).codes;
+  const auto found = codes.find(x);
+  if (found != codes.end()) return found->second;
   harness::fail(__FILE__, __LINE__, "no code is " + std::to_string(x));
   return 0;
 }
