@@ -1,5 +1,9 @@
 // The executor and its parts without Python, so that it also runs under an emulator and sanitizers:
 // index checks, the attention plan, sampler state, and one program at several thread counts.
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -408,6 +412,14 @@ TEST(buffers_are_aligned_zeroed_and_commit_nothing_when_reserved) {
   EXPECT(buffer.data() == nullptr && moved.data()[(size_t{1} << 30) - 1] == 1);
 }
 
+#if defined(__linux__)
+// qemu's user mode says yes to any advice, this nonsense too, and takes none of it.
+bool kernel_takes_advice() {
+  Buffer buffer(1);
+  return madvise(buffer.data(), 4096, 12345) != 0;
+}
+#endif
+
 TEST(committing_pages_keeps_what_is_in_them) {
   Buffer buffer(3 * Buffer::kPage);
   buffer.data()[5000] = 7;
@@ -415,7 +427,8 @@ TEST(committing_pages_keeps_what_is_in_them) {
   buffer.commit(Buffer::kPage, 99 * Buffer::kPage);  // beyond the end: up to the end
   EXPECT(buffer.data()[5000] == 7 && buffer.data()[4096] == 0);
 #if defined(__linux__)
-  EXPECT(buffer.residency().resident >= static_cast<int64_t>(3 * Buffer::kPage - 4096));
+  const auto all = static_cast<int64_t>(3 * Buffer::kPage - 4096);
+  EXPECT(!kernel_takes_advice() || buffer.residency().resident >= all);
 #endif
 }
 
