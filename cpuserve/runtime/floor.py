@@ -16,7 +16,7 @@ from cpuserve.program.program import Program
 from cpuserve.program.view import StepView, view
 from cpuserve.quant.base import QuantTensor, Weights
 from cpuserve.runtime.executor import Bytes, Float32, Int32, StepArrays, StepOutputs
-from cpuserve.runtime.sampler import SlotSampler, score
+from cpuserve.runtime.sampler import SlotSampler, is_distribution, score
 from cpuserve.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -162,10 +162,15 @@ class TorchSampling:
 
     def _finish_row(self, row: int, logits: Float32, step: StepView, out: StepOutputs) -> None:
         token, num_top = int(step.row_target[row]), int(step.row_top[row])
-        if token < 0:
+        known = is_distribution(logits)
+        if token < 0 and known:
             position = int(step.positions[step.row_token[row]]) + 1
             token = self._slots[int(step.row_slot[row])].sample(logits, position)
         out.tokens[row] = token
+        if token < 0 or not known:
+            out.tokens[row], out.logprobs[row], out.ranks[row] = -1, np.nan, 0
+            out.top_ids[row], out.top_logprobs[row] = -1, np.nan
+            return
         if num_top < 0:
             return
         scored = score(logits, token, num_top)

@@ -72,8 +72,15 @@ class SlotSampler:
         self._num_outputs = len(output)
 
     def sample(self, logits: Float32, position: int) -> int:
-        """The next token, for absolute `position`, from logits [vocab]; counts it as output."""
-        token = self._choose(self._adjusted(logits), position)
+        """The next token, for absolute `position`, from logits [vocab]; counts it as output.
+
+        -1 where nothing can be chosen: see `is_distribution`.
+        """
+        with np.errstate(over="ignore"):
+            adjusted = self._adjusted(logits)
+        if not is_distribution(adjusted):
+            return -1
+        token = self._choose(adjusted, position)
         self._counts[token] += 1
         self._num_outputs += 1
         return token
@@ -111,6 +118,11 @@ class SlotSampler:
         running = np.cumsum(mass[kept])
         at = int(np.searchsorted(running, uniform(self._seed, position) * running[-1], "right"))
         return int(kept[min(at, len(kept) - 1)])
+
+
+def is_distribution(logits: Float32) -> bool:
+    """No logit is NaN and the largest is finite."""
+    return bool(np.isfinite(logits.max()))
 
 
 def keep(mass: Float64, min_p: float, top_k: int, top_p: float) -> npt.NDArray[np.bool_]:

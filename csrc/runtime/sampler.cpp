@@ -80,6 +80,7 @@ TokenCount* Sampler::count_of(Slot& s, int32_t token) noexcept {
 }
 
 void Sampler::append(int64_t index, int32_t token) noexcept {
+  if (token < 0) return;  // no token could be chosen
   Slot& s = slots_[static_cast<size_t>(index)];
   if (s.outputs_until_stop > 0 && --s.outputs_until_stop == 0) s.params.num_banned = 0;
   if (!s.counts) return;

@@ -38,7 +38,7 @@ class Sampler {
   const SampleParams& params(int64_t slot) const {
     return slots_[static_cast<size_t>(slot)].params;
   }
-  // Takes a sampled token into counts and min_tokens.
+  // Takes a sampled token into counts and min_tokens; nothing happens for -1.
   void append(int64_t slot, int32_t token) noexcept;
 
  private:

@@ -385,6 +385,8 @@ TEST(sampler_counts_prompt_and_output_and_forgets_on_release) {
   EXPECT(p.num_banned == 1);
   sampler.append(1, 99);
   EXPECT(p.num_counts == 3 && p.counts[2].id == 99 && p.num_banned == 0);
+  sampler.append(1, -1);  // what a row without a choice gives
+  EXPECT(p.num_counts == 3);
   for (int i = 0; i < 30; i++) sampler.append(1, i);  // beyond what was promised: no overrun
   EXPECT(p.num_counts <= 13);
   sampler.release(1);

@@ -120,6 +120,22 @@ def test_bias_allowed_and_banned_ids_come_before_the_penalties():
     assert s._adjusted(logits)[7] == 1.5
 
 
+def test_nothing_is_chosen_where_the_logits_are_no_distribution():
+    logits = np.zeros(VOCAB, np.float32)
+    logits[9] = 5.0
+    for params in (
+        {"repetition_penalty": 1e-42, "prompt": [9]},
+        {"allowed_token_ids": [3], "min_tokens": 1, "stop": [3]},
+    ):
+        for temperature in (0.0, 1.0):
+            s = sampler(temperature=temperature, presence_penalty=0.5, **params)
+            assert s.sample(logits, 0) == -1
+            assert s._counts.sum() == 0
+    for wrong in (np.nan, np.inf):
+        logits[5] = wrong
+        assert sampler().sample(logits, 0) == -1
+
+
 def test_stop_ids_are_banned_until_min_tokens_outputs_exist():
     logits = np.zeros(VOCAB, np.float32)
     logits[3] = 9.0

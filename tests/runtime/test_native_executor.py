@@ -190,6 +190,20 @@ def test_penalties_count_the_prompt_and_what_was_sampled(model):
         seen.append(token)
 
 
+def test_a_row_without_a_choice_is_no_token_and_counts_for_nothing(model):
+    params = {"repetition": 1e-42, "prompt": np.asarray(PROMPT[:20], np.int32)}
+
+    def run(m):
+        for _ in range(3):
+            m.executor.admit(0, **{**GREEDY, **params})
+            m.executor.step(words(Chunk(PROMPT[:20], 0, blocks_for(64), [(19, -1, 5)])))
+            assert m.executor.tokens[0] == -1
+            assert np.isnan(m.executor.logprobs[0])
+        m.executor.release(0)
+
+    Native(model).run(run)
+
+
 def test_stop_ids_are_banned_until_min_tokens(model):
     free, _ = Native(model).run(lambda m: decode(m, 4))
     stop = np.asarray([free[0]], np.int32)
