@@ -32,6 +32,12 @@ from cpuserve.ids import BlockId, RequestId, SlotId
 from cpuserve.sampling.params import SamplingParams
 
 
+NO_CHOICE = (
+    "no token could be chosen: the model's logits are NaN or infinite, or the request's penalties, "
+    "biases and bans leave none"
+)
+
+
 class SlotHost(Protocol):
     """The part of an Executor the scheduler talks to: sampler state per slot."""
 
@@ -186,10 +192,16 @@ class Scheduler:
     def _drop_batch(self) -> list[Request]:
         """Drop the requests of a step that has not run, or not to its end."""
         batch, requests = self._take_batch()
+        never_written: set[BlockId] = set()
         for request, chunk in zip(requests, batch, strict=True):
-            self.kv.unpublish(request.block_table[chunk.start // self.kv.block_size :])
+            blocks = request.block_table[chunk.start // self.kv.block_size :]
+            self.kv.unpublish(blocks)
+            never_written.update(blocks)
         for request in requests:
             self._drop(request)
+        # One that has not become ready for this step may have found what the step was to compute.
+        for request in [r for r in self.running if not never_written.isdisjoint(r.block_table)]:
+            self._preempt(request)
         return requests
 
     # --- schedule -----------------------------------------------------------------------------
@@ -388,9 +400,8 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Take the slot and all blocks of the last request; it will be recomputed."""
-        assert request is self.running[-1]
-        self.running.pop()
+        """Take the slot and all blocks of a running request; it will be recomputed."""
+        self.running.remove(request)
         self._free(request)
         request.num_computed = 0
         request.num_preemptions += 1
@@ -405,7 +416,7 @@ class Scheduler:
             if row.token < 0 or math.isnan(row.logprob):
                 self.kv.unpublish(request.block_table)
                 self._drop(request)
-                return Delta(request, [], "error", error="the model produced NaN logits")
+                return Delta(request, [], "error", error=NO_CHOICE)
         delta = Delta(request, [])
         if request.prompt_rows is not None and request.num_output == 0:
             sampled = bool(chunk.rows) and chunk.rows[-1].target < 0

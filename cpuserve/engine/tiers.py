@@ -63,8 +63,8 @@ def make_tiers(config: EngineConfig, executor: Executor) -> Tiers | None:
         return None
     blocks = ExecutorBlocks(executor)
     swap = disk = None
-    if config.swap_bytes:
-        swap = SwapSpace(config.swap_bytes // blocks.block_bytes)
+    if swapped := config.swap_bytes // blocks.block_bytes:
+        swap = SwapSpace(swapped)
     if config.prefix_cache_dir is not None:
         directory = Path(config.prefix_cache_dir).expanduser()
         try:

@@ -73,8 +73,9 @@ def test_swap_space_keeps_its_size_and_salts_apart():
     assert ask(core) == 0
 
 
-def test_without_swap_space_nothing_comes_back():
-    core = make()
+@pytest.mark.parametrize("swap_bytes", [0, 15])
+def test_without_swap_space_for_a_block_nothing_comes_back(swap_bytes):
+    core = make(swap_bytes=swap_bytes)
     ask(core)
     evict_all(core)
     assert core.kv.tiers is None
@@ -224,6 +225,41 @@ def test_restoring_beside_a_stream_takes_several_steps():
     assert max(restored) < 29
     assert tokens[900] == reference([5, 6, 7], SamplingParams(), 1, 60)
     assert tokens[901] == reference(long, SamplingParams(), 1, 60)
+
+
+def test_a_request_that_found_what_a_failed_step_was_to_compute_starts_again():
+    faults = [False]
+
+    def fault(step, outputs):
+        if faults[0]:
+            faults[0] = False
+            core.executor.model.kv = [[-7] * 4 for _ in core.executor.model.kv]
+            msg = "no"
+            raise RuntimeError(msg)
+
+    core = fake_core(fake_config(swap_bytes=1 << 20, itl_target_ms=1000), fault=fault)
+    core.scheduler.cost.restores = lambda *_: True
+    ask(core)
+    evict_all(core)
+    asked = {
+        800: ([5, 6, 7], SamplingParams(seed=1, max_tokens=50)),  # makes time count
+        801: (PROMPT[:17], SamplingParams(seed=1, max_tokens=2, prompt_logprobs=0)),
+        802: (PROMPT, SamplingParams(seed=1, max_tokens=6)),
+    }
+    for number, (prompt, sampling) in asked.items():
+        core.handle(AddRequest(number, array("i", prompt).tobytes(), sampling, 0.0))
+        if number == 800:
+            core.step()
+    # 802 finds the blocks that 801 is computing; the next ones are to be restored another time.
+    core.scheduler.cost.restore_s["swap"] = 1e9
+    faults[0] = True
+    assert [(o.id, o.finish) for o in core.step().outputs] == [(800, "error"), (801, "error")]
+    assert core.check() == {"ok": True}
+    core.scheduler.cost.restore_s["swap"] = 0.0
+    tokens = []
+    while core.has_work:
+        tokens += [token for output in core.step().outputs for token in output.tokens]
+    assert tokens == reference(PROMPT, SamplingParams(), 1, 6)
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,11 @@ class SwapSpace:
     def put(self, entry: CachedBlock, data: Data) -> None:
         """Keep what the block of `entry` held."""
         self._blocks.pop(entry.key, None)
+        if not self.num_blocks:
+            return
         while len(self._blocks) >= self.num_blocks:
             self._blocks.popitem(last=False)
-        if self.num_blocks:
-            self._blocks[entry.key] = entry, data
+        self._blocks[entry.key] = entry, data
 
     def find(
         self, chain: PrefixChain, index: int, parent: CachedBlock | None
