@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from typing import IO, Any, cast
 
 from cpuserve.config.engine import EngineConfig
@@ -47,6 +48,8 @@ BOOTSTRAP = (
 EXIT_WAIT_S = 5.0
 POLL_S = 0.01
 STDERR_LINES = 20
+CRASH = "Fatal Python error: "  # how faulthandler begins
+ABORT = CRASH + "Aborted"
 
 
 class ProcessClient:
@@ -334,6 +337,7 @@ class _StderrRelay:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stderr is not None
         self._lines: deque[str] = deque(maxlen=STDERR_LINES)
+        self._is_dump = False
         # A daemon thread, not the event loop: the child writes before there is a loop.
         self._thread = threading.Thread(
             target=self._run, args=(process.stderr,), name="cpuserve-engine-stderr", daemon=True
@@ -344,9 +348,19 @@ class _StderrRelay:
         with stream:
             for raw in stream:
                 line = raw.decode(errors="replace")
-                self._lines.append(line.rstrip())
-                sys.stderr.write(line)
-                sys.stderr.flush()
+                self._remember(line.rstrip())
+                # Nobody may read ours any more, which must not close the child's.
+                with suppress(OSError, ValueError):
+                    sys.stderr.write(line)
+                    sys.stderr.flush()
+
+    def _remember(self, line: str) -> None:
+        """Keep `line`, unless it is of the dump after a crash: that ends in a list of modules."""
+        if self._is_dump:
+            return
+        self._is_dump = line.startswith(CRASH)
+        if line != ABORT or not self.last_line:  # who aborts has just said why
+            self._lines.append(line)
 
     @property
     def last_line(self) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -152,9 +153,10 @@ def test_slow_reader_does_not_hold_up_the_others():
     [
         ("fake:slow", "killed by SIGKILL"),
         ("fake:exit:4", "exit code 7: going down with code 7"),
-        ("fake:crash:4", "killed by SIGSEGV"),
+        ("fake:crash:4", "killed by SIGSEGV: Fatal Python error: Segmentation fault"),
+        ("fake:abort:4", "killed by SIGABRT: free(): invalid pointer"),
     ],
-    ids=["kill", "exit", "segfault"],
+    ids=["kill", "exit", "segfault", "abort"],
 )
 def test_death_of_the_engine_ends_all_streams_quickly_and_says_how(model, how, capfd):
     async def body(client):
@@ -167,12 +169,26 @@ def test_death_of_the_engine_ends_all_streams_quickly_and_says_how(model, how, c
         assert time.monotonic() - asked < 3
         assert all(isinstance(r, EngineDead) and how in str(r) for r in results), results
         assert not client.alive
-        with pytest.raises(EngineDead, match=how):
+        with pytest.raises(EngineDead, match=re.escape(how)):
             client.generate(PROMPT, SamplingParams())
-        with pytest.raises(EngineDead, match=how):
+        with pytest.raises(EngineDead, match=re.escape(how)):
             await client.ask("report")
 
     with_engine(body, model)
+
+
+def test_a_closed_stderr_does_not_close_the_engines(monkeypatch):
+    class Closed:
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr("cpuserve.engine.process.sys.stderr", Closed())
+
+    async def body(client):
+        with pytest.raises(EngineDead, match="exit code 7: going down with code 7"):
+            await collect(client, max_tokens=150)
+
+    with_engine(body, "fake:exit:4")
 
 
 def test_exception_in_a_step_ends_its_requests_and_the_process_lives(capfd):

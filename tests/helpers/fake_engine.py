@@ -1,7 +1,8 @@
 """An engine process whose model is the FakeExecutor; `config.model` says how it misbehaves.
 
 "fake", "fake:raise:N" (step N raises), "fake:nan:N" (the first row of step N is NaN), "fake:exit:N"
-(the process ends in step N), "fake:crash:N" (it segfaults), "fake:slow" (20 ms a step),
+(the process ends in step N), "fake:crash:N" (it segfaults), "fake:abort:N" (it says why and
+aborts), "fake:slow" (20 ms a step),
 "fake:endless" (a step ends when it is cancelled, and not before ten minutes),
 "fake:startup" (a StartupError), "fake:broken" (a bug while loading), "fake:hang" (loads for ever).
 """
@@ -34,7 +35,7 @@ def build(config, progress, team):
         progress("load", done, 100)
 
     def fault(step, outputs):
-        if kind not in ("raise", "nan", "exit", "crash") or step != int(number):
+        if kind not in ("raise", "nan", "exit", "crash", "abort") or step != int(number):
             return
         if kind == "raise":
             msg = "step goes wrong"
@@ -42,10 +43,15 @@ def build(config, progress, team):
         if kind == "nan":
             outputs.tokens[0] = -1
         if kind == "exit":
+            print("a line", file=sys.stderr, flush=True)
+            time.sleep(0.05)
             print("going down with code 7", file=sys.stderr, flush=True)
             os._exit(7)
         if kind == "crash":
             faulthandler._sigsegv()
+        if kind == "abort":
+            print("free(): invalid pointer", file=sys.stderr, flush=True)
+            os.abort()
 
     delay_s = {"slow": 0.02, "endless": 600.0}.get(kind, 0.0)
     return fake_core(config, fault=fault, delay_s=delay_s, eos_ids=[9])
