@@ -31,7 +31,6 @@ from cpuserve.core.step import RowResult, SeqChunk, StepBatch, StepResult
 from cpuserve.ids import BlockId, RequestId, SlotId
 from cpuserve.sampling.params import SamplingParams
 
-
 NO_CHOICE = (
     "no token could be chosen: the model's logits are NaN or infinite, or the request's penalties, "
     "biases and bans leave none"
