@@ -6,6 +6,7 @@ Needs the extra `ray`.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ MAX_ONGOING_REQUESTS = 256
 TARGET_ONGOING_REQUESTS = 8
 GRACEFUL_SHUTDOWN_S = 30.0
 HEALTH_PERIOD_S = 2.0
+MAY_BE_0 = ("min_replicas", "upscale_delay_s", "downscale_delay_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,9 @@ class Scaling:
     """What is Ray's business. num_cpus: logical CPUs of a replica, on cores of its own.
 
     num_replicas: that many, always; None: between min_replicas and max_replicas, as many as hold
-    target_ongoing_requests each. max_ongoing_requests: more wait outside the replica.
+    target_ongoing_requests each, on average over look_back_period_s; the number grows after
+    upscale_delay_s of that and shrinks after downscale_delay_s. max_ongoing_requests: more wait
+    outside the replica.
     """
 
     num_cpus: int = 1
@@ -42,6 +46,9 @@ class Scaling:
     max_replicas: int = 1
     target_ongoing_requests: float = TARGET_ONGOING_REQUESTS
     max_ongoing_requests: int = MAX_ONGOING_REQUESTS
+    look_back_period_s: float = 30.0
+    upscale_delay_s: float = 30.0
+    downscale_delay_s: float = 600.0
 
     def deployment(self) -> dict[str, Any]:
         """Options of serve.deployment."""
@@ -58,6 +65,9 @@ class Scaling:
             "min_replicas": self.min_replicas,
             "max_replicas": max(self.min_replicas, self.max_replicas),
             "target_ongoing_requests": self.target_ongoing_requests,
+            "look_back_period_s": self.look_back_period_s,
+            "upscale_delay_s": self.upscale_delay_s,
+            "downscale_delay_s": self.downscale_delay_s,
         }
         return {**options, "autoscaling_config": scaling}
 
@@ -88,13 +98,14 @@ def _split(args: Mapping[str, Any]) -> tuple[Scaling, dict[str, Any]]:
 
 
 def _number(name: str, value: object) -> float | int:
-    kind = float if name == "target_ongoing_requests" else int
+    fraction = name == "target_ongoing_requests" or name.endswith("_s")
+    least = "0 or more" if name in MAY_BE_0 else "above 0"
     try:
-        number = kind(str(value))
+        number = float(str(value)) if fraction else int(str(value))
     except ValueError:
-        number = 0
-    if number <= 0 and not (name == "min_replicas" and str(value) == "0"):
-        msg = f"{name}={value}: give a number above 0"
+        number = math.nan
+    if not (0 < number < math.inf or (number == 0 and name in MAY_BE_0)):
+        msg = f"{name}={value}: give a {'' if fraction else 'whole '}number {least}"
         raise ConfigError(msg)
     return number
 

@@ -1,24 +1,19 @@
-"""`python -m tests.integrations.serve_on_ray PORT ARGS`: the Ray Serve application on a local node.
+"""`python -m tests.integrations.serve_on_ray PORT`: a local Ray node whose Serve listens on PORT.
 
-ARGS is JSON, what `serve run` would be given. Prints "ready" once it serves; ends when its standard
-input does.
+Prints "ready ADDRESS"; `serve run --address ADDRESS` puts an application there. Ends when its
+standard input does.
 """
 
-import json
 import sys
 
 import ray
 from ray import serve
 
-from cpuserve.integrations.ray_serve import app
-
 
 def main() -> None:
-    port, args = int(sys.argv[1]), json.loads(sys.argv[2])
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20)
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    serve.run(app(args), name="cpuserve", route_prefix="/")
-    print("ready", flush=True)
+    context = ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20)
+    serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
+    print("ready", context.address_info["gcs_address"], flush=True)
     sys.stdin.read()
     serve.shutdown()
     ray.shutdown()

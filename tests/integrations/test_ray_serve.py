@@ -1,14 +1,21 @@
-"""The Ray Serve application on one local node. `.ci/run ray` installs Ray and runs this."""
+"""The Ray Serve application on one local node, put there by `serve run` as users would.
+
+`.ci/run ray` installs Ray and runs this.
+"""
 
 import http.client
 import importlib.util
 import json
 import os
+import secrets
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -21,6 +28,16 @@ if importlib.util.find_spec("ray") is None:
     pytest.skip("ray is not installed: run .ci/run ray", allow_module_level=True)
 
 START_S = 90.0
+APP = "cpuserve.integrations.ray_serve:app"
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A new node asks for a token; who comes by its address has to know which.
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    # How often Ray counts requests; 10 s is much to wait for in a test.
+    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+}
 
 
 ARGUMENTS = """
@@ -32,8 +49,22 @@ assert fixed == (Scaling(num_cpus=4, num_replicas=3), {"model": "m"}), fixed
 assert "autoscaling_config" not in fixed[0].deployment()
 assert fixed[0].deployment()["ray_actor_options"] == {"num_cpus": 4}
 scaled = Scaling(min_replicas=0, max_replicas=4).deployment()["autoscaling_config"]
-assert scaled == {"min_replicas": 0, "max_replicas": 4, "target_ongoing_requests": 8}, scaled
-for wrong in ({"num_cpus": "0"}, {"max_replicas": "many"}, {"max_model_length": "8k"}):
+assert scaled == {
+    "min_replicas": 0,
+    "max_replicas": 4,
+    "target_ongoing_requests": 8,
+    "look_back_period_s": 30,
+    "upscale_delay_s": 30,
+    "downscale_delay_s": 600,
+}, scaled
+assert _split({"upscale_delay_s": "0", "target_ongoing_requests": "1.5"})[0].upscale_delay_s == 0
+for wrong in (
+    {"num_cpus": "0"},
+    {"max_replicas": "many"},
+    {"downscale_delay_s": "-1"},
+    {"look_back_period_s": "nan"},
+    {"max_model_length": "8k"},
+):
     try:
         app(wrong)
     except ConfigError as error:
@@ -45,9 +76,11 @@ def test_arguments_are_rays_or_cpuserves_and_wrong_ones_are_named():
     command = [sys.executable, "-W", "ignore", "-c", ARGUMENTS]
     done = subprocess.run(command, **child_options(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    few, many, name = done.stdout.splitlines()
-    assert "num_cpus=0: give a number above 0" in few
-    assert "max_replicas=many: give a number above 0" in many
+    few, many, negative, no_number, name = done.stdout.splitlines()
+    assert "num_cpus=0: give a whole number above 0" in few
+    assert "max_replicas=many: give a whole number above 0" in many
+    assert "downscale_delay_s=-1: give a number 0 or more" in negative
+    assert "look_back_period_s=nan: give a number above 0" in no_number
     assert "max_model_len" in name
 
 
@@ -63,21 +96,18 @@ def engines_of(process):
     return found
 
 
+MODEL = {"model": tiny_model("llama"), "served_model_name": "tiny", "max_model_len": 100}
+
+
 class OnRay:
-    """Two replicas with a core each, behind Ray's proxy."""
+    """A Ray node with two CPUs and the application on it, behind Ray's proxy."""
 
     def __init__(self):
         self.port = free_port()
-        args = {
-            "model": str(tiny_model("llama")),
-            "served_model_name": "tiny",
-            "max_model_len": "100",
-            "num_replicas": "2",
-        }
         command = [sys.executable, "-m", "tests.integrations.serve_on_ray", str(self.port)]
         self.process = subprocess.Popen(
-            [*command, json.dumps(args)],
-            **child_options(RAY_USAGE_STATS_ENABLED="0"),
+            command,
+            **child_options(**ENVIRONMENT),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -89,10 +119,28 @@ class OnRay:
         log = []
         for line in self.process.stdout:
             log.append(line)
-            if line == "ready\n":
+            if line.startswith("ready "):
                 break
         watchdog.cancel()
-        assert "ready\n" in log, "".join(log)
+        assert "".join(log[-1:]).startswith("ready "), "".join(log)
+        self.address = log[-1].split()[1]
+        # Ray repeats here what the replicas log; a full pipe would stop it.
+        self._reader = threading.Thread(target=self.process.stdout.read)
+        self._reader.start()
+
+    def serve_run(self, **arguments):
+        """`serve run --non-blocking APP NAME=VALUE...` to its end: the application serves."""
+        serve = Path(sys.executable).with_name("serve")
+        command = [str(serve) if serve.exists() else shutil.which("serve"), "run"]
+        command += ["--non-blocking", "--address", self.address, APP]
+        done = subprocess.run(
+            [*command, *(f"{name}={value}" for name, value in arguments.items())],
+            **child_options(**ENVIRONMENT),
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def ask(self, method, path, **body):
         """(status, headers, body) of a request."""
@@ -117,6 +165,8 @@ class OnRay:
                 self.process.wait(timeout=40)
             except subprocess.TimeoutExpired:
                 self.process.kill()
+                self.process.wait()
+        self._reader.join()
         self.process.stdout.close()
 
 
@@ -124,6 +174,7 @@ class OnRay:
 def on_ray():
     server = OnRay()
     try:
+        server.serve_run(**MODEL, num_replicas=2)
         yield server
     finally:
         server.close()
@@ -170,4 +221,51 @@ def test_a_dead_engine_is_replaced_and_requests_go_on(on_ray):
         assert time.monotonic() < end, "the replica did not come back"
         time.sleep(0.2)
     assert now & before, "the other replica was left alone"
+    assert on_ray.chat()[0] == 200
+
+
+@contextmanager
+def load(server, streams):
+    """`streams` chats at any time, one after another, each to its end."""
+    end = threading.Event()
+
+    def ask():
+        statuses = []
+        while not end.is_set():
+            statuses.append(server.chat(stream=True, max_tokens=80)[0])
+        return statuses
+
+    with ThreadPoolExecutor(streams) as pool:
+        asked = [pool.submit(ask) for _ in range(streams)]
+        try:
+            yield
+        finally:
+            end.set()
+        assert {status for thread in asked for status in thread.result()} == {200}
+
+
+def count_becomes(server, count, timeout_s):
+    """Wait until that many engines run."""
+    end = time.monotonic() + timeout_s
+    while (now := len(engines_of(server.process))) != count:
+        assert time.monotonic() < end, f"{now} engines after {timeout_s} s"
+        time.sleep(0.2)
+
+
+def test_replicas_come_with_load_and_go_without_it(on_ray):
+    """The last one here: it puts a deployment that scales in place of that with two replicas."""
+    on_ray.serve_run(
+        **MODEL,
+        min_replicas=1,
+        max_replicas=2,
+        target_ongoing_requests=1,
+        look_back_period_s=3,
+        upscale_delay_s=1,
+        downscale_delay_s=1,
+    )
+    count_becomes(on_ray, 1, 40)
+    with load(on_ray, 4):
+        count_becomes(on_ray, 2, 60)
+        assert on_ray.chat()[0] == 200
+    count_becomes(on_ray, 1, 60)
     assert on_ray.chat()[0] == 200
