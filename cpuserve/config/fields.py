@@ -176,6 +176,10 @@ def _bytes_as_space(text: str) -> str:
     return f"{parse_count(text) / (1 << 30):.9f}"
 
 
+def _openvino_type(text: str) -> str:
+    return "int8" if text.strip().lower() in ("u8", "i8") else text
+
+
 DTYPES = {
     "auto": "auto",
     "bf16": "bfloat16",
@@ -484,6 +488,7 @@ FIELDS: tuple[Field, ...] = (
         aliases=(
             Alias("--kv-cache-memory-bytes", _bytes_as_space),
             Alias("VLLM_CPU_KVCACHE_SPACE"),
+            Alias("VLLM_OPENVINO_KVCACHE_SPACE"),
         ),
         check=parse_space,
         metavar="SIZE",
@@ -495,6 +500,7 @@ FIELDS: tuple[Field, ...] = (
         MEMORY,
         flags=("--kv-cache-dtype",),
         env="CPUSERVE_KV_CACHE_DTYPE",
+        aliases=(Alias("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", _openvino_type),),
         choices=("auto", "bfloat16", "float16", "float32", "int8", "fp8_e4m3", "fp8_e5m2"),
         synonyms={**DTYPES, "fp8": "fp8_e4m3"},
         metavar="DTYPE",
@@ -737,7 +743,14 @@ class NoOp:
 
 NOT_YET = "cpuserve does not have this yet"
 NO_OPS: tuple[NoOp, ...] = (
-    NoOp(("--device",), "cpuserve always runs on the CPU"),
+    NoOp(
+        ("--device", "VLLM_TARGET_DEVICE", "VLLM_OPENVINO_DEVICE"),
+        "cpuserve always runs on the CPU",
+    ),
+    NoOp(
+        ("VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS",),
+        "--quantization int8 stores weights in 8 bits",
+    ),
     NoOp(("--gpu-memory-utilization",), "use --kv-cache-memory to size the KV cache"),
     NoOp(("--distributed-executor-backend",), "ranks are threads of one process here"),
     NoOp(("--compilation-config", "-O", "-cc"), "kernels are compiled ahead of time"),

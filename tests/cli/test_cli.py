@@ -131,6 +131,19 @@ def test_a_missing_model_is_one_line_and_exit_2(capsys, name):
     assert "Traceback" not in err
 
 
+def test_the_module_vllm_serves_by_is_the_serve_command():
+    command = [sys.executable, "-m", "cpuserve.entrypoints.openai.api_server"]
+    done = subprocess.run(
+        [*command, "--model=here", "--dtype", "int3"],
+        **child_options(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("cpuserve: error: flag --dtype=int3: choose one of auto")
+
+
 def test_flags_reach_their_fields(parse):
     found = parse(
         *("serve", "m", "--max_model_len=8K", "-tp=1", "--kv-cache-memory-bytes", "1073741824"),

@@ -1,7 +1,10 @@
 """Serving commands and environments of vLLM's CPU guides, with only the program's name changed.
 
-Each starts on a two-socket Xeon (32 cores and 256 GiB a node), with what it asked for, or is
-refused with one line that names the nearest value.
+Each starts on a two-socket Xeon (32 cores and 256 GiB a node; some lines on other hosts), with what
+it asked for, or is refused with one line that names the nearest value. The lines are those of
+vLLM's CPU installation pages (0.4 to today, x86, Arm, s390x, OpenVINO), its nginx and Kubernetes
+pages, its CPU benchmark and smoke tests, and Intel's guide for Xeon; then some that try what the
+pages describe. IMAGE stands for a container: `docker run -e NAME=value IMAGE ARGUMENTS`.
 """
 
 import dataclasses
@@ -36,22 +39,220 @@ LLAMA_7B = dataclasses.replace(
     weight_bytes=13_500_000_000,
     matrix_weights=6_700_000_000,
 )
-FACTS = {f.name: f for f in (OPT, LLAMA_7B, LLAMA_1B)}
+LLAMA_8B = dataclasses.replace(
+    LLAMA_1B,
+    name="meta-llama/Llama-3.1-8B-Instruct",
+    kv_layers=(KvLayerFacts(8, 128),) * 32,
+    weight_bytes=16_060_000_000,
+    matrix_weights=8_000_000_000,
+)
+
+
+def named(facts, *names, **changes):
+    return [dataclasses.replace(facts, name=name, **changes) for name in names]
+
+
+FACTS = {
+    f.name: f
+    for f in (
+        OPT,
+        LLAMA_7B,
+        LLAMA_1B,
+        LLAMA_8B,
+        *named(LLAMA_1B, "meta-llama/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-3B-Instruct"),
+        *named(LLAMA_1B, "/Qwen3-4B", "Qwen/Qwen3-4B-Instruct-2507"),
+        *named(
+            LLAMA_8B,
+            "RedHatAI/Qwen3-4B-Instruct-2507-quantized.w8a8",
+            "RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8",
+            quantization="compressed-tensors",
+        ),
+        *named(LLAMA_8B, "hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", quantization="awq"),
+    )
+}
+IMAGE = "IMAGE"  # its entry point is `cpuserve serve --host 0.0.0.0`
 BOTH = "0-30,32-62"  # automatic: every core but the last of each node
 
 
 def start(line, host="xeon_2s_amx"):
     """(Resolved, notes) of "NAME=value ... serve MODEL --flag ..."."""
-    words = shlex.split(line)
+    line = line.replace("python3 -m cpuserve.entrypoints.openai.api_server", "serve")
+    words = shlex.split(line.replace(IMAGE, "serve --host 0.0.0.0"))
     split = words.index("serve")
     environ = dict(word.split("=", 1) for word in words[:split])
     args, unknown = cli.build_parser().parse_known_args(normalize(words[split:]))
     refuse_unknown(args.parser, unknown)
-    asked = load_options(args.given, environ=environ, notes=args.notes)
+    asked = load_options(args.given, config_file=args.config, environ=environ, notes=args.notes)
     facts = FACTS[asked.options.model]
     host = load_host(host)
     return CpuPlatform().resolve(asked.options, asked.sources, facts, host), asked.notes
 
+
+PAGES = [
+    # CPU installation, 0.4 to 0.9
+    (
+        "VLLM_CPU_KVCACHE_SPACE=40 VLLM_CPU_OMP_THREADS_BIND=0-29 serve facebook/opt-125m",
+        {"kv_cache_space": "40.00 GiB", "omp_threads_bind": "0-29", "threads": 30},
+        ["VLLM_CPU_OMP_THREADS_BIND is read as CPUSERVE_OMP_THREADS_BIND"],
+    ),
+    (
+        "VLLM_CPU_KVCACHE_SPACE=40 VLLM_CPU_OMP_THREADS_BIND='0-31|32-63' serve "
+        "meta-llama/Llama-2-7b-chat-hf -tp=2 --distributed-executor-backend mp",
+        {"tensor_parallel_size": 2, "omp_threads_bind": "0-31|32-63", "threads": 64},
+        ["--distributed-executor-backend is accepted and has no effect"],
+    ),
+    (
+        "VLLM_CPU_KVCACHE_SPACE=40 serve meta-llama/Llama-2-7b-chat-hf -tp=2 "
+        "--distributed-executor-backend mp",
+        {"tensor_parallel_size": 2, "omp_threads_bind": "0-30|32-62"},
+        [],
+    ),
+    (
+        "VLLM_CPU_KVCACHE_SPACE=40 VLLM_CPU_OMP_THREADS_BIND=0-31 VLLM_CPU_MOE_PREPACK=0 IMAGE "
+        "--model=meta-llama/Llama-3.2-1B-Instruct --dtype=bfloat16",
+        {"dtype": "bfloat16", "kv_cache_space": "40.00 GiB", "omp_threads_bind": "0-31"},
+        ["VLLM_CPU_MOE_PREPACK is accepted and has no effect: kernels are chosen"],
+    ),
+    (
+        "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4 "
+        "python3 -m cpuserve.entrypoints.openai.api_server --model facebook/opt-125m -O3",
+        {"omp_threads_bind": BOTH},
+        ["-O is accepted"],
+    ),
+    # CPU installation, 0.10 to today
+    (
+        "VLLM_CPU_KVCACHE_SPACE=40 VLLM_CPU_OMP_THREADS_BIND=0-30 serve facebook/opt-125m "
+        "--dtype=bfloat16",
+        {"dtype": "bfloat16", "omp_threads_bind": "0-30", "threads": 31},
+        [],
+    ),
+    (
+        "VLLM_CPU_KVCACHE_SPACE=40 VLLM_CPU_NUM_OF_RESERVED_CPU=1 serve facebook/opt-125m "
+        "--dtype=bfloat16",
+        {"num_reserved_cpu": 1, "omp_threads_bind": "0-62"},
+        ["VLLM_CPU_NUM_OF_RESERVED_CPU is read as CPUSERVE_NUM_OF_RESERVED_CPU"],
+    ),
+    (
+        "VLLM_TARGET_DEVICE=cpu HF_TOKEN=secret VLLM_CPU_KVCACHE_SPACE=20 VLLM_CPU_SGL_KERNEL=1 "
+        "IMAGE meta-llama/Llama-3.2-1B-Instruct --dtype=bfloat16",
+        {"dtype": "bfloat16", "kv_cache_space": "20.00 GiB"},
+        ["VLLM_TARGET_DEVICE is accepted", "VLLM_CPU_SGL_KERNEL is accepted"],
+    ),
+    (
+        "VLLM_ZENTORCH_WEIGHT_PREPACK=0 VLLM_CPU_ATTN_SPLIT_KV=0 VLLM_CPU_INT4_W4A8=0 serve "
+        "hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4 --quantization awq",
+        {"quantization": "awq"},
+        ["VLLM_ZENTORCH_WEIGHT_PREPACK is accepted", "VLLM_CPU_INT4_W4A8 is accepted"],
+    ),
+    # s390x
+    (
+        "VLLM_CPU_KVCACHE_SPACE=10 VLLM_CPU_OMP_THREADS_BIND=0-7 IMAGE "
+        "--model meta-llama/Llama-3.2-1B-Instruct --dtype float",
+        {"dtype": "float32", "threads": 8},
+        [],
+    ),
+    # OpenVINO
+    (
+        "VLLM_OPENVINO_KVCACHE_SPACE=100 VLLM_OPENVINO_CPU_KV_CACHE_PRECISION=u8 "
+        "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS=ON VLLM_OPENVINO_DEVICE=CPU serve "
+        "meta-llama/Llama-2-7b-chat-hf --enable-chunked-prefill --max-num-batched-tokens 256",
+        {
+            "kv_cache_space": "100.00 GiB",
+            "kv_cache_dtype": "int8",
+            "max_num_batched_tokens": 256,
+        },
+        [
+            "VLLM_OPENVINO_KVCACHE_SPACE is read as CPUSERVE_KVCACHE_SPACE",
+            "VLLM_OPENVINO_CPU_KV_CACHE_PRECISION is read as CPUSERVE_KV_CACHE_DTYPE",
+            "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS is accepted and has no effect: "
+            "--quantization int8",
+            "VLLM_OPENVINO_DEVICE is accepted",
+        ],
+    ),
+    # nginx and Kubernetes
+    (
+        "VLLM_CPU_KVCACHE_SPACE=40 VLLM_CPU_OMP_THREADS_BIND=32-62 IMAGE "
+        "--model meta-llama/Llama-2-7b-chat-hf",
+        {"omp_threads_bind": "32-62"},
+        [],
+    ),
+    (
+        "HUGGING_FACE_HUB_TOKEN=secret serve meta-llama/Llama-3.2-1B-Instruct",
+        {"omp_threads_bind": BOTH},
+        [],
+    ),
+    (
+        "serve meta-llama/Llama-3.2-1B-Instruct --trust-remote-code --enable-chunked-prefill "
+        "--max_num_batched_tokens 1024",
+        {"max_num_batched_tokens": 1024},
+        ["--trust-remote-code is accepted", "--enable-chunked-prefill is accepted"],
+    ),
+    # the benchmark of CPUs, with one, two and four ranks
+    *(
+        (
+            "VLLM_RPC_TIMEOUT=100000 VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 "
+            "VLLM_ENGINE_ITERATION_TIMEOUT_S=120 VLLM_CPU_SGL_KERNEL=1 VLLM_CPU_KVCACHE_SPACE=40 "
+            f"serve --model={model} --tensor-parallel-size={ranks} --dtype=bfloat16 "
+            "--distributed-executor-backend=mp --block-size=128 --trust-remote-code "
+            "--disable-log-stats --enforce-eager --max-num-batched-tokens=2048 "
+            "--max-num-seqs=256 --load-format=dummy --enable-chunked-prefill",
+            {"tensor_parallel_size": ranks, "max_num_seqs": 256, "kv_cache_space": "40.00 GiB"},
+            ["VLLM_RPC_TIMEOUT has no counterpart", "--load-format is accepted"],
+        )
+        for ranks in (1, 2, 4)
+        for model in (
+            "meta-llama/Llama-3.1-8B-Instruct",
+            "RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8",
+            "hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4",
+        )
+    ),
+    # the smoke test of several ranks
+    (
+        "serve meta-llama/Llama-3.2-3B-Instruct -tp=2 -pp=2",
+        ConfigError,
+        r"-pp 2: not supported yet; use 1",
+    ),
+    (
+        "serve meta-llama/Llama-3.2-3B-Instruct -tp=2 -dp=2",
+        {"tensor_parallel_size": 2, "omp_threads_bind": "0-15|16-30|32-47|48-62"},
+        [],
+    ),
+    # Intel's guide for Xeon
+    (
+        "HF_TOKEN=secret VLLM_CPU_KVCACHE_SPACE=20 VLLM_CPU_OMP_THREADS_BIND=auto "
+        "VLLM_CPU_NUM_OF_RESERVED_CPU=1 IMAGE RedHatAI/Qwen3-4B-Instruct-2507-quantized.w8a8 "
+        "--dtype=bfloat16 --max-num-batched-tokens 2048 --max-num-seqs 128",
+        {"max_num_seqs": 128, "num_reserved_cpu": 1, "quantization": "compressed-tensors"},
+        [],
+    ),
+]
+
+ELSEWHERE = [
+    (
+        "graviton3_64",
+        "VLLM_CPU_KVCACHE_SPACE=8 VLLM_CPU_OMP_THREADS_BIND=0-62 IMAGE "
+        "meta-llama/Llama-3.2-1B-Instruct --dtype=bfloat16",
+        {"threads": 63, "isa": "neon_i8mm_bf16"},
+    ),
+    (
+        "epyc_nps4",
+        "VLLM_TARGET_DEVICE=cpu VLLM_CPU_OMP_THREADS_BIND=auto VLLM_CPU_NUM_OF_RESERVED_CPU=1 "
+        "CPU_VISIBLE_MEMORY_NODES=0,1,2,3 VLLM_CPU_KVCACHE_SPACE=16 IMAGE --model /Qwen3-4B "
+        "--dtype bfloat16 --tensor-parallel-size 4 --max-model-len 8192 --block-size 128 "
+        "--async-scheduling --port 8001",
+        {"omp_threads_bind": "0-15|16-31|32-47|48-62", "tensor_parallel_size": 4},
+    ),
+    (
+        "desktop_8core_smt",
+        "VLLM_CPU_OMP_THREADS_BIND=0-7 serve meta-llama/Llama-3.2-1B-Instruct",
+        {"threads": 8, "omp_threads_bind": "0-7"},
+    ),
+    (
+        "xeon_snc3",
+        "VLLM_CPU_KVCACHE_SPACE=40 serve meta-llama/Llama-3.1-8B-Instruct -tp 3",
+        {"omp_threads_bind": "0-38|40-78|80-118"},
+    ),
+]
 
 STARTS = [
     (
@@ -201,8 +402,11 @@ STARTS = [
 ]
 
 
+LINES = [*PAGES, *STARTS]
+
+
 @pytest.mark.parametrize(
-    ("line", "want", "says"), STARTS, ids=[f"{i}-{row[0][:60]}" for i, row in enumerate(STARTS)]
+    ("line", "want", "says"), LINES, ids=[f"{i}-{row[0][:60]}" for i, row in enumerate(LINES)]
 )
 def test_a_command_of_the_guides_starts_or_names_the_nearest_value(line, want, says):
     if want is ConfigError:
@@ -218,13 +422,30 @@ def test_a_command_of_the_guides_starts_or_names_the_nearest_value(line, want, s
         assert any(needle in note for note in notes), (needle, notes)
 
 
+@pytest.mark.parametrize(("host", "line", "want"), ELSEWHERE, ids=[row[0] for row in ELSEWHERE])
+def test_a_command_of_the_guides_starts_on_other_hosts(host, line, want):
+    resolved, _ = start(line, host)
+    assert {name: got(resolved, name) for name in want} == want
+
+
+def test_a_file_of_the_recipes_is_read(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "model: meta-llama/Llama-3.1-8B-Instruct\ntensor-parallel-size: 2\ndtype: bfloat16\n"
+        "max-num-batched-tokens: 2048\ndistributed-executor-backend: mp\n"
+    )
+    resolved, notes = start(f"VLLM_CPU_KVCACHE_SPACE=40 serve --config {file}")
+    assert got(resolved, "omp_threads_bind") == "0-30|32-62"
+    assert any("distributed-executor-backend is accepted" in note for note in notes)
+
+
 def test_the_automatic_choice_is_the_same_without_any_of_it():
     resolved, notes = start("serve facebook/opt-125m")
     assert (got(resolved, "omp_threads_bind"), notes) == (BOTH, ())
 
 
 def test_every_name_of_the_issue_is_in_the_table():
-    lines = " ".join(row[0] for row in STARTS)
+    lines = " ".join(row[0] for row in LINES)
     for name in (
         "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU",
         "CPU_VISIBLE_MEMORY_NODES", "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
