@@ -6,8 +6,9 @@ usage: bench_itl.py MODEL [--streams 8] [--prompt-tokens 4096] [--rounds 3] [--f
 While the streams decode, a prompt arrives. Of the gaps of all streams from then until its first
 token: `itl_p99` is their 99th percentile over the larger of target and twice the median before,
 `itl_longest` the longest over that median. `ttft_beside_streams` is the prompt's time as a multiple
-of the same prompt alone, in chunks of the same mean length. Two servers are started for it, one
-after the other. A sample a round, but for the first, in which the engine learns its costs.
+of such a prompt alone, right after, on a second server that takes chunks of the mean length which
+the first took (both idle otherwise). A sample a round, but for the first, in which the engine
+learns its costs.
 """
 
 import argparse
@@ -69,18 +70,24 @@ async def beside(target, args, rng):
     )
 
 
+async def learn(target, args, rng):
+    """A first prompt, and a first round, in which the cost model learns this host."""
+    await complete(target, ids(rng, 256), 4)
+    await beside(target, args, rng)
+
+
 async def alone(target, args, rng):
-    """TTFT of such a prompt on the idle server, each round."""
-    await complete(target, ids(rng, 256), 4)
-    return [
-        (await complete(target, ids(rng, args.prompt_tokens), 1)).ttft for _ in range(args.rounds)
-    ]
+    """TTFT of such a prompt on the idle server, once its memory has been touched."""
+    times = [await complete(target, ids(rng, args.prompt_tokens), 1) for _ in range(2)]
+    return times[-1].ttft
 
 
-async def many(target, args, rng):
-    await complete(target, ids(rng, 256), 4)
-    await beside(target, args, rng)  # the cost model learns this host
-    return [await beside(target, args, rng) for _ in range(args.rounds)]
+def round_of(server, command, args, rng):
+    """(gaps before, gaps beside, TTFT beside, TTFT alone, mean chunk)."""
+    before, during, ttft, steps = asyncio.run(beside(target_of(server), args, rng))
+    chunk = max(1, round(args.prompt_tokens / steps))
+    with Server([*command, f"--long-prefill-token-threshold={chunk}"]) as second:
+        return before, during, ttft, asyncio.run(alone(target_of(second), args, rng)), chunk
 
 
 def bounded(values, bounds):
@@ -98,13 +105,13 @@ def main():
     args, more = parser.parse_known_args()
     more.append(f"--itl-target-ms={args.itl_target_ms:g}")
     rng = random.Random(0)
-    with Server([args.model, *more]) as server:
-        rounds = asyncio.run(many(target_of(server), args, rng))
-    chunk = max(1, round(args.prompt_tokens * args.rounds / sum(r[3] for r in rounds)))
-    with Server([args.model, *more, f"--long-prefill-token-threshold={chunk}"]) as server:
-        times = asyncio.run(alone(target_of(server), args, rng))
+    command = [args.model, *more]
+    with Server(command) as server:
+        asyncio.run(learn(target_of(server), args, rng))
+        rounds = [round_of(server, command, args, rng) for _ in range(args.rounds)]
     where = Where(host="", isa="", threads=0, model=args.model)
-    shape = {"streams": args.streams, "prompt_tokens": args.prompt_tokens, "mean_chunk": chunk}
+    shape = {"streams": args.streams, "prompt_tokens": args.prompt_tokens}
+    shape["chunks"] = [r[4] for r in rounds]
     medians = [percentile(r[0], 50) for r in rounds]
     p99s = [percentile(r[1], 99) for r in rounds]
     longest = [max(r[1]) for r in rounds]
@@ -117,8 +124,8 @@ def main():
         ("itl_longest", "x median", bounded(longest, medians)),
     ):
         print(record(name, unit, samples, where, parameters=shape).to_json())
-    ratios = [r[2] / percentile(times, 50) for r in rounds]
-    facts = {**shape, "alone_s": round(percentile(times, 50), 3)}
+    facts = {**shape, "alone_s": [round(r[3], 3) for r in rounds]}
+    ratios = bounded([r[2] for r in rounds], [r[3] for r in rounds])
     print(record("ttft_beside_streams", "x alone", ratios, where, parameters=facts).to_json())
     return 0
 
