@@ -59,6 +59,12 @@ class StepStats(Protocol):
     generation_tokens: int
     prefix_queries: int
     prefix_hits: int
+    swap_blocks: int
+    swap_bytes: int
+    swap_hits: int
+    disk_blocks: int
+    disk_bytes: int
+    disk_hits: int
 
 
 class ReplicaFigures(Protocol):
@@ -142,9 +148,10 @@ class ServerMetrics:
     """Every series of /metrics for the engine behind one endpoint.
 
     `stats` returns the engine's latest StepStats; `cache` is shown as cache_config_info labels;
-    `cpu` adds the series of the CPU, under names of our own. With several engines `stats` returns
-    their sums and `replicas` each of them: what engines count has their number as the label
-    `engine`, what is measured at the endpoint has "all".
+    under names of our own, `cpu` adds the series of the CPU and `tiers` ("swap", "disk") those of
+    what lies behind the KV cache. With several engines `stats` returns their sums and `replicas`
+    each of them: what engines count has their number as the label `engine`, what is measured at
+    the endpoint has "all".
     """
 
     def __init__(
@@ -156,7 +163,9 @@ class ServerMetrics:
         cache: Mapping[str, object] | None = None,
         cpu: Callable[[], CpuSample] | None = None,
         replicas: Callable[[], Iterable[ReplicaFigures]] | None = None,
+        tiers: Iterable[str] = (),
     ) -> None:
+        self._tiers = tuple(tiers)
         self._cpu = cpu
         self._replicas = replicas
         self._labels = {"model_name": model_name, "engine": "all" if replicas else "0"}
@@ -259,6 +268,8 @@ class ServerMetrics:
         yield from self._collect_gauges()
         yield from self._collect_counters()
         yield from self._collect_histograms()
+        if self._tiers:
+            yield from self._collect_tiers()
         if self._cpu is not None:
             yield from self._collect_cpu(self._cpu())
 
@@ -329,6 +340,20 @@ class ServerMetrics:
         for reason, count in self.finished.items():
             success.add_metric([*self._labels.values(), reason], count)
         yield success
+
+    def _collect_tiers(self) -> Iterable[Metric]:
+        """The memory and the files that blocks of the KV cache go to, and how many came back."""
+        names = [*self._labels, "tier"]
+        blocks = GaugeMetricFamily("cpuserve:kv_tier_blocks", "KV blocks in a tier.", labels=names)
+        size = GaugeMetricFamily("cpuserve:kv_tier_bytes", "Bytes of a tier.", labels=names)
+        hits = CounterMetricFamily(
+            "cpuserve:kv_tier_hits", "KV blocks restored instead of computed.", labels=names
+        )
+        for labels, stats in self._engines():
+            for tier in self._tiers:
+                for family, what in ((blocks, "blocks"), (size, "bytes"), (hits, "hits")):
+                    family.add_metric([*labels, tier], getattr(stats, f"{tier}_{what}"))
+        yield from (blocks, size, hits)
 
     def _collect_cpu(self, cpu: CpuSample) -> Iterable[Metric]:
         """Of these a fraction of the roofline follows: rate(bytes) / rate(busy) / roofline."""

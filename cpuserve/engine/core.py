@@ -180,11 +180,21 @@ class EngineCore:
         stats.prompt_rate = scheduler.cost.prompt_rate
         self._stale = False
         stats.step_s = seconds
+        self._count_tiers()
         for delta in deltas:
             stats.generation_tokens += len(delta.tokens)
             done = not (delta.error or delta.processed)
             if done and delta.request.num_output == len(delta.tokens):
                 stats.prompt_tokens += delta.request.num_prompt
+
+    def _count_tiers(self) -> None:
+        """What lies behind the cache; blocks that are written while idle count at the next step."""
+        stats, tiers = self.stats, self.kv.tiers
+        if tiers is None:
+            return
+        stats.swap_blocks, stats.swap_bytes = tiers.swap_blocks, tiers.swap_bytes
+        stats.disk_blocks, stats.disk_bytes = tiers.disk_files, tiers.disk_bytes
+        stats.swap_hits, stats.disk_hits = tiers.hits["swap"], tiers.hits["disk"]
 
     @property
     def decodes_only(self) -> bool:

@@ -98,7 +98,8 @@ class Stats(msgspec.Struct, array_like=True):
     prefix_queries, prefix_hits: prompt tokens looked up and found. prompt_rate: prompt tokens a
     second while prompts run, 0 before the first. busy_s, weight_bytes: seconds in steps, and bytes
     of packed weights they read (each reads all of them once); roofline_bytes_per_s: what the probe
-    read, 0 before it ran.
+    read, 0 before it ran. swap_*, disk_*: the tiers behind the KV cache; hits are blocks that came
+    back from there.
     """
 
     running: int = 0
@@ -115,6 +116,12 @@ class Stats(msgspec.Struct, array_like=True):
     busy_s: float = 0.0
     weight_bytes: float = 0.0
     roofline_bytes_per_s: float = 0.0
+    swap_blocks: int = 0
+    swap_bytes: int = 0
+    swap_hits: int = 0
+    disk_blocks: int = 0
+    disk_bytes: int = 0
+    disk_hits: int = 0
 
 
 class StepOutput(msgspec.Struct, tag="step", array_like=True):

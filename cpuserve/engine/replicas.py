@@ -30,9 +30,13 @@ COUNTERS = (
     "steps",
     "prefix_queries",
     "prefix_hits",
+    "swap_hits",
+    "disk_hits",
     "busy_s",
     "weight_bytes",
 )
+
+TIER_GAUGES = ("swap_blocks", "swap_bytes", "disk_blocks", "disk_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +205,8 @@ class ReplicaClient:
             total.running += stats.running
             total.waiting += stats.waiting
             total.prompt_rate += stats.prompt_rate
+            for name in TIER_GAUGES:
+                setattr(total, name, getattr(total, name) + getattr(stats, name))
             if replica.engine.alive:
                 total.kv_usage += stats.kv_usage / num_serving
                 total.step_s += stats.step_s / num_serving

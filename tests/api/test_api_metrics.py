@@ -141,6 +141,28 @@ def test_gauges_and_engine_counters_are_the_engines():
     assert values["prefix_cache_hits_total", ""] == 6
 
 
+def test_tiers_of_the_kv_cache_have_series_where_there_are_any():
+    assert "kv_tier" not in Api().get("/metrics").text
+    stats = Stats(swap_blocks=3, swap_bytes=96, swap_hits=7, disk_blocks=2, disk_bytes=80)
+    metrics = ServerMetrics(
+        model_name="m", max_model_len=8, stats=lambda: stats, tiers=("swap", "disk")
+    )
+    found = {
+        (sample.name.removeprefix("cpuserve:kv_tier_"), sample.labels["tier"]): sample.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for sample in family.samples
+        if "tier" in sample.labels
+    }
+    assert found == {
+        ("blocks", "swap"): 3,
+        ("blocks", "disk"): 2,
+        ("bytes", "swap"): 96,
+        ("bytes", "disk"): 80,
+        ("hits_total", "swap"): 7,
+        ("hits_total", "disk"): 0,
+    }
+
+
 def test_gauges_are_zero_when_nothing_is_held_whatever_the_last_step_said():
     api = Api()
     api.engine.stats = Stats(running=3, waiting=2, kv_usage=0.5)

@@ -62,6 +62,9 @@ def test_evicted_blocks_come_back_from_the_swap_space():
     assert ask(core) == 40, "restored blocks are in the cache again"
     assert ask(core, PROMPT[:20]) == 16
     assert core.report()["blocks_restored"] == 10
+    stats = core.stats
+    assert (stats.swap_blocks, stats.swap_hits, stats.disk_hits) == (1, 10, 0)
+    assert stats.swap_bytes == core.kv.tiers.blocks.block_bytes
 
 
 def test_swap_space_keeps_its_size_and_salts_apart():
@@ -120,6 +123,9 @@ def test_prefixes_survive_a_restart(tmp_path):
     core = make(**config)
     assert core.report()["disk_blocks"] == 11
     assert ask(core) == 40
+    stats = core.stats
+    assert (stats.disk_blocks, stats.disk_hits, stats.swap_hits) == (11, 10, 0)
+    assert stats.disk_bytes == sum(f.stat().st_size for f in tmp_path.glob("*/*.kv"))
     assert ask(core, cache_salt="other") == 0
     assert ask(core, [1, *PROMPT[1:]]) == 0
     evict_all(core)

@@ -86,6 +86,11 @@ class DiskCache:
         """Bytes of all files."""
         return self._num_bytes
 
+    @property
+    def num_files(self) -> int:
+        """Blocks of every fingerprint: all that num_bytes counts."""
+        return len(self._files)
+
     # --- reading ------------------------------------------------------------------------------
 
     def has(self, key: BlockHash) -> bool:

@@ -33,7 +33,7 @@ class BlockBytes(Protocol):
 class Tiers:
     """Further memory (`swap`) and files (`disk`) behind the cache; either may be missing.
 
-    seconds: spent on moving bytes so far. num_saved, num_restored: blocks moved so far.
+    seconds: spent on moving bytes so far. num_saved, hits: blocks moved out and back so far.
     """
 
     blocks: BlockBytes
@@ -41,8 +41,33 @@ class Tiers:
     disk: DiskCache | None = None
     seconds: float = 0.0
     num_saved: int = 0
-    num_restored: int = 0
+    hits: dict[Where, int] = field(default_factory=lambda: {"swap": 0, "disk": 0})
     _unsaved: dict[CachedBlock, None] = field(default_factory=dict)
+
+    @property
+    def num_restored(self) -> int:
+        """Blocks that came back so far."""
+        return sum(self.hits.values())
+
+    @property
+    def swap_blocks(self) -> int:
+        """Blocks in further memory."""
+        return 0 if self.swap is None else len(self.swap)
+
+    @property
+    def swap_bytes(self) -> int:
+        """Bytes of them."""
+        return self.swap_blocks * self.blocks.block_bytes if self.swap is not None else 0
+
+    @property
+    def disk_files(self) -> int:
+        """Blocks on disk, those of other models too."""
+        return 0 if self.disk is None else self.disk.num_files
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of all files."""
+        return 0 if self.disk is None else self.disk.num_bytes
 
     def added(self, entry: CachedBlock) -> None:
         """`entry` is in the cache."""
@@ -100,7 +125,7 @@ class Tiers:
             data = self.disk.load(chain, index)
         if data is not None:
             self.blocks.write(block, data)
-            self.num_restored += 1
+            self.hits[where] += 1
         self.seconds += time.perf_counter() - began
         return data is not None, entry
 
@@ -115,9 +140,9 @@ class Tiers:
     def report(self) -> dict[str, object]:
         """Sizes and counters."""
         return {
-            "swap_blocks": len(self.swap) if self.swap is not None else 0,
+            "swap_blocks": self.swap_blocks,
             "disk_blocks": len(self.disk) if self.disk is not None else 0,
-            "disk_bytes": self.disk.num_bytes if self.disk is not None else 0,
+            "disk_bytes": self.disk_bytes,
             "blocks_saved": self.num_saved,
             "blocks_restored": self.num_restored,
         }

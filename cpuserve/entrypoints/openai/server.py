@@ -73,6 +73,7 @@ class FrontEnd:
             cache=_cache_facts(config),
             cpu=lambda: cpu.sample(client.stats),
             replicas=(lambda: client.replicas) if len(configs) > 1 else None,
+            tiers=_tiers(config),
         )
         self.serving = Serving(
             client,
@@ -269,6 +270,12 @@ def _build(config: EngineConfig) -> str:
     """What, besides version and model, changes the answer to a seeded request."""
     facts = (config.architecture, config.dtype, config.activation_bits, config.isa, config.executor)
     return "|".join(map(str, (*facts, sorted(config.default_sampling.items()))))
+
+
+def _tiers(config: EngineConfig) -> list[str]:
+    """What lies behind the KV cache."""
+    kept = {"swap": config.swap_bytes, "disk": config.prefix_cache_dir}
+    return [name for name, asked in kept.items() if asked and config.enable_prefix_caching]
 
 
 def _cache_facts(config: EngineConfig) -> dict[str, object]:
