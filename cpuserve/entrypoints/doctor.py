@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import platform as stdlib_platform
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 
 import msgspec
@@ -15,6 +15,7 @@ from cpuserve.config.engine import EngineOptions
 from cpuserve.config.env import environment
 from cpuserve.config.load import load_options
 from cpuserve.config.values import GIB, format_bytes, format_cpus
+from cpuserve.entrypoints.busy import Program, busiest
 from cpuserve.entrypoints.terminal import say
 from cpuserve.errors import ConfigError, CpuserveError
 from cpuserve.loader.hub import cache_dir
@@ -108,7 +109,7 @@ def examine(*, measure: bool) -> DoctorReport:
     capabilities = platform.capabilities(host)
     machine = describe(host, capabilities)
     roofline = _roofline(host, machine.tier, placement) if measure else None
-    found += problems(host, placement, environment())
+    found += problems(host, placement, environment(), busiest() if _is_busy(host) else ())
     return DoctorReport(
         cpuserve=version(),
         python=stdlib_platform.python_version(),
@@ -143,8 +144,8 @@ def _platform(options: EngineOptions, found: list[Problem]) -> tuple[Platform, l
 def _placement(options: EngineOptions, host: Host, found: list[Problem]) -> Placement | None:
     """Where a server's threads would sit, with CPUSERVE_* as they are."""
     try:
-        ranks = options.tensor_parallel_size or 1
-        return place(options, Ledger(options, {}), host, tp=ranks)
+        ranks, replicas = options.tensor_parallel_size or 1, options.data_parallel_size or 1
+        return place(options, Ledger(options, {}), host, tp=ranks, dp=replicas)
     except ConfigError as error:
         found.append(Problem(str(error), "correct the variable: a server would not start with it"))
         return None
@@ -165,13 +166,17 @@ def _roofline(host: Host, tier: str, placement: Placement | None) -> RooflineRep
 
 
 def problems(
-    host: Host, placement: Placement | None, env: Mapping[str, str] | None = None
+    host: Host,
+    placement: Placement | None,
+    env: Mapping[str, str] | None = None,
+    busy: Sequence[Program] = (),
 ) -> Iterator[Problem]:
-    """What costs speed or stops a start on this host."""
+    """What costs speed or stops a start on this host; `busy` are the programs that run now."""
     yield from _kernel_problems(host)
     yield from _memory_problems(host)
     yield from _quota_problems(host, placement)
     yield from _cpu_problems(host)
+    yield from _load_problems(host, busy)
     yield from _numa_problems(host)
     limit = (env or {}).get("OMP_THREAD_LIMIT", "")
     if placement is not None and limit.isdigit() and int(limit) < placement.threads:
@@ -234,9 +239,20 @@ def _cpu_problems(host: Host) -> Iterator[Problem]:
     if host.governor.startswith("powersave") and "pstate" not in host.governor:
         what = f"the clock is kept low (cpufreq governor {host.governor})"
         yield Problem(what, "cpupower frequency-set -g performance (as root)")
-    if host.load > len(host.usable_cpus) * BUSY_SHARE:
-        what = f"other programs wanted {host.load:.1f} CPUs in the last minute"
-        yield Problem(what, "end them, or bind to cores they do not use: a barrier waits for all")
+
+
+def _is_busy(host: Host) -> bool:
+    return host.load > len(host.usable_cpus) * BUSY_SHARE
+
+
+def _load_problems(host: Host, busy: Sequence[Program]) -> Iterator[Problem]:
+    if not _is_busy(host):
+        return
+    what = f"other programs wanted {host.load:.1f} CPUs in the last minute"
+    if busy:
+        named = ", ".join(f"{p.name} (process {p.pid}, {p.cpus:.1f})" for p in busy)
+        what += f"; now: {named}"
+    yield Problem(what, "end them, or bind to cores they do not use: a barrier waits for all")
 
 
 def _numa_problems(host: Host) -> Iterator[Problem]:
@@ -289,9 +305,11 @@ def _rates(roofline: RooflineReport | None) -> str:
         return "not measured"
     names = {"f32": "fp32", "bf16": "bf16", "int8": "int8"}
     dots = [f"{names.get(k, k)} {v / 1e9:.0f}" for k, v in roofline.dot_ops_per_s.items()]
+    reads = roofline.read_bytes_per_s / 1e9
     return (
-        f"{roofline.threads} threads read {roofline.read_bytes_per_s / 1e9:.1f} GB/s, "
-        f"multiply {', '.join(dots)} GOP/s, meet in {roofline.barrier_s * 1e6:.1f} us"
+        f"{roofline.threads} threads read {reads:.1f} GB/s (1 GB of weights: at most {reads:.1f} "
+        f"tokens/s for one request), multiply {', '.join(dots)} GOP/s, meet in "
+        f"{roofline.barrier_s * 1e6:.1f} us"
     )
 
 

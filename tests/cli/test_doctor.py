@@ -1,6 +1,8 @@
 """What doctor finds, on machines described as data."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -10,7 +12,8 @@ import pytest
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import EngineOptions
 from cpuserve.config.values import parse_cpu_list
-from cpuserve.entrypoints import cli
+from cpuserve.entrypoints import cli, doctor
+from cpuserve.entrypoints.busy import Program, busiest
 from cpuserve.entrypoints.doctor import problems, schema
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.cpu import ISA_LEVELS
@@ -128,6 +131,16 @@ def test_doctor_reports_a_variable_that_would_stop_a_server(capsys, monkeypatch)
     assert "CPU 9999 is not among" in page
 
 
+def test_doctor_draws_the_engines_that_the_environment_asks_for(monkeypatch):
+    from cpuserve.config import env
+
+    monkeypatch.setattr(env, "environment", lambda: {"CPUSERVE_DATA_PARALLEL_SIZE": "4"})
+    monkeypatch.setattr(doctor.CpuPlatform, "host", lambda self: load_host("epyc_nps4"))
+    placement = doctor.examine(measure=False).placement
+    assert placement.bind == "0-14|16-30|32-46|48-62"
+    assert placement.frontend == "15,31,47,63"
+
+
 @pytest.mark.parametrize(
     ("change", "needle"),
     [
@@ -145,6 +158,27 @@ def test_what_a_change_of_a_healthy_machine_costs_is_found(change, needle):
     host = load_host("xeon_2s_amx")
     assert found(host) == []
     assert any(needle in what for what in found(msgspec.structs.replace(host, **change)))
+
+
+def test_programs_that_take_the_cpus_are_named():
+    command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        try:
+            found = {program.pid: program for program in busiest()}
+        finally:
+            child.kill()
+    if child.pid in found or len(found) < 3:  # else three others of this machine are busier
+        assert found[child.pid].cpus > 0.1
+        assert found[child.pid].name.startswith("python")
+
+
+def test_a_busy_machine_is_a_problem_that_says_who():
+    host = msgspec.structs.replace(load_host("xeon_2s_amx"), load=40.0)
+    made = list(problems(host, None, busy=[Program(7, "a (b", 3.14)]))
+    assert [p.what for p in made] == [
+        "other programs wanted 40.0 CPUs in the last minute; now: a (b (process 7, 3.1)"
+    ]
 
 
 def test_what_is_usual_is_no_problem():
