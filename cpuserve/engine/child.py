@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -197,8 +198,9 @@ class _Throttle:
 
 def exit_now(code: int) -> None:
     """End the process without tearing the interpreter down: the system frees memory faster."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it
+            stream.flush()
     os._exit(code)
 
 

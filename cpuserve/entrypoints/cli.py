@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from cpuserve.entrypoints.flags import Parser, add_options, normalize, refuse_unknown
+from cpuserve.entrypoints.terminal import open_standard_streams
 from cpuserve.errors import CpuserveError, StartupError
 
 DESCRIPTION = """CPU-first LLM inference server with an OpenAI-compatible API.
@@ -27,6 +28,7 @@ counterpart are taken as that; those without a meaning on this server are accept
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    open_standard_streams()
     try:
         return _run(normalize(sys.argv[1:] if argv is None else argv))
     except StartupError as e:

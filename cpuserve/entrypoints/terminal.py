@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cpuserve.config.values import format_bytes
@@ -17,6 +19,20 @@ BAR_AFTER_S = 0.3  # a bar for less would only flicker
 LINE_AFTER_S = 2.0  # and a line in a log is worth a wait
 
 
+def open_standard_streams() -> None:
+    """Put /dev/null where standard input, output or error is closed, as some launchers leave it.
+
+    Otherwise the next file or socket would take the number, and writes would go there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(opened, "w" if number else "r", closefd=False))
+
+
 def say(text: str = "", end: str = "\n") -> None:
     """One result line on stdout, at once."""
     sys.stdout.write(text + end)
@@ -24,9 +40,10 @@ def say(text: str = "", end: str = "\n") -> None:
 
 
 def note(text: str) -> None:
-    """One line on stderr."""
-    sys.stderr.write(f"cpuserve: {text}\n")
-    sys.stderr.flush()
+    """One line on stderr; that nobody reads it is no reason to end."""
+    with suppress(BrokenPipeError):
+        sys.stderr.write(f"cpuserve: {text}\n")
+        sys.stderr.flush()
 
 
 class Progress:

@@ -55,3 +55,12 @@ def test_the_roofline_line_predicts_decode_from_bytes_a_token():
 
 def test_an_executor_without_probes_says_not_measured():
     assert "not measured" in banner.render_roofline({})
+
+
+def test_a_note_that_nobody_can_read_is_no_error(monkeypatch):
+    class Closed:
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stderr", Closed())
+    terminal.note("lost")

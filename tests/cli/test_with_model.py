@@ -2,12 +2,18 @@
 
 import io
 import json
+import shlex
+import socket
+import subprocess
+import time
 
 import pytest
 
+from cpuserve.bench.server import serve_command
 from cpuserve.config.load import from_arguments
 from cpuserve.entrypoints import banner, cli
 from cpuserve.entrypoints.prepare import prepare
+from tests.helpers.children import child_options
 from tests.helpers.tiny import tiny_model
 
 SMALL = ("--kv-cache-memory", "16MiB", "--max-num-batched-tokens", "64")
@@ -104,3 +110,46 @@ def test_the_banner_names_what_a_person_wants_to_know(model):
         "http://127.0.0.1:1/v1",
     ):
         assert needle in text
+
+
+def served_while(redirections, model, tmp_path):
+    """(exit code, stderr) of `cpuserve serve` under bash, ended once it has answered a request."""
+    socket_path, stderr = tmp_path / "http", tmp_path / "stderr"
+    words = serve_command([model, *SMALL, "--uds", str(socket_path)])
+    command = f"exec {' '.join(map(shlex.quote, words))} {redirections.format(stderr=stderr)}"
+    process = subprocess.Popen(["bash", "-c", command], **child_options())
+    end = time.monotonic() + 30
+    try:
+        while not _answers(socket_path):
+            assert process.poll() is None, stderr.read_text() if stderr.exists() else "it ended"
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        time.sleep(1.0)  # the banner
+        process.terminate()
+        return process.wait(20), stderr.read_text() if stderr.exists() else ""
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(path):
+    request = b'{"prompt": [5, 6], "max_tokens": 3}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(request)}\r\n"
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(10)
+        try:
+            sock.connect(str(path))
+            sock.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + request)
+            return sock.recv(1000).startswith(b"HTTP/1.1 200")
+        except OSError:
+            return False
+
+
+@pytest.mark.parametrize(
+    "redirections",
+    ["<&- >&- 2>&-", "2>{stderr} > >(head -c 10 >/dev/null)"],
+    ids=["closed", "banner-cut"],
+)
+def test_it_serves_whatever_its_standard_streams_are(redirections, model, tmp_path):
+    code, err = served_while(redirections, model, tmp_path)
+    assert (code, err) == (0, "")

@@ -260,7 +260,7 @@ async def _shown(on_ready: ReadyFn, url: str, client: EngineClient) -> None:
     """Run on_ready; a banner that fails must not end the server."""
     try:
         await on_ready(url, client)
-    except EngineDead:
+    except (EngineDead, BrokenPipeError):  # its reader may have gone: `| head`
         pass
     except Exception:
         log.exception("showing the banner failed")
