@@ -146,11 +146,23 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _parse(field: Field, given: Given) -> Any:
     try:
+        _check_text(given.value)
         return field.parse(given.value)
     except ValueError as e:
         shown = "***" if field.secret else given.value
         msg = f"{given.source} {given.name}={shown}: {e}"
         raise ConfigError(msg) from None
+
+
+def _check_text(value: object) -> None:
+    """ValueError for bytes of the command line or environment that are no UTF-8 (as surrogates)."""
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                msg = "holds bytes that are not UTF-8; give it (or rename it) in UTF-8"
+                raise ValueError(msg) from None
 
 
 def _parse_file(path: Path) -> object:

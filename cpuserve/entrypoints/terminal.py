@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
@@ -22,7 +23,8 @@ LINE_AFTER_S = 2.0  # and a line in a log is worth a wait
 def open_standard_streams() -> None:
     """Put /dev/null where standard input, output or error is closed, as some launchers leave it.
 
-    Otherwise the next file or socket would take the number, and writes would go there.
+    Otherwise the next file or socket would take the number, and writes would go there. Characters
+    that the output's encoding lacks are replaced: an answer may hold any.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -31,6 +33,8 @@ def open_standard_streams() -> None:
             opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
             os.set_inheritable(opened, True)
             setattr(sys, name, os.fdopen(opened, "w" if number else "r", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def say(text: str = "", end: str = "\n") -> None:

@@ -144,6 +144,12 @@ def test_the_module_vllm_serves_by_is_the_serve_command():
     assert done.stderr.startswith("cpuserve: error: flag --dtype=int3: choose one of auto")
 
 
+@pytest.mark.parametrize("flags", [["--served-model-name", "a", "\udcff"], ["--model", "\udcff"]])
+def test_bytes_that_are_no_utf8_are_refused(parse, flags):
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        parse("serve", *flags)
+
+
 def test_flags_reach_their_fields(parse):
     found = parse(
         *("serve", "m", "--max_model_len=8K", "-tp=1", "--kv-cache-memory-bytes", "1073741824"),

@@ -5,6 +5,7 @@ import json
 import shlex
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
@@ -153,3 +154,11 @@ def _answers(path):
 def test_it_serves_whatever_its_standard_streams_are(redirections, model, tmp_path):
     code, err = served_while(redirections, model, tmp_path)
     assert (code, err) == (0, "")
+
+
+def test_an_answer_is_shown_in_any_encoding(model):
+    command = [sys.executable, "-m", "cpuserve", "generate", model, *SMALL, "--prompt", "hi"]
+    options = child_options(PYTHONIOENCODING="ascii")
+    done = subprocess.run([*command, "--temperature=0"], **options, capture_output=True, check=True)
+    assert done.stderr == b""
+    assert b"?" in done.stdout
