@@ -647,7 +647,7 @@ FIELDS: tuple[Field, ...] = (
         CPU,
         kind="count",
         unit="cores",
-        flags=("--num-reserved-cpu",),
+        flags=("--num-reserved-cpu", "--num-of-reserved-cpu"),
         env="CPUSERVE_NUM_OF_RESERVED_CPU",
         aliases=(Alias("VLLM_CPU_NUM_OF_RESERVED_CPU"),),
         check=at_least(0),
@@ -731,13 +731,13 @@ FIELDS: tuple[Field, ...] = (
 class NoOp:
     """A flag, variable or argument of another server that is accepted and has no effect.
 
-    takes: how many values the flag swallows ("none", "one"). why: one clause for the note.
+    takes: how many values the flag swallows. why: one clause for the note.
     only: the one value that means no effect; another is refused.
     """
 
     names: tuple[str, ...]
     why: str
-    takes: Literal["none", "one"] = "one"
+    takes: Literal["none", "one", "many"] = "one"
     only: str | None = None
 
 
@@ -753,7 +753,22 @@ NO_OPS: tuple[NoOp, ...] = (
     ),
     NoOp(("--gpu-memory-utilization",), "use --kv-cache-memory to size the KV cache"),
     NoOp(("--distributed-executor-backend",), "ranks are threads of one process here"),
-    NoOp(("--compilation-config", "-O", "-cc"), "kernels are compiled ahead of time"),
+    NoOp(
+        (
+            "--compilation-config",
+            "-O",
+            "-cc",
+            "--optimization-level",
+            "--max-seq-len-to-capture",
+            "--max-cudagraph-capture-size",
+        ),
+        "kernels are compiled ahead of time",
+    ),
+    NoOp(
+        ("--cuda-graph-sizes", "--cudagraph-capture-sizes"),
+        "kernels are compiled ahead of time",
+        "many",
+    ),
     NoOp(("--cpu-offload-gb",), "all memory is the CPU's"),
     NoOp(("--load-format",), "the format is read from the files"),
     NoOp(("--tokenizer-mode",), "there is one tokenizer, the fast one"),
@@ -769,6 +784,10 @@ NO_OPS: tuple[NoOp, ...] = (
     NoOp(("--api-server-count",), "one front-end process serves"),
     NoOp(
         (
+            "--attention-backend",
+            "--linear-backend",
+            "--moe-backend",
+            "VLLM_ATTENTION_BACKEND",
             "VLLM_CPU_SGL_KERNEL",
             "VLLM_CPU_MOE_PREPACK",
             "VLLM_CPU_ATTN_SPLIT_KV",

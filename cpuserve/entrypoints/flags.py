@@ -96,9 +96,13 @@ def add_options(parser: Parser, *, server: bool) -> None:
         help="Options from a JSON, YAML or TOML file [env CPUSERVE_CONFIG]",
     )
     for flag, no_op in no_op_flags().items():
-        nargs: dict[str, Any] = {"nargs": 0} if no_op.takes == "none" else {}
         parser.add_argument(
-            flag, action=Ignore, no_op=no_op, help=argparse.SUPPRESS, dest="_ignored", **nargs
+            flag,
+            action=Ignore,
+            no_op=no_op,
+            help=argparse.SUPPRESS,
+            dest="_ignored",
+            nargs={"none": 0, "one": None, "many": "+"}[no_op.takes],
         )
 
 

@@ -320,6 +320,23 @@ STARTS = [
         ],
     ),
     (
+        "VLLM_ATTENTION_BACKEND=TORCH_SDPA serve facebook/opt-125m --attention-backend=CPU_ATTN "
+        "--max-seq-len-to-capture 8192 --cudagraph-capture-sizes 1 2 4 -tp=2",
+        {"tensor_parallel_size": 2},
+        [
+            "VLLM_ATTENTION_BACKEND is accepted and has no effect: kernels are chosen for the CPU",
+            "--attention-backend is accepted",
+            "--max-seq-len-to-capture is accepted and has no effect: kernels are compiled ahead",
+        ],
+    ),
+    (
+        "CPUSERVE_OMP_THREADS_BIND=0-7 CPUSERVE_NUM_OF_RESERVED_CPU=1 "
+        "CPUSERVE_VISIBLE_MEMORY_NODES=0 serve facebook/opt-125m --omp-threads-bind auto "
+        "--num-of-reserved-cpu 2 --visible-memory-nodes 1",
+        {"omp_threads_bind": "32-61", "num_reserved_cpu": 2},
+        [],
+    ),
+    (
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 serve meta-llama/Llama-2-7b-chat-hf --max-model-len 8192",
         {"max_model_len": 8192},
         ["VLLM_ALLOW_LONG_MAX_MODEL_LEN is read as CPUSERVE_ALLOW_LONG_MAX_MODEL_LEN"],
