@@ -121,6 +121,17 @@ def test_doctor_on_this_machine_is_a_page_and_json_of_the_published_schema(capsy
         jsonschema.validate({**report, "machine": {}}, json.loads(SCHEMA.read_bytes()))
 
 
+@pytest.mark.parametrize("name", host_names())
+def test_doctor_on_any_machine_is_a_page_and_json_of_the_published_schema(monkeypatch, name):
+    monkeypatch.setattr(doctor.CpuPlatform, "host", lambda self: load_host(name))
+    report = doctor.examine(measure=False)
+    jsonschema.validate(json.loads(msgspec.json.encode(report)), json.loads(SCHEMA.read_bytes()))
+    page = doctor.render(report)
+    assert report.machine.cpu in page
+    assert all(problem.what in page and problem.remedy in page for problem in report.problems)
+    assert all(line in page for line in report.placement.drawing)
+
+
 def test_doctor_reports_a_variable_that_would_stop_a_server(capsys, monkeypatch):
     from cpuserve.config import env
 

@@ -1,6 +1,10 @@
 """Host.read on trees of files, and its JSON form."""
 
+import json
+import os
 import resource
+import shutil
+import subprocess
 
 import pytest
 
@@ -164,6 +168,20 @@ def test_this_machine_can_be_read():
     host = Host.read()
     assert host.usable_cpus
     assert 0 < host.memory_free <= host.memory_total
+
+
+def test_instruction_sets_are_those_lscpu_shows():
+    lscpu = shutil.which("lscpu")
+    if lscpu is None:
+        pytest.skip("lscpu is not installed")
+    done = subprocess.run(
+        [lscpu, "-J"], capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"}
+    )
+    fields = json.loads(done.stdout)["lscpu"]
+    while not (shown := [f["data"] for f in fields if f["field"] == "Flags:"]):
+        fields = [child for f in fields for child in f.get("children", [])]
+        assert fields, done.stdout
+    assert list(Host.read().cpu_flags) == shown[0].split()
 
 
 def test_slow_cores_are_told_by_capacity_or_by_intels_list(read):

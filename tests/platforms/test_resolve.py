@@ -1,12 +1,14 @@
 """CpuPlatform.resolve: pure, on machines described as data."""
 
 import dataclasses
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from cpuserve.config.decisions import render_table
+from cpuserve.config.values import format_cpus
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.cgroup import Cgroup
 from tests.helpers.hosts import (
@@ -58,6 +60,38 @@ def test_auto_binding_takes_one_thread_per_allowed_core(name, cpus, frontend):
     assert config.threads == len(cpus)
     if frontend is not None:
         assert config.frontend_cpus == frontend
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "lists", "frontend"),
+    [
+        ("vm_2core_zen5", {}, "0-1", None),
+        ("desktop_8core_smt", {}, "0-6", "7,15"),
+        ("xeon_2s_amx", {"tensor_parallel_size": 2}, "0-30|32-62", "31,63,95,127"),
+        (
+            "xeon_2s_amx",
+            {"tensor_parallel_size": 6},
+            "0-10|11-20|21-30|32-42|43-52|53-62",
+            "31,63,95,127",
+        ),
+        ("cpuset_4_11_of_16", {}, "4-10", "11"),
+        ("pod_quota_6_5_of_64", {}, "0-5", "63"),
+        ("xeon_2s_amx_second_siblings", {}, "64-94", "95"),
+        ("epyc_nps4", {"data_parallel_size": 4}, "0-14|16-30|32-46|48-62", "15,31,47,63"),
+    ],
+)
+def test_known_machines_come_out_exactly(name, ranks, lists, frontend):
+    """What the engines get; `place` alone is tested with more of them."""
+    engines = resolve(name, LLAMA_1B, **ranks).replicas
+    of_ranks = []
+    for engine in engines:
+        cpus = iter(engine.cpus)
+        of_ranks += [list(islice(cpus, size)) for size in engine.rank_threads]
+        assert list(cpus) == []
+        assert engine.passive_waits is (name == "pod_quota_6_5_of_64")
+    assert "|".join(map(format_cpus, of_ranks)) == lists
+    spared = engines[0].frontend_cpus
+    assert (None if spared is None else format_cpus(spared)) == frontend
 
 
 def test_threads_and_front_end_never_share_a_core():
