@@ -61,7 +61,8 @@ def _lookup(f: Field, env: Mapping[str, str], notes: list[str]) -> tuple[str, st
         notes.append(f"env {f.env}={env[f.env]!r} is ignored: not a number cpuserve can use")
     for alias in f.env_aliases:
         if alias.name in env:
-            notes.append(f"env {alias.name} is read as {f.env}")
+            differs = f", {alias.differs}" if alias.differs else ""
+            notes.append(f"env {alias.name} is read as {f.env}{differs}")
             return alias.name, env[alias.name]
     return None
 

@@ -23,10 +23,14 @@ FALSE = {"0": False, "false": False, "no": False, "off": False}
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another server's name for a field; `convert` turns its text into ours."""
+    """Another server's name for a field; `convert` turns its text into ours.
+
+    differs: what its value means here, where that is not what it means there.
+    """
 
     name: str
     convert: Callable[[str], str] | None = None
+    differs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,7 +491,7 @@ FIELDS: tuple[Field, ...] = (
         env="CPUSERVE_KVCACHE_SPACE",
         aliases=(
             Alias("--kv-cache-memory-bytes", _bytes_as_space),
-            Alias("VLLM_CPU_KVCACHE_SPACE"),
+            Alias("VLLM_CPU_KVCACHE_SPACE", differs="of all ranks of an engine together"),
             Alias("VLLM_OPENVINO_KVCACHE_SPACE"),
         ),
         check=parse_space,
@@ -649,7 +653,7 @@ FIELDS: tuple[Field, ...] = (
         unit="cores",
         flags=("--num-reserved-cpu", "--num-of-reserved-cpu"),
         env="CPUSERVE_NUM_OF_RESERVED_CPU",
-        aliases=(Alias("VLLM_CPU_NUM_OF_RESERVED_CPU"),),
+        aliases=(Alias("VLLM_CPU_NUM_OF_RESERVED_CPU", differs="of all ranks together"),),
         check=at_least(0),
         metavar="N",
     ),

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cpuserve.config.fields import FIELDS, GROUPS, NO_OPS, Field
+from cpuserve.config.fields import FIELDS, GROUPS, NO_OPS, Alias, Field
 
 BEGIN = "<!-- options: made by python -m cpuserve.config.reference README.md -->"
 END = "<!-- end of options -->"
@@ -56,8 +56,12 @@ def _aliases() -> Iterator[str]:
     yield ""
     for field in FIELDS:
         if field.aliases:
-            names = ", ".join(f"`{alias.name}`" for alias in field.aliases)
+            names = ", ".join(map(_alias, field.aliases))
             yield f"- {names}: `{field.flag or field.env}`"
+
+
+def _alias(alias: Alias) -> str:
+    return f"`{alias.name}`" + (f" ({alias.differs})" if alias.differs else "")
 
 
 def _no_ops() -> Iterator[str]:

@@ -238,7 +238,10 @@ def test_vllm_variables_are_aliases_and_say_so():
     asked = load_options({}, environ={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_SGL_KERNEL": "1"})
     assert asked.options.kv_cache_space == "2"
     assert asked.sources["kv_cache_space"] == "env VLLM_CPU_KVCACHE_SPACE"
-    assert "env VLLM_CPU_KVCACHE_SPACE is read as CPUSERVE_KVCACHE_SPACE" in asked.notes
+    assert (
+        "env VLLM_CPU_KVCACHE_SPACE is read as CPUSERVE_KVCACHE_SPACE, of all ranks of an engine "
+        "together" in asked.notes
+    )
     assert any("VLLM_CPU_SGL_KERNEL is accepted and has no effect" in n for n in asked.notes)
 
 

@@ -105,7 +105,7 @@ PAGES = [
         "VLLM_CPU_KVCACHE_SPACE=40 serve meta-llama/Llama-2-7b-chat-hf -tp=2 "
         "--distributed-executor-backend mp",
         {"tensor_parallel_size": 2, "omp_threads_bind": "0-30|32-62"},
-        [],
+        ["read as CPUSERVE_KVCACHE_SPACE, of all ranks of an engine together"],
     ),
     (
         "VLLM_CPU_KVCACHE_SPACE=40 VLLM_CPU_OMP_THREADS_BIND=0-31 VLLM_CPU_MOE_PREPACK=0 IMAGE "
@@ -130,7 +130,7 @@ PAGES = [
         "VLLM_CPU_KVCACHE_SPACE=40 VLLM_CPU_NUM_OF_RESERVED_CPU=1 serve facebook/opt-125m "
         "--dtype=bfloat16",
         {"num_reserved_cpu": 1, "omp_threads_bind": "0-62"},
-        ["VLLM_CPU_NUM_OF_RESERVED_CPU is read as CPUSERVE_NUM_OF_RESERVED_CPU"],
+        ["VLLM_CPU_NUM_OF_RESERVED_CPU is read as CPUSERVE_NUM_OF_RESERVED_CPU, of all ranks"],
     ),
     (
         "VLLM_TARGET_DEVICE=cpu HF_TOKEN=secret VLLM_CPU_KVCACHE_SPACE=20 VLLM_CPU_SGL_KERNEL=1 "
