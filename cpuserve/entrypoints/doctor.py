@@ -11,9 +11,9 @@ from importlib import metadata
 import msgspec
 
 from cpuserve.config.decisions import Ledger
-from cpuserve.config.engine import EngineOptions
+from cpuserve.config.engine import EngineOptions, ServerOptions
 from cpuserve.config.env import environment
-from cpuserve.config.load import load_options
+from cpuserve.config.load import Asked, load_options
 from cpuserve.config.values import GIB, format_bytes, format_cpus
 from cpuserve.entrypoints.busy import Program, busiest
 from cpuserve.entrypoints.terminal import say
@@ -99,13 +99,12 @@ def examine(*, measure: bool) -> DoctorReport:
     found: list[Problem] = []
     try:
         asked = load_options({})
-        options, notes = asked.options, asked.notes
     except ConfigError as error:
-        options, notes = EngineOptions(), ()
+        asked = Asked(EngineOptions(), ServerOptions(), {})
         found.append(Problem(str(error), "correct the variable: a server would not start with it"))
-    platform, lines = _platform(options, found)
+    platform, lines = _platform(asked.options, found)
     host = platform.host()
-    placement = _placement(options, host, found)
+    placement = _placement(asked, host, found)
     capabilities = platform.capabilities(host)
     machine = describe(host, capabilities)
     roofline = _roofline(host, machine.tier, placement) if measure else None
@@ -122,7 +121,7 @@ def examine(*, measure: bool) -> DoctorReport:
         kernels=dict(platform.kernels(machine.tier)),
         libraries={name: _version_of(name) for name in LIBRARIES},
         roofline=roofline,
-        notes=(*lines, *_model_notes(), *notes),
+        notes=(*lines, *_model_notes(), *asked.notes),
         problems=tuple(found),
     )
 
@@ -141,11 +140,12 @@ def _platform(options: EngineOptions, found: list[Problem]) -> tuple[Platform, l
         return select("cpu")
 
 
-def _placement(options: EngineOptions, host: Host, found: list[Problem]) -> Placement | None:
+def _placement(asked: Asked, host: Host, found: list[Problem]) -> Placement | None:
     """Where a server's threads would sit, with CPUSERVE_* as they are."""
+    options = asked.options
     try:
         ranks, replicas = options.tensor_parallel_size or 1, options.data_parallel_size or 1
-        return place(options, Ledger(options, {}), host, tp=ranks, dp=replicas)
+        return place(options, Ledger(options, asked.sources), host, tp=ranks, dp=replicas)
     except ConfigError as error:
         found.append(Problem(str(error), "correct the variable: a server would not start with it"))
         return None

@@ -139,7 +139,7 @@ def test_doctor_reports_a_variable_that_would_stop_a_server(capsys, monkeypatch)
     assert cli.main(["doctor", "--no-roofline"]) == 0
     page = capsys.readouterr().out
     assert "a server would not start" in page
-    assert "CPU 9999 is not among" in page
+    assert "env CPUSERVE_OMP_THREADS_BIND=9999: CPU 9999 is not among" in page
 
 
 def test_doctor_draws_the_engines_that_the_environment_asks_for(monkeypatch):
