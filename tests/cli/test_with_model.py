@@ -96,6 +96,14 @@ def test_a_chat_template_that_is_not_there_is_one_line(capsys, model):
     assert "/no/such.jinja" in capsys.readouterr().err
 
 
+def test_the_banner_says_that_float16_is_computed_in_float32():
+    model = str(tiny_model("llama", dtype="float16"))
+    prepared = prepare(from_arguments({"model": model, "kv_cache_memory": "16MiB"}, environ={}))
+    assert "float16 (the checkpoint's; stored as float16, computed in float32)" in banner.render(
+        prepared
+    )
+
+
 def test_the_banner_names_what_a_person_wants_to_know(model):
     prepared = prepare(from_arguments({"model": model, "kv_cache_memory": "16MiB"}, environ={}))
     text = banner.render(prepared, "http://127.0.0.1:1")
@@ -106,6 +114,9 @@ def test_the_banner_names_what_a_person_wants_to_know(model):
         config.isa,
         "attention ",
         "bfloat16 (",
+        "\n  tier      {0.tier}: {0.tier_means}\n".format(
+            prepared.platform.capabilities(prepared.host)
+        ),
         f"{config.kv_blocks} blocks",
         f"{config.threads} on CPU",
         "http://127.0.0.1:1/v1",
