@@ -206,7 +206,13 @@ PAGES = [
             "hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4",
         )
     ),
-    # the smoke test of several ranks
+    # the smoke tests of servers
+    (
+        "VLLM_CPU_KVCACHE_SPACE=4 VLLM_CPU_CI_ENV=1 VLLM_CPU_OMP_THREADS_BIND='48-55|56-63' "
+        "VLLM_CPU_SGL_KERNEL=1 serve meta-llama/Llama-3.1-8B-Instruct -tp=2 -pp=2",
+        ConfigError,
+        r"-pp 2: not supported yet; use 1",
+    ),
     (
         "serve meta-llama/Llama-3.2-3B-Instruct -tp=2 -pp=2",
         ConfigError,
@@ -228,6 +234,12 @@ PAGES = [
 ]
 
 ELSEWHERE = [
+    (
+        "graviton4_96",
+        "VLLM_CPU_KVCACHE_SPACE=16 VLLM_CPU_CI_ENV=1 VLLM_CPU_OMP_THREADS_BIND=0-31 serve "
+        "meta-llama/Llama-3.2-1B --max-model-len 2048",
+        {"threads": 32, "max_model_len": 2048, "kv_cache_space": "16.00 GiB"},
+    ),
     (
         "graviton3_64",
         "VLLM_CPU_KVCACHE_SPACE=8 VLLM_CPU_OMP_THREADS_BIND=0-62 IMAGE "
