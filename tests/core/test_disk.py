@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import time
 
 import pytest
@@ -209,6 +210,32 @@ def test_a_full_disk_ends_writing_with_one_line(tmp_path, monkeypatch, caplog):
     assert not cache.wants(entries[0])
     assert cache.load(before, 0) == DATA[0]
     assert not list(tmp_path.glob("*/*.tmp"))
+
+
+def test_a_directory_that_was_emptied_is_filled_again(made, caplog):
+    directory, chain = made
+    cache = open_cache(directory)
+    shutil.rmtree(directory)
+    with caplog.at_level(logging.WARNING, "cpuserve"):
+        fill(cache, [1] * 4)
+        cache.close()
+    assert not caplog.records
+    again = open_cache(directory)
+    assert (len(again), again.seed) == (1, cache.seed)
+    assert not again.has(chain.keys[0])
+    assert cache.num_bytes == again.num_bytes == files(directory)[0].stat().st_size
+
+
+def test_a_file_system_without_links_will_do(tmp_path, monkeypatch):
+    def link(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("cpuserve.core.kv.disk.os.link", link)
+    cache = open_cache(tmp_path)
+    chain = fill(cache, [1] * 4)
+    cache.close()
+    assert open_cache(tmp_path).load(chain, 0) == DATA[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [FINGERPRINT.hex()[:32], "seed"]
 
 
 def test_directory_and_files_are_for_the_owner_only(made):

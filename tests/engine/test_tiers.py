@@ -152,7 +152,9 @@ def test_eviction_saves_to_disk_without_an_idle_moment(tmp_path):
 
 
 def test_damaged_files_cost_the_hit_and_nothing_else(tmp_path):
-    core = make(prefix_cache_dir=str(tmp_path))
+    # The whole prompt in one step: what follows a damaged block is not restored in the next.
+    config = {"prefix_cache_dir": str(tmp_path), "max_num_batched_tokens": 64}
+    core = make(**config)
     ask(core)
     core.close()
     files = sorted(tmp_path.glob("*/*.kv"))
@@ -160,7 +162,7 @@ def test_damaged_files_cost_the_hit_and_nothing_else(tmp_path):
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     hits = []
     for _ in range(len(files)):  # each run finds the first damaged file and replaces it
-        core = make(prefix_cache_dir=str(tmp_path))
+        core = make(**config)
         hits.append(ask(core))
         core.close()
     assert hits[0] < 40

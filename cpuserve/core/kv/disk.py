@@ -192,27 +192,44 @@ class DiskCache:
             0,
         )[:_HEAD_BEFORE_CRC]
         crc = zlib.crc32(data, zlib.crc32(name.content, zlib.crc32(head)))
-        path = self._path(name.key)
-        temporary = self._directory / f".{os.getpid()}-{secrets.token_hex(4)}.tmp"
-        size = _HEAD.size + len(name.content) + len(data)
+        parts = (head, struct.pack("<I", crc), name.content, data)
         try:
-            if not self._make_room(size):
-                return
-            with os.fdopen(
-                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
-            ) as f:
-                for part in (head, struct.pack("<I", crc), name.content, data):
-                    f.write(part)
-            temporary.replace(path)
+            try:
+                self._store(self._path(name.key), parts)
+            except FileNotFoundError:  # somebody has emptied the directory, to clear the cache
+                self._begin_again()
+                self._store(self._path(name.key), parts)
         except OSError as error:
             self._failed = True
             log.warning("the prefix cache on disk is no longer written: %s", error)
+
+    def _store(self, path: Path, parts: tuple[Data, ...]) -> None:
+        size = sum(map(len, parts))
+        if not self._make_room(size):
+            return
+        temporary = self._directory / f".{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        try:
+            with os.fdopen(
+                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+            ) as f:
+                for part in parts:
+                    f.write(part)
+            temporary.replace(path)
+        except OSError:
             with suppress(OSError):
                 temporary.unlink()
-            return
+            raise
         with self._lock:
             self._num_bytes += size - self._files.get(path, 0)
             self._files[path] = size
+
+    def _begin_again(self) -> None:
+        """Make the directory anew, with the same seed, and see what is left of the files."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _read_seed(self._directory.parent / "seed", self.seed)
+        with self._lock:
+            self._files = _scan(self._directory.parent)
+            self._num_bytes = sum(self._files.values())
 
     def _make_room(self, size: int) -> bool:
         with self._lock:
@@ -239,8 +256,8 @@ class DiskCache:
             path.unlink()
 
 
-def _read_seed(path: Path) -> bytes:
-    """The seed in `path`, made if there is none; a torn one is replaced."""
+def _read_seed(path: Path, new: bytes = b"") -> bytes:
+    """The seed in `path`, made (or `new`) if there is none; a torn one is replaced."""
     try:
         seed = path.read_bytes()
     except FileNotFoundError:
@@ -249,7 +266,7 @@ def _read_seed(path: Path) -> bytes:
         return seed
     temporary = path.with_name(f".seed-{secrets.token_hex(8)}.tmp")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(SEED_BYTES))
+        file.write(new or secrets.token_bytes(SEED_BYTES))
     try:
         if seed:
             log.warning("%s is torn: blocks cached under it are lost", path)
@@ -258,6 +275,8 @@ def _read_seed(path: Path) -> bytes:
             os.link(temporary, path)  # fails if another process was first
     except FileExistsError:
         log.debug("%s has just been made", path)
+    except OSError:  # no links there, as on FAT and some network file systems
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     return path.read_bytes()
