@@ -14,6 +14,8 @@ from cpuserve.loader.load import find_model
 if TYPE_CHECKING:
     from cpuserve.tokenizer.parts import Parts
 
+LONG_CHARS = 4096  # below, a call takes less than handing it to another thread is worth
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -59,11 +61,20 @@ class Tokenizer:
         that is no valid Unicode (a lone surrogate).
         """
         try:
-            ids: list[int] = self._core.encode(text, add_special_tokens=add_special_tokens).ids
+            ids = self._encode(text, add_special_tokens)
         except (UnicodeError, TypeError) as error:
             raise _not_unicode(text) from error
         if add_special_tokens and self._parts.add_bos and self.bos_id is not None:
             return [self.bos_id, *ids]
+        return ids
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # `encode` keeps the GIL, which stopped all streams for a second over 400k characters.
+        if len(text) > LONG_CHARS:
+            found = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        else:
+            found = self._core.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = found.ids
         return ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:

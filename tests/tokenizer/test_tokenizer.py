@@ -1,6 +1,8 @@
 """Tokenizers from GGUF metadata and model directories, against the reference ids."""
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,24 @@ def test_smollm2_text_survives_a_round_trip(smollm, golden):
 
 
 @pytest.mark.network
+def test_long_texts_have_the_ids_of_their_lines(smollm):
+    line = "A line, with 12 numbers and Größe 漢字 <|im_end|> in it.\n"
+    for count in (1, 80, 4000):
+        assert smollm.encode(line * count, add_special_tokens=False) == count * smollm.encode(line)
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        smollm.encode(line * 100 + "\ud800")
+
+
+def test_python_threads_run_while_a_long_text_is_encoded(smollm):
+    encoding = threading.Thread(target=smollm.encode, args=("hello world " * 40_000,))
+    encoding.start()
+    turns = 0
+    while encoding.is_alive():
+        turns += 1
+        time.sleep(0.001)
+    assert turns >= 10
+
+
 def test_smollm2_special_tokens(smollm):
     assert (smollm.vocab_size, smollm.bos_id) == (49152, 1)
     assert set(smollm.eos_ids) == {0, 2}
