@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import IO, Any, cast
 
 from cpuserve.config.engine import EngineConfig
@@ -47,9 +47,26 @@ BOOTSTRAP = (
 )
 EXIT_WAIT_S = 5.0
 POLL_S = 0.01
+LIMITS = "limits: ulimit -u, -n and -v, and the pids and memory of the container"
 STDERR_LINES = 20
 CRASH = "Fatal Python error: "  # how faulthandler begins
 ABORT = CRASH + "Aborted"
+
+
+def _start(fd: int, module: str) -> subprocess.Popen[bytes]:
+    """The engine's process, with `fd` as its end of the socket pair."""
+    code = BOOTSTRAP.format(module=module)
+    command = [sys.executable, "-c", code, json.dumps(sys.path), "--fd", str(fd)]
+    return subprocess.Popen(
+        command, pass_fds=[fd], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    if process.stderr is not None:
+        process.stderr.close()
 
 
 class ProcessClient:
@@ -94,17 +111,23 @@ class ProcessClient:
 
         Call it from a thread that lives as long as the engine: Linux kills the child when the
         thread that started it ends.
+
+        Raises:
+            StartupError: the system grants no more processes, threads, files or memory.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            fd = theirs.fileno()
-            code = BOOTSTRAP.format(module=module)
-            command = [sys.executable, "-c", code, json.dumps(sys.path), "--fd", str(fd)]
-            process = subprocess.Popen(
-                command, pass_fds=[fd], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
-            )
-        ours.sendall(encode_frame(config))
-        return cls(process, ours, on_progress)
+        with ExitStack() as undo:
+            try:
+                ours, theirs = map(undo.enter_context, socket.socketpair())
+                process = _start(theirs.fileno(), module)
+                undo.callback(_end, process)
+                theirs.close()
+                ours.sendall(encode_frame(config))
+                client = cls(process, ours, on_progress)
+            except (OSError, RuntimeError) as error:  # RuntimeError: a thread did not start
+                msg = f"the engine's process cannot be started: {error} ({LIMITS})"
+                raise StartupError(msg) from error
+            undo.pop_all()
+        return client
 
     # --- EngineClient -------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import time
 from contextlib import aclosing
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cpuserve.engine.process import ProcessClient
@@ -175,6 +176,27 @@ def test_death_of_the_engine_ends_all_streams_quickly_and_says_how(model, how, c
             await client.ask("report")
 
     with_engine(body, model)
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("subprocess.Popen", BlockingIOError(11, "Resource temporarily unavailable")),
+        ("socket.socketpair", OSError(24, "Too many open files")),
+        ("threading.Thread.start", RuntimeError("can't start new thread")),
+    ],
+    ids=["process", "files", "thread"],
+)
+def test_a_process_that_cannot_be_started_is_one_line_and_leaves_nothing(monkeypatch, place, error):
+    def refuse(*_, **__):
+        raise error
+
+    before = psutil.Process().num_fds()
+    monkeypatch.setattr(f"cpuserve.engine.process.{place}", refuse)
+    with pytest.raises(StartupError, match=r"cannot be started: .*ulimit"):
+        ProcessClient.spawn(fake_config(), module=MODULE)
+    assert psutil.Process().num_fds() == before
+    assert not psutil.Process().children()
 
 
 def test_a_closed_stderr_does_not_close_the_engines(monkeypatch):
