@@ -22,6 +22,15 @@ class StartupError(CpuserveError):
     """cpuserve cannot start as asked; the CLI prints the message on one line and exits 2."""
 
 
+# What to look at when the system grants no more processes, threads, files or memory.
+LIMITS = "limits: ulimit -u, -n and -v, and the pids and memory of the container"
+
+
+def without_threads(error: BaseException) -> bool:
+    """`error` is Python's for a thread that the system did not grant."""
+    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+
+
 class ConfigError(StartupError):
     """An option, flag or environment variable that cannot be honoured."""
 

@@ -36,7 +36,7 @@ from cpuserve.engine.ipc import (
     decode_inbound,
     encode_frame,
 )
-from cpuserve.errors import StartupError
+from cpuserve.errors import LIMITS, StartupError, without_threads
 from cpuserve.log import configure
 
 if TYPE_CHECKING:
@@ -175,6 +175,9 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
         channel.send(Fatal(str(error), startup=True))
         return 2
     except BaseException as error:
+        if not ready and without_threads(error):
+            channel.send(Fatal(f"{error} ({LIMITS})", startup=True))
+            return 2
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}".rstrip(": ")
         channel.send(Fatal(text, startup=not ready))

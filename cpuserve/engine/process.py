@@ -36,7 +36,7 @@ from cpuserve.engine.ipc import (
     encode_frame,
 )
 from cpuserve.engine.streams import RequestMaker, Streams, limits_of
-from cpuserve.errors import EngineDead, StartupError
+from cpuserve.errors import LIMITS, EngineDead, StartupError
 from cpuserve.sampling.params import SamplingParams
 
 CHILD_MODULE = "cpuserve.engine.child"
@@ -47,7 +47,6 @@ BOOTSTRAP = (
 )
 EXIT_WAIT_S = 5.0
 POLL_S = 0.01
-LIMITS = "limits: ulimit -u, -n and -v, and the pids and memory of the container"
 STDERR_LINES = 20
 CRASH = "Fatal Python error: "  # how faulthandler begins
 ABORT = CRASH + "Aborted"

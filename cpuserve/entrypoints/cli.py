@@ -13,7 +13,7 @@ from importlib import import_module
 
 from cpuserve.entrypoints.flags import Parser, add_options, normalize, refuse_unknown
 from cpuserve.entrypoints.terminal import open_standard_streams
-from cpuserve.errors import CpuserveError, StartupError
+from cpuserve.errors import LIMITS, CpuserveError, StartupError, without_threads
 
 DESCRIPTION = """CPU-first LLM inference server with an OpenAI-compatible API.
 
@@ -35,6 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(e, 2)
     except CpuserveError as e:
         return _fail(e, 1)
+    except RuntimeError as e:
+        if not without_threads(e):
+            raise
+        return _fail(StartupError(f"{e} ({LIMITS})"), 2)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -150,6 +150,18 @@ def test_bytes_that_are_no_utf8_are_refused(parse, flags):
         parse("serve", *flags)
 
 
+def test_a_thread_that_is_not_granted_is_one_line_and_exit_2(capsys, monkeypatch):
+    def refuse(_):
+        msg = "can't start new thread"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr("cpuserve.entrypoints.doctor.main", refuse)
+    code, _, err = run(capsys, "doctor")
+    assert code == 2
+    assert err.startswith("cpuserve: error: can't start new thread (limits: ulimit -u")
+    assert err.count("\n") == 1
+
+
 def test_flags_reach_their_fields(parse):
     found = parse(
         *("serve", "m", "--max_model_len=8K", "-tp=1", "--kv-cache-memory-bytes", "1073741824"),

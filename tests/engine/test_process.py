@@ -227,10 +227,11 @@ def test_exception_in_a_step_ends_its_requests_and_the_process_lives(capfd):
     ("model", "text"),
     [
         ("fake:startup", "^the model is not there$"),
+        ("fake:threads", r"^can't start new thread \(limits: ulimit -u"),
         ("fake:broken", "^ZeroDivisionError: a bug$"),
         ("fake:exit:0", None),
     ],
-    ids=["user error", "bug", "ready"],
+    ids=["user error", "threads", "bug", "ready"],
 )
 def test_failure_to_start_is_one_line(model, text, capfd):
     async def main():

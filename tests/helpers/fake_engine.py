@@ -2,9 +2,9 @@
 
 "fake", "fake:raise:N" (step N raises), "fake:nan:N" (the first row of step N is NaN), "fake:exit:N"
 (the process ends in step N), "fake:crash:N" (it segfaults), "fake:abort:N" (it says why and
-aborts), "fake:slow" (20 ms a step),
-"fake:endless" (a step ends when it is cancelled, and not before ten minutes),
-"fake:startup" (a StartupError), "fake:broken" (a bug while loading), "fake:hang" (loads for ever).
+aborts), "fake:slow" (20 ms a step), "fake:endless" (a step ends when it is cancelled, and not
+before ten minutes), "fake:startup" (a StartupError), "fake:broken" (a bug while loading),
+"fake:threads" (no thread is granted), "fake:hang" (loads for ever).
 """
 
 import faulthandler
@@ -29,6 +29,9 @@ def build(config, progress, team):
     if kind == "broken":
         msg = "a bug"
         raise ZeroDivisionError(msg)
+    if kind == "threads":
+        msg = "can't start new thread"
+        raise RuntimeError(msg)
     if kind == "hang":
         time.sleep(600)
     for done in range(0, 101, 10):
