@@ -19,8 +19,9 @@ class Ledger:
         self._sources = sources
         self.decisions: list[Decision] = []
 
-    def asked(self, name: str) -> str:
-        """ "env CPUSERVE_ISA=avx2": how an error names what was asked for."""
+    def asked(self, *names: str) -> str:
+        """ "env CPUSERVE_ISA=avx2": how an error names what was asked for, the first that was."""
+        name = next((n for n in names if getattr(self._options, n, None) is not None), names[0])
         source = self._sources.get(name, name)
         return f"{source}={getattr(self._options, name, None)}"
 

@@ -232,9 +232,10 @@ def _reserve(
 
 def _core_for_each(ranks: int, cores: int, ledger: Ledger) -> None:
     if ranks > cores:
+        asked = ledger.asked("tensor_parallel_size", "data_parallel_size")
         msg = (
-            f"{ledger.asked('tensor_parallel_size')}: {ranks} ranks need a core each and this "
-            f"process may compute on {cores}; use at most {cores}"
+            f"{asked}: {ranks} ranks need a core each and this process may compute on {cores}; "
+            f"use at most {cores}"
         )
         raise ConfigError(msg)
 

@@ -132,14 +132,24 @@ def test_doctor_on_any_machine_is_a_page_and_json_of_the_published_schema(monkey
     assert all(line in page for line in report.placement.drawing)
 
 
-def test_doctor_reports_a_variable_that_would_stop_a_server(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("CPUSERVE_OMP_THREADS_BIND", "9999", "CPU 9999 is not among"),
+        ("CPUSERVE_DATA_PARALLEL_SIZE", "999", "999 ranks need a core each"),
+        ("CPUSERVE_TENSOR_PARALLEL_SIZE", "998", "998 ranks need a core each"),
+    ],
+)
+def test_doctor_reports_a_variable_that_would_stop_a_server(
+    capsys, monkeypatch, name, value, problem
+):
     from cpuserve.config import env
 
-    monkeypatch.setattr(env, "environment", lambda: {"CPUSERVE_OMP_THREADS_BIND": "9999"})
+    monkeypatch.setattr(env, "environment", lambda: {name: value})
     assert cli.main(["doctor", "--no-roofline"]) == 0
     page = capsys.readouterr().out
     assert "a server would not start" in page
-    assert "env CPUSERVE_OMP_THREADS_BIND=9999: CPU 9999 is not among" in page
+    assert f"env {name}={value}: {problem}" in page
 
 
 def test_doctor_draws_the_engines_that_the_environment_asks_for(monkeypatch):
