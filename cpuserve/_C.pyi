@@ -208,8 +208,15 @@ class Executor:
         """Seconds per barrier."""
     @property
     def binding(self) -> dict[str, Any]:
-        """How memory comes to the nodes of the ranks: {"mode": "bind", "first_touch" or "none" (one
-        rank), "error": why first touch alone, "nodes": by rank, -1 = more than one}."""
+        """How memory comes to the nodes of the ranks: {"mode": "bind", "first_touch", "interleave" or
+        "none" (one rank), "error": why first touch alone, "nodes": by rank, -1 = more than one; all
+        that pages alternate between with "interleave"}."""
+    def interleave(self, nodes: Sequence[int]) -> None:
+        """Ask for weights and KV cache from all of `nodes` in turn; before anything is loaded."""
+    @property
+    def memory_nodes(self) -> dict[str, list[dict[int, int]]]:
+        """{"weights", "kv": per rank {NUMA node: bytes on it now}}; empty where the kernel does not
+        tell (numa_maps)."""
     @property
     def memory(self) -> dict[str, int]:
         """Bytes: "weights", "vectors", and per arena ("activations", "work", "kv") what is reserved,

@@ -83,7 +83,8 @@ class ReplicaFigures(Protocol):
 @dataclass(frozen=True, slots=True)
 class CpuSample:
     """The CPU side of the server. busy_s, weight_bytes: seconds in steps and bytes they read, since
-    the start; roofline_bytes_per_s: 0 before it was measured; throttled_*, quota: None = no quota.
+    the start; roofline_bytes_per_s: 0 before it was measured; throttled_*, quota: None = no quota;
+    numa_binding: how memory comes to NUMA nodes ("bind", "first_touch", "interleave", "none").
     """
 
     threads: int
@@ -93,6 +94,7 @@ class CpuSample:
     throttled_periods: int | None
     throttled_s: float | None
     quota: float | None
+    numa_binding: str = "none"
 
 
 class Histogram:
@@ -371,6 +373,13 @@ class ServerMetrics:
                 gauge = GaugeMetricFamily(f"cpuserve:{name}", text, labels=labels)
                 gauge.add_metric(list(self._labels.values()), value)
                 yield gauge
+        binding = GaugeMetricFamily(
+            "cpuserve:numa_binding",
+            "How memory comes to NUMA nodes: bind, first_touch, interleave, none (one rank).",
+            labels=["mode", *labels],
+        )
+        binding.add_metric([cpu.numa_binding, *self._labels.values()], 1)
+        yield binding
         for name, text, value in (
             ("cpu_busy_seconds", "Time in engine steps.", cpu.busy_s),
             ("cpu_weight_bytes_read", "Packed weights read by steps.", cpu.weight_bytes),

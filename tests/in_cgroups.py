@@ -1,14 +1,16 @@
 """Serves a model inside memory control groups of 1 GiB, 600 MB and 256 MB, by hand and as root.
 
-usage: python tests/in_cgroups.py [MODEL]     (default: smollm2:135m)
+usage: python tests/in_cgroups.py [--requests N] [MODEL]     (default: smollm2:135m)
 
 In the first two it must serve, with a KV cache that is filled several times over, and never be
 killed; in the last it must end with 2 and one line. Works with v1 and v2, whichever has the memory
-controller; needs a group it may write to, so it is no part of the test suite.
+controller; needs a group it may write to, so it is no part of the test suite. With --requests there
+are N short ones instead, for machines that are emulated (tests/in_vm.py).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -26,6 +28,7 @@ from pathlib import Path
 
 MIB = 1 << 20
 SERVES, REFUSES = (1024, 600), 256
+START_S = 300  # of an emulated machine; others take a second
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
@@ -43,6 +46,11 @@ class Group:
         (self.path / name).write_text(str(mib * MIB))
 
     @property
+    def version(self) -> str:
+        """Which kind of control group this is."""
+        return "v1" if self.v1 else "v2"
+
+    @property
     def peak(self) -> int:
         """Most bytes used so far, page cache included."""
         name = "memory.max_usage_in_bytes" if self.v1 else "memory.peak"
@@ -57,9 +65,14 @@ class Group:
 
     def run(self, *command: str) -> subprocess.Popen[str]:
         """Start a command in the group."""
-        enter = f'echo $$ > "{self.path}/cgroup.procs" && exec "$@"'
-        full = ["sh", "-c", enter, "sh", *command]
-        return subprocess.Popen(full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        procs = self.path / "cgroup.procs"
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=lambda: procs.write_text("0"),  # 0: who writes
+        )
 
     def remove(self) -> None:
         """Remove the group once the kernel has let go of its processes."""
@@ -103,7 +116,7 @@ def ask(url: str, **body: object) -> dict[str, object]:
 
 def wait_ready(url: str, process: subprocess.Popen[str]) -> None:
     """Return when the server is ready."""
-    for _ in range(600):
+    for _ in range(10 * START_S):
         if process.poll() is not None:
             raise SystemExit(f"ended with {process.returncode}: {process.communicate()[0]}")
         try:
@@ -111,30 +124,30 @@ def wait_ready(url: str, process: subprocess.Popen[str]) -> None:
             return
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.1)
-    raise SystemExit("not ready after a minute")
+    raise SystemExit(f"not ready after {START_S} s")
 
 
-def load(url: str) -> tuple[int, int]:
-    """Requests that fill the KV cache three times; (tokens of the cache, requests)."""
+def load(url: str, requests: int | None) -> tuple[int, int]:
+    """Fill the KV cache three times, or send short requests; (tokens of the cache, requests)."""
     model = ask(f"{url}/v1/models")["data"][0]
     longest = model["max_model_len"]
     metrics = urllib.request.urlopen(f"{url}/metrics", timeout=60).read().decode()
     size = int(re.search(r'num_gpu_blocks="(\d+)"', metrics)[1]) * 32
-    prompt_tokens = min(longest - 40, 2000)
-    count = max(4, 3 * size // prompt_tokens)
+    prompt_tokens, answer = (min(longest - 40, 2000), 16) if requests is None else (40, 3)
+    count = max(4, 3 * size // prompt_tokens) if requests is None else requests
 
     def one(number: int) -> int:
         ids = [(number * 7919 + i * 31) % 20_000 + 100 for i in range(prompt_tokens)]
-        body = {"model": model["id"], "prompt": ids, "max_tokens": 16, "ignore_eos": True}
+        body = {"model": model["id"], "prompt": ids, "max_tokens": answer, "ignore_eos": True}
         return ask(f"{url}/v1/completions", **body)["usage"]["completion_tokens"]
 
     with ThreadPoolExecutor(8) as pool:
-        if list(pool.map(one, range(count))) != [16] * count:
+        if list(pool.map(one, range(count))) != [answer] * count:
             raise SystemExit("a request was cut short")
     return size, count
 
 
-def serves(model: str, mib: int) -> None:
+def serves(model: str, mib: int, requests: int | None) -> None:
     """The model serves under load in `mib` and nobody is killed."""
     with group_of(mib) as group:
         port = free_port()
@@ -143,10 +156,10 @@ def serves(model: str, mib: int) -> None:
             url = f"http://127.0.0.1:{port}"
             wait_ready(url, process)
             loaded = group.peak
-            size, count = load(url)
+            size, count = load(url, requests)
             peak, kills = group.peak, group.kills
             process.send_signal(signal.SIGTERM)
-            output = process.communicate(timeout=20)[0]
+            output = process.communicate(timeout=60)[0]
         finally:
             if process.poll() is None:
                 process.kill()
@@ -154,7 +167,8 @@ def serves(model: str, mib: int) -> None:
         if process.returncode != 0 or kills:
             raise SystemExit(f"{mib} MB: ended with {process.returncode}, {kills} kills: {output}")
         print(
-            f"{mib} MB: served {count} requests over {size} tokens of KV cache; peak "
+            f"{mib} MB (cgroup {group.version}): served {count} requests over {size} tokens of KV "
+            f"cache; peak "
             f"{loaded // MIB} MB at ready, {peak // MIB} MB under load, page cache included"
         )
 
@@ -163,18 +177,21 @@ def refuses(model: str, mib: int) -> None:
     """The model cannot fit in `mib`: exit code 2, and one line."""
     with group_of(mib) as group:
         process = group.run(*serve_command(model, free_port()))
-        output = process.communicate(timeout=60)[0]
+        output = process.communicate(timeout=START_S)[0]
         if process.returncode != 2 or output.count("\n") != 1 or group.kills:
             raise SystemExit(f"{mib} MB: ended with {process.returncode}: {output}")
-        print(f"{mib} MB: {output.strip()}")
+        print(f"{mib} MB (cgroup {group.version}): exit code 2: {output.strip()}")
 
 
 def main() -> None:
     """Run all."""
-    model = sys.argv[1] if len(sys.argv) > 1 else "smollm2:135m"
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, help="this many short ones, no load")
+    parser.add_argument("model", nargs="?", default="smollm2:135m")
+    asked = parser.parse_args()
     for mib in SERVES:
-        serves(model, mib)
-    refuses(model, REFUSES)
+        serves(asked.model, mib, asked.requests)
+    refuses(asked.model, REFUSES)
 
 
 if __name__ == "__main__":

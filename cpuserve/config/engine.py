@@ -35,8 +35,9 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     kv_cache_space: str | None = None
     kv_cache_dtype: str | None = None
     block_size: int | None = None
-    tensor_parallel_size: int | None = None
+    tensor_parallel_size: int | Literal["auto"] | None = None
     data_parallel_size: int | None = None
+    numa: str | None = None
     model_impl: str | None = None
     executor: str | None = None
     isa: str | None = None
@@ -73,6 +74,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
 
     cpus: per thread, in thread order, or None for unpinned. frontend_cpus: the front end's.
     rank_threads: threads of each of tensor_parallel_size ranks, in thread order.
+    interleave_nodes: NUMA nodes whose memory is taken in turn; empty = each rank's own.
     passive_waits: threads that wait sleep soon, because a CPU quota counts waiting awake.
     activation_bits: 8 or 16, of what meets weights in groups of 32: one or two int8 terms.
     quantize: what dense matrices become while they load: "none", "int8", "w8a8" (one scale a row),
@@ -114,6 +116,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     frontend_cpus: list[int] | None
     passive_waits: bool
     tensor_parallel_size: int
+    interleave_nodes: list[int]
     platform: str
     seed: int
     default_sampling: dict[str, int | float]

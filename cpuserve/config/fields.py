@@ -38,8 +38,8 @@ class Field:
     """One option.
 
     default: how the value is found when nobody asks, in words. synonyms: other spellings of a
-    choice. check(value) raises ValueError with what is wanted. secret: errors do not repeat it.
-    server: belongs to ServerOptions.
+    choice. words: what may stand for a count. check(value) raises ValueError with what is wanted.
+    secret: errors do not repeat it. server: belongs to ServerOptions.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Field:
     aliases: tuple[Alias, ...] = ()
     choices: tuple[str, ...] = ()
     synonyms: Mapping[str, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
     secret: bool = False
     check: Callable[[Any], object] | None = None
     metavar: str | None = None
@@ -85,6 +86,8 @@ class Field:
 
         ValueError says what is wanted, without naming the field.
         """
+        if self.words and str(value).strip().lower() in self.words:
+            return str(value).strip().lower()
         parsed = self._typed(value)
         if self.choices and parsed not in self.choices:
             msg = f"choose one of {', '.join(self.choices)}"
@@ -679,10 +682,11 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "tensor_parallel_size",
-        "Groups of threads, a NUMA node each, that the model is split over; any number.",
+        "Groups of threads, a NUMA node each, that the model is split over: any number, or auto.",
         "1",
         CPU,
         kind="count",
+        words=("auto",),
         flags=("--tensor-parallel-size", "-tp"),
         env="CPUSERVE_TENSOR_PARALLEL_SIZE",
         check=at_least(1, 1024),
@@ -698,6 +702,15 @@ FIELDS: tuple[Field, ...] = (
         env="CPUSERVE_DATA_PARALLEL_SIZE",
         check=at_least(1, 1024),
         metavar="N",
+    ),
+    Field(
+        "numa",
+        "Use of several NUMA nodes: auto, tp (ranks), replicas (engines), interleave (pages), off.",
+        "off: one group of threads over all nodes",
+        CPU,
+        flags=("--numa",),
+        env="CPUSERVE_NUMA",
+        choices=("auto", "tp", "replicas", "interleave", "off"),
     ),
     Field(
         "executor",

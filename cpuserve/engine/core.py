@@ -352,6 +352,7 @@ def build_engine(
         log.warning("binding did not work: %s", wrong)
     if line := report.get("ranks_memory"):
         log.info("%s", line)
+    facts["numa_binding"] = report.get("numa_binding")
     facts["load_s"] = time.perf_counter() - started
     return EngineCore(config, executor, vocab=vocab, eos_ids=eos_ids, facts=facts)
 

@@ -364,12 +364,17 @@ class ReplicaClient:
 
 
 def _whole(reports: Sequence[dict[str, object]]) -> dict[str, object]:
-    """The first report, with all of them in `replicas` and everybody's threads in `placement`."""
+    """The first report, all of them in `replicas`, and the threads and ranks of all."""
     whole = {**reports[0], "replicas": list(reports)}
     seen = [report["placement"] for report in reports if "placement" in report]
     if seen:
         whole["placement"] = [cpu for cpus in seen if isinstance(cpus, list) for cpu in cpus]
         whole["misplaced"] = "; ".join(str(r["misplaced"]) for r in reports if r.get("misplaced"))
+    placed = [nodes for r in reports if isinstance(nodes := r.get("memory_nodes"), dict)]
+    if placed:
+        whole["memory_nodes"] = {
+            what: [rank for nodes in placed for rank in nodes[what]] for what in placed[0]
+        }
     return whole
 
 

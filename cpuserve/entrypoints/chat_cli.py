@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cpuserve import log
 from cpuserve.entrypoints import flags
 from cpuserve.entrypoints.commands import prepared_start
-from cpuserve.entrypoints.prepare import one_engine
+from cpuserve.entrypoints.prepare import for_one_engine, one_engine
 from cpuserve.entrypoints.terminal import Progress, note, say
 from cpuserve.errors import ConfigError, RequestError
 from cpuserve.sampling.params import SamplingParams
@@ -144,7 +144,7 @@ async def _interruptible(work: Coroutine[Any, Any, str]) -> str | None:
 def _with_session(args: argparse.Namespace, work: Any) -> int:
     asked = flags.asked(args)
     log.configure("warning")
-    prepared, progress = prepared_start(asked)
+    prepared, progress = prepared_start(for_one_engine(asked))
     try:
         asyncio.run(_run(prepared, progress, work))
     finally:

@@ -21,6 +21,7 @@ from cpuserve.errors import ConfigError, CpuserveError
 from cpuserve.loader.hub import cache_dir
 from cpuserve.platforms import Host, Platform, select
 from cpuserve.platforms.cpu import TORCH_REMEDY, CpuPlatform
+from cpuserve.platforms.layout import ranks_of_nodes
 from cpuserve.platforms.placement import Placement, place
 from cpuserve.platforms.report import (
     MachineReport,
@@ -144,7 +145,7 @@ def _placement(asked: Asked, host: Host, found: list[Problem]) -> Placement | No
     """Where a server's threads would sit, with CPUSERVE_* as they are."""
     options = asked.options
     try:
-        ranks, replicas = options.tensor_parallel_size or 1, options.data_parallel_size or 1
+        ranks, replicas = ranks_of_nodes(options, host), options.data_parallel_size or 1
         return place(options, Ledger(options, asked.sources), host, tp=ranks, dp=replicas)
     except ConfigError as error:
         found.append(Problem(str(error), "correct the variable: a server would not start with it"))
@@ -258,8 +259,11 @@ def _load_problems(host: Host, busy: Sequence[Program]) -> Iterator[Problem]:
 def _numa_problems(host: Host) -> Iterator[Problem]:
     nodes = {core.node for core in physical_cores(host)}
     if len(nodes) > 1 and host.numa_balancing:
-        what = "the kernel moves pages between nodes (numa_balancing), which stalls threads"
-        yield Problem(what, "echo 0 > /proc/sys/kernel/numa_balancing (as root)")
+        what = (
+            "the kernel moves pages between nodes (numa_balancing), which stalls threads and, "
+            "where a container refuses mbind, takes weights and KV cache away from their ranks"
+        )
+        yield Problem(what, "sysctl kernel.numa_balancing=0 (as root)")
     away = sorted({cpu.node for cpu in host.usable_cpus} - nodes)
     if away:
         what = f"CPUs of node {format_cpus(away)} have no memory near that this process may take"

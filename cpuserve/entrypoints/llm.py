@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -52,7 +52,7 @@ class LLM:
         dtype: str | None = None,
         seed: int | None = None,
         max_model_len: int | None = None,
-        tensor_parallel_size: int | None = None,
+        tensor_parallel_size: int | Literal["auto"] | None = None,
         **options: Any,
     ) -> None:
         arguments = {
@@ -271,10 +271,10 @@ class _Batch:
 def _resolve(arguments: Mapping[str, Any]) -> EngineConfig:
     """The EngineConfig for LLM's arguments; what was decided goes to the log."""
     from cpuserve.config.load import from_arguments
-    from cpuserve.entrypoints.prepare import one_engine, prepare
+    from cpuserve.entrypoints.prepare import for_one_engine, one_engine, prepare
 
     asked = from_arguments(arguments)
-    prepared = prepare(asked)
+    prepared = prepare(for_one_engine(asked))
     for note in prepared.notes:
         log.info("%s", note)
     for decision in prepared.resolved.decisions:

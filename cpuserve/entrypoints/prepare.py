@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from cpuserve.config.engine import EngineConfig, EngineOptions, Resolved
 from cpuserve.config.generation import read_settings
@@ -65,6 +67,13 @@ def _check_override(asked: Asked) -> None:
     except InvalidRequest as error:
         msg = f"{asked.sources.get('override_generation_config', 'argument')}: {error}"
         raise ConfigError(msg) from None
+
+
+def for_one_engine(asked: Asked) -> Asked:
+    """What a program asks that runs its engine itself: nothing automatic may become several."""
+    if asked.options.data_parallel_size is not None:
+        return asked
+    return replace(asked, options=msgspec.structs.replace(asked.options, data_parallel_size=1))
 
 
 def one_engine(prepared: Prepared) -> EngineConfig:

@@ -18,7 +18,8 @@ from cpuserve.config.values import format_bytes, parse_space
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import Capabilities, ModelFacts
 from cpuserve.platforms.host import Host
-from cpuserve.platforms.memory import BLOCK, plan_memory
+from cpuserve.platforms.layout import lay_out
+from cpuserve.platforms.memory import BLOCK, plan_memory, resident_weight_bytes
 from cpuserve.platforms.placement import extra_thread_may_pay, place
 from cpuserve.platforms.probe import Roofline, thread_gain
 from cpuserve.platforms.replicas import replica_configs, share_of
@@ -134,9 +135,10 @@ class CpuPlatform:
         activation_bits = _activation_bits(options, ledger, facts, executor, quantize)
         kv_dtype = _kv_dtype(options, ledger, dtype)
         _quantization(options, ledger, facts, quantize)
-        ranks = _tensor_parallel(options, ledger, executor)
-        replicas = _data_parallel(options, ledger, host)
-        placement = place(options, ledger, host, tp=ranks, dp=replicas)
+        weights = resident_weight_bytes(facts, dtype, quantize)
+        layout = lay_out(options, ledger, host, facts, executor=executor, weights=weights)
+        ranks, replicas = layout.ranks, layout.replicas
+        placement = place(options, ledger, host, tp=ranks, dp=replicas, only=layout.nodes)
         seqs, tokens = _batching(options, ledger)
         memory = plan_memory(
             options,
@@ -183,6 +185,7 @@ class CpuPlatform:
             frontend_cpus=None if placement.frontend is None else list(placement.frontend),
             passive_waits=placement.passive_waits,
             tensor_parallel_size=ranks,
+            interleave_nodes=list(layout.interleave),
             platform=self.name,
             seed=ledger.decide("seed", options.seed or 0, "of sampling without a request's own"),
             default_sampling=_default_sampling(options, ledger, facts),
@@ -360,38 +363,6 @@ def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts, qua
         msg = f"{ledger.asked('quantization')}: {why}; leave it out"
         raise ConfigError(msg)
     ledger.decide("quantization", have, "read from the checkpoint")
-
-
-def _tensor_parallel(options: EngineOptions, ledger: Ledger, executor: str) -> int:
-    asked = options.tensor_parallel_size or 1
-    if asked > 1 and executor != "native":
-        msg = (
-            f"{ledger.asked('tensor_parallel_size')}: the {executor} executor does not split a "
-            f"model; use 1"
-        )
-        raise ConfigError(msg)
-    why = "one group of threads over all cores"
-    if asked > 1:
-        why = "groups of threads, each with its part of the model in its own memory"
-    return ledger.decide("tensor_parallel_size", asked, why)
-
-
-def _data_parallel(options: EngineOptions, ledger: Ledger, host: Host) -> int:
-    asked = options.data_parallel_size or 1
-    cores = physical_cores(host)
-    nodes = len({core.node for core in cores})
-    if asked > len(cores):
-        msg = (
-            f"{ledger.asked('data_parallel_size')}: each engine needs a core of its own and this "
-            f"process may use {len(cores)}; use at most {len(cores)}"
-        )
-        raise ConfigError(msg)
-    if asked > 1:
-        why = "engines, each with the model, cores of its own and an equal part of the memory"
-        if asked > nodes:
-            why += f"; {nodes} would be faster here: those that share a node read its memory twice"
-        ledger.decide("data_parallel_size", asked, why)
-    return asked
 
 
 def _batching(options: EngineOptions, ledger: Ledger) -> tuple[int, int]:

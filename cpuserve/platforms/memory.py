@@ -111,6 +111,11 @@ def resident_weight_bytes(facts: ModelFacts, dtype: str, quantize: str = "none")
     return facts.weight_bytes * DTYPE_BYTES[dtype] // DTYPE_BYTES[facts.dtype]
 
 
+def leaves_room(host: Host, weights: int) -> bool:
+    """Whether packed weights of that many bytes fit on `host`, with as much for other things."""
+    return tightest(host, Needs(weights, PROCESS_BYTES + weights)).room >= 0
+
+
 def plan_memory(
     options: EngineOptions,
     ledger: Ledger,

@@ -71,9 +71,15 @@ class Placement:
 
 
 def place(
-    options: EngineOptions, ledger: Ledger, host: Host, *, tp: int = 1, dp: int = 1
+    options: EngineOptions,
+    ledger: Ledger,
+    host: Host,
+    *,
+    tp: int = 1,
+    dp: int = 1,
+    only: Sequence[NodeId] | None = None,
 ) -> Placement:
-    """Threads and their CPUs for `dp` replicas of `tp` ranks each.
+    """Threads and their CPUs for `dp` replicas of `tp` ranks each; automatic ones on `only` nodes.
 
     Raises:
         ConfigError: a CPU or node this process may not use, a list too many or too few, more
@@ -81,7 +87,7 @@ def place(
     """
     bind = parse_bind(options.omp_threads_bind or "auto")
     if bind == "auto":
-        placement, why = _auto(options, ledger, host, tp * dp)
+        placement, why = _auto(options, ledger, host, tp * dp, only)
     elif bind == "nobind":
         placement, why = _nobind(options, ledger, host, tp * dp)
     else:
@@ -142,8 +148,12 @@ def _passive(host: Host) -> bool:
     return quota is not None and quota < len(physical_cores(host))
 
 
-def _auto(options: EngineOptions, ledger: Ledger, host: Host, ranks: int) -> tuple[Placement, str]:
+def _auto(
+    options: EngineOptions, ledger: Ledger, host: Host, ranks: int, only: Sequence[NodeId] | None
+) -> tuple[Placement, str]:
     groups = _visible(options, ledger, host)
+    if only is not None:
+        groups = [group for group in groups if group[0].node in only]
     cores = [core for group in groups for core in group]
     fast = worth_using(cores)
     slow = [core for core in cores if core not in fast]

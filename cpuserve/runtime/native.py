@@ -45,6 +45,8 @@ class NativeExecutor:
             config.kv_dtype,
             config.max_num_seqs,
         )
+        if config.interleave_nodes:
+            self.native.interleave(config.interleave_nodes)
         load(self.native, self.lowered, weights, progress)
 
     def admit(
@@ -146,6 +148,7 @@ class NativeExecutor:
             "placement": seen,
             "misplaced": wrong,
             "numa_binding": self.native.binding,
+            "memory_nodes": self.native.memory_nodes,
             "ranks_memory": ranks_memory(self.native.binding),
         }
 
@@ -160,12 +163,14 @@ def make_team(config: EngineConfig) -> _C.Team:
 
 
 def ranks_memory(binding: dict[str, Any]) -> str:
-    """One line on how weights and KV cache come to the nodes of their ranks; "" with one rank."""
+    """One line on how weights and KV cache come to their nodes; "" with one rank."""
     if binding["mode"] == "none":
         return ""
+    nodes = ", ".join(map(str, binding["nodes"]))
     if binding["mode"] == "bind":
-        nodes = ", ".join(map(str, binding["nodes"]))
         return f"weights and KV cache of the ranks are bound to NUMA nodes {nodes}"
+    if binding["mode"] == "interleave":
+        return f"weights and KV cache are on NUMA nodes {nodes} in turn"
     return f"weights and KV cache are placed by first touch alone ({binding['error']})"
 
 

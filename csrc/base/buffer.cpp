@@ -13,6 +13,8 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <map>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -85,20 +87,33 @@ void Buffer::commit(size_t begin, size_t end) noexcept {
   }
 }
 
-#if defined(__linux__)
+// MPOL_BIND would kill us once a node is full; both of these go elsewhere then.
 int Buffer::prefer_node(int node) noexcept {
-  constexpr int kPreferred = 1;  // MPOL_PREFERRED; MPOL_BIND would kill us once the node is full
+  constexpr int kPreferred = 1;
+  return set_policy(kPreferred, &node, 1);
+}
+
+int Buffer::interleave(const std::vector<int>& nodes) noexcept {
+  constexpr int kInterleave = 3;
+  return set_policy(kInterleave, nodes.data(), nodes.size());
+}
+
+#if defined(__linux__)
+int Buffer::set_policy(int policy, const int* nodes, size_t count) noexcept {
   constexpr size_t kNodes = 1024, kBits = 8 * sizeof(unsigned long);
   std::array<unsigned long, kNodes / kBits> mask{};
-  if (node < 0 || static_cast<size_t>(node) >= kNodes) return EINVAL;
-  mask[static_cast<size_t>(node) / kBits] = 1ul << (static_cast<size_t>(node) % kBits);
+  for (size_t i = 0; i < count; i++) {
+    if (nodes[i] < 0 || static_cast<size_t>(nodes[i]) >= kNodes) return EINVAL;
+    const auto node = static_cast<size_t>(nodes[i]);
+    mask[node / kBits] |= 1ul << (node % kBits);
+  }
   if (!data_) return 0;
   // The kernel reads one bit less than it is told.
-  const long failed = syscall(SYS_mbind, data_, size_, kPreferred, mask.data(), kNodes + 1, 0u);
+  const long failed = syscall(SYS_mbind, data_, size_, policy, mask.data(), kNodes + 1, 0u);
   return failed ? errno : 0;
 }
 #else
-int Buffer::prefer_node(int) noexcept { return ENOSYS; }
+int Buffer::set_policy(int, const int*, size_t) noexcept { return ENOSYS; }
 #endif
 
 Buffer::Residency Buffer::residency() const {
@@ -117,6 +132,31 @@ Buffer::Residency Buffer::residency() const {
     } else if (ours && std::sscanf(line.c_str(), "AnonHugePages: %ld kB", &kb) == 1) {
       out.huge += int64_t{kb} << 10;
     }
+  }
+  return out;
+}
+
+// Read from numa_maps: containers that refuse move_pages still show it. A line is
+// "7f8a00000000 prefer:1 anon=512 N0=12 N1=500 kernelpagesize_kB=4", counts in such pages.
+std::map<int, int64_t> Buffer::nodes() const {
+  std::map<int, int64_t> out;
+  std::ifstream maps("/proc/self/numa_maps");
+  std::string line;
+  const auto base = reinterpret_cast<uintptr_t>(data_);
+  while (data_ && std::getline(maps, line)) {
+    std::istringstream words(line);
+    uintptr_t low = 0;
+    words >> std::hex >> low;
+    if (low < base || low >= base + size_) continue;
+    std::map<int, int64_t> pages;
+    int64_t page_kb = 4;
+    for (std::string word; words >> word;) {
+      int node = 0;
+      long count = 0;
+      if (std::sscanf(word.c_str(), "N%d=%ld", &node, &count) == 2) pages[node] = count;
+      if (std::sscanf(word.c_str(), "kernelpagesize_kB=%ld", &count) == 1) page_kb = count;
+    }
+    for (const auto& [node, count] : pages) out[node] += (count * page_kb) << 10;
   }
   return out;
 }

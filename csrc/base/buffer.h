@@ -3,6 +3,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <vector>
 
 namespace cpuserve {
 
@@ -29,13 +31,20 @@ class Buffer {
   // 0, or the errno of a system that does not allow it (a container's default) or know it.
   int prefer_node(int node) noexcept;
 
+  // The same with one page after another from each of `nodes` in turn.
+  int interleave(const std::vector<int>& nodes) noexcept;
+
   // Bytes of this range that are resident, and of those in transparent huge pages (Linux; else 0).
   struct Residency {
     int64_t resident = 0, huge = 0;
   };
   Residency residency() const;
 
+  // Bytes of this range by the NUMA node they are on, where the kernel tells.
+  std::map<int, int64_t> nodes() const;
+
  private:
+  int set_policy(int policy, const int* nodes, size_t count) noexcept;
   void release() noexcept;
   uint8_t* mapping_ = nullptr;
   uint8_t* data_ = nullptr;

@@ -198,12 +198,21 @@ void register_executor(py::module_& m) {
           py::arg("kind"), py::arg("seconds"), free_gil)
       .def("probe_barrier", &Executor::probe_barrier, py::arg("rounds"), free_gil)
       .def_property_readonly("memory", &Executor::memory)
-      .def_property_readonly("binding", [](const Executor& e) {
-        const MemoryBinding& b = e.binding();
+      .def_property_readonly("binding",
+                             [](const Executor& e) {
+                               const MemoryBinding& b = e.binding();
+                               py::dict out;
+                               out["mode"] = b.mode;
+                               out["error"] = b.error;
+                               out["nodes"] = b.nodes;
+                               return out;
+                             })
+      .def("interleave", &Executor::interleave, py::arg("nodes"))
+      .def_property_readonly("memory_nodes", [](const Executor& e) {
+        const MemoryNodes on = e.memory_nodes();
         py::dict out;
-        out["mode"] = b.mode;
-        out["error"] = b.error;
-        out["nodes"] = b.nodes;
+        out["weights"] = on.weights;
+        out["kv"] = on.kv;
         return out;
       });
 }

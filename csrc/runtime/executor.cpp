@@ -150,6 +150,18 @@ void Executor::bind_memory() {
   }
 }
 
+void Executor::interleave(const std::vector<int>& nodes) {
+  binding_ = {"interleave", "", nodes};
+  for (std::vector<Buffer>* arenas : {&weights_.matrix_arenas(), &kv_.arenas()}) {
+    for (Buffer& arena : *arenas) {
+      const int error = arena.interleave(nodes);
+      if (error == 0) continue;
+      binding_.mode = "first_touch";
+      binding_.error = std::string("mbind: ") + std::strerror(error);
+    }
+  }
+}
+
 StepInput Executor::parse(Span<const int32_t> words) const {
   const StepInput in = parse_step(words, limits_);
   for (int64_t r = 0; r < in.rows; r++) {

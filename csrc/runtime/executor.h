@@ -40,11 +40,16 @@ struct Tap {
 };
 
 // How weights and KV cache come to the nodes of their ranks. mode: "bind"; "first_touch", `error`
-// says why (the system refuses to bind, or a rank's threads are not pinned to one node); "none"
-// with one rank.
+// says why (the system refuses to bind, or a rank's threads are not pinned to one node);
+// "interleave" when asked; "none" with one rank.
 struct MemoryBinding {
   std::string mode, error;
   std::vector<int> nodes;  // by rank; -1: more than one
+};
+
+// Bytes of each rank's weights and keys and values by the NUMA node they are on now.
+struct MemoryNodes {
+  std::vector<std::map<int, int64_t>> weights, kv;
 };
 
 class Executor {
@@ -84,6 +89,9 @@ class Executor {
   void cancel(bool on) noexcept { cancelled_.store(on, std::memory_order_relaxed); }
 
   const MemoryBinding& binding() const { return binding_; }
+  // Asks for weights and KV cache from all of `nodes` in turn; before they are loaded.
+  void interleave(const std::vector<int>& nodes);
+  MemoryNodes memory_nodes() const;  // reads a file of the kernel
 
   void profile(bool on) noexcept { profiling_ = on; }
   const std::vector<double>& op_seconds() const { return op_seconds_; }

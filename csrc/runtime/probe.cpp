@@ -99,4 +99,11 @@ std::map<std::string, int64_t> Executor::memory() const {
           {"kv_huge", kv.huge}};
 }
 
+MemoryNodes Executor::memory_nodes() const {
+  MemoryNodes out;
+  for (const Buffer& arena : weights_.matrix_arenas()) out.weights.push_back(arena.nodes());
+  for (const Buffer& arena : kv_.arenas()) out.kv.push_back(arena.nodes());
+  return out;
+}
+
 }  // namespace cpuserve

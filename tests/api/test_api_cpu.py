@@ -1,5 +1,6 @@
 """GET /v1/cpu and the CPU series of /metrics: the meter, the report, the live server."""
 
+import functools
 import json
 
 import jsonschema
@@ -158,6 +159,7 @@ def test_cpu_series_carry_throttling_and_what_a_fraction_of_the_roofline_needs()
         "cpuserve:cpu_weight_bytes_read_total": 3e9,
         "cpuserve:cpu_nr_throttled_total": 7,
         "cpuserve:cpu_throttled_seconds_total": 0.25,
+        "cpuserve:numa_binding": 1,
     }
 
 
@@ -169,7 +171,36 @@ def test_what_is_not_known_has_no_series():
         "cpuserve:cpu_threads",
         "cpuserve:cpu_busy_seconds_total",
         "cpuserve:cpu_weight_bytes_read_total",
+        "cpuserve:numa_binding",
     }
+
+
+def test_how_memory_came_to_its_nodes_is_a_label():
+    view = CpuView(OnHost("xeon_2s_amx"), [resolve("xeon_2s_amx").config])
+    for said, mode in (({}, "none"), ({"numa_binding": {"mode": "bind", "error": ""}}, "bind")):
+        sample = view.sample(Stats(), said)
+        cpu = functools.partial(lambda s: s, sample)
+        metrics = ServerMetrics(model_name="m", max_model_len=8, stats=Stats, cpu=cpu)
+        families = text_string_to_metric_families(metrics.text().decode())
+        samples = [s for family in families for s in family.samples]
+        labels = [s.labels for s in samples if s.name == "cpuserve:numa_binding"]
+        assert [label["mode"] for label in labels] == [mode]
+
+
+def test_the_report_shows_where_the_memory_of_ranks_is():
+    view = CpuView(OnHost("xeon_2s_amx"), [resolve("xeon_2s_amx").config])
+    engine = {
+        "numa_binding": {"mode": "first_touch", "error": "mbind: ...", "nodes": [0, 1]},
+        "memory_nodes": {"weights": [{0: 10}, {0: 1, 1: 9}], "kv": [{0: 5}, {1: 5}]},
+    }
+    live = view.report(engine, 0.0, None).live
+    assert live.numa_binding == "first_touch"
+    assert [(r.weights, r.kv) for r in live.ranks] == [
+        ({"0": 10}, {"0": 5}),
+        ({"0": 1, "1": 9}, {"1": 5}),
+    ]
+    unknown = {"memory_nodes": {"weights": [{}], "kv": [{}]}}
+    assert view.report(unknown, 0.0, None).live.ranks == ()
 
 
 def test_the_report_is_plain_json():

@@ -64,7 +64,8 @@ BAD = {
     "visible_memory_nodes": ["", "all", "0,0", "1-0"],
     "omp_num_threads": ["0", "4,2"],
     "tensor_parallel_size": ["0", "-1", "two"],
-    "data_parallel_size": ["0", "-1", "two"],
+    "data_parallel_size": ["0", "-1", "two", "auto"],
+    "numa": ["", "all"],
     "executor": ["cuda"],
     "platform": [""],
     "enforce_eager": ["perhaps"],
@@ -73,6 +74,8 @@ BAD = {
 GOOD = {
     "dtype": [("half", "float16"), ("BFLOAT16", "bfloat16"), ("float", "float32")],
     "activation_bits": [("AUTO", "auto"), ("16", "16")],
+    "tensor_parallel_size": [(" Auto", "auto"), ("6", 6)],
+    "numa": [("TP", "tp"), ("auto", "auto")],
     "max_model_len": [("8K", 8192), ("-1", -1), ("77", 77)],
     "served_model_name": [("a", ["a"]), ("a, b", ["a", "b"])],
     "api_key": [("k1,k2", ["k1", "k2"])],

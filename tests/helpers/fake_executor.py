@@ -290,6 +290,7 @@ def fake_config(**changes) -> EngineConfig:
         "frontend_cpus": None,
         "passive_waits": False,
         "tensor_parallel_size": 1,
+        "interleave_nodes": [],
         "platform": "cpu",
         "seed": 0,
         "default_sampling": {},

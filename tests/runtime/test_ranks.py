@@ -6,6 +6,7 @@ Threads outnumber the cores here, so that every order of events happens.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,6 +81,40 @@ def test_pinned_ranks_bind_their_memory_or_say_why_not(model):
     assert np.array_equal(got, Native(model).run(answers)[0])
     assert min(binding["nodes"]) >= 0
     assert binding["mode"] == ("first_touch" if binding["error"] else "bind")
+
+
+@pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="this kernel has no nodes")
+@pytest.mark.parametrize("ranks", [[1], [1, 1], [1, 1, 1]])
+def test_where_the_pages_of_ranks_are_adds_up_to_what_is_resident(model, ranks):
+    def use(m):
+        answers(m)
+        return m.executor.memory_nodes, m.executor.memory
+
+    nodes, memory = Native(model, ranks=ranks).run(use)
+    for what, name in (("weights", "weights_resident"), ("kv", "kv_resident")):
+        assert len(nodes[what]) == len(ranks)
+        assert sum(size for on in nodes[what] for size in on.values()) == memory[name] > 0
+
+
+def test_pages_that_alternate_between_nodes_change_no_bit(model):
+    def use(m):
+        m.executor.interleave([0])
+        return answers(m)[0], m.executor.binding
+
+    got, binding = Native(model).run(use)
+    assert np.array_equal(got, Native(model).run(answers)[0])
+    assert binding["nodes"] == [0]
+    assert binding["mode"] == ("first_touch" if binding["error"] else "interleave")
+
+
+def test_a_node_there_is_not_is_said(model):
+    def use(m):
+        m.executor.interleave([5000])
+        return m.executor.binding
+
+    binding = Native(model).run(use)
+    assert binding["mode"] == "first_touch"
+    assert "Invalid argument" in binding["error"]
 
 
 def test_every_rank_probes_and_cancels(model):

@@ -36,6 +36,13 @@ WINDOW_S = 10.0
 SAMPLE_S = 0.25
 
 
+class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of a rank's weights and of its keys and values, by the NUMA node they are on now."""
+
+    weights: dict[str, int]
+    kv: dict[str, int]
+
+
 class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
     """The last ten seconds; rates are null where no step ran, or nothing is known.
 
@@ -43,8 +50,10 @@ class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
     ran; roofline_bytes_per_s: what the probe read at the start; fraction_of_roofline: one by the
     other (low while prompts run, which are bound by arithmetic). Of several engines these are the
     figures of one: the mean, and for the roofline the first. threads_on: the CPU each thread
-    was last seen on, -1 = not yet; misplaced: "" or who is not where it was bound. throttled_*: of
-    the control group since it exists, null without a quota.
+    was last seen on, -1 = not yet; misplaced: "" or who is not where it was bound. numa_binding:
+    "bind", "first_touch" (the system refuses to bind, or ranks span nodes), "interleave" or "none"
+    (one rank); ranks: where the memory of each is, empty where the kernel does not tell.
+    throttled_*: of the control group since it exists, null without a quota.
     """
 
     busy: float
@@ -53,6 +62,8 @@ class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
     fraction_of_roofline: float | None
     threads_on: tuple[int, ...]
     misplaced: str
+    numa_binding: str
+    ranks: tuple[RankMemory, ...]
     throttled_periods: int | None
     throttled_s: float | None
 
@@ -111,8 +122,8 @@ class CpuView:
         self._configs = configs
         self.meter = CpuMeter(engines=len(configs))
 
-    def sample(self, stats: Stats) -> CpuSample:
-        """What /metrics shows; reads a few small files."""
+    def sample(self, stats: Stats, engine: Mapping[str, Any]) -> CpuSample:
+        """What /metrics shows, given what the engine said at its start; reads a few small files."""
         group = own_cgroup()
         return CpuSample(
             threads=sum(config.threads for config in self._configs),
@@ -122,6 +133,7 @@ class CpuView:
             throttled_periods=group.throttled_periods,
             throttled_s=group.throttled_s,
             quota=group.cpu_quota,
+            numa_binding=binding_mode(engine),
         )
 
     def report(self, engine: Mapping[str, Any], busy: float, bandwidth: float | None) -> CpuReport:
@@ -145,10 +157,25 @@ class CpuView:
                 fraction_of_roofline=bandwidth / roofline if bandwidth and roofline else None,
                 threads_on=tuple(engine.get("placement") or ()),
                 misplaced=str(engine.get("misplaced") or ""),
+                numa_binding=binding_mode(engine),
+                ranks=tuple(_rank_memory(engine)),
                 throttled_periods=host.cgroup.throttled_periods,
                 throttled_s=host.cgroup.throttled_s,
             ),
         )
+
+
+def binding_mode(engine: Mapping[str, Any]) -> str:
+    """How weights and KV cache came to the nodes of their ranks, as the engine says."""
+    return str((engine.get("numa_binding") or {}).get("mode", "none"))
+
+
+def _rank_memory(engine: Mapping[str, Any]) -> Iterator[RankMemory]:
+    nodes = engine.get("memory_nodes") or {"weights": (), "kv": ()}
+    for weights, kv in zip(nodes["weights"], nodes["kv"], strict=True):
+        if weights or kv:
+            texts = ({str(node): size for node, size in on.items()} for on in (weights, kv))
+            yield RankMemory(weights=next(texts), kv=next(texts))
 
 
 def placement_of(configs: Sequence[EngineConfig]) -> Placement:

@@ -71,7 +71,7 @@ class FrontEnd:
             max_model_len=config.max_model_len,
             stats=lambda: client.stats,
             cache=_cache_facts(config),
-            cpu=lambda: cpu.sample(client.stats),
+            cpu=lambda: cpu.sample(client.stats, client.info),
             replicas=(lambda: client.replicas) if len(configs) > 1 else None,
             tiers=_tiers(config),
         )

@@ -1,0 +1,47 @@
+"""`taskset -c 1 cpuserve serve`: the real processes on the one CPU they were given."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.served import running_server
+from tests.helpers.tiny import tiny_model
+
+pytest.importorskip("cpuserve._C")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or shutil.which("taskset") is None,
+    reason="taskset is Linux's",
+)
+
+
+def process_and_children(pid):
+    """Of the server and its engine, {pid: status of each thread}."""
+    folders = [Path(f"/proc/{pid}")]
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"\nPPid:\t{pid}\n" in (folder / "status").read_text():
+                folders.append(folder)
+        except OSError:  # it has ended
+            continue
+    return {
+        folder.name: [(task / "status").read_text() for task in (folder / "task").glob("*")]
+        for folder in folders
+    }
+
+
+def test_one_allowed_cpu_gets_one_compute_thread_and_everything_else():
+    cpu = max(os.sched_getaffinity(0))
+    with running_server(tiny_model("llama"), prefix=["taskset", "-c", str(cpu)]) as client:
+        answer = client.post("/v1/completions", prompt=[5, 6, 7], max_tokens=4, ignore_eos=True)
+        report = json.loads(client.get("/v1/cpu"))
+        threads = process_and_children(client.pid)
+    assert answer["usage"]["completion_tokens"] == 4
+    assert (report["placement"]["threads"], report["placement"]["bind"]) == (1, str(cpu))
+    assert report["live"]["threads_on"] == [cpu]
+    assert len(threads) == 2
+    for status in (status for statuses in threads.values() for status in statuses):
+        assert re.search(rf"^Cpus_allowed_list:\t{cpu}$", status, re.MULTILINE)

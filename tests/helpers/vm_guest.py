@@ -1,0 +1,320 @@
+"""What runs inside the machine of tests/in_vm.py, as its first and only program."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import traceback
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.in_vm import ANSWER, PASSED
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+MOVE_PAGES, MBIND, SET_MEMPOLICY, GET_MEMPOLICY = 279, 237, 238, 239  # x86-64
+PAGE, HUGE = 4096, 2 << 20
+TINY, SMOLLM2 = "/models/tiny", "/models/smollm2.gguf"
+URL = "http://127.0.0.1:8000"
+READY_S = 180
+
+
+def main(arguments: list[str]) -> None:
+    """Do one job, say whether it passed, and switch the machine off."""
+    try:
+        prepare()
+        job, ranks = arguments
+        JOBS_OF_GUEST[job](ranks)
+        print(PASSED, flush=True)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.sync()
+        LIBC.reboot(0x4321FEDC)  # LINUX_REBOOT_CMD_POWER_OFF
+
+
+def prepare() -> None:
+    """Mount what programs expect, and start the loopback interface."""
+    for kind, where in (
+        ("proc", "/proc"),
+        ("sysfs", "/sys"),
+        ("devtmpfs", "/dev"),
+        ("tmpfs", "/tmp"),
+        ("tmpfs", "/dev/shm"),
+        ("cgroup2", "/sys/fs/cgroup"),
+    ):
+        Path(where).mkdir(exist_ok=True)
+        if not os.path.ismount(where):
+            mount(kind, where)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        up = struct.pack("16sH14x", b"lo", 1)  # IFF_UP
+        fcntl.ioctl(sock, 0x8914, up)  # SIOCSIFFLAGS
+    os.environ.update(HOME="/tmp", PATH="/bin", PYTHONPATH="/src:/site", PYTHONUNBUFFERED="1")
+    set_balancing(False)
+    uptime = Path("/proc/uptime").read_text().split()[0]
+    print(f"up after {uptime} s; nodes: {nodes()}")
+
+
+def mount(kind: str, where: str) -> None:
+    """mount(2); OSError when it fails."""
+    if LIBC.mount(kind.encode(), where.encode(), kind.encode(), 0, None) != 0:
+        raise OSError(ctypes.get_errno(), f"mount {kind} on {where}")
+
+
+def set_balancing(on: bool) -> None:
+    """Whether the kernel moves pages between nodes."""
+    Path("/proc/sys/kernel/numa_balancing").write_text(str(int(on)))
+
+
+def nodes() -> dict[int, list[int]]:
+    """Node -> its CPUs, as the kernel says."""
+    found = {}
+    for folder in Path("/sys/devices/system/node").glob("node[0-9]*"):
+        found[int(folder.name[4:])] = cpus_of((folder / "cpulist").read_text())
+    return dict(sorted(found.items()))
+
+
+def cpus_of(text: str) -> list[int]:
+    """ "0-2,5" -> [0, 1, 2, 5]."""
+    spans = [part.split("-") for part in text.strip().split(",") if part]
+    return [cpu for span in spans for cpu in range(int(span[0]), int(span[-1]) + 1)]
+
+
+# -- the server -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(*options: str, refuse: bool = False) -> Iterator[int]:
+    """`cpuserve serve` with `options`, ready; gives the pid of its engine."""
+    command = [sys.executable, "-m", "cpuserve", "serve", TINY, "--port", "8000", *options]
+    command += ["--kv-cache-memory", "64MiB"]
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=refuse_placement if refuse else None,
+    )
+    try:
+        wait_ready(process)
+        print(f"  ready after {time.monotonic() - began:.0f} s", flush=True)
+        yield engine_of(process.pid)
+        process.send_signal(signal.SIGTERM)
+        output = process.communicate(timeout=60)[0]
+        check(process.returncode == 0, f"ended with {process.returncode}: {output}")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            print(process.communicate()[0])
+
+
+def wait_ready(process: subprocess.Popen[str]) -> None:
+    """Return when the server is ready."""
+    for _ in range(READY_S * 2):
+        check(process.poll() is None, "the server ended early")
+        try:
+            get("/health")
+            return
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.5)
+    check(False, "the server did not get ready")
+
+
+def engine_of(server: int) -> int:
+    """The pid of the engine process of a server."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        status = (folder / "status").read_text()
+        if f"\nPPid:\t{server}\n" in status:
+            return int(folder.name)
+    raise SystemExit("the server has no engine process")
+
+
+def get(path: str) -> str:
+    """The body of GET `path`."""
+    with urllib.request.urlopen(URL + path, timeout=300) as response:
+        return response.read().decode()
+
+
+def post(path: str, **body: object) -> Any:
+    """The JSON answer to `body`."""
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(URL + path, data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=600) as response:
+        return json.load(response)
+
+
+def check(holds: bool, otherwise: str) -> None:
+    """SystemExit with `otherwise` unless it holds."""
+    if not holds:
+        raise SystemExit(f"FAILED: {otherwise}")
+
+
+def refuse_placement() -> None:
+    """In a child before its program: system calls that place memory get EPERM from now on.
+
+    What the default filter of container engines does to a program without CAP_SYS_NICE.
+    """
+    calls = (MBIND, SET_MEMPOLICY, GET_MEMPOLICY, MOVE_PAGES)
+    load, equal, give = 0x20, 0x15, 0x06
+    code = [(load, 0, 0, 0)]
+    for left, number in zip(range(len(calls), 0, -1), calls, strict=True):
+        code.append((equal, left, 0, number))
+    code += [(give, 0, 0, 0x7FFF0000), (give, 0, 0, 0x00050000 | 1)]  # allow; errno EPERM
+    program = b"".join(struct.pack("HBBI", *line) for line in code)
+    buffer = ctypes.create_string_buffer(program)
+    head = struct.pack("HxxxxxxP", len(code), ctypes.addressof(buffer))
+    LIBC.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    if LIBC.prctl(22, 2, ctypes.create_string_buffer(head), 0, 0) != 0:  # PR_SET_SECCOMP, filter
+        os._exit(99)
+
+
+# -- where memory and threads are -----------------------------------------------------------------
+
+
+def arenas(pid: int) -> list[Counter[int]]:
+    """Bytes by node of each block of memory the engine owns, as move_pages(2) tells them.
+
+    Such a block is a mapping of whole huge pages between two that nobody may touch.
+    """
+    maps = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    found = []
+    for before, (span, rights, *rest) in itertools.pairwise(maps):
+        low, high = (int(end, 16) for end in span.split("-"))
+        whole = low % HUGE == 0 and high % HUGE == 0 and high > low
+        if whole and rights == "rw-p" and rest[2] == "0" and before[1] == "---p":
+            found.append(pages_on(pid, low, high))
+    return found
+
+
+def pages_on(pid: int, low: int, high: int) -> Counter[int]:
+    """Bytes of [low, high) by the node they are on; pages that do not exist are not counted."""
+    addresses = range(low, high, PAGE)
+    count = len(addresses)
+    pages = (ctypes.c_void_p * count)(*addresses)
+    status = (ctypes.c_int * count)()
+    if LIBC.syscall(MOVE_PAGES, pid, ctypes.c_ulong(count), pages, None, status, 0) != 0:
+        raise OSError(ctypes.get_errno(), "move_pages")
+    on = Counter(status)
+    return Counter({node: pages * PAGE for node, pages in on.items() if node >= 0})
+
+
+def check_threads(pid: int, bind: str) -> list[int]:
+    """Every CPU of `bind` has one thread, which runs there; the node of each rank, -1 = several."""
+    pinned = Counter()
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        allowed = re.search(r"Cpus_allowed_list:\t(\S+)", (task / "status").read_text())
+        on = int((task / "stat").read_text().rsplit(")", 1)[1].split()[36])
+        assert allowed is not None
+        if allowed[1].isdigit():
+            check(int(allowed[1]) == on, f"thread {task.name} of CPU {allowed[1]} is on CPU {on}")
+            pinned[on] += 1
+    ranks = [cpus_of(part) for part in bind.split("|")]
+    for cpu in (cpu for rank in ranks for cpu in rank):
+        check(pinned[cpu] == 1, f"{pinned[cpu]} threads are bound to CPU {cpu}")
+    node_of = {cpu: node for node, cpus in nodes().items() for cpu in cpus}
+    on_nodes = [{node_of[cpu] for cpu in rank} for rank in ranks]
+    return [rank.pop() if len(rank) == 1 else -1 for rank in on_nodes]
+
+
+def check_memory(pid: int, live: dict[str, Any], ranks: list[int]) -> None:
+    """What the server says of its ranks' memory is what the kernel says, and on their nodes."""
+    seen = arenas(pid)
+    for rank, node in zip(live["ranks"], ranks, strict=True):
+        for what in ("weights", "kv"):
+            told = Counter({int(n): size for n, size in rank[what].items()})
+            check(bool(told), f"no {what} of a rank on node {node}")
+            check(told in seen, f"{what} {dict(told)} is no block of memory: {seen}")
+            seen.remove(told)
+            if len(live["ranks"]) > 1:
+                check(set(told) == {node}, f"{what} of a rank on node {node}: {dict(told)}")
+        print(f"  rank on node {node}: weights {rank['weights']}, KV {rank['kv']} bytes by node")
+
+
+# -- jobs -----------------------------------------------------------------------------------------
+
+
+def ranks_job(counts: str, refuse: bool) -> None:
+    """Every number of ranks answers from memory of its own nodes; who started us compares."""
+    for count in map(int, counts.split(",")):
+        print(f"tensor-parallel-size {count}", flush=True)
+        mode = "none" if count == 1 else "first_touch" if refuse else "bind"
+        with serving("--tensor-parallel-size", str(count), refuse=refuse) as engine:
+            show(question())
+            report = json.loads(get("/v1/cpu"))
+            ranks = check_threads(engine, report["placement"]["bind"])
+            check(len(ranks) == count, f"{ranks} are not {count} ranks")
+            check(count == 1 or set(ranks) == set(nodes()), f"ranks are on nodes {ranks}")
+            check_memory(engine, report["live"], ranks)
+            check(report["live"]["numa_binding"] == mode, f"{report['live']} is not {mode}")
+            series = re.search(r"cpuserve:numa_binding{.*} 1\.0", get("/metrics"))
+            check(series is not None and f'mode="{mode}"' in series[0], f"metric: {series}")
+
+
+def interleave() -> None:
+    """The pages of one rank alternate between the nodes."""
+    with serving("--numa", "interleave") as engine:
+        show(question())
+        live = json.loads(get("/v1/cpu"))["live"]
+        check(live["numa_binding"] == "interleave", f"{live}")
+        check_memory(engine, live, [-1])
+        sizes = [live["ranks"][0]["weights"].get(str(node), 0) for node in nodes()]
+        check(max(sizes) - min(sizes) <= HUGE, f"{sizes} are not half each")
+
+
+def question() -> Any:
+    """A greedy answer and all that is told of it."""
+    prompt = [(i * 37 + i * i * 5) % 380 + 3 for i in range(150)]
+    body = {"prompt": prompt, "max_tokens": 12, "logprobs": 5, "temperature": 0, "echo": True}
+    return post("/v1/completions", model=TINY, **body)["choices"][0]
+
+
+def show(answer: Any) -> None:
+    """Print what identifies all bits of an answer: floats are in JSON as they are."""
+    count = len(answer["logprobs"]["tokens"])
+    digest = hashlib.sha256(json.dumps(answer, sort_keys=True).encode()).hexdigest()
+    print(f"{ANSWER}{digest} ({count} tokens, last {answer['logprobs']['token_logprobs'][-1]})")
+
+
+def doctor() -> None:
+    """With the kernel moving pages, doctor says so and what helps; without, it does not."""
+    for on in (True, False):
+        set_balancing(on)
+        command = [sys.executable, "-m", "cpuserve", "doctor", "--json", "--no-roofline"]
+        found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        problems = [p for p in json.loads(found)["problems"] if "numa_balancing" in p["what"]]
+        check(len(problems) == on, f"numa_balancing {on}: {problems}")
+        check(all("sysctl" in p["remedy"] for p in problems), f"no remedy in {problems}")
+        print(f"numa_balancing {int(on)}: {problems}")
+
+
+def memory() -> None:
+    """tests/in_cgroups.py under cgroup v2, with few tokens."""
+    command = [sys.executable, "-m", "tests.in_cgroups", "--requests", "2", SMOLLM2]
+    subprocess.run(command, check=True)
+
+
+JOBS_OF_GUEST = {
+    "bind": lambda ranks: ranks_job(ranks, refuse=False),
+    "refused": lambda ranks: ranks_job(ranks, refuse=True),
+    "interleave": lambda _: interleave(),
+    "doctor": lambda _: doctor(),
+    "memory": lambda _: memory(),
+}
