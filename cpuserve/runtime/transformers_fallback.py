@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.errors import ModelError
+from cpuserve.models import find_model
 from cpuserve.program.view import StepView, check_step, key_slots, view
 from cpuserve.runtime.executor import Float32, StepArrays
 from cpuserve.runtime.floor import TorchSampling
@@ -42,11 +43,13 @@ class TransformersExecutor(TorchSampling):
         paged = PagedModel(model, config.kv_blocks)
         super().__init__(config, paged.vocab, paged)
         self.vocab = paged.vocab
+        known = find_model(config.architecture) is not None
         log.warning(
-            "%s has no program in cpuserve and runs through transformers: every sequence of a step "
-            "runs alone, one torch call a module, and copies its keys and values; expect a small "
-            "part of the speed of a supported model",
+            "%s runs through transformers, %s: every sequence of a step runs alone, one torch call "
+            "a module, and copies its keys and values; expect a small part of the speed of %s",
             config.architecture,
+            "as asked" if known else "having no program in cpuserve",
+            "its program in cpuserve" if known else "a supported model",
         )
         if progress:
             progress("load", 1, 1)
