@@ -53,7 +53,7 @@ def chat(args: argparse.Namespace) -> int:
             await conversation.turn(args.message)
             return
         note(f"{session.prepared.facts.name} is ready. {CHAT_HELP}")
-        while (line := await asyncio.to_thread(_read_line)) is not None:
+        while (line := await _read_line()) is not None:
             if line == "/exit":
                 return
             if line == "/clear":
@@ -131,7 +131,7 @@ async def _interruptible(work: Coroutine[Any, Any, str]) -> str | None:
     import signal
 
     task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
     loop.add_signal_handler(signal.SIGINT, task.cancel)
     try:
         return await task
@@ -139,6 +139,7 @@ async def _interruptible(work: Coroutine[Any, Any, str]) -> str | None:
         return None
     finally:
         loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
 
 
 def _with_session(args: argparse.Namespace, work: Any) -> int:
@@ -185,10 +186,23 @@ def sampling_params(
         raise ConfigError(str(e)) from None
 
 
-def _read_line() -> str | None:
+async def _read_line() -> str | None:
     """One line of the person; None at the end of input."""
     if sys.stdin.isatty():
         sys.stderr.write("> ")
         sys.stderr.flush()
-    line = sys.stdin.readline()
+        await _typed(sys.stdin.fileno())
+        line = sys.stdin.readline()
+    else:
+        line = await asyncio.to_thread(sys.stdin.readline)
     return line.strip() if line else None
+
+
+async def _typed(terminal: int) -> None:
+    """Return when a line has been typed: a thread in `readline` would hold Ctrl-C up until then."""
+    loop, typed = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(terminal, typed.set)
+    try:
+        await typed.wait()
+    finally:
+        loop.remove_reader(terminal)

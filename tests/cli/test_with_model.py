@@ -2,7 +2,10 @@
 
 import io
 import json
+import os
+import pty
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -173,3 +176,26 @@ def test_an_answer_is_shown_in_any_encoding(model):
     done = subprocess.run([*command, "--temperature=0"], **options, capture_output=True, check=True)
     assert done.stderr == b""
     assert b"?" in done.stdout
+
+
+def test_ctrl_c_at_the_prompt_ends_a_chat(model):
+    ours, terminal = pty.openpty()
+    command = [sys.executable, "-m", "cpuserve", "chat", model, *SMALL, "--max-tokens", "2"]
+    with subprocess.Popen(
+        command,
+        **child_options(),
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    ) as process:
+        read = b""
+        while not read.endswith(b"\n> "):
+            read += process.stderr.read(1)
+        os.write(ours, b"hi\n")
+        while process.stderr.read(2) != b"> ":
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 130
+    os.close(ours)
+    os.close(terminal)
