@@ -16,13 +16,12 @@ from dataclasses import dataclass
 FINE, COARSE = 32, 256
 # Fewer tokens than these would cost a step of reading all weights for next to nothing.
 LEAST_CHUNK = 8
-# How much longer than predicted one step in a hundred takes: a chunk is sized so that this one
-# still keeps the target. Learned, between these bounds: a host of one's own needs little, a shared
-# one spreads by 1.3 and more (measured on 2 virtual cores: median 42 ms, 99th percentile 56 ms).
-SPREAD_START, SPREAD_LEAST, SPREAD_MOST = 1.2, 1.1, 1.5
-_SPREAD_GAIN, _QUANTILE = 0.05, 0.99
-# Where decoding alone already takes most of the target, prompts may still take as much again.
-STRETCH = 2.0
+# Chunks are sized for the target less this: steps take longer than predicted now and then, and
+# what a client waits for is a step and the way to it.
+MARGIN = 1.2
+# Where decoding alone already takes most of the target, prompts may still take as much again; where
+# it is far below, a prompt is not to be felt as a pause.
+LEAST_STRETCH, MOST_STRETCH = 2.0, 3.0
 # Until a longer one has been seen, a chunk beside streams is at most this, then twice the longest.
 FIRST_CHUNK = 64
 _ROWS, _KEYS, _TOKENS, _PAIRS = 16.0, 16384.0, 256.0, 256.0 * 16384.0
@@ -61,7 +60,6 @@ class CostModel:
         self.token, self.pair = 0.004 * _TOKENS, 0.1
         self.longest_chunk = 0
         self.prompt_rate = 0.0
-        self.spread = SPREAD_START
         self._decode_steps = 0
 
     def decode_seconds(self, rows: int, keys: int) -> float:
@@ -87,17 +85,9 @@ class CostModel:
             # What decoding takes is a guess still: an error is anybody's.
             self._fit_prompt(work, seconds - decode - prompt, decode + prompt, with_base=True)
         else:
-            if work.rows:
-                self._observe_spread(seconds / (decode + prompt))
             # The prompt's share, at least a tenth however fast the machine has become.
             took = max(seconds - decode, 0.1 * seconds)
             self._fit_prompt(work, took - prompt, prompt, with_base=False)
-
-    def _observe_spread(self, ratio: float) -> None:
-        """Towards the ratio of actual to predicted that _QUANTILE of the steps stay below."""
-        share = _QUANTILE if ratio > self.spread else _QUANTILE - 1.0
-        spread = self.spread + _SPREAD_GAIN * share
-        self.spread = min(max(spread, SPREAD_LEAST), SPREAD_MOST)
 
     def _observe_rate(self, tokens: int, seconds: float) -> None:
         rate = tokens / max(seconds, 1e-6)
@@ -144,7 +134,8 @@ class CostModel:
     def allowance(self, rows: int, keys: int, target_s: float) -> float:
         """Seconds that prompt tokens may add to a step with these decode rows."""
         decode = self.decode_seconds(rows, keys)
-        return max(target_s, STRETCH * decode) / self.spread - decode
+        longest = min(max(target_s, LEAST_STRETCH * decode), MOST_STRETCH * decode)
+        return longest / MARGIN - decode
 
     def chunk(self, start: int, seconds: float) -> int:
         """Most prompt tokens from position `start` that take at most `seconds`."""

@@ -1,5 +1,7 @@
 """Scheduler: what one step holds, in which order, and who is preempted."""
 
+import itertools
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -335,6 +337,63 @@ def test_streams_keep_their_latency_while_a_long_prompt_runs():
     late = [tokens for _, tokens in mixed[10:-1]]
     assert sum(late) / len(late) > 25
     assert len(mixed) < 4096 / 25
+
+
+def roofline_seconds(work):
+    """A machine whose products hide behind its weights, or those behind them; logits apart."""
+    linear = max(0.016, 0.00084 * (work.rows + work.tokens))
+    logits = 0.006 if work.rows else 0.0
+    return linear + logits + 1e-7 * work.keys + 1.4e-7 * work.pairs
+
+
+def test_prompt_beside_streams_takes_little_longer_than_alone_in_such_chunks():
+    scheduler, model = big(max_num_seqs=16, itl_target_s=0.05)
+    start_streams(scheduler)
+    for number in (98, 99):  # the first teaches what this machine takes
+        run_streams(scheduler, model, roofline_seconds, 30)
+        before = roofline_seconds(StepWork(8, sum(r.num_computed for r in scheduler.running)))
+        scheduler.add(request(number, 4096, max_tokens=1))
+        mixed = run_streams(scheduler, model, roofline_seconds, 180)
+    times = sorted(seconds for seconds, _ in mixed)
+    assert times[-1] < 0.05
+    assert times[-1] < 4 * before
+    position = alone = 0
+    for _, tokens in mixed:
+        work = StepWork()
+        work.add_prompt(position, tokens)
+        position, alone = position + tokens, alone + roofline_seconds(work)
+    assert position == 4096
+    assert sum(times) < 1.6 * alone
+
+
+def test_streams_of_a_fast_model_do_not_pause_for_a_prompt():
+    def fast(work):
+        return 0.1 * machine_seconds(work)
+
+    scheduler, model = big(max_num_seqs=16, itl_target_s=0.05)
+    start_streams(scheduler)
+    run_streams(scheduler, model, fast, 30)
+    decode = fast(scheduler.work)
+    scheduler.add(request(99, 4096, max_tokens=5))
+    times = [seconds for seconds, _ in run_streams(scheduler, model, fast, 300)]
+    assert max(times) < 3 * decode, "far below the target, but three tokens' time"
+    assert max(times) > 2 * decode, "and that is used"
+
+
+def test_one_slow_step_in_twenty_costs_a_prompt_little():
+    def run(slow):
+        scheduler, model = big(max_num_seqs=16, itl_target_s=0.05)
+        start_streams(scheduler)
+        steps = itertools.count()
+
+        def seconds(work):
+            return machine_seconds(work) * (slow if next(steps) % 20 == 0 else 1.0)
+
+        run_streams(scheduler, model, seconds, 30)
+        scheduler.add(request(99, 4096, max_tokens=1))
+        return len(run_streams(scheduler, model, seconds, 400))
+
+    assert run(3.0) < 1.25 * run(1.0)
 
 
 def test_without_target_or_streams_a_prompt_takes_the_whole_step():
