@@ -25,7 +25,7 @@ LEAST_STRETCH, MOST_STRETCH = 2.0, 3.0
 # Until a longer one has been seen, a chunk beside streams is at most this, then twice the longest.
 FIRST_CHUNK = 64
 _ROWS, _KEYS, _TOKENS, _PAIRS = 16.0, 16384.0, 256.0, 256.0 * 16384.0
-_GAIN_UP, _GAIN_DOWN = 0.5, 0.35
+_GAIN_UP, _GAIN_DOWN, _MOST_ERROR = 0.5, 0.35, 0.5
 _TRAINED = 8
 _RATE_GAIN = 0.2
 _RESTORE_GAIN = 0.2
@@ -150,7 +150,7 @@ class CostModel:
 def _damped(error: float, predicted: float) -> float:
     """The part of `error` to correct; one step that was held up must not spoil the rest."""
     gain = _GAIN_UP if error > 0.0 else _GAIN_DOWN
-    return gain * min(error, 2.0 * predicted)
+    return gain * min(error, _MOST_ERROR * predicted)
 
 
 def rounded_chunk(start: int, count: int) -> int:
