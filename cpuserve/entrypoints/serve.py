@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpuserve.entrypoints.listener import Listener, raise_file_limit
 from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
 
@@ -85,6 +86,7 @@ def serve(
       StartupError: the port is taken, or the engine cannot load the model.
     """
     http = http or HttpOptions()
+    raise_file_limit()
     with bound(http) as listener:
         _warn_if_open(http)
         try:
@@ -197,7 +199,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         msg = f"cannot listen on {host}: {error}. Give an address of this machine with --host"
         raise ConfigError(msg) from None
-    listener = socket.socket(family, kind, protocol)
+    listener = Listener(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -213,7 +215,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def _bind_unix(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = Listener(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_stale(path)
         listener.bind(str(path))

@@ -1,9 +1,12 @@
 """The server as processes: start, signals, deaths. The engine is the fake one, its process real."""
 
+import errno
 import http.client
 import json
 import logging
 import os
+import resource
+import select
 import signal
 import socket
 import subprocess
@@ -16,6 +19,7 @@ import psutil
 import pytest
 
 from cpuserve.entrypoints import serve as serving
+from cpuserve.entrypoints.listener import MOST_FILES, raise_file_limit
 from cpuserve.entrypoints.serve import HttpOptions, bound, url_of
 from cpuserve.errors import ConfigError
 from tests.helpers.children import child_options
@@ -353,6 +357,46 @@ def test_an_address_of_another_machine_is_told_in_one_line(host):
         bound(HttpOptions(host=host, port=0)),
     ):
         pass
+
+
+def test_without_descriptors_connections_are_closed_and_one_line_says_so(monkeypatch, caplog):
+    accept, failures = socket.socket.accept, iter([True, False] * 2 + [False])
+
+    def scarce(self):
+        if next(failures):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", scarce)
+    with (
+        caplog.at_level(logging.WARNING, "cpuserve"),
+        bound(HttpOptions(port=0)) as listener,
+    ):
+        before = psutil.Process().num_fds()
+        for _ in range(2):
+            with socket.create_connection(listener.getsockname()) as client:
+                client.settimeout(5)
+                select.select([listener], [], [], 5)
+                with pytest.raises(BlockingIOError):
+                    listener.accept()
+                assert client.recv(1) == b""
+        assert psutil.Process().num_fds() == before
+        with socket.create_connection(listener.getsockname()):
+            select.select([listener], [], [], 5)
+            listener.accept()[0].close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "ulimit -n" in caplog.text
+
+
+def test_the_limit_of_descriptors_is_raised_as_far_as_may_be(monkeypatch):
+    set_to = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: set_to.append(limits))
+    for limits in ((1024, 4096), (1024, 1 << 20), (1024, resource.RLIM_INFINITY), (4096, 4096)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
+        raise_file_limit()
+    most = [4096, MOST_FILES, MOST_FILES]
+    assert [soft for soft, _ in set_to] == most
+    assert [hard for _, hard in set_to] == [4096, 1 << 20, resource.RLIM_INFINITY]
 
 
 def test_a_stale_unix_socket_is_replaced_and_a_live_one_is_not(tmp_path):

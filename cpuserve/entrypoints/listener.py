@@ -1,0 +1,73 @@
+"""The listening socket, which survives more clients than the system grants file descriptors for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+
+from cpuserve.log import get_logger
+
+# A stream is a descriptor; the usual soft limit of 1024 is for programs that use select().
+MOST_FILES = 1 << 16
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
+_QUIET_S = 60.0
+
+log = get_logger("serve")
+
+
+class Listener(socket.socket):
+    """Closes connections for which no descriptor is left, with a line in the log now and then.
+
+    asyncio's loop would try again 2048 times a turn, with a traceback each: 140 MB of log in ten
+    seconds, and no time for anything else.
+    """
+
+    def __init__(self, family: int, kind: int, protocol: int = 0) -> None:
+        super().__init__(family, kind, protocol)
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._told = -_QUIET_S
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection; BlockingIOError if there is none, or it had to be refused."""
+        try:
+            return super().accept()
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            self._refuse(error)
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
+
+    def _refuse(self, error: OSError) -> None:
+        self._give_back()
+        with suppress(OSError):
+            super().accept()[0].close()
+        with suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+        now = time.monotonic()
+        if now - self._told >= _QUIET_S:
+            self._told = now
+            log.warning("connections are refused: %s (ulimit -n)", error.strerror)
+
+    def _give_back(self) -> None:
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._give_back()
+        super().close()
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many descriptors as it may ask for itself, up to MOST_FILES."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):  # a sandbox may forbid it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
