@@ -6,13 +6,12 @@ Only argparse and the option table are imported here; each command imports what 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from cpuserve.entrypoints.flags import Parser, add_options, normalize, refuse_unknown
-from cpuserve.entrypoints.terminal import open_standard_streams
+from cpuserve.entrypoints.terminal import drop_output, open_standard_streams
 from cpuserve.errors import LIMITS, CpuserveError, StartupError, without_threads
 
 DESCRIPTION = """CPU-first LLM inference server with an OpenAI-compatible API.
@@ -43,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # the reader of a pipe (`| head`) went away; nothing is left to say, and nobody to say it to
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 141
 
 

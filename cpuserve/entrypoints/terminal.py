@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cpuserve.config.values import format_bytes
+from cpuserve.errors import CpuserveError
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -38,14 +39,32 @@ def open_standard_streams() -> None:
 
 
 def say(text: str = "", end: str = "\n") -> None:
-    """One result line on stdout, at once."""
-    sys.stdout.write(text + end)
-    sys.stdout.flush()
+    """One result line on stdout, at once.
+
+    Raises:
+        BrokenPipeError: its reader has gone.
+        CpuserveError: it cannot be written for another reason, such as a full disk.
+    """
+    try:
+        sys.stdout.write(text + end)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_output()
+        msg = f"standard output cannot be written: {error.strerror}"
+        raise CpuserveError(msg) from None
+
+
+def drop_output() -> None:
+    """Send what stdout still holds, and all that follows, nowhere: the interpreter writes it at the
+    end, and would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(text: str) -> None:
-    """One line on stderr; that nobody reads it is no reason to end."""
-    with suppress(BrokenPipeError):
+    """One line on stderr; that nobody reads it, or its disk is full, is no reason to end."""
+    with suppress(OSError):
         sys.stderr.write(f"cpuserve: {text}\n")
         sys.stderr.flush()
 

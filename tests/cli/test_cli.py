@@ -224,3 +224,13 @@ def test_help_into_a_closed_pipe_is_quiet():
     command = ["bash", "-c", f"{words} | head -c 10"]
     out = subprocess.run(command, capture_output=True, text=True, check=True)
     assert out.stderr == ""
+
+
+def test_a_full_disk_under_the_output_is_one_line():
+    words = " ".join(map(shlex.quote, [sys.executable, "-m", "cpuserve", "models"]))
+    command = ["bash", "-c", f"{words} >/dev/full"]
+    out = subprocess.run(command, **child_options(), capture_output=True, text=True, check=False)
+    assert out.returncode == 1
+    assert out.stderr == (
+        "cpuserve: error: standard output cannot be written: No space left on device\n"
+    )

@@ -17,7 +17,7 @@ from cpuserve.entrypoints.openai.app import create_app
 from cpuserve.entrypoints.openai.cpu import CpuView
 from cpuserve.entrypoints.openai.http import MAX_HEADER_BYTES, guarded_protocol
 from cpuserve.entrypoints.openai.serving import HttpLimits, Serving
-from cpuserve.errors import EngineDead
+from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
 from cpuserve.metrics import ServerMetrics
 from cpuserve.tokenizer.load import load_tokenizer
@@ -262,6 +262,8 @@ async def _shown(on_ready: ReadyFn, url: str, client: EngineClient) -> None:
         await on_ready(url, client)
     except (EngineDead, BrokenPipeError):  # its reader may have gone: `| head`
         pass
+    except CpuserveError as error:  # standard output is a full disk
+        log.warning("%s", error)
     except Exception:
         log.exception("showing the banner failed")
 
