@@ -54,6 +54,7 @@ def main():
     parser.add_argument("--vocab", type=int, default=40000)
     args = parser.parse_args()
     args.gguf, args.from_dir, args.own, args.context = None, False, [], 8192
+    args.port = 8101
     running, samples = [], {}
     try:
         for server in engines(args):

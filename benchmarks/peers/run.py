@@ -131,18 +131,18 @@ def engines(args):
     """cpuserve first, then the peers asked for."""
     model = args.dir if args.from_dir else args.gguf or args.dir
     context = ["--max-model-len", str(args.context), "--served-model-name", "m"]
-    common = ["--port", "8101", *context]
-    yield ServerEngine("cpuserve", serve_command([model, *common, *args.own]), 8101, "m")
+    common = ["--port", str(args.port), *context]
+    yield ServerEngine("cpuserve", serve_command([model, *common, *args.own]), args.port, "m")
     if "vllm" in args.peers:
         command = [str(PEERS / "vllm/bin/vllm"), "serve", args.dir, "--host", "127.0.0.1"]
-        command += ["--port", "8102", *context]
+        command += ["--port", str(args.port + 1), *context]
         env = {
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_KVCACHE_SPACE": "4",
             "VLLM_CPU_OMP_THREADS_BIND": f"0-{args.threads - 1}",
         }
-        yield ServerEngine("vllm", command, 8102, "m", env)
+        yield ServerEngine("vllm", command, args.port + 1, "m", env)
     if "llama" in args.peers and args.gguf:
         sizes = (args.threads, args.prompt_tokens, args.output_tokens, *args.streams)
         yield ScriptEngine("llama", "llama_bench.py", (args.gguf, *sizes))
@@ -152,22 +152,34 @@ def engines(args):
 
 
 def table(samples):
-    """Medians of each engine, and of the rounds' ratios of cpuserve to it."""
+    """Medians of each engine, and of the rounds' ratios of cpuserve to it and to the best."""
     metrics = list(samples["cpuserve"][0])
     print("| engine | " + " | ".join(f"{m}, tokens/s | cpuserve is" for m in metrics) + " |")
     print("|---" * (1 + 2 * len(metrics)) + "|")
+    peers = {name: rounds for name, rounds in samples.items() if name != "cpuserve"}
     for name, rounds in samples.items():
-        cells = [name]
-        for metric in metrics:
-            values = [r[metric] for r in rounds if metric in r]
-            own = [r[metric] for r in samples["cpuserve"]]
-            ratios = [a / b for a, b in zip(own, values, strict=False)]
-            cells.append(f"{median(values):.1f}" if values else "")
-            cells.append(f"{median(ratios):.2f} x" if ratios and name != "cpuserve" else "")
-        print("| " + " | ".join(cells) + " |")
+        row(name, rounds, samples["cpuserve"] if name in peers else None, metrics)
+    if len(peers) > 1:
+        best = [
+            {m: max(r[m] for r in round_ if m in r) for m in metrics if any(m in r for r in round_)}
+            for round_ in zip(*peers.values(), strict=False)
+        ]
+        row("the best of them", best, samples["cpuserve"], metrics)
 
 
-def main():
+def row(name, rounds, own, metrics):
+    """One row: medians of `rounds`, and of own / theirs, round by round."""
+    cells = [name]
+    for metric in metrics:
+        values = [r[metric] for r in rounds if metric in r]
+        pairs = zip(own or (), rounds, strict=False)
+        ratios = [a[metric] / b[metric] for a, b in pairs if metric in b]
+        cells.append(f"{median(values):.1f}" if values else "")
+        cells.append(f"{median(ratios):.2f} x" if ratios else "")
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dir")
     parser.add_argument("--gguf")
@@ -181,7 +193,8 @@ def main():
     parser.add_argument("--from-dir", action="store_true")
     parser.add_argument("--vocab", type=int, default=40000)
     parser.add_argument("--context", type=int, default=4096)
-    args = parser.parse_args()
+    parser.add_argument("--port", type=int, default=8101, help="of cpuserve; vLLM has the next")
+    args = parser.parse_args(argv)
     samples, running = {}, []
     try:
         for engine in engines(args):

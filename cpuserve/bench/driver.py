@@ -1,4 +1,4 @@
-"""A load driver for OpenAI-compatible servers: streamed /v1/completions, standard library only.
+"""A load driver for OpenAI-compatible servers: streamed completions, and when their tokens came.
 
 It must cost little: it shares the machine with the server it measures.
 """
@@ -6,21 +6,20 @@ It must cost little: it shares the machine with the server it measures.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from cpuserve.errors import CpuserveError
+import msgspec
 
-TIMEOUT_S = 600.0
+from cpuserve.bench.http import LoadError, exchange
 
+__all__ = ["LoadError", "Target", "Timing", "complete", "fetch", "run_closed", "run_open"]
 
-class LoadError(CpuserveError):
-    """The server refused, or broke off, a request of the driver."""
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -63,11 +62,17 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server: where it is and what the model is called there."""
+    """A server: where it is, what the model is called there, and which endpoint is meant."""
 
     url: str
     model: str
     api_key: str | None = None
+    endpoint: str = COMPLETIONS
+
+    @property
+    def chats(self) -> bool:
+        """The endpoint takes messages, so a prompt must be text."""
+        return self.endpoint.endswith("/chat/completions")
 
 
 async def complete(
@@ -87,7 +92,7 @@ async def complete(
     """
     body = {
         "model": target.model,
-        "prompt": list(prompt) if not isinstance(prompt, str) else prompt,
+        **_asked(target, prompt),
         "max_tokens": max_tokens,
         "temperature": 0,
         "ignore_eos": True,
@@ -97,147 +102,159 @@ async def complete(
         **more,
     }
     timing = Timing(0.0) if timing is None else timing
+    events = _Events(timing)
+    encoded = msgspec.json.encode(body)
     timing.started = time.perf_counter()
-    usage: dict[str, Any] = {}
-    async with aclosing(_events(target, "/v1/completions", body)) as events:
-        async for event in events:
-            if "error" in event:
-                raise LoadError(json.dumps(event["error"]))
-            usage = event.get("usage") or usage
-            _note(timing, event.get("choices") or [])
-    if not timing.stamps:
-        msg = "the stream ended without a token"
+    answer = await exchange(
+        target.url, target.endpoint, encoded, api_key=target.api_key, on_body=events.feed
+    )
+    if answer.code != 200:
+        msg = f"HTTP {answer.code}: {answer.body[:400].decode(errors='replace')}"
         raise LoadError(msg)
-    timing.prompt_tokens = usage.get("prompt_tokens", 0)
-    timing.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    missing = usage.get("completion_tokens", timing.tokens) - timing.tokens
-    if missing > 0:  # a server without token ids holds back text that is not yet whole
-        timing.counts[-1] += missing
+    events.close()
     return timing
 
 
-def _note(timing: Timing, choices: list[dict[str, Any]]) -> None:
-    if not choices:
-        return
-    ids, text = choices[0].get("token_ids"), choices[0].get("text")
-    count = len(ids) if ids is not None else int(bool(text))
-    if count:
-        timing.stamps.append(time.perf_counter())
-        timing.counts.append(count)
-        timing.ids += ids or []
+def _asked(target: Target, prompt: Sequence[int] | str) -> dict[str, Any]:
+    if not target.chats:
+        return {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
+    if not isinstance(prompt, str):
+        msg = f"{target.endpoint} takes text, not token ids"
+        raise LoadError(msg)
+    return {"messages": [{"role": "user", "content": prompt}]}
 
 
 async def run_closed(
-    jobs: Sequence[Callable[[], Awaitable[Timing]]], concurrency: int
-) -> tuple[list[Timing], float]:
-    """Run all jobs, at most `concurrency` at a time; (timings, wall seconds)."""
-    gate = asyncio.Semaphore(concurrency)
-
-    async def one(job: Callable[[], Awaitable[Timing]]) -> Timing:
-        async with gate:
-            return await job()
-
-    started = time.perf_counter()
-    timings = await asyncio.gather(*(one(job) for job in jobs))
-    return list(timings), time.perf_counter() - started
+    jobs: Sequence[Callable[[], Awaitable[T]]], concurrency: int
+) -> tuple[list[T], float]:
+    """Run all jobs, at most `concurrency` at a time; (their results, wall seconds)."""
+    return await run_open(jobs, [0.0] * len(jobs), concurrency)
 
 
 async def run_open(
-    jobs: Sequence[Callable[[], Awaitable[Timing]]], gaps: Sequence[float]
-) -> tuple[list[Timing], float]:
-    """Start job i gaps[i] seconds after job i - 1, whatever became of it; (timings, wall)."""
-    started = time.perf_counter()
+    jobs: Sequence[Callable[[], Awaitable[T]]],
+    gaps: Sequence[float],
+    concurrency: int | None = None,
+) -> tuple[list[T], float]:
+    """Start job i gaps[i] seconds after job i - 1, whatever became of it; (results, wall seconds).
+
+    With `concurrency` a job that is due waits while so many run.
+    """
+    gate = asyncio.Semaphore(concurrency or max(1, len(jobs)))
+
+    async def one(job: Callable[[], Awaitable[T]]) -> T:
+        async with gate:
+            return await job()
+
+    started = due = time.perf_counter()
     tasks = []
-    due = started
     for job, gap in zip(jobs, gaps, strict=True):
         due += gap
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        tasks.append(asyncio.ensure_future(job()))
-    timings = await asyncio.gather(*tasks)
-    return list(timings), time.perf_counter() - started
+        if (left := due - time.perf_counter()) > 0:
+            await asyncio.sleep(left)
+        tasks.append(asyncio.ensure_future(one(job)))
+    try:
+        results = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    return list(results), time.perf_counter() - started
 
 
 async def fetch(target: Target, path: str) -> tuple[int, bytes]:
     """GET `path`; (status, body)."""
-    async with _answer(target, path, None) as answer:
-        return answer.code, b"".join([chunk async for chunk in answer.body()])
+    answer = await exchange(target.url, path, api_key=target.api_key)
+    return answer.code, answer.body
 
 
-# --- HTTP/1.1, as much as is needed ---------------------------------------------------------------
+async def post(target: Target, path: str, **body: Any) -> tuple[int, bytes]:
+    """POST a JSON object to `path`; (status, body)."""
+    encoded = msgspec.json.encode({"model": target.model, **body})
+    answer = await exchange(target.url, path, encoded, api_key=target.api_key)
+    return answer.code, answer.body
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    code: int
-    headers: dict[str, str]
-    reader: asyncio.StreamReader
-
-    async def body(self) -> AsyncGenerator[bytes, None]:
-        """The body in pieces, however it is framed."""
-        if self.headers.get("transfer-encoding", "").lower() == "chunked":
-            while size := int((await self.reader.readline()).split(b";")[0] or b"0", 16):
-                yield await self.reader.readexactly(size)
-                await self.reader.readexactly(2)
-        elif "content-length" in self.headers:
-            yield await self.reader.readexactly(int(self.headers["content-length"]))
-        else:
-            while chunk := await self.reader.read(1 << 16):
-                yield chunk
+# --- server-sent events ---------------------------------------------------------------------------
 
 
-async def _events(
-    target: Target, path: str, body: dict[str, Any]
-) -> AsyncGenerator[dict[str, Any], None]:
-    """The data of each server-sent event, up to [DONE]."""
-    async with _answer(target, path, json.dumps(body).encode()) as answer:
-        if answer.code != 200:
-            text = b"".join([chunk async for chunk in answer.body()])
-            msg = f"HTTP {answer.code}: {text[:400].decode(errors='replace')}"
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    token_ids: list[int] | None = None
+    delta: _Delta | None = None
+
+    @property
+    def tokens(self) -> int:
+        """As many as ids, or one for some text."""
+        if self.token_ids is not None:
+            return len(self.token_ids)
+        said = self.delta and (self.delta.content or self.delta.reasoning_content)
+        return int(bool(self.text or said))
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _Events:
+    """Notes the tokens of a stream in its timing; members nobody needs are skipped, not built."""
+
+    _decode = msgspec.json.Decoder(_Event).decode
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._usage = _Usage()
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> None:
+        """Take a piece of the body; LoadError for an error event."""
+        now = time.perf_counter()
+        *whole, self._rest = (self._rest + piece).split(b"\n")
+        for line in whole:
+            if line.startswith(b"data:") and not line.startswith(b"data: [DONE]"):
+                self._take(line[5:], now)
+
+    def close(self) -> None:
+        """Complete the timing from the usage; LoadError if no token came."""
+        timing, usage = self._timing, self._usage
+        if not timing.stamps:
+            msg = "the stream ended without a token"
             raise LoadError(msg)
-        rest = b""
-        async for chunk in answer.body():
-            *whole, rest = (rest + chunk).split(b"\n")
-            for line in whole:
-                if line.startswith(b"data:"):
-                    data = line[5:].strip()
-                    if data == b"[DONE]":
-                        return
-                    yield json.loads(data)
+        timing.prompt_tokens = usage.prompt_tokens
+        details = usage.prompt_tokens_details
+        timing.cached_tokens = (details.cached_tokens if details else None) or 0
+        missing = (usage.completion_tokens or 0) - timing.tokens
+        if missing > 0:  # a server without token ids holds back text that is not yet whole
+            timing.counts[-1] += missing
 
-
-@asynccontextmanager
-async def _answer(target: Target, path: str, body: bytes | None) -> AsyncIterator[_Answer]:
-    """Send a request on a connection of its own; the head of the answer, its body to be read."""
-    url = urllib.parse.urlsplit(target.url)
-    request = _request(url.netloc, url.path.rstrip("/") + path, body, target.api_key)
-    try:
-        connection = asyncio.open_connection(url.hostname or "127.0.0.1", url.port or 80)
-        reader, writer = await connection
-    except OSError as e:
-        msg = f"no answer from {target.url}: {e}"
-        raise LoadError(msg) from None
-    try:
-        writer.write(request)
-        await writer.drain()
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)
-        lines = head.decode("latin-1").split("\r\n")
-        pairs = (line.split(":", 1) for line in lines[1:] if ":" in line)
-        headers = {name.strip().lower(): value.strip() for name, value in pairs}
-        yield _Answer(int(lines[0].split()[1]), headers, reader)
-    except (OSError, EOFError, TimeoutError, asyncio.TimeoutError) as e:
-        msg = f"no answer from {target.url}: {e}"
-        raise LoadError(msg) from None
-    finally:
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
-
-
-def _request(host: str, path: str, body: bytes | None, api_key: str | None) -> bytes:
-    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"Host: {host}"]
-    lines += ["Connection: close"]
-    if api_key:
-        lines.append(f"Authorization: Bearer {api_key}")
-    if body is not None:
-        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode() + (body or b"")
+    def _take(self, data: bytes, now: float) -> None:
+        try:
+            event = self._decode(data)
+        except msgspec.DecodeError as error:
+            msg = f"an event that is none: {error}"
+            raise LoadError(msg) from None
+        if event.error is not None:
+            raise LoadError(msgspec.json.encode(event.error).decode())
+        self._usage = event.usage or self._usage
+        for choice in event.choices or ():
+            count = choice.tokens
+            if count:
+                self._timing.stamps.append(now)
+                self._timing.counts.append(count)
+                self._timing.ids += choice.token_ids or ()

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from cpuserve.bench.driver import Target, Timing, complete, run_closed
+from cpuserve.bench.results import METRICS, Report, latency_record, milliseconds, records
 from cpuserve.bench.schema import Record, Where, percentile, record
+from cpuserve.bench.traffic import Pace, drive
+from cpuserve.bench.workload import Talk, plain_ids
 from cpuserve.platforms.probe import DOT_KINDS, Roofline
 
 DECODE_PROMPT_TOKENS = 32
-FIRST_PLAIN_ID = 300  # ids below are often special or single bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A server, the machine's probes (None: no fractions), and how much to ask."""
+    """A server, the machine's probes (None: no fractions), and how much to ask.
+
+    concurrency: requests at the same time. warm_ups: rounds that do not count.
+    """
 
     target: Target
     where: Where
@@ -45,11 +51,11 @@ class Bench:
     prompt_tokens: int
     output_tokens: int
     concurrency: int
+    warm_ups: int = 2
 
     def prompt(self, rng: random.Random, tokens: int) -> list[int]:
         """Random token ids: no two prompts share a prefix, so no cache helps."""
-        top = min(self.work.vocab, 40000)
-        return [rng.randrange(min(FIRST_PLAIN_ID, top - 1), top) for _ in range(tokens)]
+        return plain_ids(rng, tokens, self.work.vocab)
 
 
 def roofline_records(roofline: Roofline, where: Where, rounds: int) -> list[Record]:
@@ -77,32 +83,37 @@ async def throughput(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
 
 
 async def latency(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
-    """Time to first token, between tokens and in all, one request at a time."""
-    await _warm_up(bench)
-    tell(f"{bench.rounds} requests of {bench.prompt_tokens} + {bench.output_tokens} tokens")
+    """Time to first token, between tokens and in all, of `concurrency` requests at a time."""
+    shape = f"{bench.concurrency} requests of {bench.prompt_tokens} + {bench.output_tokens} tokens"
+    tell(f"{bench.rounds} times {shape}")
     rng = random.Random(1)
-    timings = []
-    for _ in range(bench.rounds):
-        prompt = bench.prompt(rng, bench.prompt_tokens)
-        timings.append(await complete(bench.target, prompt, bench.output_tokens))
-    return latency_records(timings, bench.where, {"prompt_tokens": bench.prompt_tokens})
-
-
-def latency_records(
-    timings: list[Timing], where: Where, parameters: Mapping[str, float | str]
-) -> list[Record]:
-    """TTFT, ITL, TPOT and E2E of some requests, in milliseconds."""
-    kinds = {
-        "ttft": [t.ttft for t in timings],
-        "itl": [gap for t in timings for gap in t.itl],
-        "tpot": [t.tpot for t in timings if t.tpot],
-        "e2e": [t.e2e for t in timings],
+    timings: list[Timing] = []
+    walls: list[float] = []
+    for i in range(bench.warm_ups + bench.rounds):
+        prompts = [bench.prompt(rng, bench.prompt_tokens) for _ in range(bench.concurrency)]
+        jobs = [partial(complete, bench.target, p, bench.output_tokens) for p in prompts]
+        found, wall = await run_closed(jobs, bench.concurrency)
+        if i >= bench.warm_ups:
+            timings += found
+            walls.append(1e3 * wall)
+    parameters = {
+        "prompt_tokens": bench.prompt_tokens,
+        "output_tokens": bench.output_tokens,
+        "batch_size": bench.concurrency,
     }
+    latencies = {metric: milliseconds(timings, metric) for metric in METRICS}
     return [
-        record(name, "ms", [1e3 * v for v in values], where, parameters=parameters)
-        for name, values in kinds.items()
-        if values
+        *(latency_record(m, v, bench.where, parameters) for m, v in latencies.items() if v),
+        record("batch_latency", "ms", walls, bench.where, parameters=parameters),
     ]
+
+
+async def at_once(bench: Bench, asked: list[Talk], tell: Callable[[str], None]) -> list[Record]:
+    """All requests sent at the same time; the server decides how many of them run."""
+    tell(f"{len(asked)} requests at once")
+    run = await drive(bench.target, asked, Pace())
+    shape: dict[str, float | str] = {"requests": len(asked)}
+    return records(Report(run, bench.where, Pace(), shape))
 
 
 async def _warm_up(bench: Bench) -> None:
@@ -193,7 +204,6 @@ def _ratio(roof: float, cost: int) -> float:
     return roof / cost if cost else 0.0
 
 
-def run(bench: Bench, kind: str, tell: Callable[[str], None]) -> list[Record]:
-    """Run "throughput" or "latency" to its end."""
-    measure = {"throughput": throughput, "latency": latency}[kind]
-    return asyncio.run(measure(bench, tell))
+def run(measuring: Coroutine[Any, Any, list[Record]]) -> list[Record]:
+    """Run one of the measurements above to its end."""
+    return asyncio.run(measuring)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import resource
 import time
 from array import array
 from collections.abc import Callable, Iterable
@@ -27,6 +26,7 @@ from cpuserve.engine.ipc import (
     StepOutput,
     TokenLogprob,
 )
+from cpuserve.engine.resident import resident_bytes
 from cpuserve.engine.tiers import make_tiers
 from cpuserve.errors import RequestError
 from cpuserve.ids import RequestId
@@ -241,7 +241,7 @@ class EngineCore:
         return {
             **self.info(),
             **_optional(self.executor, "report"),
-            "max_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "max_rss_bytes": resident_bytes()[1],
             "kv_blocks_free": self.kv.num_free,
             "kv_blocks_cached": self.kv.num_cached,
             "prefix_queries": self.scheduler.prefix_queries,
@@ -346,6 +346,7 @@ def build_engine(
     """
     started = time.perf_counter()
     build = _on_transformers if config.model_impl == "transformers" else _on_program
+    before, _ = resident_bytes()
     executor, vocab, eos_ids, facts = build(config, progress, team)
     report = _optional(executor, "report")
     if wrong := report.get("misplaced"):
@@ -354,6 +355,8 @@ def build_engine(
         log.info("%s", line)
     facts["numa_binding"] = report.get("numa_binding")
     facts["load_s"] = time.perf_counter() - started
+    facts["rss_before_load_bytes"] = before
+    facts["load_peak_bytes"] = resident_bytes()[1]
     return EngineCore(config, executor, vocab=vocab, eos_ids=eos_ids, facts=facts)
 
 

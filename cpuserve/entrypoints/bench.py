@@ -1,16 +1,20 @@
-"""`cpuserve bench`: the machine's roofline, and a server's rates as fractions of it."""
+"""`cpuserve bench KIND`: the machine's roofline, and what a server or an engine makes of it."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpuserve.bench import measure
 from cpuserve.bench.driver import Target
-from cpuserve.bench.measure import Bench, Work, roofline_records, run
+from cpuserve.bench.measure import Bench, Work, roofline_records
 from cpuserve.bench.schema import Record, Where, table
 from cpuserve.bench.server import Server
+from cpuserve.bench.workload import Talk, Workload, talks
 from cpuserve.entrypoints import flags
 from cpuserve.entrypoints.commands import prepared_start
 from cpuserve.entrypoints.terminal import note, say
@@ -23,22 +27,11 @@ if TYPE_CHECKING:
     from cpuserve.entrypoints.prepare import Prepared
     from cpuserve.platforms.probe import Roofline
 
-
-def main(args: argparse.Namespace) -> int:
-    """Run one benchmark and print its records."""
-    if args.rounds < 1:
-        msg = f"flag --rounds={args.rounds}: must be at least 1"
-        raise ConfigError(msg)
-    records = _roofline(args) if args.kind == "roofline" else _serve_and_measure(args)
-    if args.json:
-        for found in records:
-            say(found.to_json())
-    else:
-        say(table(records))
-    return 0
+Measure = Callable[[Bench], list[Record]]
 
 
-def _roofline(args: argparse.Namespace) -> list[Record]:
+def roofline(args: argparse.Namespace) -> int:
+    """Probe the machine alone."""
     platform = CpuPlatform()
     host = platform.host()
     levels = [level for level in host.isa_levels if level != "scalar"] or list(host.isa_levels)
@@ -50,42 +43,158 @@ def _roofline(args: argparse.Namespace) -> list[Record]:
     cores = physical_cores(host)[: limit[0] if limit else None]
     cpus = [int(core.cpu) for core in cores]
     where = Where(host=host.cpu_model, isa=isa, threads=len(cpus))
-    return roofline_records(platform.roofline(isa, len(cpus), cpus), where, args.rounds)
+    probe = platform.roofline(isa, len(cpus), cpus)
+    return show(roofline_records(probe, where, args.rounds), args)
 
 
-def _serve_and_measure(args: argparse.Namespace) -> list[Record]:
-    for name in ("prompt_tokens", "output_tokens", "concurrency"):
-        if getattr(args, name) < 1:
-            msg = f"flag --{name.replace('_', '-')}={getattr(args, name)}: must be at least 1"
-            raise ConfigError(msg)
+def throughput(args: argparse.Namespace) -> int:
+    """Rates of a server, as fractions of the roofline; or of --num-prompts sent at once."""
+    asked = _at_once(args) if args.num_prompts else None
+
+    def run(bench: Bench) -> list[Record]:
+        if asked is None:
+            return measure.run(measure.throughput(bench, tell))
+        return measure.run(measure.at_once(bench, asked, tell))
+
+    return show(_served(args, args.max_concurrency, run), args)
+
+
+def latency(args: argparse.Namespace) -> int:
+    """Latencies of --batch-size requests at a time."""
+
+    def run(bench: Bench) -> list[Record]:
+        return measure.run(measure.latency(bench, tell))
+
+    return show(_served(args, args.batch_size, run), args)
+
+
+def load(args: argparse.Namespace) -> int:
+    """Time until ready and memory of a server."""
+    from cpuserve.bench.load import load_records
+
+    prepared, _ = prepared_start(flags.asked(args))
+    arguments = flags.as_arguments(args)
+    where, weights = where_of(prepared), prepared.facts.weight_bytes
+    records = load_records(arguments, prepared.resolved.config, where, weights, args.rounds, tell)
+    return show(records, args)
+
+
+def step(args: argparse.Namespace) -> int:
+    """Steps of an engine in this process."""
+    from cpuserve.bench.step import Plan, step_records
+
+    prepared, _ = prepared_start(flags.asked(args))
+    plan = Plan(args.batch, args.context, args.prefill, args.leave, args.rounds, args.dot or "")
+    if not args.dot:
+        plan.dot = dot_of(prepared)
+    if prepared.resolved.config.executor != "native":
+        msg = "`cpuserve bench step` measures the native executor, which does not run here"
+        raise ConfigError(msg)
+    found: list[Record] = []
+
+    def each(record: Record) -> None:
+        found.append(record)
+        if args.json:
+            say(record.to_json())
+
+    config = prepared.resolved.config
+    step_records(config, prepared.spec.vocab, where_of(prepared), plan, args.overheads, each)
+    if not args.json:
+        say(table(found))
+    return 0
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Load a running server."""
+    from cpuserve.entrypoints.bench_serve import load_server
+
+    return load_server(args)
+
+
+def show(records: list[Record], args: argparse.Namespace) -> int:
+    """The records as JSON lines, or as a table."""
+    if args.json:
+        for found in records:
+            say(found.to_json())
+    else:
+        say(table(records))
+    return 0
+
+
+def tell(text: str) -> None:
+    """What is measured now, for who sits there."""
+    if sys.stderr.isatty():
+        note(text)
+
+
+def workload_of(args: argparse.Namespace, seed: int) -> Workload:
+    """What the flags of `bench_flags._dataset` ask for."""
+    repeated = args.dataset_name == "prefix_repetition"
+    return Workload(
+        dataset=args.dataset_name,
+        num_prompts=args.num_prompts,
+        input_len=args.prefix_repetition_suffix_len if repeated else args.input_len,
+        output_len=args.prefix_repetition_output_len if repeated else args.output_len,
+        range_ratio=min(1.0, args.random_range_ratio),
+        prefix_len=args.prefix_repetition_prefix_len if repeated else args.random_prefix_len,
+        num_prefixes=args.prefix_repetition_num_prefixes,
+        turns=args.num_turns,
+        answer_len=args.sharegpt_output_len,
+        path=args.dataset_path,
+        vocab=args.vocab_size,
+        seed=seed,
+    )
+
+
+def _at_once(args: argparse.Namespace) -> list[Talk]:
+    if args.dataset_path:
+        msg = "flag --dataset-path: texts need a running server; use `cpuserve bench serve`"
+        raise ConfigError(msg)
+    return asyncio.run(talks(workload_of(args, 0)))
+
+
+def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Record]:
+    """What `run` measures on the server at --url, or on one started for it."""
     asked = flags.asked(args)
     prepared, _ = prepared_start(asked)
     name = prepared.resolved.config.served_model_names[0]
     key = asked.server.api_key[0] if asked.server.api_key else None
+
+    def at(url: str) -> list[Record]:
+        bench = Bench(
+            Target(url, name, key),
+            where_of(prepared),
+            work_of(prepared),
+            roofline_of(prepared),
+            args.rounds,
+            args.input_len,
+            args.output_len,
+            concurrency,
+            getattr(args, "num_iters_warmup", 2),
+        )
+        return run(bench)
+
     if args.url:
-        url = args.url.rstrip("/").removesuffix("/v1")
-        return _measure(args, prepared, Target(url, name, key))
+        return at(args.url.rstrip("/").removesuffix("/v1"))
     note(f"starting a server for {prepared.facts.name}")
     with Server(flags.as_arguments(args)) as server:
-        return _measure(args, prepared, Target(server.url, name, key))
+        return at(server.url)
 
 
-def _measure(args: argparse.Namespace, prepared: Prepared, target: Target) -> list[Record]:
+def where_of(prepared: Prepared) -> Where:
+    """The part of the records that says where they were measured."""
     config = prepared.resolved.config
-    where = Where(
+    return Where(
         host=prepared.host.cpu_model, isa=config.isa, threads=config.threads, model=config.model
     )
-    bench = Bench(
-        target,
-        where,
-        work_of(prepared),
-        roofline_of(prepared),
-        args.rounds,
-        args.prompt_tokens,
-        args.output_tokens,
-        args.concurrency,
-    )
-    return run(bench, args.kind, lambda text: note(text) if sys.stderr.isatty() else None)
+
+
+def dot_of(prepared: Prepared) -> str:
+    """The dot product that the linears are made of."""
+    config = prepared.resolved.config
+    if prepared.facts.quantization is not None or config.quantize != "none":
+        return "int8"
+    return "bf16" if config.dtype == "bfloat16" else "f32"
 
 
 def work_of(prepared: Prepared) -> Work:
@@ -100,10 +209,8 @@ def work_of(prepared: Prepared) -> Work:
     config = prepared.resolved.config
     weights = quantize_online(open_checkpoint(Path(prepared.facts.path)).weights, config.quantize)
     lowered = lower(config, build_program(prepared.spec), weights)
-    dense = "bf16" if config.dtype == "bfloat16" else "f32"
-    quantized = prepared.facts.quantization is not None or config.quantize != "none"
-    dot = "int8" if quantized else dense
-    return Work(prepared.spec.vocab, lowered.read_bytes, lowered.linear_weights, dot)
+    bytes_read, weights_used = lowered.read_bytes, lowered.linear_weights
+    return Work(prepared.spec.vocab, bytes_read, weights_used, dot_of(prepared))
 
 
 def roofline_of(prepared: Prepared) -> Roofline | None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from cpuserve.entrypoints.bench_flags import add_bench
 from cpuserve.entrypoints.flags import Parser, add_options, normalize, refuse_unknown
 from cpuserve.entrypoints.terminal import drop_output, open_standard_streams
 from cpuserve.errors import LIMITS, CpuserveError, StartupError, without_threads
@@ -95,7 +96,7 @@ def build_parser() -> Parser:
     serve.epilog = EPILOG
     _generate(command("generate", "chat_cli:generate", "Complete one prompt on this terminal."))
     _chat(command("chat", "chat_cli:chat", "Talk to a model on this terminal."))
-    _bench(command("bench", "bench:main", "Measure the machine, or a server on it."))
+    add_bench(command("bench", "bench", "Measure the machine, or a server on it."))
     config = command("config", "commands:config", "Show every setting, who asked for it, and why.")
     add_options(config, server=True)
     config.add_argument("--json", action="store_true", help="as JSON")
@@ -142,32 +143,6 @@ def _chat(parser: Parser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--message", metavar="TEXT", help="say this, print the answer, and end")
     _sampling(parser)
-
-
-def _bench(parser: Parser) -> None:
-    kinds = parser.add_subparsers(metavar="KIND", dest="kind", required=True, parser_class=Parser)
-    for kind, text in (
-        ("roofline", "Memory bandwidth and dot-product peaks of this machine."),
-        ("throughput", "Decode and prefill rates through HTTP, as fractions of the roofline."),
-        ("latency", "Time to first token and between tokens at one request at a time."),
-    ):
-        sub: Parser = kinds.add_parser(kind, help=text, description=text)
-        sub.set_defaults(parser=sub, run="cpuserve.entrypoints.bench:main")
-        if kind != "roofline":
-            add_options(sub, server=False)
-            _workload(sub)
-        else:
-            sub.add_argument("--isa", metavar="LEVEL", help="level of the probes")
-        sub.add_argument("--rounds", type=_number(int), default=5, metavar="N", help="[default: 5]")
-        sub.add_argument("--json", action="store_true", help="one JSON record per line only")
-
-
-def _workload(parser: Parser) -> None:
-    group = parser.add_argument_group("Workload")
-    group.add_argument("--url", metavar="URL", help="a running server instead of starting one")
-    group.add_argument("--prompt-tokens", type=_number(int), default=1024, metavar="N")
-    group.add_argument("--output-tokens", type=_number(int), default=128, metavar="N")
-    group.add_argument("--concurrency", type=_number(int), default=8, metavar="N")
 
 
 if __name__ == "__main__":

@@ -167,6 +167,8 @@ class GgufFile:
         self._values = dict(_read_values(cursor, num_values))
         self.alignment = self._read_alignment(cursor)
         self.tensors = _read_tensors(cursor, num_tensors, self.alignment)
+        # Megabytes of vocabulary, which an engine needs no more; who does reads them again.
+        self.file.release(0, cursor.at)
 
     def keys(self) -> list[str]:
         """Metadata keys in file order."""

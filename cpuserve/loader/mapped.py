@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+FAULT_AROUND = 1 << 16  # Linux maps so many bytes around a fault of a file that is in memory
+
+
 def regular_file(path: Path, what: str) -> os.stat_result:
     """Its stat; ModelError unless `path` is a regular file (never blocks on a FIFO or device)."""
     try:
@@ -92,9 +95,13 @@ class MappedFile:
             raise ModelError(msg)
 
     def release(self, offset: int, size: int) -> None:
-        """Drop these pages from this process; the page cache keeps them for the next start."""
-        start = offset & -mmap.PAGESIZE
-        self.map.madvise(mmap.MADV_DONTNEED, start, offset + size - start)
+        """Drop these pages from this process; the page cache keeps them for the next start.
+
+        So go their neighbours, which the kernel mapped along with them: they come back when read.
+        """
+        start = max(0, offset - FAULT_AROUND) & -mmap.PAGESIZE
+        end = min(self.size, offset + size + FAULT_AROUND)
+        self.map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
 def _reason(error: Exception) -> str:

@@ -21,7 +21,7 @@ from cpuserve.platforms.host import Host
 from cpuserve.platforms.layout import lay_out
 from cpuserve.platforms.memory import BLOCK, plan_memory, resident_weight_bytes
 from cpuserve.platforms.placement import extra_thread_may_pay, place
-from cpuserve.platforms.probe import Roofline, thread_gain
+from cpuserve.platforms.probe import Roofline, sampling_seconds, thread_gain
 from cpuserve.platforms.replicas import replica_configs, share_of
 from cpuserve.platforms.tiers import tier_of
 from cpuserve.platforms.topology import physical_cores
@@ -117,6 +117,14 @@ class CpuPlatform:
             msg = f"there are no probes to run: {error}"
             raise ConfigError(msg)
         return Roofline(native, isa, threads, cpus)
+
+    def sampling_seconds(self, isa: str, vocab: int, draws: int) -> list[float]:
+        """CPU seconds to draw a token by top-p, `draws` times; ConfigError as for roofline."""
+        native, error = self._native
+        if native is None:
+            msg = f"there are no probes to run: {error}"
+            raise ConfigError(msg)
+        return sampling_seconds(native, isa, vocab, draws)
 
     def resolve(
         self, options: EngineOptions, sources: Mapping[str, str], facts: ModelFacts, host: Host

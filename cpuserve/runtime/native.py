@@ -219,7 +219,11 @@ def load(
             progress("load", done, total)
 
     def read(name: str) -> npt.NDArray[np.float32]:
-        return dequantize(weights.get(name))
+        tensor = weights.get(name)
+        values = dequantize(tensor)
+        if tensor.release:
+            tensor.release()
+        return values
 
     for vector in lowered.vectors:
         native.load_vector(

@@ -1,6 +1,7 @@
-// Single kernels, for tests: no executor, no team.
+// Single kernels, for tests and probes: no executor, no team.
 #include <omp.h>
 #include <pybind11/stl.h>
+#include <time.h>
 
 #include <optional>
 
@@ -141,6 +142,42 @@ py::dict kernel_sample(const std::string& isa, const Array<float>& logits, float
   return out;
 }
 
+double thread_seconds() {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+Array<double> kernel_sample_times(const std::string& isa, const Array<float>& logits, float top_p,
+                                  int64_t draws) {
+  const KernelTable& table = runnable_kernels(isa);
+  const auto vocab = static_cast<size_t>(logits.size());
+  check_argument(vocab >= 1 && draws >= 1, "kernel_sample_times: logits or draws");
+  Buffer row(vocab * sizeof(float));
+  Buffer scratch(vocab * 8 + 65536);
+  SampleParams params{};
+  params.temperature = 1.0f;
+  params.top_p = top_p;
+  params.repetition = 1.0f;
+  params.num_allowed = -1;
+  SampleArgs args{};
+  args.logits = reinterpret_cast<float*>(row.data());
+  args.vocab = static_cast<int32_t>(vocab);
+  args.params = &params;
+  args.target = -1;
+  args.num_top = -1;
+  args.scratch = scratch.data();
+  Array<double> seconds(static_cast<py::ssize_t>(draws));
+  for (int64_t i = 0; i < draws; i++) {
+    std::copy(logits.data(), logits.data() + vocab, args.logits);
+    params.seed = static_cast<uint64_t>(i);
+    const double start = thread_seconds();
+    table.sample(args);
+    seconds.mutable_data()[i] = thread_seconds() - start;
+  }
+  return seconds;
+}
+
 }  // namespace
 
 void register_kernels(py::module_& m) {
@@ -157,6 +194,8 @@ void register_kernels(py::module_& m) {
         py::arg("bias_ids") = no_ids, py::arg("bias_values") = no_values,
         py::arg("allowed") = py::none(), py::arg("banned") = no_ids, py::arg("prompt") = no_ids,
         py::arg("output") = no_ids, py::arg("target") = -1, py::arg("num_top") = -1);
+  m.def("kernel_sample_times", &kernel_sample_times, py::arg("isa"), py::arg("logits"),
+        py::arg("top_p"), py::arg("draws"));
 }
 
 }  // namespace cpuserve

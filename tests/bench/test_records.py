@@ -73,18 +73,3 @@ def test_compare_prefers_fractions_of_the_roof(tmp_path):
     slow = record("d", "tokens/s", [50], HERE, roofs=[100], of="r")
     drifted = record("d", "tokens/s", [40], HERE, roofs=[50], of="r")
     assert gain(slow, drifted) == pytest.approx(0.6)
-
-
-@pytest.mark.parametrize("mix", ["random", "shared-prefix", "multi-turn", "sharegpt"])
-def test_mixes_are_the_same_for_the_same_seed(mix):
-    bench = script("bench_serve")
-    shape = bench.Shape(prompt=16, answer=8, shared=32, turns=3)
-
-    def made(seed):
-        mixed = bench.Mix(mix, shape, None, 1000, seed)
-        jobs = [mixed.make() for _ in range(5)]
-        return [[cell.cell_contents for cell in job.__closure__ if cell.cell_contents is not mixed]
-                for job in jobs]  # fmt: skip
-
-    assert made(1) == made(1)
-    assert made(1) != made(2)

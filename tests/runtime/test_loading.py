@@ -46,6 +46,7 @@ def test_a_tensor_is_asked_for_once_and_released_when_it_is_packed():
         ("release", "k"),
         ("load", 1, 1),
         ("release", "o"),
+        ("release", "norm"),
         ("vector", 2, [1.0] * 4),
     ]
     assert told == [("load", 32, 48), ("load", 48, 48)]

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Decode rate beside one other busy process, as a fraction of the quiet rate; JSON lines.
+
+usage: bench_busy.py MODEL [--rounds 5] [--output-tokens 128] [--flag=value of serve]
+
+One request through HTTP, quiet and beside a process that spins (not pinned, the same priority), in
+turns. With n CPUs a fair share would be n / (n + 1); a collapse shows in the longest gap.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+
+from cpuserve.bench.driver import Target, complete
+from cpuserve.bench.observe import where
+from cpuserve.bench.schema import record
+from cpuserve.bench.server import Server
+from cpuserve.bench.workload import plain_ids
+
+SPIN = "while True: pass"
+SETTLE_S = 0.3  # until the scheduler has placed it
+PROMPT_TOKENS = 32
+
+
+@contextmanager
+def neighbour():
+    """A process that takes all it can get."""
+    process = subprocess.Popen([sys.executable, "-c", SPIN])
+    try:
+        time.sleep(SETTLE_S)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def decode(target, rng, tokens):
+    """(tokens a second, longest gap in ms) of one request."""
+    prompt = plain_ids(rng, PROMPT_TOKENS, 32000)
+    timing = asyncio.run(complete(target, prompt, tokens))
+    return 1 / timing.tpot, 1e3 * max(timing.itl)
+
+
+def measure(target, args):
+    """Rounds of ((rate, gap) quiet, (rate, gap) beside the other)."""
+    rng = random.Random(0)
+    decode(target, rng, 16)
+    rounds = []
+    for _ in range(args.rounds):
+        quiet = decode(target, rng, args.output_tokens)
+        with neighbour():
+            rounds.append((quiet, decode(target, rng, args.output_tokens)))
+    return rounds
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output-tokens", type=int, default=128)
+    args, more = parser.parse_known_args(argv)
+    with Server([args.model, *more]) as server:
+        with urllib.request.urlopen(f"{server.url}/v1/models") as answer:
+            target = Target(server.url, json.load(answer)["data"][0]["id"])
+        here = asyncio.run(where(target))
+        rounds = measure(target, args)
+    shape = {"output_tokens": args.output_tokens, "neighbours": 1}
+    quiet, busy = zip(*rounds, strict=True)
+    for name, unit, samples in (
+        ("decode_quiet", "tokens/s", [rate for rate, _ in quiet]),
+        ("decode_busy", "tokens/s", [rate for rate, _ in busy]),
+        ("longest_gap_busy", "ms", [gap for _, gap in busy]),
+        # Of the same round, since a shared machine's speed drifts.
+        ("busy_of_quiet", "share", [b[0] / q[0] for q, b in rounds]),
+    ):
+        print(record(name, unit, samples, here, parameters=shape).to_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

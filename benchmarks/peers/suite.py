@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""All comparisons of one model, one table each: one command for one model size.
+
+usage: suite.py DIR FILE.gguf ... [--only NAME ...] [options of run.py]
+
+DIR is a Hugging Face directory, the files are GGUF of the same model, one a type. "bf16": cpuserve
+and vLLM on DIR, llama.cpp on the BF16 file if there is one. A file of another type: cpuserve,
+llama.cpp and OpenVINO on it. "w8a8": cpuserve on DIR with --quantization w8a8 against those two on
+the Q8_0 file.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import run
+
+FULL_PRECISION = {"BF16", "F16", "F32"}
+
+
+def type_of(path):
+    """The type that a GGUF file's name ends with: model.Q4_0.gguf or model-Q4_0.gguf."""
+    found = re.search(r"[.-]([A-Za-z]+\d+(_\w+)?)\.gguf$", Path(path).name)
+    if not found:
+        raise SystemExit(f"{path}: its name does not end with its type, as in model.Q4_0.gguf")
+    return found[1].upper()
+
+
+def comparisons(directory, files):
+    """Name -> arguments of run.py."""
+    by_type = {type_of(file): file for file in files}
+    plain = next((by_type[t] for t in ("BF16", "F16") if t in by_type), None)
+    found = {"bf16": [directory, "--peers", "vllm"]}
+    if plain:
+        found["bf16"] += ["llama", "--from-dir", "--gguf", plain]
+    for name, file in by_type.items():
+        if name not in FULL_PRECISION:
+            found[name] = [directory, "--gguf", file, "--peers", "llama", "openvino"]
+    if "Q8_0" in by_type:
+        more = ["--from-dir", "--own=--quantization=w8a8", "--peers", "llama", "openvino"]
+        found["w8a8"] = [directory, "--gguf", by_type["Q8_0"], *more]
+    return found
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("dir")
+    parser.add_argument("files", nargs="*")
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    args, more = parser.parse_known_args(argv)
+    found = comparisons(args.dir, args.files)
+    unknown = set(args.only or ()) - set(found)
+    if unknown:
+        raise SystemExit(f"no comparison {unknown.pop()!r} here; there are {', '.join(found)}")
+    failed = []
+    for name in args.only or found:
+        print(f"\n## {name}\n", flush=True)
+        try:
+            run.main([*found[name], *more])
+        except (SystemExit, Exception) as error:  # an hour of the others must not be lost
+            print(f"failed: {error}", flush=True)
+            failed.append(name)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

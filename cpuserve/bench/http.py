@@ -1,0 +1,192 @@
+"""One HTTP/1.1 exchange on a connection of its own, as much of the protocol as a driver needs.
+
+An asyncio protocol rather than streams: a chunk of an answer costs one call, not three awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cpuserve.errors import CpuserveError
+
+HEAD_TIMEOUT_S = 600.0
+
+
+class LoadError(CpuserveError):
+    """The server refused, or broke off, a request of the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer."""
+
+    code: int
+    body: bytes
+
+
+async def exchange(
+    url: str,
+    path: str,
+    body: bytes | None = None,
+    *,
+    api_key: str | None = None,
+    on_body: Callable[[bytes], None] | None = None,
+) -> Answer:
+    """POST `body` (None: GET) to `path` of the server at `url`.
+
+    on_body gets the pieces of a body of status 200 as they come, instead of the Answer; what it
+    raises ends the exchange and is raised here.
+
+    Raises:
+        LoadError: nobody answers, or the connection ends in the middle.
+    """
+    parts = urllib.parse.urlsplit(url)
+    secure = parts.scheme == "https"
+    request = _request(parts.netloc, parts.path.rstrip("/") + path, body, api_key)
+    loop = asyncio.get_running_loop()
+    link = _Exchange(request, on_body, loop.create_future())
+    late = loop.call_later(HEAD_TIMEOUT_S, link.late)
+    try:
+        await loop.create_connection(
+            lambda: link,
+            parts.hostname or "127.0.0.1",
+            parts.port or (443 if secure else 80),
+            ssl=True if secure else None,
+        )
+        return await link.done
+    except (OSError, EOFError) as e:
+        msg = f"no answer from {url}: {e}"
+        raise LoadError(msg) from None
+    finally:
+        late.cancel()
+        link.close()
+
+
+class _Exchange(asyncio.Protocol):
+    """Sends a request, takes the answer apart; `done` gets the Answer or what went wrong."""
+
+    def __init__(
+        self,
+        request: bytes,
+        on_body: Callable[[bytes], None] | None,
+        done: asyncio.Future[Answer],
+    ) -> None:
+        self.done = done
+        self._request = request
+        self._on_body = on_body
+        self._transport: asyncio.Transport | None = None
+        self._rest = b""  # bytes that are not yet a whole head, chunk or body
+        self._pieces: list[bytes] = []
+        self._code = 0
+        self._left = -1  # bytes of a body with a length; -1: until the connection ends
+        self._chunked = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the request."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come."""
+        if self.done.done():
+            return
+        try:
+            if self._code == 0:
+                data = self._take_head(data)
+            if self._code:
+                self._take_body(data)
+        except Exception as error:  # from the wire or from on_body: either ends this exchange
+            self._fail(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end of a body without a length, else a broken answer."""
+        if self.done.done():
+            return
+        if self._code and not self._chunked and self._left < 0:
+            self._finish()
+        else:
+            self._fail(exc or EOFError("the connection ended"))
+
+    def late(self) -> None:
+        """Nothing has come for too long."""
+        if self._code == 0:
+            self._fail(EOFError(f"nothing for {HEAD_TIMEOUT_S:.0f} s"))
+
+    def close(self) -> None:
+        """Drop the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+        if not self.done.done():
+            self.done.cancel()
+
+    def _fail(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def _finish(self) -> None:
+        self.done.set_result(Answer(self._code, b"".join(self._pieces)))
+
+    def _take_head(self, data: bytes) -> bytes:
+        """Read the head once it is whole; what follows it."""
+        head, found, rest = (self._rest + data).partition(b"\r\n\r\n")
+        if not found:
+            self._rest = head
+            return b""
+        self._rest = b""
+        lines = head.decode("latin-1").split("\r\n")
+        pairs = (line.split(":", 1) for line in lines[1:] if ":" in line)
+        headers = {name.strip().lower(): value.strip() for name, value in pairs}
+        self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
+        if not self._chunked and "content-length" in headers:
+            self._left = int(headers["content-length"])
+        try:
+            self._code = int(lines[0].split()[1])
+        except (IndexError, ValueError):
+            msg = f"the answer starts with {lines[0][:40]!r}"
+            raise EOFError(msg) from None
+        return rest
+
+    def _take_body(self, data: bytes) -> None:
+        if self._chunked:
+            self._take_chunks(self._rest + data if self._rest else data)
+            return
+        if data:
+            self._give(data)
+        if self._left >= 0:
+            self._left -= len(data)
+            if self._left <= 0:
+                self._finish()
+
+    def _take_chunks(self, data: bytes) -> None:
+        at = 0
+        while (line := data.find(b"\r\n", at)) >= 0:
+            size = int(data[at:line].partition(b";")[0], 16)
+            if size == 0:
+                self._finish()
+                return
+            end = line + 2 + size
+            if len(data) < end + 2:
+                break
+            self._give(data[line + 2 : end])
+            at = end + 2
+        self._rest = data[at:]
+
+    def _give(self, piece: bytes) -> None:
+        if self._on_body is not None and self._code == 200:
+            self._on_body(piece)
+        else:
+            self._pieces.append(piece)
+
+
+def _request(host: str, path: str, body: bytes | None, api_key: str | None) -> bytes:
+    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"Host: {host}"]
+    lines += ["Connection: close"]
+    if api_key:
+        lines.append(f"Authorization: Bearer {api_key}")
+    if body is not None:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + (body or b"")

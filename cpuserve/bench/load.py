@@ -1,0 +1,192 @@
+"""Time from the command to a server that answers, and the memory of all its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.bench.driver import LoadError, Target, complete, fetch
+from cpuserve.bench.schema import Record, Where, record
+from cpuserve.bench.server import Server, serve_command
+from cpuserve.errors import StartupError
+
+if TYPE_CHECKING:
+    import psutil
+
+    from cpuserve.config.engine import EngineConfig
+
+MIB = 1 << 20
+POLL_S = 0.01
+SETTLE_S = 1.0  # an idle engine gets KV memory ready; afterwards it holds what it will
+PROMPT = [400, 401, 402]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """Resident bytes of an engine process: before it loads, at most while it does, and afterwards
+    in packed weights and in KV blocks.
+    """
+
+    before: int
+    peak: int
+    weights: int
+    kv: int
+
+
+def load_records(
+    arguments: Sequence[str],
+    config: EngineConfig,
+    where: Where,
+    weight_bytes: int,
+    rounds: int,
+    tell: Callable[[str], None],
+) -> list[Record]:
+    """Time to /health, memory of a server after one short request, and of an engine that loads.
+
+    weight_bytes: of the tensors in the model's files. The peaks are shares of it: all that the
+    engine process has resident, and what loading added to it. Memory of several processes is their
+    proportional set size, so that what they share counts once.
+
+    Raises:
+        StartupError: the server ended before it was ready, or has mapped torch.
+    """
+    found: dict[str, tuple[str, list[float]]] = {}
+
+    def note(name: str, unit: str, value: float) -> None:
+        found.setdefault(name, (unit, []))[1].append(value)
+
+    for i in range(rounds):
+        tell(f"start {i + 1} of {rounds}")
+        note("health", "s", time_to_health(arguments))
+    for i in range(rounds):
+        tell(f"memory {i + 1} of {rounds}")
+        for name, (unit, value) in server_memory(arguments).items():
+            note(name, unit, value)
+        engine = engine_memory(config)
+        rest = found["pss"][1][-1] - (engine.weights + engine.kv) / MIB
+        note("besides_weights_and_kv", "MiB", rest)
+        note("engine_before_load", "MiB", engine.before / MIB)
+        note("engine_peak", "MiB", engine.peak / MIB)
+        if weight_bytes:
+            note("engine_peak_of_weights", "ratio", engine.peak / weight_bytes)
+            note("load_peak_of_weights", "ratio", (engine.peak - engine.before) / weight_bytes)
+    shape = {"weights_mib": round(weight_bytes / MIB, 1)}
+    return [record(n, unit, v, where, parameters=shape) for n, (unit, v) in found.items()]
+
+
+def time_to_health(arguments: Sequence[str]) -> float:
+    """Seconds from the command to the first 200 of /health."""
+    port = _free_port()
+    target = Target(f"http://127.0.0.1:{port}", "")
+    started = time.perf_counter()
+    command = serve_command([*arguments, "--port", str(port)])
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        while process.poll() is None:
+            if _healthy(target):
+                return time.perf_counter() - started
+            time.sleep(POLL_S)
+    finally:
+        process.terminate()
+        process.wait()
+    msg = f"the server to measure ended with exit code {process.returncode} before it was ready"
+    raise StartupError(msg)
+
+
+def _healthy(target: Target) -> bool:
+    try:
+        return asyncio.run(fetch(target, "/health"))[0] == 200
+    except LoadError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def server_memory(arguments: Sequence[str]) -> dict[str, tuple[str, float]]:
+    """Name -> (unit, value) of a server's processes after one short request."""
+    with Server(arguments) as server:
+        model = asyncio.run(_first_model(server.url))
+        timing = asyncio.run(complete(Target(server.url, model), PROMPT, 1))
+        time.sleep(SETTLE_S)
+        found = processes(server.process.pid)
+        for process in found:
+            heavy = mapped(process.pid, "torch")
+            if heavy:
+                msg = f"process {process.pid} of the server mapped {heavy[0]}"
+                raise StartupError(msg)
+        memory = [p.memory_full_info() for p in found]
+        return {
+            "ready": ("s", server.ready_s),
+            "first_token": ("s", timing.ttft),
+            "rss": ("MiB", sum(m.rss for m in memory) / MIB),
+            "pss": ("MiB", sum(getattr(m, "pss", m.rss) for m in memory) / MIB),
+            "processes": ("count", float(len(found))),
+        }
+
+
+async def _first_model(url: str) -> str:
+    _, body = await fetch(Target(url, ""), "/v1/models")
+    name: str = msgspec.json.decode(body)["data"][0]["id"]
+    return name
+
+
+def processes(root: int) -> list[psutil.Process]:
+    """The server's process and all below it."""
+    import psutil
+
+    process = psutil.Process(root)
+    return [process, *process.children(recursive=True)]
+
+
+def mapped(pid: int, word: str) -> list[str]:
+    """Shared objects with `word` in their name that the process has mapped (Linux)."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return []
+    return sorted(set(re.findall(rf"/\S*{word}\S*\.so\S*", maps)))
+
+
+def engine_memory(config: EngineConfig) -> EngineMemory:
+    """Load the model in an engine process of its own and ask it."""
+    return asyncio.run(_engine_memory(config))
+
+
+async def _engine_memory(config: EngineConfig) -> EngineMemory:
+    from cpuserve.engine.process import ProcessClient
+    from cpuserve.sampling.params import SamplingParams
+
+    client = ProcessClient.spawn(config)
+    try:
+        await client.wait_ready()
+        async for _ in client.generate(PROMPT, SamplingParams(max_tokens=1)):
+            pass
+        await asyncio.sleep(SETTLE_S)
+        report = await client.ask("report")
+    finally:
+        await client.close()
+    memory = report.get("memory")
+    held: dict[str, int] = memory if isinstance(memory, dict) else {}
+    return EngineMemory(
+        _bytes(report.get("rss_before_load_bytes")),
+        _bytes(report.get("load_peak_bytes")),
+        held.get("weights_resident", 0),
+        held.get("kv_resident", 0),
+    )
+
+
+def _bytes(value: object) -> int:
+    return int(value) if isinstance(value, int | float) else 0

@@ -1,0 +1,66 @@
+"""What a cpuserve server says of itself: where it runs, and how much it has read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from cpuserve.bench.driver import LoadError, Target, fetch
+from cpuserve.bench.schema import Where
+
+COUNTERS = {
+    "cpuserve:cpu_weight_bytes_read_total": "weight_bytes",
+    "cpuserve:cpu_busy_seconds_total": "busy_s",
+    "cpuserve:cpu_roofline_bytes_per_second": "roofline",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A server's counters since its start, and its probe of the memory bandwidth (0: none yet)."""
+
+    weight_bytes: float = 0.0
+    busy_s: float = 0.0
+    roofline: float = 0.0
+
+
+async def observe(target: Target) -> Seen | None:
+    """The counters now; None of a server that has none."""
+    try:
+        code, body = await fetch(target, "/metrics")
+    except LoadError:
+        return None
+    found: dict[str, float] = {}
+    for line in body.decode(errors="replace").splitlines() if code == 200 else ():
+        name, _, value = line.rpartition(" ")
+        field = COUNTERS.get(name.partition("{")[0])
+        if field:
+            found[field] = found.get(field, 0.0) + float(value)
+    return Seen(**found) if found else None
+
+
+async def where(target: Target) -> Where:
+    """CPU, level and threads of the server, from GET /v1/cpu; empty where it does not say."""
+    nothing = Where(host="", isa="", threads=0, model=target.model)
+    try:
+        code, body = await fetch(target, "/v1/cpu")
+        report: Any = msgspec.json.decode(body) if code == 200 else None
+    except (LoadError, msgspec.DecodeError):
+        return nothing
+    if not isinstance(report, dict) or report.get("object") != "cpu":
+        return nothing
+    return Where(
+        host=report["machine"]["cpu"],
+        isa=report["isa"],
+        threads=report["placement"]["threads"],
+        model=target.model,
+    )
+
+
+def weight_reading(before: Seen | None, after: Seen | None, wall_s: float) -> float:
+    """Share of the probed bandwidth that reading weights took over `wall_s`; 0 = not known."""
+    if before is None or after is None or not after.roofline or wall_s <= 0:
+        return 0.0
+    return (after.weight_bytes - before.weight_bytes) / wall_s / after.roofline

@@ -1,0 +1,193 @@
+"""The figures of a load run: records, a summary under the names of vLLM's benchmark, a report."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from statistics import fmean, pstdev
+from typing import Any
+
+from cpuserve.bench.driver import Timing
+from cpuserve.bench.observe import weight_reading
+from cpuserve.bench.schema import Record, Where, percentile, record
+from cpuserve.bench.traffic import Pace, Run
+from cpuserve.errors import ConfigError
+
+METRICS = ("ttft", "tpot", "itl", "e2el")
+NAMES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "inter-token latency",
+    "e2el": "end-to-end latency",
+}
+MOST_SAMPLES = 101  # of a latency in a record: more are thinned to its percentiles 0 to 100
+ROOF = "read bandwidth (weights read in the run, probe at the server's start)"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A run and how it is to be shown. goodput: bounds in milliseconds by metric."""
+
+    run: Run
+    where: Where
+    pace: Pace
+    parameters: Mapping[str, float | str] = field(default_factory=dict)
+    goodput: Mapping[str, float] = field(default_factory=dict)
+    percentiles: Sequence[float] = (50.0, 95.0, 99.0)
+    metrics: Sequence[str] = METRICS
+
+    def latency(self, metric: str) -> list[float]:
+        """All values of a latency, in milliseconds."""
+        return milliseconds(self.run.timings, metric)
+
+    def rates(self) -> dict[str, tuple[str, float]]:
+        """Name -> (unit, value)."""
+        run, wall = self.run, self.run.wall_s or math.inf
+        prompts = sum(t.prompt_tokens for t in run.timings)
+        cached = sum(t.cached_tokens for t in run.timings)
+        found = {
+            "output": ("tokens/s", run.tokens / wall),
+            "prompt": ("tokens/s", prompts / wall),
+            "total": ("tokens/s", (run.tokens + prompts) / wall),
+            "requests": ("requests/s", len(run.timings) / wall),
+            "cached_prompt": ("share", cached / prompts if prompts else 0.0),
+            "failed": ("count", float(len(run.errors))),
+            "driver_cpu": ("us/token", 1e6 * run.cpu_s / run.tokens if run.tokens else 0.0),
+        }
+        if self.goodput:
+            found["goodput"] = ("requests/s", self.num_good() / wall)
+        return found
+
+    def num_good(self) -> int:
+        """Requests that keep every bound."""
+        return sum(
+            all(1e3 * _one(t, name) <= bound for name, bound in self.goodput.items())
+            for t in self.run.timings
+        )
+
+
+def milliseconds(timings: Sequence[Timing], metric: str) -> list[float]:
+    """All values of a latency ("ttft", "tpot", "itl" or "e2el")."""
+    if metric == "itl":
+        return [1e3 * gap for t in timings for gap in t.itl]
+    values = [_one(t, metric) for t in timings]
+    return [1e3 * v for v in values if v or metric != "tpot"]  # one token has no tpot
+
+
+def _one(timing: Timing, metric: str) -> float:
+    return {"ttft": timing.ttft, "tpot": timing.tpot, "e2el": timing.e2e}[metric]
+
+
+def goodput_bounds(pairs: Sequence[str]) -> dict[str, float]:
+    """{"ttft": 500.0} of ["ttft:500"]; ConfigError for anything else."""
+    bounds = {}
+    for pair in pairs:
+        name, _, value = pair.partition(":")
+        name = {"e2e": "e2el"}.get(name, name)
+        if name not in ("ttft", "tpot", "e2el") or not re.fullmatch(r"\d+(\.\d+)?", value):
+            msg = f"flag --goodput={pair}: give ttft, tpot or e2el and milliseconds, as in ttft:500"
+            raise ConfigError(msg)
+        bounds[name] = float(value)
+    return bounds
+
+
+def records(report: Report) -> list[Record]:
+    """Latencies and rates; the output rate with its share of the bandwidth, where known."""
+    run, where, shape = report.run, report.where, report.parameters
+    found = [latency_record(m, report.latency(m), where, shape) for m in report.metrics]
+    share = weight_reading(run.before, run.after, run.wall_s)
+    for name, (unit, value) in report.rates().items():
+        more = {**shape, **report.goodput} if name == "goodput" else shape
+        roofs = [value / share] if name == "output" and share else []
+        found.append(record(name, unit, [value], where, roofs=roofs, of=ROOF, parameters=more))
+    return [f for f in found if f.samples]
+
+
+def latency_record(
+    metric: str, values: list[float], where: Where, parameters: Mapping[str, float | str]
+) -> Record:
+    """A record of all `values`, which keeps at most MOST_SAMPLES of them."""
+    kept = values
+    if len(values) > MOST_SAMPLES:
+        kept = [percentile(values, p) for p in range(101)]
+    shape = {**parameters, "values": len(values), "p99": round(percentile(values, 99), 4)}
+    return record(metric, "ms", kept, where, parameters=shape)
+
+
+def summary(report: Report) -> dict[str, Any]:
+    """The members of vLLM's result file; times in milliseconds, rates a second."""
+    run, rates = report.run, report.rates()
+    found: dict[str, Any] = {
+        "duration": run.wall_s,
+        "completed": len(run.timings),
+        "failed": len(run.errors),
+        "total_input_tokens": sum(t.prompt_tokens for t in run.timings),
+        "total_output_tokens": run.tokens,
+        "request_throughput": rates["requests"][1],
+        "request_goodput": rates["goodput"][1] if report.goodput else None,
+        "output_throughput": rates["output"][1],
+        "total_token_throughput": rates["total"][1],
+        "request_rate": "inf" if math.isinf(report.pace.rate) else report.pace.rate,
+        "burstiness": report.pace.burstiness,
+        "max_concurrency": report.pace.concurrency,
+    }
+    for metric in report.metrics:
+        values = report.latency(metric)
+        found[f"mean_{metric}_ms"] = fmean(values) if values else 0.0
+        found[f"median_{metric}_ms"] = percentile(values, 50)
+        found[f"std_{metric}_ms"] = pstdev(values) if values else 0.0
+        for p in report.percentiles:
+            found[f"p{p:g}_{metric}_ms"] = percentile(values, p)
+    return found
+
+
+def details(run: Run) -> dict[str, Any]:
+    """What --save-detailed adds: a value, or a list, a request."""
+    return {
+        "input_lens": [t.prompt_tokens for t in run.timings],
+        "output_lens": [t.tokens for t in run.timings],
+        "start_times": [t.started for t in run.timings],
+        "ttfts": [t.ttft for t in run.timings],
+        "itls": [t.itl for t in run.timings],
+        "errors": run.errors,
+    }
+
+
+def file_name(label: str, report: Report, model: str, now: datetime) -> str:
+    """As vLLM names its result files."""
+    limit = report.pace.concurrency
+    many = f"-concurrency{limit}" if limit else ""
+    base = model.rstrip("/").split("/")[-1]
+    return f"{label}-{report.pace.rate:g}qps{many}-{base}-{now:%Y%m%d-%H%M%S}.json"
+
+
+def render(report: Report) -> str:
+    """The run for a person."""
+    run = report.run
+    rows = [
+        ("requests", f"{len(run.timings)} completed, {len(run.errors)} failed"),
+        ("duration", f"{run.wall_s:.2f} s"),
+    ]
+    for name, (unit, value) in report.rates().items():
+        if name != "failed":
+            rows.append((name.replace("_", " "), f"{value:.4g} {unit}"))
+    share = weight_reading(run.before, run.after, run.wall_s)
+    if share:
+        rows.append(("bandwidth", f"{100 * share:.1f} % of {ROOF}"))
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name.ljust(width)}  {text}" for name, text in rows]
+    return "\n".join([*lines, "", *_latency_table(report)])
+
+
+def _latency_table(report: Report) -> list[str]:
+    columns = ["mean", *(f"p{p:g}" for p in report.percentiles)]
+    lines = [f"{'latency, ms':<22}" + "".join(f"{c:>10}" for c in columns)]
+    for metric in report.metrics:
+        values = report.latency(metric)
+        if values:
+            shown = [fmean(values), *(percentile(values, p) for p in report.percentiles)]
+            lines.append(f"{NAMES[metric]:<22}" + "".join(f"{v:>10.2f}" for v in shown))
+    return lines

@@ -1,0 +1,279 @@
+"""Steps of an engine in this process, without HTTP: rates, and what is not arithmetic in them.
+
+Steps run as in the server (scheduler, packing, executor, update).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.bench.schema import Record, Where, record
+from cpuserve.bench.workload import plain_ids
+from cpuserve.engine.core import EngineCore, build_engine, run_engine
+from cpuserve.engine.ipc import Abort, AddRequest
+from cpuserve.platforms.cpu import CpuPlatform
+from cpuserve.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from cpuserve.config.engine import EngineConfig
+
+PROBE_S = 0.1
+STEPS_A_PROBE = 10
+BARRIERS = 2000
+WARM_UP_TOKENS = 64
+OVERHEAD_BATCHES = (1, 64)
+OVERHEAD_CONTEXT = 128
+OVERHEAD_STEPS = 20  # a round
+TOP_P_VOCAB = 151936  # Qwen's
+DRAWS = 100
+MATRIX_OPS = ("linear", "attention", "logits")  # logits: lm_head, and the sampling of its rows
+
+Emit = Callable[[Record], None]
+Pair = tuple[float, float]  # seconds of a whole step, seconds of it in the executor
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is measured. dot: the peak that prompts are held against ("bf16", "int8", "f32")."""
+
+    batches: Sequence[int]
+    contexts: Sequence[int]
+    prompts: Sequence[int]
+    leaves: Sequence[int]
+    rounds: int
+    dot: str
+
+
+def step_records(
+    config: EngineConfig, vocab: int, where: Where, plan: Plan, overheads: bool, emit: Emit
+) -> None:
+    """Build an engine and call emit(record) for each result; only the overheads if asked so."""
+
+    def run(team: Any) -> None:
+        core = build_engine(config, None, team)
+        bench = StepBench(core, where, vocab, plan.rounds, plan.dot, emit)
+        bench.run_prompt(WARM_UP_TOKENS)
+        if overheads:
+            bench.overheads()
+        else:
+            bench.all_of(plan)
+        core.close()
+
+    run_engine(config, run)
+
+
+class TimedExecutor:
+    """Passes everything on and adds up the time spent in `step`."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever the executor has."""
+        return getattr(self._executor, name)
+
+    def step(self, arrays: Any) -> Any:
+        """The executor's step."""
+        started = time.perf_counter()
+        try:
+            return self._executor.step(arrays)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+
+class StepBench:
+    """An engine with a native executor on this thread; results go to `emit`."""
+
+    def __init__(
+        self, core: EngineCore, where: Where, vocab: int, rounds: int, dot: str, emit: Emit
+    ) -> None:
+        executor: Any = core.executor
+        self.core, self.where, self.rounds, self.emit = core, where, rounds, emit
+        self.native, self.lowered, self.dot = executor.native, executor.lowered, dot
+        self.core.executor = self.timed = TimedExecutor(executor)
+        self.vocab, self.rng, self.next_id = vocab, random.Random(0), 0
+
+    def all_of(self, plan: Plan) -> None:
+        """Prompts, aborts, then decoding."""
+        for tokens in plan.prompts:
+            self.prefill(tokens)
+        for tokens in plan.leaves:
+            self.leave(tokens)
+        for batch in plan.batches:
+            for context in plan.contexts:
+                self.decode(batch, context)
+
+    # --- rates --------------------------------------------------------------------------------
+
+    def decode(self, batch: int, context: int) -> None:
+        """Steps of `batch` sequences that have `context` keys each."""
+        ids = self.start(batch, context, self.rounds)
+        samples: list[Pair] = []
+        roofs: list[float] = []
+        steps = 0.0
+        for i in range(self.rounds):
+            if i % STEPS_A_PROBE == 0:
+                steps = self.native.probe_bandwidth(PROBE_S) / self.lowered.read_bytes
+            samples.append(self.step())
+            roofs.append(batch * steps)
+        self.stop(ids)
+        shape = {"batch": batch, "context": context}
+        self.show("decode_step", samples, shape)
+        self.rate("decode", batch, samples, roofs, "read bandwidth", shape)
+
+    def prefill(self, tokens: int) -> None:
+        """One prompt alone; several steps where it is longer than a step."""
+        samples, roofs = [], []
+        for _ in range(max(1, self.rounds // 5)):
+            peak = self.native.probe_dot(self.dot, PROBE_S)
+            roofs.append(peak / (2 * self.lowered.linear_weights))
+            samples.append(self.run_prompt(tokens))
+        self.show("prefill", samples, {"tokens": tokens})
+        self.rate("prefill", tokens, samples, roofs, f"{self.dot} dot peak", {"tokens": tokens})
+
+    def leave(self, tokens: int) -> None:
+        """From an abort that arrives somewhere in a prompt alone in its step to an idle engine."""
+        samples = []
+        for _ in range(self.rounds):
+            self.add(tokens, 1)  # the time that a whole step of it takes
+            whole = self.step()[0]
+            self.drain()
+            message, seen = Abort([self.add(tokens, 1)]), [0.0]
+
+            def arrive(message: Abort = message, seen: list[float] = seen) -> None:
+                seen[0] = time.perf_counter()
+                self.core.interrupt.see(message)
+
+            timer = threading.Timer(self.rng.uniform(0.05, 0.95) * whole, arrive)
+            timer.start()
+            self.core.step()
+            timer.join()
+            self.core.handle(message)
+            assert not self.core.has_work
+            samples.append(1e3 * (time.perf_counter() - seen[0]))
+        self.emit(record("leave", "ms", samples, self.where, parameters={"tokens": tokens}))
+
+    # --- overheads ----------------------------------------------------------------------------
+
+    def overheads(self) -> None:
+        """Barrier, operations without a matrix, Python around the executor, allocations."""
+        barriers = [1e6 * self.native.probe_barrier(BARRIERS) for _ in range(self.rounds)]
+        self.emit(record("barrier", "us", barriers, self.where))
+        allocated = self.native.step_allocations
+        for batch in OVERHEAD_BATCHES:
+            if batch <= self.core.config.max_num_seqs:
+                self._overheads(batch)
+        count = self.native.step_allocations - allocated
+        self.emit(record("step_allocations", "count", [count], self.where))
+        draws = CpuPlatform().sampling_seconds(self.where.isa, TOP_P_VOCAB, DRAWS)
+        times = [1e6 * s for s in draws]
+        shape = {"vocab": TOP_P_VOCAB, "top_p": 0.9}
+        self.emit(record("sample_top_p", "us", times, self.where, parameters=shape))
+
+    def _overheads(self, batch: int) -> None:
+        """Rounds of profiled steps, for the operations, and of plain ones, for Python."""
+        ids = self.start(batch, OVERHEAD_CONTEXT, 2 * OVERHEAD_STEPS * self.rounds)
+        python: list[float] = []
+        outside: list[float] = []
+        for _ in range(self.rounds):
+            plain = [self.step() for _ in range(OVERHEAD_STEPS)]
+            python += [1e6 * (whole - inside) for whole, inside in plain]
+            outside.append(1e6 * self._outside() / max(1, self._layers()))
+        self.stop(ids)
+        shape = {"batch": batch, "context": OVERHEAD_CONTEXT, "layers": self._layers()}
+        self.emit(record("python_step", "us", python, self.where, parameters=shape))
+        self.emit(record("outside_matrices", "us/layer", outside, self.where, parameters=shape))
+
+    def _outside(self) -> float:
+        """Seconds of a step in the executor that are in no linear, attention or logits."""
+        self.native.profile(True)
+        before = self.native.op_times()
+        inside = sum(self.step()[1] for _ in range(OVERHEAD_STEPS))
+        spent = self.native.op_times() - before
+        self.native.profile(False)
+        names = [self.native.op_name(i) for i in range(self.native.num_ops())]
+        in_matrices = sum(s for name, s in zip(names, spent, strict=True) if name in MATRIX_OPS)
+        return float(inside - in_matrices) / OVERHEAD_STEPS
+
+    def _layers(self) -> int:
+        names = (self.native.op_name(i) for i in range(self.native.num_ops()))
+        return sum(name == "attention" for name in names)
+
+    # --- the engine ---------------------------------------------------------------------------
+
+    def start(self, batch: int, context: int, steps: int) -> list[int]:
+        """Ids of `batch` requests that have their prompts computed and decode `steps` steps."""
+        most = steps + batch * (8 + context // 8)  # others decode while one is prefilled
+        ids = [self.add(context, most) for _ in range(batch)]
+        while self.core.stats.running < batch or self.core.scheduler.waiting or self.prefilling():
+            self.core.step()
+        return ids
+
+    def stop(self, ids: list[int]) -> None:
+        """End them."""
+        self.core.handle(Abort(ids))
+        self.drain()
+
+    def add(self, tokens: int, max_tokens: int) -> int:
+        """Queue a request with a random prompt; its id."""
+        self.next_id += 1
+        prompt = array("i", plain_ids(self.rng, tokens, self.vocab))
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        self.core.handle(AddRequest(self.next_id, prompt.tobytes(), params, time.monotonic()))
+        return self.next_id
+
+    def step(self) -> Pair:
+        """One step."""
+        self.timed.seconds = 0.0
+        started = time.perf_counter()
+        self.core.step()
+        return time.perf_counter() - started, self.timed.seconds
+
+    def run_prompt(self, tokens: int) -> Pair:
+        """One prompt from the first step to the last."""
+        self.add(tokens, 1)
+        steps = []
+        while self.core.has_work:
+            steps.append(self.step())
+        return sum(whole for whole, _ in steps), sum(inside for _, inside in steps)
+
+    def drain(self) -> None:
+        """Step until nothing is left."""
+        while self.core.has_work:
+            self.core.step()
+
+    def prefilling(self) -> bool:
+        """Whether a prompt is not yet computed."""
+        return any(r.num_output == 0 for r in self.core.scheduler.running)
+
+    # --- records ------------------------------------------------------------------------------
+
+    def rate(
+        self,
+        name: str,
+        tokens: int,
+        samples: Sequence[Pair],
+        roofs: Sequence[float],
+        of: str,
+        shape: Mapping[str, float | str],
+    ) -> None:
+        """Tokens a second, as a share of the probe right before."""
+        rates = [tokens / whole for whole, _ in samples]
+        unit = "tokens/s"
+        self.emit(
+            record(f"{name}_rate", unit, rates, self.where, roofs=roofs, of=of, parameters=shape)
+        )
+
+    def show(self, name: str, samples: Sequence[Pair], shape: Mapping[str, float | str]) -> None:
+        """Whole steps, and what of them is outside the executor."""
+        total = [1e3 * whole for whole, _ in samples]
+        python = [1e6 * (whole - inside) for whole, inside in samples]
+        self.emit(record(name, "ms", total, self.where, parameters=shape))
+        self.emit(record(f"{name}_python", "us", python, self.where, parameters=shape))

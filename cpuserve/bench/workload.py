@@ -1,0 +1,155 @@
+"""What is asked of a server: prompts, answer lengths and conversations, the same for one seed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cpuserve.errors import ConfigError
+
+FIRST_PLAIN_ID = 300  # ids below are often special or single bytes
+LAST_PLAIN_ID = 40000  # rare tokens beyond: long, and slow to detokenize everywhere
+# Without a file, ShareGPT's lengths as vLLM's benchmark filters them: log-normal, fitted to their
+# published quantiles (prompts: median about 100, mean 220; answers: median about 150, mean 200).
+SHAREGPT_PROMPT = (4.6, 1.2)
+SHAREGPT_ANSWER = (5.0, 0.8)
+SHAREGPT_SHORTEST, SHAREGPT_LONGEST, SHAREGPT_LONGEST_TOTAL = 4, 1024, 2048
+
+DATASETS = ("random", "sharegpt", "prefix_repetition", "multi-turn")
+Count = Callable[[str], Awaitable[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is said (token ids, or text), and how many tokens the answer has."""
+
+    prompt: list[int] | str
+    answer: int
+
+
+# Turns of one conversation: each sends all that was said before. Most have one.
+Talk = list[Turn]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """How long requests are, in tokens, and what they share.
+
+    range_ratio: lengths lie evenly within that part of the one asked, both ways. prefix_len tokens
+    begin each prompt: one of `num_prefixes` beginnings. turns: of a multi-turn conversation.
+    answer_len: instead of the lengths that ShareGPT's answers have. path: ShareGPT's JSON file.
+    """
+
+    dataset: str = "random"
+    num_prompts: int = 1000
+    input_len: int = 1024
+    output_len: int = 128
+    range_ratio: float = 0.0
+    prefix_len: int = 0
+    num_prefixes: int = 1
+    turns: int = 4
+    answer_len: int | None = None
+    path: str | None = None
+    vocab: int = 32000
+    seed: int = 0
+
+
+def plain_ids(rng: random.Random, count: int, vocab: int) -> list[int]:
+    """`count` random ids of ordinary tokens: no two such prompts share a beginning."""
+    top = min(vocab, LAST_PLAIN_ID)
+    return [rng.randrange(min(FIRST_PLAIN_ID, top - 1), top) for _ in range(count)]
+
+
+async def talks(workload: Workload, count: Count | None = None) -> list[Talk]:
+    """The conversations of `workload`; count(text) -> tokens is asked where a file gives texts.
+
+    Raises:
+        ConfigError: the file is missing, or is not ShareGPT's.
+    """
+    rng = random.Random(workload.seed)
+    if workload.dataset == "sharegpt" and workload.path is not None:
+        if count is None:
+            msg = "texts need a server that counts tokens (POST /tokenize)"
+            raise ConfigError(msg)
+        return await _sharegpt(workload, rng, count)
+    make = {
+        "random": _random,
+        "sharegpt": _like_sharegpt,
+        "prefix_repetition": _prefix_repetition,
+        "multi-turn": _multi_turn,
+    }[workload.dataset]
+    return list(make(workload, rng))
+
+
+def _random(w: Workload, rng: random.Random) -> Iterator[Talk]:
+    prefix = plain_ids(rng, w.prefix_len, w.vocab)
+    for _ in range(w.num_prompts):
+        prompt = prefix + plain_ids(rng, _about(w.input_len, w, rng), w.vocab)
+        yield [Turn(prompt, _about(w.output_len, w, rng))]
+
+
+def _prefix_repetition(w: Workload, rng: random.Random) -> Iterator[Talk]:
+    prefixes = [plain_ids(rng, w.prefix_len, w.vocab) for _ in range(w.num_prefixes)]
+    order = [i % w.num_prefixes for i in range(w.num_prompts)]
+    rng.shuffle(order)
+    for i in order:
+        yield [Turn(prefixes[i] + plain_ids(rng, w.input_len, w.vocab), w.output_len)]
+
+
+def _multi_turn(w: Workload, rng: random.Random) -> Iterator[Talk]:
+    prefix = plain_ids(rng, w.prefix_len, w.vocab)
+    for _ in range(w.num_prompts):
+        said = [plain_ids(rng, _about(w.input_len, w, rng), w.vocab) for _ in range(w.turns)]
+        said[0] = prefix + said[0]
+        yield [Turn(words, _about(w.output_len, w, rng)) for words in said]
+
+
+def _like_sharegpt(w: Workload, rng: random.Random) -> Iterator[Talk]:
+    def length(shape: tuple[float, float]) -> int:
+        drawn = int(rng.lognormvariate(*shape))
+        return min(SHAREGPT_LONGEST, max(SHAREGPT_SHORTEST, drawn))
+
+    for _ in range(w.num_prompts):
+        prompt, answer = length(SHAREGPT_PROMPT), length(SHAREGPT_ANSWER)
+        yield [Turn(plain_ids(rng, prompt, w.vocab), w.answer_len or answer)]
+
+
+def _about(length: int, w: Workload, rng: random.Random) -> int:
+    low, high = length * (1 - w.range_ratio), length * (1 + w.range_ratio)
+    return max(1, rng.randint(int(low), int(high)))
+
+
+async def _sharegpt(w: Workload, rng: random.Random, count: Count) -> list[Talk]:
+    """First questions and the lengths of their answers, filtered as vLLM's benchmark does."""
+    pairs = _pairs(Path(w.path or ""))
+    rng.shuffle(pairs)
+    found: list[Talk] = []
+    for question, answer in pairs:
+        if len(found) == w.num_prompts:
+            break
+        asked, said = await count(question), w.answer_len or await count(answer)
+        short = asked < SHAREGPT_SHORTEST or said < SHAREGPT_SHORTEST
+        if not short and asked <= SHAREGPT_LONGEST and asked + said <= SHAREGPT_LONGEST_TOTAL:
+            found.append([Turn(question, said)])
+    if not found:
+        msg = f"flag --dataset-path={w.path}: no conversation of usable length"
+        raise ConfigError(msg)
+    # A small file is gone through again, as many times as it takes.
+    return [found[i % len(found)] for i in range(w.num_prompts)]
+
+
+def _pairs(path: Path) -> list[tuple[str, str]]:
+    """(first turn, second turn) of every conversation that has two."""
+    try:
+        listed: Any = json.loads(path.read_text())
+        both = [talk["conversations"][:2] for talk in listed]
+        return [(a["value"], b["value"]) for a, b in (pair for pair in both if len(pair) == 2)]
+    except OSError as error:
+        msg = f"flag --dataset-path={path}: {error.strerror}"
+    except (ValueError, TypeError, KeyError):
+        msg = f'flag --dataset-path={path}: not a JSON list of {{"conversations": [...]}}'
+    raise ConfigError(msg)

@@ -1,0 +1,101 @@
+"""`cpuserve bench step`, `load`, `latency` and `throughput` on a tiny model: they run, and their
+records say what they must. The figures mean nothing.
+"""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from cpuserve.engine.resident import resident_bytes
+from cpuserve.entrypoints import cli
+from cpuserve.platforms.cpu import CpuPlatform
+from tests.helpers.tiny import tiny_model
+
+pytestmark = pytest.mark.skipif(
+    not CpuPlatform().host().isa_levels, reason="the native executor does not run here"
+)
+
+
+def bench(capsys, kind, *more):
+    """Records by metric (of the last with that name)."""
+    model = str(tiny_model("llama", dtype="bfloat16"))
+    assert cli.main(["bench", kind, model, "--json", "--max-model-len=256", *more]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {line["metric"]: line for line in lines}
+
+
+def test_step_prints_rates_as_shares_of_the_probe(capsys):
+    sizes = ["--batch", "2", "--context", "16", "--prefill", "32", "--leave", "32", "--rounds", "3"]
+    found = bench(capsys, "step", *sizes)
+    assert {"decode_step", "decode_step_python", "prefill_python", "leave"} <= set(found)
+    assert found["decode_rate"]["of"] == "read bandwidth"
+    assert found["prefill_rate"]["of"] == "bf16 dot peak"
+    assert found["decode_rate"]["fraction"] > 0
+    assert found["decode_rate"]["parameters"] == {"batch": 2, "context": 16}
+
+
+def test_overheads_are_those_of_line_5(capsys):
+    found = bench(capsys, "step", "--overheads", "--rounds", "2", "--max-num-seqs=64")
+    assert set(found) == {
+        "barrier", "python_step", "outside_matrices", "step_allocations", "sample_top_p",
+    }  # fmt: skip
+    assert found["step_allocations"]["median"] == 0
+    assert found["python_step"]["parameters"]["batch"] == 64
+    assert found["outside_matrices"]["parameters"]["layers"] == 2
+    assert found["sample_top_p"]["parameters"]["vocab"] == 151936
+    assert all(record["median"] > 0 for name, record in found.items() if name != "step_allocations")
+
+
+def test_load_measures_start_and_memory(capsys):
+    found = bench(capsys, "load", "--rounds", "1")
+    for name in ("health", "ready", "first_token", "pss", "engine_before_load", "engine_peak"):
+        assert found[name]["median"] > 0
+    assert found["processes"]["median"] == 2
+    before, peak = found["engine_before_load"]["median"], found["engine_peak"]["median"]
+    assert before < peak < 1000
+    weights = found["engine_peak"]["parameters"]["weights_mib"]
+    shares = [found[name]["median"] for name in ("engine_peak_of_weights", "load_peak_of_weights")]
+    assert shares == pytest.approx([peak / weights, (peak - before) / weights], rel=0.1)
+    assert 0 < found["besides_weights_and_kv"]["median"] < found["pss"]["median"]
+
+
+def test_latency_is_of_batches(capsys):
+    sizes = ["--input-len", "16", "--output-len", "4", "--batch-size", "2"]
+    found = bench(capsys, "latency", *sizes, "--num-iters", "2", "--num-iters-warmup", "0")
+    assert found["ttft"]["parameters"]["values"] == 4
+    assert len(found["batch_latency"]["samples"]) == 2
+    assert found["e2el"]["median"] <= found["batch_latency"]["p95"]
+
+
+def test_throughput_sends_prompts_at_once(capsys):
+    sizes = ["--input-len", "8", "--output-len", "4", "--num-prompts", "6"]
+    found = bench(capsys, "throughput", *sizes)
+    assert found["total"]["median"] == pytest.approx(3 * found["output"]["median"], rel=1e-3)
+    assert found["output"]["parameters"]["requests"] == 6
+    assert found["failed"]["median"] == 0
+
+
+def test_resident_memory_is_that_of_the_status_file(tmp_path):
+    status = tmp_path / "status"
+    status.write_text("Name:\tx\nVmHWM:\t  2048 kB\nVmRSS:\t   1024 kB\n")
+    assert resident_bytes(status) == (1 << 20, 2 << 20)
+    now, most = resident_bytes()
+    assert 0 < now <= most
+    assert resident_bytes(tmp_path / "none")[0] == 0
+
+
+def test_busy_compares_rounds_with_and_without_a_neighbour(capsys):
+    path = Path(__file__).parents[2] / "benchmarks/bench_busy.py"
+    spec = importlib.util.spec_from_file_location("bench_busy", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = str(tiny_model("llama", dtype="bfloat16"))
+    assert module.main([model, "--rounds", "2", "--output-tokens", "8"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    by_name = {record["metric"]: record for record in found}
+    quiet, busy = by_name["decode_quiet"]["samples"], by_name["decode_busy"]["samples"]
+    shares = [b / q for b, q in zip(busy, quiet, strict=True)]
+    assert by_name["busy_of_quiet"]["samples"] == pytest.approx(shares, rel=1e-3)
+    assert by_name["decode_quiet"]["isa"]

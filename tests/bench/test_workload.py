@@ -1,0 +1,106 @@
+"""Prompts and lengths of the datasets."""
+
+import asyncio
+import json
+from statistics import median
+
+import pytest
+
+from cpuserve.bench.workload import DATASETS, Workload, talks
+from cpuserve.entrypoints.bench_flags import DATASETS as FLAG_DATASETS
+from cpuserve.errors import ConfigError
+
+
+async def words(text):
+    return len(text.split())
+
+
+def made(**kwargs):
+    return asyncio.run(talks(Workload(**{"num_prompts": 20, **kwargs}), words))
+
+
+def lengths(found):
+    return [(len(t.prompt), t.answer) for talk in found for t in talk]
+
+
+def test_the_flags_know_every_dataset():
+    assert FLAG_DATASETS == DATASETS
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_a_seed_makes_the_same_requests_again(dataset):
+    one, same, other = (made(dataset=dataset, input_len=8, seed=s) for s in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+def test_random_has_the_length_asked_within_the_ratio():
+    assert set(lengths(made(input_len=10, output_len=5))) == {(10, 5)}
+    varied = lengths(made(input_len=100, output_len=50, range_ratio=0.2, num_prompts=200))
+    prompts, answers = zip(*varied, strict=True)
+    assert 80 <= min(prompts) < 100 < max(prompts) <= 120
+    assert 40 <= min(answers) < 50 < max(answers) <= 60
+
+
+def test_ids_stay_inside_a_small_vocabulary():
+    found = made(input_len=64, vocab=310)
+    assert {i for talk in found for t in talk for i in t.prompt} <= set(range(300, 310))
+
+
+def test_prefix_repetition_shares_so_many_beginnings():
+    found = made(dataset="prefix_repetition", prefix_len=6, input_len=4, num_prefixes=3)
+    begins = [tuple(talk[0].prompt[:6]) for talk in found]
+    assert len(set(begins)) == 3
+    assert len({tuple(talk[0].prompt) for talk in found}) == 20
+    counts = sorted(begins.count(b) for b in set(begins))
+    assert counts == [6, 7, 7]
+
+
+def test_multi_turn_has_turns_after_one_prefix():
+    found = made(dataset="multi-turn", prefix_len=5, input_len=3, turns=4, output_len=2)
+    assert [lengths([talk]) for talk in found] == [[(8, 2), (3, 2), (3, 2), (3, 2)]] * 20
+    assert len({tuple(talk[0].prompt[:5]) for talk in found}) == 1
+
+
+def test_sharegpt_lengths_look_like_the_published_ones():
+    prompts, answers = zip(*lengths(made(dataset="sharegpt", num_prompts=4000)), strict=True)
+    assert 90 <= median(prompts) <= 110
+    assert 135 <= median(answers) <= 165
+    assert min(prompts) >= 4
+    assert max(prompts) <= 1024
+
+
+def talk_of(*texts):
+    return {"conversations": [{"from": "x", "value": text} for text in texts]}
+
+
+def test_sharegpt_files_are_filtered_by_the_servers_tokens(tmp_path):
+    good = talk_of("a b c d e", "one two three four", "more")
+    listed = [
+        good,
+        talk_of("too short", "a b c d"),
+        talk_of("a b c d"),
+        talk_of("w " * 1100, "a " * 9),
+    ]
+    path = tmp_path / "talks.json"
+    path.write_text(json.dumps(listed))
+    found = made(dataset="sharegpt", path=str(path), num_prompts=3)
+    assert [(t.prompt, t.answer) for talk in found for t in talk] == [("a b c d e", 4)] * 3
+    found = made(dataset="sharegpt", path=str(path), num_prompts=1, answer_len=7)
+    assert found[0][0].answer == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "needle"),
+    [("{", "not a JSON list"), ('{"a": 1}', "not a JSON list"), ("[]", "no conversation")],
+)
+def test_another_file_is_refused(tmp_path, text, needle):
+    path = tmp_path / "talks.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=needle):
+        made(dataset="sharegpt", path=str(path))
+
+
+def test_a_missing_file_is_refused():
+    with pytest.raises(ConfigError, match="No such file"):
+        made(dataset="sharegpt", path="/no/such/file")
