@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -103,6 +104,46 @@ def test_nobody_listening_is_an_error():
 def test_fetch_reads_bodies_with_a_length():
     got, _ = ask(plain("200 OK", b"fine"), lambda t: fetch(t, "/health"))
     assert got == (200, b"fine")
+
+
+def test_a_body_may_end_with_the_connection():
+    stream = b"HTTP/1.1 200 OK\r\n\r\n" + tokens(1) + tokens(1) + DONE
+    timing, _ = ask(stream, lambda t: complete(t, "hi", 2))
+    assert timing.counts == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"hello\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\ndata",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ndata",
+    ],
+)
+def test_an_answer_that_is_cut_off_is_an_error(answer):
+    with pytest.raises(LoadError, match="no answer"):
+        ask(answer, lambda t: fetch(t, "/health"))
+
+
+def test_chat_deltas_are_tokens_and_ids_count_before_text():
+    deltas = [
+        {"delta": {"role": "assistant", "content": ""}},
+        {"delta": {"content": "x"}},
+        {"delta": {"reasoning_content": "y"}},
+        {"delta": {"content": "z"}, "token_ids": [1, 2]},
+    ]
+    parts = [event({"choices": [delta]}) for delta in deltas]
+    timing, seen = ask(
+        chunked([*parts, DONE]),
+        lambda t: complete(replace(t, endpoint="/v1/chat/completions"), "hi", 4),
+    )
+    assert timing.counts == [1, 1, 2]
+    assert json.loads(seen[0][1])["messages"] == [{"role": "user", "content": "hi"}]
+
+
+def test_an_event_that_is_no_json_is_an_error():
+    with pytest.raises(LoadError, match="an event that is none"):
+        ask(chunked([b"data: {x}\n\n"]), lambda t: complete(t, "hi", 2))
 
 
 def test_closed_load_keeps_its_concurrency():
