@@ -90,7 +90,10 @@ class ScriptEngine:
         self.command = [python, str(HERE / script), *map(str, arguments)]
 
     def measure(self, _args):
-        out = subprocess.run(self.command, capture_output=True, text=True, check=True)
+        out = subprocess.run(self.command, capture_output=True, text=True, check=False)
+        if out.returncode or not out.stdout.strip():
+            last = (out.stderr.strip() or "it said nothing").splitlines()[-1]
+            raise SystemExit(f"{self.name} ended with exit code {out.returncode}: {last}")
         return json.loads(out.stdout.splitlines()[-1])
 
     def close(self):

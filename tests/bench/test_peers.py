@@ -75,3 +75,12 @@ def test_ratios_are_of_rounds_and_the_best_peer_of_each(suite, capsys):
     assert rows["llama"] == "| llama | 10.0 | 2.00 x | 10.0 | 2.00 x |"
     assert rows["openvino"] == "| openvino | 10.0 | 2.50 x |  |  |"
     assert rows["the best of them"] == "| the best of them | 20.0 | 2.00 x | 10.0 | 2.00 x |"
+
+
+def test_a_peer_that_fails_says_why():
+    engine = load("run").ScriptEngine("llama", "llama_bench.py", ())
+    engine.command = [sys.executable, "-c", "import sys; sys.exit('no such model')"]
+    with pytest.raises(SystemExit, match="llama ended with exit code 1: no such model"):
+        engine.measure(None)
+    engine.command = [sys.executable, "-c", "print('loading'); print('{\"decode\": 2}')"]
+    assert engine.measure(None) == {"decode": 2}
