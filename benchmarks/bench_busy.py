@@ -40,9 +40,9 @@ def neighbour():
         process.wait()
 
 
-def decode(target, rng, tokens):
+def decode(target, rng, vocab, tokens):
     """(tokens a second, longest gap in ms) of one request."""
-    prompt = plain_ids(rng, PROMPT_TOKENS, 32000)
+    prompt = plain_ids(rng, PROMPT_TOKENS, vocab)
     timing = asyncio.run(complete(target, prompt, tokens))
     return 1 / timing.tpot, 1e3 * max(timing.itl)
 
@@ -50,12 +50,12 @@ def decode(target, rng, tokens):
 def measure(target, args):
     """Rounds of ((rate, gap) quiet, (rate, gap) beside the other)."""
     rng = random.Random(0)
-    decode(target, rng, 16)
+    decode(target, rng, args.vocab_size, 16)
     rounds = []
     for _ in range(args.rounds):
-        quiet = decode(target, rng, args.output_tokens)
+        quiet = decode(target, rng, args.vocab_size, args.output_tokens)
         with neighbour():
-            rounds.append((quiet, decode(target, rng, args.output_tokens)))
+            rounds.append((quiet, decode(target, rng, args.vocab_size, args.output_tokens)))
     return rounds
 
 
@@ -64,6 +64,7 @@ def main(argv=None):
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--vocab-size", type=int, default=32000, help="random ids are below it")
     args, more = parser.parse_known_args(argv)
     with Server([args.model, *more]) as server:
         with urllib.request.urlopen(f"{server.url}/v1/models") as answer:

@@ -14,7 +14,7 @@ from cpuserve.bench.driver import Target
 from cpuserve.bench.measure import Bench, Work, roofline_records
 from cpuserve.bench.schema import Record, Where, table
 from cpuserve.bench.server import Server
-from cpuserve.bench.workload import Talk, Workload, talks
+from cpuserve.bench.workload import Workload, talks
 from cpuserve.entrypoints import flags
 from cpuserve.entrypoints.commands import prepared_start
 from cpuserve.entrypoints.terminal import note, say
@@ -49,12 +49,15 @@ def roofline(args: argparse.Namespace) -> int:
 
 def throughput(args: argparse.Namespace) -> int:
     """Rates of a server, as fractions of the roofline; or of --num-prompts sent at once."""
-    asked = _at_once(args) if args.num_prompts else None
+    if args.dataset_path:
+        msg = "flag --dataset-path: texts need a running server; use `cpuserve bench serve`"
+        raise ConfigError(msg)
 
     def run(bench: Bench) -> list[Record]:
-        if asked is None:
+        if not args.num_prompts:
             return measure.run(measure.throughput(bench, tell))
-        return measure.run(measure.at_once(bench, asked, tell))
+        workload = workload_of(args, 0, bench.work.vocab)
+        return measure.run(measure.at_once(bench, asyncio.run(talks(workload)), tell))
 
     return show(_served(args, args.max_concurrency, run), args)
 
@@ -127,8 +130,8 @@ def tell(text: str) -> None:
         note(text)
 
 
-def workload_of(args: argparse.Namespace, seed: int) -> Workload:
-    """What the flags of `bench_flags._dataset` ask for."""
+def workload_of(args: argparse.Namespace, seed: int, vocab: int | None = None) -> Workload:
+    """What the flags of `bench_flags._dataset` ask for; `vocab`: the model's, if it is known."""
     repeated = args.dataset_name == "prefix_repetition"
     return Workload(
         dataset=args.dataset_name,
@@ -141,16 +144,9 @@ def workload_of(args: argparse.Namespace, seed: int) -> Workload:
         turns=args.num_turns,
         answer_len=args.sharegpt_output_len,
         path=args.dataset_path,
-        vocab=args.vocab_size,
+        vocab=min(args.vocab_size, vocab or args.vocab_size),
         seed=seed,
     )
-
-
-def _at_once(args: argparse.Namespace) -> list[Talk]:
-    if args.dataset_path:
-        msg = "flag --dataset-path: texts need a running server; use `cpuserve bench serve`"
-        raise ConfigError(msg)
-    return asyncio.run(talks(workload_of(args, 0)))
 
 
 def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Record]:

@@ -92,7 +92,8 @@ def test_busy_compares_rounds_with_and_without_a_neighbour(capsys):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     model = str(tiny_model("llama", dtype="bfloat16"))
-    assert module.main([model, "--rounds", "2", "--output-tokens", "8"]) == 0
+    sizes = ["--rounds", "2", "--output-tokens", "8", "--vocab-size", "512"]
+    assert module.main([model, *sizes]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     by_name = {record["metric"]: record for record in found}
     quiet, busy = by_name["decode_quiet"]["samples"], by_name["decode_busy"]["samples"]
