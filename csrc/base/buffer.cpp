@@ -138,16 +138,14 @@ Buffer::Residency Buffer::residency() const {
 
 // Read from numa_maps: containers that refuse move_pages still show it. A line is
 // "7f8a00000000 prefer:1 anon=512 N0=12 N1=500 kernelpagesize_kB=4", counts in such pages.
-std::map<int, int64_t> Buffer::nodes() const {
-  std::map<int, int64_t> out;
+PagesOfProcess pages_of_process() {
+  PagesOfProcess out;
   std::ifstream maps("/proc/self/numa_maps");
   std::string line;
-  const auto base = reinterpret_cast<uintptr_t>(data_);
-  while (data_ && std::getline(maps, line)) {
+  while (std::getline(maps, line)) {
     std::istringstream words(line);
-    uintptr_t low = 0;
-    words >> std::hex >> low;
-    if (low < base || low >= base + size_) continue;
+    uintptr_t start = 0;
+    words >> std::hex >> start;
     std::map<int, int64_t> pages;
     int64_t page_kb = 4;
     for (std::string word; words >> word;) {
@@ -156,7 +154,17 @@ std::map<int, int64_t> Buffer::nodes() const {
       if (std::sscanf(word.c_str(), "N%d=%ld", &node, &count) == 2) pages[node] = count;
       if (std::sscanf(word.c_str(), "kernelpagesize_kB=%ld", &count) == 1) page_kb = count;
     }
-    for (const auto& [node, count] : pages) out[node] += (count * page_kb) << 10;
+    for (const auto& [node, count] : pages) out[start][node] = (count * page_kb) << 10;
+  }
+  return out;
+}
+
+std::map<int, int64_t> Buffer::nodes(const PagesOfProcess& pages) const {
+  std::map<int, int64_t> out;
+  const auto base = reinterpret_cast<uintptr_t>(data_);
+  const auto end = pages.lower_bound(base + size_);
+  for (auto mapping = pages.lower_bound(base); mapping != end; ++mapping) {
+    for (const auto& [node, bytes] : mapping->second) out[node] += bytes;
   }
   return out;
 }

@@ -8,6 +8,10 @@
 
 namespace cpuserve {
 
+// Start of every mapping of this process -> bytes by NUMA node. Reading it walks all page tables.
+using PagesOfProcess = std::map<uintptr_t, std::map<int, int64_t>>;
+PagesOfProcess pages_of_process();
+
 class Buffer {
  public:
   static constexpr size_t kPage = size_t{2} << 20;  // one huge page, if the system gives them
@@ -41,7 +45,7 @@ class Buffer {
   Residency residency() const;
 
   // Bytes of this range by the NUMA node they are on, where the kernel tells.
-  std::map<int, int64_t> nodes() const;
+  std::map<int, int64_t> nodes(const PagesOfProcess& pages) const;
 
  private:
   int set_policy(int policy, const int* nodes, size_t count) noexcept;

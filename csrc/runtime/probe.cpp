@@ -100,9 +100,10 @@ std::map<std::string, int64_t> Executor::memory() const {
 }
 
 MemoryNodes Executor::memory_nodes() const {
+  const PagesOfProcess pages = pages_of_process();
   MemoryNodes out;
-  for (const Buffer& arena : weights_.matrix_arenas()) out.weights.push_back(arena.nodes());
-  for (const Buffer& arena : kv_.arenas()) out.kv.push_back(arena.nodes());
+  for (const Buffer& arena : weights_.matrix_arenas()) out.weights.push_back(arena.nodes(pages));
+  for (const Buffer& arena : kv_.arenas()) out.kv.push_back(arena.nodes(pages));
   return out;
 }
 
