@@ -842,7 +842,7 @@ KERNEL_TEST(linear_epilogues_match_fp64) {
   constexpr Activation kActs[] = {Activation::none, Activation::relu, Activation::gelu,
                                   Activation::gelu_tanh, Activation::silu};
   for (WeightKind kind : {WeightKind::dense_bf16, WeightKind::w4m_g32, WeightKind::w8_channel}) {
-    for (int64_t m : {1, 8, 14}) {
+    for (int64_t m : {1, 8, 14, 40}) {  // 40: several tiles finished together
       for (Activation act : kActs)
         check_epilogue(k, kind, m, {act, false, true, false, ActFormat::f32, 72});
       for (ActFormat format : {ActFormat::f32, ActFormat::bf16, ActFormat::q8g32}) {
@@ -860,15 +860,15 @@ KERNEL_TEST(linear_epilogues_match_fp64) {
 KERNEL_TEST(linear_epilogue_bits_do_not_depend_on_m_or_panel_split) {
   for (WeightKind kind :
        {WeightKind::dense_bf16, WeightKind::w8_g32, WeightKind::w8_channel_g128}) {
-    for (ActFormat format : {ActFormat::bf16, ActFormat::q8g32}) {
+    for (ActFormat format : {ActFormat::bf16, ActFormat::q8g32, ActFormat::q8g32x2}) {
       const Weights w(k, kind, 16 * 24, 96);
-      const Inputs x(w.kernel.act, 20, 96);
-      Output whole(format, 20, 192), parts(format, 20, 192);
+      const Inputs x(w.kernel.act, 50, 96);
+      Output whole(format, 50, 192), parts(format, 50, 192);
       Epilogue a = plain(whole), b = plain(parts);
       a.act = b.act = Activation::silu;
       a.glu = b.glu = true;
-      run(w, x, 0, 20, a);
-      for (int64_t r = 0; r < 20; r += 5) {
+      run(w, x, 0, 50, a);
+      for (int64_t r = 0; r < 50; r += 5) {
         for (int64_t p = 0; p < w.panels; p += 4) run(w, x, r, 5, b, p, p + 4);
       }
       CHECK(std::memcmp(whole.data.data(), parts.data.data(), whole.data.size()) == 0);

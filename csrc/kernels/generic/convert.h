@@ -13,7 +13,6 @@ CPUSERVE_INLINE uint8_t* row_at(const Rows& rows, int64_t row) {
 CPUSERVE_INLINE float* f32_row(const Rows& rows, int64_t row) {
   return reinterpret_cast<float*>(row_at(rows, row));
 }
-CPUSERVE_INLINE F abs(F x) { return max(x, sub(zero(), x)); }
 
 CPUSERVE_INLINE void copy_f32(float* to, const float* x, int n) {
   int i = 0;
@@ -31,59 +30,124 @@ CPUSERVE_INLINE void copy_bf16(uint16_t* to, const float* x, int n) {
   }
 }
 
-// One group of n columns, stored as `padded` (a multiple of 32) bytes. A NaN or infinity anywhere
-// makes the scale NaN, so that it reaches the logits and is detected there, rather than turning
-// into a plausible byte. Where 127 / amax would overflow (amax < 4e-37) the group is zero.
-CPUSERVE_INLINE void quantize_group(const float* x, int n, int padded, int8_t* q, float* scale,
-                                    int32_t* sum) {
-  const int whole = n / kLanes * kLanes;
-  F top = zero();
-  for (int i = 0; i < whole; i += kLanes) top = max(top, abs(load(x + i)));
-  if (whole < n) top = max(top, abs(load_n(x + whole, n - whole)));
-  const float amax = reduce_max(top);
-  float inverse = amax > 0 ? 127.0f / amax : 0.0f;
-  if (inverse > FLT_MAX) inverse = 0.0f;
-  F total = zero();
-  const auto put = [&](int i, F v) {
-    const F r = round(mul(v, set1(inverse)));
-    store_s8(q + i, r);
-    total = add(total, r);  // integers below 2^24 up to 130,000 columns: exact in any order
-  };
-  for (int i = 0; i < whole; i += kLanes) put(i, load(x + i));
-  int end = whole;
-  if (whole < n) {
-    put(whole, load_n(x + whole, n - whole));
-    end += kLanes;
-  }
-  if (end < padded) memset(q + end, 0, static_cast<size_t>(padded - end));
-  const float t = reduce_add(total);
-  *scale = t - t != 0.0f ? t - t : inverse == 0.0f ? 0.0f : amax / 127.0f;
-  *sum = t - t != 0.0f ? 0 : static_cast<int32_t>(t);
+// One group of columns and where its bytes, its scale and its sum go.
+struct QuantGroup {
+  const float* x;
+  int8_t* q;
+  float* scale;
+  int32_t* sum;
+};
+
+// Group `g` of a row that is `padded` columns wide in groups of `size`.
+CPUSERVE_INLINE QuantGroup group_of(uint8_t* row, int64_t padded, int64_t size, int64_t g,
+                                    const float* x) {
+  float* scales = reinterpret_cast<float*>(row + padded);
+  int32_t* sums = reinterpret_cast<int32_t*>(scales + padded / size);
+  return {x, reinterpret_cast<int8_t*>(row + g * size), scales + g, sums + g};
 }
 
-// Columns [column0, column0 + n), a whole number of groups but for the row's last; kGroup 0 is the
-// whole row.
+// How a group whose largest magnitude has these bits is quantized. A NaN or infinity makes the
+// scale NaN, so that it reaches the logits and is detected there, rather than turning into a
+// plausible byte; below kLeastMagnitude 127 / amax would overflow, and the group is zero.
+constexpr float kLeastMagnitude = 4e-37f;
+struct GroupScale {
+  float scale, inverse;
+};
+CPUSERVE_INLINE GroupScale scale_of(int32_t bits) {
+  float amax;
+  memcpy(&amax, &bits, sizeof amax);
+  const bool live = amax >= kLeastMagnitude && amax <= FLT_MAX;
+  const float divisor = live ? amax : 1.0f, off = amax - amax;  // NaN, else 0
+  return {live ? divisor / 127.0f : off, live ? 127.0f / divisor : 0.0f};
+}
+
+// N whole groups side by side: what a group costs is mostly the way from vectors to one number and
+// back, which four can go together.
+template <int kGroup, int N>
+CPUSERVE_INLINE void quantize_groups(const QuantGroup* to) {
+  static_assert(N == 1 || N == 2 || N == 4, "a divisor of four");
+  int32_t amax[4], total[4];
+  GroupScale scale[N];
+  I top[N], sum[N];
+  for (int g = 0; g < N; g++) {
+    top[g] = abs_bits(load(to[g].x));
+    for (int i = kLanes; i < kGroup; i += kLanes) {
+      top[g] = imax(top[g], abs_bits(load(to[g].x + i)));
+    }
+  }
+  reduce_max4(top[0], top[1 % N], top[2 % N], top[3 % N], amax);
+  for (int g = 0; g < N; g++) scale[g] = scale_of(amax[g]);
+  for (int g = 0; g < N; g++) {
+    const F s = set1(scale[g].inverse);
+    for (int i = 0; i < kGroup; i += kLanes) {
+      const I q = round_to_int(mul(load(to[g].x + i), s));
+      store_bytes(to[g].q + i, q);
+      sum[g] = i ? iadd(sum[g], q) : q;
+    }
+  }
+  reduce_add4(sum[0], sum[1 % N], sum[2 % N], sum[3 % N], total);
+  for (int g = 0; g < N; g++) {
+    *to[g].scale = scale[g].scale;
+    *to[g].sum = total[g];
+  }
+}
+constexpr int kGroupsAtOnce = 4;
+template <int kGroup>
+static __attribute__((noinline)) void quantize_some(const QuantGroup* to, int n) {
+  if (n >= 3) {
+    const QuantGroup four[4] = {to[0], to[1], to[2], to[n - 1]};
+    return quantize_groups<kGroup, 4>(four);
+  }
+  n == 2 ? quantize_groups<kGroup, 2>(to) : quantize_groups<kGroup, 1>(to);
+}
+
+// One group of n columns, of any number, stored as `padded` (a multiple of 32) bytes. Two chains of
+// maxima and of sums: a group can be a row, and one chain is bound by its latency.
+CPUSERVE_INLINE void quantize_group(const QuantGroup& to, int n, int padded) {
+  const float* x = to.x;
+  I top = izero(), top2 = izero(), sum = izero(), sum2 = izero();
+  int i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    top = imax(top, abs_bits(load(x + i)));
+    top2 = imax(top2, abs_bits(load(x + i + kLanes)));
+  }
+  for (; i < n; i += kLanes) top = imax(top, abs_bits(load_n(x + i, n - i)));
+  int32_t amax[4], total[4];
+  reduce_max4(top, top2, top, top2, amax);
+  const GroupScale scale = scale_of(amax[0] > amax[1] ? amax[0] : amax[1]);
+  const F s = set1(scale.inverse);
+  const auto put = [&](int at, F v) {
+    const I q = round_to_int(mul(v, s));
+    store_bytes(to.q + at, q);
+    return q;
+  };
+  for (i = 0; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    sum = iadd(sum, put(i, load(x + i)));
+    sum2 = iadd(sum2, put(i + kLanes, load(x + i + kLanes)));
+  }
+  for (; i < n; i += kLanes) sum = iadd(sum, put(i, load_n(x + i, n - i)));
+  if (i < padded) memset(to.q + i, 0, static_cast<size_t>(padded - i));
+  reduce_add4(sum, sum2, sum, sum2, total);
+  *to.scale = scale.scale;
+  *to.sum = total[0] + total[1];
+}
+
+// Columns [column0, column0 + n) of a row in groups of kGroup, whole ones but for the row's last.
 template <int kGroup>
 CPUSERVE_INLINE void quantize_columns(uint8_t* row, int64_t padded, int64_t column0, const float* x,
                                       int n) {
-  const int size = kGroup ? kGroup : static_cast<int>(padded);
-  const int64_t groups = padded / size;
-  float* scales = reinterpret_cast<float*>(row + padded);
-  int32_t* sums = reinterpret_cast<int32_t*>(scales + groups);
-  for (int i = 0; i < n; i += size) {
-    const int64_t g = (column0 + i) / size;
-    int8_t* q = reinterpret_cast<int8_t*>(row + g * size);
-    if (kGroup && i + kGroup <= n) {
-      quantize_group(x + i, kGroup, kGroup, q, scales + g, sums + g);
-    } else {
-      quantize_group(x + i, n - i, size, q, scales + g, sums + g);
+  int i = 0;
+  while (i + kGroup <= n) {
+    QuantGroup some[kGroupsAtOnce];
+    int count = 0;
+    for (; count < kGroupsAtOnce && i + kGroup <= n; count++, i += kGroup) {
+      some[count] = group_of(row, padded, kGroup, (column0 + i) / kGroup, x + i);
     }
+    quantize_some<kGroup>(some, count);
   }
-}
-
-static inline void quantize_row(uint8_t* row, int64_t width, int64_t column0, const float* x,
-                                int n) {
-  quantize_columns<32>(row, round_up(width, 32), column0, x, n);
+  if (i < n) {
+    quantize_group(group_of(row, padded, kGroup, (column0 + i) / kGroup, x + i), n - i, kGroup);
+  }
 }
 
 // q8g128 and q8row. Not inlined: tiles never write these, and gcc warns about the ones they would.
@@ -91,26 +155,52 @@ static __attribute__((noinline)) void quantize_wide(const Rows& out, uint8_t* ro
                                                     const float* x, int n) {
   const int64_t padded = padded_width(out.format, out.width);
   if (out.format == ActFormat::q8row) {
-    quantize_columns<0>(row, padded, column0, x, n);
+    quantize_group(group_of(row, padded, padded, 0, x), n, static_cast<int>(padded));
   } else {
     quantize_columns<128>(row, padded, column0, x, n);
   }
 }
 
-// As quantize_row, in two terms: the second holds what the first one's rounding lost.
-CPUSERVE_INLINE void quantize_row_twice(const Rows& out, uint8_t* row, int64_t column0,
-                                        const float* x, int n) {
-  const int64_t groups = round_up(out.width, 32) / 32;
-  quantize_row(row, out.width, column0, x, n);
-  uint8_t* second = row + out.stride / 2;
-  for (int i = 0; i < n; i += 32) {
-    const int64_t g = (column0 + i) / 32;
-    const float scale = reinterpret_cast<const float*>(row + groups * 32)[g];
-    const int8_t* q = reinterpret_cast<const int8_t*>(row + g * 32);
-    const int count = n - i < 32 ? n - i : 32;
-    float left[32] = {};
-    for (int j = 0; j < count; j++) left[j] = x[i + j] - scale * static_cast<float>(q[j]);
-    quantize_row(second, out.width, column0 + i, left, count);
+// q8g32x2's second half of up to four whole groups of 32: what quantizing them lost.
+static __attribute__((noinline)) void quantize_rest(const QuantGroup* of, size_t half, int n) {
+  alignas(64) float left[kGroupsAtOnce][32];
+  QuantGroup to[kGroupsAtOnce];
+  const auto second = [half](auto* first) {
+    return reinterpret_cast<decltype(first)>(reinterpret_cast<uint8_t*>(first) + half);
+  };
+  for (int g = 0; g < n; g++) {
+    const F scale = set1(*of[g].scale);
+    for (int i = 0; i < 32; i += kLanes) {
+      const F q = load_s8(reinterpret_cast<const uint8_t*>(of[g].q) + i);
+      store(left[g] + i, sub(load(of[g].x + i), mul(scale, q)));
+    }
+    to[g] = {left[g], second(of[g].q), second(of[g].scale), second(of[g].sum)};
+  }
+  quantize_some<32>(to, n);
+}
+
+// Up to four whole groups of 32 in a row format of such groups: q8g32, or q8g32x2.
+CPUSERVE_INLINE void quantize_32s(const Rows& out, const QuantGroup* groups, int n) {
+  quantize_some<32>(groups, n);
+  if (out.format == ActFormat::q8g32x2) quantize_rest(groups, out.stride / 2, n);
+}
+
+static __attribute__((noinline)) void quantize_row(const Rows& out, uint8_t* row, int64_t column0,
+                                                   const float* x, int n) {
+  const int64_t padded = round_up(out.width, 32);
+  alignas(64) float tail[32] = {};
+  for (int i = 0; i < n;) {
+    QuantGroup some[kGroupsAtOnce];
+    int count = 0;
+    for (; count < kGroupsAtOnce && i < n; count++, i += 32) {
+      const float* from = x + i;
+      if (n - i < 32) {
+        memcpy(tail, from, static_cast<size_t>(n - i) * sizeof(float));
+        from = tail;
+      }
+      some[count] = group_of(row, padded, 32, (column0 + i) / 32, from);
+    }
+    quantize_32s(out, some, count);
   }
 }
 
@@ -134,10 +224,8 @@ CPUSERVE_INLINE void store_row(const Rows& out, int64_t row, int64_t column0, co
       break;
     }
     case ActFormat::q8g32:
-      quantize_row(to, out.width, column0, x, n);
-      break;
     case ActFormat::q8g32x2:
-      quantize_row_twice(out, to, column0, x, n);
+      quantize_row(out, to, column0, x, n);
       break;
     case ActFormat::q8g128:
     case ActFormat::q8row:

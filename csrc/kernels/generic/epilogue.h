@@ -23,23 +23,51 @@ CPUSERVE_INLINE void finish_columns(const Epilogue& ep, int64_t panel0, int pane
   }
 }
 
-// One row of a tile of `panels` (at most kStripPanels) panels: panel p's kPanel values are at
-// tile + p * ld (ld = kPanel when they lie one after another). Columns at or beyond out.width are
-// dropped. With q8g32 output every tile covers whole groups: panel0 is a multiple of 2, of 4 with
-// glu, and only the row's last tile may be narrower than a group.
-static inline void store_tile(const Epilogue& ep, int64_t row, int64_t panel0, int panels,
-                              const float* tile, size_t ld) {
-  alignas(64) float y[kStripPanels * kPanel];
-  with_activation(ep.act, [&](auto map) { finish_columns(ep, panel0, panels, tile, ld, y, map); });
+// Columns [column0, column0 + n), whole groups of 32, of up to four rows from `row` on.
+CPUSERVE_INLINE void quantize_rows(const Rows& out, int64_t row, int rows, int64_t column0, int n,
+                                   const float (*y)[kStripPanels * kPanel]) {
+  const int64_t padded = round_up(out.width, 32);
+  for (int i = 0; i < n; i += 32) {
+    QuantGroup some[kGroupsAtOnce];
+    for (int r = 0; r < rows; r++) {
+      some[r] = group_of(row_at(out, row + r), padded, 32, (column0 + i) / 32, y[r] + i);
+    }
+    quantize_32s(out, some, rows);
+  }
+}
+
+// Rows of a tile of `panels` (at most kStripPanels) panels: the kPanel values of panel p of row r
+// are at tile + r * stride + p * kPanel. Columns at or beyond out.width are dropped. With q8g32
+// output every tile covers whole groups: panel0 is a multiple of 2, of 4 with glu, and only the
+// row's last tile may be narrower than a group.
+static inline void store_tile(const Epilogue& ep, int64_t row0, int rows, int64_t panel0,
+                              int panels, const float* tile, size_t stride) {
   const int halves = ep.glu ? 2 : 1;
   const int64_t column0 = panel0 * kPanel / halves;
   int n = panels * kPanel / halves;
   if (column0 + n > ep.out.width) n = static_cast<int>(ep.out.width - column0);
   if (n <= 0) return;
-  if (ep.add) {
-    add_columns(f32_row(ep.out, row) + column0, y, n);
-  } else {
-    store_row(ep.out, row, column0, y, n);
+  const bool groups = ep.out.format == ActFormat::q8g32 || ep.out.format == ActFormat::q8g32x2;
+  alignas(64) float y[kGroupsAtOnce][kStripPanels * kPanel];
+  for (int at = 0, some; at < rows; at += some) {
+    some = rows - at < kGroupsAtOnce ? rows - at : kGroupsAtOnce;
+    with_activation(ep.act, [&](auto map) {
+      for (int r = 0; r < some; r++) {
+        const float* from = tile + static_cast<size_t>(at + r) * stride;
+        finish_columns(ep, panel0, panels, from, kPanel, y[r], map);
+      }
+    });
+    if (groups && n % 32 == 0) {
+      quantize_rows(ep.out, row0 + at, some, column0, n, y);
+      continue;
+    }
+    for (int r = 0; r < some; r++) {
+      if (ep.add) {
+        add_columns(f32_row(ep.out, row0 + at + r) + column0, y[r], n);
+      } else {
+        store_row(ep.out, row0 + at + r, column0, y[r], n);
+      }
+    }
   }
 }
 

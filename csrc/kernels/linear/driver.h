@@ -78,26 +78,35 @@ CPUSERVE_INLINE bool plain_f32(const Epilogue& ep) {
 }
 
 // One copy of the general epilogue for all kinds.
-static __attribute__((noinline)) void finish_strip(const Epilogue& ep, int64_t row, int64_t panel0,
-                                                   int panels, const float* c) {
-  store_tile(ep, row, panel0, panels, c, kPanel);
+static __attribute__((noinline)) void finish_strip(const Epilogue& ep, int64_t row0, int rows,
+                                                   int64_t panel0, int panels, const float* c,
+                                                   size_t stride) {
+  store_tile(ep, row0, rows, panel0, panels, c, stride);
 }
 
 // Epilogue of `panels` finished panels of one row at `c`.
-CPUSERVE_INLINE void finish(const Epilogue& ep, bool plain, int64_t row, int64_t panel0, int panels,
-                            const float* c) {
+CPUSERVE_INLINE void finish_plain(const Epilogue& ep, int64_t row, int64_t panel0, int panels,
+                                  const float* c) {
+  const int64_t column0 = panel0 * kPanel;
+  float* out = f32_row(ep.out, row) + column0;
+  for (int i = 0; i < panels * kPanel; i += kLanes) {
+    F v = load(c + i);
+    if (ep.bias) v = add(v, load(ep.bias + column0 + i));
+    store(out + i, ep.add ? add(load(out + i), v) : v);
+  }
+}
+
+// Epilogue of `panels` finished panels of rows [row0, row0 + rows) at `c`, `stride` floats a row.
+CPUSERVE_INLINE void finish(const Epilogue& ep, bool plain, int64_t row0, int rows, int64_t panel0,
+                            int panels, const float* c, size_t stride) {
   for (int p = 0; p < panels; p += kStripPanels) {
     const int n = panels - p < kStripPanels ? panels - p : kStripPanels;
-    const int64_t column0 = (panel0 + p) * kPanel;
-    if (!plain || column0 + n * kPanel > ep.out.width) {
-      finish_strip(ep, row, panel0 + p, n, c + p * kPanel);
+    if (!plain || (panel0 + p + n) * kPanel > ep.out.width) {
+      finish_strip(ep, row0, rows, panel0 + p, n, c + p * kPanel, stride);
       continue;
     }
-    float* out = f32_row(ep.out, row) + column0;
-    for (int i = 0; i < n * kPanel; i += kLanes) {
-      F v = load(c + p * kPanel + i);
-      if (ep.bias) v = add(v, load(ep.bias + column0 + i));
-      store(out + i, ep.add ? add(load(out + i), v) : v);
+    for (int r = 0; r < rows; r++) {
+      finish_plain(ep, row0 + r, panel0 + p, n, c + static_cast<size_t>(r) * stride + p * kPanel);
     }
   }
 }
@@ -107,6 +116,16 @@ CPUSERVE_INLINE void join_parts(float* c, int stride, int panels) {
   for (int i = 0; i < panels * kPanel; i += kLanes) {
     store(c + i, add(load(c + i), load(c + stride + i)));
   }
+}
+
+// The same for `rows` rows of sums, each of which is one of a value's `parts`.
+CPUSERVE_INLINE void finish_parts(const LinearArgs& a, bool plain, int64_t row0, int rows,
+                                  int64_t panel0, int panels, float* c, int stride) {
+  if (a.parts == 2) {
+    for (int r = 0; r < rows; r += 2) join_parts(c + r * stride, stride, panels);
+  }
+  finish(a.ep, plain, row0, rows / a.parts, panel0, panels, c,
+         static_cast<size_t>(stride * a.parts));
 }
 
 // Runtime row count to compile-time tile.
@@ -167,13 +186,13 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
         call_stream_tile<Kind, Kind::kStreamRows>(rows, t);
       }
     }
-    for (int r = 0; r < rows; r += a.parts) {
-      float* sums = c + r * sums_stride<true>();
-      if (a.parts == 2) join_parts(sums, sums_stride<true>(), span);
-      finish(a.ep, plain, r / a.parts, p0, span, sums);
-    }
+    finish_parts(a, plain, 0, rows, p0, span, c, sums_stride<true>());
   }
 }
+
+// Row tiles whose epilogue is done together: activations and quantization are long chains of
+// dependent operations, and only several rows' side by side fill the core.
+constexpr int64_t kFinishTiles = 4;
 
 // What one strip's K block needs besides the tile itself.
 struct Block {
@@ -204,10 +223,10 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   t.split = t.u1 = b.u1;
   t.resume = b.u0 > 0;
   t.last = b.last;
-  int64_t row = 0;
-  for (int64_t i = 0; i < tiles; i++) {
+  const int64_t together = plain ? 1 : kFinishTiles;
+  for (int64_t i = 0, row = 0, unfinished = 0; i < tiles; i++) {
     const int rows = static_cast<int>(base + (i < longer)) * a.parts;
-    float* sums = c + (b.keep ? row * a.parts * kWidth : 0);
+    float* sums = c + (b.keep ? row : row - unfinished) * a.parts * kWidth;
     t.x = static_cast<const uint8_t*>(a.x) + static_cast<size_t>(b.row0 + row) * a.x_stride;
     for (int p = 0, np; p < b.panels; p += np) {
       np = b.panels - p >= Kind::kPanels ? Kind::kPanels : 1;
@@ -229,13 +248,13 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
         call_tile<Kind, false, Kind::kPanels, kHalf, Kind::kRows>(rows, t);
       }
     }
-    if (b.last) {
-      for (int r = 0; r < rows; r += a.parts) {
-        if (a.parts == 2) join_parts(sums + r * kWidth, kWidth, b.panels);
-        finish(a.ep, plain, b.row0 + row + r / a.parts, b.panel0, b.panels, sums + r * kWidth);
-      }
-    }
     row += rows / a.parts;
+    if (b.last && ((i + 1) % together == 0 || i + 1 == tiles)) {
+      float* first = c + (b.keep ? unfinished * a.parts * kWidth : 0);
+      const int count = static_cast<int>(row - unfinished) * a.parts;
+      finish_parts(a, plain, b.row0 + unfinished, count, b.panel0, b.panels, first, kWidth);
+      unfinished = row;
+    }
   }
 }
 

@@ -73,6 +73,30 @@ CPUSERVE_INLINE I shl(I a) {
 CPUSERVE_INLINE I iload1(const int32_t* p) {
   return _mm256_castps_si256(_mm256_broadcast_ss((const float*)p));
 }
+CPUSERVE_INLINE I round_to_int(F x) { return _mm256_cvtps_epi32(x); }
+CPUSERVE_INLINE I abs_bits(F x) {
+  return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
+}
+CPUSERVE_INLINE I imax(I a, I b) { return _mm256_max_epi32(a, b); }
+// Pairs of vectors become one of pairs, then the 128-bit lanes are joined.
+template <class Op>
+CPUSERVE_INLINE void reduce4(I a, I b, I c, I d, int32_t* out, Op op) {
+  const I ab = op(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+  const I cd = op(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+  I x = op(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+  x = op(x, _mm256_permute2x128_si256(x, x, 1));
+  _mm_storeu_si128((__m128i*)out, _mm256_castsi256_si128(x));
+}
+CPUSERVE_INLINE void reduce_add4(I a, I b, I c, I d, int32_t* out) {
+  reduce4(a, b, c, d, out, [](I x, I y) { return iadd(x, y); });
+}
+CPUSERVE_INLINE void reduce_max4(I a, I b, I c, I d, int32_t* out) {
+  reduce4(a, b, c, d, out, [](I x, I y) { return imax(x, y); });
+}
+CPUSERVE_INLINE void store_bytes(int8_t* p, I x) {
+  const __m128i w = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(w, w));
+}
 CPUSERVE_INLINE F to_float(I x) { return _mm256_cvtepi32_ps(x); }
 CPUSERVE_INLINE I load_bits(const float* p) { return _mm256_loadu_si256((const __m256i*)p); }
 CPUSERVE_INLINE void store_bits(float* p, I x) { _mm256_storeu_si256((__m256i*)p, x); }

@@ -57,6 +57,28 @@ CPUSERVE_INLINE I shl(I a) {
 CPUSERVE_INLINE I iload1(const int32_t* p) {
   return _mm512_castps_si512(_mm512_broadcastss_ps(_mm_load_ss((const float*)p)));
 }
+CPUSERVE_INLINE I round_to_int(F x) { return _mm512_cvtps_epi32(x); }
+CPUSERVE_INLINE I abs_bits(F x) { return _mm512_castps_si512(_mm512_abs_ps(x)); }
+CPUSERVE_INLINE I imax(I a, I b) { return _mm512_max_epi32(a, b); }
+// Pairs of vectors become one of pairs, then the 128-bit lanes are joined.
+template <class Op>
+CPUSERVE_INLINE void reduce4(I a, I b, I c, I d, int32_t* out, Op op) {
+  const I ab = op(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+  const I cd = op(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+  I x = op(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+  x = op(x, _mm512_shuffle_i32x4(x, x, 0x4e));
+  x = op(x, _mm512_shuffle_i32x4(x, x, 0xb1));
+  _mm_storeu_si128((__m128i*)out, _mm512_castsi512_si128(x));
+}
+CPUSERVE_INLINE void reduce_add4(I a, I b, I c, I d, int32_t* out) {
+  reduce4(a, b, c, d, out, [](I x, I y) { return iadd(x, y); });
+}
+CPUSERVE_INLINE void reduce_max4(I a, I b, I c, I d, int32_t* out) {
+  reduce4(a, b, c, d, out, [](I x, I y) { return imax(x, y); });
+}
+CPUSERVE_INLINE void store_bytes(int8_t* p, I x) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(x));
+}
 CPUSERVE_INLINE F to_float(I x) { return _mm512_cvtepi32_ps(x); }
 CPUSERVE_INLINE I load_bits(const float* p) { return _mm512_loadu_si512(p); }
 CPUSERVE_INLINE void store_bits(float* p, I x) { _mm512_storeu_si512(p, x); }

@@ -74,6 +74,19 @@ CPUSERVE_INLINE I shl(I a) {
   return vshlq_n_s32(a, n);
 }
 CPUSERVE_INLINE I iload1(const int32_t* p) { return vld1q_dup_s32(p); }
+CPUSERVE_INLINE I round_to_int(F x) { return vcvtnq_s32_f32(x); }
+CPUSERVE_INLINE I abs_bits(F x) { return vreinterpretq_s32_f32(vabsq_f32(x)); }
+CPUSERVE_INLINE I imax(I a, I b) { return vmaxq_s32(a, b); }
+CPUSERVE_INLINE void reduce_add4(I a, I b, I c, I d, int32_t* out) {
+  vst1q_s32(out, vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d)));
+}
+CPUSERVE_INLINE void reduce_max4(I a, I b, I c, I d, int32_t* out) {
+  vst1q_s32(out, vpmaxq_s32(vpmaxq_s32(a, b), vpmaxq_s32(c, d)));
+}
+CPUSERVE_INLINE void store_bytes(int8_t* p, I x) {
+  const int16x4_t h = vmovn_s32(x);
+  vst1_lane_s32((int32_t*)p, vreinterpret_s32_s8(vmovn_s16(vcombine_s16(h, h))), 0);
+}
 CPUSERVE_INLINE F to_float(I x) { return vcvtq_f32_s32(x); }
 CPUSERVE_INLINE I load_bits(const float* p) { return vreinterpretq_s32_f32(vld1q_f32(p)); }
 CPUSERVE_INLINE void store_bits(float* p, I x) { vst1q_f32(p, vreinterpretq_f32_s32(x)); }

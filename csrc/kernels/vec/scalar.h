@@ -265,6 +265,41 @@ using S = I;
 CPUSERVE_INLINE S szero() { return izero(); }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return dot4(acc, u, s); }
 CPUSERVE_INLINE I widen(S x) { return x; }
+CPUSERVE_INLINE I round_to_int(F x) {
+  I r;
+  CPUSERVE_LANES {
+    const float v = __builtin_rintf(x.v[i]);
+    r.v[i] = v > -2e9f && v < 2e9f ? (int)v : INT32_MIN;  // NaN as x86 has it
+  }
+  return r;
+}
+CPUSERVE_INLINE I abs_bits(F x) {
+  I r;
+  CPUSERVE_LANES {
+    memcpy(&r.v[i], &x.v[i], 4);
+    r.v[i] &= 0x7fffffff;
+  }
+  return r;
+}
+CPUSERVE_INLINE I imax(I a, I b) {
+  CPUSERVE_LANES a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+  return a;
+}
+CPUSERVE_INLINE void reduce_add4(I a, I b, I c, I d, int32_t* out) {
+  const I* of[4] = {&a, &b, &c, &d};
+  for (int g = 0; g < 4; g++) {
+    out[g] = 0;
+    CPUSERVE_LANES out[g] += of[g]->v[i];
+  }
+}
+CPUSERVE_INLINE void reduce_max4(I a, I b, I c, I d, int32_t* out) {
+  const I* of[4] = {&a, &b, &c, &d};
+  for (int g = 0; g < 4; g++) {
+    out[g] = of[g]->v[0];
+    CPUSERVE_LANES out[g] = out[g] > of[g]->v[i] ? out[g] : of[g]->v[i];
+  }
+}
+CPUSERVE_INLINE void store_bytes(int8_t* p, I x) { CPUSERVE_LANES p[i] = (int8_t)x.v[i]; }
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
   CPUSERVE_LANES {
     float r = __builtin_rintf(x.v[i]);
