@@ -112,9 +112,10 @@ CPUSERVE_INLINE void quantize_group(const QuantGroup& to, int n, int padded) {
     top2 = imax(top2, abs_bits(load(x + i + kLanes)));
   }
   for (; i < n; i += kLanes) top = imax(top, abs_bits(load_n(x + i, n - i)));
+  top = imax(top, top2);
   int32_t amax[4], total[4];
-  reduce_max4(top, top2, top, top2, amax);
-  const GroupScale scale = scale_of(amax[0] > amax[1] ? amax[0] : amax[1]);
+  reduce_max4(top, top, top, top, amax);
+  const GroupScale scale = scale_of(amax[0]);
   const F s = set1(scale.inverse);
   const auto put = [&](int at, F v) {
     const I q = round_to_int(mul(v, s));
@@ -127,9 +128,10 @@ CPUSERVE_INLINE void quantize_group(const QuantGroup& to, int n, int padded) {
   }
   for (; i < n; i += kLanes) sum = iadd(sum, put(i, load_n(x + i, n - i)));
   if (i < padded) memset(to.q + i, 0, static_cast<size_t>(padded - i));
-  reduce_add4(sum, sum2, sum, sum2, total);
+  sum = iadd(sum, sum2);
+  reduce_add4(sum, sum, sum, sum, total);
   *to.scale = scale.scale;
-  *to.sum = total[0] + total[1];
+  *to.sum = total[0];
 }
 
 // Columns [column0, column0 + n) of a row in groups of kGroup, whole ones but for the row's last.

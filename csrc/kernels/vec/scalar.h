@@ -269,7 +269,7 @@ CPUSERVE_INLINE I round_to_int(F x) {
   I r;
   CPUSERVE_LANES {
     const float v = __builtin_rintf(x.v[i]);
-    r.v[i] = v > -2e9f && v < 2e9f ? (int)v : INT32_MIN;  // NaN as x86 has it
+    r.v[i] = v > -2e9f && v < 2e9f ? (int)v : 0;
   }
   return r;
 }

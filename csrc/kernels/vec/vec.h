@@ -13,7 +13,7 @@
 //   F keep(F x, int lo, int hi, F other): lanes lo <= i < hi of x, `other` elsewhere
 //   float reduce_add(F) reduce_max(F): one fixed tree
 //   I izero() iset1(int)  I iadd(I, I)   F to_float(I)
-//   I round_to_int(F): rne, for |x| < 2^31          I abs_bits(F): of |x|, ordered as |x| is, NaN
+//   I round_to_int(F): rne; anything for NaN         I abs_bits(F): of |x|, ordered as |x| is, NaN
 //   last I imax(I, I)  void reduce_add4(I, I, I, I, int32_t* out) reduce_max4: four at once void
 //   store_bytes(int8_t*, I): kLanes of them, each in [-127, 127] I load_bits(const float*) void
 //   store_bits(float*, I): integers kept where floats are P load_pairs(const uint16_t*)
