@@ -13,11 +13,12 @@
 //   F keep(F x, int lo, int hi, F other): lanes lo <= i < hi of x, `other` elsewhere
 //   float reduce_add(F) reduce_max(F): one fixed tree
 //   I izero() iset1(int)  I iadd(I, I)   F to_float(I)
-//   I round_to_int(F): rne; anything for NaN         I abs_bits(F): of |x|, ordered as |x| is, NaN
-//   last I imax(I, I)  void reduce_add4(I, I, I, I, int32_t* out) reduce_max4: four at once void
-//   store_bytes(int8_t*, I): kLanes of them, each in [-127, 127] I load_bits(const float*) void
-//   store_bits(float*, I): integers kept where floats are P load_pairs(const uint16_t*)
-//   set1_pair(const uint16_t*)   F dot2(F acc, P a, P b):
+//   I round_to_int(F): rne, anything for NaN      I imax(I, I)
+//   I abs_bits(F): the bits of |x|, in the order of |x|, NaN above infinity
+//   void reduce_add4(I, I, I, I, int32_t*) reduce_max4: four vectors' reductions at once
+//   void store_bytes(int8_t*, I): kLanes of them, each in [-127, 127]
+//   I load_bits(const float*) void store_bits(float*, I): integers kept where floats are
+//   P load_pairs(const uint16_t*) set1_pair(const uint16_t*)   F dot2(F acc, P a, P b):
 //     acc + a.even b.even + a.odd b.odd, in this ISA's own fixed way
 //   F load_bf16(const uint16_t*) load_f16(const uint16_t*)   (kLanes elements)
 //   F load_s8(const uint8_t*) load_e5m2(const uint8_t*) load_e4m3(const uint8_t*): 1/256 of it
