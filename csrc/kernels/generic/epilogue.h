@@ -23,20 +23,25 @@ CPUSERVE_INLINE void finish_columns(const Epilogue& ep, int64_t panel0, int pane
   }
 }
 
-// Columns [column0, column0 + n), whole groups of 32, of up to four rows from `row` on.
+constexpr int kMostPanels = 12;  // of a tile; divides by 1..4
+
+// Columns [column0, column0 + n), whole groups of 32, of some rows from `row` on.
 CPUSERVE_INLINE void quantize_rows(const Rows& out, int64_t row, int rows, int64_t column0, int n,
-                                   const float (*y)[kStripPanels * kPanel]) {
+                                   const float (*y)[kMostPanels * kPanel]) {
   const int64_t padded = round_up(out.width, 32);
+  QuantGroup some[kGroupsAtOnce];
+  int count = 0;
   for (int i = 0; i < n; i += 32) {
-    QuantGroup some[kGroupsAtOnce];
     for (int r = 0; r < rows; r++) {
-      some[r] = group_of(row_at(out, row + r), padded, 32, (column0 + i) / 32, y[r] + i);
+      some[count++] = group_of(row_at(out, row + r), padded, 32, (column0 + i) / 32, y[r] + i);
+      if (count < kGroupsAtOnce && (i + 32 < n || r + 1 < rows)) continue;
+      quantize_32s(out, some, count);
+      count = 0;
     }
-    quantize_32s(out, some, rows);
   }
 }
 
-// Rows of a tile of `panels` (at most kStripPanels) panels: the kPanel values of panel p of row r
+// Rows of a tile of `panels` (at most kMostPanels) panels: the kPanel values of panel p of row r
 // are at tile + r * stride + p * kPanel. Columns at or beyond out.width are dropped. With q8g32
 // output every tile covers whole groups: panel0 is a multiple of 2, of 4 with glu, and only the
 // row's last tile may be narrower than a group.
@@ -48,7 +53,7 @@ static inline void store_tile(const Epilogue& ep, int64_t row0, int rows, int64_
   if (column0 + n > ep.out.width) n = static_cast<int>(ep.out.width - column0);
   if (n <= 0) return;
   const bool groups = ep.out.format == ActFormat::q8g32 || ep.out.format == ActFormat::q8g32x2;
-  alignas(64) float y[kGroupsAtOnce][kStripPanels * kPanel];
+  alignas(64) float y[kGroupsAtOnce][kMostPanels * kPanel];
   for (int at = 0, some; at < rows; at += some) {
     some = rows - at < kGroupsAtOnce ? rows - at : kGroupsAtOnce;
     with_activation(ep.act, [&](auto map) {

@@ -60,7 +60,7 @@ constexpr int64_t kAheadBytes = 8192;
 CPUSERVE_INLINE int64_t panels_of(const PackedWeight& w) { return (w.n + kPanel - 1) / kPanel; }
 
 // Panels whose results are collected before the epilogue in a one-pass linear; divides by 1..4.
-constexpr int kSpanPanels = 12;
+constexpr int kSpanPanels = kMostPanels;
 // Floats from one row of a tile's sums to the next: of a span in one-pass linears, else of a strip.
 template <bool kNear>
 constexpr int sums_stride() {
@@ -78,9 +78,9 @@ CPUSERVE_INLINE bool plain_f32(const Epilogue& ep) {
 }
 
 // One copy of the general epilogue for all kinds.
-static __attribute__((noinline)) void finish_strip(const Epilogue& ep, int64_t row0, int rows,
-                                                   int64_t panel0, int panels, const float* c,
-                                                   size_t stride) {
+static __attribute__((noinline)) void finish_tile(const Epilogue& ep, int64_t row0, int rows,
+                                                  int64_t panel0, int panels, const float* c,
+                                                  size_t stride) {
   store_tile(ep, row0, rows, panel0, panels, c, stride);
 }
 
@@ -99,15 +99,11 @@ CPUSERVE_INLINE void finish_plain(const Epilogue& ep, int64_t row, int64_t panel
 // Epilogue of `panels` finished panels of rows [row0, row0 + rows) at `c`, `stride` floats a row.
 CPUSERVE_INLINE void finish(const Epilogue& ep, bool plain, int64_t row0, int rows, int64_t panel0,
                             int panels, const float* c, size_t stride) {
-  for (int p = 0; p < panels; p += kStripPanels) {
-    const int n = panels - p < kStripPanels ? panels - p : kStripPanels;
-    if (!plain || (panel0 + p + n) * kPanel > ep.out.width) {
-      finish_strip(ep, row0, rows, panel0 + p, n, c + p * kPanel, stride);
-      continue;
-    }
-    for (int r = 0; r < rows; r++) {
-      finish_plain(ep, row0 + r, panel0 + p, n, c + static_cast<size_t>(r) * stride + p * kPanel);
-    }
+  if (!plain || (panel0 + panels) * kPanel > ep.out.width) {
+    return finish_tile(ep, row0, rows, panel0, panels, c, stride);
+  }
+  for (int r = 0; r < rows; r++) {
+    finish_plain(ep, row0 + r, panel0, panels, c + static_cast<size_t>(r) * stride);
   }
 }
 
