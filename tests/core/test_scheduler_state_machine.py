@@ -6,12 +6,23 @@ CPUSERVE_STATE_MACHINE_EXAMPLES raises the number of examples.
 import hashlib
 import os
 import random
+import tempfile
+import time
+from pathlib import Path
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from cpuserve.core.admission import Limits, check_request, output_limit
+from cpuserve.core.kv.disk import SEED_BYTES, DiskCache
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import FORGOTTEN, PrefixChain
 from cpuserve.core.kv.swap import SwapSpace
@@ -63,6 +74,16 @@ PROMPTS = st.one_of(
 )
 
 
+class WrittenDisk(DiskCache):
+    """What is put is in its file when `put` returns: the same files in every run."""
+
+    def put(self, entry, data, wait_s=0.0):
+        taken = super().put(entry, data, 5.0)
+        while entry.key in self._pending:
+            time.sleep(1e-5)
+        return taken
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Adds, aborts and steps in any order; everything that finishes equals the plain reference."""
 
@@ -79,23 +100,38 @@ class SchedulerMachine(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 3]),
         policy=st.sampled_from(["fcfs", "priority"]),
         swap=st.sampled_from([None, 1, 5, 100]),
+        disk_bytes=st.sampled_from([None, None, 1000, 1 << 20]),
         restore_s=st.sampled_from([0.0, 1e-3, 0.02, 0.5]),
         window=st.sampled_from([0, 0, 0, 1, 3, 6, 33]),
     )
-    def start(
-        self, num_blocks, block_size, max_num_seqs, budget, digest, prefix_caching, **options
-    ):
+    def start(self, **options):
+        self.options = options
         self.window = options["window"]
+        self.directory = tempfile.TemporaryDirectory(prefix="cpuserve-")
+        # Files have no parents to compare, only their names: those may not collide.
+        if options["disk_bytes"] is not None:
+            options["digest"] = sha256
+            (Path(self.directory.name) / "seed").write_bytes(bytes(SEED_BYTES))
+        self.limits = Limits(60, options["num_blocks"] * options["block_size"], VOCAB)
+        self.added: dict[int, Request] = {}
+        self.aborted: set[int] = set()
+        self.finished: dict[int, str] = {}
+        self.outputs: dict[int, list[int]] = {}
+        self.scored: dict[int, list] = {}
+        self.start_engine()
+
+    def start_engine(self):
+        options = self.options
+        num_blocks, block_size = options["num_blocks"], options["block_size"]
+        max_num_seqs, budget = options["max_num_seqs"], options["budget"]
         # one block more, which stands for those that have left the window and is never written
         self.model = FakeModel(num_blocks + 1, block_size, max_num_seqs, budget, self.window)
-        swap = options["swap"]
-        tiers = None if swap is None else Tiers(ModelBlocks(self.model), SwapSpace(swap))
         self.kv = KvManager(
             num_blocks,
             block_size,
-            prefix_caching=prefix_caching,
-            digest=digest,
-            tiers=tiers,
+            prefix_caching=options["prefix_caching"],
+            digest=options["digest"],
+            tiers=self.make_tiers(),
             window=self.window,
         )
         self.scheduler = Scheduler(
@@ -107,13 +143,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             long_prefill_token_threshold=options["threshold"],
             policy=options["policy"],
         )
-        self.scheduler.cost.restore_s["swap"] = options["restore_s"]
-        self.limits = Limits(60, num_blocks * block_size, VOCAB)
-        self.added: dict[int, Request] = {}
-        self.aborted: set[int] = set()
-        self.finished: dict[int, str] = {}
-        self.outputs: dict[int, list[int]] = {}
-        self.scored: dict[int, list] = {}
+        for where in ("swap", "disk"):
+            self.scheduler.cost.restore_s[where] = options["restore_s"]
+
+    def make_tiers(self):
+        swap, disk_bytes = self.options["swap"], self.options["disk_bytes"]
+        if swap is None and disk_bytes is None:
+            return None
+        blocks, disk = ModelBlocks(self.model), None
+        if disk_bytes is not None:
+            where = Path(self.directory.name)
+            disk = WrittenDisk(where, bytes(32), blocks.block_bytes, disk_bytes)
+        return Tiers(blocks, SwapSpace(swap) if swap is not None else None, disk)
+
+    @property
+    def disk(self):
+        """The files behind the cache, if there are any."""
+        return self.kv.tiers.disk if self.kv.tiers is not None else None
 
     @rule(
         target=requests,
@@ -244,6 +290,44 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.model.kv[block] = [-7] * self.kv.block_size
         self.kv.pool.release(taken)
 
+    @precondition(lambda self: self.disk is not None)
+    @rule(count=st.integers(1, 20))
+    def tidy(self, count):
+        """Time between steps to write what is only in the cache."""
+        for _ in range(count):
+            self.kv.tiers.tidy()
+
+    @precondition(lambda self: self.disk is not None)
+    @rule(
+        which=st.integers(0, 99),
+        at=st.integers(0, 999),
+        how=st.sampled_from(["flip", "cut", "gone"]),
+    )
+    def damage(self, which, at, how):
+        """A file is not what it was."""
+        files = sorted(Path(self.directory.name).glob("*/*.kv"))
+        if not files:
+            return
+        path = files[which % len(files)]
+        data = bytearray(path.read_bytes())
+        if how == "gone":
+            path.unlink()
+        elif how == "cut":
+            path.write_bytes(data[: at % len(data)])
+        else:
+            data[at % len(data)] ^= 1
+            path.write_bytes(data)
+
+    @precondition(lambda self: self.disk is not None)
+    @rule()
+    def restart(self):
+        """The engine ends and another finds its files."""
+        for number in set(self.added) - set(self.finished) - self.aborted:
+            self.scheduler.abort(number)
+            self.aborted.add(number)
+        self.kv.tiers.close()
+        self.start_engine()
+
     def fail_step(self):
         """The executor raises after it has spoilt every block it was to write."""
         self.model.spoil(self.scheduler.schedule())
@@ -354,13 +438,28 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def swapped_content_is_what_its_name_says(self):
-        if not hasattr(self, "scheduler") or self.kv.tiers is None:
+        if not hasattr(self, "scheduler") or self.kv.tiers is None or self.kv.tiers.swap is None:
             return
         swap = self.kv.tiers.swap
         assert len(swap) <= swap.num_blocks
         for entry, data in swap:
             assert bytes(data) == entry.content
             assert entry.block == FORGOTTEN, "a block is in the cache and in the swap space"
+
+    @invariant()
+    def files_stay_within_their_size(self):
+        if hasattr(self, "scheduler") and self.disk is not None:
+            assert self.disk.num_bytes <= self.options["disk_bytes"]
+
+    def check_files(self):
+        """Every file that loads holds the tokens, and follows the parents, that its name says."""
+        for request in self.added.values():
+            chain = PrefixChain(request.params.cache_salt or "")
+            count = len(request.token_ids) // self.kv.block_size
+            self.kv.index.name(chain, request.token_ids, count)
+            for index in range(count):
+                data = self.disk.load(chain, index)
+                assert data in (None, chain.contents[index]), "a file is not what it is named"
 
     @invariant()
     def cached_content_is_what_its_name_says(self):
@@ -387,6 +486,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert set(self.added) == set(self.finished) | self.aborted, "a request never ended"
         assert self.kv.num_free == self.kv.num_blocks, "blocks leak"
         assert not self.model.slots, "slots leak"
+        if self.disk is not None:
+            self.check_files()
+            self.kv.tiers.close()
+        self.directory.cleanup()
 
 
 SchedulerMachine.TestCase.settings = settings(
