@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """What the fast kernels cost in likelihood: nats a token above fp32 on the same weights.
 
-usage: accuracy.py [--only NAME ...]
+usage: accuracy.py [--only NAME ...] [--kv-cache-dtype TYPE]
 
 SmolLM2-135M over tests/data/fidelity.txt; the reference (tests/golden/fidelity_smollm2.json) is
-transformers in fp32. A line a configuration: mean over all tokens, and the worst passage.
+transformers in fp32. A line a configuration: mean over all tokens, and the worst passage. Without
+--kv-cache-dtype keys and values are of the dtype.
 """
 
 import argparse
@@ -48,6 +49,7 @@ def cost(model, tokenizer, golden, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", choices=list(CONFIGURATIONS))
+    parser.add_argument("--kv-cache-dtype", default="auto")
     args = parser.parse_args()
     golden = reference()
     predicted = [p["predicted"] for p in golden["passages"]]
@@ -58,6 +60,7 @@ def main():
         for name in args.only or CONFIGURATIONS:
             weights, options = CONFIGURATIONS[name]
             against = list(zip(predicted, nll[weights], strict=True))
+            options = {**options, "kv_cache_dtype": args.kv_cache_dtype}
             mean, worst = cost(models[weights], gguf, against, options)
             print(f"{name:28s} {mean:+.5f} nats a token, worst passage {worst:.4f}", flush=True)
     return 0

@@ -141,7 +141,7 @@ class CpuPlatform:
         dtype = _dtype(options, ledger, facts, isa)
         quantize = _online_scheme(options, facts, model_impl)
         activation_bits = _activation_bits(options, ledger, facts, executor, quantize)
-        kv_dtype = _kv_dtype(options, ledger, dtype)
+        kv_dtype = _kv_dtype(options, ledger, dtype, model_impl)
         _quantization(options, ledger, facts, quantize)
         weights = resident_weight_bytes(facts, dtype, quantize)
         layout = lay_out(options, ledger, host, facts, executor=executor, weights=weights)
@@ -339,8 +339,10 @@ def _activation_bits(
     return ledger.decide("activation_bits", 8, f"{ACTIVATIONS[8]}: enough for {millions}")
 
 
-def _kv_dtype(options: EngineOptions, ledger: Ledger, dtype: str) -> str:
+def _kv_dtype(options: EngineOptions, ledger: Ledger, dtype: str, model_impl: str) -> str:
     asked = options.kv_cache_dtype or "auto"
+    if model_impl == "transformers":
+        return ledger.decide("kv_cache_dtype", KV_OF[dtype], "the dtype: transformers' own cache")
     asked_type = dtype if asked == "auto" else asked
     got = KV_OF.get(asked_type, asked_type)
     return ledger.decide("kv_cache_dtype", got, "the dtype" if asked == "auto" else "as asked")

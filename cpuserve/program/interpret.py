@@ -41,7 +41,15 @@ GROUP = 32  # weights that share a scale in GGUF's formats
 GROUP128 = 128  # inputs that share a scale in rows of format q8g128
 QUERIES_AT_ONCE = 128  # of one sequence: bounds the score matrix [queries, heads, keys]
 ROWS_AT_ONCE = 4096  # rows of a half-precision matrix widened at a time: bounds the fp32 copy
-KV_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+# What torch keeps of each type; it indexes no fp8, so that is kept as its bytes.
+KV_DTYPES = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8_e4m3": torch.uint8,
+    "fp8_e5m2": torch.uint8,
+}
 SCALED_KV = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # the largest code
 FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 DENSE_DTYPES = {
@@ -86,8 +94,8 @@ class Interpreter:
 
     tensors: every weight the program needs under its checkpoint name, as a torch tensor or, for the
     quantized kinds of the emulated mode, a QuantMatrix. kinds: weight kind of each matrix, used by
-    the emulated mode (default dense_f32). kv_dtype (emulated mode only; the reference keeps fp32):
-    "f32", "f16", "bf16", or "int8", "fp8_e4m3", "fp8_e5m2" under one scale a token and head. The
+    the emulated mode (default dense_f32). kv_dtype: "f32", "f16", "bf16", or "int8", "fp8_e4m3",
+    "fp8_e5m2" under one scale a token and head; how keys and values are kept, in both modes. The
     cache has `num_blocks` blocks of 32 tokens. `cancelled`, set from any thread, ends a run after
     its current op with RuntimeError.
     """
@@ -108,10 +116,10 @@ class Interpreter:
         self.mode = mode
         self.num_blocks = num_blocks
         self.kinds = dict(kinds or {}) if mode == "emulated" else {}
-        self.kv_type = kv_dtype if mode == "emulated" else "f32"
+        self.kv_type = kv_dtype
         self.activation_bits = activation_bits
         self._kv_scaled = self.kv_type in SCALED_KV
-        self._kv_dtype = torch.float32 if self._kv_scaled else KV_DTYPES[self.kv_type]
+        self._kv_dtype = KV_DTYPES[self.kv_type]
         self._tensors = {need.name: tensors[need.name] for need in program.weights}
         self._check_shapes()
         self._cache = [
@@ -175,8 +183,10 @@ class Interpreter:
             return self._head(op, hidden)
 
     def kv_parts(self, block: int) -> list[Tensor]:
-        """Views of KV block `block`, keys and values [2, 32, heads, d] of each layer."""
-        return [layer[:, block * BLOCK : (block + 1) * BLOCK] for layer in self._cache]
+        """Views of KV block `block` in each layer: keys and values [2, 32, heads, d], scales."""
+        at = slice(block * BLOCK, (block + 1) * BLOCK)
+        layers = zip(self._cache, self._scales, strict=True)
+        return [part[:, at] for layer in layers for part in layer if part is not None]
 
     def _run_to(self, index: int) -> dict[ValueId, Tensor]:
         values: dict[ValueId, Tensor] = {}
@@ -238,7 +248,7 @@ class Interpreter:
                 self._cache[op.layer][half][self._slots] = x.to(self._kv_dtype)
             else:
                 codes, scale = encode_kv(x, self.kv_type)
-                self._cache[op.layer][half][self._slots] = codes
+                self._cache[op.layer][half][self._slots] = codes.view(self._kv_dtype)
                 scales[half][self._slots] = scale
         return torch.cat([q, k, v], dim=1).reshape(len(qkv), -1)
 
@@ -248,10 +258,13 @@ class Interpreter:
         for seq in range(self._step.num_seqs):
             at = self._step.queries(seq)
             slots = torch.from_numpy(key_slots(self._step, seq, BLOCK)).long()
-            k, v = self._cache[op.layer][:, slots].float()
+            stored = self._cache[op.layer][:, slots]
+            k, v = stored.view(FP8.get(self.kv_type, self._kv_dtype)).float()
             scales, v_scale = self._scales[op.layer], None
             if scales is not None:
                 k, v_scale = k * scales[0, slots][..., None], scales[1, slots]
+            if v_scale is not None and self.mode == "reference":
+                v, v_scale = v * v_scale[..., None], None
             for start in range(at.start, at.stop, QUERIES_AT_ONCE):
                 some = slice(start, min(start + QUERIES_AT_ONCE, at.stop))
                 out[some] = self._attend(op, q[some], k, v, self._positions[some], v_scale)
@@ -288,7 +301,7 @@ class Interpreter:
         v_scale [keys, Hk]: what v is yet to be multiplied with (emulated mode).
         """
         group = op.q_heads // op.kv_heads
-        rounded = self._kv_dtype == torch.bfloat16 or self._kv_scaled
+        rounded = self.mode == "emulated" and self.kv_type not in ("f16", "f32")
         if rounded:
             q = q.bfloat16().float()
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -388,12 +401,11 @@ def visible(distance: Tensor, op: Attention) -> Tensor:
 
 
 def encode_kv(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """Heads x [T, heads, d] in 8 bits: (codes as fp32, scale [T, heads]); x ~ codes * scale."""
+    """Heads x [T, heads, d] in 8 bits: (int8 or fp8 codes, scale [T, heads]); x ~ codes * scale."""
     largest, top = SCALED_KV[kind], x.abs().amax(dim=2)
     factor = torch.where(top > 0, torch.tensor(largest) / top, 0.0)
     codes = x * factor[..., None]
-    codes = codes.round() if kind == "int8" else codes.to(FP8[kind]).float()
-    return codes, top / largest
+    return codes.round().to(torch.int8) if kind == "int8" else codes.to(FP8[kind]), top / largest
 
 
 def chunked_softmax(

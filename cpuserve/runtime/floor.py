@@ -188,7 +188,10 @@ def _bytes_of(part: torch.Tensor) -> Bytes:
 
 
 class TorchExecutor(TorchSampling):
-    """Executor over the Interpreter, in fp32; weights stay in 16 bits where they are stored so."""
+    """Executor over the Interpreter, in fp32; weights stay in 16 bits where they are stored so.
+
+    Keys and values are kept in the type asked.
+    """
 
     def __init__(
         self,
@@ -203,7 +206,9 @@ class TorchExecutor(TorchSampling):
 
         torch.set_num_threads(config.threads)
         tensors = load_tensors(program, weights, progress, config.dtype)
-        self._interpreter = Interpreter(program, tensors, num_blocks=config.kv_blocks)
+        self._interpreter = Interpreter(
+            program, tensors, kv_dtype=config.kv_dtype, num_blocks=config.kv_blocks
+        )
         super().__init__(config, program.vocab, self._interpreter)
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
