@@ -80,7 +80,9 @@ async def drive(
     talks = await _in_its_form(target, talks)
     for _ in range(warm_ups):
         first = talks[0][0]
-        await complete(target, first.prompt, min(first.answer, WARM_UP_TOKENS), **more)
+        # Backwards: the first request must not find its own prompt in a prefix cache.
+        prompt = first.prompt if isinstance(first.prompt, str) else first.prompt[::-1]
+        await complete(target, prompt, min(first.answer, WARM_UP_TOKENS), **more)
     run = Run()
     jobs = [partial(_talk, target, talk, run, each, more) for talk in talks]
     gaps = pace.gaps(len(jobs), random.Random(seed))

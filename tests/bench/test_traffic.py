@@ -54,6 +54,8 @@ def test_warm_ups_come_before_and_do_not_count():
     run = driven(fake, [ONE] * 2, warm_ups=3, top_p=0.5)
     assert (len(fake.asked), len(run.timings)) == (5, 2)
     assert all(asked["top_p"] == 0.5 for asked in fake.asked)
+    prompts = [asked["prompt"] for asked in fake.asked]
+    assert prompts == [[3, 2, 1]] * 3 + [[1, 2, 3]] * 2  # no prefix cache helps the first
 
 
 def test_chat_gets_the_text_of_ids():
