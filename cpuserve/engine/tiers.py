@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.runtime.executor import Executor
 
+# Raised where a version comes to store the same keys and values as other bytes.
+KV_FORM = 2
 # What can change the bytes of the keys and values of given tokens.
 SETTINGS = (
     "architecture",
@@ -83,6 +85,7 @@ def fingerprint(config: EngineConfig, block_bytes: int) -> bytes:
     """32 bytes that differ wherever equal tokens could have other keys and values."""
     facts = {
         "version": version(),
+        "kv_form": KV_FORM,
         "block_bytes": block_bytes,
         "files": _files(Path(config.model_path)),
         **{name: getattr(config, name) for name in SETTINGS},

@@ -50,6 +50,7 @@ KV_DTYPES = {
     "fp8_e4m3": torch.uint8,
     "fp8_e5m2": torch.uint8,
 }
+MIXED_KV = ("int8",)  # keys are mixed before they are encoded, queries inversely
 SCALED_KV = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # the largest code
 FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 DENSE_DTYPES = {
@@ -242,6 +243,8 @@ class Interpreter:
                 torch.from_numpy(t)[:, None] for t in rope_tables(op.rope, self._step.positions)
             )
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if self.kv_type in MIXED_KV:
+            q, k = mix(q) / mix_width(op.head_dim), mix(k)
         scales = self._scales[op.layer]
         for half, x in enumerate((k, v)):
             if scales is None:
@@ -398,6 +401,19 @@ def visible(distance: Tensor, op: Attention) -> Tensor:
     """Which keys a query sees; distance = its position - the key's, [n, keys]."""
     seen = distance >= 0 if op.causal else torch.ones_like(distance, dtype=torch.bool)
     return seen & (distance < op.window) if op.window else seen
+
+
+def mix_width(head_dim: int) -> int:
+    """The largest power of two that divides head_dim: rows of the matrix `mix` multiplies with."""
+    return head_dim & -head_dim
+
+
+def mix(x: Tensor) -> Tensor:
+    """Heads x [T, heads, d] times Hadamard's matrix (entries 1 and -1), block by block of d."""
+    n, h = mix_width(x.shape[2]), torch.ones(1, 1)
+    while len(h) < n:
+        h = torch.cat([torch.cat([h, h], dim=1), torch.cat([h, -h], dim=1)])
+    return (x.reshape(*x.shape[:2], -1, n) @ h).reshape(x.shape)
 
 
 def encode_kv(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:

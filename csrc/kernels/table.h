@@ -214,6 +214,10 @@ struct ActivationArgs {
 //                      multiplied with (e4m3 codes widen to 1/256 of their value)
 enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2, int8 = 3, e4m3 = 4, e5m2 = 5 };
 inline bool kv_scaled(KvType t) { return t >= KvType::int8; }
+// Whether rope_store mixes the dimensions of q and k: k by Hadamard's matrix H of n rows, n the
+// largest power of two that divides head_dim, block by block; q by H / n. Scores stay what they
+// are.
+inline bool kv_mixed(KvType t) { return t == KvType::int8; }
 inline size_t kv_elem_bytes(KvType t) { return t == KvType::f32 ? 4 : kv_scaled(t) ? 1 : 2; }
 
 // K or V of one head in one block.
@@ -247,8 +251,8 @@ inline uint8_t* kv_block(const KvLayer& kv, int64_t block, int head) {
 // [max_position][rotary/2] fp32 (scaling of Llama 3, YaRN, linear is in the table).
 struct RopeStoreArgs {
   Rows qkv;  // f32 [T, (q_heads + 2 kv_heads) * head_dim]; q, k, v in this order
-  Rows q;    // f32 [T, q_heads * hd_pad]: rotated q, zero padded; may be bf16 when kv is bf16 or
-             // scaled
+  Rows q;  // f32 [T, q_heads * hd_pad]: rotated (and mixed) q, zero padded; may be bf16 when kv is
+           // bf16 or scaled
   KvLayer kv;
   int32_t q_heads;
   int32_t rotary;    // 0 = no rotation

@@ -581,6 +581,20 @@ std::vector<double> turned(const float* x, const RopeCase& c, const std::vector<
   return y;
 }
 
+// What kv_mixed says of one head.
+std::vector<double> mixed(const std::vector<double>& x, bool query) {
+  const size_t n = x.size() & -x.size();
+  std::vector<double> y(x.size());
+  for (size_t i = 0; i < x.size(); i++) {
+    for (size_t j = 0; j < n; j++) {
+      const bool negative = __builtin_parityll(i % n & j);
+      y[i] += negative ? -x[i / n * n + j] : x[i / n * n + j];
+    }
+    if (query) y[i] /= static_cast<double>(n);
+  }
+  return y;
+}
+
 bool close_to(double x, double want, double relative, double absolute = 0) {
   return std::fabs(x - want) <= relative * std::fabs(want) + absolute + 4e-6;
 }
@@ -639,7 +653,8 @@ void check_rope(const RopeCase& c, const KernelTable& k) {
     const float* cs = &cosine[static_cast<size_t>(positions[t] * half)];
     const float* sn = &sine[static_cast<size_t>(positions[t] * half)];
     for (int h = 0; h < c.q_heads; h++) {
-      const std::vector<double> want = turned(x + h * c.head_dim, c, norm_q, cs, sn);
+      std::vector<double> want = turned(x + h * c.head_dim, c, norm_q, cs, sn);
+      if (kv_mixed(c.type)) want = mixed(want, true);
       for (int d = 0; d < shape.hd_pad(); d++) {
         const int column = h * shape.hd_pad() + d;
         const float got =
@@ -651,7 +666,8 @@ void check_rope(const RopeCase& c, const KernelTable& k) {
     for (int h = 0; h < c.kv_heads; h++) {
       const float* key = x + (c.q_heads + h) * c.head_dim;
       const float* value = x + (c.q_heads + c.kv_heads + h) * c.head_dim;
-      const std::vector<double> want = turned(key, c, norm_k, cs, sn);
+      std::vector<double> want = turned(key, c, norm_k, cs, sn);
+      if (kv_mixed(c.type)) want = mixed(want, false);
       const double top_v = largest({value, value + c.head_dim});
       for (int d = 0; d < shape.hd_pad(); d++) {
         const float got_k = kv.key(block, at, h, d), got_v = kv.value(block, at, h, d);

@@ -1,6 +1,7 @@
 // Per token: norm and rotate q and k, write q to its own rows, store k and v in their KV slot.
 #pragma once
 #include "kernels/generic/attention_tile.h"
+#include "kernels/generic/hadamard.h"
 #include "kernels/generic/kv8.h"
 #include "kernels/generic/norm.h"
 
@@ -84,6 +85,7 @@ static inline void store_value(const KvLayer& kv, uint8_t* block, int at, const 
 template <class Kv>
 static inline void rope_store_rows(const RopeStoreArgs& a) {
   const int hd = a.kv.head_dim;
+  const bool mixed = kv_mixed(a.kv.type);
   for (int64_t t = a.m0; t < a.m1; t++) {
     float* q = f32_row(a.qkv, t);
     float* k = q + static_cast<int64_t>(a.q_heads) * hd;
@@ -91,11 +93,13 @@ static inline void rope_store_rows(const RopeStoreArgs& a) {
     const int at = a.slots[t] % kBlock;
     for (int h = 0; h < a.q_heads; h++, q += hd) {
       turn_head(a, q, a.q_norm, a.positions[t]);
+      if (mixed) mix_query(q, hd);
       write_query(a, t, h, q);
     }
     for (int h = 0; h < a.kv.kv_heads; h++, k += hd, v += hd) {
       uint8_t* block = kv_block(a.pieces ? a.pieces[h] : a.kv, a.slots[t] / kBlock, h);
       turn_head(a, k, a.k_norm, a.positions[t]);
+      if (mixed) mix_key(k, hd);
       if constexpr (Kv::kScaled) {
         store_head<Kv>(a.kv, block, at, k, v);
       } else {

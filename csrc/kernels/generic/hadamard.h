@@ -1,0 +1,72 @@
+// Hadamard's matrix on a head: every dimension becomes a sum of all of its block, with signs, so
+// that one large channel no longer sets the scale of the others. q K does not change by it.
+#pragma once
+#include "kernels/vec/vec.h"
+
+namespace CPUSERVE_NS {
+
+struct LaneSigns {
+  alignas(64) float of[kLanes][kLanes];
+};
+
+// The matrix of kLanes rows.
+static constexpr LaneSigns lane_signs() {
+  LaneSigns signs{};
+  for (int i = 0; i < kLanes; i++) {
+    for (int j = 0; j < kLanes; j++) {
+      bool odd = false;
+      for (int common = i & j; common; common &= common - 1) odd = !odd;
+      signs.of[i][j] = odd ? -1.0f : 1.0f;
+    }
+  }
+  return signs;
+}
+static constexpr LaneSigns kLaneSigns = lane_signs();
+
+// The levels of the butterfly inside a vector, as a product with their matrix.
+static inline void mix_lanes(float* x) {
+  F sum = mul(set1(x[0]), load(kLaneSigns.of[0]));
+  for (int j = 1; j < kLanes; j++) sum = fma(set1(x[j]), load(kLaneSigns.of[j]), sum);
+  store(x, sum);
+}
+
+// x = H x over n dimensions, a power of two.
+static inline void mix_block(float* x, int n) {
+  int step = n / 2;
+  for (; step >= kLanes; step /= 2) {
+    for (int i = 0; i < n; i += 2 * step) {
+      for (float *y = x + i, *z = y + step; y < x + i + step; y += kLanes, z += kLanes) {
+        const F a = load(y), b = load(z);
+        store(y, add(a, b));
+        store(z, sub(a, b));
+      }
+    }
+  }
+  if (n >= kLanes) {
+    for (int i = 0; i < n; i += kLanes) mix_lanes(x + i);
+    return;
+  }
+  for (; step > 0; step /= 2) {
+    for (int i = 0; i < n; i++) {
+      if (i & step) continue;
+      const float a = x[i], b = x[i + step];
+      x[i] = a + b;
+      x[i + step] = a - b;
+    }
+  }
+}
+
+// Blocks of hd are as large as divides it: 64 of 64, 32 of 96, 16 of 80.
+static inline void mix_key(float* x, int hd) {
+  const int n = hd & -hd;
+  for (int i = 0; i < hd; i += n) mix_block(x + i, n);
+}
+
+// The inverse, which is H / n, transposed, so that q and a mixed key give q k.
+static inline void mix_query(float* x, int hd) {
+  mix_key(x, hd);
+  const float inverse = 1.0f / static_cast<float>(hd & -hd);
+  for (int i = 0; i < hd; i++) x[i] *= inverse;
+}
+
+}  // namespace CPUSERVE_NS
