@@ -100,7 +100,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 3]),
         policy=st.sampled_from(["fcfs", "priority"]),
         swap=st.sampled_from([None, 1, 5, 100]),
-        disk_bytes=st.sampled_from([None, None, 1000, 1 << 20]),
+        disk_bytes=st.sampled_from([None, 1 << 20, 1 << 20, 5000]),
         restore_s=st.sampled_from([0.0, 1e-3, 0.02, 0.5]),
         window=st.sampled_from([0, 0, 0, 1, 3, 6, 33]),
     )
@@ -304,6 +304,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         how=st.sampled_from(["flip", "cut", "gone"]),
     )
     def damage(self, which, at, how):
+        self.spoil_file(which, at, how)
+
+    def spoil_file(self, which, at, how):
         """A file is not what it was."""
         files = sorted(Path(self.directory.name).glob("*/*.kv"))
         if not files:
@@ -315,18 +318,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         elif how == "cut":
             path.write_bytes(data[: at % len(data)])
         else:
-            data[at % len(data)] ^= 1
+            data[-1 - at % len(data)] ^= 1
             path.write_bytes(data)
 
     @precondition(lambda self: self.disk is not None)
-    @rule()
-    def restart(self):
-        """The engine ends and another finds its files."""
-        for number in set(self.added) - set(self.finished) - self.aborted:
-            self.scheduler.abort(number)
-            self.aborted.add(number)
+    @rule(
+        number=requests,
+        damages=st.lists(
+            st.tuples(st.integers(0, 99), st.integers(0, 999), st.sampled_from(["flip", "cut"])),
+            max_size=3,
+        ),
+    )
+    def restart(self, number, damages):
+        """The engine ends; another finds its files, some of them damaged, and a known prompt."""
+        for other in set(self.added) - set(self.finished) - self.aborted:
+            self.scheduler.abort(other)
+            self.aborted.add(other)
         self.kv.tiers.close()
+        for which, at, how in damages:
+            self.spoil_file(which, at, how)
         self.start_engine()
+        request = self.added[number]
+        self.add(request.token_ids[:50], 5, 0, True, None, None, request.params.cache_salt, 0, None)
+        self.run_step()
 
     def fail_step(self):
         """The executor raises after it has spoilt every block it was to write."""
