@@ -1,9 +1,11 @@
-// Attention against the roofs of the same minute: decode as a share of a bare read of the same KV
-// bytes, prefill as a share of the dot-product peak (useful work: keys a row sees). Prints one JSON
-// record a line. After a build in BUILD, from the repository root:
+// Attention against the roofs of the same minute, medians of alternating rounds, one JSON record a
+// line: decode at 8k and 32k tokens as a share of a bare read of the same KV bytes; prefill of 4k
+// tokens as a share of the dot-product peak (useful work: keys a row sees); decode at 16k over
+// eight-bit keys and values, how many times as fast as over bf16. After a build in BUILD, from the
+// repository root:
 //   g++ -std=c++17 -O2 -fopenmp -Icsrc benchmarks/attention_bench.cpp BUILD/libcpuserve_core.a
-//     $(find BUILD -path '*cpuserve_isa_*' -name '*.o') -o attention_bench
-//   OMP_WAIT_POLICY=passive ./attention_bench [decode|prefill|all] [cpu]
+//     -o attention_bench
+//   OMP_PROC_BIND=true ./attention_bench [decode|prefill|types|all] [group [head_dim]]
 #include <omp.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -11,7 +13,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "kernels/resolve.h"
@@ -19,22 +23,30 @@
 namespace {
 using namespace cpuserve;
 
-constexpr double kDecodeBytes = 400e6;  // several times the last-level cache
-constexpr int kRepeats = 8;             // short and many: a shared machine is quiet now and then
+constexpr size_t kDecodeBytes = 400'000'000;  // several times the last-level cache
+constexpr int kRounds = 9;
 
 const KernelTable& kernels() {
   static const KernelTable* const table = find_kernels("avx512_bf16");
   return *table;
 }
 
-// Wall time, or with "cpu" the process's CPU time per thread: what a machine shared with other work
-// would do alone (waiting threads must then sleep: OMP_WAIT_POLICY=passive).
-bool cpu_time = false;
 double now() {
   timespec t;
-  clock_gettime(cpu_time ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &t);
-  const double seconds = static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-  return cpu_time ? seconds / omp_get_max_threads() : seconds;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+template <class Call>
+double seconds_of(const Call& call) {
+  const double start = now();
+  call();
+  return now() - start;
+}
+
+double median(std::vector<double> x) {
+  std::sort(x.begin(), x.end());
+  return x[x.size() / 2];
 }
 
 class Arena {
@@ -57,17 +69,17 @@ class Arena {
   uint8_t* data_;
 };
 
-// Finite values of mixed sign in bf16; two threads touch what they will read.
+// Finite values of mixed sign, as bf16 and as any eight-bit code; two threads touch what they will
+// read.
 void fill(uint16_t* p, size_t n) {
 #pragma omp parallel for schedule(static)
   for (size_t i = 0; i < n; i++) {
-    p[i] = static_cast<uint16_t>(0x3c00 + (i * 2654435761u >> 9 & 0x1ff) +
+    p[i] = static_cast<uint16_t>(0x3c00 + (i * 2654435761u >> 9 & 0x13f) +
                                  (i * 40503u >> 3 & 1) * 0x8000);
   }
 }
 
-double read_seconds(const uint8_t* data, size_t bytes) {
-  const double start = now();
+void read_bare(const uint8_t* data, size_t bytes) {
   uint64_t sum = 0;
 #pragma omp parallel reduction(+ : sum)
   {
@@ -77,7 +89,6 @@ double read_seconds(const uint8_t* data, size_t bytes) {
   }
   volatile uint64_t sink = sum;
   (void)sink;
-  return now() - start;
 }
 
 double peak_gflops() {
@@ -90,32 +101,51 @@ double peak_gflops() {
 
 struct Shape {
   int hd, group, kv_heads, context;
+  KvType type = KvType::bf16;
+
+  // K and V of all tokens in one layer.
+  size_t layer_bytes() const {
+    return 2 * kv_half_bytes(type, hd) * static_cast<size_t>(kv_heads * (context / kBlock));
+  }
 };
 
 // One layer of `layers` in the layout of runtime/kv_cache.
 KvLayer layer_of(uint8_t* base, const Shape& s, size_t layer, size_t layers) {
-  const size_t half = kv_half_bytes(KvType::bf16, s.hd), run = kSlabBlocks * half;
+  const size_t half = kv_half_bytes(s.type, s.hd), run = kSlabBlocks * half;
   const size_t slab = 2 * run * static_cast<size_t>(s.kv_heads);
-  return {base + layer * slab, layers * slab, half, 2 * run,     run,
-          s.kv_heads,          s.hd,          s.hd, KvType::bf16};
+  return {base + layer * slab, layers * slab, half, 2 * run, run, s.kv_heads, s.hd, s.hd, s.type};
 }
 
+// Keys and values of as many layers as fit, one memory for all shapes; queries and results.
 struct Buffers {
   Buffers(const Shape& s, int tokens, size_t layers)
       : layers(layers),
-        layer_bytes(static_cast<size_t>(s.kv_heads) * s.hd * 4 * static_cast<size_t>(s.context)),
-        kv(layer_bytes * layers),
-        q(static_cast<size_t>(tokens) * s.kv_heads * s.group * s.hd),
+        q(static_cast<size_t>(tokens) * static_cast<size_t>(s.kv_heads * s.group * s.hd)),
         out(q.size()),
         table(static_cast<size_t>(s.context) / kBlock) {
-    fill(reinterpret_cast<uint16_t*>(kv.data()), layer_bytes * layers / 2);
     fill(q.data(), q.size());
     for (size_t i = 0; i < table.size(); i++) table[i] = static_cast<int32_t>(i);
   }
-  size_t layers, layer_bytes;
-  Arena kv;
+  static uint8_t* kv() {
+    static const Arena arena(kDecodeBytes);
+    static const bool filled =
+        (fill(reinterpret_cast<uint16_t*>(arena.data()), kDecodeBytes / 2), true);
+    (void)filled;
+    return arena.data();
+  }
+  size_t layers;
   std::vector<uint16_t> q, out;
   std::vector<int32_t> table;
+};
+
+// A thread's scratch.
+class Scratch {
+ public:
+  Scratch() : memory_(kAttentionScratch + 64) {}
+  void* data() { return memory_.data() + (64 - reinterpret_cast<uintptr_t>(memory_.data()) % 64); }
+
+ private:
+  std::vector<uint8_t> memory_;
 };
 
 AttentionArgs args_of(const Shape& s, Buffers& b, size_t layer, int head, void* scratch) {
@@ -124,7 +154,7 @@ AttentionArgs args_of(const Shape& s, Buffers& b, size_t layer, int head, void* 
   const Rows out{b.out.data(), static_cast<size_t>(width) * 2, width, ActFormat::bf16};
   AttentionArgs a{};
   a.q = q;
-  a.kv = layer_of(b.kv.data(), s, layer, b.layers);
+  a.kv = layer_of(Buffers::kv(), s, layer, b.layers);
   a.kv_head = head;
   a.group = s.group;
   a.block_table = b.table.data();
@@ -134,89 +164,133 @@ AttentionArgs args_of(const Shape& s, Buffers& b, size_t layer, int head, void* 
   return a;
 }
 
-// One new token after `context` - 1: a unit for every KV head, as the runtime plans it where the
-// heads load the threads evenly.
-void decode(const Shape& s) {
-  const size_t layers = std::max<size_t>(
-      1, static_cast<size_t>(kDecodeBytes) /
-             (static_cast<size_t>(s.kv_heads) * s.hd * 4 * static_cast<size_t>(s.context)));
-  Buffers b(s, 1, layers);
-  const int chunks = s.context / kChunk;
-  double best = 1e9, read = 1e9;
-  for (int rep = 0; rep < kRepeats; rep++) {
-    read = std::min(read, read_seconds(b.kv.data(), b.layer_bytes * layers));
-    const double start = now();
+// One new token after `context` - 1 in every layer: a unit for every KV head, as the runtime plans
+// it where the heads load the threads evenly.
+void decode(const Shape& s, Buffers& b) {
 #pragma omp parallel
-    {
-      std::vector<uint8_t> memory(kAttentionScratch + 64);
-      void* scratch = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
-      for (size_t layer = 0; layer < layers; layer++) {
+  {
+    Scratch scratch;
+    for (size_t layer = 0; layer < b.layers; layer++) {
 #pragma omp for schedule(dynamic, 1)
-        for (int head = 0; head < s.kv_heads; head++) {
-          AttentionArgs a = args_of(s, b, layer, head, scratch);
-          a.rows = s.group;
-          a.pos0 = s.context - 1;
-          a.chunk1 = chunks;
-          kernels().attention(a);
-        }
-      }
-    }
-    best = std::min(best, now() - start);
-  }
-  const size_t bytes = b.layer_bytes * layers;
-  std::printf(
-      "{\"metric\": \"decode_attention\", \"head_dim\": %d, \"group\": %d, \"context\": %d, "
-      "\"gb_s\": %.1f, \"read_gb_s\": %.1f, \"fraction\": %.3f}\n",
-      s.hd, s.group, s.context, static_cast<double>(bytes) / best / 1e9,
-      static_cast<double>(bytes) / read / 1e9, read / best);
-}
-
-void prefill(const Shape& s) {
-  Buffers b(s, s.context, 1);
-  const int tokens_a_unit = std::max(1, 256 / s.group),
-            units = (s.context + tokens_a_unit - 1) / tokens_a_unit;
-  double best = 1e9;
-  double peak = 0;
-  for (int rep = 0; rep < kRepeats / 2; rep++) {
-    peak = std::max(peak, peak_gflops());
-    const double start = now();
-#pragma omp parallel
-    {
-      std::vector<uint8_t> memory(kAttentionScratch + 64);
-      void* scratch = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
-#pragma omp for schedule(dynamic, 1)
-      for (int unit = 0; unit < units * s.kv_heads; unit++) {
-        AttentionArgs a = args_of(s, b, 0, unit % s.kv_heads, scratch);
-        const int token0 = (units - 1 - unit / s.kv_heads) * tokens_a_unit;
-        const int token1 = std::min(s.context, token0 + tokens_a_unit);
-        a.row0 = static_cast<int64_t>(token0) * s.group;
-        a.rows = static_cast<int64_t>(token1 - token0) * s.group;
-        a.chunk1 = (token1 + kChunk - 1) / kChunk;
+      for (int head = 0; head < s.kv_heads; head++) {
+        AttentionArgs a = args_of(s, b, layer, head, scratch.data());
+        a.rows = s.group;
+        a.pos0 = s.context - 1;
+        a.chunk1 = s.context / kChunk;
         kernels().attention(a);
       }
     }
-    best = std::min(best, now() - start);
   }
+}
+
+Buffers decode_buffers(const Shape& s) { return {s, 1, kDecodeBytes / s.layer_bytes()}; }
+
+void show_decode(const Shape& s) {
+  Buffers b = decode_buffers(s);
+  const size_t bytes = s.layer_bytes() * b.layers;
+  const auto read = [&] { return seconds_of([&] { read_bare(Buffers::kv(), bytes); }); };
+  std::vector<double> shares, reads, rates;
+  decode(s, b);
+  double before = read();
+  for (int round = 0; round < kRounds; round++) {
+    const double seconds = seconds_of([&] { decode(s, b); }), after = read();
+    shares.push_back((before + after) / 2 / seconds);
+    rates.push_back(static_cast<double>(bytes) / seconds / 1e9);
+    reads.push_back(static_cast<double>(bytes) / after / 1e9);
+    before = after;
+  }
+  std::printf(
+      "{\"metric\": \"decode_attention\", \"head_dim\": %d, \"group\": %d, \"context\": %d, "
+      "\"gb_s\": %.1f, \"read_gb_s\": %.1f, \"fraction\": %.3f, \"goal\": 0.8}\n",
+      s.hd, s.group, s.context, median(rates), median(reads), median(shares));
+}
+
+// Causal attention over `context` new tokens, longest units first.
+void prefill(const Shape& s, Buffers& b) {
+  constexpr int kUnitRows = 240;  // as runtime/attention_plan
+  const int tokens_a_unit = std::max(1, kUnitRows / s.group);
+  const int units = (s.context + tokens_a_unit - 1) / tokens_a_unit;
+#pragma omp parallel
+  {
+    Scratch scratch;
+#pragma omp for schedule(dynamic, 1)
+    for (int unit = 0; unit < units * s.kv_heads; unit++) {
+      AttentionArgs a = args_of(s, b, 0, unit % s.kv_heads, scratch.data());
+      const int token0 = (units - 1 - unit / s.kv_heads) * tokens_a_unit;
+      const int token1 = std::min(s.context, token0 + tokens_a_unit);
+      a.row0 = static_cast<int64_t>(token0) * s.group;
+      a.rows = static_cast<int64_t>(token1 - token0) * s.group;
+      a.chunk1 = (token1 + kChunk - 1) / kChunk;
+      kernels().attention(a);
+    }
+  }
+}
+
+void show_prefill(const Shape& s) {
+  Buffers b(s, s.context, 1);
   const double work = 4.0 * s.hd * s.kv_heads * s.group * 0.5 * s.context * (s.context + 1.0);
+  std::vector<double> shares, rates, peaks;
+  prefill(s, b);
+  double before = peak_gflops();
+  for (int round = 0; round < kRounds; round++) {
+    const double rate = work / seconds_of([&] { prefill(s, b); }) / 1e9, after = peak_gflops();
+    shares.push_back(2 * rate / (before + after));
+    rates.push_back(rate);
+    peaks.push_back(after);
+    before = after;
+  }
   std::printf(
       "{\"metric\": \"prefill_attention\", \"head_dim\": %d, \"group\": %d, \"tokens\": %d, "
-      "\"gflops\": %.0f, \"peak_gflops\": %.0f, \"fraction\": %.3f}\n",
-      s.hd, s.group, s.context, work / best / 1e9, peak, work / best / 1e9 / peak);
+      "\"gflops\": %.0f, \"peak_gflops\": %.0f, \"fraction\": %.3f, \"goal\": %.2f}\n",
+      s.hd, s.group, s.context, median(rates), median(peaks), median(shares),
+      s.hd == 64 ? 0.68 : 0.76);
+}
+
+// Seconds a layer of bf16 and of each eight-bit type, in turns.
+void show_types(Shape s) {
+  const struct {
+    KvType type;
+    const char* name;
+  } kinds[] = {{KvType::int8, "int8"}, {KvType::e4m3, "fp8_e4m3"}, {KvType::e5m2, "fp8_e5m2"}};
+  const auto layer_seconds = [&](KvType type, Buffers& b) {
+    s.type = type;
+    return seconds_of([&] { decode(s, b); }) / static_cast<double>(b.layers);
+  };
+  Buffers plain = decode_buffers(s);
+  for (const auto& kind : kinds) {
+    s.type = kind.type;
+    Buffers b = decode_buffers(s);
+    std::vector<double> ratios;
+    double before = layer_seconds(KvType::bf16, plain);
+    for (int round = 0; round < kRounds; round++) {
+      const double seconds = layer_seconds(kind.type, b);
+      const double after = layer_seconds(KvType::bf16, plain);
+      ratios.push_back((before + after) / 2 / seconds);
+      before = after;
+    }
+    std::printf(
+        "{\"metric\": \"decode_attention_vs_bf16\", \"kv\": \"%s\", \"head_dim\": %d, "
+        "\"group\": %d, \"context\": %d, \"speed\": %.2f%s}\n",
+        kind.name, s.hd, s.group, s.context, median(ratios),
+        kind.type == KvType::int8 ? ", \"goal\": 1.7" : "");
+  }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const char* which = argc > 1 ? argv[1] : "";
-  cpu_time = argc > 2 && std::strcmp(argv[2], "cpu") == 0;
+  const std::string which = argc > 1 ? argv[1] : "all";
+  const int only_group = argc > 2 ? std::atoi(argv[2]) : 0;
+  const int only_hd = argc > 3 ? std::atoi(argv[3]) : 0;
+  const auto wanted = [&](const char* part) { return which == "all" || which == part; };
   for (int hd : {64, 128}) {
     for (int group : {1, 3, 4, 7, 8}) {
+      if ((only_group && group != only_group) || (only_hd && hd != only_hd)) continue;
       for (int context : {8192, 32768}) {
-        if (std::strcmp(which, "prefill") != 0) decode({hd, group, 8, context});
+        if (wanted("decode")) show_decode({hd, group, 8, context});
       }
-    }
-    for (int group : {1, 2, 4, 7, 8}) {
-      if (std::strcmp(which, "decode") != 0) prefill({hd, group, 4, 4096});
+      if (wanted("prefill")) show_prefill({hd, group, 4, 4096});
+      if (wanted("types")) show_types({hd, group, 8, 16384});
     }
   }
   return 0;
