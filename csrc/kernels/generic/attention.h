@@ -172,7 +172,7 @@ static inline void add_chunk(const AttentionArgs& a, int kv_head, int chunk, int
 // Before `chunk` of `kv_head`: what comes after it is the next chunk, or the first one of the
 // unit's next head; `blocks` of the sequence exist. Decode asks for this chunk's lines too, a strip
 // of keys ahead of using them, from where it had got to; prefill only for what comes after.
-static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, int blocks, int rows,
+static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, int blocks,
                               bool dense, Fetch& f) {
   const bool same = chunk + 1 < a.chunk1;
   const int ran = f.index - f.now;  // pieces of this chunk asked for already, and into which
@@ -186,12 +186,7 @@ static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, in
   } else if (kv_head + 1 < a.kv_head + a.heads) {
     add_chunk(a, kv_head + 1, a.chunk0, blocks, f);
   }
-  f.exp_lines = 0;
   if (!dense) return begin_piece(f, 0, 0);
-  // Values leave a quarter (half with short strips) of their lines to the exponentials.
-  const int lines = static_cast<int>(f.bytes / 64) * f.now / 2;
-  const int vectors = rows * f.now / 2 * (kBlock / kLanes);
-  f.exp_lines = (lines / (rows > kTileRows ? 2 : 4) + vectors - 1) / vectors;
   ran < kLead ? begin_piece(f, kLead, 0) : begin_piece(f, ran, into);
 }
 
@@ -291,7 +286,7 @@ static inline void attend_rows(const AttentionArgs& a, int kv_head, int64_t firs
   for (int chunk = a.chunk0; chunk < a.chunk1; chunk++) {
     ChunkBlocks<Kv> c;
     find_blocks(a, kv_head, chunk, blocks - chunk * kChunkBlocks, c);
-    look_ahead(a, kv_head, chunk, blocks, n, dense, f);
+    look_ahead(a, kv_head, chunk, blocks, dense, f);
     for (int r0 = 0; r0 < n;) {
       const int R = tile_rows(n - r0);
       visit_tile(a, kv_head, first, r0, R, chunk, dense, c, f, b);
