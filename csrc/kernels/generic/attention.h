@@ -187,7 +187,9 @@ static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, in
     add_chunk(a, kv_head + 1, a.chunk0, blocks, f);
   }
   if (!dense) return begin_piece(f, 0, 0);
-  ran < kLead ? begin_piece(f, kLead, 0) : begin_piece(f, ran, into);
+  // Pieces of eight bits are half as long.
+  const int lead = kv_scaled(a.kv.type) ? 4 * kLead : kLead;
+  ran < lead ? begin_piece(f, lead, 0) : begin_piece(f, ran, into);
 }
 
 // Which keys of the chunk each row of the tile sees; false if none sees any.

@@ -510,6 +510,17 @@ static inline void value_tile(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, Fetch
   clear_rows(t, R, c.hd, false);
 }
 
+// The values' scales are used before the values, and lie behind them.
+template <class Kv>
+static inline void fetch_value_scales(const ChunkBlocks<Kv>& c) {
+  for (const typename Kv::Elem* v : c.v) {
+    if (!v) continue;
+    const float* scales = key_scales(v, c.hd);
+    prefetch(scales);
+    prefetch(scales + kBlock / 2);
+  }
+}
+
 // m, l and o of R rows for one chunk; m = -inf, l = 0, o = 0 where a row sees none of its keys.
 template <class Kv, int R, Ahead kAhead>
 static void attend_chunk(Tile<Kv>& t, const ChunkBlocks<Kv>& c, Fetch& f) {
@@ -519,6 +530,7 @@ static void attend_chunk(Tile<Kv>& t, const ChunkBlocks<Kv>& c, Fetch& f) {
     begin = t.lo[r] < begin ? t.lo[r] : begin;
     end = t.hi[r] > end ? t.hi[r] : end;
   }
+  if constexpr (Kv::kScaled && kAhead == Ahead::dense) fetch_value_scales(c);
   if (begin < end) score_keys<Kv, R, kAhead>(t, c, begin, end, f);
   // All maxima before the first exponential: a row's reduction then hides behind the other rows.
   for (int r = 0; r < R; r++) {
