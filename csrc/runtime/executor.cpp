@@ -173,17 +173,16 @@ StepInput Executor::parse(Span<const int32_t> words) const {
 
 void Executor::begin_step(const StepInput& in) {
   input_ = in;
-  int32_t blocks = 0;
   for (int64_t s = 0; s < in.seqs; s++) {
     const int32_t* table = in.block_tables + in.table_start[s];
     for (int64_t t = in.query_start[s]; t < in.query_start[s + 1]; t++) {
       const int32_t p = in.positions[t];
       const int32_t block = table[p / kBlock];
       slots_[static_cast<size_t>(t)] = block * kBlock + p % kBlock;
-      blocks = std::max(blocks, block + 1);
+      kv_.want(block);
     }
   }
-  kv_.use(*team_, blocks);
+  kv_.use(*team_);
   for (AttentionPlan& plan : plans_) plan.build(in);
 }
 
@@ -243,12 +242,9 @@ void Executor::read_blocks(Span<const int32_t> blocks, uint8_t* to) const {
 }
 
 void Executor::write_blocks(Span<const int32_t> blocks, const uint8_t* from) {
-  int32_t end = 0;
-  for (const int32_t block : blocks) {
-    check_block(block);
-    end = std::max(end, block + 1);
-  }
-  kv_.use(*team_, end);
+  for (const int32_t block : blocks) check_block(block);
+  for (const int32_t block : blocks) kv_.want(block);
+  kv_.use(*team_);
   for (const int32_t block : blocks) {
     kv_.write_block(block, from);
     from += kv_.block_bytes();

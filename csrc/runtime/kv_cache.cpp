@@ -22,6 +22,8 @@ KvCache::KvCache(const std::vector<KvShape>& layers, int64_t num_blocks, KvType 
     block_bytes_ += 2 * half * static_cast<size_t>(s.kv_heads);
   }
   for (int rank = 0; rank < ranks.count(); rank++) place_rank(ranks, rank);
+  has_memory_.resize(static_cast<size_t>(round_up(num_blocks, kSlabBlocks) / kSlabBlocks));
+  wanted_.reserve(has_memory_.size());
 }
 
 // A slab's layers lie one after another: what a request has stored is close together, so first
@@ -41,8 +43,9 @@ void KvCache::place_rank(const Ranks& ranks, int rank) {
   size_t block = 0;
   each_head([&](const KvLayer& head, int64_t) { block += head.head_stride / kSlabBlocks; });
   rank_bytes_.push_back(block);
-  committed_.push_back(0);
   arenas_.emplace_back(slab_bytes(static_cast<size_t>(rank), num_blocks_));
+  committed_.emplace_back(arenas_.back().size() / Buffer::kPage);
+  pages_.emplace_back().reserve(committed_.back().size());  // a step allocates nothing
   auto at = reinterpret_cast<uintptr_t>(arenas_.back().data());
   each_head([&](KvLayer& head, int64_t h) {
     // Where head 0 would lie: kernels count heads from the layer's first.
@@ -57,52 +60,62 @@ size_t KvCache::slab_bytes(size_t rank, int64_t blocks) const {
 }
 
 size_t KvCache::committed() const {
-  return std::accumulate(committed_.begin(), committed_.end(), size_t{0});
+  size_t pages = 0;
+  for (const std::vector<bool>& rank : committed_) {
+    pages += static_cast<size_t>(std::count(rank.begin(), rank.end(), true));
+  }
+  return pages * Buffer::kPage;
 }
 
-void KvCache::use(Team& team, int64_t blocks) {
-  if (blocks <= used_) return;
-  used_ = blocks;
-  commit(team, blocks, SIZE_MAX);
+void KvCache::use(Team& team) {
+  if (wanted_.empty()) return;
+  for (const size_t slab : wanted_) {
+    const auto block = static_cast<int64_t>(slab) * kSlabBlocks;
+    for (size_t r = 0; r < arenas_.size(); r++) {
+      list_pages(r, slab_bytes(r, block), slab_bytes(r, block + 1), SIZE_MAX);
+    }
+  }
+  wanted_.clear();
+  commit_listed(team);
 }
 
 bool KvCache::grow(Team& team, int64_t ahead) {
-  return commit(team, std::min(used_ + ahead, num_blocks_), 1);
+  bool left = false;
+  for (size_t r = 0; r < arenas_.size(); r++) {
+    const size_t threads = team.ranks().threads_of(static_cast<int>(r)).size();
+    left |= list_pages(r, 0, slab_bytes(r, std::min(used_ + ahead, num_blocks_)), threads);
+  }
+  commit_listed(team);
+  return left;
 }
 
-// Gives memory to the first `blocks`, in whole huge pages that the threads of a rank take in turn
-// (two that fault on one page would both clear it), but to no more pages a thread than said; true
-// when that leaves some out.
-bool KvCache::commit(Team& team, int64_t blocks, size_t pages_a_thread) {
+// Lists the pages of bytes [begin, end) that have no memory, the first `most` of them; true when
+// that leaves some out.
+bool KvCache::list_pages(size_t rank, size_t begin, size_t end, size_t most) {
   constexpr size_t kPage = Buffer::kPage;
-  const auto pages = [](size_t bytes) { return (bytes + kPage - 1) / kPage; };
-  bool needed = false, left = false;
-  for (size_t r = 0; r < arenas_.size(); r++) {
-    needed |= pages(slab_bytes(r, blocks)) > committed_[r] / kPage;
+  for (size_t page = begin / kPage; page < (end + kPage - 1) / kPage; page++) {
+    if (committed_[rank][page]) continue;
+    if (pages_[rank].size() == most) return true;
+    pages_[rank].push_back(page);
+    committed_[rank][page] = true;
   }
-  if (!needed) return false;
-  // Pages of rank r to get now, from committed_[r] on. A thread that sits out is no reason for its
-  // rank to get fewer: crews are known inside only.
-  const auto count = [&](size_t r) {
-    const size_t wanted = pages(slab_bytes(r, blocks)), have = committed_[r] / kPage;
-    const auto threads = static_cast<size_t>(team.ranks().threads_of(static_cast<int>(r)).size());
-    const size_t most = pages_a_thread > wanted ? wanted : pages_a_thread * threads;
-    return wanted > have ? std::min(wanted - have, most) : 0;
-  };
+  return false;
+}
+
+// The threads of a rank take its pages in turn: two that fault on one page would both clear it.
+void KvCache::commit_listed(Team& team) {
+  constexpr size_t kPage = Buffer::kPage;
+  const auto some = [](const std::vector<size_t>& pages) { return !pages.empty(); };
+  if (std::none_of(pages_.begin(), pages_.end(), some)) return;
   team.dispatch([&](int thread, int) noexcept {
     const Crew crew = team.crew(thread);
     const auto r = static_cast<size_t>(crew.rank);
-    const size_t first = committed_[r] / kPage, last = first + count(r);
-    for (size_t p = first + static_cast<size_t>(thread - crew.first); p < last;
-         p += static_cast<size_t>(crew.size)) {
-      arenas_[r].commit(p * kPage, (p + 1) * kPage);
+    for (auto i = static_cast<size_t>(thread - crew.first); i < pages_[r].size();
+         i += static_cast<size_t>(crew.size)) {
+      arenas_[r].commit(pages_[r][i] * kPage, (pages_[r][i] + 1) * kPage);
     }
   });
-  for (size_t r = 0; r < arenas_.size(); r++) {
-    committed_[r] += kPage * count(r);
-    left |= pages(slab_bytes(r, blocks)) > committed_[r] / kPage;
-  }
-  return left;
+  for (std::vector<size_t>& pages : pages_) pages.clear();
 }
 
 // Calls copy(keys or values in the cache, bytes) for every half of `block`: layer by layer, head by

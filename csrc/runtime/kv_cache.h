@@ -1,6 +1,6 @@
 // The paged KV cache: by rank [slab][layer][head of the rank] { K, V } [block of the slab], address
-// space reserved once; a block's address never changes. Memory comes as blocks are used, low
-// numbers first: while nothing runs, for what the next step could take, else when a step needs it.
+// space reserved once; a block's address never changes. Memory comes with the slabs that are used:
+// while nothing runs, for what the next step could take, else when a step needs it.
 #pragma once
 #include <vector>
 
@@ -23,11 +23,19 @@ class KvCache {
   std::vector<Buffer>& arenas() { return arenas_; }
   const std::vector<Buffer>& arenas() const { return arenas_; }
 
-  // Between steps, on all threads. `use` gives memory to blocks [0, blocks); `grow` to a few MB of
-  // the `ahead` blocks after them, and says whether it left some out.
-  void use(Team& team, int64_t blocks);
+  // A block that is about to be written; `use`, between steps and on all threads, gives memory to
+  // all of them. Not to the blocks below: a stream may own one above those that wait for a prompt.
+  void want(int64_t block) {
+    const auto slab = static_cast<size_t>(block / kSlabBlocks);
+    if (!has_memory_[slab]) wanted_.push_back(slab);
+    has_memory_[slab] = true;
+    used_ = block < used_ ? used_ : block + 1;
+  }
+  void use(Team& team);
+  // The same for a few MB of the blocks up to `ahead` above the highest used so far; says whether
+  // it left some out.
   bool grow(Team& team, int64_t ahead);
-  // Bytes that have been given memory, in each arena from the first block on.
+  // Bytes that have been given memory.
   size_t committed() const;
 
   // What `block` holds, as bytes, layer after layer. Only caches of equal layers and type
@@ -39,15 +47,19 @@ class KvCache {
  private:
   void place_rank(const Ranks& ranks, int rank);
   size_t slab_bytes(size_t rank, int64_t blocks) const;  // of slabs that hold the first `blocks`
-  bool commit(Team& team, int64_t blocks, size_t pages_a_thread);
+  bool list_pages(size_t rank, size_t begin, size_t end, size_t most);
+  void commit_listed(Team& team);
 
   int64_t num_blocks_, used_ = 0;
   size_t block_bytes_ = 0;
   KvType type_;
-  std::vector<Buffer> arenas_;               // by rank, as the next two
-  std::vector<size_t> rank_bytes_;           // of a block
-  std::vector<size_t> committed_;            // bytes from the first on
-  std::vector<std::vector<KvLayer>> heads_;  // [layer][head]
+  std::vector<Buffer> arenas_;                // by rank, as the next three
+  std::vector<size_t> rank_bytes_;            // of a block
+  std::vector<std::vector<bool>> committed_;  // huge pages
+  std::vector<std::vector<size_t>> pages_;    // those to give memory next
+  std::vector<bool> has_memory_;              // slabs
+  std::vector<size_t> wanted_;                // slabs
+  std::vector<std::vector<KvLayer>> heads_;   // [layer][head]
 };
 
 }  // namespace cpuserve

@@ -317,7 +317,10 @@ TEST(ranks_keep_kv_heads_apart_and_blocks_look_alike) {
     const Ranks ranks(size);
     Team team(ranks.threads(), {}, false, size);
     KvCache kv(layers, 20, KvType::bf16, ranks);
-    team.run([&] { kv.use(team, 20); });
+    team.run([&] {
+      for (int64_t block = 0; block < 20; block++) kv.want(block);
+      kv.use(team);
+    });
     size_t arenas = 0;
     for (const Buffer& b : kv.arenas()) arenas += b.size();
     EXPECT(kv.committed() == arenas);
@@ -439,16 +442,22 @@ TEST(kv_memory_comes_with_use_and_a_step_ahead_of_it) {
   Team team(2, {});
   team.run([&] {
     KvCache kv({{8, 64, 64}, {8, 64, 64}}, 1000, KvType::bf16);  // 128 KB a block, 16 in a page
+    const auto use = [&](int64_t first, int64_t last) {
+      for (int64_t block = first; block <= last; block++) kv.want(block);
+      kv.use(team);
+    };
     EXPECT(kv.committed() == 0);
-    kv.use(team, 17);
+    use(0, 16);  // 24 blocks in whole slabs
     EXPECT(kv.committed() == 2 * kPage);
-    kv.use(team, 3);
+    use(0, 2);
     EXPECT(kv.committed() == 2 * kPage);
-    EXPECT(kv.grow(team, 64));  // 81 blocks wanted: 6 pages, a page per thread at a time
-    EXPECT(kv.committed() == 4 * kPage);
-    EXPECT(!kv.grow(team, 64) && kv.committed() == 6 * kPage);
-    EXPECT(!kv.grow(team, 64) && kv.committed() == 6 * kPage);
-    kv.use(team, 990);
+    use(100, 100);  // its slab is half of page 6; those between are left to who will use them
+    EXPECT(kv.committed() == 3 * kPage);
+    EXPECT(kv.grow(team, 9));  // 110 blocks, in slabs 112: 7 pages, one per thread at a time
+    EXPECT(kv.committed() == 5 * kPage);
+    EXPECT(!kv.grow(team, 9) && kv.committed() == 7 * kPage);
+    EXPECT(!kv.grow(team, 9) && kv.committed() == 7 * kPage);
+    use(990, 990);
     while (kv.grow(team, 64)) {
     }
     EXPECT(kv.committed() == kv.arenas()[0].size());  // the end of the pool, and no further
