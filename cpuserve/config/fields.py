@@ -712,6 +712,7 @@ FIELDS: tuple[Field, ...] = (
         flags=("--numa",),
         env="CPUSERVE_NUMA",
         choices=("auto", "tp", "replicas", "interleave", "off"),
+        metavar="MODE",
     ),
     Field(
         "executor",
