@@ -47,7 +47,11 @@ class ServerEngine:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._wait_ready()
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.close()
+            raise
         self._freeze(True)
 
     def measure(self, args, scenario=None):
