@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Rates under a CPU quota, as fractions of those without; JSON lines. As root.
+
+usage: bench_quota.py MODEL [--quota 1.5] [--rounds 5] [--flag=value of serve]
+
+Two servers with the same model, each with the threads it chose itself: one in a control group of
+its own (v1 or v2) with the quota, one outside. One request at a time through HTTP, in turns. The
+99th percentile of gaps is over the allowance of three medians and one period of the quota.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+from cpuserve.bench.driver import Target, complete
+from cpuserve.bench.observe import where
+from cpuserve.bench.schema import percentile, record
+from cpuserve.bench.server import Server
+from cpuserve.bench.workload import plain_ids
+
+PERIOD_US = 100_000
+V1, V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+
+
+@contextmanager
+def quota_of(cpus):
+    """Whatever is started inside gets so many CPUs in all, and keeps the quota afterwards."""
+    v1 = (V1 / "cpu.cfs_quota_us").exists()
+    parent = V1 if v1 else V2
+    group = parent / f"cpuserve-quota-{os.getpid()}"
+    if not v1:
+        (parent / "cgroup.subtree_control").write_text("+cpu")
+    group.mkdir()
+    try:
+        quota = round(cpus * PERIOD_US)
+        if v1:
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(quota))
+        else:
+            (group / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+        yield group
+    finally:
+        group.rmdir()
+
+
+def started_in(group, arguments):
+    """A server whose processes are in `group`: a child starts where its parent is."""
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        return Server(arguments)
+    finally:
+        (group.parent / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def target_of(server):
+    """The server's one model."""
+    with urllib.request.urlopen(f"{server.url}/v1/models") as answer:
+        return Target(server.url, json.load(answer)["data"][0]["id"])
+
+
+def rates(target, rng, args):
+    """(decode and prefill in tokens a second, gaps in ms) of one request each."""
+    decode = asyncio.run(complete(target, plain_ids(rng, 32, args.vocab_size), args.output_tokens))
+    prompt = plain_ids(rng, args.prompt_tokens, args.vocab_size)
+    prefill = asyncio.run(complete(target, prompt, 1))
+    return 1 / decode.tpot, args.prompt_tokens / prefill.ttft, [1e3 * gap for gap in decode.itl]
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--quota", type=float, default=1.5, help="CPUs")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompt-tokens", type=int, default=512)
+    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--vocab-size", type=int, default=32000, help="random ids are below it")
+    args, more = parser.parse_known_args(argv)
+    rng = random.Random(0)
+    serve = [args.model, *more]
+    with (
+        quota_of(args.quota) as group,
+        started_in(group, serve) as limited,
+        Server(serve) as free,
+    ):
+        targets = [target_of(free), target_of(limited)]
+        here = asyncio.run(where(targets[1]))
+        for target in targets:
+            rates(target, rng, args)
+        rounds = [[rates(target, rng, args) for target in targets] for _ in range(args.rounds)]
+    shape = {"quota": args.quota, "output_tokens": args.output_tokens}
+    shape["prompt_tokens"] = args.prompt_tokens
+    gaps = [sorted(limited[2]) for _, limited in rounds]
+    for name, unit, samples in (
+        ("decode_under_quota", "share", [b[0] / a[0] for a, b in rounds]),
+        ("prefill_under_quota", "share", [b[1] / a[1] for a, b in rounds]),
+        ("itl_p99_under_quota", "ms", [percentile(g, 99) for g in gaps]),
+        (
+            "itl_p99_of_allowance",
+            "share",
+            [percentile(g, 99) / (3 * percentile(g, 50) + PERIOD_US / 1e3) for g in gaps],
+        ),
+    ):
+        print(record(name, unit, samples, here, parameters=shape).to_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
