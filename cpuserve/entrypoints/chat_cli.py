@@ -6,8 +6,8 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Coroutine, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -128,15 +128,26 @@ class Conversation:
 
 async def _interruptible(work: Coroutine[Any, Any, str]) -> str | None:
     """The result of `work`; None after Ctrl-C, which ends it and nothing else."""
+    task = asyncio.ensure_future(work)
+    with _on_interrupt(task.cancel):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return None
+
+
+@contextmanager
+def _on_interrupt(call: Callable[[], object]) -> Iterator[None]:
+    """Have the loop `call` on Ctrl-C.
+
+    asyncio's own handler does not wake a loop that is just about to wait: that Ctrl-C is lost.
+    """
     import signal
 
-    task = asyncio.ensure_future(work)
     loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
-    loop.add_signal_handler(signal.SIGINT, task.cancel)
+    loop.add_signal_handler(signal.SIGINT, call)
     try:
-        return await task
-    except asyncio.CancelledError:
-        return None
+        yield
     finally:
         loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, before)
@@ -189,8 +200,6 @@ def sampling_params(
 async def _read_line() -> str | None:
     """One line of the person; None at the end of input."""
     if sys.stdin.isatty():
-        sys.stderr.write("> ")
-        sys.stderr.flush()
         await _typed(sys.stdin.fileno())
         line = sys.stdin.readline()
     else:
@@ -199,10 +208,24 @@ async def _read_line() -> str | None:
 
 
 async def _typed(terminal: int) -> None:
-    """Return when a line has been typed: a thread in `readline` would hold Ctrl-C up until then."""
-    loop, typed = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(terminal, typed.set)
-    try:
-        await typed.wait()
-    finally:
-        loop.remove_reader(terminal)
+    """Return when a line has been typed: a thread in `readline` would hold Ctrl-C up until then.
+
+    Raises:
+        KeyboardInterrupt: it was Ctrl-C.
+    """
+    loop, happened, interrupted = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def interrupt() -> None:
+        interrupted.set()
+        happened.set()
+
+    with _on_interrupt(interrupt):
+        sys.stderr.write("> ")
+        sys.stderr.flush()
+        loop.add_reader(terminal, happened.set)
+        try:
+            await happened.wait()
+        finally:
+            loop.remove_reader(terminal)
+    if interrupted.is_set():
+        raise KeyboardInterrupt

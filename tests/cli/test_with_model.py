@@ -189,13 +189,17 @@ def test_ctrl_c_at_the_prompt_ends_a_chat(model):
         stderr=subprocess.PIPE,
         bufsize=0,
     ) as process:
-        read = b""
-        while not read.endswith(b"\n> "):
-            read += process.stderr.read(1)
-        os.write(ours, b"hi\n")
-        while process.stderr.read(2) != b"> ":
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert process.wait(5) == 130
+        try:
+            read = b""
+            while not read.endswith(b"\n> "):
+                read += process.stderr.read(1)
+            os.write(ours, b"hi\n")
+            while not read.endswith(b"\n> > "):
+                read += process.stderr.read(1)
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+        finally:
+            process.kill()
     os.close(ours)
     os.close(terminal)
