@@ -315,6 +315,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         data = bytearray(path.read_bytes())
         if how == "gone":
             path.unlink()
+        elif not data:  # cut to nothing before
+            return
         elif how == "cut":
             path.write_bytes(data[: at % len(data)])
         else:
