@@ -27,50 +27,26 @@ int64_t block_rows(int64_t m, int64_t strips, int threads) noexcept {
   return std::max(whole <= kBlockRows ? whole : rows, std::min(m, kLeastBlockRows));
 }
 
-// Attention reads what other tokens of the step have stored, and logits belong to few rows.
-bool is_by_row(const Op& op) noexcept {
-  return !std::holds_alternative<AttentionOp>(op) && !std::holds_alternative<LogitsOp>(op);
-}
-
 }  // namespace
 
 // Only thread 0 looks at the cancel flag, and says so before a barrier in one of two places by
 // turns: when it writes one again, the others have read it, because they are past the barrier
 // since.
-bool Executor::Worker::run(int64_t index, Range on, int64_t* started) noexcept {
-  op = static_cast<size_t>(index);
-  rows = on;
-  std::visit(*this, e.program_->ops()[op]);
-  bool& stop = e.stop_[walked++ & 1];
-  if (thread == 0) stop = e.cancelled_.load(std::memory_order_relaxed);
-  barrier();
-  if (*started != 0) {
-    const int64_t now = now_ns();
-    e.op_seconds_[op] += 1e-9 * static_cast<double>(now - std::exchange(*started, now));
-  }
-  return !stop;
-}
-
-// Between two ops that look at other tokens, rows go through all ops kBlockRows at a time: what one
-// op writes, the next finds in the last-level cache.
 bool Executor::Worker::walk(int64_t first, int64_t last) noexcept {
-  int64_t started = e.profiling_ && thread == 0 ? now_ns() : 0;
-  const int64_t tokens = e.input_.tokens;
-  const auto by_row = [&](int64_t i) {
-    return is_by_row(e.program_->ops()[static_cast<size_t>(i)]);
-  };
+  const bool timing = e.profiling_ && thread == 0;
+  int64_t before = timing ? now_ns() : 0;
   e.queue_.enter(thread, phase);
-  for (int64_t i = first, end; i < last; i = end) {
-    end = i + 1;
-    while (by_row(i) && end < last && by_row(end)) end++;
-    const int64_t blocks =
-        by_row(i) ? std::max<int64_t>(1, (tokens + kBlockRows - 1) / kBlockRows) : 1;
-    for (int64_t block = 0; block < blocks; block++) {
-      const Range on = split(tokens, static_cast<int>(block), static_cast<int>(blocks));
-      for (int64_t j = i; j < end; j++) {
-        if (!run(j, on, &started)) return false;
-      }
+  for (int64_t i = first; i < last; i++) {
+    op = static_cast<size_t>(i);
+    std::visit(*this, e.program_->ops()[op]);
+    bool& stop = e.stop_[i & 1];
+    if (thread == 0) stop = e.cancelled_.load(std::memory_order_relaxed);
+    barrier();
+    if (timing) {
+      const int64_t now = now_ns();
+      e.op_seconds_[op] += 1e-9 * static_cast<double>(now - std::exchange(before, now));
     }
+    if (stop) return false;
   }
   return true;
 }
@@ -78,8 +54,8 @@ bool Executor::Worker::walk(int64_t first, int64_t last) noexcept {
 void Executor::Worker::operator()(const EmbedOp& op) noexcept {
   const Rows& out = value(op.out);
   const LinearKernel& kernel = e.table_->linear[static_cast<int>(matrix(op.matrix).kind)];
-  const Range own = share_rows();
-  for (int64_t t = own.begin; t < own.end; t++) {
+  const Range rows = share(tokens());
+  for (int64_t t = rows.begin; t < rows.end; t++) {
     float* x = reinterpret_cast<float*>(row_of(out, t));
     const int32_t token = e.input_.token_ids[t];
     kernel.row(e.weights_.with_row(op.matrix, token), token, x);
@@ -91,8 +67,8 @@ void Executor::Worker::operator()(const EmbedOp& op) noexcept {
 
 void Executor::Worker::operator()(const PositionEmbedOp& op) noexcept {
   const Rows& x = value(op.x);
-  const Range own = share_rows();
-  for (int64_t t = own.begin; t < own.end; t++) {
+  const Range rows = share(tokens());
+  for (int64_t t = rows.begin; t < rows.end; t++) {
     float* to = reinterpret_cast<float*>(row_of(x, t));
     const float* from = vector(op.table) + (e.input_.positions[t] + op.offset) * x.width;
     for (int64_t i = 0; i < x.width; i++) to[i] += from[i];
@@ -100,28 +76,28 @@ void Executor::Worker::operator()(const PositionEmbedOp& op) noexcept {
 }
 
 void Executor::Worker::operator()(const NormOp& op) noexcept {
-  const Range own = share_rows();
-  if (own.size() == 0) return;
+  const Range rows = share(tokens());
+  if (rows.size() == 0) return;
   const NormArgs args{
       value(op.x), value(op.out), vector(op.weight), vector(op.bias),
-      op.eps,      own.begin,     own.end,           reinterpret_cast<float*>(scratch)};
+      op.eps,      rows.begin,    rows.end,          reinterpret_cast<float*>(scratch)};
   op.centered ? e.table_->layer_norm(args) : e.table_->rms_norm(args);
 }
 
 void Executor::Worker::operator()(const ConvertOp& op) noexcept {
-  const Range own = share_rows();
-  if (own.size() > 0) e.table_->convert({value(op.x), value(op.out), own.begin, own.end});
+  const Range rows = share(tokens());
+  if (rows.size() > 0) e.table_->convert({value(op.x), value(op.out), rows.begin, rows.end});
 }
 
 void Executor::Worker::operator()(const AddOp& op) noexcept {
-  const Range own = share_rows();
-  if (own.size() > 0) e.table_->add({value(op.x), value(op.out), own.begin, own.end});
+  const Range rows = share(tokens());
+  if (rows.size() > 0) e.table_->add({value(op.x), value(op.out), rows.begin, rows.end});
 }
 
 void Executor::Worker::operator()(const ActivationOp& op) noexcept {
-  const Range own = share_rows();
-  if (own.size() == 0) return;
-  e.table_->activation({value(op.x), value(op.out), op.activation, op.glu, own.begin, own.end,
+  const Range rows = share(tokens());
+  if (rows.size() == 0) return;
+  e.table_->activation({value(op.x), value(op.out), op.activation, op.glu, rows.begin, rows.end,
                         reinterpret_cast<float*>(scratch)});
 }
 
@@ -160,16 +136,15 @@ void Executor::Worker::multiply(Id id, const Rows& x, int64_t m, const Epilogue&
 
 void Executor::Worker::operator()(const LinearOp& op) noexcept {
   const Matrix& m = matrix(op.matrix);
-  Rows x = value(op.x), out = value(op.out);
-  x.data = row_of(x, rows.begin);
-  out.data = row_of(out, rows.begin) + static_cast<size_t>(op.out_column) * sizeof(float);
+  Rows out = value(op.out);
+  out.data = static_cast<uint8_t*>(out.data) + static_cast<size_t>(op.out_column) * sizeof(float);
   out.width = m.out_width();
-  multiply(op.matrix, x, rows.size(), {vector(op.bias), op.activation, m.glu, op.add, out});
+  multiply(op.matrix, value(op.x), tokens(), {vector(op.bias), op.activation, m.glu, op.add, out});
 }
 
 void Executor::Worker::operator()(const RopeStoreOp& op) noexcept {
-  const Range own = share_rows();
-  if (own.size() == 0) return;
+  const Range rows = share(tokens());
+  if (rows.size() == 0) return;
   RopeStoreArgs args{};
   args.qkv = value(op.qkv);
   args.q = value(op.q);
@@ -184,8 +159,8 @@ void Executor::Worker::operator()(const RopeStoreOp& op) noexcept {
   args.eps = op.eps;
   args.positions = e.input_.positions;
   args.slots = e.slots_.data();
-  args.m0 = own.begin;
-  args.m1 = own.end;
+  args.m0 = rows.begin;
+  args.m1 = rows.end;
   e.table_->rope_store(args);
 }
 

@@ -11,9 +11,7 @@ struct Executor::Worker {
   const Crew crew;  // of this thread's rank
   int64_t phase;
   uint8_t* const scratch;
-  size_t op = 0;       // index of the op that runs
-  Range rows{0, 0};    // the step's tokens it runs for
-  int64_t walked = 0;  // ops so far, each for some of the rows
+  size_t op = 0;  // index of the op that runs
 
   // Runs ops [first, last), a barrier after each; false when the step was cancelled.
   bool walk(int64_t first, int64_t last) noexcept;
@@ -34,11 +32,8 @@ struct Executor::Worker {
   }
   Crew everyone() const noexcept { return {0, 0, threads}; }
   Range share(int64_t items) const noexcept { return split(items, thread, threads); }
-  Range share_rows() const noexcept {
-    const Range own = share(rows.size());
-    return {rows.begin + own.begin, rows.begin + own.end};
-  }
 
+  int64_t tokens() const noexcept { return e.input_.tokens; }
   const Rows& value(Id id) const noexcept { return e.values_[static_cast<size_t>(id)]; }
   const float* vector(Id id) const noexcept { return e.weights_.vector(id); }
   const Matrix& matrix(Id id) const noexcept {
@@ -60,8 +55,6 @@ struct Executor::Worker {
   void multiply(Id matrix, const Rows& x, int64_t m, const Epilogue& ep) noexcept;
 
  private:
-  // One op for some of the rows, and the barrier. *started, where not 0: when the last one ended.
-  bool run(int64_t index, Range on, int64_t* started) noexcept;
   void attend(const AttentionOp& op, const AttentionUnit& unit) noexcept;
   void merge(const AttentionOp& op, const MergeUnit& unit) noexcept;
   void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count) noexcept;
