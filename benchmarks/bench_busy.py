@@ -9,15 +9,13 @@ turns. With n CPUs a fair share would be n / (n + 1); a collapse shows in the lo
 
 import argparse
 import asyncio
-import json
 import random
 import subprocess
 import sys
 import time
-import urllib.request
 from contextlib import contextmanager
 
-from cpuserve.bench.driver import Target, complete
+from cpuserve.bench.driver import complete, first_model
 from cpuserve.bench.observe import where
 from cpuserve.bench.schema import record
 from cpuserve.bench.server import Server
@@ -67,8 +65,7 @@ def main(argv=None):
     parser.add_argument("--vocab-size", type=int, default=32000, help="random ids are below it")
     args, more = parser.parse_known_args(argv)
     with Server([args.model, *more]) as server:
-        with urllib.request.urlopen(f"{server.url}/v1/models") as answer:
-            target = Target(server.url, json.load(answer)["data"][0]["id"])
+        target = asyncio.run(first_model(server.url))
         here = asyncio.run(where(target))
         rounds = measure(target, args)
     shape = {"output_tokens": args.output_tokens, "neighbours": 1}

@@ -13,30 +13,19 @@ learns its costs.
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 import time
-import urllib.request
 
-from cpuserve.bench.driver import Target, Timing, complete
+from cpuserve.bench.driver import Timing, complete, first_model
 from cpuserve.bench.schema import Where, percentile, record
 from cpuserve.bench.server import Server
+from cpuserve.bench.workload import plain_ids
 
 SETTLE_S = 1.5  # of decoding alone before the prompt comes, and between rounds
 STREAM_TOKENS = 4096
 STREAM_PROMPT = 32
-
-
-def ids(rng, count):
-    """`count` random token ids; no two prompts share a prefix."""
-    return [rng.randrange(300, 32000) for _ in range(count)]
-
-
-def target_of(server):
-    """The server's one model."""
-    with urllib.request.urlopen(f"{server.url}/v1/models") as answer:
-        return Target(server.url, json.load(answer)["data"][0]["id"])
+VOCAB = 32000  # random ids are below it
 
 
 def gaps_between(timing, begin, end):
@@ -45,18 +34,21 @@ def gaps_between(timing, begin, end):
     return [1e3 * (b - a) for a, b in pairs if b > begin and a < end]
 
 
-async def beside(target, args, rng):
+async def beside(server, args, rng):
     """A round: (gaps alone, gaps beside the prompt, prompt's TTFT, steps it took)."""
+    target = await first_model(server.url)
     timings = [Timing(0.0) for _ in range(args.streams)]
     streams = [
-        asyncio.ensure_future(complete(target, ids(rng, STREAM_PROMPT), STREAM_TOKENS, timing=t))
+        asyncio.ensure_future(
+            complete(target, plain_ids(rng, STREAM_PROMPT, VOCAB), STREAM_TOKENS, timing=t)
+        )
         for t in timings
     ]
     while not all(t.stamps for t in timings):
         await asyncio.sleep(0.05)
     await asyncio.sleep(SETTLE_S)
     alone_from = time.perf_counter() - 0.8 * SETTLE_S
-    prompt = await complete(target, ids(rng, args.prompt_tokens), 1)
+    prompt = await complete(target, plain_ids(rng, args.prompt_tokens, VOCAB), 1)
     begin, end = prompt.started, prompt.stamps[0]
     for task in streams:
         task.cancel()
@@ -70,24 +62,25 @@ async def beside(target, args, rng):
     )
 
 
-async def learn(target, args, rng):
+async def learn(server, args, rng):
     """A first prompt, and a first round, in which the cost model learns this host."""
-    await complete(target, ids(rng, 256), 4)
-    await beside(target, args, rng)
+    await complete(await first_model(server.url), plain_ids(rng, 256, VOCAB), 4)
+    await beside(server, args, rng)
 
 
-async def alone(target, args, rng):
+async def alone(server, args, rng):
     """TTFT of such a prompt on the idle server, once its memory has been touched."""
-    times = [await complete(target, ids(rng, args.prompt_tokens), 1) for _ in range(2)]
+    target = await first_model(server.url)
+    times = [await complete(target, plain_ids(rng, args.prompt_tokens, VOCAB), 1) for _ in range(2)]
     return times[-1].ttft
 
 
 def round_of(server, command, args, rng):
     """(gaps before, gaps beside, TTFT beside, TTFT alone, mean chunk)."""
-    before, during, ttft, steps = asyncio.run(beside(target_of(server), args, rng))
+    before, during, ttft, steps = asyncio.run(beside(server, args, rng))
     chunk = max(1, round(args.prompt_tokens / steps))
     with Server([*command, f"--long-prefill-token-threshold={chunk}"]) as second:
-        return before, during, ttft, asyncio.run(alone(target_of(second), args, rng)), chunk
+        return before, during, ttft, asyncio.run(alone(second, args, rng)), chunk
 
 
 def bounded(values, bounds):
@@ -107,7 +100,7 @@ def main():
     rng = random.Random(0)
     command = [args.model, *more]
     with Server(command) as server:
-        asyncio.run(learn(target_of(server), args, rng))
+        asyncio.run(learn(server, args, rng))
         rounds = [round_of(server, command, args, rng) for _ in range(args.rounds)]
     where = Where(host="", isa="", threads=0, model=args.model)
     shape = {"streams": args.streams, "prompt_tokens": args.prompt_tokens}

@@ -10,15 +10,13 @@ its own (v1 or v2) with the quota, one outside. One request at a time through HT
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import sys
-import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
-from cpuserve.bench.driver import Target, complete
+from cpuserve.bench.driver import complete, first_model
 from cpuserve.bench.observe import where
 from cpuserve.bench.schema import percentile, record
 from cpuserve.bench.server import Server
@@ -58,12 +56,6 @@ def started_in(group, arguments):
         (group.parent / "cgroup.procs").write_text(str(os.getpid()))
 
 
-def target_of(server):
-    """The server's one model."""
-    with urllib.request.urlopen(f"{server.url}/v1/models") as answer:
-        return Target(server.url, json.load(answer)["data"][0]["id"])
-
-
 def rates(target, rng, args):
     """(decode and prefill in tokens a second, gaps in ms) of one request each."""
     decode = asyncio.run(complete(target, plain_ids(rng, 32, args.vocab_size), args.output_tokens))
@@ -88,7 +80,7 @@ def main(argv=None):
         started_in(group, serve) as limited,
         Server(serve) as free,
     ):
-        targets = [target_of(free), target_of(limited)]
+        targets = [asyncio.run(first_model(server.url)) for server in (free, limited)]
         here = asyncio.run(where(targets[1]))
         for target in targets:
             rates(target, rng, args)

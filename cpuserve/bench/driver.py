@@ -15,7 +15,16 @@ import msgspec
 
 from cpuserve.bench.http import LoadError, exchange
 
-__all__ = ["LoadError", "Target", "Timing", "complete", "fetch", "run_closed", "run_open"]
+__all__ = [
+    "LoadError",
+    "Target",
+    "Timing",
+    "complete",
+    "fetch",
+    "first_model",
+    "run_closed",
+    "run_open",
+]
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -165,6 +174,12 @@ async def fetch(target: Target, path: str) -> tuple[int, bytes]:
     """GET `path`; (status, body)."""
     answer = await exchange(target.url, path, api_key=target.api_key)
     return answer.code, answer.body
+
+
+async def first_model(url: str) -> Target:
+    """The model that a server names first; on cpuserve, the one it was started with."""
+    _, body = await fetch(Target(url, ""), "/v1/models")
+    return Target(url, msgspec.json.decode(body)["data"][0]["id"])
 
 
 async def post(target: Target, path: str, **body: Any) -> tuple[int, bytes]:

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from cpuserve.bench.driver import LoadError, Target, complete, fetch
+from cpuserve.bench.driver import LoadError, Target, complete, fetch, first_model
 from cpuserve.bench.schema import Record, Where, record
 from cpuserve.bench.server import Server, serve_command
 from cpuserve.errors import StartupError
@@ -118,8 +116,7 @@ def _free_port() -> int:
 def server_memory(arguments: Sequence[str]) -> dict[str, tuple[str, float]]:
     """Name -> (unit, value) of a server's processes after one short request."""
     with Server(arguments) as server:
-        model = asyncio.run(_first_model(server.url))
-        timing = asyncio.run(complete(Target(server.url, model), PROMPT, 1))
+        timing = asyncio.run(complete(asyncio.run(first_model(server.url)), PROMPT, 1))
         time.sleep(SETTLE_S)
         found = processes(server.process.pid)
         for process in found:
@@ -135,12 +132,6 @@ def server_memory(arguments: Sequence[str]) -> dict[str, tuple[str, float]]:
             "pss": ("MiB", sum(getattr(m, "pss", m.rss) for m in memory) / MIB),
             "processes": ("count", float(len(found))),
         }
-
-
-async def _first_model(url: str) -> str:
-    _, body = await fetch(Target(url, ""), "/v1/models")
-    name: str = msgspec.json.decode(body)["data"][0]["id"]
-    return name
 
 
 def processes(root: int) -> list[psutil.Process]:

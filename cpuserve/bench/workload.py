@@ -19,7 +19,6 @@ SHAREGPT_PROMPT = (4.6, 1.2)
 SHAREGPT_ANSWER = (5.0, 0.8)
 SHAREGPT_SHORTEST, SHAREGPT_LONGEST, SHAREGPT_LONGEST_TOTAL = 4, 1024, 2048
 
-DATASETS = ("random", "sharegpt", "prefix_repetition", "multi-turn")
 Count = Callable[[str], Awaitable[int]]
 
 

@@ -82,7 +82,7 @@ def _latency(parser: Parser) -> None:
     _lengths(group)
     _add(group, "--batch-size", default=1, help="requests at the same time")
     _add(group, "--num-iters-warmup", default=2, least=0, help="rounds that do not count")
-    group.add_argument("--url", metavar="URL", help="a running server instead of starting one")
+    _running(group)
     _rounds(parser)
 
 
@@ -97,8 +97,12 @@ def _throughput(parser: Parser) -> None:
         help="instead: send so many prompts at once, as `vllm bench throughput` does",
     )
     _dataset(group)
-    group.add_argument("--url", metavar="URL", help="a running server instead of starting one")
+    _running(group)
     _rounds(parser)
+
+
+def _running(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--url", metavar="URL", help="a running server instead of starting one")
 
 
 def _lengths(group: argparse._ActionsContainer) -> None:

@@ -325,20 +325,7 @@ static inline void attend_unit(const AttentionArgs& a) {
 }
 
 static inline void attention(const AttentionArgs& a) noexcept {
-  switch (a.kv.type) {
-    case KvType::bf16:
-      return attend_unit<KvBf16>(a);
-    case KvType::f16:
-      return attend_unit<KvF16>(a);
-    case KvType::f32:
-      return attend_unit<KvF32>(a);
-    case KvType::int8:
-      return attend_unit<KvInt8>(a);
-    case KvType::e4m3:
-      return attend_unit<KvE4m3>(a);
-    case KvType::e5m2:
-      return attend_unit<KvE5m2>(a);
-  }
+  with_kv(a.kv.type, [&](auto kv) { attend_unit<decltype(kv)>(a); });
 }
 
 // Factors of `n` partials of one row, starting from m and l, which are advanced.

@@ -79,6 +79,25 @@ struct KvE5m2 : ScaledProducts {
   }
 };
 
+// Calls run(products) for what a cache of `type` multiplies with.
+template <class Run>
+static inline void with_kv(KvType type, const Run& run) noexcept {
+  switch (type) {
+    case KvType::bf16:
+      return run(KvBf16{});
+    case KvType::f16:
+      return run(KvF16{});
+    case KvType::f32:
+      return run(KvF32{});
+    case KvType::int8:
+      return run(KvInt8{});
+    case KvType::e4m3:
+      return run(KvE4m3{});
+    case KvType::e5m2:
+      return run(KvE5m2{});
+  }
+}
+
 // What the tokens' codes in K or V of a block are multiplied with, [kBlock].
 CPUSERVE_INLINE float* key_scales(uint8_t* half, int hd) {
   return reinterpret_cast<float*>(half + hd * kBlock);

@@ -112,20 +112,7 @@ static inline void rope_store_rows(const RopeStoreArgs& a) {
 
 // q and k of qkv are normed and rotated in place on the way.
 static inline void rope_store(const RopeStoreArgs& a) noexcept {
-  switch (a.kv.type) {
-    case KvType::bf16:
-      return rope_store_rows<KvBf16>(a);
-    case KvType::f16:
-      return rope_store_rows<KvF16>(a);
-    case KvType::f32:
-      return rope_store_rows<KvF32>(a);
-    case KvType::int8:
-      return rope_store_rows<KvInt8>(a);
-    case KvType::e4m3:
-      return rope_store_rows<KvE4m3>(a);
-    case KvType::e5m2:
-      return rope_store_rows<KvE5m2>(a);
-  }
+  with_kv(a.kv.type, [&](auto kv) { rope_store_rows<decltype(kv)>(a); });
 }
 
 }  // namespace CPUSERVE_NS
