@@ -16,16 +16,18 @@ from dataclasses import dataclass
 FINE, COARSE = 32, 256
 # Fewer tokens than these would cost a step of reading all weights for next to nothing.
 LEAST_CHUNK = 8
-# Chunks are sized for the target less this: steps take longer than predicted now and then, and
-# what a client waits for is a step and the way to it.
-MARGIN = 1.2
+# The target is for what clients see at their worst, so chunks aim below it, by as much as steps here
+# take longer than predicted: the quantile of took / predicted, within bounds. Steps beyond the upper
+# one do not count: a step that was stopped for long is late whatever its size.
+SPREAD_QUANTILE, SPREAD_GAIN = 0.98, 0.05
+LEAST_SPREAD, FIRST_SPREAD, MOST_SPREAD = 1.1, 1.2, 1.5
 # Where decoding alone already takes most of the target, prompts may still take as much again; where
 # it is far below, a prompt is not to be felt as a pause.
-LEAST_STRETCH, MOST_STRETCH = 2.0, 3.0
+LEAST_STRETCH, MOST_STRETCH = 2.0, 2.5
 # Until a longer one has been seen, a chunk beside streams is at most this, then twice the longest.
 FIRST_CHUNK = 64
 _ROWS, _KEYS, _TOKENS, _PAIRS = 16.0, 16384.0, 256.0, 256.0 * 16384.0
-_GAIN_UP, _GAIN_DOWN, _MOST_ERROR = 0.5, 0.35, 0.5
+_GAIN, _MOST_ERROR = 0.4, 0.5
 _TRAINED = 8
 _RATE_GAIN = 0.2
 _RESTORE_GAIN = 0.2
@@ -60,7 +62,10 @@ class CostModel:
         self.token, self.pair = 0.004 * _TOKENS, 0.1
         self.longest_chunk = 0
         self.prompt_rate = 0.0
+        self.spread = FIRST_SPREAD
         self._decode_steps = 0
+        self._decode_error = _Agreed()
+        self._prompt_error = _Agreed()
 
     def decode_seconds(self, rows: int, keys: int) -> float:
         """The step without prompt tokens."""
@@ -73,21 +78,25 @@ class CostModel:
     def observe(self, work: StepWork, seconds: float) -> None:
         """Learn from a step that took `seconds`."""
         decode = self.decode_seconds(work.rows, work.keys)
+        prompt = self.prompt_seconds(work.tokens, work.pairs)
+        if work.rows and self._decode_steps >= _TRAINED:
+            self._observe_spread(seconds / (decode + prompt))
         if not work.tokens:
             if work.rows:
                 self._decode_steps += 1
-                self._fit_decode(work, seconds - decode, decode)
+                self._fit_decode(work, self._decode_error(seconds / decode - 1.0) * decode)
             return
         self.longest_chunk = max(self.longest_chunk, work.tokens)
         self._observe_rate(work.tokens, seconds)
-        prompt = self.prompt_seconds(work.tokens, work.pairs)
         if self._decode_steps < _TRAINED:
             # What decoding takes is a guess still: an error is anybody's.
-            self._fit_prompt(work, seconds - decode - prompt, decode + prompt, with_base=True)
+            error = _damped(seconds / (decode + prompt) - 1.0) * (decode + prompt)
+            self._fit_prompt(work, error, with_base=True)
         else:
             # The prompt's share, at least a tenth however fast the machine has become.
             took = max(seconds - decode, 0.1 * seconds)
-            self._fit_prompt(work, took - prompt, prompt, with_base=False)
+            error = self._prompt_error(took / prompt - 1.0) * prompt
+            self._fit_prompt(work, error, with_base=False)
 
     def _observe_rate(self, tokens: int, seconds: float) -> None:
         rate = tokens / max(seconds, 1e-6)
@@ -95,18 +104,21 @@ class CostModel:
         gain = _RATE_GAIN * min(1.0, tokens / _TOKENS) if self.prompt_rate else 1.0
         self.prompt_rate += gain * (rate - self.prompt_rate)
 
-    def _fit_decode(self, work: StepWork, error: float, predicted: float) -> None:
+    def _observe_spread(self, ratio: float) -> None:
+        if ratio < MOST_SPREAD:
+            step = SPREAD_GAIN * (SPREAD_QUANTILE - (ratio < self.spread))
+            self.spread = min(max(self.spread + step, LEAST_SPREAD), MOST_SPREAD)
+
+    def _fit_decode(self, work: StepWork, error: float) -> None:
         row, key = work.rows / _ROWS, work.keys / _KEYS
-        step = _damped(error, predicted) / (1.0 + row * row + key * key)
+        step = error / (1.0 + row * row + key * key)
         self.base = max(self.base + step, 1e-5)
         self.row = max(self.row + step * row, 0.0)
         self.key = max(self.key + step * key, 0.0)
 
-    def _fit_prompt(
-        self, work: StepWork, error: float, predicted: float, *, with_base: bool
-    ) -> None:
+    def _fit_prompt(self, work: StepWork, error: float, *, with_base: bool) -> None:
         token, pair = work.tokens / _TOKENS, work.pairs / _PAIRS
-        step = _damped(error, predicted) / (with_base + token * token + pair * pair)
+        step = error / (with_base + token * token + pair * pair)
         if with_base:
             self.base = max(self.base + step, 1e-5)
         self.token = max(self.token + step * token, 1e-6 * _TOKENS)
@@ -134,8 +146,8 @@ class CostModel:
     def allowance(self, rows: int, keys: int, target_s: float) -> float:
         """Seconds that prompt tokens may add to a step with these decode rows."""
         decode = self.decode_seconds(rows, keys)
-        longest = min(max(target_s, LEAST_STRETCH * decode), MOST_STRETCH * decode)
-        return longest / MARGIN - decode
+        longest = max(target_s, LEAST_STRETCH * decode) / self.spread
+        return min(longest, MOST_STRETCH * decode) - decode
 
     def chunk(self, start: int, seconds: float) -> int:
         """Most prompt tokens from position `start` that take at most `seconds`."""
@@ -147,10 +159,26 @@ class CostModel:
         return min(int(count), max(FIRST_CHUNK, 2 * self.longest_chunk))
 
 
-def _damped(error: float, predicted: float) -> float:
-    """The part of `error` to correct; one step that was held up must not spoil the rest."""
-    gain = _GAIN_UP if error > 0.0 else _GAIN_DOWN
-    return gain * min(error, _MOST_ERROR * predicted)
+class _Agreed:
+    """The part to correct of a relative error: what this step and the one before agree on.
+
+    A step that was held up teaches nothing, and where noise goes both ways what is learned stays
+    at its middle rather than at its mean, which the held-up ones raise.
+    """
+
+    def __init__(self) -> None:
+        self._before = 0.0
+
+    def __call__(self, error: float) -> float:
+        before, self._before = self._before, error
+        if (error > 0.0) != (before > 0.0):
+            return 0.0
+        return _damped(min(error, before, key=abs))
+
+
+def _damped(error: float) -> float:
+    """The part of a relative error to correct."""
+    return _GAIN * min(error, _MOST_ERROR)
 
 
 def rounded_chunk(start: int, count: int) -> int:
