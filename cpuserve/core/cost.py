@@ -21,9 +21,9 @@ LEAST_CHUNK = 8
 # one do not count: a step that was stopped for long is late whatever its size.
 SPREAD_QUANTILE, SPREAD_GAIN = 0.98, 0.05
 LEAST_SPREAD, FIRST_SPREAD, MOST_SPREAD = 1.1, 1.2, 1.5
-# Where decoding alone already takes most of the target, prompts may still take as much again; where
-# it is far below, a prompt is not to be felt as a pause.
-LEAST_STRETCH, MOST_STRETCH = 2.0, 2.5
+# Where decoding alone already takes most of the target, prompts may still take two thirds of it on
+# top; where it is far below, a prompt is not to be felt as a pause. In decode steps, prompt included.
+LEAST_STRETCH, MOST_STRETCH = 1.67, 2.5
 # Until a longer one has been seen, a chunk beside streams is at most this, then twice the longest.
 FIRST_CHUNK = 64
 _ROWS, _KEYS, _TOKENS, _PAIRS = 16.0, 16384.0, 256.0, 256.0 * 16384.0
@@ -146,7 +146,7 @@ class CostModel:
     def allowance(self, rows: int, keys: int, target_s: float) -> float:
         """Seconds that prompt tokens may add to a step with these decode rows."""
         decode = self.decode_seconds(rows, keys)
-        longest = max(target_s, LEAST_STRETCH * decode) / self.spread
+        longest = max(target_s / self.spread, LEAST_STRETCH * decode)
         return min(longest, MOST_STRETCH * decode) - decode
 
     def chunk(self, start: int, seconds: float) -> int:
