@@ -39,6 +39,8 @@ class ServerEngine:
     def __init__(self, name, command, port, model, env=None):
         self.name, self.model = name, model
         self.url = f"http://127.0.0.1:{port}"
+        if self._healthy():
+            raise SystemExit(f"{self.url}: another server is there, and it would be measured")
         with Path(f"{name}.log").open("w") as log:
             self.process = subprocess.Popen(
                 command,
@@ -76,13 +78,16 @@ class ServerEngine:
     def _wait_ready(self):
         until = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < until and self.process.poll() is None:
-            try:
-                if asyncio.run(fetch(Target(self.url, ""), "/health"))[0] == 200:
-                    return
-            except LoadError:
-                pass
+            if self._healthy():
+                return
             time.sleep(0.5)
         raise SystemExit(f"{self.name} did not start; see {self.name}.log")
+
+    def _healthy(self):
+        try:
+            return asyncio.run(fetch(Target(self.url, ""), "/health"))[0] == 200
+        except LoadError:
+            return False
 
 
 class ScriptEngine:
