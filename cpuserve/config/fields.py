@@ -550,8 +550,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "itl_target_ms",
-        "Time between tokens of running streams that prompt chunks are sized for, within 2 and 3 "
-        "times what it is without a prompt; 0 = no target.",
+        "Time between tokens of running streams that prompt chunks are sized for, within 1.67 "
+        "and 2.5 times what it is without a prompt; 0 = no target.",
         "50 (0 in LLM, where nobody waits for single tokens)",
         MEMORY,
         kind="count",
