@@ -29,6 +29,10 @@ FIRST_CHUNK = 64
 _ROWS, _KEYS, _TOKENS, _PAIRS = 16.0, 16384.0, 256.0, 256.0 * 16384.0
 _GAIN, _MOST_ERROR = 0.4, 0.5
 _TRAINED = 8
+# Where prompts never end, every step has both, and its time tells their sum only: a slow minute of
+# decoding would be believed for as long as they come. One step in so many has a chunk of another
+# length, which tells them apart; with the least one that costs 2 % of the prompts' rate.
+_MIXED_STEPS, _USUAL_GAIN = 24, 0.2
 _RATE_GAIN = 0.2
 _RESTORE_GAIN = 0.2
 _FORGIVING = 0.98
@@ -64,6 +68,9 @@ class CostModel:
         self.prompt_rate = 0.0
         self.spread = FIRST_SPREAD
         self._decode_steps = 0
+        self._mixed_steps = 0
+        self._usual_tokens = 0.0
+        self._share_error = _Agreed()
         self._decode_error = _Agreed()
         self._prompt_error = _Agreed()
 
@@ -79,13 +86,19 @@ class CostModel:
         """Learn from a step that took `seconds`."""
         decode = self.decode_seconds(work.rows, work.keys)
         prompt = self.prompt_seconds(work.tokens, work.pairs)
-        if work.rows and self._decode_steps >= _TRAINED:
-            self._observe_spread(seconds / (decode + prompt))
         if not work.tokens:
             if work.rows:
                 self._decode_steps += 1
+                self._mixed_steps = 0
                 self._fit_decode(work, self._decode_error(seconds / decode - 1.0) * decode)
             return
+        if work.rows and self._decode_steps >= _TRAINED:
+            if self._mixed_steps >= _MIXED_STEPS and self._tells_apart(work.tokens):
+                self._mixed_steps = 0
+                return self._fit_shares(work, seconds - decode - prompt, prompt)
+            self._mixed_steps += 1
+            self._usual_tokens += _USUAL_GAIN * (work.tokens - self._usual_tokens)
+            self._observe_spread(seconds / (decode + prompt))
         self.longest_chunk = max(self.longest_chunk, work.tokens)
         self._observe_rate(work.tokens, seconds)
         if self._decode_steps < _TRAINED:
@@ -123,6 +136,26 @@ class CostModel:
             self.base = max(self.base + step, 1e-5)
         self.token = max(self.token + step * token, 1e-6 * _TOKENS)
         self.pair = max(self.pair + step * pair, 0.0)
+
+    @property
+    def other_chunk(self) -> int:
+        """Prompt tokens that the next step should have, to tell them from decoding; 0: any."""
+        if self._mixed_steps < _MIXED_STEPS:
+            return 0
+        usual = round(self._usual_tokens)
+        return LEAST_CHUNK if usual >= 2 * LEAST_CHUNK else usual + LEAST_CHUNK
+
+    def _tells_apart(self, tokens: int) -> bool:
+        return 2.0 * abs(tokens - self._usual_tokens) >= LEAST_CHUNK
+
+    def _fit_shares(self, work: StepWork, error: float, prompt: float) -> None:
+        # What was learned holds for steps of the usual length, so the line through them turns:
+        # what a token takes becomes (1 + turn) of it, and decoding the less for that.
+        usual = prompt * self._usual_tokens / work.tokens
+        turn = max(self._share_error(error / (prompt - usual)), -_MOST_ERROR)
+        self.token *= 1.0 + turn
+        self.pair *= 1.0 + turn
+        self._fit_decode(work, -turn * usual)
 
     # --- restoring ----------------------------------------------------------------------------
 

@@ -234,6 +234,9 @@ class Scheduler:
         if not (work.rows and target):
             return _PromptBudget(tokens, math.inf, 0)
         seconds = self.cost.allowance(work.rows, work.keys, target)
+        other = self.cost.other_chunk
+        if other:
+            return _PromptBudget(min(tokens, other), seconds, other)
         return _PromptBudget(tokens, seconds, LEAST_CHUNK)
 
     def _make_room(self, request: Request) -> bool:

@@ -459,6 +459,30 @@ def test_cost_model_learns_a_machine_and_follows_it(speed):
             assert said == pytest.approx(now * machine_seconds(work), rel=0.15)
 
 
+@pytest.mark.parametrize("slow", [0.3, 3.0])
+def test_a_machine_that_changes_while_prompts_never_end_is_learned_again(slow):
+    scheduler, model = big(max_num_seqs=16, itl_target_s=0.05)
+    start_streams(scheduler)
+    run_streams(scheduler, model, lambda work: slow * machine_seconds(work), 30)
+    prompts = itertools.count(100)
+
+    def busy(steps):
+        times = []
+        for _ in range(steps):
+            if not any(r.num_output == 0 for r in scheduler.running) and not scheduler.waiting:
+                scheduler.add(request(next(prompts), 1500, max_tokens=1))
+            times += run_streams(scheduler, model, machine_seconds, 1)
+        return times
+
+    busy(200)
+    late = busy(60)
+    assert len(late) == 60, "no step without a prompt told what decoding takes"
+    assert max(seconds for seconds, _ in late) < 0.05
+    usual = sorted(tokens for _, tokens in late)
+    assert usual[len(usual) // 2] > 20
+    assert usual.count(LEAST_CHUNK) <= 4, "and knowing it costs next to nothing"
+
+
 def test_one_step_that_was_held_up_does_not_stop_prompts():
     cost, work = CostModel(), StepWork(rows=8, keys=4000)
     work.add_prompt(0, 64)
