@@ -16,13 +16,13 @@ from dataclasses import dataclass
 FINE, COARSE = 32, 256
 # Fewer tokens than these would cost a step of reading all weights for next to nothing.
 LEAST_CHUNK = 8
-# The target is for what clients see at their worst, so chunks aim below it, by as much as steps here
-# take longer than predicted: the quantile of took / predicted, within bounds. Steps beyond the upper
-# one do not count: a step that was stopped for long is late whatever its size.
+# The target is for what clients see at their worst, so chunks aim below it, by as much as steps
+# here take longer than predicted: the quantile of took / predicted, within bounds. Steps beyond the
+# upper one do not count: a step that was stopped for long is late whatever its size.
 SPREAD_QUANTILE, SPREAD_GAIN = 0.98, 0.05
 LEAST_SPREAD, FIRST_SPREAD, MOST_SPREAD = 1.1, 1.2, 1.5
-# Where decoding alone already takes most of the target, prompts may still take two thirds of it on
-# top; where it is far below, a prompt is not to be felt as a pause. In decode steps, prompt included.
+# A step with a prompt, in decode steps: where decoding alone takes most of the target, prompts may
+# still take two thirds of it on top; where it is far below, they are not to be felt as a pause.
 LEAST_STRETCH, MOST_STRETCH = 1.67, 2.5
 # Until a longer one has been seen, a chunk beside streams is at most this, then twice the longest.
 FIRST_CHUNK = 64
@@ -95,7 +95,8 @@ class CostModel:
         if work.rows and self._decode_steps >= _TRAINED:
             if self._mixed_steps >= _MIXED_STEPS and self._tells_apart(work.tokens):
                 self._mixed_steps = 0
-                return self._fit_shares(work, seconds - decode - prompt, prompt)
+                self._fit_shares(work, seconds - decode - prompt, prompt)
+                return
             self._mixed_steps += 1
             self._usual_tokens += _USUAL_GAIN * (work.tokens - self._usual_tokens)
             self._observe_spread(seconds / (decode + prompt))
