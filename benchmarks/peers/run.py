@@ -191,6 +191,28 @@ def row(name, rounds, own, metrics):
     print("| " + " | ".join(cells) + " |", flush=True)
 
 
+def read_rate():
+    """Bytes a second that this machine reads from memory just now."""
+    out = subprocess.check_output(
+        [sys.executable, "-m", "cpuserve", "bench", "roofline", "--json"], stderr=subprocess.DEVNULL
+    )
+    records = map(json.loads, out.splitlines())
+    return 1e9 * next(r["median"] for r in records if r["metric"] == "read_bandwidth")
+
+
+def shares(args, samples, probes):
+    """What decoding reads of the weights' file, as a share of a bare read in the same round."""
+    size = sum(f.stat().st_size for f in Path(args.dir).glob("*.safetensors"))
+    low, high = (bound(probes) / 1e9 for bound in (min, max))
+    print(f"\nA bare read: {low:.0f}-{high:.0f} GB/s. Of it, decode reads:", end="")
+    for name, rounds in samples.items():
+        of_dir = not args.gguf or name == "vllm" or (args.from_dir and name == "cpuserve")
+        read = size if of_dir else Path(args.gguf).stat().st_size
+        share = median(r["decode"] * read / p for r, p in zip(rounds, probes, strict=True))
+        print(f" {name} {100 * share:.0f} %", end="")
+    print("." if not args.own else f". ({' '.join(args.own)} may read less.)", flush=True)
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dir")
@@ -207,12 +229,13 @@ def main(argv=None):
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--port", type=int, default=8101, help="of cpuserve; vLLM has the next")
     args = parser.parse_args(argv)
-    samples, running = {}, []
+    samples, running, probes = {}, [], []
     try:
         for engine in engines(args):
             running.append(engine)
             samples[engine.name] = []
         for _ in range(args.rounds):
+            probes.append(read_rate())
             for engine in running:
                 found = engine.measure(args)
                 samples[engine.name].append(found)
@@ -221,6 +244,7 @@ def main(argv=None):
         for engine in running:
             engine.close()
     table(samples)
+    shares(args, samples, probes)
     return 0
 
 
