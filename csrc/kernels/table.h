@@ -158,7 +158,7 @@ struct LinearArgs {
   const void* x;           // rows in the kind's act format
   size_t x_stride;         // bytes
   int64_t m;               // rows
-  int64_t panel0, panel1;  // panels to compute; panel0 is a multiple of kStripPanels
+  int64_t panel0, panel1;  // panels to compute, by whole strips (glu) or halves
   Epilogue ep;             // ep.out.data points at row 0; columns by absolute panel
   void* scratch;           // kLinearScratch bytes, 64-byte aligned, this thread's own
   int32_t parts = 1;       // 2: x is q8g32x2

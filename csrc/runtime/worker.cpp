@@ -11,7 +11,10 @@ namespace {
 // Claims of a decode linear: 128 KB of weights are 5-10 us of one core's share of memory, long
 // against an atomic (20-100 ns) and short against the 40 us and more a late thread is late.
 constexpr size_t kClaimBytes = 128 << 10;
-constexpr int64_t kFewRows = 16;     // up to here a linear is one pass over the weights
+constexpr int64_t kFewRows = 16;  // up to here a linear is one pass over the weights
+// Fewer strips a thread than these, and half strips even out what threads have to read: of 9
+// strips two threads would get 5 and 4. Half a strip is a whole group of quantized output.
+constexpr int64_t kManyStrips = 8, kGrainPanels = kStripPanels / 2;
 constexpr int64_t kBlockRows = 512;  // rows that share a strip's weights in L2
 constexpr int64_t kLeastBlockRows = 120, kBlockStep = 24;  // 24: whole tiles of 4, 6, 8 and 12 rows
 constexpr int64_t kTasksPerThread = 8;
@@ -111,12 +114,13 @@ void Executor::Worker::multiply(Id id, const Rows& x, int64_t m, const Epilogue&
   const int32_t parts = x.format == ActFormat::q8g32x2 ? 2 : 1;
   LinearArgs args{&w, x.data, x.stride, m, 0, 0, ep, scratch, parts};
   if (m <= kFewRows) {
-    const size_t strip_bytes = w.panel_bytes * kStripPanels;
-    const auto chunk = static_cast<int64_t>(std::max<size_t>(1, kClaimBytes / strip_bytes));
-    drain(crew, strips, chunk, [&](int64_t begin, int64_t end) {
-      const Range p = panels_of({own.begin + begin, own.begin + end}, panels);
-      args.panel0 = p.begin;
-      args.panel1 = p.end;
+    const Range all = panels_of(own, panels);
+    const int64_t item = ep.glu || strips >= kManyStrips * crew.size ? kStripPanels : kGrainPanels;
+    const size_t item_bytes = w.panel_bytes * static_cast<size_t>(item);
+    const auto chunk = static_cast<int64_t>(std::max<size_t>(1, kClaimBytes / item_bytes));
+    drain(crew, (all.size() + item - 1) / item, chunk, [&](int64_t begin, int64_t end) {
+      args.panel0 = all.begin + begin * item;
+      args.panel1 = std::min(all.begin + end * item, all.end);
       run(args);
     });
     return;
