@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/float_mode.h"
 
 #if !defined(CPUSERVE_TEAM_STD_THREAD)
 #include <omp.h>
@@ -95,12 +96,14 @@ int64_t thread_cpu_ns() { return now_ns(); }  // no thread ever seems late: all 
 #endif
 
 // Signals go to the thread that runs Python: taken by a worker, they would not interrupt its wait
-// for the next message.
+// for the next message. But for those that a thread brings on itself: blocked, they would end the
+// process without a word of where.
 class BlockSignals {
  public:
   BlockSignals() {
     sigset_t all;
     sigfillset(&all);
+    for (int own : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS}) sigdelset(&all, own);
     pthread_sigmask(SIG_BLOCK, &all, &before_);
   }
   ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
@@ -266,6 +269,7 @@ void Team::work(int thread) noexcept {
 
 void Team::run_job(Slot& slot, int threads) noexcept {
   const int64_t wall = now_ns(), cpu = thread_cpu_ns(), asleep = slot.in_step.asleep_ns;
+  const PlainFloats plain;
   job_.call(job_.context, slot.member, threads);
   const int64_t idle = (now_ns() - wall) - (thread_cpu_ns() - cpu);
   slot.lost_ns.store(idle - (slot.in_step.asleep_ns - asleep), std::memory_order_relaxed);

@@ -1,4 +1,5 @@
 #include <sched.h>
+#include <signal.h>
 #include <time.h>
 
 #include <atomic>
@@ -18,6 +19,16 @@ double process_cpu_seconds() {
   timespec t;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+// As a library linked with -ffast-math does for the thread that loads it.
+void flush_denormals(bool on) {
+#if defined(__x86_64__)
+  __builtin_ia32_ldmxcsr(on ? 0x9fc0 : 0x1f80);
+#elif defined(__aarch64__)
+  const uint64_t mode = on ? uint64_t{1} << 24 : 0;
+  asm volatile("msr fpcr, %0" : : "r"(mode));
+#endif
 }
 
 const int kTeamSizes[] = {1, 2, 3, 5};
@@ -84,6 +95,37 @@ void wait_for_a_late_thread(bool passive_waits) {
 TEST(a_late_thread_is_waited_for) { wait_for_a_late_thread(false); }
 
 TEST(a_late_thread_is_waited_for_asleep) { wait_for_a_late_thread(true); }
+
+TEST(threads_take_no_signals_but_their_own_faults) {
+  Team team(3, {});
+  std::atomic<int> deaf{0}, told{0};
+  team.run([&] {
+    team.dispatch([&](int thread, int) noexcept {
+      sigset_t blocked;
+      pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+      deaf += thread > 0 && sigismember(&blocked, SIGINT) && sigismember(&blocked, SIGTERM);
+      told += !sigismember(&blocked, SIGSEGV) && !sigismember(&blocked, SIGBUS);
+    });
+  });
+  EXPECT(deaf == 2);
+  EXPECT(told == 3);
+}
+
+TEST(jobs_keep_denormals_whatever_the_caller_does) {
+  const volatile float least = 1e-39f;  // below the normal ones; volatile: computed when run
+  for (int n : kTeamSizes) {
+    Team team(n, {});
+    std::atomic<int> kept{0};
+    team.run([&] {
+      flush_denormals(true);
+      EXPECT(least * 0.5f == 0.0f);
+      team.dispatch([&](int, int) noexcept { kept += least * 0.5f != 0.0f; });
+      EXPECT(least * 0.5f == 0.0f);  // the caller has its own again
+      flush_denormals(false);
+    });
+    EXPECT(kept == n);
+  }
+}
 
 TEST(an_exception_of_main_leaves_the_region) {
   for (int n : kTeamSizes) {
