@@ -26,9 +26,6 @@ def row_bytes(format: str, width: int) -> int:
     Formats "f32", "bf16", "q8g32", "q8g32x2", "q8g128", "q8row".
     """
 
-def packed_bytes(kind: str, n: int, k: int) -> int:
-    """Bytes of a packed [n, k] matrix."""
-
 def allocations() -> int:
     """Calls of malloc/new by this extension's threads so far (a counter for tests)."""
 
@@ -65,6 +62,8 @@ class Program:
     def matrix(self, name: str, kind: str, n: int, k: int, parts: Sequence[int], glu: bool) -> int:
         """A packed matrix of `parts` (rows per source tensor, sum = n) one after another; with `glu`
         the two parts' panels alternate."""
+    def packed_bytes(self, kind: str, n: int, k: int) -> int:
+        """Bytes that a [n, k] matrix takes when packed."""
     def vector(self, name: str, count: int) -> int:
         """fp32 [count], for norms, biases (already in logical column order), position tables, rope."""
     def kv_layer(self, kv_heads: int, head_dim: int) -> int: ...

@@ -242,7 +242,7 @@ class Lowering:
         return self._matrices[key]
 
     def _count_reads(self, name: str, n: int, k: int) -> None:
-        self.out.read_bytes += _C.packed_bytes(self.kind_of(name), n, k)
+        self.out.read_bytes += self.native.packed_bytes(self.kind_of(name), n, k)
 
     def _vector(
         self,

@@ -7,16 +7,6 @@
 namespace cpuserve {
 
 void register_program(py::module_& m) {
-  m.def(
-      "packed_bytes",
-      [](const std::string& kind, int64_t n, int64_t k) {
-        // The packed layout is the same at every level; scalar has every kind.
-        Program p(runnable_kernels("scalar"), 1, 1);
-        const Id id = p.add_matrix("matrix", parse_kind(kind), n, k, {n}, false);
-        return p.matrices()[static_cast<size_t>(id)].bytes();
-      },
-      py::arg("kind"), py::arg("n"), py::arg("k"));
-
   py::class_<Program>(m, "Program")
       .def(py::init([](const std::string& isa, int64_t max_tokens, int64_t max_seqs) {
              return std::make_unique<Program>(runnable_kernels(isa), max_tokens, max_seqs);
@@ -36,6 +26,12 @@ void register_program(py::module_& m) {
           },
           py::arg("name"), py::arg("kind"), py::arg("n"), py::arg("k"), py::arg("parts"),
           py::arg("glu"))
+      .def(
+          "packed_bytes",
+          [](const Program& p, const std::string& kind, int64_t n, int64_t k) {
+            return p.packed_bytes(parse_kind(kind), n, k);
+          },
+          py::arg("kind"), py::arg("n"), py::arg("k"))
       .def("vector", &Program::add_vector, py::arg("name"), py::arg("count"))
       .def("kv_layer", &Program::add_kv_layer, py::arg("kv_heads"), py::arg("head_dim"))
       .def("embed", &Program::embed, py::arg("out"), py::arg("matrix"), py::arg("scale"))

@@ -135,6 +135,11 @@ Id Program::add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k,
   return last_id(matrices_.size());
 }
 
+size_t Program::packed_bytes(WeightKind kind, int64_t n, int64_t k) const {
+  return Matrix{"", kind, n, k, {n}, false, table_->linear[static_cast<int>(kind)].panel_bytes(k)}
+      .bytes();
+}
+
 Id Program::add_vector(std::string name, int64_t count) {
   check_argument(count >= 1, "vector ", name, " has ", count, " elements");
   vectors_.push_back({std::move(name), count});

@@ -107,6 +107,7 @@ class Program {
   Id add_value(std::string name, int64_t width, ActFormat format);
   Id add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k, std::vector<int64_t> parts,
                 bool glu);
+  size_t packed_bytes(WeightKind kind, int64_t n, int64_t k) const;  // of a matrix not added
   Id add_vector(std::string name, int64_t count);
   Id add_kv_layer(int32_t kv_heads, int32_t head_dim);
 
