@@ -1,6 +1,7 @@
 #include "runtime/weights.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -63,8 +64,8 @@ const void* source_row(const Matrix& m, Span<const SourceTensor> parts, int64_t 
 
 // Maps the pages of one stretch of a file in one call, instead of a fault every 64 KB.
 void populate(const uint8_t* begin, const uint8_t* end) {
-  constexpr uintptr_t kPage = 4096;
-  const uintptr_t from = reinterpret_cast<uintptr_t>(begin) / kPage * kPage;
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));  // 64 KB on some Arm
+  const uintptr_t from = reinterpret_cast<uintptr_t>(begin) / page * page;
   madvise(reinterpret_cast<void*>(from), reinterpret_cast<uintptr_t>(end) - from,
           MADV_POPULATE_READ);
 }
