@@ -35,6 +35,9 @@ NO_CHOICE = (
     "no token could be chosen: the model's logits are NaN or infinite, or the request's penalties, "
     "biases and bans leave none"
 )
+# Blocks that move between tiers keep the engine from its messages, which no step's interrupt cuts
+# short: a client that leaves is to be noticed within 50 ms.
+MOVING_S = 0.03
 
 
 class SlotHost(Protocol):
@@ -57,11 +60,15 @@ class SlotHost(Protocol):
 
 @dataclass(slots=True)
 class _PromptBudget:
-    """What is left of a step for prompt tokens; `seconds` is inf without streams to protect."""
+    """What is left of a step for prompt tokens; `seconds` is inf without streams to protect.
+
+    restored: a block has come back from another tier, so that the step is not for nothing.
+    """
 
     tokens: int
     seconds: float
     least: int
+    restored: bool = False
 
     @property
     def is_spent(self) -> bool:
@@ -73,6 +80,7 @@ class Scheduler:
 
     itl_target_s: how long a step with decode rows should take at most, 0 = as long as it takes.
     long_prefill_token_threshold: most tokens of one prompt in a step, 0 = what the budget allows.
+    moving_s: how long `schedule` may move blocks between tiers; it returns a block later at most.
     """
 
     def __init__(
@@ -85,6 +93,7 @@ class Scheduler:
         itl_target_s: float = 0.0,
         long_prefill_token_threshold: int = 0,
         policy: Policy = "fcfs",
+        moving_s: float = MOVING_S,
     ) -> None:
         self.kv = kv
         self.cost = CostModel()
@@ -101,6 +110,7 @@ class Scheduler:
         self._itl_target_s = itl_target_s
         self._chunk_limit = long_prefill_token_threshold or max_num_batched_tokens
         self._policy: Policy = policy
+        self._moving_s = moving_s
         self._slots = slots
         self._free_slots = [SlotId(i) for i in range(self.max_num_seqs - 1, -1, -1)]
         self._num_added = 0
@@ -140,9 +150,14 @@ class Scheduler:
     # --- one step -----------------------------------------------------------------------------
 
     def schedule(self) -> StepBatch:
-        """Choose the tokens of the next step; `update`, `fail` or `abandon` must follow."""
+        """Choose the tokens of the next step; `update`, `fail` or `abandon` must follow.
+
+        There may be none where blocks are moved between tiers: the next step goes on with that.
+        """
         assert not self._batch, "the last step was not finished"
         self.work = StepWork()
+        if self.kv.tiers is not None:
+            self.kv.tiers.left_s = self._moving_s
         if self._policy == "priority":
             self._make_way()
         prompts = self._schedule_decodes()
@@ -266,7 +281,7 @@ class Scheduler:
     def _proceed(self, request: Request, budget: _PromptBudget) -> None:
         """Skip what `request` need not compute, and compute a part of the rest."""
         self._catch_up(request)
-        is_ready = self.kv.tiers is None or self._restore(request, budget)
+        is_ready = self._restore(request, budget)
         self.kv.slide(
             request.block_table, request.num_computed
         )  # what was found may have been left
@@ -277,15 +292,18 @@ class Scheduler:
         """Bring blocks back from other tiers where that is quicker than computing them.
 
         False if there are more of them than this step has time for: those come first, since only
-        whole blocks are restored. Time is short only beside decode rows, so the step is not empty.
+        whole blocks are restored. Whoever comes later waits for them as for a prompt's chunks.
         """
-        kv, size = self.kv, self.kv.block_size
+        kv, size, tiers = self.kv, self.kv.block_size, self.kv.tiers
         table, chain, ids = request.block_table, request.chain, request.token_ids
-        while request.reads_prefixes:
+        while tiers is not None and request.reads_prefixes:
             where = kv.restorable(table, chain, ids, request.num_computed)
             if where is None or not self.cost.restores(where, request.num_computed, size):
                 return True
             if budget.seconds < self.cost.restore_s.get(where, 0.0) and not budget.least:
+                return False
+            if budget.restored and tiers.left_s <= 0.0:
+                budget.tokens = 0
                 return False
             began = time.perf_counter()
             found = kv.restore(table, chain, where)
@@ -293,6 +311,7 @@ class Scheduler:
             self.cost.observe_restore(where, took)
             budget.seconds -= took
             budget.least = 0
+            budget.restored = True
             if not found:
                 return True
             request.num_computed += size

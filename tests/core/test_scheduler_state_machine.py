@@ -102,6 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         swap=st.sampled_from([None, 1, 5, 100]),
         disk_bytes=st.sampled_from([None, 1 << 20, 1 << 20, 5000]),
         restore_s=st.sampled_from([0.0, 1e-3, 0.02, 0.5]),
+        moving_s=st.sampled_from([1.0, 1e-9]),
         window=st.sampled_from([0, 0, 0, 1, 3, 6, 33]),
     )
     def start(self, **options):
@@ -142,6 +143,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             itl_target_s=options["itl_target_s"],
             long_prefill_token_threshold=options["threshold"],
             policy=options["policy"],
+            moving_s=options["moving_s"],
         )
         for where in ("swap", "disk"):
             self.scheduler.cost.restore_s[where] = options["restore_s"]
@@ -155,6 +157,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             where = Path(self.directory.name)
             disk = WrittenDisk(where, bytes(32), blocks.block_bytes, disk_bytes)
         return Tiers(blocks, SwapSpace(swap) if swap is not None else None, disk)
+
+    @property
+    def num_moved(self):
+        """Blocks that have been moved between tiers."""
+        tiers = self.kv.tiers
+        return tiers.num_restored if tiers is not None else 0
 
     @property
     def disk(self):
@@ -366,8 +374,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             if len(r.token_ids) - r.num_computed == 1 and r.num_computed >= r.num_prompt
         }
         before = {r.id: r.num_computed for r in self.scheduler.running}
+        moved = self.num_moved
         batch = self.scheduler.schedule()
-        assert bool(batch.chunks) == self.scheduler.has_work, "work waits and nothing runs"
+        runs = bool(batch.chunks) or self.num_moved > moved
+        assert runs == self.scheduler.has_work, "work waits and nothing runs"
         self.check_order(batch, decoding, before)
         results = self.model.run(batch) if batch.chunks else []
         for delta in self.scheduler.update(results):

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from cpuserve.engine.ipc import AddRequest
+from cpuserve.engine.ipc import Abort, AddRequest
 from cpuserve.engine.tiers import fingerprint
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference
@@ -287,3 +287,40 @@ def test_fingerprint_follows_the_files_of_the_model(tmp_path):
     assert fingerprint(config, 64) == before
     (tmp_path / "model.safetensors").write_bytes(b"12345")
     assert fingerprint(config, 64) != before
+
+
+def slow_moves(core, seconds):
+    """Reading or writing a block takes `seconds` more from now on."""
+    blocks = core.kv.tiers.blocks
+
+    def slow(move):
+        def moved(*arguments):
+            time.sleep(seconds)
+            return move(*arguments)
+
+        return moved
+
+    blocks.write, blocks.read = slow(blocks.write), slow(blocks.read)
+
+
+def test_restoring_a_long_prompt_lets_messages_in_between():
+    core = make(swap_bytes=1 << 20, max_num_batched_tokens=256)
+    long = list(range(120))
+    ask(core, long)
+    evict_all(core)
+    slow_moves(core, 0.01)
+    sampling = SamplingParams(seed=1, max_tokens=6)
+    core.handle(AddRequest(700, array("i", long).tobytes(), sampling, 0.0))
+    core.handle(AddRequest(701, array("i", [1, 2, 3]).tobytes(), sampling, 0.0))
+    for _ in range(3):
+        assert core.step().outputs == []
+        assert not core.scheduler.batch_requests, "what came later waits, as behind any prompt"
+        assert core.check() == {"ok": True}
+    assert 3 <= core.kv.tiers.num_restored <= 9, "a step restored for longer than its time"
+    core.handle(Abort([700]))
+    outputs = []
+    while core.has_work:
+        outputs += core.step().outputs
+    assert {output.id for output in outputs} == {701}
+    assert core.kv.tiers.num_restored <= 9
+    assert ask(core, long) == 116

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -33,13 +34,15 @@ class BlockBytes(Protocol):
 class Tiers:
     """Further memory (`swap`) and files (`disk`) behind the cache; either may be missing.
 
-    seconds: spent on moving bytes so far. num_saved, hits: blocks moved out and back so far.
+    seconds: spent on moving bytes so far. left_s: how much more may be spent until somebody looks
+    up again. num_saved, hits: blocks moved out and back so far.
     """
 
     blocks: BlockBytes
     swap: SwapSpace | None = None
     disk: DiskCache | None = None
     seconds: float = 0.0
+    left_s: float = math.inf
     num_saved: int = 0
     hits: dict[Where, int] = field(default_factory=lambda: {"swap": 0, "disk": 0})
     _unsaved: dict[CachedBlock, None] = field(default_factory=dict)
@@ -91,7 +94,7 @@ class Tiers:
         if to_disk and self.disk is not None:
             self.disk.put(entry, data)
         self.num_saved += 1
-        self.seconds += time.perf_counter() - began
+        self._spent(began)
 
     def tidy(self) -> bool:
         """Write one block that is only in the cache, while no step runs; False if there is none."""
@@ -126,8 +129,13 @@ class Tiers:
         if data is not None:
             self.blocks.write(block, data)
             self.hits[where] += 1
-        self.seconds += time.perf_counter() - began
+        self._spent(began)
         return data is not None, entry
+
+    def _spent(self, began: float) -> None:
+        took = time.perf_counter() - began
+        self.seconds += took
+        self.left_s -= took
 
     def clear(self) -> None:
         """Forget everything."""
