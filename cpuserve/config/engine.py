@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
+# Memory for blocks that wait to be written to prefix_cache_dir.
+PREFIX_CACHE_QUEUE_BYTES = 32 << 20
+
 
 class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     """What the user asked for, after flags, environment and config file; None = decide for me.

@@ -162,6 +162,8 @@ class Scheduler:
             self._make_way()
         prompts = self._schedule_decodes()
         budget = self._prompt_budget()
+        if self.kv.tiers is not None:
+            self.kv.tiers.left_s = min(self.kv.tiers.left_s, budget.seconds)
         for request in prompts:
             self._admit_waiting(budget, before=request)
             if budget.is_spent:
@@ -302,7 +304,7 @@ class Scheduler:
                 return True
             if budget.seconds < self.cost.restore_s.get(where, 0.0) and not budget.least:
                 return False
-            if budget.restored and tiers.left_s <= 0.0:
+            if budget.restored and not tiers.has_time:
                 budget.tokens = 0
                 return False
             began = time.perf_counter()
@@ -359,7 +361,7 @@ class Scheduler:
             request = self.waiting.head()
             if request is None or (before is not None and before.rank < request.rank):
                 return
-            if not self._take_blocks(request):
+            if not self._take_blocks(request, budget):
                 return
             self.waiting.remove(request)
             if self._take_slot(request):
@@ -377,10 +379,10 @@ class Scheduler:
         match = kv.match_prefix(request.chain, ids) if reads else PrefixMatch()
         return match if kv.can_admit(match, len(ids), spare=len(self.running)) else None
 
-    def _take_blocks(self, request: Request) -> bool:
+    def _take_blocks(self, request: Request, budget: _PromptBudget) -> bool:
         """Blocks for all tokens `request` has now, shared where they exist; False if it waits."""
         match = self._match_if_room(request)
-        if match is None:
+        if match is None or not self._vacate(match, len(request.token_ids), budget):
             return False
         self.kv.adopt(request.block_table, request.chain, match)
         grown = self.kv.grow(request.block_table, len(request.token_ids))
@@ -390,6 +392,20 @@ class Scheduler:
             self.prefix_queries += request.num_prompt
         self._count_hits(request, match.num_tokens)
         return True
+
+    def _vacate(self, match: PrefixMatch, num_tokens: int, budget: _PromptBudget) -> bool:
+        """Evict what has to leave for such a request; False if the next steps go on with that.
+
+        Tails of prefixes leave first: what of them were lost for want of time would make the rest
+        useless, and streams must not wait for all of them at once.
+        """
+        tiers = self.kv.tiers
+        if tiers is None:
+            return True
+        before = tiers.seconds
+        done = self.kv.vacate(match, num_tokens)
+        budget.seconds -= tiers.seconds - before
+        return done
 
     def _count_hits(self, request: Request, tokens: int) -> None:
         """A recomputation after a preemption is not the user's cache hit."""

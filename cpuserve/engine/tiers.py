@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES
 from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.swap import Data, SwapSpace
 from cpuserve.core.kv.tiers import Tiers
@@ -75,6 +76,7 @@ def make_tiers(config: EngineConfig, executor: Executor) -> Tiers | None:
                 fingerprint(config, blocks.block_bytes),
                 blocks.block_bytes,
                 config.prefix_cache_bytes,
+                PREFIX_CACHE_QUEUE_BYTES,
             )
         except OSError as error:
             log.warning("the prefix cache directory cannot be used: %s", error)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cpuserve.config.decisions import Ledger
-from cpuserve.config.engine import EngineOptions
+from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES, EngineOptions
 from cpuserve.config.values import GIB, Space, format_bytes, format_gib, format_gib_up, parse_space
 from cpuserve.errors import ConfigError
 from cpuserve.ids import NodeId
@@ -138,14 +138,16 @@ def plan_memory(
         ConfigError: the model, the explicit KV size or the explicit length does not fit.
     """
     weights = resident_weight_bytes(facts, dtype, quantize)
+    block = kv_block_bytes(facts, kv_dtype)
     other = PROCESS_BYTES + max_num_batched_tokens * facts.activation_width * 4
+    other += _written_bytes(options, block)
     needs = Needs(weights, other, facts.weight_bytes, threads)
     wanted, explicit = _wanted_length(options, ledger, facts)
     near = host.node_memory(nodes)
     budget = _Budget(
         tightest(host, needs),
         None if near is None else int(near * HEADROOM) - weights - other,
-        kv_block_bytes(facts, kv_dtype),
+        block,
         wanted,
         explicit,
         spare=int(_sliding(facts, wanted) > 0),
@@ -179,6 +181,13 @@ def _sliding(facts: ModelFacts, length: int) -> int:
     windows = [kv.window for kv in facts.kv_layers]
     widest = max(windows, default=0) if all(windows) else 0
     return widest if widest < length else 0
+
+
+def _written_bytes(options: EngineOptions, block: int) -> int:
+    """Memory of blocks on their way to files: those that wait, one before and one behind them."""
+    if options.prefix_cache_dir is None or options.enable_prefix_caching is False:
+        return 0
+    return max(PREFIX_CACHE_QUEUE_BYTES, block) + 2 * block
 
 
 def _swap(options: EngineOptions, ledger: Ledger, budget: _Budget, used: int) -> int:

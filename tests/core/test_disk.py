@@ -15,8 +15,10 @@ DATA = [bytes([i]) * 100 for i in range(8)]
 FINGERPRINT = bytes(range(32))
 
 
-def open_cache(directory, *, fingerprint=FINGERPRINT, block_bytes=100, max_bytes=1 << 20):
-    return DiskCache(directory, fingerprint, block_bytes, max_bytes)
+def open_cache(
+    directory, *, fingerprint=FINGERPRINT, block_bytes=100, max_bytes=1 << 20, queue_bytes=3200
+):
+    return DiskCache(directory, fingerprint, block_bytes, max_bytes, queue_bytes)
 
 
 def entries_of(cache, tokens, salt=""):
@@ -184,10 +186,19 @@ def test_too_much_waiting_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "_write", lambda *_: time.sleep(0.05))
     _, entries = entries_of(cache, list(range(400)))
     taken = [cache.put(entry, DATA[0]) for entry in entries]
+    assert 32 <= sum(taken) <= 34
     assert taken[0]
     assert not taken[-1]
+    assert not cache.has_room
     assert cache.wants(entries[-1])
     assert not cache.wants(entries[0])
+
+
+def test_a_block_larger_than_the_memory_to_wait_in_is_written(tmp_path):
+    cache = open_cache(tmp_path, queue_bytes=99)
+    chain = fill(cache, list(range(12)))
+    cache.close()
+    assert [cache.load(chain, i) for i in range(3)] == DATA[:3]
 
 
 def test_a_full_disk_ends_writing_with_one_line(tmp_path, monkeypatch, caplog):

@@ -155,14 +155,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         blocks, disk = ModelBlocks(self.model), None
         if disk_bytes is not None:
             where = Path(self.directory.name)
-            disk = WrittenDisk(where, bytes(32), blocks.block_bytes, disk_bytes)
+            disk = WrittenDisk(where, bytes(32), blocks.block_bytes, disk_bytes, 1 << 20)
         return Tiers(blocks, SwapSpace(swap) if swap is not None else None, disk)
 
     @property
     def num_moved(self):
         """Blocks that have been moved between tiers."""
         tiers = self.kv.tiers
-        return tiers.num_restored if tiers is not None else 0
+        return tiers.num_restored + tiers.num_saved if tiers is not None else 0
 
     @property
     def disk(self):

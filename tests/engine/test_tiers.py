@@ -1,6 +1,7 @@
 """Swap space and the prefix cache on disk behind an engine: tokens never change, work is saved."""
 
 import logging
+import threading
 import time
 from array import array
 
@@ -324,3 +325,55 @@ def test_restoring_a_long_prompt_lets_messages_in_between():
     assert {output.id for output in outputs} == {701}
     assert core.kv.tiers.num_restored <= 9
     assert ask(core, long) == 116
+
+
+def test_room_that_takes_long_to_save_is_made_in_several_steps_and_nothing_is_lost():
+    core = make(swap_bytes=1 << 20, itl_target_ms=50, kv_blocks=40, max_num_batched_tokens=200)
+    long, other = list(range(100)), list(range(100, 200))
+    ask(core, long)
+    slow_moves(core, 0.01)
+    tokens = {600: [], 601: []}
+    for number, prompt in ((600, [5, 6, 7]), (601, other)):
+        sampling = SamplingParams(seed=1, max_tokens=25, ignore_eos=True)
+        core.handle(AddRequest(number, array("i", prompt).tobytes(), sampling, 0.0))
+        if number == 600:
+            for _ in range(4):
+                core.scheduler.cost.observe(core.scheduler.work, 0.04)
+                tokens[600] += core.step().outputs[0].tokens
+    saved = []
+    while core.has_work:
+        before = core.kv.tiers.num_saved
+        for output in core.step().outputs:
+            tokens[output.id] += output.tokens
+        saved.append(core.kv.tiers.num_saved - before)
+        assert core.check() == {"ok": True}
+    assert sum(saved) >= 10
+    assert max(saved) <= 4, "streams wait while blocks are saved"
+    for number, prompt in ((600, [5, 6, 7]), (601, other)):
+        assert tokens[number] == reference(prompt, SamplingParams(), 1, 25)
+    core.kv.tiers.left_s = 1e9
+    evict_all(core)
+    assert ask(core, long) == 96, "a block was lost"
+
+
+def test_a_step_that_has_no_time_left_evicts_without_saving():
+    core = make(swap_bytes=1 << 20)
+    ask(core)
+    core.kv.tiers.left_s = 0.0
+    evict_all(core)
+    assert core.report()["swap_blocks"] == 0
+    assert ask(core) == 0
+
+
+def test_blocks_are_not_copied_for_a_disk_that_takes_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr("cpuserve.engine.tiers.PREFIX_CACHE_QUEUE_BYTES", 32)
+    core = make(prefix_cache_dir=str(tmp_path))
+    goes_on = threading.Event()
+    monkeypatch.setattr(core.kv.tiers.disk, "_write", lambda *_: goes_on.wait(5))
+    ask(core)
+    reads, read = [], core.kv.tiers.blocks.read
+    core.kv.tiers.blocks.read = lambda block: reads.append(block) or read(block)
+    evict_all(core)
+    goes_on.set()
+    assert 2 <= len(reads) <= 3
+    assert core.kv.tiers.num_saved == len(reads)

@@ -1,6 +1,7 @@
 """What bounds the KV cache, and what each way of asking for a size does."""
 
 import dataclasses
+import re
 
 import msgspec
 import pytest
@@ -230,3 +231,14 @@ def test_a_prefix_cache_directory_is_absolute_and_has_a_size(tmp_path, monkeypat
         assert (
             resolve("vm_2core_zen5", prefix_cache_dir="/a", **off).config.prefix_cache_dir is None
         )
+
+
+def test_blocks_that_wait_to_be_written_are_counted():
+    def most(**options):
+        with pytest.raises(ConfigError) as error:
+            resolve("vm_2core_zen5", LLAMA_1B, kv_cache_space="999", **options)
+        return float(re.search(r"give at most ([\d.]+)", str(error.value))[1])
+
+    waiting = (32 + 2) * MIB / GIB  # a block of this model has 1 MiB
+    assert most() - most(prefix_cache_dir="/a") == pytest.approx(waiting, abs=0.011)
+    assert most() == most(prefix_cache_dir="/a", enable_prefix_caching=False)

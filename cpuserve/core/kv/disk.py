@@ -34,7 +34,6 @@ SEED_BYTES = 32
 # tokens and of data, CRC-32 of all that follows the head and of the head before it.
 _HEAD = struct.Struct("<8s32s32s32s32sQQI")
 _HEAD_BEFORE_CRC = _HEAD.size - 4
-_WAITING = 32  # blocks that may wait to be written; more are not kept
 _STALE_S = 3600.0  # a temporary file this old was left by a process that died
 
 log = get_logger("kv")
@@ -53,12 +52,18 @@ class _Name:
 class DiskCache:
     """Blocks of `block_bytes` in `directory`, at most `max_bytes` of files, all models together.
 
-    fingerprint: 32 bytes that differ wherever the same tokens could have other bytes. `seed` is for
-    the hashes of blocks. Raises OSError if the directory cannot be used.
+    fingerprint: 32 bytes that differ wherever the same tokens could have other bytes. queue_bytes:
+    memory for blocks that wait to be written, one at least; more are not kept. `seed` is for the
+    hashes of blocks. Raises OSError if the directory cannot be used.
     """
 
     def __init__(
-        self, directory: Path, fingerprint: bytes, block_bytes: int, max_bytes: int
+        self,
+        directory: Path,
+        fingerprint: bytes,
+        block_bytes: int,
+        max_bytes: int,
+        queue_bytes: int,
     ) -> None:
         self._directory = directory / fingerprint.hex()[:32]
         self._fingerprint = fingerprint
@@ -72,7 +77,9 @@ class DiskCache:
         self._broken = 0
         self._failed = False
         self._pending: set[bytes] = set()
-        self._queue: queue.Queue[tuple[_Name, Data] | None] = queue.Queue(_WAITING)
+        self._queue: queue.Queue[tuple[_Name, Data] | None] = queue.Queue(
+            max(1, queue_bytes // block_bytes)
+        )
         self._thread = threading.Thread(target=self._run, name="cpuserve-kv-disk", daemon=True)
         self._thread.start()
 
@@ -143,6 +150,11 @@ class DiskCache:
     def wants(self, entry: CachedBlock) -> bool:
         """The block of `entry` is not here and could be."""
         return not (self._failed or entry.key in self._pending or self.has(entry.key))
+
+    @property
+    def has_room(self) -> bool:
+        """A block that is put now need not wait before it may wait."""
+        return not self._queue.full()
 
     def put(self, entry: CachedBlock, data: Data, wait_s: float = 0.0) -> bool:
         """Have `data`, what the block of `entry` holds, written; False if too much waits already.

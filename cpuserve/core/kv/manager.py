@@ -209,6 +209,16 @@ class KvManager:
         missing = self.blocks_for(num_tokens) - len(match.entries)
         return missing + spare <= self.pool.num_free - idle
 
+    def vacate(self, match: PrefixMatch, num_tokens: int) -> bool:
+        """Evict what has to leave for a sequence of `num_tokens` that adopts `match`.
+
+        False if tiers are to have some of it and there was no time for all: go on later.
+        """
+        if self.tiers is None:
+            return True
+        tiers, missing = self.tiers, self.blocks_for(num_tokens) - len(match.entries)
+        return self.pool.vacate(missing, set(match.blocks), lambda: tiers.has_time)
+
     def grow(self, table: list[BlockId], num_tokens: int) -> bool:
         """Extend `table` so that it holds `num_tokens` tokens; False, and nothing, if it cannot."""
         missing = self.blocks_for(num_tokens) - len(table)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
+from itertools import islice
 
 from cpuserve.ids import BlockId
 
@@ -86,8 +87,23 @@ class BlockPool:
             del self._cached[block]
             self._free.append(block)
 
-    def _evict(self) -> BlockId:
-        block, _ = self._cached.popitem(last=False)
+    def vacate(self, count: int, kept: Container[BlockId], go_on: Callable[[], bool]) -> bool:
+        """Evict cached blocks, but none of `kept`, until `count` are free; False if not `go_on()`.
+
+        Those that have left by then stay free.
+        """
+        others = (block for block in self._cached if block not in kept)
+        for block in list(islice(others, max(0, count - len(self._free)))):
+            if not go_on():
+                return False
+            self._free.append(self._evict(block))
+        return True
+
+    def _evict(self, block: BlockId | None = None) -> BlockId:
+        """Forget the content of `block`, or of the one unused for longest."""
+        if block is None:
+            block = next(iter(self._cached))
+        del self._cached[block]
         self._kept[block] = 0
         if self._on_evict is not None:
             self._on_evict(block)

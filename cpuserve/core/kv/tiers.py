@@ -48,6 +48,11 @@ class Tiers:
     _unsaved: dict[CachedBlock, None] = field(default_factory=dict)
 
     @property
+    def has_time(self) -> bool:
+        """More blocks may be moved before somebody looks up."""
+        return self.left_s > 0.0
+
+    @property
     def num_restored(self) -> int:
         """Blocks that came back so far."""
         return sum(self.hits.values())
@@ -82,17 +87,21 @@ class Tiers:
         self._unsaved.pop(entry, None)
 
     def evicted(self, entry: CachedBlock) -> None:
-        """The block of `entry` is about to be given to somebody else."""
+        """The block of `entry` is about to be given to somebody else.
+
+        Its content is lost where no time is left to save it.
+        """
         self._unsaved.pop(entry, None)
-        to_disk = self.disk is not None and self.disk.wants(entry)
-        if self.swap is None and not to_disk:
+        disk = self.disk
+        to_disk = disk is not None and disk.has_room and disk.wants(entry)
+        if not self.has_time or (self.swap is None and not to_disk):
             return
         began = time.perf_counter()
         data = self.blocks.read(entry.block)
         if self.swap is not None:
             self.swap.put(entry, data)
-        if to_disk and self.disk is not None:
-            self.disk.put(entry, data)
+        if to_disk and disk is not None:
+            disk.put(entry, data)
         self.num_saved += 1
         self._spent(began)
 
