@@ -36,6 +36,9 @@ SETTINGS = (
     "isa",
 )
 
+# Half a mebibyte of each file, in under a millisecond once it has been loaded.
+SAMPLES, SAMPLE_BYTES = 32, 16 << 10
+
 log = get_logger("engine")
 
 
@@ -95,9 +98,27 @@ def fingerprint(config: EngineConfig, block_bytes: int) -> bytes:
     return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).digest()
 
 
-def _files(path: Path) -> list[tuple[str, int, int]]:
-    """(name, bytes, time of change) of what the model is read from."""
+def _files(path: Path) -> list[tuple[str, int, int, str]]:
+    """(name, bytes, time of change, hash of samples) of what the model is read from.
+
+    Name, size and time alone are the same for fine-tunes of one model where an image or an archive
+    has set all times to one.
+    """
     files = sorted(path.glob("*")) if path.is_dir() else [path]
     kinds = (".safetensors", ".json", ".gguf")
     found = [(file, file.stat()) for file in files if file.suffix in kinds and file.is_file()]
-    return [(file.name, status.st_size, status.st_mtime_ns) for file, status in found]
+    return [
+        (file.name, status.st_size, status.st_mtime_ns, _sampled(file, status.st_size))
+        for file, status in found
+    ]
+
+
+def _sampled(file: Path, size: int) -> str:
+    """A hash of the first bytes of `file`, of its last, and of places between, close enough to have
+    some in every layer: a fine-tune may leave most of a model as it was."""
+    hashed, last = hashlib.sha256(), max(0, size - SAMPLE_BYTES)
+    with file.open("rb", buffering=0) as stream:
+        for index in range(SAMPLES + 1):
+            stream.seek(last * index // SAMPLES)
+            hashed.update(stream.read(SAMPLE_BYTES))
+    return hashed.hexdigest()

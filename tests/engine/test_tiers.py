@@ -1,6 +1,7 @@
 """Swap space and the prefix cache on disk behind an engine: tokens never change, work is saved."""
 
 import logging
+import os
 import threading
 import time
 from array import array
@@ -377,3 +378,24 @@ def test_blocks_are_not_copied_for_a_disk_that_takes_no_more(tmp_path, monkeypat
     goes_on.set()
     assert 2 <= len(reads) <= 3
     assert core.kv.tiers.num_saved == len(reads)
+
+
+@pytest.mark.parametrize("place", [0.0, 0.01, 0.27, 0.5, 0.73, 0.99, 1.0])
+@pytest.mark.parametrize("size", [5, 10 << 10, 600 << 10, 3 << 20])
+def test_fingerprint_tells_models_apart_whose_files_have_one_size_and_time(tmp_path, size, place):
+    """A twentieth of the weights differs, as after a fine-tune of a few layers."""
+    prints = set()
+    for name in "ab":
+        weights = bytearray(size)
+        if name == "b":
+            part = -(-size // 20)
+            begin = int(place * (size - part))
+            weights[begin : begin + part] = b"1" * part
+        (tmp_path / name).mkdir()
+        file = tmp_path / name / "model.safetensors"
+        file.write_bytes(weights)
+        os.utime(file, (1, 1))
+        prints.add(fingerprint(fake_config(model_path=str(tmp_path / name)), 64))
+    assert len(prints) == 2
+    again = fingerprint(fake_config(model_path=str(tmp_path / "b")), 64)
+    assert again in prints
