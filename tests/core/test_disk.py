@@ -1,5 +1,6 @@
 """DiskCache: what is written comes back, and nothing else does."""
 
+import errno
 import logging
 import os
 import shutil
@@ -13,6 +14,7 @@ from cpuserve.core.kv.prefix import PrefixChain, PrefixIndex
 SIZE = 4
 DATA = [bytes([i]) * 100 for i in range(8)]
 FINGERPRINT = bytes(range(32))
+FDOPEN = os.fdopen
 
 
 def open_cache(
@@ -203,12 +205,13 @@ def test_a_block_larger_than_the_memory_to_wait_in_is_written(tmp_path):
 
 def test_a_full_disk_ends_writing_with_one_line(tmp_path, monkeypatch, caplog):
     cache = open_cache(tmp_path)
-    before = fill(cache, [1] * 4)
-    while not cache.has(before.keys[0]):
+    before = fill(cache, [1] * 8)
+    while not cache.has(before.keys[1]):
         time.sleep(0.01)
 
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
+    def full(fd, mode):
+        os.close(fd)
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("cpuserve.core.kv.disk.os.fdopen", full)
     with caplog.at_level(logging.WARNING, "cpuserve"):
@@ -219,8 +222,55 @@ def test_a_full_disk_ends_writing_with_one_line(tmp_path, monkeypatch, caplog):
     assert len(caplog.records) == 1
     assert "No space left" in caplog.text
     assert not cache.wants(entries[0])
-    assert cache.load(before, 0) == DATA[0]
+    assert not cache.has(before.keys[0]), "it was given up before room was made"
+    assert cache.load(before, 1) == DATA[1]
     assert not list(tmp_path.glob("*/*.tmp"))
+
+
+class FullDisk:
+    """os.fdopen on a disk that has room for `room` block files at a time."""
+
+    def __init__(self, directory, room):
+        self.directory, self.room, self.refused = directory, room, 0
+
+    def __call__(self, fd, mode):
+        if len(files(self.directory)) >= self.room:
+            os.close(fd)
+            self.refused += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return FDOPEN(fd, mode)
+
+
+def test_a_disk_smaller_than_the_size_goes_on_with_the_latest(tmp_path, monkeypatch, caplog):
+    disk = FullDisk(tmp_path, 3)
+    cache = open_cache(tmp_path)
+    monkeypatch.setattr("cpuserve.core.kv.disk.os.fdopen", disk)
+    with caplog.at_level(logging.WARNING, "cpuserve"):
+        chain = fill(cache, list(range(20)))
+        cache.close()
+    assert not caplog.records
+    assert [cache.has(key) for key in chain.keys] == [False, False, True, True, True]
+    assert disk.refused == 1, "the size is what the disk holds"
+    assert cache.num_bytes == sum(path.stat().st_size for path in files(tmp_path))
+    _, entries = entries_of(cache, [9] * 4)
+    assert cache.wants(entries[0])
+
+
+@pytest.mark.parametrize("error", [errno.EDQUOT, errno.EIO])
+def test_a_disk_full_of_other_things_or_broken_is_given_up(tmp_path, monkeypatch, caplog, error):
+    cache = open_cache(tmp_path)
+
+    def full(fd, mode):
+        os.close(fd)
+        raise OSError(error, "no")
+
+    monkeypatch.setattr("cpuserve.core.kv.disk.os.fdopen", full)
+    _, entries = entries_of(cache, [1] * 4)
+    with caplog.at_level(logging.WARNING, "cpuserve"):
+        cache.put(entries[0], DATA[0])
+        cache.close()
+    assert len(caplog.records) == 1
+    assert not cache.wants(entries[0])
 
 
 def test_a_directory_that_was_emptied_is_filled_again(made, caplog):

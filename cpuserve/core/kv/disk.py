@@ -11,6 +11,7 @@ Several processes may share a directory. Nothing here fails a request: the worst
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import queue
@@ -35,6 +36,8 @@ SEED_BYTES = 32
 _HEAD = struct.Struct("<8s32s32s32s32sQQI")
 _HEAD_BEFORE_CRC = _HEAD.size - 4
 _STALE_S = 3600.0  # a temporary file this old was left by a process that died
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 log = get_logger("kv")
 
@@ -206,14 +209,30 @@ class DiskCache:
         crc = zlib.crc32(data, zlib.crc32(name.content, zlib.crc32(head)))
         parts = (head, struct.pack("<I", crc), name.content, data)
         try:
-            try:
-                self._store(self._path(name.key), parts)
-            except FileNotFoundError:  # somebody has emptied the directory, to clear the cache
-                self._begin_again()
-                self._store(self._path(name.key), parts)
+            self._store_somehow(self._path(name.key), parts)
         except OSError as error:
             self._failed = True
             log.warning("the prefix cache on disk is no longer written: %s", error)
+
+    def _store_somehow(self, path: Path, parts: tuple[Data, ...]) -> None:
+        """The same where the first attempt meets a directory or a disk that is not as it was."""
+        try:
+            self._store(path, parts)
+        except FileNotFoundError:  # somebody has emptied the directory, to clear the cache
+            self._begin_again()
+            self._store(path, parts)
+        except OSError as error:
+            if error.errno not in _FULL or not self._shrink(sum(map(len, parts))):
+                raise
+            self._store(path, parts)
+
+    def _shrink(self, size: int) -> bool:
+        """Have no more than there is now, since the disk has no more; False if `size` is."""
+        if size > self._num_bytes:
+            return False
+        self._max_bytes = min(self._max_bytes, self._num_bytes)
+        log.info("the disk of the prefix cache is full: %d bytes of files is all", self._max_bytes)
+        return True
 
     def _store(self, path: Path, parts: tuple[Data, ...]) -> None:
         size = sum(map(len, parts))
