@@ -334,3 +334,99 @@ def test_an_unusable_directory_is_an_oserror(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         open_cache(tmp_path / "file" / "cache")
+
+
+ONE = _HEAD.size + 4 * SIZE + 100  # bytes of a file
+
+
+def test_servers_on_one_directory_share_its_size(tmp_path):
+    caches = [open_cache(tmp_path, max_bytes=32 * ONE) for _ in range(3)]
+    for turn in range(20):
+        for number, cache in enumerate(caches):
+            fill(cache, [number, turn] * 4)
+    for cache in caches:
+        cache.close()
+    assert 32 <= len(files(tmp_path)) <= 32 + 3 * 2
+
+
+def test_what_is_too_much_goes_at_the_start_and_the_longest_unused_first(tmp_path):
+    cache = open_cache(tmp_path)
+    chain = fill(cache, list(range(32)))
+    cache.close()
+    for index, key in enumerate(chain.keys):
+        path = next(p for p in files(tmp_path) if p.stem == key.hex())
+        os.utime(path, (1000 + index,) * 2)
+    cache = open_cache(tmp_path, max_bytes=3 * ONE + 5)
+    assert [cache.has(key) for key in chain.keys] == [False] * 5 + [True] * 3
+    assert len(files(tmp_path)) == len(cache) == cache.num_files == 3
+
+
+def test_files_of_engines_that_had_folders_of_their_own_count_and_go(tmp_path):
+    for index in range(2):
+        cache = open_cache(tmp_path / f"replica-{index}")
+        fill(cache, list(range(8)))
+        cache.close()
+    cache = open_cache(tmp_path, max_bytes=5 * ONE)
+    assert (cache.num_files, cache.num_bytes, len(cache)) == (4, 4 * ONE, 0)
+    fill(cache, list(range(16)))
+    cache.close()
+    assert len(cache) == 4
+    assert len(list(tmp_path.glob("**/*.kv"))) == 5
+
+
+def test_a_file_that_cannot_be_read_just_now_still_counts(made, monkeypatch):
+    directory, chain = made
+    cache = open_cache(directory)
+    before = cache.num_bytes
+
+    def fail(path):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.read_bytes", fail)
+        assert cache.load(chain, 0) is None
+    assert cache.num_bytes == before
+    assert cache.load(chain, 0) == DATA[0]
+
+
+def test_what_goes_while_others_files_are_looked_for_is_not_found_again(made, monkeypatch):
+    directory, chain = made
+    cache = open_cache(directory)
+    scan = cache._files._scan
+
+    def meanwhile():
+        found = list(scan())
+        next(path for path in files(directory) if path.stem == chain.keys[1].hex()).unlink()
+        assert cache.load(chain, 1) is None
+        return found
+
+    monkeypatch.setattr(cache._files, "_scan", meanwhile)
+    cache._look_again()
+    assert [cache.has(key) for key in chain.keys] == [True, False, True]
+    assert len(cache) == cache.num_files == 2
+    assert cache.num_bytes == sum(path.stat().st_size for path in files(directory))
+
+
+def test_own_blocks_are_counted_as_they_come_and_go(made):
+    directory, chain = made
+    other = open_cache(directory, fingerprint=bytes(32))
+    fill(other, [1] * 4)
+    other.close()
+    cache = open_cache(directory)
+    assert (len(cache), cache.num_files) == (3, 4)
+    fill(cache, [5] * 8)
+    cache.close()
+    assert (len(cache), cache.num_files) == (5, 6)
+    next(path for path in files(directory) if path.stem == chain.keys[0].hex()).write_bytes(b"?")
+    assert cache.load(chain, 0) is None
+    assert (len(cache), cache.num_files) == (4, 5)
+    cache.clear()
+    assert (len(cache), cache.num_files) == (0, 1)
+
+
+def test_reporting_sizes_looks_at_no_file(made):
+    """The engine's thread reports between steps."""
+    cache = open_cache(made[0])
+    cache._files._sizes = None
+    assert len(cache) == 3
+    assert cache.num_bytes > 300

@@ -6,7 +6,8 @@ DIR/FINGERPRINT/KEY.kv       a block of a model and settings; see `_HEAD`
 
 A file is written under another name and renamed; what is torn, foreign or damaged is removed when
 it is read, with one line in the log. What was used longest ago goes when the size is reached.
-Several processes may share a directory. Nothing here fails a request: the worst is a miss.
+Several processes may share a directory and its size, which they may pass by a sixteenth each.
+Nothing here fails a request: the worst is a miss.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ import queue
 import secrets
 import struct
 import threading
-import time
 import zlib
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from cpuserve.core.kv.files import BlockFiles
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.swap import Data
 from cpuserve.log import get_logger
@@ -35,7 +35,8 @@ SEED_BYTES = 32
 # tokens and of data, CRC-32 of all that follows the head and of the head before it.
 _HEAD = struct.Struct("<8s32s32s32s32sQQI")
 _HEAD_BEFORE_CRC = _HEAD.size - 4
-_STALE_S = 3600.0  # a temporary file this old was left by a process that died
+# A process looks for what others have written when it has written this share of the size itself.
+_LOOKS = 16
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -74,9 +75,9 @@ class DiskCache:
         self._max_bytes = max_bytes
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.seed = _read_seed(directory / "seed")
-        self._lock = threading.Lock()
-        self._files = _scan(directory)
-        self._num_bytes = sum(self._files.values())
+        self._files = BlockFiles(directory, self._directory)
+        self._files.trim(max_bytes)
+        self._written = 0  # bytes since others' files were looked for
         self._broken = 0
         self._failed = False
         self._pending: set[bytes] = set()
@@ -88,13 +89,12 @@ class DiskCache:
 
     def __len__(self) -> int:
         """Blocks of this fingerprint."""
-        with self._lock:
-            return sum(path.parent == self._directory for path in self._files)
+        return self._files.num_own
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all files."""
-        return self._num_bytes
+        return self._files.num_bytes
 
     @property
     def num_files(self) -> int:
@@ -114,18 +114,17 @@ class DiskCache:
         path = self._path(name.key)
         try:
             raw = path.read_bytes()
-        except OSError:
-            self._forget(path)
+        except FileNotFoundError:
+            self._files.forget(path)
+            return None
+        except OSError as error:  # too many open files, say: it is there and may be read later
+            log.debug("%s cannot be read now: %s", path, error)
             return None
         data = self._unpack(name, raw)
         if data is None:
             self._remove_broken(path)
             return None
-        with self._lock:
-            if path in self._files:
-                self._files.move_to_end(path)
-        with suppress(OSError):
-            os.utime(path)  # the next start orders by it
+        self._files.used(path)
         return data
 
     def _unpack(self, name: _Name, raw: bytes) -> bytes | None:
@@ -146,7 +145,7 @@ class DiskCache:
             log.warning("a cached block is torn, foreign or damaged and is removed: %s", path)
         with suppress(OSError):
             path.unlink()
-        self._forget(path)
+        self._files.forget(path)
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -176,9 +175,7 @@ class DiskCache:
 
     def clear(self) -> None:
         """Remove the blocks of this fingerprint."""
-        with self._lock:
-            for path in [path for path in self._files if path.parent == self._directory]:
-                self._drop(path)
+        self._files.clear()
 
     def close(self, wait_s: float = 2.0) -> None:
         """Finish writing, for `wait_s` at most."""
@@ -228,9 +225,10 @@ class DiskCache:
 
     def _shrink(self, size: int) -> bool:
         """Have no more than there is now, since the disk has no more; False if `size` is."""
-        if size > self._num_bytes:
+        self._look_again()
+        if size > self.num_bytes:
             return False
-        self._max_bytes = min(self._max_bytes, self._num_bytes)
+        self._max_bytes = min(self._max_bytes, self.num_bytes)
         log.info("the disk of the prefix cache is full: %d bytes of files is all", self._max_bytes)
         return True
 
@@ -250,23 +248,24 @@ class DiskCache:
             with suppress(OSError):
                 temporary.unlink()
             raise
-        with self._lock:
-            self._num_bytes += size - self._files.get(path, 0)
-            self._files[path] = size
+        self._files.add(path, size)
+        self._written += size
 
     def _begin_again(self) -> None:
         """Make the directory anew, with the same seed, and see what is left of the files."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         _read_seed(self._directory.parent / "seed", self.seed)
-        with self._lock:
-            self._files = _scan(self._directory.parent)
-            self._num_bytes = sum(self._files.values())
+        self._look_again()
 
     def _make_room(self, size: int) -> bool:
-        with self._lock:
-            while self._files and self._num_bytes + size > self._max_bytes:
-                self._drop(next(iter(self._files)))
-            return self._num_bytes + size <= self._max_bytes
+        if self._written * _LOOKS >= self._max_bytes:
+            self._look_again()
+        self._files.trim(self._max_bytes - size)
+        return self.num_bytes + size <= self._max_bytes
+
+    def _look_again(self) -> None:
+        self._written = 0
+        self._files.rescan()
 
     # --- common -------------------------------------------------------------------------------
 
@@ -276,15 +275,6 @@ class DiskCache:
 
     def _path(self, key: bytes) -> Path:
         return self._directory / f"{key.hex()}.kv"
-
-    def _forget(self, path: Path) -> None:
-        with self._lock:
-            self._num_bytes -= self._files.pop(path, 0)
-
-    def _drop(self, path: Path) -> None:
-        self._num_bytes -= self._files.pop(path)
-        with suppress(OSError):
-            path.unlink()
 
 
 def _read_seed(path: Path, new: bytes = b"") -> bytes:
@@ -311,18 +301,3 @@ def _read_seed(path: Path, new: bytes = b"") -> bytes:
     finally:
         temporary.unlink(missing_ok=True)
     return path.read_bytes()
-
-
-def _scan(directory: Path) -> OrderedDict[Path, int]:
-    """Bytes of every block file below `directory`, the one used longest ago first."""
-    found: list[tuple[float, Path, int]] = []
-    for path in directory.glob("*/*"):
-        try:
-            status = path.stat()
-            if path.suffix == ".kv":
-                found.append((status.st_mtime, path, status.st_size))
-            elif path.suffix == ".tmp" and time.time() - status.st_mtime > _STALE_S:
-                path.unlink(missing_ok=True)
-        except OSError:
-            log.debug("%s has gone", path)
-    return OrderedDict((path, size) for _, path, size in sorted(found))
