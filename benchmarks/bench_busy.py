@@ -70,14 +70,14 @@ def main(argv=None):
         rounds = measure(target, args)
     shape = {"output_tokens": args.output_tokens, "neighbours": 1}
     quiet, busy = zip(*rounds, strict=True)
-    for name, unit, samples in (
-        ("decode_quiet", "tokens/s", [rate for rate, _ in quiet]),
-        ("decode_busy", "tokens/s", [rate for rate, _ in busy]),
-        ("longest_gap_busy", "ms", [gap for _, gap in busy]),
+    for name, unit, better, samples in (
+        ("decode_quiet", "tokens/s", "more", [rate for rate, _ in quiet]),
+        ("decode_busy", "tokens/s", "more", [rate for rate, _ in busy]),
+        ("longest_gap_busy", "ms", "less", [gap for _, gap in busy]),
         # Of the same round, since a shared machine's speed drifts.
-        ("busy_of_quiet", "share", [b[0] / q[0] for q, b in rounds]),
+        ("busy_of_quiet", "share", "more", [b[0] / q[0] for q, b in rounds]),
     ):
-        print(record(name, unit, samples, here, parameters=shape).to_json())
+        print(record(name, unit, samples, here, better=better, parameters=shape).to_json())
     return 0
 
 

@@ -78,7 +78,10 @@ def load_records(
             note("engine_peak_of_weights", "ratio", engine.peak / weight_bytes)
             note("load_peak_of_weights", "ratio", (engine.peak - engine.before) / weight_bytes)
     shape = {"weights_mib": round(weight_bytes / MIB, 1)}
-    return [record(n, unit, v, where, parameters=shape) for n, (unit, v) in found.items()]
+    return [
+        record(name, unit, values, where, better="less", parameters=shape)
+        for name, (unit, values) in found.items()
+    ]
 
 
 def time_to_health(arguments: Sequence[str]) -> float:

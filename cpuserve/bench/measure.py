@@ -62,12 +62,12 @@ def roofline_records(roofline: Roofline, where: Where, rounds: int) -> list[Reco
     """Bandwidth, dot-product peaks and barrier of this machine."""
     measured = [roofline.measure() for _ in range(rounds)]
     bandwidth = [m["read_bytes_per_s"] / 1e9 for m in measured]
-    found = [record("read_bandwidth", "GB/s", bandwidth, where)]
+    found = [record("read_bandwidth", "GB/s", bandwidth, where, better="more")]
     for kind in DOT_KINDS:
         rates = [m["dot_ops_per_s"][kind] / 1e9 for m in measured]
-        found.append(record(f"dot_{kind}", "GOP/s", rates, where))
-    found.append(record("barrier", "us", [m["barrier_s"] * 1e6 for m in measured], where))
-    return found
+        found.append(record(f"dot_{kind}", "GOP/s", rates, where, better="more"))
+    barriers = [m["barrier_s"] * 1e6 for m in measured]
+    return [*found, record("barrier", "us", barriers, where, better="less")]
 
 
 async def throughput(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
@@ -104,7 +104,7 @@ async def latency(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
     latencies = {metric: milliseconds(timings, metric) for metric in METRICS}
     return [
         *(latency_record(m, v, bench.where, parameters) for m, v in latencies.items() if v),
-        record("batch_latency", "ms", walls, bench.where, parameters=parameters),
+        record("batch_latency", "ms", walls, bench.where, better="less", parameters=parameters),
     ]
 
 
@@ -137,12 +137,11 @@ async def _decode(bench: Bench) -> Record:
         "tokens/s",
         rates,
         bench.where,
+        better="more",
         roofs=roofs,
         of="read bandwidth",
-        parameters={
-            "weight_bytes_per_token": bench.work.weight_bytes_per_token,
-            "output_tokens": bench.output_tokens,
-        },
+        parameters={"output_tokens": bench.output_tokens},
+        facts={"weight_bytes_per_token": bench.work.weight_bytes_per_token},
     )
 
 
@@ -156,21 +155,20 @@ async def _prefill(bench: Bench) -> list[Record]:
         times.append(1e3 * timing.ttft)
         rates.append(bench.prompt_tokens / timing.ttft)
         roofs.append(_ratio(peak, 2 * bench.work.linear_weights))
-    shape: dict[str, float | str] = {
-        "prompt_tokens": bench.prompt_tokens,
-        "linear_weights": bench.work.linear_weights,
-    }
+    shape: dict[str, float | str] = {"prompt_tokens": bench.prompt_tokens}
     return [
         record(
             "prefill",
             "tokens/s",
             rates,
             bench.where,
+            better="more",
             roofs=roofs,
             of=f"{bench.work.dot} dot peak",
             parameters=shape,
+            facts={"linear_weights": bench.work.linear_weights},
         ),
-        record("ttft", "ms", times, bench.where, parameters=shape),
+        record("ttft", "ms", times, bench.where, better="less", parameters=shape),
     ]
 
 
@@ -188,11 +186,10 @@ async def _together(bench: Bench) -> list[Record]:
         "concurrency": bench.concurrency,
         "output_tokens": bench.output_tokens,
     }
+    name, where = f"{bench.concurrency}_requests", bench.where
     return [
-        record(
-            f"output_{bench.concurrency}_requests", "tokens/s", rates, bench.where, parameters=shape
-        ),
-        record(f"tpot_{bench.concurrency}_requests", "ms", gaps, bench.where, parameters=shape),
+        record(f"output_{name}", "tokens/s", rates, where, better="more", parameters=shape),
+        record(f"tpot_{name}", "ms", gaps, where, better="less", parameters=shape),
     ]
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from cpuserve.bench.driver import Timing
 from cpuserve.bench.observe import weight_reading
-from cpuserve.bench.schema import Record, Where, percentile, record
+from cpuserve.bench.schema import Better, Record, Where, percentile, record
 from cpuserve.bench.traffic import Pace, Run
 from cpuserve.errors import ConfigError
 
@@ -25,6 +25,14 @@ NAMES = {
 }
 MOST_SAMPLES = 101  # of a latency in a record: more are thinned to its percentiles 0 to 100
 ROOF = "read bandwidth (weights read in the run, probe at the server's start)"
+
+
+class Rate(NamedTuple):
+    """One figure of a whole run."""
+
+    unit: str
+    value: float
+    better: Better = "more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +51,23 @@ class Report:
         """All values of a latency, in milliseconds."""
         return milliseconds(self.run.timings, metric)
 
-    def rates(self) -> dict[str, tuple[str, float]]:
-        """Name -> (unit, value)."""
+    def rates(self) -> dict[str, Rate]:
+        """The figures of the whole run by name."""
         run, wall = self.run, self.run.wall_s or math.inf
         prompts = sum(t.prompt_tokens for t in run.timings)
         cached = sum(t.cached_tokens for t in run.timings)
+        driver_us = 1e6 * run.cpu_s / run.tokens if run.tokens else 0.0
         found = {
-            "output": ("tokens/s", run.tokens / wall),
-            "prompt": ("tokens/s", prompts / wall),
-            "total": ("tokens/s", (run.tokens + prompts) / wall),
-            "requests": ("requests/s", len(run.timings) / wall),
-            "cached_prompt": ("share", cached / prompts if prompts else 0.0),
-            "failed": ("count", float(len(run.errors))),
-            "driver_cpu": ("us/token", 1e6 * run.cpu_s / run.tokens if run.tokens else 0.0),
+            "output": Rate("tokens/s", run.tokens / wall),
+            "prompt": Rate("tokens/s", prompts / wall),
+            "total": Rate("tokens/s", (run.tokens + prompts) / wall),
+            "requests": Rate("requests/s", len(run.timings) / wall),
+            "cached_prompt": Rate("share", cached / prompts if prompts else 0.0),
+            "failed": Rate("count", float(len(run.errors)), "less"),
+            "driver_cpu": Rate("us/token", driver_us, "less"),
         }
         if self.goodput:
-            found["goodput"] = ("requests/s", self.num_good() / wall)
+            found["goodput"] = Rate("requests/s", self.num_good() / wall)
         return found
 
     def num_good(self) -> int:
@@ -99,10 +108,12 @@ def records(report: Report) -> list[Record]:
     run, where, shape = report.run, report.where, report.parameters
     found = [latency_record(m, report.latency(m), where, shape) for m in report.metrics]
     share = weight_reading(run.before, run.after, run.wall_s)
-    for name, (unit, value) in report.rates().items():
+    for name, (unit, value, better) in report.rates().items():
         more = {**shape, **report.goodput} if name == "goodput" else shape
         roofs = [value / share] if name == "output" and share else []
-        found.append(record(name, unit, [value], where, roofs=roofs, of=ROOF, parameters=more))
+        found.append(
+            record(name, unit, [value], where, better=better, roofs=roofs, of=ROOF, parameters=more)
+        )
     return [f for f in found if f.samples]
 
 
@@ -113,8 +124,8 @@ def latency_record(
     kept = values
     if len(values) > MOST_SAMPLES:
         kept = [percentile(values, p) for p in range(101)]
-    shape = {**parameters, "values": len(values), "p99": round(percentile(values, 99), 4)}
-    return record(metric, "ms", kept, where, parameters=shape)
+    found = {"values": len(values), "p99": round(percentile(values, 99), 4)}
+    return record(metric, "ms", kept, where, better="less", parameters=parameters, facts=found)
 
 
 def summary(report: Report) -> dict[str, Any]:
@@ -126,10 +137,10 @@ def summary(report: Report) -> dict[str, Any]:
         "failed": len(run.errors),
         "total_input_tokens": sum(t.prompt_tokens for t in run.timings),
         "total_output_tokens": run.tokens,
-        "request_throughput": rates["requests"][1],
-        "request_goodput": rates["goodput"][1] if report.goodput else None,
-        "output_throughput": rates["output"][1],
-        "total_token_throughput": rates["total"][1],
+        "request_throughput": rates["requests"].value,
+        "request_goodput": rates["goodput"].value if report.goodput else None,
+        "output_throughput": rates["output"].value,
+        "total_token_throughput": rates["total"].value,
         "request_rate": "inf" if math.isinf(report.pace.rate) else report.pace.rate,
         "burstiness": report.pace.burstiness,
         "max_concurrency": report.pace.concurrency,
@@ -171,7 +182,7 @@ def render(report: Report) -> str:
         ("requests", f"{len(run.timings)} completed, {len(run.errors)} failed"),
         ("duration", f"{run.wall_s:.2f} s"),
     ]
-    for name, (unit, value) in report.rates().items():
+    for name, (unit, value, _) in report.rates().items():
         if name != "failed":
             rows.append((name.replace("_", " "), f"{value:.4g} {unit}"))
     share = weight_reading(run.before, run.after, run.wall_s)

@@ -6,26 +6,35 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from cpuserve.version import version
 
+Better = Literal["more", "less"]
+
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What was measured, where, and how far it is from what the machine can do.
 
-    samples: one value a round, in `unit`. fraction: median over the rounds of measured / roof,
-    both of the same minute, where there is a roof; `of` names it.
+    better: whether more or less of it is a gain. samples: one value a round, in `unit`. fraction:
+    median over the rounds of measured / roof, both of the same minute, where there is a roof; `of`
+    names it, fraction_p5 and fraction_p95 are its spread, and more of it is always a gain.
+    parameters: what was asked, which with metric and model tells whether two records are of the
+    same measurement. facts: what else was found.
     """
 
     metric: str
     unit: str
+    better: Better
     samples: list[float]
     median: float
     p5: float
     p95: float
     fraction: float | None = None
+    fraction_p5: float | None = None
+    fraction_p95: float | None = None
     of: str | None = None
     host: str = ""
     isa: str = ""
@@ -33,6 +42,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     commit: str = ""
     model: str = ""
     parameters: dict[str, float | str] = {}
+    facts: dict[str, float | str | list[float]] = {}
 
     def to_json(self) -> str:
         """One line."""
@@ -54,20 +64,25 @@ def record(
     samples: Sequence[float],
     where: Where,
     *,
+    better: Better,
     roofs: Sequence[float] = (),
     of: str | None = None,
     parameters: Mapping[str, float | str] | None = None,
+    facts: Mapping[str, float | str | list[float]] | None = None,
 ) -> Record:
     """A record of `samples`; roofs[i] is what the machine could have done in round i."""
     shares = [s / r for s, r in zip(samples, roofs, strict=False) if r > 0]
     return Record(
         metric=metric,
         unit=unit,
+        better=better,
         samples=[rounded(s) for s in samples],
         median=rounded(percentile(samples, 50)),
         p5=rounded(percentile(samples, 5)),
         p95=rounded(percentile(samples, 95)),
         fraction=rounded(percentile(shares, 50)) if shares else None,
+        fraction_p5=rounded(percentile(shares, 5)) if shares else None,
+        fraction_p95=rounded(percentile(shares, 95)) if shares else None,
         of=of if shares else None,
         host=where.host,
         isa=where.isa,
@@ -75,6 +90,7 @@ def record(
         commit=commit(),
         model=where.model,
         parameters=dict(parameters or {}),
+        facts=dict(facts or {}),
     )
 
 

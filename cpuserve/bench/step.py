@@ -158,24 +158,23 @@ class StepBench:
             self.core.handle(message)
             assert not self.core.has_work
             samples.append(1e3 * (time.perf_counter() - seen[0]))
-        self.emit(record("leave", "ms", samples, self.where, parameters={"tokens": tokens}))
+        self.cost("leave", "ms", samples, {"tokens": tokens})
 
     # --- overheads ----------------------------------------------------------------------------
 
     def overheads(self) -> None:
         """Barrier, operations without a matrix, Python around the executor, allocations."""
         barriers = [1e6 * self.native.probe_barrier(BARRIERS) for _ in range(self.rounds)]
-        self.emit(record("barrier", "us", barriers, self.where))
+        self.cost("barrier", "us", barriers, {})
         allocated = self.native.step_allocations
         for batch in OVERHEAD_BATCHES:
             if batch <= self.core.config.max_num_seqs:
                 self._overheads(batch)
         count = self.native.step_allocations - allocated
-        self.emit(record("step_allocations", "count", [count], self.where))
+        self.cost("step_allocations", "count", [count], {})
         draws = CpuPlatform().sampling_seconds(self.where.isa, TOP_P_VOCAB, DRAWS)
         times = [1e6 * s for s in draws]
-        shape = {"vocab": TOP_P_VOCAB, "top_p": 0.9}
-        self.emit(record("sample_top_p", "us", times, self.where, parameters=shape))
+        self.cost("sample_top_p", "us", times, {"vocab": TOP_P_VOCAB, "top_p": 0.9})
 
     def _overheads(self, batch: int) -> None:
         """Rounds of profiled steps, for the operations, and of plain ones, for Python."""
@@ -188,8 +187,8 @@ class StepBench:
             outside.append(1e6 * self._outside() / max(1, self._layers()))
         self.stop(ids)
         shape = {"batch": batch, "context": OVERHEAD_CONTEXT, "layers": self._layers()}
-        self.emit(record("python_step", "us", python, self.where, parameters=shape))
-        self.emit(record("outside_matrices", "us/layer", outside, self.where, parameters=shape))
+        self.cost("python_step", "us", python, shape)
+        self.cost("outside_matrices", "us/layer", outside, shape)
 
     def _outside(self) -> float:
         """Seconds of a step in the executor that are in no linear, attention or logits."""
@@ -266,14 +265,27 @@ class StepBench:
     ) -> None:
         """Tokens a second, as a share of the probe right before."""
         rates = [tokens / whole for whole, _ in samples]
-        unit = "tokens/s"
-        self.emit(
-            record(f"{name}_rate", unit, rates, self.where, roofs=roofs, of=of, parameters=shape)
+        found = record(
+            f"{name}_rate",
+            "tokens/s",
+            rates,
+            self.where,
+            better="more",
+            roofs=roofs,
+            of=of,
+            parameters=shape,
         )
+        self.emit(found)
 
     def show(self, name: str, samples: Sequence[Pair], shape: Mapping[str, float | str]) -> None:
         """Whole steps, and what of them is outside the executor."""
         total = [1e3 * whole for whole, _ in samples]
         python = [1e6 * (whole - inside) for whole, inside in samples]
-        self.emit(record(name, "ms", total, self.where, parameters=shape))
-        self.emit(record(f"{name}_python", "us", python, self.where, parameters=shape))
+        self.cost(name, "ms", total, shape)
+        self.cost(f"{name}_python", "us", python, shape)
+
+    def cost(
+        self, name: str, unit: str, samples: Sequence[float], shape: Mapping[str, float | str]
+    ) -> None:
+        """Something of which less is better."""
+        self.emit(record(name, unit, samples, self.where, better="less", parameters=shape))

@@ -64,7 +64,7 @@ def test_load_measures_start_and_memory(capsys):
 def test_latency_is_of_batches(capsys):
     sizes = ["--input-len", "16", "--output-len", "4", "--batch-size", "2"]
     found = bench(capsys, "latency", *sizes, "--num-iters", "2", "--num-iters-warmup", "0")
-    assert found["ttft"]["parameters"]["values"] == 4
+    assert found["ttft"]["facts"]["values"] == 4
     assert len(found["batch_latency"]["samples"]) == 2
     assert found["e2el"]["median"] <= found["batch_latency"]["p95"]
 
