@@ -10,13 +10,23 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from cpuserve.bench.plan import (
+    OVERHEAD_CONTEXT,
+    OVERHEAD_STEPS,
+    Plan,
+    Room,
+    check_plan,
+    overhead_batches,
+)
 from cpuserve.bench.schema import Record, Where, record
 from cpuserve.bench.workload import plain_ids
 from cpuserve.engine.core import EngineCore, build_engine, run_engine
 from cpuserve.engine.ipc import Abort, AddRequest
+from cpuserve.errors import CpuserveError
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.sampling.params import SamplingParams
 
@@ -27,9 +37,6 @@ PROBE_S = 0.1
 STEPS_A_PROBE = 10
 BARRIERS = 2000
 WARM_UP_TOKENS = 64
-OVERHEAD_BATCHES = (1, 64)
-OVERHEAD_CONTEXT = 32  # what is measured does not depend on it, and prompts take time
-OVERHEAD_STEPS = 10  # a round
 TOP_P_VOCAB = 151936  # Qwen's
 DRAWS = 100
 MATRIX_OPS = ("linear", "attention", "logits")  # logits: lm_head, and the sampling of its rows
@@ -38,27 +45,23 @@ Emit = Callable[[Record], None]
 Pair = tuple[float, float]  # seconds of a whole step, seconds of it in the executor
 
 
-@dataclass(slots=True)
-class Plan:
-    """What is measured. dot: the peak that prompts are held against ("bf16", "int8", "f32")."""
-
-    batches: Sequence[int]
-    contexts: Sequence[int]
-    prompts: Sequence[int]
-    leaves: Sequence[int]
-    rounds: int
-    dot: str
-
-
 def step_records(
     config: EngineConfig, vocab: int, where: Where, plan: Plan, overheads: bool, emit: Emit
 ) -> None:
-    """Build an engine and call emit(record) for each result; only the overheads if asked so."""
+    """Build an engine and call emit(record) for each result; only the overheads if asked so.
+
+    Raises:
+        ConfigError: something of the plan does not fit the model's or the engine's limits.
+        CpuserveError: the engine refused a request, or could not keep all of them running.
+    """
+    check_plan(config, plan, overheads)
+    # Nobody waits for the tokens of those that run while the prompts of a batch are computed.
+    config = msgspec.structs.replace(config, itl_target_ms=0)
 
     def run(team: Any) -> None:
         core = build_engine(config, None, team)
         bench = StepBench(core, where, vocab, plan.rounds, plan.dot, emit)
-        bench.run_prompt(WARM_UP_TOKENS)
+        bench.run_prompt(min(WARM_UP_TOKENS, Room.of(config).longest_prompt))
         if overheads:
             bench.overheads()
         else:
@@ -121,7 +124,7 @@ class StepBench:
         for i in range(self.rounds):
             if i % STEPS_A_PROBE == 0:
                 steps = self.native.probe_bandwidth(PROBE_S) / self.lowered.read_bytes
-            samples.append(self.step())
+            samples.append(self.step(all_stay=True))
             roofs.append(batch * steps)
         self.stop(ids)
         shape = {"batch": batch, "context": context}
@@ -153,7 +156,7 @@ class StepBench:
 
             timer = threading.Timer(self.rng.uniform(0.05, 0.95) * whole, arrive)
             timer.start()
-            self.core.step()
+            self._advance()
             timer.join()
             self.core.handle(message)
             assert not self.core.has_work
@@ -167,9 +170,8 @@ class StepBench:
         barriers = [1e6 * self.native.probe_barrier(BARRIERS) for _ in range(self.rounds)]
         self.cost("barrier", "us", barriers, {})
         allocated = self.native.step_allocations
-        for batch in OVERHEAD_BATCHES:
-            if batch <= self.core.config.max_num_seqs:
-                self._overheads(batch)
+        for batch in overhead_batches(self.core.config):
+            self._overheads(batch)
         count = self.native.step_allocations - allocated
         self.cost("step_allocations", "count", [count], {})
         draws = CpuPlatform().sampling_seconds(self.where.isa, TOP_P_VOCAB, DRAWS)
@@ -182,7 +184,7 @@ class StepBench:
         python: list[float] = []
         outside: list[float] = []
         for _ in range(self.rounds):
-            plain = [self.step() for _ in range(OVERHEAD_STEPS)]
+            plain = [self.step(all_stay=True) for _ in range(OVERHEAD_STEPS)]
             python += [1e6 * (whole - inside) for whole, inside in plain]
             outside.append(1e6 * self._outside() / max(1, self._layers()))
         self.stop(ids)
@@ -194,7 +196,7 @@ class StepBench:
         """Seconds of a step in the executor that are in no linear, attention or logits."""
         self.native.profile(True)
         before = self.native.op_times()
-        inside = sum(self.step()[1] for _ in range(OVERHEAD_STEPS))
+        inside = sum(self.step(all_stay=True)[1] for _ in range(OVERHEAD_STEPS))
         spent = self.native.op_times() - before
         self.native.profile(False)
         names = [self.native.op_name(i) for i in range(self.native.num_ops())]
@@ -209,10 +211,10 @@ class StepBench:
 
     def start(self, batch: int, context: int, steps: int) -> list[int]:
         """Ids of `batch` requests that have their prompts computed and decode `steps` steps."""
-        most = steps + batch * (8 + context // 8)  # others decode while one is prefilled
-        ids = [self.add(context, most) for _ in range(batch)]
+        tokens = Room.of(self.core.config).output(batch, context, steps)
+        ids = [self.add(context, tokens) for _ in range(batch)]
         while self.core.stats.running < batch or self.core.scheduler.waiting or self.prefilling():
-            self.core.step()
+            self._advance(all_stay=True)
         return ids
 
     def stop(self, ids: list[int]) -> None:
@@ -228,12 +230,24 @@ class StepBench:
         self.core.handle(AddRequest(self.next_id, prompt.tobytes(), params, time.monotonic()))
         return self.next_id
 
-    def step(self) -> Pair:
-        """One step."""
+    def step(self, *, all_stay: bool = False) -> Pair:
+        """One step; with `all_stay` an error unless every sequence goes on after it."""
         self.timed.seconds = 0.0
+        return self._advance(all_stay=all_stay), self.timed.seconds
+
+    def _advance(self, *, all_stay: bool = False) -> float:
+        """Seconds of one step, whose outputs are then looked at."""
         started = time.perf_counter()
-        self.core.step()
-        return time.perf_counter() - started, self.timed.seconds
+        outputs = self.core.step().outputs
+        seconds = time.perf_counter() - started
+        failed = next((o.error for o in outputs if o.finish == "error"), None)
+        if failed is not None:
+            msg = f"the engine refused a request of the benchmark: {failed}"
+            raise CpuserveError(msg)
+        if all_stay and (self.core.stats.preemptions or any(o.finish for o in outputs)):
+            msg = "not all sequences kept running: lower --batch, --context or --rounds"
+            raise CpuserveError(msg)
+        return seconds
 
     def run_prompt(self, tokens: int) -> Pair:
         """One prompt from the first step to the last."""
@@ -246,7 +260,7 @@ class StepBench:
     def drain(self) -> None:
         """Step until nothing is left."""
         while self.core.has_work:
-            self.core.step()
+            self._advance()
 
     def prefilling(self) -> bool:
         """Whether a prompt is not yet computed."""

@@ -84,7 +84,8 @@ def load(args: argparse.Namespace) -> int:
 
 def step(args: argparse.Namespace) -> int:
     """Steps of an engine in this process."""
-    from cpuserve.bench.step import Plan, step_records
+    from cpuserve.bench.plan import Plan
+    from cpuserve.bench.step import step_records
 
     prepared, _ = prepared_start(flags.asked(args))
     plan = Plan(args.batch, args.context, args.prefill, args.leave, args.rounds, args.dot or "")

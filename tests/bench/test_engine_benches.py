@@ -4,6 +4,7 @@ records say what they must. The figures mean nothing.
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,53 @@ def test_step_prints_rates_as_shares_of_the_probe(capsys):
     assert found["prefill_rate"]["of"] == "bf16 dot peak"
     assert found["decode_rate"]["fraction"] > 0
     assert found["decode_rate"]["parameters"] == {"batch": 2, "context": 16}
+
+
+def refused(capsys, *more):
+    """The one line and the exit code of a plan that the engine cannot hold."""
+    model = str(tiny_model("llama", dtype="bfloat16"))
+    code = cli.main(["bench", "step", model, "--max-model-len=256", *more])
+    out, err = capsys.readouterr()
+    assert (out, err.count("cpuserve: error: ")) == ("", 1)
+    return err.splitlines()[-1], code
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--batch", "128"], "--batch=128: at most 64 sequences"),
+        (["--batch", "8", "--max-num-batched-tokens=4"], "--batch=8: at most 4 sequences"),
+        (["--prefill", "16384"], "--prefill=16384: the longest prompt here has 255 tokens"),
+        (["--leave", "256", "--prefill"], "--leave=256: the longest prompt here has 255 tokens"),
+        (["--rounds", "999", "--batch", "1", "--prefill", "8"], "give fewer --rounds"),
+        (["--overheads", "--rounds", "999"], "--rounds=999: 1 sequences"),
+    ],
+)
+def test_a_step_beyond_the_limits_is_refused_before_anything_is_measured(capsys, more, says):
+    line, code = refused(capsys, *more)
+    assert (code, says in line) == (2, True), line
+
+
+def test_the_nearest_context_that_is_named_works(capsys):
+    sizes = ["--batch", "3", "--prefill", "8", "--rounds", "3"]
+    line, _ = refused(capsys, *sizes, "--context", "255")
+    most = int(re.search(r"--context=255: .* with --batch 3 give at most (\d+)$", line)[1])
+    assert most > 200
+    found = bench(capsys, "step", *sizes, "--context", str(most))
+    assert found["decode_step"]["parameters"] == {"batch": 3, "context": most}
+
+
+def test_a_prompt_that_the_engine_refuses_has_no_rate(capsys, monkeypatch):
+    monkeypatch.setattr("cpuserve.bench.step.check_plan", lambda *_: None)
+    line, code = refused(capsys, "--prefill", "300")
+    assert (code, "refused a request of the benchmark: the prompt has 300" in line) == (1, True)
+
+
+def test_sequences_that_do_not_all_stay_have_no_rate(capsys, monkeypatch):
+    monkeypatch.setattr("cpuserve.bench.step.check_plan", lambda *_: None)
+    more = ["--prefill", "8", "--batch", "2", "--context", "250", "--rounds", "20"]
+    line, code = refused(capsys, *more)
+    assert (code, "not all sequences kept running" in line) == (1, True)
 
 
 def test_overheads_are_those_of_line_5(capsys):
