@@ -75,7 +75,10 @@ class Field:
         return tuple(a for a in self.aliases if not a.name.startswith("-"))
 
     def convert(self, name: str, text: str) -> str:
-        """`text` given under alias `name`, as the proper name would take it."""
+        """`text` given under alias `name`, as the proper name would take it.
+
+        ValueError says what is wanted, without naming the alias.
+        """
         for alias in self.aliases:
             if alias.name == name and alias.convert is not None:
                 return alias.convert(text)
@@ -180,7 +183,18 @@ def _amount(text: str) -> None:
 
 
 def _bytes_as_space(text: str) -> str:
-    return f"{parse_count(text) / (1 << 30):.9f}"
+    """Bytes ("1073741824", "4G" and "4g" as vLLM reads them) or a unit ("4GiB") as GiB."""
+    text = text.strip()
+    size: int | None = None
+    with contextlib.suppress(ValueError):
+        size = parse_count(text)
+    if size is None and text[-1:].lower() == "b":
+        with contextlib.suppress(ValueError):
+            size = parse_space(text).bytes or 0
+    if size is None or size < 0:
+        msg = "give bytes (4294967296 or 4G) or a unit (4GiB, 512MiB)"
+        raise ValueError(msg)
+    return f"{size / (1 << 30):.9f}"
 
 
 def _openvino_type(text: str) -> str:

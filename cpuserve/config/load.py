@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,14 @@ def from_arguments(
 
 
 def flag_given(field: Field, flag: str, value: object) -> Given:
-    """A value from the command line; the texts of aliases are turned into the field's own."""
-    return Given(flag, "flag", field.convert(flag, value) if isinstance(value, str) else value)
+    """A value from the command line; the texts of aliases are turned into the field's own.
+
+    Raises:
+        ConfigError: an alias that has no such value.
+    """
+    if isinstance(value, str):
+        return _converted(field, flag, Given(flag, "flag", value))
+    return Given(flag, "flag", value)
 
 
 def read_file(path: str) -> tuple[dict[str, Given], list[str]]:
@@ -110,7 +116,7 @@ def no_op_note(name: str, no_op: NoOp, value: object = None) -> str:
 
 def _from_env(env: EnvValues) -> dict[str, Given]:
     return {
-        name: Given(variable, "env", BY_NAME[name].convert(variable, text))
+        name: _converted(BY_NAME[name], variable, Given(variable, "env", text))
         for name, (variable, text) in env.values.items()
     }
 
@@ -128,8 +134,8 @@ def _from_keywords(
             continue
         if name in known:
             field, flag = known[name]
-            text = field.convert(flag, str(value)) if flag != field.flag else value
-            given[field.name] = Given(str(key), source, text)
+            found = Given(str(key), source, value if flag == field.flag else str(value))
+            given[field.name] = _converted(field, flag, found)
         elif name in harmless:
             notes.append(no_op_note(str(key), harmless[name], value))
         else:
@@ -144,14 +150,27 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def _converted(field: Field, alias: str, given: Given) -> Given:
+    """`given` under the field's flag or `alias`, as the field's own flag would take it."""
+    if not isinstance(given.value, str):
+        return given
+    try:
+        return replace(given, value=field.convert(alias, given.value))
+    except ValueError as e:
+        raise _wrong(field, given, e) from None
+
+
 def _parse(field: Field, given: Given) -> Any:
     try:
         _check_text(given.value)
         return field.parse(given.value)
     except ValueError as e:
-        shown = "***" if field.secret else given.value
-        msg = f"{given.source} {given.name}={shown}: {e}"
-        raise ConfigError(msg) from None
+        raise _wrong(field, given, e) from None
+
+
+def _wrong(field: Field, given: Given, error: ValueError) -> ConfigError:
+    shown = "***" if field.secret else given.value
+    return ConfigError(f"{given.source} {given.name}={shown}: {error}")
 
 
 def _check_text(value: object) -> None:

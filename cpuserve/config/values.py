@@ -54,9 +54,9 @@ def parse_space(text: str) -> Space:
 
 
 def parse_count(text: str) -> int:
-    """ "8192", "8k" (8,000) or "8K" (8,192); also m and M."""
-    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmM]?)", text.strip())
-    scale = {"": 1, "k": 1000, "K": 1 << 10, "m": 1000_000, "M": 1 << 20}
+    """ "8192", "8k" (8,000) or "8K" (8,192); also m and M, g and G."""
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmMgG]?)", text.strip())
+    scale = {"": 1, "k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": GIB}
     if match is None or ("." in match[1] and not match[2]):
         msg = "must be a whole number"
         raise ValueError(msg)

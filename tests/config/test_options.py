@@ -1,13 +1,14 @@
 """Flags over environment over file over defaults; every option, every bad value."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from cpuserve.config.engine import EngineOptions, ServerOptions
 from cpuserve.config.env import read_env
-from cpuserve.config.fields import BY_NAME, FIELDS, GROUPS, NO_OPS, keywords
-from cpuserve.config.load import Given, from_arguments, load_options, read_file
+from cpuserve.config.fields import BY_NAME, FIELDS, GROUPS, NO_OPS, Alias, keywords
+from cpuserve.config.load import Given, flag_given, from_arguments, load_options, read_file
 from cpuserve.errors import ConfigError
 
 BAD = {
@@ -281,6 +282,52 @@ def test_arguments_of_vllms_llm_are_known():
     assert float(asked.options.kv_cache_space) == 1.0
     assert len(asked.notes) == 2
     assert asked.options.seed is None
+
+
+KV_BYTES = BY_NAME["kv_cache_space"]
+
+
+def kv_bytes(value, where, tmp_path):
+    """`value` as bytes of KV cache from each place that can say so."""
+    flag = "--kv-cache-memory-bytes"
+    if where == "flag":
+        return load_options({"kv_cache_space": flag_given(KV_BYTES, flag, value)}, environ={})
+    if where == "argument":
+        return from_arguments({"kv_cache_memory_bytes": value}, environ={})
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps({"kv-cache-memory-bytes": value}))
+    return load_options({}, config_file=str(file), environ={})
+
+
+@pytest.mark.parametrize("where", ["flag", "argument", "file"])
+@pytest.mark.parametrize("text", ["4294967296", "4G", "4GiB", "4gib", "4096MiB", "4096M"])
+def test_bytes_of_kv_cache_may_have_a_unit(where, text, tmp_path):
+    assert float(kv_bytes(text, where, tmp_path).options.kv_cache_space) == 4.0
+
+
+@pytest.mark.parametrize("where", ["flag", "argument", "file"])
+@pytest.mark.parametrize("text", ["1e9", "4 apples", "", "-1", "30%", "4TiB", "b", "1.5"])
+def test_bytes_of_kv_cache_that_are_none_are_refused_by_name(where, text, tmp_path):
+    with pytest.raises(ConfigError, match="give bytes") as error:
+        kv_bytes(text, where, tmp_path)
+    name = {
+        "flag": "flag --kv-cache-memory-bytes=",
+        "argument": "argument kv_cache_memory_bytes=",
+        "file": f"file {tmp_path / 'c.json'} kv-cache-memory-bytes=",
+    }[where]
+    assert str(error.value).startswith(f"{name}{text}: ")
+
+
+def test_a_variable_that_cannot_be_converted_is_refused_by_name(monkeypatch):
+    def refuse(_):
+        msg = "give another"
+        raise ValueError(msg)
+
+    name = "VLLM_OPENVINO_CPU_KV_CACHE_PRECISION"
+    field = replace(BY_NAME["kv_cache_dtype"], aliases=(Alias(name, refuse),))
+    monkeypatch.setitem(BY_NAME, "kv_cache_dtype", field)
+    with pytest.raises(ConfigError, match=f"env {name}=u8: give another"):
+        load_options({}, environ={name: "u8"})
 
 
 def test_an_unknown_argument_names_the_nearest():

@@ -51,7 +51,16 @@ def test_space_above_100_percent_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("-1", -1)]
+    ("text", "count"),
+    [
+        ("8192", 8192),
+        ("8k", 8000),
+        ("8K", 8192),
+        ("1.5k", 1500),
+        ("-1", -1),
+        ("2g", 2 * 10**9),
+        ("2G", 2 * GIB),
+    ],
 )
 def test_count_takes_the_short_forms(text, count):
     assert parse_count(text) == count
