@@ -38,7 +38,8 @@ class Field:
     """One option.
 
     default: how the value is found when nobody asks, in words. synonyms: other spellings of a
-    choice. words: what may stand for a count. check(value) raises ValueError with what is wanted.
+    choice. words: what may stand for a count. many: its flag takes several values, not one that
+    may be repeated. check(value) raises ValueError with what is wanted.
     secret: errors do not repeat it. server: belongs to ServerOptions.
     """
 
@@ -54,6 +55,7 @@ class Field:
     choices: tuple[str, ...] = ()
     synonyms: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
+    many: bool = False
     secret: bool = False
     check: Callable[[Any], object] | None = None
     metavar: str | None = None
@@ -235,6 +237,7 @@ FIELDS: tuple[Field, ...] = (
         MODEL,
         kind="list",
         flags=("--served-model-name",),
+        many=True,
         env="CPUSERVE_SERVED_MODEL_NAME",
         metavar="NAME",
     ),
@@ -412,7 +415,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "api_key",
-        "Key clients must send; the variable takes several, separated by commas, and is safer.",
+        "Key clients must send; several with commas, or the flag again. The variable is safer.",
         "none: everyone who reaches the address may ask",
         SERVER,
         kind="list",

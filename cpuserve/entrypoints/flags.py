@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from cpuserve.config.fields import BY_NAME, FIELDS, GROUPS, SERVER, Field, NoOp, no_op_flags
@@ -52,6 +54,9 @@ class Collect(argparse.Action):
         flag = option_string or "MODEL"
         if self.field.kind == "flag":
             values = not flag.startswith("--no-")
+        before: Given | None = namespace.given.get(self.field.name)
+        if self.field.kind == "list" and not self.field.many and before is not None:
+            values = f"{before.value},{values}"
         namespace.given[self.field.name] = flag_given(self.field, flag, values)
 
 
@@ -74,6 +79,10 @@ class Ignore(argparse.Action):
         """Add the note."""
         del parser
         value = values if isinstance(values, str) else None
+        last = values[-1] if isinstance(values, list) and values else "0"
+        if not re.fullmatch(r"[\d\s,]+", last):
+            msg = f"{option_string} takes numbers, and {last!r} is none; write MODEL before it"
+            raise ConfigError(msg)
         namespace.notes.append(no_op_note(option_string or "", self.no_op, value))
 
 
@@ -118,7 +127,7 @@ def _add_field(group: argparse._ArgumentGroup, field: Field) -> None:
     if field.kind == "flag":
         hidden += [f"--no-{f[2:]}" for f in flags]
         options = {"nargs": 0}
-    elif field.kind == "list":
+    elif field.many:
         options["nargs"] = "+"
     dest = f"_{field.name}"
     group.add_argument(*flags, action=Collect, field=field, dest=dest, help=text, **options)
@@ -129,9 +138,38 @@ def _add_field(group: argparse._ArgumentGroup, field: Field) -> None:
 
 
 def asked(args: argparse.Namespace) -> Asked:
-    """What a parsed command line, the environment and the config file ask for together."""
+    """What a parsed command line, the environment and the config file ask for together.
+
+    Raises:
+        ConfigError: a value that is not its field's, or a MODEL that a flag before it has taken.
+    """
     given: dict[str, Given] = args.given
-    return load_options(given, config_file=args.config, notes=args.notes)
+    found = load_options(given, config_file=args.config, notes=args.notes)
+    if found.options.model is None and "served_model_name" in given:
+        _refuse_taken_model(found.options.served_model_name or [])
+    return found
+
+
+def _refuse_taken_model(names: Sequence[str]) -> None:
+    """ConfigError if the last of several names for the API is rather the model to serve."""
+    from cpuserve.loader.builtin import BUILTIN, DEFAULT
+
+    last, flag = names[-1], BY_NAME["served_model_name"].flag
+    hub_id = len(names) > 1 and "/" in last
+    if hub_id or last in BUILTIN or _is_path(last):
+        others = " ".join(names[:-1]) or "NAME"
+        msg = (
+            f"flag {flag} has taken {last!r} as a name, and no MODEL is left: write "
+            f"`{last} {flag} {others}`, or add `--model {DEFAULT}` to serve the built-in model so"
+        )
+        raise ConfigError(msg)
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, RuntimeError):  # too long a name, or a home of nobody
+        return False
 
 
 def as_arguments(args: argparse.Namespace) -> list[str]:

@@ -1,6 +1,7 @@
 """The command line: exit codes, one-line errors, what is imported."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from cpuserve.config.fields import FIELDS
 from cpuserve.entrypoints import cli
 from cpuserve.entrypoints.flags import asked, normalize
 from cpuserve.errors import ConfigError, ModelError
+from cpuserve.loader.builtin import DEFAULT
 from tests.helpers.children import child_options
 
 COMMANDS = ("serve", "generate", "chat", "bench", "config", "program", "doctor", "pull", "models")
@@ -176,6 +178,43 @@ def test_flags_reach_their_fields(parse):
     assert found.server.host == "::1"
     assert found.sources["max_model_len"] == "flag --max-model-len"
     assert [n.split()[0] for n in found.notes][:3] == ["-O", "--device", "--trust-remote-code"]
+
+
+def test_a_key_takes_one_value_and_leaves_the_model(parse):
+    found = parse("serve", "--api-key", "one", "./model", "--api-key=two,three")
+    assert found.options.model == "./model"
+    assert found.server.api_key == ["one", "two", "three"]
+    with pytest.raises(ConfigError, match="unexpected argument two"):
+        parse("serve", "./model", "--api-key", "one", "two")
+
+
+@pytest.mark.parametrize(
+    ("names", "write"),
+    [
+        (["a", "b", "."], "write `. --served-model-name a b`"),
+        (["."], "write `. --served-model-name NAME`"),
+        (["a", DEFAULT], f"write `{DEFAULT} --served-model-name a`"),
+        (["a", "org/model"], "write `org/model --served-model-name a`"),
+    ],
+)
+def test_a_model_that_was_taken_as_a_name_is_not_passed_over(parse, names, write):
+    with pytest.raises(ConfigError, match=re.escape(write)):
+        parse("serve", "--served-model-name", *names)
+    assert parse("serve", "m", "--served-model-name", *names).options.served_model_name == names
+    assert parse("serve", "--served-model-name", *names, "--model=m").options.model == "m"
+
+
+def test_names_alone_are_names(parse):
+    assert parse("serve", "--served-model-name", "a", "b").options.model is None
+    assert parse("serve", "--served-model-name", "org/a").options.served_model_name == ["org/a"]
+    assert parse("serve", "--served-model-name", "~nobody-is").options.model is None
+    assert parse("serve", "--served-model-name", "x" * 5000).options.model is None
+
+
+def test_sizes_without_effect_do_not_take_the_model(parse):
+    with pytest.raises(ConfigError, match=r"'\./model' is none; write MODEL before it"):
+        parse("serve", "--cuda-graph-sizes", "1", "2", "./model")
+    assert parse("serve", "./model", "--cuda-graph-sizes", "1", "2,4").options.model == "./model"
 
 
 def test_the_model_flag_and_the_positional_mean_the_same(parse):
