@@ -65,7 +65,7 @@ def main(argv=None):
     parser.add_argument("--vocab-size", type=int, default=32000, help="random ids are below it")
     args, more = parser.parse_known_args(argv)
     with Server([args.model, *more]) as server:
-        target = asyncio.run(first_model(server.url))
+        target = asyncio.run(first_model(server.url, server.key))
         here = asyncio.run(where(target))
         rounds = measure(target, args)
     shape = {"output_tokens": args.output_tokens, "neighbours": 1}

@@ -36,7 +36,7 @@ def gaps_between(timing, begin, end):
 
 async def beside(server, args, rng):
     """A round: (gaps alone, gaps beside the prompt, prompt's TTFT, steps it took)."""
-    target = await first_model(server.url)
+    target = await first_model(server.url, server.key)
     timings = [Timing(0.0) for _ in range(args.streams)]
     streams = [
         asyncio.ensure_future(
@@ -64,13 +64,13 @@ async def beside(server, args, rng):
 
 async def learn(server, args, rng):
     """A first prompt, and a first round, in which the cost model learns this host."""
-    await complete(await first_model(server.url), plain_ids(rng, 256, VOCAB), 4)
+    await complete(await first_model(server.url, server.key), plain_ids(rng, 256, VOCAB), 4)
     await beside(server, args, rng)
 
 
 async def alone(server, args, rng):
     """TTFT of such a prompt on the idle server, once its memory has been touched."""
-    target = await first_model(server.url)
+    target = await first_model(server.url, server.key)
     times = [await complete(target, plain_ids(rng, args.prompt_tokens, VOCAB), 1) for _ in range(2)]
     return times[-1].ttft
 

@@ -80,7 +80,7 @@ def main(argv=None):
         started_in(group, serve) as limited,
         Server(serve) as free,
     ):
-        targets = [asyncio.run(first_model(server.url)) for server in (free, limited)]
+        targets = [asyncio.run(first_model(s.url, s.key)) for s in (free, limited)]
         here = asyncio.run(where(targets[1]))
         for target in targets:
             rates(target, rng, args)

@@ -16,6 +16,7 @@ import asyncio
 import json
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -25,12 +26,13 @@ from pathlib import Path
 from statistics import median
 
 from cpuserve.bench.driver import LoadError, Target, complete, fetch, run_closed
-from cpuserve.bench.server import serve_command
+from cpuserve.bench.server import private_flags, serve_command
 from cpuserve.config.env import environment
 
 PEERS = Path(environment().get("PEERS", "~/.cache/cpuserve-peers")).expanduser()
 HERE = Path(__file__).parent
 READY_TIMEOUT_S = 600
+KEY = secrets.token_hex(8)  # of the servers; else one in the environment would be theirs
 
 
 class ServerEngine:
@@ -59,7 +61,7 @@ class ServerEngine:
     def measure(self, args, scenario=None):
         self._freeze(False)
         try:
-            return asyncio.run((scenario or rates)(Target(self.url, self.model), args))
+            return asyncio.run((scenario or rates)(Target(self.url, self.model, KEY), args))
         finally:
             self._freeze(True)
 
@@ -85,7 +87,7 @@ class ServerEngine:
 
     def _healthy(self):
         try:
-            return asyncio.run(fetch(Target(self.url, ""), "/health"))[0] == 200
+            return asyncio.run(fetch(Target(self.url, "", KEY), "/health"))[0] == 200
         except LoadError:
             return False
 
@@ -143,11 +145,11 @@ def engines(args):
     """cpuserve first, then the peers asked for."""
     model = args.dir if args.from_dir else args.gguf or args.dir
     context = ["--max-model-len", str(args.context), "--served-model-name", "m"]
-    common = ["--port", str(args.port), *context]
-    yield ServerEngine("cpuserve", serve_command([model, *common, *args.own]), args.port, "m")
+    own = [model, *private_flags(args.port, KEY), *context, *args.own]
+    yield ServerEngine("cpuserve", serve_command(own), args.port, "m")
     if "vllm" in args.peers:
         command = [str(PEERS / "vllm/bin/vllm"), "serve", args.dir, "--host", "127.0.0.1"]
-        command += ["--port", str(args.port + 1), *context]
+        command += ["--port", str(args.port + 1), "--api-key", KEY, *context]
         env = {
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -176,10 +176,23 @@ async def fetch(target: Target, path: str) -> tuple[int, bytes]:
     return answer.code, answer.body
 
 
-async def first_model(url: str) -> Target:
-    """The model that a server names first; on cpuserve, the one it was started with."""
-    _, body = await fetch(Target(url, ""), "/v1/models")
-    return Target(url, msgspec.json.decode(body)["data"][0]["id"])
+async def first_model(url: str, api_key: str | None = None) -> Target:
+    """The model that a server names first; on cpuserve, the one it was started with.
+
+    Raises:
+        LoadError: it does not answer, or refuses to name its models.
+    """
+    target = Target(url, "", api_key)
+    code, body = await fetch(target, "/v1/models")
+    try:
+        found = msgspec.json.decode(body, type=_Models).data[0].id if code == 200 else ""
+    except (msgspec.DecodeError, IndexError):
+        found = ""
+    if not found:
+        said = body[:200].decode(errors="replace")
+        msg = f"{url} does not name its models: HTTP {code} from /v1/models: {said}"
+        raise LoadError(msg)
+    return replace(target, model=found)
 
 
 async def post(target: Target, path: str, **body: Any) -> tuple[int, bytes]:
@@ -187,6 +200,14 @@ async def post(target: Target, path: str, **body: Any) -> tuple[int, bytes]:
     encoded = msgspec.json.encode({"model": target.model, **body})
     answer = await exchange(target.url, path, encoded, api_key=target.api_key)
     return answer.code, answer.body
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
 
 
 # --- server-sent events ---------------------------------------------------------------------------

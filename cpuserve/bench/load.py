@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 import socket
 import subprocess
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.bench.driver import LoadError, Target, complete, fetch, first_model
 from cpuserve.bench.schema import Record, Where, record
-from cpuserve.bench.server import Server, serve_command
+from cpuserve.bench.server import START_TIMEOUT_S, Server, private_flags, serve_command, stop
 from cpuserve.errors import StartupError
 
 if TYPE_CHECKING:
@@ -85,20 +86,26 @@ def load_records(
 
 
 def time_to_health(arguments: Sequence[str]) -> float:
-    """Seconds from the command to the first 200 of /health."""
-    port = _free_port()
-    target = Target(f"http://127.0.0.1:{port}", "")
+    """Seconds from the command to the first 200 of /health.
+
+    Raises:
+        StartupError: it ended before, or did not come to that within START_TIMEOUT_S.
+    """
+    port, key = _free_port(), secrets.token_hex(8)
+    target = Target(f"http://127.0.0.1:{port}", "", key)
+    command = serve_command([*arguments, *private_flags(port, key)])
     started = time.perf_counter()
-    command = serve_command([*arguments, "--port", str(port)])
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True)
     try:
         while process.poll() is None:
             if _healthy(target):
                 return time.perf_counter() - started
+            if time.perf_counter() - started > START_TIMEOUT_S:
+                msg = f"the server to measure gave no 200 on /health within {START_TIMEOUT_S:g} s"
+                raise StartupError(msg)
             time.sleep(POLL_S)
     finally:
-        process.terminate()
-        process.wait()
+        stop(process)
     msg = f"the server to measure ended with exit code {process.returncode} before it was ready"
     raise StartupError(msg)
 
@@ -119,7 +126,8 @@ def _free_port() -> int:
 def server_memory(arguments: Sequence[str]) -> dict[str, tuple[str, float]]:
     """Name -> (unit, value) of a server's processes after one short request."""
     with Server(arguments) as server:
-        timing = asyncio.run(complete(asyncio.run(first_model(server.url)), PROMPT, 1))
+        target = asyncio.run(first_model(server.url, server.key))
+        timing = asyncio.run(complete(target, PROMPT, 1))
         time.sleep(SETTLE_S)
         found = processes(server.process.pid)
         for process in found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import subprocess
 import sys
 import threading
@@ -26,20 +27,36 @@ def serve_command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-c", code, json.dumps(sys.path), "serve", *arguments]
 
 
+def private_flags(port: int, key: str) -> list[str]:
+    """Flags that put a server where its driver looks, whatever environment and files say."""
+    return ["--host=127.0.0.1", f"--port={port}", "--uds=none", f"--api-key={key}"]
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """Stop it as a person would, and kill it if that does not help."""
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class Server:
     """`cpuserve serve` on a free port of 127.0.0.1; a context manager that stops it.
 
-    url is set, and ready_s measured (start of the process to the banner), once it serves; the
-    banner's roofline has been probed then, so nothing of the start disturbs a measurement.
+    key: the Bearer token it wants, its own. url is set, and ready_s measured (start of the process
+    to the banner), once it serves; the banner's roofline has been probed then, so nothing of the
+    start disturbs a measurement.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.started = time.perf_counter()
         self.ready_s = 0.0
         self.url = ""
-        self.process = subprocess.Popen(
-            serve_command([*arguments, "--port", "0"]), stdout=subprocess.PIPE, text=True
-        )
+        self.key = secrets.token_hex(8)
+        command = serve_command([*arguments, *private_flags(0, self.key)])
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Server:
         """Wait until it serves; StartupError if it ends instead (its line is on stderr)."""
@@ -58,13 +75,8 @@ class Server:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop it as a person would, and kill it if that does not help."""
-        self.process.terminate()
-        try:
-            self.process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        """Stop it."""
+        stop(self.process)
         assert self.process.stdout is not None
         self.process.stdout.close()
 

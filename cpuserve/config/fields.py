@@ -38,7 +38,7 @@ class Field:
     """One option.
 
     default: how the value is found when nobody asks, in words. synonyms: other spellings of a
-    choice. words: what may stand for a count. many: its flag takes several values, not one that
+    choice. words: what else may stand there. many: its flag takes several values, not one that
     may be repeated. check(value) raises ValueError with what is wanted.
     secret: errors do not repeat it. server: belongs to ServerOptions.
     """
@@ -404,11 +404,12 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "uds",
-        "Unix socket to listen on instead of host and port.",
+        "Unix socket to listen on instead of host and port; none: not that of a file or variable.",
         "none",
         SERVER,
         flags=("--uds",),
         env="CPUSERVE_UDS",
+        words=("none",),
         check=not_empty,
         metavar="PATH",
         server=True,

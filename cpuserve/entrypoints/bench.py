@@ -155,9 +155,8 @@ def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Re
     asked = flags.asked(args)
     prepared, _ = prepared_start(asked)
     name = prepared.resolved.config.served_model_names[0]
-    key = asked.server.api_key[0] if asked.server.api_key else None
 
-    def at(url: str) -> list[Record]:
+    def at(url: str, key: str | None) -> list[Record]:
         bench = Bench(
             Target(url, name, key),
             where_of(prepared),
@@ -172,10 +171,11 @@ def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Re
         return run(bench)
 
     if args.url:
-        return at(args.url.rstrip("/").removesuffix("/v1"))
+        keys = asked.server.api_key
+        return at(args.url.rstrip("/").removesuffix("/v1"), keys[0] if keys else None)
     note(f"starting a server for {prepared.facts.name}")
     with Server(flags.as_arguments(args)) as server:
-        return at(server.url)
+        return at(server.url, server.key)
 
 
 def where_of(prepared: Prepared) -> Where:

@@ -92,7 +92,8 @@ async def _target(args: argparse.Namespace) -> Target:
         known = msgspec.json.decode(body)["data"] if code == 200 else []
         name = name or known[0]["id"]
     except (IndexError, KeyError, msgspec.DecodeError):
-        msg = f"{target.url} does not name its models; give --model"
+        wanted = "--api-key" if code in (401, 403) else "--model"
+        msg = f"{target.url} does not name its models (HTTP {code}); give {wanted}"
         raise ConfigError(msg) from None
     except LoadError as error:
         msg = f"{error}. Start one with `cpuserve serve`, or give --host, --port or --base-url"

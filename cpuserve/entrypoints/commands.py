@@ -42,7 +42,7 @@ def serve(args: argparse.Namespace) -> int:
     http = HttpOptions(
         host=server.host or defaults.host,
         port=defaults.port if server.port is None else server.port,
-        uds=server.uds,
+        uds=None if server.uds == "none" else server.uds,
         api_keys=tuple(server.api_key or ()),
         access_log=level == "debug",
         silent_s=server.sse_ping_interval or defaults.silent_s,

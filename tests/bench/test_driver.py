@@ -7,7 +7,15 @@ from functools import partial
 
 import pytest
 
-from cpuserve.bench.driver import LoadError, Target, complete, fetch, run_closed, run_open
+from cpuserve.bench.driver import (
+    LoadError,
+    Target,
+    complete,
+    fetch,
+    first_model,
+    run_closed,
+    run_open,
+)
 
 
 def event(data):
@@ -94,6 +102,28 @@ def test_tpot_leaves_the_first_token_out():
 def test_a_refused_or_broken_request_is_an_error(answer, needle):
     with pytest.raises(LoadError, match=needle):
         ask(answer, lambda t: complete(t, "hi", 2))
+
+
+def test_the_first_model_is_asked_with_the_key():
+    body = b'{"object": "list", "data": [{"id": "a", "object": "model"}, {"id": "b"}]}'
+    target, seen = ask(plain("200 OK", body), lambda t: first_model(t.url, "key"))
+    assert (target.model, target.api_key) == ("a", "key")
+    assert b"Authorization: Bearer key" in seen[0][0]
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        ("401 Unauthorized", b'{"error": "who are you"}'),
+        ("200 OK", b'{"data": []}'),
+        ("200 OK", b"{}"),
+        ("200 OK", b"hello"),
+    ],
+)
+def test_a_server_that_does_not_name_its_models_is_an_error(status, body):
+    with pytest.raises(LoadError, match=f"HTTP {status[:3]} from /v1/models: ") as error:
+        ask(plain(status, body), lambda t: first_model(t.url))
+    assert body.decode() in str(error.value)
 
 
 def test_nobody_listening_is_an_error():

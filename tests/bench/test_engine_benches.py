@@ -5,12 +5,15 @@ records say what they must. The figures mean nothing.
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from cpuserve.bench import load
 from cpuserve.engine.resident import resident_bytes
 from cpuserve.entrypoints import cli
+from cpuserve.errors import StartupError
 from cpuserve.platforms.cpu import CpuPlatform
 from tests.helpers.tiny import tiny_model
 
@@ -49,8 +52,11 @@ def refused(capsys, *more):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--batch", "128"], "--batch=128: at most 64 sequences"),
-        (["--batch", "8", "--max-num-batched-tokens=4"], "--batch=8: at most 4 sequences"),
+        (["--prefill", "8", "--batch", "128"], "--batch=128: at most 64 sequences"),
+        (
+            ["--prefill", "8", "--batch", "8", "--max-num-batched-tokens=4"],
+            "--batch=8: at most 4 sequences",
+        ),
         (["--prefill", "16384"], "--prefill=16384: the longest prompt here has 255 tokens"),
         (["--leave", "256", "--prefill"], "--leave=256: the longest prompt here has 255 tokens"),
         (["--rounds", "999", "--batch", "1", "--prefill", "8"], "give fewer --rounds"),
@@ -115,6 +121,33 @@ def test_latency_is_of_batches(capsys):
     assert found["ttft"]["facts"]["values"] == 4
     assert len(found["batch_latency"]["samples"]) == 2
     assert found["e2el"]["median"] <= found["batch_latency"]["p95"]
+
+
+@pytest.fixture
+def odd_settings(monkeypatch, tmp_path):
+    """Where a server would listen, and whom it would answer, by environment and config file."""
+    monkeypatch.setenv("CPUSERVE_API_KEY", "a-key")
+    monkeypatch.setenv("CPUSERVE_HTTP_HOST", "127.0.0.7")
+    monkeypatch.setenv("CPUSERVE_UDS", str(tmp_path / "by-variable"))
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps({"uds": str(tmp_path / "by-file"), "api-key": "b", "port": 1}))
+    return f"--config={file}"
+
+
+def test_a_server_to_measure_listens_where_it_is_measured(capsys, odd_settings):
+    sizes = ["--input-len", "8", "--output-len", "4", "--num-iters", "1"]
+    assert bench(capsys, "latency", *sizes, odd_settings)["ttft"]["median"] > 0
+    model = [str(tiny_model("llama", dtype="bfloat16")), "--max-model-len=256", odd_settings]
+    assert 0 < load.time_to_health(model) < 60
+    assert load.server_memory(model)["pss"][1] > 0
+
+
+def test_a_server_that_never_answers_is_given_up(monkeypatch):
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(load, "serve_command", lambda _: sleep)
+    monkeypatch.setattr(load, "START_TIMEOUT_S", 0.3)
+    with pytest.raises(StartupError, match=r"no 200 on /health within 0\.3 s"):
+        load.time_to_health([])
 
 
 def test_throughput_sends_prompts_at_once(capsys):

@@ -91,6 +91,7 @@ GOOD = {
         ("{}", {}),
     ],
     "log_level": [("WARN", "warning")],
+    "uds": [("None", "none"), ("/a/None", "/a/None")],
     "kv_cache_space": [("0.25", "0.25"), ("30%", "30%")],
     "enforce_eager": [("1", True), ("off", False)],
     "port": [("0", 0)],
