@@ -20,6 +20,7 @@ from cpuserve.bench.observe import where
 from cpuserve.bench.schema import record
 from cpuserve.bench.server import Server
 from cpuserve.bench.workload import plain_ids
+from cpuserve.entrypoints.bench_flags import number
 
 SPIN = "while True: pass"
 SETTLE_S = 0.3  # until the scheduler has placed it
@@ -42,7 +43,7 @@ def decode(target, rng, vocab, tokens):
     """(tokens a second, longest gap in ms) of one request."""
     prompt = plain_ids(rng, PROMPT_TOKENS, vocab)
     timing = asyncio.run(complete(target, prompt, tokens))
-    return 1 / timing.tpot, 1e3 * max(timing.itl)
+    return timing.decode_rate, 1e3 * max(timing.itl)
 
 
 def measure(target, args):
@@ -60,8 +61,8 @@ def measure(target, args):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=number(int, 1), default=5)
+    parser.add_argument("--output-tokens", type=number(int, 2), default=128)
     parser.add_argument("--vocab-size", type=int, default=32000, help="random ids are below it")
     args, more = parser.parse_known_args(argv)
     with Server([args.model, *more]) as server:

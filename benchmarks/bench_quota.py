@@ -21,6 +21,7 @@ from cpuserve.bench.observe import where
 from cpuserve.bench.schema import percentile, record
 from cpuserve.bench.server import Server
 from cpuserve.bench.workload import plain_ids
+from cpuserve.entrypoints.bench_flags import number
 
 PERIOD_US = 100_000
 V1, V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
@@ -61,16 +62,17 @@ def rates(target, rng, args):
     decode = asyncio.run(complete(target, plain_ids(rng, 32, args.vocab_size), args.output_tokens))
     prompt = plain_ids(rng, args.prompt_tokens, args.vocab_size)
     prefill = asyncio.run(complete(target, prompt, 1))
-    return 1 / decode.tpot, args.prompt_tokens / prefill.ttft, [1e3 * gap for gap in decode.itl]
+    gaps = [1e3 * gap for gap in decode.itl]
+    return decode.decode_rate, args.prompt_tokens / prefill.ttft, gaps
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--quota", type=float, default=1.5, help="CPUs")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=number(int, 1), default=5)
+    parser.add_argument("--prompt-tokens", type=number(int, 1), default=512)
+    parser.add_argument("--output-tokens", type=number(int, 2), default=128)
     parser.add_argument("--vocab-size", type=int, default=32000, help="random ids are below it")
     args, more = parser.parse_known_args(argv)
     rng = random.Random(0)

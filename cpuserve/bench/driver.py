@@ -64,6 +64,14 @@ class Timing:
         return (self.stamps[-1] - self.stamps[0]) / later if later else 0.0
 
     @property
+    def decode_rate(self) -> float:
+        """Tokens a second after the first; LoadError where no time lies between tokens."""
+        if not self.tpot:
+            msg = "all tokens came at once, so there is no rate: ask for more output tokens"
+            raise LoadError(msg)
+        return 1 / self.tpot
+
+    @property
     def itl(self) -> list[float]:
         """Gaps between chunks."""
         return [b - a for a, b in zip(self.stamps, self.stamps[1:], strict=False)]

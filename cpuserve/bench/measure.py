@@ -130,7 +130,7 @@ async def _decode(bench: Bench) -> Record:
         bandwidth = _probe(bench, lambda r: r.bandwidth())
         prompt = bench.prompt(rng, DECODE_PROMPT_TOKENS)
         timing = await complete(bench.target, prompt, bench.output_tokens)
-        rates.append(1 / timing.tpot)
+        rates.append(timing.decode_rate)
         roofs.append(_ratio(bandwidth, bench.work.weight_bytes_per_token))
     return record(
         "decode_batch_1",

@@ -52,6 +52,12 @@ def throughput(args: argparse.Namespace) -> int:
     if args.dataset_path:
         msg = "flag --dataset-path: texts need a running server; use `cpuserve bench serve`"
         raise ConfigError(msg)
+    if args.output_len < 2 and not args.num_prompts:
+        msg = (
+            f"flag --output-len={args.output_len}: a decode rate is measured between tokens; "
+            "give at least 2"
+        )
+        raise ConfigError(msg)
 
     def run(bench: Bench) -> list[Record]:
         if not args.num_prompts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 
 from cpuserve.entrypoints.flags import Parser, add_options
@@ -28,8 +29,10 @@ def add_bench(parser: Parser) -> None:
         sub.add_argument("--json", action="store_true", help="one JSON record per line only")
 
 
-def number(kind: type[int] | type[float], least: float = 0) -> Callable[[str], int | float]:
-    """An argparse type: a number of at least `least`."""
+def number(
+    kind: type[int] | type[float], least: float = 0, most: float = math.inf
+) -> Callable[[str], int | float]:
+    """An argparse type: a number of at least `least` and at most `most`."""
 
     def read(text: str) -> int | float:
         try:
@@ -40,13 +43,16 @@ def number(kind: type[int] | type[float], least: float = 0) -> Callable[[str], i
         if not value >= least:
             msg = f"{text} is less than {least:g}"
             raise argparse.ArgumentTypeError(msg)
+        if not value <= most:
+            msg = f"{text} is more than {most:g}"
+            raise argparse.ArgumentTypeError(msg)
         return value
 
     return read
 
 
-def _numbers(text: str) -> list[float]:
-    read = number(float)
+def _percentiles(text: str) -> list[float]:
+    read = number(float, most=100)
     return [read(part) for part in text.split(",")]
 
 
@@ -161,7 +167,7 @@ def _output(group: argparse._ActionsContainer) -> None:
     group.add_argument("--goodput", nargs="+", default=[], metavar="NAME:MS", help="ttft:500 ...")
     group.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", metavar="NAMES")
     group.add_argument(
-        "--metric-percentiles", type=_numbers, default=[50.0, 95.0, 99.0], metavar="P,P",
+        "--metric-percentiles", type=_percentiles, default=[50.0, 95.0, 99.0], metavar="P,P",
         help="[default: 50,95,99]",
     )  # fmt: skip
     group.add_argument("--save-result", action="store_true", help="write vLLM's result file")

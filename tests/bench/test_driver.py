@@ -88,6 +88,14 @@ def test_tpot_leaves_the_first_token_out():
     timing.counts = [1, 1, 3]
     timing.started = 4.0
     assert (timing.ttft, timing.e2e, timing.tpot, timing.itl) == (1.0, 5.0, 1.0, [1.0, 3.0])
+    timing.counts = [1, 3, 5]
+    assert timing.decode_rate == 2.0
+
+
+def test_tokens_that_come_at_once_have_no_rate():
+    timing, _ = ask(chunked([tokens(2), DONE]), lambda t: complete(t, "hi", 2))
+    with pytest.raises(LoadError, match="ask for more output tokens"):
+        _ = timing.decode_rate
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def script(name):
+    """A module of benchmarks/, which is no package."""
+    path = Path(__file__).parents[2] / f"benchmarks/{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def bench(capsys, kind, *more):
     """Records by metric (of the last with that name)."""
     model = str(tiny_model("llama", dtype="bfloat16"))
@@ -158,6 +167,18 @@ def test_throughput_sends_prompts_at_once(capsys):
     assert found["failed"]["median"] == 0
 
 
+def test_a_rate_between_tokens_needs_two(capsys):
+    assert cli.main(["bench", "throughput", "m", "--output-len", "1"]) == 2
+    assert "--output-len=1: a decode rate is measured between tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["bench_busy", "bench_quota"])
+def test_a_script_with_a_rate_between_tokens_needs_two(capsys, name):
+    with pytest.raises(SystemExit):
+        script(name).main(["m", "--output-tokens", "1"])
+    assert "1 is less than 2" in capsys.readouterr().err
+
+
 def test_resident_memory_is_that_of_the_status_file(tmp_path):
     status = tmp_path / "status"
     status.write_text("Name:\tx\nVmHWM:\t  2048 kB\nVmRSS:\t   1024 kB\n")
@@ -168,13 +189,9 @@ def test_resident_memory_is_that_of_the_status_file(tmp_path):
 
 
 def test_busy_compares_rounds_with_and_without_a_neighbour(capsys):
-    path = Path(__file__).parents[2] / "benchmarks/bench_busy.py"
-    spec = importlib.util.spec_from_file_location("bench_busy", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     model = str(tiny_model("llama", dtype="bfloat16"))
     sizes = ["--rounds", "2", "--output-tokens", "8", "--vocab-size", "512"]
-    assert module.main([model, *sizes]) == 0
+    assert script("bench_busy").main([model, *sizes]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     by_name = {record["metric"]: record for record in found}
     quiet, busy = by_name["decode_quiet"]["samples"], by_name["decode_busy"]["samples"]

@@ -142,6 +142,9 @@ def test_failed_requests_are_an_exit_code(capsys):
         (["--percentile-metrics", "ttft,x"], "'x' is not one of"),
         (["--num-prompts", "0"], "0 is less than 1"),
         (["--request-rate", "-1"], "-1 is less than 0"),
+        (["--metric-percentiles", "50,999"], "999 is more than 100"),
+        (["--metric-percentiles", "50,nan"], "nan is less than 0"),
+        (["--metric-percentiles", "-1"], "-1 is less than 0"),
         ([], "Start one with"),
     ],
 )
