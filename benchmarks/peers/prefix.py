@@ -19,6 +19,7 @@ from statistics import median
 from run import engines
 
 from cpuserve.bench.driver import complete, run_closed
+from cpuserve.bench.workload import plain_ids
 
 REQUESTS, PROMPT, SHARED = 12, 1024, 960
 TURN, MORE = 4096, 64
@@ -29,7 +30,7 @@ async def ratios(target, args):
     rng = random.Random()
 
     def tokens(n):
-        return [rng.randrange(300, min(args.vocab, 40000)) for _ in range(n)]
+        return plain_ids(rng, n, args.vocab)
 
     async def rate(prompts):
         _, wall = await run_closed([partial(complete, target, p, 1) for p in prompts], REQUESTS)

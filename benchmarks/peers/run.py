@@ -27,6 +27,7 @@ from statistics import median
 
 from cpuserve.bench.driver import LoadError, Target, complete, fetch, run_closed
 from cpuserve.bench.server import private_flags, serve_command
+from cpuserve.bench.workload import plain_ids
 from cpuserve.config.env import environment
 
 PEERS = Path(environment().get("PEERS", "~/.cache/cpuserve-peers")).expanduser()
@@ -116,12 +117,12 @@ async def rates(target, args):
     rng = random.Random()
 
     def prompt(tokens):
-        return [rng.randrange(300, min(args.vocab, 40000)) for _ in range(tokens)]
+        return plain_ids(rng, tokens, args.vocab)
 
     await complete(target, prompt(64), 8)
     decode = await complete(target, prompt(32), args.output_tokens)
     prefill = await complete(target, prompt(args.prompt_tokens), 1)
-    found = {"decode": 1 / decode.tpot, "prefill": args.prompt_tokens / prefill.ttft}
+    found = {"decode": decode.decode_rate, "prefill": args.prompt_tokens / prefill.ttft}
     for streams in args.streams:
         jobs = [partial(complete, target, prompt(32), args.output_tokens) for _ in range(streams)]
         timings, _ = await run_closed(jobs, streams)

@@ -1,10 +1,14 @@
 """The comparisons with peers: which are made, and what the table says."""
 
+import argparse
+import asyncio
 import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
+
+from cpuserve.bench.driver import Timing
 
 PEERS = Path(__file__).parents[2] / "benchmarks/peers"
 
@@ -75,6 +79,23 @@ def test_ratios_are_of_rounds_and_the_best_peer_of_each(suite, capsys):
     assert rows["llama"] == "| llama | 10.0 | 2.00 x | 10.0 | 2.00 x |"
     assert rows["openvino"] == "| openvino | 10.0 | 2.50 x |  |  |"
     assert rows["the best of them"] == "| the best of them | 20.0 | 2.00 x | 10.0 | 2.00 x |"
+
+
+@pytest.mark.parametrize(("name", "scenario"), [("run", "rates"), ("prefix", "ratios")])
+def test_prompts_are_ordinary_ids_of_any_vocabulary(monkeypatch, suite, name, scenario):
+    asked = []
+
+    async def complete(_, prompt, tokens):
+        asked.extend(prompt)
+        stamps = [1.0 + i for i in range(tokens)]
+        return Timing(0.5, stamps, [1] * tokens)
+
+    module = load(name)
+    monkeypatch.setattr(module, "complete", complete)
+    args = argparse.Namespace(vocab=120, prompt_tokens=16, output_tokens=4, streams=[2])
+    found = asyncio.run(getattr(module, scenario)(None, args))
+    assert all(value > 0 for value in found.values())
+    assert max(asked) < 120
 
 
 def test_a_peer_that_fails_says_why():

@@ -10,6 +10,7 @@ from cpuserve.config.reference import replaced, table
 from cpuserve.entrypoints import cli
 from cpuserve.entrypoints.flags import normalize
 from cpuserve.models import MODELS
+from cpuserve.runtime.executor import Executor
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -60,6 +61,22 @@ def test_commands_of_the_readme_are_understood():
         args, unknown = cli.build_parser().parse_known_args(argv)
         assert args.command == argv[0]
         assert unknown == []
+
+
+def test_the_executor_seam_is_named_whole():
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^4\. `Executor`:(.*?)^5\.", text, re.MULTILINE | re.DOTALL)
+    members = {*vars(Executor), *Executor.__annotations__}
+    assert set(re.findall(r"`(\w+)`", line)) == {m for m in members if not m.startswith("_")}
+
+
+def test_a_figure_is_one_figure_in_all_documents():
+    text = README + (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    found = re.findall(
+        r"top-p over 152k logits (?:takes )?(?:about )?(\d+) us", text, re.IGNORECASE
+    )
+    assert len(found) == 2
+    assert len(set(found)) == 1
 
 
 def test_architectures_have_their_family_in_the_readme():
