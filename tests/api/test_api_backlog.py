@@ -7,8 +7,11 @@ import pytest
 
 from cpuserve.engine.ipc import Output, Stats
 from cpuserve.entrypoints.openai.backlog import LONGEST_RETRY_S, Backlog
+from cpuserve.entrypoints.openai.generation import Job, run_jobs
+from cpuserve.entrypoints.openai.prompts import Prompt
 from cpuserve.entrypoints.openai.serving import HttpLimits
 from cpuserve.errors import TooManyRequests
+from cpuserve.sampling.params import SamplingParams
 from tests.api.fakes import Api, error_of
 
 
@@ -65,22 +68,73 @@ def test_wait_is_the_pace_of_leaving_where_slots_are_what_lacks():
         backlog.enter(10)
     for _ in range(4):
         clock.now += 3.0
-        backlog.leave(10)
+        backlog.start(10)
     assert backlog.wait_s() == pytest.approx(4 * 3.0)
 
 
 def test_idle_time_is_not_taken_for_a_slow_pace():
     backlog, clock = make()
-    for _ in range(2):
+    for _ in range(3):
         backlog.enter(10)
-    backlog.leave(10)
-    clock.now += 0.5
-    backlog.leave(10)
+    for _ in range(3):
+        backlog.start(10)
+        clock.now += 0.5
     clock.now += 3600.0
-    backlog.enter(10)
-    backlog.enter(10)
-    backlog.leave(10)
+    for _ in range(3):
+        backlog.enter(10)
+    backlog.start(10)
+    clock.now += 0.5
+    backlog.start(10)
     assert backlog.wait_s() == pytest.approx(0.5)
+
+
+def test_pace_of_a_full_house_is_forgotten_when_nobody_waits_any_more():
+    backlog, clock = make()
+    for _ in range(3):
+        backlog.enter(10)
+    for _ in range(3):
+        clock.now += 60.0
+        backlog.start(10)
+    backlog.enter(10)
+    backlog.check(1, 10, 30.0)
+    assert backlog.wait_s() == 0.0
+
+
+def test_wait_grows_while_nobody_starts_and_no_prompt_explains_it():
+    backlog, clock = make(rate=100.0)
+    for _ in range(9):
+        backlog.enter(20)
+    backlog.start(20)
+    clock.now += 0.1
+    backlog.start(20)
+    for _ in range(3):
+        backlog.enter(20)
+    clock.now += 20.0
+    with pytest.raises(TooManyRequests, match="timeout of 30 s") as error:
+        backlog.check(0, 0, 30.0)
+    assert error.value.retry_after_s == pytest.approx(10 * (20.0 - 2.0))
+
+
+def test_silence_while_a_long_prompt_is_computed_is_not_counted_once_for_each_that_waits():
+    backlog, clock = make(max_tokens=10**6, rate=100.0)
+    backlog.enter(6000)
+    for _ in range(5):
+        backlog.enter(20)
+    clock.now += 40.0
+    assert backlog.wait_s() == pytest.approx(61.0)
+
+
+def test_clients_that_hang_up_are_no_pace():
+    backlog, clock = make(max_requests=100)
+    for _ in range(60):
+        backlog.enter(10)
+    for _ in range(3):
+        clock.now += 4.0
+        backlog.start(10)
+    before = backlog.wait_s() / backlog.requests
+    for _ in range(50):
+        backlog.leave(10)
+    assert backlog.wait_s() == pytest.approx(before * backlog.requests)
 
 
 def test_retry_after_is_between_a_second_and_ten_minutes():
@@ -90,6 +144,36 @@ def test_retry_after_is_between_a_second_and_ten_minutes():
         with pytest.raises(TooManyRequests) as error:
             backlog.check(1, 1)
         assert error.value.retry_after_s == want
+
+
+def test_request_that_ends_without_an_output_leaves_without_a_pace():
+    gate = asyncio.Event()
+
+    def gated(engine, number, prompt, params):
+        yield gate
+        yield Output(number, [5], "length")
+
+    serving = Api(gated).serving
+    serving.backlog, clock = make()
+
+    async def ask():
+        job = Job(0, Prompt([5, 6]), SamplingParams(max_tokens=1), 1)
+        return [delta async for _, delta in run_jobs(serving, [job])]
+
+    async def hang_up():
+        tasks = [asyncio.create_task(ask()) for _ in range(8)]
+        await asyncio.sleep(0)
+        clock.now += 5.0
+        for task in tasks[:6]:
+            task.cancel()
+        await asyncio.wait(tasks[:6])
+        waits = serving.backlog.requests, serving.backlog.wait_s()
+        gate.set()
+        await asyncio.gather(*tasks[6:])
+        return waits
+
+    assert asyncio.run(hang_up()) == (2, 2 * 5.0)
+    assert serving.backlog.requests == 0
 
 
 def test_crowd_is_answered_or_refused_with_a_time_to_come_back():

@@ -30,36 +30,48 @@ class Backlog:
         self._max_tokens = max_tokens
         self._prompt_rate = prompt_rate
         self._clock = clock
-        self._last_left: float | None = None
+        # Since the backlog was last empty: when the last sequence began to run, and how long after
+        # the one before it they did. `_since` is that last one, or else the first to wait.
+        self._since = 0.0
+        self._started = False
         self._gap_s = 0.0
 
     def enter(self, tokens: int) -> None:
         """A sequence with a prompt of `tokens` begins to wait."""
         if not self.requests:
-            self._last_left = None
+            # Nobody waited, so the pace of before is not what the next ones will wait for.
+            self._since, self._started, self._gap_s = self._clock(), False, 0.0
         self.requests += 1
         self.tokens += tokens
 
+    def start(self, tokens: int) -> None:
+        """Its first output has come."""
+        self.leave(tokens)
+        now = self._clock()
+        if self._started:
+            gap = now - self._since
+            self._gap_s += (_GAIN if self._gap_s else 1.0) * (gap - self._gap_s)
+        self._since, self._started = now, True
+
     def leave(self, tokens: int) -> None:
-        """Its first output has come, or it is gone."""
+        """It is gone without an output, which says nothing of the pace at which others start."""
         self.requests -= 1
         self.tokens -= tokens
-        now, last = self._clock(), self._last_left
-        if last is not None:
-            gap = now - last
-            self._gap_s += (_GAIN if self._gap_s else 1.0) * (gap - self._gap_s)
-        self._last_left = now
 
     def wait_s(self) -> float:
         """How long a sequence that came now would wait for its first token, in seconds.
 
         The longer of two estimates: the prompts before it at the rate prompts are computed, and
-        the sequences before it at the rate they have been leaving, which is what counts when all
-        slots are taken by long answers.
+        the sequences before it at the pace they have been starting, which is what counts when all
+        slots are taken by long answers. Where none has started for longer than computing explains,
+        that is the pace.
         """
+        if not self.requests:
+            return 0.0
         rate = self._prompt_rate()
         computing = self.tokens / rate if rate > 0.0 else 0.0
-        return max(computing, self.requests * self._gap_s)
+        silence = self._clock() - self._since - computing
+        return max(computing, self.requests * max(self._gap_s, silence))
 
     def check(self, requests: int, tokens: int, timeout_s: float | None = None) -> None:
         """TooManyRequests (429) if that many more may not wait, or would for more than timeout_s.
