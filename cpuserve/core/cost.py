@@ -66,6 +66,7 @@ class CostModel:
         self.token, self.pair = 0.004 * _TOKENS, 0.1
         self.longest_chunk = 0
         self.prompt_rate = 0.0
+        self._rate_weight = 0.0
         self.spread = FIRST_SPREAD
         self._decode_steps = 0
         self._mixed_steps = 0
@@ -113,10 +114,12 @@ class CostModel:
             self._fit_prompt(work, error, with_base=False)
 
     def _observe_rate(self, tokens: int, seconds: float) -> None:
+        # Short chunks say little about the rate of prompts. The first one is all there is, and yet
+        # weighs no more than it says beside the next.
+        weight = _RATE_GAIN * min(1.0, tokens / _TOKENS)
+        self._rate_weight += weight * (1.0 - self._rate_weight)
         rate = tokens / max(seconds, 1e-6)
-        # Short chunks say little about the rate of prompts.
-        gain = _RATE_GAIN * min(1.0, tokens / _TOKENS) if self.prompt_rate else 1.0
-        self.prompt_rate += gain * (rate - self.prompt_rate)
+        self.prompt_rate += weight / self._rate_weight * (rate - self.prompt_rate)
 
     def _observe_spread(self, ratio: float) -> None:
         if ratio < MOST_SPREAD:

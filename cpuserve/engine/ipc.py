@@ -95,11 +95,11 @@ class Output(msgspec.Struct, array_like=True):
 class Stats(msgspec.Struct, array_like=True):
     """The engine's gauges after a step, and counters since start.
 
-    prefix_queries, prefix_hits: prompt tokens looked up and found. prompt_rate: prompt tokens a
-    second while prompts run, 0 before the first. busy_s, weight_bytes: seconds in steps, and bytes
-    of packed weights they read (each reads all of them once); roofline_bytes_per_s: what the probe
-    read, 0 before it ran. swap_*, disk_*: the tiers behind the KV cache; hits are blocks that came
-    back from there.
+    prefix_queries, prefix_hits: prompt tokens looked up and found. prompt_rate: prompt tokens
+    computed a second while prompts run, 0 before the first. busy_s, weight_bytes: seconds in steps,
+    and bytes of packed weights they read (each reads all of them once); roofline_bytes_per_s: what
+    the probe read, 0 before it ran. swap_*, disk_*: the tiers behind the KV cache; hits are blocks
+    that came back from there.
     """
 
     running: int = 0

@@ -52,6 +52,41 @@ def test_wait_is_the_prompts_before_at_their_rate():
     assert error.value.retry_after_s == pytest.approx(8.0)
 
 
+def test_wait_is_that_of_the_tokens_the_prefix_cache_leaves():
+    backlog, _ = make(max_tokens=10**6, rate=100.0)
+    for _ in range(100):
+        backlog.enter(4000)
+        backlog.start(4000, 3960)
+    for _ in range(5):
+        backlog.enter(4000)
+    assert backlog.wait_s() == pytest.approx(5 * 40 / 100.0, rel=0.6)
+    backlog.check(1, 10, 30.0)
+    for _ in range(100):
+        backlog.enter(4000)
+        backlog.start(4000)
+    assert backlog.wait_s() == pytest.approx(5 * 4000 / 100.0, rel=0.2)
+
+
+def test_one_short_hit_does_not_promise_that_all_is_cached():
+    backlog, _ = make(rate=100.0)
+    backlog.enter(16)
+    backlog.start(16, 15)
+    backlog.enter(1000)
+    assert backlog.wait_s() == pytest.approx(10.0, rel=0.01)
+
+
+def test_second_turns_are_not_refused_for_the_tokens_of_their_first():
+    def hit(engine, number, prompt, params):
+        yield Output(number, [5], "length", cached_tokens=len(prompt) - 1)
+
+    api = Api(hit)
+    for _ in range(200):
+        assert api.complete([5] * 100, max_tokens=1).status_code == 200
+    api.engine.stats = Stats(prompt_rate=10.0)
+    api.serving.backlog.enter(1000)
+    assert api.complete([5] * 100, max_tokens=1, timeout=50).status_code == 200
+
+
 def test_a_timeout_shorter_than_the_wait_is_refused_at_the_door():
     backlog, _ = make(rate=100.0)
     backlog.check(1, 10, 0.1)

@@ -507,6 +507,16 @@ def test_chunk_is_what_fits_the_seconds():
     assert cost.chunk(0, 0.0) == 0
 
 
+def test_prompt_rate_is_that_of_long_chunks_though_a_short_one_came_first():
+    cost = CostModel()
+    cost.observe(StepWork(tokens=5), 0.1)
+    assert cost.prompt_rate == pytest.approx(50.0)
+    cost.observe(StepWork(tokens=512), 0.512)
+    assert cost.prompt_rate == pytest.approx(1000.0, rel=0.05)
+    cost.observe(StepWork(tokens=5), 0.1)
+    assert cost.prompt_rate == pytest.approx(1000.0, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("start", "count", "rounded"),
     [(0, 2040, 2016), (0, 2050, 2048), (300, 1000, 980), (0, 14, 14), (31, 14, 14), (33, 300, 287)],

@@ -9,12 +9,14 @@ from cpuserve.errors import TooManyRequests
 
 LONGEST_RETRY_S = 600.0
 _GAIN = 0.1
+# What part of prompts is computed is learned over about so many tokens, from "all of them".
+_PRIOR_TOKENS, _WINDOW_TOKENS = 4096.0, 131072.0
 
 
 class Backlog:
     """Counts sequences from their arrival to their first output.
 
-    prompt_rate() is the engine's: prompt tokens a second, 0.0 while unknown.
+    prompt_rate() is the engine's: prompt tokens computed a second, 0.0 while unknown.
     """
 
     def __init__(
@@ -35,6 +37,8 @@ class Backlog:
         self._since = 0.0
         self._started = False
         self._gap_s = 0.0
+        # Of the prompts that have been started lately: tokens, and how many had to be computed.
+        self._asked = self._computed = _PRIOR_TOKENS
 
     def enter(self, tokens: int) -> None:
         """A sequence with a prompt of `tokens` begins to wait."""
@@ -44,9 +48,10 @@ class Backlog:
         self.requests += 1
         self.tokens += tokens
 
-    def start(self, tokens: int) -> None:
-        """Its first output has come."""
+    def start(self, tokens: int, cached: int = 0) -> None:
+        """Its first output has come; `cached` tokens of its prompt did not have to be computed."""
         self.leave(tokens)
+        self._learn_share(tokens, tokens - cached)
         now = self._clock()
         if self._started:
             gap = now - self._since
@@ -58,18 +63,25 @@ class Backlog:
         self.requests -= 1
         self.tokens -= tokens
 
+    def _learn_share(self, asked: int, computed: int) -> None:
+        self._asked += asked
+        self._computed += computed
+        if self._asked > _WINDOW_TOKENS:
+            self._asked, self._computed = self._asked / 2, self._computed / 2
+
     def wait_s(self) -> float:
         """How long a sequence that came now would wait for its first token, in seconds.
 
-        The longer of two estimates: the prompts before it at the rate prompts are computed, and
-        the sequences before it at the pace they have been starting, which is what counts when all
-        slots are taken by long answers. Where none has started for longer than computing explains,
-        that is the pace.
+        The longer of two estimates: what the prefix cache is likely to leave of the prompts before
+        it at the rate prompts are computed, and the sequences before it at the pace they have been
+        starting, which is what counts when all slots are taken by long answers. Where none has
+        started for longer than computing explains, that is the pace.
         """
         if not self.requests:
             return 0.0
         rate = self._prompt_rate()
-        computing = self.tokens / rate if rate > 0.0 else 0.0
+        tokens = self.tokens * self._computed / self._asked
+        computing = tokens / rate if rate > 0.0 else 0.0
         silence = self._clock() - self._since - computing
         return max(computing, self.requests * max(self._gap_s, silence))
 

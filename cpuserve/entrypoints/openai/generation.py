@@ -129,7 +129,7 @@ async def run_job(serving: Serving, job: Job) -> AsyncGenerator[TextDelta, None]
                     yield delta
                     continue
                 if waiting:
-                    backlog.start(num_prompt)
+                    backlog.start(num_prompt, delta.cached_tokens)
                     waiting = False
                 metrics.on_tokens(meter, len(delta.token_ids), delta.cached_tokens, delta.scheduled)
                 job.completion_tokens += len(delta.token_ids)
