@@ -211,6 +211,32 @@ def test_request_that_ends_without_an_output_leaves_without_a_pace():
     assert serving.backlog.requests == 0
 
 
+def test_fanned_out_requests_of_one_moment_see_each_other_and_leave_nothing_behind():
+    def never(engine, number, prompt, params):
+        yield asyncio.Event()
+
+    serving = Api(never, http=HttpLimits(max_queued_requests=3)).serving
+
+    async def ask():
+        params = SamplingParams(max_tokens=1)
+        jobs = [Job(index, Prompt([5, 6]), params, 3) for index in range(3)]
+        return [delta async for _, delta in run_jobs(serving, jobs)]
+
+    async def at_once():
+        tasks = [asyncio.create_task(ask()) for _ in range(4)]
+        await asyncio.sleep(0)
+        held = serving.active_sequences, serving.backlog.requests, serving.backlog.tokens
+        for task in tasks:  # before the tasks of their sequences have begun
+            task.cancel()
+        return held, await asyncio.gather(*tasks, return_exceptions=True)
+
+    held, ends = asyncio.run(at_once())
+    assert held == (3, 3, 6)
+    assert [type(end) for end in ends[1:]] == [TooManyRequests] * 3
+    backlog = serving.backlog
+    assert (backlog.requests, backlog.tokens, serving.active_sequences) == (0, 0, 0)
+
+
 def test_crowd_is_answered_or_refused_with_a_time_to_come_back():
     gate = asyncio.Event()
 

@@ -33,7 +33,10 @@ _QUEUED_PER_SEQUENCE = 8
 
 @dataclass(slots=True)
 class Job:
-    """One sequence: choice `index` of the response, `started` at time.monotonic()."""
+    """One sequence: choice `index` of the response, `started` at time.monotonic().
+
+    held, waits: Serving counts it, and among those without a first token.
+    """
 
     index: int
     prompt: Prompt
@@ -44,6 +47,8 @@ class Job:
     progress: bool = False
     completion_tokens: int = 0
     cached_tokens: int = 0
+    held: bool = False
+    waits: bool = False
     started: float = field(default_factory=time.monotonic)
 
     def progress_member(self, delta: TextDelta) -> bytes:
@@ -105,13 +110,9 @@ def _wrapped(seed: int) -> int:
 
 
 async def run_job(serving: Serving, job: Job) -> AsyncGenerator[TextDelta, None]:
-    """The deltas of one sequence; closing the generator aborts it."""
+    """The deltas of one sequence that Serving.admit let in; closing the generator aborts it."""
     metrics = serving.metrics
     meter = metrics.start(len(job.prompt.ids), job.params.max_tokens or 0, job.n)
-    backlog, num_prompt = serving.backlog, len(job.prompt.ids)
-    serving.active_sequences += 1
-    backlog.enter(num_prompt)
-    waiting = True
     reason = "abort"
     try:
         source = generate_text(
@@ -128,9 +129,8 @@ async def run_job(serving: Serving, job: Job) -> AsyncGenerator[TextDelta, None]
                 if delta.processed:
                     yield delta
                     continue
-                if waiting:
-                    backlog.start(num_prompt, delta.cached_tokens)
-                    waiting = False
+                if job.waits:
+                    serving.start(job, delta.cached_tokens)
                 metrics.on_tokens(meter, len(delta.token_ids), delta.cached_tokens, delta.scheduled)
                 job.completion_tokens += len(delta.token_ids)
                 job.cached_tokens = job.cached_tokens or delta.cached_tokens
@@ -141,9 +141,7 @@ async def run_job(serving: Serving, job: Job) -> AsyncGenerator[TextDelta, None]
         reason = "error"
         raise
     finally:
-        serving.active_sequences -= 1
-        if waiting:
-            backlog.leave(num_prompt)
+        serving.dismiss(job)
         metrics.finish(meter, reason)
 
 
@@ -151,7 +149,7 @@ async def run_jobs(
     serving: Serving, jobs: list[Job]
 ) -> AsyncGenerator[tuple[Job, TextDelta], None]:
     """All deltas of all jobs as they come; closing the generator aborts what is left."""
-    serving.check_room(jobs)
+    serving.admit(jobs)
     if len(jobs) == 1:
         async with aclosing(run_job(serving, jobs[0])) as deltas:
             async for delta in deltas:
@@ -170,8 +168,9 @@ async def run_jobs(
             else:
                 yield event.job, event.delta
     finally:
-        for task in tasks:
+        for job, task in zip(jobs, tasks, strict=True):
             task.cancel()
+            serving.dismiss(job)  # as a task that has not begun will not
         await asyncio.gather(*tasks, return_exceptions=True)
 
 

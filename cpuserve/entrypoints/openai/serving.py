@@ -142,6 +142,27 @@ class Serving:
             )
             raise TooManyRequests(msg, retry_after_s=max(self.backlog.wait_s(), 1.0))
 
+    def admit(self, jobs: Sequence[Job]) -> None:
+        """Count sequences as held and waiting, from now to `start` and `dismiss`; raises as
+        check_room does. At once: whoever is checked before they run must see them."""
+        self.check_room(jobs)
+        for job in jobs:
+            job.held = job.waits = True
+            self.active_sequences += 1
+            self.backlog.enter(len(job.prompt.ids))
+
+    def start(self, job: Job, cached_tokens: int) -> None:
+        """Its first output has come, after `cached_tokens` of its prompt had been found."""
+        job.waits = False
+        self.backlog.start(len(job.prompt.ids), cached_tokens)
+
+    def dismiss(self, job: Job) -> None:
+        """It is over, or will never run; again if need be."""
+        if job.waits:
+            self.backlog.leave(len(job.prompt.ids))
+        self.active_sequences -= job.held
+        job.held = job.waits = False
+
     @property
     def fingerprint(self) -> str:
         """Equal for servers whose answers to a seeded request are equal, as far as we know."""
