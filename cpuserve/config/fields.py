@@ -443,7 +443,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "max_num_queued_reqs",
-        "Requests that may wait for their first token; more get 429 and a time to come back.",
+        "Once so many requests wait for their first token, more get 429 and a time to come back.",
         "1024",
         SERVER,
         kind="count",
@@ -455,7 +455,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "max_num_queued_tokens",
-        "Prompt tokens that may wait for a first token; more get 429 and a time to come back.",
+        "Once so many prompt tokens wait for a first token, more get 429 and a time to come back.",
         "1048576",
         SERVER,
         kind="count",

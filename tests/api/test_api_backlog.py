@@ -27,28 +27,53 @@ def make(max_requests=10, max_tokens=1000, rate=0.0):
     return Backlog(max_requests, max_tokens, lambda: rate, clock), clock
 
 
-def test_empty_backlog_takes_anything_and_a_full_one_nothing():
+def test_no_more_may_wait_once_a_bound_is_reached():
     backlog, _ = make()
-    backlog.check(5000, 10**6)
     for _ in range(10):
-        backlog.check(1, 10)
+        backlog.check()
         backlog.enter(10)
-    with pytest.raises(TooManyRequests, match="10 requests are waiting"):
-        backlog.check(1, 1)
+    with pytest.raises(TooManyRequests, match=r"10 requests are waiting .* from 10 on"):
+        backlog.check()
     backlog.leave(10)
-    backlog.check(1, 910)
-    with pytest.raises(TooManyRequests, match="90 prompt tokens are waiting"):
-        backlog.check(1, 911)
+    backlog.check()
+    backlog.leave(10)
+    backlog.enter(920)
+    with pytest.raises(TooManyRequests, match=r"1000 prompt tokens are waiting .* from 1000 on"):
+        backlog.check()
+
+
+@pytest.mark.parametrize(("n", "size"), [(1, 120), (8, 5), (8, 60)])
+def test_request_larger_than_the_bounds_is_answered_while_another_waits(n, size):
+    api = Api(http=HttpLimits(max_queued_requests=5, max_queued_tokens=100))
+    api.serving.backlog.enter(10)
+    answer = api.complete([5] * size, n=n, max_tokens=1)
+    assert (answer.status_code, len(answer.json()["choices"])) == (200, n)
+
+
+def test_prompt_that_several_sequences_share_waits_once():
+    serving = Api().serving
+    params = SamplingParams(max_tokens=1)
+    prompts = [Prompt([5] * 20), Prompt([5] * 30)]
+    jobs = [Job(index, prompts[index // 4], params, 4) for index in range(8)]
+    serving.admit(jobs)
+    backlog = serving.backlog
+    assert (backlog.requests, backlog.tokens) == (8, 50)
+    serving.start(jobs[0], 0)
+    serving.dismiss(jobs[0])
+    assert (backlog.requests, backlog.tokens) == (7, 30)
+    for job in jobs:
+        serving.dismiss(job)
+    assert (backlog.requests, backlog.tokens, serving.active_sequences) == (0, 0, 0)
 
 
 def test_wait_is_the_prompts_before_at_their_rate():
-    backlog, _ = make(rate=100.0)
+    backlog, _ = make(max_requests=4, rate=100.0)
     assert backlog.wait_s() == 0.0
     for _ in range(4):
         backlog.enter(200)
     assert backlog.wait_s() == pytest.approx(8.0)
     with pytest.raises(TooManyRequests) as error:
-        backlog.check(7, 1)
+        backlog.check()
     assert error.value.retry_after_s == pytest.approx(8.0)
 
 
@@ -56,21 +81,21 @@ def test_wait_is_that_of_the_tokens_the_prefix_cache_leaves():
     backlog, _ = make(max_tokens=10**6, rate=100.0)
     for _ in range(100):
         backlog.enter(4000)
-        backlog.start(4000, 3960)
+        backlog.start(4000, 40)
     for _ in range(5):
         backlog.enter(4000)
     assert backlog.wait_s() == pytest.approx(5 * 40 / 100.0, rel=0.6)
-    backlog.check(1, 10, 30.0)
+    backlog.check(30.0)
     for _ in range(100):
         backlog.enter(4000)
-        backlog.start(4000)
+        backlog.start(4000, 4000)
     assert backlog.wait_s() == pytest.approx(5 * 4000 / 100.0, rel=0.2)
 
 
 def test_one_short_hit_does_not_promise_that_all_is_cached():
     backlog, _ = make(rate=100.0)
     backlog.enter(16)
-    backlog.start(16, 15)
+    backlog.start(16, 1)
     backlog.enter(1000)
     assert backlog.wait_s() == pytest.approx(10.0, rel=0.01)
 
@@ -89,11 +114,11 @@ def test_second_turns_are_not_refused_for_the_tokens_of_their_first():
 
 def test_a_timeout_shorter_than_the_wait_is_refused_at_the_door():
     backlog, _ = make(rate=100.0)
-    backlog.check(1, 10, 0.1)
+    backlog.check(0.1)
     backlog.enter(500)
-    backlog.check(1, 10, 6.0)
+    backlog.check(6.0)
     with pytest.raises(TooManyRequests, match=r"about 5 s of work .* timeout of 3 s") as error:
-        backlog.check(1, 10, 3.0)
+        backlog.check(3.0)
     assert error.value.retry_after_s == pytest.approx(5.0)
 
 
@@ -103,7 +128,7 @@ def test_wait_is_the_pace_of_leaving_where_slots_are_what_lacks():
         backlog.enter(10)
     for _ in range(4):
         clock.now += 3.0
-        backlog.start(10)
+        backlog.start(10, 10)
     assert backlog.wait_s() == pytest.approx(4 * 3.0)
 
 
@@ -112,14 +137,14 @@ def test_idle_time_is_not_taken_for_a_slow_pace():
     for _ in range(3):
         backlog.enter(10)
     for _ in range(3):
-        backlog.start(10)
+        backlog.start(10, 10)
         clock.now += 0.5
     clock.now += 3600.0
     for _ in range(3):
         backlog.enter(10)
-    backlog.start(10)
+    backlog.start(10, 10)
     clock.now += 0.5
-    backlog.start(10)
+    backlog.start(10, 10)
     assert backlog.wait_s() == pytest.approx(0.5)
 
 
@@ -129,9 +154,9 @@ def test_pace_of_a_full_house_is_forgotten_when_nobody_waits_any_more():
         backlog.enter(10)
     for _ in range(3):
         clock.now += 60.0
-        backlog.start(10)
+        backlog.start(10, 10)
     backlog.enter(10)
-    backlog.check(1, 10, 30.0)
+    backlog.check(30.0)
     assert backlog.wait_s() == 0.0
 
 
@@ -139,15 +164,15 @@ def test_wait_grows_while_nobody_starts_and_no_prompt_explains_it():
     backlog, clock = make(rate=100.0)
     for _ in range(9):
         backlog.enter(20)
-    backlog.start(20)
+    backlog.start(20, 20)
     clock.now += 0.1
-    backlog.start(20)
-    for _ in range(3):
+    backlog.start(20, 20)
+    for _ in range(2):
         backlog.enter(20)
     clock.now += 20.0
     with pytest.raises(TooManyRequests, match="timeout of 30 s") as error:
-        backlog.check(0, 0, 30.0)
-    assert error.value.retry_after_s == pytest.approx(10 * (20.0 - 2.0))
+        backlog.check(30.0)
+    assert error.value.retry_after_s == pytest.approx(9 * (20.0 - 1.8))
 
 
 def test_silence_while_a_long_prompt_is_computed_is_not_counted_once_for_each_that_waits():
@@ -165,7 +190,7 @@ def test_clients_that_hang_up_are_no_pace():
         backlog.enter(10)
     for _ in range(3):
         clock.now += 4.0
-        backlog.start(10)
+        backlog.start(10, 10)
     before = backlog.wait_s() / backlog.requests
     for _ in range(50):
         backlog.leave(10)
@@ -177,7 +202,7 @@ def test_retry_after_is_between_a_second_and_ten_minutes():
         backlog, _ = make(max_requests=1, rate=rate)
         backlog.enter(100)
         with pytest.raises(TooManyRequests) as error:
-            backlog.check(1, 1)
+            backlog.check()
         assert error.value.retry_after_s == want
 
 

@@ -41,17 +41,17 @@ class Backlog:
         self._asked = self._computed = _PRIOR_TOKENS
 
     def enter(self, tokens: int) -> None:
-        """A sequence with a prompt of `tokens` begins to wait."""
+        """A sequence begins to wait; `tokens` of its prompt wait for no other sequence already."""
         if not self.requests:
             # Nobody waited, so the pace of before is not what the next ones will wait for.
             self._since, self._started, self._gap_s = self._clock(), False, 0.0
         self.requests += 1
         self.tokens += tokens
 
-    def start(self, tokens: int, cached: int = 0) -> None:
-        """Its first output has come; `cached` tokens of its prompt did not have to be computed."""
+    def start(self, tokens: int, computed: int) -> None:
+        """Its first output has come, after `computed` tokens of its prompt had to be computed."""
         self.leave(tokens)
-        self._learn_share(tokens, tokens - cached)
+        self._learn_share(tokens, computed)
         now = self._clock()
         if self._started:
             gap = now - self._since
@@ -85,21 +85,22 @@ class Backlog:
         silence = self._clock() - self._since - computing
         return max(computing, self.requests * max(self._gap_s, silence))
 
-    def check(self, requests: int, tokens: int, timeout_s: float | None = None) -> None:
-        """TooManyRequests (429) if that many more may not wait, or would for more than timeout_s.
+    def check(self, timeout_s: float | None = None) -> None:
+        """TooManyRequests (429) if no more may wait, or would for more than timeout_s.
 
-        An empty backlog takes anything.
+        The last one that is let in may exceed the bounds: one that is larger than they are would
+        else be told to come back for as long as anybody waits. An empty backlog takes anything.
         """
         if not self.requests:
             return
-        for have, more, most, what in (
-            (self.requests, requests, self._max_requests, "requests"),
-            (self.tokens, tokens, self._max_tokens, "prompt tokens"),
+        for have, most, what in (
+            (self.requests, self._max_requests, "requests"),
+            (self.tokens, self._max_tokens, "prompt tokens"),
         ):
-            if have + more > most:
+            if have >= most:
                 msg = (
-                    f"{have} {what} are waiting for their first token, this request has {more} "
-                    f"more, and at most {most} may wait: try again later"
+                    f"{have} {what} are waiting for their first token, and no more are taken from "
+                    f"{most} on: try again later"
                 )
                 raise self._refusal(msg)
         if timeout_s is not None and (wait := self.wait_s()) > timeout_s:

@@ -35,7 +35,7 @@ _QUEUED_PER_SEQUENCE = 8
 class Job:
     """One sequence: choice `index` of the response, `started` at time.monotonic().
 
-    held, waits: Serving counts it, and among those without a first token.
+    held, waits: Serving counts it, and among those without a first token, with num_queued tokens.
     """
 
     index: int
@@ -49,6 +49,7 @@ class Job:
     cached_tokens: int = 0
     held: bool = False
     waits: bool = False
+    num_queued: int = 0
     started: float = field(default_factory=time.monotonic)
 
     def progress_member(self, delta: TextDelta) -> bytes:

@@ -130,11 +130,10 @@ class Serving:
         return name
 
     def check_room(self, jobs: Sequence[Job]) -> None:
-        """TooManyRequests (429) when that many sequences more would exceed a bound, or the first
-        token would come after the request's timeout."""
+        """TooManyRequests (429) when that many sequences more are too many, or the first token
+        would come after the request's timeout."""
         sequences = len(jobs)
-        tokens = sum(len(job.prompt.ids) for job in jobs)
-        self.backlog.check(sequences, tokens, jobs[0].timeout_s)
+        self.backlog.check(jobs[0].timeout_s)
         if self.active_sequences + sequences > self.http.max_sequences:
             msg = (
                 f"The server already holds {self.active_sequences} sequences of at most "
@@ -146,20 +145,24 @@ class Serving:
         """Count sequences as held and waiting, from now to `start` and `dismiss`; raises as
         check_room does. At once: whoever is checked before they run must see them."""
         self.check_room(jobs)
+        seen: set[int] = set()
         for job in jobs:
+            # The n sequences of a prompt wait for it to be computed once.
+            job.num_queued = 0 if id(job.prompt) in seen else len(job.prompt.ids)
+            seen.add(id(job.prompt))
             job.held = job.waits = True
             self.active_sequences += 1
-            self.backlog.enter(len(job.prompt.ids))
+            self.backlog.enter(job.num_queued)
 
     def start(self, job: Job, cached_tokens: int) -> None:
         """Its first output has come, after `cached_tokens` of its prompt had been found."""
         job.waits = False
-        self.backlog.start(len(job.prompt.ids), cached_tokens)
+        self.backlog.start(job.num_queued, len(job.prompt.ids) - cached_tokens)
 
     def dismiss(self, job: Job) -> None:
         """It is over, or will never run; again if need be."""
         if job.waits:
-            self.backlog.leave(len(job.prompt.ids))
+            self.backlog.leave(job.num_queued)
         self.active_sequences -= job.held
         job.held = job.waits = False
 
