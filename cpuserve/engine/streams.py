@@ -20,15 +20,24 @@ Post = Callable[[Inbound], None]
 
 
 class OutputStream:
-    """Outputs of one request. What a slow reader leaves here is bounded by its max_tokens."""
+    """Outputs of one request. What a slow reader leaves here is bounded by its max_tokens.
+
+    runs: the engine has the request, and has not finished it.
+    """
 
     def __init__(self) -> None:
+        self.runs = False
         self._outputs: deque[Output] = deque()
         self._error: RequestError | None = None
+        self._has_all = False
         self._reader: asyncio.Future[None] | None = None  # a bare future: half an Event's work
 
     def push(self, output: Output) -> None:
-        """Append an output."""
+        """Append an output, unless the stream has been cut."""
+        if self._has_all:
+            return
+        if output.finish is not None:
+            self.runs, self._has_all = False, True
         self._outputs.append(output)
         self._wake()
 
@@ -37,6 +46,23 @@ class OutputStream:
         self._error = error
         self._wake()
 
+    def cut(self, error: RequestError) -> bool:
+        """Raise `error` to the reader in place of what it has not read and of all that comes.
+
+        False, and nothing, if the last output is already here.
+        """
+        if self._has_all:
+            return False
+        self._has_all = True
+        self._outputs.clear()
+        self.fail(error)
+        return True
+
+    def check(self) -> None:
+        """Raise what the reader would get, if that is an error."""
+        if self._error is not None and not self._outputs:
+            raise self._error
+
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
@@ -44,8 +70,7 @@ class OutputStream:
     async def get(self) -> Output:
         """The next output, for one reader at a time; what `fail` was given if there is none."""
         while not self._outputs:
-            if self._error is not None:
-                raise self._error
+            self.check()
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         return self._outputs.popleft()
@@ -82,15 +107,16 @@ class Streams:
         stream = self._streams[request.id] = OutputStream()
         if self._dead is not None:
             stream.fail(EngineDead(self._dead))
-        posted = finished = False
         timer = None
         if timeout_s is not None:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(timeout_s, stream.fail, too_late(timeout_s))
+            timer = loop.call_later(timeout_s, self._expire, request.id, stream, post, timeout_s)
         try:
             await writable()
+            stream.check()
             post(request)
-            posted = True
+            stream.runs = True
+            finished = False
             while not finished:
                 output = await stream.get()
                 finished = output.finish is not None
@@ -99,8 +125,18 @@ class Streams:
             if timer is not None:
                 timer.cancel()
             del self._streams[request.id]
-            if posted and not finished and self._dead is None:
-                post(Abort([request.id]))
+            self._abort(request.id, stream, post)
+
+    def _expire(self, number: int, stream: OutputStream, post: Post, timeout_s: float) -> None:
+        """End a request at once, and not when its reader gets here: a reader that is slower than
+        tokens come would keep its slot for all of them. What was finished in time may be read."""
+        if stream.cut(too_late(timeout_s)):
+            self._abort(number, stream, post)
+
+    def _abort(self, number: int, stream: OutputStream, post: Post) -> None:
+        if stream.runs and self._dead is None:
+            stream.runs = False
+            post(Abort([number]))
 
 
 def too_late(timeout_s: float) -> DeadlineExceeded:

@@ -1,0 +1,95 @@
+"""Streams: what becomes of a request whose time is over, whatever its reader does."""
+
+import asyncio
+from array import array
+
+import pytest
+
+from cpuserve.engine.ipc import Abort, AddRequest, Output
+from cpuserve.engine.streams import Streams
+from cpuserve.errors import DeadlineExceeded
+from cpuserve.sampling.params import SamplingParams
+
+NUMBER = 7
+
+
+class Engine:
+    """What is posted to it, and an event at each Abort."""
+
+    def __init__(self):
+        self.posted = []
+        self.aborted = asyncio.Event()
+        self.writable = asyncio.Event()
+        self.writable.set()
+
+    def post(self, message):
+        self.posted.append(type(message))
+        if isinstance(message, Abort):
+            assert message.ids == [NUMBER]
+            self.aborted.set()
+
+    def run(self, streams, timeout_s):
+        request = AddRequest(NUMBER, array("i", [1, 2]).tobytes(), SamplingParams(), 0.0, 0)
+        return streams.run(request, self.post, self.writable.wait, timeout_s)
+
+
+async def started(stream, streams, outputs):
+    """The first of `outputs`, when all have come and the others are not read."""
+    first = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    streams.dispatch(outputs)
+    return await first
+
+
+def test_deadline_aborts_at_once_though_the_reader_has_not_read_what_came():
+    async def main():
+        engine, streams = Engine(), Streams()
+        stream = engine.run(streams, 0.01)
+        outputs = [Output(NUMBER, [token]) for token in range(5)]
+        assert await started(stream, streams, outputs) is outputs[0]
+        await asyncio.wait_for(engine.aborted.wait(), 10)
+        streams.dispatch(outputs)  # of the step that ran when the abort was sent
+        with pytest.raises(DeadlineExceeded):
+            await anext(stream)
+        assert engine.posted == [AddRequest, Abort]
+
+    asyncio.run(main())
+
+
+def test_what_was_finished_in_time_may_be_read_later():
+    async def main():
+        engine, streams = Engine(), Streams()
+        stream = engine.run(streams, 0.01)
+        outputs = [Output(NUMBER, [1]), Output(NUMBER, [2]), Output(NUMBER, [3], "length")]
+        read = [await started(stream, streams, outputs)]
+        await asyncio.sleep(0.05)
+        read += [output async for output in stream]
+        assert read == outputs
+        assert engine.posted == [AddRequest]
+
+    asyncio.run(main())
+
+
+def test_request_whose_time_is_over_before_it_could_be_sent_is_not_sent():
+    async def main():
+        engine, streams = Engine(), Streams()
+        engine.writable.clear()
+        asyncio.get_running_loop().call_later(0.05, engine.writable.set)
+        with pytest.raises(DeadlineExceeded):
+            await anext(engine.run(streams, 0.01))
+        assert engine.posted == []
+
+    asyncio.run(main())
+
+
+def test_closing_a_stream_aborts_what_runs_and_not_what_has_finished():
+    async def main():
+        for finish, posted in ((None, [AddRequest, Abort]), ("stop", [AddRequest])):
+            engine, streams = Engine(), Streams()
+            stream = engine.run(streams, None)
+            outputs = [Output(NUMBER, [1]), Output(NUMBER, [2], finish)]
+            await started(stream, streams, outputs)
+            await stream.aclose()
+            assert engine.posted == posted
+
+    asyncio.run(main())
