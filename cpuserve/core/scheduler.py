@@ -451,7 +451,9 @@ class Scheduler:
         """Append what `results` say to `request`; None while a prompt is still being scored."""
         for row in results:
             if row.token < 0 or math.isnan(row.logprob):
-                self.kv.unpublish(request.block_table)
+                # Not what it has found: a request can bar all tokens from itself, and would make
+                # others compute their prefixes again each time.
+                self.kv.unpublish_own(request.chain)
                 self._drop(request)
                 return Delta(request, [], "error", error=NO_CHOICE)
         delta = Delta(request, [])

@@ -264,6 +264,26 @@ def test_failed_step_unpublishes_and_nothing_follows_a_forgotten_block():
     assert (kv.num_free, kv.num_cached) == (16, 1)
 
 
+def test_unpublishing_its_own_leaves_what_a_sequence_found():
+    kv = KvManager(8, 2)
+    found, _ = fill(kv, [1, 2])
+    table, chain = fill(kv, [1, 2, 3, 4])
+    assert table[0] == found[0]
+    kv.unpublish_own(chain)
+    assert hit(kv, [1, 2, 3, 4, 5]) == found
+    kv.check_invariants([found, table])
+
+
+def test_unpublishing_its_own_leaves_what_is_in_its_old_block_now():
+    kv = KvManager(2, 2)
+    table, chain = fill(kv, [1, 2, 3, 4])
+    kv.free(table)
+    others, _ = fill(kv, [5, 6, 7, 8])
+    kv.unpublish_own(chain)
+    assert hit(kv, [5, 6, 7, 8, 9]) == others
+    kv.check_invariants([others])
+
+
 def test_clear_forgets_every_prefix_and_frees_no_used_block():
     kv = KvManager(8, 2)
     table, _ = fill(kv, [1, 2, 3, 4])

@@ -1,6 +1,7 @@
 """Scheduler: what one step holds, in which order, and who is preempted."""
 
 import itertools
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -290,6 +291,23 @@ def test_prefixes_of_a_failed_step_are_not_found():
     scheduler.check_invariants()
     scheduler.add(request(1, 0, max_tokens=3, prompt=list(PREFIX)))
     assert step(scheduler, model)[0] == [12]
+
+
+@pytest.mark.parametrize("params", [{}, {"prompt_logprobs": 0}])
+def test_request_that_bars_all_its_tokens_takes_no_prefix_from_others(params):
+    scheduler, model = make(budget=64)
+    scheduler.add(request(0, 0, max_tokens=1, prompt=[*PREFIX, 1]))
+    computed_in(scheduler, model)
+    prompt = [*PREFIX, 7, 7, 7, 7, 7]
+    scheduler.add(request(1, 0, max_tokens=3, prompt=prompt, **params))
+    results = model.run(scheduler.schedule())
+    (delta,) = scheduler.update([*results[:-1], replace(results[-1], token=-1)])
+    assert delta.error
+    scheduler.check_invariants()
+    reader = request(2, 0, max_tokens=3, prompt=prompt)
+    scheduler.add(reader)
+    step(scheduler, model)
+    assert reader.cached_tokens == len(PREFIX), "what the request itself computed is not trusted"
 
 
 # --- chunks sized for the streams ---------------------------------------------------------------

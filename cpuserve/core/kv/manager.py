@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from cpuserve.core.kv.pool import BlockPool
-from cpuserve.core.kv.prefix import Digest, PrefixChain, PrefixIndex, PrefixMatch, sha256
+from cpuserve.core.kv.prefix import (
+    FORGOTTEN,
+    CachedBlock,
+    Digest,
+    PrefixChain,
+    PrefixIndex,
+    PrefixMatch,
+    sha256,
+)
 from cpuserve.core.kv.tiers import Tiers, Where
 from cpuserve.ids import BlockId
 
@@ -134,6 +142,7 @@ class KvManager:
                 return
             if entry.block == block:
                 self.pool.keep(block)
+                chain.own.append(entry)
                 if self.tiers is not None:
                     self.tiers.added(entry)
             elif not computed:
@@ -146,12 +155,22 @@ class KvManager:
         """What these blocks hold must not be found any more: its step failed."""
         for block in table:
             entry = self.index.entry(block)
-            if entry is None:
-                continue
-            if self.tiers is not None:
-                self.tiers.removed(entry)
-            self.index.forget(entry)
-            self.pool.drop(block)
+            if entry is not None:
+                self._forget(entry)
+
+    def unpublish_own(self, chain: PrefixChain) -> None:
+        """What this sequence has published must not be found any more; what it has found may."""
+        for entry in chain.own:
+            if entry.block != FORGOTTEN:
+                self._forget(entry)
+        chain.own.clear()
+
+    def _forget(self, entry: CachedBlock) -> None:
+        if self.tiers is not None:
+            self.tiers.removed(entry)
+        block = entry.block
+        self.index.forget(entry)
+        self.pool.drop(block)
 
     def clear_prefixes(self) -> None:
         """Forget every prefix, in all tiers; sequences that run keep their blocks."""

@@ -56,7 +56,8 @@ class PrefixChain:
     """The names of one sequence's full blocks, made as its tokens come and never twice.
 
     Sequences with different `salt` share nothing. The first `num_entries` blocks of the sequence's
-    table are those of entries in the index; `last` is the last of these.
+    table are those of entries in the index; `last` is the last of these, `own` are those that it
+    has made.
     """
 
     salt: str = ""
@@ -64,10 +65,12 @@ class PrefixChain:
     contents: list[bytes] = field(default_factory=list)
     num_entries: int = 0
     last: CachedBlock | None = None
+    own: list[CachedBlock] = field(default_factory=list)
 
     def reset(self) -> None:
         """The sequence has lost its blocks; its names stay."""
         self.num_entries, self.last = 0, None
+        self.own.clear()
 
     def advance(self, entry: CachedBlock) -> None:
         """The next block of the sequence is that of `entry`."""
