@@ -30,8 +30,18 @@ def output_limit(num_prompt: int, params: SamplingParams, limits: Limits) -> int
 
 def check_request(prompt: Sequence[int], params: SamplingParams, limits: Limits) -> None:
     """Raise InvalidRequest if this request could not run even with the engine to itself."""
+    check_prompt(prompt, params, limits)
+    check_params(params, limits)
+
+
+def check_prompt(prompt: Sequence[int], params: SamplingParams, limits: Limits) -> None:
+    """The part of check_request that differs between the prompts of one request."""
     _check_length(len(prompt), params, limits)
     _check_ids("prompt", prompt, limits.vocab)
+
+
+def check_params(params: SamplingParams, limits: Limits) -> None:
+    """The part of check_request that all prompts of one request share."""
     _check_ids("logit_bias", params.logit_bias or (), limits.vocab)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab)
     _check_ids("stop_token_ids", params.stop_token_ids, limits.vocab)

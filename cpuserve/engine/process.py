@@ -157,7 +157,7 @@ class ProcessClient:
         """
         link, limits = self._connected()
         request = self._requests.make(prompt_ids, params, priority, limits, progress)
-        return self._streams.run(request, self._post, link.writable.wait, timeout_s)
+        return self._streams.run(request, self._post, link.wait_writable, timeout_s)
 
     async def ask(self, what: str) -> dict[str, object]:
         """A report from the engine ("roofline", "report", "check")."""
@@ -317,12 +317,12 @@ class _Link(asyncio.Protocol):
         self._client = client
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
-        self.writable = asyncio.Event()
+        self._writable = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not checked: under Ray the event loop is uvloop, whose transports are classes of its own.
         self._transport = cast("asyncio.Transport", transport)
-        self.writable.set()
+        self._writable.set()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -332,17 +332,23 @@ class _Link(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self.writable.set()
+        self._writable.set()
         self._client.on_lost()
 
     def pause_writing(self) -> None:
-        self.writable.clear()
+        self._writable.clear()
 
     def resume_writing(self) -> None:
-        self.writable.set()
+        self._writable.set()
+
+    async def wait_writable(self) -> None:
+        """Return when the transport's buffer has room, or the connection is lost."""
+        # All who wait wake at once, and the first of them may fill the buffer again.
+        while not self._writable.is_set():
+            await self._writable.wait()
 
     def send(self, message: Inbound) -> None:
-        """Queue one message; new requests wait for `writable` first, so little piles up."""
+        """Queue one message; requests go through wait_writable first, so little piles up."""
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(encode_frame(message))

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuserve.engine.process import ProcessClient
+from cpuserve.engine.process import ProcessClient, _Link
 from cpuserve.errors import EngineDead, InvalidRequest, StartupError
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.children import child_options
@@ -367,6 +367,28 @@ def test_eof_alone_ends_an_idle_engine():
         assert await asyncio.to_thread(gone, client.pid)
         await client.close()
         assert client._process.returncode == 0
+
+    asyncio.run(main())
+
+
+def test_requests_that_wait_for_room_go_one_by_one():
+    async def main():
+        link, sent = _Link(None), []
+        link.pause_writing()
+
+        async def send(number):
+            await link.wait_writable()
+            sent.append(number)
+            link.pause_writing()  # what it sent has filled the buffer again
+
+        waiting = [asyncio.create_task(send(number)) for number in range(3)]
+        for count in (1, 2, 3):
+            await asyncio.sleep(0)
+            link.resume_writing()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert sent == list(range(count))
+        await asyncio.gather(*waiting)
 
     asyncio.run(main())
 

@@ -57,7 +57,7 @@ async def create_completion(request: Request) -> Response:
     check_stream(asked)
     prompts = await completion_prompts(call.serving, asked)
     limits, defaults = call.serving.bounds, call.serving.default_sampling
-    params = [completion_params(asked, prompt.ids, limits, defaults) for prompt in prompts]
+    params = completion_params(asked, [prompt.ids for prompt in prompts], limits, defaults)
     jobs = fan_out(prompts, params, asked, call.serving.http.longest_s)
     call.serving.check_room(jobs)
     answer = _CompletionAnswer(call, asked, model, prompts, jobs)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from cpuserve.sampling.params import SamplingParams
 
 MAX_SEQUENCES_PER_REQUEST = 1024
+# Items in the lists of all sequences of a request together: about 50 bytes each in the engine.
+MAX_REQUEST_ITEMS = 1 << 22
 MAX_TIMEOUT_S = 1e6
 # Deltas a fanned-out request may have waiting for a slow client, per sequence.
 _QUEUED_PER_SEQUENCE = 8
@@ -36,6 +38,7 @@ class Job:
     """One sequence: choice `index` of the response, `started` at time.monotonic().
 
     held, waits: Serving counts it, and among those without a first token, with num_queued tokens.
+    scored_by: the job whose prompt logprobs are this one's too, which it does not compute.
     """
 
     index: int
@@ -45,6 +48,7 @@ class Job:
     priority: int = 0
     timeout_s: float | None = None
     progress: bool = False
+    scored_by: int | None = None
     completion_tokens: int = 0
     cached_tokens: int = 0
     held: bool = False
@@ -72,21 +76,52 @@ def fan_out(
     """n sequences for each prompt, choices counted through: prompt i has i*n ... i*n + n-1.
 
     They end with an error after the timeout that was asked for, longest_s at most. A seeded request
-    gives sequence k of a prompt the seed plus k, so that they differ.
+    gives sequence k of a prompt the seed plus k, so that they differ. A prompt's first sequence
+    scores it for all.
+
+    Raises:
+      InvalidRequest: they are too many, or would hold too much.
     """
     total = sum(p.n for p in params)
     if total > MAX_SEQUENCES_PER_REQUEST:
         msg = f"n x prompts is {total}: at most {MAX_SEQUENCES_PER_REQUEST} sequences per request"
         raise InvalidRequest(msg, param="n")
+    if total > 1:
+        _check_size(prompts, params)
     timeout = _timeout(asked.timeout, longest_s)
     jobs: list[Job] = []
     for prompt, of_prompt in zip(prompts, params, strict=True):
+        first = len(jobs)
         for k in range(of_prompt.n):
             job = Job(len(jobs), prompt, _single(of_prompt, k), of_prompt.n, asked.priority or 0)
             job.timeout_s = timeout
+            if k and of_prompt.prompt_logprobs is not None:
+                job.scored_by = first
             job.progress = bool(asked.stream and asked.return_progress)
             jobs.append(job)
     return jobs
+
+
+def _check_size(prompts: list[Prompt], params: list[SamplingParams]) -> None:
+    """InvalidRequest if the lists of a small body, one copy a sequence, would fill the memory."""
+    items = 0
+    for prompt, of_prompt in zip(prompts, params, strict=True):
+        items += of_prompt.n * _num_items(len(prompt.ids), of_prompt)
+    if items > MAX_REQUEST_ITEMS:
+        msg = (
+            f"the sequences of this request hold {items} items together (prompt tokens, each again "
+            f"for every prompt logprob, ids of allowed_token_ids, stop_token_ids and logit_bias, "
+            f"characters of stop strings): at most {MAX_REQUEST_ITEMS} are allowed. Send fewer "
+            f"prompts in a request, or lower n"
+        )
+        raise InvalidRequest(msg, param="n")
+
+
+def _num_items(num_prompt: int, params: SamplingParams) -> int:
+    """Items in the lists of one sequence."""
+    entries = 0 if params.prompt_logprobs is None else params.prompt_logprobs + 1
+    lists = (params.allowed_token_ids, params.stop_token_ids, params.logit_bias, *params.stop)
+    return num_prompt * (1 + entries) + sum(len(some) for some in lists if some is not None)
 
 
 def _timeout(asked: float | None, longest_s: float | None) -> float | None:
@@ -102,7 +137,8 @@ def _single(params: SamplingParams, k: int) -> SamplingParams:
     if params.n == 1:
         return params
     seed = None if params.seed is None else _wrapped(params.seed + k)
-    return msgspec.structs.replace(params, n=1, seed=seed)
+    scores = None if k else params.prompt_logprobs
+    return msgspec.structs.replace(params, n=1, seed=seed, prompt_logprobs=scores)
 
 
 def _wrapped(seed: int) -> int:
@@ -157,7 +193,14 @@ async def run_jobs(
                 yield jobs[0], delta
         return
     queue: asyncio.Queue[_Event] = asyncio.Queue(_QUEUED_PER_SEQUENCE * len(jobs))
-    tasks = [asyncio.create_task(_pump(serving, job, queue)) for job in jobs]
+    scores: dict[int | None, _Scores]
+    scores = {job.scored_by: _Scores() for job in jobs if job.scored_by is not None}
+    tasks = [
+        asyncio.create_task(
+            _pump(serving, job, queue, scores.get(job.index), scores.get(job.scored_by))
+        )
+        for job in jobs
+    ]
     try:
         left = len(jobs)
         while left:
@@ -184,10 +227,41 @@ class _Event:
     error: Exception | None = None
 
 
-async def _pump(serving: Serving, job: Job, queue: asyncio.Queue[_Event]) -> None:
+class _Scores:
+    """The logprobs of a prompt, from the sequence that scores it to the others."""
+
+    def __init__(self) -> None:
+        self._known = asyncio.Event()
+        self._rows: list[TokenLogprob | None] | None = None
+
+    def give(self, delta: TextDelta) -> None:
+        """Take them from the first delta with tokens, which has them."""
+        if not delta.processed and not self._known.is_set():
+            self._rows = delta.prompt_logprobs
+            self._known.set()
+
+    async def put_into(self, delta: TextDelta) -> None:
+        """Wait for them. What the engine says meanwhile waits in the sequence's stream."""
+        await self._known.wait()
+        delta.prompt_logprobs = self._rows
+
+
+async def _pump(
+    serving: Serving,
+    job: Job,
+    queue: asyncio.Queue[_Event],
+    given: _Scores | None,
+    taken: _Scores | None,
+) -> None:
+    """The deltas of `job` to `queue`. It gives, or takes, prompt logprobs if it shares them."""
     try:
         async with aclosing(run_job(serving, job)) as deltas:
             async for delta in deltas:
+                if given is not None:
+                    given.give(delta)
+                if taken is not None and not delta.processed:
+                    await taken.put_into(delta)
+                    taken = None
                 await queue.put(_Event(job, delta))
         await queue.put(_Event(job))
     except Exception as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cpuserve.core.admission import Limits, check_request
+import msgspec
+
+from cpuserve.core.admission import Limits, check_params, check_prompt
 from cpuserve.entrypoints.openai.protocol import (
     MAX_ID_LIST,
     MAX_LOGPROBS,
@@ -109,25 +111,38 @@ def chat_params(
     if asked is None and "max_tokens" in defaults:
         budget = min(budget, _default_length(request, defaults))
     params = _params(request, limits, defaults, budget, logprobs, request.prompt_logprobs)
-    check_request(prompt, params, limits)
+    check_prompt(prompt, params, limits)
+    check_params(params, limits)
     return params
 
 
 def completion_params(
-    request: CompletionRequest, prompt: list[int], limits: Limits, defaults: Defaults
-) -> SamplingParams:
-    """The parameters of each of the n sequences of one prompt; `defaults`: the server's."""
+    request: CompletionRequest,
+    prompts: Sequence[list[int]],
+    limits: Limits,
+    defaults: Defaults,
+) -> list[SamplingParams]:
+    """The parameters of each prompt's n sequences; `defaults`: the server's.
+
+    They share their lists, which are checked once: a thousand prompts with a list of the whole
+    vocabulary would otherwise take seconds.
+    """
     _check_logprobs("logprobs", request.logprobs)
     prompt_logprobs = request.prompt_logprobs
     if request.echo and prompt_logprobs is None:
         prompt_logprobs = request.logprobs
     scoring = request.max_tokens == 0 and (bool(request.echo) or prompt_logprobs is not None)
-    lengths = Lengths(len(prompt), limits.max_model_len, request.max_tokens, "max_tokens", scoring)
-    budget = max_tokens(lengths)
-    if request.max_tokens is None:
-        budget = min(budget, _default_length(request, defaults))
-    params = _params(request, limits, defaults, budget, request.logprobs, prompt_logprobs)
-    check_request(prompt, params, limits)
+    asked, room = request.max_tokens, limits.max_model_len
+    lengths = [Lengths(len(prompt), room, asked, "max_tokens", scoring) for prompt in prompts]
+    budgets = [max_tokens(of_prompt) for of_prompt in lengths]
+    if asked is None:
+        default = _default_length(request, defaults)
+        budgets = [min(budget, default) for budget in budgets]
+    shared = _params(request, limits, defaults, budgets[0], request.logprobs, prompt_logprobs)
+    params = [msgspec.structs.replace(shared, max_tokens=budget) for budget in budgets]
+    for prompt, of_prompt in zip(prompts, params, strict=True):
+        check_prompt(prompt, of_prompt, limits)
+    check_params(shared, limits)
     return params
 
 

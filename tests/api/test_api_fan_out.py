@@ -1,0 +1,122 @@
+"""What the sequences of one request hold together, and what only the first of them computes."""
+
+import pytest
+
+from cpuserve.core import admission
+from cpuserve.entrypoints.openai.generation import MAX_REQUEST_ITEMS
+from tests.api.fakes import MAX_LEN, Api, error_of, events_of, logprob_of, speak
+
+
+def wide_api(vocab):
+    """An api whose model has `vocab` ids."""
+    api = Api()
+    api.engine.info["vocab_size"] = vocab
+    api.serving.set_ready(api.serving.tokenizer, api.serving.chat_template)
+    return api
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [[5]] * 1024, "allowed_token_ids": list(range(8000))},
+        {"prompt": [5], "n": 128, "stop": ["x" * 4096] * 64},
+    ],
+    ids=["allowed", "stop"],
+)
+def test_a_small_body_that_would_fill_the_memory_is_400(fields):
+    api = wide_api(8192)
+    error = error_of(api.complete(max_tokens=1, **fields))
+    assert error["code"] == 400
+    assert error["param"] == "n"
+    assert str(MAX_REQUEST_ITEMS) in error["message"]
+    assert api.engine.asked == []
+    assert api.alive()
+
+
+def test_prompt_tokens_count_again_for_every_prompt_logprob(monkeypatch):
+    monkeypatch.setattr("cpuserve.entrypoints.openai.generation.MAX_REQUEST_ITEMS", 2_000_000)
+    api = Api()
+    assert api.complete([[5] * (MAX_LEN - 1)] * 8, n=128).status_code == 200
+    api.engine.asked.clear()
+    error = error_of(api.complete([[5] * (MAX_LEN - 1)] * 8, n=128, prompt_logprobs=20))
+    assert error["code"] == 400
+    assert error["param"] == "n"
+    assert api.engine.asked == []
+
+
+def test_one_sequence_is_never_too_much(monkeypatch):
+    monkeypatch.setattr("cpuserve.entrypoints.openai.generation.MAX_REQUEST_ITEMS", 1)
+    api = Api()
+    assert api.complete([5, 6, 7]).status_code == 200
+    assert api.complete([5, 6, 7], n=2).status_code == 400
+
+
+def test_lists_that_the_prompts_share_are_checked_once(monkeypatch):
+    checked, real = [], admission._check_ids
+    monkeypatch.setattr(
+        admission, "_check_ids", lambda name, *rest: (checked.append(name), real(name, *rest))
+    )
+    assert Api().complete([[5], [6], [7]], allowed_token_ids=[8, 9]).status_code == 200
+    assert checked.count("allowed_token_ids") == 1
+    assert checked.count("prompt") == 3
+
+
+def test_each_prompt_has_its_own_room():
+    api = Api()
+    assert api.complete([[5], [6] * 120], max_tokens=None).status_code == 200
+    assert [params.max_tokens for _, params in api.engine.asked] == [16, 8]
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+def test_only_the_first_choice_scores_the_prompt(endpoint):
+    api = Api()
+    response = getattr(api, endpoint)(n=3, prompt_logprobs=1, max_tokens=2)
+    assert response.status_code == 200, response.text
+    assert [params.prompt_logprobs for _, params in api.engine.asked] == [1, None, None]
+    shown = response.json()
+    if endpoint == "chat":
+        assert shown["prompt_logprobs"][0] is None
+        assert len(shown["prompt_logprobs"]) == len(api.engine.asked[0][0])
+    else:
+        first, *others = (choice["prompt_logprobs"] for choice in shown["choices"])
+        assert first[1]
+        assert others == [first, first]
+
+
+def test_every_prompt_has_a_choice_that_scores_it():
+    api = Api()
+    response = api.complete([[5, 6], [7, 8]], n=2, prompt_logprobs=0, max_tokens=1)
+    assert [params.prompt_logprobs for _, params in api.engine.asked] == [0, None, 0, None]
+    shown = [list(choice["prompt_logprobs"][1]) for choice in response.json()["choices"]]
+    assert shown == [["6"], ["6"], ["8"], ["8"]]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_streamed_echo_has_the_prompts_logprobs_in_every_choice(late):
+    def speak_late(engine, number, prompt, params):
+        if number == late:
+            yield 0.05
+        yield from speak(engine, number, prompt, params)
+
+    api = Api(speak_late)
+    events = events_of(
+        api.complete([5, 6, 7], n=2, echo=True, logprobs=0, max_tokens=3, stream=True)
+    )
+    for index in range(2):
+        first = next(e["choices"][0] for e in events if e["choices"][0]["index"] == index)
+        want = [logprob_of(token, 0).logprob for token in (6, 7)]
+        assert first["logprobs"]["token_logprobs"][:3] == [None, *want]
+    assert api.alive()
+
+
+def test_a_failure_of_the_choice_that_scores_ends_all():
+    def fail(engine, number, prompt, params):
+        if number == 0:
+            yield 0.05
+            yield ValueError("no scores")
+        yield from speak(engine, number, prompt, params)
+
+    api = Api(fail)
+    assert api.complete([5, 6, 7], n=3, prompt_logprobs=0).status_code == 500
+    assert api.engine.running == 0
+    assert api.serving.active_sequences == 0
