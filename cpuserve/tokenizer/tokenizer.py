@@ -54,23 +54,26 @@ class Tokenizer:
 
         return cls(gguf_parts(path))
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool = True, *, unlocked: bool = False
+    ) -> list[int]:
         """Token ids of `text`; the text of a special token becomes that token.
 
-        add_special_tokens: put BOS in front if the model was trained so. InvalidRequest for a text
-        that is no valid Unicode (a lone surrogate).
+        add_special_tokens: put BOS in front if the model was trained so. unlocked: without Python's
+        lock also if the text is short, for another thread than the event loop's. InvalidRequest for
+        a text that is no valid Unicode (a lone surrogate).
         """
         try:
-            ids = self._encode(text, add_special_tokens)
+            ids = self._encode(text, add_special_tokens, unlocked or len(text) > LONG_CHARS)
         except (UnicodeError, TypeError) as error:
             raise _not_unicode(text) from error
         if add_special_tokens and self._parts.add_bos and self.bos_id is not None:
             return [self.bos_id, *ids]
         return ids
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, unlocked: bool) -> list[int]:
         # `encode` keeps the GIL, which stopped all streams for a second over 400k characters.
-        if len(text) > LONG_CHARS:
+        if unlocked:
             found = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         else:
             found = self._core.encode(text, add_special_tokens=add_special_tokens)

@@ -16,6 +16,7 @@ from cpuserve.entrypoints.openai.generation import (
     Job,
     collect,
     fan_out,
+    num_shown,
     run_jobs,
     usage,
 )
@@ -31,6 +32,7 @@ from cpuserve.entrypoints.openai.protocol import (
 from cpuserve.entrypoints.openai.sampling import chat_params, check_stream, check_supported
 from cpuserve.entrypoints.openai.schema import json_body
 from cpuserve.entrypoints.openai.stream import EventStream, JsonResult
+from cpuserve.entrypoints.openai.threads import run_sized
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -52,7 +54,7 @@ async def create_chat_completion(request: Request) -> Response:
     model = call.serving.check_model(asked.model)
     check_supported(asked)
     check_stream(asked)
-    prompt = await chat_prompt(call.serving, asked)
+    prompt = await chat_prompt(call.serving, asked, len(call.body))
     params = chat_params(asked, prompt.ids, call.serving.bounds, call.serving.default_sampling)
     jobs = fan_out([prompt], [params], asked, call.serving.http.longest_s)
     call.serving.check_room(jobs)
@@ -83,6 +85,9 @@ class _ChatAnswer:
     async def body(self) -> bytes:
         """The whole ChatCompletion."""
         results = await collect(self._call.serving, self._jobs)
+        return await run_sized(num_shown(results), lambda: self._written(results))
+
+    def _written(self, results: list[Collected]) -> bytes:
         first = results[0]
         return msgspec.json.encode(
             ChatCompletion(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +17,8 @@ from cpuserve.entrypoints.openai.generation import (
     Job,
     collect,
     fan_out,
+    num_scores,
+    num_shown,
     run_jobs,
     usage,
 )
@@ -26,6 +29,7 @@ from cpuserve.entrypoints.openai.protocol import (
     CompletionChoice,
     CompletionRequest,
     LegacyLogprobs,
+    PromptLogprobs,
     StreamOptions,
 )
 from cpuserve.entrypoints.openai.sampling import (
@@ -35,6 +39,7 @@ from cpuserve.entrypoints.openai.sampling import (
 )
 from cpuserve.entrypoints.openai.schema import json_body
 from cpuserve.entrypoints.openai.stream import EventStream, JsonResult
+from cpuserve.entrypoints.openai.threads import run_sized
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -43,6 +48,9 @@ if TYPE_CHECKING:
     from cpuserve.engine.output import TextDelta
 
 router = APIRouter()
+
+# Ids of prompts that are checked in a microsecond.
+_IDS_PER_US = 32
 
 _NOTHING = b',"text":"","logprobs":null,"finish_reason":null'
 
@@ -57,8 +65,13 @@ async def create_completion(request: Request) -> Response:
     check_stream(asked)
     prompts = await completion_prompts(call.serving, asked)
     limits, defaults = call.serving.bounds, call.serving.default_sampling
-    params = completion_params(asked, [prompt.ids for prompt in prompts], limits, defaults)
-    jobs = fan_out(prompts, params, asked, call.serving.http.longest_s)
+
+    def make_jobs() -> list[Job]:
+        params = completion_params(asked, [prompt.ids for prompt in prompts], limits, defaults)
+        return fan_out(prompts, params, asked, call.serving.http.longest_s)
+
+    num_ids = sum(len(prompt.ids) for prompt in prompts)
+    jobs = await run_sized(num_ids // _IDS_PER_US, make_jobs)
     call.serving.check_room(jobs)
     answer = _CompletionAnswer(call, asked, model, prompts, jobs)
     if asked.stream:
@@ -81,6 +94,7 @@ class _CompletionAnswer:
         self._asked = asked
         self._model = model
         self._jobs = jobs
+        self._scored: dict[int, PromptLogprobs | None] = {}
         self._prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         self._skip_special = jobs[0].params.skip_special_tokens
         self._names = TokenNames(
@@ -92,6 +106,9 @@ class _CompletionAnswer:
     async def body(self) -> bytes:
         """The whole Completion."""
         results = await collect(self._call.serving, self._jobs)
+        return await run_sized(num_shown(results), lambda: self._written(results))
+
+    def _written(self, results: list[Collected]) -> bytes:
         return msgspec.json.encode(
             Completion(
                 self._call.id,
@@ -109,21 +126,24 @@ class _CompletionAnswer:
         text = choice.echoed_text() + "".join(result.text)
         logprobs = choice.logprobs(result.token_ids, result.logprobs, result.prompt_logprobs)
         show_ids = self._asked.return_token_ids
-        shown_prompt = None
-        if self._asked.prompt_logprobs is not None:
-            shown_prompt = prompt_logprobs(
-                result.prompt_logprobs, self._asked.prompt_logprobs, self._names
-            )
         return CompletionChoice(
             result.job.index,
             text,
             logprobs,
             result.finish_reason,
             result.stop_reason,
-            shown_prompt,
+            self._prompt_logprobs(result),
             result.token_ids if show_ids else msgspec.UNSET,
             result.job.prompt.ids if show_ids else msgspec.UNSET,
         )
+
+    def _prompt_logprobs(self, result: Collected) -> PromptLogprobs | None:
+        """Of its prompt; made once for all choices of a prompt."""
+        job, top = result.job, self._asked.prompt_logprobs
+        scorer = job.index if job.scored_by is None else job.scored_by
+        if scorer not in self._scored:
+            self._scored[scorer] = prompt_logprobs(result.prompt_logprobs, top, self._names)
+        return self._scored[scorer]
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The chunks of the stream, without [DONE]."""
@@ -135,7 +155,10 @@ class _CompletionAnswer:
                 if delta.processed:
                     yield chunks.chunk(job.index, _NOTHING, None, job.progress_member(delta))
                     continue
-                members = choices[job.index].members(delta)
+                choice = choices[job.index]
+                members = await run_sized(
+                    num_scores(delta.prompt_logprobs), partial(choice.members, delta)
+                )
                 if members:
                     counts = None
                     if options.continuous_usage_stats:

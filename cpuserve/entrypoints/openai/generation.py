@@ -301,6 +301,22 @@ async def collect(serving: Serving, jobs: list[Job]) -> list[Collected]:
     return results
 
 
+def num_shown(results: list[Collected]) -> int:
+    """Token ids and logprobs, alternatives included, that an answer may show."""
+    return sum(
+        len(result.token_ids)
+        + len(result.logprobs) * (1 + (result.job.params.logprobs or 0))
+        + num_scores(result.prompt_logprobs)
+        for result in results
+    )
+
+
+def num_scores(rows: list[TokenLogprob | None] | None) -> int:
+    """Logprobs of a prompt, alternatives included."""
+    last = rows[-1] if rows else None
+    return 0 if rows is None or last is None else len(rows) * (1 + len(last.top))
+
+
 def usage(prompt_tokens: int, jobs: list[Job]) -> Usage:
     """Counts of the whole request; `prompt_tokens` counts each prompt once."""
     completion = sum(job.completion_tokens for job in jobs)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.entrypoints.openai.protocol import MAX_PROMPTS
+from cpuserve.entrypoints.openai.sampling import check_fits
+from cpuserve.entrypoints.openai.threads import run_sized
 from cpuserve.errors import InvalidRequest
+from cpuserve.tokenizer.tokenizer import LONG_CHARS
 
 if TYPE_CHECKING:
     from cpuserve.entrypoints.openai.protocol import (
@@ -17,9 +19,6 @@ if TYPE_CHECKING:
     )
     from cpuserve.entrypoints.openai.serving import Serving
 
-# Above this many characters tokenizing takes longer than a token of a running stream may wait
-# (about 1 us a character), so it moves to a thread.
-_INLINE_CHARS = 4096
 # Parameters of ChatTemplate.render itself.
 _OWN_KWARGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
 
@@ -34,55 +33,67 @@ class Prompt:
     text: str | None = None
 
 
-async def encode(serving: Serving, text: str, *, add_special_tokens: bool) -> list[int]:
-    """Token ids of `text`; long texts do not hold up the event loop."""
-    tokenizer = serving.get_tokenizer()
-    if len(text) <= _INLINE_CHARS:
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+async def encode(
+    serving: Serving, texts: list[str], *, add_special_tokens: bool
+) -> list[list[int]]:
+    """Token ids of each text; many or long texts do not hold up the event loop."""
+    tokenizer, num_chars = serving.get_tokenizer(), sum(map(len, texts))
+    unlocked = len(texts) > 1 and num_chars > LONG_CHARS
+
+    def encode_all() -> list[list[int]]:
+        return [tokenizer.encode(text, add_special_tokens, unlocked=unlocked) for text in texts]
+
+    return await run_sized(num_chars, encode_all)
 
 
 async def completion_prompts(serving: Serving, request: CompletionRequest) -> list[Prompt]:
     """The prompts of a completion, in order; InvalidRequest for an empty or mixed-up list."""
-    given = request.prompt
+    given = _listed(request.prompt, serving.max_model_len)
+    texts = [item for item in given if isinstance(item, str)]
     add_special = request.add_special_tokens is not False
+    encoded = iter(await encode(serving, texts, add_special_tokens=add_special))
+    return [
+        Prompt(next(encoded), item) if isinstance(item, str) else Prompt(item) for item in given
+    ]
+
+
+def _listed(given: str | list[str | int | list[int]], max_model_len: int) -> list[str | list[int]]:
+    """`given` as a list of prompts; too many ids are refused before anything looks at them."""
     if isinstance(given, str):
-        return [Prompt(await encode(serving, given, add_special_tokens=add_special), given)]
+        return [given]
     if not given:
         msg = "prompt is an empty list: give text, token ids, or a list of either"
         raise InvalidRequest(msg, param="prompt")
-    if all(isinstance(item, int) for item in given):
-        return [Prompt([i for i in given if isinstance(i, int)])]
-    if len(given) > MAX_PROMPTS:
+    if isinstance(given[0], int):
+        check_fits(len(given), max_model_len)
+        ids = [item for item in given if isinstance(item, int)]
+        if len(ids) == len(given):
+            return [ids]
+    elif len(given) > MAX_PROMPTS:
         msg = f"prompt has {len(given)} prompts: at most {MAX_PROMPTS} are allowed"
         raise InvalidRequest(msg, param="prompt")
-    prompts = []
-    for item in given:
-        if isinstance(item, str):
-            ids = await encode(serving, item, add_special_tokens=add_special)
-            prompts.append(Prompt(ids, item))
-        elif isinstance(item, list):
-            prompts.append(Prompt(item))
-        else:
-            msg = "prompt mixes token ids with prompts: give one list of ids, or a list of prompts"
-            raise InvalidRequest(msg, param="prompt")
+    prompts = [item for item in given if not isinstance(item, int)]
+    if len(prompts) < len(given):
+        msg = "prompt mixes token ids with prompts: give one list of ids, or a list of prompts"
+        raise InvalidRequest(msg, param="prompt")
+    for item in prompts:
+        if isinstance(item, list):
+            check_fits(len(item), max_model_len)
     return prompts
 
 
-async def chat_prompt(serving: Serving, request: ChatRequest | TokenizeRequest) -> Prompt:
-    """The messages rendered with the model's chat template, and their ids."""
-    if sum(map(_size, request.messages or ())) <= _INLINE_CHARS:
-        text = render_chat(serving, request)
-    else:
-        text = await asyncio.to_thread(render_chat, serving, request)
+async def chat_prompt(
+    serving: Serving, request: ChatRequest | TokenizeRequest, num_bytes: int
+) -> Prompt:
+    """The messages rendered with the model's chat template, and their ids.
+
+    num_bytes: of the request's body, which bounds what checking and rendering it may take: messages
+    without text count too.
+    """
+    text = await run_sized(num_bytes, lambda: render_chat(serving, request))
     add_special = bool(request.add_special_tokens)
-    return Prompt(await encode(serving, text, add_special_tokens=add_special), text)
-
-
-def _size(message: Message) -> int:
-    """About how many characters a message adds to the prompt."""
-    content = message.get("content")
-    return len(content) if isinstance(content, str) else len(repr(content))
+    (ids,) = await encode(serving, [text], add_special_tokens=add_special)
+    return Prompt(ids, text)
 
 
 def render_chat(serving: Serving, request: ChatRequest | TokenizeRequest) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 from fastapi import APIRouter, Request, Response
 
@@ -20,6 +18,7 @@ from cpuserve.entrypoints.openai.protocol import (
 from cpuserve.entrypoints.openai.sampling import check_token_ids
 from cpuserve.entrypoints.openai.schema import json_body
 from cpuserve.entrypoints.openai.serving import Serving
+from cpuserve.entrypoints.openai.threads import run_sized
 from cpuserve.errors import InvalidRequest
 
 router = APIRouter()
@@ -31,23 +30,28 @@ async def tokenize(request: Request) -> Response:
     call = await read_call(request, "tokenize")
     asked = decode_request(call.body, TokenizeRequest)
     call.serving.check_model(asked.model)
-    ids = await _token_ids(call.serving, asked)
+    ids = await _token_ids(call.serving, asked, len(call.body))
+    body = await run_sized(len(ids), lambda: _answer(call.serving, asked, ids))
+    return Response(body, media_type="application/json")
+
+
+def _answer(serving: Serving, asked: TokenizeRequest, ids: list[int]) -> bytes:
     strings = None
     if asked.return_token_strs:
-        names = TokenNames(call.serving.get_tokenizer(), as_ids=False, skip_special_tokens=False)
+        names = TokenNames(serving.get_tokenizer(), as_ids=False, skip_special_tokens=False)
         strings = [names.name(token) for token in ids]
-    answer = TokenizeResponse(len(ids), call.serving.max_model_len, ids, strings)
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return msgspec.json.encode(TokenizeResponse(len(ids), serving.max_model_len, ids, strings))
 
 
-async def _token_ids(serving: Serving, asked: TokenizeRequest) -> list[int]:
+async def _token_ids(serving: Serving, asked: TokenizeRequest, num_bytes: int) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         msg = "Give either prompt or messages"
         raise InvalidRequest(msg, param="prompt")
     if asked.prompt is None:
-        return (await chat_prompt(serving, asked)).ids
+        return (await chat_prompt(serving, asked, num_bytes)).ids
     add_special = asked.add_special_tokens is not False
-    return await encode(serving, asked.prompt, add_special_tokens=add_special)
+    (ids,) = await encode(serving, [asked.prompt], add_special_tokens=add_special)
+    return ids
 
 
 @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest, DetokenizeResponse))
@@ -56,7 +60,11 @@ async def detokenize(request: Request) -> Response:
     call = await read_call(request, "detokenize")
     asked = decode_request(call.body, DetokenizeRequest)
     call.serving.check_model(asked.model)
-    check_token_ids("tokens", asked.tokens, call.serving.bounds.vocab)
-    tokenizer = call.serving.get_tokenizer()
-    text = await asyncio.to_thread(tokenizer.decode, asked.tokens, skip_special_tokens=False)
-    return Response(msgspec.json.encode(DetokenizeResponse(text)), media_type="application/json")
+    body = await run_sized(len(asked.tokens), lambda: _text(call.serving, asked.tokens))
+    return Response(body, media_type="application/json")
+
+
+def _text(serving: Serving, ids: list[int]) -> bytes:
+    check_token_ids("tokens", ids, serving.bounds.vocab)
+    text = serving.get_tokenizer().decode(ids, skip_special_tokens=False)
+    return msgspec.json.encode(DetokenizeResponse(text))

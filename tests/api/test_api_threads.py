@@ -1,0 +1,106 @@
+"""Work that takes long leaves the event loop, however many small parts it is made of."""
+
+import threading
+
+import pytest
+
+from cpuserve.entrypoints.openai import chat, completions, prompts, threads
+from cpuserve.entrypoints.openai.logprobs import TokenNames
+from cpuserve.tokenizer.tokenizer import LONG_CHARS, Tokenizer
+from tests.api.fakes import MAX_LEN, Api, error_of
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """watch(owner, name): where `name` is called from then on, as a list of "loop" or "thread"."""
+
+    def start(owner, name):
+        where, real = [], getattr(owner, name)
+
+        def recorded(*args, **kwargs):
+            main = threading.current_thread() is threading.main_thread()
+            where.append("loop" if main else "thread")
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, recorded)
+        return where
+
+    return start
+
+
+@pytest.mark.parametrize(("count", "place"), [(2, "loop"), (60, "thread")])
+def test_many_short_prompts_are_tokenized_where_their_sum_says(watch, count, place):
+    where = watch(Tokenizer, "encode")
+    text = "x" * (LONG_CHARS // 50)
+    assert Api().complete([text] * count, max_tokens=1).status_code == 200
+    assert where[:count] == [place] * count
+
+
+@pytest.mark.parametrize(("count", "place"), [(2, "loop"), (1000, "thread")])
+def test_messages_without_text_count_too(watch, count, place):
+    where = watch(prompts, "render_chat")
+    messages = [{"role": "user", "content": ""}] * count
+    Api().post("/v1/chat/completions", messages=messages)
+    Api().post("/tokenize", messages=messages)
+    assert where == [place] * 2
+
+
+@pytest.mark.parametrize("prompt", [[5] * (MAX_LEN + 1), ["text", [5] * (MAX_LEN + 1)]])
+def test_too_many_ids_are_refused_before_anything_else_is_done(watch, monkeypatch, prompt):
+    encoded = watch(Tokenizer, "encode")
+    checked = watch(completions, "completion_params")
+    error = error_of(Api().complete(prompt))
+    assert error["param"] == "prompt"
+    assert f"{MAX_LEN + 1} tokens" in error["message"]
+    assert (encoded, checked) == ([], [])
+
+
+def test_ids_of_many_prompts_are_checked_in_a_thread(watch, monkeypatch):
+    monkeypatch.setattr(completions, "_IDS_PER_US", 1)
+    where = watch(completions, "completion_params")
+    assert Api().complete([[5] * 120] * 40, max_tokens=1).status_code == 200
+    assert where == ["thread"]
+
+
+@pytest.mark.parametrize(("count", "place"), [(10, "loop"), (5000, "thread")])
+def test_names_of_many_tokens_are_made_in_a_thread(watch, count, place):
+    where = watch(TokenNames, "name")
+    body = {"prompt": "a b " * count, "return_token_strs": True}
+    response = Api().post("/tokenize", **body)
+    assert response.status_code == 200
+    assert set(where) == {place}
+
+
+@pytest.mark.parametrize(("content", "place"), [("x", "loop"), ("äöü" * 12, "thread")])
+def test_prompt_logprobs_are_written_in_a_thread(watch, monkeypatch, content, place):
+    monkeypatch.setattr(threads, "LONG_CHARS", 2000)
+    where = watch(chat, "prompt_logprobs")
+    response = Api().chat(content, n=2, prompt_logprobs=20, max_tokens=1)
+    assert response.status_code == 200, response.text
+    assert where == [place]
+
+
+@pytest.mark.parametrize(("length", "place"), [(5, "loop"), (120, "thread")])
+def test_prompt_logprobs_are_written_once_for_all_choices(watch, length, place):
+    where = watch(completions, "prompt_logprobs")
+    response = Api().complete([5] * length, n=2, prompt_logprobs=20, max_tokens=1)
+    assert response.status_code == 200, response.text
+    assert where == [place]
+
+
+def test_a_long_echo_in_a_stream_is_written_in_a_thread(watch, monkeypatch):
+    monkeypatch.setattr(threads, "LONG_CHARS", 1000)
+    where = watch(completions._Choice, "members")
+    fields = {"n": 2, "echo": True, "logprobs": 20, "max_tokens": 3, "stream": True}
+    assert Api().complete([5] * 120, **fields).status_code == 200
+    assert where.count("thread") == 2
+    assert where.count("loop") == 4
+
+
+def test_many_ids_are_made_text_in_a_thread(watch):
+    where = watch(Tokenizer, "decode")
+    for count in (10, 5000):
+        assert Api().post("/detokenize", tokens=[5] * count).status_code == 200
+    assert where == ["loop", "thread"]
+    error = error_of(Api().post("/detokenize", tokens=[5] * 100_000 + [-1]))
+    assert "-1" in error["message"]
