@@ -46,20 +46,23 @@ class StopFilter:
     """
 
     def __init__(self, stops: Sequence[str], include: bool) -> None:
-        self._stops = stops
+        self._matches = [_Match(stop) for stop in stops]
         self._include = include
         self._held = ""
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
         """What may be shown now; sets `matched` when a stop string is complete."""
-        text = self._held + text
-        found = [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]
+        seen, text = len(self._held), self._held + text
+        new, found = text[seen:], []
+        for match in self._matches:
+            if end := match.push(new):
+                found.append((seen + end, seen + end - len(match.stop), match.stop))
         if found:
             end, start, self.matched = min(found)
             self._held = ""
             return text[: end if self._include else start]
-        shown = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
+        shown = len(text) - max((match.length for match in self._matches), default=0)
         self._held = text[shown:]
         return text[:shown]
 
@@ -69,12 +72,50 @@ class StopFilter:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop` and is not all of it."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+class _Match:
+    """The longest beginning of `stop` that the text so far ends with; `length` is its length.
+
+    Knuth, Morris and Pratt's matcher: time for new characters only, however much is held back.
+    """
+
+    __slots__ = ("_shorter", "length", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.length = 0
+        # _shorter[k]: length of the longest beginning of `stop` that ends stop[:k + 1], and is
+        # shorter. Made as far as the text has matched: few texts get far into a long stop string.
+        self._shorter = [0]
+
+    def push(self, text: str) -> int:
+        """Go on with `text`: where in it the stop string first becomes complete, or 0."""
+        stop, length, at = self.stop, self.length, 0
+        while at < len(text):
+            if not length:
+                at = text.find(stop[0], at)
+                if at < 0:
+                    break
+            elif text[at] != stop[length]:
+                length = self._shorter[length - 1]
+                continue
+            length += 1
+            at += 1
+            if length == len(stop):
+                self.length = 0
+                return at
+            if length > len(self._shorter):
+                self._extend()
+        self.length = length
+        return 0
+
+    def _extend(self) -> None:
+        """One more entry of _shorter."""
+        stop, shorter = self.stop, self._shorter
+        last = stop[len(shorter)]
+        length = shorter[-1]
+        while length and last != stop[length]:
+            length = shorter[length - 1]
+        shorter.append(length + (last == stop[length]))
 
 
 class OutputProcessor:

@@ -70,6 +70,37 @@ def test_stop_filter_equals_brute_force_for_any_cuts(text, stops, include, cuts)
     assert (stop_filter.matched is not None) == matched
 
 
+class CountedStop(str):
+    """A stop string that counts how often a part of it is looked at."""
+
+    __slots__ = ()
+    looks = 0
+
+    def __getitem__(self, where):
+        CountedStop.looks += 1
+        return str.__getitem__(self, where)
+
+
+def test_time_is_for_new_characters_however_much_is_held_back():
+    stops = ["a" * 4096, *("b" * k for k in range(4033, 4096))]
+    stop_filter = StopFilter([CountedStop(stop) for stop in stops], False)
+    assert stop_filter.push("a" * 4000) == ""
+    CountedStop.looks = 0
+    assert stop_filter.push("aaaa") == ""
+    assert 0 < CountedStop.looks <= 10 * len(stops)
+    assert stop_filter.push("b") == "a" * 4004
+
+
+@settings(max_examples=400, derandomize=True, deadline=None)
+@given(st.text("ab", max_size=60), st.lists(st.text("ab", min_size=3, max_size=12), min_size=1))
+def test_stop_strings_that_repeat_themselves_are_found(text, stops):
+    stop_filter = StopFilter(stops, True)
+    shown = "".join(stop_filter.push(c) for c in text if stop_filter.matched is None)
+    want, matched = plain_stop(text, stops, True)
+    assert shown + stop_filter.flush() == want
+    assert (stop_filter.matched is not None) == matched
+
+
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(ALPHABET, STOPS, st.booleans(), st.integers(1, 7))
 def test_text_and_token_count_do_not_depend_on_tokens_per_output(text, stops, include, cut):
