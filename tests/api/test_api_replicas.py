@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from cpuserve.entrypoints.openai.generation import MAX_SEQUENCES_PER_REQUEST
 from cpuserve.entrypoints.openai.server import FrontEnd
 from cpuserve.entrypoints.serve import HttpOptions
 from cpuserve.platforms.cpu import CpuPlatform
@@ -152,8 +153,21 @@ def test_two_native_engines_answer_as_one_does():
 
 
 def test_the_bounds_on_what_waits_are_per_engine():
-    http = HttpOptions(max_queued_requests=3, max_queued_tokens=100)
-    configs = [fake_config(served_model_names=["fake"])] * 2
-    front_end = FrontEnd(FakeEngine(), configs, http, "", CpuPlatform())
-    limits = front_end.serving.http
+    limits = limits_of_two(max_queued_requests=3, max_queued_tokens=100)
     assert (limits.max_queued_requests, limits.max_queued_tokens) == (6, 200)
+
+
+def limits_of_two(**http):
+    """The bounds of a server over two engines that run 64 sequences each."""
+    configs = [fake_config(served_model_names=["fake"], max_num_seqs=64)] * 2
+    front_end = FrontEnd(FakeEngine(), configs, HttpOptions(**http), "", CpuPlatform())
+    return front_end.serving.http
+
+
+@pytest.mark.parametrize("queued", [1024, 5000])
+def test_no_other_bound_is_met_before_those_on_what_waits(queued):
+    assert limits_of_two(max_queued_requests=queued).max_sequences == 2 * queued + 2 * 64
+
+
+def test_the_largest_request_may_wait_where_few_others_may():
+    assert limits_of_two(max_queued_requests=1).max_sequences == MAX_SEQUENCES_PER_REQUEST + 2 * 64

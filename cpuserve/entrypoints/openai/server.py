@@ -15,6 +15,7 @@ import uvicorn
 
 from cpuserve.entrypoints.openai.app import create_app
 from cpuserve.entrypoints.openai.cpu import CpuView
+from cpuserve.entrypoints.openai.generation import MAX_SEQUENCES_PER_REQUEST
 from cpuserve.entrypoints.openai.http import MAX_HEADER_BYTES, guarded_protocol
 from cpuserve.entrypoints.openai.serving import HttpLimits, Serving
 from cpuserve.errors import CpuserveError, EngineDead
@@ -81,6 +82,7 @@ class FrontEnd:
             tuple(config.served_model_names),
             config.max_model_len,
             HttpLimits(
+                max_sequences=_most_sequences(configs, http),
                 silent_s=http.silent_s,
                 max_queued_requests=http.max_queued_requests * len(configs),
                 max_queued_tokens=http.max_queued_tokens * len(configs),
@@ -266,6 +268,13 @@ async def _shown(on_ready: ReadyFn, url: str, client: EngineClient) -> None:
         log.warning("%s", error)
     except Exception:
         log.exception("showing the banner failed")
+
+
+def _most_sequences(configs: Sequence[EngineConfig], http: HttpOptions) -> int:
+    """What may wait for a first token, and what runs; the largest request waits if nothing does."""
+    waiting = http.max_queued_requests * len(configs)
+    running = sum(config.max_num_seqs for config in configs)
+    return max(waiting, MAX_SEQUENCES_PER_REQUEST) + running
 
 
 def _build(config: EngineConfig) -> str:

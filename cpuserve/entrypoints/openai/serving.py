@@ -31,8 +31,8 @@ class HttpLimits:
 
     max_body_bytes: int = 16 * 2**20
     body_timeout_s: float = 60.0
-    # Sequences accepted and not finished. Each costs a few KB here and in the engine, so this
-    # bounds memory, and with it how long the last in the queue can be made to wait.
+    # Sequences accepted and not finished: a few KB each, here and in the engine. A server's are
+    # those that may wait and those that its engines run; see FrontEnd.
     max_sequences: int = 2048
     # A stream's headers wait for its first token, so that an error still has its own status; but
     # proxies cut connections that stay silent for a minute, and a long prompt takes that long.
