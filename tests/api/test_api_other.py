@@ -108,6 +108,17 @@ def test_tokenize_needs_one_of_prompt_and_messages(api, fields):
     assert api.post("/tokenize", **fields).status_code == 400
 
 
+@pytest.mark.parametrize(
+    "fields", [{"tools": [{"type": "function"}]}, {"tools": []}, {"chat_template": "{{ 1 }}"}]
+)
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
+def test_tokenize_refuses_by_name_what_chat_refuses(api, path, fields):
+    messages = [{"role": "user", "content": "hi"}]
+    error = error_of(api.post(path, messages=messages, **fields))
+    assert error["code"] == 400
+    assert [error["param"]] == list(fields)
+
+
 def test_tokenize_of_nothing_is_nothing(api):
     assert api.post("/tokenize", prompt="", add_special_tokens=False).json()["count"] == 0
 

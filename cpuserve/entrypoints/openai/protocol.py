@@ -113,6 +113,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+    # Refused by name when set, as chat completions do: the ids would be another prompt's.
+    tools: Any = None
+    chat_template: Any = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

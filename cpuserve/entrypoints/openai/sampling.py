@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -61,11 +61,7 @@ class Lengths:
 
 def check_supported(request: GenerationRequest) -> None:
     """InvalidRequest naming the first field that is set and not supported yet."""
-    for name in _NEVER:
-        value = getattr(request, name, None)
-        if value is not None and value is not False and value != "":
-            msg = f"{name} is not supported yet"
-            raise InvalidRequest(msg, param=name)
+    check_unset(request, _NEVER)
     _check_response_format(request.response_format)
     if request.best_of is not None and request.best_of != (request.n or 1):
         msg = f"best_of is not supported yet: leave it out, or equal to n ({request.n or 1})"
@@ -77,6 +73,15 @@ def check_supported(request: GenerationRequest) -> None:
         if request.tool_choice not in (None, "none", "auto"):
             msg = "tool_choice is not supported yet"
             raise InvalidRequest(msg, param="tool_choice")
+
+
+def check_unset(request: object, names: Iterable[str]) -> None:
+    """InvalidRequest naming the first of these fields that is set: none is supported yet."""
+    for name in names:
+        value = getattr(request, name, None)
+        if value is not None and value is not False and value != "":
+            msg = f"{name} is not supported yet"
+            raise InvalidRequest(msg, param=name)
 
 
 def _check_response_format(value: object) -> None:

@@ -15,7 +15,7 @@ from cpuserve.entrypoints.openai.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from cpuserve.entrypoints.openai.sampling import check_token_ids
+from cpuserve.entrypoints.openai.sampling import check_token_ids, check_unset
 from cpuserve.entrypoints.openai.schema import json_body
 from cpuserve.entrypoints.openai.serving import Serving
 from cpuserve.entrypoints.openai.threads import run_sized
@@ -30,6 +30,7 @@ async def tokenize(request: Request) -> Response:
     call = await read_call(request, "tokenize")
     asked = decode_request(call.body, TokenizeRequest)
     call.serving.check_model(asked.model)
+    check_unset(asked, ("tools", "chat_template"))
     ids = await _token_ids(call.serving, asked, len(call.body))
     body = await run_sized(len(ids), lambda: _answer(call.serving, asked, ids))
     return Response(body, media_type="application/json")
