@@ -38,14 +38,17 @@ def _message(message: Any, where: str, keeps_developer: bool) -> dict[str, Any]:
         role = "system"
     known = {k: v for k, v in message.items() if v is not None}
     calls = _tool_calls(known.get("tool_calls"), where)
-    checked = {**known, "role": role, "content": _content(message, where, bool(calls))}
+    checked = {**known, "role": role, "content": message_text(message, where, bool(calls))}
     if calls is not None:
         checked["tool_calls"] = calls
     return checked
 
 
-def _content(message: Mapping[str, Any], where: str, may_be_absent: bool) -> str:
-    """A string, or the text parts of a list of parts joined by newlines."""
+def message_text(message: Mapping[str, Any], where: str, may_be_absent: bool = False) -> str:
+    """Its content: a string, or the text parts of a list of parts joined by newlines.
+
+    InvalidRequest for anything else, saying `where` it is.
+    """
     content = message.get("content")
     if content is None and (may_be_absent or message.get("role") == "assistant"):
         return ""

@@ -6,6 +6,7 @@ import pytest
 
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import EngineDead, RequestError, TooManyRequests
+from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import ANSWER, MAX_LEN, Api, error_of, events_of, tokenizer
 
 PROMPT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
@@ -193,6 +194,36 @@ def test_the_final_message_can_be_continued(api):
     response = api.chat(messages=messages, continue_final_message=True)
     assert response.status_code == 200
     assert prompt_of(api) == PROMPT + "Well, "
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["I am I ", "|", "<", "im_end", " both ", "", [{"type": "text", "text": "a "}, "b "]],
+    ids=str,
+)
+@pytest.mark.parametrize("trims", [False, True])
+def test_the_final_message_is_continued_where_it_ends(api, content, trims):
+    source = api.serving.chat_template.source
+    if trims:
+        source = source.replace("message['content']", "message['content'].strip()")
+        assert ".strip()" in source
+        api.serving.chat_template = ChatTemplate(source, tokenizer())
+    messages = [
+        {"role": "user", "content": "I | <"},
+        {"role": "assistant", "content": content},
+    ]
+    response = api.chat(messages=messages, continue_final_message=True)
+    assert response.status_code == 200, response.text
+    text = "a \nb " if isinstance(content, list) else content
+    start = PROMPT.replace("hi", "I | <")
+    assert prompt_of(api) == start + (text.lstrip() if trims else text)
+
+
+def test_what_the_template_does_not_show_cannot_be_continued(api):
+    api.serving.chat_template = ChatTemplate("{{ messages[0].content }}", tokenizer())
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
+    error = error_of(api.chat(messages=messages, continue_final_message=True))
+    assert error["param"] == "continue_final_message"
 
 
 def test_max_tokens_default_to_the_rest_of_the_context(api):

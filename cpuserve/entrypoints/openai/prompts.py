@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from cpuserve.entrypoints.openai.protocol import MAX_PROMPTS
 from cpuserve.entrypoints.openai.sampling import check_fits
 from cpuserve.entrypoints.openai.threads import run_sized
 from cpuserve.errors import InvalidRequest
+from cpuserve.tokenizer.messages import message_text
 from cpuserve.tokenizer.tokenizer import LONG_CHARS
 
 if TYPE_CHECKING:
@@ -109,19 +111,29 @@ def render_chat(serving: Serving, request: ChatRequest | TokenizeRequest) -> str
     if reserved := sorted(_OWN_KWARGS & kwargs.keys()):
         msg = f"chat_template_kwargs: {reserved[0]!r} cannot be set"
         raise InvalidRequest(msg, param="chat_template_kwargs")
-    text = serving.get_chat_template().render(
-        request.messages, add_generation_prompt=generation_prompt, **kwargs
-    )
-    return _cut_after_final(text, request.messages or []) if continue_final else text
+    render = serving.get_chat_template().render
+    if not (continue_final and request.messages):
+        return render(request.messages, add_generation_prompt=generation_prompt, **kwargs)
+    marked, mark = _marked(request.messages)
+    return _cut(render(marked, add_generation_prompt=False, **kwargs), mark)
 
 
-def _cut_after_final(text: str, messages: list[Message]) -> str:
-    """`text` up to the end of the last message's content, so that the model goes on writing it."""
-    final = messages[-1].get("content")
-    if isinstance(final, str):
-        for content in (final, final.strip()):
-            at = text.rfind(content) if content else -1
-            if at >= 0:
-                return text[: at + len(content)]
-    msg = "continue_final_message: the chat template does not show the last message's content"
-    raise InvalidRequest(msg, param="continue_final_message")
+def _marked(messages: list[Message]) -> tuple[list[Message], str]:
+    """Copies with a mark at the end of the last text, and the mark.
+
+    Looking for the text itself would find the same words elsewhere, in an end marker too; and the
+    mark keeps its trailing space, which is the user's, from templates that trim.
+    """
+    final = messages[-1]
+    mark = f"end{uuid.uuid4().hex}"
+    text = message_text(final, f"messages[{len(messages) - 1}]") + mark
+    return [*messages[:-1], {**final, "content": text}], mark
+
+
+def _cut(text: str, mark: str) -> str:
+    """`text` up to the mark, so that the model goes on writing the last message."""
+    at = text.rfind(mark)
+    if at < 0:
+        msg = "continue_final_message: the chat template does not show the last message's content"
+        raise InvalidRequest(msg, param="continue_final_message")
+    return text[:at]
