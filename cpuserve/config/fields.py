@@ -1,4 +1,4 @@
-"""Every option once: its name, text, unit, flag, environment variable, aliases and check.
+"""Every option once: its name, text, flag, environment variable, aliases and check.
 
 The command line, the environment reader, config files, `LLM(...)`, `--help` and the reference table
 in README.md all read this list. A new option is one `Field` here and one attribute in
@@ -48,7 +48,6 @@ class Field:
     default: str
     group: str
     kind: Kind = "text"
-    unit: str = ""
     flags: tuple[str, ...] = ()
     env: str | None = None
     aliases: tuple[Alias, ...] = ()
@@ -319,7 +318,6 @@ FIELDS: tuple[Field, ...] = (
         "the model's, or less where the KV cache holds less",
         MODEL,
         kind="count",
-        unit="tokens",
         flags=("--max-model-len",),
         env="CPUSERVE_MAX_MODEL_LEN",
         aliases=(Alias("--ctx-size"), Alias("-c")),
@@ -459,7 +457,6 @@ FIELDS: tuple[Field, ...] = (
         "1048576",
         SERVER,
         kind="count",
-        unit="tokens",
         flags=("--max-num-queued-tokens",),
         env="CPUSERVE_MAX_NUM_QUEUED_TOKENS",
         check=at_least(1),
@@ -472,7 +469,6 @@ FIELDS: tuple[Field, ...] = (
         "15",
         SERVER,
         kind="count",
-        unit="s",
         flags=("--sse-ping-interval",),
         env="CPUSERVE_SSE_PING_INTERVAL",
         check=at_least(1, 3600),
@@ -485,7 +481,6 @@ FIELDS: tuple[Field, ...] = (
         "0",
         SERVER,
         kind="count",
-        unit="s",
         flags=("--request-timeout",),
         env="CPUSERVE_REQUEST_TIMEOUT",
         check=at_least(0, 1_000_000),
@@ -507,7 +502,6 @@ FIELDS: tuple[Field, ...] = (
         "Memory of the KV cache: GiB (4, 0.5), 512MiB, a share of memory (30%), 0 = automatic.",
         "the least of 4 GiB, a quarter of free memory, what max-num-seqs full requests can use",
         MEMORY,
-        unit="GiB",
         flags=("--kv-cache-memory", "--kv-cache-space"),
         env="CPUSERVE_KVCACHE_SPACE",
         aliases=(
@@ -536,7 +530,6 @@ FIELDS: tuple[Field, ...] = (
         "32",
         MEMORY,
         kind="count",
-        unit="tokens",
         flags=("--block-size",),
         env="CPUSERVE_BLOCK_SIZE",
         check=at_least(1),
@@ -560,7 +553,6 @@ FIELDS: tuple[Field, ...] = (
         "2048",
         MEMORY,
         kind="count",
-        unit="tokens",
         flags=("--max-num-batched-tokens",),
         env="CPUSERVE_MAX_NUM_BATCHED_TOKENS",
         check=at_least(1, 1 << 20),
@@ -573,7 +565,6 @@ FIELDS: tuple[Field, ...] = (
         "50 (0 in LLM, where nobody waits for single tokens)",
         MEMORY,
         kind="count",
-        unit="ms",
         flags=("--itl-target-ms",),
         env="CPUSERVE_ITL_TARGET_MS",
         check=at_least(0, 60_000),
@@ -585,7 +576,6 @@ FIELDS: tuple[Field, ...] = (
         "0",
         MEMORY,
         kind="count",
-        unit="tokens",
         flags=("--long-prefill-token-threshold",),
         env="CPUSERVE_LONG_PREFILL_TOKEN_THRESHOLD",
         check=at_least(0, 1 << 20),
@@ -625,7 +615,6 @@ FIELDS: tuple[Field, ...] = (
         "Most that prefix-cache-dir may hold: GiB (4, 0.5) or 512MiB; the longest unused goes.",
         "4",
         MEMORY,
-        unit="GiB",
         flags=("--prefix-cache-size",),
         env="CPUSERVE_PREFIX_CACHE_SIZE",
         check=_amount,
@@ -636,7 +625,6 @@ FIELDS: tuple[Field, ...] = (
         "Memory beside the KV cache for blocks that had to leave it: GiB (4, 0.5) or 512MiB.",
         "0",
         MEMORY,
-        unit="GiB",
         flags=("--swap-space",),
         env="CPUSERVE_SWAP_SPACE",
         check=_amount,
@@ -672,7 +660,6 @@ FIELDS: tuple[Field, ...] = (
         "0 up to 4 allowed cores, else one per NUMA node in use",
         CPU,
         kind="count",
-        unit="cores",
         flags=("--num-reserved-cpu", "--num-of-reserved-cpu"),
         env="CPUSERVE_NUM_OF_RESERVED_CPU",
         aliases=(Alias("VLLM_CPU_NUM_OF_RESERVED_CPU", differs="of all ranks together"),),
@@ -778,7 +765,6 @@ class NoOp:
     only: str | None = None
 
 
-NOT_YET = "cpuserve does not have this yet"
 NO_OPS: tuple[NoOp, ...] = (
     NoOp(
         ("--device", "VLLM_TARGET_DEVICE", "VLLM_OPENVINO_DEVICE"),
