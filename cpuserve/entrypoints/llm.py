@@ -215,7 +215,7 @@ class _Batch:
     ) -> None:
         ids = request.prompt_token_ids
         for index in range(params.n):
-            own = _single(params, index)
+            own = params.single(index)
             processor = OutputProcessor(self.tokenizer, ids, own)
             number = self.client.submit(ids, own, sink, priority)
             wants = params.logprobs is not None
@@ -327,16 +327,6 @@ def _one_each(given: SamplingParams | Sequence[SamplingParams], count: int) -> l
         msg = f"{len(given)} sampling_params for {count} prompts"
         raise InvalidRequest(msg, param="sampling_params")
     return list(given)
-
-
-def _single(params: SamplingParams, index: int) -> SamplingParams:
-    """What sequence `index` of a request with n > 1 runs with: its own seed, if there is one."""
-    if params.n == 1:
-        return params
-    seed = params.seed
-    if seed is not None:
-        seed = (seed + index + 2**63) % 2**64 - 2**63
-    return msgspec.structs.replace(params, n=1, seed=seed)
 
 
 @contextmanager

@@ -77,6 +77,20 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             msg = f"cache_salt must be 1 to {MAX_SALT} {SALT_RULE}"
             raise InvalidRequest(msg, param="cache_salt")
 
+    def single(self, index: int) -> SamplingParams:
+        """What sequence `index` of the n runs with, n being 1.
+
+        A seed is counted up, so that they differ, as a signed 64-bit number. Sequence 0 alone
+        scores the prompt, which is the same for all.
+        """
+        if self.n == 1:
+            return self
+        seed = self.seed
+        if seed is not None:
+            seed = (seed + index + 2**63) % 2**64 - 2**63
+        scores = None if index else self.prompt_logprobs
+        return msgspec.structs.replace(self, n=1, seed=seed, prompt_logprobs=scores)
+
     def _check(self, name: str, ok: bool, want: str) -> None:
         if not ok:
             msg = f"{name} must be {want}, got {getattr(self, name)!r}"

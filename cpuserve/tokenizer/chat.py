@@ -48,7 +48,7 @@ class ChatTemplate:
         known = template_messages(messages, keeps_developer="developer" in (self.source or ""))
         variables = {
             **self._special_tokens,
-            **_checked(kwargs),
+            **checked_variables(kwargs),
             "messages": known,
             "tools": tools or None,
             "documents": None,
@@ -99,7 +99,8 @@ def _render(template: Template, variables: dict[str, Any]) -> str:
         raise InvalidRequest(msg, param="messages") from error
 
 
-def _checked(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+def checked_variables(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`kwargs`, if all of them may be variables of a template; else InvalidRequest."""
     for name in kwargs:
         if name in _OWN or name in _REFUSED or not name.isidentifier() or name.startswith("_"):
             msg = f"chat_template_kwargs: {name[:80]!r} cannot be set"

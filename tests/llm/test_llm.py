@@ -129,6 +129,21 @@ def test_n_sequences_of_a_seeded_request_use_seed_plus_index(make_llm):
         assert completion.token_ids == reference([5, 6], params, seed, 6)
 
 
+def test_only_the_first_of_n_sequences_scores_the_prompt(make_llm, monkeypatch):
+    llm, seen = make_llm(), []
+    submit = llm._client.submit
+
+    def recording(ids, params, *rest):
+        seen.append((params.n, params.prompt_logprobs))
+        return submit(ids, params, *rest)
+
+    monkeypatch.setattr(llm._client, "submit", recording)
+    params = SamplingParams(max_tokens=2, n=3, seed=1, prompt_logprobs=1)
+    (output,) = llm.generate([[5, 6, 7]], params)
+    assert seen == [(1, 1), (1, None), (1, None)]
+    assert [next(iter(p)) for p in output.prompt_logprobs[1:]] == [6, 7]
+
+
 def test_stop_string_ends_its_sequence_only_and_aborts_it(make_llm):
     llm = make_llm()
     plain = llm.generate([[5], [6]], SamplingParams(max_tokens=60, seed=1, ignore_eos=True))

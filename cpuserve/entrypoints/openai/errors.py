@@ -90,6 +90,7 @@ class ErrorBody(msgspec.Struct):
     error: ErrorInfo
 
 
+# How long a refused client may go on sending before the connection is cut.
 LINGER_S = 2.0
 _CLOSING = frozenset({408, 413, 431})
 

@@ -8,8 +8,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from cpuserve.engine.output import generate_text
 from cpuserve.entrypoints.openai.events import to_json
 from cpuserve.entrypoints.openai.protocol import PromptTokensDetails, Usage
@@ -93,7 +91,7 @@ def fan_out(
     for prompt, of_prompt in zip(prompts, params, strict=True):
         first = len(jobs)
         for k in range(of_prompt.n):
-            job = Job(len(jobs), prompt, _single(of_prompt, k), of_prompt.n, asked.priority or 0)
+            job = Job(len(jobs), prompt, of_prompt.single(k), of_prompt.n, asked.priority or 0)
             job.timeout_s = timeout
             if k and of_prompt.prompt_logprobs is not None:
                 job.scored_by = first
@@ -131,19 +129,6 @@ def _timeout(asked: float | None, longest_s: float | None) -> float | None:
         msg = f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds, got {asked:g}"
         raise InvalidRequest(msg, param="timeout")
     return asked if longest_s is None else min(asked, longest_s)
-
-
-def _single(params: SamplingParams, k: int) -> SamplingParams:
-    if params.n == 1:
-        return params
-    seed = None if params.seed is None else _wrapped(params.seed + k)
-    scores = None if k else params.prompt_logprobs
-    return msgspec.structs.replace(params, n=1, seed=seed, prompt_logprobs=scores)
-
-
-def _wrapped(seed: int) -> int:
-    """`seed` as a signed 64-bit integer."""
-    return (seed + 2**63) % 2**64 - 2**63
 
 
 async def run_job(serving: Serving, job: Job) -> AsyncGenerator[TextDelta, None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from cpuserve.entrypoints.openai.errors import error_json
+from cpuserve.entrypoints.openai.errors import LINGER_S, error_json
 from cpuserve.errors import RequestError
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 DIRECT_BODY = "cpuserve.direct_body"
 
 MAX_HEADER_BYTES = 64 * 1024
-# How long a refused client may go on sending before the connection is cut.
-LINGER_S = 2.0
 
 
 class _BadHttp(RequestError):

@@ -10,6 +10,7 @@ from cpuserve.entrypoints.openai.protocol import MAX_PROMPTS
 from cpuserve.entrypoints.openai.sampling import check_fits
 from cpuserve.entrypoints.openai.threads import run_sized
 from cpuserve.errors import InvalidRequest
+from cpuserve.tokenizer.chat import checked_variables
 from cpuserve.tokenizer.messages import message_text
 from cpuserve.tokenizer.tokenizer import LONG_CHARS
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     )
     from cpuserve.entrypoints.openai.serving import Serving
 
-# Parameters of ChatTemplate.render itself.
-_OWN_KWARGS = frozenset({"self", "messages", "add_generation_prompt", "tools"})
 
 Message = dict[str, Any]
 
@@ -107,10 +106,7 @@ def render_chat(serving: Serving, request: ChatRequest | TokenizeRequest) -> str
     if continue_final and generation_prompt:
         msg = "add_generation_prompt and continue_final_message cannot both be true"
         raise InvalidRequest(msg, param="continue_final_message")
-    kwargs = request.chat_template_kwargs or {}
-    if reserved := sorted(_OWN_KWARGS & kwargs.keys()):
-        msg = f"chat_template_kwargs: {reserved[0]!r} cannot be set"
-        raise InvalidRequest(msg, param="chat_template_kwargs")
+    kwargs = checked_variables(request.chat_template_kwargs or {})
     render = serving.get_chat_template().render
     if not (continue_final and request.messages):
         return render(request.messages, add_generation_prompt=generation_prompt, **kwargs)
