@@ -271,10 +271,9 @@ async def _shown(on_ready: ReadyFn, url: str, client: EngineClient) -> None:
 
 
 def _most_sequences(configs: Sequence[EngineConfig], http: HttpOptions) -> int:
-    """What may wait for a first token, and what runs; the largest request waits if nothing does."""
-    waiting = http.max_queued_requests * len(configs)
-    running = sum(config.max_num_seqs for config in configs)
-    return max(waiting, MAX_SEQUENCES_PER_REQUEST) + running
+    """What may wait for a first token, with a last request of any size, and what runs."""
+    waiting = http.max_queued_requests * len(configs) + MAX_SEQUENCES_PER_REQUEST
+    return waiting + sum(config.max_num_seqs for config in configs)
 
 
 def _build(config: EngineConfig) -> str:
