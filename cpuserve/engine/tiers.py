@@ -80,6 +80,7 @@ def make_tiers(config: EngineConfig, executor: Executor) -> Tiers | None:
                 blocks.block_bytes,
                 config.prefix_cache_bytes,
                 PREFIX_CACHE_QUEUE_BYTES,
+                config.frontend_cpus or config.cpus or (),
             )
         except OSError as error:
             log.warning("the prefix cache directory cannot be used: %s", error)

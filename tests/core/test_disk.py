@@ -18,9 +18,15 @@ FDOPEN = os.fdopen
 
 
 def open_cache(
-    directory, *, fingerprint=FINGERPRINT, block_bytes=100, max_bytes=1 << 20, queue_bytes=3200
+    directory,
+    *,
+    fingerprint=FINGERPRINT,
+    block_bytes=100,
+    max_bytes=1 << 20,
+    queue_bytes=3200,
+    cpus=(),
 ):
-    return DiskCache(directory, fingerprint, block_bytes, max_bytes, queue_bytes)
+    return DiskCache(directory, fingerprint, block_bytes, max_bytes, queue_bytes, cpus)
 
 
 def entries_of(cache, tokens, salt=""):
@@ -430,3 +436,17 @@ def test_reporting_sizes_looks_at_no_file(made):
     cache._files._sizes = None
     assert len(cache) == 3
     assert cache.num_bytes > 300
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPU masks on this system")
+def test_a_cache_made_by_a_compute_thread_does_not_write_on_its_cpu(tmp_path):
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        cache = open_cache(tmp_path, cpus=sorted(allowed))
+        end = time.monotonic() + 5
+        while os.sched_getaffinity(cache._thread.native_id) != allowed:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        os.sched_setaffinity(0, allowed)

@@ -20,6 +20,7 @@ import secrets
 import struct
 import threading
 import zlib
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +58,9 @@ class DiskCache:
     """Blocks of `block_bytes` in `directory`, at most `max_bytes` of files, all models together.
 
     fingerprint: 32 bytes that differ wherever the same tokens could have other bytes. queue_bytes:
-    memory for blocks that wait to be written, one at least; more are not kept. `seed` is for the
-    hashes of blocks. Raises OSError if the directory cannot be used.
+    memory for blocks that wait to be written, one at least; more are not kept. cpus: where to write
+    from; none: any that the maker may use. `seed` is for the hashes of blocks. Raises OSError if
+    the directory cannot be used.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class DiskCache:
         block_bytes: int,
         max_bytes: int,
         queue_bytes: int,
+        cpus: Collection[int] = (),
     ) -> None:
         self._directory = directory / fingerprint.hex()[:32]
         self._fingerprint = fingerprint
@@ -84,6 +87,7 @@ class DiskCache:
         self._queue: queue.Queue[tuple[_Name, Data] | None] = queue.Queue(
             max(1, queue_bytes // block_bytes)
         )
+        self._cpus = cpus
         self._thread = threading.Thread(target=self._run, name="cpuserve-kv-disk", daemon=True)
         self._thread.start()
 
@@ -186,6 +190,11 @@ class DiskCache:
         self._thread.join(wait_s)
 
     def _run(self) -> None:
+        if self._cpus and hasattr(os, "sched_setaffinity"):
+            # A new thread inherits the CPUs of its maker, and a compute thread has just one, for
+            # which this one would compete.
+            with suppress(OSError):
+                os.sched_setaffinity(0, self._cpus)
         while (item := self._queue.get()) is not None:
             name, data = item
             if not self._failed:
