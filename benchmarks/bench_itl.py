@@ -8,7 +8,8 @@ token: `itl_p99` is their 99th percentile over the larger of target and twice th
 `itl_longest` the longest over that median. `ttft_beside_streams` is the prompt's time as a multiple
 of such a prompt alone, right after, on a second server that takes chunks of the mean length which
 the first took (both idle otherwise). A sample a round, but for the first, in which the engine
-learns its costs.
+learns its costs. `itl_longest_before` is what the machine does to the streams without a prompt, and
+the fact `stolen_ms` the CPU time its host took away while the prompt ran.
 """
 
 import argparse
@@ -16,6 +17,8 @@ import asyncio
 import random
 import sys
 import time
+
+import psutil
 
 from cpuserve.bench.driver import Timing, complete, first_model
 from cpuserve.bench.schema import Where, percentile, record
@@ -34,8 +37,13 @@ def gaps_between(timing, begin, end):
     return [1e3 * (b - a) for a, b in pairs if b > begin and a < end]
 
 
+def stolen_s():
+    """CPU seconds that the host of this virtual machine has taken so far."""
+    return getattr(psutil.cpu_times(), "steal", 0.0)
+
+
 async def beside(server, args, rng):
-    """A round: (gaps alone, gaps beside the prompt, prompt's TTFT, steps it took)."""
+    """A round: (gaps alone, gaps beside the prompt, prompt's TTFT, steps it took, ms stolen)."""
     target = await first_model(server.url, server.key)
     timings = [Timing(0.0) for _ in range(args.streams)]
     streams = [
@@ -48,7 +56,9 @@ async def beside(server, args, rng):
         await asyncio.sleep(0.05)
     await asyncio.sleep(SETTLE_S)
     alone_from = time.perf_counter() - 0.8 * SETTLE_S
+    stolen = stolen_s()
     prompt = await complete(target, plain_ids(rng, args.prompt_tokens, VOCAB), 1)
+    stolen = stolen_s() - stolen
     begin, end = prompt.started, prompt.stamps[0]
     for task in streams:
         task.cancel()
@@ -59,6 +69,7 @@ async def beside(server, args, rng):
         [g for t in timings for g in gaps_between(t, begin, end)],
         prompt.ttft,
         steps,
+        round(1e3 * stolen),
     )
 
 
@@ -76,11 +87,11 @@ async def alone(server, args, rng):
 
 
 def round_of(server, command, args, rng):
-    """(gaps before, gaps beside, TTFT beside, TTFT alone, mean chunk)."""
-    before, during, ttft, steps = asyncio.run(beside(server, args, rng))
+    """(gaps before, gaps beside, TTFT beside, TTFT alone, mean chunk, ms stolen)."""
+    before, during, ttft, steps, stolen = asyncio.run(beside(server, args, rng))
     chunk = max(1, round(args.prompt_tokens / steps))
     with Server([*command, f"--long-prefill-token-threshold={chunk}"]) as second:
-        return before, during, ttft, asyncio.run(alone(second, args, rng)), chunk
+        return before, during, ttft, asyncio.run(alone(second, args, rng)), chunk, stolen
 
 
 def bounded(values, bounds):
@@ -106,6 +117,7 @@ def main():
     shape = {"streams": args.streams, "prompt_tokens": args.prompt_tokens}
     shape["itl_target_ms"] = args.itl_target_ms
     facts = {"chunks": [r[4] for r in rounds], "alone_s": [round(r[3], 3) for r in rounds]}
+    facts["stolen_ms"] = [r[5] for r in rounds]
     medians = [percentile(r[0], 50) for r in rounds]
     p99s = [percentile(r[1], 99) for r in rounds]
     longest = [max(r[1]) for r in rounds]
@@ -115,6 +127,7 @@ def main():
         ("itl_beside_prompt_p99", "ms", p99s),
         # Of the same round, since a shared machine's speed drifts.
         ("itl_p99", "x target", bounded(p99s, [max(args.itl_target_ms, 2 * m) for m in medians])),
+        ("itl_longest_before", "x median", bounded([max(r[0]) for r in rounds], medians)),
         ("itl_longest", "x median", bounded(longest, medians)),
         ("ttft_beside_streams", "x alone", bounded([r[2] for r in rounds], [r[3] for r in rounds])),
     ):
