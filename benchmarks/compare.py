@@ -5,8 +5,9 @@ usage: compare.py BEFORE.jsonl AFTER.jsonl [--threshold 0.05]
 
 Records are matched by metric, model and parameters. Where both have a fraction of the roofline the
 fractions are compared, since machines drift; else the medians. A change counts if it is more than
-the threshold and the ranges from the 5th to the 95th percentile do not overlap ("noise" if they
-do). What could not be compared is told on stderr. Exit code 1 if anything got worse.
+the threshold and the ranges from the 5th to the 95th percentile of the rounds (where samples are
+requests: the 95 % intervals of the medians) do not overlap ("noise" if they do). What could not be
+compared is told on stderr. Exit code 1 if anything got worse.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from cpuserve.bench.schema import Record
+from cpuserve.bench.schema import Record, percentile
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Compared:
     """What is held against the other record: a median with its spread; sign -1: less is better."""
 
     median: float
-    p5: float
-    p95: float
+    low: float
+    high: float
     sign: int
 
 
@@ -60,8 +61,19 @@ def compared(before: Record, after: Record) -> tuple[Compared, Compared]:
         sides = [(r.fraction, r.fraction_p5, r.fraction_p95, 1) for r in (before, after)]
     else:
         sign = 1 if after.better == "more" else -1
-        sides = [(r.median, r.p5, r.p95, sign) for r in (before, after)]
+        sides = [(r.median, *spread(r), sign) for r in (before, after)]
     return Compared(*sides[0]), Compared(*sides[1])
+
+
+def spread(record: Record) -> tuple[float, float]:
+    """Where the median may lie: in the range of the samples; where these are requests, which differ
+    for other reasons than noise, in the 95 % interval of a median of so many."""
+    values = record.facts.get("values")
+    if values is None:
+        return record.p5, record.p95
+    half = 98 / math.sqrt(float(values))
+    low, high = max(50 - half, 0), min(50 + half, 100)
+    return percentile(record.samples, low), percentile(record.samples, high)
 
 
 def gain(before: Compared, after: Compared) -> float:
@@ -77,7 +89,7 @@ def verdict(before: Compared, after: Compared, threshold: float) -> str:
     change = gain(before, after)
     if abs(change) <= threshold:
         return "same"
-    if before.p5 <= after.p95 and after.p5 <= before.p95:
+    if before.low <= after.high and after.low <= before.high:
         return "noise"
     return "better" if change > 0 else "WORSE"
 

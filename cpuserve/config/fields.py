@@ -38,8 +38,7 @@ class Field:
     """One option.
 
     default: how the value is found when nobody asks, in words. synonyms: other spellings of a
-    choice. words: what else may stand there. many: its flag takes several values, not one that
-    may be repeated. check(value) raises ValueError with what is wanted.
+    choice. words: what else may stand there. check(value) raises ValueError with what is wanted.
     secret: errors do not repeat it. server: belongs to ServerOptions.
     """
 
@@ -54,7 +53,6 @@ class Field:
     choices: tuple[str, ...] = ()
     synonyms: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
-    many: bool = False
     secret: bool = False
     check: Callable[[Any], object] | None = None
     metavar: str | None = None
@@ -236,7 +234,6 @@ FIELDS: tuple[Field, ...] = (
         MODEL,
         kind="list",
         flags=("--served-model-name",),
-        many=True,
         env="CPUSERVE_SERVED_MODEL_NAME",
         metavar="NAME",
     ),
@@ -414,7 +411,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "api_key",
-        "Key clients must send; several with commas, or the flag again. The variable is safer.",
+        "Key clients must send; the variable takes several, separated by commas, and is safer.",
         "none: everyone who reaches the address may ask",
         SERVER,
         kind="list",

@@ -80,7 +80,8 @@ class Scheduler:
 
     itl_target_s: how long a step with decode rows should take at most, 0 = as long as it takes.
     long_prefill_token_threshold: most tokens of one prompt in a step, 0 = what the budget allows.
-    moving_s: how long `schedule` may move blocks between tiers; it returns a block later at most.
+    moving_s: how long `schedule` may move blocks between tiers where no stream waits for the step; it
+    returns a block later at most.
     """
 
     def __init__(
@@ -162,8 +163,9 @@ class Scheduler:
             self._make_way()
         prompts = self._schedule_decodes()
         budget = self._prompt_budget()
-        if self.kv.tiers is not None:
-            self.kv.tiers.left_s = min(self.kv.tiers.left_s, budget.seconds)
+        if self.kv.tiers is not None and budget.seconds < math.inf:
+            # Streams wait for this step anyway: the more of its time is used, the fewer of these.
+            self.kv.tiers.left_s += budget.seconds - self._moving_s
         for request in prompts:
             self._admit_waiting(budget, before=request)
             if budget.is_spent:
@@ -451,9 +453,12 @@ class Scheduler:
         """Append what `results` say to `request`; None while a prompt is still being scored."""
         for row in results:
             if row.token < 0 or math.isnan(row.logprob):
-                # Not what it has found: a request can bar all tokens from itself, and would make
-                # others compute their prefixes again each time.
-                self.kv.unpublish_own(request.chain)
+                # A request that can bar all tokens from itself would make others compute their
+                # prefixes again each time; else what it has found may be what is broken.
+                if request.params.bars_tokens:
+                    self.kv.unpublish_own(request.chain)
+                else:
+                    self.kv.unpublish(request.block_table)
                 self._drop(request)
                 return Delta(request, [], "error", error=NO_CHOICE)
         delta = Delta(request, [])

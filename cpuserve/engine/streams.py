@@ -42,16 +42,17 @@ class OutputStream:
         self._wake()
 
     def fail(self, error: RequestError) -> None:
-        """Raise `error` to the reader, after what is already here."""
-        self._error = error
+        """Raise `error` to the reader, after what is already here; the first one counts."""
+        if self._error is None:
+            self._error = error
         self._wake()
 
     def cut(self, error: RequestError) -> bool:
         """Raise `error` to the reader in place of what it has not read and of all that comes.
 
-        False, and nothing, if the last output is already here.
+        False, and nothing, if the last output is already here, or will never come.
         """
-        if self._has_all:
+        if self._has_all or self._error is not None:
             return False
         self._has_all = True
         self._outputs.clear()

@@ -6,11 +6,12 @@ import argparse
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from cpuserve.config.fields import BY_NAME, FIELDS, GROUPS, SERVER, Field, NoOp, no_op_flags
 from cpuserve.config.load import Asked, Given, flag_given, load_options, nearest, no_op_note
 from cpuserve.errors import ConfigError
+from cpuserve.loader.builtin import BUILTIN, DEFAULT
 
 HELP_POSITION = 34
 
@@ -55,9 +56,12 @@ class Collect(argparse.Action):
         if self.field.kind == "flag":
             values = not flag.startswith("--no-")
         before: Given | None = namespace.given.get(self.field.name)
-        if self.field.kind == "list" and not self.field.many and before is not None:
-            values = f"{before.value},{values}"
-        namespace.given[self.field.name] = flag_given(self.field, flag, values)
+        given = flag_given(self.field, flag, values)
+        if self.field.kind == "list" and before is not None:
+            given = Given(
+                flag, "flag", [*cast("list[str]", before.value), *cast("list[str]", values)]
+            )
+        namespace.given[self.field.name] = given
 
 
 class Ignore(argparse.Action):
@@ -127,7 +131,7 @@ def _add_field(group: argparse._ArgumentGroup, field: Field) -> None:
     if field.kind == "flag":
         hidden += [f"--no-{f[2:]}" for f in flags]
         options = {"nargs": 0}
-    elif field.many:
+    elif field.kind == "list":
         options["nargs"] = "+"
     dest = f"_{field.name}"
     group.add_argument(*flags, action=Collect, field=field, dest=dest, help=text, **options)
@@ -145,18 +149,30 @@ def asked(args: argparse.Namespace) -> Asked:
     """
     given: dict[str, Given] = args.given
     found = load_options(given, config_file=args.config, notes=args.notes)
-    if found.options.model is None and "served_model_name" in given:
-        _refuse_taken_model(found.options.served_model_name or [])
+    if found.options.model is None:
+        if "served_model_name" in given:
+            _refuse_taken_model(found.options.served_model_name or [])
+        if "api_key" in given:
+            _refuse_taken_key(cast("list[str]", given["api_key"].value))
     return found
+
+
+def _refuse_taken_key(keys: Sequence[str]) -> None:
+    """ConfigError if the last of several keys may be the model to serve, and a key to guess."""
+    if len(keys) > 1:
+        flag = BY_NAME["api_key"].flag
+        msg = (
+            f"flag {flag} has taken {len(keys)} values, and no MODEL is left: write MODEL before "
+            f"the flag, or `--model {DEFAULT}` to serve the built-in model with that many keys"
+        )
+        raise ConfigError(msg)
 
 
 def _refuse_taken_model(names: Sequence[str]) -> None:
     """ConfigError if the last of several names for the API is rather the model to serve."""
-    from cpuserve.loader.builtin import BUILTIN, DEFAULT
-
     last, flag = names[-1], BY_NAME["served_model_name"].flag
     hub_id = len(names) > 1 and "/" in last
-    if hub_id or last in BUILTIN or _is_path(last):
+    if hub_id or last in BUILTIN or _is_model(last):
         others = " ".join(names[:-1]) or "NAME"
         msg = (
             f"flag {flag} has taken {last!r} as a name, and no MODEL is left: write "
@@ -165,9 +181,16 @@ def _refuse_taken_model(names: Sequence[str]) -> None:
         raise ConfigError(msg)
 
 
-def _is_path(text: str) -> bool:
+def _is_model(text: str) -> bool:
+    path = Path(text)
     try:
-        return Path(text).expanduser().exists()
+        path = path.expanduser()
+        return path.exists() and (
+            text in (".", "..")
+            or "/" in text
+            or path.suffix == ".gguf"
+            or (path / "config.json").exists()
+        )
     except (OSError, RuntimeError):  # too long a name, or a home of nobody
         return False
 

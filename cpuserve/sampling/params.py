@@ -77,6 +77,18 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             msg = f"cache_salt must be 1 to {MAX_SALT} {SALT_RULE}"
             raise InvalidRequest(msg, param="cache_salt")
 
+    @property
+    def bars_tokens(self) -> bool:
+        """Bans, biases and penalties may leave no token to choose."""
+        return bool(
+            self.allowed_token_ids is not None
+            or self.logit_bias
+            or self.min_tokens
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+        )
+
     def single(self, index: int) -> SamplingParams:
         """What sequence `index` of the n runs with, n being 1.
 

@@ -22,9 +22,9 @@ class Clock:
         return self.now
 
 
-def make(max_requests=10, max_tokens=1000, rate=0.0):
+def make(max_requests=10, max_tokens=1000, rate=0.0, slots=1):
     clock = Clock()
-    return Backlog(max_requests, max_tokens, lambda: rate, clock), clock
+    return Backlog(max_requests, max_tokens, lambda: rate, clock, slots), clock
 
 
 def test_no_more_may_wait_once_a_bound_is_reached():
@@ -90,6 +90,33 @@ def test_wait_is_that_of_the_tokens_the_prefix_cache_leaves():
         backlog.enter(4000)
         backlog.start(4000, 4000)
     assert backlog.wait_s() == pytest.approx(5 * 4000 / 100.0, rel=0.2)
+
+
+def test_slots_taken_together_come_free_together():
+    # 64 answers of a minute, begun within 6 s: those that come meanwhile wait for a minute at most.
+    backlog, clock = make(max_requests=100, slots=64)
+    for _ in range(64):
+        backlog.enter(10)
+    for _ in range(64):
+        clock.now += 0.1
+        backlog.start(10, 10)
+    for waiting in range(1, 9):
+        backlog.enter(10)
+        clock.now += 5
+        assert backlog.wait_s() == pytest.approx(5 * waiting, abs=1)
+    backlog.check(60.0)
+
+
+def test_sequences_that_share_a_prompt_do_not_make_others_look_longer():
+    backlog, _ = make(max_tokens=10**6, rate=100.0)
+    for _ in range(1000):
+        backlog.enter(31)
+        backlog.start(31, 31)
+        for _ in range(7):
+            backlog.enter(0)
+            backlog.start(0, 31)
+    backlog.enter(1000)
+    assert backlog.wait_s() == pytest.approx(10.0)
 
 
 def test_one_short_hit_does_not_promise_that_all_is_cached():

@@ -219,6 +219,14 @@ def test_the_final_message_is_continued_where_it_ends(api, content, trims):
     assert prompt_of(api) == start + (text.lstrip() if trims else text)
 
 
+def test_a_template_that_shows_the_final_message_twice_shows_no_mark(api):
+    source = api.serving.chat_template.source + "{{ messages[-1]['content'] }}"
+    api.serving.chat_template = ChatTemplate(source, tokenizer())
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}]
+    assert api.chat(messages=messages, continue_final_message=True).status_code == 200
+    assert prompt_of(api) == PROMPT + "ok<|im_end|>\nok"
+
+
 def test_what_the_template_does_not_show_cannot_be_continued(api):
     api.serving.chat_template = ChatTemplate("{{ messages[0].content }}", tokenizer())
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]

@@ -38,7 +38,8 @@ def test_prompt_tokens_count_again_for_every_prompt_logprob(monkeypatch):
     api = Api()
     assert api.complete([[5] * (MAX_LEN - 1)] * 8, n=128).status_code == 200
     api.engine.asked.clear()
-    error = error_of(api.complete([[5] * (MAX_LEN - 1)] * 8, n=128, prompt_logprobs=20))
+    scored = {"n": 128, "prompt_logprobs": 20, "echo": True}
+    error = error_of(api.complete([[5] * (MAX_LEN - 1)] * 8, **scored))
     assert error["code"] == 400
     assert error["param"] == "n"
     assert api.engine.asked == []
@@ -107,6 +108,34 @@ def test_a_streamed_echo_has_the_prompts_logprobs_in_every_choice(late):
         want = [logprob_of(token, 0).logprob for token in (6, 7)]
         assert first["logprobs"]["token_logprobs"][:3] == [None, *want]
     assert api.alive()
+
+
+def test_a_sequence_ends_at_its_stop_string_while_the_prompt_is_still_scored():
+    ran = []
+
+    def speak_on(engine, number, prompt, params):
+        if params.prompt_logprobs is not None:
+            yield 0.3
+            yield from speak(engine, number, prompt, params)
+            return
+        for output in speak(engine, number, prompt, params):
+            ran.append(output)
+            yield output
+            yield 0.01
+
+    api = Api(speak_on)
+    answer = api.complete([5, 6, 7], n=2, prompt_logprobs=0, max_tokens=20, stop=["e"]).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["H", "H"]
+    assert all(choice["prompt_logprobs"] for choice in answer["choices"])
+    assert len(ran) < 6, "nobody read its text, so it went on"
+
+
+def test_prompt_logprobs_that_are_held_once_count_once(monkeypatch):
+    monkeypatch.setattr("cpuserve.entrypoints.openai.generation.MAX_REQUEST_ITEMS", 10_000)
+    api = Api()
+    many = {"n": 16, "prompt_logprobs": 20, "max_tokens": 1}
+    assert api.complete([5] * 100, **many).status_code == 200
+    assert api.complete([5] * 100, echo=True, **many).status_code == 400, "each shows them"
 
 
 def test_a_failure_of_the_choice_that_scores_ends_all():

@@ -169,7 +169,7 @@ def test_compare_of_nothing_in_common_is_no_success(tmp_path, capsys):
 def test_the_records_of_streams_beside_a_prompt_are_records(monkeypatch, capsys):
     bench = script("bench_itl")
     rounds = iter(
-        [([6.0, 7.0], [9.0, 40.0], 3.0, 1.5, 96), ([6.0, 6.0], [8.0, 30.0], 2.0, 1.0, 64)]
+        [([6.0, 7.0], [9.0, 40.0], 3.0, 1.5, 96, 0), ([6.0, 6.0], [8.0, 30.0], 2.0, 1.0, 64, 20)]
     )
 
     async def learn(*_):
@@ -185,5 +185,19 @@ def test_the_records_of_streams_beside_a_prompt_are_records(monkeypatch, capsys)
     ]
     assert {r.metric for r in found} >= {"itl_p99", "itl_longest", "ttft_beside_streams"}
     assert {r.better for r in found} == {"less"}
-    assert found[0].facts == {"chunks": [96, 64], "alone_s": [1.5, 1.0]}
+    assert found[0].facts == {"chunks": [96, 64], "alone_s": [1.5, 1.0], "stolen_ms": [0, 20]}
     assert set(found[0].parameters) == {"streams", "prompt_tokens", "itl_target_ms"}
+
+
+def test_latencies_of_requests_are_held_against_how_well_their_median_is_known(tmp_path, capsys):
+    # Requests differ 4 x among themselves, as in a queue; of 200 of them the median is known well.
+    ramp = [10.0 + 0.3 * i for i in range(200)]
+
+    def latency(factor, count):
+        values = sorted(factor * v for v in ramp)[:: 200 // count]
+        return [latency_record("ttft", values, HERE, {})]
+
+    code, out, _ = told(tmp_path, capsys, latency(1, 200), latency(2, 200))
+    assert (code, "WORSE" in out) == (1, True)
+    code, out, _ = told(tmp_path, capsys, latency(1, 8), latency(1.3, 8))
+    assert (code, "noise" in out) == (0, True)

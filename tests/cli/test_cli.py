@@ -180,12 +180,26 @@ def test_flags_reach_their_fields(parse):
     assert [n.split()[0] for n in found.notes][:3] == ["-O", "--device", "--trust-remote-code"]
 
 
-def test_a_key_takes_one_value_and_leaves_the_model(parse):
-    found = parse("serve", "--api-key", "one", "./model", "--api-key=two,three")
-    assert found.options.model == "./model"
-    assert found.server.api_key == ["one", "two", "three"]
-    with pytest.raises(ConfigError, match="unexpected argument two"):
-        parse("serve", "./model", "--api-key", "one", "two")
+def test_a_model_that_was_taken_as_a_key_is_not_passed_over(parse):
+    with pytest.raises(ConfigError, match="--api-key has taken 2 values, and no MODEL") as refused:
+        parse("serve", "--api-key", "secret", "./model")
+    assert "secret" not in str(refused.value)
+    assert "./model" not in str(refused.value), "it may be a key"
+    assert parse("serve", "--api-key", "one").server.api_key == ["one"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["m", "--api-key", "one", "two"],
+        ["--api-key", "one", "two", "--model", "m"],
+        ["--api-key", "one", "--port=1", "m", "--api-key=two"],
+    ],
+)
+def test_several_keys(parse, words):
+    found = parse("serve", *words)
+    assert found.options.model == "m"
+    assert found.server.api_key == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -207,6 +221,7 @@ def test_a_model_that_was_taken_as_a_name_is_not_passed_over(parse, names, write
 def test_names_alone_are_names(parse):
     assert parse("serve", "--served-model-name", "a", "b").options.model is None
     assert parse("serve", "--served-model-name", "org/a").options.served_model_name == ["org/a"]
+    assert parse("serve", "--served-model-name", "tests").options.model is None, "just a directory"
     assert parse("serve", "--served-model-name", "~nobody-is").options.model is None
     assert parse("serve", "--served-model-name", "x" * 5000).options.model is None
 

@@ -40,6 +40,7 @@ _HEAD_BEFORE_CRC = _HEAD.size - 4
 _LOOKS = 16
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the file is there and may be read later
 
 log = get_logger("kv")
 
@@ -118,11 +119,12 @@ class DiskCache:
         path = self._path(name.key)
         try:
             raw = path.read_bytes()
-        except FileNotFoundError:
-            self._files.forget(path)
-            return None
-        except OSError as error:  # too many open files, say: it is there and may be read later
-            log.debug("%s cannot be read now: %s", path, error)
+        except OSError as error:
+            if (
+                error.errno not in _PASSING
+            ):  # gone, or on a disk that fails: no second wait for that
+                self._files.forget(path)
+            log.debug("%s cannot be read: %s", path, error)
             return None
         data = self._unpack(name, raw)
         if data is None:

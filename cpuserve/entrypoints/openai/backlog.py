@@ -16,7 +16,8 @@ _PRIOR_TOKENS, _WINDOW_TOKENS = 4096.0, 131072.0
 class Backlog:
     """Counts sequences from their arrival to their first output.
 
-    prompt_rate() is the engine's: prompt tokens computed a second, 0.0 while unknown.
+    prompt_rate() is the engine's: prompt tokens computed a second, 0.0 while unknown. slots: how
+    many sequences may run at a time.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class Backlog:
         max_tokens: int,
         prompt_rate: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
+        slots: int = 1,
     ) -> None:
         self.requests = 0
         self.tokens = 0
@@ -32,6 +34,7 @@ class Backlog:
         self._max_tokens = max_tokens
         self._prompt_rate = prompt_rate
         self._clock = clock
+        self._slots = slots
         # Since the backlog was last empty: when the last sequence began to run, and how long after
         # the one before it they did. `_since` is that last one, or else the first to wait.
         self._since = 0.0
@@ -51,7 +54,8 @@ class Backlog:
     def start(self, tokens: int, computed: int) -> None:
         """Its first output has come, after `computed` tokens of its prompt had to be computed."""
         self.leave(tokens)
-        self._learn_share(tokens, computed)
+        # Sequences that share a prompt wait with the first one's tokens, and compute its rest too.
+        self._learn_share(tokens, min(computed, tokens))
         now = self._clock()
         if self._started:
             gap = now - self._since
@@ -75,7 +79,8 @@ class Backlog:
         The longer of two estimates: what the prefix cache is likely to leave of the prompts before
         it at the rate prompts are computed, and the sequences before it at the pace they have been
         starting, which is what counts when all slots are taken by long answers. Where none has
-        started for longer than computing explains, that is the pace.
+        started for longer than computing explains, that is how long it takes until they can: all
+        slots may come free together, as they were taken.
         """
         if not self.requests:
             return 0.0
@@ -83,7 +88,8 @@ class Backlog:
         tokens = self.tokens * self._computed / self._asked
         computing = tokens / rate if rate > 0.0 else 0.0
         silence = self._clock() - self._since - computing
-        return max(computing, self.requests * max(self._gap_s, silence))
+        turns = -(-self.requests // self._slots)
+        return max(computing, self.requests * self._gap_s, turns * silence)
 
     def check(self, timeout_s: float | None = None) -> None:
         """TooManyRequests (429) if no more may wait, or would for more than timeout_s.
@@ -102,14 +108,15 @@ class Backlog:
                     f"{have} {what} are waiting for their first token, and no more are taken from "
                     f"{most} on: try again later"
                 )
-                raise self._refusal(msg)
+                raise self.refusal(msg)
         if timeout_s is not None and (wait := self.wait_s()) > timeout_s:
             msg = (
                 f"about {wait:.0f} s of work are waiting before this request, more than its "
                 f"timeout of {timeout_s:g} s: try again later, or allow more time"
             )
-            raise self._refusal(msg)
+            raise self.refusal(msg)
 
-    def _refusal(self, message: str) -> TooManyRequests:
+    def refusal(self, message: str) -> TooManyRequests:
+        """A 429 with the time after which to come back, in seconds."""
         wait = min(max(self.wait_s(), 1.0), LONGEST_RETRY_S)
         return TooManyRequests(message, retry_after_s=wait)

@@ -85,7 +85,7 @@ def fan_out(
         msg = f"n x prompts is {total}: at most {MAX_SEQUENCES_PER_REQUEST} sequences per request"
         raise InvalidRequest(msg, param="n")
     if total > 1:
-        _check_size(prompts, params)
+        _check_size(prompts, params, getattr(asked, "echo", None) is True)
     timeout = _timeout(asked.timeout, longest_s)
     jobs: list[Job] = []
     for prompt, of_prompt in zip(prompts, params, strict=True):
@@ -100,10 +100,13 @@ def fan_out(
     return jobs
 
 
-def _check_size(prompts: list[Prompt], params: list[SamplingParams]) -> None:
+def _check_size(prompts: list[Prompt], params: list[SamplingParams], echo: bool) -> None:
     """InvalidRequest if the lists of a small body, one copy a sequence, would fill the memory."""
     items = 0
     for prompt, of_prompt in zip(prompts, params, strict=True):
+        scored = 0 if of_prompt.prompt_logprobs is None else of_prompt.prompt_logprobs + 1
+        # One sequence scores the prompt; with echo each shows that.
+        items += (of_prompt.n if echo else 1) * scored * len(prompt.ids)
         items += of_prompt.n * _num_items(len(prompt.ids), of_prompt)
     if items > MAX_REQUEST_ITEMS:
         msg = (
@@ -116,10 +119,9 @@ def _check_size(prompts: list[Prompt], params: list[SamplingParams]) -> None:
 
 
 def _num_items(num_prompt: int, params: SamplingParams) -> int:
-    """Items in the lists of one sequence."""
-    entries = 0 if params.prompt_logprobs is None else params.prompt_logprobs + 1
+    """Items in the lists of one sequence, without what its prompt's scores hold."""
     lists = (params.allowed_token_ids, params.stop_token_ids, params.logit_bias, *params.stop)
-    return num_prompt * (1 + entries) + sum(len(some) for some in lists if some is not None)
+    return num_prompt + sum(len(some) for some in lists if some is not None)
 
 
 def _timeout(asked: float | None, longest_s: float | None) -> float | None:
@@ -225,8 +227,13 @@ class _Scores:
             self._rows = delta.prompt_logprobs
             self._known.set()
 
+    @property
+    def are_known(self) -> bool:
+        """They have been given."""
+        return self._known.is_set()
+
     async def put_into(self, delta: TextDelta) -> None:
-        """Wait for them. What the engine says meanwhile waits in the sequence's stream."""
+        """Wait for them."""
         await self._known.wait()
         delta.prompt_logprobs = self._rows
 
@@ -239,15 +246,30 @@ async def _pump(
     taken: _Scores | None,
 ) -> None:
     """The deltas of `job` to `queue`. It gives, or takes, prompt logprobs if it shares them."""
+    # Those that come before the scores wait here and not in the engine's stream: a sequence ends at
+    # a stop string when its text is read.
+    held: list[TextDelta] = []
+
+    async def show(scores: _Scores) -> None:
+        await scores.put_into(held[0])
+        for delta in held:
+            await queue.put(_Event(job, delta))
+        held.clear()
+
     try:
         async with aclosing(run_job(serving, job)) as deltas:
             async for delta in deltas:
                 if given is not None:
                     given.give(delta)
-                if taken is not None and not delta.processed:
-                    await taken.put_into(delta)
+                if taken is None or delta.processed:
+                    await queue.put(_Event(job, delta))
+                    continue
+                held.append(delta)
+                if taken.are_known:
+                    await show(taken)
                     taken = None
-                await queue.put(_Event(job, delta))
+        if taken is not None and held:
+            await show(taken)
         await queue.put(_Event(job))
     except Exception as error:
         await queue.put(_Event(job, error=error))

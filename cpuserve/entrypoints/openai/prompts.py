@@ -132,4 +132,4 @@ def _cut(text: str, mark: str) -> str:
     if at < 0:
         msg = "continue_final_message: the chat template does not show the last message's content"
         raise InvalidRequest(msg, param="continue_final_message")
-    return text[:at]
+    return text[:at].replace(mark, "")  # a template may show the text twice

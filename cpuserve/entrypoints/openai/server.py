@@ -84,6 +84,7 @@ class FrontEnd:
             HttpLimits(
                 max_sequences=_most_sequences(configs, http),
                 silent_s=http.silent_s,
+                slots=sum(config.max_num_seqs for config in configs),
                 max_queued_requests=http.max_queued_requests * len(configs),
                 max_queued_tokens=http.max_queued_tokens * len(configs),
                 longest_s=http.longest_s,

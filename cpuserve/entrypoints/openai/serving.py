@@ -11,7 +11,7 @@ from cpuserve.core.admission import Limits
 from cpuserve.entrypoints.openai.backlog import Backlog
 from cpuserve.entrypoints.openai.errors import ServiceUnavailable
 from cpuserve.entrypoints.openai.protocol import MAX_LOGPROBS
-from cpuserve.errors import NotFound, TooManyRequests
+from cpuserve.errors import NotFound
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class HttpLimits:
     # Of those sequences, the ones that still wait for their first token; see Backlog.
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
+    # Sequences that run at a time, in all engines.
+    slots: int = 1
     # Longest that a request may take, waiting included, and what it may take if it does not say.
     longest_s: float | None = None
 
@@ -78,6 +80,7 @@ class Serving:
             limits.max_queued_requests,
             limits.max_queued_tokens,
             lambda: self.client.stats.prompt_rate,
+            slots=limits.slots,
         )
 
     def set_ready(self, tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
@@ -139,7 +142,7 @@ class Serving:
                 f"The server already holds {self.active_sequences} sequences of at most "
                 f"{self.http.max_sequences}, and this request wants {sequences}: try again later"
             )
-            raise TooManyRequests(msg, retry_after_s=max(self.backlog.wait_s(), 1.0))
+            raise self.backlog.refusal(msg)
 
     def admit(self, jobs: Sequence[Job]) -> None:
         """Count sequences as held and waiting, from now to `start` and `dismiss`; raises as
