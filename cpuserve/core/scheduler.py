@@ -80,8 +80,8 @@ class Scheduler:
 
     itl_target_s: how long a step with decode rows should take at most, 0 = as long as it takes.
     long_prefill_token_threshold: most tokens of one prompt in a step, 0 = what the budget allows.
-    moving_s: how long `schedule` may move blocks between tiers where no stream waits for the step; it
-    returns a block later at most.
+    moving_s: how long `schedule` may move blocks between tiers where no stream waits for the step;
+    it returns a block later at most.
     """
 
     def __init__(
