@@ -122,13 +122,28 @@ def commit() -> str:
     return out.stdout.strip() or version()
 
 
+def _told(name: str, value: float | str) -> str:
+    return value if isinstance(value, str) else f"{name} {value:g}"
+
+
 def table(records: Sequence[Record]) -> str:
-    """The records for a person: metric, median, spread, fraction of its roof."""
-    rows = [("metric", "median", "p5 .. p95", "unit", "of the roof")]
+    """The records for a person: metric, of what, median, spread, fraction of its roof.
+
+    Of the parameters those are shown that tell records of one metric apart.
+    """
+    seen: dict[tuple[str, str], set[str]] = {}
+    for r in records:
+        for name, value in r.parameters.items():
+            seen.setdefault((r.metric, name), set()).add(str(value))
+    rows: list[tuple[str, ...]] = [("metric", "of", "median", "p5 .. p95", "unit", "of the roof")]
     for r in records:
         share = "" if r.fraction is None else f"{100 * r.fraction:.1f} % of {r.of}"
-        rows.append((r.metric, f"{r.median:g}", f"{r.p5:g} .. {r.p95:g}", r.unit, share))
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        differ = [n for n in r.parameters if len(seen[r.metric, n]) > 1]
+        what = ", ".join(_told(n, r.parameters[n]) for n in differ)
+        rows.append((r.metric, what, f"{r.median:g}", f"{r.p5:g} .. {r.p95:g}", r.unit, share))
+    if not any(row[1] for row in rows[1:]):
+        rows = [(row[0], *row[2:]) for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
         for row in rows

@@ -1,4 +1,4 @@
-"""Steps of an engine in this process, without HTTP: rates, and what is not arithmetic in them.
+"""Steps of an engine in this process, without HTTP: rates, each kernel, and what is no arithmetic.
 
 Steps run as in the server (scheduler, packing, executor, update).
 """
@@ -10,7 +10,8 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -22,7 +23,7 @@ from cpuserve.bench.plan import (
     check_plan,
     overhead_batches,
 )
-from cpuserve.bench.schema import Record, Where, record
+from cpuserve.bench.schema import Record, Where, percentile, record
 from cpuserve.bench.workload import plain_ids
 from cpuserve.engine.core import EngineCore, build_engine, run_engine
 from cpuserve.engine.ipc import Abort, AddRequest
@@ -32,29 +33,33 @@ from cpuserve.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
+    from cpuserve.program.lower import OpWeights
 
 PROBE_S = 0.1
 STEPS_A_PROBE = 10
+PROFILED_STEPS = 10  # a round of `kernels`
 BARRIERS = 2000
 WARM_UP_TOKENS = 64
 TOP_P_VOCAB = 151936  # Qwen's
 DRAWS = 100
 MATRIX_OPS = ("linear", "attention", "logits")  # logits: lm_head, and the sampling of its rows
 
+What = Literal["rates", "kernels", "overheads"]
 Emit = Callable[[Record], None]
 Pair = tuple[float, float]  # seconds of a whole step, seconds of it in the executor
 
 
 def step_records(
-    config: EngineConfig, vocab: int, where: Where, plan: Plan, overheads: bool, emit: Emit
+    config: EngineConfig, vocab: int, where: Where, plan: Plan, what: What, emit: Emit
 ) -> None:
-    """Build an engine and call emit(record) for each result; only the overheads if asked so.
+    """Build an engine and call emit(record) for each result of `what`.
 
     Raises:
         ConfigError: something of the plan does not fit the model's or the engine's limits.
         CpuserveError: the engine refused a request, or could not keep all of them running.
     """
-    check_plan(config, plan, overheads)
+    steps = PROFILED_STEPS if what == "kernels" else 1
+    check_plan(config, replace(plan, rounds=plan.rounds * steps), what == "overheads")
     # Nobody waits for the tokens of those that run while the prompts of a batch are computed.
     config = msgspec.structs.replace(config, itl_target_ms=0)
 
@@ -62,8 +67,10 @@ def step_records(
         core = build_engine(config, None, team)
         bench = StepBench(core, where, vocab, plan.rounds, plan.dot, emit)
         bench.run_prompt(min(WARM_UP_TOKENS, Room.of(config).longest_prompt))
-        if overheads:
+        if what == "overheads":
             bench.overheads()
+        elif what == "kernels":
+            bench.kernels(plan)
         else:
             bench.all_of(plan)
         core.close()
@@ -162,6 +169,103 @@ class StepBench:
             assert not self.core.has_work
             samples.append(1e3 * (time.perf_counter() - seen[0]))
         self.cost("leave", "ms", samples, {"tokens": tokens})
+
+    # --- kernels ------------------------------------------------------------------------------
+
+    def kernels(self, plan: Plan) -> None:
+        """Each matrix of the model against its roof, and what the other operations take."""
+        for tokens in plan.prompts:
+            self._prompt_kernels(tokens)
+        for batch in plan.batches:
+            for context in plan.contexts:
+                self._decode_kernels(batch, context)
+
+    def _prompt_kernels(self, tokens: int) -> None:
+        """Operations of a prompt: multiplications a second, as a share of the dot peak."""
+        found: dict[str, list[float]] = {}
+        roofs = []
+        for _ in range(self.rounds):
+            roofs.append(self.native.probe_dot(self.dot, PROBE_S) / 1e9)
+            self._profiled(found, 1, lambda: self.run_prompt(tokens))
+        for name, seconds in found.items():
+            shape: dict[str, float | str] = {"kernel": name, "tokens": tokens}
+            weights = sum(w.n * w.k for w in self._weights_of(name))
+            # Of the last token only are there logits, which are bound by memory.
+            if weights and not name.startswith("logits"):
+                rates = [2e-9 * tokens * weights / s for s in seconds]
+                self._kernel("GOP/s", rates, roofs, f"{self.dot} dot peak", shape, seconds)
+            else:
+                self.cost("kernel_time", "us", [1e6 * s for s in seconds], shape)
+
+    def _decode_kernels(self, batch: int, context: int) -> None:
+        """Operations of decode steps: weights read a second, as a share of the bandwidth."""
+        found: dict[str, list[float]] = {}
+        roofs = []
+        ids = self.start(batch, context, PROFILED_STEPS * self.rounds)
+        for _ in range(self.rounds):
+            roofs.append(self.native.probe_bandwidth(PROBE_S) / 1e9)
+            self._profiled(found, PROFILED_STEPS, lambda: self.step(all_stay=True))
+        self.stop(ids)
+        for name, seconds in found.items():
+            shape: dict[str, float | str] = {"kernel": name, "batch": batch, "context": context}
+            read = sum(w.num_bytes for w in self._weights_of(name))
+            if read:
+                rates = [1e-9 * read / s for s in seconds]
+                self._kernel("GB/s", rates, roofs, "read bandwidth", shape, seconds)
+            else:
+                self.cost("kernel_time", "us", [1e6 * s for s in seconds], shape)
+
+    def _profiled(
+        self, found: dict[str, list[float]], count: int, run: Callable[[], object]
+    ) -> None:
+        """Append to found[kernel] the seconds a step that all its operations take together."""
+        self.native.profile(True)
+        before = self.native.op_times()
+        for _ in range(count):
+            run()
+        spent = (self.native.op_times() - before) / count
+        self.native.profile(False)
+        total: dict[str, float] = {}
+        for index, seconds in enumerate(spent):
+            name = self._kernel_name(index)
+            total[name] = total.get(name, 0.0) + float(seconds)
+        for name, seconds in total.items():
+            found.setdefault(name, []).append(seconds)
+
+    def _kernel_name(self, index: int) -> str:
+        """Operations of one name are one kernel: what they do, and the shape of their matrix."""
+        name, weights = str(self.native.op_name(index)), self.lowered.op_weights[index]
+        return name if weights is None else f"{name} {weights.kind} {weights.n}x{weights.k}"
+
+    def _weights_of(self, kernel: str) -> list[OpWeights]:
+        return [
+            weights
+            for index, weights in enumerate(self.lowered.op_weights)
+            if weights is not None and self._kernel_name(index) == kernel
+        ]
+
+    def _kernel(
+        self,
+        unit: str,
+        rates: Sequence[float],
+        roofs: Sequence[float],
+        of: str,
+        shape: Mapping[str, float | str],
+        seconds: Sequence[float],
+    ) -> None:
+        facts = {"us": round(1e6 * percentile(seconds, 50), 1)}
+        found = record(
+            "kernel_rate",
+            unit,
+            rates,
+            self.where,
+            better="more",
+            roofs=roofs,
+            of=of,
+            parameters=shape,
+            facts=facts,
+        )
+        self.emit(found)
 
     # --- overheads ----------------------------------------------------------------------------
 

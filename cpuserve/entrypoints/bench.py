@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from cpuserve.platforms.placement import quota_threads
 from cpuserve.platforms.topology import physical_cores
 
 if TYPE_CHECKING:
+    from cpuserve.bench.step import What
     from cpuserve.entrypoints.prepare import Prepared
     from cpuserve.platforms.probe import Roofline
 
@@ -90,15 +91,24 @@ def load(args: argparse.Namespace) -> int:
 
 def step(args: argparse.Namespace) -> int:
     """Steps of an engine in this process."""
+    return _in_process(args, "overheads" if args.overheads else "rates", args.leave)
+
+
+def kernels(args: argparse.Namespace) -> int:
+    """The operations of such steps, one by one."""
+    return _in_process(args, "kernels")
+
+
+def _in_process(args: argparse.Namespace, what: What, leaves: Sequence[int] = ()) -> int:
     from cpuserve.bench.plan import Plan
     from cpuserve.bench.step import step_records
 
     prepared, _ = prepared_start(flags.asked(args))
-    plan = Plan(args.batch, args.context, args.prefill, args.leave, args.rounds, args.dot or "")
+    plan = Plan(args.batch, args.context, args.prefill, leaves, args.rounds, args.dot or "")
     if not args.dot:
         plan.dot = dot_of(prepared)
     if prepared.resolved.config.executor != "native":
-        msg = "`cpuserve bench step` measures the native executor, which does not run here"
+        msg = f"`cpuserve bench {args.kind}` measures the native executor, which does not run here"
         raise ConfigError(msg)
     found: list[Record] = []
 
@@ -108,7 +118,7 @@ def step(args: argparse.Namespace) -> int:
             say(record.to_json())
 
     config = prepared.resolved.config
-    step_records(config, prepared.spec.vocab, where_of(prepared), plan, args.overheads, each)
+    step_records(config, prepared.spec.vocab, where_of(prepared), plan, what, each)
     if not args.json:
         say(table(found))
     return 0

@@ -14,6 +14,7 @@ KINDS = {
     "latency": "Time to first token, between tokens and in all, of one batch at a time.",
     "load": "Time until the server is ready, and the memory of all its processes.",
     "step": "Steps of the engine without HTTP: rates and overheads.",
+    "kernels": "Every matrix and operation of a model in such steps, against its roof.",
     "roofline": "Memory bandwidth and dot-product peaks of this machine.",
 }
 DATASETS = ("random", "sharegpt", "prefix_repetition", "multi-turn")
@@ -180,23 +181,35 @@ def _output(group: argparse._ActionsContainer) -> None:
 
 
 def _step(parser: Parser) -> None:
-    add_options(parser, server=False)
-    group = parser.add_argument_group("Workload")
-    for flag, default, text in (
-        ("--batch", [1, 8, 32], "sequences that decode together"),
-        ("--context", [128, 1024], "keys each of them has"),
-        ("--prefill", [512, 1024], "tokens of one prompt"),
-        ("--leave", [], "tokens of a prompt that is aborted"),
-    ):
-        group.add_argument(
-            flag, type=number(int, 1), nargs="*", default=default, metavar="N",
-            help=f"{text} [default: {' '.join(map(str, default)) or 'none'}]",
-        )  # fmt: skip
+    group = _steps(parser, contexts=[128, 1024], prompts=[512, 1024])
+    _sizes(group, "--leave", [], "tokens of a prompt that is aborted")
     group.add_argument("--overheads", action="store_true", help="only what is no linear, attention")
     _add(group, "--rounds", "--num-iters", default=30, help="steps; the median counts")
+
+
+def _kernels(parser: Parser) -> None:
+    group = _steps(parser, contexts=[128], prompts=[512])
+    _add(group, "--rounds", "--num-iters", default=5, help="rounds; the median counts")
+
+
+def _steps(parser: Parser, contexts: list[int], prompts: list[int]) -> argparse._ArgumentGroup:
+    """What is computed in this process."""
+    add_options(parser, server=False)
+    group = parser.add_argument_group("Workload")
+    _sizes(group, "--batch", [1, 8, 32], "sequences that decode together")
+    _sizes(group, "--context", contexts, "keys each of them has")
+    _sizes(group, "--prefill", prompts, "tokens of one prompt")
     group.add_argument(
         "--dot", choices=("f32", "bf16", "int8"), help="the peak that prompts are held against"
     )
+    return group
+
+
+def _sizes(group: argparse._ActionsContainer, flag: str, default: list[int], text: str) -> None:
+    group.add_argument(
+        flag, type=number(int, 1), nargs="*", default=default, metavar="N",
+        help=f"{text} [default: {' '.join(map(str, default)) or 'none'}]",
+    )  # fmt: skip
 
 
 _FLAGS = {
@@ -205,5 +218,6 @@ _FLAGS = {
     "latency": _latency,
     "load": _load,
     "step": _step,
+    "kernels": _kernels,
     "roofline": _roofline,
 }

@@ -79,9 +79,20 @@ class VectorLoad:
     make: Callable[[ReadFn], Float32]
 
 
+@dataclass(frozen=True, slots=True)
+class OpWeights:
+    """The packed matrix [n, k] of weight kind `kind` that an op multiplies with; its bytes."""
+
+    kind: str
+    n: int
+    k: int
+    num_bytes: int
+
+
 @dataclass(slots=True)
 class Lowered:
-    """What the native executor is made from; native op i came from Program op `source_op[i]`.
+    """What the native executor is made from; native op i came from Program op `source_op[i]` and
+    multiplies with `op_weights[i]`, if any.
 
     A decode step of one sequence reads `read_bytes` of packed weights (linears and lm_head, no
     embedding row); a prompt token costs 2 x `linear_weights` operations (without lm_head).
@@ -91,6 +102,7 @@ class Lowered:
     matrices: list[MatrixLoad] = field(default_factory=list)
     vectors: list[VectorLoad] = field(default_factory=list)
     source_op: list[int] = field(default_factory=list)
+    op_weights: list[OpWeights | None] = field(default_factory=list)
     read_bytes: int = 0
     linear_weights: int = 0
 
@@ -226,9 +238,10 @@ class Lowering:
                 buffer, key = self._q.pop(value)
                 self._give(buffer, *key)
 
-    def _emit(self, add: Callable[[], None]) -> None:
+    def _emit(self, add: Callable[[], None], weights: OpWeights | None = None) -> None:
         add()
         self.out.source_op.append(self._op)
+        self.out.op_weights.append(weights)
 
     # -- weights -----------------------------------------------------------------------------
 
@@ -241,8 +254,12 @@ class Lowering:
             self.out.matrices.append(MatrixLoad(id_, names))
         return self._matrices[key]
 
-    def _count_reads(self, name: str, n: int, k: int) -> None:
-        self.out.read_bytes += self.native.packed_bytes(self.kind_of(name), n, k)
+    def _read(self, name: str, n: int, k: int) -> OpWeights:
+        """The matrix of an op, counted as read once a step."""
+        kind = self.kind_of(name)
+        weights = OpWeights(kind, n, k, self.native.packed_bytes(kind, n, k))
+        self.out.read_bytes += weights.num_bytes
+        return weights
 
     def _vector(
         self,
@@ -354,10 +371,10 @@ class Lowering:
         matrix = self._matrix(weights, features, op.in_features, glu)
         x = self._as(op.x, self._act_format(weights[0]))
         bias = self._bias(biases, features)
-        self._count_reads(weights[0], sum(features), op.in_features)
-        self.out.linear_weights += sum(features) * op.in_features
+        read = self._read(weights[0], sum(features), op.in_features)
+        self.out.linear_weights += read.n * read.k
         self._emit(
-            lambda: self.native.linear(x, out, matrix, bias, activation, glu, op.add, column)
+            lambda: self.native.linear(x, out, matrix, bias, activation, glu, op.add, column), read
         )
 
     def _ropestorekv(self, op: RopeStoreKV) -> None:
@@ -417,5 +434,5 @@ class Lowering:
         matrix = self._matrix((op.weight,), (op.vocab,), op.width, False)
         x = self._as(op.x, self._act_format(op.weight))
         bias = self._plain(op.bias, op.vocab)
-        self._count_reads(op.weight, op.vocab, op.width)
-        self._emit(lambda: self.native.logits(x, matrix, bias, op.scale, op.softcap))
+        read = self._read(op.weight, op.vocab, op.width)
+        self._emit(lambda: self.native.logits(x, matrix, bias, op.scale, op.softcap), read)

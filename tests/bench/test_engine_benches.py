@@ -49,6 +49,34 @@ def test_step_prints_rates_as_shares_of_the_probe(capsys):
     assert found["decode_rate"]["parameters"] == {"batch": 2, "context": 16}
 
 
+def test_kernels_are_the_operations_of_a_step_against_their_roofs(capsys):
+    model = str(tiny_model("llama", dtype="bfloat16"))
+    sizes = ["--batch", "2", "--context", "16", "--prefill", "32", "--rounds", "2"]
+    assert cli.main(["bench", "kernels", model, "--json", "--max-model-len=256", *sizes]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    of = {True: {}, False: {}}  # by kernel, in prompts and in decode steps
+    for line in lines:
+        found = line["parameters"].pop("kernel")
+        assert found not in of["tokens" in line["parameters"]]
+        of["tokens" in line["parameters"]][found] = line
+    assert of[True].keys() == of[False].keys()
+    matrices = [name for name in of[False] if "dense_bf16" in name]
+    assert len(matrices) == 5, "qkv, o, gate and up, down, lm_head"
+    for name in matrices:
+        read = of[False][name]
+        assert (read["metric"], read["unit"], read["of"]) == (
+            "kernel_rate",
+            "GB/s",
+            "read bandwidth",
+        )
+        assert read["fraction"] > 0
+        assert read["facts"]["us"] > 0
+        if not name.startswith("logits"):
+            assert (of[True][name]["unit"], of[True][name]["of"]) == ("GOP/s", "bf16 dot peak")
+    assert {"attention", "rms_norm", "rope_store_kv"} <= of[False].keys()
+    assert of[False]["attention"]["metric"] == "kernel_time"
+
+
 def refused(capsys, *more):
     """The one line and the exit code of a plan that the engine cannot hold."""
     model = str(tiny_model("llama", dtype="bfloat16"))

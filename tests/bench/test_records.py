@@ -201,3 +201,14 @@ def test_latencies_of_requests_are_held_against_how_well_their_median_is_known(t
     assert (code, "WORSE" in out) == (1, True)
     code, out, _ = told(tmp_path, capsys, latency(1, 8), latency(1.3, 8))
     assert (code, "noise" in out) == (0, True)
+
+
+def test_the_table_says_what_records_of_one_metric_differ_in():
+    shapes = [{"kernel": "norm", "batch": 1, "rows": 2}, {"kernel": "add", "batch": 8, "rows": 2}]
+    several = [record("time", "us", [1.0], HERE, parameters=shape) for shape in shapes]
+    lines = table(several).splitlines()
+    assert ["norm, batch 1" in lines[1], "add, batch 8" in lines[2]] == [True, True]
+    assert "rows" not in "".join(lines)
+    alone = table([several[0], record("rate", "us", [1.0], HERE)])
+    assert "norm" not in alone
+    assert alone.splitlines()[0].split()[:2] == ["metric", "median"]
