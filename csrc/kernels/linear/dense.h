@@ -113,10 +113,9 @@ struct Dense {
   static constexpr int kRows = kSums / kVecs >= 24 ? 6 : kSums / kVecs < 6 ? kSums / kVecs : 6;
   static constexpr int kPanels = kSums / kVecs / kRows >= 4 ? 4 : kSums / kVecs / kRows;
   static constexpr int kStreamRows = kSums / kVecs >= 24 ? 16 : kRows;
-  static constexpr int stream_panels(int rows) {
-    const int n = kSums / kVecs / rows;
-    return n > 4 ? 4 : n;
-  }
+  // One stream of memory reads faster than several, the shorter they are the more (K = 896, 8 rows:
+  // 98 % of a bare read, with three panels side by side 89 %).
+  static constexpr int stream_panels(int) { return 1; }
   static int64_t units(int64_t k) { return (k + E::kPerStep - 1) / E::kPerStep; }
   static constexpr int64_t kWholeUnits = 1;
   static constexpr ActFormat kAct = E::kAct;
