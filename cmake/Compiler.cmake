@@ -1,6 +1,6 @@
-# Stops at once, with what is needed, on a compiler that cannot build the kernels: gcc 11.2 is the
-# first whose assembler interface and intrinsics cover AVX512-BF16 and AMX, clang 14 likewise.
-# The blank that the messages begin with keeps CMake from breaking the line.
+# Stops with a list of supported compilers if this compiler cannot build the kernels: gcc 11.2 is
+# the first whose assembler interface and intrinsics cover AVX512-BF16 and AMX, and clang 14
+# likewise. The blank at the beginning of the messages keeps CMake from breaking their lines.
 function(cpuserve_check_compiler)
   set(version "${CMAKE_CXX_COMPILER_VERSION}")
   if(CPUSERVE_FAKE_COMPILER_VERSION)

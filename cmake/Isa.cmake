@@ -1,12 +1,12 @@
-# One object library per instruction-set unit, compiled with explicit flags and nothing of the build
-# machine, and the list of units in this build for kernels/resolve.cpp.
+# Defines one object library per ISA unit, compiled with explicit flags that do not depend on the
+# build machine, and writes the list of units in this build for kernels/resolve.cpp.
 #
 #   cpuserve_add_isa(avx2 FLAGS -mavx2 -mfma SYMBOL cpuserve_isa_avx2)
 #
-# compiles csrc/kernels/isa/avx2.cpp. SYMBOL is the unit's one exported function,
+# compiles csrc/kernels/isa/avx2.cpp. SYMBOL is the only function that the unit exports,
 #   extern "C" const cpuserve::KernelTable* cpuserve_isa_avx2();
 # kernels/isa_units.inc (generated) holds CPUSERVE_ISA_UNIT(avx2, cpuserve_isa_avx2), lowest level
-# first. After the compile, CheckIsaLeaks.cmake looks at the object's symbols.
+# first. After the compilation, CheckIsaLeaks.cmake checks the symbols of the object.
 set(CPUSERVE_GENERATED_DIR "${CMAKE_CURRENT_BINARY_DIR}/generated")
 
 function(cpuserve_target_arch result)
@@ -33,7 +33,8 @@ function(cpuserve_add_isa level)
   set(target cpuserve_isa_${level})
   add_library(${target} OBJECT csrc/kernels/isa/${level}.cpp)
   target_include_directories(${target} PRIVATE csrc)
-  # No contraction and no traps or errno: the same arithmetic from every compiler, and vectorizable.
+  # No contraction, no traps and no errno, so that every compiler generates the same arithmetic and
+  # can vectorize it.
   target_compile_options(${target} PRIVATE -O3 ${arg_FLAGS} -ffp-contract=off -fno-math-errno
                                            -fno-trapping-math -fno-exceptions -fno-rtti
                                            -fvisibility=hidden)
@@ -57,7 +58,7 @@ function(cpuserve_add_isa level)
   add_custom_target(${target}_leaks ALL DEPENDS "${stamp}")
 endfunction()
 
-# Writes the list of units and links them all into `target`, behind their leak checks.
+# Writes the list of units and links all of them into `target` after their leak checks.
 function(cpuserve_link_isa_units target)
   get_property(units GLOBAL PROPERTY CPUSERVE_ISA_UNITS)
   get_property(targets GLOBAL PROPERTY CPUSERVE_ISA_TARGETS)

@@ -1,6 +1,6 @@
-# How many compilers may run at once: MAX_JOBS, else CMAKE_BUILD_PARALLEL_LEVEL, else
-# min(cores, available memory / 1.5 GB), 1.5 GB being more than the largest unit takes. A Ninja job
-# pool holds it, whatever -j the caller (pip, scikit-build-core) passes.
+# The number of compilers that may run at once: MAX_JOBS, else CMAKE_BUILD_PARALLEL_LEVEL, else
+# min(cores, available memory / 1.5 GB), because the largest unit takes less than 1.5 GB. A Ninja
+# job pool enforces it, whatever -j the caller (pip, scikit-build-core) passes.
 set(CPUSERVE_MB_PER_JOB 1536)
 
 function(cpuserve_available_memory_mb result)
@@ -15,7 +15,7 @@ function(cpuserve_available_memory_mb result)
       math(EXPR mb "${CMAKE_MATCH_1} / 1024")
     endif()
   endif()
-  if(EXISTS /sys/fs/cgroup/memory.max)  # a container's own limit
+  if(EXISTS /sys/fs/cgroup/memory.max)  # the memory limit of the container
     file(STRINGS /sys/fs/cgroup/memory.max limit LIMIT_COUNT 1)
     if(limit MATCHES "^[0-9]+$")
       math(EXPR limit_mb "${limit} / 1048576")

@@ -1,5 +1,5 @@
-# CPUSERVE_SANITIZE=address,undefined or thread. gcc's libgomp is not instrumented: under the thread
-# sanitizer the team runs on std::thread everywhere (csrc/parallel/team.cpp).
+# CPUSERVE_SANITIZE is address,undefined or thread. gcc's libgomp is not instrumented, so under the
+# thread sanitizer the team runs on std::thread (csrc/parallel/team.cpp).
 if(CPUSERVE_SANITIZE MATCHES thread)
   add_compile_definitions(CPUSERVE_TEAM_STD_THREAD)
 endif()

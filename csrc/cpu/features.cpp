@@ -8,8 +8,13 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace cpuserve {
@@ -17,42 +22,11 @@ namespace {
 
 struct LevelNeeds {
   const char* level;
-  std::vector<const char*> features;  // beyond the level before it
+  const char* base;                   // the level whose features it needs too; nullptr: none
+  std::vector<const char*> features;  // beyond those
 };
 
-#if defined(__x86_64__)
-const char* const kArch = "x86_64";
-
-const std::vector<LevelNeeds>& levels() {
-  static const std::vector<LevelNeeds> table = {
-      {"scalar", {}},
-      {"avx2", {"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"}},
-      {"avx512", {"avx512f", "avx512bw", "avx512dq", "avx512vl"}},
-      {"avx512_vnni", {"avx512_vnni"}},
-      {"avx512_bf16", {"avx512_bf16"}},
-  };
-  return table;
-}
-
-struct Regs {
-  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
-};
-
-Regs cpuid(uint32_t leaf, uint32_t subleaf) {
-  Regs r;
-  __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
-  return r;
-}
-
-// Which register states the operating system saves and restores (XCR0). A CPU bit alone is not
-// enough: where the OS does not save zmm, using it corrupts other processes or faults.
-uint64_t saved_states(const Regs& leaf1) {
-  constexpr uint32_t kOsxsave = 1u << 27;
-  if (!(leaf1.ecx & kOsxsave)) return 0;
-  uint32_t low = 0, high = 0;
-  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return (static_cast<uint64_t>(high) << 32) | low;
-}
+using Regs = X86Source::Regs;
 
 struct FeatureBit {
   const char* name;
@@ -76,18 +50,67 @@ constexpr FeatureBit kLeaf7Avx512[] = {
     {"avx512_bitalg", &Regs::ecx, 12}, {"avx512_vpopcntdq", &Regs::ecx, 14},
     {"avx512_fp16", &Regs::edx, 23},
 };
+constexpr int kTileBit = 24;
 constexpr FeatureBit kLeaf7Amx[] = {
-    {"amx_bf16", &Regs::edx, 22}, {"amx_tile", &Regs::edx, 24}, {"amx_int8", &Regs::edx, 25}};
+    {"amx_bf16", &Regs::edx, 22}, {"amx_tile", &Regs::edx, kTileBit}, {"amx_int8", &Regs::edx, 25}};
 constexpr FeatureBit kLeaf7Sub1Avx[] = {{"avx_vnni", &Regs::eax, 4}};
 constexpr FeatureBit kLeaf7Sub1Avx512[] = {{"avx512_bf16", &Regs::eax, 5}};
 constexpr FeatureBit kLeafExtended[] = {{"abm", &Regs::ecx, 5}};
 
 template <size_t N>
-void collect(const Regs& regs, const FeatureBit (&bits)[N], bool usable, CpuInfo& cpu) {
+void collect(const Regs& regs, const FeatureBit (&bits)[N], bool usable,
+             std::vector<std::string>& features) {
   if (!usable) return;
   for (const FeatureBit& f : bits) {
-    if (regs.*f.reg >> f.bit & 1) cpu.features.emplace_back(f.name);
+    if (regs.*f.reg >> f.bit & 1) features.emplace_back(f.name);
   }
+}
+
+#if defined(__x86_64__)
+const char* const kArch = "x86_64";
+
+const std::vector<LevelNeeds>& levels() {
+  static const std::vector<LevelNeeds> table = {
+      {"scalar", nullptr, {}},
+      {"avx2", "scalar", {"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"}},
+#ifdef CPUSERVE_MODELS  // what these levels add is C++ then (cmake/Options.cmake)
+      {"avx_vnni", "avx2", {}},
+#else
+      {"avx_vnni", "avx2", {"avx_vnni"}},
+#endif
+      {"avx512", "avx2", {"avx512f", "avx512bw", "avx512dq", "avx512vl"}},
+      {"avx512_vnni", "avx512", {"avx512_vnni"}},
+      {"avx512_bf16", "avx512_vnni", {"avx512_bf16"}},
+#ifdef CPUSERVE_MODELS
+      {"amx", "avx2", {}},
+#else
+      {"amx", "avx512_bf16", {"amx_tile", "amx_bf16", "amx_int8"}},
+#endif
+  };
+  return table;
+}
+
+Regs cpuid(uint32_t leaf, uint32_t subleaf) {
+  Regs r;
+  __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
+  return r;
+}
+
+uint64_t saved_states() {
+  uint32_t low = 0, high = 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<uint64_t>(high) << 32) | low;
+}
+
+// Linux saves tiles, but ends a process that uses them without requesting permission first. The
+// permission holds for all threads of the process.
+bool allow_tiles() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h: ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
 }
 
 std::string registers_text(std::initializer_list<uint32_t> registers) {
@@ -111,20 +134,9 @@ void identify(CpuInfo& cpu) {
     cpu.model = registers_text(
         {a.eax, a.ebx, a.ecx, a.edx, b.eax, b.ebx, b.ecx, b.edx, c.eax, c.ebx, c.ecx, c.edx});
   }
-  const Regs leaf1 = cpuid(1, 0), leaf7 = cpuid(7, 0), leaf7_1 = cpuid(7, 1);
-  const uint64_t saved = saved_states(leaf1);
-  const bool avx = (saved & 0x6) == 0x6;              // xmm, ymm
-  const bool avx512 = avx && (saved & 0xe0) == 0xe0;  // mask registers, zmm
-  const bool amx = (saved & 0x60000) == 0x60000;      // tile config, tile data
-  collect(leaf1, kLeaf1, true, cpu);
-  collect(leaf1, kLeaf1Avx, avx, cpu);
-  collect(leaf7, kLeaf7, true, cpu);
-  collect(leaf7, kLeaf7Avx, avx, cpu);
-  collect(leaf7, kLeaf7Avx512, avx512, cpu);
-  collect(leaf7, kLeaf7Amx, amx, cpu);
-  collect(leaf7_1, kLeaf7Sub1Avx, avx, cpu);
-  collect(leaf7_1, kLeaf7Sub1Avx512, avx512, cpu);
-  collect(cpuid(0x80000001u, 0), kLeafExtended, true, cpu);
+  const X86Source source{cpuid, saved_states, allow_tiles};
+  cpu.features = x86_features(source);
+  cpu.tiles_refused = lacks_permission_for_tiles(source, cpu.features);
 }
 
 #elif defined(__aarch64__)
@@ -132,17 +144,18 @@ const char* const kArch = "aarch64";
 
 const std::vector<LevelNeeds>& levels() {
   static const std::vector<LevelNeeds> table = {
-      {"scalar", {}},
-      {"neon", {"asimd"}},
-      {"neon_dotprod", {"asimddp"}},
-      {"neon_i8mm_bf16", {"i8mm", "bf16"}},
+      {"scalar", nullptr, {}},
+      {"neon", "scalar", {"asimd"}},
+      {"neon_dotprod", "neon", {"asimddp"}},
+      {"neon_i8mm", "neon_dotprod", {"i8mm"}},
+      {"neon_bf16", "neon_i8mm", {"bf16"}},  // Armv8.6 requires both, and no CPU has bf16 alone
   };
   return table;
 }
 
 #if defined(__linux__)
-// Bit numbers are the kernel's ABI (arch/arm64/include/uapi/asm/hwcap.h); spelled out because
-// older libc headers lack the newer names.
+// The bit numbers are the ABI of the kernel (arch/arm64/include/uapi/asm/hwcap.h). They are written
+// out because older libc headers lack the newer names.
 struct HwcapBit {
   const char* name;
   unsigned long type;
@@ -172,9 +185,15 @@ void identify(CpuInfo& cpu) {
   }
 }
 #else
-void identify(CpuInfo& cpu) {  // every Apple silicon has these
+bool has_key(const char* key) {
+  int value = 0;
+  size_t size = sizeof value;
+  return sysctlbyname(key, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+
+void identify(CpuInfo& cpu) {
   cpu.vendor = "Apple";
-  cpu.features = {"asimd", "asimddp"};
+  cpu.features = apple_features(has_key);
 }
 #endif
 #endif
@@ -228,6 +247,40 @@ CpuInfo read_cpu() {
 
 }  // namespace
 
+std::vector<std::string> x86_features(const X86Source& source) {
+  constexpr uint32_t kOsxsave = 1u << 27;
+  const Regs leaf1 = source.cpuid(1, 0), leaf7 = source.cpuid(7, 0), leaf7_1 = source.cpuid(7, 1);
+  // A CPU bit alone is not enough: if the operating system does not save zmm registers, using them
+  // corrupts other processes or faults.
+  const uint64_t saved = leaf1.ecx & kOsxsave ? source.saved_states() : 0;
+  const bool avx = (saved & 0x6) == 0x6;              // xmm, ymm
+  const bool avx512 = avx && (saved & 0xe0) == 0xe0;  // mask registers, zmm
+  const bool tiles = (saved & 0x60000) == 0x60000 && leaf7.edx >> kTileBit & 1;
+  std::vector<std::string> features;
+  collect(leaf1, kLeaf1, true, features);
+  collect(leaf1, kLeaf1Avx, avx, features);
+  collect(leaf7, kLeaf7, true, features);
+  collect(leaf7, kLeaf7Avx, avx, features);
+  collect(leaf7, kLeaf7Avx512, avx512, features);
+  collect(leaf7, kLeaf7Amx, tiles && source.allow_tiles(), features);
+  collect(leaf7_1, kLeaf7Sub1Avx, avx, features);
+  collect(leaf7_1, kLeaf7Sub1Avx512, avx512, features);
+  collect(source.cpuid(0x80000001u, 0), kLeafExtended, true, features);
+  return features;
+}
+
+bool lacks_permission_for_tiles(const X86Source& source, const std::vector<std::string>& features) {
+  const bool has_tiles = source.cpuid(7, 0).edx >> kTileBit & 1;
+  return has_tiles && std::find(features.begin(), features.end(), "amx_tile") == features.end();
+}
+
+std::vector<std::string> apple_features(bool (*has)(const char* key)) {
+  std::vector<std::string> features{"asimd", "asimddp"};  // every Apple silicon has these
+  if (has("hw.optional.arm.FEAT_I8MM")) features.emplace_back("i8mm");  // since M2, as is bf16
+  if (has("hw.optional.arm.FEAT_BF16")) features.emplace_back("bf16");
+  return features;
+}
+
 bool CpuInfo::has(std::string_view feature) const {
   return std::find(features.begin(), features.end(), feature) != features.end();
 }
@@ -246,13 +299,22 @@ const std::vector<std::string>& known_isa_levels() {
   return names;
 }
 
+std::string isa_level_base(std::string_view level) {
+  for (const LevelNeeds& l : levels()) {
+    if (level == l.level && l.base) return l.base;
+  }
+  return "";
+}
+
 std::vector<std::string> supported_isa_levels(const CpuInfo& cpu) {
   std::vector<std::string> out;
+  const auto supported = [&](const char* level) {
+    return std::find(out.begin(), out.end(), level) != out.end();
+  };
   for (const LevelNeeds& l : levels()) {
-    for (const char* f : l.features) {
-      if (!cpu.has(f)) return out;  // levels are nested: none above this one either
-    }
-    out.emplace_back(l.level);
+    const bool has_all = std::all_of(l.features.begin(), l.features.end(),
+                                     [&](const char* feature) { return cpu.has(feature); });
+    if (has_all && (!l.base || supported(l.base))) out.emplace_back(l.level);
   }
   return out;
 }

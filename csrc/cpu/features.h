@@ -1,5 +1,5 @@
-// What the CPU, and the operating system on it, can run. Compiled for the baseline, without wide
-// instructions, so that it may be asked anywhere.
+// The features that the CPU and its operating system support. This file is compiled for the
+// baseline, without wide instructions, so that it runs on any CPU.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -10,22 +10,45 @@ namespace cpuserve {
 
 struct CpuInfo {
   std::string arch;                   // "x86_64" or "aarch64"
-  std::string vendor;                 // as CPUID or MIDR gives it: "AuthenticAMD", "Arm" ...
+  std::string vendor;                 // as reported by CPUID or MIDR: "AuthenticAMD", "Arm" ...
   std::string model;                  // brand string, may be empty
-  std::vector<std::string> features;  // as lscpu names them; only what the OS lets us use
-  int64_t l1d_bytes = 0, l2_bytes = 0, l3_bytes = 0;  // of one core's view; 0 = unknown
+  std::vector<std::string> features;  // with the names of lscpu; only those that the OS supports
+  bool tiles_refused = false;  // the CPU has AMX, but the OS does not let this process use it
+  int64_t l1d_bytes = 0, l2_bytes = 0, l3_bytes = 0;  // as seen by one core; 0 = unknown
 
   bool has(std::string_view feature) const;
 };
 
-// Read once, on first use; thread-safe.
+// The sources of feature bits, so that tests can describe another CPU.
+struct X86Source {
+  struct Regs {
+    uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+  };
+  Regs (*cpuid)(uint32_t leaf, uint32_t subleaf);
+  uint64_t (*saved_states)();  // XCR0: the registers that the OS saves; read only with OSXSAVE
+  bool (*allow_tiles)();       // requests permission to use the tile registers of AMX
+};
+std::vector<std::string> x86_features(const X86Source& source);
+
+// Whether the CPU has AMX and `features`, which x86_features returned, lack it: the OS does not
+// save the tile registers, or refused permission to use them.
+bool lacks_permission_for_tiles(const X86Source& source, const std::vector<std::string>& features);
+
+// The features of Apple's CPUs. `has` returns whether a key of sysctl exists and is not 0.
+std::vector<std::string> apple_features(bool (*has)(const char* key));
+
+// Returns the features of this CPU, which are read once, on first use. Thread-safe.
 const CpuInfo& cpu_info();
 
 // The ISA levels of this architecture, lowest first ("scalar", "avx2", ...), whether or not this
-// CPU has them.
+// CPU supports them.
 const std::vector<std::string>& known_isa_levels();
 
-// The levels whose every feature `cpu` has, lowest first; "scalar" always.
+// The level that `level` extends: a CPU needs the features of both, and kernels that `level` does
+// not bring are the base's. "" for "scalar" and for unknown names.
+std::string isa_level_base(std::string_view level);
+
+// The levels all of whose features `cpu` has, lowest first; always with "scalar".
 std::vector<std::string> supported_isa_levels(const CpuInfo& cpu);
 
 }  // namespace cpuserve

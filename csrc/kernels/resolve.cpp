@@ -1,6 +1,9 @@
 #include "kernels/resolve.h"
 
+#include <string>
 #include <utility>
+
+#include "cpu/features.h"
 
 #define CPUSERVE_ISA_UNIT(level, symbol) extern "C" const cpuserve::KernelTable* symbol();
 #include "kernels/isa_units.inc"
@@ -30,6 +33,11 @@ constexpr const char* kLinearNames[] = {
 constexpr int kLinearKinds = static_cast<int>(WeightKind::count);
 static_assert(sizeof kLinearNames / sizeof *kLinearNames == kLinearKinds, "one name per kind");
 
+constexpr const char* kDotNames[] = {"probe_dot.f32", "probe_dot.bf16", "probe_dot.int8",
+                                     "probe_dot.int4"};
+constexpr int kDotKinds = static_cast<int>(DotKind::count);
+static_assert(sizeof kDotNames / sizeof *kDotNames == kDotKinds, "one name per kind");
+
 // Calls visit(name, pointer to the entry in `to`, pointer to it in `from`, present) for every
 // entry.
 template <class Visit>
@@ -46,10 +54,13 @@ void for_each_entry(KernelTable& to, const KernelTable& from, Visit visit) {
   ENTRY(rope_store);
   ENTRY(attention);
   ENTRY(attention_merge);
+  ENTRY(scale_logits);
   ENTRY(sample);
   ENTRY(probe_read);
-  ENTRY(probe_dot);
 #undef ENTRY
+  for (int i = 0; i < kDotKinds; i++) {
+    visit(kDotNames[i], to.probe_dot[i], from.probe_dot[i], from.probe_dot[i] != nullptr);
+  }
 }
 
 struct Level {
@@ -58,7 +69,7 @@ struct Level {
   std::vector<KernelEntry> entries;
 };
 
-// Overrides `level`'s entries with those a unit brings.
+// Replaces the entries of `level` that a unit provides.
 void lay_over(Level& level, const Unit& unit) {
   size_t next = 0;
   const bool empty = level.entries.empty();
@@ -74,11 +85,23 @@ void lay_over(Level& level, const Unit& unit) {
   level.name = level.table.isa = unit.level;
 }
 
+// The level in `levels` that `name` extends, or the nearest one below that where this build leaves
+// it out. Levels on "scalar" bring every kernel of their own: none is to run without vectors.
+const Level* base_of(std::string_view name, const std::vector<Level>& levels) {
+  for (std::string base = isa_level_base(name); !base.empty(); base = isa_level_base(base)) {
+    if (base == "scalar") break;
+    for (const Level& level : levels) {
+      if (base == level.name) return &level;
+    }
+  }
+  return nullptr;
+}
+
 std::vector<Level> merge_levels() {
   std::vector<Level> levels;
   for (const Unit& unit : units()) {
-    const bool stands_alone = levels.empty() || std::string_view(levels.back().name) == "scalar";
-    Level level = stands_alone ? Level{} : levels.back();
+    const Level* base = base_of(unit.level, levels);
+    Level level = base ? *base : Level{};
     lay_over(level, unit);
     levels.push_back(std::move(level));
   }

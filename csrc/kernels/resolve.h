@@ -1,7 +1,9 @@
-// From ISA levels to one KernelTable: what this build has, and which level provides each entry.
+// Builds the KernelTable of each ISA level, and reports the levels in this build and the level that
+// provides each entry.
 //
-// Levels form a ladder: a level's table has its own entries over those of the level below. "scalar"
-// stands alone. Which levels a CPU can run is csrc/cpu/features.h's to say; nothing here asks it.
+// Each level extends the level below: its table has its own entries and, for the others, the
+// entries of that level. "scalar" extends none and is extended by none. This file does not check
+// which levels the CPU can run; csrc/cpu/features.h does.
 #pragma once
 #include <string_view>
 #include <vector>
@@ -12,7 +14,7 @@ namespace cpuserve {
 
 struct KernelEntry {
   const char* name;   // "linear.dense_bf16", "rms_norm", ...
-  const char* level;  // the level whose unit holds it
+  const char* level;  // the level whose unit defines it
 };
 
 // Levels in this build, lowest first.

@@ -17,30 +17,30 @@ namespace cpuserve {
 
 // ---------------------------------------------------------------------------------------------
 // Activation rows. Every program value is a matrix [tokens, width] stored row by row in one of
-// these formats; the consumer's weight kind decides which (program/lower.py).
+// these formats; the weight kind of the consumer decides which one (program/lower.py).
 //   f32    width floats
 //   bf16   width bfloat16, round to nearest even
 //   q8g32  groups of 32 along the row: width_padded int8 q, then groups float scale, then groups
 //          int32 sum(q). scale = amax / 127, q = rne(x * (127 / amax)), amax == 0 -> scale 0, q 0.
 //          width_padded = width rounded up to 32; padding holds zeros.
 //   q8g128 the same in groups of 128; width_padded = width rounded up to 128.
-//   q8row  the same with one group, the whole row. An op that writes a row piece by piece (a
-//   linear's
-//          epilogue, attention) can write neither of these two: convert does.
-//   q8g32x2  two q8g32 rows one after another (each half the row stride): the value, and what
-//          quantizing it left over; together about 15 bits. A linear runs on both halves as if
-//          they were rows and adds the two results.
+//   q8row  the same with one group, the whole row. Ops that write a row piece by piece (a linear's
+//          epilogue, attention) cannot write q8g128 and q8row; convert writes them.
+//   q8g32x2  two q8g32 rows one after another (each half the row stride), called terms: the value,
+//          and the rest that quantizing it lost; together about 15 bits. A linear runs on both
+//          terms as on two rows and adds the two results.
 enum class ActFormat : int32_t { f32 = 0, bf16 = 1, q8g32 = 2, q8g32x2 = 3, q8g128 = 4, q8row = 5 };
 
 constexpr int kPanel = 16;       // output columns of one packed panel, at every ISA level
 constexpr int kStripPanels = 4;  // panels of one strip: 64 columns, the widest register tile
 constexpr int kBlock = 32;       // tokens of one KV block
 constexpr int kChunk = 256;      // keys of one attention chunk (absolute position)
-constexpr int kMaxTop = 20;      // alternatives a logprob request may ask for by default
+constexpr int kMaxTop = 20;      // default limit of alternatives per logprob request
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// Columns a row of `width` is stored with, and how many of them share a scale in the q8 formats.
+// Number of columns that a row of `width` is stored with, and how many of them share a scale in the
+// q8 formats.
 inline int64_t padded_width(ActFormat f, int64_t width) {
   return round_up(width, f == ActFormat::q8g128 ? 128 : 32);
 }
@@ -48,7 +48,7 @@ inline int64_t scale_group(ActFormat f, int64_t width) {
   return f == ActFormat::q8row ? padded_width(f, width) : f == ActFormat::q8g128 ? 128 : 32;
 }
 
-// Bytes from one row to the next: 64-byte aligned and never a multiple of 4096, so that rows of a
+// Bytes from one row to the next: a multiple of 64 and never a multiple of 4096, so that rows of a
 // register tile do not share an L1 set (48 KB, 12 ways, 64 sets of 64 bytes = 4 KB period).
 inline size_t row_bytes(ActFormat f, int64_t width) {
   int64_t p = padded_width(f, width), bytes = 0;
@@ -92,7 +92,13 @@ struct Rows {
 //   w8_channel  [n/16] of { u8 q[k/4][16][4]; fp32 scale[16] }     act q8row; w = s * (q - 128)
 //   w8_channel_g128   the same bytes                               act q8g128
 // In the 4-bit kinds byte (r, c, j) holds k = 8 r + j in its low and k = 8 r + 4 + j in its high
-// nibble. Resident bytes equal the GGUF file's: 17, 9 and 10 halves a weight pair for 32 weights.
+// nibble. The bytes in memory equal those of the GGUF file: 34, 18 and 20 for 32 weights.
+// So a column has 4 bytes side by side. Where a level multiplies with Arm's matrix products, it has
+// 8 (LinearKernel::column_bytes), and 8-bit codes are signed:
+//   dense_bf16  [n/16][k/4][16][4]   k padded to 4
+//   w8_g32      { fp16 scale[16]; s8 q[4][16][8] }       w8_channel { s8 q[k/8][16][8]; ... }
+//   4 bits      byte (r, c, j) holds k = 16 r + j in its low and k = 16 r + 8 + j in its high
+//   nibble
 // The quantized dot product is, per group in ascending order:
 //   f = fma(float(sum_k q_w q_x - zero * sum_x), s_w * s_x, f)   [int32 arithmetic is exact]
 //   w4m:  then  f = fma(min, s_x * float(sum_x), f)
@@ -114,8 +120,7 @@ enum class WeightKind : int32_t {
 // Element type of a source row handed to pack(). Besides GGUF's blocks of 32:
 //   s8_channel  { fp32 scale; s8 q[k] }                    w = scale * q
 //   u4m_g128    k/128 of { fp16 scale; fp16 min; u8 q[64] }  w = scale * q + min; element 2 i is
-//   the
-//               low and 2 i + 1 the high nibble of byte i
+//               the low and element 2 i + 1 the high nibble of byte i
 enum class SourceType : int32_t {
   f32 = 0,
   f16,
@@ -143,7 +148,7 @@ struct PackedWeight {
 
 enum class Activation : int32_t { none = 0, relu, gelu, gelu_tanh, silu };
 
-// What happens to a finished tile, in this order: + bias, activation, (glu) times the other half,
+// What is done with a finished tile, in this order: + bias, activation, (glu) times the other half,
 // then store in out.format, or add to an f32 `out` in place.
 struct Epilogue {
   const float* bias;  // [panels * 16] in packed column order, or nullptr
@@ -155,13 +160,15 @@ struct Epilogue {
 
 struct LinearArgs {
   const PackedWeight* w;
-  const void* x;           // rows in the kind's act format
-  size_t x_stride;         // bytes
-  int64_t m;               // rows
-  int64_t panel0, panel1;  // panels to compute, by whole strips (glu) or halves
-  Epilogue ep;             // ep.out.data points at row 0; columns by absolute panel
-  void* scratch;           // kLinearScratch bytes, 64-byte aligned, this thread's own
-  int32_t parts = 1;       // 2: x is q8g32x2
+  const void* x;    // rows in the kind's act format
+  size_t x_stride;  // bytes
+  int64_t m;        // rows
+  // Panels to compute: whole pairs with glu (a gate and its up) and of a quantized output (32
+  // results share a scale), whole strips if both.
+  int64_t panel0, panel1;
+  Epilogue ep;        // ep.out.data points at row 0; columns by absolute panel
+  void* scratch;      // kLinearScratch bytes, 64-byte aligned, used by this thread only
+  int32_t terms = 1;  // int8 rows per row of activations: 2 if x is q8g32x2
 };
 constexpr size_t kLinearScratch = 256 << 10;
 
@@ -172,6 +179,10 @@ struct LinearKernel {
   void (*run)(const LinearArgs&) noexcept;
   // out[0..k) = row n of W in fp32 (embedding lookup from a tied matrix).
   void (*row)(const PackedWeight&, int64_t n, float* out) noexcept;
+  // The register tile for many rows: int8 or float rows, and panels side by side. Calls for whole
+  // tiles are the fastest (runtime/linear_plan.h).
+  int tile_rows = 1, tile_panels = 1;
+  int32_t column_bytes = 4;  // bytes of a column that lie side by side in a panel
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -210,13 +221,13 @@ struct ActivationArgs {
 // One head in one block, K or V:
 //   bf16          K [hd_pad/2][kBlock][2]   V [kBlock/2][hd_pad][2]
 //   f16, f32      K [hd_pad][kBlock]        V [kBlock][hd_pad]
-//   int8, e4m3, e5m2   as f16 in bytes; after them fp32 [kBlock]: what the codes of a token are
-//                      multiplied with (e4m3 codes widen to 1/256 of their value)
+//   int8, e4m3, e5m2   as f16 but of bytes; after them fp32 [kBlock]: the scale with which the
+//                      codes of a token are multiplied (e4m3 codes widen to 1/256 of their value)
 enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2, int8 = 3, e4m3 = 4, e5m2 = 5 };
 inline bool kv_scaled(KvType t) { return t >= KvType::int8; }
-// Whether rope_store mixes the dimensions of q and k: k by Hadamard's matrix H of n rows, n the
-// largest power of two that divides head_dim, block by block; q by H / n. Scores stay what they
-// are.
+// Whether rope_store mixes the dimensions of q and k: k is multiplied by the Hadamard matrix H of n
+// rows, where n is the largest power of two that divides head_dim, block by block, and q by H / n.
+// Scores do not change.
 inline bool kv_mixed(KvType t) { return t == KvType::int8; }
 inline size_t kv_elem_bytes(KvType t) { return t == KvType::f32 ? 4 : kv_scaled(t) ? 1 : 2; }
 
@@ -226,8 +237,8 @@ inline size_t kv_half_bytes(KvType t, int32_t hd_pad) {
          (kv_scaled(t) ? kBlock * sizeof(float) : 0);
 }
 
-// Blocks of a slab lie head by head, keys before values: what one head's attention reads in a row
-// is contiguous as far as consecutive blocks of a sequence are.
+// The blocks of a slab lie head by head, keys before values: the data that attention reads for one
+// head is contiguous as long as the blocks of a sequence are consecutive.
 constexpr int kSlabBlocks = 8;
 
 struct KvLayer {
@@ -247,8 +258,8 @@ inline uint8_t* kv_block(const KvLayer& kv, int64_t block, int head) {
          static_cast<size_t>(head) * kv.head_stride;
 }
 
-// Rotary embedding, "neox" pairing: dims i and i + rotary/2 turn together. cos/sin tables
-// [max_position][rotary/2] fp32 (scaling of Llama 3, YaRN, linear is in the table).
+// Rotary embedding with "neox" pairing: dims i and i + rotary/2 are rotated together. cos/sin
+// tables [max_position][rotary/2] fp32 (the scaling of Llama 3, YaRN and linear is in the table).
 struct RopeStoreArgs {
   Rows qkv;  // f32 [T, (q_heads + 2 kv_heads) * head_dim]; q, k, v in this order
   Rows q;  // f32 [T, q_heads * hd_pad]: rotated (and mixed) q, zero padded; may be bf16 when kv is
@@ -264,11 +275,13 @@ struct RopeStoreArgs {
   const int32_t* positions;  // [T]
   const int32_t* slots;      // [T] block * kBlock + offset of each token's KV slot
   int64_t m0, m1;            // tokens
-  // Where each KV head lies, [kv_heads], for a layer in several pieces; nullptr: all in `kv`.
+  // The location of each KV head, [kv_heads], for a layer that is divided among ranks; nullptr: all
+  // are in `kv`.
   const KvLayer* pieces = nullptr;
 };
 
-// One unit of attention: rows (token, head of the group) of one KV head against chunks [c0, c1).
+// One unit of attention: rows (token, head of the group) of one KV head against chunks [chunk0,
+// chunk1).
 // Row r of the unit is token `t0 + r / group`, head `kv_head * group + r % group`.
 struct AttentionArgs {
   Rows q;  // as written by rope_store
@@ -279,7 +292,7 @@ struct AttentionArgs {
   int32_t pos0;                // absolute position of token t0
   const int32_t* block_table;  // of the sequence
   int32_t chunk0, chunk1;      // chunks to visit (absolute position / kChunk)
-  int32_t window;              // keys visible at most (sliding window), 0 = all
+  int32_t window;              // maximum number of visible keys (sliding window), 0 = all
   float scale, softcap;        // softcap 0 = none
   const float* slopes;         // [q_heads] ALiBi slopes or nullptr
   const float* sinks;          // [q_heads] attention sinks (logit) or nullptr
@@ -289,12 +302,12 @@ struct AttentionArgs {
   Rows out;        // [T, q_heads * head_dim]; q8g32 only where head_dim % 32 == 0
   float* partial;  // slot of row 0, chunk0
   void* scratch;   // kAttentionScratch bytes
-  // Chunks from one row of `partial` to the next, where several units share one sequence's chunks;
-  // 0 = chunk1 - chunk0.
+  // Number of chunks from one row of `partial` to the next, if several units share the chunks of
+  // one sequence; 0 = chunk1 - chunk0.
   int64_t partial_stride;
   int32_t heads = 1;  // KV heads [kv_head, kv_head + heads) one after another; 1 with `partial`
 };
-constexpr size_t kAttentionScratch = 256 << 10;
+constexpr size_t kAttentionScratch = 512 << 10;
 constexpr int kMaxHeadDim = 512;  // padded
 
 struct AttentionMergeArgs {
@@ -308,16 +321,25 @@ struct AttentionMergeArgs {
 };
 
 // ---------------------------------------------------------------------------------------------
-// Sampling of one row of logits. Semantics, in order (the torch floor follows the same text):
-//  1. logprob of any id = logit - logsumexp(logits) of the untouched logits.
+// logits = softcap * tanh(logits * scale / softcap), or logits * scale where softcap is 0. Each
+// logit is independent, so a row may be split anywhere.
+struct ScaleLogitsArgs {
+  float* logits;
+  int64_t count;
+  float scale, softcap;
+};
+
+// ---------------------------------------------------------------------------------------------
+// Sampling of one row of logits. The steps, in order (the torch executor does the same):
+//  1. logprob of any id = logit - logsumexp(logits) of the unmodified logits.
 //  2. bias[i].value is added to logits[bias[i].id]; if num_allowed >= 0 all other ids become -inf;
 //     the first min_tokens outputs ban the stop ids.
 //  3. repetition penalty on ids seen in prompt or output (logit > 0 ? / p : * p), then
 //     - frequency * count_output - presence * (count_output > 0).
 //  4. temperature < 1e-5: the largest logit, lowest id on ties. Else logits / temperature.
 //  5. keep: min_p (p >= min_p * p_max), then top_k (largest k, ties by lower id), then top_p (the
-//     shortest prefix in descending order, ties by lower id, whose mass of what top_k left >=
-//     top_p).
+//     shortest prefix in descending order, ties by lower id, whose mass is at least top_p of the
+//     mass that top_k kept).
 //  6. u = uniform(seed, position) * kept mass; the answer is the first kept id, in id order, whose
 //     running sum exceeds u. Sums run in double in id order.
 struct TokenBias {
@@ -341,7 +363,7 @@ struct SampleParams {
   const int32_t* banned;
   int32_t num_banned;  // this row's banned ids (min_tokens)
   const TokenCount* counts;
-  int32_t num_counts;  // dense list of seen ids, or empty
+  int32_t num_counts;  // compact list of the ids seen so far, or empty
 };
 struct SampleArgs {
   float* logits;  // [vocab]; overwritten
@@ -349,7 +371,7 @@ struct SampleArgs {
   const SampleParams* params;  // nullptr: score only
   int32_t position;            // absolute position of the sampled token (RNG counter)
   int32_t target;              // id to score instead of sampling, -1 = sample
-  int32_t num_top;             // alternatives wanted; -1 = no logprobs at all
+  int32_t num_top;             // requested alternatives; -1 = no logprobs at all
   int32_t token;               // out
   float logprob;               // out: of `token`
   int32_t rank;                // out: 1 + number of ids with a larger logit
@@ -369,6 +391,9 @@ inline double uniform(uint64_t seed, uint64_t position) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// The products that a probe measures.
+enum class DotKind : int32_t { f32 = 0, bf16, int8, int4, count };
+
 // One ISA level's kernels. A level inherits the entries it does not override (isa/*.cpp).
 struct KernelTable {
   const char* isa;
@@ -381,11 +406,13 @@ struct KernelTable {
   void (*rope_store)(const RopeStoreArgs&) noexcept;
   void (*attention)(const AttentionArgs&) noexcept;
   void (*attention_merge)(const AttentionMergeArgs&) noexcept;
+  void (*scale_logits)(const ScaleLogitsArgs&) noexcept;
   void (*sample)(SampleArgs&) noexcept;
-  // Roofline probes: sum of all bytes read (so that nothing is optimized away), and iterations of a
-  // register-only dot-product loop returning operations done. kind 0 f32, 1 bf16, 2 int8.
+  // Roofline probes. probe_read returns the sum of all bytes that it read, so that the compiler
+  // removes nothing. A function of probe_dot runs `iterations` of a loop of products on registers
+  // and returns the operations done; int8 and int4 are the products of the 8- and 4-bit kinds.
   uint64_t (*probe_read)(const void* data, size_t bytes) noexcept;
-  double (*probe_dot)(int kind, int64_t iterations) noexcept;
+  double (*probe_dot[static_cast<int>(DotKind::count)])(int64_t iterations) noexcept;
 };
 
 }  // namespace cpuserve

@@ -5,11 +5,11 @@
 
 namespace CPUSERVE_NS {
 
-// max returns its second operand for NaN, so that NaN is not turned into 0.
+// max returns its second operand for NaN, so NaN does not become 0.
 CPUSERVE_INLINE F relu(F x) { return max(zero(), x); }
 CPUSERVE_INLINE F silu(F x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
-// Half of x, not below -3: from x = -6 on the other factor is 0 but for its rounding error of 6e-8,
-// which a large x would blow up.
+// Half of x, at least -3: from x = -6 on the other factor is 0 except for its rounding error of
+// 6e-8, which a large x would amplify.
 CPUSERVE_INLINE F gelu_half(F x) { return mul(set1(0.5f), max(set1(-6.0f), x)); }
 CPUSERVE_INLINE F gelu(F x) {
   const F h = gelu_half(x);

@@ -1,15 +1,22 @@
-// Paged attention: row tiles walk the chunks of their sequence; chunk results are merged in
-// ascending order, here or by attention_merge. Same tile, same merge for prefill and decode.
+// Paged attention: tiles of rows visit the chunks of their sequence. The results of chunks are
+// merged in ascending order, here or by attention_merge. Prefill and decode use the same tile and
+// the same merge.
 #pragma once
 #include <float.h>
 
 #include "kernels/generic/attention_tile.h"
 #include "kernels/generic/convert.h"
+#ifdef CPUSERVE_UNIT_TILES
+#include "kernels/generic/attention_matrix.h"
+#endif
+#ifdef CPUSERVE_UNIT_BFMMLA
+#include "kernels/generic/attention_pairs.h"
+#endif
 
 namespace CPUSERVE_NS {
 
-// x = 2^(before - after), y = 2^(m - after) with after = max(before, m); -inf (nothing seen yet,
-// or nothing seen in this chunk) gives a factor of 0.
+// x = 2^(before - after), y = 2^(m - after) with after = max(before, m); -inf (no visible key so
+// far, or none in this chunk) gives a factor of 0.
 CPUSERVE_INLINE void merge_factors(F before, F m, float* x, float* y) {
   const F after = max(set1(-FLT_MAX), max(before, m));  // -inf - -inf would be NaN
   store(x, exp2(sub(before, after)));
@@ -18,7 +25,7 @@ CPUSERVE_INLINE void merge_factors(F before, F m, float* x, float* y) {
 
 CPUSERVE_INLINE F merge_columns(F o, F x, F chunk_o, F y) { return fma(chunk_o, y, mul(o, x)); }
 
-// out = o / l for one row and head; a row that saw nothing is 0.
+// out = o / l for one row and head; a row without visible keys gives 0.
 static inline void finish_row(const Rows& out, int64_t token, int head, int head_dim, int hd,
                               float* o, float l) {
   const F inverse = set1(l == 0.0f ? 0.0f : 1.0f / l);
@@ -32,33 +39,50 @@ struct RowBlock {
   static constexpr int kMaxRows = 256;
   typename Kv::Left* q;  // tiles one after another
   float* o;              // [rows][hd]
-  float* chunk_o;        // [kTallRows][hd]
+  float* chunk_o;        // [Kv::kMostRows][hd]
   float* m;
   float* l;
   int rows;  // capacity
-  Tile<Kv> tile;
+  Tile<Kv> tile[Kv::kMatrixTiles ? 2 : 1];
+  uint16_t* widened;  // matrix tiles: the blocks of a chunk of 8-bit keys and values
 };
 
-// Fits kAttentionScratch: 24 KB of scores and probabilities, the tile's own result, m and l, and
-// as many rows of q and o as the rest holds (256 rows at hd 64, 96 at hd 256).
+// Elements from one row of q to the next: matrix tiles take whole tiles of 32 dims.
+template <class Kv>
+CPUSERVE_INLINE size_t query_width(int hd) {
+  return static_cast<size_t>(Kv::kMatrixTiles ? round_up(hd, 32) : hd);
+}
+
+// Fits kAttentionScratch: scores and probabilities of each tile in flight, a tile's own result, m
+// and l, and as many rows of q and o as the rest holds. Vectors have 24 KB of scores and
+// probabilities and use no more than half of the scratch, so that it stays in L2 (256 rows at hd
+// 64, 96 at hd 256). Matrix tiles have 96 KB of them, and up to 256 KB of widened keys and values.
 template <class Kv>
 static inline RowBlock<Kv> carve_scratch(void* scratch, int hd) {
   RowBlock<Kv> b;
   uint8_t* p = static_cast<uint8_t*>(scratch);
-  uint8_t* const end = p + kAttentionScratch;
+  uint8_t* const end = p + kAttentionScratch / (Kv::kMatrixTiles ? 1 : 2);
   const auto take = [&p](size_t bytes) {
     uint8_t* at = p;
     p += (bytes + 63) / 64 * 64;
     return at;
   };
   const size_t width = static_cast<size_t>(hd);
-  b.tile.s = reinterpret_cast<float*>(take((kTallRows * kChunk + kSlack) * sizeof(float)));
-  b.tile.p =
-      reinterpret_cast<typename Kv::Left*>(take(kTallRows * kChunk * sizeof(typename Kv::Left)));
-  b.chunk_o = reinterpret_cast<float*>(take(kTallRows * width * sizeof(float)));
+  constexpr size_t kRows = Kv::kMostRows;
+  for (Tile<Kv>& tile : b.tile) {
+    tile.s = reinterpret_cast<float*>(take((kRows * kChunk + kSlack) * sizeof(float)));
+    tile.p = reinterpret_cast<typename Kv::Left*>(take(kRows * kChunk * sizeof(typename Kv::Left)));
+  }
+  b.chunk_o = reinterpret_cast<float*>(take(kRows * width * sizeof(float)));
+#ifdef CPUSERVE_UNIT_TILES
+  if constexpr (Kv::kMatrixTiles) {
+    b.tile[0].spare = b.tile[1].spare = take(spare_bytes(hd));
+    b.widened = reinterpret_cast<uint16_t*>(take(widened_bytes<Kv>(hd)));
+  }
+#endif
   b.m = reinterpret_cast<float*>(take((RowBlock<Kv>::kMaxRows + 16) * sizeof(float)));
   b.l = reinterpret_cast<float*>(take((RowBlock<Kv>::kMaxRows + 16) * sizeof(float)));
-  const size_t row = width * (sizeof(float) + sizeof(typename Kv::Left));
+  const size_t row = width * sizeof(float) + query_width<Kv>(hd) * sizeof(typename Kv::Left);
   const size_t fit = (static_cast<size_t>(end - p) - 64) / row;
   b.rows = fit < RowBlock<Kv>::kMaxRows ? static_cast<int>(fit) : RowBlock<Kv>::kMaxRows;
   b.o = reinterpret_cast<float*>(take(static_cast<size_t>(b.rows) * width * sizeof(float)));
@@ -66,19 +90,24 @@ static inline RowBlock<Kv> carve_scratch(void* scratch, int hd) {
   return b;
 }
 
-// Height of the next tile when n rows are left: a whole small group, else even parts.
+// Returns the number of rows of the next tile if n rows remain: a whole group if it is small,
+// otherwise equal parts.
+template <class Kv>
 static inline int tile_rows(int n) {
+  if constexpr (Kv::kMatrixTiles) return n < Kv::kMostRows ? n : Kv::kMostRows;
   if (n <= kTallRows) return n;
   if (n <= 2 * kTallRows) return (n + 1) / 2;
-  return kTileRows;
+  // In pairs, 4 by 4 products of an interleaved step take fewer other operations than 3 by 8.
+  return Kv::kRowPairs ? kTallRows : kTileRows;
 }
 
-// One q row as this KvType multiplies it, spread over [hd / kStep][R][kStep].
+// One q row as this KvType multiplies it, spread over [hd / side][R][side] (kQuerySide); for matrix
+// tiles in one piece, padded with zeros.
 template <class Kv>
 static inline void gather_query(const Rows& q, int64_t token, int64_t column, int hd, int R,
                                 typename Kv::Left* to) {
   using Left = typename Kv::Left;
-  constexpr int S = Kv::kStep;
+  constexpr int S = Kv::kQuerySide;
   alignas(64) Left converted[kMaxHeadDim];
   const Left* from = converted;
   const uint8_t* row = row_at(q, token);
@@ -91,7 +120,13 @@ static inline void gather_query(const Rows& q, int64_t token, int64_t column, in
     const uint16_t* x = reinterpret_cast<const uint16_t*>(row) + column;
     for (int i = 0; i < hd; i += kLanes) Kv::store_left(converted + i, load_bf16(x + i));
   }
-  for (int i = 0; i < hd; i += S, to += R * S) memcpy(to, from + i, S * sizeof(Left));
+  if constexpr (Kv::kMatrixTiles) {
+    const size_t n = static_cast<size_t>(hd);
+    memcpy(to, from, n * sizeof(Left));
+    memset(to + n, 0, (query_width<Kv>(hd) - n) * sizeof(Left));
+  } else {
+    for (int i = 0; i < hd; i += S, to += R * S) memcpy(to, from + i, S * sizeof(Left));
+  }
 }
 
 // A row of the unit: token of the step and head. Advancing is cheaper than dividing by the group.
@@ -110,7 +145,7 @@ CPUSERVE_INLINE void advance(RowPlace& p, int group) {
   }
 }
 
-// Queries of many rows come from far: ask for all of them before the first is needed.
+// Prefetches all queries if there are many rows, because they are far from the cache.
 template <class Kv>
 static inline void fetch_queries(const AttentionArgs& a, int kv_head, int64_t first, int n) {
   const size_t element = a.q.format == ActFormat::bf16 ? sizeof(uint16_t) : sizeof(float);
@@ -124,14 +159,16 @@ static inline void fetch_queries(const AttentionArgs& a, int kv_head, int64_t fi
 template <class Kv>
 static inline void begin_rows(const AttentionArgs& a, int kv_head, int64_t first, int n,
                               RowBlock<Kv>& b) {
-  if (n > kTallRows) fetch_queries<Kv>(a, kv_head, first, n);
+  if (n > Kv::kMostRows) fetch_queries<Kv>(a, kv_head, first, n);
   RowPlace at = place_of(a, first);
   for (int r0 = 0; r0 < n;) {
-    const int R = tile_rows(n - r0);
+    const int R = tile_rows<Kv>(n - r0);
+    const size_t width = query_width<Kv>(a.kv.hd_pad);
+    const size_t step = Kv::kMatrixTiles ? width : static_cast<size_t>(Kv::kQuerySide);
     for (int r = 0; r < R; r++, advance(at, a.group)) {
       const int head = kv_head * a.group + at.head;
       gather_query<Kv>(a.q, a.t0 + at.token, static_cast<int64_t>(head) * a.kv.hd_pad, a.kv.hd_pad,
-                       R, b.q + static_cast<size_t>(r0) * a.kv.hd_pad + r * Kv::kStep);
+                       R, b.q + static_cast<size_t>(r0) * width + static_cast<size_t>(r) * step);
       b.m[r0 + r] = a.sinks ? a.sinks[head] * kLog2E : -INFINITY;
       b.l[r0 + r] = a.sinks ? 1.0f : 0.0f;
     }
@@ -144,7 +181,7 @@ static inline const uint8_t* block_at(const AttentionArgs& a, int kv_head, int64
   return kv_block(a.kv, a.block_table[index], kv_head);
 }
 
-// `count` blocks of the chunk exist; the pointers of others are never followed.
+// Only `count` blocks of the chunk exist; the pointers of the others are never read.
 template <class Kv>
 static inline void find_blocks(const AttentionArgs& a, int kv_head, int chunk, int count,
                                ChunkBlocks<Kv>& c) {
@@ -157,7 +194,7 @@ static inline void find_blocks(const AttentionArgs& a, int kv_head, int chunk, i
   }
 }
 
-// Appends the blocks of one chunk to what `f` will ask for, keys before values.
+// Appends the blocks of one chunk to those that `f` prefetches, keys before values.
 static inline void add_chunk(const AttentionArgs& a, int kv_head, int chunk, int blocks, Fetch& f) {
   const int left = blocks - chunk * kChunkBlocks;
   const int count = left < kChunkBlocks ? left : kChunkBlocks;
@@ -169,13 +206,14 @@ static inline void add_chunk(const AttentionArgs& a, int kv_head, int chunk, int
   f.count += count > 0 ? 2 * count : 0;
 }
 
-// Before `chunk` of `kv_head`: what comes after it is the next chunk, or the first one of the
-// unit's next head; `blocks` of the sequence exist. Decode asks for this chunk's lines too, a strip
-// of keys ahead of using them, from where it had got to; prefill only for what comes after.
+// Prepares prefetching before `chunk` of `kv_head`. After it comes the next chunk, or the first
+// chunk of the unit's next head; the sequence has `blocks` blocks. Decode also prefetches the lines
+// of this chunk, one strip of keys ahead of their use, and continues at the line it has reached.
+// Prefill prefetches only what comes after this chunk.
 static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, int blocks,
                               bool dense, Fetch& f) {
   const bool same = chunk + 1 < a.chunk1;
-  const int ran = f.index - f.now;  // pieces of this chunk asked for already, and into which
+  const int ran = f.index - f.now;  // pieces of this chunk that are already prefetched
   const size_t into = f.step ? static_cast<size_t>(f.at - f.piece[f.index]) : 0;
   f.bytes = kv_half_bytes(a.kv.type, a.kv.hd_pad);
   f.count = 0;
@@ -187,12 +225,12 @@ static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, in
     add_chunk(a, kv_head + 1, a.chunk0, blocks, f);
   }
   if (!dense) return begin_piece(f, 0, 0);
-  // Pieces of eight bits are half as long.
+  // Pieces of 8-bit elements are half as long.
   const int lead = kv_scaled(a.kv.type) ? 4 * kLead : kLead;
   ran < lead ? begin_piece(f, lead, 0) : begin_piece(f, ran, into);
 }
 
-// Which keys of the chunk each row of the tile sees; false if none sees any.
+// Sets which keys of the chunk each row of the tile sees. Returns false if no row sees any.
 template <class Kv>
 static inline bool place_tile(const AttentionArgs& a, int kv_head, int64_t first, int R, int chunk,
                               Tile<Kv>& t) {
@@ -211,21 +249,12 @@ static inline bool place_tile(const AttentionArgs& a, int kv_head, int64_t first
   return any;
 }
 
-template <class Kv>
-static inline void attend_tile(int R, bool dense, Tile<Kv>& t, const ChunkBlocks<Kv>& c, Fetch& f) {
-  with_rows(
-      R, [&](auto rows) __attribute__((always_inline)) {
-        constexpr int kRows = decltype(rows)::value;
-        dense ? attend_chunk<Kv, kRows, Ahead::dense>(t, c, f)
-              : attend_chunk<Kv, kRows, Ahead::thin>(t, c, f);
-      });
-}
-
-// Folds a tile's chunk into the running rows. A row without a visible key in it has y = 0 and x =
-// 1: m and l stay as they are; o is skipped because -0 + 0 would lose its sign.
+// Folds the result of a tile for one chunk into the running rows. For a row without a visible key
+// in the chunk, y = 0 and x = 1: m and l stay as they are, and o is skipped because -0 + 0 would
+// lose its sign.
 template <class Kv>
 static inline void merge_tile(const Tile<Kv>& t, int R, int hd, float* m, float* l, float* o) {
-  alignas(64) float x[16], y[16];
+  alignas(64) float x[Kv::kMostRows + 16], y[Kv::kMostRows + 16];
   for (int r = 0; r < R; r += kLanes) {
     const int n = R - r;
     merge_factors(load_n(m + r, n), load_n(t.m + r, n), x + r, y + r);
@@ -244,33 +273,105 @@ static inline void merge_tile(const Tile<Kv>& t, int R, int hd, float* m, float*
   }
 }
 
-// One tile, one chunk: into its slots of a.partial, or folded into the running rows.
-template <class Kv>
-static inline void visit_tile(const AttentionArgs& a, int kv_head, int64_t first, int r0, int R,
-                              int chunk, bool dense, const ChunkBlocks<Kv>& c, Fetch& f,
-                              RowBlock<Kv>& b) {
-  const int hd = a.kv.hd_pad;
-  Tile<Kv>& t = b.tile;
-  const bool any = place_tile(a, kv_head, first + r0, R, chunk, t);
-  if (!any && !a.partial) return;
+// Where the results of a row of the unit for a chunk and those that follow go; a.partial is not
+// null.
+static inline float* partial_slots(const AttentionArgs& a, int64_t row, int chunk) {
   const int64_t stride = a.partial_stride ? a.partial_stride : a.chunk1 - a.chunk0;
-  const size_t slot = static_cast<size_t>(16 + hd);
-  float* slots =
-      a.partial ? a.partial + static_cast<size_t>((first + r0) * stride + chunk - a.chunk0) * slot
-                : nullptr;
-  t.q = b.q + static_cast<size_t>(r0) * static_cast<size_t>(hd);
-  t.o = slots ? slots + 16 : b.chunk_o;
-  t.ldo = slots ? static_cast<size_t>(stride) * slot : static_cast<size_t>(hd);
-  attend_tile<Kv>(R, dense, t, c, f);
-  if (!slots) {
-    merge_tile(t, R, hd, b.m + r0, b.l + r0, b.o + static_cast<size_t>(r0) * t.ldo);
-    return;
+  return a.partial + static_cast<size_t>(row * stride + chunk - a.chunk0) *
+                         static_cast<size_t>(16 + a.kv.hd_pad);
+}
+
+// What is the same for all tiles of a block of rows of one KV head.
+struct UnitRows {
+  const AttentionArgs& a;
+  int kv_head;
+  int64_t first;  // row of the unit
+};
+
+// Prepares a tile for rows [r0, r0 + R) of the block and one chunk. Returns false where there is
+// nothing to compute: no row sees a key of the chunk, and no partial result is wanted.
+template <class Kv>
+static inline bool begin_tile(const UnitRows& u, int r0, int R, int chunk, const RowBlock<Kv>& b,
+                              Tile<Kv>& t) {
+  const AttentionArgs& a = u.a;
+  const bool any = place_tile(a, u.kv_head, u.first + r0, R, chunk, t);
+  if (!any && !a.partial) return false;
+  const int hd = a.kv.hd_pad;
+  t.q = b.q + static_cast<size_t>(r0) * query_width<Kv>(hd);
+  t.o = b.chunk_o;
+  t.ldo = static_cast<size_t>(hd);
+  if (a.partial) {
+    float* slots = partial_slots(a, u.first + r0, chunk);
+    t.o = slots + 16;
+    t.ldo = static_cast<size_t>(partial_slots(a, u.first + r0 + 1, chunk) - slots);
+  }
+  return true;
+}
+
+// Folds a tile's result into the running rows, or completes its slots of a.partial.
+template <class Kv>
+static inline void end_tile(const UnitRows& u, int r0, int R, const RowBlock<Kv>& b,
+                            const Tile<Kv>& t) {
+  if (!u.a.partial) {
+    const int hd = u.a.kv.hd_pad;
+    return merge_tile(t, R, hd, b.m + r0, b.l + r0,
+                      b.o + static_cast<size_t>(r0) * static_cast<size_t>(hd));
   }
   for (int r = 0; r < R; r++) {
-    slots[static_cast<size_t>(r) * t.ldo] = t.m[r];
-    slots[static_cast<size_t>(r) * t.ldo + 1] = t.l[r];
+    float* slot = t.o - 16 + static_cast<size_t>(r) * t.ldo;
+    slot[0] = t.m[r];
+    slot[1] = t.l[r];
   }
 }
+
+// Rows [0, n) of the block through one chunk, of whose blocks the first `count` exist.
+template <class Kv>
+static inline void visit_chunk(const UnitRows& u, int n, int chunk, int count, bool dense, Fetch& f,
+                               RowBlock<Kv>& b) {
+  ChunkBlocks<Kv> c;
+  find_blocks(u.a, u.kv_head, chunk, count, c);
+  Tile<Kv>& t = b.tile[0];
+  for (int r0 = 0, R; r0 < n; r0 += R) {
+    R = tile_rows<Kv>(n - r0);
+    if (!begin_tile(u, r0, R, chunk, b, t)) continue;
+    with_rows(
+        R, [&](auto rows) __attribute__((always_inline)) {
+          constexpr int kRows = decltype(rows)::value;
+          dense ? attend_chunk<Kv, kRows, Ahead::full>(t, c, f)
+                : attend_chunk<Kv, kRows, Ahead::light>(t, c, f);
+        });
+    end_tile(u, r0, R, b, t);
+  }
+}
+
+#ifdef CPUSERVE_UNIT_TILES
+// The same on matrix tiles.
+template <class Kv>
+static inline void visit_on_tiles(const UnitRows& u, int n, int chunk, int count, bool dense,
+                                  Fetch& f, RowBlock<Kv>& b) {
+  ChunkBlocks<Kv> c;
+  find_blocks(u.a, u.kv_head, chunk, count, c);
+  // Blocks left of the first row's window may not exist any more.
+  const int position = u.a.pos0 + static_cast<int>(place_of(u.a, u.first).token);
+  const int low = u.a.window > 0 ? position - u.a.window + 1 - chunk * kChunk : 0;
+  const int begin_block = low > 0 ? low / kBlock : 0, end_block = at_most(count, kChunkBlocks);
+  constexpr int kRows = Kv::kMostRows;
+  if (dense) {
+    Tile<Kv>& t = b.tile[0];
+    if (!begin_tile(u, 0, n, chunk, b, t)) return;
+    const PairBlocks pairs = pair_blocks<Kv, Ahead::full>(c, begin_block, end_block, b.widened, f);
+    attend_alone(t, n, c, pairs, f);
+    return end_tile(u, 0, n, b, t);
+  }
+  const PairBlocks pairs = pair_blocks<Kv, Ahead::light>(c, begin_block, end_block, b.widened, f);
+  const auto begin = [&](int i, Tile<Kv>& t) {
+    const int R = tile_rows<Kv>(n - i * kRows);
+    return begin_tile(u, i * kRows, R, chunk, b, t) ? R : 0;
+  };
+  const auto end = [&](int i, const Tile<Kv>& t, int R) { end_tile(u, i * kRows, R, b, t); };
+  attend_many((n + kRows - 1) / kRows, b.tile, c, pairs, f, begin, end);
+}
+#endif
 
 // Rows [first, first + n) of one KV head, n at most b.rows, through all chunks.
 template <class Kv>
@@ -278,7 +379,7 @@ static inline void attend_rows(const AttentionArgs& a, int kv_head, int64_t firs
                                RowBlock<Kv>& b) {
   const int keys = a.pos0 + static_cast<int>((a.row0 + first + n - 1) / a.group) + 1;
   const int blocks = (keys + kBlock - 1) / kBlock;
-  const bool dense = n <= kTallRows;  // one tile
+  const bool dense = n <= Kv::kMostRows;  // one tile
   Fetch f;
   f.idle = static_cast<const uint8_t*>(a.scratch);
   f.count = 0;
@@ -286,13 +387,13 @@ static inline void attend_rows(const AttentionArgs& a, int kv_head, int64_t firs
   f.now = 0;
   begin_rows(a, kv_head, first, n, b);
   for (int chunk = a.chunk0; chunk < a.chunk1; chunk++) {
-    ChunkBlocks<Kv> c;
-    find_blocks(a, kv_head, chunk, blocks - chunk * kChunkBlocks, c);
     look_ahead(a, kv_head, chunk, blocks, dense, f);
-    for (int r0 = 0; r0 < n;) {
-      const int R = tile_rows(n - r0);
-      visit_tile(a, kv_head, first, r0, R, chunk, dense, c, f, b);
-      r0 += R;
+    const UnitRows u = {a, kv_head, first};
+    const int count = blocks - chunk * kChunkBlocks;
+    if constexpr (Kv::kMatrixTiles) {
+      visit_on_tiles(u, n, chunk, count, dense, f, b);
+    } else {
+      visit_chunk(u, n, chunk, count, dense, f, b);
     }
   }
 }
@@ -311,10 +412,12 @@ template <class Kv>
 static inline void attend_unit(const AttentionArgs& a) {
   RowBlock<Kv> b = carve_scratch<Kv>(a.scratch, a.kv.hd_pad);
   const bool adjusted = a.softcap > 0 || a.slopes;
-  b.tile.scale = a.scale;
-  b.tile.factor = adjusted ? kLog2E : a.scale * kLog2E;
-  b.tile.softcap = a.softcap;
-  b.tile.alibi = a.slopes != nullptr;
+  for (Tile<Kv>& tile : b.tile) {
+    tile.scale = a.scale;
+    tile.factor = adjusted ? kLog2E : a.scale * kLog2E;
+    tile.softcap = a.softcap;
+    tile.alibi = a.slopes != nullptr;
+  }
   for (int kv_head = a.kv_head; kv_head < a.kv_head + a.heads; kv_head++) {
     for (int64_t first = 0; first < a.rows; first += b.rows) {
       const int n = a.rows - first < b.rows ? static_cast<int>(a.rows - first) : b.rows;
@@ -325,10 +428,17 @@ static inline void attend_unit(const AttentionArgs& a) {
 }
 
 static inline void attention(const AttentionArgs& a) noexcept {
-  with_kv(a.kv.type, [&](auto kv) { attend_unit<decltype(kv)>(a); });
+  const auto run = [&](auto kv) { attend_unit<decltype(kv)>(a); };
+#ifdef CPUSERVE_UNIT_TILES
+  if (!kv_scaled(a.kv.type) || a.kv.hd_pad <= kWidestScaledHead) {
+    with_kv<OnTiles>(a.kv.type, run);
+    return tile_release();
+  }
+#endif
+  with_kv(a.kv.type, run);
 }
 
-// Factors of `n` partials of one row, starting from m and l, which are advanced.
+// Computes the factors of `n` partial results of one row, starting from m and l, which are updated.
 static inline void merge_row_factors(const float* partial, size_t slot, int n, float* m, float* l,
                                      float* x, float* y) {
   constexpr int kBatch = 64;
@@ -348,8 +458,8 @@ static inline void merge_row_factors(const float* partial, size_t slot, int n, f
   *l = reduce_max(sum);
 }
 
-// The same folding as merge_tile, a row at a time: factors of many chunks first (one vector of
-// exponentials instead of one each), then each column's chain in registers.
+// The same folding as merge_tile, one row at a time: first the factors of many chunks (one vector
+// of exponentials instead of one exponential each), then the chain of each column in registers.
 static inline void attention_merge(const AttentionMergeArgs& a) noexcept {
   constexpr int kBatch = 64;
   alignas(64) float x[kBatch + 16], y[kBatch + 16];

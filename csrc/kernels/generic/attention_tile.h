@@ -1,13 +1,14 @@
 // One tile of attention: R rows against one chunk of kChunk keys, from an empty state.
 //
-// Score lanes are keys, so a stale key only spoils lanes that are blended away. Output lanes are
-// columns and the chain runs over keys, so a stale value must not be multiplied at all: keys that
-// every row of the tile sees go through the R-row tile, and first and last keys that only some rows
-// see before and after it, neighbours that see the same ones together. Accumulators pass through
-// memory between the three, which is exact, so a row's chain is its own keys in ascending order
-// whatever the tile.
+// QK has one lane per key, and masked lanes are discarded, so stale keys do no harm there. PV has
+// one lane per output column and sums over keys, so masked keys must be skipped: their values may
+// be stale. Keys that every row of the tile sees go through the tile of R rows. The first and last
+// keys, which only some rows see, are multiplied before and after it, together for neighbouring
+// rows that see the same ones. Accumulators pass through memory between these three parts, which is
+// exact, so a row always sums its own keys in ascending order, whatever the tile.
 //
-// Scores, maxima and sinks are kept in base 2 (times log2 e): exp2 needs no multiplication first.
+// Scores, maxima and sinks are in base 2 (times log2 e), so that exp2 needs no multiplication
+// first.
 #pragma once
 #include "kernels/generic/math.h"
 #include "kernels/table.h"
@@ -15,9 +16,29 @@
 
 namespace CPUSERVE_NS {
 
+// Tile shapes on vectors: up to kTileRows rows by kWide vectors; up to kTallRows rows by half of
+// that, so that a group of 7 or 8 heads reads each key from L1 once (8 x 2 accumulators cover the
+// latency of two multiply-adds a cycle, and 10 loads feed 16 of them). kWide is a power of two so
+// that strips tile the 32 keys of a block.
+constexpr int kWide = kTileVecs >= 4 ? 4 : kTileVecs >= 2 ? 2 : 1;
+constexpr int kTallRows = kWide == 4 ? 8 : kTileRows;
+
+// Whether two and more rows are multiplied in pairs, by BFMMLA (attention_pairs.h).
+#ifdef CPUSERVE_UNIT_BFMMLA
+constexpr bool kBf16Pairs = true;
+#else
+constexpr bool kBf16Pairs = false;
+#endif
+
 // How products are formed for each KvType: kStep dims (QK) or keys (PV) enter one multiply-add,
-// kSide of them stored side by side, the others one row of the block further.
+// kSide of them stored side by side, the others one row of the block further. kMatrixTiles: both
+// products run on matrix tiles (attention_matrix.h), of up to kMostRows rows. kRowPairs: on rows in
+// pairs, of which q has kQuerySide dims and `p` as many keys side by side.
 struct KvBf16 {
+  static constexpr bool kMatrixTiles = false;
+  static constexpr bool kRowPairs = kBf16Pairs;
+  static constexpr int kQuerySide = kBf16Pairs ? 4 : 2;
+  static constexpr int kMostRows = kTallRows;
   using Elem = uint16_t;  // cache element
   using Left = uint16_t;  // q and probabilities
   using Vec = P;
@@ -33,6 +54,10 @@ struct KvBf16 {
 };
 // Products of single floats: every vector holds one dim or one key.
 struct SingleProducts {
+  static constexpr bool kMatrixTiles = false;
+  static constexpr bool kRowPairs = false;
+  static constexpr int kQuerySide = 1;
+  static constexpr int kMostRows = kTallRows;
   using Left = float;
   using Vec = F;
   static constexpr int kStep = 1, kSide = 1;
@@ -53,8 +78,8 @@ struct KvF32 : SingleProducts {
   CPUSERVE_INLINE Vec load(const Elem* p, int) { return CPUSERVE_NS::load(p); }
 };
 
-// Codes of eight bits become pairs of bf16, exactly; a token's scale multiplies its score, and its
-// probability before that is rounded.
+// 8-bit codes become pairs of bf16, exactly. The scale of a token multiplies its score, and for
+// values its probability before that is rounded.
 struct ScaledProducts : KvBf16 {
   using Elem = uint8_t;
   static constexpr int kSide = 1;
@@ -79,26 +104,29 @@ struct KvE5m2 : ScaledProducts {
   }
 };
 
-// Calls run(products) for what a cache of `type` multiplies with.
-template <class Run>
+// Calls run(products) for what a cache of `type` multiplies with. On<Kv>: how bf16 pairs are
+// multiplied, on vectors or on matrix tiles (OnTiles).
+template <class Kv>
+using OnVectors = Kv;
+template <template <class> class On = OnVectors, class Run>
 static inline void with_kv(KvType type, const Run& run) noexcept {
   switch (type) {
     case KvType::bf16:
-      return run(KvBf16{});
+      return run(On<KvBf16>{});
     case KvType::f16:
       return run(KvF16{});
     case KvType::f32:
       return run(KvF32{});
     case KvType::int8:
-      return run(KvInt8{});
+      return run(On<KvInt8>{});
     case KvType::e4m3:
-      return run(KvE4m3{});
+      return run(On<KvE4m3>{});
     case KvType::e5m2:
-      return run(KvE5m2{});
+      return run(On<KvE5m2>{});
   }
 }
 
-// What the tokens' codes in K or V of a block are multiplied with, [kBlock].
+// The scales of the tokens in K or V of a block, [kBlock]: their codes are multiplied with them.
 CPUSERVE_INLINE float* key_scales(uint8_t* half, int hd) {
   return reinterpret_cast<float*>(half + hd * kBlock);
 }
@@ -106,12 +134,14 @@ CPUSERVE_INLINE const float* key_scales(const uint8_t* half, int hd) {
   return reinterpret_cast<const float*>(half + hd * kBlock);
 }
 
-// Tile shapes: up to kTileRows rows by kWide vectors; up to kTallRows rows by half of that, so that
-// a group of 7 or 8 heads reads each key from L1 once (8 x 2 accumulators cover the latency of two
-// multiply-adds a cycle, and 10 loads feed 16 of them). kWide is a power of two so that strips tile
-// the 32 keys of a block.
-constexpr int kWide = kTileVecs >= 4 ? 4 : kTileVecs >= 2 ? 2 : 1;
-constexpr int kTallRows = kWide == 4 ? 8 : kTileRows;
+// The place of key k of row r in the probabilities: [R][kChunk], or with rows in pairs [R /
+// 2][kChunk / 4][2][4].
+template <class Kv>
+constexpr int place_in_p(int r, int k) {
+  if (!Kv::kRowPairs) return r * kChunk + k;
+  return r / 2 * 2 * kChunk + k / 4 * 8 + r % 2 * 4 + k % 4;
+}
+
 constexpr int kChunkBlocks = kChunk / kBlock;
 constexpr int kSlack = 64;
 constexpr int kValueSpan = 64;
@@ -144,11 +174,12 @@ struct ChunkBlocks {
   int hd;  // padded
 };
 
-// Asks for lines of K and V, in the order they will be used, a few with every step of a tile:
-// memory that waits for a phase to end is time lost. Only a few, because a core drops what it is
-// asked for faster than memory answers. Decode asks into L1, where the accesses of one sequence
-// also lead the core's own prefetcher (6 to 9 % faster than into L2 at group 8); prefill, which
-// comes back to a chunk with every tile, into L2. Past the last piece it stays on one line.
+// Prefetches lines of K and V in the order in which they will be used, a few with every step of a
+// tile, so that memory always has work. Only a few at a time, because a core drops prefetches that
+// arrive faster than memory answers. Decode prefetches into L1, where the accesses of one sequence
+// also train the hardware prefetcher (6 to 9 % faster than into L2 at group 8). Prefill, which
+// returns to a chunk with every tile, prefetches into L2. After the last piece, `at` stays on one
+// line.
 struct Fetch {
   const uint8_t* at;
   const uint8_t* stop;
@@ -158,7 +189,7 @@ struct Fetch {
   size_t bytes;                            // of a piece
   const uint8_t* idle;
 };
-constexpr int kLead = 2;  // pieces ahead of their use: one strip of keys
+constexpr int kLead = 2;  // number of pieces prefetched ahead of their use: one strip of keys
 
 static inline void begin_piece(Fetch& f, int index, size_t into) {
   f.index = index;
@@ -173,22 +204,22 @@ static inline void begin_piece(Fetch& f, int index, size_t into) {
   }
 }
 
-// Lines asked for with a step of scores or values: as many as it uses in decode (one tile a chunk);
-// prefill has many tiles a chunk.
-enum class Ahead { thin, dense };
+// How many lines a step of scores or values prefetches. full: as many as it uses, for decode (one
+// tile per chunk). light: fewer, for prefill, which has many tiles per chunk.
+enum class Ahead { light, full };
 
 template <Ahead kAhead>
 CPUSERVE_INLINE void fetch_lines(Fetch& f, int lines) {
   if (lines == 0) return;
   for (int i = 0; i < lines; i++, f.at += f.step) {
-    kAhead == Ahead::dense ? prefetch(f.at) : prefetch_l2(f.at);
+    kAhead == Ahead::full ? prefetch(f.at) : prefetch_l2(f.at);
   }
   if (f.at >= f.stop) begin_piece(f, f.index + 1, 0);
 }
 
 template <class Kv, Ahead kAhead, bool kValues>
 static constexpr int step_lines(int vecs) {
-  if (kAhead == Ahead::thin) return kValues ? 0 : 1;
+  if (kAhead == Ahead::light) return kValues ? 0 : 1;
   const int lines = vecs * kLanes * Kv::kStep * static_cast<int>(sizeof(typename Kv::Elem)) / 64;
   return lines > 1 ? lines : 1;
 }
@@ -197,17 +228,18 @@ static constexpr int step_lines(int vecs) {
 // (lo == hi: none).
 template <class Kv>
 struct Tile {
-  const typename Kv::Left* q;  // [hd / kStep][R][kStep]
+  const typename Kv::Left* q;  // [hd / side][R][side]; on matrix tiles [R][hd in whole tiles]
   float* s;                    // [R][kChunk] scores, then kSlack floats a last strip may touch
-  typename Kv::Left* p;        // [R][kChunk] probabilities
+  typename Kv::Left* p;        // probabilities (place_in_p)
   float* o;                    // [R] rows of hd floats, ldo apart
   size_t ldo;
-  int lo[kTallRows], hi[kTallRows];
-  int position[kTallRows];  // of the row's token, from the chunk's first key
-  float slope[kTallRows];
-  float m[kTallRows], l[kTallRows];
-  float scale;   // of a score, without kLog2E
-  float factor;  // what makes a score, once softcap and alibi are in it, an exponent of 2
+  int lo[Kv::kMostRows], hi[Kv::kMostRows];
+  int position[Kv::kMostRows];  // of the row's token, from the chunk's first key
+  float slope[Kv::kMostRows];
+  float m[Kv::kMostRows], l[Kv::kMostRows];
+  uint8_t* spare;  // memory of spare_bytes(hd), for matrix tiles
+  float scale;     // of a score, without kLog2E
+  float factor;    // what makes a score, once softcap and alibi are in it, an exponent of 2
   float softcap;
   bool alibi;
 };
@@ -250,28 +282,42 @@ static __attribute__((noinline)) void score_strip(const typename Kv::Left* q,
   }
 }
 
-// Products of keys [begin, end): whole strips from the block of `begin` on; where half a strip
-// holds the last keys, half a strip.
+// The same for two or more rows where they are multiplied in pairs.
+template <class Kv, int R, int V, Ahead kAhead>
+static void score_pairs(const typename Kv::Left* q, const typename Kv::Elem* a,
+                        const typename Kv::Elem* b, int hd, float* s, Fetch& next);
+
+template <class Kv, int R, int V, Ahead kAhead>
+CPUSERVE_INLINE void score_keys_of(const typename Kv::Left* q, const typename Kv::Elem* a,
+                                   const typename Kv::Elem* b, int hd, float* s, Fetch& next) {
+  if constexpr (Kv::kRowPairs && R > 1) {
+    score_pairs<Kv, R, V, kAhead>(q, a, b, hd, s, next);
+  } else {
+    score_strip<Kv, R, V, kAhead>(q, a, b, hd / Kv::kStep, s, next);
+  }
+}
+
+// Products of keys [begin, end), in whole strips from the block of `begin` on. If half a strip is
+// enough for the last keys, half a strip.
 template <class Kv, int R, Ahead kAhead>
 static inline void score_keys(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int begin, int end,
                               Fetch& next) {
   constexpr int V = strip_vecs<R>(), kStrip = V * kLanes, kHalf = V > 1 ? V / 2 : 1;
-  const int steps = c.hd / Kv::kStep;
   for (int k = begin / kBlock * kBlock; k < end;) {
     const int b0 = k / kBlock, inside = k % kBlock * Kv::kSide;
     const typename Kv::Elem* a = c.k[b0] + inside;
     if (end - k > kHalf * kLanes) {
       const typename Kv::Elem* b = kStrip > kBlock ? c.k[b0 + 1] : a;
-      score_strip<Kv, R, V, kAhead>(t.q, a, b, steps, t.s + k, next);
+      score_keys_of<Kv, R, V, kAhead>(t.q, a, b, c.hd, t.s + k, next);
       k += kStrip;
     } else {
-      score_strip<Kv, R, kHalf, kAhead>(t.q, a, a, steps, t.s + k, next);
+      score_keys_of<Kv, R, kHalf, kAhead>(t.q, a, a, c.hd, t.s + k, next);
       k += kHalf * kLanes;
     }
   }
 }
 
-// The keys' scales over a row's visible vectors.
+// Multiplies the visible scores of a row by the scales of the keys.
 template <class Kv>
 static inline void scale_scores(const ChunkBlocks<Kv>& c, int lo, int hi, float* s) {
   for (int k = lo / kLanes * kLanes; k < hi; k += kLanes) {
@@ -280,7 +326,7 @@ static inline void scale_scores(const ChunkBlocks<Kv>& c, int lo, int hi, float*
   }
 }
 
-// Scale, softcap and position bias over a row's visible vectors.
+// Applies scale, softcap and position bias to the visible scores of a row.
 template <class Kv>
 static inline void adjust_scores(const Tile<Kv>& t, int r, float* s) {
   float index[kLanes];
@@ -307,7 +353,8 @@ CPUSERVE_INLINE float row_max(const float* s, int begin, int end) {
   return reduce_max(max(top0, top1));
 }
 
-// Blends the cut vectors at either end of a row's keys [lo, hi) to -inf; returns the largest score.
+// Sets the masked lanes of the first and last vector of a row's keys [lo, hi) to -inf. Returns the
+// largest score.
 CPUSERVE_INLINE float mask_scores(float* s, int lo, int hi) {
   const int begin = lo / kLanes * kLanes, end = static_cast<int>(round_up(hi, kLanes));
   const int last = end - kLanes;
@@ -317,14 +364,14 @@ CPUSERVE_INLINE float mask_scores(float* s, int lo, int hi) {
   return row_max(s, begin, end);
 }
 
-// Probabilities of one row: p = 2^(s factor - m), times the value's scale if it has one, rounded to
-// Left; l = sum of the unrounded 2^(s factor - m), one chain a lane. Cut vectors at either end are
-// blended; those between need no test.
+// Probabilities of one row: p = 2^(s factor - m), times the scale of the value if it has one,
+// rounded to Left. l = sum of the unrounded 2^(s factor - m), one chain per lane. Only the vectors
+// at the ends, which the mask cuts, are blended; those between need no test.
 template <class Kv>
 CPUSERVE_INLINE float exp_scores(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
   const F scale = set1(t.factor), below = set1(-t.m[r]);
   const float* s = t.s + r * kChunk;
-  typename Kv::Left* p = t.p + r * kChunk;
+  typename Kv::Left* p = t.p + place_in_p<Kv>(r, 0);
   const int lo = t.lo[r], hi = t.hi[r];
   F sum = zero();
   int k = lo / kLanes * kLanes;
@@ -339,13 +386,13 @@ CPUSERVE_INLINE float exp_scores(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, in
   const auto whole_vector = [&]() __attribute__((always_inline)) {
     const F e = one();
     sum = add(sum, e);
-    Kv::store_left(p + k, scaled(e));
+    Kv::store_left(p + place_in_p<Kv>(0, k), scaled(e));
     k += kLanes;
   };
   const auto cut = [&] {
     const F e = keep(one(), lo - k, hi - k, zero());
     sum = add(sum, e);
-    Kv::store_left(p + k, keep(scaled(e), lo - k, hi - k, zero()));
+    Kv::store_left(p + place_in_p<Kv>(0, k), keep(scaled(e), lo - k, hi - k, zero()));
     k += kLanes;
   };
   if (lo > k) cut();
@@ -357,8 +404,9 @@ CPUSERVE_INLINE float exp_scores(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, in
 }
 
 // o[r][0 .. V * kLanes) (+)= sum over keys [begin, end) of p[r][key] v[key]. `column` is where the
-// strip starts in a row of values. Where only one key of a first or last step belongs to the range
-// the other's values may be stale and are zeroed. `fresh`: from zero instead of from o.
+// strip starts in a row of values. If only one key of the first or last step belongs to the range,
+// the values of the other one may be stale and are set to zero. `fresh`: start from zero instead of
+// from o.
 template <class Kv, int R, int V, Ahead kAhead>
 static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
                                                   const typename Kv::Left* p, int begin, int end,
@@ -381,7 +429,7 @@ static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
   const auto multiply = [&](int k) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      const typename Kv::Vec x = Kv::broadcast(p + r * kChunk + k);
+      const typename Kv::Vec x = Kv::broadcast(p + place_in_p<Kv>(r, k));
 #pragma GCC unroll 4
       for (int j = 0; j < V; j++) c[r][j] = Kv::mac(c[r][j], x, w[j]);
     }
@@ -416,6 +464,33 @@ static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
   }
 }
 
+// The same for whole groups of 4 keys, for two or more rows where they are multiplied in pairs.
+template <class Kv, int R, int V, Ahead kAhead>
+static void value_pairs(const ChunkBlocks<Kv>& blocks, const typename Kv::Left* p, int begin,
+                        int end, int column, bool fresh, float* o, size_t ldo, Fetch& next);
+
+// Rows in pairs take the whole groups of 4 keys; what is left before and after them is one step of
+// two keys each. BFMMLA sums as two BFDOTs do, so a row's bits are the same either way.
+template <class Kv, int R, int V, Ahead kAhead>
+CPUSERVE_INLINE void value_strip_of(const ChunkBlocks<Kv>& c, const typename Kv::Left* p, int begin,
+                                    int end, int column, bool fresh, float* o, size_t ldo,
+                                    Fetch& f) {
+  if constexpr (Kv::kRowPairs && R > 1) {
+    const int first = (begin + 3) / 4 * 4, last = end / 4 * 4;
+    if (first < last) {
+      if (begin < first) {
+        value_strip<Kv, R, V, Ahead::light>(c, p, begin, first, column, fresh, o, ldo, f);
+      }
+      value_pairs<Kv, R, V, kAhead>(c, p, first, last, column, fresh && begin == first, o, ldo, f);
+      if (last < end) {
+        value_strip<Kv, R, V, Ahead::light>(c, p, last, end, column, false, o, ldo, f);
+      }
+      return;
+    }
+  }
+  value_strip<Kv, R, V, kAhead>(c, p, begin, end, column, fresh, o, ldo, f);
+}
+
 static inline int at_least(int x, int low) { return x < low ? low : x; }
 static inline int at_most(int x, int high) { return x < high ? x : high; }
 
@@ -426,26 +501,26 @@ static inline void value_columns(const ChunkBlocks<Kv>& c, const typename Kv::Le
   constexpr int V = strip_vecs<R>();
   int n = 0;
   for (; n + V * kLanes <= c.hd; n += V * kLanes) {
-    value_strip<Kv, R, V, kAhead>(c, p, begin, end, n, fresh, o + n, ldo, f);
+    value_strip_of<Kv, R, V, kAhead>(c, p, begin, end, n, fresh, o + n, ldo, f);
   }
   if constexpr (V > 2) {
     for (; n + 2 * kLanes <= c.hd; n += 2 * kLanes) {
-      value_strip<Kv, R, 2, kAhead>(c, p, begin, end, n, fresh, o + n, ldo, f);
+      value_strip_of<Kv, R, 2, kAhead>(c, p, begin, end, n, fresh, o + n, ldo, f);
     }
   }
   if constexpr (V > 1) {
     for (; n < c.hd; n += kLanes) {
-      value_strip<Kv, R, 1, kAhead>(c, p, begin, end, n, fresh, o + n, ldo, f);
+      value_strip_of<Kv, R, 1, kAhead>(c, p, begin, end, n, fresh, o + n, ldo, f);
     }
   }
 }
 
-// In decode strips of columns take turns every kValueSpan keys: a strip that ran through the whole
-// chunk would touch all its values' pages long before their lines were asked for.
+// In decode, strips of columns alternate every kValueSpan keys: a strip that ran through the whole
+// chunk would touch the pages of all its values long before their lines were prefetched.
 template <class Kv, int R, Ahead kAhead>
 static inline void value_keys(const ChunkBlocks<Kv>& c, const typename Kv::Left* p, int begin,
                               int end, bool fresh, float* o, size_t ldo, Fetch& f) {
-  const bool turns = kAhead == Ahead::dense && c.hd > strip_vecs<R>() * kLanes;
+  const bool turns = kAhead == Ahead::full && c.hd > strip_vecs<R>() * kLanes;
   for (int k = begin; k < end;) {
     const int stop = turns ? at_most((k / kValueSpan + 1) * kValueSpan, end) : end;
     value_columns<Kv, R, kAhead>(c, p, k, stop, fresh && k == begin, o, ldo, f);
@@ -459,15 +534,16 @@ static void value_rows(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r, int n
                        int end, bool fresh, Fetch& f) {
   with_rows(
       n, [&](auto rows) __attribute__((always_inline)) {
-        value_keys<Kv, decltype(rows)::value, kAhead>(
-            c, t.p + r * kChunk, begin, end, fresh, t.o + static_cast<size_t>(r) * t.ldo, t.ldo, f);
+        value_keys<Kv, decltype(rows)::value, kAhead>(c, t.p + place_in_p<Kv>(r, 0), begin, end,
+                                                      fresh, t.o + static_cast<size_t>(r) * t.ldo,
+                                                      t.ldo, f);
       });
 }
 
-// What rows that see keys of the chunk see in common, in whole steps.
+// The keys that all rows with visible keys in the chunk see, in whole steps.
 struct Common {
   int begin = 0, end = kChunk;
-  bool any = false, same = true;  // same: and nothing else
+  bool any = false, same = true;  // same: no row sees other keys
 };
 
 template <class Kv>
@@ -485,15 +561,18 @@ static inline Common common_keys(const Tile<Kv>& t, int R) {
   return c;
 }
 
-// Keys of [from, to) that a row sees, for runs of rows that see the same ones.
+// Multiplies the keys of [from, to) that a row sees, for runs of rows that see the same ones; where
+// rows are stored in pairs, for single rows.
 template <class Kv, Ahead kAhead>
 static inline void value_edges(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R, int from, int to,
                                bool fresh, Fetch& f) {
   for (int r = 0; r < R;) {
     const int begin = at_least(t.lo[r], from), end = at_most(t.hi[r], to);
     int n = 1;
-    while (r + n < R && at_least(t.lo[r + n], from) == begin && at_most(t.hi[r + n], to) == end)
+    while (!Kv::kRowPairs && r + n < R && at_least(t.lo[r + n], from) == begin &&
+           at_most(t.hi[r + n], to) == end) {
       n++;
+    }
     if (begin < end) value_rows<Kv, kAhead>(t, c, r, n, begin, end, fresh, f);
     r += n;
   }
@@ -516,20 +595,20 @@ static inline void value_tile(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, Fetch
     return;
   }
   if (seen.begin >= seen.end) {
-    value_edges<Kv, Ahead::thin>(t, c, R, 0, kChunk, true, f);
+    value_edges<Kv, Ahead::light>(t, c, R, 0, kChunk, true, f);
     return clear_rows(t, R, c.hd, false);
   }
   const bool head = seen.begin > 0;
   if (head) {
     clear_rows(t, R, c.hd, true);
-    value_edges<Kv, Ahead::thin>(t, c, R, 0, seen.begin, false, f);
+    value_edges<Kv, Ahead::light>(t, c, R, 0, seen.begin, false, f);
   }
   value_keys<Kv, R, kAhead>(c, t.p, seen.begin, seen.end, !head, t.o, t.ldo, f);
-  value_edges<Kv, Ahead::thin>(t, c, R, seen.end, kChunk, false, f);
+  value_edges<Kv, Ahead::light>(t, c, R, seen.end, kChunk, false, f);
   clear_rows(t, R, c.hd, false);
 }
 
-// The values' scales are used before the values, and lie behind them.
+// The scales of the values are used before the values, but are stored after them.
 template <class Kv>
 static inline void fetch_value_scales(const ChunkBlocks<Kv>& c) {
   for (const typename Kv::Elem* v : c.v) {
@@ -540,34 +619,66 @@ static inline void fetch_value_scales(const ChunkBlocks<Kv>& c) {
   }
 }
 
+// Keys of the chunk that any of the R rows sees; begin >= end where none does.
+struct KeyRange {
+  int begin = kChunk, end = 0;
+};
+template <class Kv>
+static inline KeyRange visible_keys(const Tile<Kv>& t, int R) {
+  KeyRange keys;
+  for (int r = 0; r < R; r++) {
+    if (t.lo[r] >= t.hi[r]) continue;
+    keys.begin = t.lo[r] < keys.begin ? t.lo[r] : keys.begin;
+    keys.end = t.hi[r] > keys.end ? t.hi[r] : keys.end;
+  }
+  return keys;
+}
+
+// Probabilities of 0 for a row that sees no key of the chunk.
+template <class Kv>
+static inline void clear_p(const Tile<Kv>& t, int r) {
+  constexpr int kSide = Kv::kRowPairs ? 4 : kChunk;
+  for (int k = 0; k < kChunk; k += kSide) {
+    memset(t.p + place_in_p<Kv>(r, k), 0, kSide * sizeof(*t.p));
+  }
+}
+
+// m of a row, from its scores.
+template <class Kv>
+CPUSERVE_INLINE void find_top(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
+  t.m[r] = -INFINITY;
+  if (t.lo[r] >= t.hi[r]) return;
+  if constexpr (Kv::kScaled) scale_scores(c, t.lo[r], t.hi[r], t.s + r * kChunk);
+  if (t.softcap > 0 || t.alibi) adjust_scores(t, r, t.s + r * kChunk);
+  t.m[r] = t.factor * mask_scores(t.s + r * kChunk, t.lo[r], t.hi[r]);
+}
+
+// l of a row and the probabilities of the keys it sees, from its scores and m.
+template <class Kv>
+CPUSERVE_INLINE void soften_row(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
+  t.l[r] = 0.0f;
+  if (t.lo[r] < t.hi[r]) {
+    t.l[r] = exp_scores(t, c, r);
+  } else {
+    clear_p(t, r);
+  }
+}
+
+// From the R rows' scores to m, l and the probabilities of the keys each sees.
+template <class Kv>
+CPUSERVE_INLINE void soften_scores(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R) {
+  // All maxima before the first exponential: a row's reduction then hides behind the other rows.
+  for (int r = 0; r < R; r++) find_top(t, c, r);
+  for (int r = 0; r < R; r++) soften_row(t, c, r);
+}
+
 // m, l and o of R rows for one chunk; m = -inf, l = 0, o = 0 where a row sees none of its keys.
 template <class Kv, int R, Ahead kAhead>
 static void attend_chunk(Tile<Kv>& t, const ChunkBlocks<Kv>& c, Fetch& f) {
-  int begin = kChunk, end = 0;
-  for (int r = 0; r < R; r++) {
-    if (t.lo[r] >= t.hi[r]) continue;
-    begin = t.lo[r] < begin ? t.lo[r] : begin;
-    end = t.hi[r] > end ? t.hi[r] : end;
-  }
-  if constexpr (Kv::kScaled && kAhead == Ahead::dense) fetch_value_scales(c);
-  if (begin < end) score_keys<Kv, R, kAhead>(t, c, begin, end, f);
-  // All maxima before the first exponential: a row's reduction then hides behind the other rows.
-  for (int r = 0; r < R; r++) {
-    t.m[r] = -INFINITY;
-    if (t.lo[r] >= t.hi[r]) continue;
-    if constexpr (Kv::kScaled) scale_scores(c, t.lo[r], t.hi[r], t.s + r * kChunk);
-    if (t.softcap > 0 || t.alibi) adjust_scores(t, r, t.s + r * kChunk);
-    t.m[r] = t.factor * mask_scores(t.s + r * kChunk, t.lo[r], t.hi[r]);
-  }
-  for (int r = 0; r < R; r++) {
-    typename Kv::Left* p = t.p + r * kChunk;
-    t.l[r] = 0.0f;
-    if (t.lo[r] < t.hi[r]) {
-      t.l[r] = exp_scores(t, c, r);
-    } else {
-      memset(p, 0, kChunk * sizeof(*p));
-    }
-  }
+  const KeyRange keys = visible_keys(t, R);
+  if constexpr (Kv::kScaled && kAhead == Ahead::full) fetch_value_scales(c);
+  if (keys.begin < keys.end) score_keys<Kv, R, kAhead>(t, c, keys.begin, keys.end, f);
+  soften_scores(t, c, R);
   value_tile<Kv, R, kAhead>(t, c, f);
 }
 

@@ -1,4 +1,4 @@
-// Writing fp32 values as an activation row in any ActFormat.
+// Writes fp32 values as an activation row in any ActFormat.
 #pragma once
 #include <float.h>
 
@@ -30,7 +30,7 @@ CPUSERVE_INLINE void copy_bf16(uint16_t* to, const float* x, int n) {
   }
 }
 
-// One group of columns and where its bytes, its scale and its sum go.
+// One group of columns: the addresses of its values, its scale and its sum.
 struct QuantGroup {
   const float* x;
   int8_t* q;
@@ -46,9 +46,9 @@ CPUSERVE_INLINE QuantGroup group_of(uint8_t* row, int64_t padded, int64_t size, 
   return {x, reinterpret_cast<int8_t*>(row + g * size), scales + g, sums + g};
 }
 
-// How a group whose largest magnitude has these bits is quantized. A NaN or infinity makes the
-// scale NaN, so that it reaches the logits and is detected there, rather than turning into a
-// plausible byte; below kLeastMagnitude 127 / amax would overflow, and the group is zero.
+// Returns how a group is quantized whose largest magnitude has these bits. A NaN or infinity makes
+// the scale NaN, so that it reaches the logits and is detected there, instead of becoming a
+// plausible byte. Below kLeastMagnitude, 127 / amax would overflow, and the group becomes zero.
 constexpr float kLeastMagnitude = 4e-37f;
 struct GroupScale {
   float scale, inverse;
@@ -61,8 +61,8 @@ CPUSERVE_INLINE GroupScale scale_of(int32_t bits) {
   return {live ? divisor / 127.0f : off, live ? 127.0f / divisor : 0.0f};
 }
 
-// N whole groups side by side: what a group costs is mostly the way from vectors to one number and
-// back, which four can go together.
+// Quantizes N whole groups together: most of the cost of a group is the reduction of vectors to one
+// number and back, which four groups can share.
 template <int kGroup, int N>
 CPUSERVE_INLINE void quantize_groups(const QuantGroup* to) {
   static_assert(N == 1 || N == 2 || N == 4, "a divisor of four");
@@ -101,8 +101,9 @@ static __attribute__((noinline)) void quantize_some(const QuantGroup* to, int n)
   n == 2 ? quantize_groups<kGroup, 2>(to) : quantize_groups<kGroup, 1>(to);
 }
 
-// One group of n columns, of any number, stored as `padded` (a multiple of 32) bytes. Two chains of
-// maxima and of sums: a group can be a row, and one chain is bound by its latency.
+// Quantizes one group of n columns, for any n, stored as `padded` (a multiple of 32) bytes. It uses
+// two chains of maxima and of sums: a group can be a whole row, and one chain is bound by its
+// latency.
 CPUSERVE_INLINE void quantize_group(const QuantGroup& to, int n, int padded) {
   const float* x = to.x;
   I top = izero(), top2 = izero(), sum = izero(), sum2 = izero();
@@ -134,7 +135,8 @@ CPUSERVE_INLINE void quantize_group(const QuantGroup& to, int n, int padded) {
   *to.sum = total[0];
 }
 
-// Columns [column0, column0 + n) of a row in groups of kGroup, whole ones but for the row's last.
+// Quantizes columns [column0, column0 + n) of a row in groups of kGroup. All are whole groups
+// except the last one of the row.
 template <int kGroup>
 CPUSERVE_INLINE void quantize_columns(uint8_t* row, int64_t padded, int64_t column0, const float* x,
                                       int n) {
@@ -152,7 +154,8 @@ CPUSERVE_INLINE void quantize_columns(uint8_t* row, int64_t padded, int64_t colu
   }
 }
 
-// q8g128 and q8row. Not inlined: tiles never write these, and gcc warns about the ones they would.
+// q8g128 and q8row. Not inlined, because tiles never write these formats, and gcc would warn about
+// the groups that they cannot write.
 static __attribute__((noinline)) void quantize_wide(const Rows& out, uint8_t* row, int64_t column0,
                                                     const float* x, int n) {
   const int64_t padded = padded_width(out.format, out.width);
@@ -163,7 +166,7 @@ static __attribute__((noinline)) void quantize_wide(const Rows& out, uint8_t* ro
   }
 }
 
-// q8g32x2's second half of up to four whole groups of 32: what quantizing them lost.
+// The second term of q8g32x2 for up to four whole groups of 32: the error of quantizing them.
 static __attribute__((noinline)) void quantize_rest(const QuantGroup* of, size_t half, int n) {
   alignas(64) float left[kGroupsAtOnce][32];
   QuantGroup to[kGroupsAtOnce];
@@ -181,7 +184,7 @@ static __attribute__((noinline)) void quantize_rest(const QuantGroup* of, size_t
   quantize_some<32>(to, n);
 }
 
-// Up to four whole groups of 32 in a row format of such groups: q8g32, or q8g32x2.
+// Quantizes up to four whole groups of 32 to a row format with such groups: q8g32, or q8g32x2.
 CPUSERVE_INLINE void quantize_32s(const Rows& out, const QuantGroup* groups, int n) {
   quantize_some<32>(groups, n);
   if (out.format == ActFormat::q8g32x2) quantize_rest(groups, out.stride / 2, n);

@@ -1,4 +1,4 @@
-// From a finished fp32 tile to the output rows of a linear.
+// Writes a finished fp32 tile to the output rows of a linear.
 #pragma once
 #include "kernels/generic/activation.h"
 #include "kernels/generic/add.h"
@@ -23,7 +23,7 @@ CPUSERVE_INLINE void finish_columns(const Epilogue& ep, int64_t panel0, int pane
   }
 }
 
-constexpr int kMostPanels = 12;  // of a tile; divides by 1..4
+constexpr int kMostPanels = 12;  // maximum of a tile; divisible by 1..4
 
 // Columns [column0, column0 + n), whole groups of 32, of some rows from `row` on.
 CPUSERVE_INLINE void quantize_rows(const Rows& out, int64_t row, int rows, int64_t column0, int n,

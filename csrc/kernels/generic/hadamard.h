@@ -1,5 +1,6 @@
-// Hadamard's matrix on a head: every dimension becomes a sum of all of its block, with signs, so
-// that one large channel no longer sets the scale of the others. q K does not change by it.
+// Multiplies a head by a Hadamard matrix: every dimension becomes a signed sum of all dimensions of
+// its block, so that one large channel no longer determines the scale of the others. The scores
+// q K do not change.
 #pragma once
 #include "kernels/vec/vec.h"
 
@@ -56,7 +57,7 @@ static inline void mix_block(float* x, int n) {
   }
 }
 
-// Blocks of hd are as large as divides it: 64 of 64, 32 of 96, 16 of 80.
+// A block is the largest power of two that divides hd: 64 of 64, 32 of 96, 16 of 80.
 static inline void mix_key(float* x, int hd) {
   const int n = hd & -hd;
   for (int i = 0; i < hd; i += n) mix_block(x + i, n);

@@ -1,5 +1,5 @@
-// Keys and values of eight bits: a token's head is codes under one fp32 scale, its largest
-// magnitude becoming the largest code. Every code is exact in bf16.
+// 8-bit keys and values: each token and head has codes and one fp32 scale, such that the largest
+// magnitude becomes the largest code. Every code is exact in bf16.
 #pragma once
 #include "kernels/generic/attention_tile.h"
 #include "kernels/generic/math.h"
@@ -12,8 +12,9 @@ CPUSERVE_INLINE uint32_t float_bits(float x) {
   return u;
 }
 
-// x, at most the largest finite code, in one sign bit, an exponent of this bias and kMantissa bits;
-// to nearest even. Branch-free, so that loops over it become vectors.
+// Encodes x, at most the largest finite code, in one sign bit, an exponent with this bias and
+// kMantissa bits, rounded to nearest even. It has no branches, so the compiler can vectorize loops
+// over it.
 template <int kMantissa, int kBias>
 CPUSERVE_INLINE uint8_t to_fp8(float x) {
   constexpr int kDrop = 23 - kMantissa;
@@ -42,8 +43,8 @@ CPUSERVE_INLINE void store_fp8(uint8_t* p, F x) {
 CPUSERVE_INLINE void store_codes(KvE4m3, uint8_t* p, F x) { store_fp8<3, 7>(p, x); }
 CPUSERVE_INLINE void store_codes(KvE5m2, uint8_t* p, F x) { store_fp8<2, 15>(p, x); }
 
-// Codes of n values, zeros up to hd; returns what a widened code is multiplied with. A NaN or an
-// infinity makes it NaN: silence would be a wrong answer.
+// Writes the codes of n values, and zeros up to hd. Returns the scale with which a widened code is
+// multiplied. A NaN or infinity makes it NaN: otherwise the result would be wrong without a sign.
 template <class Kv>
 static inline float encode_row(const float* x, int n, int hd, uint8_t* codes) {
   F top = zero(), poison = zero();

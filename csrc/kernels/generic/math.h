@@ -37,15 +37,15 @@ CPUSERVE_INLINE F exp2_reduced(F f) {
   return fma(p, f, set1(1.0f));
 }
 
-// 2^x for x <= 0, as softmax wants it: four operations less than exp. Below -125 it stays at
-// 2^-125, which no sum that contains a 1 can see, so that results are never denormal.
+// 2^x for x <= 0, for softmax: four operations fewer than exp. Below -125 the result stays 2^-125,
+// which does not change a sum that contains a 1, so results are never denormal.
 CPUSERVE_INLINE F exp2_nonpositive(F x) {
   x = max(set1(-125.0f), x);
   const F n = round(x);
   return scale2(exp2_reduced(sub(x, n)), n);
 }
 
-// The same within 3e-6, for results that are rounded to bf16: one operation less.
+// The same within 3e-6, for results that are rounded to bf16: one operation fewer.
 CPUSERVE_INLINE F exp2_coarse(F x) {
   x = max(set1(-125.0f), x);
   const F n = round(x), f = sub(x, n);
@@ -55,7 +55,7 @@ CPUSERVE_INLINE F exp2_coarse(F x) {
   return scale2(fma(p, f, set1(1.0f)), n);
 }
 
-// 2^x for every x, as exp.
+// 2^x for every x, with the range and accuracy of exp.
 CPUSERVE_INLINE F exp2(F x) {
   x = clamp(x, -151.0f, 129.0f);
   const F n = round(x);

@@ -1,11 +1,11 @@
 // RMS and layer normalization. A row's sums run in four chains of kLanes columns each, the same
-// for every row, and the result goes out in the format of its consumer.
+// for every row, and the result is written in the format of its consumer.
 #pragma once
 #include "kernels/generic/convert.h"
 
 namespace CPUSERVE_NS {
 
-// sum over i of map(x[i]); map(0) must be 0 for the tail's empty lanes, or be given `keep`.
+// Returns the sum over i of map(x[i]); lanes beyond n do not count.
 template <class Map>
 CPUSERVE_INLINE float sum_columns(const float* x, int n, Map map) {
   F s0 = zero(), s1 = zero(), s2 = zero(), s3 = zero();

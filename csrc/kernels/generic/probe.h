@@ -1,5 +1,13 @@
-// What this machine can do at most: bytes read and multiply-adds done in a second.
+// Measures the limits of this machine: bytes read and multiply-adds done per second.
 #pragma once
+#include "kernels/linear/w4_group.h"
+#include "kernels/linear/w8_group.h"
+#ifdef CPUSERVE_UNIT_TILES
+#include "kernels/generic/matrix_job.h"
+#endif
+#ifdef CPUSERVE_UNIT_MMLA
+#include "kernels/vec/mmla.h"
+#endif
 #include "kernels/table.h"
 #include "kernels/vec/vec.h"
 
@@ -13,8 +21,9 @@ CPUSERVE_INLINE uint64_t lane_sum(I x) {
   return sum;
 }
 
-// Sum of all bytes: eight streams of vectors side by side in one pass, summed by a dot product with
-// ones. A lane takes at most 4 x 255 a vector, so 2 MB of vectors fit 31 bits at any vector length.
+// Returns the sum of all bytes: eight streams of vectors side by side in one pass, summed by a dot
+// product with ones. A lane takes at most 4 x 255 per vector, so the sums of 2 MB of vectors fit 31
+// bits at any vector length.
 static inline uint64_t probe_read(const void* data, size_t bytes) noexcept {
   constexpr size_t kVec = kLanes * 4, kStep = 8 * kVec, kBatch = size_t{2} << 20, kAhead = 2048;
   const int8_t one[4] = {1, 1, 1, 1};
@@ -63,20 +72,9 @@ struct DotBf16 {
   }
   CPUSERVE_INLINE Acc dot(Acc c, Vec a, Vec b) { return dot2(c, a, b); }
 };
-struct DotInt8 {
-  using Acc = I;
-  using Vec = Q;
-  static constexpr int kDepth = 4;
-  CPUSERVE_INLINE Acc start() { return izero(); }
-  CPUSERVE_INLINE Vec load(const uint8_t* p) { return load_quads(p); }
-  CPUSERVE_INLINE Vec broadcast(const uint8_t* p) {
-    return set1_quad(reinterpret_cast<const int8_t*>(p));
-  }
-  CPUSERVE_INLINE Acc dot(Acc c, Vec a, Vec b) { return dot4(c, b, a); }
-};
-
-// A whole register tile on operands in L1, which a kernel cannot beat. The barrier makes operands
-// unknown in each iteration, so that no part of an emulated product moves out of the loop.
+// A whole register tile on operands in L1: no kernel can be faster. The barrier hides the operands
+// from the compiler in each iteration, so that no part of an emulated product moves out of the
+// loop.
 template <class D>
 static inline double dot_loop(int64_t iterations) {
   alignas(64) uint8_t operands[kTileVecs * 64 + kTileRows * 4] = {};
@@ -106,15 +104,136 @@ static inline double dot_loop(int64_t iterations) {
   return 2.0 * D::kDepth * kLanes * kTileRows * kTileVecs * static_cast<double>(iterations);
 }
 
-static inline double probe_dot(int kind, int64_t iterations) noexcept {
-  switch (kind) {
-    case 0:
-      return dot_loop<DotF32>(iterations);
-    case 1:
-      return dot_loop<DotBf16>(iterations);
-    default:
-      return dot_loop<DotInt8>(iterations);
+// 32 of K of a quantized kind W, with the product that its kernel uses.
+template <class W, int R, int V>
+CPUSERVE_INLINE void byte_products(typename W::Sum (&c)[R][V], const uint8_t* p) {
+  // Not unrolled: gcc would delay the additions and keep all products on the stack until then.
+#pragma GCC unroll 1
+  for (int quad = 0; quad < 8; quad++) {
+    asm volatile("" : "+r"(p) : : "memory");
+    Q w[V];
+#pragma GCC unroll 16
+    for (int j = 0; j < V; j++) w[j] = load_quads(p + j * 64);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      const Q a = set1_quad(reinterpret_cast<const int8_t*>(p + V * 64 + r * 4));
+#pragma GCC unroll 16
+      for (int j = 0; j < V; j++) c[r][j] = W::dot(c[r][j], w[j], a);
+    }
   }
+}
+
+// The same as dot_loop, with as many sums as the tile of that kernel: without dot-product
+// instructions, 8 bits need another product than 4 bits, whose 16-bit sums are widened after 32 of
+// K.
+template <class W>
+static inline double byte_loop(int64_t iterations) {
+  constexpr int kSums = kGroupVecs / kVecs, R = kSums < 6 ? kSums : 6, V = kSums / R * kVecs;
+  alignas(64) const uint8_t operands[V * 64 + R * 4] = {};
+  I total[R][V];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 16
+    for (int j = 0; j < V; j++) total[r][j] = izero();
+  }
+  for (int64_t i = 0; i < iterations; i++) {
+    if constexpr (W::kStartsFromAny) {
+      byte_products<W>(total, operands);
+    } else {
+      typename W::Sum c[R][V];
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) {
+#pragma GCC unroll 16
+        for (int j = 0; j < V; j++) c[r][j] = W::start();
+      }
+      byte_products<W>(c, operands);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) {
+#pragma GCC unroll 16
+        for (int j = 0; j < V; j++) total[r][j] = iadd(total[r][j], W::finish(c[r][j]));
+      }
+    }
+  }
+  I kept[R][V];
+  memcpy(kept, total, sizeof kept);
+  const void* sink = kept;
+  asm volatile("" : : "r"(sink) : "memory");
+  return 2.0 * 32 * kLanes * R * V * static_cast<double>(iterations);
+}
+
+#ifdef CPUSERVE_UNIT_TILES
+// A job's four products of whole tiles, on operands that stay in the tile registers. `depth`: of K
+// in a product.
+template <class Product>
+static inline double tile_loop(int depth, int64_t iterations) {
+  alignas(64) const uint8_t zeros[kTileBytes] = {};
+  configure_job(kJobRows, kTileLines);
+  zero_sums<2, 2>();
+  tile_load<4>(zeros, kTileLineBytes);
+  tile_load<5>(zeros, kTileLineBytes);
+  tile_load<6>(zeros, kTileLineBytes);
+  tile_load<7>(zeros, kTileLineBytes);
+  for (int64_t i = 0; i < iterations; i++) {
+    Product::template dot<0, 4, 6>();
+    Product::template dot<1, 4, 7>();
+    Product::template dot<2, 5, 6>();
+    Product::template dot<3, 5, 7>();
+  }
+  tile_release();
+  return 2.0 * depth * kJobRows * kJobColumns * kTileRows16 * static_cast<double>(iterations);
+}
+#endif
+
+#ifdef CPUSERVE_UNIT_MMLA
+// The products of the tallest tile of linear/mmla.h on operands in L1. `depth`: of K in a product.
+template <class Sum>
+static inline double mmla_loop(int depth, int64_t iterations) {
+  constexpr int R = 6, C = 4;
+  alignas(64) const uint8_t operands[(R + C) * 16] = {};
+  const uint8_t* p = operands;
+  Sum sum[R][C] = {};
+  for (int64_t i = 0; i < iterations; i++) {
+    asm volatile("" : "+r"(p) : : "memory");
+    Q w[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) w[c] = load_quads(p + c * 16);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      const Q x = load_quads(p + (C + r) * 16);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; c++) sum[r][c] = mmla(sum[r][c], x, w[c]);
+    }
+  }
+  Sum kept[R][C];
+  memcpy(kept, sum, sizeof kept);
+  const void* sink = kept;
+  asm volatile("" : : "r"(sink) : "memory");
+  return 2.0 * depth * 4 * R * C * static_cast<double>(iterations);
+}
+#endif
+
+// A level's own products of each kind.
+static inline double probe_f32(int64_t iterations) noexcept { return dot_loop<DotF32>(iterations); }
+
+static inline double probe_bf16(int64_t iterations) noexcept {
+#if defined(CPUSERVE_UNIT_TILES)
+  return tile_loop<Bf16Product>(2 * kTileLines, iterations);
+#elif defined(CPUSERVE_UNIT_BFMMLA)
+  return mmla_loop<F>(4, iterations);
+#else
+  return dot_loop<DotBf16>(iterations);
+#endif
+}
+
+template <class W>
+static inline double probe_bytes(int64_t iterations) noexcept {
+#if defined(CPUSERVE_UNIT_TILES)
+  return tile_loop<S8S8Product>(4 * kTileLines, iterations);
+#elif defined(CPUSERVE_UNIT_I8MM)
+  return mmla_loop<I>(8, iterations);
+#else
+  return byte_loop<W>(iterations);
+#endif
 }
 
 }  // namespace CPUSERVE_NS

@@ -1,4 +1,5 @@
-// Per token: norm and rotate q and k, write q to its own rows, store k and v in their KV slot.
+// For each token: normalizes and rotates q and k, writes q to its own rows, and stores k and v in
+// their KV slot.
 #pragma once
 #include "kernels/generic/attention_tile.h"
 #include "kernels/generic/hadamard.h"
@@ -7,7 +8,7 @@
 
 namespace CPUSERVE_NS {
 
-// Dims i and i + n turn together by the angle of table column i.
+// Dims i and i + n are rotated together by the angle of table column i.
 CPUSERVE_INLINE void rotate(float* x, const float* cosine, const float* sine, int n) {
   float* y = x + n;
   int i = 0;
@@ -25,7 +26,7 @@ CPUSERVE_INLINE void rotate(float* x, const float* cosine, const float* sine, in
   }
 }
 
-// One head of q or k in place.
+// Normalizes and rotates one head of q or k in place.
 static inline void turn_head(const RopeStoreArgs& a, float* x, const float* norm,
                              int32_t position) {
   const int hd = a.kv.head_dim, half = a.rotary / 2;
@@ -58,7 +59,8 @@ CPUSERVE_INLINE void store_elements(KvBf16, uint16_t* p, F x) { store_bf16(p, x)
 CPUSERVE_INLINE void store_elements(KvF16, uint16_t* p, F x) { store_f16(p, x); }
 CPUSERVE_INLINE void store_elements(KvF32, float* p, F x) { store(p, x); }
 
-// Columns beyond head_dim are stored as zeros: attention multiplies them with q's zeros.
+// Columns beyond head_dim are stored as zeros, because attention multiplies them with the zeros of
+// q.
 template <class Kv>
 static inline void store_key(const KvLayer& kv, uint8_t* block, int at, const float* x) {
   constexpr int S = Kv::kStep;
@@ -110,7 +112,7 @@ static inline void rope_store_rows(const RopeStoreArgs& a) {
   }
 }
 
-// q and k of qkv are normed and rotated in place on the way.
+// q and k are normalized and rotated in place in qkv.
 static inline void rope_store(const RopeStoreArgs& a) noexcept {
   with_kv(a.kv.type, [&](auto kv) { rope_store_rows<decltype(kv)>(a); });
 }

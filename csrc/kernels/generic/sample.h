@@ -1,4 +1,4 @@
-// Sampling and scoring of one row of logits; the order of steps is the text in table.h.
+// Samples from or scores one row of logits. table.h describes the steps.
 #pragma once
 #include <float.h>
 
@@ -6,7 +6,8 @@
 
 namespace CPUSERVE_NS {
 
-// The caller's scratch: a copy of the logits where they must survive, masses, and per-block facts.
+// The layout of the caller's scratch: a copy of the logits (if they are still needed), the masses,
+// and data per block.
 struct SampleScratch {
   float* logits;
   float* mass;
@@ -31,8 +32,9 @@ static inline SampleScratch carve_sample_scratch(void* scratch, int vocab) {
   return s;
 }
 
-// Block maxima and the largest logit; false where a logit is NaN or the largest is not finite.
-// max(x, top) skips NaN; clamping keeps it (see math.h), and 0 * finite adds nothing.
+// Computes the block maxima and the largest logit. Returns false if a logit is NaN or the largest
+// is not finite. max(x, top) skips NaN; clamping keeps it (see math.h), and 0 * finite adds
+// nothing.
 static inline bool scan_row(const Row& r, float* block_max, float* largest) {
   F bad = zero();
   float top = -INFINITY;
@@ -93,7 +95,7 @@ static inline double sum_block(const float* mass, int n) {
   return s[0];
 }
 
-// Masses of the row, by block and altogether.
+// The masses of the row, by block and in total.
 static inline double weigh_row(const Row& r, float largest, float inverse, float* mass,
                                double* block_mass) {
   double total = 0;
@@ -115,7 +117,7 @@ static inline void keep_allowed(float* logits, int n, const int32_t* allowed, in
   }
 }
 
-// Steps 2 and 3 of the text.
+// Steps 2 and 3 in table.h.
 static inline void adjust_logits(const SampleParams& p, float* logits, int n) {
   for (int i = 0; i < p.num_bias; i++) logits[p.bias[i].id] += p.bias[i].value;
   if (p.num_allowed >= 0) keep_allowed(logits, n, p.allowed, p.num_allowed);
@@ -135,7 +137,7 @@ static inline bool adjusts(const SampleParams& p) {
          (p.num_counts > 0 && (p.repetition != 1.0f || p.frequency != 0.0f || p.presence != 0.0f));
 }
 
-// Drops ids below min_p of the largest probability, whose mass is 1. Returns the mass left.
+// Drops ids below min_p of the largest probability, whose mass is 1. Returns the remaining mass.
 static inline double drop_improbable(const Row& r, float min_p, float* logits, float* mass,
                                      double* block_mass) {
   double total = 0;
@@ -151,8 +153,8 @@ static inline double drop_improbable(const Row& r, float min_p, float* logits, f
   return total;
 }
 
-// Drops everything beyond the cut; masses of blocks wholly below it stay, with block_mass 0.
-// Returns the mass left.
+// Drops all ids after the cut. The masses of blocks entirely after it stay, with block_mass 0.
+// Returns the remaining mass.
 static inline double apply_cut(const Row& r, Cut cut, float* mass, double* block_mass) {
   double total = 0;
   for (int b = 0; b < r.blocks; b++) {
@@ -185,12 +187,12 @@ static inline int32_t draw(const Row& r, const float* mass, const double* block_
       running += static_cast<double>(mass[i]);
       if (running > at) return i;
     }
-    sum += block_mass[b];  // the same masses in another order may fall short by a rounding
+    sum += block_mass[b];  // the same masses in another order may give a slightly smaller sum
   }
   return last;
 }
 
-// Steps 4 to 6 above zero temperature. `logits` is r.logits, writable.
+// Steps 4 to 6 at a temperature above zero. `logits` is r.logits, writable.
 static inline int32_t sample_row(const SampleParams& p, const SampleScratch& s, Row& r,
                                  float* logits, float largest, int32_t position) {
   double total = weigh_row(r, largest, 1.0f / p.temperature, s.mass, s.block_mass);
@@ -288,8 +290,8 @@ static inline int32_t choose_token(const SampleArgs& a, const SampleScratch& s, 
   return sample_row(p, s, r, logits, largest, a.position);
 }
 
-// token = -1 (and logprob NaN) where the logits are no distribution: a NaN among them, the largest
-// infinite, or nothing left after bans.
+// token = -1 (and logprob NaN) if the logits are not a distribution: one is NaN, the largest is
+// infinite, or bans leave no id.
 static inline void sample(SampleArgs& a) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
   const int block = block_size(a.vocab);

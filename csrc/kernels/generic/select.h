@@ -1,10 +1,12 @@
-// The longest-wanted prefix of a row of logits in descending order, without sorting it.
+// Finds the prefix of a row of logits in descending order that a sampling filter keeps, without
+// sorting the row.
 //
 // Order: larger logit first, lower id first among equals. Every filter of sampling keeps a prefix
 // of this order, so its result is one Cut. The search narrows a band of values that holds the last
-// kept id: passes over the row weigh what lies above four thresholds at a time, skipping blocks
-// whose maximum is below them, until the band's ids fit a small list for a quickselect. Loops in
-// plain C are written for the compiler to vectorize (fixed inner trip counts, no early exits).
+// kept id: each pass over the row weighs the logits above four thresholds and skips blocks whose
+// maximum is below them, until the ids of the band fit a small list for a quickselect. Loops in
+// plain C are written so that the compiler can vectorize them (fixed inner trip counts, no early
+// exits).
 #pragma once
 #include <float.h>
 
@@ -15,7 +17,7 @@
 namespace CPUSERVE_NS {
 
 constexpr int kMaxBlocks = 2048;  // of ids, each with its largest logit
-constexpr int kBandIds = 4096;    // ids the last step may look at one by one
+constexpr int kBandIds = 4096;    // most ids of the last step, which reads them one by one
 constexpr int kThresholds = 4;
 constexpr int kTally = kLanes;  // lanes of the counting loops
 
@@ -25,7 +27,7 @@ struct Cut {
   int32_t id;
 };
 
-// A row of logits: its block maxima (upper bounds once ids are masked), and room for ids.
+// A row of logits: its block maxima (upper bounds once ids are masked), and memory for ids.
 struct Row {
   const float* logits;
   const float* mass;  // weight of each id, or nullptr: every id weighs 1
@@ -41,7 +43,7 @@ CPUSERVE_INLINE int block_end(const Row& r, int b) {
   return (b + 1) * r.block < r.n ? (b + 1) * r.block : r.n;
 }
 
-// Integers in the order of the floats they stand for.
+// Integers with the same order as the floats that they represent.
 CPUSERVE_INLINE int32_t key_of(float x) {
   int32_t i;
   memcpy(&i, &x, sizeof i);
@@ -67,8 +69,8 @@ CPUSERVE_INLINE void swap_ids(int32_t* ids, int a, int b) {
   ids[b] = x;
 }
 
-// Moves the median of three to the end of ids [lo, hi), then what comes before it to the front;
-// returns its place.
+// Moves the median of three to the end of ids [lo, hi), then the ids that come before it to the
+// front. Returns the place of the median.
 static inline int partition_ids(const float* logits, int32_t* ids, int lo, int hi) {
   const int mid = lo + (hi - lo) / 2, last = hi - 1;
   if (before(logits, ids[mid], ids[lo])) swap_ids(ids, mid, lo);
@@ -82,8 +84,8 @@ static inline int partition_ids(const float* logits, int32_t* ids, int lo, int h
   return place;
 }
 
-// The id that ends the shortest prefix of `ids` weighing at least `target` (> 0); the last of all
-// where they weigh less.
+// Returns the id that ends the shortest prefix of `ids` that weighs at least `target` (> 0); the
+// last id if all of them weigh less.
 static inline int32_t quick_cut(const float* logits, const float* mass, int32_t* ids, int n,
                                 double target) {
   int lo = 0, hi = n;
@@ -108,7 +110,7 @@ struct Tally {
   int64_t count[kThresholds];
 };
 
-// kTally lanes in the compiler's own vector type, whose comparisons give masks at any level.
+// kTally lanes in the compiler's vector type, whose comparisons give masks at any ISA level.
 typedef float TallyFloats __attribute__((vector_size(kTally * sizeof(float))));
 typedef int32_t TallyInts __attribute__((vector_size(kTally * sizeof(int32_t))));
 
@@ -147,7 +149,7 @@ static inline void tally_block(const float* x, const float* mass, int n, const f
   }
 }
 
-// What lies at or above each of the (descending) thresholds.
+// Weighs the ids at or above each of the (descending) thresholds.
 static inline Tally tally_row(const Row& r, const float* thresholds) {
   Tally t = {};
   for (int b = 0; b < r.blocks; b++) {
@@ -162,15 +164,15 @@ static inline Tally tally_row(const Row& r, const float* thresholds) {
   return t;
 }
 
-// The cut lies among logits in [lo, hi): those at or above hi weigh less than the target.
+// The cut is among logits in [lo, hi): those at or above hi weigh less than the target.
 struct Band {
   float lo, hi;
   double above;                // weight at or above hi
-  int64_t count_lo, count_hi;  // ids at or above lo (at most) and hi
+  int64_t count_lo, count_hi;  // number of ids at or above lo (an upper bound) and at or above hi
 };
 
-// Thresholds strictly inside the band, in even steps of value or, where that did not do, every
-// other round in steps of float keys, which no scale of the data defeats.
+// Chooses thresholds strictly inside the band, in even steps of value. If that does not narrow it
+// enough, every other round takes even steps of float keys, which work for data of any scale.
 static inline void spread_thresholds(const Band& b, int round, float* t) {
   const int64_t lo = key_of(b.lo), hi = key_of(b.hi);
   const bool linear = (round < 5 || round % 2 == 0) && b.lo > -FLT_MAX && b.hi < FLT_MAX;
@@ -210,8 +212,9 @@ CPUSERVE_INLINE bool tally_any(const float* x, float lo, float hi) {
   return any != 0;
 }
 
-// Ids of the band in ascending order; more than kBandIds - kTally are not written, only known to be
-// more. Without a branch on each id: whether it is in is a coin toss.
+// Writes the ids of the band in ascending order, at most kBandIds - kTally of them; the result
+// tells if there are more. There is no branch per id, because whether an id is in the band cannot
+// be predicted.
 static inline int gather_band(const Row& r, const Band& band) {
   int found = 0;
   for (int b = 0; b < r.blocks; b++) {
@@ -230,7 +233,7 @@ static inline int gather_band(const Row& r, const Band& band) {
   return found;
 }
 
-// A band of one value: its ids in ascending order are its order.
+// In a band of one value, the order is that of the ids.
 static inline Cut cut_equal(const Row& r, const Band& band, double target) {
   double sum = band.above;
   int32_t last = -1;
@@ -264,8 +267,9 @@ static inline Cut cut_band(const Row& r, Band band, double target) {
 
 CPUSERVE_INLINE float above(float x) { return float_of_key(key_of(x) + 1); }
 
-// The `k` (>= 1) first ids; all that are not -inf where they are fewer. k blocks hold an id of at
-// least the k-th largest block maximum each, which is where most searches start and end.
+// Cuts after the first `k` (>= 1) ids, or keeps all that are not -inf if there are fewer. At least
+// k blocks contain an id at or above the k-th largest block maximum, so most searches start and end
+// there.
 static inline Cut cut_count(Row r, float largest, int k) {
   r.mass = nullptr;
   Band band = {-FLT_MAX, above(largest), 0, r.n, 0};
@@ -278,7 +282,7 @@ static inline Cut cut_count(Row r, float largest, int k) {
     float t[kThresholds] = {-FLT_MAX, -FLT_MAX, -FLT_MAX, -FLT_MAX};
     band.count_lo = tally_row(r, t).count[0];
     if (band.count_lo <= k) return {-FLT_MAX, r.n};
-    // From the spread of the block maxima a first guess at where k ids begin.
+    // The spread of the block maxima gives a first estimate of where k ids begin.
     float least = largest;
     for (int b = 0; b < r.blocks; b++) {
       if (r.block_max[b] > -FLT_MAX && r.block_max[b] < least) least = r.block_max[b];
@@ -289,12 +293,12 @@ static inline Cut cut_count(Row r, float largest, int k) {
     }
     narrow_band(r, t, k, band);
   } else if (gather_band(r, band) <= kBandIds) {
-    band.count_lo = 1;  // few enough
+    band.count_lo = 1;  // few enough for the list
   }
   return cut_band(r, band, k);
 }
 
-// A sample of a row: every block's ids at a place that differs from block to block.
+// A sample of a row: from every block the ids at a place that differs from block to block.
 constexpr int kSampleIds = 2048;
 
 CPUSERVE_INLINE int sample_ids(const Row& r) {
@@ -308,10 +312,10 @@ CPUSERVE_INLINE int sample_ids(const Row& r) {
   return found;
 }
 
-// Thresholds around where a sample of the row has the cut; false where it is too small, or where
-// few ids have most of the mass, which a sample misses. The cut's rank is off by 1 % of the row
-// (one deviation, at most), so the thresholds stand 0.4 and 1.5 % away from it, by rank in the
-// sample: what they enclose nearly always fits the list.
+// Chooses thresholds around the cut of a sample of the row. Returns false if the sample is too
+// small, or if few ids have most of the mass, which a sample misses. The rank of the cut is off by
+// 1 % of the row (one deviation, at most), so the thresholds are 0.4 and 1.5 % away from it, by
+// rank in the sample. The ids between them nearly always fit the list.
 static inline bool guess_thresholds(const Row& r, double total, double target, float* t) {
   const int n = sample_ids(r);
   if (n < kSampleIds / 2 || n * 16 > r.n) return false;
@@ -331,8 +335,9 @@ static inline bool guess_thresholds(const Row& r, double total, double target, f
   return true;
 }
 
-// The shortest prefix of mass at least `target` of `total`, mass being exp((logit - largest) /
-// temperature): below 104 temperatures there is none. Logits below `least` are not looked at.
+// Cuts after the shortest prefix of mass at least `target` of `total`. The mass of an id is
+// exp((logit - largest) / temperature), and is 0 more than 104 temperatures below the largest.
+// Logits below `least` are not read.
 static inline Cut cut_mass(const Row& r, float largest, float least, float temperature,
                            double total, double target) {
   Band band = {largest - 104.0f * temperature, above(largest), 0, r.n, 0};

@@ -1,12 +1,18 @@
-// One instruction-set unit: gathers the kernels, compiled for the level that includes this, into
-// its KernelTable. An entry left null is inherited from the level below (kernels/resolve.cpp); a
-// unit says what it provides before the include:
+// One ISA unit: collects the kernels, compiled for the level that includes this file, in its
+// KernelTable. An entry left null is inherited from the level below (kernels/resolve.cpp); a
+// unit defines before the include what it provides:
 //
 //   CPUSERVE_UNIT_ALL      everything
 //   CPUSERVE_UNIT_GROUPED  the quantized linears (int8 dot products)
 //   CPUSERVE_UNIT_BF16     the bf16 linear and attention (bf16 dot products)
+//   CPUSERVE_UNIT_I8MM     the quantized linears on SMMLA
+//   CPUSERVE_UNIT_BFMMLA   the bf16 linear on BFMMLA, and attention (bf16 dot products)
+//   CPUSERVE_UNIT_TILES    linears and attention on matrix tiles (AMX)
 #pragma once
-#include CPUSERVE_VEC  // first: everything below is written in its terms
+#if defined(CPUSERVE_UNIT_I8MM) || defined(CPUSERVE_UNIT_BFMMLA)
+#define CPUSERVE_UNIT_MMLA
+#endif
+#include CPUSERVE_VEC  // first: the files below use its primitives
 
 #include "kernels/linear/channel.h"
 #include "kernels/linear/dense.h"
@@ -14,13 +20,21 @@
 #include "kernels/linear/w4_wide.h"
 #include "kernels/linear/w8_group.h"
 #include "kernels/table.h"
-#if defined(CPUSERVE_UNIT_ALL) || defined(CPUSERVE_UNIT_BF16)
+#if defined(CPUSERVE_UNIT_ALL) || defined(CPUSERVE_UNIT_BF16) || defined(CPUSERVE_UNIT_BFMMLA) || \
+    defined(CPUSERVE_UNIT_TILES)
 #include "kernels/generic/attention.h"
+#endif
+#ifdef CPUSERVE_UNIT_TILES
+#include "kernels/linear/tiles.h"
+#endif
+#ifdef CPUSERVE_UNIT_MMLA
+#include "kernels/linear/mmla.h"
 #endif
 #ifdef CPUSERVE_UNIT_ALL
 #include "kernels/generic/activation.h"
 #include "kernels/generic/add.h"
 #include "kernels/generic/convert.h"
+#include "kernels/generic/logits.h"
 #include "kernels/generic/norm.h"
 #include "kernels/generic/rope_kv.h"
 #include "kernels/generic/sample.h"
@@ -46,6 +60,38 @@ constexpr KernelTable make_table(const char* isa) {
   t.attention = attention;
   t.attention_merge = attention_merge;
 #endif
+#ifdef CPUSERVE_UNIT_I8MM
+  t.linear[static_cast<int>(WeightKind::w8_g32)] = mmla_group_kernel<W8Group>();
+  t.linear[static_cast<int>(WeightKind::w4_g32)] = mmla_group_kernel<W4Group<false>>();
+  t.linear[static_cast<int>(WeightKind::w4m_g32)] = mmla_group_kernel<W4Group<true>>();
+  t.linear[static_cast<int>(WeightKind::w4m_g128)] = mmla_group_kernel<W4Wide>();
+  t.linear[static_cast<int>(WeightKind::w8_channel)] = mmla_channel_kernel<MmlaChannel>();
+  t.linear[static_cast<int>(WeightKind::w8_channel_g128)] =
+      mmla_channel_kernel<MmlaChannelGroups>();
+#endif
+#ifdef CPUSERVE_UNIT_BFMMLA
+  t.linear[static_cast<int>(WeightKind::dense_bf16)] = mmla_dense_kernel<MmlaBf16>();
+  t.attention = attention;
+  t.attention_merge = attention_merge;
+#endif
+#ifdef CPUSERVE_UNIT_TILES
+  t.linear[static_cast<int>(WeightKind::dense_bf16)] =
+      on_tiles<Bf16Tiles>(dense_kernel<Bf16Element>());
+  t.linear[static_cast<int>(WeightKind::w8_g32)] =
+      on_tiles<GroupTiles<RawGroup<W8Group>, ActFormat::q8g32>>(group_kernel<W8Group>());
+  t.linear[static_cast<int>(WeightKind::w4_g32)] =
+      on_tiles<GroupTiles<RawGroup<W4Group<false>>, ActFormat::q8g32>>(
+          group_kernel<W4Group<false>>());
+  t.linear[static_cast<int>(WeightKind::w4m_g32)] =
+      on_tiles<GroupTiles<RawGroup<W4Group<true>>, ActFormat::q8g32>>(
+          group_kernel<W4Group<true>>());
+  t.linear[static_cast<int>(WeightKind::w4m_g128)] =
+      on_tiles<GroupTiles<RawGroup<W4Wide>, ActFormat::q8g128>>(group_kernel<W4Wide>());
+  t.linear[static_cast<int>(WeightKind::w8_channel)] = on_tiles<ChannelTiles>(channel_kernel<0>());
+  t.linear[static_cast<int>(WeightKind::w8_channel_g128)] =
+      on_tiles<GroupTiles<RawChannel, ActFormat::q8g128>>(channel_kernel<kWideGroup / 4>());
+  t.attention = attention;
+#endif
 #ifdef CPUSERVE_UNIT_ALL
   t.linear[static_cast<int>(WeightKind::dense_f16)] = dense_kernel<F16Element>();
   t.linear[static_cast<int>(WeightKind::dense_f32)] = dense_kernel<F32Element>();
@@ -55,10 +101,21 @@ constexpr KernelTable make_table(const char* isa) {
   t.add = add;
   t.activation = activation;
   t.rope_store = rope_store;
+  t.scale_logits = scale_logits;
   t.sample = sample;
   t.probe_read = probe_read;
 #endif
-  t.probe_dot = probe_dot;
+  constexpr auto dot = [](DotKind kind) { return static_cast<int>(kind); };
+#ifdef CPUSERVE_UNIT_ALL
+  t.probe_dot[dot(DotKind::f32)] = probe_f32;
+#endif
+#if !defined(CPUSERVE_UNIT_GROUPED) && !defined(CPUSERVE_UNIT_I8MM)
+  t.probe_dot[dot(DotKind::bf16)] = probe_bf16;
+#endif
+#if !defined(CPUSERVE_UNIT_BF16) && !defined(CPUSERVE_UNIT_BFMMLA)
+  t.probe_dot[dot(DotKind::int8)] = probe_bytes<W8Group>;
+  t.probe_dot[dot(DotKind::int4)] = probe_bytes<W4Group<false>>;
+#endif
   return t;
 }
 

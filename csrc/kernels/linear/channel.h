@@ -4,23 +4,24 @@
 //   row:   f = float(sum_k q_w q_x - zero sum_x) * (s_w s_x), integers over the whole row
 //   g128:  f = fma(float(sum_k q_w q_x - zero sum_x), s_x, f) per group, then f * s_w
 //
-// The tile keeps MR rows x NP panels of int32 sums in registers and walks K a quad at a time; with
-// one scale per row nothing but products is left in the loop. Per group, the fp32 sums share the
-// registers where there is room, else they stay in `c`, which is in L1.
+// The tile keeps MR rows x NP panels of int32 sums in registers and walks K a quad at a time. With
+// one scale per row the loop contains only products. With scales per group, the fp32 sums are also
+// in registers if they fit, otherwise in `c`, which is in L1.
 #pragma once
 #include "kernels/linear/group.h"
 
 namespace CPUSERVE_NS {
 namespace {
 
-constexpr size_t kChannelScales = kPanel * sizeof(float);  // behind a panel's weights
+constexpr size_t kChannelScales = kPanel * sizeof(float);  // after the weights of a panel
 
-// Where a channel tile stands: first row, first panel, and the line to prefetch; all move along K.
+// The position of a channel tile: first row, first panel, and the line to prefetch. All of them
+// advance along K.
 struct ChannelAt {
   const uint8_t *x, *w, *ahead;
 };
 
-// The next `quads` quads of K into the integer sums.
+// Adds the next `quads` quads of K to the integer sums.
 template <int MR, int NV, bool kNear, int NPF>
 CPUSERVE_INLINE void channel_products(I (&acc)[MR][NV], ChannelAt& at, int64_t quads,
                                       size_t x_stride, size_t panel_bytes) {
@@ -49,7 +50,7 @@ CPUSERVE_INLINE void channel_products(I (&acc)[MR][NV], ChannelAt& at, int64_t q
   }
 }
 
-// The scales of vector v's columns.
+// The scales of the columns of vector v.
 CPUSERVE_INLINE F channel_scale(const LinearTile& t, int v) {
   const uint8_t* panel = t.w + static_cast<size_t>(v / kVecs) * t.panel_bytes;
   const uint8_t* scales = panel + t.panel_bytes - kChannelScales;
@@ -64,8 +65,8 @@ struct Channel {
   static constexpr int64_t kWholeUnits = kGroupQuads ? kGroupQuads : 1;
   static constexpr int kSums = kGroupVecs / kVecs;
   static constexpr int kRows = kSums < 6 ? kSums : 6;
-  // Per group, fp32 sums in registers are worth more than a wider tile: with 6 x 4 a third of what
-  // a group costs beyond its products are their loads and stores.
+  // With scales per group, fp32 sums in registers are worth more than a wider tile: with 6 x 4,
+  // loading and storing these sums is a third of what a group costs beyond its products.
   static constexpr int kTile = kGroupQuads && kSums >= 12 ? kSums / 2 : kSums;
   static constexpr int kPanels = kTile / kRows > 4 ? 4 : kTile / kRows;
   static constexpr int kStreamRows = kSums >= 24 ? 16 : kRows;
@@ -119,7 +120,7 @@ struct Channel {
       at = from(t, t.split, t.ahead1);
       channel_products<MR, NV, kNear, NPF>(acc, at, t.u1 - t.split, t.x_stride, t.panel_bytes);
     }
-    float* const c = t.c;  // what is stored there does not change `t`
+    float* const c = t.c;  // a local copy: stores to it cannot change `t`
     if (!t.last) {
 #pragma GCC unroll 16
       for (int r = 0; r < MR; r++) {
@@ -163,11 +164,12 @@ struct Channel {
     const size_t panel_bytes = t.panel_bytes;
     ChannelAt at = from(t, t.u0, t.ahead0);
     for (int64_t u = t.u0; u < end; u += kGroupQuads, scales += 4) {
-      // The last groups fetch what comes after this tile; the one that holds `split` is either.
+      // The last groups prefetch the data after this tile. The group that contains `split` may do
+      // either.
       if (kNear && u >= t.split) at.ahead = t.ahead1 + u * kUnitBytes;
       I acc[MR][NV];
       start(acc, scales + to_sums, x_stride);
-      opaque(c);  // else gcc keeps all of it in registers, which means on the stack
+      opaque(c);  // without it gcc keeps all of c in registers, and spills them to the stack
       const int64_t quads = end - u < kGroupQuads ? end - u : kGroupQuads;
       channel_products<MR, NV, kNear, NPF>(acc, at, quads, x_stride, panel_bytes);
 #pragma GCC unroll 16
@@ -204,7 +206,7 @@ inline size_t channel_panel_bytes(int64_t k) noexcept {
   return static_cast<size_t>((k + 3) / 4 * 64) + kChannelScales;
 }
 
-// The scale of one source row: its own, or largest magnitude / 127.
+// The scale of one source row: the one it brings, or largest magnitude / 127.
 inline float channel_scale_of(const PackArgs& a, int row) {
   if (!a.rows[row]) return 0.0f;
   if (a.source == SourceType::s8_channel) return read_as<float>(a.rows[row]);
@@ -220,7 +222,8 @@ inline float channel_scale_of(const PackArgs& a, int row) {
   return reduce_max(top) / 127.0f;
 }
 
-// Elements [k0, k0 + n) of a row as bytes with zero 128; those up to kChunk64 as zeros.
+// Writes elements [k0, k0 + n) of a row as bytes with zero point 128. The other bytes up to
+// kChunk64 are zeros.
 inline void channel_bytes(const PackArgs& a, int row, int64_t k0, int n, float scale,
                           uint8_t* out) {
   alignas(64) int8_t q[kChunk64] = {};
@@ -263,7 +266,8 @@ inline void channel_row(const PackedWeight& w, int64_t n, float* out) noexcept {
 template <int64_t kGroupQuads>
 constexpr LinearKernel channel_kernel() {
   using Kind = Channel<kGroupQuads>;
-  return {Kind::kAct, channel_panel_bytes, pack_channel, run_linear<Kind>, channel_row};
+  return {Kind::kAct,  channel_panel_bytes, pack_channel, run_linear<Kind>,
+          channel_row, Kind::kRows,         Kind::kPanels};
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 // dense_bf16, dense_f16, dense_f32: weights in their own float type, sums in fp32.
 //
-// The tile keeps MR rows x NP panels of fp32 sums in registers; a step of K loads the panels' lines
-// once and broadcasts each row's element. 6 x 64 columns on AVX-512: 24 sums, 4 weights, 1
-// broadcast of 32 registers, 10 loads for 24 products, so the two multipliers set the pace.
+// The tile keeps MR rows x NP panels of fp32 sums in registers; a step of K loads the lines of
+// the panels once and broadcasts one element of each row. 6 x 64 columns on AVX-512 use 24 sums, 4
+// weights and 1 broadcast of 32 registers, and 10 loads for 24 products, so the two multipliers are
+// the limit.
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/linear/source.h"
@@ -10,8 +11,8 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// One step of K is kPhases products per element: where there is no bf16 product, the even element
-// of the pair and then the odd one, in the order dot2 has.
+// One step of K takes kPhases products per element. Without a bf16 dot product, the even element of
+// a pair is multiplied first and then the odd one, in the order of dot2.
 struct Bf16Element {
   using Packed = uint16_t;
   static constexpr ActFormat kAct = ActFormat::bf16;
@@ -50,7 +51,8 @@ struct F32Element {
   static float to_float(float x) { return x; }
 };
 
-// Weight vector v of a step's line, row operand, and product, of one phase.
+// Vector v of the weights in the line of a step, for one phase; then the operand of a row, and the
+// product.
 template <class E, int kPhase>
 CPUSERVE_INLINE auto weight_of(const uint8_t* line, int v) {
   if constexpr (sizeof(typename E::Packed) == 4) {
@@ -106,15 +108,16 @@ template <class E>
 struct Dense {
   static constexpr int64_t kUnitBytes =
       kPanel * E::kPerStep * static_cast<int64_t>(sizeof(typename E::Packed));
-  // With 16 registers, both halves of the pairs leave room for 8 sums: 6 x 2 spills, at half the
-  // rate.
+  // With 16 registers, there are registers for 8 sums beside both halves of the pairs: 6 x 2 sums
+  // spill, and run at half the rate.
   static constexpr int kMost = kTileRows * kTileVecs;
   static constexpr int kSums = E::kPhases == 2 && kMost == 12 ? 8 : kMost;
   static constexpr int kRows = kSums / kVecs >= 24 ? 6 : kSums / kVecs < 6 ? kSums / kVecs : 6;
   static constexpr int kPanels = kSums / kVecs / kRows >= 4 ? 4 : kSums / kVecs / kRows;
   static constexpr int kStreamRows = kSums / kVecs >= 24 ? 16 : kRows;
-  // One stream of memory reads faster than several, the shorter they are the more (K = 896, 8 rows:
-  // 98 % of a bare read, with three panels side by side 89 %).
+  // One stream of memory is read faster than several, and the difference is larger for shorter
+  // streams (K = 896, 8 rows: 98 % of the bandwidth of a plain read, with three panels side by side
+  // 89 %).
   static constexpr int stream_panels(int) { return 1; }
   static int64_t units(int64_t k) { return (k + E::kPerStep - 1) / E::kPerStep; }
   static constexpr int64_t kWholeUnits = 1;
@@ -166,7 +169,8 @@ size_t dense_panel_bytes(int64_t k) noexcept {
   return static_cast<size_t>(Dense<E>::units(k) * Dense<E>::kUnitBytes);
 }
 
-// Elements [k0, k0 + n) of one source row as packed elements; bits unchanged where types agree.
+// Reads elements [k0, k0 + n) of one source row as packed elements. If the types agree, the bits do
+// not change.
 template <class E>
 inline void read_elements(const PackArgs& a, int row, int64_t k0, int n, typename E::Packed* out) {
   using T = typename E::Packed;
@@ -211,7 +215,8 @@ void dense_row(const PackedWeight& w, int64_t n, float* out) noexcept {
 
 template <class E>
 constexpr LinearKernel dense_kernel() {
-  return {E::kAct, dense_panel_bytes<E>, pack_dense<E>, run_linear<Dense<E>>, dense_row<E>};
+  return {E::kAct,      dense_panel_bytes<E>, pack_dense<E>,    run_linear<Dense<E>>,
+          dense_row<E>, Dense<E>::kRows,      Dense<E>::kPanels};
 }
 
 }  // namespace

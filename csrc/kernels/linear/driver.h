@@ -1,19 +1,19 @@
-// How a linear walks its weights, whatever their kind: panels outermost, so that each is read from
-// memory once; rows inside; K innermost. A kind gives the tile:
+// The loops of a linear, for all weight kinds: panels outermost, so that each is read from memory
+// once; then rows; K innermost. A kind defines the tile:
 //
 //   struct Kind {
 //     static constexpr int64_t kUnitBytes   bytes of one panel per unit of K (pair, element, group)
 //     static int64_t units(int64_t k)
-//     static constexpr int64_t kWholeUnits  a K block is a multiple of so many units
+//     static constexpr int64_t kWholeUnits  a K block is a multiple of this many units
 //     static constexpr ActFormat kAct
-//     static constexpr int kStreamRows      up to so many rows are one pass over the weights
+//     static constexpr int kStreamRows      up to this many rows take one pass over the weights
 //     static constexpr int stream_panels(int rows)         panels side by side in that pass
 //     static constexpr int kRows, kPanels   the tile for more rows than kStreamRows
 //     template <int MR, int NP, bool kNear, int NPF> static void tile(const LinearTile&)
 //   };
 //
-// A tile starts from zero or from what a previous K block left in `c`; each output element is one
-// chain over ascending K, so tile shapes and K blocks never change a bit.
+// A tile starts from zero or from the sums of the previous K block in `c`. Each output element is
+// one chain of additions over ascending K, so tile shapes and K blocks never change a bit.
 #pragma once
 #include "kernels/generic/epilogue.h"
 #include "kernels/table.h"
@@ -36,55 +36,73 @@ struct LinearTile {
   bool last;    // u1 is the end of K
 };
 
-// Hides where a pointer comes from. A tile has a few pointers that move along K and adds constant
-// row offsets to them; gcc, left to itself, keeps one moving pointer for every row and stream and
-// spills.
+// Hides the origin of a pointer from the compiler. A tile has a few pointers that advance along K
+// and adds constant row offsets to them. Without this, gcc keeps a separate pointer for every row
+// and stream, and spills.
 template <class T>
 CPUSERVE_INLINE void opaque(T*& p) {
   asm("" : "+r"(p));
 }
 
-// gcc allocates registers loop by loop; where sums outlive a short inner loop it then puts that
-// loop's own operands on the stack (half the rate). With the function as one region it does not.
+// gcc allocates registers loop by loop. If sums live longer than a short inner loop, it puts the
+// operands of that loop on the stack (half the rate). With the whole function as one region it does
+// not.
 #if defined(__GNUC__) && !defined(__clang__)
 #define CPUSERVE_ONE_REGION __attribute__((optimize("ira-region=one")))
 #else
 #define CPUSERVE_ONE_REGION
 #endif
 
-// Bytes of weights being fetched beyond those in use, of all panels of a tile together: 40 GB/s and
+// Bytes of weights prefetched ahead of those in use, for all panels of a tile together: 40 GB/s and
 // 200 ns of loaded memory latency are 8 KB.
 constexpr int64_t kAheadBytes = 8192;
-// Panels of the whole matrix: a call also fetches what follows its last panel, which the same
-// thread's next call most often needs.
+// Prefetches `left` lines, `a_step` of them with every step of a tile, so that memory works while
+// the tile computes.
+struct LineFetch {
+  const uint8_t* at = nullptr;
+  int64_t left = 0, a_step = 0;
+  bool near = false;  // into L1
+
+  __attribute__((always_inline)) inline void step() {
+    constexpr int kLine = 64;
+    const int64_t n = a_step < left ? a_step : left;
+    for (int64_t i = 0; i < n; i++, at += kLine) near ? prefetch(at) : prefetch_l2(at);
+    left -= n;
+  }
+};
+
+// Number of panels of the whole matrix. A call also prefetches beyond its last panel, because the
+// next call of the same thread usually needs that.
 CPUSERVE_INLINE int64_t panels_of(const PackedWeight& w) { return (w.n + kPanel - 1) / kPanel; }
 
-// Panels whose results are collected before the epilogue in a one-pass linear; divides by 1..4.
+// Number of panels whose results a one-pass linear collects before the epilogue; divisible by 1..4.
 constexpr int kSpanPanels = kMostPanels;
-// Floats from one row of a tile's sums to the next: of a span in one-pass linears, else of a strip.
+// Floats from one row of the sums of a tile to the next: the width of a span in one-pass linears,
+// otherwise of a strip.
 template <bool kNear>
 constexpr int sums_stride() {
   return (kNear ? kSpanPanels : kStripPanels) * kPanel;
 }
-// Weights of one strip and K block, half of a 1 MB L2 less the rows that pass through it.
+// Bytes of weights of one strip and K block: half of a 1 MB L2, minus the rows that pass through
+// it.
 constexpr int64_t kBlockBytes = 256 << 10;
 constexpr int64_t kBlockRows = 512;
 static_assert(kBlockRows * kStripPanels * kPanel * 4 <= static_cast<int64_t>(kLinearScratch),
               "the sums of one row block must fit the scratch");
 
-// f32 output of whole panels without activation is most of a model's linears.
+// True for f32 output without activation and glu, which most linears of a model have.
 CPUSERVE_INLINE bool plain_f32(const Epilogue& ep) {
   return ep.out.format == ActFormat::f32 && ep.act == Activation::none && !ep.glu;
 }
 
-// One copy of the general epilogue for all kinds.
+// Not inlined, so that all kinds share one copy of the general epilogue.
 static __attribute__((noinline)) void finish_tile(const Epilogue& ep, int64_t row0, int rows,
                                                   int64_t panel0, int panels, const float* c,
                                                   size_t stride) {
   store_tile(ep, row0, rows, panel0, panels, c, stride);
 }
 
-// Epilogue of `panels` finished panels of one row at `c`.
+// The epilogue of `panels` finished panels of one row at `c`.
 CPUSERVE_INLINE void finish_plain(const Epilogue& ep, int64_t row, int64_t panel0, int panels,
                                   const float* c) {
   const int64_t column0 = panel0 * kPanel;
@@ -96,7 +114,8 @@ CPUSERVE_INLINE void finish_plain(const Epilogue& ep, int64_t row, int64_t panel
   }
 }
 
-// Epilogue of `panels` finished panels of rows [row0, row0 + rows) at `c`, `stride` floats a row.
+// The epilogue of `panels` finished panels of rows [row0, row0 + rows) at `c`, with `stride` floats
+// per row.
 CPUSERVE_INLINE void finish(const Epilogue& ep, bool plain, int64_t row0, int rows, int64_t panel0,
                             int panels, const float* c, size_t stride) {
   if (!plain || (panel0 + panels) * kPanel > ep.out.width) {
@@ -107,25 +126,27 @@ CPUSERVE_INLINE void finish(const Epilogue& ep, bool plain, int64_t row0, int ro
   }
 }
 
-// The sums of a row's second part, `stride` floats on, join those of its first.
-CPUSERVE_INLINE void join_parts(float* c, int stride, int panels) {
+// Adds the sums of the second term of a row, which are `stride` floats further, to those of its
+// first term.
+CPUSERVE_INLINE void join_terms(float* c, int stride, int panels) {
   for (int i = 0; i < panels * kPanel; i += kLanes) {
     store(c + i, add(load(c + i), load(c + stride + i)));
   }
 }
 
-// The same for `rows` rows of sums, each of which is one of a value's `parts`.
-CPUSERVE_INLINE void finish_parts(const LinearArgs& a, bool plain, int64_t row0, int rows,
+// The same for `rows` rows of sums, each of which is one of the `terms` of a row of activations,
+// then the epilogue.
+CPUSERVE_INLINE void finish_terms(const LinearArgs& a, bool plain, int64_t row0, int rows,
                                   int64_t panel0, int panels, float* c, int stride) {
-  if (a.parts == 2) {
-    for (int r = 0; r < rows; r += 2) join_parts(c + r * stride, stride, panels);
+  if (a.terms == 2) {
+    for (int r = 0; r < rows; r += 2) join_terms(c + r * stride, stride, panels);
   }
-  finish(a.ep, plain, row0, rows / a.parts, panel0, panels, c,
-         static_cast<size_t>(stride * a.parts));
+  finish(a.ep, plain, row0, rows / a.terms, panel0, panels, c,
+         static_cast<size_t>(stride * a.terms));
 }
 
-// The lines of output that a tile is going to fill or add to come while it computes: they were last
-// touched a layer ago, and waiting for them costs up to a fifth of the tile.
+// Prefetches the output lines that a tile will write or add to, while it computes. They were last
+// used a layer ago, and waiting for them takes up to a fifth of the time of the tile.
 CPUSERVE_INLINE void fetch_output(const Epilogue& ep, int64_t row0, int64_t rows, int64_t panel0,
                                   int panels) {
   const int halves = ep.glu ? 2 : 1;
@@ -158,13 +179,13 @@ CPUSERVE_INLINE void fetch_output(const Epilogue& ep, int64_t row0, int64_t rows
   }
 }
 
-// Runtime row count to compile-time tile.
+// Calls the tile whose compile-time row count is `rows`.
 template <class Kind, bool kNear, int NP, int NPF, int MR>
 CPUSERVE_INLINE void call_tile(int rows, const LinearTile& t) {
   if (rows == MR) return Kind::template tile<MR, NP, kNear, NPF>(t);
   if constexpr (MR > 1) call_tile<Kind, kNear, NP, NPF, MR - 1>(rows, t);
 }
-// The one-pass tile of `rows` rows with as many panels as its registers hold.
+// Calls the one-pass tile of `rows` rows with as many panels as fit its registers.
 template <class Kind, int MR>
 CPUSERVE_INLINE void call_stream_tile(int rows, const LinearTile& t) {
   if (rows == MR) {
@@ -180,18 +201,19 @@ CPUSERVE_INLINE int stream_panels_of(int rows) {
   return 1;
 }
 
-// Few rows: one pass, bound by memory; every line is prefetched kAheadBytes ahead, across panels.
+// For few rows: one pass over the weights, bound by memory. Every line is prefetched kAheadBytes
+// ahead, also across panels.
 template <class Kind>
 CPUSERVE_INLINE void stream(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
-  const int rows = static_cast<int>(a.m) * a.parts, wide = stream_panels_of<Kind>(rows);
+  const int rows = static_cast<int>(a.m) * a.terms, wide = stream_panels_of<Kind>(rows);
   const bool plain = plain_f32(a.ep);
   float* c = static_cast<float*>(a.scratch);
   const int64_t units = Kind::units(w.k);
   const int64_t ahead_units = kAheadBytes / wide / Kind::kUnitBytes, total = panels_of(w);
   LinearTile t;
   t.x = static_cast<const uint8_t*>(a.x);
-  t.x_stride = a.x_stride / static_cast<size_t>(a.parts);
+  t.x_stride = a.x_stride / static_cast<size_t>(a.terms);
   t.x_padded = padded_width(Kind::kAct, w.k);
   t.panel_bytes = w.panel_bytes;
   t.u0 = 0;
@@ -216,37 +238,57 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
         call_stream_tile<Kind, Kind::kStreamRows>(rows, t);
       }
     }
-    finish_parts(a, plain, 0, rows, p0, span, c, sums_stride<true>());
+    finish_terms(a, plain, 0, rows, p0, span, c, sums_stride<true>());
   }
 }
 
-// Row tiles whose epilogue is done together: activations and quantization are long chains of
-// dependent operations, and only several rows' side by side fill the core.
+// Number of row tiles whose epilogue runs together: activations and quantization are long chains of
+// dependent operations, and only those of several rows side by side use the core fully.
 constexpr int64_t kFinishTiles = 4;
 
-// What one strip's K block needs besides the tile itself.
+// The parameters of one K block of a strip, except the tile itself.
 struct Block {
-  int64_t row0, rows;  // values of x; each is `parts` rows of bytes
+  int64_t row0, rows;  // rows of activations; each has `terms` int8 rows
   int64_t panel0;
   int panels;
   int64_t u0, u1;
-  const uint8_t* next;  // the block after this one, for the prefetch; base as in LinearTile
+  const uint8_t* next;  // the next block, for prefetching; base as in LinearTile
   bool keep;            // more than one K block: sums stay in c, [rows][64]
   bool last;
 };
 
-// All row tiles of one block. The first four fetch the next block into L2, a panel each (where
-// there are fewer, the first two half of it each), so that memory is neither idle while rows are
-// computed from cache nor asked for more than it gives.
+// Runs the tiles of NP panels from panel p of a block on, for one of its `tiles` row tiles. The
+// first row tiles prefetch the next block into L2, one panel each (if there are fewer than four,
+// the first two prefetch half of these NP panels each). So memory is neither idle while rows are
+// computed from cache, nor are more prefetches in flight than it can serve.
+template <class Kind, int NP>
+CPUSERVE_INLINE void run_wide(const LinearArgs& a, const Block& b, LinearTile& t, int rows, int p,
+                              int64_t i, int64_t tiles) {
+  const size_t panel_bytes = a.w->panel_bytes;
+  if (tiles >= kStripPanels) {
+    const bool fetch = b.next && i < b.panels && p == 0;
+    if (fetch) t.ahead0 = t.ahead1 = b.next + static_cast<size_t>(i) * panel_bytes;
+    call_tile<Kind, false, NP, 1, Kind::kRows>(rows, t);
+  } else {
+    constexpr int kHalf = (NP + 1) / 2;
+    const size_t from = static_cast<size_t>(p + i * kHalf) * panel_bytes;
+    if (b.next && i < 2) t.ahead0 = t.ahead1 = b.next + from;
+    call_tile<Kind, false, NP, kHalf, Kind::kRows>(rows, t);
+  }
+}
+
+// Runs all row tiles of one block. Half a strip takes tiles of two panels where a whole one takes
+// tiles of four: at AVX-512, 6 x 2 sums still hide the latency of a product, one panel's 6 would
+// not.
 template <class Kind>
 CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) {
   const PackedWeight& w = *a.w;
   float* c = static_cast<float*>(a.scratch);
   constexpr int kWidth = sums_stride<false>();
-  const int64_t most = Kind::kRows / a.parts, tiles = (b.rows + most - 1) / most;
+  const int64_t most = Kind::kRows / a.terms, tiles = (b.rows + most - 1) / most;
   const int64_t base = b.rows / tiles, longer = b.rows % tiles;  // equal tiles: no short last one
   LinearTile t;
-  t.x_stride = a.x_stride / static_cast<size_t>(a.parts);
+  t.x_stride = a.x_stride / static_cast<size_t>(a.terms);
   t.x_padded = padded_width(Kind::kAct, w.k);
   t.panel_bytes = w.panel_bytes;
   t.u0 = b.u0;
@@ -255,12 +297,14 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   t.last = b.last;
   const int64_t together = plain ? 1 : kFinishTiles;
   for (int64_t i = 0, row = 0, unfinished = 0; i < tiles; i++) {
-    const int rows = static_cast<int>(base + (i < longer)) * a.parts;
-    float* sums = c + (b.keep ? row : row - unfinished) * a.parts * kWidth;
+    const int rows = static_cast<int>(base + (i < longer)) * a.terms;
+    float* sums = c + (b.keep ? row : row - unfinished) * a.terms * kWidth;
     t.x = static_cast<const uint8_t*>(a.x) + static_cast<size_t>(b.row0 + row) * a.x_stride;
-    if (b.last) fetch_output(a.ep, b.row0 + row, rows / a.parts, b.panel0, b.panels);
+    if (b.last) fetch_output(a.ep, b.row0 + row, rows / a.terms, b.panel0, b.panels);
     for (int p = 0, np; p < b.panels; p += np) {
-      np = b.panels - p >= Kind::kPanels ? Kind::kPanels : 1;
+      np = b.panels - p >= Kind::kPanels           ? Kind::kPanels
+           : Kind::kPanels > 2 && b.panels - p > 1 ? 2
+                                                   : 1;
       const size_t at = static_cast<size_t>(p) * w.panel_bytes;
       t.w = w.data + static_cast<size_t>(b.panel0) * w.panel_bytes + at;
       t.ahead0 = t.ahead1 = t.w;
@@ -268,28 +312,23 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
       if (np == 1) {
         if (b.next && i == 0) t.ahead0 = t.ahead1 = b.next + at;
         call_tile<Kind, false, 1, 1, Kind::kRows>(rows, t);
-      } else if (tiles >= kStripPanels) {
-        const bool fetch = b.next && i < kStripPanels && p == 0;
-        if (fetch) t.ahead0 = t.ahead1 = b.next + static_cast<size_t>(i) * w.panel_bytes;
-        call_tile<Kind, false, Kind::kPanels, 1, Kind::kRows>(rows, t);
-      } else {
-        constexpr int kHalf = (Kind::kPanels + 1) / 2;
-        const size_t from = at + static_cast<size_t>(i * kHalf) * w.panel_bytes;
-        if (b.next && i < 2) t.ahead0 = t.ahead1 = b.next + from;
-        call_tile<Kind, false, Kind::kPanels, kHalf, Kind::kRows>(rows, t);
+      } else if (np == Kind::kPanels) {
+        run_wide<Kind, Kind::kPanels>(a, b, t, rows, p, i, tiles);
+      } else if constexpr (Kind::kPanels > 2) {
+        run_wide<Kind, 2>(a, b, t, rows, p, i, tiles);
       }
     }
-    row += rows / a.parts;
+    row += rows / a.terms;
     if (b.last && ((i + 1) % together == 0 || i + 1 == tiles)) {
-      float* first = c + (b.keep ? unfinished * a.parts * kWidth : 0);
-      const int count = static_cast<int>(row - unfinished) * a.parts;
-      finish_parts(a, plain, b.row0 + unfinished, count, b.panel0, b.panels, first, kWidth);
+      float* first = c + (b.keep ? unfinished * a.terms * kWidth : 0);
+      const int count = static_cast<int>(row - unfinished) * a.terms;
+      finish_terms(a, plain, b.row0 + unfinished, count, b.panel0, b.panels, first, kWidth);
       unfinished = row;
     }
   }
 }
 
-// Many rows: a strip's K block stays in L2 while every row passes over it.
+// For many rows: a K block of a strip stays in L2 while all rows pass over it.
 template <class Kind>
 CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
@@ -298,7 +337,7 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const int64_t most = kBlockBytes / (kStripPanels * Kind::kUnitBytes);
   const int64_t blocks = (units + most - 1) / most;
   const int64_t step = round_up((units + blocks - 1) / blocks, Kind::kWholeUnits);
-  const int64_t height = kBlockRows / a.parts, total = panels_of(w);
+  const int64_t height = kBlockRows / a.terms, total = panels_of(w);
   for (int64_t row0 = 0; row0 < a.m; row0 += height) {
     Block b;
     b.row0 = row0;
@@ -314,9 +353,10 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
         if (!b.last) {
           b.next = strip + step * Kind::kUnitBytes;
         } else {
-          b.next = b.panel0 + kStripPanels < total
-                       ? strip + kStripPanels * w.panel_bytes - b.u0 * Kind::kUnitBytes
-                       : nullptr;
+          b.next =
+              b.panel0 + b.panels < total
+                  ? strip + static_cast<size_t>(b.panels) * w.panel_bytes - b.u0 * Kind::kUnitBytes
+                  : nullptr;
         }
         run_block<Kind>(a, b, plain);
       }
@@ -327,7 +367,7 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
 template <class Kind>
 void run_linear(const LinearArgs& a) noexcept {
   if (a.m <= 0 || a.panel0 >= a.panel1) return;
-  if (a.m * a.parts <= Kind::kStreamRows) {
+  if (a.m * a.terms <= Kind::kStreamRows) {
     stream<Kind>(a);
   } else {
     blocked<Kind>(a);

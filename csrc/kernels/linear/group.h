@@ -4,9 +4,9 @@
 //   f = fma(float(sum_k q_w q_x - zero sum_x), s_w s_x, f)      then, with a minimum,
 //   f = fma(min, s_x float(sum_x), f)
 //
-// A kind W gives kGroup, kAct, kGroupBytes, kMinBytes, kZero, kQuadsPerLine and how a 64-byte line
-// holds quads. Integer sums are exact, so where and how they are taken never changes a bit; the
-// fp32 chain runs over the groups in ascending order at every shape.
+// A kind W defines kGroup, kAct, kGroupBytes, kMinBytes, kZero, kQuadsPerLine and the layout of
+// quads in a 64-byte line. Integer sums are exact, so their order never changes a bit. The fp32
+// chain runs over the groups in ascending order for every tile shape.
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/linear/source.h"
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kScaleBytes = kPanel * 2;
 
-// -zero sum_x in every lane; zero is a power of two.
+// -zero sum_x in every lane; `kZero` is a power of two or 0.
 template <int kZero>
 CPUSERVE_INLINE I zero_term(const uint8_t* sum) {
   const int32_t* at = reinterpret_cast<const int32_t*>(sum);
@@ -25,17 +25,18 @@ CPUSERVE_INLINE I zero_term(const uint8_t* sum) {
   return izero();
 }
 
-// Where a tile stands in its rows and weights; each moves on by one group.
+// The position of a tile in its rows and weights. Each pointer advances by one group.
 struct GroupAt {
-  const uint8_t *x, *scales, *sums;  // of the first row: bytes, their scale, their sum
+  const uint8_t *x, *scales, *sums;  // of the first row: values, their scale, their sum
   size_t x_stride;
   const uint8_t* w;  // of the first panel
   size_t panel_bytes;
-  const uint8_t* ahead;  // what to prefetch meanwhile, of the first panel
+  const uint8_t* ahead;  // address to prefetch meanwhile, for the first panel
 };
 
-// Line `i` of NPF panels' next group. A line at a time between the products: all of a group's at
-// once fill the core's miss buffers, and the loads after them wait.
+// Prefetches line `i` of the next group of NPF panels. One line at a time between the products:
+// prefetching all lines of a group at once fills the miss buffers of the core, and the loads after
+// it wait.
 template <bool kNear, int NPF>
 CPUSERVE_INLINE void fetch_line(const GroupAt& at, int i) {
   const uint8_t* line = at.ahead + i * 64;
@@ -54,7 +55,7 @@ CPUSERVE_INLINE void octet_products(typename W::Sum (&acc)[MR][NV], const GroupA
   const uint8_t* x = at.x + quad0 * 4;
 #pragma GCC unroll 8
   for (int quad = 0; quad < 8; quad++) {
-    // One base a quad: gcc would keep an offset for each quad and row, on the stack.
+    // One base pointer per quad: otherwise gcc keeps an offset for each quad and row on the stack.
     const uint8_t* lines = w + quad / W::kQuadsPerLine * 64;
     const uint8_t* quads = x + quad * 4;
     opaque(lines);
@@ -112,7 +113,7 @@ CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
       }
     }
   }
-  if constexpr (!W::kStartsFromAny) {  // small sums hold eight quads at a time
+  if constexpr (!W::kStartsFromAny) {  // small sums cannot hold more than eight quads
 #pragma GCC unroll 1
     for (int quad = 8; quad < kQuads; quad += 8) {
 #pragma GCC unroll 16
@@ -130,7 +131,7 @@ CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
   }
 }
 
-// One group's step of the fp32 chain: in registers, or in memory at `c`, kStride floats a row.
+// Adds one group to the fp32 chain: in registers, or in memory at `c` with kStride floats per row.
 template <class W, int MR, int NV, bool kKept, int kStride>
 CPUSERVE_INLINE void add_group(F (&f)[MR][NV], I (&dot)[MR][NV], const GroupAt& at, float* c) {
   F scale[NV], least[NV];
@@ -168,18 +169,20 @@ template <class W>
 struct Grouped {
   static constexpr ActFormat kAct = W::kAct;
   static constexpr int64_t kUnitBytes = W::kGroupBytes, kWholeUnits = 1;
-  // fp32 sums share the registers with the integer ones up to so many of each; else they stay in
-  // `c`, which is L1 resident: one load and one store a group of 8 products.
+  // Up to kInRegisters sums of each type, the fp32 sums are in registers together with the integer
+  // ones. Otherwise they stay in `c`, which is in L1: one load and one store for a group of 8
+  // products.
   static constexpr int kInRegisters = kGroupVecs / 2 / kVecs;
   static constexpr int kInMemory = kGroupVecs / kVecs;
-  // One stream of memory reads faster than several, the shorter they are the more (w4m_g128, K =
-  // 896, one row: 98 % of a bare read, with two panels side by side 79 %).
+  // One stream of memory is read faster than several, and the difference is larger for shorter
+  // streams (w4m_g128, K = 896, one row: 98 % of the bandwidth of a plain read, with two panels
+  // side by side 79 %).
   static constexpr int stream_panels(int) { return 1; }
-  // At least both parts of a row, also where they do not fit the registers (scalar).
+  // At least both terms of a row, also where they do not fit the registers (scalar).
   static constexpr int kRows = kVecs == 1 ? 6 : kInMemory < 2 ? 2 : kInMemory;
-  // A few more are one pass over single panels. What is beyond that, and computes longer than it
-  // reads, is several tiles over a strip in cache: measured faster than one tall tile whose fp32
-  // sums are in memory (12 rows of w4m: 17 against 15 GB/s).
+  // A few more rows take one pass over single panels. With more rows than that, computing takes
+  // longer than reading, and several tiles over a strip in cache were measured to be faster than
+  // one tall tile whose fp32 sums are in memory (12 rows of w4m: 17 against 15 GB/s).
   static constexpr int kStreamRows = kInRegisters < 12 ? kRows : W::kQuadsPerLine == 1 ? 10 : 8;
   static constexpr int kPanels = kInMemory / kRows < 2 ? 1 : 2;
   static int64_t units(int64_t k) { return (k + W::kGroup - 1) / W::kGroup; }
@@ -237,7 +240,7 @@ size_t group_panel_bytes(int64_t k) noexcept {
   return static_cast<size_t>(Grouped<W>::units(k) * W::kGroupBytes);
 }
 
-// Where group g of a panel begins, and element `k` of column `c` in it.
+// Returns the start of group g of a panel.
 template <class W>
 inline const uint8_t* group_at(const PackedWeight& w, int64_t panel, int64_t g) {
   return w.data + static_cast<size_t>(panel) * w.panel_bytes + g * W::kGroupBytes;
@@ -265,7 +268,9 @@ void group_row(const PackedWeight& w, int64_t n, float* out) noexcept {
 
 template <class W>
 constexpr LinearKernel group_kernel() {
-  return {W::kAct, group_panel_bytes<W>, pack_group<W>, run_linear<Grouped<W>>, group_row<W>};
+  using Kind = Grouped<W>;
+  return {W::kAct,      group_panel_bytes<W>, pack_group<W>, run_linear<Kind>,
+          group_row<W>, Kind::kRows,          Kind::kPanels};
 }
 
 }  // namespace

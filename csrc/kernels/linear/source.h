@@ -1,4 +1,4 @@
-// Reading a checkpoint row, in any SourceType, as fp32 or as the elements of a packed kind.
+// Reads a row of a checkpoint, in any SourceType, as fp32 or as the elements of a packed kind.
 #pragma once
 #include "kernels/table.h"
 #include "kernels/vec/vec.h"
@@ -128,7 +128,7 @@ inline void read_floats(const void* row, SourceType type, int64_t k0, int n, flo
   }
 }
 
-// The same for a group that may end beyond k: the rest is zeros.
+// The same for a group that may extend beyond k: elements beyond k are zeros.
 inline void read_group(const void* row, SourceType type, int64_t k0, int64_t k, float* out,
                        int group = kGroup) {
   const int n = static_cast<int>(k - k0 < group ? k - k0 : group);

@@ -13,7 +13,7 @@ struct W4Group {
   static constexpr int kGroup = 32;
   static constexpr int kMinBytes = kMin ? kPanel * 2 : 0, kQuadsPerLine = 2, kZero = kMin ? 0 : 8;
   static constexpr int64_t kGroupBytes = kScaleBytes + kMinBytes + 4 * 64;
-  using Block = BlockQ4_1;  // of either kind; m is zero and unused without a minimum
+  using Block = BlockQ4_1;  // for both kinds; without a minimum m is zero and unused
   using Sum = S;
   static constexpr bool kStartsFromAny = kWideS;
   __attribute__((always_inline)) static inline S start() { return szero(); }
@@ -26,8 +26,8 @@ struct W4Group {
   static uint8_t nibble(float x) {
     return static_cast<uint8_t>(x > 0.0f ? x < 15.0f ? static_cast<int>(x) : 15 : 0);
   }
-  // GGUF's own rules for a float source. Q4_0: the value of largest magnitude becomes -8 d;
-  // Q4_1: the range [min, max] in 15 steps.
+  // A float source is quantized by the rules of GGUF. Q4_0: the value of largest magnitude becomes
+  // -8 d. Q4_1: the range [min, max] in 15 steps.
   static Block quantize(const float* x) {
     float low = x[0], high = x[0], largest = 0;
     for (int i = 0; i < kGroup; i++) {

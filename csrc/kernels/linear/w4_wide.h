@@ -26,7 +26,7 @@ struct W4Wide {
     uint8_t q[kGroup];
   };
 
-  // Steps of `d` from `m`, and the sum of the first n squared errors.
+  // Writes codes in steps of `d` from `m`, and returns the sum of the first n squared errors.
   static float codes(const float* x, int n, float d, float m, uint8_t* q) {
     const F inverse = set1(d > 0.0f ? 1.0f / d : 0.0f), low = set1(m), step = set1(d);
     F error = zero();
@@ -39,8 +39,9 @@ struct W4Wide {
     }
     return reduce_add(error);
   }
-  // [min, max] in 15 steps, or a range cut on both sides to as little as 80 % if that lessens the
-  // squared error: outliers give up some of theirs for finer steps.
+  // Quantizes to [min, max] in 15 steps, or to a range that is reduced on both sides to as little
+  // as 80 % if that reduces the squared error: outliers then lose precision, and the other values
+  // get finer steps.
   static Column quantize(const float* x, int n) {
     F low = load(x), high = low;
     for (int i = kLanes; i < kGroup; i += kLanes) {
@@ -81,7 +82,7 @@ struct W4Wide {
     read_group(a.rows[row], a.source, g * kGroup, a.k, x, kGroup);
     const int64_t left = a.k - g * kGroup;
     const int n = static_cast<int>(left < kGroup ? left : kGroup);
-    // What lies beyond K repeats the last weight, so that it does not widen the range.
+    // Elements beyond K repeat the last weight, so that they do not widen the range.
     for (int i = n; i < kGroup; i++) x[i] = x[n - 1];
     return quantize(x, n);
   }

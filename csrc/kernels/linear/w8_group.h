@@ -20,7 +20,7 @@ struct W8Group {
   }
   __attribute__((always_inline)) static inline I dot(I acc, Q w, Q a) { return dot8(acc, w, a); }
 
-  // A float source gets GGUF's own rule: d = amax / 127, q = round(x / d).
+  // A float source is quantized by the rule of GGUF: d = amax / 127, q = round(x / d).
   static BlockQ8_0 quantize(const float* x) {
     float amax = 0;
     for (int i = 0; i < kGroup; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;

@@ -1,4 +1,4 @@
-// AVX2 + FMA + F16C: the base level on x86.
+// AVX2 + FMA + F16C, the base level on x86; with AVX-VNNI where the unit is compiled for it.
 #pragma once
 #include <immintrin.h>
 
@@ -15,8 +15,7 @@ struct Q {
   __m256i v;
 };
 constexpr int kLanes = 8, kVecs = 2, kTileRows = 6, kTileVecs = 2;
-constexpr int kGroupVecs = 8, kDot8Zero = 0;
-constexpr bool kNativeDot2 = false, kWideS = false;
+constexpr bool kNativeDot2 = false;
 
 CPUSERVE_INLINE F zero() { return _mm256_setzero_ps(); }
 CPUSERVE_INLINE F set1(float x) { return _mm256_set1_ps(x); }
@@ -43,7 +42,7 @@ CPUSERVE_INLINE F scale2(F p, F n) {
   __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)));
 }
-// One exponent reaches neither end of the range: 2^n goes in by two halves.
+// One exponent field cannot hold the whole range of n, so 2^n is multiplied in two halves.
 CPUSERVE_INLINE F scale2_far(F p, F n) {
   const F half = round(mul(n, set1(0.5f)));
   return scale2(scale2(p, half), sub(n, half));
@@ -78,7 +77,7 @@ CPUSERVE_INLINE I abs_bits(F x) {
   return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
 }
 CPUSERVE_INLINE I imax(I a, I b) { return _mm256_max_epi32(a, b); }
-// Pairs of vectors become one of pairs, then the 128-bit lanes are joined.
+// Each pair of vectors becomes one vector of pairs, then the 128-bit lanes are joined.
 template <class Op>
 CPUSERVE_INLINE void reduce4(I a, I b, I c, I d, int32_t* out, Op op) {
   const I ab = op(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
@@ -102,12 +101,14 @@ CPUSERVE_INLINE I load_bits(const float* p) { return _mm256_loadu_si256((const _
 CPUSERVE_INLINE void store_bits(float* p, I x) { _mm256_storeu_si256((__m256i*)p, x); }
 
 CPUSERVE_INLINE P load_pairs(const uint16_t* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }
+CPUSERVE_INLINE void store_pairs(uint16_t* p, P x) { _mm256_storeu_si256((__m256i*)p, x.v); }
 CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   int32_t x;
   memcpy(&x, p, 4);
   return {_mm256_set1_epi32(x)};
 }
-// A bf16 is the upper half of a float: even elements shift up, odd ones only lose their neighbour.
+// A bf16 is the upper half of a float: even elements are shifted up, odd ones only need the even
+// one masked out.
 CPUSERVE_INLINE F even(P a) { return _mm256_castsi256_ps(_mm256_slli_epi32(a.v, 16)); }
 CPUSERVE_INLINE F odd(P a) {
   return _mm256_castsi256_ps(_mm256_and_si256(a.v, _mm256_set1_epi32((int)0xffff0000)));
@@ -123,7 +124,7 @@ CPUSERVE_INLINE F load_f16(const uint16_t* p) {
 CPUSERVE_INLINE F load_s8(const uint8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
-// As fp16 with the exponent's bias unchanged: 1/256 of the value.
+// Read as fp16 without changing the bias of the exponent, which gives 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const __m128i x = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p));
   return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(x, 7), _mm_set1_epi16((short)0xbfff)));
@@ -131,7 +132,7 @@ CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
 CPUSERVE_INLINE F load_e5m2(const uint8_t* p) {
   return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)p)), 8));
 }
-// Round to nearest even; NaN keeps its top bits and is made quiet.
+// Rounds to nearest even. A NaN keeps its top bits and becomes quiet.
 CPUSERVE_INLINE __m256i bf16_bits(F x) {
   __m256i u = _mm256_castps_si256(x);
   __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
@@ -169,24 +170,47 @@ CPUSERVE_INLINE Q high_nibbles(Q x) {
   return {_mm256_and_si256(_mm256_srli_epi16(x.v, 4), _mm256_set1_epi8(15))};
 }
 // u8 up to 255: VPMADDUBSW would saturate, so even and odd bytes go through 16-bit products.
-CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
+CPUSERVE_INLINE I exact_dot4(I acc, Q u, Q s) {
   const __m256i even = _mm256_set1_epi16(0xff);
   __m256i a = _mm256_madd_epi16(_mm256_and_si256(u.v, even),
                                 _mm256_srai_epi16(_mm256_slli_epi16(s.v, 8), 8));
   __m256i b = _mm256_madd_epi16(_mm256_srli_epi16(u.v, 8), _mm256_srai_epi16(s.v, 8));
   return _mm256_add_epi32(acc, _mm256_add_epi32(a, b));
 }
+#if defined(__AVXVNNI__) || defined(CPUSERVE_VNNI_MODEL)
+// CPUSERVE_VNNI_MODEL: the same sums without the instruction, for tests on CPUs that lack it.
+CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
+#ifdef CPUSERVE_VNNI_MODEL
+  return exact_dot4(acc, u, s);
+#else
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(u.v), "x"(s.v));
+  return acc;
+#endif
+}
+CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) { return dot4(acc, u, s); }
+constexpr int kGroupVecs = 12, kDot8Zero = 128;
+CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
+constexpr bool kWideS = true;
+using S = I;
+CPUSERVE_INLINE S szero() { return izero(); }
+CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return dot4(acc, u, s); }
+CPUSERVE_INLINE I widen(S x) { return x; }
+#else
+constexpr int kGroupVecs = 8, kDot8Zero = 0;
+CPUSERVE_INLINE I dot4(I acc, Q u, Q s) { return exact_dot4(acc, u, s); }
 CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 15 * 128 * 2 fits 16 bits
   return _mm256_add_epi32(acc,
                           _mm256_madd_epi16(_mm256_maddubs_epi16(u.v, s.v), _mm256_set1_epi16(1)));
 }
-// Row bytes are in [-127, 127], so |w| times them with w's sign fits: 2 * 128 * 127 = 32,512.
+// The bytes of rows are in [-127, 127], so the products of |w| and of the row with the sign of w
+// fit 16 bits: 2 * 128 * 127 = 32,512.
 CPUSERVE_INLINE I dot8(I acc, Q u, Q s) {
   const __m256i w = _mm256_xor_si256(u.v, _mm256_set1_epi8((char)0x80));
   const __m256i p = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(s.v, w));
   return _mm256_add_epi32(acc, _mm256_madd_epi16(p, _mm256_set1_epi16(1)));
 }
-// A group's eight quads stay in 16-bit sums: 8 * 2 * 15 * 128 = 30,720.
+constexpr bool kWideS = false;
+// The eight quads of a group fit 16-bit sums: 8 * 2 * 15 * 128 = 30,720.
 struct S {
   __m256i v;
 };
@@ -195,7 +219,8 @@ CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
   return {_mm256_add_epi16(acc.v, _mm256_maddubs_epi16(u.v, s.v))};
 }
 CPUSERVE_INLINE I widen(S x) { return _mm256_madd_epi16(x.v, _mm256_set1_epi16(1)); }
-// Clamped before the conversion: VCVTPS2DQ turns what does not fit an int32 into INT_MIN.
+#endif
+// Clamped before the conversion, because VCVTPS2DQ turns values outside int32 into INT_MIN.
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
   x = _mm256_max_ps(_mm256_min_ps(x, _mm256_set1_ps(127.0f)), _mm256_set1_ps(-127.0f));
   __m256i i = _mm256_cvtps_epi32(x);

@@ -60,7 +60,7 @@ CPUSERVE_INLINE I iload1(const int32_t* p) {
 CPUSERVE_INLINE I round_to_int(F x) { return _mm512_cvtps_epi32(x); }
 CPUSERVE_INLINE I abs_bits(F x) { return _mm512_castps_si512(_mm512_abs_ps(x)); }
 CPUSERVE_INLINE I imax(I a, I b) { return _mm512_max_epi32(a, b); }
-// Pairs of vectors become one of pairs, then the 128-bit lanes are joined.
+// Each pair of vectors becomes one vector of pairs, then the 128-bit lanes are joined.
 template <class Op>
 CPUSERVE_INLINE void reduce4(I a, I b, I c, I d, int32_t* out, Op op) {
   const I ab = op(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
@@ -84,12 +84,14 @@ CPUSERVE_INLINE I load_bits(const float* p) { return _mm512_loadu_si512(p); }
 CPUSERVE_INLINE void store_bits(float* p, I x) { _mm512_storeu_si512(p, x); }
 
 CPUSERVE_INLINE P load_pairs(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }
+CPUSERVE_INLINE void store_pairs(uint16_t* p, P x) { _mm512_storeu_si512(p, x.v); }
 CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   int32_t x;
   memcpy(&x, p, 4);
   return {_mm512_set1_epi32(x)};
 }
-// A bf16 is the upper half of a float: even elements shift up, odd ones only lose their neighbour.
+// A bf16 is the upper half of a float: even elements are shifted up, odd ones only need the even
+// one masked out.
 CPUSERVE_INLINE F even(P a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16)); }
 CPUSERVE_INLINE F odd(P a) {
   return _mm512_castsi512_ps(_mm512_and_si512(a.v, _mm512_set1_epi32((int)0xffff0000)));
@@ -113,7 +115,7 @@ CPUSERVE_INLINE F load_f16(const uint16_t* p) {
 CPUSERVE_INLINE F load_s8(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
-// As fp16 with the exponent's bias unchanged: 1/256 of the value.
+// Read as fp16 without changing the bias of the exponent, which gives 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
   return _mm512_cvtph_ps(
@@ -124,7 +126,8 @@ CPUSERVE_INLINE F load_e5m2(const uint8_t* p) {
       _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8));
 }
 // Round to nearest even in integer arithmetic at every AVX-512 level: VCVTNEPS2BF16 flushes
-// denormals, which would make levels differ. NaN keeps its top bits and is made quiet.
+// denormals, which would make levels differ. A NaN keeps its top bits and becomes
+// quiet.
 CPUSERVE_INLINE __m512i bf16_bits(F x) {
   __m512i u = _mm512_castps_si512(x);
   __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
@@ -190,9 +193,9 @@ CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 15 * 127 * 2 fits 16 bits
   return _mm512_add_epi32(acc,
                           _mm512_madd_epi16(_mm512_maddubs_epi16(u.v, s.v), _mm512_set1_epi16(1)));
 }
-constexpr int kGroupVecs = 12;  // the emulated products need the rest
+constexpr int kGroupVecs = 12;  // the other registers hold the emulated products
 constexpr bool kWideS = false;
-// A group's eight quads stay in 16-bit sums: 8 * 2 * 15 * 128 = 30,720.
+// The eight quads of a group fit 16-bit sums: 8 * 2 * 15 * 128 = 30,720.
 struct S {
   __m512i v;
 };
@@ -203,7 +206,7 @@ CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
 CPUSERVE_INLINE I widen(S x) { return _mm512_madd_epi16(x.v, _mm512_set1_epi16(1)); }
 #endif
 CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
-// Clamped before the conversion: VCVTPS2DQ turns what does not fit an int32 into INT_MIN.
+// Clamped before the conversion, because VCVTPS2DQ turns values outside int32 into INT_MIN.
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
   x = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(127.0f)), _mm512_set1_ps(-127.0f));
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));

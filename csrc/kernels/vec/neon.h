@@ -46,7 +46,7 @@ CPUSERVE_INLINE F scale2(F p, F n) {
   const int32x4_t e = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
   return vmulq_f32(p, vreinterpretq_f32_s32(vshlq_n_s32(e, 23)));
 }
-// One exponent reaches neither end of the range: 2^n goes in by two halves.
+// One exponent field cannot hold the whole range of n, so 2^n is multiplied in two halves.
 CPUSERVE_INLINE F scale2_far(F p, F n) {
   const F half = round(mul(n, set1(0.5f)));
   return scale2(scale2(p, half), sub(n, half));
@@ -92,12 +92,14 @@ CPUSERVE_INLINE I load_bits(const float* p) { return vreinterpretq_s32_f32(vld1q
 CPUSERVE_INLINE void store_bits(float* p, I x) { vst1q_f32(p, vreinterpretq_f32_s32(x)); }
 
 CPUSERVE_INLINE P load_pairs(const uint16_t* p) { return {vld1q_u16(p)}; }
+CPUSERVE_INLINE void store_pairs(uint16_t* p, P x) { vst1q_u16(p, x.v); }
 CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   uint32_t x;
   memcpy(&x, p, 4);
   return {vreinterpretq_u16_u32(vdupq_n_u32(x))};
 }
-// A bf16 is the upper half of a float: even elements shift up, odd ones only lose their neighbour.
+// A bf16 is the upper half of a float: even elements are shifted up, odd ones only need the even
+// one masked out.
 CPUSERVE_INLINE F even(P a) {
   return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(a.v), 16));
 }
@@ -125,7 +127,7 @@ CPUSERVE_INLINE int16x4_t load_bytes(const uint8_t* p) {
   return vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(x))));
 }
 CPUSERVE_INLINE F load_s8(const uint8_t* p) { return vcvtq_f32_s32(vmovl_s16(load_bytes(p))); }
-// As fp16 with the exponent's bias unchanged: 1/256 of the value.
+// Read as fp16 without changing the bias of the exponent, which gives 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const int16x4_t x = vand_s16(vshl_n_s16(load_bytes(p), 7), vdup_n_s16((int16_t)0xbfff));
   return vcvt_f32_f16(vreinterpret_f16_s16(x));
@@ -133,7 +135,7 @@ CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
 CPUSERVE_INLINE F load_e5m2(const uint8_t* p) {
   return vcvt_f32_f16(vreinterpret_f16_s16(vshl_n_s16(load_bytes(p), 8)));
 }
-// Round to nearest even; NaN keeps its top bits and is made quiet.
+// Rounds to nearest even. A NaN keeps its top bits and becomes quiet.
 CPUSERVE_INLINE uint32x4_t bf16_bits(F x) {
   const uint32x4_t u = vreinterpretq_u32_f32(x);
   const uint32x4_t lsb = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
@@ -161,7 +163,7 @@ CPUSERVE_INLINE Q set1_quad(const int8_t* p) {
 }
 CPUSERVE_INLINE Q low_nibbles(Q x) { return {vandq_u8(x.v, vdupq_n_u8(15))}; }
 CPUSERVE_INLINE Q high_nibbles(Q x) { return {vshrq_n_u8(x.v, 4)}; }
-// As signed bytes: of u8 - 128, or of u8 itself where it is below 128.
+// As signed bytes: u8 - 128, or u8 itself where it is below 128.
 CPUSERVE_INLINE int8x16_t less128(Q u) {
   return vreinterpretq_s8_u8(veorq_u8(u.v, vdupq_n_u8(0x80)));
 }
@@ -176,7 +178,8 @@ CPUSERVE_INLINE S szero() { return izero(); }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return vdotq_s32(acc, as_signed(u), as_signed(s)); }
 CPUSERVE_INLINE I widen(S x) { return x; }
 #else
-// Products of two bytes fit 16 bits (128 * 128 = 16,384); two lanes of them add up to one of ours.
+// The product of two bytes fits 16 bits (128 * 128 = 16,384). Two 16-bit lanes add up to one lane
+// of int32.
 CPUSERVE_INLINE I dot_signed(I acc, int8x16_t a, int8x16_t b) {
   const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b));
   const int16x8_t high = vmull_high_s8(a, b);
@@ -184,7 +187,7 @@ CPUSERVE_INLINE I dot_signed(I acc, int8x16_t a, int8x16_t b) {
 }
 constexpr int kGroupVecs = 8;
 constexpr bool kWideS = false;
-// A group's eight quads stay in 16-bit sums, one product each: 8 * 15 * 128 = 15,360.
+// The eight quads of a group fit 16-bit sums with one product each: 8 * 15 * 128 = 15,360.
 struct S {
   int16x8_t low, high;
 };
@@ -205,7 +208,7 @@ CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {  // u s = (u - 128) s + 2 * 64 s
   acc = dot_signed(acc, less128(u), as_signed(s));
   return dot_signed(dot_signed(acc, half, as_signed(s)), half, as_signed(s));
 }
-// Clamped before the conversion, NaN to 127, as at every level.
+// Clamped before the conversion; NaN becomes 127, as at every level.
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
   x = max(min(x, set1(127.0f)), set1(-127.0f));
   const int16x4_t h = vqmovn_s32(vcvtnq_s32_f32(x));

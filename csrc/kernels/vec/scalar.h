@@ -1,4 +1,5 @@
-// Plain C, no intrinsics: four lanes in loops. The level tests compare against, never the default.
+// Plain C without intrinsics: four lanes in loops. Tests compare other levels with this one. It is
+// never chosen by default.
 #pragma once
 #include "kernels/vec/vec.h"
 
@@ -93,7 +94,7 @@ CPUSERVE_INLINE F scale2(F p, F n) {
   CPUSERVE_LANES p.v[i] *= float_of((uint32_t)((int32_t)n.v[i] + 127) << 23);
   return p;
 }
-// One exponent reaches neither end of the range: 2^n goes in by two halves.
+// One exponent field cannot hold the whole range of n, so 2^n is multiplied in two halves.
 CPUSERVE_INLINE F scale2_far(F p, F n) {
   const F half = round(mul(n, set1(0.5f)));
   return scale2(scale2(p, half), sub(n, half));
@@ -140,7 +141,7 @@ CPUSERVE_INLINE F to_float(I x) {
   return r;
 }
 
-// bfloat16 and half, round to nearest even; NaN keeps its top bits and is made quiet.
+// bfloat16 and half, rounded to nearest even. A NaN keeps its top bits and becomes quiet.
 CPUSERVE_INLINE float from_bf16(uint16_t h) { return float_of((uint32_t)h << 16); }
 CPUSERVE_INLINE uint16_t to_bf16(float f) {
   uint32_t u = bits_of(f);
@@ -169,6 +170,7 @@ CPUSERVE_INLINE P load_pairs(const uint16_t* p) {
   memcpy(r.v, p, sizeof r.v);
   return r;
 }
+CPUSERVE_INLINE void store_pairs(uint16_t* p, P x) { memcpy(p, x.v, sizeof x.v); }
 CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   P r;
   CPUSERVE_LANES memcpy(r.v[i], p, 4);
@@ -206,7 +208,7 @@ CPUSERVE_INLINE F load_s8(const uint8_t* p) {
   CPUSERVE_LANES r.v[i] = (float)(int8_t)p[i];
   return r;
 }
-// As fp16 with the exponent's bias unchanged: 1/256 of the value.
+// Read as fp16 without changing the bias of the exponent, which gives 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   F r;
   CPUSERVE_LANES r.v[i] = from_f16((uint16_t)((p[i] & 0x7f) << 7 | (p[i] & 0x80) << 8));

@@ -13,27 +13,28 @@
 //   F keep(F x, int lo, int hi, F other): lanes lo <= i < hi of x, `other` elsewhere
 //   float reduce_add(F) reduce_max(F): one fixed tree
 //   I izero() iset1(int)  I iadd(I, I)   F to_float(I)
-//   I round_to_int(F): rne, anything for NaN      I imax(I, I)
+//   I round_to_int(F): rne, undefined for NaN     I imax(I, I)
 //   I abs_bits(F): the bits of |x|, in the order of |x|, NaN above infinity
-//   void reduce_add4(I, I, I, I, int32_t*) reduce_max4: four vectors' reductions at once
+//   void reduce_add4(I, I, I, I, int32_t*) reduce_max4: reduces four vectors at once
 //   void store_bytes(int8_t*, I): kLanes of them, each in [-127, 127]
-//   I load_bits(const float*) void store_bits(float*, I): integers kept where floats are
-//   P load_pairs(const uint16_t*) set1_pair(const uint16_t*)   F dot2(F acc, P a, P b):
-//     acc + a.even b.even + a.odd b.odd, in this ISA's own fixed way
+//   I load_bits(const float*) void store_bits(float*, I): integers stored in memory for floats
+//   P load_pairs(const uint16_t*) set1_pair(const uint16_t*)   void store_pairs(uint16_t*, P)
+//   F dot2(F acc, P a, P b):
+//     acc + a.even b.even + a.odd b.odd, in an order fixed for each ISA
 //   F load_bf16(const uint16_t*) load_f16(const uint16_t*)   (kLanes elements)
 //   F load_s8(const uint8_t*) load_e5m2(const uint8_t*) load_e4m3(const uint8_t*): 1/256 of it
 //   void store_bf16(uint16_t*, F) store_f16(uint16_t*, F)    round to nearest even, NaN stays NaN
 //   void store_bf16_normal(uint16_t*, F): store_bf16 of lanes that are 0 or not denormal
 //   P interleave_bf16(F even, F odd): lane i = (bf16(even[i]), bf16(odd[i]))
-//   P interleave_top(F even, F odd): the same cut off instead of rounded   F even(P) odd(P)
+//   P interleave_top(F even, F odd): the same, truncated instead of rounded  F even(P) odd(P)
 //   Q load_quads(const uint8_t*) set1_quad(const int8_t*)
 //   Q low_nibbles(Q) high_nibbles(Q)
 //   I dot4(I acc, Q u8, Q s8): exact int32 for every u8 and s8
 //   I dot4_small(I acc, Q u8, Q s8): the same where u8 <= 15
 //   I isub(I, I)  I shl<n>(I)  iload1(const int32_t*): one value in every lane
 //
-// What only kernels/linear uses, where instruction sets differ in what is cheap:
-//   constexpr bool kNativeDot2; where false dot2 is fma(odd a, odd b, fma(even a, even b, acc))
+// Only kernels/linear uses the following, because instruction sets differ in the cheap operations:
+//   constexpr bool kNativeDot2; if false, dot2 is fma(odd a, odd b, fma(even a, even b, acc))
 //   constexpr int kDot8Zero; I dot8(I acc, Q u8, Q s8 not -128): acc + sum (u8 - 128 + kDot8Zero)
 //   s8 S small accumulators; S szero()  S sdot(S, Q u8 <= 15, Q s8) at most 8 times  I widen(S)
 //     constexpr bool kWideS: S is I and may start from any value

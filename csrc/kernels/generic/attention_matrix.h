@@ -1,0 +1,428 @@
+// Attention on matrix tiles: scores and values of up to 32 rows at a time, over bf16 keys and
+// values, or 8-bit ones, which are widened to bf16 once for all rows that visit a chunk.
+//
+// Keys are walked in blocks of 32, the K of one tile of values, at absolute positions, so a row's
+// sums do not depend on the rows beside it: a block that only others see adds products with
+// probabilities of 0, which are 0 as long as the values are finite. Where a block that not all rows
+// see whole holds an infinity or NaN, rows are multiplied apart, by runs that see the same keys.
+// What lies in the cache beyond the keys of a job may be stale, and is replaced by zeros.
+//
+// Probabilities take the vector units longer than both products take the tile unit (heads of 64:
+// about 3,500 cycles for 32 rows and a chunk, and 2,048). So where many tiles of rows visit a
+// chunk, both work at once: between the rows of one tile come products of the values of the tile
+// before it and of the keys of the tile after it.
+#pragma once
+#include "kernels/generic/attention_tile.h"
+#include "kernels/generic/matrix_job.h"
+
+namespace CPUSERVE_NS {
+namespace {
+
+template <class Kv>
+struct OnTiles : Kv {
+  static constexpr bool kMatrixTiles = true;
+  static constexpr int kMostRows = kJobRows;
+};
+// Widened keys and values of a chunk with wider heads do not fit the scratch. Such heads are
+// multiplied on vectors.
+constexpr int kWidestScaledHead = 256;
+
+// The blocks of a chunk as pairs of bf16: in the cache, or widened.
+struct PairBlocks {
+  const uint16_t* k[kChunkBlocks];
+  const uint16_t* v[kChunkBlocks];
+};
+
+// Lines asked for with a step of keys where many tiles of rows share a chunk: 256 rows at hd 64 are
+// 8 tiles of 16 steps, for the 1,024 lines of the next chunk.
+constexpr int kLightLines = 8;
+
+// Elements of a block's keys, and of its values.
+inline size_t half_size(int hd) { return static_cast<size_t>(kBlock * hd); }
+// Two blocks of values with zeros where no key is, and the last dims of two tiles of keys.
+inline size_t value_copy_bytes(int hd) { return half_size(hd) * sizeof(uint16_t); }
+inline size_t spare_bytes(int hd) { return 2 * value_copy_bytes(hd) + kJobColumns * kTileBytes; }
+template <class Kv>
+inline size_t widened_bytes(int hd) {
+  return Kv::kScaled ? 2 * kChunkBlocks * half_size(hd) * sizeof(uint16_t) : 0;
+}
+
+// 8-bit [rows][width] to [rows / 2][width][2] of bf16. Decode asks for a line with every second one
+// that it reads here; steps of products ask for the others.
+template <class Kv, Ahead kAhead>
+static inline void widen_half(const uint8_t* from, int rows, int width, uint16_t* to, Fetch& f) {
+  int read = 0;
+  for (int r = 0; r < rows; r += 2, from += 2 * width) {
+    for (int i = 0; i < width; i += kLanes, to += 2 * kLanes) {
+      store_pairs(to, Kv::load(from + i, width));
+    }
+    if (kAhead == Ahead::light) continue;
+    for (read += 2 * width; read >= 2 * kTileLineBytes; read -= 2 * kTileLineBytes) {
+      fetch_lines<kAhead>(f, 1);
+    }
+  }
+}
+
+// Blocks [first, last) of a chunk, widened into `to` where they are 8-bit.
+template <class Kv, Ahead kAhead>
+static inline PairBlocks pair_blocks(const ChunkBlocks<Kv>& c, int first, int last, uint16_t* to,
+                                     Fetch& f) {
+  PairBlocks pairs = {};
+  for (int i = first; i < last; i++) {
+    if constexpr (Kv::kScaled) {
+      widen_half<Kv, kAhead>(c.k[i], c.hd, kBlock, to, f);
+      widen_half<Kv, kAhead>(c.v[i], kBlock, c.hd, to + half_size(c.hd), f);
+      pairs.k[i] = to;
+      pairs.v[i] = to + half_size(c.hd);
+      to += 2 * half_size(c.hd);
+    } else {
+      pairs.k[i] = c.k[i];
+      pairs.v[i] = c.v[i];
+    }
+  }
+  return pairs;
+}
+
+// Lines to ask for with a step of products that reads `lines` lines of bf16. 8-bit ones are half as
+// many, of which widening asks for half; the rest is what a first chunk needs to catch up.
+template <class Kv, Ahead kAhead>
+CPUSERVE_INLINE int step_fetches(int lines) {
+  if (kAhead == Ahead::light) return kLightLines;
+  return Kv::kScaled ? lines * 3 / 8 : lines;
+}
+
+// The shape that the tiles are configured for. Configuring them takes longer than a step.
+struct Shape {
+  int rows = 0;
+  void set(int n) {
+    if (n != rows) configure_job(n, kTileLines);
+    rows = n;
+  }
+};
+
+// Scores of the keys of blocks [block, last) for all rows of a tile, one tile of K of one block a
+// step. Lanes are keys: what stale ones give stays in theirs.
+template <class Kv>
+struct KeySteps {
+  const Tile<Kv>* t;
+  const PairBlocks* blocks;
+  int rows, hd, block, last, d = 0;
+
+  static int a_block(int hd) { return static_cast<int>(round_up(hd, 32)) / 32; }
+  bool done() const { return block == last; }
+
+  template <Ahead kAhead>
+  void step(Fetch& f) {
+    rows > kTileRows16 ? tile_step<2, kAhead>(f) : tile_step<1, kAhead>(f);
+  }
+
+ private:
+  template <int RT, Ahead kAhead>
+  __attribute__((always_inline)) inline void tile_step(Fetch& f) {
+    constexpr size_t kKeyBytes = kBlock * 4;  // one pair of dims of all keys
+    const size_t width = static_cast<size_t>(round_up(hd, 32)) * 2;
+    const uint8_t* k =
+        reinterpret_cast<const uint8_t*>(blocks->k[block]) + static_cast<size_t>(d / 2) * kKeyBytes;
+    const uint8_t* q = reinterpret_cast<const uint8_t*>(t->q + d);
+    if (d == 0) zero_sums<RT, 2>();
+    if (d + 32 <= hd) {
+      fetch_lines<kAhead>(f, step_fetches<Kv, kAhead>(2 * kTileLines));
+      tile_products<Bf16Product, RT, 2>(q, width, k, k + kTileLineBytes, kKeyBytes);
+    } else {  // 16 dims: the lines behind them are another head's
+      uint8_t* tail = t->spare + 2 * value_copy_bytes(hd);
+      memset(tail, 0, kJobColumns * kTileBytes);
+      for (int line = 0; line < 8; line++) {
+        for (int half = 0; half < 2; half++) {
+          memcpy(tail + half * kTileBytes + line * kTileLineBytes,
+                 k + static_cast<size_t>(line) * kKeyBytes + half * kTileLineBytes, kTileLineBytes);
+        }
+      }
+      tile_products<Bf16Product, RT, 2>(q, width, tail, tail + kTileBytes, kTileLineBytes);
+    }
+    d += 32;
+    if (d < hd) return;
+    store_sums<RT, 2>(t->s + block * kBlock, kChunk * sizeof(float));
+    block++;
+    d = 0;
+  }
+};
+
+// A block's values, with zeros for keys outside [begin, end), counted from the block's first.
+static inline const uint16_t* masked_values(const uint16_t* v, int hd, int begin, int end,
+                                            uint8_t* spare) {
+  uint16_t* to = reinterpret_cast<uint16_t*>(spare);
+  const size_t pair = static_cast<size_t>(hd) * 2;
+  for (int k = 0; k < kBlock; k += 2, v += pair, to += pair) {
+    if (begin <= k && k + 2 <= end) {
+      memcpy(to, v, pair * sizeof(*v));
+    } else {
+      memset(to, 0, pair * sizeof(*v));
+      const int one = begin == k + 1 && end > k + 1 ? 1 : 0;  // of the pair, only this key
+      if ((begin <= k && end == k + 1) || one) {
+        for (size_t i = static_cast<size_t>(one); i < pair; i += 2) to[i] = v[i];
+      }
+    }
+  }
+  return reinterpret_cast<const uint16_t*>(spare);
+}
+
+// o of `rows` rows from `row` on over keys [begin, end): probabilities times values, one block of
+// 32 columns a step.
+template <class Kv>
+struct ValueSteps {
+  const Tile<Kv>* t;
+  const uint16_t* v[kChunkBlocks];  // by block: as they lie, or a copy where the block is cut
+  int row, rows, hd, first, last, block, column = 0;
+
+  ValueSteps() = default;
+  ValueSteps(const Tile<Kv>& tile, const PairBlocks& blocks, int head_dim, int from, int n,
+             KeyRange keys)
+      : t(&tile),
+        row(from),
+        rows(n),
+        hd(head_dim),
+        first(keys.begin / kBlock),
+        last((keys.end + kBlock - 1) / kBlock),
+        block(first) {
+    uint8_t* spare = tile.spare;
+    for (int i = first; i < last; i++) {
+      const int begin = keys.begin - i * kBlock, end = keys.end - i * kBlock;
+      v[i] = blocks.v[i];
+      if (begin <= 0 && end >= kBlock) continue;
+      v[i] = masked_values(v[i], hd, begin > 0 ? begin : 0, end < kBlock ? end : kBlock, spare);
+      spare += value_copy_bytes(hd);
+    }
+  }
+
+  static int a_block(int hd) { return static_cast<int>(round_up(hd, 32)) / 32; }
+  bool done() const { return column >= hd; }
+
+  template <Ahead kAhead>
+  void step(Fetch& f) {
+    const bool tall = rows > kTileRows16;
+    if (hd - column >= 32) {
+      tall ? tile_step<2, 2, kAhead>(f) : tile_step<1, 2, kAhead>(f);
+    } else {
+      tall ? tile_step<2, 1, kAhead>(f) : tile_step<1, 1, kAhead>(f);
+    }
+  }
+
+ private:
+  template <int RT, int NP, Ahead kAhead>
+  __attribute__((always_inline)) inline void tile_step(Fetch& f) {
+    const size_t line = static_cast<size_t>(hd) * 4;
+    const uint8_t* p = reinterpret_cast<const uint8_t*>(t->p + row * kChunk + block * kBlock);
+    const uint8_t* values = reinterpret_cast<const uint8_t*>(v[block]) + column * 4;
+    if (block == first) zero_sums<RT, NP>();
+    if (kAhead == Ahead::full) fetch_lines<kAhead>(f, step_fetches<Kv, kAhead>(NP * kTileLines));
+    tile_products<Bf16Product, RT, NP>(p, kChunk * sizeof(uint16_t), values,
+                                       values + kTileLineBytes, line);
+    if (++block < last) return;
+    store_sums<RT, NP>(t->o + static_cast<size_t>(row) * t->ldo + column, t->ldo * sizeof(float));
+    block = first;
+    column += 32;
+  }
+};
+
+template <Ahead kAhead, class Steps>
+CPUSERVE_INLINE void run_all(Steps steps, Fetch& f) {
+  while (!steps.done()) steps.template step<kAhead>(f);
+}
+
+// Zeros for the probabilities of keys [begin, end), whole blocks, that a row does not see; those of
+// the vectors at either end are zeros already.
+template <class Kv>
+static inline void clear_unseen(const Tile<Kv>& t, int r, int begin, int end) {
+  if (t.lo[r] >= t.hi[r]) return;  // the whole row is zeros
+  uint16_t* p = t.p + r * kChunk;
+  const int lo = t.lo[r] / kLanes * kLanes, hi = static_cast<int>(round_up(t.hi[r], kLanes));
+  if (begin < lo) memset(p + begin, 0, static_cast<size_t>(lo - begin) * sizeof(*p));
+  if (hi < end) memset(p + hi, 0, static_cast<size_t>(end - hi) * sizeof(*p));
+}
+
+// Whether keys [begin, end) of a block have finite values only.
+static inline bool values_are_finite(const uint16_t* v, int hd, int begin, int end) {
+  int found = 0;
+  for (int k = begin; k < end; k++) {
+    const uint16_t* pair = v + k / 2 * 2 * hd + k % 2;
+    for (int i = 0; i < 2 * hd; i += 2) found |= (pair[i] & 0x7f80) == 0x7f80;
+  }
+  return !found;
+}
+
+// Whether rows that see different keys of [begin, end) may be multiplied together. Codes of 8 bits
+// are finite.
+template <class Kv>
+static inline bool may_mix(const Tile<Kv>& t, const PairBlocks& c, int hd, int R, KeyRange keys) {
+  if (Kv::kScaled) return true;
+  for (int i = keys.begin / kBlock; i * kBlock < keys.end; i++) {
+    const int from = at_least(keys.begin - i * kBlock, 0);
+    const int to = at_most(keys.end - i * kBlock, kBlock);
+    bool all = true;
+    for (int r = 0; r < R; r++) {
+      all &= t.lo[r] <= i * kBlock + from && i * kBlock + to <= t.hi[r];
+    }
+    if (!all && !values_are_finite(c.v[i], hd, from, to)) return false;
+  }
+  return true;
+}
+
+// o of rows that must not be multiplied together: by runs that see the same keys.
+template <class Kv>
+static inline void value_runs(Tile<Kv>& t, const PairBlocks& c, int hd, int R, Shape& shape,
+                              Fetch& f) {
+  clear_rows(t, R, hd, false);
+  for (int r = 0, n; r < R; r += n) {
+    n = 1;
+    while (r + n < R && t.lo[r + n] == t.lo[r] && t.hi[r + n] == t.hi[r]) n++;
+    if (t.lo[r] >= t.hi[r]) continue;
+    shape.set(n);
+    run_all<Ahead::light>(ValueSteps<Kv>(t, c, hd, r, n, {t.lo[r], t.hi[r]}), f);
+  }
+}
+
+// The keys of a tile in whole blocks.
+inline KeyRange whole_blocks(KeyRange keys) {
+  return {keys.begin / kBlock * kBlock, static_cast<int>(round_up(keys.end, kBlock))};
+}
+
+// m, l and o of rows that see no key of the chunk.
+template <class Kv>
+static inline void attend_nothing(Tile<Kv>& t, int R, int hd) {
+  for (int r = 0; r < R; r++) {
+    t.m[r] = -INFINITY;
+    t.l[r] = 0.0f;
+  }
+  clear_rows(t, R, hd, true);
+}
+
+// m, l and o of the rows of the only tile that visits a chunk. Memory sets the pace there.
+template <class Kv>
+static inline void attend_alone(Tile<Kv>& t, int R, const ChunkBlocks<Kv>& c,
+                                const PairBlocks& pairs, Fetch& f) {
+  const KeyRange keys = visible_keys(t, R);
+  if (keys.begin >= keys.end) return attend_nothing(t, R, c.hd);
+  const KeyRange whole = whole_blocks(keys);
+  if constexpr (Kv::kScaled) fetch_value_scales(c);
+  Shape shape;
+  shape.set(R);
+  run_all<Ahead::full>(KeySteps<Kv>{&t, &pairs, R, c.hd, whole.begin / kBlock, whole.end / kBlock},
+                       f);
+  soften_scores(t, c, R);
+  for (int r = 0; r < R; r++) clear_unseen(t, r, whole.begin, whole.end);
+  if (!may_mix(t, pairs, c.hd, R, keys)) return value_runs(t, pairs, c.hd, R, shape, f);
+  run_all<Ahead::full>(ValueSteps<Kv>(t, pairs, c.hd, 0, R, keys), f);
+}
+
+// A tile of rows on its way through a chunk.
+template <class Kv>
+struct TileSlot {
+  Tile<Kv>* t;
+  int index = 0, rows = 0;  // rows 0: the slot is empty
+  KeyRange keys = {};
+};
+
+// The tile unit's work between the rows of another slot: the values of the tile in `slot`, and then
+// the keys of the next tile, which takes its place.
+//   begin(index, tile): prepares a tile, and returns its rows; 0 where there is nothing to compute
+//   end(index, tile, rows): takes a tile's m, l and o
+template <class Kv, class Begin, class End>
+struct Between {
+  const ChunkBlocks<Kv>& c;
+  const PairBlocks& pairs;
+  const Begin& begin;
+  const End& end;
+  int next, count;  // tiles
+  Shape shape = {};
+  TileSlot<Kv>* slot = nullptr;
+  KeySteps<Kv> keys = {};
+  ValueSteps<Kv> values = {};
+  enum { kValues, kKeys, kNothing } now = kNothing;
+
+  // Puts the next tile that sees any key into the empty slot.
+  void take_next() {
+    now = kNothing;
+    while (next < count && slot->rows == 0) {
+      slot->index = next++;
+      slot->rows = begin(slot->index, *slot->t);
+      if (slot->rows == 0) continue;
+      slot->keys = visible_keys(*slot->t, slot->rows);
+      if (slot->keys.begin < slot->keys.end) break;
+      attend_nothing(*slot->t, slot->rows, c.hd);
+      finish();
+    }
+    if (slot->rows == 0) return;
+    now = kKeys;
+    shape.set(slot->rows);
+    const KeyRange whole = whole_blocks(slot->keys);
+    keys = {slot->t, &pairs, slot->rows, c.hd, whole.begin / kBlock, whole.end / kBlock};
+  }
+  void finish() {
+    end(slot->index, *slot->t, slot->rows);
+    slot->rows = 0;
+  }
+  void start(TileSlot<Kv>& s, Fetch& f) {
+    slot = &s;
+    if (s.rows == 0) return take_next();
+    if (may_mix(*s.t, pairs, c.hd, s.rows, s.keys)) {
+      now = kValues;
+      shape.set(s.rows);
+      values = ValueSteps<Kv>(*s.t, pairs, c.hd, 0, s.rows, s.keys);
+    } else {
+      value_runs(*s.t, pairs, c.hd, s.rows, shape, f);
+      finish();
+      take_next();
+    }
+  }
+  __attribute__((noinline)) void step(Fetch& f) {
+    if (now == kValues) {
+      values.template step<Ahead::light>(f);
+      if (!values.done()) return;
+      finish();
+      take_next();
+    } else if (now == kKeys) {
+      keys.template step<Ahead::light>(f);
+      if (keys.done()) now = kNothing;
+    }
+  }
+};
+
+template <class Kv>
+static __attribute__((noinline)) void soften_one(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r,
+                                                 KeyRange whole) {
+  soften_row(t, c, r);
+  clear_unseen(t, r, whole.begin, whole.end);
+}
+
+// `count` tiles of rows through one chunk, two at a time.
+template <class Kv, class Begin, class End>
+static inline void attend_many(int count, Tile<Kv> (&tiles)[2], const ChunkBlocks<Kv>& c,
+                               const PairBlocks& pairs, Fetch& f, const Begin& begin,
+                               const End& end) {
+  TileSlot<Kv> slots[2] = {{&tiles[0]}, {&tiles[1]}};
+  Between<Kv, Begin, End> between{c, pairs, begin, end, 0, count};
+  between.start(slots[0], f);
+  while (between.now != between.kNothing) between.step(f);
+  for (int at = 0; slots[at].rows > 0; at ^= 1) {
+    TileSlot<Kv>& slot = slots[at];
+    Tile<Kv>& t = *slot.t;
+    const KeyRange whole = whole_blocks(slot.keys);
+    const int blocks = (whole.end - whole.begin) / kBlock;
+    const int steps = blocks * (KeySteps<Kv>::a_block(c.hd) + ValueSteps<Kv>::a_block(c.hd));
+    const int a_row = (steps + slot.rows - 1) / slot.rows;
+    between.start(slots[at ^ 1], f);
+    find_top(t, c, 0);
+    for (int r = 0; r < slot.rows; r++) {
+      for (int i = 0; i < a_row; i++) between.step(f);
+      if (r + 1 < slot.rows) find_top(t, c, r + 1);  // its reduction hides behind this row
+      soften_one(t, c, r, whole);
+    }
+    while (between.now != between.kNothing) between.step(f);
+    if (slots[at ^ 1].rows > 0) continue;
+    between.start(slot, f);  // the last tile's values
+    while (between.now != between.kNothing) between.step(f);
+  }
+}
+
+}  // namespace
+}  // namespace CPUSERVE_NS

@@ -1,0 +1,111 @@
+// Scores and values of two and more rows in pairs, with BFMMLA: 4 dims or keys of two rows times 4
+// of two keys or columns. The cache has 2 dims (keys) side by side, or with 8-bit codes 1, so two
+// of its vectors are interleaved into two operands; these serve all pairs of rows of a tile. The
+// second row of the last pair does not exist if R is odd: what is multiplied for it is not stored.
+#pragma once
+#include "kernels/generic/attention_tile.h"
+#include "kernels/vec/mmla.h"
+
+namespace CPUSERVE_NS {
+
+constexpr int kPairElements = 8;  // of two rows: 4 each
+
+// The products of V vectors of 4 keys or columns; x(j, i): pairs i of vector j.
+template <int RP, int V, class Pairs>
+CPUSERVE_INLINE void pair_products(F (&c)[RP][2 * V], const uint16_t* left, size_t stride,
+                                   const Pairs& x) {
+  Q rows[RP];
+#pragma GCC unroll 4
+  for (int r = 0; r < RP; r++) {
+    rows[r] = load_quads(reinterpret_cast<const uint8_t*>(left + static_cast<size_t>(r) * stride));
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < V; j++) {
+    const P low = x(j, 0), high = x(j, 1);
+    const Q first = first_pairs(low, high), second = last_pairs(low, high);
+#pragma GCC unroll 4
+    for (int r = 0; r < RP; r++) {
+      c[r][2 * j] = mmla(c[r][2 * j], rows[r], first);
+      c[r][2 * j + 1] = mmla(c[r][2 * j + 1], rows[r], second);
+    }
+  }
+}
+
+// Stores the sums of R rows, `stride` floats apart.
+template <int R, int V>
+CPUSERVE_INLINE void store_pairs(const F (&c)[(R + 1) / 2][2 * V], float* to, size_t stride) {
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r += 2) {
+    float* row = to + static_cast<size_t>(r) * stride;
+#pragma GCC unroll 4
+    for (int j = 0; j < V; j++) {
+      const F first = c[r / 2][2 * j], second = c[r / 2][2 * j + 1];
+      store(row + j * kLanes, first_halves(first, second));
+      if (r + 1 < R) store(row + stride + j * kLanes, last_halves(first, second));
+    }
+  }
+}
+
+template <class Kv, int R, int V, Ahead kAhead>
+static CPUSERVE_IN_ORDER __attribute__((noinline)) void score_pairs(const typename Kv::Left* q,
+                                                                    const typename Kv::Elem* a,
+                                                                    const typename Kv::Elem* b,
+                                                                    int hd, float* s, Fetch& next) {
+  constexpr int kVec = kLanes * Kv::kSide, kInBlock = kBlock / kLanes;
+  Fetch f = next;
+  F c[(R + 1) / 2][2 * V] = {};
+  for (int d = 0; d < hd; d += 4) {
+    fetch_lines<kAhead>(f, 2 * step_lines<Kv, kAhead, false>(V));
+    pair_products<(R + 1) / 2, V>(
+        c, q, kPairElements, [&](int j, int i) __attribute__((always_inline)) {
+          const typename Kv::Elem* block = j < kInBlock ? a : b;
+          return Kv::load(block + i * kBlock * Kv::kStep + j % kInBlock * kVec, kBlock);
+        });
+    q += R * Kv::kQuerySide;
+    a += 2 * kBlock * Kv::kStep;
+    b += 2 * kBlock * Kv::kStep;
+  }
+  next = f;
+  store_pairs<R, V>(c, s, kChunk);
+}
+
+template <class Kv, int R, int V, Ahead kAhead>
+static CPUSERVE_IN_ORDER __attribute__((noinline)) void value_pairs(const ChunkBlocks<Kv>& blocks,
+                                                                    const typename Kv::Left* p,
+                                                                    int begin, int end, int column,
+                                                                    bool fresh, float* o,
+                                                                    size_t ldo, Fetch& next) {
+  constexpr int kVec = kLanes * Kv::kSide;
+  const int hd = blocks.hd;
+  Fetch f = next;
+  F c[(R + 1) / 2][2 * V] = {};
+  if (!fresh) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r += 2) {
+      const float* row = o + static_cast<size_t>(r) * ldo;
+      const float* other = r + 1 < R ? row + ldo : row;
+#pragma GCC unroll 4
+      for (int j = 0; j < V; j++) {
+        const F first = load(row + j * kLanes), second = load(other + j * kLanes);
+        c[r / 2][2 * j] = first_halves(first, second);
+        c[r / 2][2 * j + 1] = last_halves(first, second);
+      }
+    }
+  }
+  for (int k = begin; k < end;) {
+    const int block_end = (k / kBlock + 1) * kBlock, stop = end < block_end ? end : block_end;
+    const typename Kv::Elem* v = blocks.v[k / kBlock] + k % kBlock * hd + column * Kv::kSide;
+    for (; k < stop; k += 4, v += 4 * hd) {
+      fetch_lines<kAhead>(f, 2 * step_lines<Kv, kAhead, true>(V));
+      pair_products<(R + 1) / 2, V>(
+          c, p + place_in_p<Kv>(0, k),
+          2 * kChunk, [&](int j, int i) __attribute__((always_inline)) {
+            return Kv::load(v + i * Kv::kStep * hd + j * kVec, hd);
+          });
+    }
+  }
+  next = f;
+  store_pairs<R, V>(c, o, ldo);
+}
+
+}  // namespace CPUSERVE_NS

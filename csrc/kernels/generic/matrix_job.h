@@ -1,0 +1,95 @@
+// How linears and attention use the eight matrix tiles: a job is up to two tiles of 16 rows by up
+// to two tiles of 16 columns, so that each tile that is loaded enters two products.
+#pragma once
+#include "kernels/vec/amx.h"
+
+namespace CPUSERVE_NS {
+namespace {
+
+constexpr int kJobRows = 2 * kTileRows16, kJobColumns = 2;
+
+// Loads the configuration for jobs of `rows` rows, with `lines` lines in a tile of columns.
+CPUSERVE_INLINE void configure_job(int rows, int lines) {
+  TileShapes shapes;
+  const int first = rows < kTileRows16 ? rows : kTileRows16, second = rows - first;
+  for (int column = 0; column < kJobColumns; column++) {
+    shapes.set(column, first, kTileLineBytes);
+    if (second) shapes.set(2 + column, second, kTileLineBytes);
+    shapes.set(6 + column, lines, kTileLineBytes);
+  }
+  shapes.set(4, first, lines * 4);
+  if (second) shapes.set(5, second, lines * 4);
+  tile_configure(shapes);
+}
+
+// Sums of a job: tiles 0 and 1 for the first 16 rows, 2 and 3 for the others. Rows: 4, 5. Columns:
+// 6, 7. RT: tiles of rows, NP: tiles of columns.
+template <int RT, int NP>
+CPUSERVE_INLINE void load_sums(const float* c, size_t stride) {
+  tile_load<0>(c, stride);
+  if constexpr (NP == 2) tile_load<1>(c + kPanel, stride);
+  if constexpr (RT == 2) {
+    const float* low = c + kTileRows16 * (stride / sizeof(float));
+    tile_load<2>(low, stride);
+    if constexpr (NP == 2) tile_load<3>(low + kPanel, stride);
+  }
+}
+template <int RT, int NP>
+CPUSERVE_INLINE void zero_sums() {
+  tile_zero<0>();
+  if constexpr (NP == 2) tile_zero<1>();
+  if constexpr (RT == 2) tile_zero<2>();
+  if constexpr (RT == 2 && NP == 2) tile_zero<3>();
+}
+template <int RT, int NP>
+CPUSERVE_INLINE void store_sums(float* c, size_t stride) {
+  tile_store<0>(c, stride);
+  if constexpr (NP == 2) tile_store<1>(c + kPanel, stride);
+  if constexpr (RT == 2) {
+    float* low = c + kTileRows16 * (stride / sizeof(float));
+    tile_store<2>(low, stride);
+    if constexpr (NP == 2) tile_store<3>(low + kPanel, stride);
+  }
+}
+
+// The products of one tile of K: rows at x, lines of the one or two tiles of columns at w0 and w1.
+// kPassing: the rows are not used again soon, and should not drive the columns out of L1.
+template <class Product, int RT, int NP, bool kPassing = false>
+CPUSERVE_INLINE void tile_products(const uint8_t* x, size_t x_stride, const uint8_t* w0,
+                                   const uint8_t* w1, size_t w_stride) {
+  kPassing ? tile_load_passing<4>(x, x_stride) : tile_load<4>(x, x_stride);
+  tile_load<6>(w0, w_stride);
+  Product::template dot<0, 4, 6>();
+  if constexpr (NP == 2) {
+    tile_load<7>(w1, w_stride);
+    Product::template dot<1, 4, 7>();
+  }
+  if constexpr (RT == 2) {
+    const uint8_t* low = x + kTileRows16 * x_stride;
+    kPassing ? tile_load_passing<5>(low, x_stride) : tile_load<5>(low, x_stride);
+    Product::template dot<2, 5, 6>();
+    if constexpr (NP == 2) Product::template dot<3, 5, 7>();
+  }
+}
+
+struct Bf16Product {
+  template <int C, int A, int B>
+  static __attribute__((always_inline)) inline void dot() {
+    tile_dot_bf16<C, A, B>();
+  }
+};
+struct S8U8Product {
+  template <int C, int A, int B>
+  static __attribute__((always_inline)) inline void dot() {
+    tile_dot_s8u8<C, A, B>();
+  }
+};
+struct S8S8Product {
+  template <int C, int A, int B>
+  static __attribute__((always_inline)) inline void dot() {
+    tile_dot_s8s8<C, A, B>();
+  }
+};
+
+}  // namespace
+}  // namespace CPUSERVE_NS

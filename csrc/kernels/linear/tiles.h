@@ -1,0 +1,516 @@
+// Linears on AMX tiles, at every number of rows: TDPBF16PS sums even and odd products apart, so a
+// level that used it for many rows only would give one row two different sums.
+//
+// K is walked in lines: the 64 bytes that hold 2 (bf16) or 4 (int8) of K for the 16 columns of a
+// panel. Up to 16 lines are one tile of weights. A tile job is up to 32 rows by 2 panels: four
+// tiles of sums, two of rows, two of weights.
+//
+// Chain kinds keep their sums in tiles over a block of K: bf16, and int8 with one scale per row.
+// Group kinds have a scale for every 32 or 128 of K. Their weights are first unpacked to signed
+// bytes, once for all rows of a block; a group's integer sums leave the tiles, and vectors add them
+// to fp32 sums while the tiles compute the next group.
+#pragma once
+#include "kernels/generic/matrix_job.h"
+#include "kernels/linear/channel.h"
+#include "kernels/linear/dense.h"
+#include "kernels/linear/w4_group.h"
+#include "kernels/linear/w4_wide.h"
+#include "kernels/linear/w8_group.h"
+
+namespace CPUSERVE_NS {
+namespace {
+
+// At most so many lines of K are a block of a chain kind. Two panels of it are 24 KB, which stay in
+// an L1 of 48 KB while the rows of a step pass from L2, which sustains 48 bytes a cycle: a job of
+// 32 rows is 768 cycles of products, 24 KB of rows, and 12 KB for its sums (read, written, and
+// evicted), together 768 cycles. Longer blocks would save bytes of sums, but two panels and the
+// rows of a job would drive each other out of L1, and then both come from L2: 4 KB for 64 cycles of
+// products.
+constexpr int64_t kTileBlockLines = 12 * kTileLines;
+// The same of unpacked lines, which share L1 with 16 KB of groups' integer sums.
+constexpr int64_t kGroupBlockLines = 8 * kTileLines;
+
+// A group's integer sums, as they leave the tiles.
+using DotTiles = int32_t[2 * kJobColumns][kTileRows16 * kPanel];
+
+// Where the scratch of a call holds what.
+constexpr size_t kSumsBytes = static_cast<size_t>(kBlockRows) * kStripPanels * kPanel * 4;
+struct TileScratch {
+  float sums[kSumsBytes / 4];                   // [rows][sums_stride]
+  uint8_t rows_tail[kJobRows][kTileLineBytes];  // the last lines of K, padded with zeros
+  uint8_t lines_tail[kJobColumns][kTileBytes];  // the same of the weights
+  DotTiles dots[2][2];                          // of two groups, and of the next two
+  uint8_t lines[kStripPanels][kGroupBlockLines * kTileLineBytes];  // unpacked weights
+};
+static_assert(sizeof(TileScratch) <= kLinearScratch, "the scratch of a call holds all of it");
+
+// One job: `row_tiles` tiles of rows by `panels` panels, over lines [line0, line1) of K.
+struct TileJob {
+  const uint8_t* x;  // the job's first row, at K = 0
+  size_t x_stride;
+  int64_t x_padded;  // of a row, in elements
+  const uint8_t* w;  // the job's first panel as packed, at K = 0
+  size_t panel_bytes;
+  const uint8_t* lines;  // group kinds: the panels' unpacked lines from line0 on
+  int64_t line0, line1;
+  float* c;  // sums, c_stride floats a row
+  int c_stride;
+  bool resume, last;  // c holds the sums before line0; line1 is the end of K
+  int rows;
+  TileScratch* scratch;
+  LineFetch* fetch;
+};
+
+CPUSERVE_INLINE const uint8_t* row_of(const TileJob& t, int row) {
+  return t.x + static_cast<size_t>(row) * t.x_stride;
+}
+
+// The last `lines` lines of K, fewer than a tile's, padded with zeros: what lies behind them in
+// memory is another panel, or nothing.
+template <int NP>
+CPUSERVE_INLINE void copy_tails(const TileJob& t, int64_t line, int64_t lines) {
+  const size_t bytes = static_cast<size_t>(lines) * 4;
+  memset(t.scratch->rows_tail, 0, sizeof t.scratch->rows_tail);
+  for (int r = 0; r < t.rows; r++) {
+    memcpy(t.scratch->rows_tail[r], row_of(t, r) + line * 4, bytes);
+  }
+  memset(t.scratch->lines_tail, 0, sizeof t.scratch->lines_tail);
+  for (int p = 0; p < NP; p++) {
+    memcpy(t.scratch->lines_tail[p],
+           t.w + static_cast<size_t>(p) * t.panel_bytes + line * kTileLineBytes,
+           static_cast<size_t>(lines) * kTileLineBytes);
+  }
+}
+
+// A chain kind's job: the sums stay in tiles from line0 to line1.
+template <class Product, int RT, int NP>
+CPUSERVE_INLINE void chain_products(const TileJob& t) {
+  const size_t stride = static_cast<size_t>(t.c_stride) * sizeof(float);
+  if (t.resume) {
+    load_sums<RT, NP>(t.c, stride);
+  } else {
+    zero_sums<RT, NP>();
+  }
+  const uint8_t* w = t.w + t.line0 * kTileLineBytes;
+  int64_t line = t.line0;
+  for (; line + kTileLines <= t.line1; line += kTileLines, w += kTileBytes) {
+    t.fetch->step();
+    tile_products<Product, RT, NP, NP == 2>(t.x + line * 4, t.x_stride, w, w + t.panel_bytes,
+                                            kTileLineBytes);
+  }
+  if (line < t.line1) {
+    copy_tails<NP>(t, line, t.line1 - line);
+    tile_products<Product, RT, NP>(t.scratch->rows_tail[0], kTileLineBytes,
+                                   t.scratch->lines_tail[0], t.scratch->lines_tail[1],
+                                   kTileLineBytes);
+  }
+  store_sums<RT, NP>(t.c, stride);
+}
+
+struct Bf16Tiles {
+  static constexpr ActFormat kAct = ActFormat::bf16;
+  static constexpr bool kGroups = false;
+  static constexpr int kShapeLines = kTileLines;
+  static int64_t lines(int64_t k) { return (k + 1) / 2; }
+  static void unpack(const PackedWeight&, int64_t, int64_t, int64_t, uint8_t*) {}
+
+  template <int RT, int NP>
+  static __attribute__((noinline)) void job(const TileJob& t) {
+    chain_products<Bf16Product, RT, NP>(t);
+  }
+};
+
+// w8_channel: integers over the whole row, then both scales.
+struct ChannelTiles {
+  static constexpr ActFormat kAct = ActFormat::q8row;
+  static constexpr bool kGroups = false;
+  static constexpr int kShapeLines = kTileLines;
+  static int64_t lines(int64_t k) { return (k + 3) / 4; }
+  static void unpack(const PackedWeight&, int64_t, int64_t, int64_t, uint8_t*) {}
+
+  template <int RT, int NP>
+  static __attribute__((noinline)) void job(const TileJob& t) {
+    chain_products<S8U8Product, RT, NP>(t);
+    if (!t.last) return;
+    for (int p = 0; p < NP; p++) {
+      const uint8_t* scales = t.w + static_cast<size_t>(p + 1) * t.panel_bytes - kChannelScales;
+      for (int r = 0; r < t.rows; r++) {
+        const uint8_t* of_row = row_of(t, r) + t.x_padded;
+        const F s = set1(read_as<float>(of_row));
+        const I correction = shl<7>(iload1(reinterpret_cast<const int32_t*>(of_row) + 1));
+        float* c = t.c + r * t.c_stride + p * kPanel;
+        for (int i = 0; i < kPanel; i += kLanes) {
+          const F scale = load(reinterpret_cast<const float*>(scales) + i);
+          store(c + i, mul(to_float(isub(load_bits(c + i), correction)), mul(scale, s)));
+        }
+      }
+    }
+  }
+};
+
+// Lines of 64 bytes as the compiler's own vectors: all that unpacking needs, at any width of
+// register.
+#pragma GCC diagnostic ignored "-Wpsabi"  // nothing here crosses a call
+typedef uint8_t LineBytes __attribute__((vector_size(64), aligned(1), may_alias));
+CPUSERVE_INLINE LineBytes line_at(const uint8_t* p) {
+  return *reinterpret_cast<const LineBytes*>(p);
+}
+CPUSERVE_INLINE void put_line(uint8_t* p, LineBytes x) { *reinterpret_cast<LineBytes*>(p) = x; }
+
+// How a group kind W lies in memory: raw bytes of a group, and its lines as signed bytes.
+template <class W>
+struct RawGroup {
+  static constexpr int kGroup = W::kGroup, kLines = kGroup / 4;
+  static constexpr bool kScales = true, kLeast = W::kMinBytes != 0;
+  static int64_t groups(int64_t k) { return (k + kGroup - 1) / kGroup; }
+  static const uint8_t* at(const uint8_t* panel, int64_t group) {
+    return panel + group * W::kGroupBytes;
+  }
+  static void unpack(const uint8_t* panel, int64_t group, int64_t, uint8_t* to) {
+    const uint8_t* from = at(panel, group) + kScaleBytes + W::kMinBytes;
+    for (int i = 0; i < kLines / W::kQuadsPerLine; i++, from += kTileLineBytes) {
+      const LineBytes x = line_at(from);
+      if constexpr (W::kQuadsPerLine == 1) {
+        put_line(to + i * kTileLineBytes, x ^ 0x80);
+      } else {
+        const uint8_t zero = W::kMinBytes ? 0 : 8;
+        put_line(to + 2 * i * kTileLineBytes, (x & 15) - zero);
+        put_line(to + (2 * i + 1) * kTileLineBytes, (x >> 4) - zero);
+      }
+    }
+  }
+};
+// w8_channel_g128: lines without scales between them, and a last group that may be cut short.
+struct RawChannel {
+  static constexpr int kGroup = kWideGroup, kLines = kGroup / 4;
+  static constexpr bool kScales = false, kLeast = false;
+  static int64_t groups(int64_t k) { return (k + kGroup - 1) / kGroup; }
+  static const uint8_t* at(const uint8_t* panel, int64_t group) {
+    return panel + group * kLines * kTileLineBytes;
+  }
+  static void unpack(const uint8_t* panel, int64_t group, int64_t k, uint8_t* to) {
+    const int64_t lines = (k + 3) / 4 - group * kLines;
+    const uint8_t* from = at(panel, group);
+    for (int64_t i = 0; i < kLines; i++) {
+      LineBytes x = {};
+      if (i < lines) x = line_at(from + i * kTileLineBytes) ^ 0x80;
+      put_line(to + i * kTileLineBytes, x);
+    }
+  }
+};
+
+// A kind with groups of kGroup of K. Line numbers count unpacked lines.
+template <class Raw, ActFormat kFormat>
+struct GroupTiles {
+  static constexpr ActFormat kAct = kFormat;
+  static constexpr bool kGroups = true;
+  static constexpr int kLines = Raw::kLines;  // of a group
+  static constexpr int kShapeLines = kLines < kTileLines ? kLines : kTileLines;
+  static int64_t lines(int64_t k) { return Raw::groups(k) * kLines; }
+
+  // Unpacks lines [line0, line1) of a panel.
+  static void unpack(const PackedWeight& w, int64_t panel, int64_t line0, int64_t line1,
+                     uint8_t* to) {
+    const uint8_t* from = w.data + static_cast<size_t>(panel) * w.panel_bytes;
+    for (int64_t g = line0 / kLines; g < line1 / kLines; g++, to += kLines * kTileLineBytes) {
+      Raw::unpack(from, g, w.k, to);
+    }
+  }
+
+  // The steps of the fp32 chains that the integers of groups g to g + G - 1 are, as in
+  // linear/group.h and linear/channel.h, for the rows of one tile and NP panels. Two groups at a
+  // time load and store each sum once.
+  template <int NP, int G>
+  static __attribute__((noinline)) void add_rows(const TileJob& t, int64_t g, int row_tile,
+                                                 const DotTiles* dots) {
+    constexpr int kWays = kPanel / kLanes;
+    F scale[G][NP][kWays], least[G][NP][kWays];
+    for (int j = 0; j < G; j++) {
+      for (int p = 0; p < NP; p++) {
+        const uint8_t* group = Raw::at(t.w + static_cast<size_t>(p) * t.panel_bytes, g + j);
+        const uint16_t* halves = reinterpret_cast<const uint16_t*>(group);
+        for (int v = 0; v < kWays; v++) {
+          if constexpr (Raw::kScales) scale[j][p][v] = load_f16(halves + v * kLanes);
+          if constexpr (Raw::kLeast) least[j][p][v] = load_f16(halves + kPanel + v * kLanes);
+        }
+      }
+    }
+    const int row0 = row_tile * kTileRows16;
+    const int rows = t.rows - row0 < kTileRows16 ? t.rows - row0 : kTileRows16;
+    const uint8_t* of_row = row_of(t, row0) + t.x_padded + g * 4;
+    const int64_t to_sums = t.x_padded / Raw::kGroup * 4;
+    // Copies: a store to c cannot change them, which the compiler does not know of t's.
+    const size_t x_stride = t.x_stride;
+    const int64_t c_stride = t.c_stride;
+    float* c = t.c + row0 * c_stride;
+    for (int r = 0; r < rows; r++, of_row += x_stride, c += c_stride) {
+      F s[G], m[G];
+      for (int j = 0; j < G; j++) {
+        s[j] = set1(read_as<float>(of_row + 4 * j));
+        if constexpr (Raw::kLeast) {
+          const auto* sum = reinterpret_cast<const int32_t*>(of_row + to_sums) + j;
+          m[j] = mul(s[j], to_float(iload1(sum)));
+        }
+      }
+      for (int p = 0; p < NP; p++) {
+        for (int v = 0; v < kWays; v++) {
+          float* to = c + p * kPanel + v * kLanes;
+          F sum = load(to);
+          for (int j = 0; j < G; j++) {
+            const int32_t* dot = dots[j][row_tile * kJobColumns + p] + r * kPanel + v * kLanes;
+            const F product = to_float(load_bits(reinterpret_cast<const float*>(dot)));
+            sum = fma(product, Raw::kScales ? mul(scale[j][p][v], s[j]) : s[j], sum);
+            if constexpr (Raw::kLeast) sum = fma(least[j][p][v], m[j], sum);
+          }
+          store(to, sum);
+        }
+      }
+    }
+  }
+
+  template <int RT, int NP>
+  static __attribute__((always_inline)) inline void store_dots(DotTiles& dots) {
+    tile_store<0>(dots[0], kTileLineBytes);
+    if constexpr (NP == 2) tile_store<1>(dots[1], kTileLineBytes);
+    if constexpr (RT == 2) tile_store<2>(dots[2], kTileLineBytes);
+    if constexpr (RT == 2 && NP == 2) tile_store<3>(dots[3], kTileLineBytes);
+  }
+
+  template <int RT, int NP>
+  static __attribute__((always_inline)) inline void group_products(const TileJob& t, int64_t g,
+                                                                   const uint8_t* lines,
+                                                                   size_t next_panel) {
+    zero_sums<RT, NP>();
+    for (int line = 0; line < kLines; line += kShapeLines) {
+      t.fetch->step();
+      const uint8_t* w = lines + line * kTileLineBytes;
+      tile_products<S8S8Product, RT, NP, NP == 2>(t.x + (g * kLines + line) * 4, t.x_stride, w,
+                                                  w + next_panel, kTileLineBytes);
+    }
+  }
+
+  // Groups whose integers have left the tiles, and have not been added yet.
+  struct Waiting {
+    int64_t g;
+    int groups;  // 0: none
+    const DotTiles* dots;
+  };
+  template <int NP>
+  static __attribute__((always_inline)) inline void add(const TileJob& t, const Waiting& w,
+                                                        int row_tile) {
+    if (w.groups == 2) add_rows<NP, 2>(t, w.g, row_tile, w.dots);
+    if (w.groups == 1) add_rows<NP, 1>(t, w.g, row_tile, w.dots);
+  }
+
+  template <int RT, int NP>
+  static __attribute__((noinline)) void job(const TileJob& t) {
+    if (!t.resume) {
+      for (int r = 0; r < t.rows; r++) {
+        for (int i = 0; i < NP * kPanel; i += kLanes) store(t.c + r * t.c_stride + i, zero());
+      }
+    }
+    const int64_t group0 = t.line0 / kLines, group1 = t.line1 / kLines;
+    const size_t next_panel = sizeof t.scratch->lines[0];
+    const uint8_t* lines = t.lines;
+    Waiting before = {0, 0, nullptr};
+    int turn = 0;
+    for (int64_t g = group0; g < group1; g += 2, turn ^= 1) {
+      const int groups = group1 - g < 2 ? 1 : 2;
+      DotTiles* dots = t.scratch->dots[turn];
+      for (int j = 0; j < groups; j++, lines += kLines * kTileLineBytes) {
+        group_products<RT, NP>(t, g + j, lines, next_panel);
+        // The two groups before are added while this one's products are under way: those of one
+        // tile of rows with each group, so that not too many instructions separate two products.
+        if (RT == 1 || groups == 1) {
+          if (j == 0) add<NP>(t, before, 0);
+          if (RT == 2) add<NP>(t, before, 1);
+        } else {
+          add<NP>(t, before, j);
+        }
+        store_dots<RT, NP>(dots[j]);
+      }
+      before = {g, groups, dots};
+    }
+    for (int i = 0; i < RT; i++) add<NP>(t, before, i);
+    if constexpr (!Raw::kScales) {
+      if (t.last) multiply_channels<NP>(t);
+    }
+  }
+
+  // w8_channel_g128: the column's scale comes last.
+  template <int NP>
+  static void multiply_channels(const TileJob& t) {
+    for (int p = 0; p < NP; p++) {
+      const uint8_t* scales = t.w + static_cast<size_t>(p + 1) * t.panel_bytes - kChannelScales;
+      for (int r = 0; r < t.rows; r++) {
+        float* c = t.c + r * t.c_stride + p * kPanel;
+        for (int i = 0; i < kPanel; i += kLanes) {
+          store(c + i, mul(load(c + i), load(reinterpret_cast<const float*>(scales) + i)));
+        }
+      }
+    }
+  }
+};
+
+template <class Kind>
+CPUSERVE_INLINE void call_job(const TileJob& t, int panels) {
+  if (t.rows > kTileRows16) {
+    panels == 2 ? Kind::template job<2, 2>(t) : Kind::template job<2, 1>(t);
+  } else {
+    panels == 2 ? Kind::template job<1, 2>(t) : Kind::template job<1, 1>(t);
+  }
+}
+
+template <class Kind>
+CPUSERVE_INLINE TileJob job_of(const LinearArgs& a) {
+  TileJob t;
+  t.x = static_cast<const uint8_t*>(a.x);
+  t.x_stride = a.x_stride / static_cast<size_t>(a.terms);
+  t.x_padded = padded_width(Kind::kAct, a.w->k);
+  t.panel_bytes = a.w->panel_bytes;
+  t.scratch = static_cast<TileScratch*>(a.scratch);
+  return t;
+}
+
+// Up to 32 rows: every panel is read once, in the order of memory, and memory sets the pace.
+template <class Kind>
+CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
+  const PackedWeight& w = *a.w;
+  const bool plain = plain_f32(a.ep);
+  const int64_t lines = Kind::lines(w.k);
+  TileJob t = job_of<Kind>(a);
+  LineFetch fetch;
+  t.fetch = &fetch;
+  t.rows = static_cast<int>(a.m) * a.terms;
+  t.c_stride = sums_stride<true>();
+  configure_job(t.rows, Kind::kShapeLines);
+  const uint8_t* end = w.data + static_cast<size_t>(panels_of(w)) * w.panel_bytes;
+  for (int64_t p0 = a.panel0; p0 < a.panel1; p0 += kSpanPanels) {
+    const int span = static_cast<int>(a.panel1 - p0 < kSpanPanels ? a.panel1 - p0 : kSpanPanels);
+    for (int p = 0; p < span; p++) {
+      t.w = w.data + static_cast<size_t>(p0 + p) * w.panel_bytes;
+      t.c = t.scratch->sums + p * kPanel;
+      const int64_t block = Kind::kGroups ? kGroupBlockLines : lines;
+      for (t.line0 = 0; t.line0 < lines; t.line0 += block) {
+        t.line1 = t.line0 + block < lines ? t.line0 + block : lines;
+        t.resume = t.line0 > 0;
+        t.last = t.line1 == lines;
+        // A panel's bytes ahead of their use, also across panels; of packed lines, a part.
+        const int64_t raw = static_cast<int64_t>(w.panel_bytes);
+        const int64_t begin = raw * t.line0 / lines, stop = raw * t.line1 / lines;
+        fetch.at = t.w + begin + kAheadBytes;
+        fetch.near = true;
+        fetch.left = fetch.at < end ? (stop - begin + kTileLineBytes - 1) / kTileLineBytes : 0;
+        const int64_t steps = (t.line1 - t.line0 + Kind::kShapeLines - 1) / Kind::kShapeLines;
+        fetch.a_step = (fetch.left + steps - 1) / steps;
+        if constexpr (Kind::kGroups) {
+          Kind::unpack(w, p0 + p, t.line0, t.line1, t.scratch->lines[0]);
+          t.lines = t.scratch->lines[0];
+        }
+        call_job<Kind>(t, 1);
+      }
+    }
+    finish_terms(a, plain, 0, t.rows, p0, span, t.scratch->sums, sums_stride<true>());
+  }
+}
+
+// One block of K of one strip, for all rows of a block: a pair of panels at a time stays in L1.
+template <class Kind>
+CPUSERVE_INLINE void run_tile_block(const LinearArgs& a, TileJob& t, bool plain, int64_t row0,
+                                    int64_t rows, int64_t panel0, int panels) {
+  const PackedWeight& w = *a.w;
+  const uint8_t* x = static_cast<const uint8_t*>(a.x) + static_cast<size_t>(row0) * a.x_stride;
+  if constexpr (Kind::kGroups) {
+    for (int p = 0; p < panels; p++) {
+      Kind::unpack(w, panel0 + p, t.line0, t.line1, t.scratch->lines[p]);
+    }
+  }
+  int configured = 0;
+  for (int p = 0, np; p < panels; p += np) {
+    np = panels - p >= kJobColumns ? kJobColumns : 1;
+    t.w = w.data + static_cast<size_t>(panel0 + p) * w.panel_bytes;
+    t.lines = t.scratch->lines[p];
+    for (int64_t row = 0; row < rows; row += kJobRows) {
+      t.rows = static_cast<int>(rows - row < kJobRows ? rows - row : kJobRows);
+      if (t.rows != configured) configure_job(t.rows, Kind::kShapeLines);
+      configured = t.rows;
+      t.x = x + static_cast<size_t>(row) * t.x_stride;
+      t.c = t.scratch->sums + row * sums_stride<false>() + p * kPanel;
+      call_job<Kind>(t, np);
+      if (!plain || !t.last) continue;  // other epilogues take whole strips
+      finish_terms(a, plain, row0 + row / a.terms, t.rows, panel0 + p, np, t.c,
+                   sums_stride<false>());
+    }
+  }
+}
+
+// Many rows: a strip's block of K is read once, while every row passes over it.
+template <class Kind>
+CPUSERVE_INLINE void blocked_tiles(const LinearArgs& a) {
+  const PackedWeight& w = *a.w;
+  const bool plain = plain_f32(a.ep);
+  const int64_t lines = Kind::lines(w.k);
+  const int64_t height = kBlockRows / a.terms, total = panels_of(w);
+  constexpr int64_t kMost = Kind::kGroups ? kGroupBlockLines : kTileBlockLines;
+  const int64_t blocks = (lines + kMost - 1) / kMost;
+  const int64_t block = Kind::kGroups ? kMost : round_up((lines + blocks - 1) / blocks, kTileLines);
+  constexpr int kWidth = sums_stride<false>();
+  TileJob t = job_of<Kind>(a);
+  LineFetch fetch;
+  t.fetch = &fetch;
+  t.c_stride = kWidth;
+  for (int64_t row0 = 0; row0 < a.m; row0 += height) {
+    const int64_t values = a.m - row0 < height ? a.m - row0 : height, rows = values * a.terms;
+    const int64_t jobs = (rows + kJobRows - 1) / kJobRows;
+    for (int64_t panel0 = a.panel0; panel0 < a.panel1; panel0 += kStripPanels) {
+      const int64_t left = a.panel1 - panel0;
+      const int panels = static_cast<int>(left < kStripPanels ? left : kStripPanels);
+      const uint8_t* strip = w.data + static_cast<size_t>(panel0) * w.panel_bytes;
+      // What follows is fetched into L2 meanwhile. Panels lie one after another, so the lines
+      // behind this strip are the next one's.
+      fetch.at = strip + static_cast<size_t>(panels) * w.panel_bytes;
+      const int64_t next = total - panel0 - panels;
+      const int64_t bytes =
+          (next < kStripPanels ? next : kStripPanels) * static_cast<int64_t>(w.panel_bytes);
+      fetch.left = bytes / kTileLineBytes;
+      const int64_t pairs = (panels + kJobColumns - 1) / kJobColumns;
+      const int64_t steps = jobs * pairs * ((lines + Kind::kShapeLines - 1) / Kind::kShapeLines);
+      fetch.a_step = (fetch.left + steps - 1) / steps;
+      for (t.line0 = 0; t.line0 < lines; t.line0 += block) {
+        t.line1 = t.line0 + block < lines ? t.line0 + block : lines;
+        t.resume = t.line0 > 0;
+        t.last = t.line1 == lines;
+        run_tile_block<Kind>(a, t, plain, row0, rows, panel0, panels);
+      }
+      if (plain) continue;
+      for (int64_t row = 0; row < rows; row += kJobRows) {
+        const int some = static_cast<int>(rows - row < kJobRows ? rows - row : kJobRows);
+        finish_terms(a, plain, row0 + row / a.terms, some, panel0, panels,
+                     t.scratch->sums + row * kWidth, kWidth);
+      }
+    }
+  }
+}
+
+template <class Kind>
+void run_tiles(const LinearArgs& a) noexcept {
+  if (a.m <= 0 || a.panel0 >= a.panel1) return;
+  if (a.m * a.terms <= kJobRows) {
+    stream_tiles<Kind>(a);
+  } else {
+    blocked_tiles<Kind>(a);
+  }
+  tile_release();
+}
+
+// A kind's kernel with its product loop on tiles; packing and reading rows stay what they are.
+template <class Kind>
+constexpr LinearKernel on_tiles(LinearKernel kernel) {
+  kernel.run = run_tiles<Kind>;
+  kernel.tile_rows = kJobRows;
+  kernel.tile_panels = kJobColumns;
+  return kernel;
+}
+
+}  // namespace
+}  // namespace CPUSERVE_NS

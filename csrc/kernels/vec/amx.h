@@ -1,0 +1,85 @@
+// AMX tiles: eight registers of up to 16 rows of 64 bytes, and products of whole tiles.
+//
+// A product adds A [rows][64 bytes] times B [16 lines][64 bytes] to C [rows][16 sums of 32 bits].
+// Line i of B holds, for each of 16 columns, the 4 bytes (2 bf16 or 4 int8) that meet bytes 4 i to
+// 4 i + 3 of a row of A, which is how packed panels lie in memory (kernels/table.h).
+//
+// The intrinsics of gcc 12 tell the compiler neither which memory a tile reads nor that the
+// configuration is read, so stores before them may be moved behind them; these say so.
+// CPUSERVE_TILE_MODEL names a header with the same functions in plain C++, for CPUs without AMX.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/vec/vec.h"
+
+namespace CPUSERVE_NS {
+
+constexpr int kTileRows16 = 16;     // rows of a tile
+constexpr int kTileLineBytes = 64;  // bytes of a row of A, and of a line of B
+constexpr int kTileLines = 16;      // lines of a tile of B
+constexpr int kTileBytes = kTileLines * kTileLineBytes;
+
+// The operand of LDTILECFG: rows and bytes a row of each tile. A tile with no rows must not be
+// used.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  void set(int tile, int tile_rows, int bytes) {
+    rows[tile] = static_cast<uint8_t>(tile_rows);
+    row_bytes[tile] = static_cast<uint16_t>(bytes);
+  }
+};
+static_assert(sizeof(TileShapes) == 64, "the instruction reads 64 bytes");
+
+}  // namespace CPUSERVE_NS
+
+#ifdef CPUSERVE_TILE_MODEL
+#include CPUSERVE_TILE_MODEL
+#else
+
+namespace CPUSERVE_NS {
+
+CPUSERVE_INLINE void tile_configure(const TileShapes& shapes) {
+  asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory");
+}
+CPUSERVE_INLINE void tile_release() { asm volatile("tilerelease" ::: "memory"); }
+template <int T>
+CPUSERVE_INLINE void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(T));
+}
+template <int T>
+CPUSERVE_INLINE void tile_load(const void* from, size_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
+}
+// The same with the hint that the lines need not stay in the nearest cache.
+template <int T>
+CPUSERVE_INLINE void tile_load_passing(const void* from, size_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
+}
+template <int T>
+CPUSERVE_INLINE void tile_store(void* to, size_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
+}
+// C += A B of bf16: the products of even and of odd elements of the tile's K are two chains, whose
+// sum is added to C.
+template <int C, int A, int B>
+CPUSERVE_INLINE void tile_dot_bf16() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+// C += A B of int8 rows with uint8, or int8, lines; exact.
+template <int C, int A, int B>
+CPUSERVE_INLINE void tile_dot_s8u8() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+template <int C, int A, int B>
+CPUSERVE_INLINE void tile_dot_s8s8() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+
+}  // namespace CPUSERVE_NS
+
+#endif
