@@ -14,8 +14,8 @@ int64_t allocations() noexcept { return count.load(std::memory_order_relaxed); }
 }  // namespace cpuserve
 
 #if defined(CPUSERVE_WRAP_MALLOC)
-// The linker sends this library's calls of X to __wrap_X, and __real_X to the C or C++ runtime
-// (CMakeLists.txt lists the names). Relaxed: a statistic, paired with nothing.
+// The linker redirects this library's calls of X to __wrap_X, and __real_X to the C or C++ runtime
+// (CMakeLists.txt lists the names). The counter is relaxed because it orders nothing else.
 #define CPUSERVE_COUNTED(name, parameters, arguments)        \
   extern "C" void* __real_##name parameters;                 \
   extern "C" void* __wrap_##name parameters;                 \

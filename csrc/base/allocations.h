@@ -1,5 +1,5 @@
-// Counts heap allocations made by this library's code, so that a test can hold "a step allocates
-// nothing". operator new is replaced, and malloc and its kin are wrapped at link time (--wrap).
+// Counts the heap allocations of this library, so that a test can check that a step allocates
+// nothing. Calls of malloc, operator new and similar functions are wrapped at link time (--wrap).
 #pragma once
 #include <cstdint>
 

@@ -24,7 +24,7 @@
 #define MAP_NORESERVE 0
 #endif
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14; older kernels say EINVAL
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; older kernels return EINVAL
 #endif
 
 namespace cpuserve {
@@ -44,15 +44,15 @@ Buffer::Buffer(size_t bytes) {
   }
   mapping_ = static_cast<uint8_t*>(raw);
   data_ = reinterpret_cast<uint8_t*>(round_to_huge(reinterpret_cast<uintptr_t>(raw)));
-  // What alignment leaves over stays inaccessible: guards against overruns, and a boundary that
-  // keeps the kernel from merging this mapping with another (residency() relies on it).
+  // The space around the aligned range stays inaccessible. It catches overruns, and it keeps the
+  // kernel from merging this mapping with another, which residency() relies on.
   if (mprotect(data_, size_, PROT_READ | PROT_WRITE) != 0) {
     const int error = errno;
     release();
     fail_system("cannot map ", bytes >> 20, " MB of memory: ", std::strerror(error));
   }
 #ifdef MADV_HUGEPAGE
-  madvise(data_, size_, MADV_HUGEPAGE);  // a hint: without huge pages it is only slower
+  madvise(data_, size_, MADV_HUGEPAGE);  // a hint: without huge pages the memory is only slower
 #endif
 }
 
@@ -87,7 +87,8 @@ void Buffer::commit(size_t begin, size_t end) noexcept {
   }
 }
 
-// MPOL_BIND would kill us once a node is full; both of these go elsewhere then.
+// With MPOL_BIND the kernel would kill the process when a node is full. Both policies below use
+// another node then.
 int Buffer::prefer_node(int node) noexcept {
   constexpr int kPreferred = 1;
   return set_policy(kPreferred, &node, 1);
@@ -108,7 +109,7 @@ int Buffer::set_policy(int policy, const int* nodes, size_t count) noexcept {
     mask[node / kBits] |= 1ul << (node % kBits);
   }
   if (!data_) return 0;
-  // The kernel reads one bit less than it is told.
+  // The kernel reads one bit fewer than the argument says.
   const long failed = syscall(SYS_mbind, data_, size_, policy, mask.data(), kNodes + 1, 0u);
   return failed ? errno : 0;
 }
@@ -136,8 +137,8 @@ Buffer::Residency Buffer::residency() const {
   return out;
 }
 
-// Read from numa_maps: containers that refuse move_pages still show it. A line is
-// "7f8a00000000 prefer:1 anon=512 N0=12 N1=500 kernelpagesize_kB=4", counts in such pages.
+// Reads numa_maps, because containers that refuse move_pages still show it. A line is "7f8a00000000
+// prefer:1 anon=512 N0=12 N1=500 kernelpagesize_kB=4"; the counts are pages of that size.
 PagesOfProcess pages_of_process() {
   PagesOfProcess out;
   std::ifstream maps("/proc/self/numa_maps");

@@ -1,5 +1,5 @@
-// Memory with one owner: address space is reserved at once, pages come with the first touch, so the
-// thread that touches a page decides the node it lies on.
+// Memory with one owner. Address space is reserved at once, and pages are allocated when they are
+// first touched, on the NUMA node of the thread that touches them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,17 +8,18 @@
 
 namespace cpuserve {
 
-// Start of every mapping of this process -> bytes by NUMA node. Reading it walks all page tables.
+// Maps the start address of every mapping of this process to its bytes by NUMA node. Reading it
+// walks all page tables.
 using PagesOfProcess = std::map<uintptr_t, std::map<int, int64_t>>;
 PagesOfProcess pages_of_process();
 
 class Buffer {
  public:
-  static constexpr size_t kPage = size_t{2} << 20;  // one huge page, if the system gives them
+  static constexpr size_t kPage = size_t{2} << 20;  // one huge page, where the system has them
 
   Buffer() = default;
-  // Zeroed memory, aligned to 2 MB and advised to be backed by huge pages from 2 MB up. Reserving
-  // commits nothing. Throws std::runtime_error when the address space is refused.
+  // Reserves zeroed memory, aligned to 2 MB and advised to use huge pages. Reserving commits no
+  // memory. Throws std::runtime_error if the address space cannot be reserved.
   explicit Buffer(size_t bytes);
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
@@ -27,24 +28,26 @@ class Buffer {
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
 
-  // Backs pages [begin, end), offsets in bytes rounded outward to whole pages, by memory of the
-  // calling thread's node; contents stay. Nobody else may be writing there.
+  // Allocates the pages of bytes [begin, end), rounded outward to whole pages, on the NUMA node of
+  // the calling thread. The contents stay. No other thread may write there at the same time.
   void commit(size_t begin, size_t end) noexcept;
 
-  // Asks for pages that are still to be touched on memory of `node`, elsewhere when that is full.
-  // 0, or the errno of a system that does not allow it (a container's default) or know it.
+  // Makes pages that have not been touched yet prefer memory of `node`; when that node is full they
+  // use another. Returns 0, or the errno if the system does not allow this (the default in
+  // containers) or does not support it.
   int prefer_node(int node) noexcept;
 
-  // The same with one page after another from each of `nodes` in turn.
+  // The same, but pages alternate between `nodes`.
   int interleave(const std::vector<int>& nodes) noexcept;
 
-  // Bytes of this range that are resident, and of those in transparent huge pages (Linux; else 0).
+  // Bytes of this buffer that are resident, and how many of them are in transparent huge pages
+  // (Linux; else 0).
   struct Residency {
     int64_t resident = 0, huge = 0;
   };
   Residency residency() const;
 
-  // Bytes of this range by the NUMA node they are on, where the kernel tells.
+  // Returns the bytes of this buffer by NUMA node, where the kernel reports it.
   std::map<int, int64_t> nodes(const PagesOfProcess& pages) const;
 
  private:
@@ -55,7 +58,8 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// Hands out 64-byte aligned pieces of a Buffer in order; sizes are added up first, then taken.
+// Divides a Buffer into 64-byte aligned pieces, in order. Use it once with a null base to add up
+// the sizes, and again to take the pieces.
 class Carver {
  public:
   explicit Carver(uint8_t* base) : base_(base) {}

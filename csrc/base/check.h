@@ -1,5 +1,5 @@
 // Errors outside the hot path: std::invalid_argument (ValueError in Python) for a wrong argument,
-// std::runtime_error (RuntimeError) when the operating system says no.
+// std::runtime_error (RuntimeError) when the operating system refuses a request.
 #pragma once
 #include <sstream>
 #include <stdexcept>
@@ -24,7 +24,7 @@ template <class... Parts>
   throw std::runtime_error(sentence(parts...));
 }
 
-// The message is only put together when the check fails.
+// The message is formatted only when the check fails.
 template <class... Parts>
 void check_argument(bool ok, const Parts&... parts) {
   if (!ok) fail_argument(parts...);

@@ -4,9 +4,9 @@
 
 namespace cpuserve {
 
-// Rounding to nearest and real denormals, for as long as it lives, on the thread that made it. A
-// library linked with -ffast-math sets the thread that loads it to flush them: what a row's bits
-// are would depend on who computed it.
+// While an object lives, its thread rounds to nearest and computes with denormals. A library linked
+// with -ffast-math makes the thread that loads it flush denormals to zero, and the bits of a row
+// would then depend on the thread that computed it.
 class PlainFloats {
  public:
   PlainFloats() noexcept : before_(read()) {
@@ -20,7 +20,7 @@ class PlainFloats {
 
  private:
 #if defined(__x86_64__)
-  static constexpr uint64_t kPlain = 0x1f80, kControl = 0xffc0;  // below: flags of what happened
+  static constexpr uint64_t kPlain = 0x1f80, kControl = 0xffc0;  // the lower bits are status flags
   static uint64_t read() noexcept { return __builtin_ia32_stmxcsr(); }
   static void write(uint64_t mode) noexcept { __builtin_ia32_ldmxcsr(static_cast<uint32_t>(mode)); }
 #elif defined(__aarch64__)

@@ -1,6 +1,7 @@
-// Waiting, bounded: spin with `pause`, then yield, then sleep in a futex. An unbounded spin
-// collapses when cores are shared (the spinner burns the time the late thread needs); a sleep alone
-// costs tens of microseconds at each of a step's hundreds of barriers.
+// Bounded waiting: a thread spins with `pause`, then yields, then sleeps in a futex. Unbounded
+// spinning is very slow where cores are shared, because the spinning thread uses the CPU time that
+// the late thread needs. Sleeping at once costs tens of microseconds at each of the hundreds of
+// barriers of a step.
 #pragma once
 #include <sched.h>
 #include <time.h>
@@ -8,6 +9,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -33,14 +36,15 @@ inline int64_t now_ns() noexcept {
       .count();
 }
 
-// How long a thread waits awake. `spin_ns` adapts between 0 and `max_spin_ns`: a wait that outlasts
-// spinning and yielding says that the late thread is not running (its core is shared), and then
-// staying awake only takes time from whoever could run here.
+// How long a thread spins and yields before it sleeps. `spin_ns` adapts between 0 and
+// `max_spin_ns`: if a wait outlasts spinning and yielding, the late thread is probably not running
+// because its core is shared, and spinning would only take CPU time from the threads that could run
+// on this core.
 struct alignas(64) WaitState {
   int64_t max_spin_ns = 0;
   int64_t yield_ns = 0;
   int64_t spin_ns = 0;
-  int64_t waited_ns = 0;  // all told, asleep included; waits of some pauses are not counted
+  int64_t waited_ns = 0;  // total, including sleep; waits of a few pauses are not counted
   int64_t asleep_ns = 0;
 
   void configure(int64_t max_spin, int64_t yield) noexcept {
@@ -56,20 +60,22 @@ struct alignas(64) WaitState {
   }
 };
 
-// A counter that one thread advances and others wait for. 64 bits, so that it never wraps; waiters
-// sleep on the lower half.
+// A counter that one thread advances while others wait for it to change. It has 64 bits, so it
+// never wraps. Waiting threads sleep on its lower half.
 class Signal {
  public:
   uint64_t load() const noexcept { return value_.load(std::memory_order_acquire); }
 
-  // seq_cst on the store here and on the sleepers' increment there: either the setter sees the
-  // sleeper and wakes it, or the sleeper (and the kernel, in FUTEX_WAIT) sees the new value.
+  // The store here and the increment of sleepers_ in sleep_until_not are seq_cst. Therefore either
+  // this thread sees the sleeper and wakes it, or the sleeper (and the kernel, in FUTEX_WAIT) sees
+  // the new value.
   void advance() noexcept {
     value_.store(value_.load(std::memory_order_relaxed) + 1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) wake_all();
   }
 
-  // Returns once the value differs from `old`; what the setter wrote before is visible then.
+  // Returns when the value differs from `old`. Everything that the advancing thread wrote before is
+  // then visible.
   void wait_while(uint64_t old, WaitState& state) noexcept {
     for (int i = 0; i < 16; i++) {
       if (load() != old) return;
@@ -87,7 +93,7 @@ class Signal {
   }
 
  private:
-  // Spins, then yields, for as long as `state` says; true when the value has changed.
+  // Spins, then yields, for the times in `state`. Returns true if the value has changed.
   bool stay_awake(uint64_t old, int64_t start, const WaitState& state) noexcept {
     const int64_t spin_until = start + state.spin_ns, yield_until = spin_until + state.yield_ns;
     for (int64_t now = start; now < spin_until; now = now_ns()) {
@@ -128,35 +134,65 @@ class Signal {
   alignas(64) std::atomic<uint64_t> value_{0};
   alignas(64) std::atomic<int> sleepers_{0};
 };
-static_assert(sizeof(std::atomic<uint64_t>) == 8, "its first four bytes are the futex word");
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "and hold the lower half");
+static_assert(sizeof(std::atomic<uint64_t>) == 8,
+              "the first four bytes of the value are the futex word");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "the first four bytes must be the lower half");
 
-// Sense-reversing: the last to arrive resets the count and advances the phase the others wait on.
+// A sense-reversing barrier of threads in groups: the last thread of a group to arrive arrives for
+// the group, and the last group advances the phase that all wait for. Threads of a group should be
+// on cores behind one L3: they count in a cache line that stays there (20-40 ns an arrival), and
+// only one arrival per group crosses the interconnect (100 ns and more; one counter for 192 threads
+// would take 20 us of them, one after another).
 class Barrier {
  public:
-  explicit Barrier(int threads) : expected_(threads) {}
+  // groups: number of groups, numbered from 0.
+  explicit Barrier(int groups) : groups_(new Group[static_cast<size_t>(groups)]), count_(groups) {}
 
-  // Between two uses only: how many arrivals make it open.
-  void expect(int threads) noexcept { expected_.store(threads, std::memory_order_relaxed); }
-
-  void wait(WaitState& state) noexcept {
-    const uint64_t phase = phase_.load();
-    if (!arrive()) phase_.wait_while(phase, state);
+  // Sets the number of arrivals that open the barrier: arrivals[g] of group g. Only between two
+  // uses.
+  void expect(const std::vector<int>& arrivals) noexcept {
+    int active = 0;
+    for (int g = 0; g < count_; g++) {
+      const int expected = arrivals[static_cast<size_t>(g)];
+      groups_[static_cast<size_t>(g)].expected.store(expected, std::memory_order_relaxed);
+      active += expected > 0;
+    }
+    active_.store(active, std::memory_order_relaxed);
   }
 
-  // For a thread that has nothing to learn from the others: counts it in and returns at once. True
-  // for the last one. acq_rel: each arrival publishes its thread's writes, the last collects all.
-  bool arrive() noexcept {
-    const int expected = expected_.load(std::memory_order_relaxed);  // before it may change
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < expected) return false;
-    arrived_.store(0, std::memory_order_relaxed);  // published by advance()
+  void wait(int group, WaitState& state) noexcept {
+    const uint64_t phase = phase_.load();
+    if (!arrive(group)) phase_.wait_while(phase, state);
+  }
+
+  // Counts this thread as arrived and returns at once, for a thread that does not need the results
+  // of the others. Returns true for the last thread to arrive. acq_rel: each arrival publishes the
+  // writes of its thread, and the last arrival makes all of them visible.
+  bool arrive(int group) noexcept {
+    Group& of = groups_[static_cast<size_t>(group)];
+    // Both are read before another thread may change them.
+    const int expected = of.expected.load(std::memory_order_relaxed);
+    const int active = active_.load(std::memory_order_relaxed);
+    if (of.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < expected) return false;
+    of.arrived.store(0, std::memory_order_relaxed);  // published by advance()
+    if (active > 1) {
+      if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < active) return false;
+      arrived_.store(0, std::memory_order_relaxed);
+    }
     phase_.advance();
     return true;
   }
 
  private:
-  std::atomic<int> expected_;
-  alignas(64) std::atomic<int> arrived_{0};
+  struct alignas(64) Group {
+    std::atomic<int> arrived{0}, expected{0};
+  };
+
+  std::unique_ptr<Group[]> groups_;
+  const int count_;
+  std::atomic<int> active_{0};               // groups with threads
+  alignas(64) std::atomic<int> arrived_{0};  // groups
   Signal phase_;
 };
 

@@ -1,4 +1,5 @@
-// Who computes what. Never part of the result: a task gives the same bits whoever runs it.
+// How work is divided among threads. The division never changes a result: a task gives the same
+// bits on any thread.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -14,18 +15,19 @@ struct Range {
   int64_t size() const { return end - begin; }
 };
 
-// Part `part` of [0, items) cut into `parts` contiguous pieces whose sizes differ by at most one.
+// Returns part `part` of [0, items) divided into `parts` contiguous ranges whose sizes differ by at
+// most one. The larger ones are spread over all parts: any run of parts has its proportion of the
+// items, so neither a rank nor the cores behind one L3 get all of a few.
 inline Range split(int64_t items, int part, int parts) {
-  const int64_t each = items / parts, extra = items % parts;
-  const int64_t begin = each * part + std::min<int64_t>(part, extra);
-  return {begin, begin + each + (part < extra ? 1 : 0)};
+  return {items * part / parts, items * (part + 1) / parts};
 }
 
-// A team's threads in contiguous groups: a rank's threads share a NUMA node and own the same part
-// of every matrix and of the KV heads, in proportion to their number.
+// The threads of a team in contiguous groups. The threads of a rank share a NUMA node and own the
+// same part of every matrix and of the KV heads. The size of that part is proportional to their
+// number.
 class Ranks {
  public:
-  Ranks(int threads) : ends_{threads} {}  // NOLINT: a team without ranks is one
+  Ranks(int threads) : ends_{threads} {}  // NOLINT: a team without ranks is one rank
   explicit Ranks(const std::vector<int>& sizes) {
     int end = 0;
     for (int size : sizes) ends_.push_back(end += size);
@@ -42,7 +44,7 @@ class Ranks {
     return rank;
   }
 
-  // The items that the threads of a rank get of [0, items) split over all threads.
+  // Returns the items that the threads of a rank get when [0, items) is split over all threads.
   Range share(int64_t items, int rank) const {
     const Range t = threads_of(rank);
     return {split(items, static_cast<int>(t.begin), threads()).begin,
@@ -53,7 +55,8 @@ class Ranks {
     while (item >= share(items, rank).end) rank++;
     return rank;
   }
-  // The rank that does the middle of `item`, where few items are cut finer to be shared out evenly.
+  // Returns the rank that computes the middle of `item`, for cases where there are few items and
+  // each is divided so that threads get equal work.
   int owner_of_middle(int64_t item, int64_t items) const {
     int rank = 0;
     while ((2 * item + 1) * threads() >= 2 * items * ends_[static_cast<size_t>(rank)]) rank++;
@@ -64,24 +67,25 @@ class Ranks {
   std::vector<int> ends_;
 };
 
-// The members of one rank that take part in a job: numbers [first, first + size).
+// The members of one rank that take part in a job: member numbers [first, first + size).
 struct Crew {
   int rank, first, size;
 };
 
-// Dynamic claims over a static contiguous split: a thread drains its own share (memory it touched
-// first, one stream per thread), then takes chunks from the shares of its crew, so that nobody
-// waits for a thread whose core is busy with something else.
+// Dynamic claims over a static contiguous split. A thread first works through its own share, so
+// that each thread reads one stream of memory, which it touched first. Then it takes chunks from
+// the shares of the other threads of its crew, so that the crew does not wait for a thread whose
+// core is busy with another process.
 //
-// Phases lie between barriers and are numbered alike by all threads. Three sets of cursors rotate:
-// in phase p a thread claims from set p % 3 and resets its own cursor of set (p + 1) % 3, which was
-// last used in phase p - 2, that is two barriers ago.
+// A phase is the work between two barriers, and all threads number phases alike. Three sets of
+// cursors rotate: in phase p a thread claims from set p % 3 and resets its own cursor of set (p +
+// 1) % 3, which was last used in phase p - 2, that is two barriers ago.
 class WorkQueue {
  public:
   explicit WorkQueue(int threads)
       : capacity_(threads), cursors_(new Cursor[kSets * size(threads)]) {}
 
-  // Between dispatches, when another number of threads is going to claim.
+  // To be called between dispatches when the number of threads that claim work changes.
   void reset() noexcept {
     for (size_t i = 0; i < kSets * size(capacity_); i++) {
       cursors_[i].next.store(0, std::memory_order_relaxed);
@@ -94,16 +98,36 @@ class WorkQueue {
     cursor(phase + 1, thread).next.store(0, std::memory_order_relaxed);
   }
 
-  // Calls run(begin, end) on chunks of at most `chunk` items until all of [0, items) is claimed by
-  // the crew, whose member `thread` is. Crews share nothing: each has items of its own.
+  // Calls run(begin, end) on chunks of at most `chunk` items until the crew has claimed all of [0,
+  // items). `thread` is a member of the crew. Crews have separate items and never claim from each
+  // other.
   template <class Run>
   void drain(int thread, Crew crew, int64_t phase, int64_t items, int64_t chunk,
              const Run& run) noexcept {
+    drain_shares(
+        thread, crew, phase, [&](int owner) { return split(items, owner, crew.size); }, chunk, run);
+  }
+
+  // The same, but share(i) gives the items that member i of the crew owns. For items of unequal
+  // cost.
+  template <class Share, class Run>
+  void drain_shares(int thread, Crew crew, int64_t phase, const Share& share, int64_t chunk,
+                    const Run& run) noexcept {
     const int me = thread - crew.first;
     for (int i = 0; i < crew.size; i++) {
       const int owner = me + i < crew.size ? me + i : me + i - crew.size;
-      drain_share(cursor(phase, crew.first + owner), split(items, owner, crew.size), chunk, run);
+      drain_share(cursor(phase, crew.first + owner), share(owner), chunk, run);
     }
+  }
+
+  // Returns the number of items claimed in this phase and the one before it. Any thread may call
+  // it. It only shows whether work proceeds: it grows within a phase and falls between phases.
+  int64_t claimed() const noexcept {
+    int64_t sum = 0;
+    for (size_t i = 0; i < kSets * size(capacity_); i++) {
+      sum += cursors_[i].next.load(std::memory_order_relaxed);
+    }
+    return sum;
   }
 
  private:
@@ -119,8 +143,9 @@ class WorkQueue {
 
   template <class Run>
   static void drain_share(Cursor& cursor, Range share, int64_t chunk, const Run& run) noexcept {
-    // relaxed: only the index is claimed here; results are published by the barrier after.
-    // The load first: an exhausted share must not bounce its cache line among all threads.
+    // relaxed: only the index is claimed here, and the next barrier publishes the results. The load
+    // comes first because otherwise every thread would write to the cache line of an exhausted
+    // share.
     while (cursor.next.load(std::memory_order_relaxed) < share.size()) {
       const int64_t at = share.begin + cursor.next.fetch_add(chunk, std::memory_order_relaxed);
       if (at >= share.end) return;

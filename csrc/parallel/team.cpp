@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -20,16 +21,17 @@
 namespace cpuserve {
 namespace {
 
-// Inside a step the next barrier is microseconds away; a wake-up from the futex costs 5-50 us, so
-// waiting awake for about as long at most doubles the cost of a wait. Between steps the engine
-// thread needs 100-300 us for Python (measured: a worker found awake starts within 3 us, one asleep
-// 50 us and more later); yielding for most of that keeps the core usable for the front end.
+// Inside a step the next barrier is microseconds away, and a wake-up from the futex costs 5-50 us.
+// So spinning for about that long at most doubles the cost of a wait. Between steps the engine
+// thread needs 100-300 us for Python (measured: a worker that is awake starts within 3 us, and one
+// that sleeps after 50 us and more). Yielding for most of that time lets the front end use the
+// core.
 constexpr int64_t kSpinInStepNs = 50'000, kYieldInStepNs = 50'000;
 constexpr int64_t kSpinBetweenNs = 50'000, kYieldBetweenNs = 350'000;
-// More threads than cores: the one we wait for may need this very core.
+// With more threads than cores, the thread that we wait for may need this core.
 constexpr int64_t kYieldOversubscribedNs = 20'000;
 #if defined(__linux__)
-// Kernels are built for up to 8192 CPUs; cpu_set_t alone holds 1024.
+// Linux can be built for up to 8192 CPUs; one cpu_set_t holds only 1024.
 constexpr int kMaxCpus = 1 << 14;
 using CpuMask = std::array<cpu_set_t, kMaxCpus / CPU_SETSIZE>;
 
@@ -48,7 +50,7 @@ std::vector<int> allowed_cpus() {
   return out;
 }
 
-// Pins the calling thread for its lifetime and restores the mask it had.
+// Pins the calling thread, and restores its previous CPU mask when destroyed.
 class Pin {
  public:
   explicit Pin(int cpu) {
@@ -87,17 +89,17 @@ std::vector<int> allowed_cpus() {
   }
   return out;
 }
-struct Pin {  // the system places threads itself
+struct Pin {  // the operating system places threads
   explicit Pin(int) {}
 };
 int current_cpu() { return -1; }
 int current_node() { return -1; }
-int64_t thread_cpu_ns() { return now_ns(); }  // no thread ever seems late: all take part
+int64_t thread_cpu_ns() { return now_ns(); }  // no thread appears to lose time, so all take part
 #endif
 
-// Signals go to the thread that runs Python: taken by a worker, they would not interrupt its wait
-// for the next message. But for those that a thread brings on itself: blocked, they would end the
-// process without a word of where.
+// Signals must go to the thread that runs Python: a signal that a worker thread takes does not
+// interrupt Python's wait for the next message. Signals that a thread causes itself, such as
+// SIGSEGV, stay unblocked: if they were blocked, the process would end without a report of where.
 class BlockSignals {
  public:
   BlockSignals() {
@@ -126,39 +128,81 @@ Ranks checked_ranks(int threads, const std::vector<int>& sizes) {
     check_argument(size >= 1, "a rank needs at least 1 thread, not ", size);
     sum += size;
   }
-  check_argument(sum == threads, "the ranks of a team of ", threads, " threads have ", sum);
+  check_argument(sum == threads, "the ranks have ", sum, " threads in total, but the team has ",
+                 threads);
   return Ranks(sizes);
 }
 
+// Numbers the core complexes from 0 in the order of their first threads.
+std::vector<int> numbered_complexes(int threads, const std::vector<int>& complexes) {
+  if (complexes.empty()) return std::vector<int>(static_cast<size_t>(threads));
+  check_argument(complexes.size() == static_cast<size_t>(threads), "a team of ", threads,
+                 " threads needs one core complex for each thread, but got ", complexes.size());
+  std::vector<int> seen, out;
+  for (int complex : complexes) {
+    auto at = std::find(seen.begin(), seen.end(), complex);
+    if (at == seen.end()) at = seen.insert(at, complex);
+    out.push_back(static_cast<int>(at - seen.begin()));
+  }
+  return out;
+}
+
+const char* const kForked =
+    "this process was forked from one that runs compute threads, which a fork does not copy; start "
+    "processes with the 'spawn' method instead";
+
+#if defined(CPUSERVE_TEAM_STD_THREAD)
+void check_not_forked() {}
+#else
+// OpenMP keeps its threads for the next parallel region. A forked child does not have them, but
+// OpenMP still waits for them.
+void check_not_forked() {
+  static std::atomic<int> first_process{0};
+  int before = 0;
+  if (!first_process.compare_exchange_strong(before, getpid()) && before != getpid()) {
+    fail_system(kForked);
+  }
+}
+#endif
+
 }  // namespace
 
-Team::Team(int threads, std::vector<int> cpus, bool passive_waits, const std::vector<int>& ranks)
+Team::Team(int threads, std::vector<int> cpus, bool passive_waits, const std::vector<int>& ranks,
+           const std::vector<int>& complexes)
     : threads_(checked_threads(threads)),
       ranks_(checked_ranks(threads, ranks)),
       cpus_(std::move(cpus)),
+      complexes_(numbered_complexes(threads, complexes)),
       passive_waits_(passive_waits),
       slots_(new Slot[static_cast<size_t>(threads_)]),
-      barrier_(threads_),
-      attendance_(ranks_),
+      barrier_(1 + *std::max_element(complexes_.begin(), complexes_.end())),
+      roster_(ranks_),
       crews_(static_cast<size_t>(threads_)),
-      lost_(static_cast<size_t>(threads_)) {
+      lost_(static_cast<size_t>(threads_)),
+      arrivals_(1 + static_cast<size_t>(*std::max_element(complexes_.begin(), complexes_.end()))) {
   form_crews();
+  for (int t = 0; t < threads_; t++) {
+    slots_[static_cast<size_t>(t)].complex = complexes_[static_cast<size_t>(t)];
+  }
   check_argument(cpus_.empty() || cpus_.size() == static_cast<size_t>(threads_), "a team of ",
-                 threads_, " threads needs as many CPUs, not ", cpus_.size());
+                 threads_, " threads needs one CPU for each thread, but got ", cpus_.size(),
+                 " CPUs");
   const std::vector<int> allowed = allowed_cpus();
   for (int cpu : cpus_) {
     bool found = false;
     for (int a : allowed) found = found || a == cpu;
-    check_argument(found, "CPU ", cpu, " is not among those this process may use");
+    check_argument(found, "this process may not use CPU ", cpu,
+                   "; choose CPUs from its CPU mask (taskset -p)");
   }
 }
 
 void Team::configure_waits() {
-  attendance_.call_all();
+  roster_.call_all();
   form_crews();
-  barrier_.expect(threads_);
-  const size_t cores = cpus_.empty() ? allowed_cpus().size()
-                                     : static_cast<size_t>(threads_);  // one each, by request
+  expect_members();
+  const size_t cores = cpus_.empty()
+                           ? allowed_cpus().size()
+                           : static_cast<size_t>(threads_);  // one for each thread, as requested
   bool shared = static_cast<size_t>(threads_) > cores;
   for (size_t i = 0; i < cpus_.size(); i++) {
     for (size_t j = 0; j < i; j++) shared = shared || cpus_[i] == cpus_[j];
@@ -171,8 +215,9 @@ void Team::configure_waits() {
       slot.in_step.configure(0, kYieldOversubscribedNs);
       slot.between_steps.configure(0, kYieldOversubscribedNs);
     } else if (passive_waits_) {
-      // A barrier that outlasts the spin waits for a thread the quota has stopped; between steps a
-      // wake-up is small beside a step, and hundreds of microseconds awake are paid for each time.
+      // A thread that outlasts the spin waits for a thread that the quota has stopped. Between
+      // steps a wake-up takes little time compared with a step, while each wait of hundreds of
+      // microseconds awake would be charged to the quota.
       slot.in_step.configure(kSpinInStepNs, 0);
       slot.between_steps.configure(0, 0);
     } else {
@@ -183,7 +228,9 @@ void Team::configure_waits() {
 }
 
 void Team::run(const std::function<void()>& main) {
+  if (threads_ > 1) check_not_forked();
   if (running_.exchange(true)) fail_system("this team is already running");
+  process_ = getpid();
   configure_waits();
   stop_.store(false, std::memory_order_relaxed);
   first_epoch_ = epoch_.load();
@@ -191,14 +238,15 @@ void Team::run(const std::function<void()>& main) {
   const int got = open_region(main);
   running_.store(false);
   if (got != threads_) {
-    fail_system("asked for ", threads_, " OpenMP threads and got ", got,
-                "; is OMP_THREAD_LIMIT set, or is this inside another parallel region?");
+    fail_system("requested ", threads_, " OpenMP threads and got ", got,
+                "; unset OMP_THREAD_LIMIT, and do not run a team inside another parallel region");
   }
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 #if defined(CPUSERVE_TEAM_STD_THREAD)
-// The thread sanitizer's twin: the same members on threads it can see through.
+// The same team on std::thread, because the thread sanitizer does not understand OpenMP's
+// synchronization.
 int Team::open_region(const std::function<void()>& main) {
   std::vector<std::thread> others;
   for (int t = 1; t < threads_; t++) others.emplace_back([&, t] { member(t, main); });
@@ -234,7 +282,7 @@ void Team::member(int thread, const std::function<void()>& main) noexcept {
   }
 }
 
-// An exception may not leave a parallel region: it is kept, and thrown again behind it.
+// An exception must not leave a parallel region. It is stored, and thrown again after the region.
 void Team::lead(const std::function<void()>& main) noexcept {
   try {
     main();
@@ -248,11 +296,12 @@ void Team::lead(const std::function<void()>& main) noexcept {
 
 void Team::work(int thread) noexcept {
   Slot& slot = slots_[static_cast<size_t>(thread)];
-  // Not read from epoch_: the first job may be out before this thread gets here.
+  // Not read from epoch_: the first job may be dispatched before this thread gets here.
   uint64_t seen = first_epoch_;
   while (true) {
     const uint64_t call = recall_.load();
-    if (stop_.load(std::memory_order_relaxed)) return;  // visible if `call` is the last one
+    if (stop_.load(std::memory_order_relaxed))
+      return;  // visible if `call` is the last value of recall_
     if (slot.joins.load(std::memory_order_acquire) == kNever) {
       recall_.wait_while(call, slot.between_steps);
     } else {
@@ -260,10 +309,11 @@ void Team::work(int thread) noexcept {
     }
     seen = epoch_.load();
     if (stop_.load(std::memory_order_relaxed)) return;
-    // Called back for an epoch that is still to come, or late for one that went on without it.
+    // Either this thread takes part only from a later epoch on, or it is late for an epoch that ran
+    // without it.
     if (seen < slot.joins.load(std::memory_order_acquire)) continue;
     run_job(slot, job_threads_);
-    barrier_.arrive();
+    barrier_.arrive(slot.complex);
   }
 }
 
@@ -281,6 +331,7 @@ void Team::dispatch_job(Job job) {
     if (!running_.load(std::memory_order_relaxed)) {
       fail_system("a team of ", threads_, " threads works only inside Team.run");
     }
+    if (process_ != getpid()) fail_system(kForked);  // the child's thread has the leader's id
     if (leader_ != std::this_thread::get_id()) {
       fail_system("only the thread that called Team.run may use the team");
     }
@@ -291,26 +342,26 @@ void Team::dispatch_job(Job job) {
   job_threads_ = members();
   if (job_threads_ > 1) epoch_.advance();
   run_job(slot, job_threads_);
-  if (job_threads_ > 1) barrier_.wait(slot.in_step);
+  if (job_threads_ > 1) barrier_.wait(slot.complex, slot.in_step);
   job_wall_ns_ = now_ns() - start;
   job_waited_ns_ = slot.in_step.waited_ns - waited;
 }
 
 void Team::adapt() noexcept {
-  for (int t : attendance_.members()) {
+  for (int t : roster_.members()) {
     const auto i = static_cast<size_t>(t);
     lost_[i] = slots_[i].lost_ns.load(std::memory_order_relaxed);
   }
-  if (attendance_.update(now_ns(), job_wall_ns_, job_waited_ns_, lost_)) change_members();
+  if (roster_.update(now_ns(), job_wall_ns_, job_waited_ns_, lost_)) change_members();
 }
 
 void Team::call_all() noexcept {
-  if (attendance_.call_all()) change_members();
+  if (roster_.call_all()) change_members();
 }
 
 void Team::change_members() noexcept {
   const uint64_t next = epoch_.load() + 1;
-  const std::vector<int>& members = attendance_.members();
+  const std::vector<int>& members = roster_.members();
   size_t at = 0;
   for (int t = 0; t < threads_; t++) {
     Slot& slot = slots_[static_cast<size_t>(t)];
@@ -324,12 +375,20 @@ void Team::change_members() noexcept {
     }
   }
   form_crews();
-  barrier_.expect(static_cast<int>(members.size()));
+  expect_members();
   recall_.advance();
 }
 
+void Team::expect_members() noexcept {
+  std::fill(arrivals_.begin(), arrivals_.end(), 0);
+  for (int t : roster_.members()) {
+    arrivals_[static_cast<size_t>(complexes_[static_cast<size_t>(t)])]++;
+  }
+  barrier_.expect(arrivals_);
+}
+
 void Team::form_crews() noexcept {
-  const std::vector<int>& members = attendance_.members();
+  const std::vector<int>& members = roster_.members();
   const int count = static_cast<int>(members.size());
   for (int first = 0, end = 0; first < count; first = end) {
     const int rank = ranks_.of_thread(members[static_cast<size_t>(first)]);

@@ -1,4 +1,5 @@
-// The engine's threads: one parallel region for the engine's life, with waits of our own in it.
+// The compute threads of the engine: one OpenMP parallel region for the life of the engine, with
+// our own waits inside it.
 #pragma once
 #include <atomic>
 #include <exception>
@@ -8,30 +9,33 @@
 #include <type_traits>
 #include <vector>
 
-#include "parallel/attendance.h"
 #include "parallel/barrier.h"
 #include "parallel/partition.h"
+#include "parallel/thread_roster.h"
 
 namespace cpuserve {
 
 class Team {
  public:
-  // cpus: one CPU per thread in thread order; empty = not pinned. passive_waits: sleep instead of
-  // waiting awake for long, for a process whose CPU time is counted (a CFS quota). ranks: threads
-  // of each rank, which add up to `threads`; empty = one rank. Throws std::invalid_argument for a
-  // CPU this process may not use.
+  // cpus: one CPU per thread in thread order; empty: threads are not pinned. passive_waits: sleep
+  // soon instead of spinning, for a process whose CPU time is limited by a CFS quota. ranks: number
+  // of threads of each rank, with sum `threads`; empty: one rank. complexes: for each thread a
+  // number that the threads on cores behind one L3 have in common; empty: all share one. Throws
+  // std::invalid_argument for a CPU that this process may not use.
   Team(int threads, std::vector<int> cpus, bool passive_waits = false,
-       const std::vector<int>& ranks = {});
+       const std::vector<int>& ranks = {}, const std::vector<int>& complexes = {});
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  // Opens the region. Thread 0, the caller, runs `main`; the others wait for dispatch() until it
-  // returns or throws (which passes through). All threads are pinned meanwhile.
+  // Opens the parallel region. Thread 0, the caller, runs `main`. The other threads wait for
+  // dispatch() until `main` returns or throws; its exception is thrown again to the caller. All
+  // threads are pinned meanwhile. Throws std::runtime_error in a process that was forked after a
+  // team had run: OpenMP would wait there for threads that exist only in the parent process.
   void run(const std::function<void()>& main);
 
-  // Runs f(thread, threads) on every member, the caller included, and returns when all are done;
-  // members are numbered 0 .. threads - 1. Only thread 0 inside run() may call it; a team of one
-  // thread works anywhere. f must not throw.
+  // Runs f(thread, threads) on every member, including the caller, and returns when all are done.
+  // Members are numbered 0 .. threads - 1. Only thread 0 inside run() may call it, but a team of
+  // one thread works anywhere. f must not throw. Throws std::runtime_error in a forked child.
   template <class F>
   void dispatch(F&& f) {
     const auto call = [](void* context, int thread, int threads) noexcept {
@@ -40,35 +44,38 @@ class Team {
     dispatch_job({call, const_cast<void*>(static_cast<const void*>(&f))});
   }
 
-  // Inside a dispatched function: returns when every member has come here.
+  // Inside a dispatched function: returns when every member has called it.
   void barrier(int member) noexcept {
-    if (attendance_.members().size() > 1) barrier_.wait(slot_of(member).in_step);
+    Slot& slot = slot_of(member);
+    if (roster_.members().size() > 1) barrier_.wait(slot.complex, slot.in_step);
   }
 
-  // Between two dispatches: lets threads that keep losing their core to others sit out the next
-  // ones (attendance.h), judging by the last dispatch. call_all() brings everyone back.
+  // Between two dispatches: adapt() takes threads that keep losing their core to other processes
+  // out of the next dispatches (thread_roster.h), based on the last dispatch. call_all() makes all
+  // threads take part again.
   void adapt() noexcept;
   void call_all() noexcept;
 
   // Threads that take part in the next dispatch.
-  int members() const { return static_cast<int>(attendance_.members().size()); }
+  int members() const { return static_cast<int>(roster_.members().size()); }
   int threads() const { return threads_; }
   const Ranks& ranks() const { return ranks_; }
-  // Inside a dispatched function: the members of `member`'s rank, never none.
+  // Inside a dispatched function: returns the members of the rank of `member`. There is always at
+  // least one.
   Crew crew(int member) const noexcept { return crews_[static_cast<size_t>(member)]; }
-  // Inside a dispatched function: which of [0, items) `member` has when the ranks split them, and
-  // the members of a rank its part.
+  // Inside a dispatched function: returns the items of [0, items) that belong to `member` when the
+  // items are split over the ranks, and each rank's part over its members.
   Range share(int64_t items, int member) const noexcept {
     const Crew c = crew(member);
     const Range rank = ranks_.share(items, c.rank);
     const Range mine = split(rank.size(), member - c.first, c.size);
     return {rank.begin + mine.begin, rank.begin + mine.end};
   }
-  // The NUMA node on which all threads of a rank are pinned, by rank; -1 where there is none such.
-  // As dispatch: thread 0 inside run().
+  // Returns for each rank the NUMA node to which all its threads are pinned, or -1 if there is no
+  // such node. May be called where dispatch() may: on thread 0 inside run().
   std::vector<int> nodes_of_ranks();
 
-  // CPU on which each thread finished its last job, -1 before its first.
+  // Returns the CPU on which each thread finished its last job; -1 before its first job.
   std::vector<int> placement() const;
 
  private:
@@ -76,14 +83,17 @@ class Team {
     void (*call)(void* context, int thread, int threads) noexcept;
     void* context;
   };
-  // One cache line or more per thread, so that nobody's waiting disturbs another.
+  // Each thread has its own cache lines, so that a waiting thread does not slow down the others.
   struct alignas(64) Slot {
     WaitState in_step, between_steps;
-    int member = 0;  // this thread's number in the jobs it takes part in; published by epoch_
-    // The first epoch this thread takes part in, kNever for one that sits out. Read after the epoch
-    // (acquire), written before it is advanced: a thread late by some epochs is never misled.
+    int member = 0;   // this thread's number in the jobs it takes part in; published by epoch_
+    int complex = 0;  // number of its core complex
+    // The first epoch in which this thread takes part, or kNever while it does not take part. It is
+    // read after the epoch (acquire) and written before the epoch is advanced, so a thread that is
+    // several epochs late reads a correct value.
     std::atomic<uint64_t> joins{0};
-    std::atomic<int64_t> lost_ns{0};  // of the last job: wanted to run, and did not
+    // Of the last job: time in which the thread was ready but did not run.
+    std::atomic<int64_t> lost_ns{0};
     std::atomic<int> cpu{-1};
   };
   static constexpr uint64_t kNever = ~uint64_t{0};
@@ -92,32 +102,36 @@ class Team {
   void run_job(Slot& slot, int threads) noexcept;
   void change_members() noexcept;
   void form_crews() noexcept;
+  void expect_members() noexcept;
   void lead(const std::function<void()>& main) noexcept;
   void work(int thread) noexcept;
   void member(int thread, const std::function<void()>& main) noexcept;
   int open_region(const std::function<void()>& main);
   void configure_waits();
   Slot& slot_of(int member) noexcept {
-    return slots_[static_cast<size_t>(attendance_.members()[static_cast<size_t>(member)])];
+    return slots_[static_cast<size_t>(roster_.members()[static_cast<size_t>(member)])];
   }
 
   const int threads_;
   const Ranks ranks_;
   const std::vector<int> cpus_;
+  const std::vector<int> complexes_;  // by thread, numbered from 0
   const bool passive_waits_;
   std::unique_ptr<Slot[]> slots_;
   Barrier barrier_;
-  Signal epoch_;              // advanced once per job and once to stop; publishes job_ and members
-  Signal recall_;             // what threads that sit out wait on; advanced when one is called back
+  Signal epoch_;   // advanced once per job and once to stop; publishes job_ and members
+  Signal recall_;  // threads that do not take part wait for it; advanced when one takes part again
   uint64_t first_epoch_ = 0;  // epoch_ when run() began
   Job job_{};
   int job_threads_ = 1;
   std::atomic<bool> stop_{false};
-  Attendance attendance_;
+  ThreadRoster roster_;
   std::vector<Crew> crews_;  // by member; published by epoch_
   std::vector<int64_t> lost_;
+  std::vector<int> arrivals_;  // by core complex
   int64_t job_wall_ns_ = 0, job_waited_ns_ = 0;
   std::atomic<bool> running_{false};
+  int process_ = 0;  // the process that opened the region; a forked child does not have its threads
   std::thread::id leader_;
   std::exception_ptr error_;
 };

@@ -1,4 +1,4 @@
-#include "parallel/attendance.h"
+#include "parallel/thread_roster.h"
 
 #include <algorithm>
 #include <numeric>
@@ -9,19 +9,21 @@ namespace {
 
 constexpr int64_t kMs = 1'000'000;
 constexpr int64_t kWindow = 30 * kMs;  // ten scheduler slices of 3 ms
-// A first absence is short, a bursty neighbour may be gone; each that ends in another one at once
-// is twice as long, up to where trying (a window of 30 ms) costs 1.5 %: a prompt that comes when
-// the neighbour has left runs at half its speed until then.
+// Bench a slow thread for 300 ms. If it is slow again soon after its return, double the time, up to
+// 2 s: at that length, trying the thread again (a window of 30 ms) costs 1.5 %. The limit matters
+// because a prompt that arrives after the other process has stopped runs at half its speed until
+// the thread returns.
 constexpr int64_t kFirstAbsence = 300 * kMs, kLongestAbsence = 2'000 * kMs;
 constexpr int64_t kSoon = 500 * kMs;
-// With n threads, one less does at least (n - 1) / n of the work; memory-bound work hardly notices.
-// So a thread may cost the others up to 0.8 / n of their time before it is better away.
+// n - 1 of n threads do at least (n - 1) / n of the work, and memory-bound work loses even less. So
+// a thread is benched when the others lose more than 0.8 / n of their time by waiting for it.
 constexpr double kWorthOfOne = 0.8;
-constexpr double kLosingItsCore = 0.15;  // of the time: not merely the last to finish
+constexpr double kLosingItsCore =
+    0.15;  // share of the time; below it the thread is merely the last to finish
 
 }  // namespace
 
-Attendance::Attendance(Ranks ranks)
+ThreadRoster::ThreadRoster(Ranks ranks)
     : ranks_(std::move(ranks)),
       threads_(ranks_.threads()),
       members_(static_cast<size_t>(threads_)),
@@ -30,12 +32,12 @@ Attendance::Attendance(Ranks ranks)
   std::iota(members_.begin(), members_.end(), 0);
 }
 
-void Attendance::start_window() noexcept {
+void ThreadRoster::start_window() noexcept {
   wall_ = waited_ = 0;
   std::fill(lost_.begin(), lost_.end(), 0);
 }
 
-bool Attendance::call_all() noexcept {
+bool ThreadRoster::call_all() noexcept {
   const bool change = members_.size() < static_cast<size_t>(threads_);
   members_.resize(static_cast<size_t>(threads_));
   std::iota(members_.begin(), members_.end(), 0);
@@ -43,7 +45,7 @@ bool Attendance::call_all() noexcept {
   return change;
 }
 
-bool Attendance::send_away(int64_t now_ns, size_t member) noexcept {
+bool ThreadRoster::send_away(int64_t now_ns, size_t member) noexcept {
   members_.erase(members_.begin() + static_cast<std::ptrdiff_t>(member));
   const bool again = came_back_at_ > 0 && now_ns - came_back_at_ < kSoon;
   away_for_ = again ? std::min(2 * away_for_, kLongestAbsence) : kFirstAbsence;
@@ -51,15 +53,16 @@ bool Attendance::send_away(int64_t now_ns, size_t member) noexcept {
   return true;
 }
 
-int Attendance::members_of(int rank) const noexcept {
+int ThreadRoster::members_of(int rank) const noexcept {
   const Range threads = ranks_.threads_of(rank);
   int count = 0;
   for (int t : members_) count += t >= threads.begin && t < threads.end;
   return count;
 }
 
-// The others of its rank do what the thread sent away did.
-bool Attendance::judge(int64_t now_ns) noexcept {
+// Benches the thread that lost the most time, if it costs the team more than it contributes. The
+// other members of its rank then compute its share.
+bool ThreadRoster::judge(int64_t now_ns) noexcept {
   size_t worst = 0;
   int n = 0;  // members of its rank
   const auto lost = [&](size_t m) { return lost_[static_cast<size_t>(members_[m])]; };
@@ -77,8 +80,8 @@ bool Attendance::judge(int64_t now_ns) noexcept {
   return static_cast<double>(lost(worst)) > kLosingItsCore * wall && send_away(now_ns, worst);
 }
 
-bool Attendance::update(int64_t now_ns, int64_t wall_ns, int64_t waited_ns,
-                        const std::vector<int64_t>& lost_ns) noexcept {
+bool ThreadRoster::update(int64_t now_ns, int64_t wall_ns, int64_t waited_ns,
+                          const std::vector<int64_t>& lost_ns) noexcept {
   if (threads_ == 1) return false;
   if (members_.size() < static_cast<size_t>(threads_) && now_ns >= back_at_) {
     came_back_at_ = now_ns;

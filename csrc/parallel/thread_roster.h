@@ -1,0 +1,49 @@
+// The threads of the team that take part in the next step.
+//
+// At a barrier all threads wait for the slowest one. If another process keeps a core busy, the
+// thread on it runs half of the time, in slices of milliseconds, and all other threads wait during
+// the other half. On two cores, one of them shared, decode reached 35-41 % of its undisturbed rate
+// with every way of waiting, where the fair share would be 67 %. One thread alone is faster than
+// that, because decode is bound by memory. Therefore a thread that keeps losing its core is
+// benched: it takes no part for a while and is then tried again.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "parallel/partition.h"
+
+namespace cpuserve {
+
+class ThreadRoster {
+ public:
+  // The last thread of a rank is never benched, because no other thread computes its part.
+  explicit ThreadRoster(Ranks ranks);
+
+  // Records one step: its wall time, the time for which thread 0 waited for others in it, and for
+  // each thread the time in which it was ready but did not run. Returns true if members() has
+  // changed. Allocates nothing.
+  bool update(int64_t now_ns, int64_t wall_ns, int64_t waited_ns,
+              const std::vector<int64_t>& lost_ns) noexcept;
+
+  // Makes all threads take part again. Returns true if that is a change.
+  bool call_all() noexcept;
+
+  // Threads that take part, in ascending order. Thread 0 always takes part.
+  const std::vector<int>& members() const { return members_; }
+
+ private:
+  bool judge(int64_t now_ns) noexcept;
+  int members_of(int rank) const noexcept;
+  bool send_away(int64_t now_ns, size_t member) noexcept;
+  void start_window() noexcept;
+
+  const Ranks ranks_;
+  const int threads_;
+  std::vector<int> members_;
+  std::vector<int64_t> lost_;  // by thread, in this window
+  int64_t wall_ = 0, waited_ = 0;
+  int64_t back_at_ = 0, came_back_at_ = 0, away_for_ = 0;
+};
+
+}  // namespace cpuserve
