@@ -1,6 +1,7 @@
-"""The native extension. Everything here is called by program/lower, runtime/native, platforms/cpu
-and tests only. Arrays are C-contiguous numpy arrays; errors are ValueError (a wrong argument) or
-RuntimeError (the operating system said no), with a sentence each."""
+"""The native extension. Only program/lower, runtime/native, platforms/cpu and tests call it.
+
+Arrays are C-contiguous numpy arrays. Errors are ValueError (a wrong argument) or RuntimeError (the
+operating system refused a request), with a message."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,17 +9,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+def build_facts() -> dict[str, str]:
+    """{"arch", "baseline": compiler flags outside the ISA units, "build_type", "c_library" whose
+    headers were used, "compiler", "python" version}."""
+
 def isa_levels() -> list[str]:
-    """Levels this CPU and OS can run, lowest first: "scalar", "avx2", ... or "scalar", "neon", ..."""
+    """Levels that this CPU and OS can run, lowest first, such as ["scalar", "avx2"]."""
 
 def compiled_isa_levels() -> list[str]:
     """Levels in this build."""
 
 def cpu_features() -> dict[str, Any]:
-    """{"arch", "vendor", "model", "features": [lscpu names], "l1d", "l2", "l3" bytes}."""
+    """{"arch", "vendor", "model", "features": [lscpu names], "tiles_refused": the CPU has AMX and the
+    OS does not let this process use it, "l1d", "l2", "l3" bytes}."""
 
 def resolve_table(isa: str) -> dict[str, str]:
-    """Kernel entry -> level that provides it, for a forced level. ValueError if it cannot run."""
+    """The level that provides each kernel entry when `isa` is used. ValueError if it cannot run."""
 
 def row_bytes(format: str, width: int) -> int:
     """Bytes from one activation row to the next.
@@ -27,10 +33,10 @@ def row_bytes(format: str, width: int) -> int:
     """
 
 def allocations() -> int:
-    """Calls of malloc/new by this extension's threads so far (a counter for tests)."""
+    """Calls of malloc and new by this extension so far (for tests)."""
 
 class Team:
-    """The engine's OpenMP threads, pinned."""
+    """The OpenMP threads of the engine, pinned to CPUs."""
 
     def __init__(
         self,
@@ -38,34 +44,36 @@ class Team:
         cpus: Sequence[int] | None = None,
         passive_waits: bool = False,
         ranks: Sequence[int] = (),
+        complexes: Sequence[int] = (),
     ) -> None:
-        """cpus: one CPU per thread in thread order, None = not pinned. passive_waits: sleep soon
-        instead of waiting awake, where a CPU quota counts the time. ranks: threads of each rank,
-        that owns its part of every matrix and of the KV heads; empty = one rank."""
+        """cpus: one CPU per thread in thread order; None: not pinned. passive_waits: sleep soon
+        instead of spinning, for a process with a CPU quota. ranks: the number of threads of each
+        rank, which owns a part of every matrix and of the KV heads; empty: one rank. complexes: for
+        each thread a number that threads behind one L3 cache share; empty: all do."""
     def run(self, main: Callable[[], object]) -> None:
-        """Open the one parallel region; thread 0 (the caller) runs `main`, the others wait for work
-        until it returns. Exceptions of `main` pass through. RuntimeError when OpenMP gives fewer
-        threads. A thread that keeps losing its core to other processes sits steps out for a while."""
+        """Open the parallel region: thread 0 (the caller) runs `main`, and the others wait for work
+        until it returns. Exceptions of `main` are passed on. RuntimeError if OpenMP provides fewer
+        threads. A thread that keeps losing its core to other processes is benched for a while."""
     @property
     def threads(self) -> int: ...
     @property
     def ranks(self) -> int: ...
     def placement(self) -> list[int]:
-        """CPU each thread was last seen on."""
+        """CPU on which each thread finished its last job; -1 before its first job."""
 
 class Program:
     """A lowered program under construction. Ids are small ints; values are [max_tokens, width]."""
 
     def __init__(self, isa: str, max_tokens: int, max_seqs: int) -> None: ...
     def value(self, name: str, width: int, format: str) -> int: ...
-    # weights: declared first (sizes the arena), filled through Executor.load_*
+    # weights: declared first, which sizes the arena, and loaded by Executor.load_*
     def matrix(self, name: str, kind: str, n: int, k: int, parts: Sequence[int], glu: bool) -> int:
-        """A packed matrix of `parts` (rows per source tensor, sum = n) one after another; with `glu`
-        the two parts' panels alternate."""
+        """Add a packed matrix. `parts` are the rows of its source tensors, with sum n, which follow
+        one another; with `glu` the panels of the two parts alternate."""
     def packed_bytes(self, kind: str, n: int, k: int) -> int:
-        """Bytes that a [n, k] matrix takes when packed."""
+        """Bytes of an [n, k] matrix when packed."""
     def vector(self, name: str, count: int) -> int:
-        """fp32 [count], for norms, biases (already in logical column order), position tables, rope."""
+        """fp32 [count], for norms, biases (in logical column order), position tables and rope."""
     def kv_layer(self, kv_heads: int, head_dim: int) -> int: ...
     # ops; -1 = absent vector
     def embed(self, out: int, matrix: int, scale: float) -> None: ...
@@ -84,7 +92,7 @@ class Program:
         add: bool,
         out_column: int,
     ) -> None:
-        """out_column: first column written (q, k, v of different kinds share one value)."""
+        """out_column: the first column to write (q, k, v of different kinds share one value)."""
     def rope_store_kv(
         self,
         qkv: int,
@@ -98,7 +106,7 @@ class Program:
         k_norm: int,
         eps: float,
     ) -> None:
-        """q: a separate value [T, q_heads * round_up(head_dim, 16)] of the rotated q."""
+        """q: a separate value [T, q_heads * round_up(head_dim, 16)] for the rotated q."""
     def attention(
         self,
         q: int,
@@ -118,11 +126,11 @@ class Program:
     def weight_bytes(self) -> int: ...
     @property
     def kv_block_bytes(self) -> int:
-        """Bytes of one block over all layers, for `kv_type` "bf16" (f32 doubles it)."""
+        """Bytes of one block in all layers with `kv_type` "bf16" (twice as many with "f32")."""
 
 class Executor:
-    """Owns arenas, KV cache and sampler state; every method is called from Team.run's thread 0
-    (or with a team of one thread, from anywhere)."""
+    """Owns arenas, KV cache and sampler state. Call its methods on thread 0 inside Team.run, or
+    anywhere with a team of one thread."""
 
     def __init__(
         self,
@@ -162,22 +170,22 @@ class Executor:
     ) -> None: ...
     def release(self, slot: int) -> None: ...
     def step(self, words: npt.NDArray[np.int32]) -> int:
-        """Run one step (GIL released); returns R. Results are in the arrays below, views of
-        [max_tokens] and [max_tokens, max_top] that the next step overwrites. Token positions of a
-        sequence must be the last of its kv_len. RuntimeError after cancel()."""
+        """Run one step (GIL released) and return its number of logit rows, R. Results are in the
+        arrays below, views of [max_tokens] and [max_tokens, max_top] that the next step overwrites.
+        The tokens of a sequence must be the last of its kv_len. RuntimeError after cancel()."""
     @property
     def kv_block_bytes(self) -> int:
-        """Bytes of one KV block, all layers."""
+        """Bytes of one KV block in all layers."""
     def grow_kv(self) -> bool:
-        """Between steps, for a few milliseconds at most: give memory to KV blocks the next step
-        could take. False when they all have it."""
+        """Between steps, for a few milliseconds at most: allocate memory for KV blocks that the
+        next step could use. Return False if all of them have memory."""
     def read_blocks(self, blocks: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        """Between steps: the bytes of these blocks, [n, kv_block_bytes] (GIL released)."""
+        """Between steps: return the bytes of these blocks, [n, kv_block_bytes] (GIL released)."""
     def write_blocks(self, blocks: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> None:
-        """Between steps: fill these blocks with bytes that read_blocks gave."""
+        """Between steps: fill these blocks with bytes from read_blocks."""
     @property
     def step_allocations(self) -> int:
-        """Heap allocations made while steps ran, so far: 0 (held by tests)."""
+        """Heap allocations during steps so far. Tests check that it is 0."""
     tokens: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
     ranks: npt.NDArray[np.int32]
@@ -186,42 +194,45 @@ class Executor:
     def tap(
         self, words: npt.NDArray[np.int32], op_index: int
     ) -> tuple[list[npt.NDArray[np.float32]], npt.NDArray[np.float32]]:
-        """op_index counts lowered ops; (inputs, output) as fp32 [T, width]. An op that adds in place
-        has what it adds to as its last input; rope_store_kv's output is the rotated q, logits' the
-        untouched logits [R, vocab]. Samples nothing."""
+        """Return (inputs, output) of lowered op `op_index` as fp32 [T, width]. The last input of an
+        op that adds in place is the value to which it adds. The output of rope_store_kv is the
+        rotated q, and that of logits the unmodified logits [R, vocab]. Nothing is sampled."""
     def step_logits(self, words: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """A step that also returns the untouched logits [R, vocab], for tests."""
+        """Run one step and return the unmodified logits [R, vocab], for tests."""
     def num_ops(self) -> int: ...
     def op_name(self, index: int) -> str: ...
     def op_times(self) -> npt.NDArray[np.float64]:
-        """Seconds spent in each op so far, as thread 0 saw it (profiling on: see profile)."""
+        """Seconds spent in each op so far, measured on thread 0 while profile(True) is set."""
     def profile(self, on: bool) -> None: ...
     def cancel(self, on: bool = True) -> None:
-        """From any thread: the running step, or else the next, ends within milliseconds, inside
-        an op too. Between steps, False takes that back."""
+        """From any thread: end the running step, or the next one if none runs, within milliseconds,
+        also inside an op. Between steps, False revokes that."""
+    @property
+    def progress(self) -> tuple[int, int]:
+        """From any thread: changes while a step or a probe advances, also inside an op."""
     def probe_bandwidth(self, seconds: float) -> float:
-        """Bytes per second when all threads read the packed weights once and again."""
+        """Bytes per second when all threads read the packed weights repeatedly."""
     def probe_dot(self, kind: str, seconds: float) -> float:
-        """Operations per second of register-only dot products: "f32", "bf16", "int8"."""
+        """Operations per second of dot products on registers: "f32", "bf16", "int8" or "int4"."""
     def probe_barrier(self, rounds: int) -> float:
         """Seconds per barrier."""
     @property
     def binding(self) -> dict[str, Any]:
-        """How memory comes to the nodes of the ranks: {"mode": "bind", "first_touch", "interleave" or
-        "none" (one rank), "error": why first touch alone, "nodes": by rank, -1 = more than one; all
-        that pages alternate between with "interleave"}."""
+        """How memory is placed on the NUMA nodes of the ranks: {"mode": "bind", "first_touch",
+        "interleave" or "none" (one rank), "error": the reason for first_touch, "nodes": by rank,
+        -1 = more than one; with "interleave" the nodes between which pages alternate}."""
     def interleave(self, nodes: Sequence[int]) -> None:
-        """Ask for weights and KV cache from all of `nodes` in turn; before anything is loaded."""
+        """Interleave weights and KV cache over `nodes`. Call it before anything is loaded."""
     @property
     def memory_nodes(self) -> dict[str, list[dict[int, int]]]:
-        """{"weights", "kv": per rank {NUMA node: bytes on it now}}; empty where the kernel does not
-        tell (numa_maps)."""
+        """{"weights", "kv": per rank {NUMA node: bytes on it now}}; empty if the kernel does not
+        report it (numa_maps)."""
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes: "weights", "vectors", and per arena ("activations", "work", "kv") what is reserved,
-        resident and, for "weights" and "kv", in huge pages."""
+        """Bytes: "weights", "vectors", and per arena ("activations", "work", "kv") the bytes
+        that are reserved, resident and, for "weights" and "kv", in huge pages."""
 
-# single kernels for tests; `threads` run one `#pragma omp parallel` (no team)
+# single kernels for tests; `threads` run in one `#pragma omp parallel`, without a team
 def kernel_linear(
     isa: str,
     kind: str,
@@ -258,7 +269,7 @@ def kernel_sample(
     target: int = -1,
     num_top: int = -1,
 ) -> dict[str, Any]:
-    """{"token", "logprob", "rank", "top_ids", "top_logprobs"}; target >= 0 scores that id."""
+    """{"token", "logprob", "rank", "top_ids", "top_logprobs"}; target >= 0: score that id."""
 
 def kernel_sample_times(
     isa: str, logits: npt.NDArray[np.float32], top_p: float, draws: int

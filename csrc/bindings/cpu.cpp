@@ -33,6 +33,7 @@ py::dict features_dict() {
   out["vendor"] = cpu.vendor;
   out["model"] = cpu.model;
   out["features"] = cpu.features;
+  out["tiles_refused"] = cpu.tiles_refused;
   out["l1d"] = cpu.l1d_bytes;
   out["l2"] = cpu.l2_bytes;
   out["l3"] = cpu.l3_bytes;
@@ -58,8 +59,8 @@ const KernelTable& runnable_kernels(const std::string& isa) {
     const auto& known = known_isa_levels();
     const bool exists = std::find(known.begin(), known.end(), isa) != known.end();
     fail_argument("ISA level '", isa,
-                  exists ? "' is more than this CPU or build has" : "' is unknown",
-                  "; here these run: ", list);
+                  exists ? "' is not supported by this CPU or not in this build" : "' is unknown",
+                  "; available levels: ", list);
   }
   return *find_kernels(isa);
 }
@@ -82,12 +83,12 @@ void register_cpu(py::module_& m) {
 
   py::class_<Team>(m, "Team")
       .def(py::init([](int threads, std::optional<std::vector<int>> cpus, bool passive_waits,
-                       const std::vector<int>& ranks) {
+                       const std::vector<int>& ranks, const std::vector<int>& complexes) {
              return std::make_unique<Team>(threads, cpus.value_or(std::vector<int>{}),
-                                           passive_waits, ranks);
+                                           passive_waits, ranks, complexes);
            }),
            py::arg("threads"), py::arg("cpus") = py::none(), py::arg("passive_waits") = false,
-           py::arg("ranks") = std::vector<int>{})
+           py::arg("ranks") = std::vector<int>{}, py::arg("complexes") = std::vector<int>{})
       .def("run", &Team::run, py::arg("main"))
       .def_property_readonly("threads", &Team::threads)
       .def_property_readonly("ranks", [](const Team& team) { return team.ranks().count(); })

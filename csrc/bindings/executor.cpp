@@ -18,7 +18,8 @@ void load_matrix(Executor& e, Id matrix, const std::vector<SourceTuple>& sources
   for (const auto& [data, type, order] : sources) {
     check_argument(data.ndim() == 2, "load_matrix: a source is [rows, row_bytes], not ",
                    data.ndim(), "-dimensional");
-    check_argument(!order || order->size() == data.shape(0), "load_matrix: row order and rows");
+    check_argument(!order || order->size() == data.shape(0),
+                   "load_matrix: the row order must have one entry for each row");
     parts.push_back({data.data(), data.shape(0), static_cast<size_t>(data.shape(1)),
                      parse_source(type), order ? order->data() : nullptr});
   }
@@ -26,7 +27,7 @@ void load_matrix(Executor& e, Id matrix, const std::vector<SourceTuple>& sources
   e.weights().load_matrix(e.team(), matrix, parts);
 }
 
-// A numpy view of memory the executor owns; `self` keeps it alive.
+// A numpy view of memory that the executor owns; `self` keeps the executor alive.
 template <class T>
 py::array view(const py::object& self, std::vector<T>& data, std::vector<py::ssize_t> shape) {
   return py::array_t<T>(std::move(shape), data.data(), self);
@@ -84,8 +85,8 @@ Array<uint8_t> read_blocks(const Executor& e, const Words& blocks) {
 
 void write_blocks(Executor& e, const Words& blocks, const Array<uint8_t>& data) {
   const auto wanted = blocks.size() * static_cast<py::ssize_t>(e.kv_block_bytes());
-  check_argument(data.size() == wanted, "write_blocks: ", blocks.size(), " blocks are ", wanted,
-                 " bytes, not ", data.size());
+  check_argument(data.size() == wanted, "write_blocks: ", blocks.size(), " blocks need ", wanted,
+                 " bytes, but got ", data.size());
   const Span<const int32_t> span = span_of(blocks);
   const uint8_t* from = data.data();
   const py::gil_scoped_release release;
@@ -93,11 +94,11 @@ void write_blocks(Executor& e, const Words& blocks, const Array<uint8_t>& data) 
 }
 
 int probe_kind(const std::string& kind) {
-  const std::vector<std::string> names{"f32", "bf16", "int8"};
+  const std::vector<std::string> names{"f32", "bf16", "int8", "int4"};
   for (size_t i = 0; i < names.size(); i++) {
     if (names[i] == kind) return static_cast<int>(i);
   }
-  fail_argument("unknown dot-product probe '", kind, "'; known: f32, bf16, int8");
+  fail_argument("unknown dot-product probe '", kind, "'; known: f32, bf16, int8, int4");
 }
 
 void admit(Executor& e, int64_t slot, float temperature, float top_p, float min_p, int32_t top_k,
@@ -178,7 +179,8 @@ void register_executor(py::module_& m) {
           "op_name",
           [](const Executor& e, int64_t index) {
             const auto& ops = e.program().ops();
-            check_argument(index >= 0 && index < static_cast<int64_t>(ops.size()), "no op ", index);
+            check_argument(index >= 0 && index < static_cast<int64_t>(ops.size()),
+                           "there is no op ", index);
             return op_name(ops[static_cast<size_t>(index)]);
           },
           py::arg("index"))
@@ -189,6 +191,7 @@ void register_executor(py::module_& m) {
            })
       .def("profile", &Executor::profile, py::arg("on"))
       .def("cancel", &Executor::cancel, py::arg("on") = true)
+      .def_property_readonly("progress", &Executor::progress)
       .def("probe_bandwidth", &Executor::probe_bandwidth, py::arg("seconds"), free_gil)
       .def(
           "probe_dot",

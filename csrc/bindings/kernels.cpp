@@ -1,4 +1,4 @@
-// Single kernels, for tests and probes: no executor, no team.
+// Single kernels for tests and probes, without executor or team.
 #include <omp.h>
 #include <pybind11/stl.h>
 #include <time.h>
@@ -37,9 +37,9 @@ Array<float> kernel_linear(const std::string& isa, const std::string& kind,
                            const std::string& source, const Array<uint8_t>& w, int64_t n, int64_t k,
                            const Array<float>& x, int threads, const std::string& activation,
                            bool glu, const std::string& out_format) {
-  check_argument(w.ndim() == 2 && w.shape(0) == n, "kernel_linear: w is [n, row_bytes]");
-  check_argument(x.ndim() == 2 && x.shape(1) == k, "kernel_linear: x is [m, k]");
-  check_argument(threads >= 1, "kernel_linear: ", threads, " threads");
+  check_argument(w.ndim() == 2 && w.shape(0) == n, "kernel_linear: w must be [n, row_bytes]");
+  check_argument(x.ndim() == 2 && x.shape(1) == k, "kernel_linear: x must be [m, k]");
+  check_argument(threads >= 1, "kernel_linear: threads must be at least 1, not ", threads);
   const KernelTable& table = runnable_kernels(isa);
   const int64_t m = x.shape(0);
   Program program(table, m, 1);
@@ -68,7 +68,9 @@ Array<float> kernel_linear(const std::string& isa, const std::string& kind,
 #pragma omp parallel num_threads(threads)
   {
     const int t = omp_get_thread_num();
-    const Range p = panels_of(split(matrix.strips(), t, omp_get_num_threads()), matrix.panels());
+    const int64_t panels = matrix.panels(), strips = (panels + kStripPanels - 1) / kStripPanels;
+    const Range own = split(strips, t, omp_get_num_threads());
+    const Range p{own.begin * kStripPanels, std::min(own.end * kStripPanels, panels)};
     LinearArgs args{};
     args.w = &weights.matrix(id, 0);
     args.x = rows.data;
@@ -95,7 +97,7 @@ py::dict kernel_sample(const std::string& isa, const Array<float>& logits, float
   const KernelTable& table = runnable_kernels(isa);
   const auto vocab = static_cast<int64_t>(logits.size());
   check_argument(vocab >= 1 && target < vocab && num_top <= vocab,
-                 "kernel_sample: target or num_top");
+                 "kernel_sample: target or num_top is out of range");
   Sampler sampler(1, vocab, 1);
   SlotRequest r;
   r.temperature = temperature;
@@ -106,7 +108,7 @@ py::dict kernel_sample(const std::string& isa, const Array<float>& logits, float
   r.frequency = frequency;
   r.presence = presence;
   r.seed = seed;
-  r.min_tokens = output.size() + 1;  // `banned` is in force
+  r.min_tokens = output.size() + 1;  // so that `banned` applies
   r.stop_ids = span_of(banned);
   r.bias_ids = span_of(bias_ids);
   r.bias_values = span_of(bias_values);
@@ -152,7 +154,8 @@ Array<double> kernel_sample_times(const std::string& isa, const Array<float>& lo
                                   int64_t draws) {
   const KernelTable& table = runnable_kernels(isa);
   const auto vocab = static_cast<size_t>(logits.size());
-  check_argument(vocab >= 1 && draws >= 1, "kernel_sample_times: logits or draws");
+  check_argument(vocab >= 1 && draws >= 1,
+                 "kernel_sample_times: needs at least one logit and one draw");
   Buffer row(vocab * sizeof(float));
   Buffer scratch(vocab * 8 + 65536);
   SampleParams params{};
@@ -185,15 +188,17 @@ void register_kernels(py::module_& m) {
         py::arg("w"), py::arg("n"), py::arg("k"), py::arg("x"), py::kw_only(),
         py::arg("threads") = 1, py::arg("activation") = "none", py::arg("glu") = false,
         py::arg("out_format") = "f32");
-  const Array<int32_t> no_ids(0);
-  const Array<float> no_values(0);
+  // An empty tuple becomes an empty array in each call. An array here would import numpy together
+  // with this module, which must load on any CPU: it says what a CPU lacks, and numpy needs newer
+  // ones.
+  const py::tuple empty;
   m.def("kernel_sample", &kernel_sample, py::arg("isa"), py::arg("logits"), py::kw_only(),
         py::arg("temperature") = 1.0f, py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f,
         py::arg("top_k") = 0, py::arg("repetition") = 1.0f, py::arg("frequency") = 0.0f,
         py::arg("presence") = 0.0f, py::arg("seed") = 0, py::arg("position") = 0,
-        py::arg("bias_ids") = no_ids, py::arg("bias_values") = no_values,
-        py::arg("allowed") = py::none(), py::arg("banned") = no_ids, py::arg("prompt") = no_ids,
-        py::arg("output") = no_ids, py::arg("target") = -1, py::arg("num_top") = -1);
+        py::arg("bias_ids") = empty, py::arg("bias_values") = empty,
+        py::arg("allowed") = py::none(), py::arg("banned") = empty, py::arg("prompt") = empty,
+        py::arg("output") = empty, py::arg("target") = -1, py::arg("num_top") = -1);
   m.def("kernel_sample_times", &kernel_sample_times, py::arg("isa"), py::arg("logits"),
         py::arg("top_p"), py::arg("draws"));
 }

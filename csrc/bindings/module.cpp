@@ -2,6 +2,7 @@
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The native extension of cpuserve; see _C.pyi.";
+  cpuserve::register_build(m);
   cpuserve::register_cpu(m);
   cpuserve::register_program(m);
   cpuserve::register_executor(m);

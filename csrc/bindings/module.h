@@ -1,4 +1,5 @@
-// What the binding units share. Each registers its own part of cpuserve._C (cpuserve/_C.pyi).
+// Declarations that the binding units share. Each unit registers its own part of cpuserve._C
+// (cpuserve/_C.pyi).
 #pragma once
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -12,12 +13,14 @@ namespace cpuserve {
 
 namespace py = pybind11;
 
+void register_build(py::module_& m);
 void register_cpu(py::module_& m);
 void register_program(py::module_& m);
 void register_executor(py::module_& m);
 void register_kernels(py::module_& m);
 
-// The kernels of a level this CPU can run; ValueError, naming those it can, for any other.
+// Returns the kernels of a level that this CPU can run. Throws ValueError that lists the available
+// levels for any other.
 const KernelTable& runnable_kernels(const std::string& isa);
 
 template <class T>

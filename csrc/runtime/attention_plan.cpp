@@ -1,58 +1,97 @@
 #include "runtime/attention_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace cpuserve {
 namespace {
 
 // Rows of a prefill unit. K and V of a chunk (64 KB at head_dim 64) are read from L2 once per unit,
-// so tall units read less; at least kUnitsPerThread units a thread let the last ones even out.
-constexpr int64_t kMinTileRows = 48, kMaxTileRows = 240, kTileStep = 24;
-constexpr int64_t kUnitsPerThread = 8;
-// Units of at most so many rows may be split over chunks: beyond, partial rows cost as much memory
-// traffic as the keys they save waiting for.
+// so taller units read less. At least kUnitsPerThread units per thread keep the threads evenly
+// loaded at the end.
+constexpr int64_t kMinTileRows = 24, kMaxTileRows = 240, kTileStep = 24;
+constexpr int64_t kUnitsPerThread = 16;
+// Units of at most this many rows may be split over their chunks. With more rows, partial results
+// cost as much memory traffic as the split saves in waiting. (One token of a group with more heads
+// may be split, too.)
 constexpr int64_t kMaxSplitRows = 64;
-constexpr int64_t kMaxSplitUnits = 4096;
-// A split costs a merge and a barrier: worth it when some thread would have 10 % more than its
-// part.
+// A split costs a merge and a barrier. It pays off when some thread would otherwise have 10 % more
+// than its share.
 constexpr double kTolerance = 1.1;
+// Units up to this part of a share never leave threads uneven, because a thread that has finished
+// takes another unit.
+constexpr double kSmall = 1.0 / 8;
+// A split is not worth it if less than this part of a share would be on one side of it.
+constexpr double kEdge = 1.0 / 32;
+// The pieces of a split unit in one share are split further, so that other threads can take some of
+// them from a delayed thread. Including what rounding to whole chunks adds, this is the maximum
+// number of pieces.
 constexpr double kPiecesPerShare = 4;
+constexpr int64_t kMostPiecesPerShare = 12;
+// Partial results (rows times chunks) that one merge unit folds: 4 us of one thread at head_dim
+// 128.
+constexpr int64_t kMergePartials = 128;
+// Splits of sequences with more than one token in the step share the memory that decode would need
+// for partial results, and at least 16 MB.
+constexpr int64_t kLeastPartialFloats = int64_t{4} << 20;
 constexpr int64_t kPartialHeader = 16;  // floats in front of o (table.h)
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-AttentionPlan::AttentionPlan(AttentionGeometry geometry, int64_t max_tokens, int64_t max_seqs,
-                             Ranks ranks)
+AttentionPlan::AttentionPlan(AttentionGeometry geometry, const AttentionLimits& limits, Ranks ranks)
     : geometry_(geometry),
       ranks_(std::move(ranks)),
       threads_(ranks_.threads()),
       head_ends_(static_cast<size_t>(geometry.kv_heads)),
-      cuts_(static_cast<size_t>(ranks_.count()) + 1),
+      cuts_(static_cast<size_t>(threads_) + 1),
       places_(static_cast<size_t>(geometry.kv_heads) + 1),
-      loads_(static_cast<size_t>(threads_)) {
+      partial_floats_(floats_for_partials(limits)) {
   const auto owner = [&](int32_t h) { return ranks_.owner_of_middle(h, geometry.kv_heads); };
   for (int32_t h = 0; h < geometry.kv_heads; h++) {
     int32_t& end = head_ends_[static_cast<size_t>(h)] = h + 1;
     while (end < geometry.kv_heads && owner(end) == owner(h)) end++;
   }
-  const int64_t tiles = max_tokens * geometry.group() / kMinTileRows + max_seqs;
-  const auto units = static_cast<size_t>(tiles * geometry.kv_heads);
-  whole_.reserve(units + kMaxSplitUnits);  // as large as units_: build() may swap them
-  units_.reserve(units + kMaxSplitUnits);
-  merges_.reserve(std::min<size_t>(units, kMaxSplitUnits));
+  const int64_t tiles = limits.tokens * geometry.group() / kMinTileRows + limits.seqs;
+  const int64_t pieces = threads_ > 1 ? kMostPiecesPerShare * threads_ : 0;
+  const auto units = static_cast<size_t>(tiles * geometry.kv_heads + pieces);
+  whole_.reserve(units);  // as large as units_, because build() swaps them
+  units_.reserve(units);
+  // Fewer units are split than there are threads, and a merge unit has at least one row.
+  const int64_t split_rows = std::max<int64_t>(kMaxSplitRows, geometry.group());
+  merges_.reserve(static_cast<size_t>((threads_ - 1) * split_rows));
 }
 
-// Keys visited times rows, with a floor of rows below which a chunk is bound by reading it.
+// Floats of one partial result.
+int64_t AttentionPlan::slot() const noexcept { return kPartialHeader + geometry_.hd_pad; }
+
+// For decode steps: fewer units are split than there are threads, each as long as a sequence can
+// be, and together they have no more chunks than all keys of the cache.
+int64_t AttentionPlan::floats_for_partials(const AttentionLimits& limits) const noexcept {
+  if (threads_ == 1) return 0;
+  const auto chunks_of = [&](int64_t keys) {
+    const int64_t seen = geometry_.window > 0 ? std::min<int64_t>(keys, geometry_.window) : keys;
+    return ceil_div(seen, kChunk) + 1;
+  };
+  const int64_t longest = chunks_of(limits.sequence_keys);
+  const int64_t by_threads = (threads_ - 1) * geometry_.group() * longest;
+  const int64_t all_chunks =
+      std::min(limits.keys / kChunk + 2 * limits.seqs, limits.seqs * longest);
+  return std::max(std::min(by_threads, geometry_.q_heads * all_chunks) * slot(),
+                  kLeastPartialFloats);
+}
+
+// Cost of a unit: keys visited times rows. Below a minimum number of rows the time to read a chunk
+// determines the cost.
 double AttentionPlan::cost(const AttentionUnit& u) const noexcept {
   constexpr int64_t kReadBoundRows = 4;
-  return static_cast<double>(u.chunk1 - u.chunk0) * u.heads *
+  return static_cast<double>(u.keys()) * u.heads *
          static_cast<double>(std::max(u.rows, kReadBoundRows));
 }
 
-// KV heads of a decode unit: as many as leave kUnitsPerThread units a thread.
+// KV heads of a decode unit: as many as possible with at least kUnitsPerThread units per thread.
 int32_t AttentionPlan::heads_a_unit(const StepInput& in) const noexcept {
   int64_t decoding = 0;
   for (int32_t s = 0; s < in.seqs; s++) decoding += in.query_start[s + 1] - in.query_start[s] == 1;
@@ -64,7 +103,8 @@ void AttentionPlan::add_sequence(const StepInput& in, int32_t seq, int64_t tile_
                                  int32_t heads_a_unit) noexcept {
   const int64_t queries = in.query_start[seq + 1] - in.query_start[seq];
   const int64_t pos0 = in.kv_len[seq] - queries, rows = queries * geometry_.group();
-  // Longest tiles (the last rows see the most keys) first, so that short ones fill the end.
+  // The longest tiles (the last rows see the most keys) come first, so that short ones even out the
+  // end.
   for (int64_t end = rows; end > 0; end -= std::min(end, tile_rows)) {
     const int64_t begin = std::max<int64_t>(0, end - tile_rows);
     const int64_t first_pos = pos0 + begin / geometry_.group();
@@ -75,59 +115,110 @@ void AttentionPlan::add_sequence(const StepInput& in, int32_t seq, int64_t tile_
     for (int32_t head = 0, heads = 0; head < geometry_.kv_heads; head += heads) {
       heads = std::min(step, head_ends_[static_cast<size_t>(head)] - head);
       whole_.push_back({seq, head, begin, end - begin, static_cast<int32_t>(first_key / kChunk),
-                        static_cast<int32_t>(last_pos / kChunk + 1), -1, 0, heads});
+                        static_cast<int32_t>(last_pos / kChunk + 1), -1, 0, heads,
+                        static_cast<int32_t>(last_pos + 1)});
     }
   }
 }
 
-// Whether giving each unit to the least loaded thread leaves one of them with too much. With many
-// units a thread it does not.
-bool AttentionPlan::unbalanced(double total, double* share) noexcept {
-  if (static_cast<int64_t>(whole_.size()) >= 2 * kUnitsPerThread * threads_) return false;
-  std::fill(loads_.begin(), loads_.end(), 0.0);
-  for (const AttentionUnit& u : whole_) {
-    *std::min_element(loads_.begin(), loads_.end()) += cost(u);
-  }
-  *share = total / threads_;
-  return *std::max_element(loads_.begin(), loads_.end()) > kTolerance * *share;
+// Sorts the whole units by head and keeps the order within each head.
+void AttentionPlan::sort_by_head() noexcept {
+  std::fill(places_.begin(), places_.end(), 0);
+  for (const AttentionUnit& u : whole_) places_[static_cast<size_t>(u.kv_head) + 1]++;
+  for (size_t h = 1; h < places_.size(); h++) places_[h] += places_[h - 1];
+  units_.resize(whole_.size());
+  for (const AttentionUnit& u : whole_) units_[places_[static_cast<size_t>(u.kv_head)]++] = u;
+  std::swap(units_, whole_);
+  units_.clear();
 }
 
-// Cuts a unit of one KV head over its chunks if that is worth it and fits.
-bool AttentionPlan::split_unit(const AttentionUnit& u, double piece_cost, int64_t* partial,
-                               int64_t* splits) noexcept {
-  const int64_t slot = kPartialHeader + geometry_.hd_pad;
-  const int64_t chunks = u.chunk1 - u.chunk0, floats = u.rows * chunks * slot;
-  const auto wanted = static_cast<int64_t>(cost(u) / piece_cost) + 1;
-  const int64_t pieces = std::min(chunks, wanted);
-  if (pieces < 2 || u.rows > kMaxSplitRows || *partial + floats > kPartialFloats ||
-      *splits + pieces > kMaxSplitUnits) {
-    return false;
+// Returns whether a thread would have too much work if every unit stayed whole. A unit belongs to
+// the thread in whose share its middle lies, as in share_out.
+bool AttentionPlan::uneven(double largest) const noexcept {
+  if (threads_ == 1 || largest <= kSmall * share_) return false;
+  double before = 0, load = 0;
+  auto thread = int64_t{0};
+  for (const AttentionUnit& u : whole_) {
+    const double c = cost(u);
+    const auto of = static_cast<int64_t>((before + c / 2) / share_);
+    load = of == thread ? load + c : c;
+    if (load > kTolerance * share_) return true;
+    thread = of;
+    before += c;
   }
-  const int64_t step = ceil_div(chunks, pieces);
-  for (int64_t c = 0; c < chunks; c += step) {
-    AttentionUnit piece = u;
-    piece.chunk0 = u.chunk0 + static_cast<int32_t>(c);
-    piece.chunk1 = u.chunk0 + static_cast<int32_t>(std::min(c + step, chunks));
-    piece.partial = *partial + c * slot;
-    piece.partial_stride = chunks;
-    units_.push_back(piece);
-  }
-  merges_.push_back({u.seq, u.kv_head, u.row0, u.rows, chunks, *partial});
-  *partial += floats;
-  *splits += pieces;
-  return true;
+  return false;
 }
 
-void AttentionPlan::split_units(double piece_cost) noexcept {
-  int64_t partial = 0, splits = 0;
+// Returns whether the end of a share lies inside [before, before + cost), and not close to its
+// edges.
+bool AttentionPlan::crosses(double before, double cost) const noexcept {
+  const double first = before / share_ + kEdge, last = (before + cost) / share_ - kEdge;
+  return std::floor(first) < std::floor(last);
+}
+
+// Splits units that lie across the end of a share, by heads first and then by chunks.
+void AttentionPlan::cut_at_shares() noexcept {
+  double before = 0;
+  int64_t partial = 0;
   for (const AttentionUnit& u : whole_) {
+    if (!crosses(before, cost(u))) {
+      units_.push_back(u);
+      before += cost(u);
+      continue;
+    }
     for (int32_t head = 0; head < u.heads; head++) {
       AttentionUnit one = u;
       one.kv_head += head;
       one.heads = 1;
-      // Whole where it cannot be cut: slower to balance, the same result.
-      if (!split_unit(one, piece_cost, &partial, &splits)) units_.push_back(one);
+      // A unit that cannot be split stays whole. Threads are then less evenly loaded, but the
+      // result is the same.
+      if (!crosses(before, cost(one)) || !split_unit(one, before, &partial)) units_.push_back(one);
+      before += cost(one);
     }
+  }
+}
+
+// Splits a unit of one KV head over its chunks, if that is allowed and its partial results fit the
+// buffer.
+bool AttentionPlan::split_unit(const AttentionUnit& u, double before, int64_t* partial) noexcept {
+  const int64_t chunks = u.chunk1 - u.chunk0, floats = u.rows * chunks * slot();
+  const int64_t most_rows = std::max<int64_t>(kMaxSplitRows, geometry_.group());
+  if (chunks < 2 || u.rows > most_rows || *partial + floats > partial_floats_) return false;
+  push_pieces(u, chunks, before, *partial);
+  push_merges(u, chunks, *partial);
+  *partial += floats;
+  return true;
+}
+
+void AttentionPlan::push_pieces(AttentionUnit piece, int64_t chunks, double before,
+                                int64_t partial) noexcept {
+  const int32_t chunk0 = piece.chunk0;
+  const double a_chunk = cost(piece) / static_cast<double>(chunks);
+  const auto most = std::max<int64_t>(1, static_cast<int64_t>(share_ / kPiecesPerShare / a_chunk));
+  piece.partial_stride = chunks;
+  auto thread = static_cast<int64_t>(before / share_);
+  for (int64_t c = 0; c < chunks;) {
+    const double to = static_cast<double>(++thread) * share_ - before;  // the end of this share
+    const int64_t end =
+        thread < threads_ ? std::min<int64_t>(chunks, std::llround(to / a_chunk)) : chunks;
+    if (end <= c) continue;
+    const int64_t pieces = ceil_div(end - c, most), begin = c;
+    for (int64_t i = 0; i < pieces; i++) {
+      const int64_t next = begin + (end - begin) * (i + 1) / pieces;
+      piece.chunk0 = chunk0 + static_cast<int32_t>(c);
+      piece.chunk1 = chunk0 + static_cast<int32_t>(next);
+      piece.partial = partial + c * slot();
+      units_.push_back(piece);
+      c = next;
+    }
+  }
+}
+
+void AttentionPlan::push_merges(const AttentionUnit& u, int64_t chunks, int64_t partial) noexcept {
+  const int64_t step = std::max<int64_t>(1, kMergePartials / chunks);
+  for (int64_t row = 0; row < u.rows; row += step) {
+    merges_.push_back({u.seq, u.kv_head, u.row0 + row, std::min(step, u.rows - row), chunks,
+                       partial + row * chunks * slot()});
   }
 }
 
@@ -141,36 +232,32 @@ void AttentionPlan::build(const StepInput& in) noexcept {
       std::clamp(ceil_div(even, kTileStep) * kTileStep, kMinTileRows, kMaxTileRows);
   const int32_t heads = heads_a_unit(in);
   for (int32_t s = 0; s < in.seqs; s++) add_sequence(in, s, tile_rows, heads);
-  double total = 0, share = 0;
-  for (const AttentionUnit& u : whole_) total += cost(u);
-  if (threads_ > 1 && unbalanced(total, &share)) {
-    split_units(share / kPiecesPerShare);
+  if (ranks_.count() > 1) sort_by_head();
+  double total = 0, largest = 0;
+  for (const AttentionUnit& u : whole_) {
+    total += cost(u);
+    largest = std::max(largest, cost(u));
+  }
+  share_ = total / threads_;
+  if (uneven(largest)) {
+    cut_at_shares();
   } else {
     std::swap(units_, whole_);
   }
-  share_out(total);
+  share_out();
 }
 
-// Sorts the units by head, each head's in the order they had, and cuts them by their cost.
-void AttentionPlan::share_out(double total) noexcept {
+// A unit belongs to the thread in whose share of the total cost its middle lies.
+void AttentionPlan::share_out() noexcept {
   const auto count = static_cast<int64_t>(units_.size());
   std::fill(cuts_.begin(), cuts_.end(), count);
   cuts_[0] = 0;
-  if (ranks_.count() == 1) return;
-  std::fill(places_.begin(), places_.end(), 0);
-  for (const AttentionUnit& u : units_) places_[static_cast<size_t>(u.kv_head) + 1]++;
-  for (size_t h = 1; h < places_.size(); h++) places_[h] += places_[h - 1];
-  whole_.resize(units_.size());
-  for (const AttentionUnit& u : units_) whole_[places_[static_cast<size_t>(u.kv_head)]++] = u;
-  std::swap(units_, whole_);
   double before = 0;
-  int rank = 0;
+  int thread = 0;
   for (int64_t i = 0; i < count; i++) {
     const double half = cost(units_[static_cast<size_t>(i)]) / 2;
-    // A unit belongs to the rank in whose part of the whole its middle lies.
-    while (rank + 1 < ranks_.count() &&
-           (before + half) * threads_ >= total * static_cast<double>(ranks_.threads_of(rank).end)) {
-      cuts_[static_cast<size_t>(++rank)] = i;
+    while (thread + 1 < threads_ && before + half >= share_ * (thread + 1)) {
+      cuts_[static_cast<size_t>(++thread)] = i;
     }
     before += 2 * half;
   }

@@ -1,11 +1,16 @@
-// How one step's attention is cut into tasks: once a step, for every distinct layer geometry.
+// The plan of one step's attention: how its work is divided into units for threads. It is built
+// once per step for every distinct layer geometry.
 //
-// A unit is (sequence, KV head, rows, chunks). Long queries are cut by rows. Where the units left
-// the threads unevenly loaded (few sequences, few heads), decode units are also cut over chunks:
-// each chunk then leaves a partial result and a merge unit folds them in ascending order, which
-// gives the same bits as one thread walking all chunks. Where there are many decode units to a
-// thread, one unit takes several KV heads: while it computes on one, the next one's keys arrive.
+// A unit is (sequence, KV head, rows, chunks). Long queries are divided by rows. The share of each
+// thread is a run of units, and all shares have equal cost. If whole units would load the threads
+// unevenly (few sequences, or one that is much longer than the others), the units across the end of
+// a share are also divided over their chunks: each chunk then gives a partial result, and a merge
+// unit folds these in ascending order, which gives the same bits as one thread that visits all
+// chunks. If there are many decode units per thread, one unit takes several KV heads: while it
+// computes one head, the keys of the next one are loaded. Planning takes time linear in the number
+// of units.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -28,10 +33,16 @@ struct AttentionUnit {
   int32_t seq, kv_head;
   int64_t row0, rows;
   int32_t chunk0, chunk1;
-  // < 0: merged here. Else floats from the partial buffer's start to this unit's first slot.
+  // < 0: the unit merges its chunks itself. Else floats from the partial buffer's start to this
+  // unit's first slot.
   int64_t partial;
   int64_t partial_stride;  // chunks from row to row there
   int32_t heads;           // KV heads from kv_head on
+  int32_t end_key;         // keys before it are seen by the last row
+  // Number of keys that the unit visits.
+  int64_t keys() const {
+    return std::min<int64_t>(int64_t{chunk1} * kChunk, end_key) - int64_t{chunk0} * kChunk;
+  }
 };
 
 struct MergeUnit {
@@ -39,43 +50,60 @@ struct MergeUnit {
   int64_t row0, rows, chunks, partial;
 };
 
+// The limits of a step: its tokens and sequences, the keys of one sequence and of all.
+struct AttentionLimits {
+  int64_t tokens, seqs, sequence_keys, keys;
+};
+
 class AttentionPlan {
  public:
-  // Sizes every table for the largest step; build() allocates nothing.
-  AttentionPlan(AttentionGeometry geometry, int64_t max_tokens, int64_t max_seqs, Ranks ranks);
+  // Sizes every table for the largest step, so that build() allocates nothing.
+  AttentionPlan(AttentionGeometry geometry, const AttentionLimits& limits, Ranks ranks);
 
   void build(const StepInput& in) noexcept;
 
   const AttentionGeometry& geometry() const { return geometry_; }
   const std::vector<AttentionUnit>& units() const { return units_; }
-  // The units that a rank's threads compute: as much as is due to their number, in ascending order
-  // of heads, so that with as many heads as ranks (or a multiple) all are the rank's own.
+  // Returns the units of threads [first, last). Ranks get units in ascending order of heads, so
+  // with as many heads as ranks, or a multiple, each rank computes the heads that it owns.
+  Range units_of(int64_t first, int64_t last) const {
+    return {cuts_[static_cast<size_t>(first)], cuts_[static_cast<size_t>(last)]};
+  }
   Range units_of(int rank) const {
-    return {cuts_[static_cast<size_t>(rank)], cuts_[static_cast<size_t>(rank) + 1]};
+    const Range threads = ranks_.threads_of(rank);
+    return units_of(threads.begin, threads.end);
   }
   const std::vector<MergeUnit>& merges() const { return merges_; }
-  static constexpr int64_t kPartialFloats = int64_t{4} << 20;  // 16 MB, touched only when used
+  // Returns the number of floats that hold the partial results of any step. Their memory is touched
+  // only when used.
+  int64_t partial_floats() const { return partial_floats_; }
 
  private:
+  int64_t floats_for_partials(const AttentionLimits& limits) const noexcept;
   int32_t heads_a_unit(const StepInput& in) const noexcept;
   void add_sequence(const StepInput& in, int32_t seq, int64_t tile_rows,
                     int32_t heads_a_unit) noexcept;
   double cost(const AttentionUnit& u) const noexcept;
-  bool unbalanced(double total, double* share) noexcept;
-  void split_units(double piece_cost) noexcept;
-  void share_out(double total) noexcept;
-  bool split_unit(const AttentionUnit& u, double piece_cost, int64_t* partial,
-                  int64_t* splits) noexcept;
+  int64_t slot() const noexcept;
+  void sort_by_head() noexcept;
+  bool uneven(double largest) const noexcept;
+  bool crosses(double before, double cost) const noexcept;
+  void cut_at_shares() noexcept;
+  bool split_unit(const AttentionUnit& u, double before, int64_t* partial) noexcept;
+  void push_pieces(AttentionUnit piece, int64_t chunks, double before, int64_t partial) noexcept;
+  void push_merges(const AttentionUnit& u, int64_t chunks, int64_t partial) noexcept;
+  void share_out() noexcept;
 
   AttentionGeometry geometry_;
   Ranks ranks_;
   int threads_;
-  std::vector<int32_t> head_ends_;  // by KV head: the end of the heads its owner has
-  std::vector<int64_t> cuts_;       // by rank, where its units begin; and their end
+  std::vector<int32_t> head_ends_;  // by KV head: end of the heads of its owner
+  std::vector<int64_t> cuts_;       // by thread: where its units begin; last: the end
   std::vector<size_t> places_;      // by KV head
   std::vector<AttentionUnit> units_, whole_;
   std::vector<MergeUnit> merges_;
-  std::vector<double> loads_;
+  int64_t partial_floats_ = 0;
+  double share_ = 0;  // cost of each thread's share in this step
 };
 
 }  // namespace cpuserve

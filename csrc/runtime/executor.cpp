@@ -73,11 +73,15 @@ Buffer Executor::make_activations(const Program& program, std::vector<Rows>& val
   return arena;
 }
 
-// A program was checked op by op; what depends on the KV type and on the whole table comes here.
+// The checks that depend on the KV type and on the whole kernel table. A Program has already
+// checked each op by itself.
 void Executor::check_kernels() const {
   const KernelTable& t = *table_;
   check_argument(t.rms_norm && t.layer_norm && t.convert && t.add && t.activation && t.rope_store &&
-                     t.attention && t.attention_merge && t.sample && t.probe_read && t.probe_dot,
+                     t.attention && t.attention_merge && t.scale_logits && t.sample &&
+                     t.probe_read &&
+                     std::all_of(std::begin(t.probe_dot), std::end(t.probe_dot),
+                                 [](auto probe) { return probe != nullptr; }),
                  "level ", t.isa, " lacks a kernel");
   for (const Op& op : program_->ops()) {
     const auto* rope = std::get_if<RopeStoreOp>(&op);
@@ -88,6 +92,9 @@ void Executor::check_kernels() const {
 }
 
 void Executor::plan_attention() {
+  const int64_t keys = kv_.num_blocks() * kBlock;
+  const AttentionLimits limits{program_->max_tokens(), program_->max_seqs(),
+                               std::min(keys, program_->max_positions()), keys};
   for (const Op& op : program_->ops()) {
     plan_of_op_.push_back(-1);
     const auto* a = std::get_if<AttentionOp>(&op);
@@ -97,7 +104,7 @@ void Executor::plan_attention() {
     size_t plan = 0;
     while (plan < plans_.size() && !(plans_[plan].geometry() == geometry)) plan++;
     if (plan == plans_.size()) {
-      plans_.emplace_back(geometry, program_->max_tokens(), program_->max_seqs(), team_->ranks());
+      plans_.emplace_back(geometry, limits, team_->ranks());
     }
     plan_of_op_.back() = static_cast<int>(plan);
   }
@@ -110,6 +117,8 @@ void Executor::carve_work_memory() {
     if (l) logit_input_ = values_[static_cast<size_t>(l->x)];
   }
   const int64_t vocab = program_->vocab();
+  int64_t partials = 0;  // of one layer of a step at a time
+  for (const AttentionPlan& plan : plans_) partials = std::max(partials, plan.partial_floats());
   const size_t logit_stride = vocab ? row_bytes(ActFormat::f32, vocab) : 0;
 
   const auto carve = [&](Carver& c) {
@@ -122,7 +131,7 @@ void Executor::carve_work_memory() {
     logit_input_.data = c.take<uint8_t>(kLogitRows * static_cast<int64_t>(logit_input_.stride));
     logits_ = {c.take<uint8_t>(kLogitRows * static_cast<int64_t>(logit_stride)), logit_stride,
                vocab, ActFormat::f32};
-    partials_ = c.take<float>(AttentionPlan::kPartialFloats);
+    partials_ = c.take<float>(partials);
   };
   Carver sizes(nullptr);
   carve(sizes);
@@ -131,8 +140,8 @@ void Executor::carve_work_memory() {
   carve(carver);
 }
 
-// Arenas of ranks that sit on one node each prefer it from now on. Where that is refused, the first
-// touch decides, which is by the same threads.
+// From now on the arena of each rank prefers the node to which the rank is pinned. If the system
+// refuses, first touch decides, and the same threads do it.
 void Executor::bind_memory() {
   binding_.mode = "none";
   if (team_->ranks().count() == 1) return;
@@ -186,7 +195,7 @@ void Executor::begin_step(const StepInput& in) {
   for (AttentionPlan& plan : plans_) plan.build(in);
 }
 
-// Runs ops [first, last) on all threads; false when cancelled.
+// Runs ops [first, last) on all threads. Returns false if the step was cancelled.
 bool Executor::run_ops(int64_t first, int64_t last) {
   stop_[0] = stop_[1] = false;
   bool finished = true;
@@ -201,8 +210,8 @@ bool Executor::run_ops(int64_t first, int64_t last) {
     end_phase = w.phase;
   });
   phase_ = end_phase;
-  // Workers stop claiming on their own, also after thread 0 last looked; the dispatch has ended and
-  // ordered their loads before this one.
+  // Workers stop claiming by themselves, also if the flag is set after thread 0 last read it. The
+  // dispatch has ended, so their loads are ordered before this one.
   finished = finished && !cancelled_.load(std::memory_order_relaxed);
   if (!finished) cancelled_.store(false, std::memory_order_relaxed);
   return finished;

@@ -1,10 +1,12 @@
-// Runs forward steps of a program: one dispatch to the team a step, every worker walking all ops
-// with a barrier after each. Everything is sized in the constructor; a step allocates nothing.
+// Runs forward steps of a program: one dispatch to the team per step, in which every worker walks
+// through all ops with a barrier after each. The constructor sizes everything, and a step allocates
+// nothing.
 #pragma once
 #include <atomic>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/buffer.h"
@@ -21,15 +23,15 @@
 
 namespace cpuserve {
 
-constexpr int64_t kLogitRows = 32;  // rows of lm_head and sampling at a time
+constexpr int64_t kLogitRows = 32;  // rows for which lm_head and sampling run at once
 
-// Results of the step's logit rows: [max_tokens], and [max_tokens, max_top].
+// Results of the logit rows of a step: [max_tokens], and [max_tokens, max_top].
 struct StepResults {
   std::vector<int32_t> tokens, ranks, top_ids;
   std::vector<float> logprobs, top_logprobs;
 };
 
-// An op's inputs and output as fp32 [rows, width] each.
+// The inputs and the output of an op, each as fp32 [rows, width].
 struct TapMatrix {
   int64_t rows, width;
   std::vector<float> data;
@@ -39,15 +41,16 @@ struct Tap {
   TapMatrix output;
 };
 
-// How weights and KV cache come to the nodes of their ranks. mode: "bind"; "first_touch", `error`
-// says why (the system refuses to bind, or a rank's threads are not pinned to one node);
-// "interleave" when asked; "none" with one rank.
+// How weights and KV cache are placed on the NUMA nodes of their ranks. mode is "bind";
+// "first_touch" (then `error` says why: the system refuses to bind, or the threads of a rank are
+// not pinned to one node); "interleave" if requested; or "none" with one rank.
 struct MemoryBinding {
   std::string mode, error;
   std::vector<int> nodes;  // by rank; -1: more than one
 };
 
-// Bytes of each rank's weights and keys and values by the NUMA node they are on now.
+// For each rank, the bytes of its weights and of its keys and values by the NUMA node they are on
+// now.
 struct MemoryNodes {
   std::vector<std::map<int, int64_t>> weights, kv;
 };
@@ -63,41 +66,52 @@ class Executor {
   const Program& program() const { return *program_; }
   int64_t max_top() const { return limits_.max_top; }
 
-  // Runs one step and returns its logit rows; results() holds them until the next step. Throws
-  // std::invalid_argument, nothing having run, when an index is out of range, and
-  // std::runtime_error when cancelled (KV slots of the step's tokens may have been written).
+  // Runs one step and returns the number of its logit rows; results() holds their results until the
+  // next step. Throws std::invalid_argument, before anything runs, if an index is out of range.
+  // Throws std::runtime_error if cancelled (KV slots of the tokens of the step may have been
+  // written).
   int64_t step(Span<const int32_t> words);
-  // The same, and copies the untouched logits [rows, vocab] to `logits`, sized by the caller.
+  // The same, and also copies the unmodified logits [rows, vocab] to `logits`, which the caller has
+  // sized.
   int64_t step_logits(Span<const int32_t> words, float* logits);
   int64_t count_rows(Span<const int32_t> words) const { return parse(words).rows; }
-  // Runs the ops before `op`, then `op`. Samples nothing; the ops' KV stores do happen.
+  // Runs the ops before `op`, then `op`. It samples nothing, but the ops store keys and values.
   Tap tap(Span<const int32_t> words, int64_t op);
-  // The bytes of KV blocks, between steps; see KvCache. std::invalid_argument for a bad block.
+  // Reads or writes the bytes of KV blocks between steps; see KvCache. Throws std::invalid_argument
+  // for a block that does not exist.
   size_t kv_block_bytes() const { return kv_.block_bytes(); }
   void read_blocks(Span<const int32_t> blocks, uint8_t* to) const;
   void write_blocks(Span<const int32_t> blocks, const uint8_t* from);
-  // While nothing runs: gives memory to some of the KV blocks that the next step could take, for
-  // 0.1 ms (or, in a VM whose host has to find it first, 7). False when they all have it.
+  // Between steps: allocates memory for some of the KV blocks that the next step could use. Takes
+  // 0.1 ms (in a VM whose host must first find the memory, 7 ms). Returns false when all of them
+  // have memory.
   bool grow_kv() { return kv_.grow(*team_, blocks_of(program_->max_tokens())); }
-  // Heap allocations made so far while steps ran (base/allocations.h); stays 0.
+  // Returns the heap allocations made during steps so far (base/allocations.h). It stays 0.
   int64_t step_allocations() const { return step_allocations_; }
   const StepResults& results() const { return results_; }
   StepResults& results() { return results_; }
 
-  // From any thread: the step that runs, or else the next, ends as soon as each thread has finished
-  // what it has claimed (milliseconds). cancel(false) between steps takes it back.
+  // From any thread: the running step, or the next one if none runs, ends as soon as each thread
+  // has finished what it has claimed (milliseconds). cancel(false) between steps revokes that.
   void cancel(bool on) noexcept { cancelled_.store(on, std::memory_order_relaxed); }
 
+  // From any thread: returns (number of phases of steps and probes so far, items claimed in the
+  // latest). Two readings are equal only if no work was claimed between them.
+  std::pair<int64_t, int64_t> progress() const noexcept {
+    return {advances_.count.load(std::memory_order_relaxed), queue_.claimed()};
+  }
+
   const MemoryBinding& binding() const { return binding_; }
-  // Asks for weights and KV cache from all of `nodes` in turn; before they are loaded.
+  // Interleaves the pages of weights and KV cache over `nodes`. To be called before they are
+  // loaded.
   void interleave(const std::vector<int>& nodes);
-  MemoryNodes memory_nodes() const;  // reads a file of the kernel
+  MemoryNodes memory_nodes() const;  // reads /proc/self/numa_maps
 
   void profile(bool on) noexcept { profiling_ = on; }
   const std::vector<double>& op_seconds() const { return op_seconds_; }
 
-  double probe_bandwidth(double seconds);         // bytes/s of reading the packed weights
-  double probe_dot(int kind, double seconds);     // operations/s; kind as in KernelTable
+  double probe_bandwidth(double seconds);         // bytes/s when reading the packed weights
+  double probe_dot(int kind, double seconds);     // operations/s; a DotKind
   double probe_barrier(int64_t rounds);           // seconds per barrier
   std::map<std::string, int64_t> memory() const;  // bytes by use
 
@@ -137,13 +151,21 @@ class Executor {
   Rows logit_input_{}, logits_{};
   float* partials_ = nullptr;
   WorkQueue queue_;
-  int queue_threads_ = 0;  // that claimed in the last dispatch
+  int queue_threads_ = 0;  // number that claimed in the last dispatch
   int64_t phase_ = 0;
 
   StepInput input_{};
   std::vector<int32_t> slots_;  // KV slot of each token
   float* logits_copy_ = nullptr;
   StepResults results_;
+
+  // Only thread 0 writes it, at every barrier, so it has a cache line that no other thread uses.
+  struct alignas(64) Advances {
+    std::atomic<int64_t> count{0};
+    void add() noexcept {
+      count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    }
+  } advances_;
 
   std::atomic<bool> cancelled_{false};
   bool stop_[2] = {false, false};

@@ -26,11 +26,12 @@ KvCache::KvCache(const std::vector<KvShape>& layers, int64_t num_blocks, KvType 
   wanted_.reserve(has_memory_.size());
 }
 
-// A slab's layers lie one after another: what a request has stored is close together, so first
-// touches and huge pages follow the tokens in use, not the number of layers (24 layers in regions
-// of their own cost 24 pages of 2 MB for the first 32 tokens; measured: 4 % of a 1,024-token
-// prompt). Inside, a head's blocks follow each other: attention reads runs of 32 KB at head_dim
-// 64, which are a third faster than runs of 4 KB in every 64 KB.
+// The layers of a slab lie one after another, so everything that a request has stored is close
+// together, and first touches and huge pages follow the tokens in use, not the number of layers.
+// (With a separate region for each of 24 layers, the first 32 tokens cost 24 pages of 2 MB;
+// measured: 4 % of a 1,024-token prompt.) Inside a layer the blocks of a head follow each other, so
+// attention reads runs of 32 KB at head_dim 64, which is a third faster than runs of 4 KB in every
+// 64 KB.
 void KvCache::place_rank(const Ranks& ranks, int rank) {
   const auto each_head = [&](const auto& use) {
     for (std::vector<KvLayer>& layer : heads_) {
@@ -48,7 +49,7 @@ void KvCache::place_rank(const Ranks& ranks, int rank) {
   pages_.emplace_back().reserve(committed_.back().size());  // a step allocates nothing
   auto at = reinterpret_cast<uintptr_t>(arenas_.back().data());
   each_head([&](KvLayer& head, int64_t h) {
-    // Where head 0 would lie: kernels count heads from the layer's first.
+    // The address that head 0 would have: kernels count heads from the first one of the layer.
     head.base = reinterpret_cast<uint8_t*>(at - static_cast<uintptr_t>(h) * head.head_stride);
     head.slab_stride = kSlabBlocks * block;
     at += head.head_stride;
@@ -89,8 +90,8 @@ bool KvCache::grow(Team& team, int64_t ahead) {
   return left;
 }
 
-// Lists the pages of bytes [begin, end) that have no memory, the first `most` of them; true when
-// that leaves some out.
+// Lists the pages of bytes [begin, end) that have no memory, at most `most` of them. Returns true
+// if there are more.
 bool KvCache::list_pages(size_t rank, size_t begin, size_t end, size_t most) {
   constexpr size_t kPage = Buffer::kPage;
   for (size_t page = begin / kPage; page < (end + kPage - 1) / kPage; page++) {
@@ -102,7 +103,8 @@ bool KvCache::list_pages(size_t rank, size_t begin, size_t end, size_t most) {
   return false;
 }
 
-// The threads of a rank take its pages in turn: two that fault on one page would both clear it.
+// The threads of a rank take its pages in turn: two threads that fault on one page would both clear
+// it.
 void KvCache::commit_listed(Team& team) {
   constexpr size_t kPage = Buffer::kPage;
   const auto some = [](const std::vector<size_t>& pages) { return !pages.empty(); };
@@ -118,8 +120,8 @@ void KvCache::commit_listed(Team& team) {
   for (std::vector<size_t>& pages : pages_) pages.clear();
 }
 
-// Calls copy(keys or values in the cache, bytes) for every half of `block`: layer by layer, head by
-// head, whatever the ranks.
+// Calls copy(keys or values in the cache, bytes) for every half of `block`, in the order of layers
+// and heads, for any number of ranks.
 template <class Copy>
 static void each_half(const std::vector<std::vector<KvLayer>>& heads, int64_t block,
                       const Copy& copy) {

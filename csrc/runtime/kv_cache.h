@@ -1,6 +1,6 @@
-// The paged KV cache: by rank [slab][layer][head of the rank] { K, V } [block of the slab], address
-// space reserved once; a block's address never changes. Memory comes with the slabs that are used:
-// while nothing runs, for what the next step could take, else when a step needs it.
+// The paged KV cache: for each rank [slab][layer][head of the rank] { K, V } [block of the slab].
+// Its address space is reserved once, and the address of a block never changes. Memory is allocated
+// slab by slab: between steps for what the next step could use, otherwise when a step needs it.
 #pragma once
 #include <vector>
 
@@ -15,16 +15,17 @@ class KvCache {
   KvCache(const std::vector<KvShape>& layers, int64_t num_blocks, KvType type,
           const Ranks& ranks = 1);
 
-  // Where each KV head of a layer lies, [kv_heads]: equal for the heads of one rank.
+  // The location of each KV head of a layer, [kv_heads]. The heads of one rank have equal entries.
   const KvLayer* heads(Id layer) const { return heads_[static_cast<size_t>(layer)].data(); }
   int64_t num_blocks() const { return num_blocks_; }
   KvType type() const { return type_; }
-  // By rank; that of a rank without heads is empty.
+  // By rank. The arena of a rank without heads is empty.
   std::vector<Buffer>& arenas() { return arenas_; }
   const std::vector<Buffer>& arenas() const { return arenas_; }
 
-  // A block that is about to be written; `use`, between steps and on all threads, gives memory to
-  // all of them. Not to the blocks below: a stream may own one above those that wait for a prompt.
+  // `want` notes a block that is about to be written. `use`, between steps and on all threads,
+  // allocates memory for all noted blocks. It does not allocate memory for the blocks below them: a
+  // running request may own a block above those that waiting prompts will use.
   void want(int64_t block) {
     const auto slab = static_cast<size_t>(block / kSlabBlocks);
     if (!has_memory_[slab]) wanted_.push_back(slab);
@@ -32,14 +33,14 @@ class KvCache {
     used_ = block < used_ ? used_ : block + 1;
   }
   void use(Team& team);
-  // The same for a few MB of the blocks up to `ahead` above the highest used so far; says whether
-  // it left some out.
+  // The same for a few MB of the blocks up to `ahead` above the highest one used so far. Returns
+  // whether some of them still have no memory.
   bool grow(Team& team, int64_t ahead);
-  // Bytes that have been given memory.
+  // Returns the bytes for which memory has been allocated.
   size_t committed() const;
 
-  // What `block` holds, as bytes, layer after layer. Only caches of equal layers and type
-  // understand each other's; nothing in it depends on the block's number.
+  // Copies the contents of `block`, layer by layer. Only caches with equal layers and type can
+  // exchange these bytes. They do not depend on the number of the block.
   size_t block_bytes() const { return block_bytes_; }
   void read_block(int64_t block, uint8_t* to) const;
   void write_block(int64_t block, const uint8_t* from);
@@ -56,7 +57,7 @@ class KvCache {
   std::vector<Buffer> arenas_;                // by rank, as the next three
   std::vector<size_t> rank_bytes_;            // of a block
   std::vector<std::vector<bool>> committed_;  // huge pages
-  std::vector<std::vector<size_t>> pages_;    // those to give memory next
+  std::vector<std::vector<size_t>> pages_;    // pages that get memory next
   std::vector<bool> has_memory_;              // slabs
   std::vector<size_t> wanted_;                // slabs
   std::vector<std::vector<KvLayer>> heads_;   // [layer][head]

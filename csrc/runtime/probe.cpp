@@ -1,4 +1,4 @@
-// Roofline probes on the executor's own threads and memory, and where its memory went.
+// Roofline probes on the executor's own threads and memory, and reports of its memory use.
 #include <atomic>
 
 #include "base/check.h"
@@ -7,7 +7,7 @@
 namespace cpuserve {
 namespace {
 
-// Calls pass() until `seconds` are over, at least once; returns the seconds it took per pass.
+// Calls pass() until `seconds` have passed, at least once. Returns the seconds per pass.
 template <class Pass>
 double time_passes(double seconds, const Pass& pass) {
   const int64_t start = now_ns();
@@ -22,9 +22,9 @@ double time_passes(double seconds, const Pass& pass) {
 
 }  // namespace
 
-// Each thread reads the strips it packed, as in a decode step without arithmetic.
+// Each thread reads the panels that it packed, as in a decode step without arithmetic.
 double Executor::probe_bandwidth(double seconds) {
-  std::atomic<uint64_t> sum{0};  // uses what was read
+  std::atomic<uint64_t> sum{0};  // keeps the compiler from removing the reads
   size_t bytes = 0;
   for (const Matrix& m : program_->matrices()) bytes += m.bytes();
   check_argument(bytes > 0, "this program has no weights to read");
@@ -34,10 +34,11 @@ double Executor::probe_bandwidth(double seconds) {
       uint64_t mine = 0;
       for (size_t i = 0; i < program_->matrices().size(); i++) {
         const Matrix& m = program_->matrices()[i];
-        const Range p = panels_of(team_->share(m.strips(), thread), m.panels());
+        const Range p = m.panels_of(team_->share(m.units(), thread));
         const PackedWeight& w = weights_.matrix(static_cast<Id>(i), team_->crew(thread).rank);
         mine += table_->probe_read(w.data + static_cast<size_t>(p.begin) * m.panel_bytes,
                                    static_cast<size_t>(p.size()) * m.panel_bytes);
+        if (thread == 0) advances_.add();
       }
       sum.fetch_add(mine, std::memory_order_relaxed);
     });
@@ -46,13 +47,16 @@ double Executor::probe_bandwidth(double seconds) {
 }
 
 double Executor::probe_dot(int kind, double seconds) {
-  check_argument(kind >= 0 && kind <= 2, "no dot-product probe ", kind);
-  constexpr int64_t kIterations = 200'000;  // below a millisecond: time_passes ends on time
+  constexpr int kKinds = static_cast<int>(DotKind::count);
+  check_argument(kind >= 0 && kind < kKinds, "unknown dot-product probe ", kind,
+                 "; it must be 0 to ", kKinds - 1);
+  constexpr int64_t kIterations =
+      200'000;  // less than a millisecond, so that time_passes ends on time
   team_->call_all();
   std::vector<double> operations(static_cast<size_t>(team_->threads()));
   const double pass = time_passes(seconds, [&] {
     team_->dispatch([&](int thread, int) noexcept {
-      operations[static_cast<size_t>(thread)] = table_->probe_dot(kind, kIterations);
+      operations[static_cast<size_t>(thread)] = table_->probe_dot[kind](kIterations);
     });
   });
   double total = 0;

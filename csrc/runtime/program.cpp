@@ -18,9 +18,9 @@ constexpr Name<ActFormat> kFormats[] = {
     {"f32", ActFormat::f32},         {"bf16", ActFormat::bf16},     {"q8g32", ActFormat::q8g32},
     {"q8g32x2", ActFormat::q8g32x2}, {"q8g128", ActFormat::q8g128}, {"q8row", ActFormat::q8row}};
 constexpr bool quantized(ActFormat f) { return f >= ActFormat::q8g32; }
-// Formats that only an op with the whole row at hand can write.
+// Formats that only an op that has the whole row can write.
 constexpr bool whole_row(ActFormat f) { return f == ActFormat::q8g128 || f == ActFormat::q8row; }
-// Sums of 127 x 255 over a whole row stay in an int32.
+// Up to this K, the sum of products 127 x 255 over a whole row fits an int32.
 constexpr int64_t kMostChannelK = 65536;
 
 constexpr Name<WeightKind> kKinds[] = {{"dense_bf16", WeightKind::dense_bf16},
@@ -111,44 +111,52 @@ Program::Program(const KernelTable& table, int64_t max_tokens, int64_t max_seqs)
 }
 
 Id Program::add_value(std::string name, int64_t width, ActFormat format) {
-  check_argument(width >= 1, "value ", name, " has width ", width);
+  check_argument(width >= 1, "value ", name, " has width ", width, ", which must be at least 1");
   values_.push_back({std::move(name), width, format});
   return last_id(values_.size());
 }
 
 Id Program::add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k,
                        std::vector<int64_t> parts, bool glu) {
-  check_argument(n >= 1 && k >= 1, "matrix ", name, " is ", n, " x ", k);
+  check_argument(n >= 1 && k >= 1, "matrix ", name, " is ", n, " x ", k,
+                 ", but both must be at least 1");
   int64_t sum = 0;
   for (int64_t part : parts) {
-    check_argument(part >= 1, "matrix ", name, " has a part of ", part, " rows");
+    check_argument(part >= 1, "matrix ", name, " has a part of ", part,
+                   " rows, but each part must have at least 1");
     sum += part;
   }
-  check_argument(sum == n, "matrix ", name, ": parts have ", sum, " rows, not ", n);
+  check_argument(sum == n, "matrix ", name, ": its parts have a total of ", sum, " rows, not ", n);
   check_argument(!glu || (parts.size() == 2 && parts[0] == parts[1]), "matrix ", name,
-                 ": gate and up must have equal rows");
+                 ": gate and up must have the same number of rows");
   const LinearKernel& kernel = table_->linear[static_cast<int>(kind)];
   check_argument(kind != WeightKind::w8_channel || k <= kMostChannelK, "matrix ", name,
-                 ": rows of ", k, " are too long for one scale; at most ", kMostChannelK);
-  check_argument(kernel.run != nullptr, "no ", kind_name(kind), " kernel at level ", table_->isa);
-  matrices_.push_back({std::move(name), kind, n, k, std::move(parts), glu, kernel.panel_bytes(k)});
+                 ": rows of ", k, " are too long for one scale; the limit is ", kMostChannelK);
+  check_argument(kernel.run != nullptr, "level ", table_->isa, " has no kernel for ",
+                 kind_name(kind));
+  matrices_.push_back({std::move(name), kind, n, k, std::move(parts), glu, kernel.panel_bytes(k),
+                       glu ? int64_t{2} : int64_t{1}});
   return last_id(matrices_.size());
 }
 
 size_t Program::packed_bytes(WeightKind kind, int64_t n, int64_t k) const {
-  return Matrix{"", kind, n, k, {n}, false, table_->linear[static_cast<int>(kind)].panel_bytes(k)}
+  return Matrix{"", kind, n, k, {n}, false, table_->linear[static_cast<int>(kind)].panel_bytes(k),
+                1}
       .bytes();
 }
 
 Id Program::add_vector(std::string name, int64_t count) {
-  check_argument(count >= 1, "vector ", name, " has ", count, " elements");
+  check_argument(count >= 1, "vector ", name, " has ", count,
+                 " elements, but must have at least 1");
   vectors_.push_back({std::move(name), count});
   return last_id(vectors_.size());
 }
 
 Id Program::add_kv_layer(int32_t kv_heads, int32_t head_dim) {
-  check_argument(kv_heads >= 1 && head_dim >= 1, "KV layer of ", kv_heads, " heads of ", head_dim);
-  check_argument(head_dim <= kMaxHeadDim, "head_dim ", head_dim, " is above ", kMaxHeadDim);
+  check_argument(kv_heads >= 1 && head_dim >= 1, "a KV layer cannot have ", kv_heads, " heads of ",
+                 head_dim, " dimensions; both must be at least 1");
+  check_argument(head_dim <= kMaxHeadDim, "head_dim ", head_dim, " is above the limit of ",
+                 kMaxHeadDim);
   kv_layers_.push_back({kv_heads, head_dim, static_cast<int32_t>(round_up(head_dim, 16))});
   return last_id(kv_layers_.size());
 }
@@ -189,8 +197,8 @@ void Program::embed(Id out, Id matrix_id, float scale) {
 }
 
 void Program::position_embed(Id x, Id table, int64_t rows, int64_t offset) {
-  check_argument(table != kNone && rows > offset && offset >= 0, "position_embed: ", rows,
-                 " rows, offset ", offset);
+  check_argument(table != kNone && rows > offset && offset >= 0, "position_embed: a table of ",
+                 rows, " rows cannot have the offset ", offset);
   check_vector(table, rows * f32_value(x, "position_embed x").width, "position table");
   max_positions_ = std::min(max_positions_, rows - offset);
   ops_.emplace_back(PositionEmbedOp{x, table, rows, offset});
@@ -199,7 +207,7 @@ void Program::position_embed(Id x, Id table, int64_t rows, int64_t offset) {
 void Program::norm(const NormOp& op) {
   const int64_t width = f32_value(op.x, "norm x").width;
   check_argument(value(op.out).width == width, "norm: x and out differ in width");
-  check_argument(op.weight != kNone, "norm: needs a weight");
+  check_argument(op.weight != kNone, "norm: the weight is missing");
   check_argument(op.centered || op.bias == kNone, "rms_norm has no bias");
   check_vector(op.weight, width, "norm weight");
   check_vector(op.bias, width, "norm bias");
@@ -212,7 +220,8 @@ void Program::convert(Id x, Id out) {
   ops_.emplace_back(ConvertOp{x, out});
 }
 
-// The bias in packed column order. Not glu: its own order (storage is padded with zeros).
+// The bias in packed column order. Without glu that is its own order (its storage is padded with
+// zeros).
 Id Program::packed_bias(Id bias, const Matrix& m) {
   check_vector(bias, m.n, "linear bias");
   if (bias == kNone || !m.glu) return bias;
@@ -233,13 +242,16 @@ void Program::linear(LinearOp op, bool glu) {
   check_argument(op.out_column >= 0 && op.out_column + m.out_width() <= out.width,
                  "linear: ", m.out_width(), " columns from ", op.out_column,
                  " on do not fit value ", out.name, " of width ", out.width);
-  // Other formats pad or group what they store, and would reach into the neighbours' columns.
+  // Other formats pad rows or store groups, and would overwrite the columns of other matrices.
   const bool part = m.out_width() != out.width;
   check_argument(out.format == ActFormat::f32 || (!part && !op.add),
                  "linear: adding and writing some columns need an f32 value");
   check_argument(!whole_row(out.format), "linear: value ", out.name,
-                 " has scales wider than a tile; convert writes such rows");
+                 " has scales wider than a tile; only convert can write such rows");
   op.bias = packed_bias(op.bias, m);
+  const int64_t together = (glu ? 2 : 1) * (quantized(out.format) ? 2 : 1);  // 32 share a scale
+  int64_t& grain = matrices_[static_cast<size_t>(op.matrix)].grain;
+  grain = std::max(grain, together);
   ops_.emplace_back(op);
 }
 
@@ -257,9 +269,10 @@ void Program::rope_store(const RopeStoreOp& op) {
                  "rope_store_kv: cannot rotate ", op.rotary, " of ", kv.head_dim, " dimensions");
   if (op.rotary > 0) {
     const int64_t half = op.rotary / 2, count = vector(op.cos).count;
-    check_argument(count % half == 0, "rope_store_kv: table of ", count, " elements");
+    check_argument(count % half == 0, "rope_store_kv: a table of ", count,
+                   " elements does not hold whole rows of ", half);
     check_vector(op.sin, count, "rope sin");
-    check_argument(op.sin != kNone, "rope_store_kv: needs sin");
+    check_argument(op.sin != kNone, "rope_store_kv: cos is given, but sin is missing");
     max_positions_ = std::min(max_positions_, count / half);
   }
   check_vector(op.q_norm, kv.head_dim, "q norm");
@@ -276,12 +289,12 @@ void Program::attention(const AttentionOp& op) {
   const Value& out = value(op.out);
   check_argument(out.width == int64_t{op.q_heads} * kv.head_dim, "attention: out has width ",
                  out.width);
-  // Heads are written one by one; a group of 32 may not straddle two of them.
+  // Heads are written one by one, so a group of 32 must not contain columns of two heads.
   check_argument(!whole_row(out.format), "attention: value ", out.name,
-                 " has scales wider than a head; convert writes such rows");
+                 " has scales wider than a head; only convert can write such rows");
   check_argument(!quantized(out.format) || kv.head_dim % 32 == 0,
                  "attention: q8g32 rows need heads of a multiple of 32, not ", kv.head_dim);
-  check_argument(op.window >= 0, "attention: window ", op.window);
+  check_argument(op.window >= 0, "attention: window must be at least 0, not ", op.window);
   check_vector(op.slopes, op.q_heads, "ALiBi slopes");
   check_vector(op.sinks, op.q_heads, "attention sinks");
   ops_.emplace_back(op);
@@ -302,7 +315,7 @@ void Program::activation(const ActivationOp& op) {
 
 void Program::logits(const LogitsOp& op) {
   const Matrix& m = matrix(op.matrix);
-  check_argument(vocab_ == 0, "a program has one logits op");
+  check_argument(vocab_ == 0, "a program can have only one logits op");
   check_argument(!m.glu, "logits: matrix ", m.name, " is packed as glu");
   check_multiplies(op.x, m);
   check_vector(op.bias, m.n, "logits bias");

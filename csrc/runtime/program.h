@@ -1,12 +1,14 @@
-// A lowered program: values, weights and ops as plain data, checked when they are added so that the
-// step needs no checks of its own.
+// A lowered program: values, weights and ops as plain data. They are checked when they are added,
+// so that the step needs no checks of its own.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "kernels/table.h"
+#include "parallel/partition.h"
 
 namespace cpuserve {
 
@@ -20,8 +22,10 @@ struct Value {
   ActFormat format;
 };
 
-// A packed weight. Not glu: the parts' rows one after another. glu: two parts of equal rows, padded
-// to whole panels, whose panels alternate.
+// A packed weight matrix. Without glu, the rows of its parts follow one another. With glu, it has
+// two parts with the same number of rows, each padded to whole panels, and their panels alternate.
+// Threads and ranks share it in units of `grain` panels: a gate and its up stay together, and so do
+// the panels whose results share a scale.
 struct Matrix {
   std::string name;
   WeightKind kind;
@@ -29,15 +33,19 @@ struct Matrix {
   std::vector<int64_t> parts;
   bool glu;
   size_t panel_bytes;
+  int64_t grain;
 
   int64_t panels() const;
-  int64_t strips() const { return (panels() + kStripPanels - 1) / kStripPanels; }
+  int64_t units() const { return (panels() + grain - 1) / grain; }
+  Range panels_of(Range units) const {
+    return {std::min(units.begin * grain, panels()), std::min(units.end * grain, panels())};
+  }
   size_t bytes() const { return static_cast<size_t>(panels()) * panel_bytes; }
   int64_t out_width() const { return glu ? n / 2 : n; }
 };
 
-// fp32 [count]. `packed_from` names the vector this one repeats in the packed column order of a glu
-// matrix, zeros in the padding; kNone for a vector that is loaded.
+// An fp32 vector [count]. `packed_from` is the vector of which this one is a copy in the packed
+// column order of a glu matrix, with zeros in the padding; kNone for a vector that is loaded.
 struct Vector {
   std::string name;
   int64_t count;
@@ -101,13 +109,15 @@ const char* op_name(const Op& op);
 
 class Program {
  public:
-  // `table` outlives the program. All add_* throw std::invalid_argument naming what does not fit.
+  // `table` must outlive the program. All add_* functions throw std::invalid_argument that names
+  // the argument that does not fit.
   Program(const KernelTable& table, int64_t max_tokens, int64_t max_seqs);
 
   Id add_value(std::string name, int64_t width, ActFormat format);
   Id add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k, std::vector<int64_t> parts,
                 bool glu);
-  size_t packed_bytes(WeightKind kind, int64_t n, int64_t k) const;  // of a matrix not added
+  size_t packed_bytes(WeightKind kind, int64_t n,
+                      int64_t k) const;  // of a matrix that is not added
   Id add_vector(std::string name, int64_t count);
   Id add_kv_layer(int32_t kv_heads, int32_t head_dim);
 
@@ -131,7 +141,7 @@ class Program {
   const std::vector<KvShape>& kv_layers() const { return kv_layers_; }
   const std::vector<Op>& ops() const { return ops_; }
 
-  int64_t embed_rows() const { return embed_rows_; }  // token ids must lie below
+  int64_t embed_rows() const { return embed_rows_; }  // token ids must be below it
   int64_t vocab() const { return vocab_; }            // columns of the logits; 0 = no logits
   int64_t max_positions() const { return max_positions_; }
   int64_t weight_bytes() const;
@@ -158,7 +168,7 @@ class Program {
   int64_t max_positions_ = INT32_MAX;
 };
 
-// Names as Python spells them; parse_* throw std::invalid_argument listing the known ones.
+// Parse the names that Python uses. They throw std::invalid_argument that lists the known names.
 ActFormat parse_format(const std::string& name);
 WeightKind parse_kind(const std::string& name);
 SourceType parse_source(const std::string& name);

@@ -10,15 +10,15 @@ Sampler::Sampler(int64_t num_slots, int64_t vocab, int64_t max_outputs)
     : vocab_(vocab), max_outputs_(max_outputs), slots_(static_cast<size_t>(num_slots)) {}
 
 Sampler::Slot& Sampler::slot(int64_t index) {
-  check_argument(index >= 0 && index < static_cast<int64_t>(slots_.size()), "no slot ", index,
-                 "; there are ", slots_.size());
+  check_argument(index >= 0 && index < static_cast<int64_t>(slots_.size()), "there is no slot ",
+                 index, "; the number of slots is ", slots_.size());
   return slots_[static_cast<size_t>(index)];
 }
 
 void Sampler::check_ids(const char* what, Span<const int32_t> ids) const {
   for (int32_t id : ids) {
-    check_argument(id >= 0 && id < vocab_, what, " has token id ", id, ", the vocabulary ends at ",
-                   vocab_);
+    check_argument(id >= 0 && id < vocab_, what, " has token id ", id,
+                   ", but the vocabulary ends at ", vocab_);
   }
 }
 
@@ -57,10 +57,11 @@ void Sampler::admit(int64_t index, const SlotRequest& r) {
   p.banned = fresh.stop_ids.data();
   p.num_banned = fresh.outputs_until_stop > 0 ? static_cast<int32_t>(fresh.stop_ids.size()) : 0;
   if (r.repetition != 1 || r.frequency != 0 || r.presence != 0) make_counts(fresh, r);
-  s = std::move(fresh);  // vectors keep their storage when moved: the pointers in params stay right
+  s = std::move(fresh);  // moved vectors keep their storage, so the pointers in params stay valid
 }
 
-// Both tables have room for all the request can still generate; untouched pages cost nothing.
+// Both tables are large enough for all tokens that the request can still generate. Pages that are
+// not touched cost nothing.
 void Sampler::make_counts(Slot& s, const SlotRequest& r) {
   s.capacity = std::min(vocab_, r.prompt.size() + r.output.size() + max_outputs_);
   s.counts.reset(new TokenCount[static_cast<size_t>(s.capacity)]);
@@ -80,7 +81,7 @@ TokenCount* Sampler::count_of(Slot& s, int32_t token) noexcept {
 }
 
 void Sampler::append(int64_t index, int32_t token) noexcept {
-  if (token < 0) return;  // no token could be chosen
+  if (token < 0) return;  // no token could be sampled
   Slot& s = slots_[static_cast<size_t>(index)];
   if (s.outputs_until_stop > 0 && --s.outputs_until_stop == 0) s.params.num_banned = 0;
   if (!s.counts) return;

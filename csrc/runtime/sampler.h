@@ -1,5 +1,5 @@
-// Sampler state of every slot: parameters, bias, token counts. Tables are sized when a request is
-// admitted, so that a step allocates nothing.
+// The sampler state of every slot: parameters, bias, token counts. Tables are sized when a request
+// is admitted, so that a step allocates nothing.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -10,8 +10,9 @@
 
 namespace cpuserve {
 
-// What a request asks of its sampler. `allowed` with has_allowed false allows all ids. `prompt` and
-// `output` are the ids so far (empty where neither penalties nor min_tokens need them).
+// The sampling parameters of a request. If has_allowed is false, `allowed` is ignored and all ids
+// are allowed. `prompt` and `output` are the ids so far (empty where neither penalties nor
+// min_tokens need them).
 struct SlotRequest {
   float temperature = 1, top_p = 1, min_p = 0;
   int32_t top_k = 0;
@@ -26,7 +27,7 @@ struct SlotRequest {
 
 class Sampler {
  public:
-  // max_outputs: tokens a request can generate at most.
+  // max_outputs: the maximum number of tokens that a request can generate.
   Sampler(int64_t num_slots, int64_t vocab, int64_t max_outputs);
 
   // Throws std::invalid_argument for an id outside the vocabulary or a slot that does not exist.
@@ -34,11 +35,12 @@ class Sampler {
   void release(int64_t slot);
   bool admitted(int64_t slot) const { return slots_[static_cast<size_t>(slot)].used; }
 
-  // Parameters for the slot's next token; valid until the next admit, release or append.
+  // Returns the parameters for the next token of the slot; valid until the next admit, release or
+  // append.
   const SampleParams& params(int64_t slot) const {
     return slots_[static_cast<size_t>(slot)].params;
   }
-  // Takes a sampled token into counts and min_tokens; nothing happens for -1.
+  // Adds a sampled token to the counts and to min_tokens. -1 has no effect.
   void append(int64_t slot, int32_t token) noexcept;
 
  private:
@@ -47,8 +49,9 @@ class Sampler {
     SampleParams params{};
     std::vector<int32_t> stop_ids, allowed;
     std::vector<TokenBias> bias;
-    int64_t outputs_until_stop = 0;  // min_tokens still to come
-    // Seen ids, dense, and 1 + the place of each id in them (0 = unseen); null without penalties.
+    int64_t outputs_until_stop = 0;  // tokens until min_tokens is reached
+    // The ids seen so far as a compact list, and for each id 1 + its place in that list (0: not
+    // seen). Null without penalties.
     std::unique_ptr<TokenCount[]> counts;
     std::unique_ptr<int32_t[]> place;
     int64_t capacity = 0;

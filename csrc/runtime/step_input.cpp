@@ -12,7 +12,8 @@ class Reader {
  public:
   explicit Reader(Span<const int32_t> words) : at_(words.data()), left_(words.size()) {}
   const int32_t* take(int64_t count) {
-    check_argument(count <= left_, "the step's words end early: ", count - left_, " are missing");
+    check_argument(count <= left_, "the words of the step are too short: ", count - left_,
+                   " are missing");
     const int32_t* p = at_;
     at_ += count;
     left_ -= count;
@@ -33,7 +34,7 @@ void check_range(const char* what, int64_t index, int64_t value, int64_t low, in
 void check_offsets(const char* what, const int32_t* start, int64_t n, int64_t total) {
   check_argument(start[0] == 0 && start[n] == total, what, " does not run from 0 to ", total);
   for (int64_t i = 0; i < n; i++) {
-    check_argument(start[i] < start[i + 1], what, "[", i, "] is not below the next");
+    check_argument(start[i] < start[i + 1], what, "[", i, "] is not below the next entry");
   }
 }
 
@@ -71,13 +72,14 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   in.seqs = header[1];
   in.rows = header[2];
   const int64_t blocks = header[3];
-  check_argument(in.tokens >= 1 && in.tokens <= limits.max_tokens, "a step has 1 to ",
+  check_argument(in.tokens >= 1 && in.tokens <= limits.max_tokens, "a step must have 1 to ",
                  limits.max_tokens, " tokens, not ", in.tokens);
-  check_argument(in.seqs >= 1 && in.seqs <= limits.max_seqs, "a step has 1 to ", limits.max_seqs,
-                 " sequences, not ", in.seqs);
-  check_argument(in.rows >= 0 && in.rows <= limits.max_tokens, "a step has 0 to ",
+  check_argument(in.seqs >= 1 && in.seqs <= limits.max_seqs, "a step must have 1 to ",
+                 limits.max_seqs, " sequences, not ", in.seqs);
+  check_argument(in.rows >= 0 && in.rows <= limits.max_tokens, "a step must have 0 to ",
                  limits.max_tokens, " logit rows, not ", in.rows);
-  check_argument(in.rows == 0 || limits.vocab > 0, "this program has no logits");
+  check_argument(in.rows == 0 || limits.vocab > 0,
+                 "the step has logit rows, but this program has no logits op");
   check_argument(blocks >= 0, "a step cannot have ", blocks, " blocks");
 
   in.token_ids = reader.take(in.tokens);
@@ -90,7 +92,8 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   in.row_slot = reader.take(in.rows);
   in.row_target = reader.take(in.rows);
   in.row_top = reader.take(in.rows);
-  check_argument(reader.left() == 0, "the step has ", reader.left(), " words too many");
+  check_argument(reader.left() == 0, "the words of the step are too long: ", reader.left(),
+                 " are left over");
 
   check_offsets("query_start", in.query_start, in.seqs, in.tokens);
   check_offsets("table_start", in.table_start, in.seqs, blocks);

@@ -6,7 +6,7 @@
 
 namespace cpuserve {
 
-// Pointers into the caller's words, valid while those are.
+// Pointers into the words of the caller, valid as long as those exist.
 struct StepInput {
   int64_t tokens, seqs, rows;
   const int32_t *token_ids, *positions;                        // [tokens]
@@ -20,8 +20,8 @@ struct StepLimits {
   int64_t max_tokens, max_seqs, max_positions, num_blocks, num_slots, embed_rows, vocab, max_top;
 };
 
-// Throws std::invalid_argument naming the first index out of range; nothing has run then. Checks
-// everything the kernels index with: they do not look again.
+// Throws std::invalid_argument that names the first index out of range, before anything runs.
+// Checks everything that kernels use as an index, because kernels do not check it again.
 StepInput parse_step(Span<const int32_t> words, const StepLimits& limits);
 
 }  // namespace cpuserve

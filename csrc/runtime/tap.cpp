@@ -1,4 +1,4 @@
-// Looking at one op from outside: its inputs before, its output after, as fp32.
+// Taps one op: reads its inputs before it runs and its output after, as fp32.
 #include "base/check.h"
 #include "runtime/executor.h"
 #include "runtime/worker.h"
@@ -6,7 +6,7 @@
 namespace cpuserve {
 namespace {
 
-// The values an op reads (what it adds to included) and the one it writes.
+// The values that an op reads (including the one it adds to) and the one it writes.
 struct Ends {
   std::vector<Id> inputs;
   Id output;
@@ -38,7 +38,7 @@ TapMatrix Executor::read_rows(const Rows& rows, int64_t count) const {
 
 Tap Executor::tap(Span<const int32_t> words, int64_t op) {
   const auto ops = static_cast<int64_t>(program_->ops().size());
-  check_argument(op >= 0 && op < ops, "no op ", op, "; there are ", ops);
+  check_argument(op >= 0 && op < ops, "there is no op ", op, "; the number of ops is ", ops);
   begin_step(parse(words));
   const Ends ends = std::visit(EndsOf{}, program_->ops()[static_cast<size_t>(op)]);
   const auto read = [&](Id id) {

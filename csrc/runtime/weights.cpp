@@ -9,13 +9,14 @@
 #include "base/check.h"
 
 #ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22  // Linux 5.14; older kernels say EINVAL and fault page by page
+// Linux 5.14; older kernels return EINVAL, and pages fault one by one.
+#define MADV_POPULATE_READ 22
 #endif
 
 namespace cpuserve {
 namespace {
 
-// Vectors are read in whole strips by linears (bias), hence padded with zeros to one.
+// Linears read vectors (biases) in whole strips, so they are padded with zeros to one.
 constexpr int64_t kVectorPad = kStripPanels * kPanel;
 
 size_t source_row_bytes(SourceType type, int64_t k) {
@@ -40,13 +41,13 @@ size_t source_row_bytes(SourceType type, int64_t k) {
   return 0;
 }
 
-// Weights of one block of a source row: rows are whole blocks.
+// Number of weights in one block of a source row. Rows consist of whole blocks.
 int64_t block_weights(SourceType type) {
   if (type == SourceType::u4m_g128) return 128;
   return type >= SourceType::gguf_q8_0 && type <= SourceType::gguf_q4_1 ? 32 : 1;
 }
 
-// Where packed row `row` of the matrix comes from; nullptr for padding.
+// Returns the source of packed row `row` of the matrix, or nullptr for padding.
 const void* source_row(const Matrix& m, Span<const SourceTensor> parts, int64_t row) {
   int64_t part = 0;
   if (m.glu) {  // panels alternate gate, up
@@ -62,7 +63,7 @@ const void* source_row(const Matrix& m, Span<const SourceTensor> parts, int64_t 
   return t.data + static_cast<size_t>(t.order ? t.order[row] : row) * t.row_bytes;
 }
 
-// Maps the pages of one stretch of a file in one call, instead of a fault every 64 KB.
+// Maps the pages of one part of a file in one call, instead of with one fault per 64 KB.
 void populate(const uint8_t* begin, const uint8_t* end) {
   static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));  // 64 KB on some Arm
   const uintptr_t from = reinterpret_cast<uintptr_t>(begin) / page * page;
@@ -88,9 +89,7 @@ Weights::Weights(const Program& program, const Ranks& ranks)
 }
 
 void Weights::carve_arena(int rank) {
-  const auto panels = [&](const Matrix& m) {
-    return panels_of(ranks_.share(m.strips(), rank), m.panels());
-  };
+  const auto panels = [&](const Matrix& m) { return m.panels_of(ranks_.share(m.units(), rank)); };
   const auto take = [&](Carver& c, const Matrix& m) {
     return c.take<uint8_t>(panels(m).size() * static_cast<int64_t>(m.panel_bytes));
   };
@@ -100,7 +99,7 @@ void Weights::carve_arena(int rank) {
   Carver carver(matrix_arenas_.back().data());
   for (size_t i = 0; i < program_->matrices().size(); i++) {
     const Matrix& m = program_->matrices()[i];
-    // Where panel 0 would lie: kernels count panels from the matrix's first.
+    // The address that panel 0 would have: kernels count panels from the first one of the matrix.
     const auto before = static_cast<uintptr_t>(panels(m).begin) * m.panel_bytes;
     const auto first = reinterpret_cast<uintptr_t>(take(carver, m));
     packed_[i * static_cast<size_t>(ranks_.count()) + static_cast<size_t>(rank)] = {
@@ -109,28 +108,30 @@ void Weights::carve_arena(int rank) {
 }
 
 const PackedWeight& Weights::with_row(Id id, int64_t row) const {
-  const int64_t strips = program_->matrices()[static_cast<size_t>(id)].strips();
-  return matrix(id, ranks_.owner_of_share(row / (kStripPanels * kPanel), strips));
+  const Matrix& m = program_->matrices()[static_cast<size_t>(id)];
+  return matrix(id, ranks_.owner_of_share(row / (m.grain * kPanel), m.units()));
 }
 
 void Weights::check_parts(Id id, Span<const SourceTensor> parts) const {
-  check_argument(id >= 0 && static_cast<size_t>(id) < program_->matrices().size(), "no matrix ",
-                 id);
+  check_argument(id >= 0 && static_cast<size_t>(id) < program_->matrices().size(),
+                 "there is no matrix ", id);
   const Matrix& m = program_->matrices()[static_cast<size_t>(id)];
   check_argument(parts.size() == static_cast<int64_t>(m.parts.size()), "matrix ", m.name,
-                 " is made of ", m.parts.size(), " tensors, not ", parts.size());
+                 " consists of ", m.parts.size(), " tensors, not ", parts.size());
   for (int64_t i = 0; i < parts.size(); i++) {
     const SourceTensor& t = parts[i];
     check_argument(t.rows == m.parts[static_cast<size_t>(i)], "matrix ", m.name, ": tensor ", i,
                    " has ", t.rows, " rows, not ", m.parts[static_cast<size_t>(i)]);
-    check_argument(t.type == parts[0].type, "matrix ", m.name, ": tensors differ in type");
+    check_argument(t.type == parts[0].type, "matrix ", m.name,
+                   ": its tensors have different types");
     check_argument(m.k % block_weights(t.type) == 0, "matrix ", m.name, ": rows of ", m.k,
                    " are not whole blocks of ", block_weights(t.type));
     check_argument(t.row_bytes == source_row_bytes(t.type, m.k), "matrix ", m.name, ": tensor ", i,
                    " has rows of ", t.row_bytes, " bytes, not ", source_row_bytes(t.type, m.k));
     for (int64_t r = 0; t.order && r < t.rows; r++) {
-      check_argument(t.order[r] >= 0 && t.order[r] < t.rows, "matrix ", m.name, ": row order ",
-                     t.order[r], " of ", t.rows, " rows");
+      check_argument(t.order[r] >= 0 && t.order[r] < t.rows, "matrix ", m.name,
+                     ": the row order has row ", t.order[r], ", but the tensor has ", t.rows,
+                     " rows");
     }
   }
 }
@@ -156,14 +157,14 @@ void Weights::load_matrix(Team& team, Id id, Span<const SourceTensor> parts) {
                t.data + static_cast<size_t>(rows.end) * t.row_bytes);
     }
     pack_panels(m, matrix(id, team.crew(thread).rank), parts,
-                panels_of(team.share(m.strips(), thread), m.panels()));
+                m.panels_of(team.share(m.units(), thread)));
   });
 }
 
 void Weights::load_vector(Id id, Span<const float> data) {
-  check_argument(id >= 0 && static_cast<size_t>(id) < vectors_.size(), "no vector ", id);
+  check_argument(id >= 0 && static_cast<size_t>(id) < vectors_.size(), "there is no vector ", id);
   const Vector& v = program_->vectors()[static_cast<size_t>(id)];
-  check_argument(v.packed_from == kNone && data.size() == v.count, "vector ", v.name, " takes ",
+  check_argument(v.packed_from == kNone && data.size() == v.count, "vector ", v.name, " has ",
                  v.count, " elements, not ", data.size());
   std::copy(data.begin(), data.end(), vectors_[static_cast<size_t>(id)]);
   for (size_t i = 0; i < vectors_.size(); i++) {

@@ -1,4 +1,4 @@
-// Packed matrices of a program, in an arena per rank, and its fp32 vectors in one.
+// The packed matrices of a program, in one arena per rank, and its fp32 vectors in one more.
 #pragma once
 #include <vector>
 
@@ -10,8 +10,8 @@
 
 namespace cpuserve {
 
-// One checkpoint tensor: `rows` rows of `row_bytes` bytes. Packed row i is stored row order[i]
-// (nullptr = i).
+// One tensor of a checkpoint: `rows` rows of `row_bytes` bytes. Packed row i is stored row order[i]
+// (nullptr: i).
 struct SourceTensor {
   const uint8_t* data;
   int64_t rows;
@@ -24,17 +24,18 @@ class Weights {
  public:
   Weights(const Program& program, const Ranks& ranks);
 
-  // Packs on all threads of the team; each packs, and so first touches, the strips it will read.
-  // Throws std::invalid_argument when the tensors do not make up the matrix.
+  // Packs a matrix on all threads of the team. Each thread packs, and so first touches, the panels
+  // that it will read. Throws std::invalid_argument if the tensors do not make up the matrix.
   void load_matrix(Team& team, Id id, Span<const SourceTensor> parts);
   void load_vector(Id id, Span<const float> data);
 
-  // A rank's part of a matrix: strips ranks.share(strips, rank), numbered as in the whole.
+  // The part of a matrix that a rank owns: units ranks.share(units, rank), with panels numbered as
+  // in the whole matrix.
   const PackedWeight& matrix(Id id, int rank) const {
     return packed_[static_cast<size_t>(id) * static_cast<size_t>(ranks_.count()) +
                    static_cast<size_t>(rank)];
   }
-  // The part that has row `row`.
+  // The part that contains row `row`.
   const PackedWeight& with_row(Id id, int64_t row) const;
   // nullptr for kNone.
   const float* vector(Id id) const {
@@ -58,11 +59,5 @@ class Weights {
   std::vector<PackedWeight> packed_;  // [matrix][rank]
   std::vector<float*> vectors_;
 };
-
-// Panels of strips [strips.begin, strips.end).
-inline Range panels_of(Range strips, int64_t panels) {
-  return {std::min(strips.begin * kStripPanels, panels),
-          std::min(strips.end * kStripPanels, panels)};
-}
 
 }  // namespace cpuserve

@@ -1,40 +1,21 @@
 #include "runtime/worker.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <utility>
+
+#include "runtime/linear_plan.h"
 
 namespace cpuserve {
 namespace {
 
-// Claims of a decode linear: 128 KB of weights are 5-10 us of one core's share of memory, long
-// against an atomic (20-100 ns) and short against the 40 us and more a late thread is late.
-constexpr size_t kClaimBytes = 128 << 10;
-constexpr int64_t kFewRows = 16;  // up to here a linear is one pass over the weights
-// Fewer strips a thread than these, and half strips even out what threads have to read: of 9
-// strips two threads would get 5 and 4. Half a strip is a whole group of quantized output.
-constexpr int64_t kManyStrips = 8, kGrainPanels = kStripPanels / 2;
-constexpr int64_t kBlockRows = 512;  // rows that share a strip's weights in L2
-constexpr int64_t kLeastBlockRows = 120, kBlockStep = 24;  // 24: whole tiles of 4, 6, 8 and 12 rows
-constexpr int64_t kTasksPerThread = 8;
-
-// Rows per task, so that every thread gets several tasks to even out, and short blocks only where
-// there are few strips.
-int64_t block_rows(int64_t m, int64_t strips, int threads) noexcept {
-  const int64_t wanted = (kTasksPerThread * threads + strips - 1) / strips;
-  const int64_t blocks = std::max((m + kBlockRows - 1) / kBlockRows, wanted);
-  const int64_t rows = (m + blocks - 1) / blocks, whole = round_up(rows, kBlockStep);
-  // Beyond kBlockRows the kernel would split what is left of a block off, and 1024 rows would be
-  // 528 and 496.
-  return std::max(whole <= kBlockRows ? whole : rows, std::min(m, kLeastBlockRows));
-}
+constexpr int64_t kLogitPiece = 8192;  // logits scaled at once: 32 KB, a few microseconds
 
 }  // namespace
 
-// Only thread 0 looks at the cancel flag, and says so before a barrier in one of two places by
-// turns: when it writes one again, the others have read it, because they are past the barrier
-// since.
+// Only thread 0 reads the cancel flag. Before a barrier it writes what it read to one of two
+// places, which alternate. When it writes to a place again, the other threads have read it, because
+// they have passed the barrier in between.
 bool Executor::Worker::walk(int64_t first, int64_t last) noexcept {
   const bool timing = e.profiling_ && thread == 0;
   int64_t before = timing ? now_ns() : 0;
@@ -105,36 +86,23 @@ void Executor::Worker::operator()(const ActivationOp& op) noexcept {
 }
 
 void Executor::Worker::multiply(Id id, const Rows& x, int64_t m, const Epilogue& ep) noexcept {
+  const Matrix& whole = matrix(id);
   const PackedWeight& w = e.weights_.matrix(id, crew.rank);
-  const auto run = e.table_->linear[static_cast<int>(w.kind)].run;
-  const int64_t panels = matrix(id).panels();
-  const Range own = e.team_->ranks().share(matrix(id).strips(), crew.rank);
-  const int64_t strips = own.size();
-  if (strips == 0) return;
-  const int32_t parts = x.format == ActFormat::q8g32x2 ? 2 : 1;
-  LinearArgs args{&w, x.data, x.stride, m, 0, 0, ep, scratch, parts};
-  if (m <= kFewRows) {
-    const Range all = panels_of(own, panels);
-    const int64_t item = ep.glu || strips >= kManyStrips * crew.size ? kStripPanels : kGrainPanels;
-    const size_t item_bytes = w.panel_bytes * static_cast<size_t>(item);
-    const auto chunk = static_cast<int64_t>(std::max<size_t>(1, kClaimBytes / item_bytes));
-    drain(crew, (all.size() + item - 1) / item, chunk, [&](int64_t begin, int64_t end) {
-      args.panel0 = all.begin + begin * item;
-      args.panel1 = std::min(all.begin + end * item, all.end);
-      run(args);
-    });
-    return;
-  }
-  const int64_t height = block_rows(m, strips, crew.size), blocks = (m + height - 1) / height;
-  drain(crew, blocks * strips, 1, [&](int64_t task, int64_t) {
-    const int64_t row0 = task / strips * height, strip = own.begin + task % strips;
-    const Range p = panels_of({strip, strip + 1}, panels);
-    args.x = row_of(x, row0);
-    args.ep.out.data = row_of(ep.out, row0);
-    args.m = std::min(height, m - row0);
-    args.panel0 = p.begin;
-    args.panel1 = p.end;
-    run(args);
+  const LinearKernel& kernel = e.table_->linear[static_cast<int>(w.kind)];
+  const Range own = whole.panels_of(e.team_->ranks().share(whole.units(), crew.rank));
+  const int32_t terms = x.format == ActFormat::q8g32x2 ? 2 : 1;
+  const LinearPlan plan({m, own.size(), whole.grain, static_cast<int64_t>(w.panel_bytes),
+                         std::max<int64_t>(1, kernel.tile_rows / terms), kernel.tile_panels,
+                         crew.size});
+  LinearArgs args{&w, x.data, x.stride, m, 0, 0, ep, scratch, terms};
+  drain(crew, plan.tasks(), plan.chunk(), [&](int64_t begin, int64_t end) {
+    const LinearTask task = plan.task(begin, end);
+    args.x = row_of(x, task.row0);
+    args.ep.out.data = row_of(ep.out, task.row0);
+    args.m = task.rows;
+    args.panel0 = own.begin + task.panels.begin;
+    args.panel1 = own.begin + task.panels.end;
+    kernel.run(args);
   });
 }
 
@@ -215,9 +183,15 @@ void Executor::Worker::merge(const AttentionOp& op, const MergeUnit& u) noexcept
 
 void Executor::Worker::operator()(const AttentionOp& op) noexcept {
   const AttentionPlan& plan = e.plans_[static_cast<size_t>(e.plan_of_op_[this->op])];
-  const Range own = plan.units_of(crew.rank);
-  const AttentionUnit* units = plan.units().data() + own.begin;
-  drain(crew, own.size(), 1, [&](int64_t i, int64_t) { attend(op, units[i]); });
+  // If some threads of a rank are benched, its other members share the units that were planned for
+  // them.
+  const Range planned = e.team_->ranks().threads_of(crew.rank);
+  const auto share_of = [&](int owner) {
+    const Range of = split(planned.size(), owner, crew.size);
+    return plan.units_of(planned.begin + of.begin, planned.begin + of.end);
+  };
+  const AttentionUnit* units = plan.units().data();
+  drain_shares(crew, share_of, 1, [&](int64_t i, int64_t) { attend(op, units[i]); });
   const auto& merges = plan.merges();
   if (merges.empty()) return;
   barrier();
@@ -234,22 +208,23 @@ void Executor::Worker::gather_logit_rows(const LogitsOp& op, int64_t first,
   }
 }
 
-void Executor::Worker::scale_logits(const LogitsOp& op, float* logits) noexcept {
-  const int64_t vocab = e.logits_.width;
-  if (op.scale != 1.0f) {
-    for (int64_t i = 0; i < vocab; i++) logits[i] *= op.scale;
-  }
-  if (op.softcap > 0.0f) {
-    for (int64_t i = 0; i < vocab; i++) logits[i] = op.softcap * std::tanh(logits[i] / op.softcap);
-  }
+// All threads scale pieces of every row: for a vocabulary of 256k, one thread alone would take as
+// long as for a layer.
+void Executor::Worker::scale_logits(const LogitsOp& op, int64_t rows) noexcept {
+  const int64_t vocab = e.logits_.width, pieces = (vocab + kLogitPiece - 1) / kLogitPiece;
+  drain(everyone(), rows * pieces, 1, [&](int64_t i, int64_t) {
+    const int64_t begin = i % pieces * kLogitPiece;
+    float* logits = reinterpret_cast<float*>(row_of(e.logits_, i / pieces));
+    e.table_->scale_logits(
+        {logits + begin, std::min(kLogitPiece, vocab - begin), op.scale, op.softcap});
+  });
 }
 
-void Executor::Worker::sample_row(const LogitsOp& op, int64_t first, int64_t row) noexcept {
+void Executor::Worker::sample_row(int64_t first, int64_t row) noexcept {
   const StepInput& in = e.input_;
   const auto r = static_cast<size_t>(first + row);
   const auto vocab = static_cast<size_t>(e.logits_.width);
   float* logits = reinterpret_cast<float*>(row_of(e.logits_, row));
-  scale_logits(op, logits);
   if (e.logits_copy_) std::memcpy(e.logits_copy_ + r * vocab, logits, vocab * sizeof(float));
 
   SampleArgs args{};
@@ -276,8 +251,12 @@ void Executor::Worker::operator()(const LogitsOp& op) noexcept {
     multiply(op.matrix, e.logit_input_, count,
              {vector(op.bias), Activation::none, false, false, e.logits_});
     barrier();
-    // The next block's gather needs no barrier: it writes rows that nobody reads any more.
-    drain(everyone(), count, 1, [&](int64_t row, int64_t) { sample_row(op, first, row); });
+    if (op.scale != 1.0f || op.softcap > 0.0f) {
+      scale_logits(op, count);
+      barrier();
+    }
+    // The gather of the next block needs no barrier: it writes rows that no thread reads any more.
+    drain(everyone(), count, 1, [&](int64_t row, int64_t) { sample_row(first, row); });
   }
 }
 

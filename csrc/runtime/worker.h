@@ -1,4 +1,4 @@
-// One thread's walk through a step. Included by the executor's units only.
+// The work of one thread in a step. Only the source files of the executor include this.
 #pragma once
 #include "runtime/executor.h"
 #include "runtime/rows.h"
@@ -8,25 +8,31 @@ namespace cpuserve {
 struct Executor::Worker {
   Executor& e;
   const int thread, threads;
-  const Crew crew;  // of this thread's rank
+  const Crew crew;  // members of this thread's rank
   int64_t phase;
   uint8_t* const scratch;
-  size_t op = 0;  // index of the op that runs
+  size_t op = 0;  // index of the running op
 
-  // Runs ops [first, last), a barrier after each; false when the step was cancelled.
+  // Runs ops [first, last) with a barrier after each. Returns false if the step was cancelled.
   bool walk(int64_t first, int64_t last) noexcept;
 
-  // Work between two barriers is one phase; all threads number them alike.
+  // The work between two barriers is one phase. All threads number phases alike.
   void barrier() noexcept {
     e.team_->barrier(thread);
+    if (thread == 0) e.advances_.add();
     e.queue_.enter(thread, ++phase);
   }
-  // Claims the crew's items of this phase in chunks, own share first; once cancelled, leaves them
-  // undone, since one op of a long prompt can take a second. What was not computed is never used:
-  // values only feed values here, and run_ops finds the flag set. One call a phase.
+  // Claims the crew's items of this phase in chunks, starting with this thread's own share. Once
+  // the step is cancelled, the remaining items are claimed but not computed, because one op of a
+  // long prompt can take a second. Values that were not computed are never used: only other values
+  // depend on them, and run_ops sees the flag. At most one call per phase.
   template <class Run>
   void drain(Crew of, int64_t items, int64_t chunk, const Run& run) noexcept {
-    e.queue_.drain(thread, of, phase, items, chunk, [&](int64_t begin, int64_t end) {
+    drain_shares(of, [&](int owner) { return split(items, owner, of.size); }, chunk, run);
+  }
+  template <class Share, class Run>
+  void drain_shares(Crew of, const Share& share_of, int64_t chunk, const Run& run) noexcept {
+    e.queue_.drain_shares(thread, of, phase, share_of, chunk, [&](int64_t begin, int64_t end) {
       if (!e.cancelled_.load(std::memory_order_relaxed)) run(begin, end);
     });
   }
@@ -51,15 +57,16 @@ struct Executor::Worker {
   void operator()(const ActivationOp& op) noexcept;
   void operator()(const LogitsOp& op) noexcept;
 
-  // rows x of the matrix's kind -> ep.out: the panels of this rank, claimed by its threads.
+  // Multiplies rows x, in the format of the matrix's kind, and passes the result to ep.out.
+  // Computes the panels of this rank, which its threads claim.
   void multiply(Id matrix, const Rows& x, int64_t m, const Epilogue& ep) noexcept;
 
  private:
   void attend(const AttentionOp& op, const AttentionUnit& unit) noexcept;
   void merge(const AttentionOp& op, const MergeUnit& unit) noexcept;
   void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count) noexcept;
-  void scale_logits(const LogitsOp& op, float* logits) noexcept;
-  void sample_row(const LogitsOp& op, int64_t first, int64_t row) noexcept;
+  void scale_logits(const LogitsOp& op, int64_t rows) noexcept;
+  void sample_row(int64_t first, int64_t row) noexcept;
 };
 
 }  // namespace cpuserve

@@ -1,0 +1,74 @@
+// The division of one linear into tasks, which the threads of a rank claim. A pure function of
+// sizes: the executor runs these plans, and benchmarks/work_simulator.h simulates the same ones.
+//
+// A task is a rectangle of the output: some rows by some panels. It gives the same bits wherever
+// the output is cut (LinearArgs), so a plan decides about time only.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/table.h"
+#include "parallel/partition.h"
+
+namespace cpuserve {
+
+// What a division depends on.
+struct LinearShape {
+  int64_t rows;                    // of activations
+  int64_t panels;                  // that this rank computes
+  int64_t grain;                   // panels that stay together (Matrix::grain)
+  int64_t panel_bytes;             // of one packed panel
+  int64_t tile_rows, tile_panels;  // of the kernel's register tile, in rows of activations
+  int threads;                     // of this rank
+};
+
+struct LinearTask {
+  int64_t row0, rows;
+  Range panels;  // counted from the rank's first one
+};
+
+class LinearPlan {
+ public:
+  static constexpr int64_t kFewRows = 16;  // up to this many, a linear reads the weights once
+  // A task of more rows costs as much as this many rows beside its own: its first tiles find
+  // neither weights nor output in the cache. Measured at AVX2: tasks of 24 rows run at 95 to 99 %
+  // of the rate of 480, which is 0.2 to 1.3 rows; faster cores wait longer for memory, in rows.
+  static constexpr int64_t kTaskRows = 2;
+
+  explicit LinearPlan(const LinearShape& shape) noexcept;
+
+  // Consecutive tasks have the same panels and successive rows, up to kMostRows of them, then the
+  // next panels. So threads that share panels are neighbours, and read them through the same L3
+  // cache, while the activations of kMostRows rows stay there, too.
+  static constexpr int64_t kMostRows = 512;
+  int64_t tasks() const noexcept { return columns_ * blocks_; }
+  // Number of consecutive tasks that a thread claims at once; 1 if there are several row blocks.
+  int64_t chunk() const noexcept { return chunk_; }
+  // The output of tasks [begin, end), which were claimed together.
+  LinearTask task(int64_t begin, int64_t end) const noexcept {
+    const int64_t group = begin / (columns_ * together_), at = begin % (columns_ * together_);
+    const int64_t blocks = std::min(together_, blocks_ - group * together_);
+    const int64_t column = at / blocks, block = group * together_ + at % blocks;
+    const int64_t row0 = first_row(block);
+    const int64_t panel1 = std::min((column + end - begin) * width_, panels_);
+    return {row0, first_row(block + 1) - row0, {column * width_, panel1}};
+  }
+  int64_t width() const noexcept { return width_; }  // panels of a task
+  int64_t row_blocks() const noexcept { return blocks_; }
+
+ private:
+  void plan_few_rows(const LinearShape& shape) noexcept;
+  void plan_many_rows(const LinearShape& shape) noexcept;
+
+  // Row blocks differ by at most one tile.
+  int64_t first_row(int64_t block) const noexcept {
+    const int64_t tiles = (rows_ + tile_rows_ - 1) / tile_rows_;
+    return std::min(rows_, tiles * block / blocks_ * tile_rows_);
+  }
+
+  int64_t rows_, panels_, tile_rows_;
+  int64_t width_ = 1, columns_ = 0, blocks_ = 0, chunk_ = 1;
+  int64_t together_ = 1;  // row blocks whose tasks are numbered panels by panels
+};
+
+}  // namespace cpuserve
