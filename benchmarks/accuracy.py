@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What the fast kernels cost in likelihood: nats a token above fp32 on the same weights.
+"""Likelihood lost by the fast kernels, in nats per token, compared with fp32 on equal weights.
 
 usage: accuracy.py [--only NAME ...] [--kv-cache-dtype TYPE]
 
-SmolLM2-135M over tests/data/fidelity.txt; the reference (tests/golden/fidelity_smollm2.json) is
-transformers in fp32. A line a configuration: mean over all tokens, and the worst passage. Without
---kv-cache-dtype keys and values are of the dtype.
+Scores tests/data/fidelity.txt with SmolLM2-135M; the reference is transformers in fp32
+(tests/golden/fidelity_smollm2.json). Prints one line per configuration: the mean over all tokens,
+and the worst passage. Without --kv-cache-dtype, the KV cache has the dtype of the configuration.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from tests.fidelity.bf16_checkpoint import write_bf16  # noqa: E402
 from tests.fidelity.passages import passages, reference  # noqa: E402
 from tests.helpers.served import DEFAULT_MODEL, default_model  # noqa: E402
 
-# name: (weights the reference has, options)
+# name: (weights, whose fp32 reference is used; options)
 CONFIGURATIONS = {
     "bf16": ("bf16", {}),
     "Q4_1, 16-bit activations": ("gguf", {"activation_bits": 16}),
@@ -31,7 +31,7 @@ CONFIGURATIONS = {
 
 
 def cost(model, tokenizer, golden, options):
-    """(mean, worst passage) of the nats a token above the reference's."""
+    """(mean, worst passage) of the difference to the reference, in nats per token."""
     llm = LLM(model=str(model), tokenizer=str(tokenizer), max_model_len=2048, **options)
     params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0)
     total = tokens = worst = 0.0
@@ -40,7 +40,7 @@ def cost(model, tokenizer, golden, options):
         scores = [next(iter(entry.values())) for entry in output.prompt_logprobs[1:]]
         ours = -sum(getattr(s, "logprob", s) for s in scores)
         if len(scores) != predicted:
-            raise SystemExit("the tokens are not the reference's")
+            raise SystemExit("the tokens differ from those of the reference: check the tokenizer")
         total, tokens = total + ours - nll, tokens + predicted
         worst = max(worst, abs(ours - nll) / predicted)
     return total / tokens, worst
@@ -62,7 +62,7 @@ def main():
             against = list(zip(predicted, nll[weights], strict=True))
             options = {**options, "kv_cache_dtype": args.kv_cache_dtype}
             mean, worst = cost(models[weights], gguf, against, options)
-            print(f"{name:28s} {mean:+.5f} nats a token, worst passage {worst:.4f}", flush=True)
+            print(f"{name:28s} {mean:+.5f} nats per token, worst passage {worst:.4f}", flush=True)
     return 0
 
 

@@ -1,8 +1,9 @@
-// Attention against the roofs of the same minute, medians of alternating rounds, one JSON record a
-// line: decode at 8k and 32k tokens as a share of a bare read of the same KV bytes; prefill of 4k
-// tokens as a share of the dot-product peak (useful work: keys a row sees); decode at 16k over
-// eight-bit keys and values, how many times as fast as over bf16. After a build in BUILD, from the
-// repository root:
+// Attention kernels against limits that are probed in the same minute; prints one JSON record a
+// line, with medians of alternating rounds:
+// - decode at 8k and 32k tokens, as a share of a plain read of the same KV bytes;
+// - prefill of 4k tokens, as a share of the dot-product peak (only visible keys count as work);
+// - decode at 16k tokens over eight-bit keys and values, as a speed-up over bf16.
+// After a build in BUILD, from the repository root:
 //   g++ -std=c++17 -O2 -fopenmp -Icsrc benchmarks/attention_bench.cpp BUILD/libcpuserve_core.a
 //     -o attention_bench
 //   OMP_PROC_BIND=true ./attention_bench [decode|prefill|types|all] [group [head_dim]]
@@ -18,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/features.h"
 #include "kernels/resolve.h"
 
 namespace {
@@ -26,8 +28,15 @@ using namespace cpuserve;
 constexpr size_t kDecodeBytes = 400'000'000;  // several times the last-level cache
 constexpr int kRounds = 9;
 
+// Kernels of the highest ISA level that both this CPU and the build support.
 const KernelTable& kernels() {
-  static const KernelTable* const table = find_kernels("avx512_bf16");
+  static const KernelTable* const table = [] {
+    const KernelTable* best = nullptr;
+    for (const std::string& level : supported_isa_levels(cpu_info())) {
+      if (const KernelTable* found = find_kernels(level)) best = found;
+    }
+    return best;
+  }();
   return *table;
 }
 
@@ -69,8 +78,8 @@ class Arena {
   uint8_t* data_;
 };
 
-// Finite values of mixed sign, as bf16 and as any eight-bit code; two threads touch what they will
-// read.
+// Fills with values that are finite and of mixed sign, both as bf16 and as any eight-bit code. Each
+// thread writes the pages that it reads later.
 void fill(uint16_t* p, size_t n) {
 #pragma omp parallel for schedule(static)
   for (size_t i = 0; i < n; i++) {
@@ -95,7 +104,7 @@ double peak_gflops() {
   double operations = 0;
   const double start = now();
 #pragma omp parallel reduction(+ : operations)
-  operations += kernels().probe_dot(1, 500000);
+  operations += kernels().probe_dot[static_cast<int>(DotKind::bf16)](500000);
   return operations / (now() - start) / 1e9;
 }
 
@@ -103,7 +112,7 @@ struct Shape {
   int hd, group, kv_heads, context;
   KvType type = KvType::bf16;
 
-  // K and V of all tokens in one layer.
+  // Bytes of K and V of all tokens in one layer.
   size_t layer_bytes() const {
     return 2 * kv_half_bytes(type, hd) * static_cast<size_t>(kv_heads * (context / kBlock));
   }
@@ -116,7 +125,7 @@ KvLayer layer_of(uint8_t* base, const Shape& s, size_t layer, size_t layers) {
   return {base + layer * slab, layers * slab, half, 2 * run, run, s.kv_heads, s.hd, s.hd, s.type};
 }
 
-// Keys and values of as many layers as fit, one memory for all shapes; queries and results.
+// Keys and values of as many layers as fit, in memory that all shapes share; queries and results.
 struct Buffers {
   Buffers(const Shape& s, int tokens, size_t layers)
       : layers(layers),
@@ -138,7 +147,7 @@ struct Buffers {
   std::vector<int32_t> table;
 };
 
-// A thread's scratch.
+// Scratch memory of one thread, aligned to 64 bytes.
 class Scratch {
  public:
   Scratch() : memory_(kAttentionScratch + 64) {}
@@ -164,8 +173,8 @@ AttentionArgs args_of(const Shape& s, Buffers& b, size_t layer, int head, void* 
   return a;
 }
 
-// One new token after `context` - 1 in every layer: a unit for every KV head, as the runtime plans
-// it where the heads load the threads evenly.
+// One new token after `context` - 1 in every layer. Each KV head is an attention unit, as in the
+// runtime's plan if the heads load the threads evenly.
 void decode(const Shape& s, Buffers& b) {
 #pragma omp parallel
   {
@@ -207,7 +216,7 @@ void show_decode(const Shape& s) {
 
 // Causal attention over `context` new tokens, longest units first.
 void prefill(const Shape& s, Buffers& b) {
-  constexpr int kUnitRows = 240;  // as runtime/attention_plan
+  constexpr int kUnitRows = 240;  // as in runtime/attention_plan
   const int tokens_a_unit = std::max(1, kUnitRows / s.group);
   const int units = (s.context + tokens_a_unit - 1) / tokens_a_unit;
 #pragma omp parallel
@@ -246,7 +255,7 @@ void show_prefill(const Shape& s) {
       s.hd == 64 ? 0.68 : 0.76);
 }
 
-// Seconds a layer of bf16 and of each eight-bit type, in turns.
+// Seconds per layer with bf16 and with each eight-bit type, in alternation.
 void show_types(Shape s) {
   const struct {
     KvType type;

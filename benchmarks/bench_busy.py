@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Decode rate beside one other busy process, as a fraction of the quiet rate; JSON lines.
+"""Decode rate beside one busy process, as a fraction of the rate on an idle machine; JSON lines.
 
 usage: bench_busy.py MODEL [--rounds 5] [--output-tokens 128] [--flag=value of serve]
 
-One request through HTTP, quiet and beside a process that spins (not pinned, the same priority), in
-turns. With n CPUs a fair share would be n / (n + 1); a collapse shows in the longest gap.
+Sends one request at a time through HTTP, alternating between an idle machine and one where another
+process spins (not pinned, with the same priority). With n CPUs the fair fraction is n / (n + 1).
+If threads wait for a preempted one, the longest gap between tokens shows it.
 """
 
 import argparse
@@ -23,13 +24,13 @@ from cpuserve.bench.workload import plain_ids
 from cpuserve.entrypoints.bench_flags import number
 
 SPIN = "while True: pass"
-SETTLE_S = 0.3  # until the scheduler has placed it
+SETTLE_S = 0.3  # time for the operating system to place the process on a CPU
 PROMPT_TOKENS = 32
 
 
 @contextmanager
 def neighbour():
-    """A process that takes all it can get."""
+    """Run a process that uses as much CPU time as it can get."""
     process = subprocess.Popen([sys.executable, "-c", SPIN])
     try:
         time.sleep(SETTLE_S)
@@ -40,14 +41,14 @@ def neighbour():
 
 
 def decode(target, rng, vocab, tokens):
-    """(tokens a second, longest gap in ms) of one request."""
+    """(tokens per second, longest gap between tokens in ms) of one request."""
     prompt = plain_ids(rng, PROMPT_TOKENS, vocab)
     timing = asyncio.run(complete(target, prompt, tokens))
     return timing.decode_rate, 1e3 * max(timing.itl)
 
 
 def measure(target, args):
-    """Rounds of ((rate, gap) quiet, (rate, gap) beside the other)."""
+    """Rounds of ((rate, gap) on the idle machine, (rate, gap) beside the busy process)."""
     rng = random.Random(0)
     decode(target, rng, args.vocab_size, 16)
     rounds = []
@@ -63,7 +64,9 @@ def main(argv=None):
     parser.add_argument("model")
     parser.add_argument("--rounds", type=number(int, 1), default=5)
     parser.add_argument("--output-tokens", type=number(int, 2), default=128)
-    parser.add_argument("--vocab-size", type=int, default=32000, help="random ids are below it")
+    parser.add_argument(
+        "--vocab-size", type=int, default=32000, help="upper bound of the random token ids"
+    )
     args, more = parser.parse_known_args(argv)
     with Server([args.model, *more]) as server:
         target = asyncio.run(first_model(server.url, server.key))
@@ -75,7 +78,7 @@ def main(argv=None):
         ("decode_quiet", "tokens/s", "more", [rate for rate, _ in quiet]),
         ("decode_busy", "tokens/s", "more", [rate for rate, _ in busy]),
         ("longest_gap_busy", "ms", "less", [gap for _, gap in busy]),
-        # Of the same round, since a shared machine's speed drifts.
+        # Ratios within one round, because the speed of a shared machine drifts.
         ("busy_of_quiet", "share", "more", [b[0] / q[0] for q, b in rounds]),
     ):
         print(record(name, unit, samples, here, better=better, parameters=shape).to_json())

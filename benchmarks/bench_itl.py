@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""What a long prompt does to running streams, and they to it; JSON lines.
+"""Latency of running streams while a long prompt arrives, and TTFT of that prompt; JSON lines.
 
 usage: bench_itl.py MODEL [--streams 8] [--prompt-tokens 4096] [--rounds 3] [--flag=value of serve]
 
-While the streams decode, a prompt arrives. Of the gaps of all streams from then until its first
-token: `itl_p99` is their 99th percentile over the larger of target and twice the median before,
-`itl_longest` the longest over that median. `ttft_beside_streams` is the prompt's time as a multiple
-of such a prompt alone, right after, on a second server that takes chunks of the mean length which
-the first took (both idle otherwise). A sample a round, but for the first, in which the engine
-learns its costs. `itl_longest_before` is what the machine does to the streams without a prompt, and
-the fact `stolen_ms` the CPU time its host took away while the prompt ran.
+A prompt arrives while the streams decode. The measured gaps are those between tokens of all streams
+from then until the first token of the prompt. `itl_p99` is their 99th percentile, divided by the
+larger of the target and twice the median gap before the prompt. `itl_longest` is the longest gap
+divided by that median. `ttft_beside_streams` is the prompt's TTFT divided by that of such a prompt
+alone, measured right afterwards on a second server, whose chunks have the mean length of the first
+server's chunks (both servers are otherwise idle). There is one sample per round; the first round,
+in which the engine learns its costs, does not count. `itl_longest_before` is the longest gap
+without a prompt, which shows the noise of the machine. The fact `stolen_ms` is the CPU time that
+the host of a virtual machine took away while the prompt ran.
 """
 
 import argparse
@@ -25,10 +27,10 @@ from cpuserve.bench.schema import Where, percentile, record
 from cpuserve.bench.server import Server
 from cpuserve.bench.workload import plain_ids
 
-SETTLE_S = 1.5  # of decoding alone before the prompt comes, and between rounds
+SETTLE_S = 1.5  # the streams decode so long before the prompt arrives
 STREAM_TOKENS = 4096
 STREAM_PROMPT = 32
-VOCAB = 32000  # random ids are below it
+VOCAB = 32000  # upper bound of the random token ids
 
 
 def gaps_between(timing, begin, end):
@@ -43,7 +45,7 @@ def stolen_s():
 
 
 async def beside(server, args, rng):
-    """A round: (gaps alone, gaps beside the prompt, prompt's TTFT, steps it took, ms stolen)."""
+    """A round: (gaps before the prompt, gaps during it, its TTFT, its steps, stolen ms)."""
     target = await first_model(server.url, server.key)
     timings = [Timing(0.0) for _ in range(args.streams)]
     streams = [
@@ -74,20 +76,20 @@ async def beside(server, args, rng):
 
 
 async def learn(server, args, rng):
-    """A first prompt, and a first round, in which the cost model learns this host."""
+    """Run a prompt and a round that do not count, in which the cost model learns this host."""
     await complete(await first_model(server.url, server.key), plain_ids(rng, 256, VOCAB), 4)
     await beside(server, args, rng)
 
 
 async def alone(server, args, rng):
-    """TTFT of such a prompt on the idle server, once its memory has been touched."""
+    """TTFT of such a prompt on an idle server; the second of two, when memory is mapped."""
     target = await first_model(server.url, server.key)
     times = [await complete(target, plain_ids(rng, args.prompt_tokens, VOCAB), 1) for _ in range(2)]
     return times[-1].ttft
 
 
 def round_of(server, command, args, rng):
-    """(gaps before, gaps beside, TTFT beside, TTFT alone, mean chunk, ms stolen)."""
+    """(gaps before, gaps during, TTFT beside streams, TTFT alone, mean chunk, stolen ms)."""
     before, during, ttft, steps, stolen = asyncio.run(beside(server, args, rng))
     chunk = max(1, round(args.prompt_tokens / steps))
     with Server([*command, f"--long-prefill-token-threshold={chunk}"]) as second:
@@ -95,7 +97,7 @@ def round_of(server, command, args, rng):
 
 
 def bounded(values, bounds):
-    """values as multiples of their bounds."""
+    """Each value divided by its bound."""
     return [v / b for v, b in zip(values, bounds, strict=True)]
 
 
@@ -125,7 +127,7 @@ def main():
         ("itl_before_prompt_median", "ms", medians),
         ("itl_beside_prompt_median", "ms", [percentile(r[1], 50) for r in rounds]),
         ("itl_beside_prompt_p99", "ms", p99s),
-        # Of the same round, since a shared machine's speed drifts.
+        # Ratios within one round, because the speed of a shared machine drifts.
         ("itl_p99", "x target", bounded(p99s, [max(args.itl_target_ms, 2 * m) for m in medians])),
         ("itl_longest_before", "x median", bounded([max(r[0]) for r in rounds], medians)),
         ("itl_longest", "x median", bounded(longest, medians)),

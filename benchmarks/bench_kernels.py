@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every matrix and operation of a model against its roof: `cpuserve bench kernels --json`."""
+"""Rate of every matrix and operation of a model; the same as `cpuserve bench kernels --json`."""
 
 import sys
 

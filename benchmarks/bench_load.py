@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time until ready, and memory; JSON lines. The same as `cpuserve bench load --json`."""
+"""Start time and memory of a server; JSON lines. The same as `cpuserve bench load --json`."""
 
 import sys
 

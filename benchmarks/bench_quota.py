@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Rates under a CPU quota, as fractions of those without; JSON lines. As root.
+"""Rates under a CPU quota, as fractions of the rates without; JSON lines. It must run as root.
 
 usage: bench_quota.py MODEL [--quota 1.5] [--rounds 5] [--flag=value of serve]
 
-Two servers with the same model, each with the threads it chose itself: one in a control group of
-its own (v1 or v2) with the quota, one outside. One request at a time through HTTP, in turns. The
-99th percentile of gaps is over the allowance of three medians and one period of the quota.
+Runs two servers with the same model: one in its own control group (v1 or v2) with the quota, and
+one without. Each chooses its number of threads. They get one request at a time through HTTP, in
+alternation. `itl_p99_of_allowance` is the 99th percentile of gaps between tokens, divided by three
+median gaps plus one period of the quota.
 """
 
 import argparse
@@ -29,7 +30,7 @@ V1, V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 
 @contextmanager
 def quota_of(cpus):
-    """Whatever is started inside gets so many CPUs in all, and keeps the quota afterwards."""
+    """A control group with a quota of `cpus` CPUs during the block; gives its directory."""
     v1 = (V1 / "cpu.cfs_quota_us").exists()
     parent = V1 if v1 else V2
     group = parent / f"cpuserve-quota-{os.getpid()}"
@@ -49,7 +50,7 @@ def quota_of(cpus):
 
 
 def started_in(group, arguments):
-    """A server whose processes are in `group`: a child starts where its parent is."""
+    """Start a server in control group `group`, which children inherit from this process."""
     (group / "cgroup.procs").write_text(str(os.getpid()))
     try:
         return Server(arguments)
@@ -58,7 +59,7 @@ def started_in(group, arguments):
 
 
 def rates(target, rng, args):
-    """(decode and prefill in tokens a second, gaps in ms) of one request each."""
+    """(decode rate, prefill rate, gaps): of one request each, in tokens per second and ms."""
     decode = asyncio.run(complete(target, plain_ids(rng, 32, args.vocab_size), args.output_tokens))
     prompt = plain_ids(rng, args.prompt_tokens, args.vocab_size)
     prefill = asyncio.run(complete(target, prompt, 1))
@@ -73,7 +74,9 @@ def main(argv=None):
     parser.add_argument("--rounds", type=number(int, 1), default=5)
     parser.add_argument("--prompt-tokens", type=number(int, 1), default=512)
     parser.add_argument("--output-tokens", type=number(int, 2), default=128)
-    parser.add_argument("--vocab-size", type=int, default=32000, help="random ids are below it")
+    parser.add_argument(
+        "--vocab-size", type=int, default=32000, help="upper bound of the random token ids"
+    )
     args, more = parser.parse_known_args(argv)
     rng = random.Random(0)
     serve = [args.model, *more]

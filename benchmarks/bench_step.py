@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Steps of an engine without HTTP; JSON lines. The same as `cpuserve bench step --json`."""
+"""Rates of engine steps without HTTP; JSON lines. The same as `cpuserve bench step --json`."""
 
 import sys
 

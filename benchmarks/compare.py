@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Compare two files of benchmark records: which metrics got better or worse, beyond their noise.
+"""Compare two files of benchmark records: which metrics got better or worse by more than noise.
 
 usage: compare.py BEFORE.jsonl AFTER.jsonl [--threshold 0.05]
 
-Records are matched by metric, model and parameters. Where both have a fraction of the roofline the
-fractions are compared, since machines drift; else the medians. A change counts if it is more than
-the threshold and the ranges from the 5th to the 95th percentile of the rounds (where samples are
-requests: the 95 % intervals of the medians) do not overlap ("noise" if they do). What could not be
-compared is told on stderr. Exit code 1 if anything got worse.
+Records are matched by metric, model and parameters. If both have a fraction of the roof, the
+fractions are compared, because the speed of machines drifts; otherwise the medians. A change counts
+if it exceeds the threshold and the ranges from the 5th to the 95th percentile of the rounds do not
+overlap ("noise" if they do). If samples are requests, the ranges are the 95 % confidence intervals
+of the medians. Lines that could not be used are listed on stderr. The exit code is 1 if a metric
+got worse, and 2 if the files have no measurement in common.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from cpuserve.bench.schema import Record, percentile
 
 @dataclass(frozen=True)
 class Compared:
-    """What is held against the other record: a median with its spread; sign -1: less is better."""
+    """One side of a comparison: a median and its range; sign -1 means that less is better."""
 
     median: float
     low: float
@@ -32,13 +33,13 @@ class Compared:
 
 
 def key(record: Record) -> tuple:
-    """What makes two records the same measurement."""
+    """The key that identifies a measurement; only records with equal keys are compared."""
     stable = {k: v for k, v in record.parameters.items() if k != "seed"}
     return record.metric, record.model, tuple(sorted(stable.items()))
 
 
 def load(path: str) -> dict[tuple, Record]:
-    """Records of a file, the last of each measurement; lines that are not used are told."""
+    """The last record of each measurement in a file; reports unused lines on stderr."""
     found = {}
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
         if not line.strip():
@@ -46,7 +47,7 @@ def load(path: str) -> dict[tuple, Record]:
         try:
             record = msgspec.json.decode(line, type=Record)
         except msgspec.DecodeError as error:
-            print(f"{path}:{number}: skipped, no record: {error}", file=sys.stderr)
+            print(f"{path}:{number}: skipped, not a record: {error}", file=sys.stderr)
             continue
         if key(record) in found:
             again = f"{record.metric} is measured again here, the earlier record is not used"
@@ -56,7 +57,7 @@ def load(path: str) -> dict[tuple, Record]:
 
 
 def compared(before: Record, after: Record) -> tuple[Compared, Compared]:
-    """The sides of a comparison: shares of the roof where both have them, else the values."""
+    """Both sides of a comparison: fractions of the roof if both have them, else the medians."""
     if before.fraction is not None and after.fraction is not None:
         sides = [(r.fraction, r.fraction_p5, r.fraction_p95, 1) for r in (before, after)]
     else:
@@ -66,8 +67,11 @@ def compared(before: Record, after: Record) -> tuple[Compared, Compared]:
 
 
 def spread(record: Record) -> tuple[float, float]:
-    """Where the median may lie: in the range of the samples; where these are requests, which differ
-    for other reasons than noise, in the 95 % interval of a median of so many."""
+    """The range of the median by noise. If samples are rounds, it is the range from p5 to p95.
+
+    Samples that are requests differ for other reasons than noise, so for them it is the 95 %
+    confidence interval of the median.
+    """
     values = record.facts.get("values")
     if values is None:
         return record.p5, record.p95
@@ -77,7 +81,7 @@ def spread(record: Record) -> tuple[float, float]:
 
 
 def gain(before: Compared, after: Compared) -> float:
-    """By which part of `before` it changed, worse is negative; from 0 to anything is infinite."""
+    """The change relative to `before`; negative if worse, infinite if `before` is 0."""
     change = (after.median - before.median) * after.sign
     if change == 0:
         return 0.0
@@ -85,7 +89,7 @@ def gain(before: Compared, after: Compared) -> float:
 
 
 def verdict(before: Compared, after: Compared, threshold: float) -> str:
-    """ "better" or "WORSE"; "same" within the threshold, "noise" where the spreads overlap."""
+    """ "better" or "WORSE"; "same" within the threshold, "noise" if the ranges overlap."""
     change = gain(before, after)
     if abs(change) <= threshold:
         return "same"
@@ -116,7 +120,7 @@ def main(argv=None) -> int:
         where = "before" if name in before else "after"
         print(f"{name[0]:<24} only in {where} {' '.join(f'{k}={v}' for k, v in name[2])}".rstrip())
     if not before.keys() & after.keys():
-        print("no measurement is in both files", file=sys.stderr)
+        print("no measurement is in both files, so nothing was compared", file=sys.stderr)
         return 2
     return 1 if worse else 0
 

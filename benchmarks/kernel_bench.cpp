@@ -1,14 +1,16 @@
-// Rates of the linear kernels against this machine's limits, probed in the same run.
+// Rates of the linear kernels as shares of this machine's limits, which are probed in the same run.
 //
 //   kernel_bench [--isa LEVEL] [--kind NAME] [--shape N,K] [--threads T] [--rows M,M,...]
 //                [--strips S]
 //
-// --strips: a kernel call covers S strips of 64 columns, as the engine's tasks do (0: a thread's
-// whole share).
-// For each kind: GB/s of packed weights at m = 1..16 with the share of a bare read, and GFLOP/s at
-// m = 16..512 with the share of the level's register-only dot product. Weights are streamed from
-// several copies, well past the last-level cache. Best of several runs, by each thread's own CPU
-// time: a neighbour that takes the core away does not count, one that takes memory bandwidth does.
+// --strips: one kernel call covers S strips of 64 columns, like a task of the engine (0: all
+// columns of a thread).
+//
+// For each kind: GB/s of packed weights at m = 1..16, with the share of a plain read, and GFLOP/s
+// at m = 16..512, with the share of a dot product that uses registers only. Weights are read from
+// several copies, which are much larger than the last-level cache. Results are the best of several
+// runs, by the CPU time of each thread: they exclude time in which another process has the core,
+// but include the effect of processes that take memory bandwidth.
 #include <sys/mman.h>
 #include <time.h>
 
@@ -29,8 +31,8 @@
 namespace cpuserve {
 namespace {
 
-constexpr size_t kStreamBytes = 400 << 20;  // 12 times this machine's L3
-constexpr int64_t kMostFewRows = 64;        // below: as many passes as there are copies
+constexpr size_t kStreamBytes = 400 << 20;  // about 12 times an L3 cache of 32 MiB
+constexpr int64_t kMostFewRows = 64;        // smaller m: one pass for each copy of the weights
 
 double thread_seconds() {
   timespec t;
@@ -38,7 +40,7 @@ double thread_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// Huge-page-advised memory, never returned: the process is short.
+// Memory advised for huge pages; never freed, because the process ends soon.
 uint8_t* reserve(size_t bytes) {
   constexpr size_t kHuge = 2 << 20;
   void* p =
@@ -52,7 +54,7 @@ uint8_t* reserve(size_t bytes) {
   return reinterpret_cast<uint8_t*>(at);
 }
 
-// Runs work(thread) on all threads at once and returns the CPU seconds the slowest took.
+// Runs work(thread) on all threads at once and returns the CPU seconds of the slowest thread.
 class Crew {
  public:
   explicit Crew(int threads) : threads_(threads), seconds_(static_cast<size_t>(threads)) {
@@ -105,13 +107,13 @@ constexpr Kind kKinds[] = {{"dense_bf16", WeightKind::dense_bf16, 1},
                            {"dense_f16", WeightKind::dense_f16, 0},
                            {"dense_f32", WeightKind::dense_f32, 0},
                            {"w8_g32", WeightKind::w8_g32, 2},
-                           {"w4_g32", WeightKind::w4_g32, 2},
-                           {"w4m_g32", WeightKind::w4m_g32, 2},
-                           {"w4m_g128", WeightKind::w4m_g128, 2},
+                           {"w4_g32", WeightKind::w4_g32, 3},
+                           {"w4m_g32", WeightKind::w4m_g32, 3},
+                           {"w4m_g128", WeightKind::w4m_g128, 3},
                            {"w8_channel", WeightKind::w8_channel, 2},
                            {"w8_channel_g128", WeightKind::w8_channel_g128, 2}};
 
-// Any bytes will do as weights but for the float fields, which must not be denormal or NaN.
+// Weights may have any bytes, except that float fields must not be denormal or NaN.
 void pack_weights(const LinearKernel& kernel, PackedWeight& w, uint8_t* to, int64_t copies) {
   std::vector<float> row(static_cast<size_t>(w.k));
   for (size_t i = 0; i < row.size(); i++)
@@ -169,7 +171,7 @@ class Bench {
     std::vector<double> operations(static_cast<size_t>(crew_.threads()));
     for (int i = 0; i < 3; i++) {
       const double s = crew_.time(
-          [&](int t) { operations[static_cast<size_t>(t)] = table_.probe_dot(kind, kIterations); });
+          [&](int t) { operations[static_cast<size_t>(t)] = table_.probe_dot[kind](kIterations); });
       double all = 0;
       for (double o : operations) all += o;
       best = std::max(best, all / s);

@@ -1,9 +1,9 @@
-"""Random-weight checkpoints in Hugging Face layout, written without torch.
+"""Writes checkpoints with random weights in Hugging Face format, without torch.
 
     python benchmarks/make_model.py qwen2.5-0.5b DIR [--seed 0]
 
-For benchmarks and tests: the shapes are those of the named models, the weights are noise, and a
-small byte-level tokenizer lets text prompts work. Memory stays bounded whatever the model's size.
+For benchmarks and tests: the shapes are those of the named models, the weights are random, and a
+small byte-level tokenizer allows text prompts. Memory use does not depend on the model's size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.program import Program, WeightNeed
 
 SHARD_BYTES = 2_000_000_000
-CHUNK = 1 << 22  # elements made at a time: 16 MB of fp32
+CHUNK = 1 << 22  # elements generated at a time: 16 MB of fp32
 SAFETENSORS_DTYPE = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -52,7 +52,7 @@ _LLAMA3_ROPE = {
 
 
 def _decoder(kind: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
-    """A Llama-like config; sizes: vocab, width, intermediate, layers, heads, kv heads."""
+    """A Llama-like config; sizes: (vocab, width, intermediate, layers, heads, kv heads)."""
     keys = (
         "vocab_size",
         "hidden_size",
@@ -72,7 +72,7 @@ def _decoder(kind: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
 
 
 def _opt(sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
-    """An OPT config; sizes: vocab, width, intermediate, layers, heads."""
+    """An OPT config; sizes: (vocab, width, intermediate, layers, heads)."""
     keys = ("vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads")
     return {
         "architectures": ["OPTForCausalLM"],
@@ -159,7 +159,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 def make_model(config: Mapping[str, Any], directory: Path, seed: int = 0) -> Path:
     """Write the checkpoint of `config` with random weights into `directory`; returns it.
 
-    The config gets the tokenizer's end-of-text id. Raises ModelError for a config that cannot be.
+    The config gets the tokenizer's end-of-text id. Raises ModelError for an invalid config.
     """
     end = SPECIAL_TOKENS.index("<|im_end|>")
     config = {**config, "bos_token_id": 0, "eos_token_id": end, "pad_token_id": 0}
@@ -174,7 +174,7 @@ def make_model(config: Mapping[str, Any], directory: Path, seed: int = 0) -> Pat
 
 
 def write_tokenizer(directory: Path) -> None:
-    """A byte-level BPE trained on a few sentences: tokenizer.json and tokenizer_config.json."""
+    """Write a byte-level BPE, trained on a few sentences: tokenizer.json, tokenizer_config.json."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -200,7 +200,7 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def write_weights(program: Program, directory: Path, dtype: str, seed: int) -> None:
-    """Every tensor the program needs, in one safetensors file or in shards of at most 2 GB."""
+    """Write all tensors of the program to one safetensors file, or to shards of at most 2 GB."""
     shards = _plan_shards(program.weights, dtype)
     if len(shards) == 1:
         _write_safetensors(directory / "model.safetensors", shards[0], dtype, seed)
@@ -254,10 +254,10 @@ def _write_safetensors(path: Path, needs: list[WeightNeed], dtype: str, seed: in
 
 
 def _random_values(need: WeightNeed, seed: int) -> Iterator[npt.NDArray[np.float32]]:
-    """The tensor in chunks of fp32; each tensor has its own stream, whatever is written before it.
+    """The tensor in chunks of fp32; its random values depend only on its name and the seed.
 
-    Matrices have variance 1 / columns, so that a row of unit variance keeps it; norm weights are
-    near 1 and biases near 0, but not equal to them: a forgotten one shows.
+    Matrices have variance 1 / columns, so products keep the variance of their input. Norm weights
+    are near 1 and biases near 0, but not equal to these values, so a test notices a missing one.
     """
     stream = np.random.default_rng([seed, zlib.crc32(need.name.encode())])
     norm = "norm" in need.name and need.name.endswith(".weight")
@@ -288,7 +288,7 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Command line: exit code 2 and one line for what cannot be done."""
+    """The command line; an error gives exit code 2 and one line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("shape", choices=sorted(SHAPES), metavar="SHAPE", help=", ".join(SHAPES))
     parser.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
@@ -296,7 +296,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         if args.directory.exists() and any(args.directory.iterdir()):
-            print(f"{args.directory} is not empty; name a new directory", file=sys.stderr)
+            print(f"{args.directory} is not empty; give a new directory", file=sys.stderr)
             return 2
         make_model(SHAPES[args.shape], args.directory, args.seed)
     except (OSError, CpuserveError) as error:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Memory bandwidth, dot-product peaks and barrier latency of this machine, as JSON lines.
+"""Memory bandwidth, dot-product peaks and barrier latency of this machine; JSON lines.
 
 usage: roofline.py [--isa LEVEL] [--rounds N]
 """

@@ -1,6 +1,6 @@
-// Microseconds to sample a token of one row of logits on one thread, by distribution and filter.
-// Prints one JSON record a line; best and median CPU time of some hundred draws. After a build in
-// BUILD, from the repository root:
+// Microseconds to sample a token from one row of logits on one thread, by distribution and filter.
+// Prints one JSON record a line with the best and the median CPU time of 300 draws. After a build
+// in BUILD, from the repository root:
 //   g++ -std=c++17 -O2 -Icsrc benchmarks/sample_bench.cpp BUILD/libcpuserve_core.a
 //     -fopenmp -o sample_bench
 //   ./sample_bench [--vocab 151936] [--isa avx512_bf16]
@@ -33,7 +33,8 @@ struct Filter {
   float min_p;
 };
 
-// `deviation` of Gaussian logits: 1 is as flat as a model gets, 4 keeps some hundred ids at top_p.
+// Gaussian logits with standard deviation `deviation`: 1 is the flattest distribution that models
+// give; 4 leaves some hundred ids at top_p.
 void measure(const KernelTable& kernels, int vocab, double deviation, const Filter& filter) {
   std::mt19937 random(7);
   std::normal_distribution<float> normal(0.0f, static_cast<float>(deviation));

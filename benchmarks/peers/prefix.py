@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What prefix caching is worth, here and in vLLM, on the same weights and in alternation.
+"""Gain by prefix caching in cpuserve and in vLLM, on the same weights and in alternation.
 
 usage: prefix.py DIR [--rounds 5] [--peers vllm]
 
-"shared": 12 prompts of 1,024 tokens that begin with the same 960, against 12 that share
-nothing: prompt tokens a second, as a ratio. "second turn": time to first token of a prompt that
-repeats one of 4,096 tokens and adds 64, as a part of the first one's.
+"shared": prompt tokens per second of 12 prompts of 1,024 tokens with the same first 960 tokens,
+divided by the rate of 12 prompts that share nothing. "second turn": time to first token of a prompt
+that repeats one of 4,096 tokens and adds 64, divided by the time of the first prompt.
 """
 
 import argparse

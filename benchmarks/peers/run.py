@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""cpuserve and its peers on the same weights, in alternation, and one table of ratios.
+"""Measures cpuserve and other engines on equal weights, in alternation; prints a table of ratios.
 
 usage: run.py DIR [--gguf FILE.gguf] [--peers vllm llama openvino] [--rounds 5] [--streams 8 32]
               [--own=OPTION ...]
 
-DIR is a Hugging Face directory: cpuserve and vLLM serve it, both with bfloat16. With --gguf FILE
-cpuserve, llama.cpp and OpenVINO run that (vLLM keeps DIR); --from-dir lets cpuserve keep DIR too,
-as for --own=--quantization=int8. Servers are started once and stopped (SIGSTOP) while another
-engine is measured: an idle one must not take part, and vLLM takes a minute to start. Nothing else
-may run on the machine: llama.cpp's spinning threads collapse otherwise. install.sh comes first.
+DIR is a Hugging Face directory, which cpuserve and vLLM serve with bfloat16. With --gguf FILE,
+cpuserve, llama.cpp and OpenVINO run that file, while vLLM still serves DIR; with --from-dir,
+cpuserve serves DIR too, for example with --own=--quantization=int8. Servers are started once,
+because vLLM takes a minute to start, and suspended (SIGSTOP) while another engine is measured, so
+that idle servers use no CPU time. Nothing else may run on the machine: llama.cpp's threads spin,
+and its rates collapse if they share CPUs. Run install.sh first.
 """
 
 import argparse
@@ -33,17 +34,19 @@ from cpuserve.config.env import environment
 PEERS = Path(environment().get("PEERS", "~/.cache/cpuserve-peers")).expanduser()
 HERE = Path(__file__).parent
 READY_TIMEOUT_S = 600
-KEY = secrets.token_hex(8)  # of the servers; else one in the environment would be theirs
+KEY = secrets.token_hex(8)  # API key of the servers, instead of one in the environment
 
 
 class ServerEngine:
-    """An OpenAI-compatible server, frozen except while it is measured."""
+    """An OpenAI-compatible server, which is suspended except while it is measured."""
 
     def __init__(self, name, command, port, model, env=None):
         self.name, self.model = name, model
         self.url = f"http://127.0.0.1:{port}"
         if self._healthy():
-            raise SystemExit(f"{self.url}: another server is there, and it would be measured")
+            raise SystemExit(
+                f"another server answers at {self.url}; stop it or give another --port"
+            )
         with Path(f"{name}.log").open("w") as log:
             self.process = subprocess.Popen(
                 command,
@@ -94,7 +97,7 @@ class ServerEngine:
 
 
 class ScriptEngine:
-    """A peer that is measured by a script in its own environment, loading the model each time."""
+    """An engine that a script measures in its own environment; it loads the model each time."""
 
     def __init__(self, name, script, arguments):
         self.name = name
@@ -104,7 +107,7 @@ class ScriptEngine:
     def measure(self, _args):
         out = subprocess.run(self.command, capture_output=True, text=True, check=False)
         if out.returncode or not out.stdout.strip():
-            last = (out.stderr.strip() or "it said nothing").splitlines()[-1]
+            last = (out.stderr.strip() or "it printed no error").splitlines()[-1]
             raise SystemExit(f"{self.name} ended with exit code {out.returncode}: {last}")
         return json.loads(out.stdout.splitlines()[-1])
 
@@ -113,7 +116,7 @@ class ScriptEngine:
 
 
 async def rates(target, args):
-    """Decode and prefill of one request and output of several, tokens a second, through HTTP."""
+    """Rates by HTTP in tokens per second: decode and prefill of one request, output of several."""
     rng = random.Random()
 
     def prompt(tokens):
@@ -131,10 +134,13 @@ async def rates(target, args):
 
 
 def together(timings):
-    """Tokens a second of all streams while every one of them runs; a chunk may hold several."""
+    """Tokens per second of all streams during the time in which all of them run.
+
+    A chunk of a stream may hold several tokens.
+    """
     first, last = max(t.stamps[0] for t in timings), min(t.stamps[-1] for t in timings)
     if last <= first:
-        raise SystemExit("the streams were never all running: use more --output-tokens")
+        raise SystemExit("the streams never ran all at the same time; use more --output-tokens")
     tokens = 0.0
     for t in timings:
         chunks = sum(first < stamp <= last for stamp in t.stamps)
@@ -143,7 +149,7 @@ def together(timings):
 
 
 def engines(args):
-    """cpuserve first, then the peers asked for."""
+    """Start and yield the engines: cpuserve first, then those in --peers."""
     model = args.dir if args.from_dir else args.gguf or args.dir
     context = ["--max-model-len", str(args.context), "--served-model-name", "m"]
     own = [model, *private_flags(args.port, KEY), *context, *args.own]
@@ -167,7 +173,10 @@ def engines(args):
 
 
 def table(samples):
-    """Medians of each engine, and of the rounds' ratios of cpuserve to it and to the best."""
+    """Print the median rates of each engine, and the median ratios of cpuserve to it.
+
+    The last row is the best other engine of each round.
+    """
     metrics = list(samples["cpuserve"][0])
     print("| engine | " + " | ".join(f"{m}, tokens/s | cpuserve is" for m in metrics) + " |")
     print("|---" * (1 + 2 * len(metrics)) + "|")
@@ -183,7 +192,7 @@ def table(samples):
 
 
 def row(name, rounds, own, metrics):
-    """One row: medians of `rounds`, and of own / theirs, round by round."""
+    """Print one row: medians of `rounds`, and medians of the ratios own / theirs per round."""
     cells = [name]
     for metric in metrics:
         values = [r[metric] for r in rounds if metric in r]
@@ -195,7 +204,7 @@ def row(name, rounds, own, metrics):
 
 
 def read_rate():
-    """Bytes a second that this machine reads from memory just now."""
+    """The current memory read bandwidth of this machine in bytes per second."""
     out = subprocess.check_output(
         [sys.executable, "-m", "cpuserve", "bench", "roofline", "--json"], stderr=subprocess.DEVNULL
     )
@@ -204,10 +213,12 @@ def read_rate():
 
 
 def shares(args, samples, probes):
-    """What decoding reads of the weights' file, as a share of a bare read in the same round."""
+    """Print the rate at which decoding reads the weights, as a share of the read bandwidth, which
+    is probed in the same round.
+    """
     size = sum(f.stat().st_size for f in Path(args.dir).glob("*.safetensors"))
     low, high = (bound(probes) / 1e9 for bound in (min, max))
-    print(f"\nA bare read: {low:.0f}-{high:.0f} GB/s. Of it, decode reads:", end="")
+    print(f"\nRead bandwidth: {low:.0f}-{high:.0f} GB/s. Share of it that decode uses:", end="")
     for name, rounds in samples.items():
         of_dir = not args.gguf or name == "vllm" or (args.from_dir and name == "cpuserve")
         read = size if of_dir else Path(args.gguf).stat().st_size
@@ -230,7 +241,9 @@ def main(argv=None):
     parser.add_argument("--from-dir", action="store_true")
     parser.add_argument("--vocab", type=int, default=40000)
     parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("--port", type=int, default=8101, help="of cpuserve; vLLM has the next")
+    parser.add_argument(
+        "--port", type=int, default=8101, help="port of cpuserve; vLLM gets the next one"
+    )
     args = parser.parse_args(argv)
     samples, running, probes = {}, [], []
     try:

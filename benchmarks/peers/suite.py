@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""All comparisons of one model, one table each: one command for one model size.
+"""Runs all comparisons of one model with run.py; prints one table per comparison.
 
 usage: suite.py DIR FILE.gguf ... [--only NAME ...] [options of run.py]
 
-DIR is a Hugging Face directory, the files are GGUF of the same model, one a type. "bf16": cpuserve
-and vLLM on DIR, llama.cpp on the BF16 file if there is one. A file of another type: cpuserve,
-llama.cpp and OpenVINO on it. "w8a8": cpuserve on DIR with --quantization w8a8 against those two on
-the Q8_0 file.
+DIR is a Hugging Face directory; the files are GGUF files of the same model, one per type. The
+comparison "bf16" measures cpuserve and vLLM on DIR, and llama.cpp on the BF16 file if there is one.
+For each file of another type: cpuserve, llama.cpp and OpenVINO on that file. "w8a8": cpuserve on
+DIR with --quantization w8a8, compared with llama.cpp and OpenVINO on the Q8_0 file.
 """
 
 import argparse
@@ -20,7 +20,7 @@ FULL_PRECISION = {"BF16", "F16", "F32"}
 
 
 def type_of(path):
-    """The type that a GGUF file's name ends with: model.Q4_0.gguf or model-Q4_0.gguf."""
+    """The type in the name of a GGUF file, such as Q4_0 in model.Q4_0.gguf or model-Q4_0.gguf."""
     found = re.search(r"[.-]([A-Za-z]+\d+(_\w+)?)\.gguf$", Path(path).name)
     if not found:
         raise SystemExit(f"{path}: its name does not end with its type, as in model.Q4_0.gguf")
@@ -52,13 +52,13 @@ def main(argv=None):
     found = comparisons(args.dir, args.files)
     unknown = set(args.only or ()) - set(found)
     if unknown:
-        raise SystemExit(f"no comparison {unknown.pop()!r} here; there are {', '.join(found)}")
+        raise SystemExit(f"no comparison {unknown.pop()!r}; available: {', '.join(found)}")
     failed = []
     for name in args.only or found:
         print(f"\n## {name}\n", flush=True)
         try:
             run.main([*found[name], *more])
-        except (SystemExit, Exception) as error:  # an hour of the others must not be lost
+        except (SystemExit, Exception) as error:  # the others may take an hour, so continue
             print(f"failed: {error}", flush=True)
             failed.append(name)
     return 1 if failed else 0

@@ -1,4 +1,4 @@
-"""Print what a wheel requires, without torch's family (installed before, as a CPU build)."""
+"""Print the requirements of a wheel except torch packages (install.sh installs their CPU build)."""
 
 import re
 import sys

@@ -1,0 +1,313 @@
+"""Model how fast the AMX kernels are, from the instructions that the compiler made of them.
+
+    python benchmarks/amx_model.py BUILD/CMakeFiles/cpuserve_isa_amx.dir/csrc/kernels/isa/amx.cpp.o
+
+Nothing is measured: no machine with AMX was at hand. The inner loops are read from `objdump -d`;
+their instructions occupy the units of a core as the table RATES says, and a piece of work takes as
+long as the busiest unit. That holds while a piece fits the window of 512 instructions in flight,
+so pieces are small: a step of products, the rows of one tile, one row of probabilities.
+
+What the count cannot see is stated by hand: bytes from L2, which follow from the sizes of blocks
+(csrc/kernels/linear/tiles.h), and BUBBLE, between the last product of a job and the first of the
+next. Prompts: rows pass from L2, weights come from L1. Decode: a core gets 8 GB/s at 2 GHz.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+# Units of a Sapphire Rapids core: how much each does in a cycle. Sources: Intel's Optimization
+# Reference Manual (products of whole tiles every 16 cycles; loads of a tile every 8, two lines of
+# 64 bytes a cycle; one line stored a cycle; two 512-bit vector units; six operations allocated).
+RATES = {"tile unit": 1 / 16, "loads": 2, "stores": 1, "vectors": 2, "front end": 6, "L2 bytes": 48}
+# Lines that a tile instruction loads or stores, which are also its operations.
+TILE_LINES = 16
+# Instructions that are several operations of the vector units (LLVM's scheduling model of the CPU).
+OPERATIONS = {"vrndscaleps": 2, "vscalefps": 2, "vcvtneps2bf16": 3, "vcvtph2ps": 2, "vpmovdw": 2}
+# A product is ready after 52 cycles, is stored in 16, and the next job's sums are loaded in 45;
+# meanwhile the unit works on the job's other three tiles of sums, 16 cycles each. No renaming of
+# tiles is assumed.
+BUBBLE = 52 + 16 + 45 - 3 * 16
+BYTES_A_CYCLE = 8 / 2.0  # memory, decode
+
+# Kinds with a scale for a group of K: name, struct, group, bytes of a group of 16 columns.
+GROUPS = [
+    ("int8, scales for 128 (`int8`)", "RawChannel", 128, 2048),
+    ("4-bit, scales for 128 (`int4`)", "W4Wide", 128, 1088),
+    ("int8, scales for 32 (Q8_0)", "W8Group", 32, 544),
+    ("4-bit, scales for 32 (Q4_0)", "W4Group<false>", 32, 288),
+]
+
+Use = dict[str, float]
+
+
+def add(*uses: Use) -> Use:
+    """The sum of uses of units."""
+    return {unit: sum(use.get(unit, 0.0) for use in uses) for unit in RATES}
+
+
+def times(count: float, use: Use) -> Use:
+    """A use, `count` times."""
+    return {unit: count * amount for unit, amount in use.items()}
+
+
+def cycles(use: Use) -> tuple[float, str]:
+    """How long a use takes, and which unit sets the pace."""
+    return max((amount / RATES[unit], unit) for unit, amount in use.items())
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of the listing."""
+
+    address: int
+    name: str
+    operands: str
+
+    def use(self) -> Use:
+        """What it occupies."""
+        if self.name.startswith("tdp"):
+            return {"tile unit": 1, "front end": 1}
+        if self.name.startswith("tileload"):
+            return {"loads": TILE_LINES, "front end": TILE_LINES}
+        if self.name == "tilestored":
+            return {"stores": TILE_LINES, "front end": 2 * TILE_LINES}
+        use = {"front end": 1.0}
+        memory = "(" in self.operands and self.name not in {"lea", "nopw", "nopl", "nop"}
+        last = self.operands.rsplit(",", 1)[-1]
+        stored = memory and last.endswith(")") and self.name.startswith(("mov", "vmov", "vcvtneps"))
+        if stored:
+            use["stores"] = 1
+        elif memory:
+            use["loads"] = 1
+        # Loads need no vector unit, and copies of registers are renamed.
+        moved = self.name.startswith("vmov") or (memory and "broadcast" in self.name)
+        if self.name.startswith("v") and not moved:
+            use["vectors"] = OPERATIONS.get(self.name, 1)
+        return use
+
+
+@dataclass
+class Function:
+    """The instructions of a function, and the targets of its jumps."""
+
+    name: str
+    code: list[Instruction] = field(default_factory=list)
+
+    def loops(self) -> list[tuple[int, int]]:
+        """Address ranges [first, last] of its loops, smallest first."""
+        found: dict[int, int] = {}
+        for i in self.code:
+            match = re.match(r"([0-9a-f]+) <", i.operands)
+            if i.name.startswith("j") and match and int(match[1], 16) <= i.address:
+                first = int(match[1], 16)
+                found[first] = max(found.get(first, 0), i.address)
+        inside = {i.address for i in self.code}
+        ranges = [(a, b) for a, b in found.items() if a in inside]
+        return sorted(ranges, key=lambda r: r[1] - r[0])
+
+    def within(self, loop: tuple[int, int]) -> list[Instruction]:
+        """The instructions of a loop."""
+        return [i for i in self.code if loop[0] <= i.address <= loop[1]]
+
+    def loop_with(self, name: str) -> list[Instruction]:
+        """The loop with the most instructions of this name for its length: the unrolled one."""
+        best: list[Instruction] = []
+        most = 0.0
+        for loop in self.loops():
+            code = self.within(loop)
+            share = sum(i.name.startswith(name) for i in code) / len(code)
+            if share > most:
+                best, most = code, share
+        return best or sys.exit(f"no loop of {self.name} has {name}")
+
+
+def read(path: str) -> list[Function]:
+    """The functions of an object file."""
+    command = ["objdump", "-d", "-C", "--no-show-raw-insn", path]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    functions: list[Function] = []
+    for line in listing.splitlines():
+        if head := re.match(r"[0-9a-f]+ <(.*)>:$", line):
+            functions.append(Function(head[1]))
+        elif found := re.match(r" +([0-9a-f]+):\t(\S+) *(.*)$", line):
+            code = Instruction(int(found[1], 16), found[2], found[3].split(" #")[0].strip())
+            functions[-1].code.append(code)
+    return functions
+
+
+def counted(code: list[Instruction], per: str, units: int = 1) -> tuple[Use, int]:
+    """The use of a loop's body for one of its `units` instructions `per`, and how many it has."""
+    here = sum(i.name.startswith(per) for i in code)
+    return times(units / here, add(*(i.use() for i in code))), here // units
+
+
+class Model:
+    """The kernels of one object file."""
+
+    def __init__(self, path: str) -> None:
+        self.functions = read(path)
+
+    def find(self, *parts: str) -> Function:
+        """The largest function whose name has all these parts, in this order."""
+        pattern = re.compile(".*".join(map(re.escape, parts)))
+        found = [f for f in self.functions if pattern.search(f.name)]
+        if not found:
+            sys.exit(f"no function {' ... '.join(parts)}: was the build one with models?")
+        return max(found, key=lambda f: len(f.code))
+
+    def step(self, kind: str, rows: int, panels: int) -> Use:
+        """One tile of K of a job of `rows` tiles of rows by `panels` panels."""
+        job = self.find(f"{kind}", f"::job<{rows}, {panels}>")
+        use, steps = counted(job.loop_with("tdp"), "tdp", rows * panels)
+        assert steps == 1, f"{kind}: {steps} steps in the inner loop"
+        return use
+
+    def chain(self, kind: str, element: int, k: int, epilogue: float) -> tuple[float, float]:
+        """(cycles of products, all cycles) of 32 rows by 2 panels of a chain kind.
+
+        element: bytes. epilogue: vector operations a column and row of the kind's own.
+        """
+        tiles = k * element // 64
+        blocks = -(-tiles // 12)
+        total = 0.0
+        for block in range(blocks):
+            n = tiles // blocks + (block < tiles % blocks)
+            sums = (2 if block == 0 else 3) * 4096  # read but for the first, written, evicted
+            load = {"loads": 0 if block == 0 else 4 * TILE_LINES}
+            store = {"stores": 4 * TILE_LINES, "front end": 4 * 2 * TILE_LINES + 80}
+            l2 = {"L2 bytes": n * 2048 + sums}
+            total += cycles(add(times(n, self.step(kind, 2, 2)), load, store, l2))[0] + BUBBLE
+        return tiles * 64.0, total + self.finish(epilogue)
+
+    def finish(self, vectors: float) -> float:
+        """The kind's own epilogue and the plain one, of 32 rows by 2 panels, as fp32.
+
+        64 lines are read in L1, and written (fetched and evicted).
+        """
+        own = {"vectors": 64 * vectors, "loads": 192, "stores": 64} if vectors else {}
+        plain = {"loads": 64, "stores": 64, "front end": 64 * 4, "L2 bytes": 64 * 64 * 2}
+        return (cycles(own)[0] if own else 0.0) + cycles(plain)[0]
+
+    def grouped(self, kind: str, group: int, k: int) -> tuple[float, float]:
+        """The same for a kind with a scale for every `group` of K, of which a block has 512."""
+        step = self.step("W4Wide", 2, 2)
+        if group < 64:  # half a tile of K takes the tile unit as long as a whole one
+            half = {"loads": 4 * TILE_LINES - 2 * TILE_LINES // 2}  # half as many lines of weights
+            step = {**step, **half}
+        added = self.find(kind, "add_rows<2, 2>")
+        code = added.loop_with("vcvtdq2ps")
+        stored = sum(i.use().get("stores", 0) for i in code)
+        row = times(2 / stored, add(*(i.use() for i in code)))  # two panels
+        dots = {"stores": 4 * TILE_LINES, "front end": 4 * 2 * TILE_LINES + 60}
+        steps = max(1, group // 64)
+        of_group = add(times(steps, step), times(16, row), dots, {"L2 bytes": 32 * group})
+        # Three operations for a line of both panels, shared by 16 jobs.
+        unpacked = {"vectors": 2 * group / 4 * 3 / 16}
+        total, left, first = 0.0, k, True
+        while left > 0:
+            here = min(left, 512)
+            sums = {"L2 bytes": (2 if first else 3) * 4096}
+            total += cycles(add(times(here / group, add(of_group, unpacked)), sums))[0] + BUBBLE
+            left, first = left - here, False
+        return float(k), total + self.finish(1.0 if "Channel" in kind else 0.0)
+
+    def pair(self, kind: str, group: int) -> float:
+        """Cycles of two groups of a panel in decode, with one row."""
+        step = self.step("W4Wide", 1, 1)
+        code = self.find(kind, "add_rows<2, 2>").loop_with(
+            "vcvtdq2ps"
+        )  # two panels: an upper bound
+        added = add(*(i.use() for i in code), {"front end": 60})
+        dots = {"stores": TILE_LINES, "front end": 2 * TILE_LINES}
+        # Three operations unpack a line, one loads and one stores it.
+        lines = group / 4
+        unpacked = {"vectors": 3 * lines, "loads": lines, "stores": lines, "front end": 5 * lines}
+        of_group = add(times(max(1, group // 64), step), dots, unpacked)
+        return cycles(add(times(2, of_group), added))[0]
+
+    def attention_step(self, hd: int, kv: str) -> float:
+        """Cycles of 8 rows and a chunk of 256 keys in decode."""
+        soften, steps = self.softening(kv), 16 * hd / 32
+        step = {"tile unit": 2, "loads": 3 * TILE_LINES + 40, "front end": 3 * TILE_LINES + 130}
+        use = add(times(8, soften), times(steps, step), {"stores": (8 + hd / 32) * 2 * TILE_LINES})
+        if kv == "KvInt8":  # 32 codes: six operations on vectors, two loads, a store
+            codes = 2 * 256 * hd / 32
+            widened = {"vectors": 6, "loads": 2, "stores": 1, "front end": 10}
+            use = add(use, times(codes, widened))
+        return cycles(use)[0]
+
+    def softening(self, kv: str) -> Use:
+        """Probabilities of one row for a chunk of 256 keys, from its scores."""
+        code = self.find("soften_one<", kv).loop_with("vscalefps")
+        exps, _ = counted(code, "vscalefps")
+        tops, _ = counted(self.find("attend_unit<", "OnTiles", kv).loop_with("vmaxps"), "vmaxps")
+        return add(times(16, add(exps, tops)), {"front end": 60, "vectors": 16})
+
+    def attention(self, hd: int, kv: str) -> tuple[float, float, str]:
+        """(cycles of products, all cycles, pace) of 32 rows and a chunk of 256 keys."""
+        # Between two calls of its step function a product tile's path takes about 90 instructions.
+        step: Use = {"tile unit": 4, "loads": 4 * TILE_LINES + 20, "stores": 6}
+        step["front end"] = 4 * TILE_LINES + 4 + 90
+        steps = 16 * hd / 32
+        stored = {"stores": (8 + hd // 32) * 4 * TILE_LINES}
+        # Keys, values, rows of q, o and results; scores (4 bytes, twice) and probabilities.
+        l2 = {"L2 bytes": 2 * 256 * hd * 2 + 32 * hd * (2 + 3 * 4) + 32 * 256 * (2 * 4 + 2 * 2)}
+        of_row = self.softening(kv)
+        lines = 32 * hd / 16  # of results, merged into those of the chunks before
+        merged = {"vectors": 2 * lines, "loads": 2 * lines, "stores": lines, "front end": 5 * lines}
+        return steps * 64.0, *cycles(add(times(32, of_row), times(steps, step), stored, l2, merged))
+
+
+def share(done: float, total: float) -> str:
+    """A share in percent."""
+    return f"{100 * done / total:.0f} %"
+
+
+def prompts(m: Model) -> None:
+    """Print the table of prompts."""
+    print("| kernel, prompts | products | all cycles | of the tile unit's peak |")
+    print("|---|---|---|---|")
+    for k in (2048, 4096):
+        line(f"bf16, K = {k}", *m.chain("Bf16Tiles", 2, k, 0))
+        line(f"int8, a scale a row (`w8a8`), K = {k}", *m.chain("ChannelTiles", 1, k, 5))
+        for name, kind, group, _ in GROUPS:
+            line(f"{name}, K = {k}", *m.grouped(kind, group, k))
+    for hd in (64, 128):
+        line(f"attention, heads of {hd}", *m.attention(hd, "KvBf16")[:2])
+
+
+def decode(m: Model) -> None:
+    """Print the table of decode: what a core computes while memory brings the bytes."""
+    print("| kernel, decode | computing | memory | computing takes |")
+    print("|---|---|---|---|")
+    for name, kind in (("bf16", "Bf16Tiles"), ("int8, a scale a row (`w8a8`)", "ChannelTiles")):
+        line(f"{name}, 1 KB of weights", cycles(m.step(kind, 1, 1))[0], 1024 / BYTES_A_CYCLE)
+    for name, kind, group, size in GROUPS:
+        line(f"{name}, 2 groups of 16 columns", m.pair(kind, group), 2 * size / BYTES_A_CYCLE)
+    for hd in (64, 128):
+        for kv, width in (("KvBf16", 2), ("KvInt8", 1)):
+            size = 256 * (2 * hd * width + (8 if width == 1 else 0))
+            name = f"attention, {kv[2:].lower()}, 8 heads of {hd} over 256 keys"
+            line(name, m.attention_step(hd, kv), size / BYTES_A_CYCLE)
+
+
+def line(name: str, done: float, total: float) -> None:
+    """Print a line of the table."""
+    print(f"| {name} | {done:,.0f} | {total:,.0f} | {share(done, total)} |")
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    model = Model(sys.argv[1])
+    prompts(model)
+    print()
+    decode(model)
+
+
+if __name__ == "__main__":
+    main()

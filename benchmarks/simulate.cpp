@@ -1,0 +1,112 @@
+// Prints the modelled idle share of a layer for the thread counts of real machines, as the tables
+// of docs/performance.md, or each operation of one case.
+//
+//   simulate                                 the tables
+//   simulate --model NAME [--threads T] [--ranks R]    the operations of a model's layer
+//
+// From the repository root:
+//   g++ -std=c++17 -O2 -Icsrc benchmarks/simulate.cpp csrc/runtime/linear_plan.cpp
+//     csrc/runtime/attention_plan.cpp -o simulate
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "work_simulator.h"
+
+namespace cpuserve::simulate {
+namespace {
+
+constexpr int kThreads[] = {2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192};
+constexpr int kRanks[] = {1, 2, 4, 8};
+
+// "2" where one rank and several lose as much, else "2-5": percent for one rank and for the worst
+// of several.
+std::string cell(const ModelShape& model, const StepKind& step, int threads) {
+  double least = 1, most = 0;
+  for (const int ranks : kRanks) {
+    if (ranks > threads) continue;
+    const double idle = run_layer(server(threads, ranks), model, step.sequences).sum().idle();
+    least = std::min(least, idle);
+    most = std::max(most, idle);
+  }
+  char text[32];
+  const int low = static_cast<int>(100 * least + 0.5), high = static_cast<int>(100 * most + 0.5);
+  std::snprintf(text, sizeof text, low == high ? "%d" : "%d-%d", low, high);
+  return text;
+}
+
+void print_table(const StepKind& step) {
+  std::printf("\n**%s**\n\n| model |", step.name);
+  for (const int threads : kThreads) std::printf(" %d |", threads);
+  std::printf("\n|---|");
+  for (size_t i = 0; i < std::size(kThreads); i++) std::printf("---|");
+  std::printf("\n");
+  for (const ModelShape& model : kModels) {
+    std::printf("| %s |", model.name);
+    for (const int threads : kThreads) std::printf(" %s |", cell(model, step, threads).c_str());
+    std::printf("\n");
+  }
+}
+
+void print_operation(const char* name, const Time& t) {
+  std::printf("  %-10s %9.2f us   idle %5.1f %%   lost %5.1f %%\n", name, 1e6 * t.end,
+              100 * t.idle(), 100 * t.lost());
+}
+
+void print_model(const ModelShape& model, int threads, int ranks) {
+  const Machine machine = server(threads, ranks);
+  for (const StepKind& step : step_kinds()) {
+    const Layer layer = run_layer(machine, model, step.sequences);
+    std::printf("%s, %d threads, %d ranks, %s\n", model.name, threads, ranks, step.name);
+    print_operation("qkv", layer.qkv);
+    print_operation("attention", layer.attention);
+    print_operation("out", layer.out);
+    print_operation("mlp in", layer.mlp_in);
+    print_operation("mlp out", layer.mlp_out);
+    print_operation("layer", layer.sum());
+  }
+}
+
+int main_of(int argc, char** argv) {
+  std::string name;
+  int threads = 64, ranks = 1;
+  for (int i = 1; i < argc; i += 2) {
+    const std::string option = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+    const int number = std::atoi(value.c_str());
+    if (option == "--model" && !value.empty()) {
+      name = value;
+    } else if (option == "--threads" && number > 0) {
+      threads = number;
+    } else if (option == "--ranks" && number > 0) {
+      ranks = number;
+    } else {
+      std::fprintf(stderr, "simulate: cannot use %s %s; its first lines list the options\n",
+                   option.c_str(), value.c_str());
+      return 2;
+    }
+  }
+  if (ranks > threads) {
+    std::fprintf(stderr, "simulate: %d ranks need at least as many threads, not %d\n", ranks,
+                 threads);
+    return 2;
+  }
+  if (name.empty()) {
+    for (const StepKind& step : step_kinds()) print_table(step);
+    return 0;
+  }
+  for (const ModelShape& model : kModels) {
+    if (name != model.name) continue;
+    print_model(model, threads, ranks);
+    return 0;
+  }
+  std::fprintf(stderr, "simulate: no model %s; they are", name.c_str());
+  for (const ModelShape& model : kModels) std::fprintf(stderr, " '%s'", model.name);
+  std::fprintf(stderr, "\n");
+  return 2;
+}
+
+}  // namespace
+}  // namespace cpuserve::simulate
+
+int main(int argc, char** argv) { return cpuserve::simulate::main_of(argc, argv); }

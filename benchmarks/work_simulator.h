@@ -1,0 +1,403 @@
+// A simulator of how the threads of a team share the work of a layer: the executor's own plans
+// (LinearPlan, AttentionPlan) and its rule for claims (WorkQueue: a thread's own share first, then
+// the shares of the threads after it), with modelled costs instead of kernels.
+//
+// Costs. A claim takes the longer of its arithmetic and its reads from memory. A core reads as fast
+// as its own limit, its part of the link of its core complex (the cores behind one L3) and its part
+// of its rank's memory allow, where parts are equal among the threads that still work. So threads
+// that wait cost nothing while the others keep the memory busy, and everything where arithmetic is
+// the limit.
+//
+// The idle share of an operation is the part of its time by which it ends later than if the work of
+// its claims were divided evenly over all threads: 1 - max(bytes / bandwidth, seconds / threads) /
+// end.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <queue>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "model_shapes.h"
+#include "parallel/partition.h"
+#include "runtime/attention_plan.h"
+#include "runtime/linear_plan.h"
+
+namespace cpuserve::simulate {
+
+struct Machine {
+  int threads = 2, ranks = 1;
+  int complex_cores = 8;  // cores behind one L3
+  // Seconds a core needs for a multiplication and an addition, in matrices and in attention.
+  double linear_seconds = 1 / 250e9, attention_seconds = 1 / 180e9;
+  double core_read = 30e9, complex_read = 60e9, memory_read = 60e9;  // bytes per second
+  double claim_seconds = 50e-9;  // an atomic in a cache line that other cores write, too
+  double merge_seconds = 31e-9;  // folding one partial result of attention (4 us for 128)
+  int64_t tile_rows = 6, tile_panels = 4;
+
+  Ranks groups() const {
+    std::vector<int> sizes;
+    for (int r = 0; r < ranks; r++) {
+      sizes.push_back(static_cast<int>(split(threads, r, ranks).size()));
+    }
+    return Ranks(sizes);
+  }
+};
+
+// A server: two channels of 30 GB/s for up to 13 cores, and 4.5 GB/s for each core of larger
+// machines (614 GB/s for 128). The other figures are those of a Zen 5 core in bf16
+// (docs/performance.md).
+inline Machine server(int threads, int ranks) {
+  Machine m;
+  m.threads = threads;
+  m.ranks = ranks;
+  m.memory_read = std::max(60e9, 4.5e9 * threads);
+  return m;
+}
+
+// What one claim costs.
+struct Work {
+  double bytes = 0, seconds = 0;
+};
+
+struct Time {
+  double end = 0;    // when the last thread has finished
+  double even = 0;   // when all would finish if the same work were divided evenly
+  double least = 0;  // the same without what the division adds to the work
+  Time& operator+=(const Time& o) {
+    end += o.end;
+    even += o.even;
+    least += o.least;
+    return *this;
+  }
+  double idle() const { return end > 0 ? 1 - even / end : 0; }
+  double lost() const { return end > 0 ? 1 - least / end : 0; }  // idle, or computed in addition
+};
+
+// The threads of one rank in one phase. share(i) gives the items that member i owns, cost(begin,
+// end) the work of a claim.
+template <class Share, class Cost>
+class Phase {
+ public:
+  Phase(const Machine& machine, int size, double memory, const Share& share, int64_t chunk,
+        const Cost& cost)
+      : machine_(machine),
+        size_(size),
+        memory_(memory),
+        chunk_(chunk),
+        share_(share),
+        cost_(cost),
+        next_(static_cast<size_t>(size)),
+        owner_(static_cast<size_t>(size)),
+        jobs_(static_cast<size_t>(size)),
+        readers_(static_cast<size_t>(size / machine.complex_cores) + 1) {
+    for (int i = 0; i < size; i++) next_[at(i)] = share(i).begin;
+  }
+
+  // Returns when the last thread has finished, and adds up the work of all claims. While there is
+  // something left to claim, a claim's rate is that of the moment at which it begins.
+  double run(Work* total) {
+    total_ = total;
+    // By time; of threads that finish together, those come first that still have a share of their
+    // own.
+    using Event = std::tuple<double, bool, int>;
+    std::priority_queue<Event, std::vector<Event>, std::greater<>> events;
+    double now = 0;
+    const auto push = [&](int member) {
+      Job& job = jobs_[at(member)];
+      job.whole = duration(member);
+      events.push({now + job.whole, next_[at(member)] >= share_(member).end, member});
+    };
+    bool exhausted = false;
+    for (const bool owners : {true, false}) {  // a thread looks at its own share first
+      for (int i = 0; i < size_; i++) {
+        if ((share_(i).size() > 0) == owners) exhausted |= !claim(i);
+      }
+    }
+    for (int i = 0; i < size_; i++) {
+      if (jobs_[at(i)].left > 0) push(i);
+    }
+    while (!exhausted) {
+      const int member = std::get<2>(events.top());
+      now = std::get<0>(events.top());
+      events.pop();
+      stop(member);
+      if (claim(member)) {
+        push(member);
+      } else {
+        exhausted = true;
+      }
+    }
+    for (; !events.empty(); events.pop()) {
+      const auto [end, own, member] = events.top();
+      jobs_[at(member)].left = (end - now) / jobs_[at(member)].whole;
+      if (end - now < kMoment) stop(member);
+    }
+    return finish(now);
+  }
+
+ private:
+  struct Job {
+    Work work;
+    double left = 0, whole = 0;  // part of it that is not done; seconds that all of it takes
+  };
+  static constexpr double kMoment = 1e-12;  // seconds that do not count
+  static size_t at(int i) { return static_cast<size_t>(i); }
+  int complex_of(int member) const { return member / machine_.complex_cores; }
+
+  bool claim(int me) {
+    for (; owner_[at(me)] < size_; owner_[at(me)]++) {
+      const int owner = (me + owner_[at(me)]) % size_;
+      const int64_t end = share_(owner).end, begin = next_[at(owner)];
+      if (begin >= end) continue;
+      next_[at(owner)] = begin + chunk_;
+      Work work = cost_(begin, std::min(begin + chunk_, end));
+      work.seconds += machine_.claim_seconds;
+      total_->bytes += work.bytes;
+      total_->seconds += work.seconds;
+      jobs_[at(me)] = {work, 1, 0};
+      if (work.bytes > 0) {
+        readers_[at(complex_of(me))]++;
+        all_readers_++;
+      }
+      return true;
+    }
+    return false;
+  }
+  void stop(int member) {
+    Job& job = jobs_[at(member)];
+    job.left = 0;
+    if (job.work.bytes <= 0) return;
+    readers_[at(complex_of(member))]--;
+    all_readers_--;
+  }
+  double duration(int member) const {
+    const Work& work = jobs_[at(member)].work;
+    if (work.bytes <= 0) return work.seconds;
+    const double rate =
+        std::min({machine_.core_read, machine_.complex_read / readers_[at(complex_of(member))],
+                  memory_ / all_readers_});
+    return std::max(work.bytes / rate, work.seconds);
+  }
+
+  // Nothing is left to claim: each thread finishes what it has, faster as others stop to read.
+  double finish(double now) {
+    while (true) {
+      double soonest = 1e99;
+      for (int i = 0; i < size_; i++) {
+        Job& job = jobs_[at(i)];
+        if (job.left <= 0) continue;
+        job.whole = duration(i);
+        soonest = std::min(soonest, job.left * job.whole);
+      }
+      if (soonest == 1e99) return now;
+      now += soonest;
+      for (int i = 0; i < size_; i++) {
+        Job& job = jobs_[at(i)];
+        if (job.left <= 0) continue;
+        job.left -= soonest / job.whole;
+        if (job.left * job.whole < kMoment) stop(i);
+      }
+    }
+  }
+
+  const Machine& machine_;
+  const int size_;
+  const double memory_;
+  const int64_t chunk_;
+  const Share& share_;
+  const Cost& cost_;
+  std::vector<int64_t> next_;
+  std::vector<int> owner_;  // by member: the share it claims from, counted from its own
+  std::vector<Job> jobs_;
+  std::vector<int> readers_;  // by core complex: threads that read from memory
+  int all_readers_ = 0;
+  Work* total_ = nullptr;
+};
+
+template <class Share, class Cost>
+double run_phase(const Machine& m, int size, double memory, const Share& share, int64_t chunk,
+                 const Cost& cost, Work* total) {
+  return Phase<Share, Cost>(m, size, memory, share, chunk, cost).run(total);
+}
+
+inline double even_time(const Machine& m, const Work& total) {
+  return std::max(total.bytes / m.memory_read, total.seconds / m.threads);
+}
+
+struct LinearSize {
+  int64_t n, k;         // with glu, n covers gate and up
+  int64_t grain;        // as Matrix::grain
+  double weight_bytes;  // of one weight: 2 in bf16, 0.53 in 4 bits
+};
+
+// The bytes that each task reads from memory. Consecutive tasks of one core complex that have the
+// same panels read them once: a task fetches what the next one needs, so the bytes count evenly.
+inline std::vector<double> reads_of(const Machine& m, const LinearPlan& plan, int crew,
+                                    double panel_bytes) {
+  std::vector<double> bytes(static_cast<size_t>(plan.tasks()));
+  int64_t first = 0, panel = -1, complex = -1;
+  for (int member = 0; member < crew; member++) {
+    const Range own = split(plan.tasks(), member, crew);
+    for (int64_t i = own.begin; i < own.end; i++) {
+      const LinearTask task = plan.task(i, i + 1);
+      if (task.panels.begin != panel || member / m.complex_cores != complex) first = i;
+      panel = task.panels.begin;
+      complex = member / m.complex_cores;
+      const double each = static_cast<double>(task.panels.size()) * panel_bytes /
+                          static_cast<double>(i + 1 - first);
+      std::fill(bytes.begin() + first, bytes.begin() + i + 1, each);
+    }
+  }
+  return bytes;
+}
+
+// One linear of `rows` rows.
+inline Time run_linear(const Machine& m, const LinearSize& size, int64_t rows) {
+  const Ranks ranks = m.groups();
+  const int64_t panels = (size.n + kPanel - 1) / kPanel;
+  const int64_t units = (panels + size.grain - 1) / size.grain;
+  const double panel_bytes = static_cast<double>(kPanel * size.k) * size.weight_bytes;
+  const double row_seconds = static_cast<double>(kPanel * size.k) * m.linear_seconds;
+  Time time;
+  Work total;
+  for (int r = 0; r < ranks.count(); r++) {
+    const Range own = ranks.share(units, r), threads = ranks.threads_of(r);
+    const Range part{own.begin * size.grain, std::min(own.end * size.grain, panels)};
+    const int crew = static_cast<int>(threads.size());
+    const LinearPlan plan({rows, part.size(), size.grain, static_cast<int64_t>(panel_bytes),
+                           m.tile_rows, m.tile_panels, crew});
+    const auto share = [&](int i) { return split(plan.tasks(), i, crew); };
+    const std::vector<double> reads = reads_of(m, plan, crew, panel_bytes);
+    const auto cost = [&](int64_t begin, int64_t end) {
+      const LinearTask task = plan.task(begin, end);
+      const double extra = rows <= LinearPlan::kFewRows ? 0 : LinearPlan::kTaskRows;
+      Work work{0, static_cast<double>(task.panels.size()) *
+                       (static_cast<double>(task.rows) + extra) * row_seconds};
+      for (int64_t i = begin; i < end; i++) work.bytes += reads[static_cast<size_t>(i)];
+      return work;
+    };
+    const double memory = m.memory_read * crew / m.threads;
+    time.end = std::max(time.end, run_phase(m, crew, memory, share, plan.chunk(), cost, &total));
+  }
+  time.even = even_time(m, total);
+  time.least = even_time(m, {static_cast<double>(panels) * panel_bytes,
+                             static_cast<double>(panels * rows) * row_seconds});
+  return time;
+}
+
+// The sequences of a step: (tokens in this step, keys including them).
+using Sequences = std::vector<std::pair<int32_t, int32_t>>;
+
+struct HeadSize {
+  int32_t q_heads, kv_heads, dim, window;
+};
+
+// The attention of one layer, with bf16 keys and values.
+inline Time run_attention(const Machine& m, const HeadSize& heads, const Sequences& sequences) {
+  std::vector<int32_t> query_start{0}, kv_len;
+  int32_t longest = 0;
+  int64_t keys = 0;
+  for (const auto& [queries, length] : sequences) {
+    query_start.push_back(query_start.back() + queries);
+    kv_len.push_back(length);
+    longest = std::max(longest, length);
+    keys += length;
+  }
+  StepInput in{};
+  in.tokens = query_start.back();
+  in.seqs = static_cast<int64_t>(kv_len.size());
+  in.query_start = query_start.data();
+  in.kv_len = kv_len.data();
+  const AttentionGeometry geometry{heads.q_heads, heads.kv_heads,
+                                   static_cast<int32_t>(round_up(heads.dim, 16)), heads.window};
+  const Ranks ranks = m.groups();
+  AttentionPlan plan(geometry, {in.tokens, in.seqs, longest, keys}, ranks);
+  plan.build(in);
+  const auto cost = [&](int64_t begin, int64_t end) {
+    Work work;
+    for (int64_t i = begin; i < end; i++) {
+      const AttentionUnit& u = plan.units()[static_cast<size_t>(i)];
+      const auto s = static_cast<size_t>(u.seq);
+      const int64_t queries = query_start[s + 1] - query_start[s];
+      const int64_t last = kv_len[s] - queries + (u.row0 + u.rows - 1) / geometry.group();
+      const int64_t seen =
+          std::min<int64_t>(u.chunk1 * kChunk, last + 1) - u.chunk0 * int64_t{kChunk};
+      const auto values = static_cast<double>(seen * u.heads * geometry.hd_pad);
+      // Keys of a prompt stay in caches: only decode reads them from memory.
+      if (queries == 1) work.bytes += 4 * values;
+      work.seconds += 2 * values * static_cast<double>(u.rows) * m.attention_seconds;
+    }
+    return work;
+  };
+  Time time;
+  Work total;
+  for (int r = 0; r < ranks.count(); r++) {
+    const Range threads = ranks.threads_of(r);
+    const int crew = static_cast<int>(threads.size());
+    const auto share = [&](int i) {
+      return plan.units_of(threads.begin + i, threads.begin + i + 1);
+    };
+    const double memory = m.memory_read * crew / m.threads;
+    time.end = std::max(time.end, run_phase(m, crew, memory, share, 1, cost, &total));
+  }
+  time.even = time.least = even_time(m, total);
+  if (plan.merges().empty()) return time;
+  Work folded;
+  const auto merge = [&](int64_t begin, int64_t) {
+    const MergeUnit& u = plan.merges()[static_cast<size_t>(begin)];
+    return Work{0,
+                static_cast<double>(u.rows * u.chunks * geometry.hd_pad) / 128 * m.merge_seconds};
+  };
+  const auto share = [&](int i) {
+    return split(static_cast<int64_t>(plan.merges().size()), i, m.threads);
+  };
+  time.end += run_phase(m, m.threads, m.memory_read, share, 1, merge, &folded);
+  time.even += even_time(m, folded);
+  return time;
+}
+
+// The operations of a layer that threads share by claims.
+struct Layer {
+  Time qkv, attention, out, mlp_in, mlp_out;
+  Time sum() const {
+    Time all;
+    for (const Time& t : {qkv, attention, out, mlp_in, mlp_out}) all += t;
+    return all;
+  }
+};
+
+// Weights of 2 bytes (bf16), or fewer: then the MLP passes on quantized activations.
+inline Layer run_layer(const Machine& m, const ModelShape& s, const Sequences& sequences,
+                       double weight_bytes = 2) {
+  int64_t rows = 0;
+  for (const auto& [queries, keys] : sequences) rows += queries;
+  const auto linear = [&](int64_t n, int64_t k, int64_t grain) {
+    return run_linear(m, {n, k, grain, weight_bytes}, rows);
+  };
+  const HeadSize heads{s.q_heads, s.kv_heads, s.head_dim, s.window};
+  Layer layer;
+  layer.qkv = linear(s.qkv(), s.width, 1);
+  layer.attention = run_attention(m, heads, sequences);
+  layer.out = linear(s.width, s.attended(), 1);
+  const int64_t grain = (s.gated ? 2 : 1) * (weight_bytes < 2 ? 2 : 1);
+  layer.mlp_in = linear((s.gated ? 2 : 1) * s.intermediate, s.width, grain);
+  layer.mlp_out = linear(s.width, s.intermediate, 1);
+  return layer;
+}
+
+// The steps of the table and the test.
+struct StepKind {
+  const char* name;
+  Sequences sequences;
+};
+inline std::vector<StepKind> step_kinds() {
+  return {{"decode, 1 stream", {{1, 1024}}},
+          {"decode, 32 streams", Sequences(32, {1, 1024})},
+          {"prompt of 64", {{64, 64}}},
+          {"prompt of 512", {{512, 512}}}};
+}
+
+}  // namespace cpuserve::simulate
