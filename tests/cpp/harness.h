@@ -1,10 +1,10 @@
-// Kernel tests in a page, with no dependency, so that they also run under an emulator:
+// A small test framework for kernels without dependencies, so that tests also run in an emulator:
 //
 //   KERNEL_TEST(rms_norm_of_zeros_is_zero) { k.rms_norm(...); CHECK(y == 0); }
 //
-// `k` is the KernelTable of the level under test; every case runs at every level the CPU has.
+// `k` is the KernelTable of the level under test; every case runs at every level that the CPU
+// supports.
 //   CHECK(condition)            CHECK_NEAR(value, expected, tolerance)
-//   SKIP("why")                 leaves the case, counted as skipped
 //   Rng rng(seed)               rng.uniform() in [-1, 1)  rng.below(n)  rng.bits()
 //   Buffer<T> b(count)          64-byte aligned, zeroed, guarded: a write before or beyond it fails
 //                               the case
@@ -37,7 +37,7 @@ struct Registration {
   }
 };
 
-// The case in progress. A failed check is printed and counted; the case goes on.
+// The running case. A failed check is printed and counted, and the case continues.
 struct Progress {
   const char* name = "";
   const char* isa = "";
@@ -47,12 +47,16 @@ inline Progress& progress() {
   static Progress now;
   return now;
 }
-struct Skipped {
-  std::string why;
-};
+
+// Set by --unsigned: bytes that meet in int8 products are not negative. For an emulator that takes
+// all of them for unsigned (Bochs 3.0, AMX).
+inline bool& unsigned_bytes() {
+  static bool on = false;
+  return on;
+}
 
 inline void fail(const char* file, int line, const std::string& what) {
-  constexpr int kShown = 10;  // a wrong kernel is wrong a million times
+  constexpr int kShown = 10;  // a wrong kernel can fail millions of checks
   if (++progress().failures > kShown) return;
   const char* base = std::strrchr(file, '/');
   std::printf("%s:%d: %s [%s]: %s\n", base ? base + 1 : file, line, progress().name, progress().isa,
@@ -125,7 +129,7 @@ class Buffer {
   uint8_t* memory_;
 };
 
-// Plain conversions, to be compared with the kernels' own.
+// Simple conversions to compare with those of the kernels.
 inline float from_bf16(uint16_t h) {
   const uint32_t u = static_cast<uint32_t>(h) << 16;
   float f;
@@ -175,5 +179,3 @@ inline uint16_t to_f16(float f) {  // the nearest of all halves; ties to the eve
 #define CHECK(...) harness::check((__VA_ARGS__), #__VA_ARGS__, __FILE__, __LINE__)
 #define CHECK_NEAR(value, expected, tolerance) \
   harness::check_near((value), (expected), (tolerance), #value, __FILE__, __LINE__)
-#define SKIP(why) \
-  throw harness::Skipped { why }

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <map>
 #include <numeric>
 #include <random>
 #include <string>
@@ -18,7 +17,7 @@ using harness::to_f16;
 namespace {
 
 constexpr float kNan = NAN;
-constexpr int32_t kNoBlock = -(1 << 24);  // following it faults
+constexpr int32_t kNoBlock = -(1 << 24);  // reading from it faults
 
 struct Case {
   KvType type = KvType::bf16;
@@ -31,7 +30,7 @@ struct Case {
   int first_position() const { return context - queries; }
 };
 
-// What a code of eight bits stands for.
+// Returns the value that an 8-bit code represents.
 double value_of(KvType type, int code) {
   if (type == KvType::int8) return static_cast<int8_t>(code);
   const int mantissa = type == KvType::e4m3 ? 3 : 2, bias = type == KvType::e4m3 ? 7 : 15;
@@ -42,16 +41,23 @@ double value_of(KvType type, int code) {
   return code & 0x80 ? -size : size;
 }
 
-// All codes of a type, both ways: tests ask for each element of a cache, under emulators too.
+// Tables of all codes of a type, and of the codes of whole numbers, because tests need them for
+// each element of a cache, also in emulators.
 struct Codes {
+  static constexpr int kLargest = 128;
+
   explicit Codes(KvType type) {
-    for (int code = 255; code >= 0; code--) {  // downwards: of equal values (0, -0) the lower stays
-      values[code] = value_of(type, code);
-      codes[values[code]] = static_cast<uint8_t>(code);
+    std::fill(std::begin(of_whole), std::end(of_whole), -1);
+    for (int code = 255; code >= 0;
+         code--) {  // downwards, so that of equal values (0, -0) the lower code stays
+      const double x = values[code] = value_of(type, code);
+      if (std::fabs(x) <= kLargest && std::nearbyint(x) == x) {
+        of_whole[static_cast<int>(x) + kLargest] = code;
+      }
     }
   }
   double values[256];
-  std::map<double, uint8_t> codes;
+  int of_whole[2 * kLargest + 1];  // -1: the number has no code
 };
 
 const Codes& codes_of(KvType type) {
@@ -61,12 +67,12 @@ const Codes& codes_of(KvType type) {
 
 double decoded(KvType type, uint8_t code) { return codes_of(type).values[code]; }
 
-uint8_t code_of(KvType type, double x) {
-  const auto& codes = codes_of(type).codes;
-  const auto found = codes.find(x);
-  if (found != codes.end()) return found->second;
-  harness::fail(__FILE__, __LINE__, "no code is " + std::to_string(x));
-  return 0;
+// The code of a whole number x.
+uint8_t code_of(KvType type, float x) {
+  const bool whole = std::fabs(x) <= Codes::kLargest && std::nearbyint(x) == x;
+  const int code = whole ? codes_of(type).of_whole[static_cast<int>(x) + Codes::kLargest] : -1;
+  if (code < 0) harness::fail(__FILE__, __LINE__, "no code is " + std::to_string(x));
+  return static_cast<uint8_t>(std::max(code, 0));
 }
 
 // Scaled test values are multiples of this.
@@ -295,7 +301,8 @@ class Runner {
                   ActFormat::f32);
   }
 
-  // Everything but rows and chunks; `token` is the sequence's first query of the step.
+  // Sets all arguments except rows and chunks; `token` is the first query of the sequence in the
+  // step.
   AttentionArgs args(const Cache& kv, int kv_head, int token, const Matrix& out) {
     AttentionArgs a{};
     a.q = q_.rows();
@@ -321,7 +328,7 @@ class Runner {
     kernels_.attention(a);
   }
 
-  // The same rows by partials: chunks cut at `cuts`, then merged.
+  // The same rows by partial results: chunks are split at `cuts`, then merged.
   void run_split(const Cache& kv, int kv_head, int token, int64_t row0, int64_t rows,
                  int chunks_a_piece, const Matrix& out) {
     AttentionArgs a = unit(kv, kv_head, token, row0, rows, out);
@@ -411,7 +418,8 @@ void check_values(const Problem& p, Matrix& out, const std::string& what) {
   harness::fail(__FILE__, __LINE__, what + ": error " + std::to_string(error));
 }
 
-// All queries at once gives the right values; every other way to cut the work gives the same bits.
+// All queries at once must give the right values, and every other division of the work the same
+// bits.
 void check_case(const Case& c, uint32_t seed, const KernelTable& k) {
   const Problem p(c, seed);
   const Cache kv = p.cache(0, c.context);
@@ -435,7 +443,8 @@ void check_case(const Case& c, uint32_t seed, const KernelTable& k) {
     expect_equal_rows(whole, cut, t, c, what + ", rows cut");
     expect_equal_rows(whole, split, t, c, what + ", partials merged");
   }
-  // Alone: one token a step, whose cache holds nothing after it and nothing left of its window.
+  // Alone: one token per step, with a cache that holds nothing after it and nothing left of its
+  // window.
   for (int t : {0, c.queries / 2, c.queries - 1}) {
     const int position = c.first_position() + t;
     const int first = c.window > 0 ? std::max(0, position - c.window + 1) : 0;
@@ -451,7 +460,7 @@ const int kHeadDims[] = {16, 32, 48, 64, 80, 96, 128, 256};
 const int kWindows[] = {0, 0, 1, 2, 17, 100, 300};
 const int kQueries[] = {1, 2, 5, 9, 40};
 
-// Every context with every group; head sizes, windows and options take turns.
+// Every context with every group size. Head sizes, windows and options vary along with them.
 void check_type(KvType type, const KernelTable& k) {
   unsigned turn = static_cast<unsigned>(type);
   for (int context : kContexts) {
@@ -495,7 +504,7 @@ KERNEL_TEST(attention_bf16_error_is_the_rounding_of_probabilities) {
   Matrix out = run.output();
   for (int h = 0; h < c.kv_heads; h++) run.run(kv, h, 0, 0, 4, out);
   const double error = largest_error(p, out);
-  CHECK(error > 1e-6 && error < 5e-4);  // exactness would mean that no bf16 product was taken
+  CHECK(error > 1e-6 && error < 5e-4);  // an exact result would mean that no bf16 product was used
 }
 
 KERNEL_TEST(attention_takes_long_prefills_in_more_than_one_row_block) {
@@ -507,6 +516,21 @@ KERNEL_TEST(attention_takes_long_prefills_in_more_than_one_row_block) {
   for (KvType type : {KvType::bf16, KvType::f32}) {
     c.type = type;
     check_case(c, 9, k);
+  }
+}
+
+// Partial results are merged 64 chunks at a time, so 16,384 keys do not cover a second batch.
+KERNEL_TEST(attention_over_more_chunks_than_are_merged_at_a_time) {
+  Case c;
+  c.context = 2 * 64 * kChunk + 300;
+  c.queries = 2;
+  c.kv_heads = 1;
+  c.group = 3;
+  c.head_dim = 16;
+  for (KvType type : {KvType::bf16, KvType::f32}) {
+    c.type = type;
+    c.sinks = type == KvType::f32;
+    check_case(c, 15, k);
   }
 }
 
@@ -533,7 +557,8 @@ KERNEL_TEST(attention_output_in_the_consumers_format_is_its_f32_row_stored) {
   }
 }
 
-// A NaN in a visible value must show: silence would be a wrong answer.
+// A NaN in a visible value must reach the output, otherwise the answer would be wrong without a
+// sign.
 KERNEL_TEST(attention_passes_a_visible_nan_on) {
   Case c;
   c.context = 300;
@@ -581,7 +606,7 @@ std::vector<double> turned(const float* x, const RopeCase& c, const std::vector<
   return y;
 }
 
-// What kv_mixed says of one head.
+// Multiplies one head by the matrix that kv_mixed describes.
 std::vector<double> mixed(const std::vector<double>& x, bool query) {
   const size_t n = x.size() & -x.size();
   std::vector<double> y(x.size());
@@ -703,4 +728,71 @@ KERNEL_TEST(rope_store_turns_norms_and_places_every_element) {
     check_rope({type, 2, 2, 64, 0, false, ActFormat::f32}, k);
   }
   check_rope({KvType::bf16, 6, 2, 80, 80, true, ActFormat::bf16}, k);
+}
+
+namespace {
+
+// Returns what rope_store writes for the key of one token, `head` values (the value is the same):
+// codes and scale.
+struct StoredHead {
+  StoredHead(KvType type, const std::vector<float>& head, const KernelTable& k) {
+    Case shape;
+    shape.type = type;
+    shape.kv_heads = 1;
+    shape.head_dim = static_cast<int>(head.size());
+    Cache kv(shape, 1);
+    Matrix qkv(1, 3 * shape.head_dim, ActFormat::f32), q(1, shape.head_dim, ActFormat::f32);
+    for (int part = 0; part < 3; part++) {
+      std::copy(head.begin(), head.end(), qkv.f32(0) + part * shape.head_dim);
+    }
+    const int32_t position = 0, slot = 5;
+    k.rope_store({qkv.rows(), q.rows(), kv.layer(), 1, 0, nullptr, nullptr, nullptr, nullptr, 1e-5f,
+                  &position, &slot, 0, 1});
+    for (int d = 0; d < shape.head_dim; d++) {
+      keys.push_back(kv.key(0, slot, 0, d));
+      values.push_back(kv.value(0, slot, 0, d));
+    }
+  }
+  std::vector<float> keys, values;
+};
+
+}  // namespace
+
+// A head whose largest magnitude is the largest code has a scale of 1, so that codes are values.
+KERNEL_TEST(fp8_codes_are_the_nearest_and_of_two_as_near_the_even_one) {
+  for (KvType type : {KvType::e4m3, KvType::e5m2}) {
+    const float largest = type == KvType::e4m3 ? 448.0f : 57344.0f;
+    int last = 0;
+    while (decoded(type, static_cast<uint8_t>(last)) < static_cast<double>(largest)) last++;
+    for (int code = 0; code < last; code++) {
+      const double low = decoded(type, static_cast<uint8_t>(code));
+      const double high = decoded(type, static_cast<uint8_t>(code + 1));
+      const auto tie = static_cast<float>((low + high) / 2);
+      const auto even = static_cast<float>(code % 2 == 0 ? low : high);
+      std::vector<float> head(16), want(16);
+      head[0] = want[0] = largest;
+      head[1] = tie, want[1] = even;
+      head[2] = -tie, want[2] = -even;
+      head[3] = std::nextafterf(tie, 0.0f), want[3] = static_cast<float>(low);
+      head[4] = std::nextafterf(tie, largest), want[4] = static_cast<float>(high);
+      head[5] = static_cast<float>(low), want[5] = head[5];
+      const StoredHead stored(type, head, k);
+      CHECK(stored.keys == want && stored.values == want);
+    }
+  }
+}
+
+KERNEL_TEST(a_key_that_is_not_finite_makes_its_whole_head_nan) {
+  for (KvType type : {KvType::int8, KvType::e4m3, KvType::e5m2}) {
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+      std::vector<float> head(48, 0.5f);
+      const StoredHead good(type, head, k);
+      head[37] = bad;
+      const StoredHead stored(type, head, k);
+      for (size_t d = 0; d < head.size(); d++) {
+        CHECK(std::isnan(stored.keys[d]) && std::isnan(stored.values[d]));
+        CHECK(std::isfinite(good.keys[d]) && std::isfinite(good.values[d]));
+      }
+    }
+  }
 }

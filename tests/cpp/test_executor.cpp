@@ -1,31 +1,41 @@
 // The executor and its parts without Python, so that it also runs under an emulator and sanitizers:
 // index checks, the attention plan, sampler state, and one program at several thread counts.
+//
+// test_executor [--isa LEVEL] [SUBSTRING] runs the tests whose names contain SUBSTRING with the
+// kernels of LEVEL; without --isa, with those of the highest level this CPU can run.
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <random>
 #include <stdexcept>
+#include <string_view>
 
 #include "base/allocations.h"
 #include "cpu/features.h"
 #include "kernels/resolve.h"
-#include "main.h"
 #include "runtime/executor.h"
+#include "testing.h"
 
 using namespace cpuserve;
 
 namespace {
 
-const KernelTable& best_kernels() {
-  const KernelTable* best = nullptr;
+// Returns the kernels of `isa`, or of the highest level if it is empty; nullptr if this CPU or this
+// build does not support it.
+const KernelTable* find_level(std::string_view isa) {
+  const KernelTable* found = nullptr;
   for (const std::string& level : supported_isa_levels(cpu_info())) {
-    if (const KernelTable* table = find_kernels(level)) best = table;
+    const KernelTable* table = find_kernels(level);
+    if (table && (isa.empty() || isa == level)) found = table;
   }
-  return *best;
+  return found;
 }
+
+const KernelTable* kernels = nullptr;  // the kernels that main() selected
 
 constexpr int64_t kVocab = 50, kWidth = 48, kHeads = 3, kHeadDim = 16, kHidden = 40;
 constexpr int64_t kMaxTokens = 900, kBlocks = 40;
@@ -39,7 +49,7 @@ std::vector<float> random_floats(int64_t count, uint32_t seed) {
 
 // One decoder layer with one KV head.
 struct Decoder {
-  Program program{best_kernels(), kMaxTokens, 4};
+  Program program;
   std::vector<std::pair<Id, int64_t>> matrices;  // id, elements
   std::vector<std::pair<Id, int64_t>> vectors;
 
@@ -53,7 +63,8 @@ struct Decoder {
     return vectors.back().first;
   }
 
-  Decoder() {
+  explicit Decoder(float scale = 1, float softcap = 0, const KernelTable& table = *kernels)
+      : program(table, kMaxTokens, 4) {
     Program& p = program;
     const Id x = p.add_value("x", kWidth, ActFormat::f32);
     const Id h = p.add_value("h", kWidth, ActFormat::f32);
@@ -80,7 +91,7 @@ struct Decoder {
              true);
     p.linear({g, x, matrix("down", kWidth, kHidden, {kWidth}), kNone, Activation::none, true, 0},
              false);
-    p.logits({x, embed, kNone, 1, 0});
+    p.logits({x, embed, kNone, scale, softcap});
   }
 
   void load(Executor& e) const {
@@ -130,8 +141,8 @@ std::vector<int32_t> token_ids(int64_t count) {
 
 // Logits of `ids` run in chunks of `step` tokens by a team of `threads`.
 std::vector<float> logits_of(int threads, const std::vector<int32_t>& ids, size_t step,
-                             const std::vector<int>& ranks = {}) {
-  Decoder decoder;
+                             const std::vector<int>& ranks = {},
+                             const Decoder& decoder = Decoder()) {
   Team team(threads, {}, false, ranks);
   std::vector<float> out(ids.size() * kVocab);
   team.run([&] {
@@ -147,12 +158,14 @@ std::vector<float> logits_of(int threads, const std::vector<int32_t>& ids, size_
   return out;
 }
 
+constexpr AttentionLimits kLimits{4096, 4, 100'000, 400'000};  // of the plans below
+
 StepInput one_sequence(std::vector<int32_t>& words, int32_t queries, int32_t keys) {
   words = words_of(std::vector<int32_t>(static_cast<size_t>(queries)), keys - queries);
   return parse_step(words, {4096, 4, INT32_MAX, 1 << 20, 2, kVocab, kVocab, 4});
 }
 
-// How often each (row, head, chunk) that a row can see is visited.
+// Counts how often each (row, head, chunk) that a row can see is visited.
 bool covers_everything_once(const AttentionPlan& plan, int32_t queries, int32_t keys) {
   const AttentionGeometry& g = plan.geometry();
   const int64_t rows = int64_t{queries} * g.group(), chunks = keys / kChunk + 1;
@@ -189,6 +202,21 @@ TEST(threads_and_chunks_never_change_a_bit) {
   EXPECT(logits_of(5, ids, 64) == whole);
 }
 
+TEST(capped_logits_are_the_tanh_of_plain_ones_and_no_number_of_threads_changes_a_bit) {
+  const std::vector<int32_t> ids = token_ids(70);  // more rows than are sampled at a time
+  const std::vector<float> plain = logits_of(1, ids, ids.size());
+  const std::vector<float> capped = logits_of(1, ids, ids.size(), {}, Decoder(0.5f, 0.25f));
+  double worst = 0;
+  for (size_t i = 0; i < plain.size(); i++) {
+    const double want = 0.25 * std::tanh(0.5 * static_cast<double>(plain[i]) / 0.25);
+    worst = std::max(worst, std::fabs(static_cast<double>(capped[i]) - want));
+  }
+  EXPECT(worst < 3e-7);
+  for (int threads : {2, 3, 5}) {
+    EXPECT(logits_of(threads, ids, 64, {}, Decoder(0.5f, 0.25f)) == capped);
+  }
+}
+
 TEST(ranks_never_change_a_bit) {
   const std::vector<int32_t> ids = token_ids(600);
   const std::vector<float> whole = logits_of(1, ids, ids.size());
@@ -217,6 +245,46 @@ TEST(a_step_allocates_nothing) {
     EXPECT(allocations() == before);
     EXPECT(e.step_allocations() == 0);
   });
+}
+
+// The executor that the first norm of a step cancels, and the number of calls of the operation
+// after the next one, by any thread.
+Executor* cancelled_by_norm = nullptr;
+std::atomic<int> stores{0};
+
+KernelTable cancelling_kernels() {
+  KernelTable table = *kernels;
+  table.rms_norm = [](const NormArgs& a) noexcept {
+    if (cancelled_by_norm) cancelled_by_norm->cancel(true);
+    kernels->rms_norm(a);
+  };
+  table.rope_store = [](const RopeStoreArgs& a) noexcept {
+    stores++;
+    kernels->rope_store(a);
+  };
+  return table;
+}
+
+TEST(a_step_that_is_cancelled_while_it_runs_goes_no_further) {
+  const KernelTable table = cancelling_kernels();
+  const Decoder decoder(1, 0, table);
+  const std::vector<int32_t> ids = token_ids(64);
+  const std::vector<float> want = logits_of(1, ids, ids.size());
+  std::vector<float> got(want.size());
+  for (int threads : {1, 2, 3}) {
+    Team team(threads, {});
+    team.run([&] {
+      Executor e(team, decoder.program, kBlocks, KvType::f32, 2, 4);
+      decoder.load(e);
+      cancelled_by_norm = &e;
+      stores = 0;
+      EXPECT_THROWS(std::runtime_error, "cancelled", e.step(words_of(ids, 0)));
+      EXPECT(stores == 0);
+      cancelled_by_norm = nullptr;
+      e.step_logits(words_of(ids, 0), got.data());
+      EXPECT(stores > 0 && got == want);
+    });
+  }
 }
 
 TEST(words_with_any_one_word_spoiled_run_or_are_refused) {
@@ -259,7 +327,7 @@ TEST(attention_plans_cover_every_visible_chunk_once) {
                                   {14, 2, 64, window},
                                   {8, 8, 128, window},
                                   {9, 3, 16, window}}) {
-        AttentionPlan plan(g, 4096, 4, threads);
+        AttentionPlan plan(g, kLimits, threads);
         for (auto [queries, keys] :
              {std::pair{1, 1}, {1, 256}, {1, 257}, {1, 5000}, {5, 900}, {700, 700}, {1024, 3000}}) {
           plan.build(one_sequence(words, queries, keys));
@@ -272,10 +340,10 @@ TEST(attention_plans_cover_every_visible_chunk_once) {
 
 TEST(a_long_decode_is_split_among_idle_threads_and_a_balanced_one_is_not) {
   std::vector<int32_t> words;
-  AttentionPlan one_head({4, 1, 64, 0}, 64, 4, 2);
+  AttentionPlan one_head({4, 1, 64, 0}, kLimits, 2);
   one_head.build(one_sequence(words, 1, 4000));
   EXPECT(one_head.units().size() >= 2 && one_head.merges().size() == 1);
-  AttentionPlan two_heads({14, 2, 64, 0}, 64, 4, 2);
+  AttentionPlan two_heads({14, 2, 64, 0}, kLimits, 2);
   two_heads.build(one_sequence(words, 1, 4000));
   EXPECT(two_heads.units().size() == 2 && two_heads.merges().empty());
 }
@@ -287,7 +355,7 @@ TEST(ranks_split_attention_evenly_and_by_heads_where_heads_divide) {
     const Ranks ranks(sizes);
     for (AttentionGeometry g :
          {AttentionGeometry{3, 1, 64, 0}, {14, 2, 64, 0}, {8, 8, 128, 0}, {12, 12, 64, 0}}) {
-      AttentionPlan plan(g, 4096, 4, ranks);
+      AttentionPlan plan(g, kLimits, ranks);
       for (auto [queries, keys] : {std::pair{1, 1}, {1, 9000}, {700, 700}, {1024, 3000}}) {
         plan.build(one_sequence(words, queries, keys));
         EXPECT(covers_everything_once(plan, queries, keys));
@@ -347,7 +415,7 @@ TEST(ranks_keep_kv_heads_apart_and_blocks_look_alike) {
 
 TEST(split_units_have_room_of_their_own_in_the_partial_buffer) {
   std::vector<int32_t> words;
-  AttentionPlan plan({24, 3, 128, 0}, 64, 4, 64);
+  AttentionPlan plan({24, 3, 128, 0}, kLimits, 64);
   for (int32_t keys : {3000, 100'000}) {
     plan.build(one_sequence(words, 8, keys));
     EXPECT(!plan.merges().empty());
@@ -356,13 +424,13 @@ TEST(split_units_have_room_of_their_own_in_the_partial_buffer) {
       EXPECT(m.partial >= end);
       end = m.partial + m.rows * m.chunks * (16 + 128);
     }
-    EXPECT(end <= AttentionPlan::kPartialFloats);
+    EXPECT(end <= plan.partial_floats());
   }
 }
 
 TEST(building_a_plan_allocates_nothing) {
   std::vector<int32_t> words;
-  AttentionPlan plan({14, 2, 64, 0}, 4096, 4, 3);
+  AttentionPlan plan({14, 2, 64, 0}, kLimits, 3);
   const StepInput prefill = one_sequence(words, 4096, 4096);
   std::vector<int32_t> more;
   const StepInput decode = one_sequence(more, 1, 50'000);
@@ -388,12 +456,34 @@ TEST(sampler_counts_prompt_and_output_and_forgets_on_release) {
   EXPECT(p.num_banned == 1);
   sampler.append(1, 99);
   EXPECT(p.num_counts == 3 && p.counts[2].id == 99 && p.num_banned == 0);
-  sampler.append(1, -1);  // what a row without a choice gives
+  sampler.append(1, -1);  // the token of a row for which none could be sampled
   EXPECT(p.num_counts == 3);
-  for (int i = 0; i < 30; i++) sampler.append(1, i);  // beyond what was promised: no overrun
+  for (int i = 0; i < 30; i++) sampler.append(1, i);  // more than announced: must not overrun
   EXPECT(p.num_counts <= 13);
   sampler.release(1);
   EXPECT(!sampler.admitted(1) && !sampler.admitted(0));
+}
+
+// A preempted request is admitted again with the tokens it has generated, which count.
+TEST(a_request_that_is_admitted_again_owes_only_the_rest_of_its_min_tokens) {
+  const std::vector<int32_t> stop{3, 4}, output{8, 8, 9};
+  Sampler sampler(1, 100, 10);
+  SlotRequest r;
+  r.min_tokens = 5;
+  r.stop_ids = stop;
+  r.output = output;
+  sampler.admit(0, r);
+  const SampleParams& p = sampler.params(0);
+  EXPECT(p.num_banned == 2);
+  sampler.append(0, 7);
+  EXPECT(p.num_banned == 2);
+  sampler.append(0, 7);
+  EXPECT(p.num_banned == 0);
+  for (const int64_t least : {3, 2}) {  // has them all
+    r.min_tokens = least;
+    sampler.admit(0, r);
+    EXPECT(sampler.params(0).num_banned == 0);
+  }
 }
 
 TEST(an_empty_list_of_allowed_ids_is_not_all_ids) {
@@ -418,7 +508,7 @@ TEST(buffers_are_aligned_zeroed_and_commit_nothing_when_reserved) {
 }
 
 #if defined(__linux__)
-// qemu's user mode says yes to any advice, this nonsense too, and takes none of it.
+// qemu's user mode accepts any advice, also this invalid one, and applies none of it.
 bool kernel_takes_advice() {
   Buffer buffer(1);
   return madvise(buffer.data(), 4096, 12345) != 0;
@@ -451,7 +541,7 @@ TEST(kv_memory_comes_with_use_and_a_step_ahead_of_it) {
     EXPECT(kv.committed() == 2 * kPage);
     use(0, 2);
     EXPECT(kv.committed() == 2 * kPage);
-    use(100, 100);  // its slab is half of page 6; those between are left to who will use them
+    use(100, 100);  // its slab is half of page 6; the slabs between get memory when used
     EXPECT(kv.committed() == 3 * kPage);
     EXPECT(kv.grow(team, 9));  // 110 blocks, in slabs 112: 7 pages, one per thread at a time
     EXPECT(kv.committed() == 5 * kPage);
@@ -462,4 +552,17 @@ TEST(kv_memory_comes_with_use_and_a_step_ahead_of_it) {
     }
     EXPECT(kv.committed() == kv.arenas()[0].size());  // the end of the pool, and no further
   });
+}
+
+int main(int argc, char** argv) {
+  const bool forced = argc > 2 && std::string_view(argv[1]) == "--isa";
+  const std::string_view isa = forced ? argv[2] : "";
+  kernels = find_level(isa);
+  if (!kernels) {
+    std::fprintf(stderr, "test_executor: this CPU or this build has no level '%s'\n", isa.data());
+    return 2;
+  }
+  std::printf("level %s\n", kernels->isa);
+  const int next = forced ? 3 : 1;
+  return testing::run_all(argc > next ? argv[next] : "");
 }

@@ -40,7 +40,7 @@ class Matrix {
   int8_t* second(int64_t row) { return q(row) + rows_.stride / 2; }
   float* second_scales(int64_t row) { return reinterpret_cast<float*>(second(row) + padded()); }
 
-  // Column as a number, whatever the format.
+  // Returns a column as a number, for any format.
   double value(int64_t row, int64_t column) {
     switch (rows_.format) {
       case ActFormat::f32:
@@ -69,7 +69,7 @@ class Matrix {
   Rows rows_;
 };
 
-// What storing may lose, for a value in a group whose largest is `amax`.
+// Returns the largest error of storing a value in a group whose largest magnitude is `amax`.
 double rounding(ActFormat format, double value, double amax) {
   switch (format) {
     case ActFormat::f32:
@@ -324,6 +324,40 @@ KERNEL_TEST(activation_functions_are_accurate_to_fp32) {
   }
 }
 
+KERNEL_TEST(scaled_and_capped_logits_match_fp64_wherever_a_row_is_cut) {
+  constexpr int64_t kCount = 1003;
+  Rng rng(31);
+  for (const float softcap : {0.0f, 1.0f, 30.0f}) {
+    for (const float scale : {1.0f, 0.0625f}) {
+      Buffer<float> whole(kCount), cut(kCount);
+      std::vector<float> x;
+      for (size_t i = 0; i < kCount; i++) {
+        const float size = std::ldexp(1.0f, static_cast<int>(i % 30) - 15);
+        x.push_back(whole[i] = cut[i] = rng.uniform() * size * std::fmax(softcap, 1.0f) / scale);
+      }
+      k.scale_logits({whole.data(), kCount, scale, softcap});
+      for (int64_t at = 0, step = 1; at < kCount; at += step, step = step % 37 + 5) {
+        k.scale_logits({cut.data() + at, std::min(step, kCount - at), scale, softcap});
+      }
+      for (size_t i = 0; i < kCount; i++) {
+        const double plain = static_cast<double>(x[i]) * scale, cap = softcap;
+        const double want = softcap > 0 ? cap * std::tanh(plain / cap) : plain;
+        CHECK_NEAR(whole[i], want, 8e-7 * std::fabs(want));
+        CHECK(whole[i] == cut[i]);
+      }
+    }
+  }
+}
+
+KERNEL_TEST(capped_logits_keep_nan_and_reach_the_cap_at_infinity) {
+  Buffer<float> x(19);
+  for (size_t i = 0; i < 19; i++) x[i] = i % 3 == 0 ? NAN : i % 3 == 1 ? INFINITY : -INFINITY;
+  k.scale_logits({x.data(), 19, 1.0f, 30.0f});
+  for (size_t i = 0; i < 19; i++) {
+    CHECK(i % 3 == 0 ? std::isnan(x[i]) : x[i] == (i % 3 == 1 ? 30.0f : -30.0f));
+  }
+}
+
 KERNEL_TEST(activation_passes_nan_and_handles_infinity) {
   Matrix x(1, 40, ActFormat::f32), out(1, 40, ActFormat::f32);
   for (int64_t i = 0; i < 40; i++) x.f32(0)[i] = i % 3 ? INFINITY : NAN;
@@ -365,10 +399,9 @@ KERNEL_TEST(probe_read_sums_every_byte) {
 }
 
 KERNEL_TEST(probe_dot_counts_whole_register_tiles) {
-  for (int kind : {0, 1, 2}) {
-    const double one = k.probe_dot(kind, 1);
-    CHECK(one >=
-          2.0 * (1 << kind) * 16);  // at least one panel of multiply-adds, two operations each
-    CHECK(k.probe_dot(kind, 1000) == 1000 * one);
+  for (int kind : {0, 1, 2, 3}) {
+    const double one = k.probe_dot[kind](1);
+    CHECK(one >= 2.0 * (kind < 2 ? 1 << kind : 32) * 16);  // a panel of multiply-adds at least
+    CHECK(k.probe_dot[kind](1000) == 1000 * one);
   }
 }

@@ -1,4 +1,4 @@
-// sample against a sorted fp64 reading of the text in table.h.
+// Compares sample with an fp64 implementation of the text in table.h that sorts.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -50,7 +50,7 @@ Answer run(const KernelTable& k, const std::vector<float>& logits, const SampleP
           std::vector<float>(logprobs.data(), logprobs.data() + tops)};
 }
 
-// Steps 2 and 3 of the text.
+// Steps 2 and 3 in table.h.
 std::vector<float> adjusted(std::vector<float> x, const SampleParams& p) {
   for (int i = 0; i < p.num_bias; i++) x[static_cast<size_t>(p.bias[i].id)] += p.bias[i].value;
   if (p.num_allowed >= 0) {
@@ -80,12 +80,12 @@ std::vector<int32_t> descending(const std::vector<float>& x) {
   return ids;
 }
 
-// Ids that steps 4 to 6 could return when every comparison may be off by `slack` of the mass:
-// exactly one unless the draw or a filter lands on an edge.
+// The ids that steps 4 to 6 may return if every comparison may be off by `slack` of the mass:
+// exactly one unless the draw or a filter is at an edge.
 struct Reference {
   std::vector<double> mass;  // of kept ids, by id
   double kept = 0;
-  bool edge = false;  // a filter's decision hangs on less than `slack`
+  bool edge = false;  // the decision of a filter depends on less than `slack`
 };
 
 Reference filtered(const std::vector<float>& logits, const SampleParams& p, double slack) {
@@ -124,7 +124,7 @@ Reference filtered(const std::vector<float>& logits, const SampleParams& p, doub
   return r;
 }
 
-// The id at `u` of the kept mass, and whether a neighbour is within `slack`.
+// Returns the id at `u` of the kept mass, and whether a neighbour is within `slack`.
 int32_t pick(const Reference& r, double u, double slack, bool* edge) {
   double sum = 0;
   int32_t last = -1;
@@ -165,7 +165,7 @@ std::vector<float> random_logits(size_t n, Shape shape, Rng& rng) {
   return x;
 }
 
-// Draws that hang on the last bits of a sum are counted, not compared: at most a few.
+// Draws that depend on the last bits of a sum are counted, not compared. There may only be a few.
 void check_draws(const KernelTable& k, const std::vector<float>& x, SampleParams p, int draws,
                  Rng& rng, int* compared) {
   constexpr double kSlack = 2e-6;  // fp32 exponentials
@@ -294,7 +294,7 @@ KERNEL_TEST(sample_applies_bias_masks_and_penalties_in_order) {
     p.num_allowed = round & 2 ? static_cast<int32_t>(allowed.size()) : -1;
     p.num_banned = round & 4 ? 20 : 0;
     p.num_counts = round & 8 ? static_cast<int32_t>(counts.size()) : 0;
-    p.top_k = round & 16 ? 250 : 0;  // more than the masks leave
+    p.top_k = round & 16 ? 250 : 0;  // more ids than the masks allow
     check_draws(k, x, p, 3, rng, &compared);
     p.temperature = 0;
     const std::vector<float> y = adjusted(x, p);

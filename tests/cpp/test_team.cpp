@@ -1,11 +1,14 @@
 #include <sched.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <numeric>
 #include <stdexcept>
 #include <thread>
+#include <tuple>
 
 #include "main.h"
 #include "parallel/partition.h"
@@ -21,7 +24,7 @@ double process_cpu_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// As a library linked with -ffast-math does for the thread that loads it.
+// Does what a library linked with -ffast-math does to the thread that loads it.
 void flush_denormals(bool on) {
 #if defined(__x86_64__)
   __builtin_ia32_ldmxcsr(on ? 0x9fc0 : 0x1f80);
@@ -50,6 +53,47 @@ TEST(dispatch_runs_every_thread_once) {
   }
 }
 
+// Returns the error of `call` in a forked child, or "" if there is none. SIGALRM ends a child that
+// hangs, which counts as "hangs".
+template <class F>
+std::string message_in_forked_child(const F& call) {
+  int ends[2];
+  if (pipe(ends) != 0) return "no pipe";
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    const std::string said = testing::message_of<std::runtime_error>(call);
+    const ssize_t written = write(ends[1], said.data(), said.size());
+    _exit(written == static_cast<ssize_t>(said.size()) ? 0 : 1);
+  }
+  close(ends[1]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  char text[256] = {};
+  const ssize_t got = read(ends[0], text, sizeof text - 1);
+  close(ends[0]);
+  return WIFEXITED(status) && got >= 0 ? text : "hangs";
+}
+
+TEST(a_forked_child_is_refused_and_does_not_wait_for_threads_it_lacks) {
+  Team team(2, {});
+  const auto idle = [](int, int) noexcept {};
+  team.run([&] {
+    team.dispatch(idle);
+    const std::string said = message_in_forked_child([&] { team.dispatch(idle); });
+    EXPECT(said.find("forked") != std::string::npos);
+    team.dispatch(idle);  // the team of the parent still works
+  });
+}
+
+#if !defined(CPUSERVE_TEAM_STD_THREAD)
+TEST(a_forked_child_may_not_open_a_team_where_openmp_had_threads) {
+  Team(2, {}).run([] {});
+  const std::string said = message_in_forked_child([] { Team(2, {}).run([] {}); });
+  EXPECT(said.find("forked") != std::string::npos);
+}
+#endif
+
 TEST(writes_before_a_barrier_are_seen_behind_it) {
   for (int n : kTeamSizes) {
     Team team(n, {});
@@ -71,13 +115,42 @@ TEST(writes_before_a_barrier_are_seen_behind_it) {
   }
 }
 
+TEST(writes_before_a_barrier_of_core_complexes_are_seen_behind_it) {
+  for (const std::vector<int>& complexes :
+       {std::vector<int>{7, 7, 7}, {0, 1, 2}, {4, 4, 9}, {5, 3, 5, 3, 3}, {1, 1, 1, 1, 8}}) {
+    const int n = static_cast<int>(complexes.size());
+    Team team(n, {}, false, {}, complexes);
+    std::atomic<int> wrong{0};
+    team.run([&] {
+      std::vector<int64_t> cells(static_cast<size_t>(n) * 8);
+      for (int job = 0; job < 3; job++) {
+        team.dispatch([&](int thread, int threads) noexcept {
+          for (int64_t i = 1; i <= 100; i++) {
+            cells[static_cast<size_t>(thread) * 8] = i;
+            team.barrier(thread);
+            for (int other = 0; other < threads; other++) {
+              if (cells[static_cast<size_t>(other) * 8] != i) wrong++;
+            }
+            team.barrier(thread);
+          }
+        });
+      }
+    });
+    EXPECT(wrong == 0);
+  }
+}
+
+TEST(a_team_needs_a_core_complex_for_each_thread) {
+  EXPECT_THROWS(std::invalid_argument, "one core complex for each", Team(2, {}, false, {}, {0}));
+}
+
 void wait_for_a_late_thread(bool passive_waits) {
   Team team(2, {}, passive_waits);
   team.run([&] {
     int value = 0;  // plain: the barrier orders it
     team.dispatch([&](int thread, int) noexcept {
       if (thread == 1) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // longer than anyone spins
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // longer than any thread spins
         value = 7;
       }
       team.barrier(thread);
@@ -112,7 +185,7 @@ TEST(threads_take_no_signals_but_their_own_faults) {
 }
 
 TEST(jobs_keep_denormals_whatever_the_caller_does) {
-  const volatile float least = 1e-39f;  // below the normal ones; volatile: computed when run
+  const volatile float least = 1e-39f;  // a denormal; volatile, so that it is computed at run time
   for (int n : kTeamSizes) {
     Team team(n, {});
     std::atomic<int> kept{0};
@@ -120,7 +193,7 @@ TEST(jobs_keep_denormals_whatever_the_caller_does) {
       flush_denormals(true);
       EXPECT(least * 0.5f == 0.0f);
       team.dispatch([&](int, int) noexcept { kept += least * 0.5f != 0.0f; });
-      EXPECT(least * 0.5f == 0.0f);  // the caller has its own again
+      EXPECT(least * 0.5f == 0.0f);  // the mode of the caller is restored
       flush_denormals(false);
     });
     EXPECT(kept == n);
@@ -171,11 +244,11 @@ TEST(running_twice_is_refused) {
 
 TEST(wrong_sizes_and_cpus_are_refused) {
   EXPECT_THROWS(std::invalid_argument, "threads", Team(0, {}));
-  EXPECT_THROWS(std::invalid_argument, "as many CPUs", Team(2, {0}));
+  EXPECT_THROWS(std::invalid_argument, "one CPU for each thread", Team(2, {0}));
   EXPECT_THROWS(std::invalid_argument, "have 3", Team(4, {}, false, {1, 2}));
   EXPECT_THROWS(std::invalid_argument, "at least 1 thread", Team(2, {}, false, {2, 0}));
 #if defined(__linux__)
-  EXPECT_THROWS(std::invalid_argument, "CPU 1000 ", Team(1, {1000}));
+  EXPECT_THROWS(std::invalid_argument, "CPU 1000", Team(1, {1000}));
 #endif
 }
 
@@ -210,8 +283,9 @@ namespace {
 
 constexpr int64_t kMs = 1'000'000;
 
-// Feeds `steps` steps of 10 ms; true if members changed.
-bool feed(Attendance& a, int64_t& now, int steps, int64_t waited_ms, std::vector<int64_t> lost_ms) {
+// Records `steps` steps of 10 ms. Returns true if the members changed.
+bool feed(ThreadRoster& a, int64_t& now, int steps, int64_t waited_ms,
+          std::vector<int64_t> lost_ms) {
   bool change = false;
   for (int64_t& l : lost_ms) l *= kMs;
   for (int i = 0; i < steps; i++) {
@@ -224,7 +298,7 @@ bool feed(Attendance& a, int64_t& now, int steps, int64_t waited_ms, std::vector
 }  // namespace
 
 TEST(a_thread_that_keeps_losing_its_core_sits_out_and_is_tried_again) {
-  Attendance a(2);
+  ThreadRoster a(2);
   int64_t now = 1000 * kMs;
   EXPECT(!feed(a, now, 21, 1, {0, 1}));  // quiet
   EXPECT(feed(a, now, 3, 5, {0, 5}));
@@ -232,21 +306,22 @@ TEST(a_thread_that_keeps_losing_its_core_sits_out_and_is_tried_again) {
   EXPECT(!feed(a, now, 29, 0, {0, 0}));
   EXPECT(feed(a, now, 1, 0, {0, 0}));  // 300 ms later
   EXPECT((a.members() == std::vector<int>{0, 1}));
-  EXPECT(feed(a, now, 3, 5, {0, 5}));  // still no use: away for twice as long
+  EXPECT(feed(a, now, 3, 5, {0, 5}));  // slow again: benched for twice as long
   EXPECT(!feed(a, now, 59, 0, {0, 0}));
   EXPECT(feed(a, now, 1, 0, {0, 0}));
   EXPECT(a.members().size() == 2);
 }
 
 TEST(waiting_for_work_that_is_merely_uneven_sends_nobody_away) {
-  Attendance a(2);
+  ThreadRoster a(2);
   int64_t now = 1000 * kMs;
   EXPECT(!feed(a, now, 51, 6, {0, 0}));
-  EXPECT(!feed(a, now, 51, 1, {0, 9}));  // late, but nobody waits for it: claims even it out
+  EXPECT(!feed(a, now, 51, 1,
+               {0, 9}));  // late, but no thread waits for it, because claims balance the load
 }
 
 TEST(of_many_threads_only_the_late_one_goes) {
-  Attendance a(8);
+  ThreadRoster a(8);
   int64_t now = 1000 * kMs;
   EXPECT(feed(a, now, 3, 3, {0, 0, 0, 4, 0, 0, 1, 0}));
   EXPECT((a.members() == std::vector<int>{0, 1, 2, 4, 5, 6, 7}));
@@ -254,9 +329,9 @@ TEST(of_many_threads_only_the_late_one_goes) {
   EXPECT(a.members().size() == 8 && !a.call_all());
 }
 
-TEST(members_come_and_go_without_losing_work) {
-  // Five threads that fight for the cores: whoever sits out, every item is done once.
-  Team team(5, {});
+void claim_while_members_come_and_go(const std::vector<int>& complexes) {
+  // Five threads compete for the cores. Whichever of them are benched, every item is computed once.
+  Team team(5, {}, false, {}, complexes);
   WorkQueue queue(5);
   size_t fewest = 5;
   team.run([&] {
@@ -291,6 +366,24 @@ TEST(members_come_and_go_without_losing_work) {
   EXPECT(fewest >= 1);
 }
 
+TEST(members_come_and_go_without_losing_work) { claim_while_members_come_and_go({}); }
+
+TEST(members_of_core_complexes_come_and_go_without_losing_work) {
+  claim_while_members_come_and_go({0, 0, 1, 2, 1});
+}
+
+TEST(few_items_are_spread_over_all_parts) {
+  // 14 strips over 192 threads: each of 8 ranks, and of 24 core complexes, gets its proportion.
+  for (const auto& [parts, least, most] : {std::tuple{8, 1, 2}, {24, 0, 1}, {2, 7, 7}}) {
+    const int size = 192 / parts;
+    for (int part = 0; part < parts; part++) {
+      const int64_t begin = split(14, part * size, 192).begin;
+      const int64_t got = split(14, part * size + size - 1, 192).end - begin;
+      EXPECT(got >= least && got <= most);
+    }
+  }
+}
+
 TEST(split_covers_everything_once) {
   for (int64_t items : {0, 1, 2, 7, 64, 1000}) {
     for (int parts : {1, 2, 3, 5, 64}) {
@@ -323,7 +416,7 @@ TEST(ranks_share_everything_once_and_in_proportion) {
       }
       EXPECT(at == items);
       for (int64_t i = 0, before = 0; i < items;
-           i++) {  // in order, and everyone if there is enough
+           i++) {  // in order, and all threads if there is enough
         const int owner = ranks.owner_of_middle(i, items);
         EXPECT(owner >= before && owner < ranks.count());
         if (items >= 64) EXPECT(owner <= before + 1);
@@ -336,12 +429,12 @@ TEST(ranks_share_everything_once_and_in_proportion) {
     }
   }
   EXPECT(Ranks(std::vector<int>{1, 1}).owner_of_middle(3, 8) ==
-         0);  // whole heads where they divide
+         0);  // whole heads if they divide evenly
   EXPECT(Ranks(std::vector<int>{1, 1}).owner_of_middle(4, 8) == 1);
 }
 
 TEST(crews_claim_what_their_rank_has_whoever_sits_out) {
-  // Five threads that fight for the cores, in ranks of 2, 1 and 2.
+  // Five threads compete for the cores, in ranks of 2, 1 and 2.
   Team team(5, {}, false, {2, 1, 2});
   WorkQueue queue(5);
   team.run([&] {
@@ -379,10 +472,10 @@ TEST(crews_claim_what_their_rank_has_whoever_sits_out) {
 }
 
 TEST(a_rank_keeps_its_last_thread) {
-  Attendance alone(Ranks(std::vector<int>{1, 1}));
+  ThreadRoster alone(Ranks(std::vector<int>{1, 1}));
   int64_t now = 1000 * kMs;
   EXPECT(!feed(alone, now, 9, 8, {0, 8}));
-  Attendance pairs(Ranks(std::vector<int>{2, 2}));
+  ThreadRoster pairs(Ranks(std::vector<int>{2, 2}));
   EXPECT(feed(pairs, now, 3, 8, {0, 0, 7, 8}));
   EXPECT((pairs.members() == std::vector<int>{0, 1, 2}));
   EXPECT(!feed(pairs, now, 9, 8, {0, 0, 8, 0}));
@@ -397,7 +490,7 @@ TEST(shares_of_members_cover_everything_once) {
       for (int64_t i = mine.begin; i < mine.end; i++) times[static_cast<size_t>(i)]++;
     });
     for (const auto& t : times) EXPECT(t == 1);
-    EXPECT((team.nodes_of_ranks() == std::vector<int>{-1, -1}));  // nobody is pinned
+    EXPECT((team.nodes_of_ranks() == std::vector<int>{-1, -1}));  // no thread is pinned
   });
 }
 
@@ -433,6 +526,17 @@ TEST(every_item_is_claimed_once_in_every_phase) {
   }
 }
 
+TEST(claims_are_seen_while_a_phase_runs) {
+  WorkQueue queue(1);
+  queue.enter(0, 0);
+  int64_t claimed = queue.claimed(), grew = 0;
+  queue.drain(0, {0, 0, 1}, 0, 10, 1, [&](int64_t, int64_t) {
+    grew += queue.claimed() > claimed;
+    claimed = queue.claimed();
+  });
+  EXPECT(grew == 10 && queue.claimed() == 10);
+}
+
 TEST(a_thread_that_does_not_come_is_helped_out) {
   Team team(2, {});
   WorkQueue queue(2);
@@ -440,7 +544,7 @@ TEST(a_thread_that_does_not_come_is_helped_out) {
   team.run([&] {
     team.dispatch([&](int thread, int) noexcept {
       queue.enter(thread, 0);
-      if (thread == 1) {  // claims nothing until everything is done
+      if (thread == 1) {  // claims nothing until all items are done
         while (done.load() < 100) std::this_thread::yield();
       }
       queue.drain(thread, {0, 0, 2}, 0, 100, 7, [&](int64_t begin, int64_t end) {

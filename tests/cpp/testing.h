@@ -1,4 +1,4 @@
-// A test program in a page: TEST(name) { EXPECT(...); } and main() runs them all.
+// A small test framework: TEST(name) { EXPECT(...); }, and main() runs all tests.
 #pragma once
 #include <cstdio>
 #include <cstring>
@@ -30,7 +30,7 @@ inline void expect(bool ok, const char* text, const char* file, int line) {
   std::printf("%s:%d: expected %s\n", file, line, text);
 }
 
-// The message of what `f` throws as E, "" if it throws nothing or something else.
+// Returns the message of the E that `f` throws, or "" if it throws nothing or something else.
 template <class E, class F>
 std::string message_of(const F& f) {
   try {
@@ -58,7 +58,7 @@ inline int run_all(const char* filter) {
     failed += failures() != before;
     std::printf("%s %s\n", failures() == before ? "ok  " : "FAIL", t.name);
   }
-  std::printf("%d passed, %d failed, 0 skipped\n", ran - failed, failed);  // as kernel_tests says
+  std::printf("%d passed, %d failed\n", ran - failed, failed);
   return failed || !ran ? 1 : 0;
 }
 

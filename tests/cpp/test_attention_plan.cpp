@@ -1,0 +1,198 @@
+// Tests how the attention of a step is divided among threads if sequences differ in length, by
+// simulating the claims of the threads with the costs of the units.
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+
+#include "base/allocations.h"
+#include "main.h"
+#include "runtime/attention_plan.h"
+
+using namespace cpuserve;
+
+namespace {
+
+constexpr int32_t kLong = 128 << 10;
+
+// One step: queries and keys of each sequence.
+struct Step {
+  std::vector<int32_t> query_start{0}, kv_len;
+  StepInput in{};
+
+  explicit Step(const std::vector<std::pair<int32_t, int32_t>>& sequences) {
+    for (const auto& [queries, keys] : sequences) {
+      query_start.push_back(query_start.back() + queries);
+      kv_len.push_back(keys);
+    }
+    in.tokens = query_start.back();
+    in.seqs = static_cast<int64_t>(kv_len.size());
+    in.query_start = query_start.data();
+    in.kv_len = kv_len.data();
+  }
+};
+
+Step decode_step(int count, int32_t keys, const std::vector<std::pair<int, int32_t>>& longer = {}) {
+  std::vector<std::pair<int32_t, int32_t>> sequences(static_cast<size_t>(count), {1, keys});
+  for (const auto& [which, length] : longer) sequences[static_cast<size_t>(which)].second = length;
+  return Step(sequences);
+}
+
+AttentionLimits limits_for(const Step& step) {
+  const int32_t longest = *std::max_element(step.kv_len.begin(), step.kv_len.end());
+  return {step.in.tokens, step.in.seqs, longest,
+          std::accumulate(step.kv_len.begin(), step.kv_len.end(), int64_t{0})};
+}
+
+// Cost of a unit: chunks times heads. All take the same time if one token per sequence is decoded.
+int64_t work(const AttentionUnit& u) { return int64_t{u.chunk1 - u.chunk0} * u.heads; }
+
+int64_t total_work(const AttentionPlan& plan) {
+  int64_t sum = 0;
+  for (const AttentionUnit& u : plan.units()) sum += work(u);
+  return sum;
+}
+
+// Returns when the last of `threads` has finished, relative to an even share. Each thread takes the
+// units of its own share in order and then those of the threads after it, and `late` of them start
+// last.
+double slowest(const AttentionPlan& plan, int threads, int late = 0) {
+  std::vector<int64_t> next, time(static_cast<size_t>(threads));
+  for (int t = 0; t < threads; t++) {
+    next.push_back(plan.units_of(t, t + 1).begin);
+    if (t < late) time[static_cast<size_t>(t)] = total_work(plan);
+  }
+  while (true) {
+    const auto me = std::min_element(time.begin(), time.end()) - time.begin();
+    int64_t unit = -1;
+    for (int i = 0; i < threads && unit < 0; i++) {
+      const int owner = static_cast<int>((me + i) % threads);
+      int64_t& at = next[static_cast<size_t>(owner)];
+      if (at < plan.units_of(owner, owner + 1).end) unit = at++;
+    }
+    if (unit < 0) break;
+    time[static_cast<size_t>(me)] += work(plan.units()[static_cast<size_t>(unit)]);
+  }
+  const auto last = *std::max_element(time.begin() + late, time.end());
+  return static_cast<double>(last) * (threads - late) / static_cast<double>(total_work(plan));
+}
+
+bool visits_every_chunk_once(const AttentionPlan& plan, const Step& step) {
+  const AttentionGeometry& g = plan.geometry();
+  std::vector<std::vector<int>> seen;
+  for (const int32_t keys : step.kv_len) {
+    seen.emplace_back(static_cast<size_t>((keys + kChunk - 1) / kChunk * g.kv_heads));
+  }
+  for (const AttentionUnit& u : plan.units()) {
+    for (int32_t h = u.kv_head; h < u.kv_head + u.heads; h++) {
+      for (int32_t c = u.chunk0; c < u.chunk1; c++) {
+        seen[static_cast<size_t>(u.seq)][static_cast<size_t>(c * g.kv_heads + h)]++;
+      }
+    }
+  }
+  return std::all_of(seen.begin(), seen.end(), [](const std::vector<int>& of) {
+    return std::all_of(of.begin(), of.end(), [](int n) { return n == 1; });
+  });
+}
+
+// Checks that each partial result of a unit is in its place, and that exactly one merge reads it.
+bool merges_what_was_split(const AttentionPlan& plan) {
+  const int64_t slot = 16 + plan.geometry().hd_pad;
+  std::vector<std::tuple<int64_t, int32_t, int32_t, int64_t>> written, read;
+  for (const AttentionUnit& u : plan.units()) {
+    if (u.partial < 0) continue;
+    for (int64_t r = 0; r < u.rows; r++) {
+      for (int32_t c = u.chunk0; c < u.chunk1; c++) {
+        written.emplace_back(u.partial + (r * u.partial_stride + c - u.chunk0) * slot, u.seq,
+                             u.kv_head, u.row0 + r);
+      }
+    }
+  }
+  for (const MergeUnit& m : plan.merges()) {
+    for (int64_t i = 0; i < m.rows * m.chunks; i++) {
+      read.emplace_back(m.partial + i * slot, m.seq, m.kv_head, m.row0 + i / m.chunks);
+    }
+  }
+  std::sort(written.begin(), written.end());
+  std::sort(read.begin(), read.end());
+  const bool fits = written.empty() || std::get<0>(written.back()) + slot <= plan.partial_floats();
+  return written == read && fits;
+}
+
+}  // namespace
+
+TEST(one_long_stream_among_many_short_ones_is_shared_by_all_threads) {
+  for (const int threads : {2, 3, 16, 64, 192}) {
+    for (const int which : {0, 20, 63}) {
+      const Step step = decode_step(64, 256, {{which, kLong}});
+      AttentionPlan plan({64, 8, 128, 0}, limits_for(step), threads);
+      plan.build(step.in);
+      EXPECT(slowest(plan, threads) <= 1.15);
+      EXPECT(visits_every_chunk_once(plan, step) && merges_what_was_split(plan));
+    }
+  }
+}
+
+TEST(one_stream_at_128k_keeps_every_thread_busy_to_the_last_head) {
+  for (const int threads : {2, 3, 16, 64, 192}) {
+    const Step step = decode_step(1, kLong);
+    AttentionPlan plan({64, 8, 128, 0}, limits_for(step), threads);
+    plan.build(step.in);
+    EXPECT(slowest(plan, threads) <= 1.15);
+    EXPECT(visits_every_chunk_once(plan, step) && merges_what_was_split(plan));
+  }
+}
+
+TEST(streams_of_any_lengths_are_shared_evenly) {
+  for (const int threads : {2, 5, 48}) {
+    for (const AttentionGeometry g :
+         {AttentionGeometry{9, 3, 64, 0}, {32, 8, 128, 0}, {16, 1, 64, 0}}) {
+      const Step step = decode_step(
+          9, 3000, {{0, 40'000}, {2, 90'000}, {3, 500}, {5, 257}, {6, 20'000}, {8, 60'000}});
+      AttentionPlan plan(g, limits_for(step), threads);
+      plan.build(step.in);
+      EXPECT(slowest(plan, threads) <= 1.15);
+      EXPECT(visits_every_chunk_once(plan, step) && merges_what_was_split(plan));
+    }
+  }
+}
+
+TEST(equal_streams_stay_whole_and_need_no_merge) {
+  for (const int threads : {2, 4, 8, 64}) {
+    const Step step = decode_step(64, 9000);
+    AttentionPlan plan({32, 8, 128, 0}, limits_for(step), threads);
+    plan.build(step.in);
+    EXPECT(plan.merges().empty());
+    EXPECT(slowest(plan, threads) <= 1.01);
+  }
+}
+
+TEST(a_thread_that_is_held_up_leaves_most_of_its_share_to_others) {
+  const Step step = decode_step(1, kLong);
+  AttentionPlan plan({8, 1, 128, 0}, limits_for(step), 4);
+  plan.build(step.in);
+  EXPECT(slowest(plan, 4, 1) <= 1.15);
+}
+
+TEST(ranks_share_skewed_streams_evenly_too) {
+  const Ranks ranks(std::vector<int>{4, 4});
+  const Step step = decode_step(64, 256, {{5, kLong}});
+  AttentionPlan plan({32, 8, 128, 0}, limits_for(step), ranks);
+  plan.build(step.in);
+  EXPECT(visits_every_chunk_once(plan, step) && merges_what_was_split(plan));
+  for (int r = 0; r < 2; r++) {
+    int64_t of_rank = 0;
+    for (int64_t i = plan.units_of(r).begin; i < plan.units_of(r).end; i++) {
+      of_rank += work(plan.units()[static_cast<size_t>(i)]);
+    }
+    EXPECT(std::abs(of_rank - total_work(plan) / 2) * 50 <= total_work(plan));
+  }
+}
+
+// Tables for the largest step are large enough for an uneven one, too.
+TEST(planning_skewed_streams_allocates_nothing) {
+  const Step skewed = decode_step(64, 256, {{7, kLong}}), even = decode_step(64, 256);
+  AttentionPlan plan({64, 8, 128, 0}, limits_for(skewed), 192);
+  const int64_t before = allocations();
+  for (int i = 0; i < 4; i++) plan.build(i % 2 ? even.in : skewed.in);
+  EXPECT(allocations() == before);
+}
