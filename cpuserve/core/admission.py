@@ -1,17 +1,20 @@
-"""Which requests can be served at all. Asked by the front end (400) and again by the engine."""
+"""Check whether a request can be served at all: in the front end (400), and again in the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one sequence may be. kv_tokens: the whole KV cache. max_top: most alternatives."""
+    """Limits of one sequence.
+
+    kv_tokens: capacity of the whole KV cache. max_top: most alternatives per token (logprobs).
+    """
 
     max_model_len: int
     kv_tokens: int
@@ -20,28 +23,28 @@ class Limits:
 
 
 def output_limit(num_prompt: int, params: SamplingParams, limits: Limits) -> int:
-    """Outputs that request may have: max_tokens cut to the context and to the KV cache.
+    """Return how many tokens the request may generate, limited by the context and the KV cache.
 
-    The last output never enters the KV cache, hence the + 1.
+    The last generated token never enters the KV cache, hence the + 1.
     """
-    room = min(limits.max_model_len, limits.kv_tokens + 1) - num_prompt
-    return room if params.max_tokens is None else min(params.max_tokens, room)
+    most = min(limits.max_model_len, limits.kv_tokens + 1) - num_prompt
+    return most if params.max_tokens is None else min(params.max_tokens, most)
 
 
 def check_request(prompt: Sequence[int], params: SamplingParams, limits: Limits) -> None:
-    """Raise InvalidRequest if this request could not run even with the engine to itself."""
+    """Raise InvalidRequest if this request could not run even if it were the only one."""
     check_prompt(prompt, params, limits)
     check_params(params, limits)
 
 
 def check_prompt(prompt: Sequence[int], params: SamplingParams, limits: Limits) -> None:
-    """The part of check_request that differs between the prompts of one request."""
+    """Do the part of check_request that differs between the prompts of one request."""
     _check_length(len(prompt), params, limits)
     _check_ids("prompt", prompt, limits.vocab)
 
 
 def check_params(params: SamplingParams, limits: Limits) -> None:
-    """The part of check_request that all prompts of one request share."""
+    """Do the part of check_request that all prompts of one request share."""
     _check_ids("logit_bias", params.logit_bias or (), limits.vocab)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab)
     _check_ids("stop_token_ids", params.stop_token_ids, limits.vocab)
@@ -50,7 +53,7 @@ def check_params(params: SamplingParams, limits: Limits) -> None:
         raise InvalidRequest(msg, param="allowed_token_ids")
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) > limits.max_top:
-            msg = f"{name} is {getattr(params, name)}, at most {limits.max_top} are served"
+            msg = f"{name} is {getattr(params, name)}, at most {limits.max_top} is allowed"
             raise InvalidRequest(msg, param=name)
 
 
@@ -64,15 +67,15 @@ def _check_length(num_prompt: int, params: SamplingParams, limits: Limits) -> No
             f"the prompt has {num_prompt} tokens; this model's maximum context length is "
             f"{limits.max_model_len} tokens, prompt and output together. Shorten the prompt"
         )
-        raise InvalidRequest(msg, param="prompt")
+        raise InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
     wanted = num_prompt + max((params.max_tokens or 1) - 1, 0)
     wanted = min(wanted, max(limits.max_model_len - 1, num_prompt))
     if wanted > limits.kv_tokens:
         msg = (
-            f"the request needs {wanted} tokens of KV cache (prompt and max_tokens), the whole "
-            f"cache holds {limits.kv_tokens}. Lower max_tokens, or serve with a larger KV cache"
+            f"the request needs {wanted} tokens of KV cache (prompt and max_tokens), but the "
+            f"whole cache holds {limits.kv_tokens}. Lower max_tokens, or enlarge the KV cache"
         )
-        raise InvalidRequest(msg, param="max_tokens")
+        raise InvalidRequest(msg, param="max_tokens", code=CONTEXT_LENGTH)
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab: int) -> None:

@@ -1,10 +1,10 @@
-"""What a step will take on this host, learned from the steps that have run.
+"""Predict how long a step takes on this host, learning from the steps that have run.
 
     seconds = base + row x decode rows + key x keys they read + token x prompt tokens
-              + pair x (query, key) pairs of the prompt chunks
+              + pair x (query, key) pairs of the prompt chunks + score x prompt tokens scored
 
-The weights are fitted online by normalized least mean squares: a handful of multiplications a step,
-no history to invert, and it follows a machine whose speed others change.
+The weights are fitted online by normalized least mean squares. That takes a few multiplications per
+step and no history, and it follows a machine whose speed changes because of other programs.
 """
 
 from __future__ import annotations
@@ -12,26 +12,31 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# Prompt chunks end where kernels like it: a block, and an attention chunk for long ones.
+# Prompt chunks end at a multiple of a KV block, or of an attention chunk if they are long: that is
+# where kernels are fastest.
 FINE, COARSE = 32, 256
-# Fewer tokens than these would cost a step of reading all weights for next to nothing.
+# With fewer tokens than this, a step would read all weights for almost no progress.
 LEAST_CHUNK = 8
-# The target is for what clients see at their worst, so chunks aim below it, by as much as steps
-# here take longer than predicted: the quantile of took / predicted, within bounds. Steps beyond the
-# upper one do not count: a step that was stopped for long is late whatever its size.
+# The latency target should hold for the slowest steps, too. Therefore chunks are sized for a
+# smaller target: divided by a quantile of (measured / predicted) time, within bounds. Steps above
+# the upper bound do not count: a step that was interrupted for long is late whatever its size.
 SPREAD_QUANTILE, SPREAD_GAIN = 0.98, 0.05
 LEAST_SPREAD, FIRST_SPREAD, MOST_SPREAD = 1.1, 1.2, 1.5
-# A step with a prompt, in decode steps: where decoding alone takes most of the target, prompts may
-# still take two thirds of it on top; where it is far below, they are not to be felt as a pause.
+# Length of a step with a prompt, in decode steps. If decoding alone takes most of the target,
+# prompts may still add two thirds of a decode step. If decoding is far below the target, a step
+# must not look like a pause to the running streams.
 LEAST_STRETCH, MOST_STRETCH = 1.67, 2.5
-# Until a longer one has been seen, a chunk beside streams is at most this, then twice the longest.
+# A chunk beside running streams has at most this many tokens, or twice the longest one so far.
 FIRST_CHUNK = 64
 _ROWS, _KEYS, _TOKENS, _PAIRS = 16.0, 16384.0, 256.0, 256.0 * 16384.0
+# Few prompts are scored (logprobs), so most of the error of a scored prompt is assigned to `score`.
+_SCORES = 64.0
 _GAIN, _MOST_ERROR = 0.4, 0.5
 _TRAINED = 8
-# Where prompts never end, every step has both, and its time tells their sum only: a slow minute of
-# decoding would be believed for as long as they come. One step in so many has a chunk of another
-# length, which tells them apart; with the least one that costs 2 % of the prompts' rate.
+# If prompts arrive without a pause, every step has decode rows and prompt tokens, and its time
+# shows only their sum: an error in the decode time would never be corrected. Therefore one step in
+# _MIXED_STEPS gets a chunk of a different length, which separates the two. With the shortest chunk
+# that costs 2 % of the prompt throughput.
 _MIXED_STEPS, _USUAL_GAIN = 24, 0.2
 _RATE_GAIN = 0.2
 _RESTORE_GAIN = 0.2
@@ -40,30 +45,35 @@ _FORGIVING = 0.98
 
 @dataclass(slots=True)
 class StepWork:
-    """What a step computes: decode rows and the keys they read, prompt tokens and their pairs."""
+    """The work of a step.
+
+    rows: decode rows; keys: keys that they read. tokens: prompt tokens; pairs: their (query, key)
+    pairs. scores: prompt tokens whose log probability was requested, each of which needs logits.
+    """
 
     rows: int = 0
     keys: int = 0
     tokens: int = 0
     pairs: float = 0.0
+    scores: int = 0
 
-    def add_prompt(self, start: int, count: int) -> None:
-        """A chunk of `count` tokens at positions start, start + 1, ..."""
+    def add_prompt(self, start: int, count: int, scores: int = 0) -> None:
+        """Add a prompt chunk of `count` tokens at positions start, start + 1, ..."""
         self.tokens += count
+        self.scores += scores
         self.pairs += count * (start + 0.5 * count)
 
 
 class CostModel:
-    """Predicts step times; starts slower than any machine should be.
+    """Predicts step times. The initial weights are slower than any machine should be.
 
-    restore_s: seconds that restoring a KV block takes, by where it comes from; starts quicker than
-    any memory should be.
+    restore_s: seconds to restore a KV block, by offload tier; initially 0, faster than any memory.
     """
 
     def __init__(self) -> None:
         self.restore_s: dict[str, float] = {}
         self.base, self.row, self.key = 0.02, 0.0003 * _ROWS, 0.002
-        self.token, self.pair = 0.004 * _TOKENS, 0.1
+        self.token, self.pair, self.score = 0.004 * _TOKENS, 0.1, 0.0
         self.longest_chunk = 0
         self.prompt_rate = 0.0
         self._rate_weight = 0.0
@@ -76,17 +86,18 @@ class CostModel:
         self._prompt_error = _Agreed()
 
     def decode_seconds(self, rows: int, keys: int) -> float:
-        """The step without prompt tokens."""
+        """Return the predicted seconds of a step without prompt tokens."""
         return self.base + self.row * (rows / _ROWS) + self.key * (keys / _KEYS)
 
-    def prompt_seconds(self, tokens: int, pairs: float) -> float:
-        """What prompt tokens add to a step."""
-        return self.token * (tokens / _TOKENS) + self.pair * (pairs / _PAIRS)
+    def prompt_seconds(self, tokens: int, pairs: float, scores: int = 0) -> float:
+        """Return the predicted seconds that prompt tokens add to a step."""
+        linear = self.token * (tokens / _TOKENS) + self.score * (scores / _SCORES)
+        return linear + self.pair * (pairs / _PAIRS)
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Learn from a step that took `seconds`."""
         decode = self.decode_seconds(work.rows, work.keys)
-        prompt = self.prompt_seconds(work.tokens, work.pairs)
+        prompt = self.prompt_seconds(work.tokens, work.pairs, work.scores)
         if not work.tokens:
             if work.rows:
                 self._decode_steps += 1
@@ -104,18 +115,18 @@ class CostModel:
         self.longest_chunk = max(self.longest_chunk, work.tokens)
         self._observe_rate(work.tokens, seconds)
         if self._decode_steps < _TRAINED:
-            # What decoding takes is a guess still: an error is anybody's.
+            # The decode weights are not fitted yet, so the error may belong to any weight.
             error = _damped(seconds / (decode + prompt) - 1.0) * (decode + prompt)
             self._fit_prompt(work, error, with_base=True)
         else:
-            # The prompt's share, at least a tenth however fast the machine has become.
+            # Time of the prompt tokens: at least a tenth of the step, even on a faster machine.
             took = max(seconds - decode, 0.1 * seconds)
             error = self._prompt_error(took / prompt - 1.0) * prompt
             self._fit_prompt(work, error, with_base=False)
 
     def _observe_rate(self, tokens: int, seconds: float) -> None:
-        # Short chunks say little about the rate of prompts. The first one is all there is, and yet
-        # weighs no more than it says beside the next.
+        # Short chunks say little about prompt throughput, so they weigh less. The first chunk sets
+        # the rate, but it keeps no more weight than its length deserves when the next one comes.
         weight = _RATE_GAIN * min(1.0, tokens / _TOKENS)
         self._rate_weight += weight * (1.0 - self._rate_weight)
         rate = tokens / max(seconds, 1e-6)
@@ -134,16 +145,17 @@ class CostModel:
         self.key = max(self.key + step * key, 0.0)
 
     def _fit_prompt(self, work: StepWork, error: float, *, with_base: bool) -> None:
-        token, pair = work.tokens / _TOKENS, work.pairs / _PAIRS
-        step = error / (with_base + token * token + pair * pair)
+        token, pair, score = work.tokens / _TOKENS, work.pairs / _PAIRS, work.scores / _SCORES
+        step = error / (with_base + token * token + pair * pair + score * score)
         if with_base:
             self.base = max(self.base + step, 1e-5)
         self.token = max(self.token + step * token, 1e-6 * _TOKENS)
         self.pair = max(self.pair + step * pair, 0.0)
+        self.score = max(self.score + step * score, 0.0)
 
     @property
     def other_chunk(self) -> int:
-        """Prompt tokens that the next step should have, to tell them from decoding; 0: any."""
+        """Return the chunk length that separates prompt time from decode time; 0: any."""
         if self._mixed_steps < _MIXED_STEPS:
             return 0
         usual = round(self._usual_tokens)
@@ -153,27 +165,29 @@ class CostModel:
         return 2.0 * abs(tokens - self._usual_tokens) >= LEAST_CHUNK
 
     def _fit_shares(self, work: StepWork, error: float, prompt: float) -> None:
-        # What was learned holds for steps of the usual length, so the line through them turns:
-        # what a token takes becomes (1 + turn) of it, and decoding the less for that.
+        # The prediction is right for steps of the usual length and has to stay so: the time per
+        # prompt token is multiplied by (1 + turn), and the decode time shrinks by the difference.
         usual = prompt * self._usual_tokens / work.tokens
         turn = max(self._share_error(error / (prompt - usual)), -_MOST_ERROR)
         self.token *= 1.0 + turn
         self.pair *= 1.0 + turn
+        self.score *= 1.0 + turn
         self._fit_decode(work, -turn * usual)
 
     # --- restoring ----------------------------------------------------------------------------
 
     def restores(self, where: str, start: int, tokens: int) -> bool:
-        """Restoring a block of `tokens` from position `start` is quicker than computing it."""
+        """Whether restoring a block of `tokens` at position `start` is faster than computing it."""
         seconds = self.restore_s.get(where, 0.0)
         if seconds <= self.prompt_seconds(tokens, tokens * (start + 0.5 * tokens)):
             return True
-        # A disk may have been busy just then: after some dozens of refusals it gets another chance.
+        # The disk may have been busy only for a moment: forget the time slowly, to try it again
+        # after some dozens of refusals.
         self.restore_s[where] = _FORGIVING * seconds
         return False
 
     def observe_restore(self, where: str, seconds: float) -> None:
-        """Restoring a block from `where` took `seconds`."""
+        """Learn that restoring a block from `where` took `seconds`."""
         before = self.restore_s.get(where)
         gain = _RESTORE_GAIN if before is not None else 1.0
         self.restore_s[where] = (before or 0.0) + gain * (seconds - (before or 0.0))
@@ -181,13 +195,13 @@ class CostModel:
     # --- chunks -------------------------------------------------------------------------------
 
     def allowance(self, rows: int, keys: int, target_s: float) -> float:
-        """Seconds that prompt tokens may add to a step with these decode rows."""
+        """Return the seconds that prompt tokens may add to a step with these decode rows."""
         decode = self.decode_seconds(rows, keys)
         longest = max(target_s / self.spread, LEAST_STRETCH * decode)
         return min(longest, MOST_STRETCH * decode) - decode
 
     def chunk(self, start: int, seconds: float) -> int:
-        """Most prompt tokens from position `start` that take at most `seconds`."""
+        """Return the most prompt tokens from position `start` that take at most `seconds`."""
         if seconds <= 0.0:
             return 0
         # pair / _PAIRS (n start + n^2 / 2) + token / _TOKENS n = seconds, solved for n.
@@ -197,10 +211,10 @@ class CostModel:
 
 
 class _Agreed:
-    """The part to correct of a relative error: what this step and the one before agree on.
+    """The part of a relative error to correct: what this step and the previous one agree on.
 
-    A step that was held up teaches nothing, and where noise goes both ways what is learned stays
-    at its middle rather than at its mean, which the held-up ones raise.
+    So one delayed step teaches nothing. Where errors have both signs, the weights stay near the
+    median, not at the mean, which delayed steps would raise.
     """
 
     def __init__(self) -> None:
@@ -214,12 +228,12 @@ class _Agreed:
 
 
 def _damped(error: float) -> float:
-    """The part of a relative error to correct."""
+    """Return the part of a relative error to correct."""
     return _GAIN * min(error, _MOST_ERROR)
 
 
 def rounded_chunk(start: int, count: int) -> int:
-    """`count`, or a little less if the chunk then ends where the kernels like it."""
+    """Return `count`, or a little less to end the chunk at a boundary where kernels are fast."""
     if count < FINE:
         return count
     for unit, share in ((COARSE, 16), (FINE, 8)):

@@ -1,4 +1,4 @@
-"""WaitingQueue: requests that have no slot yet, in the order of their rank."""
+"""WaitingQueue: requests that do not run yet, sorted by rank."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ AGING_S = 30.0
 
 
 def rank_of(request: Request, policy: Policy) -> Rank:
-    """Who goes first: the request with the smaller rank; no two are equal.
+    """Return the key by which requests are ordered; the smallest goes first, and none are equal.
 
-    "fcfs": order of arrival. "priority": priority 1 counts as having come 30 s later, 3 as 60 s,
-    7 as 90 s, and so on by the logarithm (below 0: earlier). Waiting so makes up for any priority,
-    from one end to the other in half an hour, without anything having to be sorted again.
+    "fcfs": order of arrival. "priority": a request of priority 1 is treated as if it had arrived
+    30 s later, of 3 60 s, of 7 90 s, and so on with the logarithm (negative: earlier). So waiting
+    makes up for any priority, within half an hour at most, and ranks never change.
     """
     if policy == "fcfs":
         return 0.0, request.order
@@ -33,7 +33,7 @@ def _rank(request: Request) -> Rank:
 
 
 class WaitingQueue:
-    """Sorted by rank; a preempted request comes back to where it was."""
+    """Requests sorted by rank, so a preempted request returns to its old place."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
@@ -49,15 +49,15 @@ class WaitingQueue:
         return at < len(self._requests) and self._requests[at] is request
 
     def push(self, request: Request) -> None:
-        """Put `request` where its rank belongs."""
+        """Insert `request` at the place of its rank."""
         insort(self._requests, request, key=_rank)
 
     def head(self) -> Request | None:
-        """The request to admit next."""
+        """Return the request to admit next, or None."""
         return self._requests[0] if self._requests else None
 
     def remove(self, request: Request) -> None:
-        """Take `request` out."""
+        """Remove `request`."""
         at = bisect_left(self._requests, request.rank, key=_rank)
-        assert self._requests[at] is request, f"request {request.id} does not wait"
+        assert self._requests[at] is request, f"request {request.id} is not in the queue"
         del self._requests[at]

@@ -1,4 +1,4 @@
-"""Request: one sequence on its way through the engine, and what a step did to it."""
+"""Request: the state of one sequence in the engine. Delta: what one step added to it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ NO_SLOT = SlotId(-1)
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence: `num_computed` tokens of KV exist, and chase `len(token_ids)`.
+    """One sequence. The KV cache holds the first `num_computed` of its `token_ids`.
 
-    token_ids: prompt, then output. max_tokens: outputs at most (admission.output_limit).
-    eos_ids end it without a stop_id, params.stop_token_ids with one. num_top: alternatives wanted
-    for each output, -1 = no logprobs. prompt_rows: None, or one entry per scored prompt token;
-    entry 0 is None (nothing predicts the first token). arrival, scheduled (first given a slot):
-    time.monotonic(). progress: a Delta is wanted after each part of the prompt. rank: who goes
-    first, the smaller one (queue.rank_of).
+    token_ids: prompt, then output. max_tokens: most tokens to generate (admission.output_limit).
+    eos_ids end it without a stop_id, params.stop_token_ids with one. num_top: alternatives to
+    report for each output, -1 = no logprobs. prompt_rows: None, or one entry per scored prompt
+    token; entry 0 is None (nothing predicts the first token). arrival, scheduled (first time it got
+    a slot): time.monotonic(). progress: report a Delta after each part of the prompt. rank: sort
+    key of the queue (queue.rank_of). num_lost: prompt tokens whose computation was thrown away
+    because their step was ended early.
     """
 
     id: RequestId
@@ -47,6 +48,7 @@ class Request:
     cached_tokens: int = 0
     scheduled: float = 0.0
     num_preemptions: int = 0
+    num_lost: float = 0.0
     decode_rows: list[LogitRow] = field(default_factory=list)
     chain: PrefixChain = field(default_factory=PrefixChain)
 
@@ -62,26 +64,26 @@ class Request:
 
     @property
     def num_output(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return len(self.token_ids) - self.num_prompt
 
     @property
     def is_running(self) -> bool:
-        """It has a slot (and blocks)."""
+        """Whether it has a slot, and therefore blocks."""
         return self.slot != NO_SLOT
 
     @property
     def reads_prefixes(self) -> bool:
-        """Cached blocks will do: no prompt token has to run for the sake of its logits."""
+        """Whether cached blocks may replace prompt tokens: no prompt logits are missing."""
         return self.prompt_rows is None or len(self.prompt_rows) >= self.num_prompt
 
     def rows(self, end: int) -> list[LogitRow]:
-        """The logits wanted of the tokens num_computed .. end - 1."""
+        """Return the logit rows to compute for the tokens num_computed .. end - 1."""
         start, ids = self.num_computed, self.token_ids
         rows: list[LogitRow] = []
         if self.prompt_rows is not None:
             num_top = self.params.prompt_logprobs or 0
-            # prompt_rows[p + 1] comes from position p; a preemption does not lose what is known.
+            # prompt_rows[p + 1] comes from position p; a preemption keeps the known results.
             first = max(start, len(self.prompt_rows) - 1)
             last = min(end, self.num_prompt - 1)
             rows = [LogitRow(p - start, ids[p + 1], num_top) for p in range(first, last)]
@@ -90,7 +92,7 @@ class Request:
         return rows
 
     def append(self, token: int) -> FinishReason | None:
-        """Take a generated token; why the sequence ends with it, if it does."""
+        """Append a generated token; return the finish reason if the sequence ends with it."""
         self.token_ids.append(token)
         num_output = len(self.token_ids) - self.num_prompt
         if token in self.stop_ids and num_output > self.params.min_tokens:
@@ -102,9 +104,9 @@ class Request:
 class Delta:
     """What one step added to one request.
 
-    rows: results behind `tokens` if logprobs are wanted. prompt_rows: all of them, once, when the
-    prompt has been scored. stop_id: the params.stop_token_ids member that ended it. processed:
-    prompt tokens done so far, in a delta that only says so.
+    rows: results for `tokens` if logprobs were requested. prompt_rows: results for the whole
+    prompt, once, when it has been scored. stop_id: the params.stop_token_ids member that ended it.
+    processed: prompt tokens computed so far, in a delta that reports only progress.
     """
 
     request: Request

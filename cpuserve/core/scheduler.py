@@ -1,16 +1,21 @@
-"""Scheduler: which tokens run in the next step.
+"""Scheduler: choose the tokens of the next step.
 
-There is no prefill phase and no decode phase. Each request has `num_computed` tokens chasing
-`len(token_ids)`, and one token budget per step covers decode rows and prompt chunks alike. Decode
-rows come first, and while there are any, prompt chunks are sized by what the cost model says they
-take, so that running streams keep their inter-token latency.
+There is no prefill phase and no decode phase. Each request has `num_computed` tokens, which catch
+up with `len(token_ids)`, and one token budget per step covers decode rows and prompt chunks. Decode
+rows are scheduled first. While there are any, the cost model limits the prompt chunks, so that
+running streams keep their inter-token latency.
 
-`running` and `waiting` are sorted by rank (queue.rank_of): arrival, or priority with aging. Blocks
-are taken in that order and preemption takes the last, so the first always advances: no livelock.
+The prompts of a step share its budget (budget.py): the one with the fewest remaining tokens is
+served first, and a part is reserved for the oldest. If no stream runs, a step is short or can be
+ended early (`ends_for`, `rewind`), so that a new short request does not wait for a long prompt.
 
-Blocks of a prompt are published when its chunk is scheduled, not when it has run: an executor
-stores the keys of all tokens of a step before any of them attends (or runs sequences in batch
-order), so requests that come together share a prefix too.
+`running` and `waiting` are sorted by rank (queue.rank_of): arrival, or priority with aging. A
+request never takes blocks that one before it in `waiting` needs, and the last of `running` is
+preempted first, so the first request always advances: there is no livelock.
+
+Blocks of a prompt are published when its chunk is scheduled, before it has run. An executor stores
+the keys of all tokens of a step before any token attends (or runs sequences in batch order), so
+requests that arrive together share prefixes, too.
 """
 
 from __future__ import annotations
@@ -19,29 +24,32 @@ import math
 import time
 from bisect import insort
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
+from cpuserve.core.budget import SHORT, PromptBudget, may_lose, part_of
 from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
 from cpuserve.core.kv.manager import KvManager
-from cpuserve.core.kv.prefix import FORGOTTEN, PrefixMatch
-from cpuserve.core.queue import Policy, WaitingQueue, rank_of
+from cpuserve.core.kv.prefix import FORGOTTEN, ChainMark, PrefixMatch
+from cpuserve.core.queue import Policy, Rank, WaitingQueue, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, FinishReason, Request
 from cpuserve.core.step import RowResult, SeqChunk, StepBatch, StepResult
 from cpuserve.ids import BlockId, RequestId, SlotId
 from cpuserve.sampling.params import SamplingParams
 
 NO_CHOICE = (
-    "no token could be chosen: the model's logits are NaN or infinite, or the request's penalties, "
-    "biases and bans leave none"
+    "no token could be sampled: the model's logits are NaN or infinite, or the request's "
+    "penalties, biases and banned tokens exclude every token"
 )
-# Blocks that move between tiers keep the engine from its messages, which no step's interrupt cuts
-# short: a client that leaves is to be noticed within 50 ms.
+# While the engine moves blocks from or to offload tiers it takes no messages and cannot be
+# interrupted, but a client that disconnects should be noticed within 50 ms.
 MOVING_S = 0.03
+# Most waiting requests that are searched for a short one: bounds the cost with a long queue.
+LOOK_AHEAD = 32
 
 
 class SlotHost(Protocol):
-    """The part of an Executor the scheduler talks to: sampler state per slot."""
+    """The part of an Executor that the scheduler uses: sampler state per slot."""
 
     def admit(
         self,
@@ -58,30 +66,13 @@ class SlotHost(Protocol):
         """Forget `slot`."""
 
 
-@dataclass(slots=True)
-class _PromptBudget:
-    """What is left of a step for prompt tokens; `seconds` is inf without streams to protect.
-
-    restored: a block has come back from another tier, so that the step is not for nothing.
-    """
-
-    tokens: int
-    seconds: float
-    least: int
-    restored: bool = False
-
-    @property
-    def is_spent(self) -> bool:
-        return self.tokens <= 0 or (self.seconds <= 0.0 and not self.least)
-
-
 class Scheduler:
     """Continuous batching over paged KV: chunked prompts, shared prefixes, preemption by recompute.
 
-    itl_target_s: how long a step with decode rows should take at most, 0 = as long as it takes.
-    long_prefill_token_threshold: most tokens of one prompt in a step, 0 = what the budget allows.
-    moving_s: how long `schedule` may move blocks between tiers where no stream waits for the step;
-    it returns a block later at most.
+    itl_target_s: longest time of a step with decode rows, 0 = no limit.
+    long_prefill_token_threshold: most tokens of one prompt in a step, 0 = no limit.
+    moving_s: how long `schedule` may move blocks from and to offload tiers if no stream waits for
+    the step. It may exceed that by the time of one block.
     """
 
     def __init__(
@@ -105,7 +96,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.requests: dict[RequestId, Request] = {}
         self.num_preemptions = 0
-        # A decode row each must fit in one step.
+        # One decode row of every running request must fit into a step.
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self.max_num_batched_tokens = max_num_batched_tokens
         self._itl_target_s = itl_target_s
@@ -117,12 +108,13 @@ class Scheduler:
         self._num_added = 0
         self._batch: list[SeqChunk] = []
         self._batch_requests: list[Request] = []
+        self._marks: list[ChainMark] = []  # marks of the prompts' prefix chains before the step
         self._refused: list[Delta] = []
 
     # --- requests in and out ------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queue a request that admission.check_request has passed."""
+        """Queue a request that has passed admission.check_request."""
         assert request.id not in self.requests, f"request {request.id} exists"
         request.order = self._num_added
         request.rank = rank_of(request, self._policy)
@@ -131,7 +123,7 @@ class Scheduler:
         self.waiting.push(request)
 
     def abort(self, request_id: RequestId) -> bool:
-        """Drop a request, wherever it is, between steps; False if it is not here (any more)."""
+        """Drop a waiting or running request, between steps; False if there is none (any more)."""
         request = self.requests.get(request_id)
         if request is None:
             return False
@@ -140,12 +132,12 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Something runs or waits."""
+        """Whether a request runs or waits."""
         return bool(self.requests)
 
     @property
     def batch_requests(self) -> Sequence[Request]:
-        """The requests of the step that `schedule` made, in its order."""
+        """The requests of the scheduled step, in its order."""
         return self._batch_requests
 
     # --- one step -----------------------------------------------------------------------------
@@ -153,31 +145,29 @@ class Scheduler:
     def schedule(self) -> StepBatch:
         """Choose the tokens of the next step; `update`, `fail` or `abandon` must follow.
 
-        There may be none where blocks are moved between tiers: the next step goes on with that.
+        The batch may be empty while blocks are moved from or to offload tiers: the next call
+        continues with that.
         """
         assert not self._batch, "the last step was not finished"
         self.work = StepWork()
-        if self.kv.tiers is not None:
-            self.kv.tiers.left_s = self._moving_s
+        if self.kv.offload is not None:
+            self.kv.offload.left_s = self._moving_s
         if self._policy == "priority":
             self._make_way()
         prompts = self._schedule_decodes()
-        budget = self._prompt_budget()
-        if self.kv.tiers is not None and budget.seconds < math.inf:
-            # Streams wait for this step anyway: the more of its time is used, the fewer of these.
-            self.kv.tiers.left_s += budget.seconds - self._moving_s
-        for request in prompts:
-            self._admit_waiting(budget, before=request)
-            if budget.is_spent:
-                break
-            self._proceed(request, budget)
-        self._admit_waiting(budget)
+        prompts += self._candidates()
+        if prompts:
+            budget = self._prompt_budget(prompts)
+            if self.kv.offload is not None and budget.seconds < math.inf:
+                # The streams wait for this step anyway, so all of its time may be used.
+                self.kv.offload.left_s += budget.seconds - self._moving_s
+            self._schedule_prompts(prompts, budget)
         return StepBatch(self._batch)
 
     def update(self, results: StepResult) -> list[Delta]:
-        """Take the results of the step `schedule` made, row by row; what each request got."""
+        """Apply the results of the scheduled step, one per row; return what each request got."""
         batch, requests = self._take_batch()
-        assert sum(len(c.rows) for c in batch) == len(results), "a result per row, please"
+        assert sum(len(c.rows) for c in batch) == len(results), "the step needs one result per row"
         deltas = self._take_refused()
         next_row = 0
         block_size = self.kv.block_size
@@ -197,18 +187,18 @@ class Scheduler:
         return deltas
 
     def fail(self, message: str) -> list[Delta]:
-        """The step could not run: every request in it ends with an error."""
+        """End every request of the scheduled step with an error, because it failed."""
         deltas = self._take_refused()
         deltas += [Delta(r, [], "error", error=message) for r in self._drop_batch()]
         return deltas
 
     def abandon(self) -> list[Delta]:
-        """The step was ended early, since every request in it has been aborted: drop them."""
+        """Drop every request of a step that was ended early because all of them were aborted."""
         self._drop_batch()
         return self._take_refused()
 
     def _drop_batch(self) -> list[Request]:
-        """Drop the requests of a step that has not run, or not to its end."""
+        """Drop the requests of a step that has not run to its end."""
         batch, requests = self._take_batch()
         never_written: set[BlockId] = set()
         for request, chunk in zip(requests, batch, strict=True):
@@ -217,20 +207,78 @@ class Scheduler:
             never_written.update(blocks)
         for request in requests:
             self._drop(request)
-        # One that has not become ready for this step may have found what the step was to compute.
+        # A request outside the step may have found blocks that the step was going to compute.
         for request in [r for r in self.running if not never_written.isdisjoint(r.block_table)]:
             self._preempt(request)
         return requests
 
+    # --- ending a step early ------------------------------------------------------------------
+
+    def ends_for(self, request: Request, elapsed: float) -> bool:
+        """Whether the step that has run for `elapsed` seconds should end early for `request`.
+
+        `request` is new and has not been added. A step is ended only if it has no decode rows, its
+        prompts lose few tokens by that, and `request` would wait for its end at least half as long
+        as its own prompt takes. `rewind` must follow.
+        """
+        if self.work.rows or not self._itl_target_s:
+            return False
+        predicted = self._predicted_s
+        if elapsed > predicted * self._loss_allowed or not self._can_start(request):
+            return False
+        left = self._tokens_left(request)
+        pairs = left * (len(request.token_ids) - 0.5 * left)
+        alone = self.cost.decode_seconds(0, 0) + self.cost.prompt_seconds(left, pairs)
+        return alone < 2.0 * (predicted - elapsed)
+
+    def rewind(self, elapsed: float) -> list[Delta]:
+        """Undo a step that was ended early after `elapsed` seconds: its chunks will run again."""
+        done = min(elapsed / self._predicted_s, 1.0)
+        marks = self._marks
+        batch, requests = self._take_batch()
+        never_written: set[BlockId] = set()
+        for request, chunk, mark in zip(requests, batch, marks, strict=True):
+            self.kv.unpublish_since(request.chain, mark)
+            never_written.update(request.block_table[chunk.start // self.kv.block_size :])
+            request.num_lost += done * len(chunk.token_ids)
+        # A request may have skipped tokens that another one was going to compute in this step.
+        for request in list(self.running):
+            skipped = request.block_table[: request.num_computed // self.kv.block_size]
+            if not never_written.isdisjoint(skipped):
+                self._preempt(request)
+        return self._take_refused()
+
+    @property
+    def _predicted_s(self) -> float:
+        """Predicted seconds of the scheduled step."""
+        work = self.work
+        decode = self.cost.decode_seconds(work.rows, work.keys)
+        return decode + self.cost.prompt_seconds(work.tokens, work.pairs, work.scores)
+
+    @property
+    def _loss_allowed(self) -> float:
+        """The fraction of the step whose work may be lost by ending it early."""
+        pairs = zip(self._batch_requests, self._batch, strict=True)
+        return min((may_lose(r) / len(c.token_ids) for r, c in pairs), default=0.0)
+
+    def _can_start(self, request: Request) -> bool:
+        """Whether `request` has a slot and blocks beside the queue, and priority over this step."""
+        waiting = [*self.waiting, request]
+        blocks = sum(self.kv.blocks_for(len(r.token_ids)) + 1 for r in waiting)
+        if len(waiting) > len(self._free_slots) or blocks + len(self.running) > self.kv.num_free:
+            return False
+        least = min(r.priority for r in self._batch_requests)
+        return self._policy == "fcfs" or request.priority <= least
+
     # --- schedule -----------------------------------------------------------------------------
 
     def _schedule_decodes(self) -> list[Request]:
-        """Put one token of each generating request into the batch; returns the other ones."""
+        """Schedule one token of each generating request; return the other running requests."""
         prompts: list[Request] = []
         block_size = self.kv.block_size
         batch, batch_requests, running = self._batch, self._batch_requests, self.running
         index = keys = 0
-        # Not a for loop: making room removes requests from the end of `running`.
+        # Not a for loop: preemption removes requests from the end of `running`.
         while index < len(running):
             request = running[index]
             index += 1
@@ -238,7 +286,7 @@ class Scheduler:
             if start + 1 < len(ids) or start < request.num_prompt:
                 prompts.append(request)
                 continue
-            if start == len(table) * block_size and not self._make_room(request):
+            if start == len(table) * block_size and not self._get_block(request):
                 break
             batch.append(SeqChunk(request.slot, ids[start:], start, table, request.decode_rows))
             batch_requests.append(request)
@@ -246,20 +294,75 @@ class Scheduler:
         self.work.rows, self.work.keys = len(batch), keys
         return prompts
 
-    def _prompt_budget(self) -> _PromptBudget:
-        """Tokens left of the step, and seconds where streams wait for it to end."""
-        work, target = self.work, self._itl_target_s
-        tokens = self.max_num_batched_tokens - work.rows
-        if not (work.rows and target):
-            return _PromptBudget(tokens, math.inf, 0)
-        seconds = self.cost.allowance(work.rows, work.keys, target)
-        other = self.cost.other_chunk
-        if other:
-            return _PromptBudget(min(tokens, other), seconds, other)
-        return _PromptBudget(tokens, seconds, LEAST_CHUNK)
+    def _candidates(self) -> list[Request]:
+        """Return waiting requests that may start now without taking blocks from one before them."""
+        found: list[Request] = []
+        free = self.kv.num_free - len(self.running)
+        for request in islice(self.waiting, min(len(self._free_slots), LOOK_AHEAD)):
+            free -= self.kv.blocks_for(len(request.token_ids)) + 1
+            if free < 0 and found:
+                break
+            found.append(request)
+            if free < 0:  # the first one may still fit, if it shares blocks
+                break
+        return found
 
-    def _make_room(self, request: Request) -> bool:
-        """One more block for `request`, preempting the last; False if that is itself."""
+    def _prompt_budget(self, prompts: Iterable[Request]) -> PromptBudget:
+        """Return the tokens for prompts in this step, and the seconds if streams wait for it."""
+        work, target = self.work, self._itl_target_s
+        tokens, seconds, least = self.max_num_batched_tokens - work.rows, math.inf, 0
+        if target and not work.rows:
+            part = max(part_of(request) for request in prompts)
+            return PromptBudget(tokens, seconds, least, SHORT, part, alone=True)
+        if target:
+            seconds = self.cost.allowance(work.rows, work.keys, target)
+            other = self.cost.other_chunk
+            tokens, least = min(tokens, other or tokens), other or LEAST_CHUNK
+        return PromptBudget(tokens, seconds, least, tokens, tokens, alone=False)
+
+    def _schedule_prompts(self, prompts: list[Request], budget: PromptBudget) -> None:
+        """Schedule the shortest remaining prompts first, with a share reserved for the oldest."""
+        prompts.sort(key=_rank)
+        while prompts and not self._start(prompts[0], budget):
+            del prompts[0]
+        if not prompts:
+            return
+        oldest = prompts[0]
+        prompts.sort(key=self._shortest_first)
+        at = prompts.index(oldest)
+        if at:
+            kept = budget.keep_back()
+            self._compute(prompts[:at], budget)
+            budget.give_back(kept)
+        self._proceed(oldest, budget)
+        self._compute(prompts[at + 1 :], budget)
+
+    def _shortest_first(self, request: Request) -> tuple[int, int, Rank]:
+        priority = request.priority if self._policy == "priority" else 0
+        return priority, self._tokens_left(request), request.rank
+
+    def _compute(self, prompts: Iterable[Request], budget: PromptBudget) -> None:
+        """Schedule parts of `prompts`, in this order, until the budget is used up."""
+        for request in prompts:
+            if budget.is_spent:
+                return
+            if request.is_running:
+                self._catch_up(request)
+            # Its length is checked again, since this step may already compute a shared prefix.
+            if not budget.holds_up(self._tokens_left(request)) and self._start(request, budget):
+                self._proceed(request, budget)
+
+    def _tokens_left(self, request: Request) -> int:
+        """Return how many tokens of `request` still have to run, as far as is known."""
+        num_tokens = len(request.token_ids)
+        if request.is_running:
+            return num_tokens - request.num_computed
+        if not request.reads_prefixes:
+            return num_tokens
+        return num_tokens - self.kv.match_prefix(request.chain, request.token_ids).num_tokens
+
+    def _get_block(self, request: Request) -> bool:
+        """Get one more block for `request`, preempting others; False if it was preempted itself."""
         while not self.kv.grow(request.block_table, request.num_computed + 1):
             victim = self.running[-1]
             self._preempt(victim)
@@ -268,46 +371,46 @@ class Scheduler:
         return True
 
     def _make_way(self) -> None:
-        """Preempt requests of lower priority if the head of the queue can start then."""
+        """Preempt requests of lower priority if that lets the head of the queue start."""
         head, kv = self.waiting.head(), self.kv
         if head is None:
             return
         below = [r for r in self.running if head.rank < r.rank and head.priority < r.priority]
-        room = kv.num_free + sum(len(kv.held(r.block_table)) for r in below)
-        if room < kv.blocks_for(len(head.token_ids)) + len(self.running) - len(below):
+        free = kv.num_free + sum(len(kv.held(r.block_table)) for r in below)
+        if free < kv.blocks_for(len(head.token_ids)) + len(self.running) - len(below):
             return
-        while below and self.running[-1] is below[-1] and not self._has_room(head):
+        while below and self.running[-1] is below[-1] and not self._fits(head):
             self._preempt(below.pop())
 
-    def _has_room(self, request: Request) -> bool:
-        return bool(self._free_slots) and self._match_if_room(request) is not None
+    def _fits(self, request: Request) -> bool:
+        return bool(self._free_slots) and self._match_if_it_fits(request) is not None
 
-    def _proceed(self, request: Request, budget: _PromptBudget) -> None:
-        """Skip what `request` need not compute, and compute a part of the rest."""
+    def _proceed(self, request: Request, budget: PromptBudget) -> None:
+        """Skip cached and offloaded tokens of `request`, and schedule a part of the rest."""
         self._catch_up(request)
         is_ready = self._restore(request, budget)
-        self.kv.slide(
-            request.block_table, request.num_computed
-        )  # what was found may have been left
+        # Blocks that were found may already lie left of the sliding window.
+        self.kv.slide(request.block_table, request.num_computed)
         if is_ready:
             self._schedule_chunk(request, budget)
 
-    def _restore(self, request: Request, budget: _PromptBudget) -> bool:
-        """Bring blocks back from other tiers where that is quicker than computing them.
+    def _restore(self, request: Request, budget: PromptBudget) -> bool:
+        """Restore blocks from offload tiers where that is faster than computing them.
 
-        False if there are more of them than this step has time for: those come first, since only
-        whole blocks are restored. Whoever comes later waits for them as for a prompt's chunks.
+        Returns False if this step has no time for all of them. The rest is restored before anything
+        is computed, since only whole blocks are restored. Later requests wait for that as they wait
+        for the chunks of a prompt.
         """
-        kv, size, tiers = self.kv, self.kv.block_size, self.kv.tiers
+        kv, size, offload = self.kv, self.kv.block_size, self.kv.offload
         table, chain, ids = request.block_table, request.chain, request.token_ids
-        while tiers is not None and request.reads_prefixes:
+        while offload is not None and request.reads_prefixes:
             where = kv.restorable(table, chain, ids, request.num_computed)
             if where is None or not self.cost.restores(where, request.num_computed, size):
                 return True
             if budget.seconds < self.cost.restore_s.get(where, 0.0) and not budget.least:
                 return False
-            if budget.restored and not tiers.has_time:
-                budget.tokens = 0
+            if budget.restored and not offload.has_time:
+                budget.closed = True
                 return False
             began = time.perf_counter()
             found = kv.restore(table, chain, where)
@@ -324,7 +427,7 @@ class Scheduler:
         return True
 
     def _catch_up(self, request: Request) -> None:
-        """Skip what another request has published since this one started."""
+        """Skip tokens that another request has published since this one started."""
         if request.reads_prefixes:
             ids, computed = request.token_ids, request.num_computed
             skipped = self.kv.catch_up(request.block_table, request.chain, ids, computed)
@@ -332,14 +435,17 @@ class Scheduler:
                 request.num_computed += skipped
                 self._count_hits(request, skipped)
 
-    def _schedule_chunk(self, request: Request, budget: _PromptBudget) -> None:
-        """Put as much of what `request` has left as `budget` allows into the batch."""
+    def _schedule_chunk(self, request: Request, budget: PromptBudget) -> None:
+        """Schedule as many remaining tokens of `request` as `budget` allows."""
         start, left = request.num_computed, len(request.token_ids) - request.num_computed
-        most = min(left, budget.tokens, self._chunk_limit)
-        count = most
+        count = most = min(budget.most(left), self._chunk_limit)
         if budget.seconds < math.inf:
             fitting = self.cost.chunk(start, budget.seconds)
             count = min(most, max(fitting, budget.least, 1))
+        if count <= 0:
+            return
+        # If a prompt got fewer tokens than it needs, the rest is too little to start another one.
+        budget.closed = count < min(left, self._chunk_limit)
         if count < left:
             count = rounded_chunk(start, count)
         end = start + count
@@ -347,70 +453,65 @@ class Scheduler:
         rows = request.rows(end)
         self._batch.append(SeqChunk(request.slot, tokens, start, request.block_table, rows))
         self._batch_requests.append(request)
+        self._marks.append(request.chain.mark)
         self._publish(request, end, computed=False)
-        self._spend(budget, start, count)
+        before, scores = self.work.pairs, sum(row.target >= 0 for row in rows)
+        self.work.add_prompt(start, count, scores)
+        seconds = self.cost.prompt_seconds(count, self.work.pairs - before, scores)
+        budget.spend(count, seconds, finishes=count == left)
 
-    def _spend(self, budget: _PromptBudget, start: int, count: int) -> None:
-        before = self.work.pairs
-        self.work.add_prompt(start, count)
-        budget.tokens -= count
-        budget.seconds -= self.cost.prompt_seconds(count, self.work.pairs - before)
-        budget.least = 0
+    def _start(self, request: Request, budget: PromptBudget) -> bool:
+        """Give a waiting `request` blocks and a slot; False if it cannot start now."""
+        if request.is_running:
+            return True
+        if not self._take_blocks(request, budget):
+            return False
+        self.waiting.remove(request)
+        return self._take_slot(request)
 
-    def _admit_waiting(self, budget: _PromptBudget, before: Request | None = None) -> None:
-        """Start waiting requests (those that rank before `before`) while there is room."""
-        while self._free_slots and not budget.is_spent:
-            request = self.waiting.head()
-            if request is None or (before is not None and before.rank < request.rank):
-                return
-            if not self._take_blocks(request, budget):
-                return
-            self.waiting.remove(request)
-            if self._take_slot(request):
-                self._proceed(request, budget)
+    def _match_if_it_fits(self, request: Request) -> PrefixMatch | None:
+        """Return the cached prefix of `request` if there are blocks for all its present tokens.
 
-    def _match_if_room(self, request: Request) -> PrefixMatch | None:
-        """The cached prefix of `request`, if there are blocks for all tokens it has now.
-
-        So only decode rows ever need more. One spare block per running request: it can decode
-        block_size tokens before anybody has to be preempted again, which bounds what a tight pool
-        recomputes.
+        So only decode rows need more blocks later. One spare block is kept per running request: it
+        can decode block_size tokens before the next preemption, which bounds the recomputation
+        when the KV cache is almost full.
         """
         kv, ids = self.kv, request.token_ids
         reads = request.reads_prefixes
         match = kv.match_prefix(request.chain, ids) if reads else PrefixMatch()
         return match if kv.can_admit(match, len(ids), spare=len(self.running)) else None
 
-    def _take_blocks(self, request: Request, budget: _PromptBudget) -> bool:
-        """Blocks for all tokens `request` has now, shared where they exist; False if it waits."""
-        match = self._match_if_room(request)
+    def _take_blocks(self, request: Request, budget: PromptBudget) -> bool:
+        """Take blocks for all present tokens of `request`, shared if cached; False if it waits."""
+        match = self._match_if_it_fits(request)
         if match is None or not self._vacate(match, len(request.token_ids), budget):
             return False
         self.kv.adopt(request.block_table, request.chain, match)
         grown = self.kv.grow(request.block_table, len(request.token_ids))
-        assert grown, "can_admit promised blocks"
+        assert grown, "can_admit was true, but there are no blocks"
         request.num_computed = match.num_tokens
         if request.reads_prefixes and not request.num_preemptions and self.kv.prefix_caching:
             self.prefix_queries += request.num_prompt
         self._count_hits(request, match.num_tokens)
         return True
 
-    def _vacate(self, match: PrefixMatch, num_tokens: int, budget: _PromptBudget) -> bool:
-        """Evict what has to leave for such a request; False if the next steps go on with that.
+    def _vacate(self, match: PrefixMatch, num_tokens: int, budget: PromptBudget) -> bool:
+        """Evict blocks for a request; False if time ran out and the next steps continue.
 
-        Tails of prefixes leave first: what of them were lost for want of time would make the rest
-        useless, and streams must not wait for all of them at once.
+        Evicted blocks are saved to the offload tiers, ends of prefixes first. Dropping some of them
+        for lack of time would make the rest of the prefix useless, and streams must not wait until
+        all are saved.
         """
-        tiers = self.kv.tiers
-        if tiers is None:
+        offload = self.kv.offload
+        if offload is None:
             return True
-        before = tiers.seconds
+        before = offload.seconds
         done = self.kv.vacate(match, num_tokens)
-        budget.seconds -= tiers.seconds - before
+        budget.seconds -= offload.seconds - before
         return done
 
     def _count_hits(self, request: Request, tokens: int) -> None:
-        """A recomputation after a preemption is not the user's cache hit."""
+        """Count cache hits, except after a preemption: those are not hits for the user."""
         if not request.num_preemptions:
             request.cached_tokens += tokens
             self.prefix_hits += tokens
@@ -421,7 +522,7 @@ class Scheduler:
         )
 
     def _take_slot(self, request: Request) -> bool:
-        """Give `request` a slot and its sampler state; False (and an error for it) if refused."""
+        """Give `request` a slot with sampler state; False, and an error for it, if that fails."""
         slot = self._free_slots[-1]
         ids, num_prompt = request.token_ids, request.num_prompt
         prompt, output = ids[:num_prompt], ids[num_prompt:]
@@ -429,7 +530,7 @@ class Scheduler:
             self._slots.admit(
                 slot, request.params, request.seed, prompt, output, sorted(request.stop_ids)
             )
-        except Exception as error:  # one request's parameters must not end the others
+        except Exception as error:  # bad parameters of one request must not end the others
             self._drop(request)
             self._refused.append(Delta(request, [], "error", error=str(error)))
             return False
@@ -439,7 +540,7 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Take the slot and all blocks of a running request; it will be recomputed."""
+        """Free the slot and all blocks of a running request, and queue it to be recomputed."""
         self.running.remove(request)
         self._free(request)
         request.num_computed = 0
@@ -450,11 +551,12 @@ class Scheduler:
     # --- update -------------------------------------------------------------------------------
 
     def _advance(self, request: Request, chunk: SeqChunk, results: list[RowResult]) -> Delta | None:
-        """Append what `results` say to `request`; None while a prompt is still being scored."""
+        """Append `results` to `request`; None while its prompt is still being scored."""
         for row in results:
             if row.token < 0 or math.isnan(row.logprob):
-                # A request that can bar all tokens from itself would make others compute their
-                # prefixes again each time; else what it has found may be what is broken.
+                # If the request's own parameters can exclude all tokens, only its own blocks are
+                # unpublished: others must not lose their prefixes for it. Otherwise the blocks that
+                # it shares may hold broken keys or values, and are unpublished, too.
                 if request.params.bars_tokens:
                     self.kv.unpublish_own(request.chain)
                 else:
@@ -489,7 +591,7 @@ class Scheduler:
     # --- common -------------------------------------------------------------------------------
 
     def _drop(self, request: Request) -> None:
-        """Forget `request` and free all it holds."""
+        """Remove `request` and free its slot and blocks."""
         del self.requests[request.id]
         if request in self.waiting:
             self.waiting.remove(request)
@@ -507,7 +609,7 @@ class Scheduler:
 
     def _take_batch(self) -> tuple[list[SeqChunk], list[Request]]:
         taken = self._batch, self._batch_requests
-        self._batch, self._batch_requests = [], []
+        self._batch, self._batch_requests, self._marks = [], [], []
         return taken
 
     def _take_refused(self) -> list[Delta]:
@@ -517,10 +619,8 @@ class Scheduler:
     def check_invariants(self) -> None:
         """AssertionError unless queue, running set, slots and KV blocks agree (between steps)."""
         running, waiting = self.running, list(self.waiting)
-        ranks = [[r.rank for r in running], [r.rank for r in waiting]]
-        if self._policy == "fcfs":
-            ranks = [ranks[0] + ranks[1]]
-        assert all(part == sorted(part) for part in ranks), "the order is broken"
+        for part in (running, waiting):
+            assert part == sorted(part, key=_rank), "the order is broken"
         ids = {r.id for r in [*running, *waiting]}
         assert ids == set(self.requests), "a request is lost"
         assert len(ids) == len(running) + len(waiting), "a request is in two places"
@@ -544,5 +644,5 @@ class Scheduler:
         self.kv.check_invariants(tables)
 
 
-def _rank(request: Request) -> tuple[float, int]:
+def _rank(request: Request) -> Rank:
     return request.rank

@@ -1,4 +1,4 @@
-"""StepBatch: what the scheduler hands to the executor for one forward step. Pure Python."""
+"""StepBatch: the work of one forward step, from scheduler to executor. Pure Python."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from cpuserve.ids import BlockId, SlotId
 
 @dataclass(slots=True)
 class LogitRow:
-    """A token row whose logits are wanted.
+    """A token row whose logits the step computes.
 
     index: position inside the sequence's `token_ids` of this step. target -1: sample with the
-    slot's parameters; else score that id. num_top: alternatives wanted, -1 = no logprobs.
+    slot's parameters; else score that id. num_top: alternatives to report, -1 = no logprobs.
     """
 
     index: int
@@ -22,7 +22,7 @@ class LogitRow:
 
 @dataclass(slots=True)
 class SeqChunk:
-    """The tokens one sequence runs in this step: positions start .. start + len(token_ids) - 1."""
+    """The tokens of one sequence in this step: positions start .. start + len(token_ids) - 1."""
 
     slot: SlotId
     token_ids: list[int]
@@ -33,19 +33,19 @@ class SeqChunk:
 
 @dataclass(slots=True)
 class StepBatch:
-    """Decode rows first, then prompt chunks."""
+    """The chunks of a step: decode rows first, then prompt chunks."""
 
     chunks: list[SeqChunk]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the step."""
+        """Number of tokens in the step."""
         return sum(len(c.token_ids) for c in self.chunks)
 
 
 @dataclass(slots=True)
 class RowResult:
-    """What came out of one LogitRow, in the order of the batch's rows."""
+    """The result of one LogitRow; results are in the order of the batch's rows."""
 
     token: int
     logprob: float = 0.0

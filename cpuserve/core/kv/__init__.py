@@ -1,1 +1,1 @@
-"""Which KV block belongs to whom."""
+"""KV blocks: allocation, prefix caching and offload."""

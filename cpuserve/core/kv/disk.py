@@ -1,13 +1,16 @@
-"""DiskCache: KV blocks in files, one each, that survive a restart.
+"""DiskCache: KV blocks on disk, one file per block, which survive a restart.
 
-DIR/seed                     32 random bytes that block hashes start from, so that nobody can make
-                             prompts whose names collide
-DIR/FINGERPRINT/KEY.kv       a block of a model and settings; see `_HEAD`
+FOLDER is DIR/cpuserve-prefix-cache (owned.py); nothing else in DIR is touched.
 
-A file is written under another name and renamed; what is torn, foreign or damaged is removed when
-it is read, with one line in the log. What was used longest ago goes when the size is reached.
-Several processes may share a directory and its size, which they may pass by a sixteenth each.
-Nothing here fails a request: the worst is a miss.
+FOLDER/CACHEDIR.TAG          marks the folder as made by cpuserve
+FOLDER/seed                  32 random bytes that block hashes start from, so that nobody can
+                             prepare prompts whose hashes collide
+FOLDER/FINGERPRINT/KEY.kv    one block of a model with its settings; `_HEAD` describes the format
+
+A file is written under a temporary name and then renamed. A file that is incomplete, damaged or
+from other settings is removed when it is read; the first one is logged. The least recently used
+files are removed when the size limit is reached. Several processes may share a directory and its
+limit; each may exceed it by up to a sixteenth. No failure here fails a request: it is a cache miss.
 """
 
 from __future__ import annotations
@@ -26,28 +29,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpuserve.core.kv.files import BlockFiles
+from cpuserve.core.kv.owned import claim
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.swap import Data
+from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
 
 MAGIC = b"cpuskv1\n"
 SEED_BYTES = 32
-# magic, fingerprint, key, parent's key (zeros for a first block), hash of seed and salt, bytes of
-# tokens and of data, CRC-32 of all that follows the head and of the head before it.
+# Magic, fingerprint, key, key of the parent (zeros for a first block), hash of seed and salt,
+# number of bytes of tokens and of data, CRC-32 over the head before this field, tokens and data.
 _HEAD = struct.Struct("<8s32s32s32s32sQQI")
 _HEAD_BEFORE_CRC = _HEAD.size - 4
-# A process looks for what others have written when it has written this share of the size itself.
-_LOOKS = 16
+# A process rescans the folder for files of other processes after it has written 1/16 of the limit.
+_RESCANS = 16
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the file is there and may be read later
+# Temporary errors: the file exists and may be readable later.
+_TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 log = get_logger("kv")
 
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """What identifies a block."""
+    """The fields of a file's head that identify its block."""
 
     key: bytes
     parent: bytes
@@ -56,12 +62,16 @@ class _Name:
 
 
 class DiskCache:
-    """Blocks of `block_bytes` in `directory`, at most `max_bytes` of files, all models together.
+    """Keeps blocks of `block_bytes` in `directory`, at most `max_bytes` of files for all models.
 
-    fingerprint: 32 bytes that differ wherever the same tokens could have other bytes. queue_bytes:
-    memory for blocks that wait to be written, one at least; more are not kept. cpus: where to write
-    from; none: any that the maker may use. `seed` is for the hashes of blocks. Raises OSError if
-    the directory cannot be used.
+    fingerprint: 32 bytes, different for any two configurations in which the KV bytes of the same
+    tokens may differ. queue_bytes: memory for blocks that wait to be written (at least one block);
+    blocks beyond that are not saved. cpus: CPUs of the writing thread; empty: those of the creating
+    thread. `seed`: the bytes that block hashes start from.
+
+    Raises:
+        OSError: the directory cannot be used.
+        ConfigError: the folder contains files of another program.
     """
 
     def __init__(
@@ -73,15 +83,16 @@ class DiskCache:
         queue_bytes: int,
         cpus: Collection[int] = (),
     ) -> None:
-        self._directory = directory / fingerprint.hex()[:32]
+        root = claim(directory)
+        self._directory = root / fingerprint.hex()[:32]
         self._fingerprint = fingerprint
         self._block_bytes = block_bytes
         self._max_bytes = max_bytes
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.seed = _read_seed(directory / "seed")
-        self._files = BlockFiles(directory, self._directory)
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        self.seed = _read_seed(root / "seed")
+        self._files = BlockFiles(root, self._directory)
         self._files.trim(max_bytes)
-        self._written = 0  # bytes since others' files were looked for
+        self._written = 0  # bytes written since the last rescan
         self._broken = 0
         self._failed = False
         self._pending: set[bytes] = set()
@@ -93,36 +104,38 @@ class DiskCache:
         self._thread.start()
 
     def __len__(self) -> int:
-        """Blocks of this fingerprint."""
+        """Return the number of blocks with this fingerprint."""
         return self._files.num_own
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files."""
+        """The size of all files in bytes."""
         return self._files.num_bytes
 
     @property
     def num_files(self) -> int:
-        """Blocks of every fingerprint: all that num_bytes counts."""
+        """The number of blocks with any fingerprint, which num_bytes counts."""
         return len(self._files)
 
     # --- reading ------------------------------------------------------------------------------
 
     def has(self, key: BlockHash) -> bool:
-        """A block with this name seems to be here."""
+        """Whether a file with this key existed at the last rescan or was written since."""
         return self._path(key) in self._files
 
     def load(self, chain: PrefixChain, index: int) -> bytes | None:
-        """The bytes of block `index` of `chain`; None if its file is gone, foreign or damaged."""
+        """Return the bytes of block `index` of `chain`.
+
+        Returns None if the file is missing, damaged or from other settings.
+        """
         parent = chain.keys[index - 1] if index else b""
         name = self._name(chain.keys[index], parent, chain.salt, chain.contents[index])
         path = self._path(name.key)
         try:
             raw = path.read_bytes()
         except OSError as error:
-            if (
-                error.errno not in _PASSING
-            ):  # gone, or on a disk that fails: no second wait for that
+            # The file is gone or the disk fails: do not wait for it a second time.
+            if error.errno not in _TEMPORARY:
                 self._files.forget(path)
             log.debug("%s cannot be read: %s", path, error)
             return None
@@ -148,7 +161,11 @@ class DiskCache:
     def _remove_broken(self, path: Path) -> None:
         self._broken += 1
         if self._broken == 1:
-            log.warning("a cached block is torn, foreign or damaged and is removed: %s", path)
+            log.warning(
+                "%s in the prefix cache is torn (incomplete), damaged or from other settings; it "
+                "is removed and its block is computed again; further ones are removed silently",
+                path,
+            )
         with suppress(OSError):
             path.unlink()
         self._files.forget(path)
@@ -156,18 +173,18 @@ class DiskCache:
     # --- writing ------------------------------------------------------------------------------
 
     def wants(self, entry: CachedBlock) -> bool:
-        """The block of `entry` is not here and could be."""
+        """Whether the block of `entry` should be put: it is not saved yet, and writing works."""
         return not (self._failed or entry.key in self._pending or self.has(entry.key))
 
     @property
-    def has_room(self) -> bool:
-        """A block that is put now need not wait before it may wait."""
+    def can_queue(self) -> bool:
+        """Whether the write queue accepts another block at once."""
         return not self._queue.full()
 
     def put(self, entry: CachedBlock, data: Data, wait_s: float = 0.0) -> bool:
-        """Have `data`, what the block of `entry` holds, written; False if too much waits already.
+        """Queue `data`, the content of the block of `entry`, for writing.
 
-        wait_s: how long to wait for room among what waits.
+        wait_s: how long to wait while the queue is full; False if it still is after that.
         """
         parent = entry.parent.key if entry.parent is not None else b""
         name = self._name(entry.key, parent, entry.salt, entry.content)
@@ -180,11 +197,11 @@ class DiskCache:
         return True
 
     def clear(self) -> None:
-        """Remove the blocks of this fingerprint."""
+        """Remove all blocks with this fingerprint."""
         self._files.clear()
 
     def close(self, wait_s: float = 2.0) -> None:
-        """Finish writing, for `wait_s` at most."""
+        """Write the queued blocks, but wait for each of two stages at most `wait_s`."""
         try:
             self._queue.put(None, timeout=wait_s)
         except queue.Full:
@@ -193,8 +210,8 @@ class DiskCache:
 
     def _run(self) -> None:
         if self._cpus and hasattr(os, "sched_setaffinity"):
-            # A new thread inherits the CPUs of its maker, and a compute thread has just one, for
-            # which this one would compete.
+            # A new thread inherits the affinity of its creator. A compute thread is pinned to one
+            # CPU, for which this thread would compete.
             with suppress(OSError):
                 os.sched_setaffinity(0, self._cpus)
         while (item := self._queue.get()) is not None:
@@ -217,17 +234,21 @@ class DiskCache:
         crc = zlib.crc32(data, zlib.crc32(name.content, zlib.crc32(head)))
         parts = (head, struct.pack("<I", crc), name.content, data)
         try:
-            self._store_somehow(self._path(name.key), parts)
-        except OSError as error:
+            self._store_or_repair(self._path(name.key), parts)
+        except (OSError, ConfigError) as error:
             self._failed = True
-            log.warning("the prefix cache on disk is no longer written: %s", error)
+            log.warning(
+                "a block cannot be written to the prefix cache on disk (%s), so no further blocks "
+                "are written until the next start; existing ones are still read",
+                error,
+            )
 
-    def _store_somehow(self, path: Path, parts: tuple[Data, ...]) -> None:
-        """The same where the first attempt meets a directory or a disk that is not as it was."""
+    def _store_or_repair(self, path: Path, parts: tuple[Data, ...]) -> None:
+        """Store a file; retry once after recreating a removed directory or shrinking the cache."""
         try:
             self._store(path, parts)
-        except FileNotFoundError:  # somebody has emptied the directory, to clear the cache
-            self._begin_again()
+        except FileNotFoundError:  # a user has emptied the directory to clear the cache
+            self._recreate()
             self._store(path, parts)
         except OSError as error:
             if error.errno not in _FULL or not self._shrink(sum(map(len, parts))):
@@ -235,17 +256,23 @@ class DiskCache:
             self._store(path, parts)
 
     def _shrink(self, size: int) -> bool:
-        """Have no more than there is now, since the disk has no more; False if `size` is."""
-        self._look_again()
+        """Lower the limit to the current size, because the disk is full.
+
+        Returns False if a file of `size` bytes would exceed that limit by itself.
+        """
+        self._rescan()
         if size > self.num_bytes:
             return False
         self._max_bytes = min(self._max_bytes, self.num_bytes)
-        log.info("the disk of the prefix cache is full: %d bytes of files is all", self._max_bytes)
+        log.info(
+            "the disk of the prefix cache is full, so the cache is limited to its current %d bytes",
+            self._max_bytes,
+        )
         return True
 
     def _store(self, path: Path, parts: tuple[Data, ...]) -> None:
         size = sum(map(len, parts))
-        if not self._make_room(size):
+        if not self._free_space(size):
             return
         temporary = self._directory / f".{os.getpid()}-{secrets.token_hex(4)}.tmp"
         try:
@@ -262,19 +289,21 @@ class DiskCache:
         self._files.add(path, size)
         self._written += size
 
-    def _begin_again(self) -> None:
-        """Make the directory anew, with the same seed, and see what is left of the files."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _read_seed(self._directory.parent / "seed", self.seed)
-        self._look_again()
+    def _recreate(self) -> None:
+        """Create the directory again with the same seed, and rescan the remaining files."""
+        root = claim(self._directory.parent.parent)
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        _read_seed(root / "seed", self.seed)
+        self._rescan()
 
-    def _make_room(self, size: int) -> bool:
-        if self._written * _LOOKS >= self._max_bytes:
-            self._look_again()
+    def _free_space(self, size: int) -> bool:
+        """Remove files until one of `size` bytes fits; False if it is larger than the limit."""
+        if self._written * _RESCANS >= self._max_bytes:
+            self._rescan()
         self._files.trim(self._max_bytes - size)
         return self.num_bytes + size <= self._max_bytes
 
-    def _look_again(self) -> None:
+    def _rescan(self) -> None:
         self._written = 0
         self._files.rescan()
 
@@ -289,7 +318,7 @@ class DiskCache:
 
 
 def _read_seed(path: Path, new: bytes = b"") -> bytes:
-    """The seed in `path`, made (or `new`) if there is none; a torn one is replaced."""
+    """Return the seed in `path`; write `new` or random bytes if it is missing or incomplete."""
     try:
         seed = path.read_bytes()
     except FileNotFoundError:
@@ -301,13 +330,17 @@ def _read_seed(path: Path, new: bytes = b"") -> bytes:
         file.write(new or secrets.token_bytes(SEED_BYTES))
     try:
         if seed:
-            log.warning("%s is torn: blocks cached under it are lost", path)
+            log.warning(
+                "%s is torn (incomplete) and is replaced, so the blocks cached with it cannot be "
+                "found any more and are computed again",
+                path,
+            )
             temporary.replace(path)
         else:
             os.link(temporary, path)  # fails if another process was first
     except FileExistsError:
-        log.debug("%s has just been made", path)
-    except OSError:  # no links there, as on FAT and some network file systems
+        log.debug("another process has just created %s", path)
+    except OSError:  # FAT and some network file systems have no hard links
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,32 +1,33 @@
-"""KvManager: gives sequences the blocks their tokens need, and shares those that exist already."""
+"""KvManager: allocate KV blocks for sequences, and share blocks with equal prefixes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from cpuserve.core.kv.offload import Offload, Where
 from cpuserve.core.kv.pool import BlockPool
 from cpuserve.core.kv.prefix import (
     FORGOTTEN,
     CachedBlock,
+    ChainMark,
     Digest,
     PrefixChain,
     PrefixIndex,
     PrefixMatch,
     sha256,
 )
-from cpuserve.core.kv.tiers import Tiers, Where
 from cpuserve.ids import BlockId
 
 
 class KvManager:
-    """Block tables grow, are shared and are freed through here; they live in the requests.
+    """Allocates, shares and frees the blocks of block tables, which the requests own.
 
-    With `prefix_caching` full blocks are published under the name of their tokens, and stay after
-    their last user until the room is needed. `tiers` may keep them for longer.
+    With `prefix_caching`, full blocks are published under a hash of their tokens, and stay cached
+    after their last use until their memory is needed. `offload` may keep them for longer.
 
-    window: keys a token sees at most in every layer, itself included (0 = all of them). Blocks left
-    of it are freed while their sequence runs; block number `num_blocks`, which is not the pool's
-    and which nobody writes, takes their place in the table.
+    window: most keys that a token sees in any layer, itself included (0 = all of them). Blocks left
+    of it are freed while their sequence runs. Their entries in the table then name block
+    `num_blocks`, which is not in the pool and is never written.
     """
 
     def __init__(
@@ -36,31 +37,31 @@ class KvManager:
         *,
         prefix_caching: bool = True,
         digest: Digest = sha256,
-        tiers: Tiers | None = None,
+        offload: Offload | None = None,
         window: int = 0,
     ) -> None:
         self.block_size = block_size
         self.window = window
         self.gone = BlockId(num_blocks)
         self.prefix_caching = prefix_caching
-        self.tiers = tiers
-        disk = tiers.disk if tiers is not None else None
+        self.offload = offload
+        disk = offload.disk if offload is not None else None
         self.index = PrefixIndex(block_size, digest, disk.seed if disk is not None else None)
-        self.pool = BlockPool(num_blocks, self._evicted)
+        self.pool = BlockPool(num_blocks, self._evicted, self._continuations)
 
     @property
     def num_blocks(self) -> int:
-        """All blocks of the cache."""
+        """Number of blocks in the cache."""
         return self.pool.num_blocks
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be given out now; cached ones are among them."""
+        """Number of blocks that can be allocated now, including cached ones."""
         return self.pool.num_free
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody uses and whose prefix can still be found."""
+        """Number of unused blocks whose prefix can still be found."""
         return self.pool.num_cached
 
     @property
@@ -69,15 +70,15 @@ class KvManager:
         return 1.0 - self.pool.num_free / self.pool.num_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
+        """Return how many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     # --- prefixes -----------------------------------------------------------------------------
 
     def match_prefix(self, chain: PrefixChain, token_ids: Sequence[int]) -> PrefixMatch:
-        """Blocks that hold a prefix of `token_ids`, all but the last token at most.
+        """Return the cached blocks of the longest prefix of `token_ids`, without the last token.
 
-        The last token must run whatever is cached: its logits are what a step is for.
+        The last token has to run in any case, since its logits are needed.
         """
         if not self.prefix_caching:
             return PrefixMatch()
@@ -88,7 +89,7 @@ class KvManager:
 
     def adopt(self, table: list[BlockId], chain: PrefixChain, match: PrefixMatch) -> None:
         """Start the empty `table` with the shared blocks of `match`."""
-        assert not table, "only a new sequence adopts a prefix"
+        assert not table, "only a new sequence can adopt a prefix"
         self.pool.share(match.blocks)
         table.extend(match.blocks)
         for entry in match.entries:
@@ -97,9 +98,9 @@ class KvManager:
     def catch_up(
         self, table: list[BlockId], chain: PrefixChain, token_ids: Sequence[int], computed: int
     ) -> int:
-        """Replace blocks after `computed` tokens by some that have been published meanwhile.
+        """Replace blocks after `computed` tokens by blocks that others have published meanwhile.
 
-        Returns how many tokens need not run now (again all but the last at most).
+        Returns how many tokens need not run any more (the last one always has to).
         """
         size = self.block_size
         index = chain.num_entries
@@ -122,10 +123,10 @@ class KvManager:
         *,
         computed: bool,
     ) -> None:
-        """Name the full blocks among the first `num_tokens` tokens, so that others find them.
+        """Publish the full blocks among the first `num_tokens` tokens, so that others find them.
 
-        computed: the tokens have run. Then a block whose content another one already has is given
-        up for that one. Before, its tokens still have to be written somewhere, so it stays.
+        computed: the tokens have run. Then a block is replaced by a published one with equal
+        content. Before that it is kept, because its tokens still have to be written to it.
         """
         if not self.prefix_caching:
             return
@@ -143,8 +144,8 @@ class KvManager:
             if entry.block == block:
                 self.pool.keep(block)
                 chain.own.append(entry)
-                if self.tiers is not None:
-                    self.tiers.added(entry)
+                if self.offload is not None:
+                    self.offload.added(entry)
             elif not computed:
                 return
             else:
@@ -152,65 +153,88 @@ class KvManager:
             chain.advance(entry)
 
     def unpublish(self, table: Iterable[BlockId]) -> None:
-        """What these blocks hold must not be found any more: its step failed."""
+        """Remove these blocks from the index, because their step failed."""
         for block in table:
             entry = self.index.entry(block)
             if entry is not None:
                 self._forget(entry)
 
     def unpublish_own(self, chain: PrefixChain) -> None:
-        """What this sequence has published must not be found any more; what it has found may."""
-        for entry in chain.own:
-            if entry.block != FORGOTTEN:
-                self._forget(entry)
+        """Remove the blocks that this sequence has published from the index, no others."""
+        self._forget_all(chain.own)
         chain.own.clear()
 
+    def unpublish_since(self, chain: PrefixChain, mark: ChainMark) -> None:
+        """Return the chain to `mark`, and remove the blocks published since then from the index."""
+        self._forget_all(chain.return_to(mark))
+
+    def _forget_all(self, entries: Iterable[CachedBlock]) -> None:
+        for entry in entries:
+            if entry.block != FORGOTTEN:
+                self._forget(entry)
+
     def _forget(self, entry: CachedBlock) -> None:
-        if self.tiers is not None:
-            self.tiers.removed(entry)
-        block = entry.block
-        self.index.forget(entry)
-        self.pool.drop(block)
+        """Remove `entry` and all that continue it, whose keys were computed from its content."""
+        for each in (*reversed(self.index.continuations(entry)), entry):
+            if self.offload is not None:
+                self.offload.removed(each)
+            block = each.block
+            self.index.forget(each)
+            self.pool.drop(block)
 
     def clear_prefixes(self) -> None:
-        """Forget every prefix, in all tiers; sequences that run keep their blocks."""
+        """Forget every prefix, also in offload tiers; running sequences keep their blocks."""
         self.unpublish([BlockId(block) for block in range(self.num_blocks)])
-        if self.tiers is not None:
-            self.tiers.clear()
+        if self.offload is not None:
+            self.offload.clear()
 
     def _evicted(self, block: BlockId) -> None:
         entry = self.index.entry(block)
         assert entry is not None, "a cached block has no name"
-        if self.tiers is not None:
-            self.tiers.evicted(entry)
+        for child in list(
+            entry.children
+        ):  # used by a sequence whose sliding window has passed `block`
+            self._forget(child)
+        if self.offload is not None:
+            self.offload.evicted(entry)
         self.index.forget(entry)
 
-    # --- tiers --------------------------------------------------------------------------------
+    def _continuations(self, block: BlockId) -> list[BlockId]:
+        """Return the blocks that continue the prefix of `block`, each after its parent.
+
+        Usually a block is freed before its parent, with its sequence; but it is freed after its
+        parent if a sliding window has moved.
+        """
+        entry = self.index.entry(block)
+        assert entry is not None, "a cached block has no name"
+        return [child.block for child in self.index.continuations(entry)]
+
+    # --- offload ------------------------------------------------------------------------------
 
     def restorable(
         self, table: list[BlockId], chain: PrefixChain, token_ids: Sequence[int], computed: int
     ) -> Where | None:
-        """Where the block after `computed` tokens can be restored from (never the last token's)."""
+        """Return the tier that holds the block after `computed` tokens (never the last token's)."""
         size, index = self.block_size, chain.num_entries
-        if self.tiers is None or not self.prefix_caching or computed != index * size:
+        if self.offload is None or not self.prefix_caching or computed != index * size:
             return None
         most = (len(token_ids) - 1) // size
         self.index.name(chain, token_ids, most)
         if index >= most or not self.index.can_insert(chain, table[index]):
             return None
-        return self.tiers.find(chain, index)
+        return self.offload.find(chain, index)
 
     def restore(self, table: list[BlockId], chain: PrefixChain, where: Where) -> bool:
-        """Fill the block that `restorable` meant from there; False if it is gone or damaged."""
-        assert self.tiers is not None, "nothing to restore from"
+        """Fill the next block of `chain` from tier `where`; False if it is gone or damaged."""
+        assert self.offload is not None, "nothing to restore from"
         block = table[chain.num_entries]
-        found, old = self.tiers.restore(chain, where, block)
+        found, old = self.offload.restore(chain, where, block)
         if not found:
             return False
         entry = self.index.insert(chain, block, old)
-        assert entry is not None, "restorable() promised a name"
+        assert entry is not None, "restorable() was true, but the block cannot be published"
         self.pool.keep(block)
-        self.tiers.added(entry)
+        self.offload.added(entry)
         chain.advance(entry)
         return True
 
@@ -222,24 +246,24 @@ class KvManager:
     # --- blocks -------------------------------------------------------------------------------
 
     def can_admit(self, match: PrefixMatch, num_tokens: int, *, spare: int = 0) -> bool:
-        """Whether a sequence of `num_tokens` that adopts `match` leaves `spare` blocks to give."""
+        """Whether a sequence of `num_tokens` that adopts `match` leaves `spare` free blocks."""
         references = self.pool.references
         idle = sum(not references(block) for block in match.blocks)
         missing = self.blocks_for(num_tokens) - len(match.entries)
         return missing + spare <= self.pool.num_free - idle
 
     def vacate(self, match: PrefixMatch, num_tokens: int) -> bool:
-        """Evict what has to leave for a sequence of `num_tokens` that adopts `match`.
+        """Evict blocks for a sequence of `num_tokens` that adopts `match`.
 
-        False if tiers are to have some of it and there was no time for all: go on later.
+        Returns False if there was no time to save all of them to offload tiers: call again later.
         """
-        if self.tiers is None:
+        if self.offload is None:
             return True
-        tiers, missing = self.tiers, self.blocks_for(num_tokens) - len(match.entries)
-        return self.pool.vacate(missing, set(match.blocks), lambda: tiers.has_time)
+        offload, missing = self.offload, self.blocks_for(num_tokens) - len(match.entries)
+        return self.pool.vacate(missing, match.blocks, lambda: offload.has_time)
 
     def grow(self, table: list[BlockId], num_tokens: int) -> bool:
-        """Extend `table` so that it holds `num_tokens` tokens; False, and nothing, if it cannot."""
+        """Extend `table` to hold `num_tokens` tokens; False, without a change, if it cannot."""
         missing = self.blocks_for(num_tokens) - len(table)
         if missing <= 0:
             return True
@@ -249,7 +273,7 @@ class KvManager:
         return True
 
     def slide(self, table: list[BlockId], num_tokens: int) -> None:
-        """Free the blocks that no token after the first `num_tokens` can see."""
+        """Free the blocks that no token after the first `num_tokens` tokens can see."""
         if not self.window:
             return
         end = first = max(0, num_tokens - self.window + 1) // self.block_size
@@ -259,19 +283,20 @@ class KvManager:
         table[first:end] = [self.gone] * (end - first)
 
     def held(self, table: list[BlockId]) -> list[BlockId]:
-        """The blocks of `table` that are still there."""
+        """Return the blocks of `table` that have not been freed by a sliding window."""
         return [block for block in table if block != self.gone] if self.window else table
 
     def free(self, table: list[BlockId]) -> None:
-        """Give the blocks of `table` back and empty it.
+        """Free the blocks of `table` and empty it.
 
-        Last one first: so a cached block is never evicted before those that continue it.
+        The last block is freed first, so that a cached block is evicted after those that continue
+        it.
         """
         self.pool.release(reversed(self.held(table)))
         table.clear()
 
     def check_invariants(self, tables: Iterable[Sequence[BlockId]]) -> None:
-        """AssertionError unless `tables` are all there is: free + used + cached = all."""
+        """Raise AssertionError unless all blocks are free, cached, or used by `tables`."""
         uses = [block for table in tables for block in table if block != self.gone]
         self.pool.check_invariants(uses)
         self.index.check_invariants()

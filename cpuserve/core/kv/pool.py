@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
 
 from cpuserve.ids import BlockId
 
@@ -12,16 +11,22 @@ from cpuserve.ids import BlockId
 class BlockPool:
     """Owns the block ids 0 .. num_blocks - 1.
 
-    A block is in use (it has references), or cached (nobody uses it, but its content may be wanted
-    again: see `keep`), or free. Cached blocks can be given out like free ones, the one unused for
-    longest first, after `on_evict(block)`.
+    A block is in use (it has references), cached (it has none, but its content is kept: see `keep`)
+    or free. `take` hands out free blocks first and then evicts cached ones in least-recently-used
+    order; it calls `on_evict(block)` before it reuses a block. `continuations(block)` returns the
+    blocks that can be used only together with `block`, each after those that it depends on itself;
+    they are evicted before `block`.
 
-    The free list is a stack that starts with low ids on top: KV memory is committed as it is used,
-    so reusing the block freed last keeps it warm and the resident size small.
+    The free list is a stack that starts with the low ids on top. Memory of a KV block is committed
+    when the block is first used, so reusing the block that was freed last keeps it in the CPU's
+    caches and the resident size small.
     """
 
     def __init__(
-        self, num_blocks: int, on_evict: Callable[[BlockId], object] | None = None
+        self,
+        num_blocks: int,
+        on_evict: Callable[[BlockId], object] | None = None,
+        continuations: Callable[[BlockId], Iterable[BlockId]] = lambda _: (),
     ) -> None:
         self.num_blocks = num_blocks
         self._free = [BlockId(i) for i in range(num_blocks - 1, -1, -1)]
@@ -29,23 +34,24 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._kept = bytearray(num_blocks)
         self._on_evict = on_evict
+        self._continuations = continuations
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be given out: free and cached ones."""
+        """The number of blocks that `take` can hand out: free and cached ones."""
         return len(self._free) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
-        """Blocks nobody uses whose content is kept."""
+        """The number of cached blocks: without references, but with their content kept."""
         return len(self._cached)
 
     def references(self, block: BlockId) -> int:
-        """How many hold `block`."""
+        """Return the reference count of `block`."""
         return self._references[block]
 
     def take(self, count: int) -> list[BlockId]:
-        """`count` blocks, one reference each. The caller has looked at `num_free`."""
+        """Return `count` blocks with one reference each; the caller has checked `num_free`."""
         assert 0 <= count <= self.num_free, f"{count} blocks wanted, {self.num_free} free"
         free = self._free
         taken = [free.pop() if free else self._evict() for _ in range(count)]
@@ -54,7 +60,7 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Iterable[BlockId]) -> None:
-        """One more reference to each of `blocks`, which are in use or cached."""
+        """Add a reference to each of `blocks`, which are in use or cached."""
         references = self._references
         for block in blocks:
             if not references[block]:
@@ -63,7 +69,7 @@ class BlockPool:
             references[block] += 1
 
     def release(self, blocks: Iterable[BlockId]) -> None:
-        """One reference less to each of `blocks`; those nobody uses any more can be given out."""
+        """Remove a reference from each of `blocks`; blocks without references can be reused."""
         references = self._references
         for block in blocks:
             assert references[block] > 0, f"block {block} released twice"
@@ -76,33 +82,38 @@ class BlockPool:
                 self._free.append(block)
 
     def keep(self, block: BlockId) -> None:
-        """`block`, which is in use, becomes cached and not free after its last release."""
+        """Make `block`, which is in use, cached instead of free after its last release."""
         assert self._references[block] > 0, f"block {block} is not in use"
         self._kept[block] = 1
 
     def drop(self, block: BlockId) -> None:
-        """The content of `block` is not wanted any more."""
+        """Discard the content of `block`: it becomes free as soon as it has no references."""
         self._kept[block] = 0
         if block in self._cached:
             del self._cached[block]
             self._free.append(block)
 
-    def vacate(self, count: int, kept: Container[BlockId], go_on: Callable[[], bool]) -> bool:
-        """Evict cached blocks, but none of `kept`, until `count` are free; False if not `go_on()`.
+    def vacate(self, count: int, kept: Sequence[BlockId], go_on: Callable[[], bool]) -> bool:
+        """Evict cached blocks, but none of `kept`, until `count` are free.
 
-        Those that have left by then stay free.
+        Returns False if `go_on()` returned False before that; blocks evicted by then stay free.
+        kept: the blocks of a prefix, in order; they become the most recently used ones.
         """
-        others = (block for block in self._cached if block not in kept)
-        for block in list(islice(others, max(0, count - len(self._free)))):
+        idle = [block for block in reversed(kept) if block in self._cached]
+        for block in idle:
+            self._cached.move_to_end(block)
+        while len(self._free) < count and len(self._cached) > len(idle):
             if not go_on():
                 return False
-            self._free.append(self._evict(block))
+            self._free.append(self._evict())
         return True
 
-    def _evict(self, block: BlockId | None = None) -> BlockId:
-        """Forget the content of `block`, or of the one unused for longest."""
-        if block is None:
-            block = next(iter(self._cached))
+    def _evict(self) -> BlockId:
+        """Evict the least recently used block or, if it has cached continuations, one of those."""
+        for block in self._continuations(next(iter(self._cached))):
+            if block in self._cached:
+                self._cached.move_to_end(block, last=False)
+        block = next(iter(self._cached))
         del self._cached[block]
         self._kept[block] = 0
         if self._on_evict is not None:
@@ -110,7 +121,7 @@ class BlockPool:
         return block
 
     def check_invariants(self, uses: Iterable[BlockId]) -> None:
-        """AssertionError unless the counts are exactly `uses` (one entry per holder and block)."""
+        """Raise AssertionError unless references equal `uses` (one entry per holder and block)."""
         wanted = [0] * self.num_blocks
         for block in uses:
             wanted[block] += 1

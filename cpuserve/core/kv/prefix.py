@@ -1,8 +1,9 @@
-"""Names of KV content, and the index from names to the blocks that hold it.
+"""Keys (hashes) of KV blocks, and the index from keys to blocks.
 
-A full block is known by a hash of its tokens and of all tokens before it. The hash only finds an
-entry: a hit also compares the block's own tokens and that the entry's parent is the entry the walk
-came from, so by induction the whole prefix is equal and no collision can share wrong keys.
+The key of a full block is a hash of its tokens and of all tokens before it. The hash alone is not
+trusted: a hit also requires that the block's own tokens are equal, and that the entry's parent is
+the entry found for the block before. By induction the whole prefix is then equal, so a hash
+collision cannot give a request the KV of other tokens.
 """
 
 from __future__ import annotations
@@ -23,24 +24,31 @@ FORGOTTEN = BlockId(-1)
 
 
 def sha256(data: bytes) -> bytes:
-    """The digest that names blocks."""
+    """Return the SHA-256 digest, from which the keys of blocks are made."""
     return hashlib.sha256(data).digest()
 
 
 @dataclass(slots=True, eq=False)
 class CachedBlock:
-    """A block whose content has a name; `block` is FORGOTTEN once it has been evicted."""
+    """An entry of the index: a full block and its key; `block` is FORGOTTEN after its eviction.
+
+    children: the entries for blocks that follow this one.
+    """
 
     block: BlockId
     key: BlockHash
     content: bytes
     parent: CachedBlock | None
     salt: str
+    children: dict[CachedBlock, None] = field(default_factory=dict)
+
+
+ChainMark = tuple[int, CachedBlock | None, int]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """Entries that already hold the first `num_tokens` tokens of a sequence."""
+    """The entries whose blocks hold the first `num_tokens` tokens of a sequence."""
 
     entries: list[CachedBlock] = field(default_factory=list)
     num_tokens: int = 0
@@ -53,11 +61,11 @@ class PrefixMatch:
 
 @dataclass(slots=True, eq=False)
 class PrefixChain:
-    """The names of one sequence's full blocks, made as its tokens come and never twice.
+    """The keys of one sequence's full blocks, each computed once, when its tokens are known.
 
-    Sequences with different `salt` share nothing. The first `num_entries` blocks of the sequence's
-    table are those of entries in the index; `last` is the last of these, `own` are those that it
-    has made.
+    Sequences with a different `salt` share no blocks. The first `num_entries` blocks of the
+    sequence's block table have entries in the index; `last` is the last of these entries, and `own`
+    lists the ones that this sequence has created.
     """
 
     salt: str = ""
@@ -68,26 +76,42 @@ class PrefixChain:
     own: list[CachedBlock] = field(default_factory=list)
 
     def reset(self) -> None:
-        """The sequence has lost its blocks; its names stay."""
+        """Go back to the beginning, because the sequence lost its blocks; the keys stay valid."""
         self.num_entries, self.last = 0, None
         self.own.clear()
 
+    @property
+    def mark(self) -> ChainMark:
+        """The current position of the chain, for `return_to`."""
+        return self.num_entries, self.last, len(self.own)
+
+    def return_to(self, mark: ChainMark) -> list[CachedBlock]:
+        """Go back to the position `mark`; return the entries that the chain has created since."""
+        self.num_entries, self.last, count = mark
+        made = self.own[count:]
+        del self.own[count:]
+        return made
+
     def advance(self, entry: CachedBlock) -> None:
-        """The next block of the sequence is that of `entry`."""
+        """Record that the next block of the sequence is the block of `entry`."""
         self.num_entries += 1
         self.last = entry
 
 
 class PrefixIndex:
-    """Which block holds which prefix. `digest` is for tests that want collisions.
+    """Maps keys to blocks. Tests pass a weak `digest` to get collisions.
 
-    seed: what hashes start from; random per process unless names must outlive it.
+    The parent of every entry is in the index, too: a lookup starts at the beginning of a text, so
+    it could never reach an entry without its parent, and that entry would prevent others from
+    inserting the same tokens.
+
+    seed: the bytes that hashes start from; random per process unless keys must outlive it.
     """
 
     def __init__(self, block_size: int, digest: Digest = sha256, seed: bytes | None = None) -> None:
         self._block_size = block_size
         self._digest = digest
-        # Nobody else knows it, so that nobody can prepare prompts whose names collide.
+        # The seed is secret, so that nobody can prepare prompts whose hashes collide.
         self._seed = seed or secrets.token_bytes(32)
         self._by_key: dict[BlockHash, CachedBlock] = {}
         self._by_block: dict[BlockId, CachedBlock] = {}
@@ -99,7 +123,7 @@ class PrefixIndex:
         return len(self._by_block)
 
     def name(self, chain: PrefixChain, token_ids: Sequence[int], count: int) -> None:
-        """Make the names of the first `count` blocks of `token_ids` that `chain` lacks."""
+        """Append the missing keys of the first `count` blocks of `token_ids` to `chain`."""
         size, keys = self._block_size, chain.keys
         parent: bytes = keys[-1] if keys else self._root(chain.salt)
         for index in range(len(keys), count):
@@ -114,7 +138,7 @@ class PrefixIndex:
     def find(
         self, chain: PrefixChain, index: int, parent: CachedBlock | None
     ) -> CachedBlock | None:
-        """The entry of block `index` of `chain` after `parent`, if it is there."""
+        """Return the entry of block `index` of `chain` whose parent is `parent`, or None."""
         entry = self._by_key.get(chain.keys[index])
         if entry is None or entry.parent is not parent:
             return None
@@ -122,7 +146,7 @@ class PrefixIndex:
         return entry if same else None
 
     def walk(self, chain: PrefixChain, most: int) -> list[CachedBlock]:
-        """Entries of the first blocks of `chain`, up to `most`; their names must be made."""
+        """Return the entries of the first blocks of `chain`, at most `most`, which have keys."""
         entries: list[CachedBlock] = []
         parent: CachedBlock | None = None
         for index in range(most):
@@ -133,52 +157,73 @@ class PrefixIndex:
         return entries
 
     def can_insert(self, chain: PrefixChain, block: BlockId) -> bool:
-        """`insert` would name `block`."""
-        parent = chain.last
-        orphan = parent is not None and parent.block == FORGOTTEN
+        """Whether `insert` would create an entry for `block`."""
         return not (
-            orphan or block in self._by_block or chain.keys[chain.num_entries] in self._by_key
+            _forgotten(chain.last)
+            or block in self._by_block
+            or chain.keys[chain.num_entries] in self._by_key
         )
 
     def insert(
         self, chain: PrefixChain, block: BlockId, old: CachedBlock | None = None
     ) -> CachedBlock | None:
-        """The entry for the next block of `chain`: a new one of `block`, or one that was there.
+        """Return the entry for the next block of `chain`: an existing one, or a new one of `block`.
 
-        None if the block cannot be named: other content has its hash, or its parent is forgotten.
-        old: a forgotten entry of the same tokens to use for it, so that those after it find it.
+        Returns None if there can be no entry: other content has the same hash, the parent's entry
+        was evicted, or `block` has another entry. old: an evicted entry of the same tokens, which
+        is reused, so that entries whose parent it is can be found again.
         """
         parent, index = chain.last, chain.num_entries
-        if parent is not None and parent.block == FORGOTTEN:
+        if _forgotten(parent):
             return None
         key = chain.keys[index]
-        known = self._by_key.get(key)
-        if known is not None:
-            orphan = known.parent is not None and known.parent.block == FORGOTTEN
-            if not orphan:
-                return self.find(chain, index, parent)
-            return None  # nothing can find it any more; it is evicted in its time
+        if key in self._by_key:
+            return self.find(chain, index, parent)
         if block in self._by_block:
             return None
         entry = old or CachedBlock(block, key, chain.contents[index], parent, chain.salt)
         entry.block, entry.parent = block, parent
+        if parent is not None:
+            parent.children[entry] = None
         self._by_key[key] = self._by_block[block] = entry
         return entry
 
     def entry(self, block: BlockId) -> CachedBlock | None:
-        """The entry of `block`, if it has one."""
+        """Return the entry of `block`, or None."""
         return self._by_block.get(block)
 
+    def continuations(self, entry: CachedBlock) -> list[CachedBlock]:
+        """Return all descendants of `entry`, each after its parent."""
+        found = list(entry.children)
+        for child in found:  # the list grows during the loop
+            found += child.children
+        return found
+
     def forget(self, entry: CachedBlock) -> None:
-        """Drop `entry`, which is in the index."""
+        """Remove `entry` from the index; its children have been removed before."""
+        assert not entry.children, "an entry is removed before its children"
         del self._by_block[entry.block]
         del self._by_key[entry.key]
+        if entry.parent is not None:
+            del entry.parent.children[entry]
         entry.block = FORGOTTEN
 
     def check_invariants(self) -> None:
-        """AssertionError unless both directions agree."""
+        """Raise AssertionError unless both maps and the parent links agree."""
         entries: Iterable[CachedBlock] = self._by_block.values()
-        assert set(map(id, entries)) == set(map(id, self._by_key.values())), "index is torn"
+        assert set(map(id, entries)) == set(map(id, self._by_key.values())), (
+            "the two maps of the index differ"
+        )
         for block, entry in self._by_block.items():
             assert entry.block == block, "an entry has another block"
             assert self._by_key[entry.key] is entry, "an entry has another key"
+            assert not _forgotten(entry.parent), "an entry's parent was forgotten before it"
+            if entry.parent is not None:
+                assert entry in entry.parent.children, "an entry is not among its parent's children"
+            assert all(child.parent is entry for child in entry.children), (
+                "a child has another parent"
+            )
+
+
+def _forgotten(entry: CachedBlock | None) -> bool:
+    return entry is not None and entry.block == FORGOTTEN

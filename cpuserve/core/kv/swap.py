@@ -1,4 +1,4 @@
-"""SwapSpace: KV blocks that had to leave the cache, byte for byte in other memory."""
+"""SwapSpace: copies of KV blocks that were evicted from the cache, in other memory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Data = bytes | bytearray | memoryview
 
 
 class SwapSpace:
-    """At most `num_blocks` evicted blocks; a new one takes the place of the oldest.
+    """Holds at most `num_blocks` evicted blocks; when it is full, a new one replaces the oldest.
 
-    An entry that comes back leaves: its bytes are in the cache again. As there, the hash only finds
-    it; tokens and all tokens before them are compared.
+    An entry that is restored to the cache is removed here. As in PrefixIndex, the hash alone is not
+    trusted: the tokens of the block and all tokens before it are compared.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -28,7 +28,7 @@ class SwapSpace:
         return iter(self._blocks.values())
 
     def put(self, entry: CachedBlock, data: Data) -> None:
-        """Keep what the block of `entry` held."""
+        """Keep `data`, the content of the evicted block of `entry`."""
         self._blocks.pop(entry.key, None)
         if not self.num_blocks:
             return
@@ -39,26 +39,26 @@ class SwapSpace:
     def find(
         self, chain: PrefixChain, index: int, parent: CachedBlock | None
     ) -> CachedBlock | None:
-        """The entry of block `index` of `chain` after `parent`, if it is here."""
+        """Return the entry of block `index` of `chain` whose parent equals `parent`, or None."""
         entry, _ = self._blocks.get(chain.keys[index], (None, b""))
         if entry is None or entry.content != chain.contents[index] or entry.salt != chain.salt:
             return None
         if not _same_prefix(entry.parent, parent):
             return None
-        entry.parent = parent  # so that the next comparison is short
+        entry.parent = parent  # so that the next comparison ends at once
         return entry
 
     def take(self, entry: CachedBlock) -> Data:
-        """Remove what `put` was given with `entry`."""
+        """Remove `entry` and return its data."""
         return self._blocks.pop(entry.key)[1]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         self._blocks.clear()
 
 
 def _same_prefix(a: CachedBlock | None, b: CachedBlock | None) -> bool:
-    """The tokens up to the ends of `a` and `b` are equal; None is the beginning."""
+    """Whether all tokens up to and including `a` and `b` are equal; None stands for no tokens."""
     while a is not b:
         if a is None or b is None or a.content != b.content:
             return False

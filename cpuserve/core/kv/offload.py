@@ -1,4 +1,4 @@
-"""Tiers: where the content of KV blocks goes when their room is needed, and comes back from."""
+"""Offload: keep the content of evicted KV blocks in memory or on disk, and restore it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class BlockBytes(Protocol):
         """Bytes of one block."""
 
     def read(self, block: BlockId) -> Data:
-        """A copy of what `block` holds."""
+        """Return a copy of the content of `block`."""
 
     def write(self, block: BlockId, data: Data) -> None:
-        """Fill `block`."""
+        """Overwrite the content of `block`."""
 
 
 @dataclass(slots=True)
-class Tiers:
-    """Further memory (`swap`) and files (`disk`) behind the cache; either may be missing.
+class Offload:
+    """The offload tiers behind the KV cache: memory (`swap`) and files (`disk`), both optional.
 
-    seconds: spent on moving bytes so far. left_s: how much more may be spent until somebody looks
-    up again. num_saved, hits: blocks moved out and back so far.
+    seconds: total time spent on moving bytes. left_s: time that may still be spent before the
+    engine takes its messages again. num_saved, hits: blocks saved and restored so far.
     """
 
     blocks: BlockBytes
@@ -49,27 +49,27 @@ class Tiers:
 
     @property
     def has_time(self) -> bool:
-        """More blocks may be moved before somebody looks up."""
+        """Whether more blocks may be moved before the engine takes its messages again."""
         return self.left_s > 0.0
 
     @property
     def num_restored(self) -> int:
-        """Blocks that came back so far."""
+        """Number of blocks restored so far."""
         return sum(self.hits.values())
 
     @property
     def swap_blocks(self) -> int:
-        """Blocks in further memory."""
+        """Number of blocks in swap memory."""
         return 0 if self.swap is None else len(self.swap)
 
     @property
     def swap_bytes(self) -> int:
-        """Bytes of them."""
+        """Bytes of the blocks in swap memory."""
         return self.swap_blocks * self.blocks.block_bytes if self.swap is not None else 0
 
     @property
     def disk_files(self) -> int:
-        """Blocks on disk, those of other models too."""
+        """Number of blocks on disk, including those of other models."""
         return 0 if self.disk is None else self.disk.num_files
 
     @property
@@ -78,22 +78,22 @@ class Tiers:
         return 0 if self.disk is None else self.disk.num_bytes
 
     def added(self, entry: CachedBlock) -> None:
-        """`entry` is in the cache."""
+        """Note that `entry` has been published in the cache."""
         if self.disk is not None and self.disk.wants(entry):
             self._unsaved[entry] = None
 
     def removed(self, entry: CachedBlock) -> None:
-        """The content of `entry` is not what its name says."""
+        """Note that the content of `entry` is not valid."""
         self._unsaved.pop(entry, None)
 
     def evicted(self, entry: CachedBlock) -> None:
-        """The block of `entry` is about to be given to somebody else.
+        """Save the block of `entry`, which is about to be reused.
 
-        Its content is lost where no time is left to save it.
+        Its content is lost if there is no time left to save it.
         """
         self._unsaved.pop(entry, None)
         disk = self.disk
-        to_disk = disk is not None and disk.has_room and disk.wants(entry)
+        to_disk = disk is not None and disk.can_queue and disk.wants(entry)
         if not self.has_time or (self.swap is None and not to_disk):
             return
         began = time.perf_counter()
@@ -106,7 +106,7 @@ class Tiers:
         self._spent(began)
 
     def tidy(self) -> bool:
-        """Write one block that is only in the cache, while no step runs; False if there is none."""
+        """Write one block to disk while the engine is idle; False if all are on disk."""
         disk = self.disk
         if disk is None or not self._unsaved:
             return False
@@ -116,7 +116,7 @@ class Tiers:
         return bool(self._unsaved)
 
     def find(self, chain: PrefixChain, index: int) -> Where | None:
-        """Where block `index` of `chain`, the next after its entries, can be restored from."""
+        """Return the tier that holds block `index` of `chain`, the next after its entries."""
         if self.swap is not None and self.swap.find(chain, index, chain.last) is not None:
             return "swap"
         if self.disk is not None and self.disk.has(chain.keys[index]):
@@ -126,7 +126,7 @@ class Tiers:
     def restore(
         self, chain: PrefixChain, where: Where, block: BlockId
     ) -> tuple[bool, CachedBlock | None]:
-        """Fill `block` with the next block of `chain`: (it was there after all, its old entry)."""
+        """Fill `block` with the next block of `chain`; return (whether it was found, its entry)."""
         index, began = chain.num_entries, time.perf_counter()
         entry: CachedBlock | None = None
         data: Data | None = None
@@ -165,7 +165,7 @@ class Tiers:
         }
 
     def close(self, wait_s: float = 3.0) -> None:
-        """Write what is only in the cache, for `wait_s` at most."""
+        """Write blocks that are not on disk yet, for at most `wait_s` seconds."""
         if self.disk is None:
             return
         end = time.monotonic() + wait_s

@@ -1,0 +1,126 @@
+"""PromptBudget: divide the prompt tokens of one step among the prompts in progress.
+
+The prompt with the fewest remaining tokens is served first, so that a short request passes a long
+prompt. A quarter of the step is reserved for the oldest prompt, so that none waits forever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpuserve.core.cost import COARSE, FINE, LEAST_CHUNK
+from cpuserve.core.request import Request
+
+OLDEST_SHARE = 4  # 1 / OLDEST_SHARE of a step is reserved for the oldest prompt
+# A step without running streams completes prompts with at most SHORT remaining tokens, and computes
+# a part of longer ones. Parts of 64 tokens are large enough to amortize reading the weights: they
+# are 7 % slower than whole prompts (SmolLM2-135M on two AVX2 cores), and parts of 256 tokens 2 %.
+SHORT = COARSE
+LEAST_PART, MOST_PART = 64, COARSE
+# This few tokens take little longer than one, because every step reads all weights.
+TOGETHER = 16
+# A step may be ended early when a short prompt arrives. The step's prompts then compute the same
+# tokens again: in total at most 1 / LOSS_SHARE of each prompt.
+LOSS_SHARE = 6
+
+
+def may_lose(request: Request) -> float:
+    """Return how many more tokens of `request` may be computed and thrown away."""
+    return max(len(request.token_ids) / LOSS_SHARE - request.num_lost, 0.0)
+
+
+def part_of(request: Request) -> int:
+    """Return how many tokens of a long prompt to compute in a step without running streams.
+
+    This is at most what the prompt may lose if the step is ended early, but at least LEAST_PART: a
+    prompt that may lose nothing more is computed in short steps, which need not be ended.
+    """
+    most = int(may_lose(request)) // FINE * FINE
+    return min(max(most, LEAST_PART), MOST_PART)
+
+
+@dataclass(slots=True)
+class PromptBudget:
+    """The tokens and the time that a step still has for prompts.
+
+    seconds: infinite if no stream runs. least: tokens that may be computed even if no time remains.
+    long: tokens for all prompts together that have more than `short` remaining tokens. alone: no
+    stream runs, so a prompt that this step completes waits only for the other prompts of the step.
+    finishing: tokens of the prompts that the step completes; shortest: tokens of the first of them.
+    closed: the last prompt used up its share. restored: a block has been restored from an offload
+    tier, so the step makes progress even without computing anything.
+    """
+
+    tokens: int
+    seconds: float
+    least: int
+    short: int
+    long: int
+    alone: bool
+    finishing: int = 0
+    shortest: int = 0
+    closed: bool = False
+    restored: bool = False
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the step has no tokens or no time left for prompts."""
+        return self.closed or self.tokens <= 0 or (self.seconds <= 0.0 and not self.least)
+
+    def finishes(self, left: int) -> bool:
+        """Whether this step completes a prompt with `left` tokens, unless tokens or time run out.
+
+        Without running streams it does so only if the shortest prompt of the step then waits little
+        longer for the end of the step.
+        """
+        most = self.short
+        if self.alone and self.shortest:
+            most = min(most, max(5 * self.shortest // 4, TOGETHER))
+        return left <= most
+
+    def holds_up(self, left: int) -> bool:
+        """Whether a prompt with `left` tokens would delay prompts that this step completes."""
+        return self.alone and self.shortest > 0 and not self.finishes(left)
+
+    def keep_back(self) -> PromptBudget:
+        """Remove the share of the oldest prompt from this budget and return it."""
+        kept = PromptBudget(
+            max(self.tokens // OLDEST_SHARE, 1),
+            self.seconds / OLDEST_SHARE,
+            self.least // OLDEST_SHARE,
+            self.short,
+            max(self.long // OLDEST_SHARE, 1),
+            self.alone,
+        )
+        self.tokens -= kept.tokens
+        self.seconds *= 1.0 - 1.0 / OLDEST_SHARE
+        self.least -= kept.least
+        self.long -= kept.long
+        return kept
+
+    def give_back(self, kept: PromptBudget) -> None:
+        """Add `kept`, when the oldest prompt is served, to what the other prompts did not use."""
+        self.tokens += kept.tokens
+        self.seconds += kept.seconds
+        self.least += kept.least
+        self.long += kept.long
+        self.restored = False
+        if self.alone and self.shortest:
+            share = self.finishing // (OLDEST_SHARE - 1)
+            self.long = min(self.long, max(share, LEAST_CHUNK // OLDEST_SHARE))
+
+    def most(self, left: int) -> int:
+        """Return how many tokens a prompt with `left` tokens may compute, apart from time."""
+        most = min(left, self.tokens)
+        return most if most == left and self.finishes(left) else min(most, self.long)
+
+    def spend(self, count: int, seconds: float, *, finishes: bool) -> None:
+        """Subtract a chunk of `count` tokens that takes `seconds`."""
+        self.tokens -= count
+        self.seconds -= seconds
+        self.least = max(0, self.least - count)
+        if finishes:
+            self.finishing += count
+            self.shortest = self.shortest or count
+        else:
+            self.long = max(0, self.long - count)

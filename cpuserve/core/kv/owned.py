@@ -1,0 +1,62 @@
+"""The folder inside the user's directory that holds the prefix cache, and nothing else.
+
+cpuserve removes files only in a folder that it has marked, and only files with the names that it
+gives, because other programs may use the same directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from pathlib import Path
+
+from cpuserve.errors import ConfigError
+
+FOLDER = "cpuserve-prefix-cache"
+# A file of this name and first line keeps the folder out of backups: https://bford.info/cachedir/
+MARK = "CACHEDIR.TAG"
+MARK_TEXT = b"""Signature: 8a477f597d28d172789f06886806bc55
+# The prefix cache of cpuserve. What is in this folder may be removed at any time.
+"""
+_BEING_MARKED = re.compile(r"\.mark-[0-9a-f]{16}\.tmp")
+
+
+def claim(directory: Path) -> Path:
+    """Return the cache's folder in `directory`; create both if needed, and mark the folder.
+
+    Raises:
+        ConfigError: the folder's name is in use for a file, or for a folder of another program.
+        OSError: the directory cannot be used.
+    """
+    folder = directory / FOLDER
+    if folder.exists() and not folder.is_dir():
+        raise _foreign(folder, "which is not a directory")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if is_marked(folder):
+        return folder
+    # Another process may be marking the folder at this moment.
+    names = sorted(path.name for path in folder.iterdir())
+    others = [name for name in names if not _BEING_MARKED.fullmatch(name)]
+    if others and not is_marked(folder):
+        raise _foreign(folder, f"which contains files of another program ({others[0]!r:.80})")
+    temporary = folder / f".mark-{secrets.token_hex(8)}.tmp"
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(MARK_TEXT)
+    temporary.replace(folder / MARK)
+    return folder
+
+
+def is_marked(folder: Path) -> bool:
+    """Whether `claim` has created and marked `folder`."""
+    try:
+        return (folder / MARK).read_bytes() == MARK_TEXT
+    except OSError:
+        return False
+
+
+def _foreign(folder: Path, what: str) -> ConfigError:
+    return ConfigError(
+        f"the prefix cache cannot be kept in {folder}, {what}; set --prefix-cache-dir to another "
+        "directory, or move that away"
+    )
