@@ -39,7 +39,7 @@ _REQUEST_S = (
 _ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _PARAMS_N = (1, 2, 5, 10, 20)
 
-# series -> the field of StepStats
+# metric name -> field of StepStats
 ENGINE_COUNTERS = {
     "num_preemptions": "preemptions",
     "prefix_cache_queries": "prefix_queries",
@@ -49,7 +49,7 @@ FINISHED_REASONS = ("stop", "length", "abort", "error")
 
 
 class StepStats(Protocol):
-    """The engine's gauges and counters since start (engine/ipc.py Stats)."""
+    """The engine's gauges, and its counters since the start (engine/ipc.py Stats)."""
 
     running: int
     waiting: int
@@ -68,7 +68,7 @@ class StepStats(Protocol):
 
 
 class ReplicaFigures(Protocol):
-    """One of several engines (engine/client.py ReplicaStatus)."""
+    """State and figures of one of several engines (engine/client.py ReplicaStatus)."""
 
     @property
     def serves(self) -> bool: ...
@@ -82,9 +82,12 @@ class ReplicaFigures(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CpuSample:
-    """The CPU side of the server. busy_s, weight_bytes: seconds in steps and bytes they read, since
-    the start; roofline_bytes_per_s: 0 before it was measured; throttled_*, quota: None = no quota;
-    numa_binding: how memory comes to NUMA nodes ("bind", "first_touch", "interleave", "none").
+    """Values of the CPU metrics.
+
+    busy_s, weight_bytes: seconds spent in steps, and bytes of weights read by them, since the
+    start. roofline_bytes_per_s: the measured memory bandwidth, 0 before it is measured.
+    throttled_*, quota: None without a CPU quota. numa_binding: how memory is placed on NUMA nodes
+    ("bind", "first_touch", "interleave", "none").
     """
 
     threads: int
@@ -98,7 +101,7 @@ class CpuSample:
 
 
 class Histogram:
-    """Counts per bucket and a sum; single-threaded."""
+    """A histogram: counts per bucket and a sum; for use on one thread."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -113,7 +116,7 @@ class Histogram:
         self.sum += value
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """(upper bound, values up to it), ending with +Inf."""
+        """Return (upper bound, number of values up to it) of all buckets, ending with +Inf."""
         total = 0
         out: list[tuple[str, float]] = []
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
@@ -123,7 +126,7 @@ class Histogram:
 
 
 def buckets_1_2_5(most: int) -> list[int]:
-    """1, 2, 5, 10, 20, 50, ... up to `most`."""
+    """Return 1, 2, 5, 10, 20, 50, ... up to `most`."""
     out: list[int] = []
     scale = 1
     while scale <= most:
@@ -134,7 +137,7 @@ def buckets_1_2_5(most: int) -> list[int]:
 
 @dataclass(slots=True)
 class Sequence:
-    """The times and counts of one sequence; made by ServerMetrics.start."""
+    """The times and counts of one sequence; created by ServerMetrics.start."""
 
     prompt_tokens: int
     max_tokens: int
@@ -147,13 +150,13 @@ class Sequence:
 
 
 class ServerMetrics:
-    """Every series of /metrics for the engine behind one endpoint.
+    """All metrics of one endpoint with one engine or several.
 
-    `stats` returns the engine's latest StepStats; `cache` is shown as cache_config_info labels;
-    under names of our own, `cpu` adds the series of the CPU and `tiers` ("swap", "disk") those of
-    what lies behind the KV cache. With several engines `stats` returns their sums and `replicas`
-    each of them: what engines count has their number as the label `engine`, what is measured at
-    the endpoint has "all".
+    `stats` returns the engine's latest StepStats. `cache` gives the labels of cache_config_info.
+    `cpu` adds the CPU metrics and `tiers` ("swap", "disk") those of the KV cache's offload tiers;
+    their names begin with "cpuserve:". With several engines, `stats` returns their sums and
+    `replicas` the figures of each. Metrics of an engine then have its number as the label `engine`,
+    and metrics measured at the endpoint have "all".
     """
 
     def __init__(
@@ -198,14 +201,14 @@ class ServerMetrics:
         self.registry.register(_Exposition(self))
 
     def start(self, prompt_tokens: int, max_tokens: int, n: int) -> Sequence:
-        """A sequence has been handed to the engine."""
+        """Return the record of a sequence that is now sent to the engine."""
         self.active += 1
         return Sequence(prompt_tokens, max_tokens, n)
 
     def on_tokens(
         self, sequence: Sequence, tokens: int, cached_tokens: int, scheduled: float
     ) -> None:
-        """The engine sent an output with `tokens` new ones.
+        """Record an output of the engine with `tokens` new tokens.
 
         `scheduled` is when the sequence first ran (time.monotonic), 0.0 if not known.
         """
@@ -224,13 +227,13 @@ class ServerMetrics:
             self.generation_tokens += tokens
 
     def on_step(self, stats: StepStats) -> None:
-        """The engine ran a step: prompts it completed and tokens it generated, as vLLM counts."""
+        """Record a step's size: tokens of completed prompts and generated tokens, as in vLLM."""
         total = stats.prompt_tokens + stats.generation_tokens
         self.iteration.observe(total - self._step_tokens)
         self._step_tokens = total
 
     def finish(self, sequence: Sequence, reason: str) -> None:
-        """The sequence is over: `reason` is one of FINISHED_REASONS."""
+        """Record the end of a sequence; a reason outside FINISHED_REASONS counts as "error"."""
         self.active -= 1
         self.finished[reason if reason in self.finished else "error"] += 1
         now = time.monotonic()
@@ -251,14 +254,14 @@ class ServerMetrics:
             self.per_token.observe((last - sequence.first) / (sequence.tokens - 1))
 
     def text(self) -> bytes:
-        """The exposition, as CONTENT_TYPE."""
+        """Return all metrics in Prometheus' text format (CONTENT_TYPE)."""
         return generate_latest(self.registry)
 
     def gauges(self) -> tuple[int, int, float]:
-        """Running, waiting, KV use (0 to 1).
+        """Return the running sequences, the waiting sequences and the KV cache usage (0 to 1).
 
-        The engine's figures are those of its last step, and it runs none once the last sequence
-        is aborted: what the front end holds bounds them, so that an idle server shows zeros.
+        The engine's figures are those of its last step, and no step follows the abort of the last
+        sequence. The sequences that the front end counts limit them, so an idle server shows zeros.
         """
         stats = self._stats()
         running = min(stats.running, self.active)
@@ -266,7 +269,7 @@ class ServerMetrics:
         return running, waiting, stats.kv_usage if self.active else 0.0
 
     def collect(self) -> Iterable[Metric]:
-        """All metric families with their samples."""
+        """Yield all metric families with their samples."""
         yield from self._collect_gauges()
         yield from self._collect_counters()
         yield from self._collect_histograms()
@@ -276,7 +279,7 @@ class ServerMetrics:
             yield from self._collect_cpu(self._cpu())
 
     def _engines(self) -> list[tuple[list[str], StepStats]]:
-        """(label values, figures) of each engine."""
+        """Return (label values, figures) of each engine."""
         model = self._labels["model_name"]
         if self._replicas is None:
             return [(list(self._labels.values()), self._stats())]
@@ -287,7 +290,7 @@ class ServerMetrics:
         waiting = self._gauge("num_requests_waiting", "Requests waiting to be scheduled.")
         kv_usage = self._gauge("kv_cache_usage_perc", "KV cache in use, 1 is full.")
         for engine, stats in self._engines():
-            # Of several engines each has been bounded by what it holds.
+            # With several engines, the figures of each are already limited to its own sequences.
             figures = (stats.running, stats.waiting, stats.kv_usage)
             figures = figures if self._replicas else self.gauges()
             for gauge, value in zip((running, waiting, kv_usage), figures, strict=True):
@@ -302,13 +305,15 @@ class ServerMetrics:
         yield info
 
     def _collect_replicas(self) -> Iterable[Metric]:
-        """Who of several engines serves."""
+        """Yield which of several engines serve, and how often each was restarted."""
         if self._replicas is None:
             return
         names = list(self._labels)
-        serves = GaugeMetricFamily("cpuserve:replica_up", "1 while it serves.", labels=names)
+        serves = GaugeMetricFamily(
+            "cpuserve:replica_up", "1 while the engine serves.", labels=names
+        )
         restarts = CounterMetricFamily(
-            "cpuserve:replica_restarts", "Starts after a death.", labels=names
+            "cpuserve:replica_restarts", "Restarts after the engine died.", labels=names
         )
         for i, replica in enumerate(self._replicas()):
             labels = [self._labels["model_name"], str(i)]
@@ -318,9 +323,13 @@ class ServerMetrics:
 
     def _collect_counters(self) -> Iterable[Metric]:
         for name, text, value in (
-            ("prompt_tokens", "Prompt tokens of sequences that have answered.", self.prompt_tokens),
+            ("prompt_tokens", "Prompt tokens of sequences with a first token.", self.prompt_tokens),
             ("generation_tokens", "Tokens generated.", self.generation_tokens),
-            ("prompt_tokens_cached", "Prompt tokens from the prefix cache.", self.cached_tokens),
+            (
+                "prompt_tokens_cached",
+                "Prompt tokens found in the prefix cache.",
+                self.cached_tokens,
+            ),
         ):
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
             counter.add_metric(list(self._labels.values()), value)
@@ -344,12 +353,12 @@ class ServerMetrics:
         yield success
 
     def _collect_tiers(self) -> Iterable[Metric]:
-        """The memory and the files that blocks of the KV cache go to, and how many came back."""
+        """Yield the size and the hits of the KV cache's offload tiers, in memory and on disk."""
         names = [*self._labels, "tier"]
         blocks = GaugeMetricFamily("cpuserve:kv_tier_blocks", "KV blocks in a tier.", labels=names)
-        size = GaugeMetricFamily("cpuserve:kv_tier_bytes", "Bytes of a tier.", labels=names)
+        size = GaugeMetricFamily("cpuserve:kv_tier_bytes", "Bytes in a tier.", labels=names)
         hits = CounterMetricFamily(
-            "cpuserve:kv_tier_hits", "KV blocks restored instead of computed.", labels=names
+            "cpuserve:kv_tier_hits", "KV blocks restored instead of recomputed.", labels=names
         )
         for labels, stats in self._engines():
             for tier in self._tiers:
@@ -358,14 +367,14 @@ class ServerMetrics:
         yield from (blocks, size, hits)
 
     def _collect_cpu(self, cpu: CpuSample) -> Iterable[Metric]:
-        """Of these a fraction of the roofline follows: rate(bytes) / rate(busy) / roofline."""
+        """Yield CPU metrics; rate(bytes) / rate(busy) / roofline is the share of the roofline."""
         labels = list(self._labels)
         for name, text, value in (
             ("cpu_threads", "Compute threads.", cpu.threads),
-            ("cpu_quota", "CPUs the control group pays for.", cpu.quota),
+            ("cpu_quota", "CPU quota of the control group, in CPUs.", cpu.quota),
             (
                 "cpu_roofline_bytes_per_second",
-                "Memory bandwidth as measured at the start.",
+                "Memory bandwidth, measured at the start.",
                 cpu.roofline_bytes_per_s or None,
             ),
         ):
@@ -375,16 +384,16 @@ class ServerMetrics:
                 yield gauge
         binding = GaugeMetricFamily(
             "cpuserve:numa_binding",
-            "How memory comes to NUMA nodes: bind, first_touch, interleave, none (one rank).",
+            "How memory is placed on NUMA nodes: bind, first_touch, interleave, none (one rank).",
             labels=["mode", *labels],
         )
         binding.add_metric([cpu.numa_binding, *self._labels.values()], 1)
         yield binding
         for name, text, value in (
-            ("cpu_busy_seconds", "Time in engine steps.", cpu.busy_s),
-            ("cpu_weight_bytes_read", "Packed weights read by steps.", cpu.weight_bytes),
-            ("cpu_nr_throttled", "Periods stopped for the CPU quota.", cpu.throttled_periods),
-            ("cpu_throttled_seconds", "Time stopped for the CPU quota.", cpu.throttled_s),
+            ("cpu_busy_seconds", "Time spent in engine steps.", cpu.busy_s),
+            ("cpu_weight_bytes_read", "Bytes of weights read by steps.", cpu.weight_bytes),
+            ("cpu_nr_throttled", "Periods throttled by the CPU quota.", cpu.throttled_periods),
+            ("cpu_throttled_seconds", "Time throttled by the CPU quota.", cpu.throttled_s),
         ):
             if value is not None:
                 counter = CounterMetricFamily(f"cpuserve:{name}", text, labels=labels)
@@ -393,25 +402,25 @@ class ServerMetrics:
 
     def _collect_histograms(self) -> Iterable[Metric]:
         for name, text, histogram in (
-            ("time_to_first_token_seconds", "Arrival to first token.", self.ttft),
-            ("inter_token_latency_seconds", "Between outputs of a sequence.", self.itl),
-            # The name until vLLM 0.11, which older dashboards still read.
-            ("time_per_output_token_seconds", "Between outputs of a sequence.", self.itl),
-            ("request_time_per_output_token_seconds", "Mean per request.", self.per_token),
-            ("e2e_request_latency_seconds", "Arrival to last token.", self.e2e),
-            ("request_queue_time_seconds", "Arrival to first step.", self.queue),
-            ("request_prefill_time_seconds", "First step to first token.", self.prefill),
-            ("request_decode_time_seconds", "First token to last token.", self.decode),
-            ("request_inference_time_seconds", "First step to last token.", self.inference),
+            ("time_to_first_token_seconds", "From arrival to first token.", self.ttft),
+            ("inter_token_latency_seconds", "Time between two outputs.", self.itl),
+            # vLLM's name until 0.11, which older dashboards still use.
+            ("time_per_output_token_seconds", "Time between two outputs.", self.itl),
+            ("request_time_per_output_token_seconds", "Mean of a request.", self.per_token),
+            ("e2e_request_latency_seconds", "From arrival to last token.", self.e2e),
+            ("request_queue_time_seconds", "From arrival to first step.", self.queue),
+            ("request_prefill_time_seconds", "From first step to first token.", self.prefill),
+            ("request_decode_time_seconds", "From first token to last token.", self.decode),
+            ("request_inference_time_seconds", "From first step to last token.", self.inference),
             ("request_prompt_tokens", "Prompt tokens per request.", self.request_prompt),
-            ("request_generation_tokens", "Tokens per request.", self.request_generation),
+            ("request_generation_tokens", "Generated tokens per request.", self.request_generation),
             (
                 "request_max_num_generation_tokens",
-                "Most tokens of a request's sequences.",
+                "Largest number of generated tokens of a request's sequences.",
                 self.request_max_tokens,
             ),
-            ("request_params_max_tokens", "max_tokens asked for.", self.params_max_tokens),
-            ("request_params_n", "n asked for.", self.params_n),
+            ("request_params_max_tokens", "max_tokens of requests.", self.params_max_tokens),
+            ("request_params_n", "n of requests.", self.params_n),
             ("iteration_tokens_total", "Tokens per engine step.", self.iteration),
         ):
             family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
@@ -423,7 +432,7 @@ class ServerMetrics:
 
 
 class _Exposition(Collector):
-    """Hands prometheus-client the metrics when /metrics is read."""
+    """Gives the metrics to prometheus-client when /metrics is read."""
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
@@ -432,5 +441,5 @@ class _Exposition(Collector):
         return self._metrics.collect()
 
     def describe(self) -> Iterable[Metric]:
-        # Names are ours and distinct: nothing to check by collecting at registration.
+        # All names are distinct, so there is nothing to check at registration.
         return ()

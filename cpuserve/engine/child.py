@@ -1,8 +1,10 @@
 """The engine process: `python -m cpuserve.engine.child --fd N`, where N is a connected socket.
 
-The first frame is the EngineConfig; then Progress..., Ready (or Fatal) and one StepOutput a step go
-out, requests come in. Exit codes: 0 after Shutdown or when the parent is gone, 2 when it could not
-start (the parent got the line), 1 for anything else.
+--log-level is the log level of the parent.
+
+The first frame that arrives is the EngineConfig. The engine then sends Progress messages, Ready (or
+Fatal), and one StepOutput per step, and receives requests. Exit codes: 0 after Shutdown or when the
+parent has ended, 2 when it could not start (the parent got the message), 1 for anything else.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -31,6 +33,8 @@ from cpuserve.engine.ipc import (
     FrameReader,
     Inbound,
     Outbound,
+    Ping,
+    Pong,
     Progress,
     Ready,
     decode_inbound,
@@ -44,17 +48,19 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 RECEIVE_BYTES = 1 << 16
-MAX_DRAINED = 1024  # messages taken between two steps, so that a flood cannot stop the streams
+MAX_DRAINED = (
+    1024  # messages taken between two steps, so that many messages cannot stop running streams
+)
 PROGRESS_PERIOD_S = 0.05
 
 Build = Callable[[EngineConfig, Callable[[str, int, int], None], Any], Any]
 
 
 class SocketChannel:
-    """The engine's end of the socket pair. Blocking sends: a parent that does not read stops it.
+    """The engine's end of the socket pair. Sends block while the parent does not read.
 
-    `listen` starts a thread that reads, so that an abort is seen while a step runs. What waits in
-    the inbox is bounded by the parent's own queue.
+    `listen` starts a reader thread, so that aborts are seen and Pings are answered while a step
+    runs. The inbox is bounded by the queue of the parent.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -63,26 +69,36 @@ class SocketChannel:
         self._bodies: list[bytes] = []
         self._inbox: queue.SimpleQueue[Inbound | Exception] = queue.SimpleQueue()
         self._interrupt: Interrupt | None = None
+        self._send_lock = threading.Lock()  # the reader thread sends Pongs
+        self._idle = False  # whether the engine waits for a message
+        self._progress: Callable[[], object] | None = None
+        self._seen: object = None
 
     def receive_config(self) -> EngineConfig:
-        """The first message."""
+        """Return the first message, the configuration."""
         while not self._bodies:
             self._fill()
         return msgspec.msgpack.decode(self._bodies.pop(0), type=EngineConfig)
 
     def listen(self) -> None:
-        """Read from now on. Before threads are pinned: a new thread inherits the CPUs."""
+        """Start the reader thread, before threads are pinned: a new thread inherits the CPUs."""
         threading.Thread(target=self._listen, name="cpuserve-inbox", daemon=True).start()
 
     def watch(self, interrupt: Interrupt) -> None:
-        """Tell `interrupt` of aborts and Shutdown when they arrive."""
+        """Report arriving aborts, requests and Shutdown to `interrupt`."""
         self._interrupt = interrupt
 
+    def answer_pings(self, progress: Callable[[], object]) -> None:
+        """Answer Pings by `progress`, which the reader thread calls, from now on."""
+        self._progress = progress
+
     def receive(self, *, block: bool) -> list[Inbound]:
-        """Messages that have arrived; with `block`, at least one. EOFError at the end."""
+        """Return the messages that have arrived; with `block` at least one. EOFError at the end."""
         messages: list[Inbound] = []
         while len(messages) < MAX_DRAINED and ((block and not messages) or not self._inbox.empty()):
+            self._idle = block and not messages
             message = self._inbox.get()
+            self._idle = False
             if isinstance(message, Exception):
                 raise message
             messages.append(message)
@@ -94,15 +110,25 @@ class SocketChannel:
                 bodies, self._bodies = self._bodies, []
                 for body in bodies:
                     message = decode_inbound(body)
+                    if isinstance(message, Ping):
+                        self._pong()
+                        continue
                     if self._interrupt is not None:
                         self._interrupt.see(message)
                     self._inbox.put(message)
                 self._fill()
-        except Exception as error:  # EOFError, or a frame that is none: the engine's thread ends
+        except (
+            Exception
+        ) as error:  # EOFError or an invalid frame: `receive` raises it in the engine's thread
             self._inbox.put(error)
 
+    def _pong(self) -> None:
+        now = self._progress() if self._progress is not None else None
+        self.send(Pong(self._idle or now is None or now != self._seen))
+        self._seen = now
+
     def hung_up(self) -> bool:
-        """The parent's end is closed."""
+        """Whether the parent has closed its end."""
         poll = select.poll()
         poll.register(self._socket, 0)
         return any(events & select.POLLHUP for _, events in poll.poll(0))
@@ -117,9 +143,11 @@ class SocketChannel:
         self._bodies += self._reader.feed(data)
 
     def send(self, message: Outbound) -> None:
-        """Send one frame. EOFError if the parent is gone."""
+        """Send one frame. EOFError if the parent has ended."""
+        frame = encode_frame(message)
         try:
-            self._socket.sendall(encode_frame(message))
+            with self._send_lock:
+                self._socket.sendall(frame)
         except ConnectionError as error:
             raise EOFError from error
 
@@ -128,10 +156,11 @@ def main(argv: Sequence[str] | None = None, build: Build | None = None) -> int:
     """Run an engine on the inherited socket until told to stop; returns the exit code."""
     parser = argparse.ArgumentParser(prog="cpuserve-engine")
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--log-level", default="info")
     arguments = parser.parse_args(argv)
-    _prepare_process()
+    _prepare_process(arguments.log_level)
     channel = SocketChannel(socket.socket(fileno=arguments.fd))
-    if channel.hung_up():  # the parent may have died before its death was a signal
+    if channel.hung_up():  # the parent may have died before prctl below could report it
         return 0
     try:
         return _serve(channel, build)
@@ -139,16 +168,16 @@ def main(argv: Sequence[str] | None = None, build: Build | None = None) -> int:
         return 0
 
 
-def _prepare_process() -> None:
-    """Die with the parent, show where a crash was, leave Ctrl-C and SIGTERM to the parent."""
+def _prepare_process(log_level: str) -> None:
+    """Set up: end with the parent, dump the stack after a crash, ignore signals to stop."""
     faulthandler.enable()
-    # Both reach the whole process group or service; the parent ends streams first, then this.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # These signals reach the whole process group. The parent ends its streams before the engine.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
-        # An EOF is not seen in the middle of a step or of loading.
+        # The end of the socket is not noticed during a step or while loading.
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    configure()
+    configure(log_level)
 
 
 def _serve(channel: SocketChannel, build: Build | None) -> int:
@@ -156,13 +185,14 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
     try:
         config = channel.receive_config()
         channel.listen()
-        # numpy and the extension: imported while the parent imports its own.
+        # Imports numpy and the extension, while the parent does its own imports.
         from cpuserve.engine.core import build_engine, run_engine
         from cpuserve.engine.loop import run_loop
 
         def run(team: Any) -> None:
             nonlocal ready
             core = (build or build_engine)(config, _Throttle(channel), team)
+            channel.answer_pings(core.progress)
             channel.send(Ready(core.info()))
             ready = True
             run_loop(core, channel)
@@ -186,7 +216,7 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
 
 
 class _Throttle:
-    """Progress messages, twenty a second at most, and the last one of each stage."""
+    """Sends at most twenty Progress messages per second, and the last one of each stage."""
 
     def __init__(self, channel: SocketChannel) -> None:
         self._channel = channel
@@ -199,10 +229,10 @@ class _Throttle:
             self._channel.send(Progress(stage, done, total))
 
 
-def exit_now(code: int) -> None:
-    """End the process without tearing the interpreter down: the system frees memory faster."""
+def exit_now(code: int) -> NoReturn:
+    """End the process without a shutdown of the interpreter: the system frees memory faster."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it
+        with suppress(OSError, ValueError, AttributeError):  # the stream is closed or has no reader
             stream.flush()
     os._exit(code)
 

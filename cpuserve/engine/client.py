@@ -1,4 +1,4 @@
-"""EngineClient: how the front end (and LLM) talks to an engine, wherever it runs."""
+"""EngineClient: the interface of the front end and LLM to an engine in any process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cpuserve.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One of several engines: whether it serves, how often it was started again, its figures."""
+    """One of several engines: whether it serves, how often it was restarted, its statistics."""
 
     serves: bool
     restarts: int
@@ -20,19 +20,22 @@ class ReplicaStatus:
 
 
 class EngineClient(Protocol):
-    """ProcessClient serves, ReplicaClient over several of them; InlineClient runs the engine in
-    this process (LLM, tests)."""
+    """An engine.
+
+    ReplicaClient (`serve`) has one or several ProcessClients; InlineClient (LLM, tests) runs the
+    engine in this process.
+    """
 
     @property
     def info(self) -> dict[str, object]:
-        """What Ready carried; {} before."""
+        """The content of the Ready message; {} before it arrived."""
 
     @property
     def stats(self) -> Stats:
         """The engine's gauges and counters after its last step."""
 
     async def wait_ready(self) -> None:
-        """Return when the engine serves; StartupError with its line if it cannot."""
+        """Return when the engine is ready; StartupError with its message if it cannot start."""
 
     def generate(
         self,
@@ -43,26 +46,30 @@ class EngineClient(Protocol):
         timeout_s: float | None = None,
         progress: bool = False,
     ) -> AsyncGenerator[Output, None]:
-        """One sequence. Closing the iterator aborts it; EngineDead if the engine ends.
+        """Generate one sequence. Closing the iterator aborts it; EngineDead if the engine ends.
 
-        After timeout_s, waiting included, DeadlineExceeded. progress: also outputs without tokens,
-        after each part of the prompt.
+        DeadlineExceeded after timeout_s, including time in the queue. progress: yield outputs
+        without tokens, too, after each part of the prompt.
         """
 
     async def ask(self, what: str) -> dict[str, object]:
-        """A report from the engine ("roofline", "report", "check")."""
+        """Return a report of the engine: "roofline", "report" or "check"."""
 
     @property
     def alive(self) -> bool:
-        """The engine is ready and has not died."""
+        """Whether the engine is ready and has not died."""
 
     @property
     def ended(self) -> bool:
-        """The engine has died or was closed, and nobody will start it again."""
+        """Whether the engine has died or was closed, and will not be restarted."""
+
+    @property
+    def trouble(self) -> str:
+        """The reason why no requests can run now, if it is not `alive`."""
 
     @property
     def replicas(self) -> Sequence[ReplicaStatus]:
-        """The engines behind this one, where there are several."""
+        """The status of each engine, if there are several."""
 
     async def close(self) -> None:
         """Stop the engine and reap its process."""

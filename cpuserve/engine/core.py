@@ -1,4 +1,4 @@
-"""EngineCore: messages in, one StepOutput per step out. build_engine makes one from a config."""
+"""EngineCore: takes messages and returns one StepOutput per step. build_engine builds it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.core.admission import Limits, check_request, output_limit
@@ -14,7 +15,7 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.step import RowResult, StepBatch
-from cpuserve.engine.interrupt import Interrupt
+from cpuserve.engine.interrupt import EndsFor, Interrupt
 from cpuserve.engine.ipc import (
     Abort,
     AddRequest,
@@ -26,8 +27,8 @@ from cpuserve.engine.ipc import (
     StepOutput,
     TokenLogprob,
 )
+from cpuserve.engine.offload import check_prefix_cache_dir, make_offload
 from cpuserve.engine.resident import resident_bytes
-from cpuserve.engine.tiers import make_tiers
 from cpuserve.errors import RequestError
 from cpuserve.ids import RequestId
 from cpuserve.log import get_logger
@@ -36,6 +37,8 @@ from cpuserve.runtime.pack import pack, unpack
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.runtime.executor import Executor
+
+CPU_TIME_S = 0.1  # the thread that answers pings uses less than this in an hour
 
 ProgressFn = Callable[[str, int, int], None]
 
@@ -56,7 +59,7 @@ class EngineCore:
     ) -> None:
         self.config = config
         self.executor = executor
-        # One block stands for all that sliding windows have left.
+        # One block stands for all blocks that sliding windows have passed.
         num_blocks = config.kv_blocks - bool(config.kv_window)
         self.limits = Limits(config.max_model_len, num_blocks * config.block_size, vocab)
         self.stats = Stats()
@@ -65,7 +68,7 @@ class EngineCore:
             config.block_size,
             window=config.kv_window,
             prefix_caching=config.enable_prefix_caching,
-            tiers=make_tiers(config, executor),
+            offload=make_offload(config, executor),
         )
         self.scheduler = Scheduler(
             self.kv,
@@ -85,13 +88,23 @@ class EngineCore:
         self._prepare = getattr(executor, "prepare", None)
         self._stale = False
         self._asked: list[Ask] = []
+        self.turns = 0  # of the loop
+
+    def progress(self) -> object:
+        """Return a value that changes while the engine advances; called from another thread.
+
+        If the executor does not report progress, CPU time is used: a step that hangs uses none.
+        """
+        inside = getattr(self.executor, "progress", None)
+        return self.turns, process_time() // CPU_TIME_S if inside is None else inside()
 
     # --- inbox --------------------------------------------------------------------------------
 
     def handle(self, message: Inbound) -> None:
-        """Take one message (Shutdown is the loop's business)."""
+        """Handle one message (the loop handles Shutdown)."""
         if isinstance(message, AddRequest):
             self._add(message)
+            self.interrupt.added(message.id)
         elif isinstance(message, Abort):
             for number in message.ids:
                 self._stale |= self.scheduler.abort(RequestId(number))
@@ -101,7 +114,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """A step would do something: run tokens, refuse a request, or bring the gauges to 0."""
+        """Whether a step has something to do: run tokens, refuse a request, or update gauges."""
         return self.scheduler.has_work or bool(self._refused) or self._stale
 
     def _add(self, message: AddRequest) -> None:
@@ -127,20 +140,34 @@ class EngineCore:
             )
         )
 
+    def _ends_for(self, started: float) -> EndsFor:
+        """Return a thread-safe test whether the step that `started` should end for a request."""
+
+        def ends_for(message: AddRequest) -> bool:
+            elapsed = time.perf_counter() - started
+            if len(message.prompt) > 4 * self.limits.max_model_len:
+                return False  # it will be refused
+            prompt = array("i", message.prompt).tolist()
+            params, priority = message.params, message.priority
+            request = Request(RequestId(message.id), prompt, params, 1, 0, priority=priority)
+            return self.scheduler.ends_for(request, elapsed)
+
+        return ends_for
+
     # --- one step -----------------------------------------------------------------------------
 
     def step(self) -> StepOutput:
         """Run one step: schedule, execute, update."""
-        started, tiers = time.perf_counter(), self.kv.tiers
-        moving_s = tiers.seconds if tiers is not None else 0.0
+        started, offload = time.perf_counter(), self.kv.offload
+        moving_s = offload.seconds if offload is not None else 0.0
         batch = self.scheduler.schedule()
         deltas, finished = self._run(batch)
         outputs = [_output(delta) for delta in deltas]
         if self._refused:
             outputs += self._refused
             self._refused = []
-        if tiers is not None:
-            started += tiers.seconds - moving_s  # that depends on no token of the step
+        if offload is not None:
+            started += offload.seconds - moving_s  # moving blocks is not part of the step's cost
         seconds = time.perf_counter() - started
         if finished and batch.chunks:
             self.stats.steps += 1
@@ -151,18 +178,22 @@ class EngineCore:
         return StepOutput(outputs, self.stats)
 
     def tidy(self) -> bool:
-        """While there is nothing else to do: a bit of upkeep; False if none is left."""
-        return self.kv.tiers is not None and self.kv.tiers.tidy()
+        """Write one block to disk while idle; False if there is nothing left to write."""
+        return self.kv.offload is not None and self.kv.offload.tidy()
 
     def _run(self, batch: StepBatch) -> tuple[list[Delta], bool]:
-        """(what the step gave, whether it ran to its end)."""
+        """Run a step; return (its deltas, whether it ran to its end)."""
         if not batch.chunks:
             return self.scheduler.update([]), True
-        self.interrupt.begin(self.scheduler.batch_requests)
+        started = time.perf_counter()
+        self.interrupt.begin(self.scheduler.batch_requests, self._ends_for(started))
         try:
             results = unpack(self.executor.step(pack(batch)), batch)
-        except Exception as error:  # whatever it was, only the requests of this step end
-            if self.interrupt.end():
+        except Exception as error:  # any failure ends only the requests of this step
+            reason = self.interrupt.end()
+            if reason == "came":
+                return self.scheduler.rewind(time.perf_counter() - started), False
+            if reason:
                 return self.scheduler.abandon(), False
             log.exception("a step of %d sequences failed", len(batch.chunks))
             return self.scheduler.fail(f"the engine failed in this step: {error}"), False
@@ -180,36 +211,36 @@ class EngineCore:
         stats.prompt_rate = scheduler.cost.prompt_rate
         self._stale = False
         stats.step_s = seconds
-        self._count_tiers()
+        self._count_offload()
         for delta in deltas:
             stats.generation_tokens += len(delta.tokens)
             done = not (delta.error or delta.processed)
             if done and delta.request.num_output == len(delta.tokens):
                 stats.prompt_tokens += delta.request.num_prompt
 
-    def _count_tiers(self) -> None:
-        """What lies behind the cache; blocks that are written while idle count at the next step."""
-        stats, tiers = self.stats, self.kv.tiers
-        if tiers is None:
+    def _count_offload(self) -> None:
+        """Count the offloaded blocks; those written while idle are counted at the next step."""
+        stats, offload = self.stats, self.kv.offload
+        if offload is None:
             return
-        stats.swap_blocks, stats.swap_bytes = tiers.swap_blocks, tiers.swap_bytes
-        stats.disk_blocks, stats.disk_bytes = tiers.disk_files, tiers.disk_bytes
-        stats.swap_hits, stats.disk_hits = tiers.hits["swap"], tiers.hits["disk"]
+        stats.swap_blocks, stats.swap_bytes = offload.swap_blocks, offload.swap_bytes
+        stats.disk_blocks, stats.disk_bytes = offload.disk_files, offload.disk_bytes
+        stats.swap_hits, stats.disk_hits = offload.hits["swap"], offload.hits["disk"]
 
     @property
     def decodes_only(self) -> bool:
-        """The last step ran streams and no prompt, so it left time before their next tokens."""
+        """Whether the last step had decode rows only, which leaves time before the next step."""
         work = self.scheduler.work
         return work.rows > 0 and not work.tokens
 
     def prepare(self) -> bool:
-        """While there is no work: a little of what the executor can get ready; False = all is."""
+        """Let the executor prepare some memory while there is no work; False = nothing left."""
         return self._prepare is not None and bool(self._prepare())
 
     # --- reports ------------------------------------------------------------------------------
 
     def answers(self) -> list[Answer]:
-        """Replies to what was asked; a roofline waits until no request would be slowed by it."""
+        """Return answers to Ask messages; a roofline waits until no request is running."""
         if not self._asked:
             return []
         ready = [a for a in self._asked if a.what != "roofline" or not self.has_work]
@@ -223,13 +254,13 @@ class EngineCore:
             "check": self.check,
         }
         try:
-            return reports[what]() if what in reports else {"error": f"nothing known of {what!r}"}
+            return reports[what]() if what in reports else {"error": f"there is no report {what!r}"}
         except Exception as error:  # a report must not end the engine
             log.exception("report %s failed", what)
             return {"error": str(error)}
 
     def roofline(self) -> dict[str, object]:
-        """Measured limits of this machine, as the executor knows them; {} if it cannot tell."""
+        """Return the measured limits of this machine; {} if the executor cannot measure them."""
         measured = _optional(self.executor, "roofline")
         bandwidth = measured.get("read_bytes_per_s")
         if isinstance(bandwidth, int | float):
@@ -237,7 +268,7 @@ class EngineCore:
         return measured
 
     def report(self) -> dict[str, object]:
-        """Sizes, placement and counters, for `doctor` and tests."""
+        """Return sizes, placement and counters, for `doctor` and tests."""
         return {
             **self.info(),
             **_optional(self.executor, "report"),
@@ -252,7 +283,7 @@ class EngineCore:
             "running": len(self.scheduler.running),
             "waiting": len(self.scheduler.waiting),
             "steps": self.stats.steps,
-            **(self.kv.tiers.report() if self.kv.tiers is not None else {}),
+            **(self.kv.offload.report() if self.kv.offload is not None else {}),
         }
 
     def check(self) -> dict[str, object]:
@@ -264,7 +295,7 @@ class EngineCore:
         return {"ok": True}
 
     def info(self) -> dict[str, object]:
-        """What Ready carries: numbers of the model and the settings the front end needs."""
+        """Return the content of Ready: facts of the model and settings for the front end."""
         config, limits = self.config, self.limits
         return {
             "model": config.model,
@@ -287,9 +318,9 @@ class EngineCore:
         }
 
     def close(self) -> None:
-        """Save what outlives the process, free weights and KV cache."""
-        if self.kv.tiers is not None:
-            self.kv.tiers.close()
+        """Write KV blocks that outlive the process; free weights and KV cache."""
+        if self.kv.offload is not None:
+            self.kv.offload.close()
         self.executor.close()
 
 
@@ -314,7 +345,7 @@ def _logprob(row: RowResult) -> TokenLogprob:
 
 
 def _optional(executor: object, name: str) -> dict[str, object]:
-    """What `executor.name()` says; {} for an executor that has no such report."""
+    """Return the result of `executor.name()`; {} if the executor has no such method."""
     function = getattr(executor, name, None)
     return dict(function()) if callable(function) else {}
 
@@ -325,7 +356,7 @@ def _optional(executor: object, name: str) -> dict[str, object]:
 def run_engine(config: EngineConfig, main: Callable[[Any], None]) -> None:
     """Call `main(team)` on this thread, inside the engine's one parallel region if it has one.
 
-    `team` is what build_engine wants; None where the executor brings its own threads.
+    `team` is the argument of build_engine; None if the executor has its own threads.
     """
     if config.executor != "native":
         main(None)
@@ -339,18 +370,22 @@ def run_engine(config: EngineConfig, main: Callable[[Any], None]) -> None:
 def build_engine(
     config: EngineConfig, progress: ProgressFn | None = None, team: Any = None
 ) -> EngineCore:
-    """The one composition root: checkpoint, program, executor, engine.
+    """Build an engine: checkpoint, program, executor, and EngineCore.
 
     Raises:
         StartupError: the model is missing, broken or unsupported.
     """
+    from cpuserve.tokenizer.ends import end_ids
+
     started = time.perf_counter()
+    check_prefix_cache_dir(config)
     build = _on_transformers if config.model_impl == "transformers" else _on_program
     before, _ = resident_bytes()
     executor, vocab, eos_ids, facts = build(config, progress, team)
+    eos_ids = end_ids(eos_ids, Path(config.tokenizer_path), vocab)
     report = _optional(executor, "report")
     if wrong := report.get("misplaced"):
-        log.warning("binding did not work: %s", wrong)
+        log.warning("threads are not pinned as planned: %s", wrong)
     if line := report.get("ranks_memory"):
         log.info("%s", line)
     facts["numa_binding"] = report.get("numa_binding")
@@ -364,7 +399,7 @@ _Built = tuple["Executor", int, Iterable[int], dict[str, object]]
 
 
 def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) -> _Built:
-    """An executor of ours, and the model's vocabulary, end-of-text ids and further facts."""
+    """An executor of ours, and the model's vocabulary, the end ids it names, and further facts."""
     from cpuserve.loader.load import check_weights, open_checkpoint
     from cpuserve.models import build_program, spec_from_config
     from cpuserve.quant import quantize_online
@@ -380,7 +415,7 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
 
         executor = NativeExecutor(config, program, weights, team, progress)
     else:
-        from cpuserve.runtime.floor import TorchExecutor
+        from cpuserve.runtime.torch_executor import TorchExecutor
 
         executor = TorchExecutor(config, program, weights, progress)
     facts = {"layers": spec.layers, "width": spec.width, "max_position": spec.max_position}

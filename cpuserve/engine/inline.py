@@ -41,9 +41,9 @@ log = get_logger("engine")
 
 
 class InlineClient:
-    """EngineClient over a thread, with a synchronous side (start, submit, abort, shutdown).
+    """EngineClient over a thread, with synchronous methods, too (start, submit, abort, shutdown).
 
-    The thread is the engine's thread 0: it alone touches the executor.
+    The thread is the engine's thread 0: only it uses the executor.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class InlineClient:
             daemon=True,
         )
         self._thread.start()
-        # Also when the client is dropped, and before the interpreter goes away under the thread.
+        # Runs also when the client is garbage-collected, or before the interpreter shuts down.
         self._stop = weakref.finalize(self, _stop, self._channel, self._thread)
 
     # --- synchronous --------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Wait until the engine serves; StartupError with its line if it cannot."""
+        """Wait until the engine is ready; StartupError with its message if it cannot start."""
         self._take_info(self._started.result())
 
     def submit(
@@ -91,7 +91,7 @@ class InlineClient:
         return request.id
 
     def abort(self, ids: Iterable[int]) -> None:
-        """Stop these sequences; nothing more arrives for them once this step is over."""
+        """Stop these sequences; no output arrives for them after the current step."""
         ids = list(ids)
         for number in ids:
             self._router.remove(number)
@@ -104,7 +104,7 @@ class InlineClient:
     # --- EngineClient -------------------------------------------------------------------------
 
     async def wait_ready(self) -> None:
-        """Return when the engine serves; StartupError with its line if it cannot."""
+        """Return when the engine is ready; StartupError with its message if it cannot start."""
         self._take_info(await asyncio.wrap_future(self._started))
 
     def generate(
@@ -116,14 +116,16 @@ class InlineClient:
         timeout_s: float | None = None,
         progress: bool = False,
     ) -> AsyncGenerator[Output, None]:
-        """One sequence. Closing the iterator aborts it; InvalidRequest, EngineDead as submit, and
-        DeadlineExceeded after timeout_s."""
+        """Generate one sequence. Closing the iterator aborts it.
+
+        Raises InvalidRequest and EngineDead like submit, and DeadlineExceeded after timeout_s.
+        """
         request = self._requests.make(prompt_ids, params, priority, self._serving(), progress)
         streams = self._router.streams(asyncio.get_running_loop())
         return streams.run(request, self._channel.post, _at_once, timeout_s)
 
     async def ask(self, what: str) -> dict[str, object]:
-        """A report from the engine ("roofline", "report", "check")."""
+        """Return a report of the engine: "roofline", "report" or "check"."""
         self._serving()
         self._num_asked += 1
         answer: Future[dict[str, object]] = Future()
@@ -133,22 +135,27 @@ class InlineClient:
 
     @property
     def stats(self) -> Stats:
-        """Gauges and counters after the last step."""
+        """The gauges and counters after the last step."""
         return self._router.stats
 
     @property
     def alive(self) -> bool:
-        """The engine is ready and has not died."""
+        """Whether the engine is ready and has not died."""
         return self._limits is not None and self._router.dead is None
 
     @property
     def ended(self) -> bool:
-        """The engine was ready and has died, or was closed."""
+        """Whether the engine was ready and has died, or was closed."""
         return self._limits is not None and not self.alive
 
     @property
+    def trouble(self) -> str:
+        """The reason why it does not serve now."""
+        return self._router.dead or "the engine is not ready"
+
+    @property
     def replicas(self) -> Sequence[ReplicaStatus]:
-        """This is one engine."""
+        """Empty: this is a single engine."""
         return ()
 
     async def close(self) -> None:
@@ -162,16 +169,16 @@ class InlineClient:
 
     def _serving(self) -> Limits:
         if self._limits is None or self._router.dead is not None:
-            raise EngineDead(self._router.dead or "the engine is not ready")
+            raise EngineDead(self.trouble)
         return self._limits
 
 
 async def _at_once() -> None:
-    """The inbox of a thread always has room."""
+    """Return at once: the inbox of a thread is never full."""
 
 
 class _Router:
-    """Takes a step's outputs to the sinks and event loops that wait for them. Thread-safe."""
+    """Passes outputs of a step to the sinks and event loops that wait for them. Thread-safe."""
 
     def __init__(self) -> None:
         self.dead: str | None = None
@@ -192,8 +199,14 @@ class _Router:
             self._sinks.pop(number, None)
 
     def streams(self, loop: asyncio.AbstractEventLoop) -> Streams:
-        """The streams of `loop`; loops that have been closed are forgotten."""
+        """Return the streams of `loop`, and forget loops that have been closed.
+
+        Raises:
+            EngineDead: the engine has ended, so nothing would ever arrive in a new stream.
+        """
         with self._lock:
+            if self.dead is not None:
+                raise EngineDead(self.dead)
             for closed in [known for known in self._streams if known.is_closed()]:
                 del self._streams[closed]
             return self._streams.setdefault(loop, Streams())
@@ -205,7 +218,7 @@ class _Router:
             self._answers[number] = answer
 
     def step(self, message: StepOutput) -> None:
-        """Called on the engine's thread."""
+        """Pass on the outputs of a step; called on the engine's thread."""
         with self._lock:
             others: list[Output] = []
             for output in message.outputs:
@@ -228,7 +241,7 @@ class _Router:
             answer.set_result(message.value)
 
     def fail(self, how: str) -> None:
-        """The engine ended: EngineDead to everybody who waits."""
+        """Raise EngineDead in all waiting requests, because the engine has ended."""
         with self._lock:
             if self.dead is not None:
                 return
@@ -249,12 +262,12 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], argume
     try:
         loop.call_soon_threadsafe(function, argument)
     except RuntimeError:
-        # The loop was closed with requests still running; nobody is left to read them.
+        # The loop was closed while requests were running, so nothing can read their outputs.
         log.debug("outputs for an event loop that has been closed are dropped")
 
 
 class _QueueChannel:
-    """The engine's channel: an inbox to wait on, and the router."""
+    """The engine's channel: an inbox of messages, and the router for outputs."""
 
     def __init__(self, router: _Router) -> None:
         self.router = router
@@ -297,7 +310,7 @@ def _engine_thread(
     channel: _QueueChannel,
     started: Future[dict[str, object]],
 ) -> None:
-    """Build and run the engine; it holds no reference to the client, so that that can be freed."""
+    """Build and run the engine; it holds no reference to the client, which can so be freed."""
 
     def progress(stage: str, done: int, total: int) -> None:
         if on_progress is not None:

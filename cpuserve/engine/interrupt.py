@@ -1,69 +1,93 @@
-"""Interrupt: ends a step in the middle when nobody waits for any request in it any more.
+"""Interrupt: end a running step early, if all its requests were aborted, or if a new request should
+not wait for its end.
 
-Aborts arrive on another thread while the engine's is inside a step that may take seconds (a long
-prompt). That thread shows them to `see`, then puts them where the engine finds them after the step.
+A step may take seconds (a long prompt). Meanwhile a reader thread receives messages, passes each to
+`see`, and puts it into the inbox that the engine reads after the step.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 from cpuserve.core.request import Request
-from cpuserve.engine.ipc import Abort, Inbound, Shutdown
+from cpuserve.engine.ipc import Abort, AddRequest, Inbound, Shutdown
+
+EndsFor = Callable[[AddRequest], bool]
+Reason = Literal["", "left", "came"]
 
 
 class Interrupt:
-    """Which aborts have arrived and not been handled, and which requests the running step has.
+    """The messages that have not been handled yet, and the requests of the running step.
 
-    cancel(True) is called, from any thread, to end the running step, or else the next;
-    cancel(False), between steps, when that came too late.
+    It calls cancel(True), from any thread, to end the running step (or the next one), and
+    cancel(False), between steps, if that came too late.
     """
 
     def __init__(self, cancel: Callable[[bool], None]) -> None:
         self._cancel = cancel
         self._lock = threading.Lock()
         self._aborted: set[int] = set()
+        self._added: dict[int, AddRequest] = {}
         self._everything = False
         self._running: Sequence[Request] = ()
-        self._cancelled = False
+        self._ends_for: EndsFor | None = None
+        self._reason: Reason = ""
 
     def see(self, message: Inbound) -> None:
-        """From any thread, before the engine can take `message` from its inbox."""
-        if not isinstance(message, Abort | Shutdown):
-            return
+        """Note `message`; called from any thread, before it is put into the engine's inbox."""
         with self._lock:
             if isinstance(message, Abort):
                 self._aborted.update(message.ids)
-            else:
+            elif isinstance(message, AddRequest):
+                self._added[message.id] = message
+            elif isinstance(message, Shutdown):
                 self._everything = True
-            self._check()
+            else:
+                return
+            self._check([message] if isinstance(message, AddRequest) else [])
 
     def handled(self, ids: Iterable[int]) -> None:
-        """These aborts have been carried out."""
+        """Forget these aborts, which have been carried out."""
         with self._lock:
             self._aborted.difference_update(ids)
 
-    def begin(self, requests: Sequence[Request]) -> None:
-        """A step of `requests` is about to run."""
+    def added(self, number: int) -> None:
+        """Forget this request, which the engine has added."""
         with self._lock:
-            self._running = requests
-            if self._aborted or self._everything:
-                self._check()
+            self._added.pop(number, None)
 
-    def end(self) -> bool:
-        """The step is over; True if it was told to end early, and so may not have finished."""
+    def begin(self, requests: Sequence[Request], ends_for: EndsFor | None = None) -> None:
+        """Note that a step of `requests` starts.
+
+        ends_for: returns whether the running step should end early for a new request; called from
+        any thread, while the engine's thread is inside the executor.
+        """
         with self._lock:
-            self._running = ()
-            cancelled, self._cancelled = self._cancelled, False
-            if cancelled:
+            self._running, self._ends_for = requests, ends_for
+            if self._aborted or self._added or self._everything:
+                self._check(self._added.values())
+
+    def end(self) -> Reason:
+        """Note that the step is over; return why it was told to end early, or "".
+
+        "left": all its requests were aborted. "came": a new request should not wait for it.
+        """
+        with self._lock:
+            self._running, self._ends_for = (), None
+            reason, self._reason = self._reason, ""
+            if reason:
                 self._cancel(False)
-            return cancelled
+            return reason
 
-    def _check(self) -> None:
+    def _check(self, came: Iterable[AddRequest]) -> None:
         running = self._running
-        if not running or self._cancelled:
+        if not running or self._reason:
             return
         if self._everything or all(request.id in self._aborted for request in running):
-            self._cancelled = True
+            self._reason = "left"
+        elif self._ends_for is not None and any(map(self._ends_for, came)):
+            self._reason = "came"
+        if self._reason:
             self._cancel(True)

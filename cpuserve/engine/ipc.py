@@ -1,6 +1,6 @@
 """Messages between front end and engine, and their framing: 4-byte little-endian length, msgpack.
 
-One message a step carries the outputs of all requests. EOF is death of the other side.
+One message per step carries the outputs of all requests. EOF means that the other side has ended.
 """
 
 from __future__ import annotations
@@ -43,21 +43,25 @@ class Abort(msgspec.Struct, tag="abort", array_like=True):
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
-    """Finish nothing more and exit 0."""
+    """End at once, without finishing requests, with exit code 0."""
 
 
 class Ask(msgspec.Struct, tag="ask", array_like=True):
-    """Ask the engine for `what` ("roofline", "report", "check"); one Answer with the same id."""
+    """Ask for a report ("roofline", "report", "check"); one Answer has the same id."""
 
     id: int
     what: str
 
 
-Inbound = AddRequest | Abort | Shutdown | Ask
+class Ping(msgspec.Struct, tag="ping", array_like=True):
+    """Ask for a Pong, which is sent at once, also during a step."""
+
+
+Inbound = AddRequest | Abort | Shutdown | Ask | Ping
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):
-    """Loading: stage ("load", "pack"), done and total bytes."""
+    """Progress of loading: stage ("load", "pack"), done and total bytes."""
 
     stage: str
     done: int
@@ -65,7 +69,7 @@ class Progress(msgspec.Struct, tag="progress", array_like=True):
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):
-    """The engine serves; `info` is what the banner and /v1/models need (plain JSON types)."""
+    """The engine is ready. info: facts for the banner and /v1/models (plain JSON types)."""
 
     info: dict[str, object]
 
@@ -76,7 +80,7 @@ class Output(msgspec.Struct, array_like=True):
     finish: None, "stop" (eos or a stop id: `stop_id`), "length", "abort", "error".
     prompt_logprobs: sent once, entry 0 is None (no prediction for the first token).
     scheduled: time.monotonic() when the request first ran, with its first output; else 0.
-    processed: prompt tokens that have been computed or found, in an output without tokens that only
+    processed: prompt tokens computed or found in the cache, in an output without tokens that only
     reports progress; else 0.
     """
 
@@ -96,10 +100,10 @@ class Stats(msgspec.Struct, array_like=True):
     """The engine's gauges after a step, and counters since start.
 
     prefix_queries, prefix_hits: prompt tokens looked up and found. prompt_rate: prompt tokens
-    computed a second while prompts run, 0 before the first. busy_s, weight_bytes: seconds in steps,
-    and bytes of packed weights they read (each reads all of them once); roofline_bytes_per_s: what
-    the probe read, 0 before it ran. swap_*, disk_*: the tiers behind the KV cache; hits are blocks
-    that came back from there.
+    computed per second while prompts run, 0 before the first. busy_s, weight_bytes: seconds in
+    steps, and bytes of packed weights that they read (each step reads all of them once);
+    roofline_bytes_per_s: measured bandwidth, 0 before the measurement. swap_*, disk_*: the offload
+    tiers of the KV cache; hits are restored blocks.
     """
 
     running: int = 0
@@ -125,7 +129,7 @@ class Stats(msgspec.Struct, array_like=True):
 
 
 class StepOutput(msgspec.Struct, tag="step", array_like=True):
-    """Everything one step produced."""
+    """The outputs of one step, and the statistics after it."""
 
     outputs: list[Output]
     stats: Stats
@@ -138,14 +142,20 @@ class Answer(msgspec.Struct, tag="answer", array_like=True):
     value: dict[str, object]
 
 
+class Pong(msgspec.Struct, tag="pong", array_like=True):
+    """Reply to Ping. advanced: the engine has advanced since the last Ping, or is idle."""
+
+    advanced: bool
+
+
 class Fatal(msgspec.Struct, tag="fatal", array_like=True):
-    """The engine cannot start or go on; `startup` errors exit 2 with this line."""
+    """The engine cannot start or continue; `startup` errors exit 2 with this message."""
 
     message: str
     startup: bool
 
 
-Outbound = Progress | Ready | StepOutput | Answer | Fatal
+Outbound = Progress | Ready | StepOutput | Answer | Pong | Fatal
 
 MAX_FRAME_BYTES = 1 << 28  # prompt_logprobs of 100k tokens with 20 alternatives are 40 MB
 LENGTH_BYTES = 4
@@ -156,11 +166,11 @@ _outbound = msgspec.msgpack.Decoder(Outbound)
 
 
 class FrameError(CpuserveError):
-    """Bytes that are no frame: the two sides do not speak the same protocol."""
+    """Invalid frame: the two sides use different protocols."""
 
 
 def encode_frame(message: msgspec.Struct) -> bytearray:
-    """`message` as one frame: its length, then msgpack."""
+    """Encode `message` as one frame: its length, then msgpack."""
     frame = bytearray(LENGTH_BYTES)
     _encoder.encode_into(message, frame, LENGTH_BYTES)
     size = len(frame) - LENGTH_BYTES
@@ -172,13 +182,13 @@ def encode_frame(message: msgspec.Struct) -> bytearray:
 
 
 class FrameReader:
-    """Cuts a byte stream, in pieces of any size, into frame bodies."""
+    """Splits a byte stream, in pieces of any size, into frame bodies."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The bodies that `data` completes; FrameError for an impossible length."""
+        """Return the bodies that `data` completes; FrameError for an invalid length."""
         buffer = self._buffer
         buffer += data
         bodies: list[bytes] = []
@@ -198,18 +208,18 @@ class FrameReader:
 
     @property
     def partial(self) -> bool:
-        """A frame has begun and not ended."""
+        """Whether a frame has begun and not ended."""
         return bool(self._buffer)
 
 
 def decode_inbound(body: bytes) -> Inbound:
-    """What the engine received; FrameError if it is no message."""
+    """Decode a message to the engine; FrameError if it is invalid."""
     message: Inbound = _decode(_inbound, body)
     return message
 
 
 def decode_outbound(body: bytes) -> Outbound:
-    """What the front end received; FrameError if it is no message."""
+    """Decode a message to the front end; FrameError if it is invalid."""
     message: Outbound = _decode(_outbound, body)
     return message
 
@@ -218,5 +228,5 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes) -> Any:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, ValueError, CpuserveError) as error:
-        msg = f"a frame of {len(body)} bytes is no message: {error}"
+        msg = f"a frame of {len(body)} bytes is not a valid message: {error}"
         raise FrameError(msg) from error

@@ -1,4 +1,4 @@
-"""The engine's loop over a channel: the same for a child process and for a thread."""
+"""The engine's loop over a channel, used in a child process and on a thread."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from cpuserve.engine.ipc import Inbound, Outbound, Shutdown
 
 
 class Channel(Protocol):
-    """Where messages come from and go to."""
+    """The source and the destination of messages."""
 
     def watch(self, interrupt: Interrupt) -> None:
-        """From now on tell `interrupt` of aborts and Shutdown when they arrive."""
+        """Report arriving aborts, requests and Shutdown to `interrupt` from now on."""
 
     def receive(self, *, block: bool) -> list[Inbound]:
-        """All messages that are there; with `block`, at least one. EOFError: nobody is there."""
+        """Return all waiting messages; with `block` at least one. EOFError: the peer has ended."""
 
     def send(self, message: Outbound) -> None:
-        """Hand one message over. EOFError: nobody is there."""
+        """Send one message. EOFError: the peer has ended."""
 
 
 def run_loop(core: EngineCore, channel: Channel) -> None:
-    """Serve until Shutdown; idle, it waits in receive() and uses no CPU."""
+    """Serve until Shutdown. While idle it waits in receive() and uses no CPU."""
     channel.watch(core.interrupt)
     while True:
-        # What is prepared now is not paid by the next request, which waits for a little of it.
+        core.turns += 1
+        # Preparing memory while idle saves the next request that time. It is done in small parts,
+        # so that a new request waits for one part only.
         idle = not core.has_work and not core.prepare() and not core.tidy()
         for message in channel.receive(block=idle):
             if isinstance(message, Shutdown):
@@ -35,6 +37,6 @@ def run_loop(core: EngineCore, channel: Channel) -> None:
         if core.has_work:
             channel.send(core.step())
             if core.decodes_only:
-                core.prepare()  # a little at a time, rather than all of it in a prompt's way
+                core.prepare()  # a small part per step, so that no prompt waits for it
         for answer in core.answers():
             channel.send(answer)

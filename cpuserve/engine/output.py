@@ -1,4 +1,4 @@
-"""From the engine's tokens to text: detokenization, stop strings, the end of a sequence."""
+"""Turn the engine's tokens into text: detokenization, stop strings, end of a sequence."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TextDelta:
-    """What one output added: `text` may lag behind `token_ids` (half characters, stop strings).
+    """What one output added. `text` may lag behind `token_ids` (half characters, stop strings).
 
-    logprobs: one per token id, if wanted. finish_reason: None, "stop", "length" or "abort".
+    logprobs: one per token id, if requested. finish_reason: None, "stop", "length" or "abort".
     stop_reason: the stop string or stop token id that ended it. scheduled: time.monotonic() when
     the request first ran, with its first delta. processed: prompt tokens done, in a delta without
     tokens that only reports progress; else 0.
@@ -39,10 +39,10 @@ class TextDelta:
 
 
 class StopFilter:
-    """Finds stop strings in a text that comes in pieces, and lets no part of one through.
+    """Finds stop strings in text that arrives in pieces, and holds back any part of one.
 
-    The answer does not depend on how the text is cut: the first stop string to be complete wins,
-    the longest of those that end at the same character.
+    The result does not depend on how the text is split: the stop string that is complete first
+    wins, and of several that end at the same character, the longest.
     """
 
     def __init__(self, stops: Sequence[str], include: bool) -> None:
@@ -52,7 +52,7 @@ class StopFilter:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """What may be shown now; sets `matched` when a stop string is complete."""
+        """Return the text that may be shown now; sets `matched` when a stop string is complete."""
         seen, text = len(self._held), self._held + text
         new, found = text[seen:], []
         for match in self._matches:
@@ -67,15 +67,15 @@ class StopFilter:
         return text[:shown]
 
     def flush(self) -> str:
-        """What was held back, when nothing can follow any more."""
+        """Return the text that was held back, after the last piece."""
         held, self._held = self._held, ""
         return held
 
 
 class _Match:
-    """The longest beginning of `stop` that the text so far ends with; `length` is its length.
+    """Tracks the longest prefix of `stop` with which the text so far ends; `length` is its length.
 
-    Knuth, Morris and Pratt's matcher: time for new characters only, however much is held back.
+    This is the Knuth-Morris-Pratt algorithm: its time depends on new characters only.
     """
 
     __slots__ = ("_shorter", "length", "stop")
@@ -83,12 +83,13 @@ class _Match:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.length = 0
-        # _shorter[k]: length of the longest beginning of `stop` that ends stop[:k + 1], and is
-        # shorter. Made as far as the text has matched: few texts get far into a long stop string.
+        # _shorter[k]: length of the longest proper prefix of stop[:k + 1] that is also its suffix.
+        # It is computed only as far as the text has matched, since few texts match much of a long
+        # stop string.
         self._shorter = [0]
 
     def push(self, text: str) -> int:
-        """Go on with `text`: where in it the stop string first becomes complete, or 0."""
+        """Continue with `text`; return where in it the stop string is first complete, or 0."""
         stop, length, at = self.stop, self.length, 0
         while at < len(text):
             if not length:
@@ -109,7 +110,7 @@ class _Match:
         return 0
 
     def _extend(self) -> None:
-        """One more entry of _shorter."""
+        """Compute the next entry of _shorter."""
         stop, shorter = self.stop, self._shorter
         last = stop[len(shorter)]
         length = shorter[-1]
@@ -131,10 +132,10 @@ class OutputProcessor:
         self._num_tokens = 0
 
     def push(self, output: Output) -> TextDelta:
-        """Text of the engine's next output.
+        """Return the text of the engine's next output.
 
-        After a stop string the delta has a finish_reason that `output` does not know of: the
-        caller aborts the request.
+        After a stop string the delta has a finish_reason, while the engine still runs the request:
+        the caller has to abort it.
 
         Raises:
             RequestError: the engine ended the request with an error.
@@ -167,7 +168,7 @@ class OutputProcessor:
         return delta
 
     def _push_filtered(self, delta: TextDelta, shown: list[int], stops: StopFilter) -> None:
-        """Token by token, so that the tokens after a stop string are not counted."""
+        """Detokenize token by token, so that tokens after a stop string are not counted."""
         for index, token in enumerate(shown):
             text = self._detokenizer.push([token])
             if self._num_tokens + index < self._min_tokens:
@@ -184,7 +185,7 @@ class OutputProcessor:
 
 
 def _cut(delta: TextDelta, count: int, stop: str) -> None:
-    """The sequence ends with its `count`-th new token, by the stop string `stop`."""
+    """End the sequence after its `count`-th new token, because of the stop string `stop`."""
     delta.token_ids = delta.token_ids[:count]
     if delta.logprobs is not None:
         delta.logprobs = delta.logprobs[:count]
@@ -202,9 +203,9 @@ async def generate_text(
     timeout_s: float | None = None,
     progress: bool = False,
 ) -> AsyncGenerator[TextDelta, None]:
-    """The deltas of one sequence (params.n is the caller's business); closing it aborts it.
+    """Yield the deltas of one sequence (params.n is ignored); closing the iterator aborts it.
 
-    timeout_s, progress: as EngineClient.generate has them.
+    timeout_s, progress: see EngineClient.generate.
 
     Raises:
         InvalidRequest: the engine could never run it.

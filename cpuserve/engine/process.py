@@ -1,4 +1,4 @@
-"""ProcessClient: an engine in a child process, spoken to over a socket pair."""
+"""ProcessClient: an engine in a child process, connected by a socket pair."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from cpuserve.engine.ipc import (
     Inbound,
     Outbound,
     Output,
+    Ping,
+    Pong,
     Progress,
     Ready,
     Shutdown,
@@ -35,12 +37,16 @@ from cpuserve.engine.ipc import (
     decode_outbound,
     encode_frame,
 )
+from cpuserve.engine.liveness import HangLimits, Liveness
 from cpuserve.engine.streams import RequestMaker, Streams, limits_of
 from cpuserve.errors import LIMITS, EngineDead, StartupError
+from cpuserve.log import get_logger, level
 from cpuserve.sampling.params import SamplingParams
 
+log = get_logger("engine")
+
 CHILD_MODULE = "cpuserve.engine.child"
-# The child finds modules where this process does, not in whatever directory it is started from.
+# The child uses the module path of this process, so its working directory does not matter.
 BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from {module} import exit_now, main; exit_now(main())"
@@ -48,14 +54,15 @@ BOOTSTRAP = (
 EXIT_WAIT_S = 5.0
 POLL_S = 0.01
 STDERR_LINES = 20
-CRASH = "Fatal Python error: "  # how faulthandler begins
+CRASH = "Fatal Python error: "  # the beginning of a report of faulthandler
 ABORT = CRASH + "Aborted"
 
 
 def _start(fd: int, module: str) -> subprocess.Popen[bytes]:
-    """The engine's process, with `fd` as its end of the socket pair."""
+    """Start the engine's process, with `fd` as its end of the socket pair."""
     code = BOOTSTRAP.format(module=module)
-    command = [sys.executable, "-c", code, json.dumps(sys.path), "--fd", str(fd)]
+    command = [sys.executable, "-c", code, json.dumps(sys.path)]
+    command += ["--fd", str(fd), "--log-level", level()]
     return subprocess.Popen(
         command, pass_fds=[fd], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
@@ -68,14 +75,19 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.stderr.close()
 
 
+class DiedAtStart(StartupError):
+    """The engine's process ended during its start without an error message."""
+
+
 class ProcessClient:
-    """EngineClient over a child process. Made by `spawn`, before and without an event loop."""
+    """EngineClient over a child process. `spawn` creates it and needs no event loop."""
 
     def __init__(
         self,
         process: subprocess.Popen[bytes],
         sock: socket.socket,
         on_progress: Callable[[Progress], None] | None = None,
+        limits: HangLimits | None = None,
     ) -> None:
         self.info: dict[str, object] = {}
         self.stats = Stats()
@@ -95,6 +107,10 @@ class ProcessClient:
         self._dead: str | None = None
         self._limits: Limits | None = None
         self._burial: asyncio.Task[None] | None = None
+        self._hang_limits = limits or HangLimits()
+        self._liveness = Liveness(self._hang_limits)
+        self._ticking: asyncio.TimerHandle | None = None
+        self._ended_because = ""
         self._closing = False
         self._ended = asyncio.Event()
 
@@ -105,14 +121,15 @@ class ProcessClient:
         *,
         on_progress: Callable[[Progress], None] | None = None,
         module: str = CHILD_MODULE,
+        limits: HangLimits | None = None,
     ) -> ProcessClient:
-        """Start the engine and return at once; the rest happens in wait_ready.
+        """Start the engine and return at once; wait_ready waits until it serves.
 
         Call it from a thread that lives as long as the engine: Linux kills the child when the
         thread that started it ends.
 
         Raises:
-            StartupError: the system grants no more processes, threads, files or memory.
+            StartupError: the system refuses another process, thread, file or more memory.
         """
         with ExitStack() as undo:
             try:
@@ -121,7 +138,7 @@ class ProcessClient:
                 undo.callback(_end, process)
                 theirs.close()
                 ours.sendall(encode_frame(config))
-                client = cls(process, ours, on_progress)
+                client = cls(process, ours, on_progress, limits)
             except (OSError, RuntimeError) as error:  # RuntimeError: a thread did not start
                 msg = f"the engine's process cannot be started: {error} ({LIMITS})"
                 raise StartupError(msg) from error
@@ -131,7 +148,7 @@ class ProcessClient:
     # --- EngineClient -------------------------------------------------------------------------
 
     async def wait_ready(self) -> None:
-        """Return when the engine serves; StartupError with its line if it cannot."""
+        """Return when the engine serves; StartupError with its message if it cannot start."""
         if self._ready is None:
             loop = asyncio.get_running_loop()
             self._ready = loop.create_future()
@@ -148,10 +165,10 @@ class ProcessClient:
         timeout_s: float | None = None,
         progress: bool = False,
     ) -> AsyncGenerator[Output, None]:
-        """One sequence. Closing the iterator aborts it.
+        """Generate one sequence. Closing the iterator aborts it.
 
         Raises:
-            InvalidRequest: the engine could never run it.
+            InvalidRequest: the request exceeds a limit of the engine.
             EngineDead: while iterating, if the engine ends.
             DeadlineExceeded: while iterating, timeout_s after the start.
         """
@@ -160,7 +177,7 @@ class ProcessClient:
         return self._streams.run(request, self._post, link.wait_writable, timeout_s)
 
     async def ask(self, what: str) -> dict[str, object]:
-        """A report from the engine ("roofline", "report", "check")."""
+        """Return a report of the engine; `what` is "roofline", "report" or "check"."""
         self._connected()
         self._num_asked += 1
         number = self._num_asked
@@ -174,21 +191,33 @@ class ProcessClient:
 
     @property
     def alive(self) -> bool:
-        """The engine is ready and has not died."""
+        """Whether the engine is ready and has not died."""
         return bool(self.info) and not self._closing and self._dead is None and self._burial is None
 
     @property
     def ended(self) -> bool:
-        """The engine was ready and has died, or was closed."""
+        """Whether the engine was ready and has died, or was closed."""
         return bool(self.info) and not self.alive
 
     @property
+    def hung(self) -> bool:
+        """Whether it has work but stopped responding; it may recover, or be killed later."""
+        return self.alive and self._liveness.hung
+
+    @property
+    def trouble(self) -> str:
+        """The reason why it does not serve now."""
+        if self._dead is None and self._liveness.hung:
+            return f"the engine {self._liveness.symptom}"
+        return self._dead or "the engine is not ready"
+
+    @property
     def replicas(self) -> Sequence[ReplicaStatus]:
-        """This is one engine."""
+        """Empty, because this client has one engine."""
         return ()
 
     async def wait_ended(self) -> str:
-        """Return when the engine is gone, with how it ended."""
+        """Wait until the engine has ended; return a text that says how."""
         await self._ended.wait()
         return self._dead or ""
 
@@ -198,7 +227,7 @@ class ProcessClient:
         return self._process.pid
 
     async def close(self) -> None:
-        """Stop the engine, wait for it, kill it if it does not end, and reap it."""
+        """Stop the engine, kill it if it does not end in time, and reap it."""
         if self._closing:
             return
         self._closing = True
@@ -209,13 +238,13 @@ class ProcessClient:
         await self._wait_exit()
         if self._link is not None:
             self._link.close()
-        self._fail("the engine has been shut down")
+        self._fail("the server is shutting down")
         if self._burial is not None:
             await self._burial
         self._release()
 
     def kill(self) -> None:
-        """End the engine at once and reap it; for callers without an event loop."""
+        """Kill the engine and reap it; for callers without an event loop."""
         self._closing = True
         self._process.kill()
         self._process.wait()
@@ -224,7 +253,11 @@ class ProcessClient:
     # --- the link's callbacks -----------------------------------------------------------------
 
     def on_message(self, message: Outbound) -> None:
-        """Take one message of the engine."""
+        """Handle one message from the engine."""
+        if isinstance(message, Pong):
+            self._liveness.pong(message.advanced)
+            return
+        self._liveness.hear()
         if isinstance(message, StepOutput):
             self.stats = message.stats
             if self.on_step is not None:
@@ -246,17 +279,51 @@ class ProcessClient:
             self._fatal = message
 
     def on_lost(self) -> None:
-        """The engine closed its end: find out how it ended, then tell everybody."""
+        """Find out how the engine ended after it closed its end; then fail all that wait for it."""
         if not self._closing and self._burial is None:
             self._burial = asyncio.get_running_loop().create_task(self._bury())
+
+    # --- hang detection -----------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Check at every tick, while the engine has work, whether it still responds."""
+        if self._ticking is None and self.alive:
+            loop = asyncio.get_running_loop()
+            delay = self._hang_limits.tick_s
+            self._ticking = loop.call_later(delay, self._tick, loop.time())
+
+    def _tick(self, before: float) -> None:
+        self._ticking = None
+        if not self.alive:
+            return
+        liveness, hung = self._liveness, self._liveness.hung
+        has_work = bool(self._answers) or self._streams.waiting
+        elapsed = asyncio.get_running_loop().time() - before
+        if liveness.tick(elapsed, has_work) and self._link is not None:
+            self._link.send(Ping())
+        if liveness.lost:
+            self._ended_because = liveness.symptom
+            self._process.kill()
+        elif liveness.hung and not hung:
+            log.warning(
+                "the engine (process %d) %s: it gets no new requests until it responds again, and "
+                "is killed after %g s without a response",
+                self.pid,
+                liveness.symptom,
+                self._hang_limits.end_s,
+            )
+        elif hung and not liveness.hung:
+            log.warning("the engine (process %d) responds again", self.pid)
+        if liveness.open(has_work):
+            self._watch()
 
     async def _bury(self) -> None:
         await self._wait_exit()
         await asyncio.to_thread(self._stderr.join)
-        self._fail(self._obituary())
+        self._fail(self._how_it_ended())
 
     def _fail(self, how: str) -> None:
-        """Tell everybody who waits `how` the engine ended."""
+        """Fail all waiting streams and questions; `how` says how the engine ended."""
         if self._dead is not None:
             return
         self._dead = how
@@ -270,11 +337,13 @@ class ProcessClient:
     def _start_error(self, how: str) -> StartupError:
         if self._fatal is not None and self._fatal.startup:
             return StartupError(self._fatal.message)
-        return StartupError(f"the engine did not start: {how}")
+        return DiedAtStart(f"the engine did not start: {how}")
 
-    def _obituary(self) -> str:
-        """How the engine ended."""
+    def _how_it_ended(self) -> str:
+        """Return a text that says how the engine ended."""
         code = self._process.poll()
+        if self._ended_because:
+            return f"the engine {self._ended_because}, and was killed"
         if code is None:
             how = "closed its connection"
         elif code < 0:
@@ -290,12 +359,13 @@ class ProcessClient:
 
     def _connected(self) -> tuple[_Link, Limits]:
         if self._dead is not None or self._link is None or self._limits is None:
-            raise EngineDead(self._dead or "the engine is not ready")
+            raise EngineDead(self.trouble)
         return self._link, self._limits
 
     def _post(self, message: Inbound) -> None:
         if self._link is not None:
             self._link.send(message)
+            self._watch()
 
     async def _wait_exit(self) -> None:
         """Reap the process; kill it after EXIT_WAIT_S."""
@@ -342,31 +412,31 @@ class _Link(asyncio.Protocol):
         self._writable.set()
 
     async def wait_writable(self) -> None:
-        """Return when the transport's buffer has room, or the connection is lost."""
-        # All who wait wake at once, and the first of them may fill the buffer again.
+        """Return when the transport's buffer has space again, or the connection is lost."""
+        # All waiting tasks wake at once, and the first one may fill the buffer again.
         while not self._writable.is_set():
             await self._writable.wait()
 
     def send(self, message: Inbound) -> None:
-        """Queue one message; requests go through wait_writable first, so little piles up."""
+        """Queue one message; requests call wait_writable first, which bounds the buffer."""
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(encode_frame(message))
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Close the connection without sending what is buffered."""
         if self._transport is not None:
             self._transport.abort()
 
 
 class _StderrRelay:
-    """Passes the child's stderr on and remembers its last lines."""
+    """Copies the child's stderr to this process's stderr and keeps its last lines."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stderr is not None
         self._lines: deque[str] = deque(maxlen=STDERR_LINES)
         self._is_dump = False
-        # A daemon thread, not the event loop: the child writes before there is a loop.
+        # A daemon thread, not the event loop: the child writes before the loop exists.
         self._thread = threading.Thread(
             target=self._run, args=(process.stderr,), name="cpuserve-engine-stderr", daemon=True
         )
@@ -377,26 +447,26 @@ class _StderrRelay:
             for raw in stream:
                 line = raw.decode(errors="replace")
                 self._remember(line.rstrip())
-                # Nobody may read ours any more, which must not close the child's.
+                # Our stderr may be closed; the child must still be able to write to its own.
                 with suppress(OSError, ValueError):
                     sys.stderr.write(line)
                     sys.stderr.flush()
 
     def _remember(self, line: str) -> None:
-        """Keep `line`, unless it is of the dump after a crash: that ends in a list of modules."""
+        """Keep `line`, unless it belongs to a crash dump, whose last line is a list of modules."""
         if self._is_dump:
             return
         self._is_dump = line.startswith(CRASH)
-        if line != ABORT or not self.last_line:  # who aborts has just said why
+        if line != ABORT or not self.last_line:  # a line before it says why the process aborted
             self._lines.append(line)
 
     @property
     def last_line(self) -> str:
-        """The last line that says something, "" if there was none."""
+        """The last line that is not blank; "" if there is none."""
         return next((line for line in reversed(self._lines) if line.strip()), "")
 
     def join(self) -> None:
-        """Wait for the rest; not for long, since a grandchild may hold the pipe open."""
+        """Wait at most a second for the rest; a grandchild may keep the pipe open."""
         self._thread.join(1.0)
 
 
@@ -410,4 +480,4 @@ def _signal_name(number: int) -> str:
 def _reject(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # nobody may be waiting, which is no reason for a warning
+        future.exception()  # mark it as retrieved, or asyncio logs a warning if nobody waits

@@ -1,4 +1,4 @@
-"""ReplicaClient: several engine processes as one engine, which outlives any of them."""
+"""ReplicaClient: an EngineClient over one or several engine processes, which it restarts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 from cpuserve.config.engine import EngineConfig
 from cpuserve.engine.client import EngineClient, ReplicaStatus
 from cpuserve.engine.ipc import Output, Progress, Stats
-from cpuserve.engine.process import CHILD_MODULE, ProcessClient
+from cpuserve.engine.process import CHILD_MODULE, DiedAtStart, ProcessClient
 from cpuserve.engine.router import SEQUENCE_TOKENS, Router
 from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
@@ -41,62 +41,83 @@ TIER_GAUGES = ("swap_blocks", "swap_bytes", "disk_blocks", "disk_bytes")
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a dead replica starts again, in seconds.
+    """When a dead engine is restarted; times in seconds.
 
-    The first time at once, then after first_s, doubled each time up to longest_s; a replica that
-    has served for steady_s begins anew. It is given up after `attempts` failed starts in a row.
+    The first restart is immediate. Later ones wait first_s, doubled each time up to longest_s, and
+    never stop, because the cause may be temporary. After steady_s of service the engine counts as
+    healthy and its next restart is immediate again. first_attempts: how many starts are tried while
+    the server starts; then the server ends, so that its operator sees the failure. enabled: False =
+    never restart.
     """
 
     first_s: float = 0.5
-    longest_s: float = 30.0
+    longest_s: float = 60.0
     steady_s: float = 60.0
-    attempts: int = 5
+    first_attempts: int = 3
+    enabled: bool = True
 
     def delay_s(self, deaths: int) -> float:
-        """How long to wait after that many deaths in a row."""
+        """Return how long to wait after this number of deaths in a row."""
         return min(self.first_s * 2.0 ** (deaths - 2), self.longest_s) if deaths > 1 else 0.0
 
 
 class Engine(EngineClient, Protocol):
-    """One replica: an engine that can be told dead from alive (ProcessClient, fakes)."""
+    """What a replica needs: an EngineClient whose end can be awaited (ProcessClient, fakes)."""
 
     on_step: Callable[[Stats], None] | None
 
+    @property
+    def hung(self) -> bool:
+        """Whether it is alive and has work, but stopped responding."""
+
     async def wait_ended(self) -> str:
-        """Return when the engine is gone and reaped, with how it ended."""
+        """Wait until the engine has ended and is reaped; return a text that says how."""
 
     def kill(self) -> None:
-        """End the engine at once and reap it; for callers without an event loop."""
+        """Kill the engine and reap it; for callers without an event loop."""
 
 
-Spawn = Callable[[int], Engine]
+OnProgress = Callable[[Progress], None]
+Spawn = Callable[[int, OnProgress | None], Engine]
 
 
 class _Replica:
-    """One place among the replicas: the engine that is there now, and what has happened to it."""
+    """A replica: its present engine, its load, and its counters over all restarts."""
 
-    def __init__(self, index: int, engine: Engine) -> None:
+    def __init__(self, index: int, name: str, engine: Engine) -> None:
         self.index = index
+        self.name = name
         self.engine = engine
+        self.trouble = ""  # why the engine is dead
         self.open = 0  # sequences that have not ended
-        self.waiting_tokens = 0  # prompt tokens of those without an output
+        self.waiting_tokens = 0  # prompt tokens of sequences that have no output yet
         self.restarts = 0
-        self.deaths = 0  # in a row
-        self.failed_starts = 0  # in a row
+        self.deaths = 0  # in a row, including failed starts
         self.given_up = False
-        self._before = Stats()  # counters of the engines that were here before
+        self._before = Stats()  # counters of this replica's earlier engines
         self._buried = False
 
     @property
+    def serves(self) -> bool:
+        """Whether it gets new requests."""
+        return self.engine.alive and not self.engine.hung
+
+    @property
     def load(self) -> float:
-        """In running sequences."""
+        """The load, in equivalents of one running sequence."""
         return self.open + self.waiting_tokens / SEQUENCE_TOKENS
 
     @property
-    def stats(self) -> Stats:
-        """Gauges of now, counters over all engines that were here.
+    def why(self) -> str:
+        """The reason why it does not serve."""
+        return self.engine.trouble if self.engine.alive else self.trouble
 
-        A dead engine's last gauges say nothing, and an idle one's may be of its last step.
+    @property
+    def stats(self) -> Stats:
+        """Present gauges, and counters summed over all engines this replica has had.
+
+        The gauges of a dead engine are outdated and left out. An idle engine may have reported its
+        gauges during its last step, so they are limited to what is still open.
         """
         alive = self.engine.alive
         now = self.engine.stats if alive else Stats()
@@ -114,46 +135,53 @@ class _Replica:
         return stats
 
     def bury(self) -> None:
-        """Keep what the engine counted and measured, which has died."""
+        """Add the counters and the roofline of the engine, which has died, to the replica's own."""
         stats, before = self.engine.stats, self._before
         _add(before, stats)
         before.roofline_bytes_per_s = max(before.roofline_bytes_per_s, stats.roofline_bytes_per_s)
         self._buried = True
 
     def put(self, engine: Engine) -> None:
-        """`engine` is here now."""
+        """Make `engine` the present engine."""
         self.engine = engine
         self._buried = False
 
 
 def _add(to: Stats, more: Stats) -> None:
-    """Add the counters of `more`."""
+    """Add the counters of `more` to those of `to`."""
     for name in COUNTERS:
         setattr(to, name, getattr(to, name) + getattr(more, name))
 
 
 class ReplicaClient:
-    """EngineClient over several engines with the same model. Made by `spawn`, without a loop.
+    """EngineClient over engines with the same model. `spawn` creates it and needs no event loop.
 
-    A request runs on one of them and ends with it: it is not repeated elsewhere, since it may be
-    what the engine died of.
+    A request runs on one engine and fails if that engine dies. It is not repeated on another one,
+    because it may have caused the death. A dead engine is restarted.
     """
 
     def __init__(
-        self, spawn: Spawn, count: int, block_size: int, policy: RestartPolicy | None = None
+        self,
+        spawn: Spawn,
+        count: int,
+        block_size: int,
+        policy: RestartPolicy | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
+        """on_progress gets the loading progress of the first engine; the others load the same."""
         self.on_step: Callable[[Stats], None] | None = None
         self._spawn = spawn
         self._policy = policy or RestartPolicy()
         self._router = Router(count, block_size)
-        self._how = "the engines are not ready"
+        self._on_progress = on_progress
         self._ready = False
         self._closing = False
         self._keepers: list[asyncio.Task[None]] = []
         self._replicas: list[_Replica] = []
         try:
             for index in range(count):
-                self._replicas.append(_Replica(index, spawn(index)))
+                name = f"replica {index}" if count > 1 else "the engine"
+                self._replicas.append(_Replica(index, name, self._start(index)))
                 self._listen(self._replicas[-1])
         except BaseException:
             self.kill()
@@ -164,41 +192,40 @@ class ReplicaClient:
         cls,
         configs: Sequence[EngineConfig],
         *,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: OnProgress | None = None,
         module: str = CHILD_MODULE,
         policy: RestartPolicy | None = None,
     ) -> ReplicaClient:
-        """Start an engine for each of `configs`; see ProcessClient.spawn.
-
-        on_progress hears of the first start of the first one: they load the same.
-        """
+        """Start an engine for each of `configs`; see ProcessClient.spawn."""
         allowed = _affinity()
-        listeners = {0: on_progress}
 
-        def start(index: int) -> ProcessClient:
-            # A later start is one of the front end, which may have been pinned meanwhile.
+        def start(index: int, on_progress: OnProgress | None) -> ProcessClient:
+            # A restart runs on a front-end thread, which may have been pinned to other CPUs.
             with _on_cpus(allowed):
-                reports = listeners.pop(index, None)
-                return ProcessClient.spawn(configs[index], on_progress=reports, module=module)
+                return ProcessClient.spawn(configs[index], on_progress=on_progress, module=module)
 
-        caching = configs[0].enable_prefix_caching
-        return cls(start, len(configs), configs[0].block_size if caching else 0, policy)
+        routed = configs[0].enable_prefix_caching and len(configs) > 1
+        block_size = configs[0].block_size if routed else 0
+        return cls(start, len(configs), block_size, policy, on_progress)
 
     # --- EngineClient -------------------------------------------------------------------------
 
     @property
     def info(self) -> dict[str, object]:
-        """What Ready of the first carried; {} before."""
+        """The `info` of the first engine's Ready message; {} before all are ready."""
         return self._replicas[0].engine.info if self._ready else {}
 
     @property
     def stats(self) -> Stats:
-        """Sums over all replicas, but the mean of those that serve of KV use and time per step.
+        """Sums over all replicas; for KV usage and time per step, the mean of serving replicas.
 
-        The roofline is one replica's, as busy_s and weight_bytes are of their steps.
+        The roofline is that of one replica, because busy_s and weight_bytes are sums over steps
+        that each ran on one replica.
         """
+        if len(self._replicas) == 1:
+            return self._replicas[0].stats
         total = Stats()
-        num_serving = sum(r.engine.alive for r in self._replicas)
+        num_serving = sum(r.serves for r in self._replicas)
         for replica in self._replicas:
             stats = replica.stats
             _add(total, stats)
@@ -207,7 +234,7 @@ class ReplicaClient:
             total.prompt_rate += stats.prompt_rate
             for name in TIER_GAUGES:
                 setattr(total, name, getattr(total, name) + getattr(stats, name))
-            if replica.engine.alive:
+            if replica.serves:
                 total.kv_usage += stats.kv_usage / num_serving
                 total.step_s += stats.step_s / num_serving
             measured = stats.roofline_bytes_per_s
@@ -216,19 +243,18 @@ class ReplicaClient:
 
     @property
     def replicas(self) -> Sequence[ReplicaStatus]:
-        """How each of them is."""
-        return [ReplicaStatus(r.engine.alive, r.restarts, r.stats) for r in self._replicas]
+        """The status of each replica."""
+        return [ReplicaStatus(r.serves, r.restarts, r.stats) for r in self._replicas]
 
     async def wait_ready(self) -> None:
-        """Return when all serve; StartupError with the line of one that cannot."""
-        waiting = [asyncio.ensure_future(r.engine.wait_ready()) for r in self._replicas]
+        """Return when all serve; StartupError with the message of one that cannot start."""
+        waiting = [asyncio.ensure_future(self._first_start(r)) for r in self._replicas]
         try:
             await asyncio.gather(*waiting)
         finally:
             for task in waiting:
                 task.cancel()
         self._ready = True
-        self._how = "no engine serves at the moment: they are being started again"
         self._keepers = [asyncio.create_task(self._keep(r)) for r in self._replicas]
 
     async def generate(
@@ -240,7 +266,7 @@ class ReplicaClient:
         timeout_s: float | None = None,
         progress: bool = False,
     ) -> AsyncGenerator[Output, None]:
-        """One sequence, on the replica that suits it; see EngineClient.generate."""
+        """Generate one sequence on the replica that the router chooses; see EngineClient."""
         replica = self._choose(prompt_ids, params)
         engine, waiting = replica.engine, len(prompt_ids)
         replica.open += 1
@@ -260,26 +286,39 @@ class ReplicaClient:
             replica.waiting_tokens -= waiting
 
     async def ask(self, what: str) -> dict[str, object]:
-        """A report: "roofline" of one replica; "check" of all; "report" of one, with `replicas`."""
-        serving = [r for r in self._replicas if r.engine.alive]
+        """Return a report: "roofline" of one replica, "check" of all, or "report" of all."""
+        serving = [r for r in self._replicas if r.serves]
         if not serving:
-            raise EngineDead(self._how)
+            raise EngineDead(self.trouble)
         if what == "roofline":
             return await serving[0].engine.ask(what)
         answers = await asyncio.gather(*(r.engine.ask(what) for r in serving))
         if what == "check":
             return next((a for a in answers if a != {"ok": True}), answers[0])
-        return _whole(answers)
+        # The roofline is measured once, at the start of the server.
+        measured = {"roofline_bytes_per_s": self.stats.roofline_bytes_per_s}
+        return {**(_whole(answers) if len(self._replicas) > 1 else answers[0]), **measured}
 
     @property
     def alive(self) -> bool:
-        """At least one replica serves."""
-        return self._ready and not self._closing and any(r.engine.alive for r in self._replicas)
+        """Whether at least one replica serves."""
+        return self._ready and not self._closing and any(r.serves for r in self._replicas)
 
     @property
     def ended(self) -> bool:
-        """All replicas have been given up."""
+        """Whether all engines are dead and none will be restarted."""
         return self._closing or all(r.given_up for r in self._replicas)
+
+    @property
+    def trouble(self) -> str:
+        """The reason why no engine serves now."""
+        if self._closing:
+            return "the server is shutting down"
+        if not self._ready:
+            return "the engine is not ready"
+        if len(self._replicas) == 1 or self.ended:
+            return self._replicas[0].why
+        return "no engine serves now: all have stopped responding or are being started again"
 
     async def close(self) -> None:
         """Stop all engines and reap their processes."""
@@ -292,7 +331,7 @@ class ReplicaClient:
         await asyncio.gather(*(r.engine.close() for r in self._replicas))
 
     def kill(self) -> None:
-        """End all engines at once and reap them; for callers without an event loop."""
+        """Kill all engines and reap them; for callers without an event loop."""
         self._closing = True
         for replica in self._replicas:
             replica.engine.kill()
@@ -300,9 +339,9 @@ class ReplicaClient:
     # --- routing ------------------------------------------------------------------------------
 
     def _choose(self, prompt_ids: list[int], params: SamplingParams) -> _Replica:
-        loads = [r.load if r.engine.alive else None for r in self._replicas]
+        loads = [r.load if r.serves else None for r in self._replicas]
         if all(load is None for load in loads):
-            raise EngineDead(self._how)
+            raise EngineDead(self.trouble)
         return self._replicas[self._router.choose(prompt_ids, loads, params.cache_salt or "")]
 
     def _listen(self, replica: _Replica) -> None:
@@ -312,59 +351,83 @@ class ReplicaClient:
 
         replica.engine.on_step = on_step
 
-    # --- keeping them alive -------------------------------------------------------------------
+    # --- restarts -----------------------------------------------------------------------------
+
+    def _start(self, index: int) -> Engine:
+        return self._spawn(index, self._report if index == 0 else None)
+
+    def _report(self, progress: Progress) -> None:
+        if self._on_progress is not None and not self._ready:
+            self._on_progress(progress)
+
+    async def _first_start(self, replica: _Replica) -> None:
+        """Wait until `replica` serves, and restart an engine that dies without an error message.
+
+        The system may have killed it in a short shortage of memory. An engine that reports an error
+        is not restarted; neither is one after the policy's first_attempts.
+        """
+        attempts = self._policy.first_attempts if self._policy.enabled else 1
+        while True:
+            try:
+                await replica.engine.wait_ready()
+            except DiedAtStart as error:
+                replica.deaths += 1
+                if replica.deaths >= attempts:
+                    raise
+                log.error("%s; starting attempt %d of %d", error, replica.deaths + 1, attempts)
+                await asyncio.sleep(self._policy.delay_s(replica.deaths))
+                await self._replace(replica)
+            else:
+                return
 
     async def _keep(self, replica: _Replica) -> None:
-        """Start the replica again whenever it dies, until it is given up."""
-        while not replica.given_up:
+        """Restart the engine whenever it dies, if the policy allows it."""
+        while True:
             began = time.monotonic()
             how = await replica.engine.wait_ended()
             replica.deaths = 1 + replica.deaths * (time.monotonic() - began < self._policy.steady_s)
             replica.bury()
             self._router.forget(replica.index)
-            log.error("replica %d: %s; it is started again", replica.index, how)
+            told = f"{replica.name}: {how}" if len(self._replicas) > 1 else how
+            if not self._policy.enabled:
+                replica.trouble, replica.given_up = how, True
+                if (
+                    len(self._replicas) > 1
+                ):  # the end of a single engine ends the server, which logs it
+                    log.error("%s", told)
+                return
+            replica.trouble = f"{how}; it is being started again"
+            log.error("%s; it is being started again", told)
             await self._revive(replica)
 
     async def _revive(self, replica: _Replica) -> None:
-        """Start until it serves, or is given up."""
-        replica.failed_starts = 0
+        """Try to start the engine until it serves."""
         while True:
             await asyncio.sleep(self._policy.delay_s(replica.deaths))
             began = time.monotonic()
             try:
                 await self._replace(replica)
+                await replica.engine.wait_ready()
             except (CpuserveError, OSError) as error:
                 replica.deaths += 1
-                replica.failed_starts += 1
-                if replica.failed_starts >= self._policy.attempts:
-                    self._give_up(replica, error)
-                    return
-                log.error("replica %d did not start: %s", replica.index, error)
+                wait = self._policy.delay_s(replica.deaths)
+                replica.trouble = f"{error}; the start will be tried again"
+                log.error("%s: %s; the next attempt is in %.3g s", replica.name, error, wait)
             else:
                 replica.restarts += 1
                 took = time.monotonic() - began
-                log.warning("replica %d serves again after %.1f s", replica.index, took)
+                log.warning("%s serves again after %.1f s", replica.name, took)
                 return
 
     async def _replace(self, replica: _Replica) -> None:
-        """Put a new engine in the dead one's place, and wait until it serves."""
+        """Start a new engine and make it the replica's present engine."""
         await replica.engine.close()
-        replica.put(self._spawn(replica.index))
+        replica.put(self._start(replica.index))
         self._listen(replica)
-        await replica.engine.wait_ready()
-
-    def _give_up(self, replica: _Replica, error: Exception) -> None:
-        replica.given_up = True
-        left = sum(not r.given_up for r in self._replicas)
-        self._how = (
-            f"replica {replica.index} failed to start {replica.failed_starts} times in a row and "
-            f"is given up: {error}"
-        )
-        log.error("%s; %d of %d replicas are left", self._how, left, len(self._replicas))
 
 
 def _whole(reports: Sequence[dict[str, object]]) -> dict[str, object]:
-    """The first report, all of them in `replicas`, and the threads and ranks of all."""
+    """Return the first report with all reports as `replicas`, and all threads and ranks."""
     whole = {**reports[0], "replicas": list(reports)}
     seen = [report["placement"] for report in reports if "placement" in report]
     if seen:
@@ -384,7 +447,7 @@ def _affinity() -> set[int]:
 
 @contextmanager
 def _on_cpus(cpus: set[int]) -> Iterator[None]:
-    """Let what this thread starts run on `cpus`; the thread goes back to its own."""
+    """Set the affinity of this thread, which children inherit, to `cpus`; restore it at the end."""
     own = _affinity()
     if own == cpus:
         yield

@@ -1,4 +1,4 @@
-"""How much memory this process has resident, now and at most."""
+"""Resident memory of this process: now, and the maximum so far."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ STATUS = Path("/proc/self/status")
 
 
 def resident_bytes(status: Path = STATUS) -> tuple[int, int]:
-    """(now, at most so far); now is 0 where the system does not tell.
+    """Return (bytes now, maximum so far); now is 0 if the system does not report it.
 
-    Not getrusage where /proc has it: its maximum counts what the process was before it became this
-    program, which is its parent's memory.
+    /proc is preferred to getrusage, whose maximum includes the memory of the parent, from the time
+    before this process executed its own program.
     """
     try:
         lines = status.read_text().splitlines()

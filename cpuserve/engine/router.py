@@ -1,7 +1,7 @@
-"""Router: which of several replicas computes a request; it is told loads and remembers prompts.
+"""Router: choose the replica for a request, by the replicas' loads and remembered prompts.
 
-A conversation goes to the replica that has most of its prompt in its prefix cache, unless that one
-is busier than the least busy by more than computing the prefix anew would cost.
+A request goes to the replica that has most of its prompt in the prefix cache, unless its load
+exceeds the smallest load by more than the cost of computing the prefix again.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-SEQUENCE_TOKENS = 256  # prompt tokens that load an engine about as much as a running sequence
-SLACK = 2.0  # sequences: a smaller difference of loads is no reason to leave a prefix
-MAX_PREFIXES = 1 << 16  # blocks remembered; a replica's cache seldom holds more
+SEQUENCE_TOKENS = 256  # prompt tokens that are about as much load as a running sequence
+SLACK = 2.0  # sequences; a smaller difference of loads does not outweigh a cached prefix
+MAX_PREFIXES = 1 << 16  # remembered blocks; the cache of a replica seldom holds more
 
 
 class Router:
-    """Routes over `num_replicas` by the blocks of `block_size` tokens their prompts begin with.
+    """Routes to `num_replicas` replicas by the first blocks (of `block_size` tokens) of prompts.
 
-    block_size 0: nothing is cached, so only load counts.
+    block_size 0: prefixes are not cached, so only the load counts.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Router:
     ) -> None:
         self._block_size = block_size
         self._max_prefixes = max_prefixes
-        # prefix -> bit i set: replica i has computed it; the least recently asked first
+        # prefix -> bit mask of the replicas that have computed it; least recently requested first
         self._homes: OrderedDict[int, int] = OrderedDict()
         self._turn = 0
         self._chosen = [0] * num_replicas
@@ -34,9 +34,9 @@ class Router:
     def choose(
         self, prompt_ids: Sequence[int], loads: Sequence[float | None], salt: str = ""
     ) -> int:
-        """The replica for this prompt; it is taken to have the prompt from now on.
+        """Return the replica for this prompt, and remember that it has the prompt.
 
-        loads: of each replica in running sequences, None = it does not serve; one must.
+        loads: of each replica in running sequences, None = it does not serve. At least one serves.
         """
         serving = [i for i, load in enumerate(loads) if load is not None]
         prefixes = list(self._prefixes(prompt_ids, salt))
@@ -56,13 +56,13 @@ class Router:
         return choice
 
     def forget(self, replica: int) -> None:
-        """`replica` has lost its cache."""
+        """Forget the prefixes of `replica`, which has lost its cache."""
         others = ~(1 << replica)
         kept = ((prefix, homes & others) for prefix, homes in self._homes.items())
         self._homes = OrderedDict((prefix, homes) for prefix, homes in kept if homes)
 
     def _prefixes(self, prompt_ids: Sequence[int], salt: str) -> Iterator[int]:
-        """A hash for each full block and all before it; a collision only costs a detour."""
+        """Yield a hash of each full block and those before it; collisions only cost time."""
         size = self._block_size
         if not size:
             return
@@ -72,7 +72,7 @@ class Router:
             yield parent
 
     def _matched(self, prefixes: Sequence[int], serving: Sequence[int]) -> dict[int, int]:
-        """Replica -> how many leading blocks it has."""
+        """Return, for each replica, how many of the first blocks it has."""
         matched = dict.fromkeys(serving, 0)
         alike = sum(1 << i for i in serving)
         for count, prefix in enumerate(prefixes, 1):
@@ -85,7 +85,7 @@ class Router:
         return matched
 
     def _remember(self, prefixes: Sequence[int], replica: int) -> None:
-        # The last block first: of a prompt too long to remember, the beginning is worth most.
+        # Last block first, so that the first blocks of a very long prompt are remembered longest.
         for prefix in reversed(prefixes):
             self._homes[prefix] = self._homes.get(prefix, 0) | 1 << replica
             self._homes.move_to_end(prefix)

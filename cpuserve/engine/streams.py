@@ -1,4 +1,4 @@
-"""Streams: outputs of many requests, each on its way to the coroutine that waits for it."""
+"""Streams: pass the outputs of many requests to the coroutines that wait for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Post = Callable[[Inbound], None]
 
 
 class OutputStream:
-    """Outputs of one request. What a slow reader leaves here is bounded by its max_tokens.
+    """Outputs of one request. max_tokens bounds how many a slow reader can leave unread.
 
     runs: the engine has the request, and has not finished it.
     """
@@ -30,7 +30,9 @@ class OutputStream:
         self._outputs: deque[Output] = deque()
         self._error: RequestError | None = None
         self._has_all = False
-        self._reader: asyncio.Future[None] | None = None  # a bare future: half an Event's work
+        self._reader: asyncio.Future[None] | None = (
+            None  # a plain future, which costs half as much as an Event
+        )
 
     def push(self, output: Output) -> None:
         """Append an output, unless the stream has been cut."""
@@ -42,15 +44,15 @@ class OutputStream:
         self._wake()
 
     def fail(self, error: RequestError) -> None:
-        """Raise `error` to the reader, after what is already here; the first one counts."""
+        """Raise `error` in the reader, after the outputs already here; the first error counts."""
         if self._error is None:
             self._error = error
         self._wake()
 
     def cut(self, error: RequestError) -> bool:
-        """Raise `error` to the reader in place of what it has not read and of all that comes.
+        """Raise `error` in the reader, instead of unread and future outputs.
 
-        False, and nothing, if the last output is already here, or will never come.
+        Returns False, without a change, if the last output is already here or an error was raised.
         """
         if self._has_all or self._error is not None:
             return False
@@ -60,7 +62,7 @@ class OutputStream:
         return True
 
     def check(self) -> None:
-        """Raise what the reader would get, if that is an error."""
+        """Raise the error that the reader would get next, if there is one."""
         if self._error is not None and not self._outputs:
             raise self._error
 
@@ -69,7 +71,7 @@ class OutputStream:
             self._reader.set_result(None)
 
     async def get(self) -> Output:
-        """The next output, for one reader at a time; what `fail` was given if there is none."""
+        """Return the next output, for a single reader; raises the error given to `fail`, if any."""
         while not self._outputs:
             self.check()
             self._reader = asyncio.get_running_loop().create_future()
@@ -78,21 +80,26 @@ class OutputStream:
 
 
 class Streams:
-    """The requests of one client that have not finished."""
+    """The unfinished requests of one client."""
 
     def __init__(self) -> None:
         self._streams: dict[int, OutputStream] = {}
         self._dead: str | None = None
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a request has not received its last output from the engine."""
+        return any(stream.runs for stream in self._streams.values())
+
     def dispatch(self, outputs: Iterable[Output]) -> None:
-        """Hand the outputs of a step to their streams; those of aborted requests are dropped."""
+        """Pass the outputs of a step to their streams; outputs of aborted requests are dropped."""
         for output in outputs:
             stream = self._streams.get(output.id)
             if stream is not None:
                 stream.push(output)
 
     def fail(self, how: str) -> None:
-        """The engine is gone: every stream, and every later one, raises EngineDead."""
+        """Raise EngineDead in every stream, also in later ones, because the engine has ended."""
         self._dead = how
         for stream in self._streams.values():
             stream.fail(EngineDead(how))
@@ -104,7 +111,7 @@ class Streams:
         writable: Callable[[], Awaitable[object]],
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Output, None]:
-        """Start `request` and yield its outputs; closed early, or too late, it aborts it."""
+        """Start `request` and yield its outputs; abort it if it is closed early or times out."""
         stream = self._streams[request.id] = OutputStream()
         if self._dead is not None:
             stream.fail(EngineDead(self._dead))
@@ -129,8 +136,11 @@ class Streams:
             self._abort(request.id, stream, post)
 
     def _expire(self, number: int, stream: OutputStream, post: Post, timeout_s: float) -> None:
-        """End a request at once, and not when its reader gets here: a reader that is slower than
-        tokens come would keep its slot for all of them. What was finished in time may be read."""
+        """End a request at its deadline, even if its reader is slow.
+
+        Otherwise a slow reader would keep the slot until it has read all outputs. A request that
+        finished in time can still be read.
+        """
         if stream.cut(too_late(timeout_s)):
             self._abort(number, stream, post)
 
@@ -141,16 +151,16 @@ class Streams:
 
 
 def too_late(timeout_s: float) -> DeadlineExceeded:
-    """What a request gets that is not finished within its timeout."""
+    """Return the error of a request that has exceeded its timeout."""
     msg = (
-        f"the request was not finished within its timeout of {timeout_s:g} s and has been dropped: "
-        f"ask for fewer tokens, allow more time, or try again when the server is less busy"
+        f"the request was not finished within its timeout of {timeout_s:g} s and has been aborted: "
+        f"request fewer tokens, allow more time, or try again when the server is less busy"
     )
     return DeadlineExceeded(msg, param="timeout")
 
 
 class RequestMaker:
-    """AddRequests with increasing ids, checked before anything is sent."""
+    """Makes AddRequests with increasing ids, and checks them before they are sent."""
 
     def __init__(self) -> None:
         self._ids = itertools.count()
@@ -163,8 +173,10 @@ class RequestMaker:
         limits: Limits,
         progress: bool = False,
     ) -> AddRequest:
-        """InvalidRequest if the engine would refuse it. `params` is copied, and so checked again:
-        its fields may have been assigned since it was made."""
+        """Return a request; InvalidRequest if the engine would refuse it.
+
+        `params` is copied and thereby validated again, since fields may have been assigned later.
+        """
         params = msgspec.structs.replace(params)
         check_request(prompt_ids, params, limits)
         prompt = array("i", prompt_ids).tobytes()
@@ -172,7 +184,7 @@ class RequestMaker:
 
 
 def limits_of(info: dict[str, object]) -> Limits:
-    """The limits an engine announced in Ready.info."""
+    """Return the limits that an engine announced in Ready.info."""
     return msgspec.convert(
         {
             "max_model_len": info["max_model_len"],

@@ -1,8 +1,9 @@
-"""The tiers behind the KV cache of one engine: further memory, and files."""
+"""Set up the offload tiers of one engine's KV cache: memory and files."""
 
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,9 @@ import numpy as np
 
 from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES
 from cpuserve.core.kv.disk import DiskCache
+from cpuserve.core.kv.offload import Offload
+from cpuserve.core.kv.owned import claim
 from cpuserve.core.kv.swap import Data, SwapSpace
-from cpuserve.core.kv.tiers import Tiers
 from cpuserve.ids import BlockId
 from cpuserve.log import get_logger
 from cpuserve.version import version
@@ -21,9 +23,9 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.runtime.executor import Executor
 
-# Raised where a version comes to store the same keys and values as other bytes.
+# Increment this if a new version stores the same keys and values as different bytes.
 KV_FORM = 2
-# What can change the bytes of the keys and values of given tokens.
+# Settings that can change the bytes of the keys and values of given tokens.
 SETTINGS = (
     "architecture",
     "dtype",
@@ -36,7 +38,7 @@ SETTINGS = (
     "isa",
 )
 
-# Half a mebibyte of each file, in under a millisecond once it has been loaded.
+# Half a mebibyte of each file is read, in less than a millisecond once the file is in memory.
 SAMPLES, SAMPLE_BYTES = 32, 16 << 10
 
 log = get_logger("engine")
@@ -54,17 +56,32 @@ class ExecutorBlocks:
         return self._executor.kv_block_bytes
 
     def read(self, block: BlockId) -> Data:
-        """A copy of what `block` holds."""
+        """Return a copy of the content of `block`."""
         return self._executor.read_blocks(np.array([block], np.int32)).reshape(-1).data
 
     def write(self, block: BlockId, data: Data) -> None:
-        """Fill `block`."""
+        """Overwrite the content of `block`."""
         rows = np.frombuffer(data, np.uint8).reshape(1, -1)
         self._executor.write_blocks(np.array([block], np.int32), rows)
 
 
-def make_tiers(config: EngineConfig, executor: Executor) -> Tiers | None:
-    """What `config` asks for; None if that is nothing. A directory that fails costs a warning."""
+def check_prefix_cache_dir(config: EngineConfig) -> None:
+    """Raise ConfigError if the prefix cache directory has foreign files in place of ours.
+
+    This check runs before the weights are read. Any other failure of the directory is only a
+    warning later.
+    """
+    if config.enable_prefix_caching and config.prefix_cache_dir is not None:
+        with suppress(OSError):
+            claim(Path(config.prefix_cache_dir).expanduser())
+
+
+def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
+    """Return the offload tiers of `config`, or None; a directory that fails is a warning.
+
+    Raises:
+        ConfigError: see check_prefix_cache_dir.
+    """
     if not config.enable_prefix_caching:
         return None
     blocks = ExecutorBlocks(executor)
@@ -83,12 +100,15 @@ def make_tiers(config: EngineConfig, executor: Executor) -> Tiers | None:
                 config.frontend_cpus or config.cpus or (),
             )
         except OSError as error:
-            log.warning("the prefix cache directory cannot be used: %s", error)
-    return Tiers(blocks, swap, disk) if swap is not None or disk is not None else None
+            log.warning(
+                "the prefix cache directory cannot be used, so no KV blocks are kept on disk: %s",
+                error,
+            )
+    return Offload(blocks, swap, disk) if swap is not None or disk is not None else None
 
 
 def fingerprint(config: EngineConfig, block_bytes: int) -> bytes:
-    """32 bytes that differ wherever equal tokens could have other keys and values."""
+    """Return 32 bytes that differ if equal tokens could have different keys and values."""
     facts = {
         "version": version(),
         "kv_form": KV_FORM,
@@ -100,10 +120,10 @@ def fingerprint(config: EngineConfig, block_bytes: int) -> bytes:
 
 
 def _files(path: Path) -> list[tuple[str, int, int, str]]:
-    """(name, bytes, time of change, hash of samples) of what the model is read from.
+    """Return (name, bytes, time of change, hash of samples) of the files of the model.
 
-    Name, size and time alone are the same for fine-tunes of one model where an image or an archive
-    has set all times to one.
+    Name, size and time are not enough: fine-tunes of one model have the same if a container image
+    or an archive has set all times to one value.
     """
     files = sorted(path.glob("*")) if path.is_dir() else [path]
     kinds = (".safetensors", ".json", ".gguf")
@@ -115,8 +135,10 @@ def _files(path: Path) -> list[tuple[str, int, int, str]]:
 
 
 def _sampled(file: Path, size: int) -> str:
-    """A hash of the first bytes of `file`, of its last, and of places between, close enough to have
-    some in every layer: a fine-tune may leave most of a model as it was."""
+    """Return a hash of samples over all of `file`, so close that every layer has some.
+
+    A fine-tune may leave most layers of a model unchanged.
+    """
     hashed, last = hashlib.sha256(), max(0, size - SAMPLE_BYTES)
     with file.open("rb", buffering=0) as stream:
         for index in range(SAMPLES + 1):

@@ -1,0 +1,79 @@
+"""Liveness: detect from its messages whether an engine with work makes progress.
+
+While steps are short, their outputs are the sign of life. If nothing has arrived for a moment, the
+front end sends a Ping. A thread of the engine process answers it, also during a step, and says
+whether the engine has advanced since the last Ping. So a long step is not a hang; a stopped process
+does not answer, and a stuck step answers that it has not advanced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HangLimits:
+    """Times in seconds.
+
+    tick_s: between two checks. suspect_s: time without a sign of life after which the engine gets
+    no new requests until there is one. end_s: time after which the engine is ended.
+    """
+
+    tick_s: float = 1.0
+    suspect_s: float = 10.0
+    end_s: float = 60.0
+
+
+class Liveness:
+    """Measures how long an engine has been silent although it has work."""
+
+    def __init__(self, limits: HangLimits) -> None:
+        self._limits = limits
+        self._heard = False  # since the last tick
+        self._asked = False  # whether a Ping has no answer yet
+        self._stuck = False  # whether the last answer said that nothing has advanced
+        self.silent_s = 0.0
+
+    def hear(self) -> None:
+        """Note a message that only a working engine sends."""
+        self._heard = True
+
+    def pong(self, advanced: bool) -> None:
+        """Note the answer to a Ping."""
+        self._asked, self._stuck = False, not advanced
+        if advanced:
+            self.hear()
+
+    def open(self, has_work: bool) -> bool:
+        """Whether a sign of life is expected, so that ticks have to go on."""
+        return has_work or self._asked or self._stuck
+
+    def tick(self, elapsed_s: float, has_work: bool) -> bool:
+        """Count the time since the last tick; True if a Ping is to be sent.
+
+        If that is much more than tick_s, the front end itself did not run, and the engine's answer
+        may be waiting to be read; such a time counts as two ticks.
+        """
+        if self._heard or not self.open(has_work):
+            self._heard = self._stuck = False
+            self.silent_s = 0.0
+            return False
+        self.silent_s += min(elapsed_s, 2 * self._limits.tick_s)
+        ask, self._asked = not self._asked, True
+        return ask
+
+    @property
+    def hung(self) -> bool:
+        """Whether there has been no sign of life for suspect_s."""
+        return self.silent_s >= self._limits.suspect_s
+
+    @property
+    def lost(self) -> bool:
+        """Whether there has been no sign of life for end_s."""
+        return self.silent_s >= self._limits.end_s
+
+    @property
+    def symptom(self) -> str:
+        """What is wrong, as a phrase after "the engine"."""
+        what = "has made no progress" if self._stuck else "has not answered"
+        return f"{what} for {self.silent_s:.3g} s although it has work"
