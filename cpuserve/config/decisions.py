@@ -1,4 +1,4 @@
-"""The table of what was decided: field, what was asked, by whom, what it got, and why."""
+"""The table of decisions: setting, requested value, its source, resulting value, and reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Ledger:
-    """Collects decisions while a platform resolves; `decide` records and returns the value."""
+    """Collects the decisions that a platform makes while it resolves the settings."""
 
     def __init__(self, options: EngineOptions, sources: Mapping[str, str]) -> None:
         self._options = options
@@ -20,13 +20,13 @@ class Ledger:
         self.decisions: list[Decision] = []
 
     def asked(self, *names: str) -> str:
-        """ "env CPUSERVE_ISA=avx2": how an error names what was asked for, the first that was."""
+        """Return "env CPUSERVE_ISA=avx2" for the first of `names` that was set."""
         name = next((n for n in names if getattr(self._options, n, None) is not None), names[0])
         source = self._sources.get(name, name)
         return f"{source}={getattr(self._options, name, None)}"
 
     def decide(self, name: str, got: T, why: str) -> T:
-        """Record that `name` became `got`, and return it."""
+        """Record that setting `name` has the value `got` for the reason `why`; return `got`."""
         asked = getattr(self._options, name, None)
         source = self._sources.get(name, "default" if asked is None else "argument")
         self.decisions.append(Decision(name, asked, source, got, why))
@@ -34,7 +34,7 @@ class Ledger:
 
 
 def render_table(decisions: Sequence[Decision]) -> str:
-    """A text table for `cpuserve config`, one decision a line."""
+    """Return a text table for `cpuserve config`, with one decision per line."""
     head = ("setting", "asked", "source", "got", "why")
     rows = [(d.field, show(d.asked), d.source, show(d.got), d.why) for d in decisions]
     widths = [max(len(r[i]) for r in [head, *rows]) for i in range(4)]
@@ -44,7 +44,7 @@ def render_table(decisions: Sequence[Decision]) -> str:
 
 
 def render_json(decisions: Sequence[Decision]) -> str:
-    """The same as a JSON list of objects."""
+    """Return the same table as a JSON list of objects."""
     rows = [
         {"field": d.field, "asked": d.asked, "source": d.source, "got": d.got, "why": d.why}
         for d in decisions
@@ -53,7 +53,7 @@ def render_json(decisions: Sequence[Decision]) -> str:
 
 
 def show(value: object) -> str:
-    """A value as a person reads it; nothing asked is a dash."""
+    """Return a value as text for people; None is shown as a dash."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""EngineOptions (what was asked, None = decide for me) and EngineConfig (what is, frozen)."""
+"""EngineOptions (requested values, None = automatic) and EngineConfig (resolved values)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 import msgspec
 
-# Memory for blocks that wait to be written to prefix_cache_dir.
+# Limit on the memory of blocks that wait to be written to prefix_cache_dir.
 PREFIX_CACHE_QUEUE_BYTES = 32 << 20
 
 
 class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """What the user asked for, after flags, environment and config file; None = decide for me.
+    """The values requested by flags, environment and config file; None = chosen automatically.
 
-    Field texts, units, flags, environment names and aliases: config/fields.py (one entry each).
+    config/fields.py has one entry per option: help, unit, flags, environment variable, aliases.
     """
 
     model: str | None = None
@@ -59,35 +59,53 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """What was asked of the front end; None = the default in config/fields.py."""
+    """Requested settings of the front end; None = the default in config/fields.py."""
 
     host: str | None = None
     port: int | None = None
     uds: str | None = None
     api_key: list[str] | None = None
+    public_metrics: bool | None = None
+    allowed_hosts: list[str] | None = None
+    allowed_origins: list[str] | None = None
+    allowed_methods: list[str] | None = None
+    allowed_headers: list[str] | None = None
+    allow_credentials: bool | None = None
     log_level: str | None = None
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
+    max_body_size: int | None = None
     sse_ping_interval: int | None = None
     request_timeout: int | None = None
+    drain_timeout: int | None = None
+    drain_delay: int | None = None
+    engine_restart: bool | None = None
 
 
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """Every setting resolved; what the engine process receives (as msgpack) and nothing else.
+    """All resolved settings. The engine process receives this (as msgpack) and nothing else.
 
-    cpus: per thread, in thread order, or None for unpinned. frontend_cpus: the front end's.
-    rank_threads: threads of each of tensor_parallel_size ranks, in thread order.
-    interleave_nodes: NUMA nodes whose memory is taken in turn; empty = each rank's own.
-    passive_waits: threads that wait sleep soon, because a CPU quota counts waiting awake.
-    activation_bits: 8 or 16, of what meets weights in groups of 32: one or two int8 terms.
-    quantize: what dense matrices become while they load: "none", "int8", "w8a8" (one scale a row),
-    "int4", or those in groups of 32 ("int8_fine", "int4_fine").
-    kv_window: keys a token sees at most in every layer, 0 = all of them: what lies before is freed.
-    kv_blocks x block_size tokens of KV cache in `kv_dtype` ("bf16", "f16", "f32"); swap_bytes of
-    further memory for what has to leave it, prefix_cache_bytes of files in prefix_cache_dir.
+    cpus: one CPU per thread, in thread order; None = threads are not pinned.
+    frontend_cpus: the CPUs of the front end; None = not pinned.
+    rank_threads: the number of threads of each of the tensor_parallel_size ranks, in thread order.
+    core_complexes: for each thread a number that the threads on cores behind one L3 cache share;
+    empty = unknown, since threads are not pinned.
+    interleave_nodes: the NUMA nodes over which pages are interleaved; empty = each rank's memory is
+    on its own node.
+    passive_waits: waiting threads sleep early, because spinning counts against a CPU quota.
+    activation_bits: 8 or 16 bits (one or two int8 terms) for activations that are multiplied by
+    weights with one scale per 32 values.
+    quantize: how dense matrices are quantized while they are loaded: "none", "int8", "w8a8" (one
+    activation scale per row), "int4", or with groups of 32 values "int8_fine" or "int4_fine".
+    kv_window: the largest number of keys that a token attends to in any layer; blocks before that
+    are freed. 0 = all keys.
+    kv_blocks, block_size, kv_dtype: the KV cache has kv_blocks blocks of block_size tokens, stored
+    as "bf16", "f16", "f32" or an 8-bit type.
+    swap_bytes, prefix_cache_bytes: limits on evicted blocks in memory, and on the files in
+    prefix_cache_dir.
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
-    executor "native" runs at level `isa`; "torch" is the floor. itl_target_ms and
-    long_prefill_token_threshold: 0 = no bound. scheduling_policy "fcfs" or "priority".
+    executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.
+    itl_target_ms, long_prefill_token_threshold: 0 = no limit.
     """
 
     model: str
@@ -115,6 +133,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     isa: str
     threads: int
     rank_threads: list[int]
+    core_complexes: list[int]
     cpus: list[int] | None
     frontend_cpus: list[int] | None
     passive_waits: bool
@@ -130,7 +149,11 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One resolved field: what was asked, by whom (flag, env NAME, default), what it got, why."""
+    """One resolved setting.
+
+    asked: the requested value; source: where it came from ("flag --isa", "env NAME", "default");
+    got: the resulting value; why: the reason.
+    """
 
     field: str
     asked: object
@@ -141,7 +164,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What Platform.resolve returns. others: further replicas, which differ in where they run."""
+    """The result of Platform.resolve. others: further replicas; only their placement differs."""
 
     config: EngineConfig
     decisions: tuple[Decision, ...] = field(default_factory=tuple)
@@ -149,5 +172,5 @@ class Resolved:
 
     @property
     def replicas(self) -> tuple[EngineConfig, ...]:
-        """The configurations of all engines."""
+        """The configurations of all engine processes."""
         return (self.config, *self.others)

@@ -1,12 +1,11 @@
-"""The one reader of the process environment.
+"""The only module that reads the process environment.
 
-It is read once, at the first use, so that a setting has one value and a known source; nothing in
-cpuserve writes it.
+It reads the environment once, at the first use, so that each setting has one value and a known
+source. Nothing in cpuserve changes the environment.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -15,18 +14,19 @@ from functools import cache
 from types import MappingProxyType
 
 from cpuserve.config.fields import FIELDS, Field, no_op_variables
+from cpuserve.config.nearest import nearest
 
 PREFIX = "CPUSERVE_"
 VLLM = "VLLM_"
-# Kubernetes adds these to every pod beside a Service that is called "cpuserve".
+# Kubernetes sets these in every pod of a namespace that has a Service called "cpuserve".
 KUBERNETES = re.compile(r"CPUSERVE_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)$")
-# Read by other rooms through `environment()`; not options of the engine.
+# Other packages read these through `environment()`; they are not options of the engine.
 OTHERS = ("CPUSERVE_CONFIG", "CPUSERVE_CACHE")
 
 
 @dataclass(frozen=True, slots=True)
 class EnvValues:
-    """Field name -> (variable, text in the field's own terms), and lines to print."""
+    """The options in the environment: field name -> (variable, text); and lines to print."""
 
     values: dict[str, tuple[str, str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -34,12 +34,15 @@ class EnvValues:
 
 @cache
 def environment() -> Mapping[str, str]:
-    """The environment as it was at the first call, without empty variables."""
+    """Return the environment as it was at the first call, without empty variables."""
     return MappingProxyType({k: v for k, v in os.environ.items() if v.strip()})
 
 
 def read_env(environ: Mapping[str, str] | None = None) -> EnvValues:
-    """The options in `environ` (the process environment if None), and notes about the rest."""
+    """Return the options in `environ`, and notes about ignored variables.
+
+    environ: None means the process environment.
+    """
     env = environment() if environ is None else {k: v for k, v in environ.items() if v.strip()}
     values: dict[str, tuple[str, str]] = {}
     notes: list[str] = []
@@ -58,7 +61,7 @@ def _lookup(f: Field, env: Mapping[str, str], notes: list[str]) -> tuple[str, st
     if f.env and f.env in env:
         if f.env.startswith(PREFIX) or _acceptable(f, env[f.env]):
             return f.env, env[f.env]
-        notes.append(f"env {f.env}={env[f.env]!r} is ignored: not a number cpuserve can use")
+        notes.append(f"env {f.env}={env[f.env]!r} is ignored: cpuserve cannot use this value")
     for alias in f.env_aliases:
         if alias.name in env:
             differs = f", {alias.differs}" if alias.differs else ""
@@ -68,7 +71,7 @@ def _lookup(f: Field, env: Mapping[str, str], notes: list[str]) -> tuple[str, st
 
 
 def _acceptable(f: Field, text: str) -> bool:
-    """Whether a variable that is not ours, and set for others too, has a value for us."""
+    """Return whether `f` accepts `text`. OMP_NUM_THREADS may be set for other programs."""
     try:
         f.parse(text)
     except ValueError:
@@ -84,11 +87,10 @@ def _unknown(env: Mapping[str, str]) -> list[str]:
     aliases = {alias.name for f in FIELDS for alias in f.env_aliases}
     for name in sorted(env):
         if name.startswith(VLLM) and name not in silent | aliases:
-            notes.append(f"env {name} has no counterpart here and is ignored")
+            notes.append(f"env {name} has no counterpart in cpuserve and is ignored")
         if not name.startswith(PREFIX) or name in silent or KUBERNETES.match(name):
             continue
-        # without the prefix, which would make any two names look alike
-        near = difflib.get_close_matches(name.removeprefix(PREFIX), tails, n=1)
-        hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
-        notes.append(f"env {name} is not known and is ignored{hint}")
+        # Compare names without the prefix, which would make any two of them look similar.
+        hint = nearest(name.removeprefix(PREFIX), tails, PREFIX)
+        notes.append(f"env {name} is unknown and is ignored{hint}")
     return notes

@@ -1,7 +1,7 @@
-"""Every option once: its name, text, flag, environment variable, aliases and check.
+"""The list of all options, with help text, flag, environment variable, aliases and check of each.
 
 The command line, the environment reader, config files, `LLM(...)`, `--help` and the reference table
-in README.md all read this list. A new option is one `Field` here and one attribute in
+in docs/options.md all use this list. A new option needs one `Field` here and one attribute in
 `config/engine.py`.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,16 +17,18 @@ from typing import Any, Literal
 from cpuserve.config.generation import check_settings
 from cpuserve.config.values import parse_bind, parse_count, parse_nodes, parse_space
 
-Kind = Literal["text", "count", "flag", "list", "object"]
+# A "list" flag takes several values. A "names" flag takes one value: names separated by commas, or
+# a JSON list.
+Kind = Literal["text", "count", "flag", "list", "names", "object"]
 TRUE = {"1": True, "true": True, "yes": True, "on": True}
 FALSE = {"0": False, "false": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another server's name for a field; `convert` turns its text into ours.
+    """Another server's name for a field; `convert` translates a text given under that name.
 
-    differs: what its value means here, where that is not what it means there.
+    differs: how the value's meaning here differs from its meaning in the other server, if it does.
     """
 
     name: str
@@ -37,9 +40,10 @@ class Alias:
 class Field:
     """One option.
 
-    default: how the value is found when nobody asks, in words. synonyms: other spellings of a
-    choice. words: what else may stand there. check(value) raises ValueError with what is wanted.
-    secret: errors do not repeat it. server: belongs to ServerOptions.
+    default: a description of the value that applies if the option is not set. synonyms: other
+    spellings of a choice. words: texts that are accepted in place of a value of `kind`.
+    check(value): raises a ValueError that says what is expected. secret: error messages do not
+    show the value. server: the option belongs to ServerOptions.
     """
 
     name: str
@@ -60,7 +64,7 @@ class Field:
 
     @property
     def flag(self) -> str:
-        """The proper name on the command line (the first of `flags`), or ""."""
+        """The main name on the command line (the first of `flags`), or ""."""
         return self.flags[0] if self.flags else ""
 
     @property
@@ -74,9 +78,9 @@ class Field:
         return tuple(a for a in self.aliases if not a.name.startswith("-"))
 
     def convert(self, name: str, text: str) -> str:
-        """`text` given under alias `name`, as the proper name would take it.
+        """Translate `text`, given under alias `name`, to the text that the main name accepts.
 
-        ValueError says what is wanted, without naming the alias.
+        Raises a ValueError that says what is expected, without naming the alias.
         """
         for alias in self.aliases:
             if alias.name == name and alias.convert is not None:
@@ -84,9 +88,9 @@ class Field:
         return text
 
     def parse(self, value: object) -> Any:
-        """A text (flag, environment) or a plain value (file, `LLM(...)`) as this field's type.
+        """Convert a text (flag, environment) or a plain value (file, `LLM(...)`) to this type.
 
-        ValueError says what is wanted, without naming the field.
+        Raises a ValueError that says what is expected, without naming the field.
         """
         if self.words and str(value).strip().lower() in self.words:
             return str(value).strip().lower()
@@ -106,10 +110,12 @@ class Field:
         if self.kind == "list":
             items = value if isinstance(value, list | tuple) else str(value).split(",")
             return [str(item).strip() for item in items]
+        if self.kind == "names":
+            return _names(value)
         if self.kind == "object":
             return _object(value)
         if isinstance(value, bool | list | tuple | dict) or value is None:
-            msg = "must be a text"
+            msg = "must be text"
             raise ValueError(msg)
         text = str(value).strip()
         lowered = text.lower()
@@ -135,6 +141,17 @@ def _count(value: object) -> int:
     return value if isinstance(value, int) else parse_count(value)
 
 
+def _names(value: object) -> list[str]:
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    items = value if isinstance(value, list | tuple) else str(value).split(",")
+    if not items or not all(isinstance(item, str) and item.strip() for item in items):
+        msg = """must be names separated by commas, or a JSON list such as '["a", "b"]'"""
+        raise ValueError(msg)
+    return [item.strip() for item in items]
+
+
 def _object(value: object) -> dict[str, Any]:
     if isinstance(value, str):
         with contextlib.suppress(ValueError, RecursionError):
@@ -146,7 +163,7 @@ def _object(value: object) -> dict[str, Any]:
 
 
 def at_least(least: int, most: int = 2**31 - 1) -> Callable[[int], None]:
-    """A check that a number is between `least` and `most`."""
+    """Return a check that a number is between `least` and `most`."""
 
     def check(value: int) -> None:
         if not least <= value <= most:
@@ -163,15 +180,33 @@ def _length(value: int) -> None:
 
 
 def not_empty(value: str) -> None:
-    """A check that a text has something in it."""
+    """Raise a ValueError for an empty text."""
     if not value:
         msg = "must not be empty"
         raise ValueError(msg)
 
 
+def _hosts(value: list[str]) -> None:
+    if not all(re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9._-]+", name) for name in value):
+        msg = "must be host names without a port: api.example.com, *.example.com, or * for any"
+        raise ValueError(msg)
+
+
+def _origins(value: list[str]) -> None:
+    if not all(re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s*]+", origin) for origin in value):
+        msg = "must be origins without a path, such as https://chat.example.com, or * for any"
+        raise ValueError(msg)
+
+
+def _tokens(value: list[str]) -> None:
+    if not all(re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", token) for token in value):
+        msg = "must be names of HTTP methods or headers, or * for any"
+        raise ValueError(msg)
+
+
 def _keys(value: list[str]) -> None:
     if not all(key.strip() and key.isascii() for key in value):
-        msg = "keys must be ASCII texts and not empty"
+        msg = "keys must be ASCII text and not empty"
         raise ValueError(msg)
 
 
@@ -182,7 +217,7 @@ def _amount(text: str) -> None:
 
 
 def _bytes_as_space(text: str) -> str:
-    """Bytes ("1073741824", "4G" and "4g" as vLLM reads them) or a unit ("4GiB") as GiB."""
+    """Convert bytes ("1073741824", "4G" and "4g" as in vLLM) or a unit ("4GiB") to GiB."""
     text = text.strip()
     size: int | None = None
     with contextlib.suppress(ValueError):
@@ -218,7 +253,7 @@ FIELDS: tuple[Field, ...] = (
     # -- model -------------------------------------------------------------------------------
     Field(
         "model",
-        "Directory, GGUF file, Hugging Face id or built-in name (see `cpuserve models`).",
+        "Model: a directory, GGUF file, Hugging Face id or built-in name (see `cpuserve models`).",
         "the built-in model",
         MODEL,
         flags=("--model",),
@@ -229,7 +264,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "served_model_name",
-        "Names the API answers to; the first one is reported.",
+        "Model names that the API accepts; responses contain the first one.",
         "the model as given",
         MODEL,
         kind="list",
@@ -249,7 +284,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "tokenizer",
-        "Directory or GGUF file to take the tokenizer from.",
+        "Directory or GGUF file that contains the tokenizer.",
         "the model's own",
         MODEL,
         flags=("--tokenizer",),
@@ -270,8 +305,9 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "activation_bits",
-        "Bits of activations that meet quantized weights: auto, 8 (int8), 16 (two int8 terms).",
-        "auto: 16 below 300 million weights, else 8",
+        "Bits of activations that are multiplied by quantized weights: auto, 8 (int8), 16 (two "
+        "int8 terms).",
+        "auto: 16 below 300 million weights, otherwise 8",
         MODEL,
         flags=("--activation-bits",),
         env="CPUSERVE_ACTIVATION_BITS",
@@ -280,7 +316,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "quantization",
-        "Weight format: int8, w8a8 or int4 is made while loading; another checks the checkpoint's.",
+        "Quantize weights while loading: int8, w8a8 or int4. With another name, the start fails "
+        "unless the checkpoint has that format.",
         "the checkpoint's",
         MODEL,
         flags=("--quantization", "-q"),
@@ -290,8 +327,9 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "model_impl",
-        "Who runs the model: auto, cpuserve (own kernels), transformers (any architecture, slow).",
-        "auto: cpuserve where it knows the architecture",
+        "Model implementation: auto, cpuserve (own kernels), transformers (any architecture, "
+        "slow).",
+        "auto: cpuserve for supported architectures, otherwise transformers",
         MODEL,
         flags=("--model-impl",),
         env="CPUSERVE_MODEL_IMPL",
@@ -311,8 +349,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "max_model_len",
-        "Longest prompt plus answer of one request (8k = 8000, 8K = 8192).",
-        "the model's, or less where the KV cache holds less",
+        "Maximum tokens of one request, prompt and answer together (8k = 8000, 8K = 8192).",
+        "the model's maximum, or less if the KV cache holds less",
         MODEL,
         kind="count",
         flags=("--max-model-len",),
@@ -323,7 +361,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "allow_long_model_len",
-        "Let max-model-len exceed what the model was trained for.",
+        "Allow --max-model-len to exceed the length that the model was trained for.",
         "off",
         MODEL,
         kind="flag",
@@ -333,7 +371,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "disable_sliding_window",
-        "Serve only as many tokens as a sliding window of the model covers, so that none slides.",
+        "Limit the context length to the model's sliding window, so that the window never slides.",
         "off",
         MODEL,
         kind="flag",
@@ -342,7 +380,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "seed",
-        "Seed of sampling for requests that bring none.",
+        "Sampling seed of requests that do not set one.",
         "0",
         MODEL,
         kind="count",
@@ -353,7 +391,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "generation_config",
-        "Where default sampling comes from: auto, cpuserve (OpenAI's defaults), or a directory.",
+        "Source of the default sampling parameters: auto, cpuserve (OpenAI's defaults), or a "
+        "directory.",
         "auto: the model's generation_config.json; built-in models have their own",
         MODEL,
         flags=("--generation-config",),
@@ -364,7 +403,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "override_generation_config",
-        "Default sampling as JSON, over the model's; null takes a setting away.",
+        "Default sampling parameters as a JSON object; they override the model's, and null removes "
+        "one.",
         "none",
         MODEL,
         kind="object",
@@ -376,7 +416,7 @@ FIELDS: tuple[Field, ...] = (
     # -- server ------------------------------------------------------------------------------
     Field(
         "host",
-        "Address to listen on; 0.0.0.0 listens on all.",
+        "Address to listen on; 0.0.0.0 listens on all IPv4 addresses.",
         "127.0.0.1",
         SERVER,
         flags=("--host",),
@@ -387,7 +427,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "port",
-        "Port to listen on; 0 takes a free one.",
+        "Port to listen on; 0 selects a free one.",
         "8000",
         SERVER,
         kind="count",
@@ -399,7 +439,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "uds",
-        "Unix socket to listen on instead of host and port; none: not that of a file or variable.",
+        "Unix socket to listen on instead of host and port; `none` cancels the socket that a "
+        "variable or a config file sets.",
         "none",
         SERVER,
         flags=("--uds",),
@@ -411,8 +452,9 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "api_key",
-        "Key clients must send; the variable takes several, separated by commas, and is safer.",
-        "none: everyone who reaches the address may ask",
+        "API keys; clients must send one of them. Separate several by commas in the variable, "
+        "which is safer, because other users of the machine can read flags.",
+        "none: everyone who can connect may use the server",
         SERVER,
         kind="list",
         flags=("--api-key",),
@@ -424,8 +466,77 @@ FIELDS: tuple[Field, ...] = (
         server=True,
     ),
     Field(
+        "public_metrics",
+        "Serve /metrics and /version without an API key, as /health, /ping and /live always are.",
+        "off: they need a key if one is set",
+        SERVER,
+        kind="flag",
+        flags=("--public-metrics",),
+        env="CPUSERVE_PUBLIC_METRICS",
+        server=True,
+    ),
+    Field(
+        "allowed_hosts",
+        "Host names that requests may be addressed to, besides localhost and IP addresses: "
+        "a.example.com,*.b.example, or * for any. Requests for other names get 403.",
+        "any; only local names if --host is a loopback address and no API key is set",
+        SERVER,
+        kind="names",
+        flags=("--allowed-hosts",),
+        env="CPUSERVE_ALLOWED_HOSTS",
+        check=_hosts,
+        metavar="NAMES",
+        server=True,
+    ),
+    Field(
+        "allowed_origins",
+        "Origins whose web pages may use the API from a browser (CORS), or * for any.",
+        "none",
+        SERVER,
+        kind="names",
+        flags=("--allowed-origins",),
+        env="CPUSERVE_ALLOWED_ORIGINS",
+        check=_origins,
+        metavar="ORIGINS",
+        server=True,
+    ),
+    Field(
+        "allowed_methods",
+        "HTTP methods that pages of --allowed-origins may use.",
+        "*",
+        SERVER,
+        kind="names",
+        flags=("--allowed-methods",),
+        env="CPUSERVE_ALLOWED_METHODS",
+        check=_tokens,
+        metavar="METHODS",
+        server=True,
+    ),
+    Field(
+        "allowed_headers",
+        "Request headers that pages of --allowed-origins may send.",
+        "*",
+        SERVER,
+        kind="names",
+        flags=("--allowed-headers",),
+        env="CPUSERVE_ALLOWED_HEADERS",
+        check=_tokens,
+        metavar="HEADERS",
+        server=True,
+    ),
+    Field(
+        "allow_credentials",
+        "Allow browsers to send cookies with requests from pages of --allowed-origins.",
+        "off",
+        SERVER,
+        kind="flag",
+        flags=("--allow-credentials",),
+        env="CPUSERVE_ALLOW_CREDENTIALS",
+        server=True,
+    ),
+    Field(
         "log_level",
-        "How much is logged: debug, info, warning, error.",
+        "Lowest level of the messages that are logged: debug, info, warning, error.",
         "info",
         SERVER,
         flags=("--log-level",),
@@ -438,7 +549,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "max_num_queued_reqs",
-        "Once so many requests wait for their first token, more get 429 and a time to come back.",
+        "Maximum requests that wait for their first token; further ones get 429 with Retry-After.",
         "1024",
         SERVER,
         kind="count",
@@ -450,7 +561,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "max_num_queued_tokens",
-        "Once so many prompt tokens wait for a first token, more get 429 and a time to come back.",
+        "Maximum prompt tokens that wait for a first token; further requests get 429 with "
+        "Retry-After.",
         "1048576",
         SERVER,
         kind="count",
@@ -461,8 +573,21 @@ FIELDS: tuple[Field, ...] = (
         server=True,
     ),
     Field(
+        "max_body_size",
+        "Maximum size of a request body in bytes (4M is 4 MiB); larger ones get 413.",
+        "64 bytes per token of the model's context, and at least 4 MiB",
+        SERVER,
+        kind="count",
+        flags=("--max-body-size",),
+        env="CPUSERVE_MAX_BODY_SIZE",
+        check=at_least(1024, 2**40),
+        metavar="BYTES",
+        server=True,
+    ),
+    Field(
         "sse_ping_interval",
-        "Seconds of silence after which a stream sends a comment, so that no proxy cuts it.",
+        "Seconds without an event after which a stream sends a comment, so that proxies keep it "
+        "open.",
         "15",
         SERVER,
         kind="count",
@@ -474,7 +599,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "request_timeout",
-        "Seconds a request may take, with waiting; its own `timeout` may be less. 0 = no bound.",
+        "Maximum seconds of a request, time in the queue included; a request's own `timeout` may "
+        "be shorter. 0 = no limit.",
         "0",
         SERVER,
         kind="count",
@@ -485,8 +611,46 @@ FIELDS: tuple[Field, ...] = (
         server=True,
     ),
     Field(
+        "drain_timeout",
+        "Seconds that running requests get to finish when a signal stops the server; requests that "
+        "still run then end with an error.",
+        "30",
+        SERVER,
+        kind="count",
+        flags=("--drain-timeout",),
+        env="CPUSERVE_DRAIN_TIMEOUT",
+        aliases=(Alias("--shutdown-timeout"), Alias("--timeout-graceful-shutdown")),
+        check=at_least(0, 86_400),
+        metavar="SECONDS",
+        server=True,
+    ),
+    Field(
+        "drain_delay",
+        "Seconds for which the server still accepts requests after that signal, while /health "
+        "returns 503. Set it above the interval at which a load balancer checks /health.",
+        "0",
+        SERVER,
+        kind="count",
+        flags=("--drain-delay",),
+        env="CPUSERVE_DRAIN_DELAY",
+        check=at_least(0, 3600),
+        metavar="SECONDS",
+        server=True,
+    ),
+    Field(
+        "engine_restart",
+        "Restart an engine process that dies; with --no-engine-restart the server exits with code "
+        "1.",
+        "on",
+        SERVER,
+        kind="flag",
+        flags=("--engine-restart",),
+        env="CPUSERVE_ENGINE_RESTART",
+        server=True,
+    ),
+    Field(
         "disable_log_stats",
-        "Accepted for compatibility: rates are on /metrics, not in the log.",
+        "Accepted for compatibility: throughput is on /metrics, not in the log.",
         "no effect",
         SERVER,
         kind="flag",
@@ -496,14 +660,15 @@ FIELDS: tuple[Field, ...] = (
     # -- memory and batching -----------------------------------------------------------------
     Field(
         "kv_cache_space",
-        "Memory of the KV cache: GiB (4, 0.5), 512MiB, a share of memory (30%), 0 = automatic.",
-        "the least of 4 GiB, a quarter of free memory, what max-num-seqs full requests can use",
+        "Size of the KV cache: GiB (4, 0.5), 512MiB, a share of memory (30%), or 0 = automatic.",
+        "the smallest of 4 GiB, a quarter of free memory, and the size that max-num-seqs requests "
+        "of full length can use",
         MEMORY,
         flags=("--kv-cache-memory", "--kv-cache-space"),
         env="CPUSERVE_KVCACHE_SPACE",
         aliases=(
             Alias("--kv-cache-memory-bytes", _bytes_as_space),
-            Alias("VLLM_CPU_KVCACHE_SPACE", differs="of all ranks of an engine together"),
+            Alias("VLLM_CPU_KVCACHE_SPACE", differs="for all ranks of an engine together"),
             Alias("VLLM_OPENVINO_KVCACHE_SPACE"),
         ),
         check=parse_space,
@@ -512,7 +677,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "kv_cache_dtype",
         "Type of the KV cache: auto, bfloat16, float16, float32, int8, fp8_e4m3 (fp8), fp8_e5m2.",
-        "auto: the dtype",
+        "auto: the same as --dtype",
         MEMORY,
         flags=("--kv-cache-dtype",),
         env="CPUSERVE_KV_CACHE_DTYPE",
@@ -523,7 +688,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "block_size",
-        "Tokens of one KV block; the kernels use 32, another size is noted and not used.",
+        "Tokens per KV block; the kernels always use 32, another size is reported and ignored.",
         "32",
         MEMORY,
         kind="count",
@@ -534,7 +699,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "max_num_seqs",
-        "Requests that run at the same time; more wait in the queue.",
+        "Maximum requests that run at the same time; further ones wait in the queue.",
         "64",
         MEMORY,
         kind="count",
@@ -546,7 +711,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "max_num_batched_tokens",
-        "Tokens of one step, decode rows and prompt chunks; activation memory grows with it.",
+        "Maximum tokens per step, decode rows and prompt chunks together; activation memory grows "
+        "with it.",
         "2048",
         MEMORY,
         kind="count",
@@ -557,9 +723,10 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "itl_target_ms",
-        "Time between tokens of running streams that prompt chunks are sized for, within 1.67 "
-        "and 2.5 times what it is without a prompt; 0 = no target.",
-        "50 (0 in LLM, where nobody waits for single tokens)",
+        "Target time between two tokens of a running stream; prompt chunks are sized to meet it. A "
+        "step may always take 1.67 times, and never more than 2.5 times, a step without prompts. 0 "
+        "= no target.",
+        "50 (0 in `LLM`, which does not stream)",
         MEMORY,
         kind="count",
         flags=("--itl-target-ms",),
@@ -569,7 +736,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "long_prefill_token_threshold",
-        "Most tokens of one prompt in a step, so that short prompts pass long ones; 0 = no bound.",
+        "Maximum tokens of one prompt per step; 0 = no limit. Short prompts overtake long ones "
+        "even without a limit.",
         "0",
         MEMORY,
         kind="count",
@@ -580,7 +748,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "scheduling_policy",
-        "Who goes first: fcfs (as they come), priority (the lower `priority` of the request).",
+        "Order of requests: fcfs (first come, first served) or priority (lower `priority` first).",
         "fcfs",
         MEMORY,
         flags=("--scheduling-policy",),
@@ -590,7 +758,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "enable_prefix_caching",
-        "Compute equal beginnings of requests once and keep them; `no` before the name: do not.",
+        "Reuse the KV cache of equal prompt prefixes; disable with --no-enable-prefix-caching.",
         "on",
         MEMORY,
         kind="flag",
@@ -599,7 +767,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "prefix_cache_dir",
-        "Directory where computed beginnings of requests are kept over restarts.",
+        "Keep cached prefixes on disk across restarts, in DIR/cpuserve-prefix-cache.",
         "none",
         MEMORY,
         flags=("--prefix-cache-dir",),
@@ -609,7 +777,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "prefix_cache_size",
-        "Most that prefix-cache-dir may hold: GiB (4, 0.5) or 512MiB; the longest unused goes.",
+        "Maximum size of the files in --prefix-cache-dir: GiB (4, 0.5) or 512MiB; the least "
+        "recently used blocks are deleted first.",
         "4",
         MEMORY,
         flags=("--prefix-cache-size",),
@@ -619,7 +788,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "swap_space",
-        "Memory beside the KV cache for blocks that had to leave it: GiB (4, 0.5) or 512MiB.",
+        "Additional memory for blocks that are evicted from the KV cache: GiB (4, 0.5) or 512MiB.",
         "0",
         MEMORY,
         flags=("--swap-space",),
@@ -630,8 +799,8 @@ FIELDS: tuple[Field, ...] = (
     # -- CPU ---------------------------------------------------------------------------------
     Field(
         "isa",
-        "Instruction-set level of the kernels; may only lower what this CPU offers (see doctor).",
-        "the highest this CPU runs",
+        "Instruction-set level of the kernels, one that this CPU supports (see `cpuserve doctor`).",
+        "the highest that this CPU supports",
         CPU,
         flags=("--isa",),
         env="CPUSERVE_ISA",
@@ -641,8 +810,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "omp_threads_bind",
-        "CPUs of the compute threads: auto, nobind, or a list such as 0-31, 0,2 or 0-62:2; "
-        "`|` separates the lists of ranks.",
+        "CPUs of the compute threads: auto, nobind, or a list such as 0-31, 0,2 or 0-62:2; `|` "
+        "separates the lists of ranks.",
         "auto: one thread per physical core, within affinity and CPU quota",
         CPU,
         flags=("--omp-threads-bind", "--cpu-omp-threads-bind"),
@@ -653,19 +822,20 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "num_reserved_cpu",
-        "Cores that auto binding leaves to the front end, all together, from each node's tail.",
-        "0 up to 4 allowed cores, else one per NUMA node in use",
+        "Total number of cores that automatic binding leaves to the front end: the last of each "
+        "node.",
+        "0 with up to 4 allowed cores, otherwise one per NUMA node in use",
         CPU,
         kind="count",
         flags=("--num-reserved-cpu", "--num-of-reserved-cpu"),
         env="CPUSERVE_NUM_OF_RESERVED_CPU",
-        aliases=(Alias("VLLM_CPU_NUM_OF_RESERVED_CPU", differs="of all ranks together"),),
+        aliases=(Alias("VLLM_CPU_NUM_OF_RESERVED_CPU", differs="for all ranks together"),),
         check=at_least(0),
         metavar="N",
     ),
     Field(
         "visible_memory_nodes",
-        "NUMA nodes automatic binding may use, such as 0 or 1,0; their order is the ranks' order.",
+        "NUMA nodes that automatic binding may use, such as 0 or 1,0, in the order of the ranks.",
         "all nodes with allowed CPUs",
         CPU,
         flags=("--visible-memory-nodes",),
@@ -676,7 +846,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "omp_num_threads",
-        "Threads under nobind; otherwise the CPU list decides.",
+        "Number of threads with nobind; otherwise the list of CPUs determines it.",
         "one per physical core, within affinity and CPU quota",
         CPU,
         kind="count",
@@ -685,7 +855,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "tensor_parallel_size",
-        "Groups of threads, a NUMA node each, that the model is split over: any number, or auto.",
+        "Number of ranks that the model is split over, or auto. A rank is a group of threads, "
+        "usually those of one NUMA node.",
         "1",
         CPU,
         kind="count",
@@ -697,7 +868,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "data_parallel_size",
-        "Engines behind one endpoint, each on its own cores, with its own model and KV cache.",
+        "Number of engine processes behind one endpoint, each with its own cores, weights and KV "
+        "cache.",
         "1",
         CPU,
         kind="count",
@@ -708,7 +880,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "numa",
-        "Use of several NUMA nodes: auto, tp (ranks), replicas (engines), interleave (pages), off.",
+        "How to use several NUMA nodes: auto, tp (ranks), replicas (engines), interleave (pages), "
+        "off.",
         "off: one group of threads over all nodes",
         CPU,
         flags=("--numa",),
@@ -718,8 +891,8 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "executor",
-        "What runs a step: auto, native (C++ kernels), torch (the slow floor).",
-        "auto: native, or torch where the extension cannot run",
+        "Executor of the steps: auto, native (C++ kernels), torch (slow).",
+        "auto: native, or torch if the C++ extension cannot run here",
         CPU,
         flags=("--executor",),
         env="CPUSERVE_EXECUTOR",
@@ -728,8 +901,9 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "platform",
-        "Platform to use, by name; plug-ins register under the entry point cpuserve.platforms.",
-        "cpu, unless a plug-in offers better",
+        "Name of the platform; plug-ins register platforms under the entry point "
+        "cpuserve.platforms.",
+        "cpu, unless a plug-in provides a platform that can run here",
         CPU,
         flags=("--platform",),
         env="CPUSERVE_PLATFORM",
@@ -738,7 +912,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "enforce_eager",
-        "Accepted for compatibility: there is nothing to compile, so nothing to turn off.",
+        "Accepted for compatibility: cpuserve compiles no graphs.",
         "no effect",
         CPU,
         kind="flag",
@@ -752,14 +926,14 @@ FIELDS: tuple[Field, ...] = (
 class NoOp:
     """A flag, variable or argument of another server that is accepted and has no effect.
 
-    takes: how many values the flag swallows. why: one clause for the note.
-    only: the one value that means no effect; another is refused.
+    takes: how many values the flag has. why: the reason, as one clause for the note.
+    only: the values that have no effect; other values are refused.
     """
 
     names: tuple[str, ...]
     why: str
     takes: Literal["none", "one", "many"] = "one"
-    only: str | None = None
+    only: tuple[str, ...] = ()
 
 
 NO_OPS: tuple[NoOp, ...] = (
@@ -789,19 +963,40 @@ NO_OPS: tuple[NoOp, ...] = (
         "kernels are compiled ahead of time",
         "many",
     ),
-    NoOp(("--cpu-offload-gb",), "all memory is the CPU's"),
-    NoOp(("--load-format",), "the format is read from the files"),
-    NoOp(("--tokenizer-mode",), "there is one tokenizer, the fast one"),
+    NoOp(("--cpu-offload-gb",), "weights are always in CPU memory"),
+    NoOp(("--load-format",), "the format is detected from the files"),
+    NoOp(("--tokenizer-mode",), "the fast tokenizer is always used"),
     NoOp(("--trust-remote-code",), "cpuserve never runs code from a model", "none"),
     NoOp(
-        ("--enable-chunked-prefill", "--no-enable-chunked-prefill"), "prompts are chunked", "none"
+        ("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
+        "prompts are always chunked",
+        "none",
     ),
     NoOp(("--disable-log-requests", "--no-enable-log-requests"), "requests are not logged", "none"),
-    NoOp(("--disable-frontend-multiprocessing",), "the front end has its own process", "none"),
+    NoOp(
+        ("--disable-frontend-multiprocessing",), "the front end always has its own process", "none"
+    ),
     NoOp(("--disable-custom-all-reduce",), "there is no all-reduce", "none"),
-    NoOp(("--async-scheduling", "--no-async-scheduling"), "scheduling costs microseconds", "none"),
-    NoOp(("--pipeline-parallel-size", "-pp"), "there is one stage", only="1"),
-    NoOp(("--api-server-count",), "one front-end process serves"),
+    NoOp(
+        ("--async-scheduling", "--no-async-scheduling"),
+        "scheduling takes only microseconds",
+        "none",
+    ),
+    NoOp(("--pipeline-parallel-size", "-pp"), "there is only one pipeline stage", only=("1",)),
+    NoOp(("--task", "--runner"), "this server generates text", only=("generate", "auto")),
+    NoOp(("--convert",), "models are served as they are", only=("none", "auto")),
+    NoOp(("--disable-fastapi-docs",), "there are no documentation pages", "none"),
+    NoOp(
+        ("--disable-uvicorn-access-log", "--disable-access-log"), "requests are not logged", "none"
+    ),
+    NoOp(("--max-log-len",), "requests are not logged"),
+    NoOp(("--enable-request-id-headers",), "every answer has an X-Request-Id", "none"),
+    NoOp(("--enable-prompt-tokens-details",), "usage always contains them", "none"),
+    NoOp(("--chat-template-content-format",), "templates always get the content as text"),
+    NoOp(("--prefix-caching-hash-algo",), "prefixes are hashed with SHA-256"),
+    NoOp(("--disable-cascade-attn",), "there is no cascade attention", "none"),
+    NoOp(("--max-parallel-loading-workers",), "weights are loaded by the compute threads"),
+    NoOp(("--api-server-count",), "there is one front-end process"),
     NoOp(
         (
             "--attention-backend",
@@ -814,7 +1009,7 @@ NO_OPS: tuple[NoOp, ...] = (
             "VLLM_CPU_INT4_W4A8",
             "VLLM_ZENTORCH_WEIGHT_PREPACK",
         ),
-        "kernels are chosen for the CPU by themselves",
+        "kernels are chosen for the CPU automatically",
     ),
     NoOp(("TORCHINDUCTOR_COMPILE_THREADS",), "kernels are compiled ahead of time"),
     NoOp(("VLLM_CPU_CI_ENV", "VLLM_CPU_SIM_MULTI_NUMA"), "it is internal to vLLM"),
@@ -824,22 +1019,22 @@ BY_NAME: dict[str, Field] = {f.name: f for f in FIELDS}
 
 
 def argument_name(flag: str) -> str:
-    """--max-num-seqs -> max_num_seqs: the keyword of a flag in `LLM(...)` and config files."""
+    """Return the keyword of a flag in `LLM(...)` and config files: "max_num_seqs"."""
     return flag.lstrip("-").replace("-", "_")
 
 
 def no_op_flags() -> dict[str, NoOp]:
-    """Flag -> what to say about it."""
+    """Return the flags that are accepted without effect, by name."""
     return {name: n for n in NO_OPS for name in n.names if name.startswith("-")}
 
 
 def no_op_variables() -> dict[str, NoOp]:
-    """Environment variable -> what to say about it."""
+    """Return the environment variables that are accepted without effect, by name."""
     return {name: n for n in NO_OPS for name in n.names if not name.startswith("-")}
 
 
 def keywords() -> dict[str, tuple[Field, str]]:
-    """Every keyword of `LLM(...)` and config files -> its field and the flag it stands for."""
+    """Return, for each keyword of `LLM(...)` and config files, its field and the flag it means."""
     found: dict[str, tuple[Field, str]] = {f.name: (f, f.flag) for f in FIELDS}
     for f in FIELDS:
         for flag in f.all_flags:

@@ -1,4 +1,4 @@
-"""Generation settings a server starts from: the names and types of generation_config.json."""
+"""Default sampling settings, with the names and types of generation_config.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 Number = int | float
 
-# Hugging Face's name -> (name of the sampling parameter, whether it is a whole number).
+# Name in generation_config.json -> (name of the sampling parameter, whether it is an integer).
 SETTINGS = {
     "temperature": ("temperature", False),
     "top_p": ("top_p", False),
@@ -18,9 +18,9 @@ SETTINGS = {
 
 
 def read_settings(values: Mapping[str, object]) -> dict[str, Number | None]:
-    """Sampling parameters by their names; null is kept, names that are no settings are left out.
+    """Return sampling parameters by name; nulls are kept and unknown names are skipped.
 
-    Ranges are SamplingParams' business. ValueError says which setting is of the wrong type.
+    SamplingParams checks the ranges. Raises a ValueError for a setting of the wrong type.
     """
     found: dict[str, Number | None] = {}
     for key, (name, whole) in SETTINGS.items():
@@ -30,22 +30,23 @@ def read_settings(values: Mapping[str, object]) -> dict[str, Number | None]:
 
 
 def check_settings(values: Mapping[str, object]) -> None:
-    """ValueError for a name that is no setting, or a value of the wrong type."""
+    """Raise a ValueError for an unknown name or a value of the wrong type."""
     unknown = [key for key in values if key not in SETTINGS]
     if unknown:
-        msg = f"{', '.join(map(repr, unknown[:8]))} is no setting; there are {', '.join(SETTINGS)}"
+        names = ", ".join(map(repr, unknown[:8]))
+        msg = f"unknown sampling setting {names}; supported: {', '.join(SETTINGS)}"
         raise ValueError(msg)
     read_settings(values)
 
 
 def merged(model: Mapping[str, Number], override: Mapping[str, Number | None]) -> dict[str, Number]:
-    """`override` over the model's settings; a null takes the model's away."""
+    """Return the model's settings updated with `override`; a null removes a setting."""
     both = {**model, **override}
     return {name: value for name, value in both.items() if value is not None}
 
 
 def render_settings(values: Mapping[str, Number]) -> str:
-    """ "temperature 0, top_p 0.9"; "none" where there are no settings."""
+    """Return a text such as "temperature 0, top_p 0.9", or "none"."""
     return ", ".join(_parts(values)) or "none"
 
 

@@ -1,8 +1,10 @@
-"""Flags over environment over config file over defaults, merged once, each with its source."""
+"""Merges flags, environment and config file, and keeps the source of each value.
+
+Flags take precedence over the environment, and the environment over the config file.
+"""
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +23,8 @@ from cpuserve.config.fields import (
     keywords,
     no_op_flags,
 )
+from cpuserve.config.missing import why_missing
+from cpuserve.config.nearest import nearest
 from cpuserve.errors import ConfigError
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -28,7 +32,7 @@ MAX_CONFIG_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value somebody gave: `name` is what they called it, `source` where (flag, env, file)."""
+    """A value that the user gave: under which name, and where ("flag", "env", "file PATH")."""
 
     name: str
     source: str
@@ -37,7 +41,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Everything that was asked: options, where each came from ("flag --dtype"), lines to print."""
+    """All requested options, the source of each ("flag --dtype"), and notes to print."""
 
     options: EngineOptions
     server: ServerOptions
@@ -52,10 +56,10 @@ def load_options(
     environ: Mapping[str, str] | None = None,
     notes: Iterable[str] = (),
 ) -> Asked:
-    """Merge what was given; later sources only fill what earlier ones left open.
+    """Merge the flags with the environment and the config file.
 
     Raises:
-        ConfigError: a value that is not of its field's type, naming flag, variable or file key.
+        ConfigError: a value does not have its field's type; names the flag, variable or file key.
     """
     env = read_env(environ)
     path = config_file or (environment() if environ is None else environ).get("CPUSERVE_CONFIG")
@@ -73,7 +77,7 @@ def load_options(
 def from_arguments(
     arguments: Mapping[str, object], *, environ: Mapping[str, str] | None = None
 ) -> Asked:
-    """Options from keyword arguments (`LLM(...)`) over the environment; None means not given.
+    """Merge keyword arguments (of `LLM(...)`) with the environment; None means not given.
 
     Raises:
         ConfigError: an unknown keyword (with the nearest one) or a value of the wrong type.
@@ -83,10 +87,10 @@ def from_arguments(
 
 
 def flag_given(field: Field, flag: str, value: object) -> Given:
-    """A value from the command line; the texts of aliases are turned into the field's own.
+    """Return a value from the command line; a text given under an alias is translated.
 
     Raises:
-        ConfigError: an alias that has no such value.
+        ConfigError: the alias does not accept this text.
     """
     if isinstance(value, str):
         return _converted(field, flag, Given(flag, "flag", value))
@@ -94,10 +98,13 @@ def flag_given(field: Field, flag: str, value: object) -> Given:
 
 
 def read_file(path: str) -> tuple[dict[str, Given], list[str]]:
-    """Options of a JSON, TOML or YAML file whose keys are option names, dashes or underscores.
+    """Read a JSON, TOML or YAML file. Its keys are option names with dashes or underscores.
+
+    Returns the options, and notes to print.
 
     Raises:
-        ConfigError: unreadable, not a mapping, or an unknown key (with the nearest one).
+        ConfigError: the file cannot be read, is not a mapping, or has an unknown key (the message
+            suggests the nearest one).
     """
     data = _parse_file(Path(path))
     if not isinstance(data, dict):
@@ -107,9 +114,9 @@ def read_file(path: str) -> tuple[dict[str, Given], list[str]]:
 
 
 def no_op_note(name: str, no_op: NoOp, value: object = None) -> str:
-    """The line to print for an accepted option without effect; ConfigError where it matters."""
-    if no_op.only is not None and value is not None and str(value).strip() != no_op.only:
-        msg = f"{name} {value}: not supported yet; use {no_op.only}"
+    """Return the note for an option without effect; ConfigError for a value that would have one."""
+    if no_op.only and value is not None and str(value).strip() not in no_op.only:
+        msg = f"{name} {value} is not supported yet; use {' or '.join(no_op.only)}"
         raise ConfigError(msg)
     return f"{name} is accepted and has no effect: {no_op.why}"
 
@@ -139,19 +146,20 @@ def _from_keywords(
         elif name in harmless:
             notes.append(no_op_note(str(key), harmless[name], value))
         else:
-            msg = f"{source}: unknown option {str(key)!r}{nearest(name, known)}"
+            msg = f"{source}: {_unknown(str(key), known)}"
             raise ConfigError(msg)
     return given, notes
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean X?", or nothing where no name is close."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
+def _unknown(key: str, known: Iterable[str]) -> str:
+    why = why_missing(key)
+    if why is not None:
+        return f"option {key!r} is not supported: {why}"
+    return f"unknown option {key!r}{nearest(key.replace('-', '_'), known)}"
 
 
 def _converted(field: Field, alias: str, given: Given) -> Given:
-    """`given` under the field's flag or `alias`, as the field's own flag would take it."""
+    """Translate `given`, set under `alias`, to the text that the field's main flag accepts."""
     if not isinstance(given.value, str):
         return given
     try:
@@ -174,13 +182,13 @@ def _wrong(field: Field, given: Given, error: ValueError) -> ConfigError:
 
 
 def _check_text(value: object) -> None:
-    """ValueError for bytes of the command line or environment that are no UTF-8 (as surrogates)."""
+    """Raise a ValueError for surrogates, into which Python decodes bytes that are not UTF-8."""
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and not text.isascii():
             try:
                 text.encode()
             except UnicodeEncodeError:
-                msg = "holds bytes that are not UTF-8; give it (or rename it) in UTF-8"
+                msg = "contains bytes that are not UTF-8; write it (or rename the file) in UTF-8"
                 raise ValueError(msg) from None
 
 
@@ -188,19 +196,19 @@ def _parse_file(path: Path) -> object:
     readers = {".json": _json, ".toml": _toml, ".yaml": _yaml, ".yml": _yaml}
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        msg = f"config file {path}: its name must end in {', '.join(readers)}"
+        msg = f"config file {path}: its name must end in one of {', '.join(readers)}"
         raise ConfigError(msg)
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            msg = f"config file {path}: larger than 1 MiB"
+            msg = f"config file {path}: the file is larger than 1 MiB, the limit for config files"
             raise ConfigError(msg)
         return reader(path.read_text(encoding="utf-8"))
     except OSError as e:
-        msg = f"config file {path}: {e.strerror or e}"
+        msg = f"config file {path}: cannot be read: {e.strerror or e}"
         raise ConfigError(msg) from None
     except ConfigError:
         raise
-    except Exception as e:  # each parser has its own error class; all mean a broken file
+    except Exception as e:  # each parser has its own error class; all mean that the file is invalid
         msg = f"config file {path}: {' '.join(str(e).split())}"
         raise ConfigError(msg) from None
 
@@ -213,7 +221,7 @@ def _toml(text: str) -> object:
     try:
         toml = import_module("tomllib")
     except ModuleNotFoundError:
-        msg = "TOML needs Python 3.11; write it as JSON or YAML"
+        msg = "TOML files need Python 3.11 or newer; write the file as JSON or YAML"
         raise ConfigError(msg) from None
     return toml.loads(text)
 
@@ -229,7 +237,6 @@ __all__ = [
     "flag_given",
     "from_arguments",
     "load_options",
-    "nearest",
     "no_op_note",
     "read_file",
 ]

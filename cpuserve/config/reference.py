@@ -1,6 +1,6 @@
-"""The reference table of all options, made from config/fields.py.
+"""Generates the reference of all options from config/fields.py and config/missing.py.
 
-`python -m cpuserve.config.reference README.md` writes it between the file's two marks.
+`python -m cpuserve.config.reference docs/options.md` writes it between the two markers in the file.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cpuserve.config.fields import FIELDS, GROUPS, NO_OPS, Alias, Field
+from cpuserve.config.missing import MISSING
 
-BEGIN = "<!-- options: made by python -m cpuserve.config.reference README.md -->"
+BEGIN = "<!-- options: made by python -m cpuserve.config.reference docs/options.md -->"
 END = "<!-- end of options -->"
 
 
 def table() -> str:
-    """Markdown: a table for each group, then what is accepted without effect."""
+    """Return Markdown: a table per group, then aliases, options without effect, refused flags."""
     lines: list[str] = []
     for group in GROUPS:
         lines += [
@@ -27,19 +28,19 @@ def table() -> str:
         ]
         lines += [_row(f) for f in FIELDS if f.group == group]
         lines.append("")
-    return "\n".join([*lines, *_aliases(), "", *_no_ops()])
+    return "\n".join([*lines, *_aliases(), "", *_no_ops(), "", *_missing()])
 
 
 def replaced(text: str) -> str:
-    """`text` with what stands between the marks made anew.
+    """Return `text` with a new reference between the markers.
 
     Raises:
-        ValueError: the marks are not there, once each and in order.
+        ValueError: a marker is missing, or they are in the wrong order.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        msg = f"the marks {BEGIN!r} and {END!r} are missing"
+        msg = f"the markers {BEGIN!r} and {END!r} are missing"
         raise ValueError(msg)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"
 
@@ -52,7 +53,7 @@ def _row(field: Field) -> str:
 
 
 def _aliases() -> Iterator[str]:
-    yield "Read as the option beside it:"
+    yield "Other names of options, from vLLM and llama.cpp:"
     yield ""
     for field in FIELDS:
         if field.aliases:
@@ -65,14 +66,21 @@ def _alias(alias: Alias) -> str:
 
 
 def _no_ops() -> Iterator[str]:
-    yield "Accepted, and answered with a line that says why it has no effect here:"
+    yield "Accepted without effect; a note at the start says why:"
     yield ""
     for no_op in NO_OPS:
         yield f"- {', '.join(f'`{name}`' for name in no_op.names)}: {no_op.why}"
 
 
+def _missing() -> Iterator[str]:
+    yield "Refused, with a message that says why and what to do instead:"
+    yield ""
+    for missing in MISSING:
+        yield f"- {', '.join(f'`{name}`' for name in missing.names)}: {missing.why}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Rewrite each file named."""
+    """Rewrite the files named on the command line."""
     for name in sys.argv[1:] if argv is None else argv:
         path = Path(name)
         path.write_text(replaced(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Texts a user writes for sizes, counts and CPU lists, read into numbers.
+"""Parses and formats sizes, counts and CPU lists.
 
 Every ValueError says what is wrong and gives examples.
 """
@@ -16,24 +16,24 @@ GIB = 1 << 30
 UNIT_BYTES = {"": GIB, "g": GIB, "gib": GIB, "gb": GIB, "m": 1 << 20, "mib": 1 << 20, "mb": 1 << 20}
 SPACE_EXAMPLES = "give GiB (4 or 0.5), a unit (512MiB), a share of memory (30%), or 0 for automatic"
 BIND_EXAMPLES = "give auto, nobind, or CPUs such as 0-31, 0,2,4 or 0-62:2"
-MAX_CPU = 1 << 16  # far above any kernel's NR_CPUS; keeps a typo from becoming a huge list
+MAX_CPU = 1 << 16  # far above the NR_CPUS of any kernel; prevents a typo from creating a huge list
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """An amount of memory: `bytes`, or a `percent` of what there is; both None means automatic."""
+    """An amount of memory: `bytes`, or a `percent` of the memory; automatic if both are None."""
 
     bytes: int | None = None
     percent: float | None = None
 
     @property
     def automatic(self) -> bool:
-        """Whether the size is left to cpuserve."""
+        """Whether cpuserve chooses the size."""
         return self.bytes is None and self.percent is None
 
 
 def parse_space(text: str) -> Space:
-    """ "4" (GiB), "0.25", "512MiB", "30%" or "0" (automatic)."""
+    """Parse "4" (GiB), "0.25", "512MiB", "30%" or "0" (automatic)."""
     lowered = text.strip().lower()
     if lowered == "auto":
         return Space()
@@ -54,7 +54,7 @@ def parse_space(text: str) -> Space:
 
 
 def parse_count(text: str) -> int:
-    """ "8192", "8k" (8,000) or "8K" (8,192); also m and M, g and G."""
+    """Parse "8192", "8k" (8,000) or "8K" (8,192); also with m and M, g and G."""
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmMgG]?)", text.strip())
     scale = {"": 1, "k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": GIB}
     if match is None or ("." in match[1] and not match[2]):
@@ -64,7 +64,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_cpu_list(text: str) -> list[CpuId]:
-    """ "0-31", "0,2,4-6", "0-62:2": CPU numbers in the order given."""
+    """Parse "0-31", "0,2,4-6" or "0-62:2" to CPU numbers, in the given order."""
     cpus: list[CpuId] = []
     for part in text.split(","):
         cpus.extend(_cpu_range(part.strip()))
@@ -90,7 +90,7 @@ def _cpu_range(part: str) -> list[CpuId]:
 
 
 def parse_bind(text: str) -> str | list[list[CpuId]]:
-    """ "auto", "nobind", or CPU lists, one per rank, separated by "|"."""
+    """Parse "auto", "nobind", or one CPU list per rank, separated by "|"."""
     word = text.strip().lower()
     if word in ("auto", "nobind"):
         return word
@@ -98,7 +98,7 @@ def parse_bind(text: str) -> str | list[list[CpuId]]:
 
 
 def parse_nodes(text: str) -> list[NodeId]:
-    """ "0,1" or "2-3": NUMA nodes in the order given."""
+    """Parse "0,1" or "2-3" to NUMA nodes, in the given order."""
     try:
         return [NodeId(number) for number in parse_cpu_list(text)]
     except ValueError:
@@ -107,7 +107,7 @@ def parse_nodes(text: str) -> list[NodeId]:
 
 
 def format_cpus(cpus: Sequence[int]) -> str:
-    """[0, 1, 2, 5] -> "0-2,5"; runs are joined, the order is kept."""
+    """Format [0, 1, 2, 5] as "0-2,5", in the given order."""
     runs: list[list[int]] = []
     for cpu in cpus:
         if runs and cpu == runs[-1][1] + 1:
@@ -118,7 +118,7 @@ def format_cpus(cpus: Sequence[int]) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """1610612736 -> "1.50 GiB"."""
+    """Format 1610612736 as "1.50 GiB"."""
     for unit, size in (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.2f} {unit}"
@@ -126,15 +126,15 @@ def format_bytes(count: float) -> str:
 
 
 def format_gib(count: int) -> str:
-    """Bytes as a number of GiB that can be given back as CPUSERVE_KVCACHE_SPACE, rounded down."""
+    """Format bytes as GiB, rounded down, in the form that CPUSERVE_KVCACHE_SPACE accepts."""
     return _plain(count * 100 // GIB, 2)
 
 
 def format_gib_up(count: int) -> str:
-    """The same, rounded up."""
+    """Format bytes as GiB, rounded up."""
     return _plain(-(-count * 1000 // GIB), 3)
 
 
 def _plain(scaled: int, digits: int) -> str:
-    """scaled / 10^digits without an exponent or trailing zeros."""
+    """Format scaled / 10^digits without an exponent or trailing zeros."""
     return f"{scaled / 10**digits:.{digits}f}".rstrip("0").rstrip(".")

@@ -1,1 +1,1 @@
-"""Model files to config dicts and mapped tensors."""
+"""Loads model files: config dicts and memory-mapped tensors."""

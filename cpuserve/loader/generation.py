@@ -1,4 +1,4 @@
-"""The sampling parameters a model recommends: generation_config.json, or a built-in model's own."""
+"""Default sampling parameters of a model: from generation_config.json or the built-in model."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ FILE = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Sampling parameters by their names, and who recommends them."""
+    """Default sampling parameters by name, and the reason for them."""
 
     values: Mapping[str, Number] = field(default_factory=dict)
-    why: str = "the model recommends nothing"
+    why: str = "the model has no generation_config.json"
 
 
 def recommended(source: str, name: str, path: Path) -> Generation:
-    """What the model called `name` at `path` is to be sampled with.
+    """The default sampling parameters of the model called `name` at `path`.
 
-    source: "auto", "cpuserve" (nothing), or a directory or JSON file to read instead.
+    source: "auto" (the model's own), "cpuserve" (none), or a directory or JSON file to read.
 
     Raises:
         ConfigError: `source` is a path that holds no generation_config.json.
         ModelError: the file is broken or a value is out of range.
     """
     if source == "cpuserve":
-        return Generation(why="as asked: OpenAI's defaults, whatever the model recommends")
+        return Generation(why="as requested: OpenAI's defaults instead of the model's")
     if source != "auto":
-        return _of_file(_asked_file(source), "as asked")
+        return _of_file(_asked_file(source), "as requested")
     builtin = BUILTIN.get(name)
     if builtin is not None and path.name == builtin.file_name:
         return Generation(builtin.generation, builtin.generation_why)
@@ -45,7 +45,7 @@ def recommended(source: str, name: str, path: Path) -> Generation:
 
 
 def check_ranges(values: Mapping[str, Number | None]) -> None:
-    """InvalidRequest, naming the parameter, for a value no request could set either."""
+    """Raise InvalidRequest, which names the parameter, for a value that requests may not set."""
     SamplingParams(**merged({}, values))  # type: ignore[arg-type]
 
 
@@ -53,7 +53,10 @@ def _asked_file(source: str) -> Path:
     path = Path(source).expanduser()
     file = path / FILE if path.is_dir() else path
     if not file.exists():
-        msg = f"--generation-config {source}: there is no {file}; give its directory, or auto"
+        msg = (
+            f"--generation-config {source}: there is no {file}; give the directory of a "
+            f"{FILE}, or auto"
+        )
         raise ConfigError(msg)
     return file
 

@@ -1,6 +1,6 @@
-"""GGUF v2 and v3 files, read in place: metadata decoded when asked for, tensors mapped.
+"""Reader of GGUF v2 and v3 files: metadata is decoded on access, tensors are memory-mapped.
 
-Layout as the GGUF specification in ggml (docs/gguf.md): magic, version, counts, key-value pairs,
+Layout of the GGUF specification in ggml (docs/gguf.md): magic, version, counts, key-value pairs,
 tensor table, padding to `general.alignment`, tensor data. Little-endian only.
 """
 
@@ -27,8 +27,8 @@ MAX_NAME_BYTES = 64
 MAX_DIMS = 4
 MAX_ELEMENTS = 2**63 - 1
 
-# ggml_type: name, elements a block, bytes a block. Types cpuserve cannot compute with are here too,
-# so that a file holding them is checked and refused by name.
+# ggml_type: name, elements per block, bytes per block. Types that cpuserve cannot compute with are
+# listed too, so that the error for a file with such tensors gives the name of the type.
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
@@ -84,7 +84,7 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One row of the tensor table; shape outermost first, offset from the start of the file."""
+    """One entry of the tensor table; shape outermost first, offset from the start of the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -95,7 +95,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """Where a metadata value lies: its type, and for arrays the element type and count."""
+    """The position and type of a metadata value; for arrays also the element type and count."""
 
     type: int
     offset: int
@@ -104,7 +104,7 @@ class _Value:
 
 
 class _Cursor:
-    """Reads forward through the header; every failure names the field being read."""
+    """Reads the header from start to end; every error names the field that was read."""
 
     def __init__(self, file: MappedFile) -> None:
         self.file = file
@@ -115,10 +115,12 @@ class _Cursor:
         raise ModelError(msg)
 
     def take(self, size: int, field: str) -> int:
-        """Offset of the next `size` bytes, which are inside the file."""
+        """Advance by `size` bytes and return their offset; ModelError beyond the end of file."""
         start = self.at
         if size > self.file.size - start:
-            why = f"the file ends at byte {self.file.size}, {size} bytes from {start} are needed"
+            why = (
+                f"the file ends at byte {self.file.size}, but needs {size} bytes from byte {start}"
+            )
             self.fail(field, why)
         self.at = start + size
         return start
@@ -137,13 +139,13 @@ class _Cursor:
             name = data.decode()
         except UnicodeDecodeError:
             self.fail(field, "it is not UTF-8")
-        # Names go into messages: no line breaks, no terminal commands.
+        # Names appear in messages, so they must not contain line breaks or terminal commands.
         if not name.isprintable():
             self.fail(field, f"{data[:40]!r} is not printable")
         return name
 
     def skip_strings(self, count: int, field: str) -> None:
-        """Step over `count` length-prefixed strings (the hot loop of opening a file)."""
+        """Skip `count` length-prefixed strings; most of the time to open a file is spent here."""
         at, unpack, data, size = self.at, _U64.unpack_from, self.file.map, self.file.size
         try:
             for _ in range(count):
@@ -156,10 +158,10 @@ class _Cursor:
 
 
 class GgufFile:
-    """An open GGUF file whose header has been checked completely; its data is mapped, not read."""
+    """An open GGUF file whose header is completely checked; its data is mapped, but not read."""
 
     def __init__(self, path: Path) -> None:
-        """Open and check `path`; ModelError names the field that is wrong."""
+        """Open and check `path`; ModelError names the invalid field."""
         self.path = path
         self.file = MappedFile(path, "GGUF file")
         cursor: _Cursor = _Cursor(self.file)
@@ -167,7 +169,7 @@ class GgufFile:
         self._values = dict(_read_values(cursor, num_values))
         self.alignment = self._read_alignment(cursor)
         self.tensors = _read_tensors(cursor, num_tensors, self.alignment)
-        # Megabytes of vocabulary, which an engine needs no more; who does reads them again.
+        # Release the pages of the vocabulary (megabytes); a later access reads them again.
         self.file.release(0, cursor.at)
 
     def keys(self) -> list[str]:
@@ -182,7 +184,7 @@ class GgufFile:
         return self._values[key].count if key in self._values else 0
 
     def value(self, key: str) -> Any:
-        """The decoded value (int, float, bool, str or list of them), or None if absent."""
+        """The decoded value (int, float, bool, str or a list of these), or None if absent."""
         found = self._values.get(key)
         if found is None:
             return None
@@ -236,17 +238,17 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int]:
     at = cursor.take(4, "magic")
     magic = cursor.file.map[at : at + 4]
     if magic != MAGIC:
-        cursor.fail("magic", f"it starts with {magic!r}, not {MAGIC!r}: this is no GGUF file")
+        cursor.fail("magic", f"it starts with {magic!r}, not {MAGIC!r}, so it is not a GGUF file")
     version = cursor.number("<I", "version")
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        why = f"{version} is not supported (2 and 3 are)"
+        why = f"{version} is not supported, only 2 and 3"
         if swapped in VERSIONS:
             why = "the file is big-endian; convert it to little-endian"
         cursor.fail("version", why)
     num_tensors = cursor.number("<Q", "tensor count")
     num_values = cursor.number("<Q", "metadata count")
-    # Smallest possible entries: a pair is 8 + 1 + 4 + 1 bytes, a table row 8 + 1 + 4 + 8 + 4 + 8.
+    # Minimum sizes: a key-value pair has 8 + 1 + 4 + 1 bytes, a tensor entry 8 + 1 + 4 + 8 + 4 + 8.
     _check_count(cursor, num_values, 14, "metadata count")
     _check_count(cursor, num_tensors, 33, "tensor count")
     return num_tensors, num_values
@@ -255,7 +257,7 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int]:
 def _check_count(cursor: _Cursor, count: int, entry_bytes: int, field: str) -> None:
     left = cursor.file.size - cursor.at
     if count > left // entry_bytes:
-        cursor.fail(field, f"{count} entries cannot fit in the {left} bytes that follow")
+        cursor.fail(field, f"{count} entries do not fit in the remaining {left} bytes of the file")
 
 
 def _read_values(cursor: _Cursor, count: int) -> Iterator[tuple[str, _Value]]:
@@ -301,7 +303,7 @@ def _read_array(cursor: _Cursor, key: str) -> _Value:
 
 
 def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTensor]:
-    """The tensor table, with offsets made absolute and checked against the file and each other."""
+    """The tensor table with absolute offsets, checked against the file size and for overlap."""
     table = [_read_tensor(cursor, index) for index in range(count)]
     start = -(-cursor.at // alignment) * alignment
     found: dict[str, GgufTensor] = {}
@@ -313,7 +315,10 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Gguf
             cursor.fail(f"tensor {row.name} offset", why)
         end = start + row.offset + row.size
         if end > cursor.file.size:
-            why = f"its data ends at byte {end}, the file at {cursor.file.size} (truncated?)"
+            why = (
+                f"its data ends at byte {end}, but the file at byte {cursor.file.size}; the file "
+                "may be truncated: download it again"
+            )
             cursor.fail(f"tensor {row.name} offset", why)
         found[row.name] = GgufTensor(row.name, row.shape, row.dtype, start + row.offset, row.size)
     _check_overlap(cursor, found)

@@ -1,4 +1,4 @@
-"""A GGUF file as a model: its Hugging Face style config and its tensors under HF names."""
+"""Presents a GGUF file as a Hugging Face model: config dict, and tensors under HF names."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ARCHITECTURES = {
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
 }
-# Their converter interleaves q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
+# llama.cpp's converter interleaves their q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
 INTERLEAVED = frozenset({"llama"})
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class _Keys:
-    """Typed access to the metadata of one architecture; a wrong value is named in the error."""
+    """Typed access to the metadata of one architecture; errors name the key and its value."""
 
     def __init__(self, file: GgufFile, arch: str) -> None:
         self._file = file
@@ -63,7 +63,7 @@ class _Keys:
 
 
 def architecture(file: GgufFile) -> str:
-    """general.architecture; ModelError naming the supported ones."""
+    """The value of general.architecture; ModelError, which lists the supported ones, for others."""
     arch = file.value("general.architecture")
     if arch not in ARCHITECTURES:
         msg = (
@@ -75,7 +75,7 @@ def architecture(file: GgufFile) -> str:
 
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
-    """The config.json this model would have; reads metadata and the rope factors only."""
+    """The equivalent of the model's config.json; reads only metadata and the rope factors."""
     arch = architecture(file)
     keys = _Keys(file, arch)
     _refuse_parts(file)
@@ -106,20 +106,23 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
 def _refuse_parts(file: GgufFile) -> None:
     parts = file.value("split.count")
     if isinstance(parts, int) and parts > 1:
-        msg = f"GGUF {file.path} is one of {parts} parts; merge them (llama-gguf-split --merge)"
+        msg = (
+            f"GGUF {file.path} is one of {parts} parts, which are not supported; merge them with "
+            "llama-gguf-split --merge"
+        )
         raise ModelError(msg)
 
 
 def _vocab_size(file: GgufFile) -> int:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        msg = f"GGUF {file.path}: there is no token_embd.weight matrix, so it holds no model"
+        msg = f"GGUF {file.path}: there is no token_embd.weight matrix, so it is not a model"
         raise ModelError(msg)
     return embedding.shape[0]
 
 
 def _dtype(file: GgufFile) -> str:
-    """The dtype most matrix bytes have; quantized files count as bfloat16 (their activations)."""
+    """The dtype of most matrix bytes; bfloat16 (the dtype of activations) for quantized files."""
     weight: dict[str, int] = {}
     for tensor in file.tensors.values():
         if len(tensor.shape) > 1:
@@ -179,7 +182,7 @@ def _rope_scaling(keys: _Keys) -> dict[str, Any] | None:
 
 
 def _rope_factors(file: GgufFile, rotary: int) -> list[float] | None:
-    """Divisors of the rotary / 2 inverse frequencies (how Llama 3.1 GGUFs store their scaling)."""
+    """Divisors of the rotary / 2 inverse frequencies; Llama 3.1 GGUF files store scaling so."""
     tensor = file.tensors.get("rope_freqs.weight")
     if tensor is None:
         return None
@@ -194,20 +197,25 @@ def _add_window(config: dict[str, Any], keys: _Keys) -> None:
     if keys.raw("attention.sliding_window"):
         config["sliding_window"] = keys.count("attention.sliding_window")
         if config["model_type"] == "llama":
-            # Mistral is written as a llama; only its own class reads the window.
+            # GGUF files store Mistral as "llama", but only the Mistral family reads the window.
             config["architectures"] = ["MistralForCausalLM"]
             config["model_type"] = "mistral"
 
 
 def _add_tokens(config: dict[str, Any], file: GgufFile) -> None:
-    for name in ("bos", "eos"):
-        value = file.value(f"tokenizer.ggml.{name}_token_id")
-        if isinstance(value, int) and 0 <= value < config["vocab_size"]:
-            config[f"{name}_token_id"] = value
+    def ids(*names: str) -> list[int]:
+        values = [file.value(f"tokenizer.ggml.{name}_token_id") for name in names]
+        return [v for v in values if isinstance(v, int) and 0 <= v < config["vocab_size"]]
+
+    if bos := ids("bos"):
+        config["bos_token_id"] = bos[0]
+    # End of text, end of turn, and end of a message before the reply of a tool.
+    if eos := list(dict.fromkeys(ids("eos", "eot", "eom"))):
+        config["eos_token_id"] = eos if len(eos) > 1 else eos[0]
 
 
 class GgufStore:
-    """`TensorStore` of a GGUF file: HF names, and q and k rows back in Hugging Face order."""
+    """`TensorStore` of a GGUF file: HF names, and q and k rows in Hugging Face order."""
 
     def __init__(self, file: GgufFile, config: dict[str, Any]) -> None:
         self._file = file
@@ -216,12 +224,12 @@ class GgufStore:
         self._kv_heads = int(config["num_key_value_heads"])
         self._tensors: dict[str, GgufTensor] = {}
         for name, tensor in file.tensors.items():
-            # The rope factors are part of the config, not a weight.
+            # The rope factors belong to the config, so they are no weight.
             if name != "rope_freqs.weight":
                 self._tensors[gguf_to_hf(name)] = tensor
 
     def names(self) -> set[str]:
-        """Every tensor name, as Hugging Face names it."""
+        """The Hugging Face names of all tensors."""
         return set(self._tensors)
 
     def dtype(self, name: str) -> str:
@@ -229,11 +237,11 @@ class GgufStore:
         return self._tensors[name].dtype
 
     def get(self, name: str) -> StoredTensor:
-        """The tensor, mapped; rows of interleaved q and k come with the order that undoes it."""
+        """The tensor as a view of the mapping; row_order reverses the interleaving of q and k."""
         tensor, file = self._tensors[name], self._file
         data, order = file.data(tensor), self._row_order(name, tensor)
         if order is not None and len(tensor.shape) == 1:
-            # A bias is one row: put its elements in order here, it is tiny.
+            # A bias is a single row, so row_order cannot apply: reorder a copy, which is small.
             data = data.reshape(len(order), -1)[order].reshape(-1)
             order = None
 
@@ -251,12 +259,12 @@ class GgufStore:
 
 
 def rope_row_order(rows: int, heads: int, name: str) -> npt.NDArray[np.int32]:
-    """Stored row of each Hugging Face row: [heads, d/2, 2] in the file, [heads, 2, d/2] wanted.
+    """The stored row of each Hugging Face row: [heads, d/2, 2] in the file, [heads, 2, d/2] in HF.
 
     Source: LlamaModel.permute in llama.cpp's convert_hf_to_gguf.py, inverted.
     """
     if rows % (2 * heads):
-        msg = f"{name} has {rows} rows, which {heads} heads of rotated pairs cannot share"
+        msg = f"{name} has {rows} rows, which is not a multiple of 2 x {heads} heads"
         raise ModelError(msg)
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""From the name a user gives to files: a path, a built-in name, or a Hugging Face id."""
+"""Finds or downloads the files of a model: by path, built-in name, or Hugging Face id."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
 _REVISION = re.compile(r"[\w][\w./-]{0,199}")
-# Everything cpuserve reads, and nothing else: no pickles, no code.
+# All files that cpuserve reads; pickles and code are never downloaded.
 _PATTERNS = ("*.safetensors", "*.json", "merges.txt", "chat_template.jinja", "tokenizer.model")
-# The library tries twice, and a name server can be silent for longer than any timeout it is given.
+# The library tries twice, and its timeout does not limit name resolution: hence also a deadline.
 PROBE_TIMEOUT_S = 2.0
 PROBE_DEADLINE_S = 4.5
-CONVERTED = "%s has only pickles, which are never read; using its safetensors conversion, %s"
+CONVERTED = "%s has only pickles, which cpuserve never reads; using its safetensors conversion, %s"
 
 
 def resolve_model(
@@ -37,11 +37,11 @@ def resolve_model(
     progress: Progress | None = None,
     cache: Path | None = None,
 ) -> Path:
-    """A model directory or .gguf file for `name`, downloading it if need be.
+    """The model directory or .gguf file of `name`; downloads it if it is not on this machine.
 
     name: a path, a built-in name, "owner/model" on the Hugging Face hub, or "owner/model:FILE.gguf"
-    ("owner/model:Q4_0" picks the GGUF of that type). cache: where built-in models are kept.
-    ModelError, one line, if there is no such model or it cannot be fetched.
+    ("owner/model:Q4_0" selects the GGUF file of that type). cache: directory of built-in models.
+    Raises ModelError (one line) if there is no such model or it cannot be downloaded.
     """
     _refuse_traps(name)
     local = _local(name)
@@ -53,23 +53,33 @@ def resolve_model(
     if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
         raise _unknown(name)
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
-        msg = f"{revision[:100]!r} is not a revision of a model"
+        msg = f"{revision[:100]!r} is not a valid revision; give a branch, a tag or a commit"
         raise ModelError(msg)
     return _from_hub(repo, file, revision, progress)
 
 
+def may_be_model(name: str) -> bool:
+    """Whether `name` has the form of a model: a path, a built-in name, or an id on the hub."""
+    try:
+        if _local(name) is not None:
+            return True
+    except ModelError:  # a path that is not a model
+        return True
+    return name in BUILTIN or _REPO.fullmatch(name.partition(":")[0]) is not None
+
+
 def pull(name: str, progress: Progress | None = None) -> Path:
-    """Make sure the model is on this machine; returns where."""
+    """Download the model unless it is on this machine; returns its path."""
     return resolve_model(name, progress=progress)
 
 
 def list_builtin() -> list[BuiltinModel]:
-    """The models that have a short name."""
+    """The built-in models."""
     return list(BUILTIN.values())
 
 
 def cache_dir() -> Path:
-    """Where downloaded models are kept: CPUSERVE_CACHE, else cpuserve/ in the user's cache."""
+    """Directory of built-in models: CPUSERVE_CACHE, else cpuserve/ in the user's cache."""
     from cpuserve.config.env import environment
 
     env = environment()
@@ -86,12 +96,12 @@ def _refuse_traps(name: str) -> None:
 
 
 def _local(name: str) -> Path | None:
-    """The path if `name` is one; None if it can only be a name."""
-    path = Path(name).expanduser()
+    """The path if `name` is an existing path; None if it can only be a model name."""
     looks_like_path = name.startswith(("/", "./", "../", "~")) or name in (".", "..")
     try:
+        path = Path(name).expanduser()
         exists = path.exists() or path.is_symlink()
-    except OSError:
+    except (OSError, RuntimeError):  # the name is too long, or ~user does not exist
         exists = False
     if exists:
         return _model_directory(path, name)
@@ -136,17 +146,17 @@ def _from_hub(repo: str, file: str, revision: str | None, progress: Progress | N
 
 
 def _cached_snapshot(repo: str, revision: str | None) -> Path:
-    """What an earlier download left: models--OWNER--NAME/{refs/REVISION, snapshots/COMMIT}.
+    """The copy of an earlier download: models--OWNER--NAME/{refs/REVISION, snapshots/COMMIT}.
 
-    snapshot_download(local_files_only=True) refuses it, because files that are never fetched here
-    (pickles) are missing; missing weights are found when the checkpoint is opened.
+    snapshot_download(local_files_only=True) refuses such a copy, because it lacks files that
+    cpuserve never downloads (pickles). Opening the checkpoint reports missing weights.
     """
     from huggingface_hub.constants import HF_HUB_CACHE
 
     home = Path(HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
     found = [folder for folder in [_snapshot(home, revision or "main")] if folder.is_dir()]
     if revision is None and not any(_has_weights(folder) for folder in found):
-        # a conversion that an earlier start fetched instead of main (find_conversion)
+        # Look for a conversion that an earlier start downloaded instead of main (find_conversion).
         for pull in sorted((home / "refs" / "refs" / "pr").glob("*")):
             folder = _snapshot(home, f"refs/pr/{pull.name}")
             if _has_weights(folder):
@@ -154,7 +164,7 @@ def _cached_snapshot(repo: str, revision: str | None) -> Path:
                 return folder
     if not found:
         msg = (
-            f"model {repo} cannot be fetched: the hub cannot be reached, and there is neither "
+            f"model {repo} cannot be downloaded: the hub cannot be reached, and there is neither "
             "a path of that name nor a copy in the local cache"
         )
         raise ModelError(msg)
@@ -162,7 +172,7 @@ def _cached_snapshot(repo: str, revision: str | None) -> Path:
 
 
 def _snapshot(home: Path, revision: str) -> Path:
-    """Where the cache keeps a revision; it need not be there."""
+    """The directory of a revision in the cache, which may not exist."""
     reference = home / "refs" / revision
     return home / "snapshots" / (reference.read_text().strip() if reference.is_file() else revision)
 
@@ -173,16 +183,16 @@ def _has_weights(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What to fetch: names of files, and the revision that has them (None: main)."""
+    """The files to download, and their revision (None: main)."""
 
     names: list[str]
     revision: str | None
 
 
 def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Wanted | None:
-    """The files cpuserve reads; None without a connection.
+    """The files of the repository that cpuserve reads; None without a connection.
 
-    Asked with a timeout of our own: snapshot_download waits for ever for a hub that is silent.
+    It queries the hub with a deadline, because snapshot_download has none and would wait for ever.
     """
     try:
         names = _within_deadline(lambda: _file_names(repo, revision))
@@ -200,11 +210,13 @@ def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Wanted | Non
         if ggufs:
             msg += f"; name one of its GGUF files, e.g. {repo}:{ggufs[0]}"
         elif any(n.endswith((".bin", ".pt")) for n in names):
-            msg += " (only pickles, which are never read); look for a revision that has them"
+            msg += " (only pickles, which are never read); use a revision that has safetensors"
         raise ModelError(msg)
-    # Mistral repositories hold the same weights twice, once as consolidated*.safetensors.
+    # Mistral repositories contain the same weights a second time as consolidated*.safetensors.
     kept = [n for n in names if any(fnmatch(n, p) for p in _PATTERNS)]
-    return _Wanted([n for n in kept if not n.startswith("consolidated")] or kept, revision)
+    others = [n for n in kept if not n.startswith("consolidated")]
+    whole = any(n.endswith(".safetensors") for n in others)
+    return _Wanted(others if whole else kept, revision)
 
 
 def _only_pickles(names: list[str]) -> bool:
@@ -213,13 +225,13 @@ def _only_pickles(names: list[str]) -> bool:
 
 
 def _converted(repo: str, names: list[str]) -> tuple[str | None, list[str]]:
-    """(revision, files) of the hub's conversion to safetensors; (None, names) if there is none."""
+    """(revision, files) of the hub's safetensors conversion; (None, names) if there is none."""
     try:
         found = _within_deadline(
             lambda: find_conversion(repo, lambda revision: _file_names(repo, revision))
         )
     except Exception as error:
-        # A repository may have its pull requests turned off; the refusal that follows is clear.
+        # Pull requests may be disabled; the caller then reports that there are no safetensors.
         log.debug("no conversion of %s: %s", repo, error)
         return None, names
     if found is None:
@@ -229,7 +241,7 @@ def _converted(repo: str, names: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _file_names(repo: str, revision: str | None) -> list[str]:
-    """Files at the top of the repository."""
+    """Names of the files in the top directory of the repository."""
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(repo, revision=revision, timeout=PROBE_TIMEOUT_S)
@@ -237,7 +249,10 @@ def _file_names(repo: str, revision: str | None) -> list[str]:
 
 
 def _within_deadline(ask: Callable[[], T]) -> T:
-    """ask() in a thread that is left behind when the deadline passes; TimeoutError then."""
+    """The result of ask(), run in a thread; TimeoutError after PROBE_DEADLINE_S.
+
+    The thread then continues in the background, since it cannot be stopped.
+    """
     answers: Queue[T | Exception] = Queue()
 
     def run() -> None:
@@ -257,7 +272,7 @@ def _within_deadline(ask: Callable[[], T]) -> T:
 
 
 def _gguf_of(repo: str, names: list[str], file: str) -> str:
-    """The file called `file`, or the one GGUF whose name ends in that type (model-Q4_0.gguf)."""
+    """The file called `file`, or the only GGUF whose name ends in that type (model-Q4_0.gguf)."""
     ggufs = sorted(n for n in names if n.endswith(".gguf"))
     if file in ggufs:
         return file
@@ -277,7 +292,7 @@ def _pick(folder: Path, repo: str, file: str) -> Path:
 
 
 def _model_directory(path: Path, name: str) -> Path:
-    """find_model(path), refused if it holds no model."""
+    """find_model(path); ModelError if the path contains no model."""
     found = find_model(path)
     if found.is_dir() and not (found / "config.json").exists():
         msg = f"{name} holds no config.json and no .gguf file, so it is not a model"
@@ -291,12 +306,12 @@ _NO_CONNECTION = frozenset(
 
 
 def _kinds(error: Exception) -> set[str]:
-    """Names of the error's classes: which HTTP library raises them changes between versions."""
+    """Class names of the error; they stay the same across versions, unlike its HTTP library."""
     return {c.__name__ for c in type(error).__mro__}
 
 
 def _explained(repo: str, revision: str | None, error: Exception) -> ModelError:
-    """One line for what the hub library raises, by the names of its error classes."""
+    """A ModelError of one line for an exception of the hub library, by its class names."""
     kinds = _kinds(error)
     where = f"{repo} at revision {revision}" if revision else repo
     if "GatedRepoError" in kinds:
@@ -304,12 +319,12 @@ def _explained(repo: str, revision: str | None, error: Exception) -> ModelError:
     elif "RepositoryNotFoundError" in kinds:
         why = "there is no such model on the hub (or it is private: hf auth login)"
     elif "RevisionNotFoundError" in kinds:
-        why = "there is no such revision"
+        why = "there is no such revision; check --revision"
     elif kinds & {*_NO_CONNECTION, "LocalEntryNotFoundError"}:
         why = "the hub cannot be reached, and neither a path nor the local cache has it"
     else:
         why = " ".join(str(error).split())[:300] or type(error).__name__
-    return ModelError(f"model {where} cannot be fetched: {why}")
+    return ModelError(f"model {where} cannot be downloaded: {why}")
 
 
 def _bar_class(repo: str, progress: Progress | None) -> Any:
@@ -331,7 +346,7 @@ def _bar_class(repo: str, progress: Progress | None) -> Any:
 
 
 class _Nowhere:
-    """A file that keeps nothing."""
+    """A text file that discards everything written to it."""
 
     def write(self, _text: str) -> int:
         return 0

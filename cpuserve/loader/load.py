@@ -1,4 +1,4 @@
-"""From a path to a config dict and named tensors."""
+"""Opens a model path: its config dict and its named tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_CONFIG_BYTES = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An opened model: config (HF style), its tensors (mapped, not read) and where it lies."""
+    """An opened model: HF style config, tensors (mapped, not read yet) and path."""
 
     config: dict[str, Any]
     weights: Weights
@@ -30,7 +30,7 @@ class Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a model directory or a .gguf file; ModelError (one line) if it is broken."""
     path = find_model(path)
-    # The format modules import numpy; config.json alone does not need it.
+    # Imported late: the format modules import numpy, which reading a config.json does not need.
     from cpuserve.quant import open_weights
 
     if path.is_dir():
@@ -48,10 +48,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The model's config.json as a dict (made from the metadata for GGUF); reads no tensor data.
+    """The model's config.json as a dict, or its equivalent for a GGUF file; reads no tensor data.
 
-    eos_token_id is merged with that of generation_config.json. Nothing in it is ever executed:
-    auto_map and custom code are plain data here.
+    eos_token_id is merged with that of generation_config.json. auto_map and custom code are
+    treated as plain data and never executed.
     """
     path = find_model(path)
     if path.is_dir():
@@ -63,14 +63,14 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def find_model(path: Path) -> Path:
-    """The directory with a config.json, or the .gguf file, that `path` stands for."""
+    """The directory with config.json, or the .gguf file, at `path`; ModelError if unsupported."""
     path = path.expanduser()
     if path.is_dir():
         ggufs = sorted(path.glob("*.gguf"))
         if (path / "config.json").exists() or not ggufs:
             return path
         if len(ggufs) > 1:
-            msg = f"{path} holds {len(ggufs)} GGUF files; name one of them, e.g. {ggufs[0]}"
+            msg = f"{path} holds {len(ggufs)} GGUF files; give the path of one, e.g. {ggufs[0]}"
             raise ModelError(msg)
         return ggufs[0]
     regular_file(path, "model")
@@ -81,13 +81,13 @@ def find_model(path: Path) -> Path:
         )
         raise ModelError(msg)
     if path.suffix == ".safetensors":
-        msg = f"{path} is one weight file; give the directory that holds it and its config.json"
+        msg = f"{path} is only a weight file; give the directory that holds it and its config.json"
         raise ModelError(msg)
     return path
 
 
 def check_weights(program: Program, weights: Weights) -> None:
-    """ModelError listing every missing, misshapen and unused tensor at once."""
+    """Raise one ModelError that lists all missing, wrongly shaped and unused tensors."""
     needs = {need.name: need.shape for need in program.weights}
     names = weights.names()
     missing = sorted(needs.keys() - names)
@@ -96,17 +96,17 @@ def check_weights(program: Program, weights: Weights) -> None:
         for name, shape in sorted(needs.items())
         if name in names and weights.get(name).shape != shape
     ]
-    # A tied checkpoint may carry its output matrix a second time.
+    # A tied checkpoint may store the output matrix again; that copy is not reported as unused.
     unused = sorted(n for n in names - needs.keys() if not is_computed(n) and n != "lm_head.weight")
     groups = (("missing", missing), ("wrong shape", misshapen), ("unused", unused))
     found = [f"{what} ({len(items)}): {', '.join(items)}" for what, items in groups if items]
     if found:
-        msg = f"the checkpoint's tensors do not fit the model; {'; '.join(found)}"
+        msg = f"the tensors of the checkpoint do not match its config; {'; '.join(found)}"
         raise ModelError(msg)
 
 
 def read_json(path: Path, what: str, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-    """A JSON object from a regular file; ModelError if it is anything else."""
+    """The JSON object in a regular file; ModelError if the file contains anything else."""
     try:
         value = json.loads(read_small(path, what, max_bytes))
     except (ValueError, RecursionError) as error:
@@ -119,7 +119,7 @@ def read_json(path: Path, what: str, max_bytes: int = MAX_CONFIG_BYTES) -> dict[
 
 
 def token_ids(value: Any) -> list[int]:
-    """A token id field (an id, a list of ids or nothing) as a list."""
+    """A token id field of a config (an id, a list of ids or null) as a list."""
     listed = value if isinstance(value, list) else [value]
     return [v for v in listed if type(v) is int and v >= 0]
 
@@ -139,7 +139,7 @@ def _directory_config(path: Path) -> dict[str, Any]:
 
 
 def quant_method(config: dict[str, Any]) -> str:
-    """The weight format a config names; "dense" without one."""
+    """The weight format that a config names; "dense" if it names none."""
     quant = config.get("quantization_config")
     if not quant:
         return "dense"

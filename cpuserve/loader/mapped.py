@@ -1,4 +1,4 @@
-"""A regular file mapped read-only, that notices when it changes under the mapping."""
+"""Read-only memory mappings of regular files, with a check that the file has not changed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-FAULT_AROUND = 1 << 16  # Linux maps so many bytes around a fault of a file that is in memory
+FAULT_AROUND = 1 << 16  # bytes that Linux maps around a page fault if they are cached
 
 
 def regular_file(path: Path, what: str) -> os.stat_result:
-    """Its stat; ModelError unless `path` is a regular file (never blocks on a FIFO or device)."""
+    """The stat of `path`; ModelError unless it is a regular file; never blocks on a FIFO."""
     try:
         found = path.stat()
     except FileNotFoundError as error:
-        # A dangling link is there but leads nowhere; say so.
+        # "not found" would confuse for a dangling link, which exists.
         lost = " is a link to a file that does not exist" if path.is_symlink() else " not found"
         msg = f"{what} {path}{lost}"
         raise ModelError(msg) from error
@@ -37,7 +37,7 @@ def regular_file(path: Path, what: str) -> os.stat_result:
 
 
 def read_small(path: Path, what: str, max_bytes: int) -> bytes:
-    """The whole file; ModelError if it is no regular file or larger than `max_bytes`."""
+    """The content of a file; ModelError unless it is regular and has at most `max_bytes`."""
     size = regular_file(path, what).st_size
     if size > max_bytes:
         msg = f"{what} {path} has {size} bytes; at most {max_bytes} are accepted"
@@ -52,8 +52,8 @@ def read_small(path: Path, what: str, max_bytes: int) -> bytes:
 class MappedFile:
     """Read-only mapping of one weight file.
 
-    `check_unchanged` compares size and mtime with those at opening: reading a mapping beyond the
-    end of a file that shrank would kill the process (SIGBUS), so it is asked before each tensor.
+    If the file shrinks, a read beyond its end kills the process (SIGBUS). Therefore call
+    `check_unchanged`, which compares size and mtime with the values at opening, before each tensor.
     """
 
     def __init__(self, path: Path, what: str) -> None:
@@ -62,7 +62,7 @@ class MappedFile:
         self._what = what
         self._fd = -1
         try:
-            # O_NONBLOCK: should the path become a FIFO after the check, open() returns at once.
+            # O_NONBLOCK: open() does not block even if the path became a FIFO after the check.
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self._stat = os.fstat(self._fd)
             if not stat.S_ISREG(self._stat.st_mode) or self._stat.st_size == 0:
@@ -75,29 +75,30 @@ class MappedFile:
         self.size = self._stat.st_size
 
     def __del__(self) -> None:
-        """Close the descriptor; the mapping itself lives as long as a view of it."""
+        """Close the file descriptor; views keep the mapping itself alive."""
         if getattr(self, "_fd", -1) >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def view(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """uint8 [size] at `offset`, not read yet."""
-        # Imported here: the front end reads metadata only and does without numpy.
+        """A uint8 array [size] at `offset`, not read yet."""
+        # Imported here because the front end only reads metadata, which needs no numpy.
         import numpy as np
 
         return np.frombuffer(self.map, np.uint8, size, offset)
 
     def check_unchanged(self) -> None:
-        """ModelError if the file's size or modification time is not what it was at opening."""
+        """Raise ModelError if the file's size or modification time has changed since opening."""
         now = os.fstat(self._fd)
         if (now.st_size, now.st_mtime_ns) != (self.size, self._stat.st_mtime_ns):
-            msg = f"{self._what} {self.path} changed while it was being read; start again"
+            msg = f"{self._what} {self.path} changed while it was being read; start cpuserve again"
             raise ModelError(msg)
 
     def release(self, offset: int, size: int) -> None:
-        """Drop these pages from this process; the page cache keeps them for the next start.
+        """Remove these pages from this process; the page cache keeps them for the next start.
 
-        So go their neighbours, which the kernel mapped along with them: they come back when read.
+        Up to FAULT_AROUND bytes on both sides are removed too, because the kernel maps them
+        together with these pages; a later read maps them again.
         """
         start = max(0, offset - FAULT_AROUND) & -mmap.PAGESIZE
         end = min(self.size, offset + size + FAULT_AROUND)

@@ -1,4 +1,4 @@
-"""Tensor names: what a file calls a tensor, and what a Program calls it (Hugging Face names)."""
+"""Converts tensor names of checkpoint files to the names that Programs use (Hugging Face names)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GGUF_BLOCK = {
 }
 _GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 
-# Tensors that some exporters store and no Program reads: buffers that are computed from the config.
+# Buffers that some exporters store and no Program reads: they are computed from the config.
 _COMPUTED = re.compile(
     r".*\.rotary_emb\.inv_freq|rope_freqs\.weight|.*\.(?:attn|attention|self_attn)\.(?:masked_)?bias"
     r"|.*\.position_ids"
@@ -32,9 +32,9 @@ _COMPUTED = re.compile(
 
 
 def gguf_to_hf(name: str) -> str:
-    """The Hugging Face name of a llama, qwen2 or qwen3 GGUF tensor; unknown names stay as they are.
+    """The Hugging Face name of a llama, qwen2 or qwen3 GGUF tensor; an unknown name is unchanged.
 
-    An unknown name thus shows up, as the file spells it, in the list of unused tensors.
+    check_weights then lists it, as spelled in the file, among the unused tensors.
     """
     match = _GGUF_NAME.fullmatch(name)
     if match is None:
@@ -48,10 +48,10 @@ def gguf_to_hf(name: str) -> str:
 
 
 def checkpoint_to_hf(name: str) -> str:
-    """The name a Program uses for a safetensors tensor (older OPT files leave out "model.")."""
+    """The name in a Program of a safetensors tensor (older OPT files omit the prefix "model.")."""
     return f"model.{name}" if name.startswith("decoder.") else name
 
 
 def is_computed(name: str) -> bool:
-    """True for buffers (rotary frequencies, causal masks) that may be present and are not read."""
+    """Whether the tensor is a computed buffer (rotary frequencies, causal mask) to ignore."""
     return _COMPUTED.fullmatch(name) is not None

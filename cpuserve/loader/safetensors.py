@@ -1,7 +1,8 @@
-"""safetensors checkpoints, one file or shards: headers checked here, data mapped.
+"""Reader of safetensors checkpoints (one file or shards): checks headers and maps the data.
 
-Layout: u64 header size, JSON header {name: {dtype, shape, data_offsets}}, then the data. Checked
-beyond the reference library: duplicate keys, and files that point outside the model directory.
+Layout: u64 header size, JSON header {name: {dtype, shape, data_offsets}}, then the data. In
+addition to the checks of the reference library, it refuses duplicate keys, and links that lead out
+of a downloaded model.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safete
 
 @dataclass(frozen=True, slots=True)
 class SafeTensor:
-    """One header entry; offset from the start of the file."""
+    """One entry of the header; the offset is from the start of the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,10 +42,10 @@ class SafeTensor:
 
 
 class SafetensorsFile:
-    """One open .safetensors file whose header has been checked completely."""
+    """An open .safetensors file whose header is completely checked."""
 
     def __init__(self, path: Path) -> None:
-        """Open and check `path`; ModelError names the entry that is wrong."""
+        """Open and check `path`; ModelError names the invalid entry."""
         self.path = path
         self.file = MappedFile(path, "safetensors file")
         if self.file.size < 8:
@@ -77,7 +78,7 @@ class SafetensorsFile:
 
     def _entry(self, name: str, entry: Any) -> SafeTensor:
         where = f"tensor {name[:200]!r}"
-        # Names go into messages: no line breaks, no terminal commands.
+        # Names appear in messages, so they must not contain line breaks or terminal commands.
         if not name.isprintable():
             self._fail(f"{where} has an unprintable name")
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
@@ -93,20 +94,21 @@ class SafetensorsFile:
         return SafeTensor(name, tuple(shape), dtype, self._start + begin, end - begin)
 
     def _check_layout(self, tensors: dict[str, SafeTensor]) -> None:
-        """Data must follow the header without holes or overlap and end with the file."""
+        """Check that the tensors fill the file after the header, without gaps or overlap."""
         at = self._start
         for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.size)):
             if tensor.offset != at:
-                what = "overlaps the one before" if tensor.offset < at else "leaves a hole before"
-                self._fail(f"tensor {tensor.name[:200]!r} {what} it (byte {at})")
+                overlap = tensor.offset < at
+                what = "overlaps the previous tensor" if overlap else "has a hole before it"
+                self._fail(f"tensor {tensor.name[:200]!r} {what} (byte {at})")
             at += tensor.size
         if at != self.file.size:
-            why = f"the tensors end at byte {at}, the file at {self.file.size}"
+            why = f"the tensors end at byte {at}, but the file at byte {self.file.size}"
             self._fail(why + (" (truncated?)" if self.file.size < at else ""))
 
 
 class SafetensorsStore:
-    """`TensorStore` of a checkpoint directory: one file, or shards under an index."""
+    """`TensorStore` of a checkpoint directory: one file, or shards with an index."""
 
     def __init__(self, directory: Path) -> None:
         self._tensors: dict[str, tuple[SafetensorsFile, SafeTensor]] = {}
@@ -126,15 +128,15 @@ class SafetensorsStore:
             self._tensors[name] = (file, tensor)
 
     def names(self) -> set[str]:
-        """Every tensor name (buffers that are computed from the config are left out)."""
+        """All tensor names except buffers that are computed from the config."""
         return set(self._tensors)
 
     def dtype(self, name: str) -> str:
-        """The dtype as safetensors names it."""
+        """The safetensors name of the dtype."""
         return self._tensors[name][1].dtype
 
     def get(self, name: str) -> StoredTensor:
-        """The tensor, mapped; ModelError if its file changed since it was opened."""
+        """The tensor as a view of the mapping; ModelError if its file changed since opening."""
         file, tensor = self._tensors[name]
         file.file.check_unchanged()
         data = file.file.view(tensor.offset, tensor.size)
@@ -160,25 +162,28 @@ def _naturals(values: Any) -> bool:
 
 
 def _files_of(directory: Path) -> list[Path]:
-    """The weight files, each a regular file that lies inside the model directory."""
+    """The weight files; each is a regular file or a permitted link to one."""
     if (directory / INDEX).exists() or (directory / INDEX).is_symlink():
         names = sorted(set(_weight_map(directory).values()))
     else:
         names = _unindexed(directory)
     missing = [n for n in names if not (directory / n).exists()]
     if missing:
-        msg = f"{directory}: missing weight file{_s(missing)} {', '.join(missing)}"
+        msg = (
+            f"{directory}: missing weight file{_s(missing)} {', '.join(missing)}; download the "
+            "model again"
+        )
         raise ModelError(msg)
     for name in names:
-        _check_inside(directory, directory / name)
+        _check_file(directory, directory / name)
     _check_extra(directory, names)
     return [directory / n for n in names]
 
 
 def _weight_map(directory: Path) -> dict[str, str]:
-    """Tensor name to file name, from the index; only plain names of .safetensors files pass."""
+    """Tensor name to file name, from the index; ModelError for a file outside the directory."""
     path = directory / INDEX
-    _check_inside(directory, path)
+    _check_file(directory, path)
     try:
         index = json.loads(read_small(path, "index", MAX_INDEX_BYTES), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -186,12 +191,15 @@ def _weight_map(directory: Path) -> dict[str, str]:
         raise ModelError(msg) from error
     names = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(names, dict) or not names:
-        msg = f"{path} has no weight_map"
+        msg = f"{path} has no weight_map, which names the weight files; download the model again"
         raise ModelError(msg)
     for name in names.values():
         plain = isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name)
         if not plain or name.startswith("."):
-            msg = f"{path} names {str(name)[:100]!r}; only .safetensors files beside it are allowed"
+            msg = (
+                f"{path} names the file {str(name)[:100]!r}; only .safetensors files in the same "
+                "directory are allowed"
+            )
             raise ModelError(msg)
     return names
 
@@ -207,14 +215,20 @@ def _unindexed(directory: Path) -> list[str]:
         raise _no_weights(directory, found)
     stem, total = shards[0]["stem"], int(shards[0]["total"])
     if total > 10_000 or len(shards) > total or any(m["stem"] != stem for m in shards):
-        msg = f"{directory} holds shards of several checkpoints and no {INDEX}"
+        msg = (
+            f"{directory} holds shards of several checkpoints and no {INDEX}; remove the shards of "
+            "other models, or download the model again"
+        )
         raise ModelError(msg)
     return [f"{stem}-{i:05d}-of-{total:05d}.safetensors" for i in range(1, total + 1)]
 
 
 def _no_weights(directory: Path, found: list[str]) -> ModelError:
     if found:
-        return ModelError(f"{directory} holds several .safetensors files and no {INDEX}")
+        return ModelError(
+            f"{directory} holds several .safetensors files and no {INDEX}; remove the files of "
+            "other models, or download the model again"
+        )
     pickles = sorted(p.name for s in ("*.bin", "*.pt", "*.pth") for p in directory.glob(s))
     if pickles:
         return ModelError(
@@ -224,40 +238,53 @@ def _no_weights(directory: Path, found: list[str]) -> ModelError:
     return ModelError(f"{directory} holds no .safetensors weights")
 
 
-def _check_inside(directory: Path, path: Path) -> None:
-    """Refuse links that lead out of the model (a hub cache links snapshots/X/f to blobs/Y)."""
+def _check_file(directory: Path, path: Path) -> None:
+    """Raise ModelError unless `path` is a regular file or a permitted link to one.
+
+    In a directory that the user named, links may lead anywhere, because shared stores, DVC and Nix
+    use such links. In a download, links may only lead to files of the same download: in the hub's
+    cache, models--OWNER--NAME/snapshots/COMMIT/FILE is a link to blobs/HASH.
+    """
     regular_file(path, "model file")
-    real, home = path.resolve(), directory.resolve()
-    allowed = [home]
-    if home.parent.name == "snapshots":
-        allowed.append(home.parent.parent / "blobs")
-    if not any(real.is_relative_to(root) for root in allowed):
-        msg = f"{path} is a link out of the model directory (to {real}); copy the file there"
+    folder = directory.resolve()
+    download = folder.parent.parent
+    if folder.parent.name != "snapshots" or not download.name.startswith("models--"):
+        return
+    real = path.resolve()
+    if not any(real.is_relative_to(root) for root in (folder, download / "blobs")):
+        msg = (
+            f"{path} is a link out of the downloaded model (to {real}), which a download never "
+            f"creates; remove {download} and download the model again"
+        )
         raise ModelError(msg)
 
 
 def _check_extra(directory: Path, names: list[str]) -> None:
-    """A shard of the same set that the index does not name means a mixed-up directory."""
+    """Raise ModelError for further shards, which are remains of another checkpoint."""
     known = {(m["stem"], m["total"]) for m in map(_SHARD.fullmatch, names) if m}
     stems = {stem for stem, _ in known}
     found = [m for m in map(_SHARD.fullmatch, (p.name for p in directory.iterdir())) if m]
     extra = sorted(m.string for m in found if m["stem"] in stems and m.string not in names)
     if extra:
         msg = (
-            f"{directory}: weight file{_s(extra)} {', '.join(extra[:5])} not part of the checkpoint"
+            f"{directory}: weight file{_s(extra)} {', '.join(extra[:5])} not part of the "
+            "checkpoint; remove extra files or download the model again"
         )
         raise ModelError(msg)
 
 
 def _check_index(directory: Path, present: dict[str, str]) -> None:
-    """Every tensor must be in the file the index says."""
+    """Raise ModelError unless every tensor is in the file that the index names."""
     if not (directory / INDEX).exists():
         return
     expected = {n: f for n, f in _weight_map(directory).items() if not is_computed(n)}
     wrong = sorted(n for n in expected.keys() | present.keys() if expected.get(n) != present.get(n))
     if wrong:
         listed = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-        msg = f"{directory}: {INDEX} and the weight files disagree about {listed}"
+        msg = (
+            f"{directory}: {INDEX} and the weight files disagree about {listed}; download the "
+            "model again"
+        )
         raise ModelError(msg)
 
 

@@ -1,4 +1,4 @@
-"""Model families: an architecture name of config.json to the numbers and the Program of a model."""
+"""Model families: maps an architecture of config.json to a model's hyperparameters and Program."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ENTRY_POINTS = "cpuserve.models"
 
 
 def find_model(architecture: str) -> type[ModelDef] | None:
-    """The family of `architecture`: built in, registered, or of an installed package, or None.
+    """The family of `architecture`: built in, registered, or from an installed package; else None.
 
     A package offers a family as an entry point of group "cpuserve.models" named after the
-    architecture; entry points are read only when nothing else answers, since that is slow.
+    architecture. Reading entry points is slow, so it happens only for otherwise unknown names.
 
-    Raises ModelError where packages claim the architecture and none can serve it.
+    Raises ModelError if packages claim the architecture but none of them can serve it.
     """
     found = MODELS.get(architecture)
     if found is not None:
@@ -51,7 +51,7 @@ def find_model(architecture: str) -> type[ModelDef] | None:
 
 
 def plugin_notes() -> list[str]:
-    """A line for each plug-in that is not used because its name is not its own; loads nothing."""
+    """One line for each plug-in that is refused because its name is taken; imports no plug-in."""
     refused = plugins.claims(plugins.installed(ENTRY_POINTS), BUILTIN).refused
     return [f"architecture {name}: {why}" for name, why in refused.items()]
 
@@ -61,7 +61,7 @@ def _faults(family: object) -> str:
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """The architecture a config.json names first; ModelError when it names none."""
+    """The first entry of "architectures" in a config.json; ModelError if there is none."""
     names = config.get("architectures")
     if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
         msg = (
@@ -73,9 +73,9 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The numbers of the model a Hugging Face style config describes.
+    """The hyperparameters of the model that a Hugging Face style config describes.
 
-    Raises ModelError for an architecture nobody knows (naming those supported) and for a number
+    Raises ModelError for an unknown architecture (it lists the supported ones) and for a value
     that is missing or out of range.
     """
     architecture = architecture_of(config)
@@ -83,7 +83,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def build_program(spec: ModelSpec) -> Program:
-    """The Program of a model with these numbers."""
+    """The Program of a model with these hyperparameters."""
     from cpuserve.program.builder import Builder
 
     builder = Builder(spec)
@@ -95,7 +95,7 @@ def _family(architecture: str) -> type[ModelDef]:
     found = find_model(architecture)
     if found is None:
         msg = (
-            f"architecture {architecture} has no model file in cpuserve; "
+            f"architecture {architecture} is not implemented in cpuserve; "
             f"supported: {', '.join(MODELS.names())}"
         )
         raise ModelError(msg)

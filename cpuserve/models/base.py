@@ -1,4 +1,4 @@
-"""What a model family provides, and how it registers."""
+"""The interface of a model family, and the decorator that registers it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from cpuserve.program.builder import Builder
 
 
 class ModelDef(Protocol):
-    """One model family: its numbers, and the ops that use them."""
+    """One model family: reads its hyperparameters and builds its Program."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The numbers in a Hugging Face config; ModelError for one that cannot be."""
+        """The hyperparameters in a Hugging Face config; ModelError for an invalid value."""
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Write the program of one model."""
+        """Append the ops of a model with hyperparameters `s` to `b`."""
 
 
 T = TypeVar("T", bound=type[ModelDef])
 
 
 def register_model(*architectures: str) -> Callable[[T], T]:
-    """Class decorator: the family serves these architectures of config.json."""
+    """Class decorator that registers a family for these architectures of config.json."""
 
     def add(family: T) -> T:
         MODELS.register(*architectures)(family)

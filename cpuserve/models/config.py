@@ -1,4 +1,4 @@
-"""Reading numbers from a config.json: each is checked once, with a one-line ModelError."""
+"""Readers for values of a config.json; each checks its range and raises a one-line ModelError."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 
 def refuse(key: str, value: object, want: str) -> NoReturn:
-    """Raise the ModelError for `key` of config.json."""
+    """Raise the ModelError for an invalid `value` of `key` in config.json."""
     shown = repr(value)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     msg = f"config.json: {key} is {shown}, but it must be {want}"
@@ -28,7 +28,7 @@ def read_int(
     low: int = 1,
     high: int = MAX_INT32,
 ) -> int:
-    """config[key] as an integer in [low, high]; a missing or null key gives `default`, if any."""
+    """config[key] as an integer in [low, high]; `default`, if any, for a missing or null key."""
     value = config.get(key)
     if value is None and default is not None:
         value = default
@@ -47,7 +47,7 @@ def read_float(
     low: float = 0.0,
     high: float = math.inf,
 ) -> float:
-    """config[key] as a finite number in (low, high]; a missing or null key gives `default`."""
+    """config[key] as a finite number in (low, high]; `default`, if any, for a missing key."""
     value = config.get(key)
     if value is None and default is not None:
         value = default
@@ -72,7 +72,7 @@ def read_bool(config: Mapping[str, Any], key: str, default: bool) -> bool:
 def read_choice(
     config: Mapping[str, Any], key: str, default: str, choices: Mapping[str, str]
 ) -> str:
-    """choices[config[key]]; the ModelError of a miss lists the choices."""
+    """choices[config[key]]; ModelError, which lists the choices, for any other value."""
     value = config.get(key)
     if value is None:
         value = default
@@ -82,13 +82,13 @@ def read_choice(
 
 
 def read_ids(config: Mapping[str, Any], key: str, vocab: int) -> tuple[int, ...]:
-    """config[key], a token id, a list of them or null, as a tuple."""
+    """config[key] as a tuple of ids; the value may be a token id, a list of token ids or null."""
     value = config.get(key)
     ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
     for id_ in ids:
         if isinstance(id_, bool) or not isinstance(id_, int) or not 0 <= id_ < MAX_INT32:
             refuse(key, value, "a token id, a list of token ids or null")
-    # An id beyond the vocabulary can never be produced; some published configs have one.
+    # Some published configs contain an id beyond the vocabulary, which no step can generate.
     return tuple(id_ for id_ in ids if id_ < vocab)
 
 
@@ -102,16 +102,16 @@ def read_dtype(config: Mapping[str, Any]) -> str:
 
 
 def read_heads(config: Mapping[str, Any], width: int) -> tuple[int, int, int]:
-    """(q_heads, kv_heads, head_dim), checked to divide as attention needs."""
+    """(q_heads, kv_heads, head_dim), checked for the divisibility that attention needs."""
     q_heads = read_int(config, "num_attention_heads", high=65536)
     kv_heads = read_int(config, "num_key_value_heads", q_heads, high=65536)
     if q_heads % kv_heads:
         want = f"a divisor of num_attention_heads ({q_heads})"
         refuse("num_key_value_heads", kv_heads, want)
     if config.get("head_dim") is None and width % q_heads:
-        want = f"a multiple of num_attention_heads ({q_heads}), or head_dim be given"
+        want = f"a multiple of num_attention_heads ({q_heads}) unless head_dim is given"
         refuse("hidden_size", width, want)
     head_dim = read_int(config, "head_dim", max(width // q_heads, 1), high=1024)
     if head_dim % 2:
-        refuse("head_dim", head_dim, "even, since dims turn in pairs")
+        refuse("head_dim", head_dim, "even, because RoPE rotates pairs of dimensions")
     return q_heads, kv_heads, head_dim

@@ -1,4 +1,4 @@
-"""The numbers of a model that has no family file here, as far as its config.json gives them."""
+"""Hyperparameters of models without a family in cpuserve, for the fallback to transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpuserve.models import architecture_of, find_model, spec_from_config
 from cpuserve.models.config import read_bool, read_dtype, read_heads, read_ids, read_int
 from cpuserve.models.spec import ModelSpec
 
-# One number, many names: config.json keys of older families after today's.
+# Current config.json keys, each with the names that older families use for the same value.
 ALIASES = {
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
@@ -23,9 +23,10 @@ ALIASES = {
 
 
 def read_spec(config: Mapping[str, Any]) -> tuple[ModelSpec, bool]:
-    """(numbers of the model, whether it has a Program); else transformers must know it.
+    """(hyperparameters of the model, whether cpuserve has a Program for it).
 
-    Raises ModelError, naming the supported architectures, for one that neither knows.
+    Raises ModelError, which lists the supported architectures, if neither cpuserve nor an
+    installed transformers implements the model.
     """
     if find_model(architecture_of(config)) is None and transformers_knows(config):
         return generic_spec(config), False
@@ -33,7 +34,10 @@ def read_spec(config: Mapping[str, Any]) -> tuple[ModelSpec, bool]:
 
 
 def transformers_knows(config: Mapping[str, Any]) -> bool:
-    """Whether an installed transformers has the model type; imports nothing, since that is slow."""
+    """Whether an installed transformers has the model type.
+
+    It looks for the model's directory, because importing transformers is slow.
+    """
     kind = str(config.get("model_type") or "").replace("-", "_")
     found = find_spec("transformers")
     places = found.submodule_search_locations if found else None
@@ -43,9 +47,9 @@ def transformers_knows(config: Mapping[str, Any]) -> bool:
 
 
 def generic_spec(config: Mapping[str, Any]) -> ModelSpec:
-    """What sizes a KV cache and checks requests; such a spec builds no Program.
+    """The hyperparameters that size a KV cache and check requests; they cannot build a Program.
 
-    Raises ModelError for a number that is missing or out of range.
+    Raises ModelError for a value that is missing or out of range.
     """
     text = config.get("text_config")
     numbers = dict(text if isinstance(text, Mapping) else config)

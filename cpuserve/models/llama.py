@@ -20,7 +20,7 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then
 
-# Names of config.json -> the gated activations there are kernels for.
+# "hidden_act" in config.json -> the name of the gated activation's kernel.
 GATED_ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -31,11 +31,11 @@ GATED_ACTIVATIONS = {
 
 @register_model("LlamaForCausalLM")
 class Llama:
-    """Llama 2/3 and its kin (SmolLM2). Source: transformers modeling_llama."""
+    """Llama 2/3, and SmolLM2, which has the same layers. Source: transformers modeling_llama."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The numbers of a Llama config."""
+        """The hyperparameters in a Llama config."""
         attention_bias = read_bool(config, "attention_bias", False)
         return read_decoder(
             config,
@@ -58,7 +58,7 @@ class Mistral:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The numbers of a Mistral config; a missing sliding_window means 4096, null means none."""
+        """The hyperparameters in a Mistral config; sliding_window: missing = 4096, null = none."""
         window = 4096
         if "sliding_window" in config:
             window = read_int(config, "sliding_window", 0, low=0)
@@ -83,7 +83,7 @@ def read_decoder(
     mlp_bias: bool = False,
     extra: dict[str, object] | None = None,
 ) -> ModelSpec:
-    """The numbers of any Llama-like config; positions: default of max_position_embeddings."""
+    """Hyperparameters of a Llama-like config; positions: default of max_position_embeddings."""
     vocab = read_int(config, "vocab_size")
     width = read_int(config, "hidden_size", high=1 << 20)
     q_heads, kv_heads, head_dim = read_heads(config, width)
@@ -114,13 +114,13 @@ def read_decoder(
 
 
 def layer_window(s: ModelSpec, layer: int) -> int:
-    """Keys visible at most in `layer` (0 = all): extra["windows"] where layers differ."""
+    """Sliding window of `layer` in keys (0 = none), from extra["windows"] if layers differ."""
     windows = cast("tuple[int, ...]", s.extra.get("windows", ()))
     return windows[layer] if windows else s.window
 
 
 def build_decoder(b: Builder, s: ModelSpec, *, qk_norm: bool = False) -> None:
-    """The program of a Llama-like decoder; qk_norm: RMS norm of every q and k head (Qwen3)."""
+    """Append the ops of a Llama-like decoder; qk_norm: RMS norm of each q and k head (Qwen3)."""
     d, then = s.head_dim, cast("Then", f"{s.activation}_mul")
     qkv_features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
     x = b.embed("model.embed_tokens")

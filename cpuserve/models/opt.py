@@ -1,4 +1,4 @@
-"""OPT: LayerNorm with biases, learned positions, ReLU; 350m: post-norm, narrow embedding."""
+"""OPT: LayerNorm with biases, learned positions, ReLU; opt-350m: post-norm, narrow embedding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-POSITION_OFFSET = 2  # row of position 0 in embed_positions
+POSITION_OFFSET = 2  # position 0 is row 2 of embed_positions
 NORM_EPS = 1e-5  # torch.nn.LayerNorm's default; OPT's config has no key for it
 
 
@@ -35,13 +35,13 @@ NORM_EPS = 1e-5  # torch.nn.LayerNorm's default; OPT's config has no key for it
 class Opt:
     """OPT. Source: transformers modeling_opt.
 
-    spec.extra: "embed_width" (word_embed_proj_dim), "norm_first" (do_layer_norm_before),
-    "final_norm".
+    Keys of spec.extra: "embed_width" (word_embed_proj_dim), "norm_first" (do_layer_norm_before)
+    and "final_norm" (whether a LayerNorm follows the last layer).
     """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The numbers of an OPT config."""
+        """The hyperparameters in an OPT config."""
         vocab = read_int(config, "vocab_size")
         width = read_int(config, "hidden_size", high=1 << 20)
         heads = read_int(config, "num_attention_heads", high=65536)
@@ -82,7 +82,7 @@ class Opt:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Write the program."""
+        """Append the ops of the model to `b`."""
         root, embed_width = "model.decoder", cast("int", s.extra["embed_width"])
         x = b.embed(f"{root}.embed_tokens", width=embed_width)
         if embed_width != s.width:

@@ -18,7 +18,7 @@ class Qwen2:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The numbers of a Qwen2 config."""
+        """The hyperparameters in a Qwen2 config."""
         return read_decoder(
             config,
             architecture="Qwen2ForCausalLM",
@@ -29,15 +29,16 @@ class Qwen2:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Write the program."""
+        """Append the ops of the model to `b`."""
         build_decoder(b, s)
 
 
 def read_windows(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sliding windows of a Qwen config as `window` (all layers alike) or `extra["windows"]`.
+    """Sliding windows of a Qwen config: `window` if all layers have the same, else
+    `extra["windows"]`; empty without windows.
 
-    A window is used only with use_sliding_window, by the layers that layer_types calls
-    "sliding_attention", else by those from max_window_layers up.
+    Windows are used only if use_sliding_window is true, in the layers that layer_types marks
+    "sliding_attention"; without layer_types, in the layers from max_window_layers on.
     """
     window = read_int(config, "sliding_window", 4096)
     if (
@@ -51,7 +52,7 @@ def read_windows(config: Mapping[str, Any]) -> dict[str, Any]:
         first = read_int(config, "max_window_layers", 28, low=0)
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     if len(kinds) != layers or not {*kinds} <= {"sliding_attention", "full_attention"}:
-        refuse("layer_types", kinds, f"{layers} of full_attention, sliding_attention")
+        refuse("layer_types", kinds, f"{layers} entries of full_attention or sliding_attention")
     windows = tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
     if len({*windows}) == 1:
         return {"window": windows[0]}

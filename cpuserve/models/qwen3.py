@@ -19,7 +19,7 @@ class Qwen3:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The numbers of a Qwen3 config; head_dim is 128 unless given, whatever the width."""
+        """The hyperparameters in a Qwen3 config; head_dim defaults to 128 for every width."""
         bias = read_bool(config, "attention_bias", False)
         head_dim = config.get("head_dim") or 128
         return read_decoder(
@@ -33,5 +33,5 @@ class Qwen3:
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
-        """Write the program."""
+        """Append the ops of the model to `b`."""
         build_decoder(b, s, qk_norm=True)

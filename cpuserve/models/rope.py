@@ -1,8 +1,8 @@
-"""Rotary embedding parameters of a config.json: inverse frequencies after scaling.
+"""Reads the rotary embedding parameters of a config.json: inverse frequencies after scaling.
 
 Formulas: Su et al. 2021 (RoPE); Peng et al. 2023 (YaRN, "NTK-by-parts"); the Llama 3.1 model card
-(llama3). Keys and defaults as in transformers modeling_rope_utils, in both spellings: "rope_theta"
-with "rope_scaling" (transformers 4) and "rope_parameters" (transformers 5).
+(llama3). Keys and defaults are those of transformers modeling_rope_utils, in both spellings:
+"rope_theta" with "rope_scaling" (transformers 4) and "rope_parameters" (transformers 5).
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ Params = Mapping[str, Any]
 
 
 def read_rope(config: Mapping[str, Any], head_dim: int, default_positions: int) -> tuple[Rope, int]:
-    """(rope, positions it is made for); ModelError for a scaling that is not supported.
+    """(rope, maximum number of positions); ModelError for a scaling that is not supported.
 
-    The positions are max_position_embeddings, which counts after scaling, or YaRN's original
-    positions x factor where that is more, since such configs keep the unscaled number.
+    The maximum is max_position_embeddings, which usually includes the scaling. YaRN configs may
+    keep the unscaled number there, so YaRN uses original positions x factor if that is larger.
     """
     params = _rope_params(config)
     theta = read_float(params, "rope_theta", 10000.0, low=1.0)
     share = read_float(params, "partial_rotary_factor", 1.0, high=1.0)
-    rotary = int(head_dim * share + 1e-6)  # a share may come from dividing the dims again
+    rotary = int(head_dim * share + 1e-6)  # 1e-6: a share such as 1/3 is rounded
     if rotary < 2 or rotary % 2:
-        refuse("partial_rotary_factor", share, f"an even part of head_dim {head_dim}")
+        want = f"a share of head_dim {head_dim} that gives an even number of dimensions"
+        refuse("partial_rotary_factor", share, want)
     max_position = read_int(config, "max_position_embeddings", default_positions)
     kind = params.get("rope_type", params.get("type", "default"))
     if not isinstance(kind, str) or kind not in _SCALINGS:
@@ -38,7 +39,7 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_positions: int) 
 
 
 def _rope_params(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Both spellings as one dictionary; what rope_parameters says wins."""
+    """The parameters of both spellings in one dictionary; rope_parameters has priority."""
     merged: dict[str, Any] = {}
     for key in ("rope_theta", "partial_rotary_factor"):
         if config.get(key) is not None:
@@ -62,23 +63,23 @@ def _default(_params: Params, base: list[float], max_position: int) -> tuple[Rop
 
 
 def _linear(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Positions divided by `factor`."""
+    """Linear scaling: all frequencies are divided by `factor`."""
     factor = read_float(params, "factor")
     return _rope([f / factor for f in base]), max_position
 
 
 def _dynamic(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """NTK by current length: up to max_position, all that is served here, it changes nothing.
+    """Dynamic NTK scaling, which has no effect up to max_position, the limit of this server.
 
-    Beyond it the frequencies would depend on the length of the sequence, which a KV cache of
-    rotated keys cannot follow.
+    Beyond it the frequencies would change with the length of the sequence, but the KV cache holds
+    keys that are already rotated.
     """
     read_float(params, "factor")
     return _rope(base), max_position
 
 
 def _llama3(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Low frequencies divided by `factor`, high ones kept, a linear blend between."""
+    """Llama 3: low frequencies are divided by `factor`, high ones kept, linear blend between."""
     factor = read_float(params, "factor")
     low = read_float(params, "low_freq_factor")
     high = read_float(params, "high_freq_factor")
@@ -95,7 +96,7 @@ def _llama3(params: Params, base: list[float], max_position: int) -> tuple[Rope,
 
 
 def _freq_factors(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Every frequency divided by its own factor: how a GGUF stores Llama 3's scaling."""
+    """Each frequency is divided by its own factor, as GGUF files store the scaling of Llama 3."""
     factors = params.get("freq_factors")
     if not isinstance(factors, list | tuple) or len(factors) != len(base):
         refuse("freq_factors", factors, f"a list of {len(base)} numbers")
@@ -104,7 +105,7 @@ def _freq_factors(params: Params, base: list[float], max_position: int) -> tuple
 
 
 def _yarn(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """NTK-by-parts over dimensions, with cos and sin multiplied by the attention factor."""
+    """YaRN: NTK-by-parts over dimensions; cos and sin are multiplied by the attention factor."""
     original = read_int(params, "original_max_position_embeddings", max_position)
     factor = read_float(params, "factor", max(max_position / original, 1.0))
     fast = read_float(params, "beta_fast", 32.0)
@@ -118,7 +119,7 @@ def _yarn(params: Params, base: list[float], max_position: int) -> tuple[Rope, i
     if read_bool(params, "truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * half - 1)
-    span = (high - low) or 0.001  # as in transformers: no division by zero
+    span = (high - low) or 0.001  # avoids a division by zero, as in transformers
 
     def scale(i: int, freq: float) -> float:
         interpolate = min(max((i - low) / span, 0.0), 1.0)
@@ -129,7 +130,7 @@ def _yarn(params: Params, base: list[float], max_position: int) -> tuple[Rope, i
 
 
 def _yarn_attention(params: Params, factor: float) -> float:
-    """The factor of cos and sin: given, or from mscale, or 0.1 ln(factor) + 1."""
+    """Factor of cos and sin: attention_factor, else from mscale, else 0.1 ln(factor) + 1."""
 
     def mscale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -1,4 +1,4 @@
-"""ModelSpec: the numbers of one model, read from config.json or GGUF metadata."""
+"""ModelSpec: the hyperparameters of one model, read from config.json or GGUF metadata."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from cpuserve.program.ops import Rope
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Numbers only; the ops that use them are in models/<family>.py.
+    """Hyperparameters of a model; models/<family>.py builds the ops from them.
 
-    `extra` holds what one family alone needs (OPT's word_embed_proj_dim, do_layer_norm_before).
-    `dtype` is the checkpoint's: "bfloat16", "float16", "float32".
+    `vocab` is the number of token ids, `width` the hidden size, `window` the sliding window in keys
+    (0 = none). `tied`: embedding and output head share one matrix. `extra` holds values of a single
+    family (OPT's word_embed_proj_dim, do_layer_norm_before). `dtype` is that of the checkpoint:
+    "bfloat16", "float16" or "float32".
     """
 
     architecture: str

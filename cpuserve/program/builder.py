@@ -1,4 +1,4 @@
-"""Builder: what a model file calls, once at load, to write its Program."""
+"""Builder: model files call its methods, once at load, to build their Program."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class Builder:
-    """Appends ops, tracks the width of every value, and collects the weights the ops read.
+    """Appends ops, tracks the width of every value, and collects the weights that the ops read.
 
     Weights are named without their suffix: `b.linear(x, "model.layers.0.mlp.up_proj", ...)` reads
-    "...up_proj.weight" and, with `bias`, "...up_proj.bias". A width that does not fit raises
-    ModelError, since it comes from the numbers in a config.
+    "...up_proj.weight" and, with `bias`, "...up_proj.bias". Widths that do not match raise
+    ModelError, because their cause is a wrong value in the model's config.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -46,7 +46,7 @@ class Builder:
     def embed(
         self, name: str, *, vocab: int | None = None, width: int | None = None, scale: float = 1.0
     ) -> ValueId:
-        """scale * rows of the embedding [vocab, width] (defaults: the spec's): [T, width]."""
+        """scale * embedding rows of the tokens: [T, width]; vocab, width default to the spec."""
         vocab, width = vocab or self._spec.vocab, width or self._spec.width
         weight = self._matrix(name, vocab, width)
         out = self._value(name, width)
@@ -54,7 +54,7 @@ class Builder:
         return out
 
     def position_embed(self, x: ValueId, name: str, *, rows: int, offset: int = 0) -> None:
-        """x += learned positions [rows, width], row position + offset; in place."""
+        """Add row (position + offset) of the learned positions [rows, width] to x, in place."""
         width = self._width(x)
         weight = self._need(f"{name}.weight", (rows, width), "table")
         self._ops.append(PositionEmbed(x, weight, rows, width, offset))
@@ -62,7 +62,7 @@ class Builder:
     def rms_norm(
         self, x: ValueId, name: str, *, eps: float | None = None, plus_one: bool = False
     ) -> ValueId:
-        """RmsNorm of every row (eps: the spec's): [T, width of x]."""
+        """RmsNorm of every row: [T, width of x]; eps defaults to the spec."""
         width = self._width(x)
         weight = self._need(f"{name}.weight", (width,), "vector")
         out = self._value(name, width)
@@ -72,7 +72,7 @@ class Builder:
     def layer_norm(
         self, x: ValueId, name: str, *, eps: float | None = None, bias: bool = True
     ) -> ValueId:
-        """LayerNorm of every row (eps: the spec's): [T, width of x]."""
+        """LayerNorm of every row: [T, width of x]; eps defaults to the spec."""
         width = self._width(x)
         weight = self._need(f"{name}.weight", (width,), "vector")
         shift = self._need(f"{name}.bias", (width,), "vector") if bias else None
@@ -90,18 +90,18 @@ class Builder:
         then: Then = "none",
         add_to: ValueId | None = None,
     ) -> ValueId:
-        """x times the matrices `names`, side by side, + bias, then `then`: [T, sum(features)].
+        """Multiply x by the concatenated matrices `names`, add biases, apply activation `then`.
 
-        features: output columns of each matrix; one number stands for every matrix. It may be left
-        out for a single matrix with `add_to`, whose width says it. `then` "*_mul" takes two
-        matrices (gate, up) of equal features and gives [T, features]. With `add_to` the result is
-        added to that value, which is also returned.
+        Returns [T, sum(features)]. features: output columns of each matrix, or one number for all
+        of them; a single matrix with `add_to` takes it from the width of that value. `then`
+        "*_mul" needs two matrices (gate, up) of equal features and gives [T, features]. With
+        `add_to` the result is added to that value, which is also returned.
         """
         parts = (names,) if isinstance(names, str) else tuple(names)
         label = _join(parts)
         if features is None:
             if add_to is None or len(parts) != 1:
-                msg = f"linear {label}: features are not given"
+                msg = f"linear {label}: features are not given; only add_to can replace them"
                 raise ModelError(msg)
             features = self._width(add_to)
         sizes = (features,) * len(parts) if isinstance(features, int) else tuple(features)
@@ -136,14 +136,14 @@ class Builder:
         k_norm: str | None = None,
         eps: float | None = None,
     ) -> None:
-        """Norm (optional) and rotate q and k of `qkv` in place; store k and v in `layer`'s cache.
+        """Normalize (optional) and rotate q and k of `qkv` in place; store k and v in the KV cache.
 
-        qkv [T, (q_heads + 2 kv_heads) * head_dim]. Layers are stored in order, starting at 0.
+        qkv [T, (q_heads + 2 kv_heads) * head_dim]. Call it for layers in order, starting at 0.
         """
         s = self._spec
         self._check_width(f"layer {layer}: qkv", qkv, (s.q_heads + 2 * s.kv_heads) * s.head_dim)
         if layer != len(self._kv):
-            msg = f"layer {layer}: rope_store_kv of layer {len(self._kv)} is next"
+            msg = f"layer {layer}: rope_store_kv of layer {len(self._kv)} is next; keep the order"
             raise ModelError(msg)
         if rope is not None:
             _check_rope(rope, s.head_dim)
@@ -166,12 +166,12 @@ class Builder:
     ) -> ValueId:
         """Causal attention of q over the cache of `layer`: [T, q_heads * head_dim].
 
-        window: keys visible at most (0 = all); scale: default head_dim ** -0.5; sinks: the full
-        name of a weight [q_heads].
+        window: maximum number of visible keys (0 = all); scale: default head_dim ** -0.5; sinks:
+        the full name of a weight [q_heads].
         """
         s = self._spec
         if layer >= len(self._kv):
-            msg = f"layer {layer}: attention before rope_store_kv"
+            msg = f"layer {layer}: attention before rope_store_kv, which must come first"
             raise ModelError(msg)
         if sinks is not None:
             self._need(sinks, (s.q_heads,), "vector")
@@ -189,11 +189,11 @@ class Builder:
         self._ops.append(Add(x, to, width))
 
     def activation(self, x: ValueId, then: Then) -> ValueId:
-        """act(x); for "*_mul" act(first half of the columns) * second half."""
+        """act(x); for "*_mul", act(first half of the columns) * (second half)."""
         width = self._width(x)
         if then.endswith("_mul"):
             if width % 2:
-                msg = f"activation {then}: width {width} is odd"
+                msg = f"activation {then}: width {width} is odd, so it has no two halves"
                 raise ModelError(msg)
             width //= 2
         out = self._value(then, width)
@@ -210,21 +210,24 @@ class Builder:
         scale: float = 1.0,
         softcap: float = 0.0,
     ) -> None:
-        """Logits over the vocabulary: x times the matrix `name`, or of the embedding `tied_to`."""
+        """Logits over the vocabulary: x times the matrix `name`, or the embedding `tied_to`."""
         width, vocab = self._width(x), self._spec.vocab
         weight = self._matrix(tied_to or name, vocab, width)
         shift = self._need(f"{name}.bias", (vocab,), "vector") if bias else None
         self._ops.append(Logits(x, weight, vocab, width, scale, softcap, shift))
 
     def finish(self) -> Program:
-        """The finished program; ModelError when it cannot produce logits."""
+        """The complete Program; ModelError unless its last op is its only Logits op."""
         heads = [op for op in self._ops if isinstance(op, Logits)]
         if len(heads) != 1 or self._ops[-1] is not heads[0]:
-            msg = "a program ends with its one logits op"
+            msg = "a program must have one logits op, as its last op"
             raise ModelError(msg)
         attended = [op.layer for op in self._ops if isinstance(op, Attention)]
         if attended != list(range(len(self._kv))):
-            msg = f"{len(self._kv)} layers are stored, attention reads layers {attended}"
+            msg = (
+                f"{len(self._kv)} layers are stored in the KV cache, but attention reads layers "
+                f"{attended}; it must read every layer once, in order"
+            )
             raise ModelError(msg)
         return Program(
             ops=tuple(self._ops),
@@ -257,7 +260,7 @@ class Builder:
     def _need(self, name: str, shape: tuple[int, ...], role: str) -> str:
         need = WeightNeed(name, shape, role)
         if self._weights.setdefault(name, need) != need:
-            msg = f"{name} is needed as {self._weights[name]} and as {need}"
+            msg = f"two ops need {name} in different forms: {self._weights[name]} and {need}"
             raise ModelError(msg)
         return name
 
@@ -266,14 +269,17 @@ def _then_width(what: str, features: tuple[int, ...], then: Then) -> int:
     if not then.endswith("_mul"):
         return sum(features)
     if len(features) != 2 or features[0] != features[1]:
-        msg = f"{what}: {then} takes two matrices of equal features, got {features}"
+        msg = f"{what}: {then} needs two matrices of equal features, got {features}"
         raise ModelError(msg)
     return features[0]
 
 
 def _check_rope(rope: Rope, head_dim: int) -> None:
     if rope.rotary != 2 * len(rope.inv_freq) or not 0 < rope.rotary <= head_dim:
-        msg = f"rope: {rope.rotary} dims, {len(rope.inv_freq)} frequencies, head_dim {head_dim}"
+        msg = (
+            f"rope: {rope.rotary} rotated dims need {rope.rotary // 2} frequencies (got "
+            f"{len(rope.inv_freq)}) and at least as large a head_dim (got head_dim {head_dim})"
+        )
         raise ModelError(msg)
 
 

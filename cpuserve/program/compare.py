@@ -1,7 +1,7 @@
-"""Op-by-op comparison of an executor with the Interpreter: names the first op that differs.
+"""Op-by-op comparison of an executor with the Interpreter: finds the first op that differs.
 
-Each op of the interpreter gets the executor's own inputs, so that an error shows where it is made
-and not where it arrives.
+Each op of the interpreter gets the inputs of the executor's op. Therefore an error is reported at
+the op that makes it, and not again at the ops after it.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ ACT_FORMAT = {
     "w8_channel": "q8row",
     "w8_channel_g128": "q8g128",
 }
-WHOLE_ROW = ("q8g128", "q8row")  # not written by linears and attention, which see a part of a row
-# fp32 sums of up to 10^4 products in another order differ by less than 1e-5 of the row's largest
-# element; fast exp and erf add as much.
+WHOLE_ROW = ("q8g128", "q8row")  # linears and attention write parts of rows, so not these
+# fp32 sums of up to 10^4 products in different orders differ by less than 1e-5 of the largest
+# element in the row; the fast exp and erf differ by as much again.
 SUM_TOLERANCE = 2e-5
-# A key or probability that falls on the other side of a rounding step may carry the whole row.
+# A key or probability that is rounded in the other direction may change the whole row by one step.
 STEP = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 0.0}
-# Eight-bit caches: a code of K that rounds the other way, and bf16 probabilities.
+# Eight-bit KV caches: a code of K rounded in the other direction, and bf16 probabilities.
 STEP |= {"int8": 2.0**-6, "fp8_e4m3": 2.0**-4, "fp8_e5m2": 2.0**-3}
 
 
 class Tappable(Protocol):
-    """An executor that shows its ops."""
+    """An executor that can report the inputs and the output of each op."""
 
     def tap(self, arrays: HasWords, op_index: int, /) -> tuple[list[Float32], Float32]:
-        """(inputs of the op, its output), fp32 [T, width]."""
+        """(inputs of the op, output of the op) when it runs the step `arrays`, fp32 [T, width]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first op beyond its tolerance: Program op, executor op, and the worst element."""
+    """The first op that exceeds its tolerance: Program op, executor op, and the worst element."""
 
     op_index: int
     tap_index: int
@@ -77,11 +77,11 @@ def compare(
     arrays: HasWords,
     source_op: Sequence[int] | None = None,
 ) -> Difference | None:
-    """The first op of this step whose output differs, or None.
+    """The first op of this step whose output differs beyond its tolerance, or None.
 
-    source_op: for each op of the executor the Program op it came from (Lowered.source_op); None
-    where they are the same. Call it for every step of a sequence from the first: the comparison
-    also writes the interpreter's KV cache, from the executor's values.
+    source_op: the index of the Program op for each op of the executor (Lowered.source_op); None if
+    both have the same ops. Call this function for every step of a sequence, from the first on,
+    because it also writes the interpreter's KV cache from the executor's values.
     """
     program = interpreter.program
     origins = range(len(program.ops)) if source_op is None else source_op
@@ -89,7 +89,7 @@ def compare(
     for index, op in enumerate(program.ops):
         taps = [i for i, origin in enumerate(origins) if origin == index]
         if not taps:
-            msg = f"op {index} ({type(op).__name__}) has no op in the executor"
+            msg = f"op {index} ({type(op).__name__}) has no op in the executor; lowering dropped it"
             raise ValueError(msg)
         inputs, got = _gather(executor, arrays, taps)
         lowered = source_op is not None
@@ -103,7 +103,7 @@ def compare(
 
 
 def stored_format(program: Program, kinds: Mapping[str, str], value: ValueId) -> str:
-    """How an executor may store `value`: the row format its readers share, else "f32"."""
+    """The row format in which an executor stores `value`: that of all its readers, else "f32"."""
     formats: set[str] = set()
     for op in program.ops:
         if isinstance(op, Linear | Logits) and op.x == value:
@@ -121,7 +121,9 @@ def stored_format(program: Program, kinds: Mapping[str, str], value: ValueId) ->
 def _gather(
     executor: Tappable, arrays: HasWords, taps: Sequence[int]
 ) -> tuple[list[Float32], Float32]:
-    """Inputs of the first executor op (and what a later one adds to), output of the last."""
+    """(inputs, output) of the executor ops `taps` as one op: inputs of the first op, plus the value
+    that a later op adds to, and the output of the last op.
+    """
     inputs, got = executor.tap(arrays, taps[0])
     for tap in taps[1:]:
         more, got = executor.tap(arrays, tap)
@@ -145,7 +147,7 @@ def _run(
 
 
 def _unpad_heads(q: Float32, op: RopeStoreKV | Attention) -> Float32:
-    """[T, heads * padded head_dim] without the padding, which the native executor adds."""
+    """q [T, heads * padded head_dim] without the padding that the native executor adds."""
     return q.reshape(len(q), op.q_heads, -1)[:, :, : op.head_dim].reshape(len(q), -1)
 
 
@@ -166,7 +168,7 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
         width = size.shape[1]
         group = {"q8g32": 32, "q8g128": 128, "q8row": width}[stored]
         padded = np.pad(size, ((0, 0), (0, -width % group)))
-        # half a step is amax / 254; a second term divides what is left once more
+        # Rounding errs by half a step, amax / 254; the second term reduces it by as much again.
         two_terms = interpreter.activation_bits == 16 and stored == "q8g32"
         per_half_step = 250 * (125 if two_terms else 1)
         steps = padded.reshape(len(padded), -1, group).max(axis=2) / per_half_step
@@ -177,9 +179,9 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
 def _worst(
     got: Float32, expected: Float32, tolerance: Float32
 ) -> tuple[int, int, float, float, float] | None:
-    """(row, column, got, expected, tolerance) of the element furthest beyond its tolerance."""
+    """(row, column, got, expected, tolerance) of the element that exceeds its tolerance most."""
     if got.shape != expected.shape:
-        msg = f"an op gave {got.shape}, the interpreter {expected.shape}"
+        msg = f"the executor's op gave shape {got.shape}, but the interpreter {expected.shape}"
         raise ValueError(msg)
     excess = np.abs(got - expected) / tolerance
     excess[np.isnan(excess)] = np.inf

@@ -1,4 +1,4 @@
-"""Which values an op reads and writes, and how long values live."""
+"""Data flow of a Program: the values that an op reads and writes, and their last uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cpuserve.program.program import Program
 
 
 def written(op: Op) -> ValueId | None:
-    """The value an op writes or changes; None for Logits."""
+    """The value that an op writes or changes in place; None for Logits."""
     if isinstance(op, Logits):
         return None
     if isinstance(op, PositionEmbed):
@@ -26,7 +26,7 @@ def written(op: Op) -> ValueId | None:
 
 
 def reads(op: Op) -> tuple[ValueId, ...]:
-    """The values an op reads, an op that adds in place last what it adds to."""
+    """The values that an op reads; for an op that adds in place, its target is the last one."""
     if isinstance(op, Embed):
         return ()
     if isinstance(op, RopeStoreKV | Attention):

@@ -1,7 +1,7 @@
-"""The Program in torch, one small function per op: the oracle of every kernel and executor.
+"""Runs a Program in torch, one small function per op: the reference for kernels and executors.
 
-Two modes. "reference" computes in fp32 throughout. "emulated" rounds and quantizes where the native
-executor does (csrc/kernels/table.h), so that a kernel can be held to a tight tolerance.
+There are two modes. "reference" computes everything in fp32. "emulated" rounds and quantizes at the
+same points as the native executor (csrc/kernels/table.h), so tests can use tight tolerances.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ BLOCK = 32  # tokens of a KV block, kBlock
 CHUNK = 256  # keys of an attention chunk, kChunk
 GROUP = 32  # weights that share a scale in GGUF's formats
 GROUP128 = 128  # inputs that share a scale in rows of format q8g128
-QUERIES_AT_ONCE = 128  # of one sequence: bounds the score matrix [queries, heads, keys]
-ROWS_AT_ONCE = 4096  # rows of a half-precision matrix widened at a time: bounds the fp32 copy
-# What torch keeps of each type; it indexes no fp8, so that is kept as its bytes.
+QUERIES_AT_ONCE = 128  # per sequence; limits the memory of scores [queries, heads, keys]
+ROWS_AT_ONCE = 4096  # rows of a 16-bit matrix converted to fp32 at a time; limits memory
+# Storage dtype of each KV type. torch cannot index fp8 tensors, so fp8 is stored as bytes.
 KV_DTYPES = {
     "f32": torch.float32,
     "f16": torch.float16,
@@ -50,7 +50,7 @@ KV_DTYPES = {
     "fp8_e4m3": torch.uint8,
     "fp8_e5m2": torch.uint8,
 }
-MIXED_KV = ("int8",)  # keys are mixed before they are encoded, queries inversely
+MIXED_KV = ("int8",)  # keys are multiplied by a Hadamard matrix, queries by its inverse
 SCALED_KV = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # the largest code
 FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 DENSE_DTYPES = {
@@ -62,9 +62,10 @@ DENSE_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class QuantMatrix:
-    """Weights in groups along k, the last maybe shorter: w = scale * (codes - zero) + minimum.
+    """A matrix quantized in groups along k: w = scale * (codes - zero) + minimum.
 
-    codes [n, k] uint8; scale and minimum (or None) [n, groups] fp32, each for `group` weights.
+    codes [n, k] uint8; scale and minimum (or None) [n, groups] fp32, each for `group` weights; the
+    last group of a row may be shorter.
     """
 
     codes: Tensor
@@ -93,12 +94,12 @@ Matrix: TypeAlias = Tensor | QuantMatrix
 class Interpreter:
     """Runs a Program over packed steps, with its own paged KV cache.
 
-    tensors: every weight the program needs under its checkpoint name, as a torch tensor or, for the
-    quantized kinds of the emulated mode, a QuantMatrix. kinds: weight kind of each matrix, used by
-    the emulated mode (default dense_f32). kv_dtype: "f32", "f16", "bf16", or "int8", "fp8_e4m3",
-    "fp8_e5m2" under one scale a token and head; how keys and values are kept, in both modes. The
-    cache has `num_blocks` blocks of 32 tokens. `cancelled`, set from any thread, ends a run after
-    its current op with RuntimeError.
+    tensors: every weight of the program under its checkpoint name, as a torch tensor or, for
+    quantized kinds in the emulated mode, a QuantMatrix. kinds: weight kind of each matrix in the
+    emulated mode (default dense_f32). kv_dtype: storage of keys and values in both modes: "f32",
+    "f16", "bf16", or "int8", "fp8_e4m3", "fp8_e5m2" with one scale per token and head. The cache
+    has `num_blocks` blocks of 32 tokens. Any thread may set `cancelled`, which ends a run after its
+    current op with RuntimeError.
     """
 
     def __init__(
@@ -141,11 +142,11 @@ class Interpreter:
     # -- running -----------------------------------------------------------------------------
 
     def run(self, arrays: HasWords) -> Tensor:
-        """Logits [R, vocab] of the step's logit rows; its keys and values are in the cache."""
+        """Run a step; returns the logits [R, vocab] of its logit rows and updates the KV cache."""
         return self.logits(self.hidden(arrays))
 
     def hidden(self, arrays: HasWords) -> Tensor:
-        """The step up to Logits: the input of Logits at the step's logit rows, [R, width]."""
+        """Run a step except Logits; returns the input of Logits at the logit rows, [R, width]."""
         self.begin(arrays)
         values = self._run_to(len(self.program.ops) - 1)
         head = cast("Logits", self.program.ops[-1])
@@ -158,7 +159,7 @@ class Interpreter:
         return [values[v] for v in reads(self.program.ops[index])]
 
     def begin(self, arrays: HasWords) -> None:
-        """Take a step for the following `run_op`s; ValueError for an index out of range."""
+        """Set the step for the following `run_op` calls; ValueError for an index out of range."""
         step = view(arrays)
         check_step(step, vocab=self.program.vocab, num_blocks=self.num_blocks, block=BLOCK)
         self._step: StepView = step
@@ -167,10 +168,10 @@ class Interpreter:
         self._row_token = torch.from_numpy(step.row_token).long()
 
     def run_op(self, index: int, inputs: Sequence[Tensor]) -> Tensor:
-        """Op `index` of the step taken by `begin`: its output, fp32 [T, width] ([R, vocab]).
+        """Run op `index` of the step set by `begin`; returns its output in fp32.
 
-        inputs: the values it reads, an op that adds in place last the value it adds to. RopeStoreKV
-        gives the changed qkv and writes the cache.
+        The output is [T, width], or [R, vocab] for Logits. inputs: the values that the op reads, in
+        the order of dataflow.reads. RopeStoreKV returns the changed qkv and writes the KV cache.
         """
         op = self.program.ops[index]
         with torch.inference_mode():
@@ -178,13 +179,13 @@ class Interpreter:
             return cast("Tensor", run(op, *(x.float() for x in inputs)))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [n, vocab] of rows [n, width] that `hidden` gave."""
+        """Logits [n, vocab] of rows [n, width] that `hidden` returned."""
         op = cast("Logits", self.program.ops[-1])
         with torch.inference_mode():
             return self._head(op, hidden)
 
     def kv_parts(self, block: int) -> list[Tensor]:
-        """Views of KV block `block` in each layer: keys and values [2, 32, heads, d], scales."""
+        """Views of KV block `block`, per layer: keys and values [2, 32, heads, d], then scales."""
         at = slice(block * BLOCK, (block + 1) * BLOCK)
         layers = zip(self._cache, self._scales, strict=True)
         return [part[:, at] for layer in layers for part in layer if part is not None]
@@ -193,7 +194,7 @@ class Interpreter:
         values: dict[ValueId, Tensor] = {}
         for i, op in enumerate(self.program.ops[:index]):
             if self.cancelled:
-                msg = "the step was cancelled"
+                msg = "another thread cancelled the step"
                 raise RuntimeError(msg)
             out = self.run_op(i, [values[v] for v in reads(op)])
             target = cast("ValueId", written(op))
@@ -299,9 +300,9 @@ class Interpreter:
         positions: Tensor,
         v_scale: Tensor | None = None,
     ) -> Tensor:
-        """One sequence: q [n, Hq, d] at `positions` over k, v [keys, Hk, d] from position 0.
+        """Attention of one sequence: q [n, Hq, d] at `positions`, k and v [keys, Hk, d] from 0 on.
 
-        v_scale [keys, Hk]: what v is yet to be multiplied with (emulated mode).
+        v_scale [keys, Hk]: scales of v that are not applied yet (emulated mode).
         """
         group = op.q_heads // op.kv_heads
         rounded = self.mode == "emulated" and self.kv_type not in ("f16", "f32")
@@ -325,7 +326,7 @@ class Interpreter:
     # -- weights -----------------------------------------------------------------------------
 
     def _multiply(self, x: Tensor, name: str) -> Tensor:
-        """x W^T in fp32, rounded as the weight's kind does in the emulated mode."""
+        """x W^T in fp32; in the emulated mode, x is rounded as for the kind of the weight."""
         weight = self._matrix(name)
         if isinstance(weight, QuantMatrix):
             if self.mode == "emulated":
@@ -357,12 +358,12 @@ class Interpreter:
         for need in self.program.weights:
             shape = tuple(self._tensors[need.name].shape)
             if shape != need.shape:
-                msg = f"{need.name} has shape {shape}, the program needs {need.shape}"
+                msg = f"{need.name} has shape {shape}, but the program needs {need.shape}"
                 raise ValueError(msg)
 
 
 def row_blocks(weight: Matrix) -> list[slice]:
-    """Row ranges of a matrix that are widened to fp32 one after another."""
+    """Ranges of at most ROWS_AT_ONCE rows, which are converted to fp32 one after another."""
     return [slice(a, a + ROWS_AT_ONCE) for a in range(0, weight.shape[0], ROWS_AT_ONCE)]
 
 
@@ -372,14 +373,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn dims i and i + rotary / 2 of x [T, heads, d] by the angles [T, 1, rotary / 2]."""
+    """Rotate dims i and i + rotary / 2 of x [T, heads, d]; cos and sin are [T, 1, rotary / 2]."""
     half = cos.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
 
 
 def activate(x: Tensor, then: Then) -> Tensor:
-    """The activation of Linear and ActivationOp; "*_mul" multiplies act(first half) * second."""
+    """The activation of Linear and ActivationOp; "*_mul" gives act(first half) * second half."""
     if then.endswith("_mul"):
         gate, up = x.chunk(2, dim=1)
         return activate(gate, cast("Then", then.removesuffix("_mul"))) * up
@@ -393,23 +394,23 @@ def activate(x: Tensor, then: Then) -> Tensor:
 
 
 def soften(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap), or x where there is no cap."""
+    """cap * tanh(x / cap), or x if cap is 0."""
     return cap * torch.tanh(x / cap) if cap > 0 else x
 
 
 def visible(distance: Tensor, op: Attention) -> Tensor:
-    """Which keys a query sees; distance = its position - the key's, [n, keys]."""
+    """Mask [n, keys] of the keys that a query may see; distance = query position - key position."""
     seen = distance >= 0 if op.causal else torch.ones_like(distance, dtype=torch.bool)
     return seen & (distance < op.window) if op.window else seen
 
 
 def mix_width(head_dim: int) -> int:
-    """The largest power of two that divides head_dim: rows of the matrix `mix` multiplies with."""
+    """Size of the Hadamard matrix of `mix`: the largest power of two that divides head_dim."""
     return head_dim & -head_dim
 
 
 def mix(x: Tensor) -> Tensor:
-    """Heads x [T, heads, d] times Hadamard's matrix (entries 1 and -1), block by block of d."""
+    """x [T, heads, d] times the Hadamard matrix (entries 1 and -1), per block of mix_width(d)."""
     n, h = mix_width(x.shape[2]), torch.ones(1, 1)
     while len(h) < n:
         h = torch.cat([torch.cat([h, h], dim=1), torch.cat([h, -h], dim=1)])
@@ -417,7 +418,7 @@ def mix(x: Tensor) -> Tensor:
 
 
 def encode_kv(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """Heads x [T, heads, d] in 8 bits: (int8 or fp8 codes, scale [T, heads]); x ~ codes * scale."""
+    """Quantize x [T, heads, d] to 8 bits: (codes, scale [T, heads]) with x ~ codes * scale."""
     largest, top = SCALED_KV[kind], x.abs().amax(dim=2)
     factor = torch.where(top > 0, torch.tensor(largest) / top, 0.0)
     codes = x * factor[..., None]
@@ -432,11 +433,11 @@ def chunked_softmax(
     round_p: bool = False,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """softmax(s) v in chunks of 256 keys, each from an empty state, merged in ascending order.
+    """softmax(s) v, computed separately for each chunk of 256 keys and merged in ascending order.
 
-    s [n, heads, keys] with -inf where masked, v [keys, heads, d], sink [n, heads, 1] or None. With
-    round_p, P is rounded to bf16 before it meets V, after v_scale [keys, heads] if V has one; the
-    sums take P as it was.
+    s [n, heads, keys] is -inf at masked keys; v [keys, heads, d]; sink [n, heads, 1] or None. With
+    round_p, P is rounded to bf16 before it is multiplied with V, and after the multiplication with
+    v_scale [keys, heads], if any. The denominators use P in fp32 without v_scale.
     """
     n, heads, keys = s.shape
     top = torch.full((n, heads, 1), -torch.inf)
@@ -463,20 +464,23 @@ def chunked_softmax(
 
 
 def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows x in int8, a scale per `group`: (q [T, groups, group], scale, sum of q [T, groups])."""
+    """Quantize rows x to int8 with a scale per `group` inputs.
+
+    Returns (q [T, groups, group], scale [T, groups], sum of q [T, groups]).
+    """
     x = F.pad(x, (0, -x.shape[1] % group)).reshape(len(x), -1, group)
     amax = x.abs().amax(dim=2)
-    # a tensor on top: torch turns number / tensor into a product with the reciprocal
+    # torch computes number / tensor as number * (1 / tensor), which rounds twice: use two tensors.
     inverse = torch.where(amax > 0, torch.tensor(127.0) / amax, 0.0)
     q = torch.round(x * inverse[..., None])
     return q, amax / 127.0, q.sum(dim=2)
 
 
 def multiply_grouped(x: Tensor, weight: QuantMatrix) -> Tensor:
-    """The quantized dot product of table.h, group by group in ascending order.
+    """The quantized product of table.h for kinds with groups, summed in ascending order of groups.
 
-    Sums of int8 x code products stay below 2^24 and are exact in fp32; a fused multiply-add is an
-    fp64 product and sum, rounded once to fp32.
+    Sums of int8 x code products stay below 2^24, so they are exact in fp32. A fused multiply-add
+    is emulated as an fp64 product and sum, rounded once to fp32.
     """
     q, x_scale, x_sum = quantize_rows(x, weight.group)
     n, codes = weight.shape[0], centered(weight, weight.group)
@@ -491,7 +495,7 @@ def multiply_grouped(x: Tensor, weight: QuantMatrix) -> Tensor:
 
 
 def multiply_channel(x: Tensor, weight: QuantMatrix, group: int) -> Tensor:
-    """table.h's w8_channel (group 0: the whole row) and w8_channel_g128 (groups of 128)."""
+    """The product of kinds w8_channel (group 0: whole rows) and w8_channel_g128 of table.h."""
     q, x_scale, _ = quantize_rows(x, group or x.shape[1])
     codes = centered(weight, group or x.shape[1])
     if not group:
@@ -510,7 +514,7 @@ def centered(weight: QuantMatrix, group: int) -> Tensor:
 
 
 def multiply_q8g32x2(x: Tensor, weight: QuantMatrix) -> Tensor:
-    """The product in two terms: the quantized value, and what its rounding left over."""
+    """The product of x in two terms: quantized x, plus the quantized error of the first term."""
     q, scale, _ = quantize_rows(x, GROUP)
     kept = (q * scale[..., None]).reshape(len(x), -1)[:, : x.shape[1]]
     return multiply_grouped(x, weight) + multiply_grouped(x - kept, weight)

@@ -1,9 +1,9 @@
 """Lower a Program to the native executor: weight kinds, row formats, shared buffers.
 
-The Program says what is computed; lowering decides how its values are stored. Each weight kind
-multiplies rows in one format (`csrc/kernels/table.h: ActFormat`), so a value read only by linears
-of one such kind is stored in it by whoever produces it; a value read otherwise stays fp32 and is
-converted in front of the linear. Values whose lives do not overlap share a buffer.
+The Program defines the computation; lowering chooses how its values are stored. Each weight kind
+multiplies rows of one format (`csrc/kernels/table.h: ActFormat`). If all readers of a value are
+linears of one format, the op that produces the value stores it in that format. Other values stay in
+fp32 and are converted before each linear. Values with disjoint lifetimes share a buffer.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ ACT_FORMAT = {
     "w8_channel": "q8row",
     "w8_channel_g128": "q8g128",
 }
-# Scales wider than a tile or a head: only an op that has the whole row can write these.
+# Their scale covers more columns than a tile or head: only an op with the whole row can write it.
 WHOLE_ROW = ("q8g128", "q8row")
-# Rows of int8 groups in two terms, about 15 bits, where activation_bits is 16.
+# With activation_bits 16, two int8 terms stand for one value, which gives about 15 bits.
 TWO_TERMS = {"q8g32": "q8g32x2"}
 KV_ROW_FORMAT = {
     "bf16": "bf16",
@@ -81,7 +81,7 @@ class VectorLoad:
 
 @dataclass(frozen=True, slots=True)
 class OpWeights:
-    """The packed matrix [n, k] of weight kind `kind` that an op multiplies with; its bytes."""
+    """The packed matrix [n, k] of weight kind `kind` that an op multiplies; its size in bytes."""
 
     kind: str
     n: int
@@ -89,13 +89,26 @@ class OpWeights:
     num_bytes: int
 
 
+# Dot-product type of each weight kind, by the names of the probes; other kinds use "f32".
+DOT_OF_KIND = {
+    "dense_bf16": "bf16",
+    "w8_g32": "int8",
+    "w8_channel": "int8",
+    "w8_channel_g128": "int8",
+    "w4_g32": "int4",
+    "w4m_g32": "int4",
+    "w4m_g128": "int4",
+}
+
+
 @dataclass(slots=True)
 class Lowered:
-    """What the native executor is made from; native op i came from Program op `source_op[i]` and
-    multiplies with `op_weights[i]`, if any.
+    """The result of lowering, from which the native executor is built.
 
-    A decode step of one sequence reads `read_bytes` of packed weights (linears and lm_head, no
-    embedding row); a prompt token costs 2 x `linear_weights` operations (without lm_head).
+    Native op i implements Program op `source_op[i]` and multiplies the matrix `op_weights[i]`, if
+    any. A decode step of one sequence reads `read_bytes` of packed weights (linears and lm_head,
+    without the embedding row). A prompt token costs 2 x `linear_weights` operations (without
+    lm_head).
     """
 
     native: _C.Program
@@ -106,14 +119,23 @@ class Lowered:
     read_bytes: int = 0
     linear_weights: int = 0
 
+    @property
+    def dot(self) -> str:
+        """The dot-product type of most weights, by the names of the probes."""
+        counts: dict[str, int] = {}
+        for weights in filter(None, self.op_weights):
+            dot = DOT_OF_KIND.get(weights.kind, "f32")
+            counts[dot] = counts.get(dot, 0) + weights.n * weights.k
+        return max(counts, key=counts.__getitem__, default="f32")
+
 
 def split_then(then: Then) -> tuple[str, bool]:
-    """("silu", True) for "silu_mul"."""
+    """(activation, whether it is gated): ("silu", True) for "silu_mul"."""
     return (then.removesuffix("_mul"), then.endswith("_mul"))
 
 
 class Lowering:
-    """One pass over a Program's ops; `run()` gives the Lowered."""
+    """Lowers the ops of a Program in one pass; `run()` returns the Lowered."""
 
     def __init__(
         self,
@@ -177,25 +199,28 @@ class Lowering:
         return "f32" if chosen.startswith("q8g32") and self._heads_cross_groups(value) else chosen
 
     def _act_format(self, weight: str) -> str:
-        """The row format that `weight` multiplies."""
+        """The row format of the activations that `weight` is multiplied with."""
         fmt = ACT_FORMAT[self.kind_of(weight)]
         return TWO_TERMS.get(fmt, fmt) if self.activation_bits == 16 else fmt
 
     def _heads_cross_groups(self, value: ValueId) -> bool:
-        """Attention writes head by head, but a group of 32 can only be quantized whole."""
+        """Whether attention writes `value` in heads that split groups of 32.
+
+        A group can only be quantized as a whole, and attention writes one head at a time.
+        """
         return any(
             isinstance(op, Attention) and op.out == value and op.head_dim % 32
             for op in self.program.ops
         )
 
     def _in_pieces(self, value: ValueId) -> bool:
-        """Linears write their rows strip by strip, attention head by head."""
+        """Whether a linear (strips) or attention (heads) writes `value` in parts of rows."""
         return any(
             isinstance(op, Attention | Linear) and op.out == value for op in self.program.ops
         )
 
     def _splits(self, op: Linear) -> bool:
-        """The parts have different kinds and cannot be one matrix."""
+        """Whether the parts of `op` have different weight kinds, so one matrix cannot hold them."""
         return len({self.kind_of(w) for w in op.weights}) > 1
 
     def _take(self, width: int, fmt: str) -> int:
@@ -213,7 +238,7 @@ class Lowering:
         return self._buffer[value]
 
     def _as(self, value: ValueId, fmt: str) -> int:
-        """The buffer holding `value` in `fmt`, converted here if it is stored otherwise."""
+        """The buffer that holds `value` in `fmt`; emits a conversion if it is stored otherwise."""
         if self._format[value] == fmt:
             return self._value(value)
         if (value, fmt) not in self._converted:
@@ -223,7 +248,7 @@ class Lowering:
         return self._converted[value, fmt]
 
     def _retire(self, op: Op) -> None:
-        """Drop conversions of what `op` wrote, and free buffers nobody reads any more."""
+        """Drop conversions of the value that `op` wrote, and free buffers after their last use."""
         out = written(op)
         touched = {v for v in (*reads(op), out) if v is not None}
         for value, fmt in list(self._converted):
@@ -255,7 +280,7 @@ class Lowering:
         return self._matrices[key]
 
     def _read(self, name: str, n: int, k: int) -> OpWeights:
-        """The matrix of an op, counted as read once a step."""
+        """The matrix of an op; adds its size to the bytes that a step reads."""
         kind = self.kind_of(name)
         weights = OpWeights(kind, n, k, self.native.packed_bytes(kind, n, k))
         self.out.read_bytes += weights.num_bytes
@@ -297,7 +322,7 @@ class Lowering:
         made: dict[int, Float32] = {}
 
         def table(which: int) -> Float32:
-            if which not in made:  # both come of the same angles
+            if which not in made:  # compute both tables from the same angles
                 positions = np.arange(self.max_position, dtype=np.int32)
                 made.update(enumerate(rope_tables(rope, positions)))
             return made.pop(which)
@@ -338,7 +363,7 @@ class Lowering:
         if not glu:
             self._linear_each(op, self._value(op.out), op.then)
             return
-        # gate and up of different kinds cannot share tiles: both halves, then act(gate) * up
+        # gate and up of different kinds cannot share a matrix: compute both, then act(gate) * up.
         width = sum(op.features)
         both = self._take(width, "f32")
         self._linear_each(op, both, "none")
@@ -346,7 +371,7 @@ class Lowering:
         self._give(both, width, "f32")
 
     def _linear_each(self, op: Linear, out: int, then: Then) -> None:
-        """One linear per run of parts of equal kind, each writing its own columns of `out`."""
+        """Emit one linear for each run of parts of equal kind; it writes its columns of `out`."""
         start = column = 0
         kinds = [self.kind_of(w) for w in op.weights]
         for end in range(1, len(kinds) + 1):

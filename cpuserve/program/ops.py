@@ -1,17 +1,17 @@
-"""The vocabulary a model is written in: about eighteen coarse operations.
+"""The ten coarse operations from which models are built.
 
-Shapes: T = tokens of the step, D = model width. Every value is a float matrix [T, width]; the
-residual stream is fp32, and the native executor stores other values in the format their consumer
-wants (`csrc/kernels/table.h: ActFormat`). `Linear` may add in place (`add_to`), `RopeStoreKV`
-writes the KV cache: these two are the only side effects, and ops run in program order.
+Shapes: T = tokens of the step, D = model width. Every value is a float matrix [T, width]. The
+residual stream is fp32; the native executor stores other values in the format that their readers
+need (`csrc/kernels/table.h: ActFormat`). Ops run in program order. `PositionEmbed`, `Add` and
+`Linear` with `add` change a value in place; `RopeStoreKV` does so too and writes the KV cache.
 
-Checked on paper against: Llama 2/3, Mistral, SmolLM2 (this file as it is); Qwen2/2.5 (q/k/v bias);
-Qwen3 (q/k norm inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no
-rotation, optional word_embed projection); Gemma 3 (RmsNorm `plus_one`, Embed `scale`, post-norms
-as RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and `softcap`, gelu_tanh_mul);
-gpt-oss (Attention `sinks`, Moe); Mixtral/Qwen3-MoE (Moe); BERT (Embed + PositionEmbed, LayerNorm,
-Attention `causal=False`, Pool); DeepSeek MLA (needs one more op, LatentAttention: absorbed q and a
-latent KV row; nothing here stands in its way).
+Families that these ops cover: Llama 2/3, Mistral, SmolLM2; Qwen2/2.5 (q/k/v bias); Qwen3 (q/k norm
+inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, optional
+word_embed projection). Not implemented, but checked on paper: Gemma 3 (RmsNorm `plus_one`, Embed
+`scale`, post-norms as RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and
+`softcap`, gelu_tanh_mul). Families that need one more op: gpt-oss (Attention `sinks`, and an op
+Moe); Mixtral/Qwen3-MoE (Moe); BERT (Embed + PositionEmbed, LayerNorm, Attention `causal=False`, and
+an op Pool); DeepSeek MLA (an op LatentAttention: absorbed q and a latent KV row).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Then = Literal["none", "relu", "gelu", "gelu_tanh", "silu", "silu_mul", "gelu_ta
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding, "neox" pairing (dims i and i + rotary/2 turn together).
+    """Rotary embedding with "neox" pairing: dims i and i + rotary/2 are rotated as a pair.
 
     `inv_freq` are the rotary/2 inverse frequencies after any scaling (Llama 3, linear, YaRN), and
     `attention_factor` multiplies cos and sin (YaRN). Source: transformers modeling_rope_utils.
@@ -61,7 +61,7 @@ class PositionEmbed:
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
-    """out = x / sqrt(mean(x^2) + eps) * w, with w = weight (+ 1 where `plus_one`, Gemma)."""
+    """out = x / sqrt(mean(x^2) + eps) * w, with w = weight, or weight + 1 if `plus_one` (Gemma)."""
 
     x: ValueId
     out: ValueId
@@ -85,11 +85,11 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """y = x W^T + b, W = the rows of `weights` one after another; then `then`; out = y or out += y.
+    """y = then(x W^T + b), W = the concatenated rows of `weights`; out = y, or out += y if `add`.
 
-    weights[i] is [features[i], in_features]. `then` "*_mul" takes exactly two weights of equal
-    features (gate, up) and gives act(gate) * up. biases[i] is None where that part has none.
-    With `add_to` semantics (`add` true) `out` is an existing value of width sum(features).
+    weights[i] is [features[i], in_features]. `then` "*_mul" needs exactly two weights of equal
+    features (gate, up) and gives act(gate) * up. biases[i] is None if that part has no bias. With
+    `add`, `out` is an existing value of the same width as y.
     """
 
     x: ValueId
@@ -104,7 +104,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class RopeStoreKV:
-    """Norm (optional) and rotate q and k of `qkv` in place, then store k and v at their slots.
+    """Normalize (optional) and rotate q and k of `qkv` in place; store k and v in the KV cache.
 
     qkv [T, (q_heads + 2 kv_heads) head_dim], q first. q_norm/k_norm: RmsNorm weights [head_dim]
     applied per head before rotation (Qwen3). rope None: no rotation (OPT).
@@ -125,9 +125,9 @@ class RopeStoreKV:
 class Attention:
     """out = softmax(scale q k^T, causal) v over the layer's KV cache; reads the q part of `qkv`.
 
-    out [T, q_heads head_dim]. window: keys visible at most, own position included (0 = all).
-    softcap: s = cap tanh(s / cap) (0 = none). sinks: weight [q_heads] of extra logits.
-    alibi: True uses the standard slopes for q_heads.
+    out [T, q_heads head_dim]. window: maximum number of visible keys, own position included (0 =
+    all). softcap: scores become cap tanh(s / cap) (0 = none). sinks: weight [q_heads], one extra
+    logit per head. alibi: adds the standard ALiBi slopes for q_heads.
     """
 
     qkv: ValueId
@@ -155,7 +155,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class ActivationOp:
-    """out = act(x), or act(x[:, :w]) * x[:, w:] for "*_mul"."""
+    """out = act(x); for "*_mul", out = act(x[:, :w]) * x[:, w:]."""
 
     x: ValueId
     out: ValueId
@@ -165,10 +165,10 @@ class ActivationOp:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Logits of the rows that want them (at most 32 at a time), then sampling or scoring.
+    """Logits of the step's logit rows (at most 32 at a time), then sampling or scoring.
 
-    logits = scale * (x W^T), softcapped where softcap > 0. weight [vocab, D]; a tied model names
-    its embedding here and both uses share one packed matrix.
+    logits = scale (x W^T + bias), then cap tanh(logits / cap) if softcap > 0. weight [vocab, D];
+    a tied model gives the name of its embedding, and both uses share one packed matrix.
     """
 
     x: ValueId

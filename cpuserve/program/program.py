@@ -1,4 +1,4 @@
-"""A Program: the ops of one model, the values they pass, and the weights they need."""
+"""A Program: the ops of one model, the values between them, and the weights they read."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class WeightNeed:
-    """One checkpoint tensor the program reads.
+    """One checkpoint tensor that the program reads.
 
-    role "matrix" is packed for Linear/Embed/Logits, "vector" and "table" stay fp32 (norm weights,
-    biases, learned positions).
+    role: a "matrix" is packed for Linear, Embed and Logits; a "vector" (norm weight, bias) and a
+    "table" (learned positions) stay fp32.
     """
 
     name: str
@@ -31,7 +31,7 @@ class WeightNeed:
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """KV geometry of one attention layer."""
+    """Dimensions of the KV cache of one attention layer."""
 
     kv_heads: int
     head_dim: int
@@ -39,7 +39,7 @@ class KvShape:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What `Builder.finish()` returns; immutable, and the list of weights to load."""
+    """The ops of a model and the list of weights to load; immutable, made by Builder.finish()."""
 
     ops: tuple[Op, ...]
     values: tuple[Value, ...]

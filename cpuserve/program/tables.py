@@ -1,4 +1,4 @@
-"""Constants the ops need as tables: rotary angles and ALiBi slopes."""
+"""Tables of constants for the ops: rotary angles and ALiBi slopes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 def rope_tables(rope: Rope, positions: npt.NDArray[np.int32]) -> tuple[Float32, Float32]:
-    """cos and sin [len(positions), rotary / 2], times the attention factor.
+    """(cos, sin), each [len(positions), rotary / 2] and multiplied by the attention factor.
 
     Angles are fp32 products of position and frequency, as in transformers.
     """
@@ -21,7 +21,7 @@ def rope_tables(rope: Rope, positions: npt.NDArray[np.int32]) -> tuple[Float32, 
 
 
 def alibi_slopes(heads: int) -> Float32:
-    """The standard ALiBi slopes [heads]: 2^(-8 i / n) for a power of two, interleaved for the rest.
+    """The standard ALiBi slopes [heads]: 2^(-8 i / n) for a power of two, else interleaved.
 
     Source: Press et al., "Train Short, Test Long", 2022.
     """

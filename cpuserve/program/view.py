@@ -1,4 +1,4 @@
-"""StepView: the named sections of one packed step (layout: runtime/executor.py, StepArrays)."""
+"""StepView: the sections of one packed step by name (layout: runtime/executor.py, StepArrays)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADER = 8  # int32 words before the first section, as in runtime/executor.py
 
 
 class HasWords(Protocol):
-    """Anything that carries a packed step (StepArrays)."""
+    """An object that holds a packed step (StepArrays)."""
 
     @property
     def words(self) -> Int32:
@@ -24,7 +24,9 @@ class HasWords(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """The sections of a packed step, as views into its words; T tokens, S sequences, R rows.
+    """The sections of a packed step, as views of its words.
+
+    T: tokens, S: sequences, R: logit rows, B: entries of all block tables.
 
     token_ids, positions [T]; query_start, table_start [S + 1]; kv_len [S]; block_tables [B];
     row_token, row_slot, row_target, row_top [R].
@@ -56,7 +58,7 @@ class StepView:
         return self.block_tables[self.table_start[seq] : self.table_start[seq + 1]]
 
     def queries(self, seq: int) -> slice:
-        """Tokens of sequence `seq` in this step."""
+        """Range of the tokens of sequence `seq` in this step."""
         return slice(int(self.query_start[seq]), int(self.query_start[seq + 1]))
 
 
@@ -66,7 +68,7 @@ def section_lengths(tokens: int, seqs: int, rows: int, blocks: int) -> tuple[int
 
 
 def view(arrays: HasWords) -> StepView:
-    """The sections of `arrays`; ValueError when the block's length is not what its header says."""
+    """The sections of `arrays`; ValueError if their total length does not match the header."""
     words = arrays.words
     tokens, seqs, rows, blocks = (int(n) for n in words[:4])
     lengths = section_lengths(tokens, seqs, rows, blocks)
@@ -78,7 +80,7 @@ def view(arrays: HasWords) -> StepView:
 
 
 def check_step(step: StepView, *, vocab: int, num_blocks: int, block: int) -> None:
-    """Raise ValueError for an index of `step` that is out of range (before anything has run)."""
+    """Raise ValueError if an index in `step` is out of range; call it before the step runs."""
     _check_range("token id", step.token_ids, vocab)
     _check_range("block id", step.block_tables, num_blocks)
     _check_range("row token", step.row_token, step.num_tokens)
@@ -95,7 +97,10 @@ def check_step(step: StepView, *, vocab: int, num_blocks: int, block: int) -> No
             msg = f"positions of sequence {seq} do not end at its {kv_len} keys"
             raise ValueError(msg)
         if kv_len > len(step.table(seq)) * block:
-            msg = f"sequence {seq} has {kv_len} keys and {len(step.table(seq))} blocks of {block}"
+            msg = (
+                f"sequence {seq} has {kv_len} keys and {len(step.table(seq))} blocks of {block}, "
+                "which cannot hold them"
+            )
             raise ValueError(msg)
 
 

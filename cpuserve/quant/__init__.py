@@ -1,7 +1,7 @@
-"""Weight formats: how the tensors of a checkpoint become rows a packer reads.
+"""Weight formats: convert the tensors of a checkpoint to rows that the C++ packers read.
 
-A new format is one file with a `@weight_format("name")` function and a line in `BUILTIN`; a
-checkpoint names it in config.json's quantization_config.quant_method.
+To add a format, write a file with a `@weight_format("name")` function and add a line to `BUILTIN`.
+A checkpoint names its format in config.json as quantization_config.quant_method.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def open_weights(name: str, store: TensorStore, config: dict[str, Any]) -> Weigh
     if found is None:
         msg = (
             f"quantization {name!r} is not supported; supported: {', '.join(FORMATS.names())} "
-            "(use the unquantized checkpoint, with --quantization int8 or int4 if you like)"
+            "(use the unquantized checkpoint, if needed with --quantization int8 or int4)"
         )
         raise ModelError(msg)
     return found(store, config)
 
 
 def quantize_online(weights: Weights, scheme: str) -> Weights:
-    """`weights` with their dense matrices quantized as they are packed; "none" leaves them."""
+    """`weights`, with dense matrices quantized during packing unless `scheme` is "none"."""
     if scheme == "none":
         return weights
     from cpuserve.quant.online import OnlineWeights
@@ -54,7 +54,7 @@ def quantize_online(weights: Weights, scheme: str) -> Weights:
 
 
 def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
-    """The tensor as fp32 of `tensor.shape`, row_order applied (reads and copies it)."""
+    """An fp32 copy of the tensor, of `tensor.shape`, with row_order applied."""
     from cpuserve.quant import dense, gguf, rows
 
     if tensor.source in rows.SOURCES:

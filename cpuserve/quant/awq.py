@@ -1,7 +1,7 @@
-"""AWQ checkpoints ("gemm" packing): 4 bits, a scale and a zero point per group of inputs.
+"""AWQ checkpoints ("gemm" packing): 4 bits, one scale and one zero point per group of inputs.
 
 qweight int32 [k, n / 8], qzeros int32 [groups, n / 8], scales fp16 [groups, n]; w = s (q - z). The
-eight outputs of a word are stored in the order 0 2 4 6 1 3 5 7, lowest bits first.
+eight outputs of an int32 word are stored in the order 0 2 4 6 1 3 5 7, lowest bits first.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
     from cpuserve.quant.base import SourceType, Weights
     from cpuserve.quant.stored import StoredTensor, TensorStore
 
-ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # where outputs 0 .. 7 of a word are
+ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # nibble of outputs 0 .. 7 within a word
 
 
 @weight_format("awq")
 def awq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
-    """Weights of an AWQ checkpoint; ModelError for another packing or other bits."""
+    """Weights of an AWQ checkpoint; ModelError unless it has 4 bits in "gemm" packing."""
     settings = config.get("quantization_config") or {}
     expect(settings, "an AWQ", bits=4, version="gemm")
     return AwqWeights(store)
 
 
 class AwqWeights(PackedWeights):
-    """Matrices of qweight, qzeros and scales."""
+    """Weights whose matrices are stored as qweight, qzeros and scales."""
 
     leader, leader_dtype = "qweight", "I32"
     parts = ("qweight", "qzeros", "scales")
 
     def source(self, stem: str) -> SourceType:
-        """Always 4 bits with a minimum."""
+        """The source type of 4-bit codes with a scale and a minimum per group."""
         del stem
         return "u4m_g128"
 
     def rebuild(self, name: str, stem: str) -> RebuiltTensor:
-        """Rows of outputs from columns of outputs."""
+        """The matrix with one row per output, from tensors with one column per output."""
         k, packed = self.part(stem, "qweight").shape
 
         def build() -> npt.NDArray[np.uint8]:
@@ -64,6 +64,6 @@ class AwqWeights(PackedWeights):
 
 
 def outputs(tensor: StoredTensor) -> npt.NDArray[np.uint8]:
-    """Codes [rows, n] of words [rows, n / 8] in AWQ's order."""
+    """4-bit codes [rows, n] from words [rows, n / 8] in AWQ's order."""
     codes = unpack(words(tensor))
     return codes.reshape(len(codes), -1, 8)[:, :, ORDER].reshape(len(codes), -1)

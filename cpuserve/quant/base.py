@@ -1,7 +1,7 @@
-"""Checkpoint tensors on their way to a packed weight kind.
+"""The interface between weight formats and the C++ packers.
 
-A format (dense, gguf, later awq, gptq ...) turns checkpoint tensors into `QuantTensor`s: rows of a
-source type the C++ packers read (`csrc/kernels/table.h: SourceType`), never expanded in memory.
+A format (dense, gguf, awq, gptq ...) turns checkpoint tensors into `QuantTensor`s: rows of a source
+type that the packers read (`csrc/kernels/table.h: SourceType`). Tensors stay quantized in memory.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class QuantTensor:
     """One checkpoint tensor, as stored.
 
     data: uint8 view [rows, row_bytes] of the file mapping (1-D tensors: rows = 1).
-    shape: logical shape. row_order: packed row i is stored row row_order[i] (None = identity), how
-    GGUF's interleaved-RoPE q and k are undone without touching their blocks.
+    shape: logical shape. row_order: packed row i is stored row row_order[i] (None = identity); it
+    reverses the RoPE interleaving of q and k in GGUF files without changing their blocks.
     release: tells the file mapping that these bytes have been read (MADV_DONTNEED).
     """
 
@@ -60,13 +60,13 @@ class QuantTensor:
 
 
 class Weights(Protocol):
-    """All tensors of a checkpoint under the names a Program uses (Hugging Face names)."""
+    """All tensors of a checkpoint under the names that a Program uses (Hugging Face names)."""
 
     def names(self) -> set[str]:
         """Every tensor name in the checkpoint, after renaming."""
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor, mapped, not read."""
+        """The tensor as a view of the file mapping; its data is not read yet."""
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The packed kind this tensor gets when the engine computes in `dtype`."""
+        """The weight kind that this tensor is packed into when the engine computes in `dtype`."""

@@ -1,4 +1,4 @@
-"""Quantized matrices as numpy codes and scales."""
+"""A quantized matrix as numpy arrays of codes and scales."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from cpuserve.quant.stored import TensorStore
 
 REMEDY = "use the unquantized checkpoint with --quantization int8 or int4"
-ZERO = 8  # what is added to signed codes and zero points of 4 bits
+ZERO = 8  # offset that makes signed 4-bit codes and zero points unsigned
 
 
 @weight_format("compressed-tensors")
 def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
-    """Weights of a compressed-tensors checkpoint; ModelError for a scheme that is not read."""
+    """Weights of a compressed-tensors checkpoint; ModelError for an unsupported scheme."""
     settings = config.get("quantization_config") or {}
     schemes = [_scheme(group) for group in settings.get("config_groups", {}).values()]
     if len(set(schemes)) != 1:
@@ -55,18 +55,18 @@ def _scheme(group: dict[str, Any]) -> str:
 
 
 class Int8Weights(PackedWeights):
-    """Matrices of int8 weight and weight_scale."""
+    """Weights whose matrices are stored as int8 weight and weight_scale."""
 
     leader, leader_dtype = "weight", "I8"
     parts = ("weight", "weight_scale", "input_scale", "input_zero_point")
 
     def source(self, stem: str) -> SourceType:
-        """Always int8 with a scale per row."""
+        """The source type of int8 codes with one scale per row."""
         del stem
         return "s8_channel"
 
     def rebuild(self, name: str, stem: str) -> RebuiltTensor:
-        """Scale and codes of a row side by side."""
+        """The matrix in rows that hold their scale, followed by their codes."""
         n, k = self.part(stem, "weight").shape
 
         def build() -> npt.NDArray[np.uint8]:
@@ -77,18 +77,20 @@ class Int8Weights(PackedWeights):
 
 
 class Int4Weights(PackedWeights):
-    """Matrices of weight_packed, weight_scale and, where asymmetric, weight_zero_point."""
+    """Weights whose matrices are stored as weight_packed, weight_scale and, if asymmetric,
+    weight_zero_point.
+    """
 
     leader, leader_dtype = "weight_packed", "I32"
     parts = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
 
     def source(self, stem: str) -> SourceType:
-        """Always 4 bits with a minimum."""
+        """The source type of 4-bit codes with a scale and a minimum per group."""
         del stem
         return "u4m_g128"
 
     def rebuild(self, name: str, stem: str) -> RebuiltTensor:
-        """The words' bytes are the nibbles in order already."""
+        """The matrix; the stored words already hold the codes in the order of the source type."""
         n, packed = self.part(stem, "weight_packed").shape
 
         def build() -> npt.NDArray[np.uint8]:

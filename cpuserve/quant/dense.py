@@ -1,4 +1,4 @@
-"""Dense checkpoints: F32, F16 and BF16 tensors, as safetensors and GGUF name them."""
+"""Unquantized checkpoints: F32, F16 and BF16 tensors of safetensors and GGUF files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def dense_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noq
 
 
 def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
-    """fp32 copy of an f32, f16 or bf16 tensor, of `tensor.shape`."""
+    """An fp32 copy of an f32, f16 or bf16 tensor, of `tensor.shape`."""
     flat = tensor.data.reshape(-1)
     if tensor.source == "bf16":
-        # A bf16 is the upper half of an fp32: shift it into place.
+        # A bf16 value is the upper half of the fp32 value.
         values = (flat.view("<u2").astype(np.uint32) << 16).view(np.float32)
     else:
         values = flat.view("<f4" if tensor.source == "f32" else "<f2").astype(np.float32)
@@ -32,5 +32,5 @@ def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
 
 
 def in_row_order(values: npt.NDArray[np.float32], tensor: QuantTensor) -> npt.NDArray[np.float32]:
-    """`values` [rows, ...] as stored, in the order the tensor asks for."""
+    """`values` [rows, ...] in stored order, permuted by the tensor's row_order."""
     return values if tensor.row_order is None else values[tensor.row_order]

@@ -27,12 +27,12 @@ BLOCK_BYTES: dict[SourceType, int] = {"gguf_q8_0": 34, "gguf_q4_0": 18, "gguf_q4
 
 @weight_format("gguf")
 def gguf_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noqa: ARG001
-    """Weights of a GGUF file, quantized and dense tensors mixed."""
+    """Weights of a GGUF file, which may mix quantized and dense tensors."""
     return StoredWeights(store, SOURCES)
 
 
 def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
-    """fp32 copy of `tensor.shape`, computed as ggml's dequantize_row_* does (fp32 arithmetic)."""
+    """An fp32 copy of the tensor, computed in fp32 exactly as ggml's dequantize_row_* does."""
     if tensor.source not in BLOCK_BYTES:
         return dense.dequantize(tensor)
     blocks = np.ascontiguousarray(tensor.data).reshape(-1, BLOCK_BYTES[tensor.source])

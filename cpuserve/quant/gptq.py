@@ -1,7 +1,7 @@
-"""GPTQ checkpoints: 4 bits, a scale and a zero point per group of inputs.
+"""GPTQ checkpoints: 4 bits, one scale and one zero point per group of inputs.
 
-qweight int32 [k / 8, n] (eight inputs of a word, lowest bits first), qzeros int32 [groups, n / 8],
-scales fp16 [groups, n], g_idx int32 [k]; w = s (q - z). Format "gptq" stores z - 1.
+qweight int32 [k / 8, n] (eight inputs per word, lowest bits first), qzeros int32 [groups, n / 8],
+scales fp16 [groups, n], g_idx int32 [k]; w = s (q - z). Checkpoint format "gptq" stores z - 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @weight_format("gptq")
 def gptq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
-    """Weights of a GPTQ checkpoint; ModelError for bits other than 4."""
+    """Weights of a GPTQ checkpoint; ModelError unless it has 4 bits."""
     settings = config.get("quantization_config") or {}
     expect(settings, "a GPTQ", bits=4)
     return GptqWeights(
@@ -33,23 +33,23 @@ def gptq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
 
 
 class GptqWeights(PackedWeights):
-    """Matrices of qweight, qzeros, scales and g_idx."""
+    """Weights whose matrices are stored as qweight, qzeros, scales and g_idx."""
 
     leader, leader_dtype = "qweight", "I32"
     parts = ("qweight", "qzeros", "scales", "g_idx")
 
     def __init__(self, store: TensorStore, zero_offset: int) -> None:
-        """zero_offset: what to add to the stored zero points."""
+        """zero_offset: added to the stored zero points."""
         super().__init__(store)
         self._zero_offset = zero_offset
 
     def source(self, stem: str) -> SourceType:
-        """Always 4 bits with a minimum."""
+        """The source type of 4-bit codes with a scale and a minimum per group."""
         del stem
         return "u4m_g128"
 
     def rebuild(self, name: str, stem: str) -> RebuiltTensor:
-        """Rows of outputs from columns of outputs; the words' inputs are in order already."""
+        """The matrix with one row per output, from tensors with one column per output."""
         packed, n = self.part(stem, "qweight").shape
 
         def build() -> npt.NDArray[np.uint8]:
@@ -62,7 +62,7 @@ class GptqWeights(PackedWeights):
         return RebuiltTensor(name, (n, packed * 8), "u4m_g128", build, self.release(stem))
 
     def _check_order(self, stem: str, k: int) -> None:
-        """ModelError where inputs of a group do not lie side by side."""
+        """Raise ModelError unless the inputs of each group are consecutive."""
         if not self.has(stem, "g_idx"):
             return
         index = words(self.part(stem, "g_idx"))

@@ -1,22 +1,23 @@
-"""Quantizing while loading: dense checkpoints whose matrices the packers turn into int8 or int4.
+"""Online quantization: int8 or int4 matrices from a dense checkpoint, made while it is loaded.
 
-The packers (csrc/kernels/linear) read the checkpoint's own rows and quantize them on all threads as
-they pack; here is which matrix gets which kind, and the same arithmetic in numpy, which the torch
-executor and the tests compute with.
+The packers (csrc/kernels/linear) read the rows of the checkpoint and quantize them on all threads
+while they pack. This file selects the kind of each matrix. It also has the same arithmetic in
+numpy, for the torch executor and the tests.
 
-int8: one scale per output, largest magnitude / 127. int4: a scale and a minimum per 128 inputs,
-over a range cut where that lessens the squared error. Both keep embedding and output head in int8
-groups of 32 (GGUF's Q8_0), which few rows read and every token's choice hangs on.
+int8: one scale per output, the largest magnitude / 127. int4: a scale and a minimum per 128 inputs;
+the range is clipped if that reduces the squared error. Both schemes keep the embedding and the
+output head in int8 groups of 32 (GGUF's Q8_0): few of their rows are read per step, and their
+precision affects the choice of every token.
 
-Rows they multiply are int8 with a scale per 128. One scale for a whole row is 8 % faster over many
-rows, and lost, on SmolLM2-135M over tests/data/fidelity.txt, 0.020 nats a token at the down
-projections, 0.016 at q, k and v, 0.004 at gate and up, and nothing that could be measured at the
-attention output, which alone gets it. Scales per 128 everywhere lost 0.009 there, 0.006 of them at
-gate and up, groups of 32 0.003; 4-bit weights in groups of 128 themselves lose it 0.5. Small models
-get groups of 32 ("int8_fine", "int4_fine").
+Activations are int8 rows with one scale per 128 inputs. One scale per row is 8 % faster with many
+rows, but it lost accuracy. Measured on SmolLM2-135M over tests/data/fidelity.txt, it cost 0.020
+nats per token in the down projections, 0.016 in q, k and v, 0.004 in gate and up, and nothing
+measurable in the attention output, so only the attention output uses it. On the same model, scales
+per 128 in all layers cost 0.009 (0.006 of it in gate and up), groups of 32 cost 0.003, and 4-bit
+weights in groups of 128 cost 0.5. Small models get groups of 32 ("int8_fine", "int4_fine").
 
-w8a8: what compressed-tensors calls so, one scale per output and one per row in every layer, for
-models that bear it.
+w8a8: the scheme that compressed-tensors gives this name: one scale per output and one per
+activation row in every layer, for models that tolerate it.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ if TYPE_CHECKING:
 
     Float32 = npt.NDArray[np.float32]
 
-BLOCK = 32  # of embedding and output head
+BLOCK = 32  # group size of embedding and output head
 CUTS = 4
 CUT_STEP = np.float32(0.05)
 ONE_SCALE = ("o_proj.weight",)
-PER_TOKEN = ("embed_tokens.weight", "lm_head.weight", "wte.weight")
+PER_TOKEN = ("embed_tokens.weight", "lm_head.weight")
 
 
 class OnlineWeights:
-    """A checkpoint's weights with other kinds for its dense matrices; the tensors are its own."""
+    """The weights of a checkpoint whose dense matrices are packed into quantized kinds."""
 
     def __init__(self, weights: Weights, scheme: str) -> None:
-        """scheme: as EngineConfig.quantize has it, but "none"."""
+        """scheme: a value of EngineConfig.quantize except "none"."""
         self._weights = weights
         self._scheme = scheme
 
@@ -59,7 +60,7 @@ class OnlineWeights:
         return self._weights.get(name)
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The scheme's kind; tensors that are quantized already keep theirs."""
+        """The kind of the scheme; tensors that the checkpoint has quantized keep their kind."""
         stored = self._weights.kind(name, dtype)
         if stored in QUANTIZED_KINDS.values():
             return stored
@@ -67,7 +68,7 @@ class OnlineWeights:
 
 
 def kind_of(name: str, scheme: str) -> WeightKind:
-    """The packed kind of dense matrix `name` under `scheme`."""
+    """The weight kind of dense matrix `name` under `scheme`."""
     if scheme == "int8_fine" or name.endswith(PER_TOKEN):
         return "w8_g32"
     if scheme == "int4_fine":
@@ -80,7 +81,7 @@ def kind_of(name: str, scheme: str) -> WeightKind:
 
 
 def quantize(rows: Float32, kind: str) -> Codes:
-    """fp32 `rows` as the packer of `kind` quantizes them."""
+    """fp32 `rows`, quantized exactly as the packer of `kind` does."""
     if kind == "w8_g32":
         return quantize_groups(rows)
     if kind == "w4m_g32":
@@ -89,7 +90,7 @@ def quantize(rows: Float32, kind: str) -> Codes:
 
 
 def quantize_int8(rows: Float32) -> Codes:
-    """One scale per row of fp32 `rows` [n, k]; codes have zero point 128."""
+    """fp32 `rows` [n, k] quantized with one scale per row; codes have zero point 128."""
     scale = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
     safe = np.where(scale > 0, scale, np.float32(1))
     q = np.clip(np.rint(rows / safe), -127, 127)
@@ -97,7 +98,7 @@ def quantize_int8(rows: Float32) -> Codes:
 
 
 def quantize_groups(rows: Float32) -> Codes:
-    """GGUF's Q8_0 of fp32 `rows` [n, k]: an fp16 scale per 32; codes have zero point 128."""
+    """fp32 `rows` [n, k] as GGUF's Q8_0: an fp16 scale per 32; codes have zero point 128."""
     n, k = rows.shape
     x = np.pad(rows, ((0, 0), (0, -k % BLOCK))).reshape(n, -1, BLOCK)
     amax = np.abs(x).max(axis=2)
@@ -107,7 +108,7 @@ def quantize_groups(rows: Float32) -> Codes:
 
 
 def quantize_nibbles(rows: Float32) -> Codes:
-    """GGUF's Q4_1 of fp32 `rows` [n, k]: [min, max] of each 32 in 15 steps, both ends in fp16."""
+    """fp32 `rows` [n, k] as GGUF's Q4_1: 15 steps from min to max of each 32, both in fp16."""
     n, k = rows.shape
     x = np.pad(rows, ((0, 0), (0, -k % BLOCK))).reshape(n, -1, BLOCK)
     low = x.min(axis=2)
@@ -119,9 +120,9 @@ def quantize_nibbles(rows: Float32) -> Codes:
 
 
 def quantize_int4(rows: Float32) -> Codes:
-    """A scale and a minimum, both fp16, per 128 of each row of fp32 `rows` [n, k]."""
+    """fp32 `rows` [n, k] quantized to 4 bits with an fp16 scale and minimum per 128 inputs."""
     n, k = rows.shape
-    # what lies beyond k repeats the last weight, so that it does not widen the range
+    # The padding beyond k repeats the last weight, so it does not widen the range of its group.
     x = np.pad(rows, ((0, 0), (0, -k % GROUP)), mode="edge").reshape(n, -1, GROUP)
     real = (np.arange(x.shape[1] * GROUP) < k).reshape(-1, GROUP)
     low, high = x.min(axis=2), x.max(axis=2)

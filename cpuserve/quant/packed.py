@@ -1,8 +1,8 @@
-"""What AWQ, GPTQ and compressed-tensors checkpoints have in common.
+"""Common code for AWQ, GPTQ and compressed-tensors checkpoints.
 
-A quantized matrix is several stored tensors (`q_proj.qweight`, `q_proj.scales` ...), which one
-`Weights` shows as the one tensor a Program asks for (`q_proj.weight`). Its rows are laid out anew
-when they are read, one matrix at a time, for the packers to take.
+These store a quantized matrix as several tensors (`q_proj.qweight`, `q_proj.scales` ...). Here they
+become the single tensor that a Program reads (`q_proj.weight`). Its rows are converted to a source
+type of the packers when they are read, one matrix at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PER_WORD = 8  # 4-bit codes in an int32
 
 
 class RebuiltTensor(QuantTensor):
-    """A `QuantTensor` whose rows are made when `data` is read, and not kept."""
+    """A `QuantTensor` that builds its rows each time `data` is read, and does not keep them."""
 
     __slots__ = ("_build", "_nbytes")
     _build: Callable[[], Bytes]
@@ -47,7 +47,7 @@ class RebuiltTensor(QuantTensor):
         build: Callable[[], Bytes],
         release: Callable[[], None],
     ) -> None:
-        """build: makes the rows [n, row_bytes]."""
+        """build: returns the rows [n, row_bytes]."""
         n, k = shape
         row_bytes = k + 4 if source == "s8_channel" else k // GROUP * BLOCK_BYTES
         fields = {"name": name, "shape": shape, "source": source, "row_order": None}
@@ -57,19 +57,19 @@ class RebuiltTensor(QuantTensor):
 
     @property
     def data(self) -> Bytes:
-        """The rows, made anew at every call."""
+        """The rows [n, row_bytes], built again at every call."""
         return self._build()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of `data`, without making it."""
+        """Size of `data` in bytes, without building it."""
         return self._nbytes
 
 
 class PackedWeights(ABC):
-    """`Weights` of a checkpoint where some matrices are several tensors of one stem."""
+    """`Weights` of a checkpoint that stores a matrix as several tensors with a common name stem."""
 
-    leader: str  # suffix of the tensor that makes a stem a quantized matrix
+    leader: str  # a stem with a tensor of this suffix is a quantized matrix
     parts: tuple[str, ...]  # suffixes of all tensors a quantized matrix may have
     leader_dtype: str
 
@@ -86,18 +86,18 @@ class PackedWeights(ABC):
         self._dense = StoredWeights(_Without(store, taken), SOURCES)
 
     def names(self) -> set[str]:
-        """Every tensor name, a quantized matrix as one `.weight`."""
+        """All tensor names; the tensors of a quantized matrix appear as one `.weight`."""
         return self._dense.names() | {stem + "weight" for stem in self._stems}
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor; rows of quantized ones are made when read."""
+        """The tensor; rows of a quantized matrix are built when they are read."""
         stem = name.removesuffix("weight")
         if stem not in self._stems:
             return self._dense.get(name)
         return self.rebuild(name, stem)
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """Quantized tensors keep their kind; dense ones take the dtype the engine computes in."""
+        """The kind of a quantized tensor follows its source; dense ones follow `dtype`."""
         stem = name.removesuffix("weight")
         if stem not in self._stems:
             return self._dense.kind(name, dtype)
@@ -112,18 +112,21 @@ class PackedWeights(ABC):
         """The tensor of a quantized matrix."""
 
     def part(self, stem: str, suffix: str) -> StoredTensor:
-        """A stored tensor of the matrix; ModelError if it is not there."""
+        """A stored tensor of the matrix; ModelError if it is missing."""
         if not self.has(stem, suffix):
-            msg = f"the checkpoint has no {stem}{suffix}, which its other tensors need"
+            msg = (
+                f"the checkpoint has no tensor {stem}{suffix}, but other tensors of this matrix; "
+                "download or convert the checkpoint again"
+            )
             raise ModelError(msg)
         return self._store.get(stem + suffix)
 
     def has(self, stem: str, suffix: str) -> bool:
-        """Whether the matrix has such a tensor."""
+        """Whether the checkpoint has this tensor of the matrix."""
         return stem + suffix in self._store.names()
 
     def release(self, stem: str) -> Callable[[], None]:
-        """A function that gives all tensors of the matrix back to the file mapping."""
+        """A function that calls `release` of all stored tensors of the matrix."""
         parts = [self._store.get(stem + p) for p in self.parts if self.has(stem, p)]
 
         def run() -> None:
@@ -135,7 +138,7 @@ class PackedWeights(ABC):
 
 
 class _Without:
-    """A store without the tensors that belong to quantized matrices."""
+    """A view of a store that hides the tensors of quantized matrices."""
 
     def __init__(self, store: TensorStore, taken: set[str]) -> None:
         self._store = store
@@ -150,10 +153,10 @@ def words(tensor: StoredTensor) -> npt.NDArray[np.uint32]:
     """A stored int32 tensor as unsigned words of its shape.
 
     Raises:
-        ModelError: it has another type.
+        ModelError: the tensor has another type.
     """
     if tensor.dtype != "I32":
-        msg = f"{tensor.name} is {tensor.dtype}, not packed in int32"
+        msg = f"{tensor.name} has type {tensor.dtype}; only codes packed in int32 are supported"
         raise ModelError(msg)
     return tensor.data.view("<u4").reshape(tensor.shape)
 
@@ -162,29 +165,29 @@ def floats(tensor: StoredTensor) -> Float32:
     """A stored float tensor in fp32.
 
     Raises:
-        ModelError: it is not a float tensor.
+        ModelError: the tensor has no float type.
     """
     if tensor.dtype not in SOURCES:
-        msg = f"{tensor.name} is {tensor.dtype}, not a float type"
+        msg = f"{tensor.name} has type {tensor.dtype}; only float types are supported"
         raise ModelError(msg)
     rows = tensor.data.reshape(1, -1)
     return dequantize(QuantTensor(tensor.name, tensor.shape, SOURCES[tensor.dtype], rows))
 
 
 def unpack(packed: npt.NDArray[np.uint32]) -> Bytes:
-    """4-bit codes [..., 8 w] of words [..., w], the lowest bits first."""
+    """4-bit codes [..., 8 w] from words [..., w], lowest bits first."""
     shifts = np.arange(0, 32, 4, dtype=np.uint32)
     codes = (packed[..., None] >> shifts) & np.uint32(15)
     return codes.astype(np.uint8).reshape(*packed.shape[:-1], -1)
 
 
 def pair_up(codes: Bytes) -> Bytes:
-    """Nibbles [n, k / 2] of codes [n, k]: element 2 i low, 2 i + 1 high."""
+    """Bytes [n, k / 2] from codes [n, k]: element 2 i in the low nibble, 2 i + 1 in the high."""
     return codes[:, ::2] | (codes[:, 1::2] << np.uint8(4))
 
 
 def expect(config: dict[str, Any], method: str, **wanted: Any) -> None:
-    """ModelError naming every setting of quantization_config that is not as `wanted`."""
+    """Raise a ModelError that lists every setting of quantization_config unlike `wanted`."""
     bad = {k: config.get(k) for k, v in wanted.items() if config.get(k, v) != v}
     if bad:
         got = ", ".join(f"{k} = {str(v)[:40]}" for k, v in bad.items())

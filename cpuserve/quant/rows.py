@@ -1,4 +1,4 @@
-"""Row formats of quantized checkpoints that are not GGUF (csrc/kernels/table.h: SourceType).
+"""Source types for quantized checkpoints other than GGUF (csrc/kernels/table.h: SourceType).
 
 s8_channel  { fp32 scale; s8 q[k] }                          w = scale * q
 u4m_g128    k / 128 of { fp16 scale; fp16 min; u8 q[64] }    w = scale * q + min; element 2 i of a
@@ -27,7 +27,7 @@ BLOCK_BYTES = 4 + GROUP // 2
 
 
 def int8_rows(q: npt.NDArray[np.int8], scale: Float32) -> Bytes:
-    """Rows s8_channel [n, 4 + k] of q [n, k] and one scale a row."""
+    """Rows of type s8_channel [n, 4 + k] from codes q [n, k] and one scale per row."""
     n, k = q.shape
     out = np.empty((n, 4 + k), np.uint8)
     out[:, :4] = scale.astype("<f4").reshape(n, 1).view(np.uint8)
@@ -36,12 +36,12 @@ def int8_rows(q: npt.NDArray[np.int8], scale: Float32) -> Bytes:
 
 
 def int4_rows(nibbles: Bytes, scale: Float32, minimum: Float32, name: str) -> Bytes:
-    """Rows u4m_g128 of packed nibbles [n, k / 2] and scale, minimum [n, groups].
+    """Rows of type u4m_g128 from packed nibbles [n, k / 2] and scale, minimum [n, groups].
 
-    Groups may be any multiple of 128 that divides k: larger ones repeat their scale.
+    The group size must be a multiple of 128 that divides k; larger groups repeat their scale.
 
     Raises:
-        ModelError: the groups are not multiples of 128.
+        ModelError: the group size is not a multiple of 128.
     """
     n, half = nibbles.shape
     k, groups = 2 * half, scale.shape[1]
@@ -61,7 +61,7 @@ def int4_rows(nibbles: Bytes, scale: Float32, minimum: Float32, name: str) -> By
 
 
 def read_codes(tensor: QuantTensor) -> Codes:
-    """Codes and scales of a tensor in one of these formats, in the order it asks for."""
+    """Codes and scales of a tensor of one of these types, with row_order applied."""
     data = tensor.data if tensor.row_order is None else tensor.data[tensor.row_order]
     data = np.ascontiguousarray(data)
     if tensor.source == "s8_channel":
@@ -75,5 +75,5 @@ def read_codes(tensor: QuantTensor) -> Codes:
 
 
 def dequantize(tensor: QuantTensor) -> Float32:
-    """fp32 copy of `tensor.shape`."""
+    """An fp32 copy of the tensor, of `tensor.shape`."""
     return read_codes(tensor).values().reshape(tensor.shape)

@@ -1,4 +1,4 @@
-"""What a checkpoint file gives a weight format, and the `Weights` most formats build from it."""
+"""Stored tensors, the input of a weight format, and the `Weights` of dense and GGUF files."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ QUANTIZED_KINDS: dict[SourceType, WeightKind] = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor under its Hugging Face name, in the element type its file declares.
+    """One tensor under its Hugging Face name, in the element type that its file declares.
 
-    dtype: the file's own word ("BF16", "Q4_1"). shape: logical, outermost first. data: flat uint8
-    view of the mapping. row_order and release: as in `QuantTensor`.
+    dtype: the file's name of the type ("BF16", "Q4_1"). shape: logical shape, outermost first.
+    data: flat uint8 view of the file mapping. row_order and release: as in `QuantTensor`.
     """
 
     name: str
@@ -45,7 +45,7 @@ class StoredTensor:
 
 
 class TensorStore(Protocol):
-    """The tensors of one checkpoint, mapped and unread."""
+    """The tensors of one checkpoint, as views of file mappings that are not read yet."""
 
     def names(self) -> set[str]:
         """Every tensor name, after renaming."""
@@ -58,10 +58,10 @@ class TensorStore(Protocol):
 
 
 class StoredWeights:
-    """`Weights` of formats whose packers read the file's own rows (dense and GGUF)."""
+    """`Weights` for formats whose stored rows the packers read directly (dense and GGUF)."""
 
     def __init__(self, store: TensorStore, sources: Mapping[str, SourceType]) -> None:
-        """Check every tensor's type against `sources` (file dtype to source type)."""
+        """Raise ModelError for types that are not in `sources` (file dtype to source type)."""
         self._store = store
         self._sources = sources
         self._names = store.names()
@@ -72,7 +72,7 @@ class StoredWeights:
         return set(self._names)
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor as rows of its source type, mapped, not read."""
+        """The tensor as rows of its source type, a view of the mapping that is not read yet."""
         from cpuserve.quant.base import QuantTensor
 
         stored = self._store.get(name)
@@ -87,7 +87,7 @@ class StoredWeights:
         )
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """Quantized tensors keep their kind; dense ones take the dtype the engine computes in."""
+        """The kind of a quantized tensor follows its source; dense ones follow `dtype`."""
         source = self._sources[self._store.dtype(name)]
         if source in QUANTIZED_KINDS:
             return QUANTIZED_KINDS[source]

@@ -1,4 +1,4 @@
-"""The executor seam: StepArrays in, StepOutputs out. Two executors: native, and the torch floor."""
+"""The executor interface: StepArrays in, StepOutputs out. Executors are native or torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADER = 8  # int32 words before the first section
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """One step as a flat int32 block; the C++ executor reads it as it is.
+    """One step as a flat block of int32, which the C++ executor reads without conversion.
 
     words[0:8] = num_tokens T, num_seqs S, num_rows R, num_blocks B (sum of table lengths), 0...
     then, in order: token_ids [T], positions [T], query_start [S + 1], kv_len [S] (keys after this
@@ -31,12 +31,12 @@ class StepArrays:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """Number of tokens, T."""
         return int(self.words[0])
 
     @property
     def num_rows(self) -> int:
-        """R."""
+        """Number of logit rows, R."""
         return int(self.words[2])
 
 
@@ -62,11 +62,13 @@ class Executor(Protocol):
         """Bytes of one KV block, all layers."""
 
     def read_blocks(self, blocks: Int32) -> Bytes:
-        """Between steps: what these KV blocks hold, [n, kv_block_bytes]."""
+        """Return the content of these KV blocks, [n, kv_block_bytes]; between steps."""
 
     def write_blocks(self, blocks: Int32, data: Bytes) -> None:
-        """Between steps: fill these KV blocks with bytes an executor of the same model and settings
-        gave."""
+        """Overwrite these KV blocks, between steps, with the result of read_blocks.
+
+        The bytes must come from an executor of the same model and settings.
+        """
 
     def admit(
         self,
@@ -84,19 +86,27 @@ class Executor(Protocol):
         """
 
     def release(self, slot: int) -> None:
-        """Forget `slot`."""
+        """Discard the sampler state of `slot`."""
 
     def step(self, arrays: StepArrays) -> StepOutputs:
-        """Run one step. The arrays of the result are valid until the next step. ValueError when an
-        index is out of range (nothing has run then), RuntimeError when it was cancelled (keys and
-        values of the step's tokens may have been written, outputs are not valid)."""
+        """Run one step. The arrays of the result are valid until the next step.
+
+        Raises:
+            ValueError: an index is out of range; nothing has run.
+            RuntimeError: the step was cancelled; keys and values of its tokens may be written.
+        """
 
     def cancel(self, on: bool = True) -> None:
-        """From any thread: end the running step, or else the next, as soon as possible. Between
-        steps, on=False takes that back."""
+        """End the running step (or the next one) as soon as possible; from any thread.
+
+        on=False, between steps, revokes that.
+        """
+
+    # Optional methods are `prepare`, `report`, `roofline` and progress() -> object. Any thread may
+    # call progress(), whose result changes while a step advances.
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
-        """Run ops up to `op_index`: (its inputs [T, width] before it, its output after it)."""
+        """Run ops up to `op_index`; return (its inputs [T, width], its output)."""
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all memory."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from cpuserve import _C
 from cpuserve.config.engine import EngineConfig
+from cpuserve.platforms.probe import DOT_KINDS
 from cpuserve.program.lower import Lowered, Lowering
 from cpuserve.program.program import Program
 from cpuserve.quant import dequantize
@@ -23,7 +24,7 @@ EMPTY_FLOAT = np.zeros(0, np.float32)
 
 
 class NativeExecutor:
-    """Executor over `_C.Executor`; made and used on the thread inside `team.run`."""
+    """Executor over `_C.Executor`; created and used on the thread inside `team.run`."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class NativeExecutor:
         output: list[int],
         stop_ids: list[int],
     ) -> None:
-        """(Re)set the sampler state of `slot`; token history goes along if penalties need it."""
+        """(Re)set the sampler state of `slot`, with the token history if penalties need it."""
         penalized = (
             params.repetition_penalty != 1.0
             or params.presence_penalty != 0.0
@@ -91,14 +92,18 @@ class NativeExecutor:
         self.native.release(slot)
 
     def step(self, arrays: StepArrays) -> StepOutputs:
-        """One forward step in one C++ call; the outputs are views that the next step overwrites."""
+        """Run a forward step in one C++ call; the next step overwrites the returned views."""
         n = self.native
         n.step(arrays.words)
         return StepOutputs(n.tokens, n.logprobs, n.ranks, n.top_ids, n.top_logprobs)
 
     def cancel(self, on: bool = True) -> None:
-        """From any thread: end the running (or next) step, also inside an op."""
+        """End the running (or next) step, also inside an op; from any thread."""
         self.native.cancel(on)
+
+    def progress(self) -> tuple[int, int]:
+        """Return a value that changes while a step or a probe advances; from any thread."""
+        return self.native.progress
 
     @property
     def kv_block_bytes(self) -> int:
@@ -106,19 +111,19 @@ class NativeExecutor:
         return self.native.kv_block_bytes
 
     def read_blocks(self, blocks: Int32) -> Bytes:
-        """What these KV blocks hold, [n, kv_block_bytes]."""
+        """Return the content of these KV blocks, [n, kv_block_bytes]."""
         return self.native.read_blocks(blocks)
 
     def write_blocks(self, blocks: Int32, data: Bytes) -> None:
-        """Fill these KV blocks with what read_blocks gave."""
+        """Overwrite these KV blocks with the result of read_blocks."""
         self.native.write_blocks(blocks, data)
 
     def prepare(self) -> bool:
-        """While idle, for a few milliseconds at most: get KV memory ready. False = all is."""
+        """Prepare KV memory for at most a few milliseconds; False = all is prepared."""
         return self.native.grow_kv()
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
-        """Inputs and output of lowered op `op_index` in this step."""
+        """Return the inputs and the output of lowered op `op_index` in this step."""
         return self.native.tap(arrays.words, op_index)
 
     def roofline(self) -> dict[str, object]:
@@ -128,7 +133,7 @@ class NativeExecutor:
         """
         return {
             "read_bytes_per_s": self.native.probe_bandwidth(0.25),
-            "dot_ops_per_s": {k: self.native.probe_dot(k, 0.06) for k in ("f32", "bf16", "int8")},
+            "dot_ops_per_s": {k: self.native.probe_dot(k, 0.06) for k in DOT_KINDS},
             "barrier_s": self.native.probe_barrier(2000),
             "weight_bytes_per_token": self.lowered.read_bytes,
             "linear_weights": self.lowered.linear_weights,
@@ -140,7 +145,7 @@ class NativeExecutor:
         return self.lowered.read_bytes
 
     def report(self) -> dict[str, object]:
-        """Bytes held, and the CPU each thread was last seen on."""
+        """Return the bytes in use, and the CPU on which each thread was last seen."""
         seen = self.team.placement()
         wrong = misplaced(self._cpus, seen)
         return {
@@ -153,34 +158,40 @@ class NativeExecutor:
         }
 
     def close(self) -> None:
-        """Free weights and KV cache (when the last reference to the native executor goes)."""
+        """Free weights and KV cache (with the last reference to the native executor)."""
         del self.native
 
 
 def make_team(config: EngineConfig) -> _C.Team:
-    """The threads of `config`, on its CPUs, in its ranks."""
-    return _C.Team(config.threads, config.cpus, config.passive_waits, config.rank_threads)
+    """Return the compute threads of `config`, on its CPUs and in its ranks."""
+    return _C.Team(
+        config.threads,
+        config.cpus,
+        config.passive_waits,
+        config.rank_threads,
+        config.core_complexes,
+    )
 
 
 def ranks_memory(binding: dict[str, Any]) -> str:
-    """One line on how weights and KV cache come to their nodes; "" with one rank."""
+    """Return a line on how weights and KV cache are placed on nodes; "" with one rank."""
     if binding["mode"] == "none":
         return ""
     nodes = ", ".join(map(str, binding["nodes"]))
     if binding["mode"] == "bind":
         return f"weights and KV cache of the ranks are bound to NUMA nodes {nodes}"
     if binding["mode"] == "interleave":
-        return f"weights and KV cache are on NUMA nodes {nodes} in turn"
-    return f"weights and KV cache are placed by first touch alone ({binding['error']})"
+        return f"weights and KV cache alternate between NUMA nodes {nodes}"
+    return f"weights and KV cache are placed by first touch only ({binding['error']})"
 
 
 def misplaced(cpus: list[int] | None, seen: list[int]) -> str:
-    """What is wrong with where the threads were `seen` (-1 = not yet); "" if they are on `cpus`.
+    """Return which threads were `seen` (-1 = not yet) on other CPUs than `cpus`; "" if none.
 
-    Pinning fails without an error where a cpuset is changed or a sandbox forbids it.
+    Pinning fails without an error if a cpuset is changed or a sandbox forbids it.
     """
     wrong = [
-        f"thread {i} runs on CPU {at} and should on {want}"
+        f"thread {i} runs on CPU {at} instead of {want}"
         for i, (want, at) in enumerate(zip(cpus or (), seen, strict=False))
         if at not in (want, -1)
     ]
@@ -189,7 +200,7 @@ def misplaced(cpus: list[int] | None, seen: list[int]) -> str:
 
 
 def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
-    """Lower `program` for the level, sizes and KV type of `config`."""
+    """Lower `program` for the ISA level, sizes and KV type of `config`."""
     return Lowering(
         program,
         lambda name: weights.kind(name, config.dtype),
@@ -205,7 +216,7 @@ def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
 def load(
     native: _C.Executor, lowered: Lowered, weights: Weights, progress: ProgressFn | None
 ) -> None:
-    """Pack every matrix and fill every vector, telling `progress("load", done, total)` in bytes."""
+    """Pack all matrices and fill all vectors; calls `progress("load", done, total)` in bytes."""
     matrices = [(m.id, [weights.get(n) for n in m.names]) for m in lowered.matrices]
     total = sum(t.nbytes for _, tensors in matrices for t in tensors)
     done = 0

@@ -1,4 +1,4 @@
-"""StepBatch -> StepArrays and StepOutputs -> StepResult: on every token's way, so kept tight."""
+"""Convert StepBatch to StepArrays and StepOutputs to StepResult, fast, since each step does it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PAD = [0] * (HEADER - 4)
 
 
 def pack(batch: StepBatch) -> StepArrays:
-    """The batch as one flat int32 block (layout: StepArrays).
+    """Return the batch as one flat block of int32 (layout: StepArrays).
 
-    One `array` filled by C loops: a numpy array per section costs more than a batch-1 step's words.
+    One `array` is filled by loops in C; a numpy array per section would take longer at batch 1.
     """
     chunks = batch.chunks
     lengths = [len(c.token_ids) for c in chunks]
@@ -42,7 +42,7 @@ def pack(batch: StepBatch) -> StepArrays:
 
 
 def unpack(outputs: StepOutputs, batch: StepBatch) -> StepResult:
-    """The outputs of the batch's logit rows, in the batch's order, as plain Python numbers."""
+    """Return the results of the batch's logit rows, in order, as plain Python numbers."""
     wanted = [row.num_top for c in batch.chunks for row in c.rows]
     tokens = outputs.tokens[: len(wanted)].tolist()
     if not wanted or max(wanted) < 0:

@@ -1,4 +1,4 @@
-"""Sampling of one row in numpy, for the executors that run on torch.
+"""Sample one row of logits with numpy, for the executors that run on torch.
 
 The semantics and their order are those of csrc/kernels/table.h, "Sampling of one row".
 """
@@ -18,12 +18,12 @@ Float64 = npt.NDArray[np.float64]
 
 MASK64 = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
-GREEDY_BELOW = 1e-5  # temperatures below are greedy
+GREEDY_BELOW = 1e-5  # lower temperatures mean greedy sampling
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The logprob and rank of one token, and the wanted alternatives, best first."""
+    """The logprob and rank of one token, and the requested alternatives, best first."""
 
     logprob: float
     rank: int
@@ -32,7 +32,7 @@ class Score:
 
 
 def score(logits: Float32, token: int, num_top: int) -> Score:
-    """`token` by the untouched logits [vocab]; num_top alternatives, ties by lower id."""
+    """Score `token` by the unmodified logits [vocab], with num_top alternatives; ties: lower id."""
     top = float(logits.max())
     log_sum = top + float(np.log(np.exp(logits.astype(np.float64) - top).sum()))
     rank = 1 + int((logits > logits[token]).sum())
@@ -42,7 +42,7 @@ def score(logits: Float32, token: int, num_top: int) -> Score:
 
 
 class SlotSampler:
-    """Sampler state of one slot: parameters and the tokens seen."""
+    """Sampler state of one slot: parameters and token counts."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class SlotSampler:
         self._num_outputs = len(output)
 
     def sample(self, logits: Float32, position: int) -> int:
-        """The next token, for absolute `position`, from logits [vocab]; counts it as output.
+        """Sample the token at absolute `position` from logits [vocab], and count it as output.
 
-        -1 where nothing can be chosen: see `is_distribution`.
+        Returns -1 if no token can be sampled: see `is_distribution`.
         """
         with np.errstate(over="ignore"):
             adjusted = self._adjusted(logits)
@@ -86,7 +86,7 @@ class SlotSampler:
         return token
 
     def _adjusted(self, logits: Float32) -> Float32:
-        """Steps 2 and 3: bias, allowed and banned ids, penalties."""
+        """Do steps 2 and 3: bias, allowed and banned ids, penalties."""
         p = self._params
         x = logits.astype(np.float32, copy=True)
         for id_, value in (p.logit_bias or {}).items():
@@ -108,7 +108,7 @@ class SlotSampler:
         return x
 
     def _choose(self, x: Float32, position: int) -> int:
-        """Steps 4 to 6: greedy, or the temperature, the filters and the draw."""
+        """Do steps 4 to 6: the most likely token, or temperature, filters and a random choice."""
         p = self._params
         if p.temperature < GREEDY_BELOW:
             return int(x.argmax())
@@ -121,12 +121,12 @@ class SlotSampler:
 
 
 def is_distribution(logits: Float32) -> bool:
-    """No logit is NaN and the largest is finite."""
+    """Whether no logit is NaN and the largest is finite."""
     return bool(np.isfinite(logits.max()))
 
 
 def keep(mass: Float64, min_p: float, top_k: int, top_p: float) -> npt.NDArray[np.bool_]:
-    """Which ids min_p, then top_k, then top_p leave; mass [vocab] is not normalized."""
+    """Return a mask of the ids that min_p, top_k and top_p keep; mass [vocab] is unnormalized."""
     kept: npt.NDArray[np.bool_] = (mass > 0) & (mass >= min_p * mass.max())
     if 0 < top_k < int(kept.sum()):
         chosen = _descending(np.where(kept, mass, -1.0), top_k)
@@ -143,7 +143,7 @@ def keep(mass: Float64, min_p: float, top_k: int, top_p: float) -> npt.NDArray[n
 
 
 def uniform(seed: int, position: int) -> float:
-    """In [0, 1): splitmix64's finalizer over seed and position, its top 53 bits."""
+    """Return the top 53 bits of splitmix64's finalizer over seed and position, in [0, 1)."""
     z = (seed + GOLDEN * (position + 1)) & MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
@@ -152,7 +152,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _descending(x: npt.NDArray[np.floating], count: int) -> npt.NDArray[np.intp]:
-    """Indices of the `count` largest, descending, ties by lower index."""
+    """Return the indices of the `count` largest values, descending; ties: lower index."""
     count = min(count, len(x))
     if count <= 0:
         return np.zeros(0, np.intp)

@@ -1,8 +1,8 @@
-"""Models without a Program, run through transformers: slow, but they run.
+"""Run models that cpuserve does not implement with the transformers library, slowly.
 
-Keys and values live in the same paged pool as everywhere, so that scheduling, preemption and
-shared blocks need no special case: each sequence's are gathered into a DynamicCache before its
-forward pass and the new ones copied back after it.
+Keys and values are in KV blocks as with other executors, so that scheduling, preemption and shared
+blocks work without a special case. Before the forward pass of a sequence they are copied into a
+DynamicCache, and the new ones are copied back after it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cpuserve.errors import ModelError
 from cpuserve.models import find_model
 from cpuserve.program.view import StepView, check_step, key_slots, view
 from cpuserve.runtime.executor import Float32, StepArrays
-from cpuserve.runtime.floor import TorchSampling
+from cpuserve.runtime.torch_executor import TorchSampling
 
 ProgressFn = Callable[[str, int, int], None]
 
@@ -33,8 +33,8 @@ BLOCK = 32  # tokens of a KV block
 class TransformersExecutor(TorchSampling):
     """Executor over a transformers causal language model of a local directory.
 
-    Safetensors only and never code from the checkpoint. Raises ModelError for a model transformers
-    cannot load, or that keeps other state than keys and values.
+    It reads safetensors only and never runs code of the checkpoint. Raises ModelError for a model
+    that transformers cannot load, or that has other state than keys and values.
     """
 
     def __init__(self, config: EngineConfig, progress: ProgressFn | None = None) -> None:
@@ -48,14 +48,14 @@ class TransformersExecutor(TorchSampling):
             "%s runs through transformers, %s: every sequence of a step runs alone, one torch call "
             "a module, and copies its keys and values; expect a small part of the speed of %s",
             config.architecture,
-            "as asked" if known else "having no program in cpuserve",
+            "as requested" if known else "because cpuserve does not implement it",
             "its program in cpuserve" if known else "a supported model",
         )
         if progress:
             progress("load", 1, 1)
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:  # noqa: ARG002
-        """There are no ops to look at: ValueError."""
+        """Raise ValueError: the model has no ops."""
         msg = "a model that runs through transformers has no program ops"
         raise ValueError(msg)
 
@@ -102,7 +102,7 @@ class PagedModel:
         self._takes_positions = "position_ids" in parameters
         logits, cache = self._forward(torch.zeros(1, dtype=torch.long), 0, None, torch.tensor([0]))
         self.vocab = int(logits.shape[1])
-        # Untouched pages of an empty tensor cost nothing: the pool grows as it is used.
+        # Pages of an empty tensor take no memory until they are written.
         self._pools = [
             tuple(_pool(state, num_blocks * BLOCK) for state in (layer.keys, layer.values))
             for layer in _layers(cache)
@@ -115,7 +115,7 @@ class PagedModel:
         rows = torch.from_numpy(step.row_token).long()
         out = torch.zeros(len(rows), self.vocab)
         for seq in range(step.num_seqs):
-            if self.cancelled:  # no way into a forward of transformers
+            if self.cancelled:  # a forward pass of transformers cannot be interrupted
                 msg = "the step was cancelled"
                 raise RuntimeError(msg)
             at = step.queries(seq)

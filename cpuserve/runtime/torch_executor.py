@@ -1,7 +1,7 @@
-"""TorchExecutor: the floor. Runs the Program in torch where the native executor cannot.
+"""TorchExecutor: run the Program in torch where the native executor cannot run.
 
-Slow, and the same answers: the platform picks it, with a warning, on a CPU or system the kernels do
-not know, or when asked.
+It is slow and gives the same answers. The platform chooses it, with a warning, on a CPU or system
+that the kernels do not support, or if the user requests it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 ProgressFn = Callable[[str, int, int], None]
 
-ROWS_AT_ONCE = 32  # rows of logits in memory at a time
-MAX_TOP = 20  # alternatives a row may ask for, kMaxTop
+ROWS_AT_ONCE = 32  # rows of logits that are in memory at a time
+MAX_TOP = 20  # most alternatives of a row, kMaxTop in table.h
 CODES = ("s8_channel", "u4m_g128")  # sources whose rows hold codes and scales (quant/rows.py)
 ONLINE = (
     "w8_g32",
@@ -39,25 +39,25 @@ ONLINE = (
 
 
 class LogitModel(Protocol):
-    """What the torch executors differ in: how hidden rows and logits come about.
+    """The part in which the torch executors differ: computing hidden rows and logits.
 
-    cancelled: set from any thread; `hidden` then raises RuntimeError after its current op.
+    cancelled: any thread may set it; `hidden` then raises RuntimeError after its current op.
     """
 
     cancelled: bool
 
     def hidden(self, arrays: StepArrays) -> torch.Tensor:
-        """Run the step; rows [R, width] for the logit rows."""
+        """Run the step; return the hidden states [R, width] of the logit rows."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [n, vocab] of such rows."""
+        """Return the logits [n, vocab] of hidden states."""
 
     def kv_parts(self, block: int) -> list[torch.Tensor]:
-        """Views of all that KV block `block` holds, in a fixed order."""
+        """Return views of the content of KV block `block`, in a fixed order."""
 
 
 class TorchSampling:
-    """Steps, slots and sampling of an executor on torch; `LogitModel` does the forward."""
+    """Steps, slots and sampling of a torch executor; a `LogitModel` does the forward pass."""
 
     def __init__(self, config: EngineConfig, vocab: int, model: LogitModel) -> None:
         self.max_tokens = config.max_num_batched_tokens
@@ -80,11 +80,11 @@ class TorchSampling:
         self._slots[slot] = SlotSampler(params, seed, prompt, output, stop_ids, self._vocab)
 
     def release(self, slot: int) -> None:
-        """Forget `slot`."""
+        """Discard the sampler state of `slot`."""
         self._slots.pop(slot, None)
 
     def step(self, arrays: StepArrays) -> StepOutputs:
-        """Run one step; ValueError for an index out of range (nothing has run then)."""
+        """Run one step; ValueError, before anything runs, if an index is out of range."""
         step = view(arrays)
         self._check(step)
         hidden = self._model.hidden(arrays)
@@ -103,7 +103,7 @@ class TorchSampling:
         return out
 
     def cancel(self, on: bool = True) -> None:
-        """From any thread: end the running (or next) step after the current op."""
+        """End the running (or next) step after the current op; from any thread."""
         self._model.cancelled = on
 
     @property
@@ -112,14 +112,14 @@ class TorchSampling:
         return sum(part.numel() * part.element_size() for part in self._model.kv_parts(0))
 
     def read_blocks(self, blocks: Int32) -> Bytes:
-        """What these KV blocks hold, [n, kv_block_bytes]."""
+        """Return the content of these KV blocks, [n, kv_block_bytes]."""
         out = np.empty((len(blocks), self.kv_block_bytes), np.uint8)
         for row, at, part in self._spans(blocks):
             out[row, at] = _bytes_of(part)
         return out
 
     def write_blocks(self, blocks: Int32, data: Bytes) -> None:
-        """Fill these KV blocks with what read_blocks gave."""
+        """Overwrite these KV blocks with the result of read_blocks."""
         import torch
 
         wanted = (len(blocks), self.kv_block_bytes)
@@ -131,7 +131,7 @@ class TorchSampling:
             part.copy_(piece.view(part.dtype).view(part.shape))
 
     def _spans(self, blocks: Int32) -> Iterator[tuple[int, slice, torch.Tensor]]:
-        """(row of the data, its bytes, the tensor they belong to) for all of `blocks`."""
+        """Yield (row of the data, slice of its bytes, tensor with these bytes) of `blocks`."""
         for row, block in enumerate(blocks.tolist()):
             if not 0 <= block < self.num_blocks:
                 msg = f"there is no KV block {block}; they are 0 to {self.num_blocks - 1}"
@@ -143,12 +143,12 @@ class TorchSampling:
                 start = end
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all memory."""
         self._slots.clear()
         del self._model
 
     def _check(self, step: StepView) -> None:
-        """What the forward step does not look at."""
+        """Raise ValueError for faults of a step that the forward pass does not check."""
         if step.num_tokens > self.max_tokens or step.num_seqs > self._max_seqs:
             msg = f"a step of {step.num_tokens} tokens and {step.num_seqs} sequences is too large"
             raise ValueError(msg)
@@ -188,9 +188,9 @@ def _bytes_of(part: torch.Tensor) -> Bytes:
 
 
 class TorchExecutor(TorchSampling):
-    """Executor over the Interpreter, in fp32; weights stay in 16 bits where they are stored so.
+    """Executor over the Interpreter. It computes in fp32; 16-bit weights are kept in 16 bits.
 
-    Keys and values are kept in the type asked.
+    Keys and values have the configured type.
     """
 
     def __init__(
@@ -212,13 +212,13 @@ class TorchExecutor(TorchSampling):
         super().__init__(config, program.vocab, self._interpreter)
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
-        """Run the ops before `op_index`, then that op: (its inputs before, its output after)."""
+        """Run the ops up to `op_index`; return (the inputs of that op, its output)."""
         inputs = self._interpreter.run_to(arrays, op_index)
         before = [x.numpy().copy() for x in inputs]
         return before, self._interpreter.run_op(op_index, inputs).numpy()
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all memory."""
         super().close()
         del self._interpreter
 
@@ -229,9 +229,9 @@ def load_tensors(
     progress: ProgressFn | None = None,
     dtype: str = "bfloat16",
 ) -> dict[str, Matrix]:
-    """Every weight of the program as torch tensors: quantized ones as their codes and scales.
+    """Return all weights of the program as torch tensors; quantized ones as codes and scales.
 
-    dtype: what the engine computes in; it has no part in which matrices are quantized.
+    dtype: of the engine; it does not affect which matrices are quantized.
     """
     matrices = {need.name for need in program.weights if need.role == "matrix"}
     tensors: dict[str, Matrix] = {}
@@ -249,9 +249,9 @@ def load_tensors(
 
 
 def as_torch(tensor: QuantTensor, kind: str = "") -> Matrix:
-    """A copy of the tensor: fp32, 16 bits where stored so, or codes and scales.
+    """Return a copy of the tensor: in fp32, in its 16 bits, or as codes and scales.
 
-    kind: the weight kind a packer would make of it, where that quantizes a dense tensor.
+    kind: the weight kind that a dense tensor is quantized to, if any.
     """
     import torch
 
@@ -267,7 +267,7 @@ def as_torch(tensor: QuantTensor, kind: str = "") -> Matrix:
 
 
 def coded_matrix(tensor: QuantTensor, kind: str) -> QuantMatrix:
-    """Codes and scales of an int8 or int4 tensor, or of a dense one as its packer quantizes it."""
+    """Return codes and scales of an int8 or int4 tensor, or of a dense one after quantization."""
     import torch
 
     from cpuserve.program.interpret import QuantMatrix
@@ -286,7 +286,7 @@ def coded_matrix(tensor: QuantTensor, kind: str) -> QuantMatrix:
 
 
 def quant_matrix(tensor: QuantTensor) -> QuantMatrix:
-    """Codes and scales of a GGUF Q8_0, Q4_0 or Q4_1 tensor (block layouts: quant/gguf.py)."""
+    """Return codes and scales of a GGUF Q8_0, Q4_0 or Q4_1 tensor (see quant/gguf.py)."""
     import torch
 
     from cpuserve.program.interpret import GROUP, QuantMatrix

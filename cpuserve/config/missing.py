@@ -1,0 +1,170 @@
+"""Flags of vLLM and llama.cpp that cpuserve does not support, and what to do instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Flags that are refused. why: the reason, and what to do instead if there is a way."""
+
+    names: tuple[str, ...]
+    why: str
+
+
+MISSING: tuple[Missing, ...] = (
+    Missing(
+        (
+            "--enable-lora",
+            "--lora-modules",
+            "--max-loras",
+            "--max-lora-rank",
+            "--max-cpu-loras",
+            "--lora-dtype",
+            "--lora-extra-vocab-size",
+            "--fully-sharded-loras",
+            "--default-mm-loras",
+        ),
+        "LoRA adapters are not supported yet; merge the adapter into the model's weights",
+    ),
+    Missing(
+        (
+            "--enable-auto-tool-choice",
+            "--tool-call-parser",
+            "--tool-parser-plugin",
+            "--tool-server",
+            "--exclude-tools-when-tool-choice-none",
+        ),
+        "tool calls are not supported yet",
+    ),
+    Missing(
+        ("--reasoning-parser", "--enable-reasoning", "--reasoning-parser-plugin"),
+        "reasoning is returned as part of the answer; separating it is not supported yet",
+    ),
+    Missing(
+        ("--guided-decoding-backend", "--structured-outputs-config"),
+        "structured output is not supported yet",
+    ),
+    Missing(
+        (
+            "--speculative-config",
+            "--speculative-model",
+            "--num-speculative-tokens",
+            "--num-lookahead-slots",
+            "--model-draft",
+        ),
+        "speculative decoding is not supported yet",
+    ),
+    Missing(
+        (
+            "--ssl-keyfile",
+            "--ssl-certfile",
+            "--ssl-ca-certs",
+            "--ssl-cert-reqs",
+            "--ssl-ciphers",
+            "--enable-ssl-refresh",
+            "--ssl-key-file",
+            "--ssl-cert-file",
+        ),
+        "this server speaks plain HTTP; put a proxy that handles TLS before it (see "
+        "deploy/nginx.conf)",
+    ),
+    Missing(
+        ("--root-path", "--api-prefix"),
+        "routes begin at /; let the proxy remove the prefix",
+    ),
+    Missing(
+        ("--middleware", "--logits-processors", "--logits-processor-pattern", "--worker-cls"),
+        "the server does not load user code",
+    ),
+    Missing(
+        (
+            "--limit-mm-per-prompt",
+            "--mm-processor-kwargs",
+            "--media-io-kwargs",
+            "--allowed-local-media-path",
+            "--mmproj",
+        ),
+        "only text input is supported",
+    ),
+    Missing(
+        ("--embedding", "--embeddings", "--reranking", "--pooler-config"),
+        "this server generates text; embeddings and reranking are not supported yet",
+    ),
+    Missing(
+        ("--hf-overrides", "--rope-scaling", "--rope-theta", "--hf-config-path"),
+        "change the model's config.json instead",
+    ),
+    Missing(
+        ("--tokenizer-revision", "--code-revision"),
+        "--revision selects the version of the whole repository, tokenizer included",
+    ),
+    Missing(("--hf-token",), "set the environment variable HF_TOKEN"),
+    Missing(
+        ("--download-dir",),
+        "set HF_HOME for models from the hub, CPUSERVE_CACHE for built-in ones",
+    ),
+    Missing(
+        ("--num-gpu-blocks-override",), "use --kv-cache-memory to set the size of the KV cache"
+    ),
+    Missing(("--response-role",), "answers always have the role assistant"),
+    Missing(
+        ("--max-logprobs", "--logprobs-mode"),
+        "a request may ask for 20 logprobs at most",
+    ),
+    Missing(
+        ("--return-tokens-as-token-ids",),
+        "set return_tokens_as_token_ids in the request",
+    ),
+    Missing(("--enable-prompt-embeds", "--skip-tokenizer-init"), "prompts are text or token ids"),
+    Missing(("--enable-sleep-mode",), "stop the server instead; it is ready again in seconds"),
+    Missing(
+        ("--enable-expert-parallel", "--enable-eplb"), "mixtures of experts are not supported yet"
+    ),
+    Missing(
+        (
+            "--data-parallel-rank",
+            "--data-parallel-size-local",
+            "--data-parallel-address",
+            "--data-parallel-rpc-port",
+            "--data-parallel-backend",
+            "--headless",
+            "--nnodes",
+            "--node-rank",
+            "--master-addr",
+        ),
+        "one server runs on one machine; put a load balancer in front of several (see deploy/)",
+    ),
+    Missing(
+        ("--kv-transfer-config", "--kv-events-config"),
+        "the KV cache stays in this server; --prefix-cache-dir keeps it across restarts",
+    ),
+    Missing(
+        ("--otlp-traces-endpoint", "--collect-detailed-traces"),
+        "traces are not supported yet; /metrics has timings",
+    ),
+    Missing(
+        ("--enable-log-requests", "--log-config-file"),
+        "use --log-level debug to log one line per request, without its text",
+    ),
+    Missing(
+        ("--threads", "--threads-batch"),
+        "use --omp-threads-bind, or OMP_NUM_THREADS with --omp-threads-bind nobind",
+    ),
+    Missing(
+        ("--n-gpu-layers", "--gpu-layers", "--main-gpu", "--tensor-split"),
+        "this server runs on CPUs",
+    ),
+)
+
+_WHY = {name.lstrip("-"): missing.why for missing in MISSING for name in missing.names}
+
+
+def why_missing(name: str) -> str | None:
+    """Return why an option of another server is refused; None if `name` is not such an option.
+
+    name: a flag, or a key of a config file.
+    """
+    key = name.lstrip("-").replace("_", "-")
+    return _WHY.get(key) or _WHY.get(key.removeprefix("no-"))
