@@ -1,4 +1,4 @@
-"""What a start says: where the model runs, with what, how much fits, and how fast it can get."""
+"""The banner that the server prints at the start: settings with reasons, and the roofline."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import Resolved
     from cpuserve.entrypoints.prepare import Prepared
 
-DOT_NAMES = (("bf16", "bf16"), ("int8", "int8"), ("f32", "fp32"))
+DOT_NAMES = (("bf16", "bf16"), ("int8", "int8"), ("int4", "int4"), ("f32", "fp32"))
 
 
 def render(prepared: Prepared, url: str | None = None) -> str:
-    """The banner: one subject a line. `url` is left out where nothing listens."""
+    """Return the banner, one subject per line. url: None if no port is open."""
     config, host = prepared.resolved.config, prepared.host
     why = reasons(prepared.resolved)
     kernels = prepared.platform.kernels(config.isa)
@@ -25,7 +25,7 @@ def render(prepared: Prepared, url: str | None = None) -> str:
     seen = {
         "model": f"{config.model} ({config.architecture}, {stored})",
         "platform": f"{config.platform} on {host.cpu_model}, {len(host.usable_cpus)} CPUs",
-        "tier": _tier(prepared),
+        "ISA level": _isa_level(prepared),
         "kernels": f"{config.isa} ({why['isa']}), attention {attention}, "
         f"{config.executor} executor ({why['executor']})",
         "dtype": f"{config.dtype} ({why['dtype']}), {_activations(prepared.resolved)}"
@@ -34,27 +34,28 @@ def render(prepared: Prepared, url: str | None = None) -> str:
         "KV cache": f"{size_of_kv(prepared.resolved)} ({why['kv_cache_space']}); "
         f"{config.kv_blocks} blocks, {why['kv_blocks']}",
         "context": f"{config.max_model_len} tokens ({why['max_model_len']}), "
-        f"up to {config.max_num_seqs} requests at a time",
+        f"at most {config.max_num_seqs} running requests",
     }
     if config.default_sampling:
         by = "override_generation_config"
         reason = why[by] if by in why else why["generation_config"]
         settings = render_settings(config.default_sampling)
-        seen["sampling"] = f"{settings} unless a request says otherwise ({reason})"
+        seen["sampling"] = f"{settings} unless a request sets other values ({reason})"
     if url is not None:
         seen["API"] = f"{url}/v1"
     return "\n".join(f"  {name:<9} {text}" for name, text in seen.items())
 
 
-def _tier(prepared: Prepared) -> str:
+def _isa_level(prepared: Prepared) -> str:
     able = prepared.platform.capabilities(prepared.host)
-    return f"{able.tier}: {able.tier_means}"
+    return f"{able.isa_level}: {able.isa_level_means}"
 
 
 def render_roofline(answer: Mapping[str, object]) -> str:
-    """The line after the probe: what this machine gives, and the decode rate that follows.
+    """Return the banner's last line: bandwidth, dot-product rates and the bound on decoding.
 
-    A decoded token reads every packed weight once, so bandwidth over these bytes bounds it.
+    Decoding one token reads every packed weight once. So the decode rate is at most the memory
+    bandwidth divided by the bytes of the weights.
     """
     bandwidth = _number(answer.get("read_bytes_per_s"))
     weights = _number(answer.get("weight_bytes_per_token"))
@@ -65,24 +66,24 @@ def render_roofline(answer: Mapping[str, object]) -> str:
         parts += [f"{name} dot {peak / 1e9:.0f} GOP/s" for name, peak in peaks if peak]
     if bandwidth and weights:
         parts.append(
-            f"{format_bytes(weights)} of weights a token: at most "
+            f"{format_bytes(weights)} of weights per token: at most "
             f"{bandwidth / weights:.0f} tokens/s for one request"
         )
     return f"  {'roofline':<9} {', '.join(parts) or 'not measured'}"
 
 
 def reasons(resolved: Resolved) -> dict[str, str]:
-    """Field -> why, for every decision."""
+    """Return the reason of every decision, by field name."""
     return {d.field: d.why for d in resolved.decisions}
 
 
 def size_of_kv(resolved: Resolved) -> str:
-    """The KV pool's size as decided ("1.50 GiB")."""
+    """Return the size of the KV cache as text ("1.50 GiB")."""
     return str(next(d.got for d in resolved.decisions if d.field == "kv_cache_space"))
 
 
 def _activations(resolved: Resolved) -> str:
-    """How activations meet quantized weights, where there are any."""
+    """Return the precision of activations if the weights are quantized, otherwise ""."""
     for decision in resolved.decisions:
         if decision.field == "activation_bits" and isinstance(decision.got, int):
             return f"activations {decision.got} bits ({decision.why}), "
@@ -90,7 +91,7 @@ def _activations(resolved: Resolved) -> str:
 
 
 def _threads(resolved: Resolved) -> str:
-    """Threads and their CPUs, of each engine."""
+    """Return the number of threads and their CPUs, for each engine."""
     engines = resolved.replicas
     if len(engines) == 1:
         return f"{resolved.config.threads} {_where(resolved.config.cpus)}"

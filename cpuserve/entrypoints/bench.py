@@ -1,4 +1,4 @@
-"""`cpuserve bench KIND`: the machine's roofline, and what a server or an engine makes of it."""
+"""`cpuserve bench KIND`: measures the machine's roofline, a server or an engine."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Measure = Callable[[Bench], list[Record]]
 
 
 def roofline(args: argparse.Namespace) -> int:
-    """Probe the machine alone."""
+    """Measure memory bandwidth and dot-product rates of the machine, without a model."""
     platform = CpuPlatform()
     host = platform.host()
     levels = [level for level in host.isa_levels if level != "scalar"] or list(host.isa_levels)
     isa = args.isa or (levels[-1] if levels else "none")
     if levels and isa not in host.isa_levels:
-        msg = f"flag --isa={isa}: not a level of this CPU; levels here: {', '.join(levels)}"
+        msg = f"flag --isa={isa}: not a level of this CPU; choose one of {', '.join(levels)}"
         raise ConfigError(msg)
     limit = quota_threads(host)
     cores = physical_cores(host)[: limit[0] if limit else None]
@@ -49,14 +49,14 @@ def roofline(args: argparse.Namespace) -> int:
 
 
 def throughput(args: argparse.Namespace) -> int:
-    """Rates of a server, as fractions of the roofline; or of --num-prompts sent at once."""
+    """Measure a server's token rates, with --max-concurrency streams or --num-prompts at once."""
     if args.dataset_path:
         msg = "flag --dataset-path: texts need a running server; use `cpuserve bench serve`"
         raise ConfigError(msg)
     if args.output_len < 2 and not args.num_prompts:
         msg = (
-            f"flag --output-len={args.output_len}: a decode rate is measured between tokens; "
-            "give at least 2"
+            f"flag --output-len={args.output_len}: the decode rate is measured between "
+            "tokens, so at least 2 are needed"
         )
         raise ConfigError(msg)
 
@@ -70,7 +70,7 @@ def throughput(args: argparse.Namespace) -> int:
 
 
 def latency(args: argparse.Namespace) -> int:
-    """Latencies of --batch-size requests at a time."""
+    """Measure the latencies of --batch-size concurrent requests."""
 
     def run(bench: Bench) -> list[Record]:
         return measure.run(measure.latency(bench, tell))
@@ -79,7 +79,7 @@ def latency(args: argparse.Namespace) -> int:
 
 
 def load(args: argparse.Namespace) -> int:
-    """Time until ready and memory of a server."""
+    """Measure the time until a server is ready, and its memory."""
     from cpuserve.bench.load import load_records
 
     prepared, _ = prepared_start(flags.asked(args))
@@ -90,12 +90,12 @@ def load(args: argparse.Namespace) -> int:
 
 
 def step(args: argparse.Namespace) -> int:
-    """Steps of an engine in this process."""
+    """Measure steps of an engine in this process."""
     return _in_process(args, "overheads" if args.overheads else "rates", args.leave)
 
 
 def kernels(args: argparse.Namespace) -> int:
-    """The operations of such steps, one by one."""
+    """Measure the operations of such steps one by one."""
     return _in_process(args, "kernels")
 
 
@@ -105,10 +105,8 @@ def _in_process(args: argparse.Namespace, what: What, leaves: Sequence[int] = ()
 
     prepared, _ = prepared_start(flags.asked(args))
     plan = Plan(args.batch, args.context, args.prefill, leaves, args.rounds, args.dot or "")
-    if not args.dot:
-        plan.dot = dot_of(prepared)
     if prepared.resolved.config.executor != "native":
-        msg = f"`cpuserve bench {args.kind}` measures the native executor, which does not run here"
+        msg = f"`cpuserve bench {args.kind}` measures the native executor, which cannot run here"
         raise ConfigError(msg)
     found: list[Record] = []
 
@@ -125,14 +123,14 @@ def _in_process(args: argparse.Namespace, what: What, leaves: Sequence[int] = ()
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Load a running server."""
+    """Send a load to a running server and measure it."""
     from cpuserve.entrypoints.bench_serve import load_server
 
     return load_server(args)
 
 
 def show(records: list[Record], args: argparse.Namespace) -> int:
-    """The records as JSON lines, or as a table."""
+    """Print the records as JSON lines or as a table."""
     if args.json:
         for found in records:
             say(found.to_json())
@@ -142,13 +140,13 @@ def show(records: list[Record], args: argparse.Namespace) -> int:
 
 
 def tell(text: str) -> None:
-    """What is measured now, for who sits there."""
+    """Print what is being measured now, if stderr is a terminal."""
     if sys.stderr.isatty():
         note(text)
 
 
 def workload_of(args: argparse.Namespace, seed: int, vocab: int | None = None) -> Workload:
-    """What the flags of `bench_flags._dataset` ask for; `vocab`: the model's, if it is known."""
+    """Return the workload that the flags define. vocab: the model's vocabulary size, if known."""
     repeated = args.dataset_name == "prefix_repetition"
     return Workload(
         dataset=args.dataset_name,
@@ -167,7 +165,7 @@ def workload_of(args: argparse.Namespace, seed: int, vocab: int | None = None) -
 
 
 def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Record]:
-    """What `run` measures on the server at --url, or on one started for it."""
+    """Run `run` against the server at --url, or against one that is started for it."""
     asked = flags.asked(args)
     prepared, _ = prepared_start(asked)
     name = prepared.resolved.config.served_model_names[0]
@@ -195,23 +193,15 @@ def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Re
 
 
 def where_of(prepared: Prepared) -> Where:
-    """The part of the records that says where they were measured."""
+    """Return the machine, ISA level, threads and model, which each record contains."""
     config = prepared.resolved.config
     return Where(
         host=prepared.host.cpu_model, isa=config.isa, threads=config.threads, model=config.model
     )
 
 
-def dot_of(prepared: Prepared) -> str:
-    """The dot product that the linears are made of."""
-    config = prepared.resolved.config
-    if prepared.facts.quantization is not None or config.quantize != "none":
-        return "int8"
-    return "bf16" if config.dtype == "bfloat16" else "f32"
-
-
 def work_of(prepared: Prepared) -> Work:
-    """What a token of this model costs, from lowering it without loading a tensor."""
+    """Return bytes read and multiplications per token. Lowers the model without loading tensors."""
     if prepared.resolved.config.executor != "native":
         return Work(prepared.spec.vocab)
     from cpuserve.loader.load import open_checkpoint
@@ -223,11 +213,11 @@ def work_of(prepared: Prepared) -> Work:
     weights = quantize_online(open_checkpoint(Path(prepared.facts.path)).weights, config.quantize)
     lowered = lower(config, build_program(prepared.spec), weights)
     bytes_read, weights_used = lowered.read_bytes, lowered.linear_weights
-    return Work(prepared.spec.vocab, bytes_read, weights_used, dot_of(prepared))
+    return Work(prepared.spec.vocab, bytes_read, weights_used, lowered.dot)
 
 
 def roofline_of(prepared: Prepared) -> Roofline | None:
-    """Probes on the same threads and CPUs as the server's; None where nothing native runs."""
+    """Return probes on the server's threads and CPUs; None if the native executor is not used."""
     config = prepared.resolved.config
     if config.executor != "native":
         return None

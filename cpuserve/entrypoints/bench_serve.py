@@ -1,4 +1,4 @@
-"""`cpuserve bench serve`: load a running OpenAI-compatible server."""
+"""`cpuserve bench serve`: measure a running OpenAI-compatible server under load."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from cpuserve.entrypoints.bench import tell, workload_of
 from cpuserve.entrypoints.terminal import note, say
 from cpuserve.errors import ConfigError
 
-TOLD = 20  # progress lines of a run
+TOLD = 20  # progress lines per run
 
 
 def load_server(args: argparse.Namespace) -> int:
-    """Run the load, show and save what came of it; 1 if a request failed."""
+    """Run the load, print and save the results; return 1 if a request failed."""
     metrics = args.percentile_metrics.split(",")
     unknown = sorted(set(metrics) - set(METRICS))
     if unknown:
@@ -75,13 +75,13 @@ async def _run(args: argparse.Namespace) -> Report:
         **_sampling(args),
     )
     if not run.timings:
-        msg = f"every request failed; the first: {run.errors[0]}"
+        msg = f"every request failed; the first one: {run.errors[0]}"
         raise LoadError(msg)
     return Report(run, await where(target), pace, _parameters(workload, pace))
 
 
 async def _target(args: argparse.Namespace) -> Target:
-    """The server and what its model is called; LoadError if it does not answer."""
+    """Return the server and the name of its model; ConfigError if the server does not answer."""
     url = args.base_url or f"http://{args.host}:{args.port}"
     chat = args.backend == "openai-chat"
     endpoint = args.endpoint or (CHAT if chat else COMPLETIONS)
@@ -93,23 +93,23 @@ async def _target(args: argparse.Namespace) -> Target:
         name = name or known[0]["id"]
     except (IndexError, KeyError, msgspec.DecodeError):
         wanted = "--api-key" if code in (401, 403) else "--model"
-        msg = f"{target.url} does not name its models (HTTP {code}); give {wanted}"
+        msg = f"{target.url} does not list its models (HTTP {code}); set {wanted}"
         raise ConfigError(msg) from None
     except LoadError as error:
-        msg = f"{error}. Start one with `cpuserve serve`, or give --host, --port or --base-url"
+        msg = f"{error}. Start a server with `cpuserve serve`, or set --host, --port or --base-url"
         raise ConfigError(msg) from None
     return replace(target, model=name)
 
 
 def _sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """Members of every request."""
+    """Return the sampling fields of every request."""
     more = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k}
     more = {name: value for name, value in more.items() if value is not None}
     return {**more, "ignore_eos": args.ignore_eos}
 
 
 def _parameters(workload: Workload, pace: Pace) -> dict[str, float | str]:
-    """What makes two runs comparable."""
+    """Return the parameters in which comparable runs must agree."""
     found: dict[str, float | str] = {
         "dataset": workload.dataset,
         "num_prompts": workload.num_prompts,
@@ -132,7 +132,7 @@ def _metadata(pairs: list[str]) -> dict[str, str]:
 
 
 def _save(args: argparse.Namespace, report: Report, metadata: dict[str, str]) -> Path:
-    """Write the result file; its path."""
+    """Write the result file and return its path."""
     now = datetime.now()
     label = args.label or args.backend
     name = args.result_filename or file_name(label, report, report.where.model, now)
@@ -159,7 +159,7 @@ def _save(args: argparse.Namespace, report: Report, metadata: dict[str, str]) ->
 
 
 class _Counter:
-    """Tells about every twentieth part of the requests that ended."""
+    """Prints progress each time another twentieth of the requests has ended."""
 
     def __init__(self, total: int, *, quiet: bool) -> None:
         self._total, self._done = total, 0

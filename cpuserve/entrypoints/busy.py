@@ -1,4 +1,4 @@
-"""Which programs use the CPUs right now, so that a report can name them."""
+"""Finds the programs that use the most CPU time now."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WINDOW_S = 0.3
-LEAST = 0.1  # CPUs; who uses less is not what takes them away
+LEAST = 0.1  # CPUs; programs that use less are not listed
 MOST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A process: its name without arguments, which may hold secrets, and the CPUs it uses."""
+    """A process: its name (not its arguments, which may contain secrets) and the CPUs it uses."""
 
     pid: int
     name: str
@@ -22,7 +22,7 @@ class Program:
 
 
 def busiest(proc_root: Path = Path("/proc"), window_s: float = WINDOW_S) -> list[Program]:
-    """The programs besides this one that used most CPU time during `window_s`, most first."""
+    """Return the other programs that used most CPU time during `window_s`, busiest first."""
     before, start = _times(proc_root), time.monotonic()
     time.sleep(window_s)
     after, elapsed = _times(proc_root), time.monotonic() - start
@@ -37,7 +37,7 @@ def busiest(proc_root: Path = Path("/proc"), window_s: float = WINDOW_S) -> list
 
 
 def _times(proc_root: Path) -> dict[int, tuple[str, int]]:
-    """pid -> (name, ticks of CPU time), of every process that can be seen."""
+    """Return {pid: (name, clock ticks of CPU time)} of all visible processes."""
     found = {}
     for entry in proc_root.iterdir():
         if not entry.name.isdigit():
@@ -46,7 +46,7 @@ def _times(proc_root: Path) -> dict[int, tuple[str, int]]:
             text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:  # it has ended
             continue
-        # A name may hold spaces and brackets; what follows the last one does not.
+        # The name may contain spaces and brackets; the fields after the last bracket do not.
         head, _, tail = text.rpartition(")")
         name, fields = head.partition("(")[2], tail.split()
         found[int(entry.name)] = name, int(fields[11]) + int(fields[12])

@@ -1,4 +1,4 @@
-"""`cpuserve generate` and `cpuserve chat`: the engine inline, streaming to the terminal."""
+"""`cpuserve generate` and `cpuserve chat`: run the engine in this process and stream the output."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cpuserve import log
 from cpuserve.entrypoints import flags
 from cpuserve.entrypoints.commands import prepared_start
+from cpuserve.entrypoints.conversation import Conversation
 from cpuserve.entrypoints.prepare import for_one_engine, one_engine
 from cpuserve.entrypoints.terminal import Progress, note, say
+from cpuserve.entrypoints.typed import Lines
 from cpuserve.errors import ConfigError, RequestError
+from cpuserve.loader.hub import may_be_model
 from cpuserve.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -26,14 +29,15 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
-CHAT_HELP = "/clear forgets the conversation, /exit (or Ctrl-D) ends; Ctrl-C stops an answer"
-
 
 def generate(args: argparse.Namespace) -> int:
-    """Complete one prompt, from --prompt or standard input."""
-    prompt = sys.stdin.read() if args.prompt is None else args.prompt
+    """Complete one prompt from the arguments or from standard input."""
+    prompt = _prompt(args)
     if not prompt:
-        msg = "there is no prompt: give --prompt TEXT or something on standard input"
+        msg = (
+            "the prompt is missing: put it after MODEL, set --prompt TEXT, or write it to "
+            "standard input"
+        )
         raise ConfigError(msg)
 
     async def complete(session: Session) -> None:
@@ -44,22 +48,50 @@ def generate(args: argparse.Namespace) -> int:
     return _with_session(args, complete)
 
 
+def _prompt(args: argparse.Namespace) -> str:
+    """Return the prompt from --prompt, from the arguments after MODEL, or from standard input.
+
+    If the first argument has spaces and cannot be the name of a model, it is the prompt, and the
+    default model completes it.
+
+    Raises:
+        ConfigError: there are two prompts, or the first argument is neither a model nor a prompt.
+    """
+    words: list[str] = list(args.words)
+    if words and "model" not in args.given:
+        if may_be_model(words[0]):
+            flags.take_model(args, words.pop(0))
+        elif len(words) > 1 or len(words[0].split()) < 2:
+            msg = (
+                f"{words[0]!r:.100} is not a model; put the whole prompt in quotes, or set "
+                '--prompt "TEXT"'
+            )
+            raise ConfigError(msg)
+    if words and args.prompt is not None:
+        msg = f"there are two prompts: --prompt, and {' '.join(words)!r:.100} among the arguments"
+        raise ConfigError(msg)
+    if words:
+        return " ".join(words)
+    if args.prompt is not None:
+        return str(args.prompt)
+    if sys.stdin.isatty():
+        note("type the prompt, then Ctrl-D on an empty line")
+    return sys.stdin.read()
+
+
 def chat(args: argparse.Namespace) -> int:
-    """Talk until the end of input; with --message, one answer."""
+    """Chat until the end of input, or answer --message only."""
 
     async def talk(session: Session) -> None:
         conversation = Conversation(session, args.system, session.params(args, None))
         if args.message is not None:
             await conversation.turn(args.message)
             return
-        note(f"{session.prepared.facts.name} is ready. {CHAT_HELP}")
-        while (line := await _read_line()) is not None:
-            if line == "/exit":
+        note(f"{session.prepared.facts.name} is ready. Type /help for commands, /exit to end")
+        lines = Lines()
+        while (line := await lines.read()) is not None:
+            if line and not await conversation.take(line):
                 return
-            if line == "/clear":
-                conversation.clear()
-            elif line:
-                await conversation.turn(line)
 
     return _with_session(args, talk)
 
@@ -74,12 +106,13 @@ class Session:
     template: ChatTemplate
 
     def params(self, args: argparse.Namespace, max_tokens: int | None) -> SamplingParams:
-        """The flags' values over the model's defaults; `max_tokens` where neither has one."""
-        defaults = self.prepared.resolved.config.default_sampling
-        return sampling_params(args, {"max_tokens": max_tokens, **defaults})
+        """Return the model's defaults updated with the flags; answers have at most `max_tokens`."""
+        defaults = dict(self.prepared.resolved.config.default_sampling)
+        lengths = [n for n in (max_tokens, defaults.pop("max_tokens", None)) if n is not None]
+        return sampling_params(args, {"max_tokens": min(lengths, default=None), **defaults})
 
     async def stream(self, ids: list[int], params: SamplingParams) -> str:
-        """Write the completion of `ids` as it comes; returns it."""
+        """Print the completion of `ids` while it is generated, and return it."""
         from cpuserve.engine.output import generate_text
 
         text = ""
@@ -96,61 +129,6 @@ class Session:
             say()
             note(f"{len(ids)} prompt tokens in {first - started:.2f} s, then {rate:.1f} tokens/s")
         return text
-
-
-class Conversation:
-    """The messages so far and how they are rendered."""
-
-    def __init__(self, session: Session, system: str | None, params: SamplingParams) -> None:
-        self._session = session
-        self._params = params
-        self._start = [{"role": "system", "content": system}] if system else []
-        self._messages: list[dict[str, Any]] = list(self._start)
-
-    def clear(self) -> None:
-        """Forget everything but the system message."""
-        self._messages = list(self._start)
-
-    async def turn(self, said: str) -> None:
-        """Say something and stream the answer; an interrupted or refused turn leaves no trace."""
-        messages = [*self._messages, {"role": "user", "content": said}]
-        try:
-            text = self._session.template.render(messages)
-            ids = self._session.tokenizer.encode(text, add_special_tokens=False)
-            answer = await _interruptible(self._session.stream(ids, self._params))
-        except RequestError as e:
-            note(f"{e}. {CHAT_HELP}")
-            return
-        say()
-        if answer is not None:
-            self._messages = [*messages, {"role": "assistant", "content": answer}]
-
-
-async def _interruptible(work: Coroutine[Any, Any, str]) -> str | None:
-    """The result of `work`; None after Ctrl-C, which ends it and nothing else."""
-    task = asyncio.ensure_future(work)
-    with _on_interrupt(task.cancel):
-        try:
-            return await task
-        except asyncio.CancelledError:
-            return None
-
-
-@contextmanager
-def _on_interrupt(call: Callable[[], object]) -> Iterator[None]:
-    """Have the loop `call` on Ctrl-C.
-
-    asyncio's own handler does not wake a loop that is just about to wait: that Ctrl-C is lost.
-    """
-    import signal
-
-    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
-    loop.add_signal_handler(signal.SIGINT, call)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        signal.signal(signal.SIGINT, before)
 
 
 def _with_session(args: argparse.Namespace, work: Any) -> int:
@@ -185,7 +163,7 @@ async def _run(prepared: Prepared, progress: Progress, work: Any) -> None:
 def sampling_params(
     args: argparse.Namespace, defaults: Mapping[str, int | float | None]
 ) -> SamplingParams:
-    """The sampling flags over `defaults`; ConfigError for a value out of range."""
+    """Return `defaults` updated with the sampling flags; ConfigError for a value out of range."""
     given = {
         name: getattr(args, name)
         for name in ("temperature", "top_p", "top_k", "max_tokens")
@@ -195,37 +173,3 @@ def sampling_params(
         return SamplingParams(**{**defaults, **given})
     except RequestError as e:
         raise ConfigError(str(e)) from None
-
-
-async def _read_line() -> str | None:
-    """One line of the person; None at the end of input."""
-    if sys.stdin.isatty():
-        await _typed(sys.stdin.fileno())
-        line = sys.stdin.readline()
-    else:
-        line = await asyncio.to_thread(sys.stdin.readline)
-    return line.strip() if line else None
-
-
-async def _typed(terminal: int) -> None:
-    """Return when a line has been typed: a thread in `readline` would hold Ctrl-C up until then.
-
-    Raises:
-        KeyboardInterrupt: it was Ctrl-C.
-    """
-    loop, happened, interrupted = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-
-    def interrupt() -> None:
-        interrupted.set()
-        happened.set()
-
-    with _on_interrupt(interrupt):
-        sys.stderr.write("> ")
-        sys.stderr.flush()
-        loop.add_reader(terminal, happened.set)
-        try:
-            await happened.wait()
-        finally:
-            loop.remove_reader(terminal)
-    if interrupted.is_set():
-        raise KeyboardInterrupt

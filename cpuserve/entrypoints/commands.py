@@ -15,30 +15,38 @@ from cpuserve.version import version
 if TYPE_CHECKING:
     from cpuserve.config.load import Asked
     from cpuserve.engine.client import EngineClient
+    from cpuserve.entrypoints.serve import ProgressFn
 
 
 def prepared_start(asked: Asked) -> tuple[Prepared, Progress]:
-    """Find the model and resolve the settings asked for; notes go to stderr."""
+    """Find the model, resolve the settings, and print notes on stderr."""
     progress = Progress()
     try:
-        prepared = prepare(asked, progress)
+        return _prepared(asked, progress, progress), progress
     finally:
         progress.close()
+
+
+def _prepared(asked: Asked, report: ProgressFn, progress: Progress) -> Prepared:
+    """Prepare the start, then print its notes below the progress bars, which `report` updates."""
+    prepared = prepare(asked, report)
+    progress.close()
     for line in prepared.notes:
         note(line)
-    return prepared, progress
+    return prepared
 
 
 def serve(args: argparse.Namespace) -> int:
-    """`cpuserve serve`: until a signal (0) or the engine's death (1)."""
-    from cpuserve.entrypoints.serve import HttpOptions
+    """Run `cpuserve serve`; return 0 after a signal, 1 if an engine died and is not restarted."""
+    from cpuserve.engine.child import exit_now
+    from cpuserve.entrypoints.serve import HttpOptions, StoppedWhilePreparing
     from cpuserve.entrypoints.serve import serve as run
 
     asked = flags.asked(args)
     server, defaults = asked.server, HttpOptions()
     level = server.log_level or "info"
     log.configure(level)
-    prepared, progress = prepared_start(asked)
+    progress = Progress()
     http = HttpOptions(
         host=server.host or defaults.host,
         port=defaults.port if server.port is None else server.port,
@@ -49,27 +57,39 @@ def serve(args: argparse.Namespace) -> int:
         max_queued_requests=server.max_num_queued_reqs or defaults.max_queued_requests,
         max_queued_tokens=server.max_num_queued_tokens or defaults.max_queued_tokens,
         longest_s=server.request_timeout or None,
+        max_body_bytes=server.max_body_size,
+        drain_s=defaults.drain_s if server.drain_timeout is None else server.drain_timeout,
+        drain_delay_s=server.drain_delay or defaults.drain_delay_s,
+        engine_restart=server.engine_restart is not False,
+        public_metrics=bool(server.public_metrics),
+        allowed_hosts=server.allowed_hosts or (),
+        allowed_origins=server.allowed_origins or (),
+        allowed_methods=server.allowed_methods or defaults.allowed_methods,
+        allowed_headers=server.allowed_headers or defaults.allowed_headers,
+        allow_credentials=bool(server.allow_credentials),
     )
 
-    async def on_ready(url: str, client: EngineClient) -> None:
+    async def on_ready(prepared: Prepared, url: str, client: EngineClient) -> None:
         progress.close()
         say(f"cpuserve {version()} is ready\n{banner.render(prepared, url)}")
         say(banner.render_roofline(await client.ask("roofline")))
 
     try:
         return run(
-            prepared.resolved,
+            lambda report: _prepared(asked, report, progress),
             http,
             progress=progress,
             on_ready=on_ready,
-            platform=prepared.platform,
         )
+    except StoppedWhilePreparing:
+        progress.close()
+        exit_now(0)
     finally:
         progress.close()
 
 
 def config(args: argparse.Namespace) -> int:
-    """`cpuserve config`: what was decided, who asked, and why."""
+    """Run `cpuserve config`: print every setting, its source and its reason."""
     from cpuserve.config.decisions import render_json, render_table
 
     prepared, _ = prepared_start(flags.asked(args))
@@ -79,7 +99,7 @@ def config(args: argparse.Namespace) -> int:
 
 
 def program(args: argparse.Namespace) -> int:
-    """`cpuserve program`: the operations of a model, from its config alone."""
+    """Run `cpuserve program`: print the operations of a model, read from its config only."""
     from cpuserve.entrypoints.show_program import as_records, render
     from cpuserve.models import build_program
 
@@ -95,7 +115,7 @@ def program(args: argparse.Namespace) -> int:
 
 
 def pull(args: argparse.Namespace) -> int:
-    """`cpuserve pull`: download now, serve without a network later."""
+    """Run `cpuserve pull`: download a model and print its path."""
     from cpuserve.loader.hub import resolve_model
 
     progress = Progress()
@@ -108,7 +128,7 @@ def pull(args: argparse.Namespace) -> int:
 
 
 def models(args: argparse.Namespace) -> int:
-    """`cpuserve models`: names that need no path, and architectures that have kernels."""
+    """Run `cpuserve models`: list the built-in models and the supported architectures."""
     del args
     from cpuserve.loader.hub import list_builtin
     from cpuserve.models import MODELS

@@ -1,29 +1,46 @@
-"""The command-line parser, made from config/fields.py; its errors are ConfigErrors on one line."""
+"""The command-line parser, built from config/fields.py. It raises ConfigErrors of one line."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from cpuserve.config.fields import BY_NAME, FIELDS, GROUPS, SERVER, Field, NoOp, no_op_flags
-from cpuserve.config.load import Asked, Given, flag_given, load_options, nearest, no_op_note
+from cpuserve.config.load import Asked, Given, flag_given, load_options, no_op_note
+from cpuserve.config.missing import why_missing
+from cpuserve.config.nearest import nearest
 from cpuserve.errors import ConfigError
 from cpuserve.loader.builtin import BUILTIN, DEFAULT
 
 HELP_POSITION = 34
+COMMAND = "COMMAND"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises instead of exiting, and never guesses abbreviated flags."""
+    """An argparse parser that raises instead of exiting and does not accept abbreviated flags."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **kwargs)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise for an unknown command with the most similar one; argparse would list them all."""
+        commands = action.choices if isinstance(action, argparse._SubParsersAction) else None
+        if commands is None or value in commands:
+            super()._check_value(action, value)
+            return
+        what = f"unknown {str(action.metavar).lower()} {value!r}"
+        if action.metavar == COMMAND and _names_model(str(value)):
+            msg = f"{what}; to serve this model, run `{self.prog} serve {value}`"
+            raise ConfigError(msg)
+        msg = f"{what}{nearest(str(value), commands)}; see `{self.prog} --help`"
+        raise ConfigError(msg)
+
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print with its usage."""
+        """Raise the message that argparse would print after its usage."""
         raise ConfigError(message)
 
 
@@ -31,9 +48,13 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=HELP_POSITION, width=100)
 
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Break lines between words only, so that the names of flags stay in one piece."""
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
 
 class Collect(argparse.Action):
-    """Keeps a field's value as text together with the flag that gave it."""
+    """Stores the value of a field as text, together with the flag that set it."""
 
     def __init__(
         self, option_strings: Sequence[str], dest: str, field: Field, **kwargs: Any
@@ -65,7 +86,7 @@ class Collect(argparse.Action):
 
 
 class Ignore(argparse.Action):
-    """Swallows a flag of another server that has no meaning here, and notes it."""
+    """Accepts a flag of another server that has no effect in cpuserve, and adds a note."""
 
     def __init__(
         self, option_strings: Sequence[str], dest: str, no_op: NoOp, **kwargs: Any
@@ -85,17 +106,21 @@ class Ignore(argparse.Action):
         value = values if isinstance(values, str) else None
         last = values[-1] if isinstance(values, list) and values else "0"
         if not re.fullmatch(r"[\d\s,]+", last):
-            msg = f"{option_string} takes numbers, and {last!r} is none; write MODEL before it"
+            msg = f"{option_string} expects numbers, got {last!r}; put MODEL before it"
             raise ConfigError(msg)
         namespace.notes.append(no_op_note(option_string or "", self.no_op, value))
 
 
-def add_options(parser: Parser, *, server: bool) -> None:
-    """Every field as flags in its group; `server` adds those of the front end."""
+def add_options(parser: Parser, *, server: bool, model: bool = True) -> None:
+    """Add MODEL and the flags of all fields, in their groups; `server`: also those of the server.
+
+    model: False for a command that finds MODEL among its arguments itself (see `take_model`).
+    """
     parser.set_defaults(given={}, notes=[])
-    parser.add_argument(
-        "model", nargs="?", action=Collect, field=BY_NAME["model"], help=_MODEL_HELP
-    )
+    if model:
+        parser.add_argument(
+            "model", nargs="?", action=Collect, field=BY_NAME["model"], help=_MODEL_HELP
+        )
     for title in GROUPS:
         if title == SERVER and not server:
             continue
@@ -106,7 +131,7 @@ def add_options(parser: Parser, *, server: bool) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="Options from a JSON, YAML or TOML file [env CPUSERVE_CONFIG]",
+        help="Read options from a JSON, YAML or TOML file [env CPUSERVE_CONFIG]",
     )
     for flag, no_op in no_op_flags().items():
         parser.add_argument(
@@ -117,6 +142,11 @@ def add_options(parser: Parser, *, server: bool) -> None:
             dest="_ignored",
             nargs={"none": 0, "one": None, "many": "+"}[no_op.takes],
         )
+
+
+def take_model(args: argparse.Namespace, name: str) -> None:
+    """Set `name` as the MODEL of a parsed command line."""
+    args.given["model"] = flag_given(BY_NAME["model"], "MODEL", name)
 
 
 _MODEL_HELP = "directory, GGUF file, Hugging Face id or built-in name [default: the built-in model]"
@@ -142,10 +172,11 @@ def _add_field(group: argparse._ArgumentGroup, field: Field) -> None:
 
 
 def asked(args: argparse.Namespace) -> Asked:
-    """What a parsed command line, the environment and the config file ask for together.
+    """Merge a parsed command line with the environment and the config file.
 
     Raises:
-        ConfigError: a value that is not its field's, or a MODEL that a flag before it has taken.
+        ConfigError: a value does not have its field's type, or a flag that takes several values
+            has also taken MODEL, which follows it.
     """
     given: dict[str, Given] = args.given
     found = load_options(given, config_file=args.config, notes=args.notes)
@@ -158,27 +189,33 @@ def asked(args: argparse.Namespace) -> Asked:
 
 
 def _refuse_taken_key(keys: Sequence[str]) -> None:
-    """ConfigError if the last of several keys may be the model to serve, and a key to guess."""
+    """Raise a ConfigError for several keys, because the last one may be meant as MODEL."""
     if len(keys) > 1:
         flag = BY_NAME["api_key"].flag
         msg = (
-            f"flag {flag} has taken {len(keys)} values, and no MODEL is left: write MODEL before "
-            f"the flag, or `--model {DEFAULT}` to serve the built-in model with that many keys"
+            f"flag {flag} has {len(keys)} values, and MODEL is missing: put MODEL before the flag, "
+            f"or add `--model {DEFAULT}` to serve the built-in model with {len(keys)} keys"
         )
         raise ConfigError(msg)
 
 
 def _refuse_taken_model(names: Sequence[str]) -> None:
-    """ConfigError if the last of several names for the API is rather the model to serve."""
+    """Raise a ConfigError if the last of several model names is probably meant as MODEL."""
     last, flag = names[-1], BY_NAME["served_model_name"].flag
     hub_id = len(names) > 1 and "/" in last
     if hub_id or last in BUILTIN or _is_model(last):
         others = " ".join(names[:-1]) or "NAME"
         msg = (
-            f"flag {flag} has taken {last!r} as a name, and no MODEL is left: write "
-            f"`{last} {flag} {others}`, or add `--model {DEFAULT}` to serve the built-in model so"
+            f"flag {flag} takes {last!r} as a name, and MODEL is missing: write "
+            f"`{last} {flag} {others}`, or add `--model {DEFAULT}` to serve the built-in model "
+            "under these names"
         )
         raise ConfigError(msg)
+
+
+def _names_model(word: str) -> bool:
+    """Return whether a word that is no command is probably meant as MODEL."""
+    return word in BUILTIN or "/" in word or word.endswith(".gguf") or _is_model(word)
 
 
 def _is_model(text: str) -> bool:
@@ -191,12 +228,12 @@ def _is_model(text: str) -> bool:
             or path.suffix == ".gguf"
             or (path / "config.json").exists()
         )
-    except (OSError, RuntimeError):  # too long a name, or a home of nobody
+    except (OSError, RuntimeError):  # the name is too long, or its ~user does not exist
         return False
 
 
 def as_arguments(args: argparse.Namespace) -> list[str]:
-    """The options of a parsed command line as arguments of another command."""
+    """Return the options of a parsed command line as arguments for another command."""
     given: dict[str, Given] = args.given
     arguments = [f"--config={args.config}"] if args.config else []
     for name, value in given.items():
@@ -211,7 +248,7 @@ def as_arguments(args: argparse.Namespace) -> list[str]:
 
 
 def normalize(argv: Iterable[str]) -> list[str]:
-    """--max_model_len=8 -> --max-model-len=8, as people type either."""
+    """Replace underscores in flags by dashes: --max_model_len=8 -> --max-model-len=8."""
     return [_dashes(a) if a.startswith("--") else a for a in argv]
 
 
@@ -221,12 +258,23 @@ def _dashes(argument: str) -> str:
 
 
 def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
-    """ConfigError naming the first argument nobody knows and the nearest flag."""
+    """Raise a ConfigError with the first unknown argument and the most similar flag."""
     if not unknown:
         return
     flag = next((u for u in unknown if u.startswith("-")), unknown[0])
     name = flag.split("=")[0]
-    known = [s for a in parser._actions for s in a.option_strings if a.help != argparse.SUPPRESS]
+    why = why_missing(name) if name.startswith("--") else None
+    if why is not None:
+        msg = f"flag {name} is not supported: {why}"
+        raise ConfigError(msg)
+    known = [s for a in parser._actions for s in a.option_strings if _is_offered(a, s, name)]
     what = "unknown flag" if name.startswith("-") else "unexpected argument"
     msg = f"{what} {name}{nearest(name, known)}; see `{parser.prog} --help`"
     raise ConfigError(msg)
+
+
+def _is_offered(action: argparse.Action, flag: str, name: str) -> bool:
+    """Return whether `flag` may be suggested for `name`: no negation, none without effect."""
+    if name.startswith("--no-"):
+        return flag.startswith("--no-") and not isinstance(action, Ignore)
+    return action.help != argparse.SUPPRESS

@@ -1,4 +1,4 @@
-"""The listening socket, which survives more clients than the system grants file descriptors for."""
+"""The listening socket, which goes on accepting after file descriptors have run out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from cpuserve.log import get_logger
 
-# A stream is a descriptor; the usual soft limit of 1024 is for programs that use select().
+# Every stream needs a descriptor. The usual soft limit of 1024 is for programs that use select().
 MOST_FILES = 1 << 16
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 _QUIET_S = 60.0
@@ -21,10 +21,10 @@ log = get_logger("serve")
 
 
 class Listener(socket.socket):
-    """Closes connections for which no descriptor is left, with a line in the log now and then.
+    """Closes new connections when file descriptors have run out, and logs that once a minute.
 
-    asyncio's loop would try again 2048 times a turn, with a traceback each: 140 MB of log in ten
-    seconds, and no time for anything else.
+    Otherwise asyncio's event loop would try again 2048 times per iteration and log a traceback each
+    time: 140 MB of log in ten seconds, and no other event would be handled.
     """
 
     def __init__(self, family: int, kind: int, protocol: int = 0) -> None:
@@ -33,7 +33,7 @@ class Listener(socket.socket):
         self._told = -_QUIET_S
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection; BlockingIOError if there is none, or it had to be refused."""
+        """Return the next connection; BlockingIOError if there is none or it had to be closed."""
         try:
             return super().accept()
         except OSError as error:
@@ -51,7 +51,9 @@ class Listener(socket.socket):
         now = time.monotonic()
         if now - self._told >= _QUIET_S:
             self._told = now
-            log.warning("connections are refused: %s (ulimit -n)", error.strerror)
+            log.warning(
+                "new connections are closed: %s; raise the limit with ulimit -n", error.strerror
+            )
 
     def _give_back(self) -> None:
         if self._spare >= 0:
@@ -65,7 +67,7 @@ class Listener(socket.socket):
 
 
 def raise_file_limit() -> None:
-    """Let this process have as many descriptors as it may ask for itself, up to MOST_FILES."""
+    """Raise the soft limit on file descriptors to the hard limit, but at most to MOST_FILES."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -1,4 +1,4 @@
-"""LLM: offline inference in this process, with the names and shapes of vLLM's LLM class."""
+"""LLM: offline inference in this process, with the interface of vLLM's LLM class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpuserve.entrypoints.outputs import (
     RequestOutput,
     position_logprobs,
 )
-from cpuserve.errors import EngineDead, InvalidRequest, RequestError
+from cpuserve.errors import EngineDead, InvalidRequest
 from cpuserve.log import get_logger
 from cpuserve.sampling.params import SamplingParams
 
@@ -34,11 +34,11 @@ Advance = Callable[[int], None]
 
 
 class LLM:
-    """A model in this process; generate() and chat() run batches to their end.
+    """A model in this process; generate() and chat() return when all requests have finished.
 
-    Options are those of `cpuserve serve`, with underscores; vLLM's other ones are accepted where
-    they cannot matter here (gpu_memory_utilization, enforce_eager, trust_remote_code=False, ...).
-    Memory and threads are freed by close(), on `del`, or at exit.
+    Options are those of `cpuserve serve`, with underscores. Other options of vLLM are accepted if
+    they have no effect here (gpu_memory_utilization, enforce_eager, trust_remote_code=False, ...).
+    close(), `del` or the end of the program frees memory and threads.
 
     Raises:
         StartupError: the model cannot be loaded, or an option cannot be honoured.
@@ -62,11 +62,11 @@ class LLM:
             "seed": seed,
             "max_model_len": max_model_len,
             "tensor_parallel_size": tensor_parallel_size,
-            "itl_target_ms": 0,  # all at once is what counts here, not a steady stream
+            "itl_target_ms": 0,  # throughput matters here, not a steady stream
             **options,
         }
         config = _resolve(arguments)
-        # The engine packs weights on its own threads while the tokenizer is read on this one.
+        # The tokenizer is loaded on this thread while the engine packs weights on its own threads.
         from cpuserve.engine.inline import InlineClient
         from cpuserve.tokenizer.load import load_tokenizer
 
@@ -94,12 +94,13 @@ class LLM:
         """Complete each prompt; the results are in the order of the prompts.
 
         prompts: a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a
-        list of these. sampling_params: for all, or one for each; None: the model's defaults
-        (`get_default_sampling_params`). use_tqdm: show progress on a
-        terminal.
+        list of these. sampling_params: one for all prompts, or a list with one for each; None means
+        the model's defaults (`get_default_sampling_params`). use_tqdm: show progress on a terminal.
+        priority: one per prompt; lower values are scheduled first.
 
         Raises:
-            InvalidRequest: a prompt or parameter that cannot be served; nothing is generated then.
+            InvalidRequest: a prompt or parameter is invalid; nothing is generated.
+            RequestError: the engine failed to compute one request; the others are aborted.
             EngineDead: the engine has ended.
         """
         requests = [self._request(prompt) for prompt in _as_list(prompts)]
@@ -124,7 +125,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several; see `generate`.
 
-        messages: [{"role": ..., "content": ...}, ...]. chat_template: instead of the model's.
+        messages: [{"role": ..., "content": ...}, ...]. chat_template: replaces the model's.
         """
         from cpuserve.tokenizer.chat import ChatTemplate
         from cpuserve.tokenizer.load import template_source
@@ -145,25 +146,25 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def _request(self, prompt: PromptInput) -> RequestOutput:
-        """An empty RequestOutput for one prompt."""
+        """Return an empty RequestOutput for one prompt."""
         text, ids = _text_and_ids(prompt)
         if ids is None:
             ids = self._tokenizer.encode(text or "")
         self._num_requests += 1
         return RequestOutput(str(self._num_requests - 1), text, ids)
 
-    # --- the rest -----------------------------------------------------------------------------
+    # --- other methods --------------------------------------------------------------------------
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What generate() uses when it is given none: the model's defaults over vLLM's."""
+        """Return generate()'s default sampling parameters: vLLM's, updated with the model's."""
         return SamplingParams(**self.config.default_sampling)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Free weights, KV cache and threads; more calls are refused."""
+        """Free weights, KV cache and threads; later calls raise an error."""
         self._client.shutdown()
 
     def __enter__(self) -> LLM:
@@ -185,7 +186,7 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Batch:
-    """Requests of one call on their way through the engine."""
+    """The requests of one call while the engine runs them."""
 
     client: InlineClient
     tokenizer: Tokenizer
@@ -195,7 +196,7 @@ class _Batch:
     running: dict[int, _Sequence] = field(default_factory=dict)
 
     def run(self, show_progress: bool) -> list[RequestOutput]:
-        """Submit all, and return when all have finished; an exception aborts what is left."""
+        """Submit all requests and wait for them; an exception aborts those that still run."""
         sink: Sink = queue.SimpleQueue()
         try:
             for request, params, priority in zip(
@@ -230,7 +231,7 @@ class _Batch:
             raise output
         sequence = self.running.get(output.id)
         if sequence is None:
-            return  # it was on its way while a stop string ended its request
+            return  # sent before the engine learned that a stop string ended the request
         if not self._append(sequence, output):
             return
         del self.running[output.id]
@@ -240,14 +241,13 @@ class _Batch:
         advance(1)
 
     def _append(self, sequence: _Sequence, output: Output) -> bool:
-        """Add `output` to its completion; True if that has finished."""
+        """Add `output` to its completion; return whether that has finished.
+
+        Raises:
+            RequestError: the engine ended the request with an error.
+        """
         completion, request = sequence.completion, sequence.request
-        try:
-            delta = sequence.processor.push(output)
-        except RequestError as error:
-            log.warning("request %s: %s", request.request_id, error.message)
-            completion.finish_reason = "error"
-            return True
+        delta = sequence.processor.push(output)
         completion.text += delta.text
         completion.token_ids += delta.token_ids
         request.num_cached_tokens = max(request.num_cached_tokens, delta.cached_tokens)
@@ -269,7 +269,7 @@ class _Batch:
 
 
 def _resolve(arguments: Mapping[str, Any]) -> EngineConfig:
-    """The EngineConfig for LLM's arguments; what was decided goes to the log."""
+    """Return the EngineConfig for LLM's arguments, and log the decisions."""
     from cpuserve.config.load import from_arguments
     from cpuserve.entrypoints.prepare import for_one_engine, one_engine, prepare
 
@@ -283,7 +283,7 @@ def _resolve(arguments: Mapping[str, Any]) -> EngineConfig:
 
 
 def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
-    """A single prompt as a list of one; a list of ids is one prompt."""
+    """Return the prompts as a list. A list of token ids is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     listed: list[Any] = list(prompts)
@@ -293,7 +293,7 @@ def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
 
 
 def _text_and_ids(prompt: PromptInput) -> tuple[str | None, list[int] | None]:
-    """(text, ids) of a prompt, either of which may be None."""
+    """Return (text, token ids) of a prompt; one of them may be None."""
     if isinstance(prompt, str):
         return prompt, None
     if isinstance(prompt, Mapping):
@@ -331,7 +331,7 @@ def _one_each(given: SamplingParams | Sequence[SamplingParams], count: int) -> l
 
 @contextmanager
 def _progress(total: int, show: bool) -> Iterator[Advance]:
-    """A progress bar on a terminal; nothing elsewhere."""
+    """Show a progress bar if stderr is a terminal."""
     import sys
 
     if not show or not total or not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""What LLM returns, in the shapes of vLLM's offline API."""
+"""The results of `LLM`, with the fields of vLLM's offline API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Logprob:
-    """How likely a token was at its position; rank 1 is the most likely."""
+    """The log probability of a token at its position; rank 1 is the most likely token."""
 
     logprob: float
     rank: int | None = None
@@ -26,8 +26,8 @@ PositionLogprobs = dict[int, Logprob]
 class CompletionOutput:
     """One of the n sequences of a request.
 
-    cumulative_logprob, logprobs: None unless SamplingParams.logprobs asks for them; per position
-    the chosen token, then the alternatives. stop_reason: the stop string or stop token id, if any.
+    cumulative_logprob, logprobs: None unless SamplingParams.logprobs is set; for each position the
+    chosen token, then the alternatives. stop_reason: the stop string or stop token id, if any.
     """
 
     index: int
@@ -39,15 +39,15 @@ class CompletionOutput:
     stop_reason: int | str | None = None
 
     def finished(self) -> bool:
-        """It has ended."""
+        """Return whether the sequence has ended."""
         return self.finish_reason is not None
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and what followed. prompt: None if token ids were given.
+    """A prompt and its completions. prompt: None if token ids were given.
 
-    prompt_logprobs: one entry per prompt token, the first None, if they were asked for.
+    prompt_logprobs: one entry per prompt token, the first one None; None if not requested.
     """
 
     request_id: str
@@ -60,7 +60,7 @@ class RequestOutput:
 
 
 def position_logprobs(row: TokenLogprob, tokenizer: Tokenizer) -> PositionLogprobs:
-    """The chosen token first, then the alternatives, most likely first."""
+    """Return the chosen token, then the alternatives in the order of their probability."""
 
     def entry(token: int, logprob: float, rank: int) -> Logprob:
         return Logprob(logprob, rank, tokenizer.token_bytes(token).decode("utf-8", "replace"))

@@ -1,6 +1,6 @@
-"""From what was asked to a resolved configuration: the steps `serve`, `config` and `LLM` share.
+"""Turns requested options into a resolved configuration, for `serve`, `config` and `LLM`.
 
-No tensor is read: a wrong flag, a missing model or memory that does not suffice shows in a second.
+It reads no tensor, so a wrong flag, a missing model or too little memory is reported in a second.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import msgspec
 from cpuserve.config.engine import EngineConfig, EngineOptions, Resolved
 from cpuserve.config.generation import read_settings
 from cpuserve.config.load import Asked
-from cpuserve.errors import ConfigError, InvalidRequest
+from cpuserve.errors import ConfigError, InvalidRequest, ModelError
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
+from cpuserve.platforms.handicaps import handicaps
 
 if TYPE_CHECKING:
     from cpuserve.loader.gguf import GgufFile
@@ -30,7 +31,7 @@ Progress = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Everything known about a start before the engine loads a tensor."""
+    """All that is known before the engine loads tensors."""
 
     resolved: Resolved
     spec: ModelSpec
@@ -41,7 +42,7 @@ class Prepared:
 
 
 def prepare(asked: Asked, progress: Progress | None = None) -> Prepared:
-    """Find (or download) the model, read its numbers, resolve every setting.
+    """Find (or download) the model, read its config, and resolve every setting.
 
     Raises:
         StartupError: the model is missing, broken or unknown, or a setting cannot be honoured.
@@ -49,17 +50,47 @@ def prepare(asked: Asked, progress: Progress | None = None) -> Prepared:
     from cpuserve.models import plugin_notes
 
     platform, notes = select(asked.options.platform)
+    _check_template(asked)
+    _check_tokenizer(asked)
     path = find(asked.options, progress)
     spec, facts = model_facts(asked.options, path)
     _check_override(asked)
     host = platform.host()
     resolved = platform.resolve(asked.options, asked.sources, facts, host)
+    notes += [f"{what}; {remedy}" for what, remedy in handicaps(host)]
     notes += plugin_notes()
     return Prepared(resolved, spec, facts, host, platform, (*asked.notes, *notes))
 
 
+def _check_template(asked: Asked) -> None:
+    """Raise a ConfigError for a chat template that cannot be read, before any download."""
+    from cpuserve.tokenizer.load import template_source
+
+    if asked.options.chat_template is None:
+        return
+    try:
+        template_source(asked.options.chat_template)
+    except ModelError as error:
+        msg = f"{asked.sources.get('chat_template', 'argument')}: {error}"
+        raise ConfigError(msg) from None
+
+
+def _check_tokenizer(asked: Asked) -> None:
+    """Raise a ConfigError if the requested tokenizer does not exist, before any download."""
+    from cpuserve.tokenizer.load import check_tokenizer
+
+    if asked.options.tokenizer is None:
+        return
+    try:
+        check_tokenizer(asked.options.tokenizer)
+    except ModelError as error:
+        source = asked.sources.get("tokenizer", "argument")
+        msg = f"{source}: {error}; give a directory with tokenizer.json, or a GGUF file"
+        raise ConfigError(msg) from None
+
+
 def _check_override(asked: Asked) -> None:
-    """ConfigError for a default that no request could set either."""
+    """Raise a ConfigError for default sampling values that a request could not set either."""
     from cpuserve.loader.generation import check_ranges
 
     try:
@@ -70,33 +101,33 @@ def _check_override(asked: Asked) -> None:
 
 
 def for_one_engine(asked: Asked) -> Asked:
-    """What a program asks that runs its engine itself: nothing automatic may become several."""
+    """Request one engine unless a number was given, for programs that run the engine themselves."""
     if asked.options.data_parallel_size is not None:
         return asked
     return replace(asked, options=msgspec.structs.replace(asked.options, data_parallel_size=1))
 
 
 def one_engine(prepared: Prepared) -> EngineConfig:
-    """The configuration of a program that runs its engine itself; ConfigError for several."""
+    """Return the configuration of the only engine; ConfigError if there are several."""
     resolved = prepared.resolved
     if resolved.others:
         msg = (
             f"data_parallel_size={len(resolved.replicas)}: only `cpuserve serve` runs several "
-            f"engines; leave it out here"
+            f"engines; remove the option here"
         )
         raise ConfigError(msg)
     return resolved.config
 
 
 def model_name(options: EngineOptions) -> str:
-    """What the user called the model; the built-in one if nothing."""
+    """Return the name of the model as the user gave it, or the built-in model's."""
     from cpuserve.loader.builtin import DEFAULT
 
     return options.model or DEFAULT
 
 
 def find(options: EngineOptions, progress: Progress | None = None) -> Path:
-    """Where the model is on disk, after a download if its name asks for one."""
+    """Return the path of the model; downloads it first if it is not on disk."""
     from cpuserve.loader.hub import resolve_model
     from cpuserve.loader.load import find_model
 
@@ -105,7 +136,7 @@ def find(options: EngineOptions, progress: Progress | None = None) -> Path:
 
 
 def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFacts]:
-    """The model's numbers from config.json or GGUF metadata."""
+    """Read the model's dimensions and other facts from config.json or GGUF metadata."""
     from cpuserve.loader.generation import recommended
     from cpuserve.models import build_program
     from cpuserve.models.generic import read_spec
@@ -136,7 +167,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int, str | None]:
-    """(config, tensor bytes, quantization) of a directory or a GGUF file."""
+    """Return (config, bytes of all tensors, quantization) of a directory or a GGUF file."""
     if path.is_dir():
         from cpuserve.loader.load import quant_method, read_config
 
@@ -153,7 +184,7 @@ def _read(path: Path) -> tuple[dict[str, Any], int, str | None]:
 
 
 def _gguf_quantization(file: GgufFile) -> str | None:
-    """The quantized type most bytes have ("gguf Q4_1"), or None."""
+    """Return the quantized type with the most bytes ("gguf Q4_1"), or None."""
     by_type: dict[str, int] = {}
     for tensor in file.tensors.values():
         if tensor.dtype not in FULL_PRECISION:
@@ -162,7 +193,7 @@ def _gguf_quantization(file: GgufFile) -> str | None:
 
 
 def _kv_layers(spec: ModelSpec, program: Program | None) -> tuple[KvLayerFacts, ...]:
-    """What each layer keeps of a token, and for how long."""
+    """Return the KV heads, head size and sliding window of each layer."""
     if program is None:
         return (KvLayerFacts(spec.kv_heads, spec.head_dim),) * spec.layers
     from cpuserve.program.ops import Attention
@@ -175,11 +206,11 @@ def _kv_layers(spec: ModelSpec, program: Program | None) -> tuple[KvLayerFacts, 
 
 
 def _matrix_weights(program: Program) -> int:
-    """Weights of all matrices, from the shapes the Program asks for; no tensor is opened."""
+    """Return the number of weights in all matrices, from the shapes that the Program lists."""
     return sum(math.prod(need.shape) for need in program.weights if need.role == "matrix")
 
 
 def _activation_width(spec: ModelSpec) -> int:
-    """Floats of scratch a token needs: residual, norm, qkv, attention and feed-forward rows."""
+    """Return the scratch floats per token: residual, norm, qkv, attention and feed-forward."""
     attention = (2 * spec.q_heads + 2 * spec.kv_heads) * spec.head_dim
     return 2 * spec.width + attention + 2 * spec.intermediate

@@ -1,8 +1,9 @@
-"""`cpuserve serve`: port, engine process, HTTP server, in this order.
+"""`cpuserve serve`: binds the port, finds the model, starts the engine process, serves HTTP.
 
-The port is bound first, so that a taken one is told at once; the engine is spawned next; FastAPI
-and the tokenizer are imported and loaded while it loads. /health answers 503 meanwhile. Nothing
-heavy may be imported at the top of this file.
+The port is bound first: a port that is in use is reported at once, and the server answers on the
+port from then on. Then the model is found or downloaded, and the engine process is spawned. FastAPI
+and the tokenizer are loaded while the engine loads the model. So this file must not import anything
+heavy at its top.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import os
 import signal
 import socket
 import stat
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cpuserve.entrypoints.listener import Listener, raise_file_limit
+from cpuserve.entrypoints.starting import StartupServer
 from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
 
@@ -29,27 +34,33 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import Resolved
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.ipc import Progress
-    from cpuserve.engine.process import ProcessClient
     from cpuserve.engine.replicas import ReplicaClient
-    from cpuserve.platforms import Platform
+    from cpuserve.entrypoints.prepare import Prepared
 
 log = get_logger("serve")
 
 ProgressFn = Callable[[str, int, int], None]
-ReadyFn = Callable[[str, "EngineClient"], Awaitable[None]]
+ReadyFn = Callable[["Prepared", str, "EngineClient"], Awaitable[None]]
+T = TypeVar("T")
 
 _BACKLOG = 2048
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# All of these drain the server. SIGHUP is sent when a terminal closes, SIGQUIT by Ctrl-\ and by
+# supervisors in the style of nginx. Without a handler, both would kill the server and its streams.
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """How the front end listens; `uds` is a socket path instead of host and port.
+    """Settings of the HTTP front end. uds: a socket path, used instead of host and port.
 
-    drain_s: how long running requests may go on after the first signal; what is left then is
-    ended with an error. Closing the rest takes at most 2 s more. silent_s: after how long without
-    an event a stream sends a comment. max_queued_*: what may wait for a first token. longest_s:
-    when a request that is not finished ends with an error; None = never.
+    drain_delay_s: how long after the first signal the port stays open and requests are accepted,
+    while /health already returns 503. drain_s: how long running requests may continue after that;
+    the remaining ones then end with an error, which takes a few seconds at most. silent_s: the time
+    without an event after which a stream sends a comment. max_queued_*: limits on requests, and on
+    prompt tokens, that wait for a first token. longest_s: the maximum time of a request; None = no
+    limit. engine_restart: whether an engine that died is restarted. max_body_bytes: None = a size
+    derived from the model's context length. allowed_hosts: see host_names. allowed_origins and the
+    fields after it: CORS.
     """
 
     host: str = "127.0.0.1"
@@ -57,118 +68,186 @@ class HttpOptions:
     uds: str | None = None
     api_keys: Sequence[str] = ()
     access_log: bool = False
-    drain_s: float = 3.0
+    drain_delay_s: float = 0.0
+    drain_s: float = 30.0
     header_timeout_s: float = 15.0
     write_timeout_s: float = 30.0
     silent_s: float = 15.0
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
     longest_s: float | None = None
+    engine_restart: bool = True
+    max_body_bytes: int | None = None
+    public_metrics: bool = False
+    allowed_hosts: Sequence[str] = ()
+    allowed_origins: Sequence[str] = ()
+    allowed_methods: Sequence[str] = ("*",)
+    allowed_headers: Sequence[str] = ("*",)
+    allow_credentials: bool = False
+
+    @property
+    def host_names(self) -> Sequence[str] | None:
+        """Host names, besides local ones, that requests may be addressed to; None = any.
+
+        Without an API key, a loopback address does not protect from web pages in a browser on this
+        machine: a page can make its own host name resolve to 127.0.0.1 (DNS rebinding).
+        """
+        if "*" in self.allowed_hosts:
+            return None
+        if self.allowed_hosts:
+            return self.allowed_hosts
+        return () if _is_loopback(self.host) and not (self.uds or self.api_keys) else None
 
 
 def serve(
-    resolved: Resolved,
+    prepare: Callable[[ProgressFn], Prepared],
     http: HttpOptions | None = None,
     *,
     progress: ProgressFn | None = None,
     on_ready: ReadyFn | None = None,
-    platform: Platform | None = None,
 ) -> int:
-    """Serve until a signal (returns 0) or the engine's death (returns 1).
+    """Serve until a signal stops the server; return the exit code.
 
-    Of several engines a dead one is started again; 1 when all have been given up.
+    The exit code is 0 after a signal. It is 1 if http.engine_restart is off and all engines have
+    died; otherwise an engine that dies is restarted.
 
-    `platform` made `resolved` (None: the built-in one) and is asked for GET /v1/cpu.
-    progress(stage, done, total) is called while the engine loads; on_ready(url, client) runs beside
-    the server once it serves, for the banner.
+    prepare(progress) finds the model, which may need a long download, and resolves the settings; it
+    runs on its own thread. progress(stage, done, total) is called while `prepare` runs and while
+    the engine loads. on_ready(prepared, url, client) prints the banner as soon as the server is
+    ready.
 
     Raises:
-      StartupError: the port is taken, or the engine cannot load the model.
+      StartupError: the port is in use, `prepare` raised it, or the engine cannot load the model.
+      StoppedWhilePreparing: a signal arrived while `prepare` ran.
     """
     http = http or HttpOptions()
     raise_file_limit()
-    with bound(http) as listener:
-        _warn_if_open(http)
-        try:
-            with _stop_signals_raise():
-                return _run(listener, resolved, http, progress, on_ready, platform)
-        except _Stopped:
-            return 0
+    try:
+        with _stop_signals_raise(), bound(http) as listener:
+            _warn_if_open(http)
+            return _run(listener, prepare, http, LoadingReports(progress), on_ready)
+    except _Stopped:
+        return 0
 
 
 def _run(
     listener: socket.socket,
-    resolved: Resolved,
+    prepare: Callable[[ProgressFn], Prepared],
     http: HttpOptions,
-    progress: ProgressFn | None,
+    reports: LoadingReports,
     on_ready: ReadyFn | None,
-    platform: Platform | None,
 ) -> int:
-    reports = LoadingReports(progress)
-    client = start_engines(resolved, reports)
+    starting = StartupServer(listener)
+    reports.also = starting.on_progress
     try:
-        _pin(resolved.config.frontend_cpus)
-        from cpuserve.entrypoints.openai.server import FrontEnd
-        from cpuserve.platforms import select
-    except BaseException:
-        client.kill()
-        raise
-    floor = platform or select("cpu")[0]
-    front_end = FrontEnd(client, resolved.replicas, http, url_of(listener), floor)
-    reports.also = front_end.on_progress
-    client.on_step = front_end.on_step
-    return asyncio.run(front_end.run(listener, on_ready))
+        prepared = _on_thread(lambda: prepare(reports.tell))
+        resolved = prepared.resolved
+        client = start_engines(resolved, reports, restart=http.engine_restart)
+        try:
+            _pin(resolved.config.frontend_cpus)
+            from cpuserve.entrypoints.openai.server import FrontEnd
+
+            url = url_of(listener)
+            front_end = FrontEnd(client, resolved.replicas, http, url, prepared.platform)
+        except BaseException:
+            client.kill()
+            raise
+        reports.also = front_end.on_progress
+        client.on_step = front_end.on_step
+    finally:
+        starting.stop()
+    shown = None if on_ready is None else partial(on_ready, prepared)
+    return asyncio.run(front_end.run(listener, shown))
+
+
+class StoppedWhilePreparing(Exception):
+    """A signal stopped the server while its threads may still be downloading.
+
+    The interpreter would wait for these threads at its end, so the process must exit at once.
+    """
+
+
+def _on_thread(prepare: Callable[[], T]) -> T:
+    """Run prepare() on another thread, so that signals interrupt this one while libraries block."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(prepare())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="cpuserve-prepare", daemon=True).start()
+    try:
+        return result.result()
+    except _Stopped:
+        raise StoppedWhilePreparing from None
 
 
 def start_engines(
-    resolved: Resolved, on_progress: Callable[[Progress], None]
-) -> ProcessClient | ReplicaClient:
-    """Start the engine, or all of them, and return at once."""
-    if resolved.others:
-        from cpuserve.engine.replicas import ReplicaClient
+    resolved: Resolved, on_progress: Callable[[Progress], None], *, restart: bool = True
+) -> ReplicaClient:
+    """Start all engine processes and return at once. restart: restart an engine that dies."""
+    from cpuserve.engine.replicas import ReplicaClient, RestartPolicy
 
-        return ReplicaClient.spawn(resolved.replicas, on_progress=on_progress)
-    from cpuserve.engine.process import ProcessClient
-
-    return ProcessClient.spawn(resolved.config, on_progress=on_progress)
+    policy = RestartPolicy(enabled=restart)
+    return ReplicaClient.spawn(resolved.replicas, on_progress=on_progress, policy=policy)
 
 
 def _pin(cpus: list[int] | None) -> None:
-    """Keep this process, and the threads it will start, on `cpus`; a refusal is a line."""
+    """Pin this process and its future threads to `cpus`; log a warning if that is refused."""
     if not cpus:
         return
     try:
         os.sched_setaffinity(0, cpus)
     except OSError as error:  # the cpuset has changed, or a sandbox forbids it
-        log.warning("the front end cannot be kept on CPU %s: %s", cpus, error.strerror)
+        log.warning("the front end cannot be pinned to CPU %s: %s", cpus, error.strerror)
 
 
 class LoadingReports:
-    """Passes the engine's progress on to the terminal and, once it exists, to /health."""
+    """Passes progress reports to the terminal and to /health."""
 
     def __init__(self, progress: ProgressFn | None) -> None:
         self._progress = progress
         self.also: ProgressFn | None = None
 
     def __call__(self, report: Progress) -> None:
-        """One report."""
+        """Pass on a report of the engine."""
+        self.tell(report.stage, report.done, report.total)
+
+    def tell(self, stage: str, done: int, total: int) -> None:
+        """Report that `done` of `total` bytes of a stage are finished."""
         for listener in (self._progress, self.also):
             if listener is not None:
-                listener(report.stage, report.done, report.total)
+                listener(stage, done, total)
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that stop the server.
+
+    SIGHUP and SIGQUIT are not among them if they were ignored when the server was started, as nohup
+    does with SIGHUP.
+    """
+    optional = (signal.SIGHUP, signal.SIGQUIT)
+    return [
+        number
+        for number in _STOP_SIGNALS
+        if number not in optional or signal.getsignal(number) is not signal.SIG_IGN
+    ]
 
 
 class _Stopped(BaseException):
-    """A signal came before the event loop could take it."""
+    """A signal arrived before the event loop handled signals."""
 
 
 @contextmanager
 def _stop_signals_raise() -> Iterator[None]:
-    """Until the event loop takes the signals, they raise _Stopped wherever the start is."""
+    """Make stop signals raise _Stopped until the event loop handles them."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise _Stopped
 
-    before = {number: signal.signal(number, stop) for number in _STOP_SIGNALS}
+    before = {number: signal.signal(number, stop) for number in stop_signals()}
     try:
         yield
     finally:
@@ -178,10 +257,10 @@ def _stop_signals_raise() -> Iterator[None]:
 
 @contextmanager
 def bound(http: HttpOptions) -> Iterator[socket.socket]:
-    """The listening socket; ConfigError if the address cannot be had."""
+    """Return the listening socket; ConfigError if the address cannot be used."""
     listener = _bind_unix(Path(http.uds)) if http.uds else _bind_tcp(http.host, http.port)
     try:
-        # Listening, not only bound: two sockets may share an address until one of them listens.
+        # Listen here already: two sockets can be bound to one address until one of them listens.
         listener.listen(_BACKLOG)
         listener.setblocking(False)
         yield listener
@@ -197,7 +276,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
-        msg = f"cannot listen on {host}: {error}. Give an address of this machine with --host"
+        msg = f"cannot listen on {host}: {error}. Set --host to an address of this machine"
         raise ConfigError(msg) from None
     listener = Listener(family, kind, protocol)
     try:
@@ -208,7 +287,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
         listener.close()
         msg = (
             f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}. "
-            "Give another with --port, or --port 0 for a free one"
+            "Choose another port with --port, or a free one with --port 0"
         )
         raise ConfigError(msg) from None
     return listener
@@ -227,7 +306,7 @@ def _bind_unix(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket nobody listens on, which a killed server leaves; nothing else."""
+    """Remove a socket file that a killed server has left; keep sockets in use and other files."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return
@@ -241,7 +320,7 @@ def _remove_stale(path: Path) -> None:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where a client on this machine reaches the listener."""
+    """Return the URL under which clients on this machine reach the listener."""
     address = listener.getsockname()
     if isinstance(address, str):
         return f"unix:{address}"
@@ -253,8 +332,8 @@ def _warn_if_open(http: HttpOptions) -> None:
     if http.uds or http.api_keys or _is_loopback(http.host):
         return
     log.warning(
-        "listening on %s without an API key: everyone who reaches this address can use the "
-        "server. Set CPUSERVE_API_KEY, or leave --host at 127.0.0.1",
+        "listening on %s without an API key: everyone who can connect to this address can use "
+        "the server. Set CPUSERVE_API_KEY, or leave --host at 127.0.0.1",
         http.host,
     )
 

@@ -1,4 +1,4 @@
-"""A Program as text: one operation a line, with the shapes it reads and writes."""
+"""Shows a Program as text or JSON: its operations with the shapes they read and write."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from cpuserve.program.ops import Op, Rope
 from cpuserve.program.program import Program
 
-VALUES = ("x", "qkv", "out")  # fields that name a value
+VALUES = ("x", "qkv", "out")  # fields that contain the id of a value
 WEIGHTS = ("weight", "weights", "bias", "biases", "q_norm", "k_norm", "sinks")
-SHAPES = ("width", "vocab", "rows", "in_features", "features")  # told by the shapes themselves
+SHAPES = ("width", "vocab", "rows", "in_features", "features")  # already visible in the shapes
 
 
 def render(program: Program) -> str:
-    """Every op, and a closing line with the counts."""
+    """Return one line per operation, and a last line with totals."""
     shapes = {need.name: need.shape for need in program.weights}
     lines = [_line(i, op, program, shapes) for i, op in enumerate(program.ops)]
     parameters = sum(_elements(shape) for shape in shapes.values())
@@ -27,7 +27,7 @@ def render(program: Program) -> str:
 
 
 def as_records(program: Program) -> list[dict[str, Any]]:
-    """The same as plain data: op, values with widths, weights with shapes, parameters."""
+    """Return the operations as plain data: values with widths, weights with shapes, parameters."""
     shapes = {need.name: need.shape for need in program.weights}
     return [
         {
@@ -69,7 +69,7 @@ def _weights(op: Op) -> list[str]:
 
 
 def _parameters(op: Op) -> list[tuple[str, Any]]:
-    """Fields that are neither values, weights nor shapes, where they differ from their default."""
+    """Return the other fields of an operation whose values differ from their defaults."""
     found: list[tuple[str, Any]] = []
     for field in fields(op):
         held = getattr(op, field.name)

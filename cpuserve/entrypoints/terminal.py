@@ -1,4 +1,4 @@
-"""What the commands write: results on stdout, notes and progress on stderr."""
+"""Output of the commands: results on stdout, notes and progress on stderr."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 PLAIN_INTERVAL_S = 5.0
-BAR_AFTER_S = 0.3  # a bar for less would only flicker
-LINE_AFTER_S = 2.0  # and a line in a log is worth a wait
+BAR_AFTER_S = 0.3  # a bar for a shorter stage would only flicker
+LINE_AFTER_S = 2.0  # shorter stages get no line in a log
 
 
 def open_standard_streams() -> None:
-    """Put /dev/null where standard input, output or error is closed, as some launchers leave it.
+    """Open /dev/null for each of stdin, stdout and stderr that is closed.
 
-    Otherwise the next file or socket would take the number, and writes would go there. Characters
-    that the output's encoding lacks are replaced: an answer may hold any.
+    Some launchers start programs with closed streams. The next file or socket would then get the
+    stream's number, and output would be written to it. Also makes stdout replace characters that
+    its encoding does not have, because an answer may contain any character.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -39,11 +40,11 @@ def open_standard_streams() -> None:
 
 
 def say(text: str = "", end: str = "\n") -> None:
-    """One result line on stdout, at once.
+    """Write one line to stdout without buffering.
 
     Raises:
-        BrokenPipeError: its reader has gone.
-        CpuserveError: it cannot be written for another reason, such as a full disk.
+        BrokenPipeError: the reader has closed the pipe.
+        CpuserveError: the line cannot be written for another reason, such as a full disk.
     """
     try:
         sys.stdout.write(text + end)
@@ -57,13 +58,15 @@ def say(text: str = "", end: str = "\n") -> None:
 
 
 def drop_output() -> None:
-    """Send what stdout still holds, and all that follows, nowhere: the interpreter writes it at the
-    end, and would fail again."""
+    """Redirect stdout to /dev/null.
+
+    The interpreter writes buffered output at its end, and would fail again.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(text: str) -> None:
-    """One line on stderr; that nobody reads it, or its disk is full, is no reason to end."""
+    """Write one line to stderr; an error is ignored, because a lost note must not end the run."""
     with suppress(OSError):
         sys.stderr.write(f"cpuserve: {text}\n")
         sys.stderr.flush()
@@ -72,8 +75,9 @@ def note(text: str) -> None:
 class Progress:
     """Progress of named stages ("download", "load", "pack") in bytes.
 
-    On a terminal a bar; elsewhere a line when a stage begins to take long, every few seconds, and
-    at its end. Call it with (stage, done, total); `close` leaves the terminal as it was.
+    Shows a bar on a terminal. Elsewhere it prints a line when a stage takes longer than
+    LINE_AFTER_S, every PLAIN_INTERVAL_S seconds, and at the end of the stage. Call it with
+    (stage, done, total); `close` removes the bars.
     """
 
     def __init__(self) -> None:
@@ -95,7 +99,7 @@ class Progress:
             self._line(stage, done, total, now)
 
     def close(self) -> None:
-        """Take the bars off the terminal."""
+        """Remove the bars from the terminal."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
@@ -106,7 +110,7 @@ class Progress:
         if not finished and now - self._told.get(stage, 0.0) < PLAIN_INTERVAL_S:
             return
         if finished and stage not in self._told:
-            return  # nobody was told that it began
+            return  # its beginning was not shown
         self._told[stage] = now
         of = f" of {format_bytes(total)} ({100 * done // total} %)" if total > 0 else ""
         note(f"{stage}: {format_bytes(done)}{of}")

@@ -1,1 +1,1 @@
-"""cpuserve inside other systems. Each module needs a package that cpuserve does not depend on."""
+"""Integrations with other systems. Each module needs a package that cpuserve does not require."""

@@ -1,7 +1,7 @@
-"""Cores for one of several engines on a machine that nobody else hands out.
+"""Assigns separate cores to several engines on one machine.
 
-Schedulers such as Ray count CPUs and do not say which. So each engine locks a file per core, for as
-long as its process lives.
+Schedulers such as Ray count CPUs but do not say which ones a process should use. So each engine
+locks one file per core, for as long as its process lives.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ POLL_S = 0.2
 
 
 class Claim:
-    """The CPUs this process has; `release` or the end of the process gives them back."""
+    """The CPUs that this process has claimed, until `release` or the end of the process."""
 
     def __init__(self, cpus: tuple[CpuId, ...], files: Iterable[int]) -> None:
         self.cpus = cpus
         self._files = list(files)
 
     def release(self) -> None:
-        """Give the cores back."""
+        """Release the cores."""
         while self._files:
             os.close(self._files.pop())
 
@@ -38,13 +38,13 @@ class Claim:
 def claim_cores(
     num_cpus: int, host: Host, directory: Path | None = None, wait_s: float = 30.0
 ) -> Claim:
-    """Whole cores with `num_cpus` logical CPUs or more that no other engine has claimed.
+    """Claim free whole cores that together have at least `num_cpus` logical CPUs.
 
-    Of one memory node where one has enough. directory: of the locks, the same for all engines of
-    the machine. Waits for engines that are just ending.
+    The cores are in one NUMA node if a node has enough free ones. Waits up to wait_s seconds for
+    other engines to end. directory: contains the lock files; the same for all engines.
 
     Raises:
-        ConfigError: after wait_s there are still not enough.
+        ConfigError: after wait_s seconds there are still not enough free cores.
     """
     directory = directory or Path(tempfile.gettempdir()) / f"cpuserve-cores-{os.getuid()}"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -56,14 +56,14 @@ def claim_cores(
         if time.monotonic() >= end:
             msg = (
                 f"num_cpus={num_cpus}: {free} of the {len(host.usable_cpus)} CPUs of this machine "
-                f"are free, the others belong to engines that run; ask for fewer CPUs or replicas"
+                f"are free, running engines use the others; reduce num_cpus or the replicas"
             )
             raise ConfigError(msg)
         time.sleep(POLL_S)
 
 
 def _try(num_cpus: int, host: Host, directory: Path) -> tuple[int, Claim | None]:
-    """(CPUs that are free, the claim if they are enough)."""
+    """Return (number of free CPUs, the claim if they are enough)."""
     with _alone(directory):
         locks = {core: _lock(directory / f"core-{core.cpu}") for core in physical_cores(host)}
         free = [core for core, file in locks.items() if file is not None]
@@ -79,7 +79,10 @@ def _try(num_cpus: int, host: Host, directory: Path) -> tuple[int, Claim | None]
 
 
 def _choose(free: Sequence[Core], num_cpus: int) -> list[Core]:
-    """The first cores of the fullest node that still has enough, else of all; [] if too few."""
+    """Choose cores of the node with the fewest free CPUs that has enough, otherwise of all nodes.
+
+    Returns [] if there are too few.
+    """
     nodes = [group for group in by_node(free) if _width(group) >= num_cpus]
     group = min(nodes, key=_width) if nodes else free
     chosen: list[Core] = []
@@ -90,12 +93,12 @@ def _choose(free: Sequence[Core], num_cpus: int) -> list[Core]:
 
 
 def _width(cores: Sequence[Core]) -> int:
-    """Logical CPUs."""
+    """Return the number of logical CPUs of `cores`."""
     return sum(len(core.cpus) for core in cores)
 
 
 def _lock(path: Path) -> int | None:
-    """A descriptor that holds the lock, or None if another has it."""
+    """Lock a file; return its descriptor, or None if another process holds the lock."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,7 +110,11 @@ def _lock(path: Path) -> int | None:
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """Two engines that look at the same time would each see cores the other only tries."""
+    """Hold the lock on the directory.
+
+    Without it, two engines that choose cores at the same time would each see cores as claimed that
+    the other one locks only while it chooses.
+    """
     file = os.open(directory / "all", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)

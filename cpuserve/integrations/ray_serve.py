@@ -1,7 +1,7 @@
-"""cpuserve as a Ray Serve application: `serve run cpuserve.integrations.ray_serve:app model=DIR`.
+"""A Ray Serve application: `serve run cpuserve.integrations.ray_serve:app model=DIR`.
 
-Each Ray replica is an engine process with its own cores and the whole HTTP API in front of it.
-Needs the extra `ray`.
+Each Ray replica runs an engine process on its own cores, and serves the whole HTTP API. This module
+needs the extra `ray`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MAY_BE_0 = ("min_replicas", "upscale_delay_s", "downscale_delay_s")
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What is Ray's business. num_cpus: logical CPUs of a replica, on cores of its own.
+    """The options that Ray uses. num_cpus: logical CPUs of a replica, which has its own cores.
 
-    num_replicas: that many, always; None: between min_replicas and max_replicas, as many as hold
-    target_ongoing_requests each, on average over look_back_period_s; the number grows after
-    upscale_delay_s of that and shrinks after downscale_delay_s. max_ongoing_requests: more wait
-    outside the replica.
+    num_replicas: a fixed number of replicas. None: between min_replicas and max_replicas, so that
+    each has target_ongoing_requests requests on average over look_back_period_s; the number grows
+    after upscale_delay_s and shrinks after downscale_delay_s. max_ongoing_requests: the maximum
+    number of requests in a replica; further ones wait outside it.
     """
 
     num_cpus: int = 1
@@ -51,7 +51,7 @@ class Scaling:
     downscale_delay_s: float = 600.0
 
     def deployment(self) -> dict[str, Any]:
-        """Options of serve.deployment."""
+        """Return the options of serve.deployment."""
         options: dict[str, Any] = {
             "name": "cpuserve",
             "max_ongoing_requests": self.max_ongoing_requests,
@@ -73,16 +73,16 @@ class Scaling:
 
 
 def app(args: Mapping[str, Any]) -> serve.Application:
-    """The application for `serve run`, `serve deploy` and serve.run.
+    """Return the application for `serve run`, `serve deploy` and serve.run.
 
-    args: fields of Scaling, and options of cpuserve by the names of its flags (model,
-    max_model_len, kv_cache_memory, ...); texts are taken as on the command line.
+    args: fields of Scaling, and options of cpuserve with the names of its flags (model,
+    max_model_len, kv_cache_memory, ...); texts are parsed as on the command line.
 
     Raises:
-        ConfigError: an unknown name, or a value of the wrong kind.
+        ConfigError: a name is unknown or a value has the wrong type.
     """
     scaling, options = _split(args)
-    from_arguments(options)  # a wrong name is told here, not by every replica
+    from_arguments(options)  # report a wrong name here, not in every replica
     deployment = serve.deployment(**scaling.deployment())(serve.ingress(_Forward())(Engine))
     bound: serve.Application = deployment.bind(options, scaling.num_cpus)
     return bound
@@ -111,7 +111,7 @@ def _number(name: str, value: object) -> float | int:
 
 
 class Engine:
-    """One replica: claims cores, starts the engine on them, and answers HTTP for it."""
+    """One replica: claims cores, starts the engine on them, and serves HTTP."""
 
     async def __init__(self, options: Mapping[str, Any], num_cpus: int) -> None:  # type: ignore[misc]
         from cpuserve.entrypoints.openai.server import FrontEnd
@@ -123,13 +123,16 @@ class Engine:
         asked = from_arguments(options)
         platform, _ = select(asked.options.platform)
         self._claim = claim_cores(num_cpus, platform.host())
-        # What is resolved and started from here on sees these CPUs only.
+        # The settings are resolved for these CPUs, and the engine inherits the CPU mask.
         os.sched_setaffinity(0, self._claim.cpus)
         prepared = prepare(asked)
-        self._client = start_engines(prepared.resolved, _ignore)
+        # Ray replaces a replica whose only engine has died, and sends requests to others meanwhile.
+        restart = bool(prepared.resolved.others)
+        self._client = start_engines(prepared.resolved, _ignore, restart=restart)
+        http = HttpOptions(allowed_hosts=("*",))  # requests come through Ray's proxy
         try:
             front_end = FrontEnd(
-                self._client, prepared.resolved.replicas, HttpOptions(), "", prepared.platform
+                self._client, prepared.resolved.replicas, http, "", prepared.platform
             )
             self._client.on_step = front_end.on_step
             await front_end.load()
@@ -139,7 +142,7 @@ class Engine:
         self.asgi = front_end.app
 
     async def check_health(self) -> None:
-        """Ray replaces a replica whose check fails."""
+        """Raise if the engine has died; Ray then replaces this replica."""
         if self._client.ended:
             msg = "the engine has died"
             raise EngineDead(msg)
@@ -152,13 +155,13 @@ class Engine:
 
 
 def _ignore(report: Progress) -> None:
-    """Nobody watches a replica load."""
+    """Ignore progress: nothing shows it."""
 
 
 class _Forward:
-    """The ASGI application Ray knows: the one of this process's replica, once it has one.
+    """The ASGI application that Ray calls. It forwards to the replica of this process.
 
-    An object: Ray takes a function for one that makes an application.
+    It is an object, because Ray calls a function to create an application.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,7 +172,7 @@ class _Forward:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """Nothing to do at start and stop: the replica does it."""
+    """Confirm lifespan events; the replica itself starts and stops the server."""
     while (await receive())["type"] != "lifespan.shutdown":
         await send({"type": "lifespan.startup.complete"})
     await send({"type": "lifespan.shutdown.complete"})

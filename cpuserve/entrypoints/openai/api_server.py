@@ -1,10 +1,13 @@
-"""`python -m cpuserve.entrypoints.openai.api_server`: `cpuserve serve` by the name vLLM has."""
+"""Run `cpuserve serve` as a module with the name that vLLM's server module has."""
 
 from __future__ import annotations
 
 import sys
 
-from cpuserve.entrypoints.cli import main
+from cpuserve.entrypoints.pid1 import take_signals_as_process_1
 
 if __name__ == "__main__":
+    take_signals_as_process_1()
+    from cpuserve.entrypoints.cli import main
+
     sys.exit(main(["serve", *sys.argv[1:]]))

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
-from cpuserve.entrypoints.openai import chat, completions, cpu, health, metrics, models, tokenize
+from cpuserve.entrypoints.openai import (
+    chat,
+    completions,
+    cpu,
+    health,
+    metrics,
+    models,
+    tokenize,
+    welcome,
+)
+from cpuserve.entrypoints.openai.draining import ClosesConnections
 from cpuserve.entrypoints.openai.errors import install_error_handlers
-from cpuserve.entrypoints.openai.middleware import ApiKeys, LastNet, RequestIds
+from cpuserve.entrypoints.openai.hosts import AllowedHosts
+from cpuserve.entrypoints.openai.middleware import (
+    METRICS_PATHS,
+    PUBLIC_PATHS,
+    ApiKeys,
+    RequestIds,
+    UnexpectedErrors,
+)
+from cpuserve.entrypoints.openai.request_line import RequestLine
 from cpuserve.entrypoints.openai.schema import install_schema
 from cpuserve.version import version
 
@@ -25,12 +45,35 @@ ROUTERS = (
     cpu.router,
     health.router,
     metrics.router,
+    welcome.router,
 )
 
 
-def create_app(serving: Serving, *, api_keys: Sequence[str] = ()) -> FastAPI:
-    """The app over `serving`; with `api_keys` every route but /health and /ping asks for one."""
-    # The documentation pages load scripts from elsewhere, which an offline server should not.
+@dataclass(frozen=True, slots=True)
+class Cors:
+    """The origins, methods and headers that CORS allows; "*" allows any."""
+
+    origins: Sequence[str]
+    methods: Sequence[str] = ("*",)
+    headers: Sequence[str] = ("*",)
+    credentials: bool = False
+
+
+def create_app(
+    serving: Serving,
+    *,
+    api_keys: Sequence[str] = (),
+    public_metrics: bool = False,
+    host_names: Sequence[str] | None = None,
+    cors: Cors | None = None,
+) -> FastAPI:
+    """Return the app that serves the API with `serving`.
+
+    With `api_keys`, all routes except /health, /ping and /live require a key; public_metrics also
+    exempts /metrics and /version. host_names: the names that the Host header may have besides
+    local names; None allows any. cors: None keeps web pages of other origins from reading answers.
+    """
+    # FastAPI's documentation pages load scripts from the internet; this server must work offline.
     app = FastAPI(
         title="cpuserve",
         version=version(),
@@ -39,13 +82,36 @@ def create_app(serving: Serving, *, api_keys: Sequence[str] = ()) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.serving = serving
+    app.state.paths = _paths()
     for router in ROUTERS:
         app.include_router(router)
     install_error_handlers(app)
     install_schema(app)
-    # The last added is the outermost.
-    app.add_middleware(LastNet)
+    # The middleware that is added last handles a request first.
     if api_keys:
-        app.add_middleware(ApiKeys, keys=api_keys)
+        public = PUBLIC_PATHS | METRICS_PATHS if public_metrics else PUBLIC_PATHS
+        app.add_middleware(ApiKeys, keys=api_keys, public=public)
+    if host_names is not None:
+        app.add_middleware(AllowedHosts, names=host_names)
+    app.add_middleware(UnexpectedErrors)
+    if cors is not None:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors.origins,
+            allow_methods=cors.methods,
+            allow_headers=cors.headers,
+            allow_credentials=cors.credentials,
+            # Public pages of these origins may also use a server in a private network.
+            allow_private_network=True,
+            expose_headers=["x-request-id"],
+        )
+    app.add_middleware(RequestLine)
     app.add_middleware(RequestIds)
+    app.add_middleware(ClosesConnections, serving=serving)
     return app
+
+
+def _paths() -> list[str]:
+    """Return the sorted paths of all routes that have no parameter in their path."""
+    paths = {path for router in ROUTERS for path in (getattr(r, "path", "") for r in router.routes)}
+    return sorted(["/openapi.json", *(path for path in paths if path and "{" not in path)])

@@ -1,4 +1,4 @@
-"""Backlog: sequences that wait for their first token. Bounded, and it knows how long they wait."""
+"""The backlog limits the sequences that wait for their first token and estimates their wait."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from cpuserve.errors import TooManyRequests
 
 LONGEST_RETRY_S = 600.0
 _GAIN = 0.1
-# What part of prompts is computed is learned over about so many tokens, from "all of them".
+# The share of prompt tokens that must be computed (the others are in the prefix cache) is averaged
+# over about _WINDOW_TOKENS tokens. It starts at 1, with the weight of _PRIOR_TOKENS.
 _PRIOR_TOKENS, _WINDOW_TOKENS = 4096.0, 131072.0
 
 
 class Backlog:
     """Counts sequences from their arrival to their first output.
 
-    prompt_rate() is the engine's: prompt tokens computed a second, 0.0 while unknown. slots: how
-    many sequences may run at a time.
+    prompt_rate() returns how many prompt tokens the engine computes per second, 0.0 while unknown.
+    slots: how many sequences can run at the same time.
     """
 
     def __init__(
@@ -35,26 +36,28 @@ class Backlog:
         self._prompt_rate = prompt_rate
         self._clock = clock
         self._slots = slots
-        # Since the backlog was last empty: when the last sequence began to run, and how long after
-        # the one before it they did. `_since` is that last one, or else the first to wait.
+        # All three describe the time since the backlog was last empty. `_since` is when the latest
+        # sequence started to run or, while none has (`_started`), when the first began to wait.
+        # `_gap_s` is the moving average of the time between two starts.
         self._since = 0.0
         self._started = False
         self._gap_s = 0.0
-        # Of the prompts that have been started lately: tokens, and how many had to be computed.
+        # Prompt tokens of sequences that started lately, and those of them that were computed.
         self._asked = self._computed = _PRIOR_TOKENS
 
     def enter(self, tokens: int) -> None:
-        """A sequence begins to wait; `tokens` of its prompt wait for no other sequence already."""
+        """Add a sequence; `tokens`: its prompt tokens that no other waiting sequence has added."""
         if not self.requests:
-            # Nobody waited, so the pace of before is not what the next ones will wait for.
+            # The backlog was empty, so the earlier pace of starts does not predict the next waits.
             self._since, self._started, self._gap_s = self._clock(), False, 0.0
         self.requests += 1
         self.tokens += tokens
 
     def start(self, tokens: int, computed: int) -> None:
-        """Its first output has come, after `computed` tokens of its prompt had to be computed."""
+        """Remove a sequence at its first output; `computed`: prompt tokens not in the cache."""
         self.leave(tokens)
-        # Sequences that share a prompt wait with the first one's tokens, and compute its rest too.
+        # The first of several sequences with the same prompt counts its tokens. `tokens` is 0 for
+        # the others, so the few prompt tokens that each of them computes again do not count.
         self._learn_share(tokens, min(computed, tokens))
         now = self._clock()
         if self._started:
@@ -63,7 +66,7 @@ class Backlog:
         self._since, self._started = now, True
 
     def leave(self, tokens: int) -> None:
-        """It is gone without an output, which says nothing of the pace at which others start."""
+        """Remove a sequence; one without output does not change the measured pace of starts."""
         self.requests -= 1
         self.tokens -= tokens
 
@@ -74,13 +77,15 @@ class Backlog:
             self._asked, self._computed = self._asked / 2, self._computed / 2
 
     def wait_s(self) -> float:
-        """How long a sequence that came now would wait for its first token, in seconds.
+        """Return the estimated time to first token of a sequence that arrives now, in seconds.
 
-        The longer of two estimates: what the prefix cache is likely to leave of the prompts before
-        it at the rate prompts are computed, and the sequences before it at the pace they have been
-        starting, which is what counts when all slots are taken by long answers. Where none has
-        started for longer than computing explains, that is how long it takes until they can: all
-        slots may come free together, as they were taken.
+        It is the largest of three estimates:
+        1. The waiting prompt tokens that are probably not in the prefix cache, divided by the
+           prompt rate.
+        2. The number of waiting sequences times the average time between two starts. It matters
+           while long answers occupy all slots.
+        3. The time without a start that estimate 1 does not explain, for each round of `slots`
+           waiting sequences: sequences that started together may also end together.
         """
         if not self.requests:
             return 0.0
@@ -92,10 +97,10 @@ class Backlog:
         return max(computing, self.requests * self._gap_s, turns * silence)
 
     def check(self, timeout_s: float | None = None) -> None:
-        """TooManyRequests (429) if no more may wait, or would for more than timeout_s.
+        """Raise TooManyRequests (429) if the backlog is full or the wait would exceed timeout_s.
 
-        The last one that is let in may exceed the bounds: one that is larger than they are would
-        else be told to come back for as long as anybody waits. An empty backlog takes anything.
+        The last sequence that is admitted may exceed the limits, and an empty backlog admits any:
+        otherwise a sequence larger than the limits would be rejected while any other waits.
         """
         if not self.requests:
             return
@@ -105,18 +110,18 @@ class Backlog:
         ):
             if have >= most:
                 msg = (
-                    f"{have} {what} are waiting for their first token, and no more are taken from "
-                    f"{most} on: try again later"
+                    f"The queue is full: {have} {what} are waiting for a first token, and the "
+                    f"limit is {most}. Try again later"
                 )
                 raise self.refusal(msg)
         if timeout_s is not None and (wait := self.wait_s()) > timeout_s:
             msg = (
-                f"about {wait:.0f} s of work are waiting before this request, more than its "
-                f"timeout of {timeout_s:g} s: try again later, or allow more time"
+                f"The estimated wait for the first token is {wait:.0f} s, which is longer than "
+                f"this request's timeout of {timeout_s:g} s: try again later, or raise the timeout"
             )
             raise self.refusal(msg)
 
     def refusal(self, message: str) -> TooManyRequests:
-        """A 429 with the time after which to come back, in seconds."""
+        """Return a 429 error whose Retry-After is the estimated wait, from 1 to 600 s."""
         wait = min(max(self.wait_s(), 1.0), LONGEST_RETRY_S)
         return TooManyRequests(message, retry_after_s=wait)

@@ -1,11 +1,11 @@
-"""Request bodies: capped, timed, JSON objects only, decoded into the protocol's types."""
+"""Read request bodies with limits on size and time, and decode them to the protocol's types."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from typing import TYPE_CHECKING, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -14,65 +14,92 @@ from cpuserve.entrypoints.openai.errors import (
     RequestTimeout,
     UnsupportedMediaType,
 )
+from cpuserve.entrypoints.openai.json_objects import check_objects
+from cpuserve.entrypoints.openai.problems import not_utf8, wrong_field
 from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fastapi import Request
+
+    from cpuserve.entrypoints.openai.serving import HttpLimits
+    from cpuserve.entrypoints.openai.uploads import Reservation
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+
+# Bodies up to this size are read without a reservation: the buffers of a connection hold as much
+# anyway, and small requests need not wait for large ones. They are decoded on the event loop,
+# which takes too little time to delay the tokens of streams.
+FREE_BYTES = 1 << 16
 
 
 class ClientGone(Exception):
     """The client closed the connection."""
 
 
-async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body.
+async def read_body(request: Request, limits: HttpLimits, held: Reservation) -> bytearray:
+    """Return the whole body.
+
+    If it exceeds FREE_BYTES, its length is reserved in `held` before the rest is read.
 
     Raises:
-      PayloadTooLarge: over `max_bytes`, seen before more than that is held in memory.
-      RequestTimeout: not complete after `timeout_s`.
-      ClientGone: closed before the end.
+      PayloadTooLarge: the body exceeds limits.max_body_bytes; no more than that is ever held.
+      ServerBusy: the memory for bodies was in use for longer than limits.body_wait_s.
+      RequestTimeout: the body was not complete within limits.body_timeout_s.
+      ClientGone: the client closed the connection before the end.
     """
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and (len(declared) > 18 or int(declared) > max_bytes):
-        raise _too_large(max_bytes)
+    expected = limits.max_body_bytes
+    if declared.isdigit():
+        if len(declared) > 18 or int(declared) > limits.max_body_bytes:
+            raise _too_large(limits.max_body_bytes)
+        expected = int(declared)
     try:
-        return await asyncio.wait_for(_receive_all(request, max_bytes), timeout_s)
+        receiving = _receive_all(request, limits, held, expected)
+        return await asyncio.wait_for(receiving, limits.body_timeout_s)
     except asyncio.TimeoutError:
-        msg = f"The request body was not complete after {timeout_s:g} s"
+        msg = (
+            f"The request body was not complete within {limits.body_timeout_s:g} s: send less, or "
+            "use a faster connection"
+        )
         raise RequestTimeout(msg) from None
 
 
-async def _receive_all(request: Request, max_bytes: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
+async def _receive_all(
+    request: Request, limits: HttpLimits, held: Reservation, expected: int
+) -> bytearray:
+    body = bytearray()
     while True:
         message = await request.receive()
         if message["type"] != "http.request":
             raise ClientGone
-        part = message.get("body", b"")
-        size += len(part)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        parts.append(part)
+        body += message.get("body", b"")
+        if len(body) > limits.max_body_bytes:
+            raise _too_large(limits.max_body_bytes)
         if not message.get("more_body", False):
-            return b"".join(parts)
+            held.shrink(len(body))
+            return body
+        if len(body) > FREE_BYTES and not held.size:
+            await held.take(expected, limits.body_wait_s)
 
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"The request body is larger than {max_bytes} bytes")
+    msg = (
+        f"The request body is larger than {max_bytes} bytes, this server's limit: send less, or "
+        "start the server with a larger --max-body-size"
+    )
+    return PayloadTooLarge(msg)
 
 
 def check_media_type(request: Request) -> None:
-    """UnsupportedMediaType unless the body is declared as plain JSON.
+    """Raise UnsupportedMediaType unless the body is declared as uncompressed JSON.
 
-    A browser can post any other type to 127.0.0.1 from any page without asking (CORS "simple
-    requests"), so nothing else is guessed at.
+    Any web page may post some other types to 127.0.0.1 without a CORS preflight request ("simple
+    requests"), so a body of another type is never parsed as JSON.
     """
     declared = request.headers.get("content-type", "")
     if declared.partition(";")[0].strip().lower() != "application/json":
@@ -84,46 +111,55 @@ def check_media_type(request: Request) -> None:
         raise UnsupportedMediaType(msg)
 
 
-def decode_request(body: bytes, kind: type[T]) -> T:
-    """`body` as a `kind`; unknown fields are accepted. InvalidRequest names the field at fault."""
-    fields = decode_object(body)
-    if log.isEnabledFor(logging.DEBUG):
-        known = {f.encode_name for f in msgspec.structs.fields(kind)}
-        if unknown := sorted(set(fields) - known):
-            log.debug("unknown request fields, ignored: %s", unknown)
+def decode_request(
+    body: bytes | bytearray, kind: type[T], most_objects: Mapping[str, int] | None = None
+) -> T:
+    """Decode `body`, a JSON object, to a `kind`; fields that `kind` does not have are ignored.
+
+    most_objects: the limits of check_objects, which checks bodies above FREE_BYTES.
+
+    Raises:
+      InvalidRequest: the body is not a valid `kind`; the error names the invalid field.
+    """
     try:
-        return msgspec.convert(fields, kind)
+        if not body.isascii():
+            body.decode()  # msgspec does not check the fields that it ignores
+        if len(body) > FREE_BYTES:
+            check_objects(body, kind, most_objects or {})
+        if log.isEnabledFor(logging.DEBUG):
+            _log_unknown(body, kind)
+        decoder: msgspec.json.Decoder[T] = _decoder(kind)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
-        text = str(error)
-        found = _PATH.search(text)
-        path = found["path"] if found else ""
-        reason = text[: found.start()] if found else text
-        msg = f"{path}: {reason}" if path else reason
-        raise InvalidRequest(msg, param=path.partition(".")[0].partition("[")[0] or None) from None
-    except RecursionError:
-        msg = "The request body is nested too deeply"
-        raise InvalidRequest(msg) from None
-
-
-def decode_object(body: bytes) -> dict[str, object]:
-    """`body` as a JSON object; InvalidRequest for anything else (also NaN, a BOM, bad UTF-8)."""
-    try:
-        value = msgspec.json.decode(body)
+        raise wrong_field(error) from None
     except msgspec.DecodeError as error:
         msg = f"The request body is not valid JSON: {error}"
-        raise InvalidRequest(msg) from None
-    except UnicodeDecodeError as error:
-        msg = f"The request body is not valid UTF-8: {error.reason} at byte {error.start}"
-        raise InvalidRequest(msg) from None
+        raise InvalidRequest(msg, code="invalid_json") from None
+    except UnicodeDecodeError:
+        raise not_utf8(body) from None
     except RecursionError:
-        msg = "The request body is nested too deeply"
+        msg = "The request body is nested too deeply: use fewer levels of lists and objects"
         raise InvalidRequest(msg) from None
-    if not isinstance(value, dict):
-        msg = f"The request body must be a JSON object, got {_json_type(value)}"
-        raise InvalidRequest(msg)
-    return value
 
 
-def _json_type(value: object) -> str:
-    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")
+@cache
+def _decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _log_unknown(body: bytes | bytearray, kind: type[msgspec.Struct]) -> None:
+    known = {f.encode_name for f in msgspec.structs.fields(kind)}
+    given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    if unknown := sorted(set(given) - known):
+        log.debug("ignored unknown request fields: %s", unknown)
+
+
+def drop_inputs(asked: msgspec.Struct) -> None:
+    """Release the texts, lists and objects of a request after its prompts were tokenized.
+
+    The messages may take many times the memory of their tokens, and would stay until the answer
+    ends.
+    """
+    for name in asked.__struct_fields__:
+        if isinstance(getattr(asked, name), str | list | dict):
+            setattr(asked, name, None)

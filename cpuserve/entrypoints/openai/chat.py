@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.entrypoints.openai.body import decode_request
+from cpuserve.entrypoints.openai.body import drop_inputs
 from cpuserve.entrypoints.openai.endpoint import Call, read_call
 from cpuserve.entrypoints.openai.events import to_json
 from cpuserve.entrypoints.openai.generation import (
@@ -48,24 +48,28 @@ _NOTHING = b',"delta":{},"logprobs":null,"finish_reason":null'
 
 @router.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest, ChatCompletion))
 async def create_chat_completion(request: Request) -> Response:
-    """Answer a conversation."""
-    call = await read_call(request, "chatcmpl")
-    asked = decode_request(call.body, ChatRequest)
-    model = call.serving.check_model(asked.model)
-    check_supported(asked)
-    check_stream(asked)
-    prompt = await chat_prompt(call.serving, asked, len(call.body))
-    params = chat_params(asked, prompt.ids, call.serving.bounds, call.serving.default_sampling)
-    jobs = fan_out([prompt], [params], asked, call.serving.http.longest_s)
-    call.serving.check_room(jobs)
-    answer = _ChatAnswer(call, asked, model, jobs)
+    """Generate the next message of a conversation."""
+    async with read_call(request, "chatcmpl", ChatRequest) as (call, asked):
+        answer = await _answer(call, asked)
     if asked.stream:
         return EventStream(answer.events(), call.serving.http.silent_s)
     return JsonResult(answer.body)
 
 
+async def _answer(call: Call, asked: ChatRequest) -> _ChatAnswer:
+    model = call.serving.check_model(asked.model)
+    check_supported(asked)
+    check_stream(asked)
+    prompt = await chat_prompt(call.serving, asked, call.body_bytes)
+    params = chat_params(asked, prompt.ids, call.serving.bounds, call.serving.default_sampling)
+    jobs = fan_out([prompt], [params], asked, call.serving.http.longest_s)
+    call.serving.check_capacity(jobs)
+    drop_inputs(asked)
+    return _ChatAnswer(call, asked, model, jobs)
+
+
 class _ChatAnswer:
-    """One request's answer, streamed or whole."""
+    """The answer to one request, as a stream or as one body."""
 
     def __init__(self, call: Call, asked: ChatRequest, model: str, jobs: list[Job]) -> None:
         self._call = call
@@ -83,7 +87,7 @@ class _ChatAnswer:
         )
 
     async def body(self) -> bytes:
-        """The whole ChatCompletion."""
+        """Return the whole ChatCompletion as JSON."""
         results = await collect(self._call.serving, self._jobs)
         return await run_sized(num_shown(results), lambda: self._written(results))
 
@@ -119,7 +123,7 @@ class _ChatAnswer:
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The chunks of the stream, without [DONE]."""
+        """Yield the chunks of the stream, without [DONE]."""
         started = [False] * len(self._jobs)
         async with aclosing(run_jobs(self._call.serving, self._jobs)) as deltas:
             async for job, delta in deltas:
@@ -142,7 +146,7 @@ class _ChatAnswer:
         return self._chunk(job, _ROLE, more)
 
     def _delta(self, job: Job, delta: TextDelta) -> bytes:
-        """The chunks of a delta: its text, and the finish; none for a half character."""
+        """Return the chunks of a delta: its text, and its finish reason; b"" if it has neither."""
         out = b""
         if delta.text or (
             delta.token_ids and (self._top is not None or self._asked.return_token_ids)

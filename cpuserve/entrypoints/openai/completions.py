@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.entrypoints.openai.body import decode_request
+from cpuserve.entrypoints.openai.body import drop_inputs
 from cpuserve.entrypoints.openai.endpoint import Call, read_call
 from cpuserve.entrypoints.openai.events import to_json
 from cpuserve.entrypoints.openai.generation import (
@@ -22,7 +22,12 @@ from cpuserve.entrypoints.openai.generation import (
     run_jobs,
     usage,
 )
-from cpuserve.entrypoints.openai.logprobs import LegacyBuilder, TokenNames, prompt_logprobs
+from cpuserve.entrypoints.openai.logprobs import (
+    LegacyBuilder,
+    TokenNames,
+    joined,
+    prompt_logprobs,
+)
 from cpuserve.entrypoints.openai.prompts import Prompt, completion_prompts
 from cpuserve.entrypoints.openai.protocol import (
     Completion,
@@ -49,7 +54,7 @@ if TYPE_CHECKING:
 
 router = APIRouter()
 
-# Ids of prompts that are checked in a microsecond.
+# How many prompt token ids are checked per microsecond.
 _IDS_PER_US = 32
 
 _NOTHING = b',"text":"","logprobs":null,"finish_reason":null'
@@ -57,9 +62,15 @@ _NOTHING = b',"text":"","logprobs":null,"finish_reason":null'
 
 @router.post("/v1/completions", openapi_extra=json_body(CompletionRequest, Completion))
 async def create_completion(request: Request) -> Response:
-    """Continue, or score, one or several prompts."""
-    call = await read_call(request, "cmpl")
-    asked = decode_request(call.body, CompletionRequest)
+    """Continue one or several prompts, or compute their logprobs."""
+    async with read_call(request, "cmpl", CompletionRequest) as (call, asked):
+        answer = await _answer(call, asked)
+    if asked.stream:
+        return EventStream(answer.events(), call.serving.http.silent_s)
+    return JsonResult(answer.body)
+
+
+async def _answer(call: Call, asked: CompletionRequest) -> _CompletionAnswer:
     model = call.serving.check_model(asked.model)
     check_supported(asked)
     check_stream(asked)
@@ -72,15 +83,13 @@ async def create_completion(request: Request) -> Response:
 
     num_ids = sum(len(prompt.ids) for prompt in prompts)
     jobs = await run_sized(num_ids // _IDS_PER_US, make_jobs)
-    call.serving.check_room(jobs)
-    answer = _CompletionAnswer(call, asked, model, prompts, jobs)
-    if asked.stream:
-        return EventStream(answer.events(), call.serving.http.silent_s)
-    return JsonResult(answer.body)
+    call.serving.check_capacity(jobs)
+    drop_inputs(asked)
+    return _CompletionAnswer(call, asked, model, prompts, jobs)
 
 
 class _CompletionAnswer:
-    """One request's answer, streamed or whole."""
+    """The answer to one request, as a stream or as one body."""
 
     def __init__(
         self,
@@ -104,7 +113,7 @@ class _CompletionAnswer:
         )
 
     async def body(self) -> bytes:
-        """The whole Completion."""
+        """Return the whole Completion as JSON."""
         results = await collect(self._call.serving, self._jobs)
         return await run_sized(num_shown(results), lambda: self._written(results))
 
@@ -138,7 +147,7 @@ class _CompletionAnswer:
         )
 
     def _prompt_logprobs(self, result: Collected) -> PromptLogprobs | None:
-        """Of its prompt; made once for all choices of a prompt."""
+        """Return the prompt's logprobs, which are built once for all choices of the prompt."""
         job, top = result.job, self._asked.prompt_logprobs
         scorer = job.index if job.scored_by is None else job.scored_by
         if scorer not in self._scored:
@@ -146,7 +155,7 @@ class _CompletionAnswer:
         return self._scored[scorer]
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The chunks of the stream, without [DONE]."""
+        """Yield the chunks of the stream, without [DONE]."""
         options = self._asked.stream_options or StreamOptions()
         chunks = self._call.chunk_format("text_completion", self._model, options)
         choices = [_Choice(self, job) for job in self._jobs]
@@ -174,11 +183,16 @@ class _CompletionAnswer:
 
     @property
     def names(self) -> TokenNames:
-        """How tokens are written in logprobs."""
+        """The names of tokens in logprobs."""
         return self._names
 
+    @property
+    def strips_space(self) -> bool:
+        """Whether the tokenizer puts a space before a text and drops it when decoding."""
+        return self._call.serving.get_tokenizer().strips_leading_space
+
     def prompt_text(self, prompt: Prompt) -> str:
-        """The prompt as echoed: the text that was sent, or the ids decoded."""
+        """Return the prompt as `echo` shows it: the text that was sent, or the decoded ids."""
         if prompt.text is not None:
             return prompt.text
         tokenizer = self._call.serving.get_tokenizer()
@@ -186,7 +200,7 @@ class _CompletionAnswer:
 
 
 class _Choice:
-    """The echo and the running text offset of one choice."""
+    """Formats one choice: its echoed prompt, and logprobs with offsets counted over all deltas."""
 
     def __init__(self, answer: _CompletionAnswer, job: Job) -> None:
         self._answer = answer
@@ -198,7 +212,7 @@ class _Choice:
         self._first = True
 
     def echoed_text(self) -> str:
-        """The prompt's text if it is to be echoed, else nothing."""
+        """Return the prompt's text if the request sets `echo`, else ""."""
         return self._answer.prompt_text(self._job.prompt) if self._echo else ""
 
     def logprobs(
@@ -207,20 +221,18 @@ class _Choice:
         entries: list[TokenLogprob],
         prompt_entries: list[TokenLogprob | None] | None,
     ) -> LegacyLogprobs | None:
-        """Of `tokens`, led by the prompt's the first time if it is echoed."""
+        """Return the logprobs of `tokens`; the first call adds those of an echoed prompt."""
         if self._legacy is None:
             return None
-        all_tokens = list(tokens)
-        all_entries: list[TokenLogprob | None] = [*entries]
-        if self._echo and self._first:
-            ids = self._job.prompt.ids
-            all_tokens = [*ids, *all_tokens]
-            all_entries = [*(prompt_entries or [None] * len(ids)), *all_entries]
-        self._first = False
-        return self._legacy.piece(all_tokens, all_entries)
+        if not (self._echo and self._first):
+            return self._legacy.piece(tokens, entries)
+        prompt = self._job.prompt
+        scores = prompt_entries or [None] * len(prompt.ids)
+        echoed = self._legacy.prompt(prompt, scores, self._answer.strips_space)
+        return joined(echoed, self._legacy.piece(tokens, entries))
 
     def members(self, delta: TextDelta) -> bytes:
-        """The members of the chunk for `delta`; empty when it has nothing to show yet."""
+        """Return the JSON members of the chunk for `delta`; b"" if it has nothing to send yet."""
         first, text = self._first, delta.text
         if first:
             text = self.echoed_text() + text

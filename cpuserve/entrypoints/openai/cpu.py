@@ -1,4 +1,4 @@
-"""GET /v1/cpu: the machine, who sits where, and what the engine gets out of it right now."""
+"""GET /v1/cpu: the machine, thread placement, and utilization over the last ten seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from cpuserve.entrypoints.openai.endpoint import get_serving
 from cpuserve.entrypoints.openai.schema import json_answer
-from cpuserve.errors import NotFound
+from cpuserve.errors import DeadlineExceeded, NotFound
 from cpuserve.ids import CpuId
 from cpuserve.metrics import CpuSample
 from cpuserve.platforms.cgroup import own_cgroup
@@ -32,28 +32,31 @@ if TYPE_CHECKING:
 
 router = APIRouter()
 
+REPORT_S = 10.0  # how long the engine may take to finish its step and answer
 WINDOW_S = 10.0
 SAMPLE_S = 0.25
 
 
 class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of a rank's weights and of its keys and values, by the NUMA node they are on now."""
+    """Bytes of a rank's weights and KV cache per NUMA node, where they are now."""
 
     weights: dict[str, int]
     kv: dict[str, int]
 
 
 class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The last ten seconds; rates are null where no step ran, or nothing is known.
+    """Utilization over the last ten seconds; rates are null if no step ran or they are unknown.
 
-    busy: share of the time that steps took. bandwidth_bytes_per_s: packed weights read while they
-    ran; roofline_bytes_per_s: what the probe read at the start; fraction_of_roofline: one by the
-    other (low while prompts run, which are bound by arithmetic). Of several engines these are the
-    figures of one: the mean, and for the roofline the first. threads_on: the CPU each thread
-    was last seen on, -1 = not yet; misplaced: "" or who is not where it was bound. numa_binding:
-    "bind", "first_touch" (the system refuses to bind, or ranks span nodes), "interleave" or "none"
-    (one rank); ranks: where the memory of each is, empty where the kernel does not tell.
-    throttled_*: of the control group since it exists, null without a quota.
+    busy: the share of time spent in steps. bandwidth_bytes_per_s: packed weights read per second of
+    steps. roofline_bytes_per_s: the memory bandwidth measured at the start. fraction_of_roofline:
+    bandwidth divided by roofline; it is low during prefill, which is compute bound. With several
+    engines these are figures of one engine: the mean, and the roofline of the first.
+
+    threads_on: the CPU on which each thread was last seen, -1 for none yet. misplaced: the threads
+    that run outside of the CPUs they are bound to, as text, or "". numa_binding: "bind",
+    "first_touch" (the system refuses to bind memory, or ranks span nodes), "interleave" or "none"
+    (one rank). ranks: the NUMA nodes of each rank's memory, empty if the kernel does not report
+    them. throttled_*: counted since the control group was created, null without a quota.
     """
 
     busy: float
@@ -69,7 +72,7 @@ class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CpuReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What GET /v1/cpu answers."""
+    """The body of GET /v1/cpu."""
 
     object: str
     platform: str
@@ -80,17 +83,17 @@ class CpuReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CpuMeter:
-    """Follows the engine's counters; every method is called on the event loop's thread."""
+    """Computes rates from the engine's counters; used on the event loop's thread only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, engines: int = 1) -> None:
         self._clock = clock
         self._engines = engines
-        # (time, seconds in steps, bytes read) at most every SAMPLE_S
+        # (time, seconds in steps, bytes read), at least SAMPLE_S apart
         self._samples: deque[tuple[float, float, float]] = deque([(clock(), 0.0, 0.0)])
         self._last = (0.0, 0.0)
 
     def on_step(self, stats: Stats) -> None:
-        """A step ended."""
+        """Record the counters after a step."""
         now = self._clock()
         self._last = stats.busy_s, stats.weight_bytes
         if now - self._samples[-1][0] >= SAMPLE_S:
@@ -98,7 +101,10 @@ class CpuMeter:
             self._forget(now)
 
     def rates(self) -> tuple[float, float | None]:
-        """(share of the window that steps took, bytes a second while they ran)."""
+        """Return the share of the window spent in steps, and the bytes read per second of steps.
+
+        The second value is None if no step ran.
+        """
         now = self._clock()
         self._forget(now)
         began, busy, read = self._samples[0]
@@ -115,7 +121,7 @@ class CpuMeter:
 
 
 class CpuView:
-    """Answers for /v1/cpu and the CPU series of /metrics, of one platform and its engines."""
+    """Builds /v1/cpu and the CPU metrics of /metrics for one platform and its engines."""
 
     def __init__(self, platform: Platform, configs: Sequence[EngineConfig]) -> None:
         self._platform = platform
@@ -123,7 +129,7 @@ class CpuView:
         self.meter = CpuMeter(engines=len(configs))
 
     def sample(self, stats: Stats, engine: Mapping[str, Any]) -> CpuSample:
-        """What /metrics shows, given what the engine said at its start; reads a few small files."""
+        """Return the CPU metrics; `engine`: the engine's start report. Reads small files."""
         group = own_cgroup()
         return CpuSample(
             threads=sum(config.threads for config in self._configs),
@@ -137,9 +143,9 @@ class CpuView:
         )
 
     def report(self, engine: Mapping[str, Any], busy: float, bandwidth: float | None) -> CpuReport:
-        """The answer, given what the engine says of itself and the meter's rates.
+        """Return the answer from the engine's report and the meter's rates.
 
-        Reads the machine anew, which takes milliseconds: not for the event loop.
+        It reads the machine's state again, which takes milliseconds: not for the event loop.
         """
         host = self._platform.host()
         config = self._configs[0]
@@ -166,7 +172,7 @@ class CpuView:
 
 
 def binding_mode(engine: Mapping[str, Any]) -> str:
-    """How weights and KV cache came to the nodes of their ranks, as the engine says."""
+    """Return how the engine placed weights and KV cache on the NUMA nodes of their ranks."""
     return str((engine.get("numa_binding") or {}).get("mode", "none"))
 
 
@@ -179,7 +185,7 @@ def _rank_memory(engine: Mapping[str, Any]) -> Iterator[RankMemory]:
 
 
 def placement_of(configs: Sequence[EngineConfig]) -> Placement:
-    """The placement that the configurations of all engines carry."""
+    """Return the thread placement in the configurations of all engines."""
     ranks = tuple(rank for config in configs for rank in _ranks(config))
     front_end = tuple(CpuId(cpu) for cpu in configs[0].frontend_cpus or ()) or None
     return Placement(ranks, front_end, configs[0].passive_waits)
@@ -195,13 +201,24 @@ def _ranks(config: EngineConfig) -> Iterator[Rank]:
 
 @router.get("/v1/cpu", openapi_extra=json_answer(CpuReport))
 async def show_cpu(request: Request) -> Response:
-    """The machine, the placement and the last ten seconds."""
+    """Report the machine, the thread placement and the utilization of the last ten seconds.
+
+    Raises:
+        DeadlineExceeded: the engine does not report within REPORT_S.
+    """
     serving = get_serving(request)
     serving.check_available()
     if serving.cpu is None:
-        msg = "this server has no CPU report"
+        msg = "This server has no CPU report: use GET /metrics"
         raise NotFound(msg)
-    engine = await serving.client.ask("report")
+    try:
+        engine = await asyncio.wait_for(serving.client.ask("report"), REPORT_S)
+    except asyncio.TimeoutError:
+        msg = (
+            f"The engine has not reported within {REPORT_S:g} s because it is in a long step or "
+            f"hangs: try again, and check /health"
+        )
+        raise DeadlineExceeded(msg) from None
     rates = serving.cpu.meter.rates()
     report = await asyncio.to_thread(serving.cpu.report, engine, *rates)
     return Response(msgspec.json.encode(report), media_type="application/json")

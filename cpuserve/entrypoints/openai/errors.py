@@ -1,4 +1,4 @@
-"""Errors on the wire: OpenAI's shape {"error": {"message", "type", "param", "code"}}."""
+"""Errors as HTTP responses in OpenAI's format {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import msgspec
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from cpuserve.entrypoints.loading import RETRY_AFTER_S
+from cpuserve.entrypoints.openai.routes import unknown_route
 from cpuserve.errors import DeadlineExceeded, NotFound, RequestError, TooManyRequests
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What a client must not learn from an internal failure: addresses and places in our files.
+# Memory addresses and file paths, which clients must not see in messages of internal errors.
 _INTERNAL = re.compile(r"\b0x[0-9a-fA-F]+|(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*")
 _MAX_MESSAGE_CHARS = 2000
 
@@ -31,13 +33,23 @@ class Unauthorized(RequestError):
 
     status = 401
     kind = "AuthenticationError"
+    code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """The Host header has a name that this server does not accept (403)."""
+
+    status = 403
+    kind = "PermissionDeniedError"
+    code = "host_not_allowed"
 
 
 class MethodNotAllowed(RequestError):
-    """The route exists, the method does not (405)."""
+    """The route does not support the method (405)."""
 
     status = 405
     kind = "MethodNotAllowedError"
+    code = "method_not_supported"
 
 
 class RequestTimeout(RequestError):
@@ -45,13 +57,15 @@ class RequestTimeout(RequestError):
 
     status = 408
     kind = "RequestTimeoutError"
+    code = "request_timeout"
 
 
 class PayloadTooLarge(RequestError):
-    """The body is over the cap (413); the connection is closed."""
+    """The body exceeds the size limit (413); the connection is closed."""
 
     status = 413
     kind = "PayloadTooLargeError"
+    code = "request_too_large"
 
 
 class UnsupportedMediaType(RequestError):
@@ -59,44 +73,60 @@ class UnsupportedMediaType(RequestError):
 
     status = 415
     kind = "UnsupportedMediaTypeError"
+    code = "unsupported_media_type"
 
 
 class HeadersTooLarge(RequestError):
-    """Too many or too long header fields (431); the connection is closed."""
+    """The header fields are too many or too long (431); the connection is closed."""
 
     status = 431
     kind = "RequestHeaderFieldsTooLargeError"
+    code = "headers_too_large"
 
 
 class ServiceUnavailable(RequestError):
-    """The model is loading, the engine is dead or the server is stopping (503)."""
+    """The model is loading, the engine is dead or the server is stopping (503 with Retry-After)."""
 
     status = 503
     kind = "ServiceUnavailableError"
+    code = "service_unavailable"
+    retry_after_s: float = RETRY_AFTER_S
+
+
+class ServerBusy(ServiceUnavailable):
+    """The server has no capacity for this request now, but will soon (503 with Retry-After)."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class ErrorInfo(msgspec.Struct):
-    """What went wrong; `code` is the HTTP status."""
+    """Describes an error; `code` identifies its cause (RequestError.code)."""
 
     message: str
     type: str
     param: str | None
-    code: int
+    code: str
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of every answer that is not 2xx."""
+    """The body of every response whose status is not 2xx."""
 
     error: ErrorInfo
 
 
-# How long a refused client may go on sending before the connection is cut.
+# Exceptions that end a task or the process and must propagate. All others are failures of a request
+# and get an error response. That includes BaseExceptions: a panic in a Rust library raises one.
+ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+
+# How long a rejected client may continue to send before the connection is closed.
 LINGER_S = 2.0
 _CLOSING = frozenset({408, 413, 431})
 
 
 def public_message(error: BaseException) -> str:
-    """The text a client may read: a RequestError's own below 500, else without internals."""
+    """Return the message for the client; from status 500 on it contains no internal details."""
     if not isinstance(error, RequestError):
         return "Internal server error. The server's log has the details."
     text = error.message
@@ -105,24 +135,31 @@ def public_message(error: BaseException) -> str:
     return text[:_MAX_MESSAGE_CHARS]
 
 
+def log_failure(error: BaseException, scope: Scope) -> None:
+    """Log a response of 500 with the request id that the client gets; ignore other errors."""
+    where = scope.get("cpuserve.request_id"), scope.get("method"), scope.get("path")
+    if not isinstance(error, RequestError):
+        log.error("request %s failed: %s %r", *where, exc_info=error)
+    elif error.status == 500:
+        log.error("request %s failed: %s %r: %s", *where, error.message)
+
+
 def error_json(error: BaseException) -> bytes:
-    """`error` as the JSON of an ErrorBody."""
-    status = error.status if isinstance(error, RequestError) else 500
-    kind = error.kind if isinstance(error, RequestError) else "InternalServerError"
-    param = error.param if isinstance(error, RequestError) else None
-    # A message may quote the request; a lone surrogate in it must not fail the answer.
+    """Return `error` as the JSON of an ErrorBody."""
+    shown = error if isinstance(error, RequestError) else RequestError("")
+    # A message may quote the request, and a lone surrogate in it cannot be encoded.
     message = public_message(error).encode("utf-8", "replace").decode()
-    return msgspec.json.encode(ErrorBody(ErrorInfo(message, kind, param, status)))
+    return msgspec.json.encode(ErrorBody(ErrorInfo(message, shown.kind, shown.param, shown.code)))
 
 
 def error_response(error: BaseException, headers: dict[str, str] | None = None) -> Response:
-    """`error` as an HTTP response with its status; unknown exceptions are 500."""
+    """Return `error` as an HTTP response with its status, 500 for unknown exceptions."""
     status = error.status if isinstance(error, RequestError) else 500
     all_headers = dict(headers or {})
-    if isinstance(error, TooManyRequests):
+    if isinstance(error, TooManyRequests | ServiceUnavailable):
         all_headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, DeadlineExceeded):
-        # Clients repeat a 504 by themselves, which would take as long again for the same end.
+        # OpenAI's clients retry a 504, which would take as long again and fail the same way.
         all_headers["x-should-retry"] = "false"
     if isinstance(error, Unauthorized):
         all_headers["www-authenticate"] = "Bearer"
@@ -132,14 +169,14 @@ def error_response(error: BaseException, headers: dict[str, str] | None = None) 
 
 
 class _Lingering(Response):
-    """A response to a request whose body is still coming.
+    """A response to a request whose body has not been read completely.
 
-    A connection closed with unread data is reset, and the client would lose the answer: what comes
-    is read and dropped, for a while, before the response ends.
+    Closing a connection with unread data resets it, and the client would lose the response. The
+    rest of the body is therefore read and dropped, for up to LINGER_S, before the response ends.
     """
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
-        """Answer, then drop the rest of the body."""
+        """Send the response, then drop the rest of the body."""
         head = {"type": "http.response.start", "status": self.status_code}
         await send({**head, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
@@ -153,11 +190,12 @@ async def _drop_body(receive: Receive) -> None:
         pass
 
 
-async def _on_request_error(_: Request, error: Exception) -> Response:
-    response = error_response(error)
-    if isinstance(error, PayloadTooLarge):
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    log_failure(error, request.scope)
+    if isinstance(error, PayloadTooLarge | ServerBusy):
+        response = error_response(error, {"connection": "close"})
         return _Lingering(response.body, response.status_code, dict(response.headers))
-    return response
+    return error_response(error)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -165,7 +203,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         raise error
     shown: RequestError
     if error.status_code == 404:
-        shown = NotFound(f"Unknown route: {request.method} {request.url.path}")
+        shown = _unknown_route(request)
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         shown = MethodNotAllowed(
@@ -177,7 +215,12 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return error_response(shown, dict(error.headers or {}))
 
 
+def _unknown_route(request: Request) -> NotFound:
+    told = unknown_route(request.method, request.url.path, request.app.state.paths)
+    return NotFound(told, code="unknown_url")
+
+
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer RequestErrors, unknown routes and unknown methods in OpenAI's shape."""
+    """Answer RequestErrors, unknown routes and unknown methods in OpenAI's format."""
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

@@ -1,7 +1,7 @@
-"""The bytes of streamed chunks.
+"""Encode the chunks of streams.
 
-Everything that stays the same over a stream is encoded once; a chunk is then a few
-concatenations and one JSON string. Chunks are what the front end makes most of.
+The parts that all chunks of a stream share are encoded once, so that a chunk takes only a few
+concatenations and one JSON string. This matters because the front end encodes a chunk per token.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ to_json = msgspec.json.Encoder().encode
 
 
 class ChunkFormat:
-    """Frames choices as chunks of one stream.
+    """Encodes choices as chunks of one stream.
 
-    With `with_usage` every chunk has a usage member, null unless one is given: that is how
-    OpenAI announces the usage chunk to come.
+    With `with_usage` every chunk has a usage member, which is null unless a usage is given, as in
+    OpenAI's API.
     """
 
     def __init__(
@@ -47,10 +47,13 @@ class ChunkFormat:
     def chunk(
         self, index: int, members: bytes, usage: Usage | None = None, more: bytes = b""
     ) -> bytes:
-        """One choice; `members` and `more` are JSON members, each led by a comma."""
+        """Return a chunk of one choice.
+
+        `members` are JSON members of the choice and `more` of the chunk, each after a comma.
+        """
         shown = self._null_usage if usage is None else b',"usage":' + to_json(usage)
         return b"%b%d%b}]%b%b}\n\n" % (self._open, index, members, shown, more)
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """The last chunk: no choices, the usage of the request."""
+        """Return the last chunk, with the usage of the request and no choices."""
         return self._head + b',"choices":[],"usage":' + to_json(usage) + b"}\n\n"

@@ -1,4 +1,4 @@
-"""Running a request's sequences: fan-out over prompts and n, metering, abort by closing."""
+"""Run a request's sequences, n for each prompt; closing a generator of outputs aborts them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cpuserve.engine.output import generate_text
+from cpuserve.entrypoints.openai.errors import ENDINGS
 from cpuserve.entrypoints.openai.events import to_json
 from cpuserve.entrypoints.openai.protocol import PromptTokensDetails, Usage
 from cpuserve.errors import InvalidRequest, RequestError
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from cpuserve.sampling.params import SamplingParams
 
 MAX_SEQUENCES_PER_REQUEST = 1024
-# Items in the lists of all sequences of a request together: about 50 bytes each in the engine.
+# List items in all sequences of a request together; each takes about 50 bytes in the engine.
 MAX_REQUEST_ITEMS = 1 << 22
 MAX_TIMEOUT_S = 1e6
-# Deltas a fanned-out request may have waiting for a slow client, per sequence.
+# Deltas per sequence that may be queued for a slow client, in requests with several sequences.
 _QUEUED_PER_SEQUENCE = 8
 
 
@@ -35,8 +36,9 @@ _QUEUED_PER_SEQUENCE = 8
 class Job:
     """One sequence: choice `index` of the response, `started` at time.monotonic().
 
-    held, waits: Serving counts it, and among those without a first token, with num_queued tokens.
-    scored_by: the job whose prompt logprobs are this one's too, which it does not compute.
+    held: whether Serving counts it as active. waits: whether the backlog counts it, with num_queued
+    prompt tokens. scored_by: the index of the job that computes the prompt logprobs for this one,
+    None if it computes them itself.
     """
 
     index: int
@@ -55,7 +57,7 @@ class Job:
     started: float = field(default_factory=time.monotonic)
 
     def progress_member(self, delta: TextDelta) -> bytes:
-        """How far the prompt is, as a member of a chunk (llama-server's names)."""
+        """Return the prompt's progress as a JSON member of a chunk, with llama-server's names."""
         report = {
             "total": len(self.prompt.ids),
             "cache": delta.cached_tokens,
@@ -71,18 +73,21 @@ def fan_out(
     asked: GenerationRequest,
     longest_s: float | None,
 ) -> list[Job]:
-    """n sequences for each prompt, choices counted through: prompt i has i*n ... i*n + n-1.
+    """Return n jobs for each prompt; prompt i has the choices i*n to i*n + n-1.
 
-    They end with an error after the timeout that was asked for, longest_s at most. A seeded request
-    gives sequence k of a prompt the seed plus k, so that they differ. A prompt's first sequence
-    scores it for all.
+    Jobs end with an error after the request's timeout, but at most longest_s. If the request has a
+    seed, sequence k of a prompt uses seed + k, so that the sequences differ. The first sequence of
+    a prompt computes the prompt logprobs for all of its sequences.
 
     Raises:
-      InvalidRequest: they are too many, or would hold too much.
+      InvalidRequest: there are too many sequences, or their lists have too many items.
     """
     total = sum(p.n for p in params)
     if total > MAX_SEQUENCES_PER_REQUEST:
-        msg = f"n x prompts is {total}: at most {MAX_SEQUENCES_PER_REQUEST} sequences per request"
+        msg = (
+            f"n times the number of prompts is {total}: at most {MAX_SEQUENCES_PER_REQUEST} "
+            f"sequences per request are allowed"
+        )
         raise InvalidRequest(msg, param="n")
     if total > 1:
         _check_size(prompts, params, getattr(asked, "echo", None) is True)
@@ -101,17 +106,17 @@ def fan_out(
 
 
 def _check_size(prompts: list[Prompt], params: list[SamplingParams], echo: bool) -> None:
-    """InvalidRequest if the lists of a small body, one copy a sequence, would fill the memory."""
+    """Raise InvalidRequest if the lists, which each sequence copies, would fill the memory."""
     items = 0
     for prompt, of_prompt in zip(prompts, params, strict=True):
         scored = 0 if of_prompt.prompt_logprobs is None else of_prompt.prompt_logprobs + 1
-        # One sequence scores the prompt; with echo each shows that.
+        # One sequence computes the prompt logprobs; with echo every sequence shows them.
         items += (of_prompt.n if echo else 1) * scored * len(prompt.ids)
         items += of_prompt.n * _num_items(len(prompt.ids), of_prompt)
     if items > MAX_REQUEST_ITEMS:
         msg = (
-            f"the sequences of this request hold {items} items together (prompt tokens, each again "
-            f"for every prompt logprob, ids of allowed_token_ids, stop_token_ids and logit_bias, "
+            f"The sequences of this request have {items} list items in total (prompt tokens, "
+            f"prompt logprobs, ids in allowed_token_ids, stop_token_ids and logit_bias, "
             f"characters of stop strings): at most {MAX_REQUEST_ITEMS} are allowed. Send fewer "
             f"prompts in a request, or lower n"
         )
@@ -119,7 +124,7 @@ def _check_size(prompts: list[Prompt], params: list[SamplingParams], echo: bool)
 
 
 def _num_items(num_prompt: int, params: SamplingParams) -> int:
-    """Items in the lists of one sequence, without what its prompt's scores hold."""
+    """Return the number of list items in one sequence, without its prompt logprobs."""
     lists = (params.allowed_token_ids, params.stop_token_ids, params.logit_bias, *params.stop)
     return num_prompt + sum(len(some) for some in lists if some is not None)
 
@@ -134,7 +139,7 @@ def _timeout(asked: float | None, longest_s: float | None) -> float | None:
 
 
 async def run_job(serving: Serving, job: Job) -> AsyncGenerator[TextDelta, None]:
-    """The deltas of one sequence that Serving.admit let in; closing the generator aborts it."""
+    """Yield the deltas of a sequence admitted by Serving; closing the generator aborts it."""
     metrics = serving.metrics
     meter = metrics.start(len(job.prompt.ids), job.params.max_tokens or 0, job.n)
     reason = "abort"
@@ -172,7 +177,7 @@ async def run_job(serving: Serving, job: Job) -> AsyncGenerator[TextDelta, None]
 async def run_jobs(
     serving: Serving, jobs: list[Job]
 ) -> AsyncGenerator[tuple[Job, TextDelta], None]:
-    """All deltas of all jobs as they come; closing the generator aborts what is left."""
+    """Yield the deltas of all jobs as they arrive; closing the generator aborts unfinished jobs."""
     serving.admit(jobs)
     if len(jobs) == 1:
         async with aclosing(run_job(serving, jobs[0])) as deltas:
@@ -201,7 +206,7 @@ async def run_jobs(
     finally:
         for job, task in zip(jobs, tasks, strict=True):
             task.cancel()
-            serving.dismiss(job)  # as a task that has not begun will not
+            serving.dismiss(job)  # because a task that has not started does not
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -211,29 +216,29 @@ class _Event:
 
     job: Job
     delta: TextDelta | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class _Scores:
-    """The logprobs of a prompt, from the sequence that scores it to the others."""
+    """Passes prompt logprobs from the sequence that computes them to others of the same prompt."""
 
     def __init__(self) -> None:
         self._known = asyncio.Event()
         self._rows: list[TokenLogprob | None] | None = None
 
     def give(self, delta: TextDelta) -> None:
-        """Take them from the first delta with tokens, which has them."""
+        """Store the prompt logprobs from the first delta with tokens, which contains them."""
         if not delta.processed and not self._known.is_set():
             self._rows = delta.prompt_logprobs
             self._known.set()
 
     @property
     def are_known(self) -> bool:
-        """They have been given."""
+        """Whether `give` has stored the logprobs."""
         return self._known.is_set()
 
     async def put_into(self, delta: TextDelta) -> None:
-        """Wait for them."""
+        """Wait until the logprobs are stored, and set them in `delta`."""
         await self._known.wait()
         delta.prompt_logprobs = self._rows
 
@@ -245,9 +250,12 @@ async def _pump(
     given: _Scores | None,
     taken: _Scores | None,
 ) -> None:
-    """The deltas of `job` to `queue`. It gives, or takes, prompt logprobs if it shares them."""
-    # Those that come before the scores wait here and not in the engine's stream: a sequence ends at
-    # a stop string when its text is read.
+    """Put the deltas of `job` into `queue`.
+
+    given: where to store its prompt logprobs for other jobs. taken: where to get them from.
+    """
+    # Deltas that arrive before the prompt logprobs are kept here. Leaving them unread in the
+    # engine's stream would be wrong, because stop strings are found only when the text is read.
     held: list[TextDelta] = []
 
     async def show(scores: _Scores) -> None:
@@ -271,13 +279,15 @@ async def _pump(
         if taken is not None and held:
             await show(taken)
         await queue.put(_Event(job))
-    except Exception as error:
+    except ENDINGS:
+        raise
+    except BaseException as error:
         await queue.put(_Event(job, error=error))
 
 
 @dataclass(slots=True)
 class Collected:
-    """Everything one sequence produced."""
+    """The complete output of one sequence."""
 
     job: Job
     text: list[str] = field(default_factory=list)
@@ -300,7 +310,7 @@ class Collected:
 
 
 async def collect(serving: Serving, jobs: list[Job]) -> list[Collected]:
-    """All sequences to their ends, in choice order."""
+    """Run all sequences to their ends and return their outputs in the order of choices."""
     results = [Collected(job) for job in jobs]
     async with aclosing(run_jobs(serving, jobs)) as events:
         async for job, delta in events:
@@ -309,7 +319,7 @@ async def collect(serving: Serving, jobs: list[Job]) -> list[Collected]:
 
 
 def num_shown(results: list[Collected]) -> int:
-    """Token ids and logprobs, alternatives included, that an answer may show."""
+    """Return how many token ids and logprobs, alternatives included, an answer may contain."""
     return sum(
         len(result.token_ids)
         + len(result.logprobs) * (1 + (result.job.params.logprobs or 0))
@@ -319,18 +329,19 @@ def num_shown(results: list[Collected]) -> int:
 
 
 def num_scores(rows: list[TokenLogprob | None] | None) -> int:
-    """Logprobs of a prompt, alternatives included."""
+    """Return the number of prompt logprobs, alternatives included."""
     last = rows[-1] if rows else None
     return 0 if rows is None or last is None else len(rows) * (1 + len(last.top))
 
 
 def usage(prompt_tokens: int, jobs: list[Job]) -> Usage:
-    """Counts of the whole request; `prompt_tokens` counts each prompt once."""
+    """Return the token counts of the request; `prompt_tokens` must count each prompt once."""
     completion = sum(job.completion_tokens for job in jobs)
     cached: dict[int, int] = {}
     for job in jobs:
         known = cached.get(id(job.prompt), job.cached_tokens)
-        # The n sequences of a new prompt find what the first computes: that is no hit.
+        # Of the n sequences of a new prompt, the later ones find the blocks that the first has
+        # computed. That is no cache hit of the request, so the smallest number counts.
         cached[id(job.prompt)] = min(known, job.cached_tokens)
     return Usage(
         prompt_tokens,

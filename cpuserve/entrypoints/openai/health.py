@@ -1,11 +1,13 @@
-"""GET /health, /ping and /version."""
+"""GET /health, /ping, /live and /version."""
 
 from __future__ import annotations
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from cpuserve.entrypoints.loading import health_body
 from cpuserve.entrypoints.openai.endpoint import get_serving
+from cpuserve.entrypoints.openai.errors import ServiceUnavailable, error_response
 from cpuserve.version import version
 
 router = APIRouter()
@@ -13,12 +15,22 @@ router = APIRouter()
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 when requests are answered, else 503 with the reason: loading, stopping or dead.
+    """Report whether clients should send requests here: 200, or 503 with the reason.
 
-    The body is empty, unless only some of several engines serve.
+    The body of a 200 is empty, unless only some of several engines serve. The body of a 503 has the
+    usual error and `status`: "loading" (with `stage`, and `done` and `total` in bytes), "draining"
+    (the server will stop, but still answers new requests), "restarting" (the engine has died) or
+    "failed".
     """
     serving = get_serving(request)
-    serving.check_available()
+    unhealthy = serving.unhealthy()
+    if unhealthy is not None:
+        status, reason = unhealthy
+        answer = error_response(ServiceUnavailable(reason))
+        loading = serving.loading if status == "loading" else None
+        shown = health_body(bytes(answer.body), status, loading)
+        headers = {"retry-after": answer.headers["retry-after"]}
+        return Response(shown, 503, headers, media_type="application/json")
     replicas = serving.client.replicas
     up = sum(replica.serves for replica in replicas)
     if up == len(replicas):
@@ -30,8 +42,18 @@ async def health(request: Request) -> Response:
 @router.get("/ping")
 @router.post("/ping", operation_id="ping_post")
 async def ping(request: Request) -> Response:
-    """The same as /health, under SageMaker's name."""
+    """The same as /health, under the name that SageMaker uses."""
     return await health(request)
+
+
+@router.get("/live")
+async def live() -> Response:
+    """Answer 200 as long as this process handles HTTP requests.
+
+    That includes the time while the model is downloaded and loaded and while the server drains. A
+    supervisor should restart the server if there is no answer; load balancers should use /health.
+    """
+    return Response(status_code=200)
 
 
 @router.get("/version")

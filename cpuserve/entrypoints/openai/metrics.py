@@ -12,5 +12,5 @@ router = APIRouter()
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """All series."""
+    """Return all metrics."""
     return Response(get_serving(request).metrics.text(), headers={"content-type": CONTENT_TYPE})

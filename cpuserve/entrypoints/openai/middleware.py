@@ -1,4 +1,4 @@
-"""Around every route: request ids, API keys, and a last net under unexpected exceptions."""
+"""Middleware for all routes: request ids, API keys, and answers to unexpected exceptions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ import uuid
 from typing import TYPE_CHECKING
 
 from cpuserve.entrypoints.openai.body import ClientGone
-from cpuserve.entrypoints.openai.errors import HeadersTooLarge, Unauthorized, error_response
+from cpuserve.entrypoints.openai.errors import (
+    ENDINGS,
+    HeadersTooLarge,
+    Unauthorized,
+    error_response,
+    log_failure,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
-# Load balancers probe these without a key; they tell nothing but whether the server serves.
-PUBLIC_PATHS = frozenset({"/health", "/ping"})
+# Load balancers and supervisors may request these without a key; they only show the server's state.
+PUBLIC_PATHS = frozenset({"/health", "/ping", "/live"})
+# With --public-metrics these need no key either, for Prometheus and inventory tools.
+METRICS_PATHS = frozenset({"/metrics", "/version"})
 
 _MAX_HEADER_FIELDS = 128
 
@@ -28,9 +36,9 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class RequestIds:
-    """Gives each request an id, the client's X-Request-Id if it is a sane one, and echoes it.
+    """Gives each request an id, the client's X-Request-Id if it is valid, and returns it.
 
-    Trailing slashes of the path are dropped here too, before any rule looks at it.
+    It also removes trailing slashes from the path, before other middleware reads the path.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -53,22 +61,25 @@ class RequestIds:
             await send(message)
 
         if len(scope["headers"]) > _MAX_HEADER_FIELDS:
-            msg = f"The request has more than {_MAX_HEADER_FIELDS} header fields"
+            msg = f"The request has more than {_MAX_HEADER_FIELDS} header fields: send fewer"
             await error_response(HeadersTooLarge(msg))(scope, receive, send_with_id)
             return
         await self._app(scope, receive, send_with_id)
 
 
 class ApiKeys:
-    """401 on every route but PUBLIC_PATHS unless the request carries one of the keys."""
+    """Answers 401 unless the request has one of the keys or its route is public."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str], public: Collection[str] = PUBLIC_PATHS
+    ) -> None:
         self._app = app
+        self._public = public
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
-        if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS:
+        if scope["type"] == "http" and scope["path"] not in self._public:
             error = self._refusal(scope)
             if error is not None:
                 await error_response(error)(scope, receive, send)
@@ -79,14 +90,16 @@ class ApiKeys:
         scheme, _, key = _header(scope, b"authorization").partition(b" ")
         if scheme.lower() != b"bearer" or not key.strip():
             return Unauthorized("Missing API key: send the header Authorization: Bearer KEY")
-        # Digests have one length, and every key is compared: the time tells nothing about either.
+        # Comparing digests of equal length, with all keys, takes a time that reveals nothing.
         digest = _digest(key.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return None if any(matches) else Unauthorized("Wrong API key")
+        if any(matches):
+            return None
+        return Unauthorized("Wrong API key: send a key that this server was started with")
 
 
-class LastNet:
-    """An exception nobody expected is logged and answered with 500, without its text."""
+class UnexpectedErrors:
+    """Logs unexpected exceptions and answers them with 500, without the exception's text."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -103,11 +116,13 @@ class LastNet:
         try:
             await self._app(scope, receive, watched_send)
         except ClientGone:
-            log.debug("the client has gone: %s", scope.get("path"))
-        except Exception as error:
-            log.exception("request failed: %s %r", scope.get("method"), scope.get("path"))
+            log.debug("the client disconnected: %s", scope.get("path"))
+        except ENDINGS:
+            raise
+        except BaseException as error:
+            log_failure(error, scope)
             if started:
-                raise  # all that is left is to cut the connection, which the server does
+                raise  # the response has started, so uvicorn can only close the connection
             await error_response(error)(scope, receive, send)
 
 

@@ -28,7 +28,7 @@ def _card(serving: Serving, name: str) -> ModelCard:
 
 @router.get("/v1/models", openapi_extra=json_answer(ModelList))
 async def list_models(request: Request) -> Response:
-    """The served names."""
+    """List the served model names."""
     serving = get_serving(request)
     models = ModelList("list", [_card(serving, name) for name in serving.model_names])
     return Response(msgspec.json.encode(models), media_type="application/json")
@@ -36,7 +36,7 @@ async def list_models(request: Request) -> Response:
 
 @router.get("/v1/models/{name:path}", openapi_extra=json_answer(ModelCard))
 async def get_model(request: Request, name: str) -> Response:
-    """One served name; 404 for others."""
+    """Describe one served model name; 404 for others."""
     serving = get_serving(request)
     card = _card(serving, serving.check_model(name))
     return Response(msgspec.json.encode(card), media_type="application/json")

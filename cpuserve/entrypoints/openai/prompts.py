@@ -1,4 +1,4 @@
-"""From messages or prompts to token ids."""
+"""Turn messages or prompts into token ids."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.entrypoints.openai.protocol import MAX_PROMPTS
 from cpuserve.entrypoints.openai.sampling import check_fits
+from cpuserve.entrypoints.openai.serving import LARGE_TEXT_CHARS
 from cpuserve.entrypoints.openai.threads import run_sized
-from cpuserve.errors import InvalidRequest
+from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
 from cpuserve.tokenizer.chat import checked_variables
+from cpuserve.tokenizer.length import cannot_fit
 from cpuserve.tokenizer.messages import message_text
 from cpuserve.tokenizer.tokenizer import LONG_CHARS
 
@@ -28,27 +30,46 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, and the text they came from if it was text."""
+    """The token ids of a prompt, and its text if it was sent as text."""
 
     ids: list[int]
     text: str | None = None
 
 
 async def encode(
-    serving: Serving, texts: list[str], *, add_special_tokens: bool
+    serving: Serving, texts: list[str], *, add_special_tokens: bool, most: int | None = None
 ) -> list[list[int]]:
-    """Token ids of each text; many or long texts do not hold up the event loop."""
+    """Return the token ids of each text; many or long texts are encoded on another thread.
+
+    Raises:
+      InvalidRequest: a text certainly has more than `most` tokens (None: max_model_len).
+    """
     tokenizer, num_chars = serving.get_tokenizer(), sum(map(len, texts))
     unlocked = len(texts) > 1 and num_chars > LONG_CHARS
+    longest = serving.max_model_len if most is None else most
 
     def encode_all() -> list[list[int]]:
+        for text in texts:
+            if cannot_fit(tokenizer, text, longest):
+                raise _too_long(text, longest, serving.max_model_len)
         return [tokenizer.encode(text, add_special_tokens, unlocked=unlocked) for text in texts]
 
-    return await run_sized(num_chars, encode_all)
+    if num_chars <= LARGE_TEXT_CHARS:
+        return await run_sized(num_chars, encode_all)
+    async with serving.large_texts:
+        return await run_sized(num_chars, encode_all)
+
+
+def _too_long(text: str, most: int, max_model_len: int) -> InvalidRequest:
+    msg = (
+        f"This model's maximum context length is {max_model_len} tokens. The text has {len(text)} "
+        f"characters, which is more than {most} tokens: shorten it"
+    )
+    return InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
 
 
 async def completion_prompts(serving: Serving, request: CompletionRequest) -> list[Prompt]:
-    """The prompts of a completion, in order; InvalidRequest for an empty or mixed-up list."""
+    """Return the prompts of a completion in order; InvalidRequest for an empty or mixed list."""
     given = _listed(request.prompt, serving.max_model_len)
     texts = [item for item in given if isinstance(item, str)]
     add_special = request.add_special_tokens is not False
@@ -59,7 +80,7 @@ async def completion_prompts(serving: Serving, request: CompletionRequest) -> li
 
 
 def _listed(given: str | list[str | int | list[int]], max_model_len: int) -> list[str | list[int]]:
-    """`given` as a list of prompts; too many ids are refused before anything looks at them."""
+    """Return `given` as a list of prompts; too many ids are rejected before they are read."""
     if isinstance(given, str):
         return [given]
     if not given:
@@ -84,27 +105,32 @@ def _listed(given: str | list[str | int | list[int]], max_model_len: int) -> lis
 
 
 async def chat_prompt(
-    serving: Serving, request: ChatRequest | TokenizeRequest, num_bytes: int
+    serving: Serving,
+    request: ChatRequest | TokenizeRequest,
+    num_bytes: int,
+    most: int | None = None,
 ) -> Prompt:
-    """The messages rendered with the model's chat template, and their ids.
+    """Return the token ids of the messages, rendered with the chat template; most: see `encode`.
 
-    num_bytes: of the request's body, which bounds what checking and rendering it may take: messages
-    without text count too.
+    num_bytes: the size of the request's body. It estimates the time to check and render the
+    messages, because messages without text take time too.
     """
     text = await run_sized(num_bytes, lambda: render_chat(serving, request))
     add_special = bool(request.add_special_tokens)
-    (ids,) = await encode(serving, [text], add_special_tokens=add_special)
-    return Prompt(ids, text)
+    (ids,) = await encode(serving, [text], add_special_tokens=add_special, most=most)
+    return Prompt(ids)
 
 
 def render_chat(serving: Serving, request: ChatRequest | TokenizeRequest) -> str:
-    """The prompt text of the messages; InvalidRequest if they or the template are at fault."""
+    """Return the prompt text; InvalidRequest if the messages or the template are invalid."""
     continue_final = bool(request.continue_final_message)
     generation_prompt = request.add_generation_prompt
     if generation_prompt is None:
         generation_prompt = not continue_final
     if continue_final and generation_prompt:
-        msg = "add_generation_prompt and continue_final_message cannot both be true"
+        msg = (
+            "add_generation_prompt and continue_final_message cannot both be true: set one of them"
+        )
         raise InvalidRequest(msg, param="continue_final_message")
     kwargs = checked_variables(request.chat_template_kwargs or {})
     render = serving.get_chat_template().render
@@ -115,10 +141,10 @@ def render_chat(serving: Serving, request: ChatRequest | TokenizeRequest) -> str
 
 
 def _marked(messages: list[Message]) -> tuple[list[Message], str]:
-    """Copies with a mark at the end of the last text, and the mark.
+    """Return copies of the messages with a unique mark at the end of the last text, and the mark.
 
-    Looking for the text itself would find the same words elsewhere, in an end marker too; and the
-    mark keeps its trailing space, which is the user's, from templates that trim.
+    A search for the text itself could find it elsewhere, for example in an end-of-turn marker. The
+    mark also protects trailing spaces of the text from templates that strip it.
     """
     final = messages[-1]
     mark = f"end{uuid.uuid4().hex}"
@@ -127,9 +153,12 @@ def _marked(messages: list[Message]) -> tuple[list[Message], str]:
 
 
 def _cut(text: str, mark: str) -> str:
-    """`text` up to the mark, so that the model goes on writing the last message."""
+    """Return `text` up to the mark, so that the model continues the last message."""
     at = text.rfind(mark)
     if at < 0:
-        msg = "continue_final_message: the chat template does not show the last message's content"
+        msg = (
+            "continue_final_message is not possible, because the chat template omits the content "
+            "of the last message: set it to false"
+        )
         raise InvalidRequest(msg, param="continue_final_message")
-    return text[:at].replace(mark, "")  # a template may show the text twice
+    return text[:at].replace(mark, "")  # a template may contain the text twice

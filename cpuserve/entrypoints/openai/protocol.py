@@ -1,8 +1,8 @@
 """Request and response types of the OpenAI API, with vLLM's extensions.
 
-Clients send null for "not set", so every optional request field takes null. Fields that are not
-listed are accepted and ignored; fields that would change the answer and that we do not implement
-are listed as Any and refused by name (sampling.check_supported).
+Clients send null for "not set", so every optional request field accepts null. Fields that are not
+listed are accepted and ignored. Fields that would change the answer but are not implemented are
+listed as Any and rejected by name (sampling.check_supported).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MAX_PROMPTS = 1024
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream carries besides its deltas."""
+    """The stream_options of a request: which chunks of a stream contain the usage."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
-    """What both generating endpoints share."""
+    """The fields that chat completions and completions share."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -58,7 +58,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     timeout: float | None = None
     return_progress: bool | None = None
     user: str | None = None
-    # Refused by name when set: ignoring them would give another answer than was asked for.
+    # Rejected by name when set, because ignoring them would change the answer.
     response_format: Any = None
     best_of: Any = None
     use_beam_search: Any = None
@@ -94,7 +94,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """POST /v1/completions; `prompt` is text, texts, token ids, or lists of token ids."""
+    """POST /v1/completions; `prompt` is a text, token ids, or a list of texts or of token ids."""
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
@@ -113,7 +113,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
-    # Refused by name when set, as chat completions do: the ids would be another prompt's.
+    # Rejected by name when set, as in chat completions, because they would change the token ids.
     tools: Any = None
     chat_template: Any = None
 
@@ -126,7 +126,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class TokenizeResponse(msgspec.Struct):
-    """Token ids of the text, and their strings when asked for."""
+    """Token ids of the text, and their strings if `return_token_strs` is set."""
 
     count: int
     max_model_len: int
@@ -147,7 +147,7 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Exact token counts of the request, all choices together; a prompt counts once."""
+    """Exact token counts of the request over all choices; each prompt counts once."""
 
     prompt_tokens: int
     total_tokens: int
@@ -185,7 +185,7 @@ class LegacyLogprobs(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """One token that could stand at a prompt position; rank 1 is the most likely."""
+    """One possible token at a position of the prompt; rank 1 is the most likely."""
 
     logprob: float
     rank: int
@@ -196,7 +196,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class ChatMessage(msgspec.Struct):
-    """The answer."""
+    """The generated message."""
 
     role: str
     content: str
@@ -204,7 +204,7 @@ class ChatMessage(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """One of n answers; stop_reason is the stop string or stop id that ended it."""
+    """One of n answers; stop_reason is the stop string or stop token id that ended it."""
 
     index: int
     message: ChatMessage
@@ -254,7 +254,7 @@ class Completion(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct):
-    """One served name; default_sampling_params: what a request gets that does not set them."""
+    """One served name; default_sampling_params apply to requests that do not set their own."""
 
     id: str
     object: str

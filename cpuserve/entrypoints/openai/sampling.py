@@ -1,4 +1,4 @@
-"""From request fields to SamplingParams, with every limit checked before anything is queued."""
+"""Turn request fields into SamplingParams; every limit is checked before a request is queued."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cpuserve.entrypoints.openai.protocol import (
     CompletionRequest,
     GenerationRequest,
 )
-from cpuserve.errors import InvalidRequest
+from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 
-# Sampling parameters of a request that does not set them, by name.
+# Sampling parameters by name, for requests that do not set them.
 Defaults = Mapping[str, int | float]
 
 _NEVER = (
@@ -34,23 +34,28 @@ _NEVER = (
     "logprob_token_ids",
     "truncate_prompt_tokens",
     "prompt_embeds",
-    "tools",
-    "functions",
-    "function_call",
     "audio",
     "documents",
     "chat_template",
     "suffix",
 )
+# Lists of functions, each with the field that says which of them the model may or must call.
+_TOOLS = (("tools", "tool_choice"), ("functions", "function_call"))
 
+# max_tokens of completion requests that do not set it, as in OpenAI's API and vLLM. The server's
+# default (from the model or --override-generation-config) applies if it is lower.
+COMPLETION_TOKENS = 16
 
-# min and max keep Python's lock, also in a thread of their own: about a millisecond for these.
+# min and max hold Python's global lock, on any thread: about a millisecond for this many ids.
 _IDS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """What a prompt's length leaves: all in tokens. `scoring` wants no new token."""
+    """The lengths that determine max_tokens, all in tokens.
+
+    asked: the requested value of the field asked_name. scoring: the request may generate nothing.
+    """
 
     prompt: int
     max_model_len: int
@@ -60,28 +65,50 @@ class Lengths:
 
 
 def check_supported(request: GenerationRequest) -> None:
-    """InvalidRequest naming the first field that is set and not supported yet."""
+    """Raise InvalidRequest with the name of the first field that is set but not supported yet."""
     check_unset(request, _NEVER)
     _check_response_format(request.response_format)
     if request.best_of is not None and request.best_of != (request.n or 1):
-        msg = f"best_of is not supported yet: leave it out, or equal to n ({request.n or 1})"
-        raise InvalidRequest(msg, param="best_of")
+        msg = f"best_of is not supported yet: omit it, or set it to n ({request.n or 1})"
+        raise unsupported(msg, "best_of")
     if isinstance(request, ChatRequest):
+        _check_tools(request)
         if request.echo not in (None, False):
             msg = "echo is not supported yet by chat completions: use /v1/completions"
-            raise InvalidRequest(msg, param="echo")
-        if request.tool_choice not in (None, "none", "auto"):
-            msg = "tool_choice is not supported yet"
-            raise InvalidRequest(msg, param="tool_choice")
+            raise unsupported(msg, "echo")
+
+
+def _check_tools(request: ChatRequest) -> None:
+    """Raise InvalidRequest if the model may call tools; ignore tools if the choice is "none"."""
+    for tools, choice in _TOOLS:
+        chosen = getattr(request, choice)
+        if chosen != "none":
+            check_unset(request, (tools,))
+        if chosen not in (None, "", "none", "auto"):
+            msg = f"{choice} is not supported yet: omit it, or use none or auto"
+            raise unsupported(msg, choice)
 
 
 def check_unset(request: object, names: Iterable[str]) -> None:
-    """InvalidRequest naming the first of these fields that is set: none is supported yet."""
+    """Raise InvalidRequest if one of these unsupported fields is set; it names the first.
+
+    False and empty values count as "not set", because clients send them.
+    """
     for name in names:
-        value = getattr(request, name, None)
-        if value is not None and value is not False and value != "":
-            msg = f"{name} is not supported yet"
-            raise InvalidRequest(msg, param=name)
+        if _is_set(name, getattr(request, name, None)):
+            msg = f"{name} is not supported yet: omit it"
+            raise unsupported(msg, name)
+
+
+def _is_set(name: str, value: object) -> bool:
+    if name == "guided_json" and value == {}:
+        return True  # this schema matches any JSON value, but not plain text
+    return value is not None and value is not False and value not in ("", [], {})
+
+
+def unsupported(message: str, param: str) -> InvalidRequest:
+    """Return the error for a field that this server does not implement."""
+    return InvalidRequest(message, param=param, code="unsupported_parameter")
 
 
 def _check_response_format(value: object) -> None:
@@ -89,15 +116,15 @@ def _check_response_format(value: object) -> None:
         return
     kind = value.get("type") if isinstance(value, dict) else None
     if kind in ("json_object", "json_schema", "structural_tag"):
-        msg = f"response_format {kind} is not supported yet: only text is"
-        raise InvalidRequest(msg, param="response_format")
+        msg = f"response_format {kind} is not supported yet: use text"
+        raise unsupported(msg, "response_format")
     if kind != "text":
         msg = 'response_format must be {"type": "text"}'
         raise InvalidRequest(msg, param="response_format")
 
 
 def check_stream(request: GenerationRequest) -> None:
-    """InvalidRequest for options that contradict `stream`."""
+    """Raise InvalidRequest for options that contradict `stream`."""
     if request.stream_options is not None and not request.stream:
         msg = "stream_options can only be set when `stream` is true"
         raise InvalidRequest(msg, param="stream_options")
@@ -109,7 +136,7 @@ def check_stream(request: GenerationRequest) -> None:
 def chat_params(
     request: ChatRequest, prompt: list[int], limits: Limits, defaults: Defaults
 ) -> SamplingParams:
-    """The parameters of each of the n sequences of a chat completion; `defaults`: the server's."""
+    """Return the parameters of a chat completion's sequences; `defaults` are the server's."""
     name, asked = "max_tokens", request.max_tokens
     if request.max_completion_tokens is not None:
         name, asked = "max_completion_tokens", request.max_completion_tokens
@@ -118,7 +145,7 @@ def chat_params(
     logprobs = _chat_logprobs(request)
     budget = max_tokens(lengths)
     if asked is None and "max_tokens" in defaults:
-        budget = min(budget, _default_length(request, defaults))
+        budget = min(budget, _default_length(request, int(defaults["max_tokens"])))
     params = _params(request, limits, defaults, budget, logprobs, request.prompt_logprobs)
     check_prompt(prompt, params, limits)
     check_params(params, limits)
@@ -131,21 +158,22 @@ def completion_params(
     limits: Limits,
     defaults: Defaults,
 ) -> list[SamplingParams]:
-    """The parameters of each prompt's n sequences; `defaults`: the server's.
+    """Return the parameters of each prompt's sequences; `defaults` are the server's.
 
-    They share their lists, which are checked once: a thousand prompts with a list of the whole
-    vocabulary would otherwise take seconds.
+    They share their lists, which are checked once: otherwise a thousand prompts with a list of the
+    whole vocabulary would take seconds.
     """
     _check_logprobs("logprobs", request.logprobs)
     prompt_logprobs = request.prompt_logprobs
     if request.echo and prompt_logprobs is None:
         prompt_logprobs = request.logprobs
     scoring = request.max_tokens == 0 and (bool(request.echo) or prompt_logprobs is not None)
-    asked, room = request.max_tokens, limits.max_model_len
-    lengths = [Lengths(len(prompt), room, asked, "max_tokens", scoring) for prompt in prompts]
+    asked, context = request.max_tokens, limits.max_model_len
+    lengths = [Lengths(len(prompt), context, asked, "max_tokens", scoring) for prompt in prompts]
     budgets = [max_tokens(of_prompt) for of_prompt in lengths]
     if asked is None:
-        default = _default_length(request, defaults)
+        shortest = min(COMPLETION_TOKENS, int(defaults.get("max_tokens", COMPLETION_TOKENS)))
+        default = _default_length(request, shortest)
         budgets = [min(budget, default) for budget in budgets]
     shared = _params(request, limits, defaults, budgets[0], request.logprobs, prompt_logprobs)
     params = [msgspec.structs.replace(shared, max_tokens=budget) for budget in budgets]
@@ -156,59 +184,59 @@ def completion_params(
 
 
 def max_tokens(lengths: Lengths) -> int:
-    """How many tokens may be generated: as asked, or what the context leaves.
+    """Return how many tokens to generate: the requested number, or all that fit in the context.
 
     Raises:
-      InvalidRequest: the prompt is empty, or it and the asked tokens exceed the context.
+      InvalidRequest: the prompt is empty, or prompt and requested tokens exceed the context.
     """
     if lengths.prompt == 0:
         msg = "The prompt is empty: it needs at least one token"
         raise InvalidRequest(msg, param="prompt")
-    room = lengths.max_model_len - lengths.prompt
+    available = lengths.max_model_len - lengths.prompt
     check_fits(lengths.prompt, lengths.max_model_len, 0 if lengths.scoring else 1)
     if lengths.asked is None:
-        return room
+        return available
     least = 0 if lengths.scoring else 1
     if lengths.asked < least:
         hint = "" if lengths.asked else " (0 only with echo or prompt_logprobs)"
         msg = f"{lengths.asked_name} must be at least 1, got {lengths.asked}{hint}"
         raise InvalidRequest(msg, param=lengths.asked_name)
-    if lengths.asked > room:
+    if lengths.asked > available:
         msg = (
             f"This model's maximum context length is {lengths.max_model_len} tokens. You asked for "
             f"{lengths.prompt + lengths.asked}: {lengths.prompt} in the prompt and {lengths.asked} "
-            f"in {lengths.asked_name}. Ask for at most {room}"
+            f"in {lengths.asked_name}. Ask for at most {available}"
         )
-        raise InvalidRequest(msg, param=lengths.asked_name)
+        raise InvalidRequest(msg, param=lengths.asked_name, code=CONTEXT_LENGTH)
     return lengths.asked
 
 
 def check_fits(num_prompt: int, max_model_len: int, least: int = 0) -> None:
-    """InvalidRequest unless a prompt of that many tokens leaves room for `least` new ones."""
+    """Raise InvalidRequest unless the prompt and `least` new tokens fit in the context."""
     if num_prompt + least > max_model_len:
         msg = (
             f"This model's maximum context length is {max_model_len} tokens. The prompt has "
-            f"{num_prompt} tokens, which leaves no room to generate: shorten it"
+            f"{num_prompt} tokens, which leaves none to generate: shorten it"
         )
-        raise InvalidRequest(msg, param="prompt")
+        raise InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
 
 
-def _default_length(request: GenerationRequest, defaults: Defaults) -> int:
-    """New tokens of a request that does not say how many: the server's default or OpenAI's 16."""
-    return max(int(defaults.get("max_tokens", 16)), request.min_tokens or 0)
+def _default_length(request: GenerationRequest, length: int) -> int:
+    """Return max_tokens for a request without it: `length`, or min_tokens if that is larger."""
+    return max(length, request.min_tokens or 0)
 
 
 def _defaults_for(request: GenerationRequest, defaults: Defaults) -> dict[str, int | float]:
-    """The server's sampling defaults for this request, without max_tokens."""
+    """Return the server's sampling defaults for this request, without max_tokens."""
     usable = {name: value for name, value in defaults.items() if name != "max_tokens"}
-    # Who wants several answers wants different ones; greedy by default would give n equal ones.
+    # A request for n answers expects different ones, but greedy decoding would give n equal ones.
     if (request.n or 1) > 1 and request.temperature is None and usable.get("temperature") == 0:
         del usable["temperature"]
     return usable
 
 
 def check_token_ids(name: str, ids: list[int], vocab_size: int) -> None:
-    """InvalidRequest naming the first id outside the vocabulary."""
+    """Raise InvalidRequest with the first id outside of the vocabulary."""
     for start in range(0, len(ids), _IDS_AT_ONCE):
         some = ids[start : start + _IDS_AT_ONCE]
         if min(some) < 0 or max(some) >= vocab_size:
@@ -298,7 +326,7 @@ def _stop(stop: str | list[str] | None) -> list[str] | None:
 
 
 def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:
-    """Ids to biases clamped to +-100, as OpenAI documents them."""
+    """Return biases by token id, clamped to -100 to 100 as OpenAI documents."""
     if not bias:
         return None
     if len(bias) > MAX_ID_LIST:

@@ -1,4 +1,4 @@
-"""The request and response types in /openapi.json."""
+"""Add the request and response types to /openapi.json."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def _ref(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def json_answer(response: type[msgspec.Struct]) -> dict[str, Any]:
-    """`openapi_extra` of a route that answers with `response`."""
-    error = {"description": "An error in OpenAI's shape", "content": _ref(ErrorBody)}
+    """Return the `openapi_extra` of a route that answers with `response`."""
+    error = {"description": "An error in OpenAI's format", "content": _ref(ErrorBody)}
     good = {"description": "Success", "content": _ref(response)}
     return {"responses": {"200": good, "4XX": error, "5XX": error}}
 
 
 def json_body(request: type[msgspec.Struct], response: type[msgspec.Struct]) -> dict[str, Any]:
-    """`openapi_extra` of a route that takes `request` and answers with `response`."""
+    """Return the `openapi_extra` of a route that takes `request` and answers with `response`."""
     body = {"required": True, "content": _ref(request)}
     return {"requestBody": body, **json_answer(response)}
 
 
 def install_schema(app: FastAPI) -> None:
-    """Make /openapi.json carry the types that json_body and json_answer refer to."""
+    """Add the types that json_body and json_answer name to the app's /openapi.json."""
     base = app.openapi
 
     def openapi() -> dict[str, Any]:

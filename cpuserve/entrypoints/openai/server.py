@@ -1,4 +1,4 @@
-"""The front end's event loop: HTTP server, loading, signals, and the ways it ends."""
+"""The front end process: HTTP server, loading, signals and shutdown."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import uvicorn
 
-from cpuserve.entrypoints.openai.app import create_app
+from cpuserve.entrypoints.loading import Loading
+from cpuserve.entrypoints.openai.app import Cors, create_app
 from cpuserve.entrypoints.openai.cpu import CpuView
 from cpuserve.entrypoints.openai.generation import MAX_SEQUENCES_PER_REQUEST
 from cpuserve.entrypoints.openai.http import MAX_HEADER_BYTES, guarded_protocol
-from cpuserve.entrypoints.openai.serving import HttpLimits, Serving
+from cpuserve.entrypoints.openai.serving import (
+    LEAST_HELD_BYTES,
+    HttpLimits,
+    Serving,
+    default_body_bytes,
+)
+from cpuserve.entrypoints.serve import stop_signals
 from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
 from cpuserve.metrics import ServerMetrics
@@ -25,32 +31,33 @@ from cpuserve.tokenizer.load import load_tokenizer
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from starlette.types import ASGIApp
 
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.ipc import Stats
-    from cpuserve.entrypoints.serve import HttpOptions, ReadyFn
+    from cpuserve.entrypoints.serve import HttpOptions
     from cpuserve.platforms import Platform
+
+    ShowFn = Callable[[str, EngineClient], Awaitable[None]]
 
 log = get_logger("serve")
 
 EXIT_OK = 0
 EXIT_ENGINE_DEAD = 1
 
-# After requests have been told that they end: what their connections get to flush it.
+# How long connections may take to send the errors with which a shutdown ended their requests.
 _FLUSH_S = 1.0
-# How long a dead engine's clients get to read why, before a supervisor may start anew.
+# How long clients can read why the engine died, before a supervisor may restart the server.
 _DEAD_GRACE_S = 1.0
 _POLL_S = 0.1
 _KEEP_ALIVE_S = 30
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class FrontEnd:
-    """One HTTP server over one engine, or several as one."""
+    """One HTTP server for one engine or several replicas."""
 
     def __init__(
         self,
@@ -60,13 +67,14 @@ class FrontEnd:
         url: str,
         platform: Platform,
     ) -> None:
-        """`configs`: of the engines behind `client`; what the API shows is the same in all."""
+        """`configs`: one for each engine of `client`; all settings that the API shows are equal."""
         config = configs[0]
         self._client = client
         self._config = config
         self._http = http
         self._url = url
         cpu = CpuView(platform, configs)
+        most_body = http.max_body_bytes or default_body_bytes(config.max_model_len)
         metrics = ServerMetrics(
             model_name=config.served_model_names[0],
             max_model_len=config.max_model_len,
@@ -82,6 +90,8 @@ class FrontEnd:
             tuple(config.served_model_names),
             config.max_model_len,
             HttpLimits(
+                max_body_bytes=most_body,
+                max_held_bytes=max(LEAST_HELD_BYTES, 4 * most_body),
                 max_sequences=_most_sequences(configs, http),
                 silent_s=http.silent_s,
                 slots=sum(config.max_num_seqs for config in configs),
@@ -94,21 +104,22 @@ class FrontEnd:
             cpu=cpu,
         )
         self._stop = asyncio.Event()
-        self._app = create_app(self.serving, api_keys=http.api_keys)
+        self._stop_now = asyncio.Event()
+        self._last_signal = 0
+        self._app = _app_of(self.serving, http)
         self._server = _server_of(self._app, http)
 
     def on_step(self, stats: Stats) -> None:
-        """The engine ran a step."""
+        """Update the metrics after an engine step."""
         self.serving.metrics.on_step(stats)
         if self.serving.cpu is not None:
             self.serving.cpu.meter.on_step(stats)
 
     def on_progress(self, stage: str, done: int, total: int) -> None:
-        """Show how far the engine is on /health."""
-        share = f" {100 * done // total} %" if total else ""
-        self.serving.loading = f"{stage}{share}"
+        """Update the loading progress that /health shows."""
+        self.serving.loading = Loading.of(stage, done, total)
 
-    async def run(self, listener: socket.socket, on_ready: ReadyFn | None = None) -> int:
+    async def run(self, listener: socket.socket, on_ready: ShowFn | None = None) -> int:
         """Serve on `listener` until a signal or the engine's death; returns the exit code.
 
         Raises:
@@ -121,7 +132,7 @@ class FrontEnd:
         finally:
             await self._close(http)
 
-    async def _serve(self, http: asyncio.Task[None], on_ready: ReadyFn | None) -> int:
+    async def _serve(self, http: asyncio.Task[None], on_ready: ShowFn | None) -> int:
         stopped = asyncio.create_task(self._stop.wait())
         loading = asyncio.create_task(self.load())
         watching = asyncio.create_task(self._watch())
@@ -137,8 +148,8 @@ class FrontEnd:
                 http.result()
             if watching.done() and not stopped.done():
                 return await self._after_death()
-            await self._drain()
-            return EXIT_OK
+            await self._drain(http)
+            return 128 + self._last_signal if self._stop_now.is_set() else EXIT_OK
         finally:
             for task in (stopped, loading, watching, shown):
                 if task is not None:
@@ -146,54 +157,71 @@ class FrontEnd:
 
     @property
     def app(self) -> ASGIApp:
-        """The application, for another HTTP server than `run`'s; it answers after `load`."""
+        """The application, for use with another HTTP server; it serves requests after `load`."""
         return self._app
 
     async def load(self) -> None:
-        """Tokenizer and engine, at the same time; StartupError of either."""
+        """Load tokenizer and engine concurrently; raise the first StartupError immediately."""
         names = self._config.tokenizer_path, self._config.chat_template
         tokenizer = asyncio.create_task(asyncio.to_thread(load_tokenizer, *names))
+        engine = asyncio.create_task(self._client.wait_ready())
         try:
-            await self._client.wait_ready()
-            self.serving.set_ready(*await tokenizer)
+            loaded, _ = await asyncio.gather(tokenizer, engine)
+            self.serving.set_ready(*loaded)
         finally:
             tokenizer.cancel()
-        # What is loaded stays: collections need not look at it again.
+            engine.cancel()
+        # Loaded objects stay in memory: exclude them from further garbage collections.
         gc.collect()
         gc.freeze()
 
     async def _watch(self) -> None:
-        """Return when the engine has died, or all engines have for good."""
+        """Return when the only engine has died, or when all replicas have and none restarts."""
         while not self.serving.ready or not self._client.ended:
             await asyncio.sleep(_POLL_S)
 
     async def _after_death(self) -> int:
-        self.serving.failed = "The engine has died: the server is about to exit"
+        self.serving.failed = "The engine process has died: the server will exit"
         try:
             await asyncio.wait_for(self._client.ask("check"), _DEAD_GRACE_S)
         except EngineDead as error:
             self.serving.failed = error.message
         except asyncio.TimeoutError:
             pass
-        log.error("%s; its requests were ended with an error", self.serving.failed)
+        log.error("%s; all running requests ended with an error", self.serving.failed)
         await asyncio.sleep(_DEAD_GRACE_S)
         return EXIT_ENGINE_DEAD
 
-    async def _drain(self) -> None:
-        """Let running requests finish, for a while, and take no new ones."""
+    async def _drain(self, http: asyncio.Task[None]) -> None:
+        """Wait until load balancers notice, then close the port and let running requests finish.
+
+        The first wait takes drain_delay_s, the second at most drain_s; a second signal ends both.
+        """
         self.serving.draining = True
-        self._server.should_exit = True
-        running = self.serving.active_sequences
-        if running:
-            log.info("stopping: %d sequences may finish within %g s", running, self._http.drain_s)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._http.drain_s
-        while self.serving.active_sequences and loop.time() < until and self._client.alive:
-            await asyncio.sleep(_POLL_S / 2)
+        delay_s = self._http.drain_delay_s if self.serving.ready else 0.0
+        running = len(self._server.server_state.tasks)
+        if delay_s or running:
+            log.info(
+                "shutting down: new requests are accepted for %g s, then running requests (now %d) "
+                "have %g s to finish; a second signal ends them immediately",
+                *(delay_s, running, self._http.drain_s),
+            )
+        stop_now = asyncio.create_task(self._stop_now.wait())
+        try:
+            await asyncio.wait((stop_now,), timeout=delay_s)
+            # uvicorn closes the port and idle connections, and its task ends with the last request.
+            self._server.should_exit = True
+            if self.serving.ready and not stop_now.done():
+                waits_for = (http, stop_now)
+                await asyncio.wait(
+                    waits_for, timeout=self._http.drain_s, return_when=asyncio.FIRST_COMPLETED
+                )
+        finally:
+            stop_now.cancel()
 
     async def _close(self, http: asyncio.Task[None]) -> None:
-        """End the engine, which ends what still runs with an error, then the connections."""
-        self.serving.draining = True
+        """Stop the engine, which ends running requests with an error, then the connections."""
+        self.serving.draining = self.serving.stopping = True
         self._server.should_exit = True
         await self._client.close()
         await asyncio.wait((http,), timeout=_FLUSH_S)
@@ -203,24 +231,28 @@ class FrontEnd:
             await asyncio.wait((http,), timeout=_FLUSH_S)
 
     def _take_signals(self) -> None:
-        """The first SIGINT or SIGTERM stops, the second ends the process at once.
+        """Handle signals: the first drains, the second ends running requests, the third exits.
 
-        For good: closing takes its time too, and a second signal must still cut it short.
+        The handlers stay installed, because a third signal must also interrupt a slow shutdown.
         """
         loop = asyncio.get_running_loop()
-        for number in _STOP_SIGNALS:
+        for number in stop_signals():
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: int) -> None:
-        if self._stop.is_set():
+        if self._stop_now.is_set():
             # The engine process ends by itself when its socket closes.
-            sys.stderr.flush()
+            with suppress(OSError, ValueError):  # the terminal may be closed
+                sys.stderr.flush()
             os._exit(128 + number)
+        if self._stop.is_set():
+            self._last_signal = number
+            self._stop_now.set()
         self._stop.set()
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, which would end the process by the signal."""
+    """uvicorn's server without its signal handlers, which would let the signal end the process."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -228,8 +260,22 @@ class _Server(uvicorn.Server):
 
 
 def make_server(serving: Serving, http: HttpOptions) -> uvicorn.Server:
-    """The HTTP server over `serving`; run it with serve(sockets=[...])."""
-    return _server_of(create_app(serving, api_keys=http.api_keys), http)
+    """Return the HTTP server for `serving`; run it with serve(sockets=[...])."""
+    return _server_of(_app_of(serving, http), http)
+
+
+def _app_of(serving: Serving, http: HttpOptions) -> ASGIApp:
+    cors = None
+    if http.allowed_origins:
+        lists = http.allowed_origins, http.allowed_methods, http.allowed_headers
+        cors = Cors(*lists, credentials=http.allow_credentials)
+    return create_app(
+        serving,
+        api_keys=http.api_keys,
+        public_metrics=http.public_metrics,
+        host_names=http.host_names,
+        cors=cors,
+    )
 
 
 def _server_of(app: ASGIApp, http: HttpOptions) -> uvicorn.Server:
@@ -250,7 +296,7 @@ def _server_of(app: ASGIApp, http: HttpOptions) -> uvicorn.Server:
 
 
 def _adopt_uvicorn_logs(access_log: bool) -> None:
-    """uvicorn's warnings go where ours go; its greetings nowhere."""
+    """Send uvicorn's warnings, and its access log if enabled, to the handlers of our log."""
     for name, level in (("uvicorn.error", logging.WARNING), ("uvicorn.access", logging.INFO)):
         logger = logging.getLogger(name)
         logger.setLevel(level)
@@ -259,32 +305,32 @@ def _adopt_uvicorn_logs(access_log: bool) -> None:
             logger.handlers = list(logging.getLogger("cpuserve").handlers)
 
 
-async def _shown(on_ready: ReadyFn, url: str, client: EngineClient) -> None:
+async def _shown(on_ready: ShowFn, url: str, client: EngineClient) -> None:
     """Run on_ready; a banner that fails must not end the server."""
     try:
         await on_ready(url, client)
-    except (EngineDead, BrokenPipeError):  # its reader may have gone: `| head`
+    except (EngineDead, BrokenPipeError):  # standard output may be closed, as with `| head`
         pass
-    except CpuserveError as error:  # standard output is a full disk
+    except CpuserveError as error:  # for example, standard output is a file on a full disk
         log.warning("%s", error)
     except Exception:
-        log.exception("showing the banner failed")
+        log.exception("the banner could not be shown; the server continues")
 
 
 def _most_sequences(configs: Sequence[EngineConfig], http: HttpOptions) -> int:
-    """What may wait for a first token, with a last request of any size, and what runs."""
+    """Return the limit of sequences: those waiting, one last request of any size, those running."""
     waiting = http.max_queued_requests * len(configs) + MAX_SEQUENCES_PER_REQUEST
     return waiting + sum(config.max_num_seqs for config in configs)
 
 
 def _build(config: EngineConfig) -> str:
-    """What, besides version and model, changes the answer to a seeded request."""
+    """Return the settings, besides version and model, that change answers to seeded requests."""
     facts = (config.architecture, config.dtype, config.activation_bits, config.isa, config.executor)
     return "|".join(map(str, (*facts, sorted(config.default_sampling.items()))))
 
 
 def _tiers(config: EngineConfig) -> list[str]:
-    """What lies behind the KV cache."""
+    """Return the names of the offload tiers behind the KV cache."""
     kept = {"swap": config.swap_bytes, "disk": config.prefix_cache_dir}
     return [name for name, asked in kept.items() if asked and config.enable_prefix_caching]
 

@@ -1,16 +1,20 @@
-"""Serving: what every endpoint works with, and whether the server may answer right now."""
+"""Serving: the state that all endpoints share, and whether the server can answer requests now."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cpuserve.core.admission import Limits
+from cpuserve.entrypoints.loading import Loading, loading_message
 from cpuserve.entrypoints.openai.backlog import Backlog
 from cpuserve.entrypoints.openai.errors import ServiceUnavailable
+from cpuserve.entrypoints.openai.json_objects import MAX_OBJECTS
 from cpuserve.entrypoints.openai.protocol import MAX_LOGPROBS
+from cpuserve.entrypoints.openai.uploads import BodyBudget
 from cpuserve.errors import NotFound
 from cpuserve.version import version
 
@@ -25,34 +29,59 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 
+# A prompt token takes 2 to 6 bytes of text in any language, and at most about 64 bytes of JSON, in
+# many short messages with escapes for all non-ASCII characters. The minimum allows for requests
+# with many prompts or long lists of token ids, whose sizes do not depend on the context.
+BODY_BYTES_PER_TOKEN = 64
+LEAST_BODY_BYTES = 4 << 20
+LEAST_HELD_BYTES = 32 << 20
+
+# Of texts with more characters than this, only LARGE_TEXTS_AT_ONCE are tokenized at the same time,
+# because it takes much memory.
+LARGE_TEXT_CHARS = 1 << 17
+LARGE_TEXTS_AT_ONCE = 2
+
+
+def default_body_bytes(max_model_len: int) -> int:
+    """Return the default limit of a body's size in bytes."""
+    return max(LEAST_BODY_BYTES, BODY_BYTES_PER_TOKEN * max_model_len)
+
+
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Bounds on what one client, or all of them, may hold."""
+    """Limits on the memory and time that one client, or all clients together, may use."""
 
-    max_body_bytes: int = 16 * 2**20
+    max_body_bytes: int = LEAST_BODY_BYTES
     body_timeout_s: float = 60.0
-    # Sequences accepted and not finished: a few KB each, here and in the engine. A server's are
-    # those that may wait and those that its engines run; see FrontEnd.
+    # Bytes of all bodies together, from reading them until their prompts are tokenized, and how
+    # long a body may wait for its reservation; see BodyBudget. Bodies up to 64 KiB do not count.
+    max_held_bytes: int = LEAST_HELD_BYTES
+    body_wait_s: float = 10.0
+    # Admitted sequences that have not finished; each takes a few KB, here and in the engine.
+    # FrontEnd sets it to the number that may wait plus the number that its engines can run.
     max_sequences: int = 2048
-    # A stream's headers wait for its first token, so that an error still has its own status; but
-    # proxies cut connections that stay silent for a minute, and a long prompt takes that long.
+    # A stream's headers wait for its first token, so that an earlier error has its own status. But
+    # proxies close connections that are silent for a minute, and a long prompt can take that long:
+    # after this time the headers and a comment are sent.
     silent_s: float = 15.0
-    # Of those sequences, the ones that still wait for their first token; see Backlog.
+    # Of those sequences, how many may wait for their first token, and with how many prompt tokens;
+    # see Backlog.
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
-    # Sequences that run at a time, in all engines.
+    # Sequences that can run at the same time in all engines.
     slots: int = 1
-    # Longest that a request may take, waiting included, and what it may take if it does not say.
+    # The longest time a request may take, including its wait, and the default of its timeout.
     longest_s: float | None = None
 
 
 @dataclass(slots=True)
 class Serving:
-    """The engine, the tokenizer and the model's facts, shared by all endpoints.
+    """The engine's client, the tokenizer and facts about the model, shared by all endpoints.
 
-    `default_sampling` is for requests that set no values of their own. `tokenizer` is None until it
-    is loaded. `loading` says how far loading is, `failed` why the engine is gone, `draining` that
-    the server stops; see `unavailable`.
+    `default_sampling` applies to requests that set no values of their own. `tokenizer` is None
+    until it is loaded. `loading` is the progress of loading and `failed` the reason why the engine
+    is gone. `draining` means that the server will stop and should get no new requests (it still
+    answers them), `stopping` that it answers no more. See `unavailable` and `unhealthy`.
     """
 
     client: EngineClient
@@ -66,16 +95,21 @@ class Serving:
     bounds: Limits = field(default_factory=lambda: Limits(0, 0, 0))
     build: str = ""
     cpu: CpuView | None = None
-    loading: str = "starting"
+    loading: Loading = field(default_factory=Loading)
     ready: bool = False
     failed: str | None = None
     draining: bool = False
+    stopping: bool = False
     started: int = field(default_factory=lambda: int(time.time()))
     active_sequences: int = 0
     backlog: Backlog = field(init=False)
+    bodies: BodyBudget = field(init=False)
+    large_texts: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
         limits = self.http
+        self.bodies = BodyBudget(limits.max_held_bytes)
+        self.large_texts = asyncio.Semaphore(LARGE_TEXTS_AT_ONCE)
         self.backlog = Backlog(
             limits.max_queued_requests,
             limits.max_queued_tokens,
@@ -84,7 +118,7 @@ class Serving:
         )
 
     def set_ready(self, tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
-        """Open the endpoints: the engine has said Ready."""
+        """Make the endpoints available, after tokenizer and engine are loaded."""
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         info = self.client.info
@@ -93,7 +127,7 @@ class Serving:
             value = info.get(name)
             return value if isinstance(value, int) else otherwise
 
-        # The model may have more rows than the tokenizer has tokens: those ids are served too.
+        # The model's vocabulary may be larger than the tokenizer's; all of its ids are valid.
         self.bounds = Limits(
             self.max_model_len,
             number("kv_tokens", self.max_model_len),
@@ -103,54 +137,63 @@ class Serving:
         self.ready = True
 
     def unavailable(self) -> str | None:
-        """Why requests cannot be answered now, or None."""
-        if self.draining:
+        """Return why requests cannot be answered now, or None if they can."""
+        if self.stopping:
             return "The server is shutting down"
         if self.failed is not None:
             return self.failed
         if not self.ready:
-            return f"The model is loading ({self.loading})"
+            return loading_message(self.loading)
         if not self.client.alive:
-            if self.client.ended:
-                return "The engine has died"
-            return "The engines have died and are being started again"
+            return self.client.trouble
         return None
 
+    def unhealthy(self) -> tuple[str, str] | None:
+        """Return (status, reason) if load balancers should send no requests here, else None."""
+        reason = self.unavailable()
+        if self.draining or self.stopping:
+            return "draining", reason or "The server is shutting down: send requests elsewhere"
+        if reason is None:
+            return None
+        if self.failed is not None or self.client.ended:
+            return "failed", reason
+        return "restarting" if self.ready else "loading", reason
+
     def check_available(self) -> None:
-        """ServiceUnavailable (503) with the reason while requests cannot be answered."""
+        """Raise ServiceUnavailable (503) with the reason if requests cannot be answered now."""
         reason = self.unavailable()
         if reason is not None:
             raise ServiceUnavailable(reason)
 
     def check_model(self, name: str | None) -> str:
-        """The served name a request means; NotFound (404) for one that is not served."""
+        """Return the served name that a request means; NotFound (404) if `name` is not served."""
         if not name:
             return self.model_names[0]
         if name not in self.model_names:
             served = ", ".join(self.model_names)
-            msg = f"The model {name[:200]!r} does not exist. This server has: {served}"
-            raise NotFound(msg, param="model")
+            msg = f"The model {name[:200]!r} does not exist. This server serves: {served}"
+            raise NotFound(msg, param="model", code="model_not_found")
         return name
 
-    def check_room(self, jobs: Sequence[Job]) -> None:
-        """TooManyRequests (429) when that many sequences more are too many, or the first token
-        would come after the request's timeout."""
+    def check_capacity(self, jobs: Sequence[Job]) -> None:
+        """Raise TooManyRequests (429) if there is no capacity for these sequences, or if the first
+        token would come after the request's timeout."""
         sequences = len(jobs)
         self.backlog.check(jobs[0].timeout_s)
         if self.active_sequences + sequences > self.http.max_sequences:
             msg = (
-                f"The server already holds {self.active_sequences} sequences of at most "
-                f"{self.http.max_sequences}, and this request wants {sequences}: try again later"
+                f"This request needs {sequences} sequences, but {self.active_sequences} of at most "
+                f"{self.http.max_sequences} are in use: try again later"
             )
             raise self.backlog.refusal(msg)
 
     def admit(self, jobs: Sequence[Job]) -> None:
-        """Count sequences as held and waiting, from now to `start` and `dismiss`; raises as
-        check_room does. At once: whoever is checked before they run must see them."""
-        self.check_room(jobs)
+        """Count sequences as waiting until `start`, and as active until `dismiss`; raises like
+        check_capacity. They count before they run, so that the next check includes them."""
+        self.check_capacity(jobs)
         seen: set[int] = set()
         for job in jobs:
-            # The n sequences of a prompt wait for it to be computed once.
+            # A prompt is computed once for its n sequences, so its tokens count once.
             job.num_queued = 0 if id(job.prompt) in seen else len(job.prompt.ids)
             seen.add(id(job.prompt))
             job.held = job.waits = True
@@ -158,29 +201,37 @@ class Serving:
             self.backlog.enter(job.num_queued)
 
     def start(self, job: Job, cached_tokens: int) -> None:
-        """Its first output has come, after `cached_tokens` of its prompt had been found."""
+        """Count `job` as running; `cached_tokens` of its prompt were found in the prefix cache."""
         job.waits = False
         self.backlog.start(job.num_queued, len(job.prompt.ids) - cached_tokens)
 
     def dismiss(self, job: Job) -> None:
-        """It is over, or will never run; again if need be."""
+        """Stop counting `job`, which has ended or will never run; repeated calls do nothing."""
         if job.waits:
             self.backlog.leave(job.num_queued)
         self.active_sequences -= job.held
         job.held = job.waits = False
 
     @property
+    def most_message_objects(self) -> int:
+        """The most JSON lists, objects and strings in `messages`.
+
+        A message has 5 of them, and takes at least one token of the context.
+        """
+        return MAX_OBJECTS + 4 * self.max_model_len
+
+    @property
     def fingerprint(self) -> str:
-        """Equal for servers whose answers to a seeded request are equal, as far as we know."""
+        """The system_fingerprint: equal for servers whose settings give equal seeded answers."""
         facts = "|".join((version(), self.model_names[0], self.build))
         return "fp_" + hashlib.sha256(facts.encode()).hexdigest()[:10]
 
     def get_chat_template(self) -> ChatTemplate:
-        """The model's chat template; only after check_available."""
+        """Return the model's chat template; call check_available first."""
         assert self.chat_template is not None
         return self.chat_template
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer; only after check_available."""
+        """Return the tokenizer; call check_available first."""
         assert self.tokenizer is not None
         return self.tokenizer

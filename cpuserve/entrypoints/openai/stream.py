@@ -1,18 +1,16 @@
-"""Responses that stop working when the client goes: one JSON body, or server-sent events."""
+"""Responses that are cancelled when the client disconnects: JSON and server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
 
 from cpuserve.entrypoints.openai.body import ClientGone
-from cpuserve.entrypoints.openai.errors import error_json
+from cpuserve.entrypoints.openai.errors import ENDINGS, error_json, log_failure
 from cpuserve.entrypoints.openai.http import DIRECT_BODY
-from cpuserve.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -21,27 +19,25 @@ if TYPE_CHECKING:
 
     from cpuserve.entrypoints.openai.http import DirectBody
 
-log = logging.getLogger(__name__)
-
 DONE = b"data: [DONE]\n\n"
 PING = b": keep-alive\n\n"
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # nginx buffers responses unless told not to, and then a stream arrives in one piece.
+    # nginx buffers responses by default, and then a stream arrives in one piece.
     (b"x-accel-buffering", b"no"),
 ]
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; when the client disconnects, cancel it, wait until it has let go, ClientGone."""
+    """Run `work`; if the client disconnects, cancel it, wait for its end and raise ClientGone."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
     finally:
         watching.cancel()
-        working.cancel()  # nothing happens if it is done
+        working.cancel()  # no effect if it has ended
         await asyncio.wait((working, watching))
     if working.cancelled():
         raise ClientGone
@@ -54,7 +50,7 @@ async def _gone(receive: Receive) -> None:
 
 
 class JsonResult(Response):
-    """The JSON bytes of a coroutine, which is cancelled when the client disconnects."""
+    """Sends the JSON bytes of a coroutine, which is cancelled when the client disconnects."""
 
     def __init__(self, work: Callable[[], Awaitable[bytes]]) -> None:
         super().__init__()
@@ -70,12 +66,12 @@ class JsonResult(Response):
 
 
 class EventStream(Response):
-    """Server-sent events from a generator of ready-made bytes, then [DONE].
+    """Sends server-sent events from a generator of encoded events, then [DONE].
 
-    The headers wait for the first event, so that an error before it has its own status; after
-    `silent_s` without one they go out with a comment, and again a comment after each such time,
-    so that no proxy takes a long prompt for a dead connection. An error after the headers becomes
-    an event. The generator is closed when the client disconnects.
+    The headers wait for the first event, so that an error before it has its own status. After
+    `silent_s` without an event the headers and a comment are sent, and then a comment after each
+    further `silent_s`, so that proxies do not close the connection during a long prompt. An error
+    after the headers is sent as an event. The generator is closed when the client disconnects.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None], silent_s: float) -> None:
@@ -86,10 +82,10 @@ class EventStream(Response):
         self._num_written = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream, or raise what came before the headers were sent."""
-        await until_gone(receive, self._run(_Writer(send, scope.get(DIRECT_BODY))))
+        """Send the stream, or raise an error that occurs before the headers are sent."""
+        await until_gone(receive, self._run(_Writer(send, scope.get(DIRECT_BODY)), scope))
 
-    async def _run(self, writer: _Writer) -> None:
+    async def _run(self, writer: _Writer, scope: Scope) -> None:
         pings: asyncio.Task[None] | None = None
         async with aclosing(self._events) as events:
             try:
@@ -101,11 +97,12 @@ class EventStream(Response):
                     await write(event)
                     self._writing = False
                     self._num_written += 1
-            except Exception as error:
+            except ENDINGS:
+                raise
+            except BaseException as error:
                 if not writer.started:
                     raise
-                if not isinstance(error, RequestError):
-                    log.exception("a stream failed")
+                log_failure(error, scope)
                 await writer.write(error_event(error))
             finally:
                 if pings is not None:
@@ -113,7 +110,7 @@ class EventStream(Response):
         await writer.end(DONE)
 
     async def _ping(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Write a comment whenever nothing was written for silent_s, twice that at most."""
+        """Write a comment if nothing was written for silent_s, checked once per silent_s."""
         before = -1
         while True:
             if self._num_written == before and not self._writing:
@@ -122,7 +119,7 @@ class EventStream(Response):
             await asyncio.sleep(self._silent_s)
 
     async def _first(self, events: AsyncGenerator[bytes, None], writer: _Writer) -> bytes:
-        """The first event; comments are written while it takes its time."""
+        """Return the first event; comments are written while waiting for it."""
         waiting = asyncio.ensure_future(_next(events))
         try:
             while not (await asyncio.wait((waiting,), timeout=self._silent_s))[0]:
@@ -141,7 +138,7 @@ async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
 
 
 class _Writer:
-    """Sends the headers with the first bytes; `body` is the short way for those that follow."""
+    """Sends the headers with the first bytes; `body`, if any, writes later bytes directly."""
 
     def __init__(self, send: Send, body: DirectBody | None) -> None:
         self._send = send
@@ -149,7 +146,7 @@ class _Writer:
         self.started = False
 
     async def write(self, data: bytes) -> None:
-        """Send `data`; waits while the client's buffer is full."""
+        """Send `data`; wait while the write buffer is full."""
         if not self.started:
             self.started = True
             await self._send(
@@ -158,10 +155,10 @@ class _Writer:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes) -> None:
-        """Send `data` as the last of the body."""
+        """Send `data` as the last piece of the body."""
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
 
-def error_event(error: Exception) -> bytes:
-    """`error` as an event of a stream whose status has already been sent."""
+def error_event(error: BaseException) -> bytes:
+    """Return `error` as an event of a stream whose status has already been sent."""
     return b"data: " + error_json(error) + b"\n\n"

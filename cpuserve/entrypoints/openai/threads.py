@@ -1,4 +1,4 @@
-"""Work that would keep the streams waiting leaves the event loop's thread."""
+"""Run long work on another thread, so that it does not delay streams on the event loop."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 async def run_sized(size: int, work: Callable[[], T]) -> T:
-    """What `work` returns; a thread runs it if it has much to do.
+    """Return the result of `work`, which runs on another thread if it is long.
 
-    size: about how many microseconds it takes: characters to tokenize, or objects to make. Above
-    LONG_CHARS that is longer than a token of a running stream may wait.
+    size: its estimated time in microseconds, such as the number of characters to tokenize or of
+    objects to create. Above LONG_CHARS it would delay the tokens of running streams too much.
     """
     return work() if size <= LONG_CHARS else await asyncio.to_thread(work)

@@ -1,11 +1,10 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, in vLLM's formats."""
 
 from __future__ import annotations
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.entrypoints.openai.body import decode_request
 from cpuserve.entrypoints.openai.endpoint import read_call
 from cpuserve.entrypoints.openai.logprobs import TokenNames
 from cpuserve.entrypoints.openai.prompts import chat_prompt, encode
@@ -23,16 +22,18 @@ from cpuserve.errors import InvalidRequest
 
 router = APIRouter()
 
+# The lowest token limit of /tokenize for any model: each token takes about 300 bytes for a moment.
+MOST_TOKENS = 1 << 17
+
 
 @router.post("/tokenize", openapi_extra=json_body(TokenizeRequest, TokenizeResponse))
 async def tokenize(request: Request) -> Response:
-    """Token ids of a text, or of messages after the chat template."""
-    call = await read_call(request, "tokenize")
-    asked = decode_request(call.body, TokenizeRequest)
-    call.serving.check_model(asked.model)
-    check_unset(asked, ("tools", "chat_template"))
-    ids = await _token_ids(call.serving, asked, len(call.body))
-    body = await run_sized(len(ids), lambda: _answer(call.serving, asked, ids))
+    """Return the token ids of a text, or of messages rendered with the chat template."""
+    async with read_call(request, "tokenize", TokenizeRequest) as (call, asked):
+        call.serving.check_model(asked.model)
+        check_unset(asked, ("tools", "chat_template"))
+        ids = await _token_ids(call.serving, asked, call.body_bytes)
+        body = await run_sized(len(ids), lambda: _answer(call.serving, asked, ids))
     return Response(body, media_type="application/json")
 
 
@@ -46,22 +47,23 @@ def _answer(serving: Serving, asked: TokenizeRequest, ids: list[int]) -> bytes:
 
 async def _token_ids(serving: Serving, asked: TokenizeRequest, num_bytes: int) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
-        msg = "Give either prompt or messages"
+        msg = "Give either prompt or messages, and not both"
         raise InvalidRequest(msg, param="prompt")
+    # More than the context, because clients count tokens to find out how much of a text fits.
+    most = max(4 * serving.max_model_len, MOST_TOKENS)
     if asked.prompt is None:
-        return (await chat_prompt(serving, asked, num_bytes)).ids
+        return (await chat_prompt(serving, asked, num_bytes, most)).ids
     add_special = asked.add_special_tokens is not False
-    (ids,) = await encode(serving, [asked.prompt], add_special_tokens=add_special)
+    (ids,) = await encode(serving, [asked.prompt], add_special_tokens=add_special, most=most)
     return ids
 
 
 @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest, DetokenizeResponse))
 async def detokenize(request: Request) -> Response:
-    """The text of token ids, special tokens included."""
-    call = await read_call(request, "detokenize")
-    asked = decode_request(call.body, DetokenizeRequest)
-    call.serving.check_model(asked.model)
-    body = await run_sized(len(asked.tokens), lambda: _text(call.serving, asked.tokens))
+    """Return the text of token ids, special tokens included."""
+    async with read_call(request, "detokenize", DetokenizeRequest) as (call, asked):
+        call.serving.check_model(asked.model)
+        body = await run_sized(len(asked.tokens), lambda: _text(call.serving, asked.tokens))
     return Response(body, media_type="application/json")
 
 

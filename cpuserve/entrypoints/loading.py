@@ -1,0 +1,50 @@
+"""The progress of a start, and the body of /health with status 503.
+
+starting.py answers on the port until the engine process exists, and the OpenAI front end answers
+after that. Both use this module, so it must not import anything heavy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+# Retry-After of a 503 in seconds: loading takes seconds, a download takes minutes.
+RETRY_AFTER_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """`done` of `total` bytes (0: unknown) of a stage: "download", "unpack", "load"."""
+
+    stage: str = "starting"
+    done: int = 0
+    total: int = 0
+
+    @classmethod
+    def of(cls, stage: str, done: int, total: int) -> Loading:
+        """Convert a progress report, without the model's name, because /health is public."""
+        return cls(stage.partition(" ")[0], done, total)
+
+    def __str__(self) -> str:
+        """Return a text such as "download 40 %"."""
+        return f"{self.stage} {100 * self.done // self.total} %" if self.total else self.stage
+
+
+def loading_message(loading: Loading) -> str:
+    """Return the message that says why requests cannot be answered yet."""
+    return f"The model is loading ({loading})"
+
+
+def health_body(error: bytes, status: str, loading: Loading | None = None) -> bytes:
+    """Return the JSON body of /health with status code 503.
+
+    error: the JSON {"error": ...} that the other routes return. status: "loading" (then with stage,
+    done and total, in bytes), "draining" or "failed".
+    """
+    body: dict[str, Any] = {"status": status}
+    if loading is not None:
+        body |= {"stage": loading.stage, "done": loading.done, "total": loading.total}
+    return msgspec.json.encode({**body, **msgspec.json.decode(error)})

@@ -1,0 +1,86 @@
+"""Error messages for unknown routes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+BASE = "/v1"
+_CHAT = f"{BASE}/chat/completions"
+_TEXT = f"{BASE}/completions"
+_MAX_SHOWN = 200
+
+# Prefixes of other servers' routes, and what to use on this server. The first match counts.
+_ELSEWHERE = (
+    (f"{BASE}/responses", f"OpenAI's Responses API is not supported yet: use {_CHAT}"),
+    (f"{BASE}/messages", f"Anthropic's Messages API is not supported yet: use {_CHAT}"),
+    (f"{BASE}/embeddings", "embeddings are not supported yet: this server generates text only"),
+    ("/pooling", "embeddings are not supported yet: this server generates text only"),
+    ("/classify", "classification is not supported: this server generates text only"),
+    ("/score", f"scoring of pairs is not supported: {_TEXT} scores prompts (prompt_logprobs)"),
+    ("/rerank", "reranking is not supported: this server generates text only"),
+    (f"{BASE}/score", f"scoring of pairs is not supported: {_TEXT} scores prompts"),
+    (f"{BASE}/rerank", "reranking is not supported: this server generates text only"),
+    ("/v2/rerank", "reranking is not supported: this server generates text only"),
+    (f"{BASE}/audio", "audio is not supported: this server reads and writes text only"),
+    (f"{BASE}/realtime", "audio is not supported: this server reads and writes text only"),
+    (f"{BASE}/images", "images are not supported: this server reads and writes text only"),
+    (f"{BASE}/moderations", "moderation is not supported: this server generates text only"),
+    (f"{BASE}/files", "files are not supported: send each request by itself"),
+    (f"{BASE}/batches", "batch files are not supported: send each request by itself"),
+    (f"{BASE}/fine_tuning", "this server does not train models"),
+    (f"{BASE}/assistants", f"OpenAI's Assistants API is not supported: use {_CHAT}"),
+    (f"{BASE}/threads", f"OpenAI's Assistants API is not supported: use {_CHAT}"),
+    (f"{BASE}/load_lora_adapter", "LoRA adapters are not supported yet"),
+    (f"{BASE}/unload_lora_adapter", "LoRA adapters are not supported yet"),
+    ("/invocations", f"SageMaker's route is not supported: use {_CHAT}"),
+    ("/api/chat", f"Ollama's API is not supported: use {_CHAT}"),
+    ("/api/generate", f"Ollama's API is not supported: use {_TEXT}"),
+    ("/api/embed", "embeddings are not supported yet: this server generates text only"),
+    ("/api/tags", f"Ollama's API is not supported: use {BASE}/models"),
+    ("/api/version", "Ollama's API is not supported: use /version"),
+    ("/generate", f"this route of other servers is not supported: use {_TEXT}"),
+    ("/completion", f"llama.cpp's own API is not supported: use {_TEXT}"),
+    ("/props", f"llama.cpp's own API is not supported: use {BASE}/models"),
+    ("/slots", "llama.cpp's own API is not supported: use /metrics"),
+    ("/docs", "there are no documentation pages: /openapi.json has the schema"),
+    ("/redoc", "there are no documentation pages: /openapi.json has the schema"),
+)
+
+
+def unknown_route(method: str, path: str, known: Sequence[str]) -> str:
+    """Return the error message for `path`; it suggests an alternative or the most similar route."""
+    shown = path[:_MAX_SHOWN]
+    what = f"Unknown route: {method} {shown}"
+    if shown == BASE:
+        return f"{what}. It is the base URL of the API: POST to {_CHAT}, or GET {BASE}/models"
+    for beginning, instead in _ELSEWHERE:
+        if any(f"{full}/".startswith(f"{beginning}/") for full in (shown, BASE + shown)):
+            return f"{what}. On this server {instead}"
+    near = _near(shown, known)
+    if near is None:
+        return f"{what}. GET / lists the routes"
+    hint = f" The base URL of this API ends with {BASE}" if _is_base_missing(shown, near) else ""
+    return f"{what}. Did you mean {near}?{hint}"
+
+
+def _near(path: str, known: Sequence[str]) -> str | None:
+    """Return the route that `path` probably means, or None.
+
+    The first of these: a route whose part after /v1 ends `path` (a wrong base URL), a route that
+    begins with `path`, a route with a similar spelling.
+    """
+    lowered = path.lower()
+    others = [route for route in known if route != "/"]
+    for route in sorted(others, key=len, reverse=True):
+        if lowered.endswith(route.removeprefix(BASE)):
+            return route
+    for route in others:
+        if route.startswith(f"{lowered}/"):
+            return route
+    close = difflib.get_close_matches(lowered, others, n=1, cutoff=0.75)
+    return close[0] if close else None
+
+
+def _is_base_missing(path: str, near: str) -> bool:
+    return near.startswith(BASE) and not path.lower().startswith(BASE)

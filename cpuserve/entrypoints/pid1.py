@@ -1,0 +1,23 @@
+"""Signal handling for containers, in which the command may be process 1."""
+
+import os
+import signal
+from types import FrameType
+
+
+def take_signals_as_process_1() -> None:
+    """Make SIGTERM, SIGHUP and SIGQUIT end this process if it is process 1.
+
+    The kernel drops signals for which process 1 has no handler. Without this, a container that is
+    stopped while it starts, or while a command other than `serve` runs, would go on until it is
+    killed. Call this before anything that takes time; `serve` installs its own handlers later.
+    """
+    if os.getpid() != 1:
+        return
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    os._exit(128 + number)
