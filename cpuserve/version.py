@@ -6,7 +6,7 @@ from importlib import metadata
 
 
 def version() -> str:
-    """As pip knows it; "0+source" for a checkout that is not installed."""
+    """Return the version that pip shows, or "0+source" for a checkout that is not installed."""
     try:
         return metadata.version("cpuserve")
     except metadata.PackageNotFoundError:

@@ -1,1 +1,1 @@
-"""Measuring: what `cpuserve bench` and the scripts in benchmarks/ share."""
+"""Benchmarks: the code that `cpuserve bench` and the scripts in benchmarks/ share."""

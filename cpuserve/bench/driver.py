@@ -1,6 +1,6 @@
-"""A load driver for OpenAI-compatible servers: streamed completions, and when their tokens came.
+"""A load generator for OpenAI-compatible servers: streams completions and times their tokens.
 
-It must cost little: it shares the machine with the server it measures.
+It must use little CPU time, because it runs on the same machine as the server that it measures.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Timing:
-    """When the tokens of one request came, in seconds of time.perf_counter()."""
+    """Arrival times of the tokens of one request, in seconds of time.perf_counter().
+
+    stamps[i] is the time of chunk i of the stream, which holds counts[i] tokens.
+    """
 
     started: float
     stamps: list[float] = field(default_factory=list)
@@ -44,42 +47,45 @@ class Timing:
 
     @property
     def tokens(self) -> int:
-        """Tokens generated."""
+        """Number of generated tokens."""
         return sum(self.counts)
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first token."""
+        """Time to the first token, in seconds."""
         return self.stamps[0] - self.started
 
     @property
     def e2e(self) -> float:
-        """Seconds to the last token."""
+        """Time to the last token, in seconds."""
         return self.stamps[-1] - self.started
 
     @property
     def tpot(self) -> float:
-        """Seconds a token after the first; 0 when there is only one."""
+        """Seconds per output token after the first chunk; 0 if there is only one chunk."""
         later = self.tokens - self.counts[0]
         return (self.stamps[-1] - self.stamps[0]) / later if later else 0.0
 
     @property
     def decode_rate(self) -> float:
-        """Tokens a second after the first; LoadError where no time lies between tokens."""
+        """Tokens per second after the first chunk; LoadError if all tokens came in one chunk."""
         if not self.tpot:
-            msg = "all tokens came at once, so there is no rate: ask for more output tokens"
+            msg = (
+                "all tokens arrived at the same time, so there is no decode rate; "
+                "ask for more output tokens"
+            )
             raise LoadError(msg)
         return 1 / self.tpot
 
     @property
     def itl(self) -> list[float]:
-        """Gaps between chunks."""
+        """Inter-token latencies: seconds between consecutive chunks of the stream."""
         return [b - a for a, b in zip(self.stamps, self.stamps[1:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server: where it is, what the model is called there, and which endpoint is meant."""
+    """The server to load: its URL, the model name it serves, and the endpoint to use."""
 
     url: str
     model: str
@@ -88,7 +94,7 @@ class Target:
 
     @property
     def chats(self) -> bool:
-        """The endpoint takes messages, so a prompt must be text."""
+        """Whether the endpoint is chat completions, which takes text and no token ids."""
         return self.endpoint.endswith("/chat/completions")
 
 
@@ -100,9 +106,10 @@ async def complete(
     timing: Timing | None = None,
     **more: Any,
 ) -> Timing:
-    """Stream one completion of exactly `max_tokens` tokens (greedy unless `more` says else).
+    """Stream one completion of exactly `max_tokens` tokens and return its timing.
 
-    A `timing` that is given is filled while tokens come, for who wants to watch; it is returned.
+    Sampling is greedy; `more` adds or replaces members of the request. A caller that passes
+    `timing` can watch it while tokens arrive; the same object is returned.
 
     Raises:
         LoadError: the server answered with an error, or the stream ended without a token.
@@ -136,7 +143,7 @@ def _asked(target: Target, prompt: Sequence[int] | str) -> dict[str, Any]:
     if not target.chats:
         return {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
     if not isinstance(prompt, str):
-        msg = f"{target.endpoint} takes text, not token ids"
+        msg = f"{target.endpoint} takes prompts as text, not as token ids"
         raise LoadError(msg)
     return {"messages": [{"role": "user", "content": prompt}]}
 
@@ -144,7 +151,7 @@ def _asked(target: Target, prompt: Sequence[int] | str) -> dict[str, Any]:
 async def run_closed(
     jobs: Sequence[Callable[[], Awaitable[T]]], concurrency: int
 ) -> tuple[list[T], float]:
-    """Run all jobs, at most `concurrency` at a time; (their results, wall seconds)."""
+    """Run all jobs, at most `concurrency` at a time; returns (results, wall seconds)."""
     return await run_open(jobs, [0.0] * len(jobs), concurrency)
 
 
@@ -153,9 +160,9 @@ async def run_open(
     gaps: Sequence[float],
     concurrency: int | None = None,
 ) -> tuple[list[T], float]:
-    """Start job i gaps[i] seconds after job i - 1, whatever became of it; (results, wall seconds).
+    """Start job i gaps[i] seconds after job i - 1, finished or not; gives (results, seconds).
 
-    With `concurrency` a job that is due waits while so many run.
+    With `concurrency`, at most that many jobs run at a time and further ones wait.
     """
     gate = asyncio.Semaphore(concurrency or max(1, len(jobs)))
 
@@ -179,16 +186,16 @@ async def run_open(
 
 
 async def fetch(target: Target, path: str) -> tuple[int, bytes]:
-    """GET `path`; (status, body)."""
+    """GET `path`; returns (status, body)."""
     answer = await exchange(target.url, path, api_key=target.api_key)
     return answer.code, answer.body
 
 
 async def first_model(url: str, api_key: str | None = None) -> Target:
-    """The model that a server names first; on cpuserve, the one it was started with.
+    """The server with the first model of its list; cpuserve lists its base model first.
 
     Raises:
-        LoadError: it does not answer, or refuses to name its models.
+        LoadError: the server does not answer, or its answer lists no model.
     """
     target = Target(url, "", api_key)
     code, body = await fetch(target, "/v1/models")
@@ -198,13 +205,13 @@ async def first_model(url: str, api_key: str | None = None) -> Target:
         found = ""
     if not found:
         said = body[:200].decode(errors="replace")
-        msg = f"{url} does not name its models: HTTP {code} from /v1/models: {said}"
+        msg = f"{url} does not list its models: HTTP {code} from /v1/models: {said}"
         raise LoadError(msg)
     return replace(target, model=found)
 
 
 async def post(target: Target, path: str, **body: Any) -> tuple[int, bytes]:
-    """POST a JSON object to `path`; (status, body)."""
+    """POST a JSON object to `path`; returns (status, body)."""
     encoded = msgspec.json.encode({"model": target.model, **body})
     answer = await exchange(target.url, path, encoded, api_key=target.api_key)
     return answer.code, answer.body
@@ -243,7 +250,7 @@ class _Choice(msgspec.Struct):
 
     @property
     def tokens(self) -> int:
-        """As many as ids, or one for some text."""
+        """Number of tokens: that of token_ids, or 1 if there is only text."""
         if self.token_ids is not None:
             return len(self.token_ids)
         said = self.delta and (self.delta.content or self.delta.reasoning_content)
@@ -257,7 +264,10 @@ class _Event(msgspec.Struct):
 
 
 class _Events:
-    """Notes the tokens of a stream in its timing; members nobody needs are skipped, not built."""
+    """Parses a stream of server-sent events and records its tokens in a Timing.
+
+    msgspec skips the members of the JSON that the structs above do not declare.
+    """
 
     _decode = msgspec.json.Decoder(_Event).decode
 
@@ -267,7 +277,7 @@ class _Events:
         self._rest = b""
 
     def feed(self, piece: bytes) -> None:
-        """Take a piece of the body; LoadError for an error event."""
+        """Process a piece of the body; LoadError for an error event."""
         now = time.perf_counter()
         *whole, self._rest = (self._rest + piece).split(b"\n")
         for line in whole:
@@ -275,23 +285,23 @@ class _Events:
                 self._take(line[5:], now)
 
     def close(self) -> None:
-        """Complete the timing from the usage; LoadError if no token came."""
+        """Complete the timing from the usage numbers; LoadError if the stream had no token."""
         timing, usage = self._timing, self._usage
         if not timing.stamps:
-            msg = "the stream ended without a token"
+            msg = "the server ended the stream without a token"
             raise LoadError(msg)
         timing.prompt_tokens = usage.prompt_tokens
         details = usage.prompt_tokens_details
         timing.cached_tokens = (details.cached_tokens if details else None) or 0
         missing = (usage.completion_tokens or 0) - timing.tokens
-        if missing > 0:  # a server without token ids holds back text that is not yet whole
+        if missing > 0:  # without token ids, tokens that end within a character have no text yet
             timing.counts[-1] += missing
 
     def _take(self, data: bytes, now: float) -> None:
         try:
             event = self._decode(data)
         except msgspec.DecodeError as error:
-            msg = f"an event that is none: {error}"
+            msg = f"the server sent an event that cannot be parsed: {error}"
             raise LoadError(msg) from None
         if event.error is not None:
             raise LoadError(msgspec.json.encode(event.error).decode())

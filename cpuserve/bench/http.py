@@ -1,6 +1,7 @@
-"""One HTTP/1.1 exchange on a connection of its own, as much of the protocol as a driver needs.
+"""A minimal HTTP/1.1 client: one request and its response per connection.
 
-An asyncio protocol rather than streams: a chunk of an answer costs one call, not three awaits.
+It is an asyncio protocol and not a stream reader, because a chunk of a response then costs one
+call instead of three awaits.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ HEAD_TIMEOUT_S = 600.0
 
 
 class LoadError(CpuserveError):
-    """The server refused, or broke off, a request of the driver."""
+    """The server refused a request of the load generator, or did not complete it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer."""
+    """A complete response."""
 
     code: int
     body: bytes
@@ -35,13 +36,13 @@ async def exchange(
     api_key: str | None = None,
     on_body: Callable[[bytes], None] | None = None,
 ) -> Answer:
-    """POST `body` (None: GET) to `path` of the server at `url`.
+    """POST `body` to `path` of the server at `url` (GET if it is None) and return the response.
 
-    on_body gets the pieces of a body of status 200 as they come, instead of the Answer; what it
-    raises ends the exchange and is raised here.
+    With `on_body`, the pieces of a body of status 200 are passed to it as they arrive, and the
+    returned Answer has no body. An exception in on_body ends the exchange and is raised here.
 
     Raises:
-        LoadError: nobody answers, or the connection ends in the middle.
+        LoadError: the server does not answer, or closes the connection too early.
     """
     parts = urllib.parse.urlsplit(url)
     secure = parts.scheme == "https"
@@ -66,7 +67,7 @@ async def exchange(
 
 
 class _Exchange(asyncio.Protocol):
-    """Sends a request, takes the answer apart; `done` gets the Answer or what went wrong."""
+    """Sends a request and parses the response; `done` gets the Answer or the exception."""
 
     def __init__(
         self,
@@ -78,10 +79,10 @@ class _Exchange(asyncio.Protocol):
         self._request = request
         self._on_body = on_body
         self._transport: asyncio.Transport | None = None
-        self._rest = b""  # bytes that are not yet a whole head, chunk or body
+        self._rest = b""  # bytes of an incomplete head, chunk or body
         self._pieces: list[bytes] = []
         self._code = 0
-        self._left = -1  # bytes of a body with a length; -1: until the connection ends
+        self._left = -1  # bytes of the body still to come; -1: the body ends with the connection
         self._chunked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -91,7 +92,7 @@ class _Exchange(asyncio.Protocol):
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come."""
+        """Process received bytes."""
         if self.done.done():
             return
         try:
@@ -99,25 +100,25 @@ class _Exchange(asyncio.Protocol):
                 data = self._take_head(data)
             if self._code:
                 self._take_body(data)
-        except Exception as error:  # from the wire or from on_body: either ends this exchange
+        except Exception as error:  # a parse error or an error of on_body: both end the exchange
             self._fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end of a body without a length, else a broken answer."""
+        """Finish a body without a length; otherwise the response is incomplete."""
         if self.done.done():
             return
         if self._code and not self._chunked and self._left < 0:
             self._finish()
         else:
-            self._fail(exc or EOFError("the connection ended"))
+            self._fail(exc or EOFError("the server closed the connection before the response end"))
 
     def late(self) -> None:
-        """Nothing has come for too long."""
+        """Fail if the server has not sent the head of a response in time."""
         if self._code == 0:
-            self._fail(EOFError(f"nothing for {HEAD_TIMEOUT_S:.0f} s"))
+            self._fail(EOFError(f"the server sent no response for {HEAD_TIMEOUT_S:.0f} s"))
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.abort()
         if not self.done.done():
@@ -131,7 +132,7 @@ class _Exchange(asyncio.Protocol):
         self.done.set_result(Answer(self._code, b"".join(self._pieces)))
 
     def _take_head(self, data: bytes) -> bytes:
-        """Read the head once it is whole; what follows it."""
+        """Parse the head once it is complete; returns the bytes after it."""
         head, found, rest = (self._rest + data).partition(b"\r\n\r\n")
         if not found:
             self._rest = head
@@ -146,7 +147,7 @@ class _Exchange(asyncio.Protocol):
         try:
             self._code = int(lines[0].split()[1])
         except (IndexError, ValueError):
-            msg = f"the answer starts with {lines[0][:40]!r}"
+            msg = f"the response starts with {lines[0][:40]!r}, which is not HTTP/1.1"
             raise EOFError(msg) from None
         return rest
 

@@ -1,4 +1,4 @@
-"""Time from the command to a server that answers, and the memory of all its processes."""
+"""`cpuserve bench load`: time until a started server is ready, and the memory it uses."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 POLL_S = 0.01
-SETTLE_S = 1.0  # an idle engine gets KV memory ready; afterwards it holds what it will
+SETTLE_S = 1.0  # an idle engine prepares KV memory; after this time its memory is stable
 PROMPT = [400, 401, 402]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Resident bytes of an engine process: before it loads, at most while it does, and afterwards
-    in packed weights and in KV blocks.
+    """Memory of an engine process in bytes: resident before it loads the model, the resident peak
+    while it loads, and afterwards the sizes of packed weights and of KV blocks.
     """
 
     before: int
@@ -49,14 +49,16 @@ def load_records(
     rounds: int,
     tell: Callable[[str], None],
 ) -> list[Record]:
-    """Time to /health, memory of a server after one short request, and of an engine that loads.
+    """Measure the time to /health, the memory of a server after one short request, and the peak
+    while an engine loads.
 
-    weight_bytes: of the tensors in the model's files. The peaks are shares of it: all that the
-    engine process has resident, and what loading added to it. Memory of several processes is their
-    proportional set size, so that what they share counts once.
+    weight_bytes is the size of the tensors in the model's files. Both peaks are ratios to it: the
+    first counts all resident memory of the engine process, the second only the increase since
+    loading began. Memory of several processes is the sum of their proportional set sizes, which
+    counts shared pages once.
 
     Raises:
-        StartupError: the server ended before it was ready, or has mapped torch.
+        StartupError: the server ended before it was ready, or a process of it mapped torch.
     """
     found: dict[str, tuple[str, list[float]]] = {}
 
@@ -86,10 +88,10 @@ def load_records(
 
 
 def time_to_health(arguments: Sequence[str]) -> float:
-    """Seconds from the command to the first 200 of /health.
+    """Seconds from the command to the first status 200 of /health.
 
     Raises:
-        StartupError: it ended before, or did not come to that within START_TIMEOUT_S.
+        StartupError: the server ended before that, or took longer than START_TIMEOUT_S.
     """
     port, key = _free_port(), secrets.token_hex(8)
     target = Target(f"http://127.0.0.1:{port}", "", key)
@@ -101,7 +103,10 @@ def time_to_health(arguments: Sequence[str]) -> float:
             if _healthy(target):
                 return time.perf_counter() - started
             if time.perf_counter() - started > START_TIMEOUT_S:
-                msg = f"the server to measure gave no 200 on /health within {START_TIMEOUT_S:g} s"
+                msg = (
+                    "the server to measure did not answer /health with 200 within "
+                    f"{START_TIMEOUT_S:g} s; start it with `cpuserve serve` to see why"
+                )
                 raise StartupError(msg)
             time.sleep(POLL_S)
     finally:
@@ -124,7 +129,7 @@ def _free_port() -> int:
 
 
 def server_memory(arguments: Sequence[str]) -> dict[str, tuple[str, float]]:
-    """Name -> (unit, value) of a server's processes after one short request."""
+    """Name -> (unit, value): memory of a server's processes after one short request."""
     with Server(arguments) as server:
         target = asyncio.run(first_model(server.url, server.key))
         timing = asyncio.run(complete(target, PROMPT, 1))
@@ -133,7 +138,10 @@ def server_memory(arguments: Sequence[str]) -> dict[str, tuple[str, float]]:
         for process in found:
             heavy = mapped(process.pid, "torch")
             if heavy:
-                msg = f"process {process.pid} of the server mapped {heavy[0]}"
+                msg = (
+                    f"process {process.pid} of the server mapped {heavy[0]}; "
+                    "only models that run without torch can be measured"
+                )
                 raise StartupError(msg)
         memory = [p.memory_full_info() for p in found]
         return {
@@ -146,7 +154,7 @@ def server_memory(arguments: Sequence[str]) -> dict[str, tuple[str, float]]:
 
 
 def processes(root: int) -> list[psutil.Process]:
-    """The server's process and all below it."""
+    """The server's process and all its descendants."""
     import psutil
 
     process = psutil.Process(root)
@@ -154,7 +162,7 @@ def processes(root: int) -> list[psutil.Process]:
 
 
 def mapped(pid: int, word: str) -> list[str]:
-    """Shared objects with `word` in their name that the process has mapped (Linux)."""
+    """Paths of the shared libraries with `word` in their name that the process maps (Linux)."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
@@ -163,7 +171,7 @@ def mapped(pid: int, word: str) -> list[str]:
 
 
 def engine_memory(config: EngineConfig) -> EngineMemory:
-    """Load the model in an engine process of its own and ask it."""
+    """Load the model in a separate engine process and read its memory figures."""
     return asyncio.run(_engine_memory(config))
 
 

@@ -1,7 +1,7 @@
-"""Rates of a server as fractions of what the machine can do in the same minute.
+"""Rates of a server as fractions of the rate that the machine reaches in the same minute.
 
-Machines drift: neighbours take bandwidth, clocks change. So every run is paired with a probe right
-before it, and what counts is the median of the pairs' ratios.
+The speed of a machine drifts: other tenants take bandwidth, and clock rates change. Therefore a
+probe runs right before every measurement, and the result is the median of the ratios.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ DECODE_PROMPT_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a token costs: packed bytes read a decoded token, weights multiplied a prompt token.
+    """The cost of a token: bytes of packed weights read per decoded token, and the number of linear
+    weights multiplied per prompt token.
 
-    dot: the dot product the linears are made of, "bf16", "int8" or "f32".
+    dot: type of the dot products in the linear layers: "bf16", "int8", "int4" or "f32".
     """
 
     vocab: int
@@ -38,9 +39,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A server, the machine's probes (None: no fractions), and how much to ask.
+    """A server, the probes of the machine (None: records have no fraction), and request sizes.
 
-    concurrency: requests at the same time. warm_ups: rounds that do not count.
+    concurrency: number of simultaneous requests. warm_ups: rounds that are not recorded.
     """
 
     target: Target
@@ -54,12 +55,12 @@ class Bench:
     warm_ups: int = 2
 
     def prompt(self, rng: random.Random, tokens: int) -> list[int]:
-        """Random token ids: no two prompts share a prefix, so no cache helps."""
+        """Random token ids; no two prompts share a prefix, so the prefix cache has no effect."""
         return plain_ids(rng, tokens, self.work.vocab)
 
 
 def roofline_records(roofline: Roofline, where: Where, rounds: int) -> list[Record]:
-    """Bandwidth, dot-product peaks and barrier of this machine."""
+    """Memory bandwidth, dot-product peaks and barrier latency of this machine."""
     measured = [roofline.measure() for _ in range(rounds)]
     bandwidth = [m["read_bytes_per_s"] / 1e9 for m in measured]
     found = [record("read_bandwidth", "GB/s", bandwidth, where, better="more")]
@@ -71,7 +72,7 @@ def roofline_records(roofline: Roofline, where: Where, rounds: int) -> list[Reco
 
 
 async def throughput(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
-    """Decode alone and together, and prefill alone."""
+    """Decode rates of one and of several requests, and the prefill rate of one request."""
     await _warm_up(bench)
     tell(f"decode, {bench.output_tokens} tokens, one request")
     decode = await _decode(bench)
@@ -83,7 +84,7 @@ async def throughput(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
 
 
 async def latency(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
-    """Time to first token, between tokens and in all, of `concurrency` requests at a time."""
+    """TTFT, inter-token and end-to-end latency with `concurrency` requests at a time."""
     shape = f"{bench.concurrency} requests of {bench.prompt_tokens} + {bench.output_tokens} tokens"
     tell(f"{bench.rounds} times {shape}")
     rng = random.Random(1)
@@ -109,8 +110,8 @@ async def latency(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
 
 
 async def at_once(bench: Bench, asked: list[Talk], tell: Callable[[str], None]) -> list[Record]:
-    """All requests sent at the same time; the server decides how many of them run."""
-    tell(f"{len(asked)} requests at once")
+    """Send all requests at the same time; the server decides how many of them run together."""
+    tell(f"{len(asked)} requests sent at once")
     run = await drive(bench.target, asked, Pace())
     shape: dict[str, float | str] = {"requests": len(asked)}
     return records(Report(run, bench.where, Pace(), shape))
@@ -123,7 +124,7 @@ async def _warm_up(bench: Bench) -> None:
 
 
 async def _decode(bench: Bench) -> Record:
-    """Tokens a second at batch 1; its roof reads the weights once a token."""
+    """Decode rate at batch 1; its roof is the rate at which all weights can be read per token."""
     rng = random.Random(2)
     rates, roofs = [], []
     for _ in range(bench.rounds):
@@ -146,7 +147,7 @@ async def _decode(bench: Bench) -> Record:
 
 
 async def _prefill(bench: Bench) -> list[Record]:
-    """Prompt tokens a second and TTFT; the roof multiplies every linear weight at the dot peak."""
+    """Prefill rate and TTFT; the roof multiplies all linear weights at the dot-product peak."""
     rng = random.Random(3)
     rates, times, roofs = [], [], []
     for _ in range(bench.rounds):
@@ -173,7 +174,7 @@ async def _prefill(bench: Bench) -> list[Record]:
 
 
 async def _together(bench: Bench) -> list[Record]:
-    """Output tokens a second of `concurrency` requests at the same time."""
+    """Output tokens per second of `concurrency` simultaneous requests."""
     rng = random.Random(4)
     rates, gaps = [], []
     for _ in range(bench.rounds):
@@ -202,5 +203,5 @@ def _ratio(roof: float, cost: int) -> float:
 
 
 def run(measuring: Coroutine[Any, Any, list[Record]]) -> list[Record]:
-    """Run one of the measurements above to its end."""
+    """Run one of the coroutines above and return its records."""
     return asyncio.run(measuring)

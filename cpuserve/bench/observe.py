@@ -1,4 +1,4 @@
-"""What a cpuserve server says of itself: where it runs, and how much it has read."""
+"""Reads a cpuserve server's own figures: its CPU and threads, and the bytes of weights it read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A server's counters since its start, and its probe of the memory bandwidth (0: none yet)."""
+    """A server's counters since its start, and its measured memory bandwidth (0: not probed)."""
 
     weight_bytes: float = 0.0
     busy_s: float = 0.0
@@ -27,7 +27,7 @@ class Seen:
 
 
 async def observe(target: Target) -> Seen | None:
-    """The counters now; None of a server that has none."""
+    """The current counters of a server; None if it exports none."""
     try:
         code, body = await fetch(target, "/metrics")
     except LoadError:
@@ -42,7 +42,7 @@ async def observe(target: Target) -> Seen | None:
 
 
 async def where(target: Target) -> Where:
-    """CPU, level and threads of the server, from GET /v1/cpu; empty where it does not say."""
+    """CPU, ISA level and threads of the server, from GET /v1/cpu; empty if it has no such page."""
     nothing = Where(host="", isa="", threads=0, model=target.model)
     try:
         code, body = await fetch(target, "/v1/cpu")
@@ -60,7 +60,7 @@ async def where(target: Target) -> Where:
 
 
 def weight_reading(before: Seen | None, after: Seen | None, wall_s: float) -> float:
-    """Share of the probed bandwidth that reading weights took over `wall_s`; 0 = not known."""
+    """Share of the probed bandwidth that reading weights used during `wall_s`; 0 if unknown."""
     if before is None or after is None or not after.roofline or wall_s <= 0:
         return 0.0
     return (after.weight_bytes - before.weight_bytes) / wall_s / after.roofline

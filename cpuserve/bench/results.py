@@ -1,4 +1,4 @@
-"""The figures of a load run: records, a summary under the names of vLLM's benchmark, a report."""
+"""The results of a load run: records, vLLM's result file, and a report for the terminal."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ NAMES = {
     "itl": "inter-token latency",
     "e2el": "end-to-end latency",
 }
-MOST_SAMPLES = 101  # of a latency in a record: more are thinned to its percentiles 0 to 100
+MOST_SAMPLES = 101  # a record keeps the percentiles 0 to 100 of a latency with more samples
 ROOF = "read bandwidth (weights read in the run, probe at the server's start)"
 
 
 class Rate(NamedTuple):
-    """One figure of a whole run."""
+    """A figure that describes a whole run."""
 
     unit: str
     value: float
@@ -37,7 +37,7 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A run and how it is to be shown. goodput: bounds in milliseconds by metric."""
+    """A run and the settings of its report. goodput: latency bounds in milliseconds by metric."""
 
     run: Run
     where: Where
@@ -48,11 +48,11 @@ class Report:
     metrics: Sequence[str] = METRICS
 
     def latency(self, metric: str) -> list[float]:
-        """All values of a latency, in milliseconds."""
+        """All values of latency `metric`, in milliseconds."""
         return milliseconds(self.run.timings, metric)
 
     def rates(self) -> dict[str, Rate]:
-        """The figures of the whole run by name."""
+        """The figures that describe the whole run, by name."""
         run, wall = self.run, self.run.wall_s or math.inf
         prompts = sum(t.prompt_tokens for t in run.timings)
         cached = sum(t.cached_tokens for t in run.timings)
@@ -71,7 +71,7 @@ class Report:
         return found
 
     def num_good(self) -> int:
-        """Requests that keep every bound."""
+        """Number of requests that meet every goodput bound."""
         return sum(
             all(1e3 * _one(t, name) <= bound for name, bound in self.goodput.items())
             for t in self.run.timings
@@ -79,11 +79,11 @@ class Report:
 
 
 def milliseconds(timings: Sequence[Timing], metric: str) -> list[float]:
-    """All values of a latency ("ttft", "tpot", "itl" or "e2el")."""
+    """All values of a latency ("ttft", "tpot", "itl" or "e2el"), in milliseconds."""
     if metric == "itl":
         return [1e3 * gap for t in timings for gap in t.itl]
     values = [_one(t, metric) for t in timings]
-    return [1e3 * v for v in values if v or metric != "tpot"]  # one token has no tpot
+    return [1e3 * v for v in values if v or metric != "tpot"]  # a request of one token has no tpot
 
 
 def _one(timing: Timing, metric: str) -> float:
@@ -91,20 +91,23 @@ def _one(timing: Timing, metric: str) -> float:
 
 
 def goodput_bounds(pairs: Sequence[str]) -> dict[str, float]:
-    """{"ttft": 500.0} of ["ttft:500"]; ConfigError for anything else."""
+    """{"ttft": 500.0} for ["ttft:500"]; ConfigError if a pair is malformed."""
     bounds = {}
     for pair in pairs:
         name, _, value = pair.partition(":")
         name = {"e2e": "e2el"}.get(name, name)
         if name not in ("ttft", "tpot", "e2el") or not re.fullmatch(r"\d+(\.\d+)?", value):
-            msg = f"flag --goodput={pair}: give ttft, tpot or e2el and milliseconds, as in ttft:500"
+            msg = (
+                f"flag --goodput={pair}: give METRIC:MILLISECONDS, where METRIC is ttft, tpot or "
+                "e2el, as in ttft:500"
+            )
             raise ConfigError(msg)
         bounds[name] = float(value)
     return bounds
 
 
 def records(report: Report) -> list[Record]:
-    """Latencies and rates; the output rate with its share of the bandwidth, where known."""
+    """One record per latency and rate; the output rate has its share of the bandwidth, if known."""
     run, where, shape = report.run, report.where, report.parameters
     found = [latency_record(m, report.latency(m), where, shape) for m in report.metrics]
     share = weight_reading(run.before, run.after, run.wall_s)
@@ -120,7 +123,7 @@ def records(report: Report) -> list[Record]:
 def latency_record(
     metric: str, values: list[float], where: Where, parameters: Mapping[str, float | str]
 ) -> Record:
-    """A record of all `values`, which keeps at most MOST_SAMPLES of them."""
+    """A record of latency `values` that stores at most MOST_SAMPLES of them."""
     kept = values
     if len(values) > MOST_SAMPLES:
         kept = [percentile(values, p) for p in range(101)]
@@ -129,7 +132,7 @@ def latency_record(
 
 
 def summary(report: Report) -> dict[str, Any]:
-    """The members of vLLM's result file; times in milliseconds, rates a second."""
+    """The members of vLLM's result file; latencies are in milliseconds, rates per second."""
     run, rates = report.run, report.rates()
     found: dict[str, Any] = {
         "duration": run.wall_s,
@@ -156,7 +159,7 @@ def summary(report: Report) -> dict[str, Any]:
 
 
 def details(run: Run) -> dict[str, Any]:
-    """What --save-detailed adds: a value, or a list, a request."""
+    """The members that --save-detailed adds: lists with one entry per request."""
     return {
         "input_lens": [t.prompt_tokens for t in run.timings],
         "output_lens": [t.tokens for t in run.timings],
@@ -168,7 +171,7 @@ def details(run: Run) -> dict[str, Any]:
 
 
 def file_name(label: str, report: Report, model: str, now: datetime) -> str:
-    """As vLLM names its result files."""
+    """The name that vLLM would give to the result file."""
     limit = report.pace.concurrency
     many = f"-concurrency{limit}" if limit else ""
     base = model.rstrip("/").split("/")[-1]
@@ -176,7 +179,7 @@ def file_name(label: str, report: Report, model: str, now: datetime) -> str:
 
 
 def render(report: Report) -> str:
-    """The run for a person."""
+    """The report of the run as text for the terminal."""
     run = report.run
     rows = [
         ("requests", f"{len(run.timings)} completed, {len(run.errors)} failed"),

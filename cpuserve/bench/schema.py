@@ -1,4 +1,4 @@
-"""One measurement as one JSON line."""
+"""Records: one measurement is one line of JSON."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ Better = Literal["more", "less"]
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What was measured, where, and how far it is from what the machine can do.
+    """A measured metric, where it was measured, and its share of the machine's limit.
 
-    better: whether more or less of it is a gain. samples: one value a round, in `unit`. fraction:
-    median over the rounds of measured / roof, both of the same minute, where there is a roof; `of`
-    names it, fraction_p5 and fraction_p95 are its spread, and more of it is always a gain.
-    parameters: what was asked, which with metric and model tells whether two records are of the
-    same measurement. facts: what else was found.
+    better: whether "more" or "less" is an improvement. samples: one value per round, in `unit`.
+    A roof is the upper bound that the machine sets, probed in the same minute; `of` names it.
+    fraction: median over the rounds of measured / roof, if there is a roof; fraction_p5 and
+    fraction_p95 are its spread, and a larger fraction is always an improvement. parameters: the
+    settings of the measurement; two records with equal metric, model and parameters can be
+    compared. facts: further figures.
     """
 
     metric: str
@@ -45,12 +46,12 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     facts: dict[str, float | str | list[float]] = {}
 
     def to_json(self) -> str:
-        """One line."""
+        """The record as one line of JSON."""
         return msgspec.json.encode(self).decode()
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a record that says where it was measured."""
+    """The members of a record that describe the machine and the software."""
 
     host: str
     isa: str
@@ -70,7 +71,7 @@ def record(
     parameters: Mapping[str, float | str] | None = None,
     facts: Mapping[str, float | str | list[float]] | None = None,
 ) -> Record:
-    """A record of `samples`; roofs[i] is what the machine could have done in round i."""
+    """A record of `samples`; roofs[i] is the upper bound of the machine in round i."""
     shares = [s / r for s, r in zip(samples, roofs, strict=False) if r > 0]
     return Record(
         metric=metric,
@@ -95,7 +96,7 @@ def record(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear interpolation between the two nearest of the sorted values; 0 of nothing."""
+    """The percentile, interpolated linearly between the two nearest values; 0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -106,13 +107,13 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def rounded(value: float) -> float:
-    """To five significant digits: more would be noise."""
+    """`value` rounded to five significant digits; further digits are noise."""
     return float(f"{value:.5g}")
 
 
 @cache
 def commit() -> str:
-    """The checkout's commit (with "+" where files differ), else the installed version."""
+    """The commit of the checkout (with "+" if files are modified), else the installed version."""
     here = str(Path(__file__).parent)
     try:
         describe = ["git", "-C", here, "describe", "--always", "--exclude=*", "--dirty=+"]
@@ -127,9 +128,9 @@ def _told(name: str, value: float | str) -> str:
 
 
 def table(records: Sequence[Record]) -> str:
-    """The records for a person: metric, of what, median, spread, fraction of its roof.
+    """The records as a text table: metric, parameters, median, spread, fraction of the roof.
 
-    Of the parameters those are shown that tell records of one metric apart.
+    Only parameters that differ between records of one metric are shown.
     """
     seen: dict[tuple[str, str], set[str]] = {}
     for r in records:

@@ -1,4 +1,4 @@
-"""A server in a child process, for as long as it is measured."""
+"""Starts a `cpuserve serve` process for a measurement and stops it afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOP_TIMEOUT_S = 15.0
 
 
 def serve_command(arguments: Sequence[str]) -> list[str]:
-    """`cpuserve serve` with the modules this process has, whatever directory it is started in."""
+    """The command of `cpuserve serve` with this process's module path, for any directory."""
     code = (
         "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
         "from cpuserve.entrypoints.cli import main; sys.exit(main())"
@@ -28,12 +28,12 @@ def serve_command(arguments: Sequence[str]) -> list[str]:
 
 
 def private_flags(port: int, key: str) -> list[str]:
-    """Flags that put a server where its driver looks, whatever environment and files say."""
+    """Flags that fix the address and API key; they override environment and config files."""
     return ["--host=127.0.0.1", f"--port={port}", "--uds=none", f"--api-key={key}"]
 
 
 def stop(process: subprocess.Popen[str]) -> None:
-    """Stop it as a person would, and kill it if that does not help."""
+    """Send SIGTERM to the process, and kill it if it does not end within STOP_TIMEOUT_S."""
     process.terminate()
     try:
         process.wait(STOP_TIMEOUT_S)
@@ -43,11 +43,11 @@ def stop(process: subprocess.Popen[str]) -> None:
 
 
 class Server:
-    """`cpuserve serve` on a free port of 127.0.0.1; a context manager that stops it.
+    """A context manager that runs `cpuserve serve` on a free port of 127.0.0.1.
 
-    key: the Bearer token it wants, its own. url is set, and ready_s measured (start of the process
-    to the banner), once it serves; the banner's roofline has been probed then, so nothing of the
-    start disturbs a measurement.
+    key: the random API key of this server. Once the server is ready, `url` is its address and
+    `ready_s` the time from process start to banner in seconds. The server has then finished its
+    roofline probes, which could disturb a measurement.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
@@ -59,7 +59,7 @@ class Server:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Server:
-        """Wait until it serves; StartupError if it ends instead (its line is on stderr)."""
+        """Wait until the server is ready; StartupError if it ends (its error is on stderr)."""
         watchdog = threading.Timer(START_TIMEOUT_S, self.process.kill)
         watchdog.daemon = True
         watchdog.start()
@@ -75,7 +75,7 @@ class Server:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop it."""
+        """Stop the server."""
         stop(self.process)
         assert self.process.stdout is not None
         self.process.stdout.close()

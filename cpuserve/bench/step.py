@@ -1,6 +1,7 @@
-"""Steps of an engine in this process, without HTTP: rates, each kernel, and what is no arithmetic.
+"""`cpuserve bench step` and `kernels`: measure steps of an engine in this process, without HTTP.
 
-Steps run as in the server (scheduler, packing, executor, update).
+Steps run as in the server: scheduler, packing, executor, update. Three kinds of records: rates of
+whole steps, times of each kernel, and overheads (all work that is not matrix arithmetic).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import msgspec
 from cpuserve.bench.plan import (
     OVERHEAD_CONTEXT,
     OVERHEAD_STEPS,
+    Capacity,
     Plan,
-    Room,
     check_plan,
     overhead_batches,
 )
@@ -37,16 +38,16 @@ if TYPE_CHECKING:
 
 PROBE_S = 0.1
 STEPS_A_PROBE = 10
-PROFILED_STEPS = 10  # a round of `kernels`
+PROFILED_STEPS = 10  # per round of `kernels`
 BARRIERS = 2000
 WARM_UP_TOKENS = 64
-TOP_P_VOCAB = 151936  # Qwen's
+TOP_P_VOCAB = 151936  # the vocabulary of Qwen models
 DRAWS = 100
-MATRIX_OPS = ("linear", "attention", "logits")  # logits: lm_head, and the sampling of its rows
+MATRIX_OPS = ("linear", "attention", "logits")  # logits: lm_head and sampling
 
 What = Literal["rates", "kernels", "overheads"]
 Emit = Callable[[Record], None]
-Pair = tuple[float, float]  # seconds of a whole step, seconds of it in the executor
+Pair = tuple[float, float]  # seconds of a whole step, seconds in the executor
 
 
 def step_records(
@@ -55,18 +56,18 @@ def step_records(
     """Build an engine and call emit(record) for each result of `what`.
 
     Raises:
-        ConfigError: something of the plan does not fit the model's or the engine's limits.
-        CpuserveError: the engine refused a request, or could not keep all of them running.
+        ConfigError: the plan exceeds a limit of the model or of the engine.
+        CpuserveError: the engine refused a request, or could not keep all requests running.
     """
     steps = PROFILED_STEPS if what == "kernels" else 1
     check_plan(config, replace(plan, rounds=plan.rounds * steps), what == "overheads")
-    # Nobody waits for the tokens of those that run while the prompts of a batch are computed.
+    # No client reads tokens here, so prompts need not be cut to protect the latency of others.
     config = msgspec.structs.replace(config, itl_target_ms=0)
 
     def run(team: Any) -> None:
         core = build_engine(config, None, team)
         bench = StepBench(core, where, vocab, plan.rounds, plan.dot, emit)
-        bench.run_prompt(min(WARM_UP_TOKENS, Room.of(config).longest_prompt))
+        bench.run_prompt(min(WARM_UP_TOKENS, Capacity.of(config).longest_prompt))
         if what == "overheads":
             bench.overheads()
         elif what == "kernels":
@@ -79,18 +80,18 @@ def step_records(
 
 
 class TimedExecutor:
-    """Passes everything on and adds up the time spent in `step`."""
+    """A wrapper of an executor that sums the time spent in `step`."""
 
     def __init__(self, executor: Any) -> None:
         self._executor = executor
         self.seconds = 0.0
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever the executor has."""
+        """All other members are those of the wrapped executor."""
         return getattr(self._executor, name)
 
     def step(self, arrays: Any) -> Any:
-        """The executor's step."""
+        """Run the executor's step and add its time to `seconds`."""
         started = time.perf_counter()
         try:
             return self._executor.step(arrays)
@@ -99,19 +100,20 @@ class TimedExecutor:
 
 
 class StepBench:
-    """An engine with a native executor on this thread; results go to `emit`."""
+    """Measures an engine with a native executor on this thread; passes each record to `emit`."""
 
     def __init__(
         self, core: EngineCore, where: Where, vocab: int, rounds: int, dot: str, emit: Emit
     ) -> None:
         executor: Any = core.executor
         self.core, self.where, self.rounds, self.emit = core, where, rounds, emit
-        self.native, self.lowered, self.dot = executor.native, executor.lowered, dot
+        self.native, self.lowered = executor.native, executor.lowered
+        self.dot = dot or self.lowered.dot
         self.core.executor = self.timed = TimedExecutor(executor)
         self.vocab, self.rng, self.next_id = vocab, random.Random(0), 0
 
     def all_of(self, plan: Plan) -> None:
-        """Prompts, aborts, then decoding."""
+        """Measure all sizes of the plan: prompts, then aborts, then decoding."""
         for tokens in plan.prompts:
             self.prefill(tokens)
         for tokens in plan.leaves:
@@ -123,7 +125,7 @@ class StepBench:
     # --- rates --------------------------------------------------------------------------------
 
     def decode(self, batch: int, context: int) -> None:
-        """Steps of `batch` sequences that have `context` keys each."""
+        """Measure decode steps of `batch` sequences that have `context` keys each."""
         ids = self.start(batch, context, self.rounds)
         samples: list[Pair] = []
         roofs: list[float] = []
@@ -139,7 +141,7 @@ class StepBench:
         self.rate("decode", batch, samples, roofs, "read bandwidth", shape)
 
     def prefill(self, tokens: int) -> None:
-        """One prompt alone; several steps where it is longer than a step."""
+        """Measure a single prompt, which takes several steps if it is longer than a chunk."""
         samples, roofs = [], []
         for _ in range(max(1, self.rounds // 5)):
             peak = self.native.probe_dot(self.dot, PROBE_S)
@@ -149,10 +151,10 @@ class StepBench:
         self.rate("prefill", tokens, samples, roofs, f"{self.dot} dot peak", {"tokens": tokens})
 
     def leave(self, tokens: int) -> None:
-        """From an abort that arrives somewhere in a prompt alone in its step to an idle engine."""
+        """Measure the time from an abort, at a random moment of a prompt's step, to idle."""
         samples = []
         for _ in range(self.rounds):
-            self.add(tokens, 1)  # the time that a whole step of it takes
+            self.add(tokens, 1)  # a prompt that is not aborted gives the duration of a whole step
             whole = self.step()[0]
             self.drain()
             message, seen = Abort([self.add(tokens, 1)]), [0.0]
@@ -173,7 +175,7 @@ class StepBench:
     # --- kernels ------------------------------------------------------------------------------
 
     def kernels(self, plan: Plan) -> None:
-        """Each matrix of the model against its roof, and what the other operations take."""
+        """Measure the rate of each matrix against its roof, and the time of other operations."""
         for tokens in plan.prompts:
             self._prompt_kernels(tokens)
         for batch in plan.batches:
@@ -181,7 +183,7 @@ class StepBench:
                 self._decode_kernels(batch, context)
 
     def _prompt_kernels(self, tokens: int) -> None:
-        """Operations of a prompt: multiplications a second, as a share of the dot peak."""
+        """Measure operations of a prompt: operations per second, as a share of the dot peak."""
         found: dict[str, list[float]] = {}
         roofs = []
         for _ in range(self.rounds):
@@ -190,7 +192,7 @@ class StepBench:
         for name, seconds in found.items():
             shape: dict[str, float | str] = {"kernel": name, "tokens": tokens}
             weights = sum(w.n * w.k for w in self._weights_of(name))
-            # Of the last token only are there logits, which are bound by memory.
+            # Logits are computed for the last token only, so memory bandwidth bounds them.
             if weights and not name.startswith("logits"):
                 rates = [2e-9 * tokens * weights / s for s in seconds]
                 self._kernel("GOP/s", rates, roofs, f"{self.dot} dot peak", shape, seconds)
@@ -198,7 +200,7 @@ class StepBench:
                 self.cost("kernel_time", "us", [1e6 * s for s in seconds], shape)
 
     def _decode_kernels(self, batch: int, context: int) -> None:
-        """Operations of decode steps: weights read a second, as a share of the bandwidth."""
+        """Measure operations of decode steps: weight bytes per second over the bandwidth."""
         found: dict[str, list[float]] = {}
         roofs = []
         ids = self.start(batch, context, PROFILED_STEPS * self.rounds)
@@ -218,7 +220,7 @@ class StepBench:
     def _profiled(
         self, found: dict[str, list[float]], count: int, run: Callable[[], object]
     ) -> None:
-        """Append to found[kernel] the seconds a step that all its operations take together."""
+        """Call run() `count` times; append to found[kernel] its total seconds per call."""
         self.native.profile(True)
         before = self.native.op_times()
         for _ in range(count):
@@ -233,7 +235,7 @@ class StepBench:
             found.setdefault(name, []).append(seconds)
 
     def _kernel_name(self, index: int) -> str:
-        """Operations of one name are one kernel: what they do, and the shape of their matrix."""
+        """Name of an operation with its matrix shape; operations of equal name are one kernel."""
         name, weights = str(self.native.op_name(index)), self.lowered.op_weights[index]
         return name if weights is None else f"{name} {weights.kind} {weights.n}x{weights.k}"
 
@@ -270,7 +272,7 @@ class StepBench:
     # --- overheads ----------------------------------------------------------------------------
 
     def overheads(self) -> None:
-        """Barrier, operations without a matrix, Python around the executor, allocations."""
+        """Measure the barrier, operations without a matrix, Python code and allocations."""
         barriers = [1e6 * self.native.probe_barrier(BARRIERS) for _ in range(self.rounds)]
         self.cost("barrier", "us", barriers, {})
         allocated = self.native.step_allocations
@@ -283,7 +285,7 @@ class StepBench:
         self.cost("sample_top_p", "us", times, {"vocab": TOP_P_VOCAB, "top_p": 0.9})
 
     def _overheads(self, batch: int) -> None:
-        """Rounds of profiled steps, for the operations, and of plain ones, for Python."""
+        """Alternate plain steps, which time Python, and profiled steps, which time operations."""
         ids = self.start(batch, OVERHEAD_CONTEXT, 2 * OVERHEAD_STEPS * self.rounds)
         python: list[float] = []
         outside: list[float] = []
@@ -297,7 +299,7 @@ class StepBench:
         self.cost("outside_matrices", "us/layer", outside, shape)
 
     def _outside(self) -> float:
-        """Seconds of a step in the executor that are in no linear, attention or logits."""
+        """Seconds per step in the executor outside linear, attention and logits operations."""
         self.native.profile(True)
         before = self.native.op_times()
         inside = sum(self.step(all_stay=True)[1] for _ in range(OVERHEAD_STEPS))
@@ -314,20 +316,20 @@ class StepBench:
     # --- the engine ---------------------------------------------------------------------------
 
     def start(self, batch: int, context: int, steps: int) -> list[int]:
-        """Ids of `batch` requests that have their prompts computed and decode `steps` steps."""
-        tokens = Room.of(self.core.config).output(batch, context, steps)
+        """Start `batch` requests that can decode `steps` steps; returns ids after all prefills."""
+        tokens = Capacity.of(self.core.config).output(batch, context, steps)
         ids = [self.add(context, tokens) for _ in range(batch)]
         while self.core.stats.running < batch or self.core.scheduler.waiting or self.prefilling():
             self._advance(all_stay=True)
         return ids
 
     def stop(self, ids: list[int]) -> None:
-        """End them."""
+        """Abort these requests."""
         self.core.handle(Abort(ids))
         self.drain()
 
     def add(self, tokens: int, max_tokens: int) -> int:
-        """Queue a request with a random prompt; its id."""
+        """Queue a request with a random prompt and return its id."""
         self.next_id += 1
         prompt = array("i", plain_ids(self.rng, tokens, self.vocab))
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
@@ -335,12 +337,12 @@ class StepBench:
         return self.next_id
 
     def step(self, *, all_stay: bool = False) -> Pair:
-        """One step; with `all_stay` an error unless every sequence goes on after it."""
+        """Run one step; with `all_stay`, raise CpuserveError if a sequence ends or is preempted."""
         self.timed.seconds = 0.0
         return self._advance(all_stay=all_stay), self.timed.seconds
 
     def _advance(self, *, all_stay: bool = False) -> float:
-        """Seconds of one step, whose outputs are then looked at."""
+        """Run one step and check its outputs; returns the seconds of the step alone."""
         started = time.perf_counter()
         outputs = self.core.step().outputs
         seconds = time.perf_counter() - started
@@ -349,12 +351,15 @@ class StepBench:
             msg = f"the engine refused a request of the benchmark: {failed}"
             raise CpuserveError(msg)
         if all_stay and (self.core.stats.preemptions or any(o.finish for o in outputs)):
-            msg = "not all sequences kept running: lower --batch, --context or --rounds"
+            msg = (
+                "a sequence ended or was preempted during the measurement; "
+                "lower --batch, --context or --rounds"
+            )
             raise CpuserveError(msg)
         return seconds
 
     def run_prompt(self, tokens: int) -> Pair:
-        """One prompt from the first step to the last."""
+        """Compute one prompt in as many steps as it needs; returns their total times."""
         self.add(tokens, 1)
         steps = []
         while self.core.has_work:
@@ -362,12 +367,12 @@ class StepBench:
         return sum(whole for whole, _ in steps), sum(inside for _, inside in steps)
 
     def drain(self) -> None:
-        """Step until nothing is left."""
+        """Run steps until no request is left."""
         while self.core.has_work:
             self._advance()
 
     def prefilling(self) -> bool:
-        """Whether a prompt is not yet computed."""
+        """Whether the prompt of a running request is not completely computed."""
         return any(r.num_output == 0 for r in self.core.scheduler.running)
 
     # --- records ------------------------------------------------------------------------------
@@ -381,7 +386,7 @@ class StepBench:
         of: str,
         shape: Mapping[str, float | str],
     ) -> None:
-        """Tokens a second, as a share of the probe right before."""
+        """Emit a rate in tokens per second and its share of the probe that ran right before."""
         rates = [tokens / whole for whole, _ in samples]
         found = record(
             f"{name}_rate",
@@ -396,7 +401,7 @@ class StepBench:
         self.emit(found)
 
     def show(self, name: str, samples: Sequence[Pair], shape: Mapping[str, float | str]) -> None:
-        """Whole steps, and what of them is outside the executor."""
+        """Emit the times of whole steps, and the part of them outside the executor."""
         total = [1e3 * whole for whole, _ in samples]
         python = [1e6 * (whole - inside) for whole, inside in samples]
         self.cost(name, "ms", total, shape)
@@ -405,5 +410,5 @@ class StepBench:
     def cost(
         self, name: str, unit: str, samples: Sequence[float], shape: Mapping[str, float | str]
     ) -> None:
-        """Something of which less is better."""
+        """Emit a metric of which less is better."""
         self.emit(record(name, unit, samples, self.where, better="less", parameters=shape))

@@ -1,4 +1,4 @@
-"""A workload sent to a server, and what came of it."""
+"""Sends a workload to a server and collects timings and errors."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When requests are sent: `rate` a second (inf: at once), at most `concurrency` at a time.
+    """Arrivals: `rate` requests per second (inf: all at once), at most `concurrency` at a time.
 
-    burstiness: shape of the Gamma distribution of the gaps; 1 = Poisson arrivals, less is burstier.
+    burstiness: shape of the gamma distribution of the gaps between requests. 1 gives Poisson
+    arrivals; smaller values give bursts.
     """
 
     rate: float = math.inf
@@ -31,7 +32,7 @@ class Pace:
     concurrency: int | None = None
 
     def gaps(self, count: int, rng: random.Random) -> list[float]:
-        """Seconds between the starts."""
+        """Seconds between the starts of consecutive requests, drawn with `rng`."""
         if math.isinf(self.rate):
             return [0.0] * count
         mean = 1 / self.rate
@@ -41,10 +42,10 @@ class Pace:
 
 @dataclass(slots=True)
 class Run:
-    """What came of a load: timings of the requests that succeeded, and why others did not.
+    """The result of a load: timings of successful requests and errors of failed ones.
 
-    cpu_s: CPU seconds of this process while it ran. before, after: the server's own counters, None
-    where it shows none.
+    cpu_s: CPU seconds of this process during the run. before, after: counters of the server around
+    the run, None if it exports none.
     """
 
     timings: list[Timing] = field(default_factory=list)
@@ -56,7 +57,7 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        """Tokens generated."""
+        """Number of generated tokens."""
         return sum(t.tokens for t in self.timings)
 
 
@@ -70,17 +71,17 @@ async def drive(
     each: Callable[[], None] = lambda: None,
     **more: Any,
 ) -> Run:
-    """Send `talks` at `pace`; `more` goes into every request, each() is called after each.
+    """Send conversations at `pace`; `more` is added to every request, each() is called after each.
 
-    A refused request counts as failed and the others go on.
+    A refused request counts as failed, and the others continue.
 
     Raises:
-        LoadError: the warm-up fails, or the server cannot take these prompts.
+        LoadError: a warm-up request fails, or the endpoint cannot process these prompts.
     """
     talks = await _in_its_form(target, talks)
     for _ in range(warm_ups):
         first = talks[0][0]
-        # Backwards: the first request must not find its own prompt in a prefix cache.
+        # Reversed, so that the first measured request does not find its prompt in a prefix cache.
         prompt = first.prompt if isinstance(first.prompt, str) else first.prompt[::-1]
         await complete(target, prompt, min(first.answer, WARM_UP_TOKENS), **more)
     run = Run()
@@ -97,7 +98,7 @@ async def drive(
 async def _talk(
     target: Target, talk: Talk, run: Run, each: Callable[[], None], more: dict[str, Any]
 ) -> None:
-    """One conversation: every turn sends all that was said before."""
+    """Run one conversation: every turn sends all previous prompts and answers again."""
     said: list[int] = []
     for turn in talk:
         prompt = turn.prompt if isinstance(turn.prompt, str) else [*said, *turn.prompt]
@@ -113,11 +114,14 @@ async def _talk(
 
 
 async def _in_its_form(target: Target, talks: Sequence[Talk]) -> list[Talk]:
-    """Token ids as text where the endpoint takes messages."""
+    """The conversations, with token ids converted to text if the endpoint is chat completions."""
     if not target.chats:
         return list(talks)
     if any(len(talk) > 1 for talk in talks):
-        msg = f"multi-turn conversations are sent as token ids, which {target.endpoint} cannot take"
+        msg = (
+            f"multi-turn conversations are sent as token ids, which {target.endpoint} does not "
+            "accept; use the completions endpoint"
+        )
         raise LoadError(msg)
     return [[Turn(await as_text(target, talk[0].prompt), talk[0].answer)] for talk in talks]
 
@@ -131,7 +135,7 @@ async def as_text(target: Target, prompt: list[int] | str) -> str:
 
 
 async def count_tokens(target: Target, text: str) -> int:
-    """How many tokens the server makes of `text`."""
+    """Number of tokens of `text`, from the server's tokenizer."""
     found: int = (await _tokenizer(target, "/tokenize", prompt=text))["count"]
     return found
 

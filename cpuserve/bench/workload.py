@@ -1,4 +1,4 @@
-"""What is asked of a server: prompts, answer lengths and conversations, the same for one seed."""
+"""Workloads: prompts, answer lengths and conversations to send; a seed determines all of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 from cpuserve.errors import ConfigError
 
-FIRST_PLAIN_ID = 300  # ids below are often special or single bytes
-LAST_PLAIN_ID = 40000  # rare tokens beyond: long, and slow to detokenize everywhere
-# Without a file, ShareGPT's lengths as vLLM's benchmark filters them: log-normal, fitted to their
-# published quantiles (prompts: median about 100, mean 220; answers: median about 150, mean 200).
+FIRST_PLAIN_ID = 300  # smaller ids are often special tokens or single bytes
+LAST_PLAIN_ID = 40000  # larger ids are rare, long tokens, which every server detokenizes slowly
+# Log-normal parameters for ShareGPT without its file: fitted to the published quantiles of the
+# lengths after vLLM's filter (prompts: median about 100, mean 220; answers: median about 150,
+# mean 200).
 SHAREGPT_PROMPT = (4.6, 1.2)
 SHAREGPT_ANSWER = (5.0, 0.8)
 SHAREGPT_SHORTEST, SHAREGPT_LONGEST, SHAREGPT_LONGEST_TOTAL = 4, 1024, 2048
@@ -24,23 +25,23 @@ Count = Callable[[str], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What is said (token ids, or text), and how many tokens the answer has."""
+    """One turn: the user's new prompt (token ids or text) and the number of tokens to generate."""
 
     prompt: list[int] | str
     answer: int
 
 
-# Turns of one conversation: each sends all that was said before. Most have one.
+# The turns of one conversation; each sends the previous ones again. Most have one turn.
 Talk = list[Turn]
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """How long requests are, in tokens, and what they share.
+    """The settings of a workload; lengths are in tokens.
 
-    range_ratio: lengths lie evenly within that part of the one asked, both ways. prefix_len tokens
-    begin each prompt: one of `num_prefixes` beginnings. turns: of a multi-turn conversation.
-    answer_len: instead of the lengths that ShareGPT's answers have. path: ShareGPT's JSON file.
+    range_ratio: lengths are uniform in [length (1 - r), length (1 + r)]. prefix_len: length of the
+    shared prefix of each prompt, which is one of `num_prefixes`. turns: turns of a multi-turn
+    conversation. answer_len: replaces the answer lengths of ShareGPT. path: ShareGPT's JSON file.
     """
 
     dataset: str = "random"
@@ -58,21 +59,21 @@ class Workload:
 
 
 def plain_ids(rng: random.Random, count: int, vocab: int) -> list[int]:
-    """`count` random ids of ordinary tokens: no two such prompts share a beginning."""
+    """`count` random ids of ordinary tokens; such prompts practically never share a prefix."""
     top = min(vocab, LAST_PLAIN_ID)
     return [rng.randrange(min(FIRST_PLAIN_ID, top - 1), top) for _ in range(count)]
 
 
 async def talks(workload: Workload, count: Count | None = None) -> list[Talk]:
-    """The conversations of `workload`; count(text) -> tokens is asked where a file gives texts.
+    """The conversations of `workload`; count(text) gives the number of tokens of texts in a file.
 
     Raises:
-        ConfigError: the file is missing, or is not ShareGPT's.
+        ConfigError: the file is missing or is not in ShareGPT's format.
     """
     rng = random.Random(workload.seed)
     if workload.dataset == "sharegpt" and workload.path is not None:
         if count is None:
-            msg = "texts need a server that counts tokens (POST /tokenize)"
+            msg = "flag --dataset-path needs a server with POST /tokenize, which counts tokens"
             raise ConfigError(msg)
         return await _sharegpt(workload, rng, count)
     make = {
@@ -123,7 +124,7 @@ def _about(length: int, w: Workload, rng: random.Random) -> int:
 
 
 async def _sharegpt(w: Workload, rng: random.Random, count: Count) -> list[Talk]:
-    """First questions and the lengths of their answers, filtered as vLLM's benchmark does."""
+    """First prompts and their answer lengths, filtered as in vLLM's benchmark."""
     pairs = _pairs(Path(w.path or ""))
     rng.shuffle(pairs)
     found: list[Talk] = []
@@ -137,12 +138,12 @@ async def _sharegpt(w: Workload, rng: random.Random, count: Count) -> list[Talk]
     if not found:
         msg = f"flag --dataset-path={w.path}: no conversation of usable length"
         raise ConfigError(msg)
-    # A small file is gone through again, as many times as it takes.
+    # Repeat the conversations of a small file until there are enough.
     return [found[i % len(found)] for i in range(w.num_prompts)]
 
 
 def _pairs(path: Path) -> list[tuple[str, str]]:
-    """(first turn, second turn) of every conversation that has two."""
+    """(first turn, second turn) of every conversation that has two turns."""
     try:
         listed: Any = json.loads(path.read_text())
         both = [talk["conversations"][:2] for talk in listed]

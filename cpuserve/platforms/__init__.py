@@ -1,4 +1,4 @@
-"""Platforms: the built-in `cpu` floor, and others through the entry point cpuserve.platforms."""
+"""Platforms: the built-in `cpu`, and plug-ins found by the entry point cpuserve.platforms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpuserve.platforms.base import Capabilities, KvLayerFacts, ModelFacts, Plat
 from cpuserve.platforms.host import Host
 
 ENTRY_POINTS = "cpuserve.platforms"
-FLOOR = "cpu"
+BUILT_IN = "cpu"
 REQUIRED = tuple(
     name for name in (*Platform.__annotations__, *vars(Platform)) if not name.startswith("_")
 )
@@ -19,21 +19,23 @@ REQUIRED = tuple(
 def select(
     name: str | None, entry_points: Iterable[plugins.EntryPoint] | None = None
 ) -> tuple[Platform, list[str]]:
-    """The platform `name`, or the best that can run here, and lines to print.
+    """Return the platform `name`, or the best one that can run here, and lines to print.
 
-    A plug-in that can run wins over the floor and says so; one that is broken, shadows a built-in,
-    shares its name with another or cannot run is a reason in the list.
+    A plug-in that can run takes precedence over the built-in platform, and a line says so. Another
+    line names each plug-in that is not used and says why: it cannot run, is broken, has the name of
+    the built-in platform, or shares its name with another plug-in.
 
     Raises:
-        ConfigError: `name` is unknown or cannot run; lists every platform with its reason.
+        ConfigError: `name` is unknown or cannot run; lists every platform with its reason. Or the
+            built-in platform is the only one left and this CPU is too old for it.
     """
     points = plugins.installed(ENTRY_POINTS) if entry_points is None else entry_points
-    claims = plugins.claims(points, (FLOOR,))
+    claims = plugins.claims(points, (BUILT_IN,))
     wanted = None if name is None or name.lower() == "auto" else name.lower()
     found: dict[str, tuple[Platform, str]] = {}
     reasons = dict(claims.refused)
     for plugin_name, point in claims.accepted.items():
-        # Another's import may take seconds or fail: a platform that was named needs none but its.
+        # An import may take seconds or fail, so import only the plug-in that was named, if any.
         if wanted in (None, plugin_name.lower()):
             _try(plugin_name, point, found, reasons)
     if wanted is not None:
@@ -41,9 +43,9 @@ def select(
     notes = [f"platform {n} is not used: {why}" for n, why in reasons.items()]
     for plugin_name, (plugin, why) in found.items():
         others = [other for other in found if other != plugin_name]
-        also = f" ({', '.join(others)} could run, too: --platform chooses)" if others else ""
-        return plugin, [*notes, f"platform {plugin_name} REPLACES {FLOOR}: {why}{also}"]
-    return _floor(), notes
+        also = f" ({', '.join(others)} could run, too: choose with --platform)" if others else ""
+        return plugin, [*notes, f"platform {plugin_name} REPLACES {BUILT_IN}: {why}{also}"]
+    return _built_in(), notes
 
 
 def _try(
@@ -52,7 +54,7 @@ def _try(
     found: dict[str, tuple[Platform, str]],
     reasons: dict[str, str],
 ) -> None:
-    """Put the plug-in among `found` with its probe's words, or why not among `reasons`."""
+    """Add the plug-in to `found` with its probe's text, or the reason why not to `reasons`."""
     plugin, why = plugins.load(point, lambda made: plugins.lacking(made, REQUIRED))
     if plugin is None:
         reasons[name] = why
@@ -60,7 +62,7 @@ def _try(
     try:
         made = plugin() if isinstance(plugin, type) else plugin
         ok, why = made.probe()
-    except Exception as e:  # the probe of a plug-in may fail in any way, too
+    except Exception as e:  # a plug-in's probe may raise anything
         ok, why = False, f"its probe failed: {type(e).__name__}: {e}"
     if ok:
         found[name] = made, why
@@ -68,10 +70,15 @@ def _try(
         reasons[name] = str(why)
 
 
-def _floor() -> Platform:
+def _built_in() -> Platform:
     from cpuserve.platforms.cpu import CpuPlatform
 
-    return CpuPlatform()
+    platform = CpuPlatform()
+    ok, why = platform.probe()
+    if not ok:
+        msg = f"cpuserve cannot run on this machine: {why}"
+        raise ConfigError(msg)
+    return platform
 
 
 def _forced(
@@ -80,14 +87,14 @@ def _forced(
     reasons: dict[str, str],
     claims: plugins.Claims,
 ) -> Platform:
-    if name == FLOOR:
-        return _floor()
+    if name == BUILT_IN:
+        return _built_in()
     for known, (plugin, _) in found.items():
         if known.lower() == name:
             return plugin
     why = "".join(f" ({text})" for known, text in reasons.items() if known.lower() == name)
-    here = ", ".join([FLOOR, *claims.accepted])
-    msg = f"platform {name!r} cannot be used{why}; platforms here: {here}"
+    here = ", ".join([BUILT_IN, *claims.accepted])
+    msg = f"platform {name!r} cannot be used{why}; set --platform to one of: {here}"
     raise ConfigError(msg)
 
 

@@ -1,4 +1,4 @@
-"""Platform: a pure function from what was asked and what the host is to one frozen EngineConfig."""
+"""Platform: turns the requested options and the host into one frozen EngineConfig."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cpuserve.platforms.host import Host
 
 @dataclass(frozen=True, slots=True)
 class KvLayerFacts:
-    """KV geometry of one attention layer; window: keys a token sees at most (0 = all)."""
+    """KV geometry of one attention layer; window: most keys that a token sees (0 = all)."""
 
     kv_heads: int
     head_dim: int
@@ -21,14 +21,15 @@ class KvLayerFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a platform needs to know about a model: numbers and names, no tensors.
+    """The facts about a model that a platform needs: numbers and names, no tensors.
 
-    name: as the user called it. dtype: the checkpoint's ("bfloat16", "float16", "float32");
-    quantization: its weight format where it has one ("gguf Q4_1"). fixed_positions: a learned table
-    holds max_position. weight_bytes: tensor bytes in the files; matrix_weights: how many weights
-    the matrices have, a tied one counted once (0 without a program). activation_width: floats of
-    scratch one token of a step needs. has_program: cpuserve knows the architecture. generation:
-    sampling parameters the model recommends; generation_why: by whom and why.
+    name: as the user gave it. dtype: of the checkpoint ("bfloat16", "float16", "float32");
+    quantization: its weight format if it is quantized ("gguf Q4_1"). fixed_positions: positions are
+    a learned table of max_position rows. weight_bytes: bytes of all tensors in the files;
+    matrix_weights: number of weights in all matrices, a tied one counted once (0 without a
+    Program). activation_width: floats of scratch memory per token of a step. has_program: cpuserve
+    implements the architecture. generation: sampling parameters that the model recommends;
+    generation_why: the source of the recommendation.
     """
 
     name: str
@@ -50,14 +51,15 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a platform can do on one host.
+    """The abilities of a platform on one host.
 
-    tier: its performance class in a word, with what that means in a sentence. dtypes: types weights
-    may be kept in; quantizations: checkpoint formats and schemes; attention: the default kernel.
+    isa_level: the highest ISA level it runs; isa_level_means: a sentence on what that level offers.
+    dtypes: types in which weights may be kept; quantizations: checkpoint formats and schemes;
+    attention: the default attention kernel.
     """
 
-    tier: str
-    tier_means: str
+    isa_level: str
+    isa_level_means: str
     dtypes: tuple[str, ...]
     quantizations: tuple[str, ...]
     attention: str
@@ -77,15 +79,15 @@ class Platform(Protocol):
         """Whether this platform can run here, and the reason either way. Never raises."""
 
     def host(self) -> Host:
-        """The machine, read once."""
+        """Return the machine, read once."""
 
     def capabilities(self, host: Host) -> Capabilities:
-        """What can be asked for on `host`; pure."""
+        """Return what can be requested on `host`. Pure."""
 
     def kernels(self, isa: str) -> Mapping[str, str]:
-        """Kernel name -> the level that provides it when `isa` is the level."""
+        """Return kernel name -> ISA level of its code, if `isa` is the level in use."""
 
     def resolve(
         self, options: EngineOptions, sources: Mapping[str, str], facts: ModelFacts, host: Host
     ) -> Resolved:
-        """Every setting decided; pure. ConfigError where something asked cannot be honoured."""
+        """Decide every setting. Pure. ConfigError if a requested value cannot be honoured."""

@@ -1,9 +1,9 @@
 """CPU quota and memory limit of the control group this process runs in, v1, v2 and hybrid.
 
-A limit of any ancestor binds, so every value is the minimum up to the root. Inside a container the
-path of /proc/self/cgroup may not exist below the mounted root (v1 without a cgroup namespace shows
-the host's path): the mounted root then is the container's own group. Limits are "max" (v2), -1 (v1
-quota) or a page-rounded 2^63 (v1 memory) where there is none.
+The limits of all ancestors apply, so every value is the minimum up to the root. Inside a container
+the path of /proc/self/cgroup may not exist below the mounted root (v1 without a cgroup namespace
+shows the host's path); the mounted root is then the container's own group. No limit is written as
+"max" (v2), -1 (v1 quota) or a page-rounded 2^63 (v1 memory).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ V1_UNLIMITED = 1 << 62  # the kernel writes 9223372036854771712 for "no limit"
 
 
 class Cgroup(msgspec.Struct, frozen=True, kw_only=True):
-    """What the control group allows.
+    """The limits of the control group.
 
-    cpu_quota: CPUs' worth of time (1.5 = 150 ms in 100 ms), None = no limit. memory_limit and
-    memory_available (limit minus what is in use and cannot be reclaimed): bytes, None = no limit.
-    throttled_periods, throttled_s: how often and for how long the kernel stopped the group, or one
-    around it, for its quota.
+    cpu_quota: number of CPUs (1.5 = 150 ms of CPU time per 100 ms). memory_limit, memory_available
+    (the limit minus used memory that cannot be reclaimed): bytes. None = no limit.
+    throttled_periods, throttled_s: how often and for how long the kernel stopped the group, or an
+    ancestor, because of its quota.
     """
 
     version: int = 0
@@ -37,7 +37,7 @@ class Cgroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_cgroup(cgroup_root: Path, proc_root: Path) -> Cgroup:
-    """The limits that bind this process; missing files mean no limit."""
+    """Read the limits that apply to this process; a missing file means no limit."""
     paths = _own_paths(proc_root / "self" / "cgroup")
     v2_root = next((r for r in (cgroup_root, cgroup_root / "unified") if _is_v2(r)), None)
     quotas: list[float] = []
@@ -68,7 +68,7 @@ def read_cgroup(cgroup_root: Path, proc_root: Path) -> Cgroup:
 
 
 def own_cgroup() -> Cgroup:
-    """The limits of this process, as this system shows them."""
+    """Read the limits of this process from the files of this system."""
     return read_cgroup(Path("/sys/fs/cgroup"), Path("/proc"))
 
 
@@ -77,7 +77,7 @@ def _seconds(count: int | None, per_second: float) -> float | None:
 
 
 def _own_paths(file: Path) -> dict[str, str]:
-    """Controller -> path of our group; "" is the v2 hierarchy."""
+    """Return controller -> path of our group; "" is the v2 hierarchy."""
     paths: dict[str, str] = {}
     for line in _text(file).splitlines():
         parts = line.split(":", 2)
@@ -98,7 +98,7 @@ def _v1_groups(root: Path, controller: str, paths: dict[str, str]) -> Iterator[P
 
 
 def _ancestors(root: Path, path: str) -> Iterator[Path]:
-    """Our group below `root` if it is there, then its parents, `root` last."""
+    """Yield our group below `root` if it exists, then its parents, `root` last."""
     parts = [p for p in path.split("/") if p]
     if ".." not in parts and (root / "/".join(parts)).is_dir():
         for depth in range(len(parts), 0, -1):
@@ -133,7 +133,7 @@ def _v2_memory(group: Path) -> tuple[int, int] | None:
 
 
 def _v1_memory(group: Path) -> tuple[int, int] | None:
-    # A container sees its ancestors' limits only here.
+    # Inside a container, only this file shows the limits of ancestors.
     of_all = _stat(group / "memory.stat", "hierarchical_memory_limit")
     limits = [_int(group / "memory.limit_in_bytes"), of_all]
     return _limit_and_free(
@@ -144,7 +144,7 @@ def _v1_memory(group: Path) -> tuple[int, int] | None:
 
 
 def _reclaimable(group: Path, *keys: str) -> int:
-    """Page cache and the like, which the kernel drops before it kills anyone."""
+    """Return the bytes of page cache and similar memory, which the kernel can reclaim."""
     return sum(_stat(group / "memory.stat", key) or 0 for key in keys)
 
 

@@ -1,7 +1,7 @@
-"""Host: what the machine is and what this process may use of it, as plain data.
+"""Host: the machine, and the part of it that this process may use, as plain data.
 
-Everything is read from files below given roots, so a test feeds trees or JSON of machines nobody
-owns. Nothing here decides anything.
+Everything is read from files below given roots, so tests can describe any machine by a file tree or
+by JSON. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import platform as stdlib_platform
 import re
 import resource
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -31,13 +32,13 @@ ARM_PARTS = {
     (0xC0, 0xAC3): "Ampere-1",
 }
 
-# An Intel E core beside P cores, where the kernel does not say it in cpu_capacity: vectors half as
-# wide at about three quarters of the clock (est.).
+# Capacity of an Intel E core beside P cores, if the kernel does not report it in cpu_capacity: its
+# vectors are half as wide, at about three quarters of the clock (an estimate).
 ATOM_CAPACITY = 400
 
 
 class Cpu(msgspec.Struct, frozen=True):
-    """One online logical CPU. `core` is unique in the machine; -1 is an unknown L3.
+    """One online logical CPU. `core` is unique in the machine; l3 -1 = unknown.
 
     capacity: work in a given time, 1024 for the fastest class of cores (P cores, big cores).
     """
@@ -51,9 +52,9 @@ class Cpu(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One NUMA node; distances to all nodes of the host, in their order, 10 is itself.
+    """One NUMA node. distances: to all nodes of the host, in their order; 10 = to itself.
 
-    Memory is what its meminfo says (ballooned VMs lie, see `node_memory`).
+    Memory is as in its meminfo, which is wrong in a ballooned VM (see `node_memory`).
     """
 
     id: NodeId
@@ -73,14 +74,16 @@ class HugePages(msgspec.Struct, frozen=True):
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """The machine as this process sees it. Memory in bytes.
 
-    allowed: CPUs of the affinity mask, which a cpuset limits too. offline: present and switched
-    off. memory_nodes: nodes a cpuset lets it take memory of; empty = unknown. address_space_limit,
+    allowed: CPUs of the affinity mask, which a cpuset limits too. offline: present but switched
+    off. memory_nodes: nodes whose memory a cpuset permits; empty = unknown. address_space_limit,
     data_limit: of one process (ulimit -v and -d); None = no limit. numa_balancing: the kernel moves
-    pages between nodes. governor: who sets the clock ("powersave (acpi-cpufreq)"; "" = unknown).
-    load: programs that wanted a CPU in the last minute, on average. thread_gain: how much faster
-    one thread more than the CPU quota's floor reads memory, measured; 0 = not measured.
-    isa_levels: what the native extension runs here, lowest first; empty with `native_error` saying
-    why where it cannot run at all.
+    pages between nodes. governor: CPU frequency governor ("powersave (acpi-cpufreq)"; "" =
+    unknown). load: load average of the last minute. thread_gain: measured speed of reading memory
+    with n + 1 threads, divided by that with n, the CPU quota rounded down; 0 = not measured.
+    isa_levels: ISA levels that the native extension runs here, lowest first; if it cannot run at
+    all, they are empty and `native_error` says why. tiles_refused: the CPU has AMX, but the system
+    does not let this process use it. emulated: by which sign this process runs on an emulated CPU;
+    "" = none was found. topology_known: sysfs lists the CPUs.
     """
 
     arch: str
@@ -104,31 +107,34 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     thread_gain: float = 0.0
     isa_levels: tuple[str, ...] = ()
     native_error: str = ""
+    tiles_refused: bool = False
+    emulated: str = ""
+    topology_known: bool = True
     torch: bool = False
     transformers: bool = False
 
     @property
     def usable_cpus(self) -> list[Cpu]:
-        """Online CPUs this process may run on, by number."""
+        """Online CPUs that this process may run on, sorted by number."""
         allowed = set(self.allowed)
         return sorted((c for c in self.cpus if c.id in allowed), key=lambda c: c.id)
 
     @property
     def memory_limit(self) -> int:
-        """Memory of the machine or the container, whichever is less."""
+        """Memory of the machine or of the container, whichever is less."""
         return min(self.memory_total, self.cgroup.memory_limit or self.memory_total)
 
     @property
     def memory_free(self) -> int:
-        """Memory that can still be taken, machine and container together."""
+        """Memory that is still available, in the machine or the container, whichever is less."""
         free = self.cgroup.memory_available
         return self.memory_available if free is None else min(self.memory_available, free)
 
     def node_memory(self, nodes: Iterable[NodeId]) -> int | None:
-        """What `nodes` have available; None where that says nothing.
+        """Return the available bytes of `nodes`; None if that tells nothing.
 
-        It does not where `nodes` are all there are, or where the nodes do not add up to the machine
-        (after ballooning or hot-plugging they keep the numbers of the boot).
+        That is so if `nodes` are all nodes with memory, or if the nodes do not add up to the
+        machine (after ballooning or hot-plugging they still report the sizes of the boot).
         """
         chosen = set(nodes)
         total = sum(n.memory_total for n in self.nodes)
@@ -138,12 +144,12 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         return sum(n.memory_available for n in self.nodes if n.id in chosen)
 
     def to_json(self) -> bytes:
-        """This host as JSON, for a bug report or a test fixture."""
+        """Return this host as JSON, for a bug report or a test fixture."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
     @staticmethod
     def from_json(data: bytes) -> Host:
-        """The host `to_json` wrote."""
+        """Return the host that `to_json` wrote."""
         return msgspec.json.decode(data, type=Host)
 
     @staticmethod
@@ -156,17 +162,19 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         arch: str | None = None,
         rlimits: Mapping[str, int | None] | None = None,
     ) -> Host:
-        """Read the host; what a file does not say is filled with the plainest assumption.
+        """Read the host; missing facts get the simplest assumption.
 
-        rlimits: {"AS": bytes, "DATA": bytes} instead of this process's own.
+        rlimits: {"AS": bytes, "DATA": bytes} instead of the limits of this process.
         """
         allowed = sorted(_affinity() if affinity is None else affinity)
         cpuinfo = _text(proc_root / "cpuinfo")
+        arch = arch or stdlib_platform.machine().lower().replace("amd64", "x86_64")
+        topology_known = (sysfs_root / "devices/system/cpu/online").exists()
         meminfo = _meminfo(_text(proc_root / "meminfo"))
         total, available = _memory(meminfo)
         limits = _rlimits() if rlimits is None else rlimits
         return Host(
-            arch=arch or stdlib_platform.machine().lower().replace("amd64", "x86_64"),
+            arch=arch,
             cpu_model=_cpu_model(cpuinfo),
             cpu_flags=_cpu_flags(cpuinfo),
             cpus=_read_cpus(sysfs_root / "devices/system", allowed),
@@ -184,6 +192,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
             governor=_governor(sysfs_root / "devices/system/cpu/cpu0/cpufreq"),
             load=_load(_text(proc_root / "loadavg")),
             kernel=_text(proc_root / "sys/kernel/osrelease").strip(),
+            emulated=_emulated(arch, cpuinfo),
+            topology_known=topology_known or sys.platform != "linux",
         )
 
 
@@ -207,7 +217,7 @@ def _memory_nodes(status: str) -> tuple[NodeId, ...]:
 
 
 def _read_cpus(system: Path, allowed: list[int]) -> tuple[Cpu, ...]:
-    """Every online CPU; one core per CPU on one node where sysfs does not say."""
+    """Return all online CPUs; without sysfs, each is a core of its own on node 0."""
     online = _list(system / "cpu/online") or [CpuId(c) for c in allowed]
     slow = set(_list(system.parent / "cpu_atom/cpus"))
     node_of = {c: n for n, cpus in _node_cpus(system / "node").items() for c in cpus}
@@ -220,7 +230,7 @@ def _read_cpus(system: Path, allowed: list[int]) -> tuple[Cpu, ...]:
             folder / "topology/thread_siblings_list"
         )
         core = _int(folder / "topology/core_id", cpu)
-        # core_id repeats in every die; the lowest sibling does not
+        # core_id repeats in every die; the lowest sibling is unique
         key = (package, core, min(siblings)) if siblings else (package, core, cpu)
         node = node_of.get(cpu, NodeId(0))
         capacity = _int(folder / "cpu_capacity", ATOM_CAPACITY if cpu in slow else 1024)
@@ -230,7 +240,7 @@ def _read_cpus(system: Path, allowed: list[int]) -> tuple[Cpu, ...]:
 
 
 def _l3(folder: Path) -> int:
-    """The lowest CPU that shares this CPU's L3, as the group's name."""
+    """Return the lowest CPU that shares this CPU's L3 cache, as the number of the group."""
     for index in range(6):
         cache = folder / f"cache/index{index}"
         if _int(cache / "level", 0) == 3:
@@ -260,7 +270,7 @@ def _read_nodes(root: Path) -> tuple[Node, ...]:
 
 
 def _meminfo(text: str) -> dict[str, int]:
-    """Key -> bytes (or a count where the line has no unit); reads /proc's and a node's format."""
+    """Return key -> bytes (or a count if there is no unit), from /proc's or a node's format."""
     found: dict[str, int] = {}
     for line in text.splitlines():
         match = re.match(r"(?:Node \d+ )?([\w()]+):\s+(\d+)( kB)?", line)
@@ -270,11 +280,11 @@ def _meminfo(text: str) -> dict[str, int]:
 
 
 def _memory(meminfo: dict[str, int]) -> tuple[int, int]:
-    """(total, available); asks psutil where there is no /proc/meminfo."""
+    """Return (total, available) bytes, from psutil if there is no /proc/meminfo."""
     if "MemTotal" in meminfo:
         total = meminfo["MemTotal"]
         return total, min(total, meminfo.get("MemAvailable", meminfo.get("MemFree", total)))
-    import psutil  # only where the kernel has no /proc: keeps start-up free of it
+    import psutil  # here, so that start-up does not import it on systems with /proc
 
     memory = psutil.virtual_memory()
     return int(memory.total), int(memory.available)
@@ -303,9 +313,21 @@ def _cpu_model(cpuinfo: str) -> str:
 
 
 def _cpu_flags(cpuinfo: str) -> tuple[str, ...]:
-    """Instruction sets as lscpu shows them."""
+    """Return the instruction sets, with the names that lscpu prints."""
     match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
     return tuple(match[1].split()) if match else ()
+
+
+def _emulated(arch: str, cpuinfo: str) -> str:
+    """Return the sign of an emulated CPU in /proc/cpuinfo, which emulators of processes pass on."""
+    shown = {"vendor_id": "x86_64", "CPU implementer": "aarch64"}
+    for key, machine in shown.items():
+        if machine != arch and re.search(rf"^{key}\s*:", cpuinfo, re.MULTILINE):
+            return f"built for {arch}, on a machine of {machine}"
+    model = _cpu_model(cpuinfo)
+    if model.startswith(("VirtualApple", "QEMU TCG")):  # Rosetta; an emulated machine
+        return f"the CPU is {model}"
+    return ""
 
 
 def _governor(folder: Path) -> str:
@@ -319,7 +341,7 @@ def _load(text: str) -> float:
 
 
 def _list(file: Path) -> list[CpuId]:
-    """A kernel CPU list ("0-3,8"); empty where the file is missing or odd."""
+    """Read a kernel CPU list ("0-3,8"); empty if the file is missing or malformed."""
     return _parse_list(_text(file).strip())
 
 

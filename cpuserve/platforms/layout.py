@@ -1,8 +1,9 @@
-"""How many ranks and engines share the NUMA nodes of a machine, and why; pure.
+"""Decide how many ranks and engines use the NUMA nodes of a machine. Pure functions.
 
-One group of threads may span the nodes ("off"), with its pages where they are first touched or on
-all nodes in turn ("interleave"); a model may be split over a rank on each ("tp"); each may have an
-engine with a copy of its own ("replicas"); or all but one may be left alone, when neither pays.
+The modes: one group of threads spans the nodes, with pages where they are first touched ("off") or
+alternating between nodes ("interleave"); the model is split over one rank per node ("tp"); each
+node has an engine with a copy of the model ("replicas"); or only one node is used, if neither of
+the last two is faster.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from cpuserve.errors import ConfigError
 from cpuserve.ids import NodeId
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.host import Host
-from cpuserve.platforms.memory import leaves_room
+from cpuserve.platforms.memory import fits_twice
 from cpuserve.platforms.placement import quota_threads
 from cpuserve.platforms.replicas import share_of
 from cpuserve.platforms.topology import Core, by_node, physical_cores, worth_using
 
-# What decides whether a token is sooner ready from several nodes than from one (est.: a socket with
-# eight channels of DDR5, and a cache line that goes to another socket and back).
+# Estimates that decide whether several nodes compute a token faster than one: the bandwidth of a
+# socket with eight channels of DDR5, and the round trip of a cache line to another socket.
 NODE_READ_BYTES_PER_S = 200e9
-MEETING_S = 2e-6  # what a barrier over several nodes takes longer than one inside a node
-MEETINGS = 4  # barriers of a layer
-# Engines of their own answer as many times the requests as there are nodes; ranks answer each of
-# them sooner, and are worth more as long as they lose no more than a quarter of that to waiting.
+MEETING_S = 2e-6  # extra time of a barrier over several nodes, compared with one inside a node
+MEETINGS = 4  # barriers per layer
+# N replicas have N times the throughput of one node. N ranks have a lower latency, and are
+# preferred if their throughput is at least this share of it.
 WORTH_SPLITTING = 0.75
 
 
@@ -36,7 +37,7 @@ WORTH_SPLITTING = 0.75
 class Layout:
     """`ranks` of each of `replicas` engines.
 
-    nodes: the only ones to compute on, None = all. interleave: nodes whose memory is taken in turn.
+    nodes: NUMA nodes to compute on, None = all. interleave: nodes between which pages alternate.
     """
 
     ranks: int = 1
@@ -54,12 +55,12 @@ def lay_out(
     executor: str,
     weights: int,
 ) -> Layout:
-    """What --numa, --tensor-parallel-size and --data-parallel-size come to; numbers asked for stay.
+    """Decide --numa, --tensor-parallel-size and --data-parallel-size; requested numbers are kept.
 
     weights: bytes of the packed model.
 
     Raises:
-        ConfigError: numbers this machine or executor cannot honour, or wishes that exclude another.
+        ConfigError: this machine or executor cannot honour a number, or options exclude each other.
     """
     machine = _Machine(options, host, facts, executor, weights)
     layout, chosen, why = _choose(machine, ledger)
@@ -71,7 +72,7 @@ def lay_out(
 
 
 def ranks_of_nodes(options: EngineOptions, host: Host) -> int:
-    """The ranks of a model about which nothing is known: what was asked, or a large one's."""
+    """Return the requested ranks, or those of a large model, while the model is not known."""
     if options.tensor_parallel_size == "auto" or options.numa == "tp":
         return len(_groups(options, host))
     return options.tensor_parallel_size or 1
@@ -79,7 +80,7 @@ def ranks_of_nodes(options: EngineOptions, host: Host) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """What the choice depends on."""
+    """The facts that the choice depends on."""
 
     options: EngineOptions
     host: Host
@@ -97,7 +98,7 @@ class _Machine:
 
     @property
     def ranks(self) -> int | None:
-        """Asked for as a number."""
+        """The requested number of ranks; None if none or "auto" was requested."""
         asked = self.options.tensor_parallel_size
         return asked if isinstance(asked, int) else None
 
@@ -111,51 +112,55 @@ class _Machine:
         return self.options.numa or ("auto" if automatic else "off")
 
 
-_Choice = tuple[Layout, str, str]  # and what it is called, and why
+_Choice = tuple[Layout, str, str]  # the layout, its name, the reason
 
 
 def _choose(machine: _Machine, ledger: Ledger) -> _Choice:
     mode, nodes = machine.mode, machine.nodes
     asked = Layout(machine.ranks or 1, machine.replicas or 1)
     if mode == "off":
-        return asked, "off", "memory is where threads first touch it, on any node"
+        return asked, "off", "pages are on the node that first touches them"
     if mode == "interleave":
         return _interleaved(machine, ledger, asked)
     bind = parse_bind(machine.options.omp_threads_bind or "auto")
     if isinstance(bind, list):
         ranks = machine.ranks or max(1, len(bind) // asked.replicas)
-        return Layout(ranks, asked.replicas), "tp", "one for each list of CPUs"
+        return Layout(ranks, asked.replicas), "tp", "one rank for each list of CPUs"
     if bind == "nobind":
-        return asked, "off", "threads that are not bound have no node"
+        return asked, "off", "threads are not bound to nodes"
     if len(nodes) == 1:
-        return asked, "off", "there is one NUMA node to use"
+        return asked, "off", "only one NUMA node can be used"
     if mode == "replicas":
         if machine.replicas is not None:
-            why = "as many engines as --data-parallel-size says (one, where the caller runs it)"
+            why = "as many engines as --data-parallel-size says (one inside a Python program)"
             return asked, "replicas", why
         made = Layout(asked.ranks, len(nodes))
-        return made, "replicas", "an engine for each NUMA node, as asked"
+        return made, "replicas", "an engine for each NUMA node, as requested"
     if mode == "tp" or machine.ranks is not None:
         ranks = machine.ranks or max(1, len(nodes) // asked.replicas)
-        return Layout(ranks, asked.replicas), "tp", f"{len(nodes)} NUMA nodes, as asked"
+        return Layout(ranks, asked.replicas), "tp", f"{len(nodes)} NUMA nodes, as requested"
     return _automatic(machine)
 
 
 def _interleaved(machine: _Machine, ledger: Ledger, asked: Layout) -> _Choice:
     if asked.ranks > 1:
         msg = (
-            f"{ledger.asked('numa')}: spreads the pages of one rank, and {asked.ranks} keep theirs "
-            f"to themselves; give --numa tp, or leave --tensor-parallel-size out"
+            f"{ledger.asked('numa')}: spreads the pages of a single rank over the nodes, but "
+            f"{asked.ranks} were requested; give --numa tp, or leave --tensor-parallel-size out"
         )
         raise ConfigError(msg)
     if len(machine.nodes) == 1:
-        return asked, "off", "there is one NUMA node to use"
+        return asked, "off", "only one NUMA node can be used"
     made = Layout(1, asked.replicas, interleave=machine.nodes)
-    return made, "interleave", f"pages alternate between {len(machine.nodes)} NUMA nodes, as asked"
+    return (
+        made,
+        "interleave",
+        (f"pages alternate between {len(machine.nodes)} NUMA nodes, as requested"),
+    )
 
 
 def _automatic(machine: _Machine) -> _Choice:
-    """Ranks where the model gains by them, else engines where copies fit, else one node."""
+    """Choose ranks if they are fast enough, else replicas if copies fit, else one node."""
     count = len(machine.nodes)
     largest = max(machine.groups, key=len)
     one = Layout(1, machine.replicas or 1, (largest[0].node,))
@@ -163,7 +168,7 @@ def _automatic(machine: _Machine) -> _Choice:
     if limit is not None and limit[0] <= len(largest) and one.replicas == 1:
         return one, "one node", f"{limit[0]} threads fit on one NUMA node: {limit[1]}"
     if machine.executor != "native":
-        return one, "one node", f"the {machine.executor} executor does not split a model"
+        return one, "one node", f"the {machine.executor} executor cannot split a model"
     ranks = max(1, count // one.replicas)
     pays, why = _splitting_pays(machine, ranks)
     if pays:
@@ -171,13 +176,13 @@ def _automatic(machine: _Machine) -> _Choice:
     if machine.replicas is not None:
         only = one.nodes if one.replicas == 1 else None
         return Layout(1, one.replicas, only), "one node" if only else "replicas", why
-    if leaves_room(share_of(machine.host, count), machine.weights):
+    if fits_twice(share_of(machine.host, count), machine.weights):
         return Layout(1, count), "replicas", f"an engine for each of {count} NUMA nodes: {why}"
     return one, "one node", f"{why}, and {count} copies do not fit in memory"
 
 
 def _splitting_pays(machine: _Machine, ranks: int) -> tuple[bool, str]:
-    """Whether a token comes so much sooner from `ranks` nodes that engines are not better."""
+    """Return (whether `ranks` ranks are better than as many replicas, the reason)."""
     alone = machine.weights / NODE_READ_BYTES_PER_S
     meetings = len(machine.facts.kv_layers) * MEETINGS * MEETING_S
     gain = alone / (alone / ranks + (meetings if ranks > 1 else 0.0))
@@ -188,12 +193,12 @@ def _splitting_pays(machine: _Machine, ranks: int) -> tuple[bool, str]:
 
 
 def _groups(options: EngineOptions, host: Host) -> list[list[Core]]:
-    """The compute cores of each node that may be used."""
+    """Return the compute cores of each usable node."""
     groups = by_node(worth_using(physical_cores(host)))
     if options.visible_memory_nodes is None:
         return groups
     wanted: Sequence[NodeId] = parse_nodes(options.visible_memory_nodes)
-    # A wrong one is told where threads are placed.
+    # placement.py reports nodes that do not exist.
     return [group for group in groups if group[0].node in wanted] or groups
 
 
@@ -202,14 +207,14 @@ def _check_ranks(
 ) -> None:
     if ranks > 1 and executor != "native":
         msg = (
-            f"{ledger.asked('tensor_parallel_size')}: the {executor} executor does not split a "
+            f"{ledger.asked('tensor_parallel_size')}: the {executor} executor cannot split a "
             f"model; use 1"
         )
         raise ConfigError(msg)
     asked = isinstance(options.tensor_parallel_size, int)
     reason = "one group of threads over all cores"
     if ranks > 1:
-        reason = "groups of threads, each with its part of the model in its own memory"
+        reason = "groups of threads, each with a part of the model in the memory of its node"
     if not asked and (options.numa or options.tensor_parallel_size == "auto"):
         reason = f"{reason}; {why}" if ranks > 1 else why
     elif not asked and nodes > 1:
@@ -227,8 +232,9 @@ def _check_replicas(ledger: Ledger, replicas: int, host: Host) -> None:
         )
         raise ConfigError(msg)
     if replicas > 1:
-        reason = "engines, each with the model, cores of its own and an equal part of the memory"
+        reason = (
+            "engines, each with a copy of the model, its own cores and an equal part of the memory"
+        )
         if replicas > nodes:
-            reason += f"; {nodes} would be faster here: "
-            reason += "those that share a node read its memory twice"
+            reason += f"; {nodes} would be faster: engines on one node compete for its bandwidth"
         ledger.decide("data_parallel_size", replicas, reason)

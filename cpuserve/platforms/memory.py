@@ -1,8 +1,8 @@
-"""How many KV blocks there are and how long a request may be.
+"""Plan memory: the number of KV blocks, and the longest request.
 
 Bytes of one block of 32 tokens, over all layers: 2 (K and V) x kv_heads x head_dim (rounded up to
-16) x 32 x element bytes. What is free is the least that any bound leaves (`room.py`), minus the
-weights (a packed copy is made) and what the processes themselves need.
+16) x 32 x element bytes. The free memory is the least that any bound leaves (`memory_bounds.py`)
+beside the weights (a packed copy is made) and the memory that the processes themselves need.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from cpuserve.errors import ConfigError
 from cpuserve.ids import NodeId
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.host import Host
-from cpuserve.platforms.room import HEADROOM, Bound, Needs, tightest
+from cpuserve.platforms.memory_bounds import HEADROOM, Bound, Needs, tightest
 
 BLOCK = 32  # csrc/kernels/table.h: kBlock
 HEAD_ALIGN = 16  # table.h: hd_pad
 KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
-SCALE_BYTES = 4  # of K or V of one head of a token, where elements have one byte
+SCALE_BYTES = 4  # scale of the keys or values of one head and token, if elements have one byte
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-# A weight and its share of scales; int4 leaves embedding and output head, up to half of a small
-# model, in int8.
+# Bytes of a weight with its share of the scales. int4 keeps the embedding and the output head, up
+# to half of a small model, in int8.
 QUANTIZED_BYTES = {"int8": 1.05, "w8a8": 1.05, "int8_fine": 1.07, "int4": 0.85, "int4_fine": 0.9}
-PROCESS_BYTES = 256 << 20  # both processes besides weights, KV cache and activations
+PROCESS_BYTES = 256 << 20  # both processes without weights, KV cache and activations
 AUTO_MAX = 4 * GIB
-AUTO_SHARE = 4  # automatic size: at most a quarter of what is free
-AUTO_SHARE_FOR_ONE = 2  # or half, where a quarter does not hold one request of full length
-LEAST_TOKENS = 256  # a pool below this serves nobody
+AUTO_SHARE = 4  # automatic size: at most a quarter of the free memory
+AUTO_SHARE_FOR_ONE = 2  # or half of it, if a quarter does not hold one request of full length
+LEAST_TOKENS = 256  # a smaller KV cache is not useful
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The KV pool and the longest request it is promised to hold."""
+    """The size of the KV cache, and the longest request that it holds."""
 
     kv_blocks: int
     max_model_len: int
@@ -46,9 +46,11 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Budget:
-    """bound: what leaves the pool least; near: room on the nodes the threads run on, if known.
+    """The memory for the KV cache.
 
-    block: bytes of one block; wanted: longest request asked for; spare: blocks that hold nothing.
+    bound: the tightest memory bound; near: free bytes on the NUMA nodes of the threads, if known;
+    block: bytes of one block; wanted: length of the longest request; spare: blocks that hold no
+    tokens.
     """
 
     bound: Bound
@@ -60,8 +62,8 @@ class _Budget:
 
     @property
     def free(self) -> int:
-        """Bytes the pool could take."""
-        return self.bound.room
+        """Bytes that the KV cache could take."""
+        return self.bound.free
 
     @property
     def is_free(self) -> str:
@@ -72,7 +74,7 @@ class _Budget:
         return -(-tokens // BLOCK) + self.spare
 
     def tokens(self, blocks: int) -> int:
-        """Tokens of one request that `blocks` hold."""
+        """Return how many tokens of one request fit into `blocks`."""
         return max(0, blocks - self.spare) * BLOCK
 
     def bytes(self, tokens: int) -> int:
@@ -84,12 +86,12 @@ class _Budget:
 
     @property
     def least_tokens(self) -> int:
-        """A request that must fit: of the length asked, or a short one where none was."""
+        """Length of a request that must fit: as requested, or short without a request."""
         return self.wanted if self.explicit_len else min(self.wanted, LEAST_TOKENS)
 
 
 def kv_block_bytes(facts: ModelFacts, kv_dtype: str) -> int:
-    """Bytes of one block over all layers."""
+    """Return the bytes of one block over all layers."""
     element, scale = KV_BYTES[kv_dtype], _scale_bytes(kv_dtype)
     rows = (
         (-(-k.head_dim // HEAD_ALIGN) * HEAD_ALIGN * element + scale) * k.kv_heads
@@ -103,7 +105,7 @@ def _scale_bytes(kv_dtype: str) -> int:
 
 
 def resident_weight_bytes(facts: ModelFacts, dtype: str, quantize: str = "none") -> int:
-    """Bytes of the packed weights when the dense ones are kept in `dtype`, or quantized."""
+    """Return the bytes of the packed weights: dense ones in `dtype`, or quantized."""
     if facts.quantization is not None:
         return facts.weight_bytes
     if quantize != "none":
@@ -111,9 +113,9 @@ def resident_weight_bytes(facts: ModelFacts, dtype: str, quantize: str = "none")
     return facts.weight_bytes * DTYPE_BYTES[dtype] // DTYPE_BYTES[facts.dtype]
 
 
-def leaves_room(host: Host, weights: int) -> bool:
-    """Whether packed weights of that many bytes fit on `host`, with as much for other things."""
-    return tightest(host, Needs(weights, PROCESS_BYTES + weights)).room >= 0
+def fits_twice(host: Host, weights: int) -> bool:
+    """Whether `weights` bytes of packed weights fit, with as much again for everything else."""
+    return tightest(host, Needs(weights, PROCESS_BYTES + weights)).free >= 0
 
 
 def plan_memory(
@@ -130,12 +132,13 @@ def plan_memory(
     threads: int,
     nodes: Iterable[NodeId],
 ) -> MemoryPlan:
-    """Size the pool; only an explicit wish can fail, and says the largest value that would not.
+    """Choose the size of the KV cache, the longest request and the swap space.
 
-    nodes: NUMA nodes the threads run on, whose memory is preferred.
+    nodes: NUMA nodes of the threads, whose memory is preferred.
 
     Raises:
-        ConfigError: the model, the explicit KV size or the explicit length does not fit.
+        ConfigError: the model, a requested KV size or a requested length does not fit. The message
+            names the largest value that does.
     """
     weights = resident_weight_bytes(facts, dtype, quantize)
     block = kv_block_bytes(facts, kv_dtype)
@@ -171,43 +174,45 @@ def plan_memory(
     ledger.decide("max_model_len", length, _length_why(budget, length, facts))
     window = _sliding(facts, length)
     if window:
-        ledger.decide("kv_window", window, "tokens before it are forgotten by every layer")
+        ledger.decide(
+            "kv_window", window, "no layer reads keys before this window, so their blocks are freed"
+        )
     swap = _swap(options, ledger, budget, blocks * budget.block)
     return MemoryPlan(blocks, length, swap, window)
 
 
 def _sliding(facts: ModelFacts, length: int) -> int:
-    """Keys that a token of a request of `length` sees at most in any layer; 0 = all of them."""
+    """Return the most keys that a token of a request of `length` sees in a layer; 0 = all."""
     windows = [kv.window for kv in facts.kv_layers]
     widest = max(windows, default=0) if all(windows) else 0
     return widest if widest < length else 0
 
 
 def _written_bytes(options: EngineOptions, block: int) -> int:
-    """Memory of blocks on their way to files: those that wait, one before and one behind them."""
+    """Return the bytes of blocks being written to files: the queue, and one at either end of it."""
     if options.prefix_cache_dir is None or options.enable_prefix_caching is False:
         return 0
     return max(PREFIX_CACHE_QUEUE_BYTES, block) + 2 * block
 
 
 def _swap(options: EngineOptions, ledger: Ledger, budget: _Budget, used: int) -> int:
-    """Bytes of swap space beside a pool of `used` bytes."""
+    """Return the bytes of swap space beside a KV cache of `used` bytes."""
     size = parse_space(options.swap_space or "0").bytes or 0
     if not size:
         return 0
     if options.enable_prefix_caching is False:
         return ledger.decide(
-            "swap_space", 0, "blocks are found again by prefix caching, which is off"
+            "swap_space", 0, "swapped blocks are found by prefix caching, which is off"
         )
     left = budget.free - used
     if size > left:
-        most = f"give at most {format_gib(left)}" if left > GIB // 100 else "leave it out"
+        most = f"give at most {format_gib(left)}" if left > GIB // 100 else "leave the option out"
         msg = (
             f"{ledger.asked('swap_space')}: {format_bytes(size)} does not fit beside a KV cache of "
             f"{format_bytes(used)}; {budget.is_free}; {most}, or lower CPUSERVE_KVCACHE_SPACE"
         )
         raise ConfigError(msg)
-    ledger.decide("swap_space", format_bytes(size), f"{size // budget.block} blocks, as asked")
+    ledger.decide("swap_space", format_bytes(size), f"{size // budget.block} blocks, as requested")
     return size
 
 
@@ -220,31 +225,31 @@ def _wanted_length(options: EngineOptions, ledger: Ledger, facts: ModelFacts) ->
         return facts.max_position, False
     if asked > facts.max_position and (facts.fixed_positions or not options.allow_long_model_len):
         msg = (
-            f"{ledger.asked('max_model_len')}: {facts.name} has positions for "
+            f"{ledger.asked('max_model_len')}: the positions of {facts.name} end at "
             f"{facts.max_position} tokens; give at most {facts.max_position}"
         )
         if not facts.fixed_positions:
-            msg += ", or set CPUSERVE_ALLOW_LONG_MAX_MODEL_LEN=1 to go where it was not trained"
+            msg += ", or set CPUSERVE_ALLOW_LONG_MAX_MODEL_LEN=1 to exceed its trained length"
         raise ConfigError(msg)
     return asked, True
 
 
 def _length_in_window(ledger: Ledger, asked: int | None, window: int) -> tuple[int, bool]:
-    """The same where no window may slide."""
+    """Return (length, whether it was requested) if no sliding window may slide."""
     ledger.decide("disable_sliding_window", True, f"no request is longer than {window} tokens")
     if asked is None or asked == -1:
         return window, False
     if asked > window:
         msg = (
-            f"{ledger.asked('max_model_len')}: a sliding window of {window} tokens is not to "
-            f"slide; give at most {window}, or leave out --disable-sliding-window"
+            f"{ledger.asked('max_model_len')}: with --disable-sliding-window no request can be "
+            f"longer than the window of {window} tokens; give at most {window}, or drop that option"
         )
         raise ConfigError(msg)
     return asked, True
 
 
 def _formula(facts: ModelFacts, kv_dtype: str) -> str:
-    """ "2 x 30 layers x 3 heads x 64 x 2 bytes": what a token takes, K and V."""
+    """ "2 x 30 layers x 3 heads x 64 x 2 bytes": the bytes of a token's keys and values."""
     element, scale = KV_BYTES[kv_dtype], _scale_bytes(kv_dtype)
     groups: dict[tuple[int, int], int] = {}
     for kv in facts.kv_layers:
@@ -262,14 +267,14 @@ def _formula(facts: ModelFacts, kv_dtype: str) -> str:
 def _require_room(budget: _Budget, needs: Needs) -> None:
     least = budget.bytes(min(budget.wanted, LEAST_TOKENS))
     bound = budget.bound
-    if bound.room >= least:
+    if bound.free >= least:
         return
     msg = (
         f"not enough memory: the weights need {format_bytes(needs.weights)}, the processes "
         f"{format_bytes(bound.needed - needs.weights)} and the smallest KV cache "
-        f"{format_bytes(least)}, with a margin {format_bytes(bound.with_room(least))} in all; "
-        f"{format_bytes(bound.free)} {bound.what} is free. Free or grant more memory, lower "
-        f"--max-num-batched-tokens, or take a smaller model"
+        f"{format_bytes(least)}, with a margin {format_bytes(bound.required(least))} in all; "
+        f"only {format_bytes(bound.available)} {bound.what} is free. Free or grant more "
+        f"memory, lower --max-num-batched-tokens, or serve a smaller model"
     )
     raise ConfigError(msg)
 
@@ -278,7 +283,7 @@ def _automatic(budget: _Budget, ledger: Ledger, max_num_seqs: int) -> tuple[int,
     useful = max_num_seqs * budget.blocks(budget.wanted)
     share, what = _share(budget)
     if useful <= share:
-        return useful, f"all that {max_num_seqs} requests of full length can use"
+        return useful, f"as much as {max_num_seqs} requests of full length can use"
     least = budget.blocks(budget.least_tokens)
     if least > share:
         return _grown(budget, ledger, least)
@@ -287,7 +292,7 @@ def _automatic(budget: _Budget, ledger: Ledger, max_num_seqs: int) -> tuple[int,
 
 
 def _share(budget: _Budget) -> tuple[int, str]:
-    """(blocks, which share that is) of the automatic size."""
+    """Return (blocks, reason) of the automatic size."""
     free, where = budget.free, "the free memory"
     if budget.near is not None and budget.near < free:
         free, where = max(0, budget.near), "the free memory of the NUMA nodes in use"
@@ -307,18 +312,18 @@ def _grown(budget: _Budget, ledger: Ledger, least: int) -> tuple[int, str]:
     if least * budget.block > budget.free:
         msg = (
             f"{ledger.asked('max_model_len')}: needs {format_bytes(least * budget.block)} of KV "
-            f"cache and {budget.is_free}; give at most --max-model-len {budget.most_tokens}"
+            f"cache, but {budget.is_free}; give at most --max-model-len {budget.most_tokens}"
         )
         raise ConfigError(msg)
     if not budget.explicit_len:
         return least, "more than the automatic share, to hold a short request"
-    return least, "more than the automatic share, to hold one request of the length asked"
+    return least, "more than the automatic share, to hold one request of the requested length"
 
 
 def _explicit(budget: _Budget, ledger: Ledger, host: Host, space: Space) -> tuple[int, str]:
     asked = ledger.asked("kv_cache_space")
     if space.bytes is not None:
-        size, why = space.bytes, "as asked"
+        size, why = space.bytes, "as requested"
     else:
         assert space.percent is not None
         size = int(host.memory_limit * space.percent / 100)
@@ -341,7 +346,7 @@ def _too_small(budget: _Budget, asked: str, size: int) -> str:
     shorter = f", or pass --max-model-len {holds}" if holds >= BLOCK else ""
     enough = format_gib_up(budget.bytes(least_tokens))
     return (
-        f"{asked}: holds {holds} tokens and a request of {least_tokens} tokens needs {need}; "
+        f"{asked}: holds {holds} tokens, but a request of {least_tokens} tokens needs {need}; "
         f"set CPUSERVE_KVCACHE_SPACE={enough}{shorter}"
     )
 
@@ -349,9 +354,9 @@ def _too_small(budget: _Budget, asked: str, size: int) -> str:
 def _length_why(budget: _Budget, length: int, facts: ModelFacts) -> str:
     if length < budget.wanted:
         need = format_bytes(budget.bytes(budget.wanted))
-        return f"what the KV cache holds; the model's {facts.max_position} would need {need}"
+        return f"as many as the KV cache holds; the model's {facts.max_position} would need {need}"
     if length > facts.max_position:
-        return f"as asked, beyond the model's {facts.max_position}: expect worse answers there"
+        return f"as requested, beyond the model's {facts.max_position}: answers may get worse there"
     if budget.explicit_len:
-        return "as asked"
-    return "the model's" if length == facts.max_position else "one sliding window"
+        return "as requested"
+    return "as in the model" if length == facts.max_position else "one sliding window"

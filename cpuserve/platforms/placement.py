@@ -1,8 +1,8 @@
-"""Which CPUs the threads of each rank get, and which are left to the front end.
+"""Thread placement: the CPUs of each rank's threads, and those that are left to the front end.
 
-A pure function of what was asked and what the host is. A rank is a group of threads with its own
-part of the model (tensor parallel); a replica is an engine of its own (data parallel). Ranks are
-numbered replica by replica, so that neighbours share nodes.
+A pure function of the requested options and the host. A rank is a group of threads with its own
+part of the model (tensor parallel); a replica is a separate engine (data parallel). Ranks are
+numbered replica by replica, so that neighbouring ranks share nodes.
 """
 
 from __future__ import annotations
@@ -26,15 +26,19 @@ from cpuserve.platforms.topology import (
     worth_using,
 )
 
-SMALL = 4  # up to this many allowed cores a reserved one would cost more than it saves
-# A thread more than the quota pays for in full stops all of them for a part of each period, which
-# shows in the slowest steps: it must gain more than that is worth, and more than the noise.
+SMALL = 4  # with this many allowed cores or fewer, reserving one costs more than it gains
+# With more threads than the CPU quota covers, the kernel stops all of them for a part of each
+# period, which makes the slowest steps slower. One thread more must therefore gain clearly more
+# than the noise of the measurement.
 WORTH_STOPPING = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """cpus: one per thread in thread order, None = not pinned. nodes: where its memory is."""
+    """The threads of one rank.
+
+    cpus: one per thread in thread order, None = not pinned. nodes: NUMA nodes of its memory.
+    """
 
     threads: int
     cpus: tuple[CpuId, ...] | None
@@ -45,7 +49,7 @@ class Rank:
 class Placement:
     """The ranks of all replicas, and the front end's CPUs (None = anywhere).
 
-    passive_waits: a CPU quota counts the time spent waiting awake, so threads should sleep soon.
+    passive_waits: threads should sleep soon when they wait, since a CPU quota counts spinning.
     """
 
     ranks: tuple[Rank, ...]
@@ -54,7 +58,7 @@ class Placement:
 
     @property
     def threads(self) -> int:
-        """Threads of all ranks."""
+        """Number of threads of all ranks."""
         return sum(rank.threads for rank in self.ranks)
 
     @property
@@ -79,11 +83,11 @@ def place(
     dp: int = 1,
     only: Sequence[NodeId] | None = None,
 ) -> Placement:
-    """Threads and their CPUs for `dp` replicas of `tp` ranks each; automatic ones on `only` nodes.
+    """Place the threads of `dp` replicas of `tp` ranks, automatic ones on the nodes of `only`.
 
     Raises:
-        ConfigError: a CPU or node this process may not use, a list too many or too few, more
-            ranks or reserved cores than there are cores.
+        ConfigError: a CPU or node that this process may not use, a wrong number of CPU lists, or
+            more ranks or reserved cores than there are cores.
     """
     bind = parse_bind(options.omp_threads_bind or "auto")
     if bind == "auto":
@@ -97,12 +101,14 @@ def place(
         _only_auto(options, ledger)
     ledger.decide("threads", placement.threads, why)
     got = "not pinned" if placement.cpus is None else bind_list(placement)
-    pinning = "the kernel places threads" if placement.cpus is None else "each thread keeps its CPU"
+    pinning = (
+        "the kernel places threads" if placement.cpus is None else "each thread stays on its CPU"
+    )
     if placement.passive_waits:
-        pinning += "; waits sleep soon, as the quota counts them"
+        pinning += "; waiting threads sleep soon, because the CPU quota counts spinning"
     ledger.decide("omp_threads_bind", got, pinning)
     where = "anywhere" if placement.frontend is None else format_cpus(list(placement.frontend))
-    ledger.decide("frontend_cpus", where, "HTTP, templates and text run there")
+    ledger.decide("frontend_cpus", where, "for HTTP, chat templates and tokenization")
     return placement
 
 
@@ -112,11 +118,11 @@ def bind_list(placement: Placement) -> str:
 
 
 def quota_threads(host: Host) -> tuple[int, str] | None:
-    """Threads the CPU quota pays for, and why; None without a quota.
+    """Return (number of threads for the CPU quota, the reason); None without a quota.
 
-    More threads than quota are stopped together by the kernel for the rest of each period: q CPUs'
-    time lets n + 1 threads run q / (n + 1) of it. So the floor n, unless n + 1 threads were
-    measured (Host.thread_gain) to do enough more while they run.
+    A quota of q CPUs, rounded down to n, runs n threads without a stop. The kernel stops n + 1
+    threads after q / (n + 1) of each period. Therefore the result is n, unless n + 1 threads do
+    enough more work while they run, as measured by Host.thread_gain.
     """
     quota = host.cgroup.cpu_quota
     if quota is None:
@@ -125,14 +131,14 @@ def quota_threads(host: Host) -> tuple[int, str] | None:
     share = min(1.0, quota / (floor + 1))
     if quota > floor and host.thread_gain * share >= WORTH_STOPPING:
         return floor + 1, (
-            f"the CPU quota of {quota:g} lets {floor + 1} run {share:.0%} of the time, and "
-            f"{floor + 1} measured {host.thread_gain:.2f} times as fast as {floor}"
+            f"the CPU quota of {quota:g} lets {floor + 1} threads run {share:.0%} of the time, "
+            f"and they were {host.thread_gain:.2f} times as fast as {floor} when measured"
         )
-    return floor, f"the CPU quota of {quota:g} pays for {floor} at full speed"
+    return floor, f"the CPU quota of {quota:g} lets {floor} run without a stop"
 
 
 def extra_thread_may_pay(host: Host) -> bool:
-    """Whether measuring Host.thread_gain could change what `quota_threads` says.
+    """Whether measuring Host.thread_gain could change the result of `quota_threads`.
 
     n + 1 threads do at most (n + 1) / n times the work, so quota / n bounds what they gain.
     """
@@ -171,9 +177,9 @@ def _auto(
     )
     why = f"one per physical core of the {len(host.usable_cpus)} CPUs this process may use"
     if reserved:
-        why += f", {len(reserved)} left to the front end"
+        why += f", except {len(reserved)} for the front end"
     if slow:
-        why += f", without {len(slow)} slower cores that the others would wait for"
+        why += f", without {len(slow)} slower cores, for which the others would wait"
     if limit is not None and (limit[0] < total or placement.passive_waits):
         why = limit[1]
     return placement, why
@@ -185,7 +191,7 @@ def _rank(cores: Sequence[Core]) -> Rank:
 
 
 def _first_of_each(shares: Sequence[Sequence[Core]], threads: int) -> list[list[Core]]:
-    """`threads` of all cores, the first ones of each rank, and one for each at least."""
+    """Return the first cores of each rank, `threads` in total but at least one per rank."""
     sizes = [
         max(1, threads // len(shares) + (i < threads % len(shares))) for i in range(len(shares))
     ]
@@ -193,7 +199,7 @@ def _first_of_each(shares: Sequence[Sequence[Core]], threads: int) -> list[list[
 
 
 def _visible(options: EngineOptions, ledger: Ledger, host: Host) -> list[list[Core]]:
-    """The cores of the nodes asked for, in their order; of all nodes if none are."""
+    """Return the cores of the requested nodes, in that order; of all nodes without a request."""
     groups = by_node(physical_cores(host))
     if options.visible_memory_nodes is None:
         return groups
@@ -203,34 +209,34 @@ def _visible(options: EngineOptions, ledger: Ledger, host: Host) -> list[list[Co
     if missing:
         msg = (
             f"{ledger.asked('visible_memory_nodes')}: node {format_cpus(missing)} has no memory "
-            f"with CPUs that this process may use; give some of {format_cpus(here)}"
+            f"with CPUs that this process may use; choose from {format_cpus(here)}"
         )
         raise ConfigError(msg)
-    ledger.decide("visible_memory_nodes", format_cpus(wanted), "as asked, in rank order")
+    ledger.decide("visible_memory_nodes", format_cpus(wanted), "as requested, in rank order")
     return [groups[here.index(node)] for node in wanted]
 
 
 def _reserve(
     asked: int | None, ledger: Ledger, groups: Sequence[Sequence[Core]], slow: bool, ranks: int
 ) -> list[Core]:
-    """Cores left out of the computation, from the tails of the nodes."""
+    """Return the cores reserved for the front end: the last ones of the nodes."""
     cores = sum(len(group) for group in groups)
     _core_for_each(ranks, cores, ledger)
     if asked is None:
-        # No node is emptied, and no rank goes without, for a core that nobody asked to spare.
+        # Without a request, each node keeps at least one compute core, and each rank has one.
         spare = [len(group) - 1 for group in groups]
         count = min(sum(min(1, most) for most in spare), cores - ranks)
         why = "one per NUMA node in use"
         if slow:
-            count, why = 0, "the slower cores are left to the front end"
+            count, why = 0, "the front end uses the slower cores"
         elif cores <= SMALL:
-            count, why = 0, "few cores: none can be spared"
+            count, why = 0, "too few cores to reserve one"
         elif count < len(groups):
-            why += " that can spare one"
+            why += " that has more than one"
     else:
-        count, why = asked, "as asked"
+        count, why = asked, "as requested"
     if count > cores - ranks:
-        least = "at least one must compute" if ranks == 1 else f"{ranks} ranks need one each"
+        least = "at least one has to compute" if ranks == 1 else f"{ranks} ranks need one each"
         msg = (
             f"{ledger.asked('num_reserved_cpu')}: this process may use {cores} cores and "
             f"{least}; give at most {cores - ranks}"
@@ -244,8 +250,8 @@ def _core_for_each(ranks: int, cores: int, ledger: Ledger) -> None:
     if ranks > cores:
         asked = ledger.asked("tensor_parallel_size", "data_parallel_size")
         msg = (
-            f"{asked}: {ranks} ranks need a core each and this process may compute on {cores}; "
-            f"use at most {cores}"
+            f"{asked}: {ranks} ranks need a core each, but this process may compute on "
+            f"{cores}; use at most {cores}"
         )
         raise ConfigError(msg)
 
@@ -281,15 +287,15 @@ def _listed(
             ]
             nearest = "|".join(format_cpus(part) for part in cut if part)
         msg = (
-            f"{asked}: lists CPUs for {len(lists)} ranks and there {'is' if ranks == 1 else 'are'} "
-            f"{ranks}; give {'one list' if ranks == 1 else 'a list for each'}, such as {nearest}"
+            f"{asked}: has {len(lists)} list(s) of CPUs, but {ranks} rank(s) need one each; "
+            f"give {'one list' if ranks == 1 else 'a list for each'}, such as {nearest}"
         )
         raise ConfigError(msg)
     _check_cpus(every, asked, host)
     why = "one per CPU listed"
     limit = quota_threads(host)
     if limit is not None and limit[0] < len(every):
-        why += f"; the CPU quota of {host.cgroup.cpu_quota:g} will stop them part of the time"
+        why += f"; the CPU quota of {host.cgroup.cpu_quota:g} will stop them for a part of the time"
     node_of = {cpu: core.node for core in physical_cores(host) for cpu in core.cpus}
     made = [
         Rank(len(cpus), tuple(cpus), tuple(dict.fromkeys(node_of[c] for c in cpus)))
@@ -304,17 +310,18 @@ def _check_cpus(cpus: Sequence[CpuId], asked: str, host: Host) -> None:
     if outside:
         msg = (
             f"{asked}: CPU {format_cpus(outside)} is not among the CPUs this process may use "
-            f"({format_cpus(usable)}); the affinity mask or container decides"
+            f"({format_cpus(usable)}), which the affinity mask or the container limits; "
+            "give CPUs from that list"
         )
         raise ConfigError(msg)
     twice = sorted({cpu for cpu in cpus if cpus.count(cpu) > 1})
     if twice:
-        msg = f"{asked}: CPU {format_cpus(twice)} is given to two ranks; each needs its own"
+        msg = f"{asked}: CPU {format_cpus(twice)} is listed more than once; list each CPU once"
         raise ConfigError(msg)
 
 
 def _only_auto(options: EngineOptions, ledger: Ledger) -> None:
-    """Say that what shapes automatic binding shapes nothing else."""
+    """Report that options of automatic binding have no effect without it."""
     why = "has an effect with automatic binding only"
     if options.num_reserved_cpu is not None:
         ledger.decide("num_reserved_cpu", 0, why)

@@ -1,4 +1,4 @@
-"""Roofline probes apart from any model: what this machine can read and multiply, right now."""
+"""Roofline probes without a model: memory bandwidth and arithmetic of this machine, right now."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-PROBE_BYTES = 256 << 20  # eight times a large L3: nothing of it stays cached between two passes
+PROBE_BYTES = 256 << 20  # eight times a large L3 cache, so that no part stays cached between passes
 GAIN_BYTES = 64 << 20  # a container with a small quota may have little memory, too
-GAIN_SECONDS = 0.01  # so short that most are over before the quota stops the threads
+GAIN_SECONDS = 0.01  # short enough to end before the quota stops the threads, most of the time
 GAIN_ROUNDS = 8
 K = 4096
 PARTS = 8
-DOT_KINDS = ("f32", "bf16", "int8")
+DOT_KINDS = ("f32", "bf16", "int8", "int4")
 
 
 class Roofline:
-    """An arena of packed weights and the threads that read it; `measure` as often as wanted.
+    """An arena of packed weights and the threads that read it; `measure` may be called repeatedly.
 
-    The probes are those of the engine, on the same code path as a decode step. The arena is about
-    `num_bytes` of real memory.
+    The probes are the same as in an engine, on the code path of a decode step. The arena takes
+    about `num_bytes` of memory.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Roofline:
         self._executor = made[0]
 
     def measure(self, seconds: float = 0.25) -> dict[str, Any]:
-        """{"read_bytes_per_s", "dot_ops_per_s": {kind: rate}, "barrier_s"}, on all threads."""
+        """Return {"read_bytes_per_s", "dot_ops_per_s": {kind: rate}, "barrier_s"}."""
         return {
             "read_bytes_per_s": self.bandwidth(seconds),
             "dot_ops_per_s": {kind: self.dot(kind, seconds / 4) for kind in DOT_KINDS},
@@ -59,11 +59,14 @@ class Roofline:
         }
 
     def bandwidth(self, seconds: float = 0.25) -> float:
-        """Bytes a second when all threads read the arena."""
+        """Return the bytes per second that all threads together read from the arena."""
         return self._on_team(lambda: self._executor.probe_bandwidth(seconds))
 
     def dot(self, kind: str, seconds: float = 0.1) -> float:
-        """Operations a second of dot products in registers: "f32", "bf16" or "int8"."""
+        """Return operations per second of dot products in registers.
+
+        kind: "f32", "bf16", or "int8" and "int4": 8- and 4-bit weights with 8-bit activations.
+        """
         return self._on_team(lambda: self._executor.probe_dot(kind, seconds))
 
     def _on_team(self, probe: Callable[[], float]) -> float:
@@ -73,9 +76,9 @@ class Roofline:
 
 
 def sampling_seconds(native: ModuleType, isa: str, vocab: int, draws: int) -> list[float]:
-    """CPU seconds of one thread to draw a token at top_p 0.9, temperature 1, `draws` times.
+    """Return the CPU seconds of each of `draws` samples at top_p 0.9, temperature 1, on one thread.
 
-    The logits are Gaussian with a deviation of 4: some hundred ids make up the nucleus, as in text.
+    The logits are Gaussian with a deviation of 4: the nucleus has some hundred ids, as in text.
     """
     import numpy as np
 
@@ -86,9 +89,9 @@ def sampling_seconds(native: ModuleType, isa: str, vocab: int, draws: int) -> li
 
 @cache
 def thread_gain(native: ModuleType, isa: str, cpus: tuple[int, ...]) -> float:
-    """How many times as fast threads on all of `cpus` read memory as on all but the last.
+    """Return the speed of reading memory on all of `cpus`, relative to all but the last.
 
-    Takes about 0.3 s. The best of several short reads counts: a CPU quota only ever slows one down.
+    It takes about 0.3 s. The best of several short reads counts, since a quota can only slow one.
     """
     few = Roofline(native, isa, len(cpus) - 1, list(cpus[:-1]), GAIN_BYTES)
     many = Roofline(native, isa, len(cpus), list(cpus), GAIN_BYTES)

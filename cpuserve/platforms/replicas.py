@@ -1,4 +1,4 @@
-"""Data parallelism: what one of several engines on a machine gets of it."""
+"""Data parallelism: the part of the machine that each of several engines gets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cpuserve.platforms.placement import Placement, Rank
 
 
 def share_of(host: Host, replicas: int) -> Host:
-    """`host` with the memory one of `replicas` equal engines may take.
+    """Return `host` with the memory that one of `replicas` equal engines may use.
 
-    The limits of a process stay: each engine is one.
+    Limits of a process are not divided, because each engine is a process.
     """
     if replicas == 1:
         return host
@@ -37,7 +37,7 @@ def share_of(host: Host, replicas: int) -> Host:
 def replica_configs(
     config: EngineConfig, placement: Placement, replicas: int
 ) -> tuple[EngineConfig, ...]:
-    """`config` for each engine: its own threads, CPUs, seed, and directory of the prefix cache."""
+    """Return the config of each engine: with its threads, CPUs, seed and prefix cache."""
     size = len(placement.ranks) // replicas
     made = []
     for index in range(replicas):
@@ -51,6 +51,7 @@ def _placed(
 ) -> EngineConfig:
     own = Placement(ranks)
     cpus = own.cpus
+    complexes = dict(zip(config.cpus or (), config.core_complexes, strict=True))
     directory = config.prefix_cache_dir
     if replicas > 1 and directory is not None:  # engines do not share files
         directory = str(Path(directory) / f"replica-{index}")
@@ -58,8 +59,10 @@ def _placed(
         config,
         threads=own.threads,
         rank_threads=[rank.threads for rank in ranks],
+        core_complexes=[complexes[cpu] for cpu in cpus or ()],
         cpus=None if cpus is None else list(cpus),
-        seed=config.seed + index,  # the same question twice need not get the same answer
+        seed=config.seed
+        + index,  # so that equal requests to different engines get different samples
         prefix_cache_dir=directory,
         prefix_cache_bytes=config.prefix_cache_bytes // replicas,
     )

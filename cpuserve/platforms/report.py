@@ -1,6 +1,7 @@
-"""A machine and what sits where on it, as typed data and as lines for a person.
+"""A machine and the thread placement on it, as typed data and as lines of text.
 
-`cpuserve doctor` and GET /v1/cpu show the same parts; docs/*.schema.json is made from these types.
+`cpuserve doctor` and GET /v1/cpu show the same data, and docs/*.schema.json is generated from these
+types.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from cpuserve.platforms.host import Host, HugePages
 from cpuserve.platforms.placement import Placement
 from cpuserve.platforms.topology import Core, physical_cores
 
-CELLS = 16  # cores of one line that are still drawn one by one
-# The instruction sets that decide something here; lscpu lists a hundred others.
+CELLS = 16  # a line with more cores than this shows runs of equal cores
+# The instruction sets that matter to the kernels; lscpu lists a hundred others.
 FEATURES = ("avx", "fma", "f16c", "amx", "asimd", "sve", "i8mm", "bf16")
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A NUMA node: the CPUs of it this process may use (a CPU list), and its memory in bytes."""
+    """A NUMA node: its CPUs that this process may use (a CPU list), and its memory in bytes."""
 
     node: int
     cpus: str
@@ -31,18 +32,18 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine as this process sees it. CPU lists are texts ("0-3,8"), memory is in bytes.
+    """The machine as this process sees it. CPU lists are strings ("0-3,8"); memory is in bytes.
 
-    tier: the highest kernel level, levels: all, lowest first. features: instruction sets as lscpu
-    names them. cores: physical cores with a usable CPU. load: programs that wanted a CPU in the
-    last minute, on average.
+    isa_level: the highest ISA level it runs; levels: all of them, lowest first. features:
+    instruction sets, with the names that lscpu prints. cores: physical cores with a usable CPU.
+    load: the load average of the last minute.
     """
 
     cpu: str
     arch: str
     kernel: str
-    tier: str
-    tier_means: str
+    isa_level: str
+    isa_level_means: str
     levels: tuple[str, ...]
     features: tuple[str, ...]
     cores: int
@@ -61,9 +62,11 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Who sits where: `bind` per rank as CPUSERVE_OMP_THREADS_BIND takes it ("nobind": nowhere).
+    """Thread placement.
 
-    frontend: its CPUs, "" = anywhere. drawing: a line for each group of cores that share an L3.
+    bind: CPU lists of the ranks, in the form of CPUSERVE_OMP_THREADS_BIND ("nobind": not pinned).
+    frontend: CPUs of the front end, "" = any. passive_waits: waiting threads sleep soon. drawing: a
+    line for each group of cores that share an L3 cache.
     """
 
     threads: int
@@ -74,14 +77,14 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(host: Host, capabilities: Capabilities) -> MachineReport:
-    """What `host` is."""
+    """Return the report on `host`."""
     cores = physical_cores(host)
     return MachineReport(
         cpu=host.cpu_model,
         arch=host.arch,
         kernel=host.kernel,
-        tier=capabilities.tier,
-        tier_means=capabilities.tier_means,
+        isa_level=capabilities.isa_level,
+        isa_level_means=capabilities.isa_level_means,
         levels=host.isa_levels,
         features=tuple(flag for flag in host.cpu_flags if flag.startswith(FEATURES)),
         cores=len(cores),
@@ -112,7 +115,7 @@ def _node_reports(host: Host) -> Iterator[NodeReport]:
 
 
 def describe_placement(host: Host, placement: Placement) -> PlacementReport:
-    """Who sits where on `host`."""
+    """Return the report on `placement`."""
     cpus = [rank.cpus for rank in placement.ranks]
     lists = "|".join(format_cpus(list(c)) for c in cpus if c is not None)
     return PlacementReport(
@@ -125,10 +128,10 @@ def describe_placement(host: Host, placement: Placement) -> PlacementReport:
 
 
 def draw(host: Host, placement: Placement) -> Iterator[str]:
-    """A line for each group of cores with one L3 (or node): * thread, f front end, . neither.
+    """Draw a line for each group of cores with one L3 (or node): * thread, f front end, . unused.
 
-    A core is its CPUs joined by "+"; a slow one (E core) ends in "e". Long lines join cores of the
-    same kind: "*0-30+64-94" are 31 cores with two CPUs each.
+    A core is shown as its CPUs joined by "+"; a slow one (E core) ends in "e". Long lines join
+    equal cores: "*0-30+64-94" are 31 cores with two CPUs each.
     """
     cores = physical_cores(host)
     fastest = max((core.capacity for core in cores), default=0)
@@ -153,7 +156,7 @@ def _mark(core: Core, placement: Placement) -> str:
 
 
 def _same(marked: Sequence[tuple[str, Core]]) -> Iterator[tuple[str, list[Core]]]:
-    """Neighbours of one kind together."""
+    """Group neighbouring cores with the same mark, number of CPUs and speed."""
     run: list[Core] = []
     kind: tuple[str, int, int] | None = None
     for mark, core in marked:
@@ -174,32 +177,32 @@ def _cell(mark: str, cores: Sequence[Core], fastest: int) -> str:
 
 
 def render_machine(machine: MachineReport) -> Iterator[tuple[str, str]]:
-    """(subject, text) lines for a person."""
+    """Yield (subject, text) lines of the report."""
     group, pages = machine.cgroup, machine.huge_pages
     limit = "none" if group.memory_limit is None else format_bytes(group.memory_limit)
     quota = "none" if group.cpu_quota is None else f"{group.cpu_quota:g} CPUs"
     if group.throttled_periods:
-        quota += f" (stopped {group.throttled_periods} times so far)"
+        quota += f" (this group was stopped {group.throttled_periods} times so far)"
     offline = f", offline {machine.cpus_offline}" if machine.cpus_offline else ""
     governor = f", governor {machine.governor}" if machine.governor else ""
     yield "CPU", machine.cpu
     yield (
         "cores",
-        f"{machine.cores} to use: CPU {machine.cpus_allowed} of {machine.cpus_online} online"
+        f"{machine.cores} usable: CPU {machine.cpus_allowed} of {machine.cpus_online} online"
         f"{offline}{governor}, load {machine.load:.1f}",
     )
-    yield "tier", f"{machine.tier}: {machine.tier_means}"
+    yield "ISA level", f"{machine.isa_level}: {machine.isa_level_means}"
     yield "levels", ", ".join(machine.levels) or "none"
     yield "features", " ".join(machine.features) or "not listed"
     free, total = format_bytes(machine.memory_free), format_bytes(machine.memory_total)
-    yield "memory", f"{free} can be taken of {total}"
+    yield "memory", f"{free} free of {total}"
     if len(machine.nodes) > 1:
         for node in machine.nodes:
-            where = f"CPU {node.cpus}" if node.cpus else "no CPUs to use"
+            where = f"CPU {node.cpus}" if node.cpus else "no usable CPUs"
             have = format_bytes(node.memory_total) if node.memory_total else "no memory"
             yield "", f"node {node.node}: {have}, {where}"
         moves = "on" if machine.numa_balancing else "off"
-        yield "", f"the kernel moving pages between nodes (numa_balancing): {moves}"
+        yield "", f"automatic page migration between nodes (numa_balancing): {moves}"
     yield "cgroup", f"v{group.version or '-'}, CPU quota {quota}, memory limit {limit}"
     yield (
         "pages",

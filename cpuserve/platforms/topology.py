@@ -1,4 +1,4 @@
-"""Physical cores grouped by the memory they are near, and ways to share them out; all pure."""
+"""Physical cores grouped by NUMA node, and ways to divide them among ranks. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cpuserve.platforms.host import Cpu, Host, Node
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """The CPUs of one physical core this process may use, lowest first.
+    """The CPUs of one physical core that this process may use, lowest first.
 
-    node: where its memory is: its own node, or the nearest one where that has none. capacity: work
-    it does in a given time, 1024 for the machine's fastest cores.
+    node: its own NUMA node, or the nearest one with memory if that has none. capacity: work per
+    time, 1024 for the machine's fastest cores.
     """
 
     cpus: tuple[CpuId, ...]
@@ -24,12 +24,12 @@ class Core:
 
     @property
     def cpu(self) -> CpuId:
-        """Where its one compute thread runs."""
+        """The CPU of its one compute thread."""
         return self.cpus[0]
 
 
 def physical_cores(host: Host) -> list[Core]:
-    """Every core with a usable CPU, by node, then L3 group, then lowest CPU."""
+    """Return all cores with a usable CPU, sorted by node, L3 group and lowest CPU."""
     siblings: dict[int, list[Cpu]] = {}
     for cpu in host.usable_cpus:
         siblings.setdefault(cpu.core, []).append(cpu)
@@ -44,11 +44,17 @@ def _core(cpus: Sequence[Cpu], near: Mapping[NodeId, NodeId]) -> Core:
     return Core(tuple(c.id for c in cpus), node, first.capacity, first.l3)
 
 
-def nearest_memory(host: Host) -> dict[NodeId, NodeId]:
-    """Node -> the node its memory comes from.
+def core_complexes(host: Host, cpus: Sequence[CpuId] | None) -> list[int]:
+    """Return for each of `cpus` the number of its group behind one L3 cache; [] for None."""
+    l3 = {cpu.id: cpu.l3 for cpu in host.cpus}
+    return [l3[cpu] for cpu in cpus or ()]
 
-    A node without memory, or with none this process may take, uses the nearest that has some. Where
-    no node tells its memory (a container without these files), every node counts as having its own.
+
+def nearest_memory(host: Host) -> dict[NodeId, NodeId]:
+    """Return node -> the node whose memory its cores use.
+
+    A node without memory that this process may use takes the nearest node that has some. If no node
+    reports its memory (a container without these files), every node uses its own.
     """
     allowed = host.memory_nodes or [n.id for n in host.nodes]
     rich = [n for n in host.nodes if n.memory_total > 0 and n.id in allowed]
@@ -64,17 +70,17 @@ def _nearest(node: Node, rich: Sequence[Node], ids: Sequence[NodeId]) -> NodeId:
 
 
 def by_node(cores: Sequence[Core], order: Sequence[NodeId] | None = None) -> list[list[Core]]:
-    """The cores of each node, in the order given (by number if none), without empty nodes."""
+    """Return the cores of each node, in `order` or sorted by number, without empty nodes."""
     nodes = sorted({c.node for c in cores}) if order is None else order
     groups = [[c for c in cores if c.node == node] for node in nodes]
     return [group for group in groups if group]
 
 
 def worth_using(cores: Sequence[Core]) -> list[Core]:
-    """The cores that do most together when each gets an equal part.
+    """Return the cores that are fastest together if each gets an equal part of the work.
 
-    All wait at a barrier for the slowest, so a class of slow cores pays only where it is numerous:
-    8 fast and 8 half as fast are as quick as the 8 alone. Fewer threads win a tie.
+    All wait at a barrier for the slowest one, so slow cores help only if there are many: 8 fast
+    cores with 8 of half the speed are as fast as the 8 alone. Of equal choices the smaller wins.
     """
     best: list[Core] = []
     for least in sorted({c.capacity for c in cores}, reverse=True):
@@ -85,7 +91,7 @@ def worth_using(cores: Sequence[Core]) -> list[Core]:
 
 
 def runs(cores: Sequence[Core], count: int) -> list[list[Core]]:
-    """`cores` cut into `count` contiguous runs, longer ones first."""
+    """Return `cores` divided into `count` contiguous runs, longer ones first."""
     size, longer = divmod(len(cores), count)
     cut: list[list[Core]] = []
     at = 0
@@ -97,10 +103,10 @@ def runs(cores: Sequence[Core], count: int) -> list[list[Core]]:
 
 
 def share_out(groups: Sequence[Sequence[Core]], ranks: int) -> list[list[Core]]:
-    """The cores of each rank: ranks that share a node split it, fewer ranks than nodes span them.
+    """Return the cores of each rank: several ranks divide a node, or a rank spans several nodes.
 
-    Threads place what they read near themselves, so a rank may span nodes; it is kept inside one
-    where there are enough ranks, because its activations are then read from nearby.
+    A rank may span nodes, because each thread places the weights it reads in near memory. With
+    enough ranks each stays inside a node, so that its activations are in near memory, too.
     """
     if ranks < len(groups):
         return runs([core for group in groups for core in group], ranks)
@@ -109,7 +115,7 @@ def share_out(groups: Sequence[Sequence[Core]], ranks: int) -> list[list[Core]]:
 
 
 def apportion(ranks: int, sizes: Sequence[int]) -> list[int]:
-    """How many of `ranks` each node of `sizes` cores gets: one at least, then by size."""
+    """Return the number of `ranks` on each node: at least one, the rest by `sizes`."""
     shares = [1] * len(sizes)
     for _ in range(ranks - len(sizes)):
         open_ = [i for i in range(len(sizes)) if shares[i] < sizes[i]]
@@ -118,10 +124,10 @@ def apportion(ranks: int, sizes: Sequence[int]) -> list[int]:
 
 
 def take_from_tails(groups: Sequence[Sequence[Core]], count: int) -> list[Core]:
-    """`count` cores from the tails of the groups, as many from each as can be.
+    """Take `count` cores from the ends of the groups, equally many from each as far as possible.
 
-    Where it does not divide the largest give first, of equal ones the last. Each keeps one core for
-    as long as another has more.
+    If the number does not divide evenly, the largest groups give one more, of equal ones the last.
+    A group gives its last core only if no other group has more than one.
     """
     left = [list(group) for group in groups]
     taken: list[Core] = []

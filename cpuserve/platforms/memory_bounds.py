@@ -1,4 +1,4 @@
-"""How much memory a KV cache may take here, and what sets the bound."""
+"""The limits on the memory of this process, and what each leaves for a KV cache."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 from cpuserve.platforms.host import Host
 
-HEADROOM = 0.95  # never plan the last twentieth: other programs move, too
-STACK_BYTES = 8 << 20  # a thread's, counted as data
-HEAP_BYTES = 64 << 20  # what glibc's malloc reserves for a thread that allocates
+HEADROOM = 0.95  # leave 5 % unplanned, because other programs allocate memory, too
+STACK_BYTES = 8 << 20  # stack of one thread, which `ulimit -d` counts as data
+HEAP_BYTES = 64 << 20  # address space that glibc's malloc reserves for each allocating thread
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes taken beside the KV cache, and how.
+    """Bytes that this process uses beside the KV cache.
 
-    weights: the packed copy; other: processes and activations; files: the mapped checkpoint, which
-    only address-space limits count; threads: how many compute.
+    weights: the packed weights; other: processes and activations; files: the mapped checkpoint,
+    which only address-space limits count; threads: the number of compute threads.
     """
 
     weights: int
@@ -28,25 +28,28 @@ class Needs:
 
 
 class Bound(NamedTuple):
-    """One thing that limits memory: `free` bytes of it, of which `needed` go elsewhere."""
+    """A limit on memory: it leaves `available` bytes, of which `needed` are for other uses.
+
+    what: completes the phrase "N bytes ... are free" in messages.
+    """
 
     what: str
-    free: int
+    available: int
     needed: int
 
     @property
-    def room(self) -> int:
-        """Bytes the KV cache could take; negative where not even the model fits."""
-        return int(self.free * HEADROOM) - self.needed
+    def free(self) -> int:
+        """Bytes that the KV cache could take; negative if even the model does not fit."""
+        return int(self.available * HEADROOM) - self.needed
 
-    def with_room(self, size: int) -> int:
-        """What `free` would have to be for a KV cache of `size` bytes."""
+    def required(self, size: int) -> int:
+        """Return the bytes that must be available for a KV cache of `size` bytes."""
         return int((self.needed + size) / HEADROOM) + 1
 
 
 def tightest(host: Host, needs: Needs) -> Bound:
-    """What bounds the KV cache most."""
-    return min(_bounds(host, needs), key=lambda bound: bound.room)
+    """Return the bound that leaves the KV cache the least memory."""
+    return min(_bounds(host, needs), key=lambda bound: bound.free)
 
 
 def _bounds(host: Host, needs: Needs) -> Iterator[Bound]:

@@ -1,0 +1,37 @@
+"""What each ISA level of the kernels offers, what it lacks, and roughly what that costs."""
+
+from __future__ import annotations
+
+from cpuserve.platforms.host import Host
+
+# Each text compares a level with the next one that matters. The factors follow from the number of
+# products per cycle: one VNNI instruction does the work of three others, BF16 multiplies twice as
+# many values as fp32, and AMX eight times as many as AVX-512.
+LEVEL_MEANINGS = {
+    "scalar": "no vector kernels: for tests only",
+    "avx2": "AVX2, no AVX-512: prompts run at about half the rate or less",
+    "avx_vnni": "AVX2 with VNNI, no AVX-512: prompts run at about half the rate, of quantized "
+    "models too",
+    "avx512": "AVX-512 without VNNI: 8- and 4-bit weights multiply in several steps, prompts of "
+    "quantized models run at about half the rate",
+    "avx512_vnni": "AVX-512 with VNNI, without BF16: bfloat16 prompts run at half the rate",
+    "avx512_bf16": "AVX-512 with VNNI and BF16: complete except for AMX, which multiplies prompts "
+    "up to eight times as fast",
+    "amx": "AMX: complete",
+    "neon": "NEON without dot products: 8- and 4-bit weights multiply in several steps",
+    "neon_dotprod": "NEON with dot products, without the matrix products of I8MM and BF16: prompts "
+    "run at half the rate or less",
+    "neon_i8mm": "NEON with I8MM, without BF16: bfloat16 prompts run at a quarter of the rate",
+    "neon_bf16": "NEON with the matrix products of I8MM and BF16: complete",
+}
+NO_LEVEL = (
+    "no ISA level of the kernels runs here: the slow torch executor runs models if torch is "
+    "installed"
+)
+
+
+def isa_level_of(host: Host) -> tuple[str, str]:
+    """Return (the highest ISA level that `host` runs, or "none"; its meaning)."""
+    fast = [level for level in host.isa_levels if level != "scalar"]
+    level = fast[-1] if fast else "none"
+    return level, LEVEL_MEANINGS.get(level, NO_LEVEL)
