@@ -8,11 +8,14 @@ first.
 
 import atexit
 import shutil
+import signal
 import sys
 import tempfile
+from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 TESTS = Path(__file__).parent
@@ -44,12 +47,56 @@ settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("explore", derandomize=False, print_blob=True)
 settings.load_profile("repeatable")
 
+# A shell ignores these signals in what it starts in the background, as nohup does, and so would the
+# servers that tests start. A signal with a handler, even this one, is reset in a new program.
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
+
 sys.path[:] = without_bare_checkout(sys.path, ROOT)
 add_tests_alone()
 
+from tests.helpers.skips import forbid  # noqa: E402 (it can be imported from here on)
 
-def pytest_report_header() -> str:
-    """Which cpuserve is tested."""
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport():
+    """In CI, fail a test that was skipped for a reason that is not listed."""
+    report = yield
+    forbid(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report():
+    """The same for a module that was skipped as a whole."""
+    report = yield
+    forbid(report)
+    return report
+
+
+def pytest_configure() -> None:
+    """Run no test without the compiled extension.
+
+    Without it the program falls back to torch, and most tests would pass without a kernel.
+    """
     import cpuserve
 
-    return f"cpuserve: {Path(cpuserve.__file__).parent}"
+    try:
+        import_module("cpuserve._C")
+    except ImportError as error:
+        msg = (
+            f"the compiled extension of {Path(cpuserve.__file__).parent} cannot be imported: "
+            f"{error}. Install the package (pip install '.[test]') or build it in place "
+            "(CONTRIBUTING.md)."
+        )
+        raise pytest.UsageError(msg) from None
+
+
+def pytest_report_header() -> str:
+    """Which cpuserve is tested, and at which of its levels."""
+    import cpuserve
+    from cpuserve import _C
+
+    levels = ", ".join(_C.isa_levels())
+    return f"cpuserve: {Path(cpuserve.__file__).parent}, levels {levels}"

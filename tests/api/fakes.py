@@ -1,4 +1,4 @@
-"""A scripted engine behind the real app, and short ways to ask it things."""
+"""A scripted engine behind the real app, and helpers that send requests to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cpuserve.metrics import ServerMetrics
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
-from tests.helpers.tiny import tiny_model
+from tests.helpers.tiny import tiny_end_ids, tiny_model
 
 ANSWER = "Hello wörld \N{WAVING HAND SIGN}!"
 VOCAB = 512
@@ -39,14 +39,14 @@ def tokenizer() -> Tokenizer:
 
 
 def logprob_of(token: int, top: int) -> TokenLogprob:
-    """A recognizable entry: the token at rank 2, alternatives 0, 1, 2, ... around it."""
+    """Return a recognizable entry: the token has rank 2, the alternatives are 0, 1, 2, ..."""
     alternatives = [(i, -0.5 * (i + 1)) for i in range(top)]
     return TokenLogprob(token, -0.25 * (token % 8) - 0.125, 2, alternatives)
 
 
 def speak(engine: FakeEngine, number: int, prompt: list[int], params: SamplingParams):
-    """ANSWER, a token at a time, then end-of-text; or less when max_tokens ends it."""
-    tokens = [*tokenizer().encode(ANSWER, add_special_tokens=False), min(tokenizer().eos_ids)]
+    """Yield ANSWER in outputs of one token, then end-of-text; max_tokens may end it earlier."""
+    tokens = [*tokenizer().encode(ANSWER, add_special_tokens=False), min(tiny_end_ids("llama"))]
     prompt_logprobs = None
     if params.prompt_logprobs is not None:
         prompt_logprobs = [None, *(logprob_of(t, params.prompt_logprobs) for t in prompt[1:])]
@@ -71,7 +71,7 @@ def speak(engine: FakeEngine, number: int, prompt: list[int], params: SamplingPa
 
 @dataclass
 class FakeEngine:
-    """An EngineClient whose outputs come from a script; it counts what is asked of it."""
+    """An EngineClient whose outputs come from a script; it records the requests it gets."""
 
     script: Script = speak
     info: dict[str, Any] = field(
@@ -84,6 +84,7 @@ class FakeEngine:
     )
     stats: Stats = field(default_factory=Stats)
     alive: bool = True
+    trouble: str = "the engine was killed by SIGKILL"
     replicas: tuple[ReplicaStatus, ...] = ()
     asked: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
     wishes: list[tuple[float | None, bool]] = field(default_factory=list)
@@ -165,10 +166,11 @@ class Api:
         api_keys: tuple[str, ...] = (),
         key: str | None = None,
         default_sampling: dict[str, float] | None = None,
+        **access: Any,
     ) -> None:
         self.engine = FakeEngine(script)
         self.serving = make_serving(self.engine, http=http, default_sampling=default_sampling)
-        self.app = create_app(self.serving, api_keys=api_keys)
+        self.app = create_app(self.serving, api_keys=api_keys, **access)
         self._key = key
 
     def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
@@ -205,18 +207,19 @@ class Api:
         return self.post("/v1/completions", prompt=prompt, **fields)
 
     def alive(self) -> bool:
-        """A plain request is answered, and nothing is left running."""
+        """Whether a simple request is answered and no sequence is left running."""
         good = self.chat().json()["choices"][0]["message"]["content"] == ANSWER
         return good and self.engine.running == 0 and self.serving.active_sequences == 0
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error of a response, after checking its shape."""
+    """Return the error of a response, after checking its format."""
     body = response.json()
     assert list(body) == ["error"], body
     error = body["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert error["code"] == response.status_code
+    assert error["code"]
+    assert isinstance(error["code"], str)
     assert isinstance(error["message"], str)
     assert error["message"]
     assert "Traceback" not in error["message"]
@@ -224,7 +227,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def events_of(response: httpx.Response) -> list[Any]:
-    """The JSON of a stream's events, after checking the framing and the final [DONE]."""
+    """Return the JSON of a stream's events, after checking the framing and the final [DONE]."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     text = response.text
@@ -236,5 +239,5 @@ def events_of(response: httpx.Response) -> list[Any]:
 
 
 def close_to(value: float, wanted: float) -> bool:
-    """Equal but for rounding."""
+    """Whether both are equal except for rounding."""
     return math.isclose(value, wanted, rel_tol=1e-6, abs_tol=1e-9)

@@ -1,4 +1,4 @@
-"""The app on a real socket, for what only a connection can show."""
+"""The app on a real socket, for tests that need a connection."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from cpuserve.entrypoints.openai.server import make_server
 from cpuserve.entrypoints.serve import HttpOptions
 from tests.api.fakes import FakeEngine, Script, make_serving, speak
+from tests.helpers.patience import PATIENCE_S, until
 
 STREAM = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
@@ -26,7 +27,7 @@ class Live:
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def open(self, *, receive_buffer: int | None = None):
-        """A raw connection."""
+        """Open a TCP connection."""
         sock = socket.socket()
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -45,10 +46,10 @@ class Live:
                 await writer.wait_closed()
 
     async def send(self, data: bytes) -> bytes:
-        """Send `data`; everything that comes until the server closes."""
+        """Send `data`, and return all bytes received until the server closes the connection."""
         reader, writer = await self.open()
         writer.write(data)
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
         writer.close()
         return answer
 
@@ -58,17 +59,13 @@ class Live:
         writer.write(post(path, body))
         return reader, writer
 
-    async def until(self, condition, timeout_s: float = 5.0) -> None:
+    async def until(self, condition) -> None:
         """Wait until condition() holds."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + timeout_s
-        while not condition():
-            assert loop.time() < end, "it did not happen"
-            await asyncio.sleep(0.005)
+        await until(condition)
 
     async def is_sane(self) -> None:
-        """Nothing runs, the gauges are zero and a plain request is answered."""
-        await self.until(lambda: self.engine.running == 0)
+        """Check that nothing runs, that the gauges are zero and that a request is answered."""
+        await until(lambda: self.engine.running == 0)
         assert self.serving.active_sequences == 0
         assert self.serving.metrics.gauges() == (0, 0, 0.0)
         self.engine.script = speak
@@ -78,7 +75,7 @@ class Live:
 
 
 def post(path: str, body: dict[str, Any] | bytes, *, close: bool = False) -> bytes:
-    """The bytes of a POST."""
+    """Return the bytes of a POST request."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     end = b"connection: close\r\n" if close else b""
     head = b"POST %b HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n" % path.encode()
@@ -87,13 +84,15 @@ def post(path: str, body: dict[str, Any] | bytes, *, close: bool = False) -> byt
 
 @asynccontextmanager
 async def live(script: Script = speak, *, limits=None, **options: Any):
-    """A server on a free port of 127.0.0.1."""
+    """Run a server on a free port of 127.0.0.1."""
     engine = FakeEngine(script)
     serving = make_serving(engine, http=limits)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         port = listener.getsockname()[1]
-        server = make_server(serving, HttpOptions(port=port, **options))
+        # Tests may send any Host header; those that test host names set allowed_hosts themselves.
+        http = HttpOptions(port=port, **{"allowed_hosts": ("*",), **options})
+        server = make_server(serving, http)
         running = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             while not server.started:

@@ -1,16 +1,24 @@
 """`python -m tests.api.serve_fake OPTIONS`: serve() over the fake engine process.
 
-OPTIONS is JSON: {"model", "port", "uds", "drain_s", "keys", "replicas", "config": {...}}. Prints
-"engine PID" at the start of each engine, "ready URL" once it serves; ends as the command line does.
+OPTIONS is JSON: {"model", "port", "uds", "drain_s", "drain_delay_s", "keys", "replicas", "restart",
+"limits": [of HangLimits], "download", "config": {...}}. It prints "preparing" when the command line
+would look for the model, "engine PID" at the start of each engine, and "ready URL" once it serves.
+It exits as the command line does. download: what happens before the engine starts: "none", "until
+a line comes" on standard input, or "refuse", which fails.
 """
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from cpuserve.config.engine import Resolved
+from cpuserve.engine.child import exit_now
+from cpuserve.engine.liveness import HangLimits
 from cpuserve.engine.process import ProcessClient
-from cpuserve.entrypoints.serve import HttpOptions, serve
-from cpuserve.errors import StartupError
+from cpuserve.entrypoints.prepare import Prepared
+from cpuserve.entrypoints.serve import HttpOptions, StoppedWhilePreparing, serve
+from cpuserve.errors import ModelError, StartupError
+from cpuserve.platforms import select
 from tests.helpers.fake_executor import fake_config
 
 
@@ -19,7 +27,8 @@ def main() -> int:
     spawn = ProcessClient.spawn
 
     def spawn_fake(config, **kwargs):
-        client = spawn(config, **{**kwargs, "module": "tests.helpers.fake_engine"})
+        own = {"module": "tests.helpers.fake_engine", "limits": HangLimits(*options["limits"])}
+        client = spawn(config, **{**kwargs, **own})
         print(f"engine {client.pid}", flush=True)
         return client
 
@@ -29,18 +38,40 @@ def main() -> int:
         port=options["port"],
         uds=options["uds"],
         drain_s=options["drain_s"],
+        drain_delay_s=options["drain_delay_s"],
         api_keys=options["keys"],
+        engine_restart=options["restart"],
     )
 
-    async def on_ready(url, client):
+    others = (config,) * (options.get("replicas", 1) - 1)
+    resolved = Resolved(config, others=others)
+
+    def prepare(progress):
+        download(options["download"], progress)
+        return Prepared(resolved, None, None, None, select("cpu")[0], ())
+
+    async def on_ready(prepared, url, client):
+        assert prepared.resolved is resolved
         print(f"ready {url}", flush=True)
 
     try:
-        others = (config,) * (options.get("replicas", 1) - 1)
-        return serve(Resolved(config, others=others), http, on_ready=on_ready)
+        return serve(prepare, http, on_ready=on_ready)
     except StartupError as error:
         print(f"cpuserve: error: {error}", file=sys.stderr)
         return 2
+    except StoppedWhilePreparing:
+        exit_now(0)
+
+
+def download(how, progress):
+    print("preparing", flush=True)
+    if how == "until a line comes":
+        progress("download owner/model", 40, 100)
+        with ThreadPoolExecutor() as pool:  # like the library that downloads from the hub
+            pool.submit(sys.stdin.readline).result()
+    elif how == "refuse":
+        msg = "model owner/model cannot be fetched"
+        raise ModelError(msg)
 
 
 if __name__ == "__main__":

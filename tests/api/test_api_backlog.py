@@ -1,4 +1,4 @@
-"""The backlog: what may wait for a first token, and what a refused client is told."""
+"""The backlog: limits on waiting sequences, estimates of their wait, and rejected requests."""
 
 import asyncio
 
@@ -27,18 +27,18 @@ def make(max_requests=10, max_tokens=1000, rate=0.0, slots=1):
     return Backlog(max_requests, max_tokens, lambda: rate, clock, slots), clock
 
 
-def test_no_more_may_wait_once_a_bound_is_reached():
+def test_no_more_sequences_may_wait_once_a_limit_is_reached():
     backlog, _ = make()
     for _ in range(10):
         backlog.check()
         backlog.enter(10)
-    with pytest.raises(TooManyRequests, match=r"10 requests are waiting .* from 10 on"):
+    with pytest.raises(TooManyRequests, match=r"10 requests are waiting .* limit is 10\."):
         backlog.check()
     backlog.leave(10)
     backlog.check()
     backlog.leave(10)
     backlog.enter(920)
-    with pytest.raises(TooManyRequests, match=r"1000 prompt tokens are waiting .* from 1000 on"):
+    with pytest.raises(TooManyRequests, match=r"1000 prompt tokens are waiting .* limit is 1000\."):
         backlog.check()
 
 
@@ -50,7 +50,7 @@ def test_request_larger_than_the_bounds_is_answered_while_another_waits(n, size)
     assert (answer.status_code, len(answer.json()["choices"])) == (200, n)
 
 
-def test_prompt_that_several_sequences_share_waits_once():
+def test_prompt_that_several_sequences_share_is_counted_once():
     serving = Api().serving
     params = SamplingParams(max_tokens=1)
     prompts = [Prompt([5] * 20), Prompt([5] * 30)]
@@ -66,7 +66,7 @@ def test_prompt_that_several_sequences_share_waits_once():
     assert (backlog.requests, backlog.tokens, serving.active_sequences) == (0, 0, 0)
 
 
-def test_wait_is_the_prompts_before_at_their_rate():
+def test_wait_is_the_waiting_prompt_tokens_divided_by_the_prompt_rate():
     backlog, _ = make(max_requests=4, rate=100.0)
     assert backlog.wait_s() == 0.0
     for _ in range(4):
@@ -77,7 +77,7 @@ def test_wait_is_the_prompts_before_at_their_rate():
     assert error.value.retry_after_s == pytest.approx(8.0)
 
 
-def test_wait_is_that_of_the_tokens_the_prefix_cache_leaves():
+def test_wait_excludes_tokens_that_are_probably_in_the_prefix_cache():
     backlog, _ = make(max_tokens=10**6, rate=100.0)
     for _ in range(100):
         backlog.enter(4000)
@@ -93,7 +93,7 @@ def test_wait_is_that_of_the_tokens_the_prefix_cache_leaves():
 
 
 def test_slots_taken_together_come_free_together():
-    # 64 answers of a minute, begun within 6 s: those that come meanwhile wait for a minute at most.
+    # 64 answers of one minute start within 6 s: sequences that arrive then wait at most a minute.
     backlog, clock = make(max_requests=100, slots=64)
     for _ in range(64):
         backlog.enter(10)
@@ -139,17 +139,17 @@ def test_second_turns_are_not_refused_for_the_tokens_of_their_first():
     assert api.complete([5] * 100, max_tokens=1, timeout=50).status_code == 200
 
 
-def test_a_timeout_shorter_than_the_wait_is_refused_at_the_door():
+def test_a_request_whose_timeout_is_shorter_than_the_wait_is_refused_immediately():
     backlog, _ = make(rate=100.0)
     backlog.check(0.1)
     backlog.enter(500)
     backlog.check(6.0)
-    with pytest.raises(TooManyRequests, match=r"about 5 s of work .* timeout of 3 s") as error:
+    with pytest.raises(TooManyRequests, match=r"wait for .* is 5 s, .* timeout of 3 s") as error:
         backlog.check(3.0)
     assert error.value.retry_after_s == pytest.approx(5.0)
 
 
-def test_wait_is_the_pace_of_leaving_where_slots_are_what_lacks():
+def test_wait_follows_the_pace_of_starts_while_all_slots_are_taken():
     backlog, clock = make(rate=1e6)
     for _ in range(8):
         backlog.enter(10)
@@ -175,7 +175,7 @@ def test_idle_time_is_not_taken_for_a_slow_pace():
     assert backlog.wait_s() == pytest.approx(0.5)
 
 
-def test_pace_of_a_full_house_is_forgotten_when_nobody_waits_any_more():
+def test_measured_pace_is_forgotten_when_the_backlog_is_empty():
     backlog, clock = make()
     for _ in range(3):
         backlog.enter(10)
@@ -211,7 +211,7 @@ def test_silence_while_a_long_prompt_is_computed_is_not_counted_once_for_each_th
     assert backlog.wait_s() == pytest.approx(61.0)
 
 
-def test_clients_that_hang_up_are_no_pace():
+def test_clients_that_disconnect_do_not_change_the_pace():
     backlog, clock = make(max_requests=100)
     for _ in range(60):
         backlog.enter(10)
@@ -233,7 +233,7 @@ def test_retry_after_is_between_a_second_and_ten_minutes():
         assert error.value.retry_after_s == want
 
 
-def test_request_that_ends_without_an_output_leaves_without_a_pace():
+def test_request_that_ends_without_an_output_does_not_change_the_pace():
     gate = asyncio.Event()
 
     def gated(engine, number, prompt, params):
@@ -278,7 +278,7 @@ def test_fanned_out_requests_of_one_moment_see_each_other_and_leave_nothing_behi
         tasks = [asyncio.create_task(ask()) for _ in range(4)]
         await asyncio.sleep(0)
         held = serving.active_sequences, serving.backlog.requests, serving.backlog.tokens
-        for task in tasks:  # before the tasks of their sequences have begun
+        for task in tasks:  # before the tasks of their sequences have started
             task.cancel()
         return held, await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -289,7 +289,7 @@ def test_fanned_out_requests_of_one_moment_see_each_other_and_leave_nothing_behi
     assert (backlog.requests, backlog.tokens, serving.active_sequences) == (0, 0, 0)
 
 
-def test_crowd_is_answered_or_refused_with_a_time_to_come_back():
+def test_of_many_requests_each_is_answered_or_gets_429_with_retry_after():
     gate = asyncio.Event()
 
     def gated(engine, number, prompt, params):
@@ -318,7 +318,7 @@ def test_crowd_is_answered_or_refused_with_a_time_to_come_back():
     assert (codes.count(200), codes.count(429)) == (20, 180)
     refused = next(a for a in answers if a.status_code == 429)
     assert error_of(refused)["type"] == "TooManyRequests"
-    assert int(refused.headers["retry-after"]) == 30  # 20 prompts of 3 tokens at 2 a second
+    assert int(refused.headers["retry-after"]) == 30  # 20 prompts of 3 tokens at 2 tokens/s
     backlog = api.serving.backlog
     assert (backlog.requests, backlog.tokens, api.serving.active_sequences) == (0, 0, 0)
 

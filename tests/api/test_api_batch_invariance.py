@@ -1,4 +1,4 @@
-"""Served text is the same alone and among 31 others, greedy or seeded."""
+"""A request gets the same text alone and in a batch with 31 others, greedy or seeded."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import pytest
 
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
-
-pytest.importorskip("cpuserve._C")
 
 
 def bodies():
@@ -39,7 +37,7 @@ def answer(server, body):
 
 @pytest.mark.parametrize("kv_gib", ["1", "0.00025"], ids=["roomy", "preempted"])
 def test_text_alone_equals_text_among_31_others(kv_gib):
-    """In the small pool the 32 preempt each other again and again."""
+    """With the small KV cache the 32 requests preempt each other repeatedly."""
     model = tiny_model("llama", dtype="bfloat16")
     options = ["--kv-cache-memory", kv_gib, "--max-num-batched-tokens", "160"]
     with running_server(model, *options) as server:

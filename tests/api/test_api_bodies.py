@@ -1,4 +1,4 @@
-"""Bodies that are no request: broken JSON, wrong types, too large, unknown routes and methods."""
+"""Invalid requests: broken JSON, wrong types, too large bodies, unknown routes and methods."""
 
 import pytest
 
@@ -66,6 +66,22 @@ def test_the_error_says_where_the_json_breaks(api):
     assert "byte" in message
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        GOOD[:-1] + b',"x":"a\xff"}',
+        GOOD[:-1] + b',"\xff":1}',
+        '{"ä":"ö\ud800"}'.encode("utf-8", "surrogatepass"),
+    ],
+)
+def test_the_error_says_where_the_utf_8_breaks(api, body):
+    with pytest.raises(UnicodeDecodeError) as broken:
+        body.decode()
+    error = error_of(api.raw("/v1/chat/completions", body))
+    assert error["code"] == "invalid_json"
+    assert error["message"].endswith(f" at byte {broken.value.start}")
+
+
 def test_of_duplicate_keys_the_last_counts(api):
     response = api.raw("/v1/completions", b'{"prompt":"a","n":99,"n":1,"max_tokens":2}')
     assert len(response.json()["choices"]) == 1
@@ -126,7 +142,7 @@ def test_a_declared_length_over_the_cap_is_413_before_reading(length):
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v2/chat/completions", "/v1/chat", "/docs", "/v1/embeddings"]
+    "path", ["/v1", "/v2/chat/completions", "/v1/chat", "/docs", "/v1/embeddings"]
 )
 def test_an_unknown_route_is_404(api, path):
     response = api.get(path)
@@ -227,7 +243,7 @@ def test_addresses_and_paths_of_engine_errors_are_not_told():
         yield RequestError(msg)
 
     error = error_of(Api(fail).chat())
-    assert error["code"] == 500
+    assert error["code"] == "server_error"
     assert "0x7fff" not in error["message"]
     assert "/srv" not in error["message"]
     assert "after 3 tokens" in error["message"]

@@ -1,4 +1,4 @@
-"""Chat completions: shapes, prompts, usage, n, and the stream's framing byte for byte."""
+"""Chat completions: response formats, prompts, usage, n, and the exact bytes of a stream."""
 
 import json
 
@@ -332,9 +332,9 @@ def test_an_error_in_the_stream_is_an_event_then_done(endpoint, n):
     assert events[-1] == {
         "error": {
             "message": "the engine was killed by SIGKILL",
-            "type": "ServiceUnavailable",
+            "type": "ServiceUnavailableError",
             "param": None,
-            "code": 503,
+            "code": "service_unavailable",
         }
     }
     assert "choices" in events[-2]
@@ -349,7 +349,7 @@ def test_an_unexpected_failure_in_the_stream_is_an_event_too(caplog):
         yield ZeroDivisionError(msg)
 
     events = events_of(Api(fail).chat(stream=True))
-    assert events[-1]["error"]["code"] == 500
+    assert events[-1]["error"]["code"] == "server_error"
     assert "boom" not in events[-1]["error"]["message"]
     assert "boom" in caplog.text
 

@@ -1,8 +1,12 @@
-"""Completions: prompts of every kind, echo, legacy logprobs, scoring."""
+"""Completions: all types of prompts, echo, legacy logprobs, and logprobs of prompts."""
 
 import pytest
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Core
 
-from cpuserve.engine.ipc import Output
+from cpuserve.engine.ipc import Output, TokenLogprob
+from cpuserve.entrypoints.openai.logprobs import LegacyBuilder, TokenNames
+from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.api.fakes import ANSWER, Api, close_to, error_of, events_of, logprob_of, tokenizer
 
 IDS = tokenizer().encode("hi", add_special_tokens=True)
@@ -94,7 +98,7 @@ def test_echo_puts_the_prompt_in_front(api, stream, prompt):
 
 
 def merged(events):
-    """The logprobs of a stream's chunks, joined."""
+    """Return the logprobs of all chunks of a stream, joined."""
     out = {name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}
     for event in events:
         for name, values in (event["choices"][0]["logprobs"] or {}).items():
@@ -141,6 +145,84 @@ def test_text_offset_is_where_each_token_starts(api, stream):
     assert logprobs["text_offset"][-1] == end  # end-of-text adds nothing to the text
 
 
+def sentencepiece(spaces):
+    """A tokenizer like Llama 2's: U+2581 for spaces, also before the text, <s> first, and bytes."""
+    vocab = {"<unk>": 0, "<s>": 1, **{f"<0x{byte:02X}>": byte + 2 for byte in range(256)}}
+    for token in ("\u2581", *"abcde", "\u2581a", "bc", "\u2581abc"):
+        vocab[token] = len(vocab)
+    merges = [("\u2581", "a"), ("b", "c"), ("\u2581a", "bc")]
+    core = Core(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True))
+    core.add_special_tokens([AddedToken("<s>", special=True)])
+    core.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    if spaces == "normalizer":
+        space = normalizers.Replace(" ", "\u2581")
+        core.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), space])
+        whole = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+        core.decoder = decoders.Sequence([*whole, decoders.Strip(" ", 1, 0)])
+    else:
+        core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+        core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    return core
+
+
+@pytest.mark.parametrize("spaces", ["normalizer", "pre-tokenizer"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize(
+    "prompt", ["abc abc d", " abc d", "a b\N{LATIN SMALL LETTER O WITH DIAERESIS}c", "d", "ids"]
+)
+def test_text_offset_does_not_count_the_space_that_sentencepiece_adds(
+    tmp_path, spaces, stream, skip, prompt
+):
+    core = sentencepiece(spaces)
+    core.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text("{}")
+    answer = [core.token_to_id(token) for token in ("\u2581abc", "d", "bc")]
+
+    def speak(engine, number, ids, params):
+        scores = [None, *(logprob_of(token, 0) for token in ids[1:])]
+        for at, token in enumerate(answer):
+            given = {"logprobs": [logprob_of(token, 0)], "prompt_logprobs": None if at else scores}
+            yield Output(number, [token], "length" if at == 2 else None, **given)
+
+    api = Api(speak)
+    api.serving.tokenizer = Tokenizer.load(tmp_path)
+    ids = core.encode("abc d").ids
+    given = ids if prompt == "ids" else prompt
+    fields = {"echo": True, "logprobs": 0, "max_tokens": 3, "skip_special_tokens": skip}
+    response = api.complete(given, stream=stream, **fields)
+    assert response.status_code == 200, response.text
+    if stream:
+        events = events_of(response)
+        logprobs, text = merged(events), "".join(e["choices"][0]["text"] for e in events)
+    else:
+        choice = response.json()["choices"][0]
+        logprobs, text = choice["logprobs"], choice["text"]
+    shown = Tokenizer.load(tmp_path).decode(ids, skip) if prompt == "ids" else prompt
+    assert text == shown + " abcdbc"
+    offsets, tokens = logprobs["text_offset"], logprobs["tokens"]
+    assert offsets[-3:] == [len(shown), len(shown) + 4, len(shown) + 5]
+    assert offsets == sorted(offsets)
+    assert offsets[0] == 0
+    for token, offset in list(zip(tokens, offsets, strict=True))[1:]:
+        seen = token.removeprefix(" ") if offset == 0 and not shown.startswith(" ") else token
+        if "\ufffd" not in seen:
+            assert text[offset : offset + len(seen)] == seen, (token, offset)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_text_offset_counts_special_tokens_of_a_text_that_is_echoed(api, skip):
+    prompt = "a<|im_start|>b"
+    fields = {"echo": True, "logprobs": 0, "max_tokens": 1, "skip_special_tokens": skip}
+    choice = api.complete(prompt, **fields).json()["choices"][0]
+    assert choice["text"] == prompt + "H"
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == ["a", "<|im_start|>", "b", "H"]
+    assert logprobs["text_offset"] == [0, 1, len(prompt) - 1, len(prompt)]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_with_logprobs_leads_with_the_prompts(api, stream):
     response = api.complete([72, 73, 74], logprobs=2, echo=True, max_tokens=2, stream=stream)
@@ -181,6 +263,20 @@ def test_prompt_logprobs_with_max_tokens_0_need_no_echo(api):
     body = api.complete([72, 73], prompt_logprobs=0, max_tokens=0).json()
     assert body["choices"][0]["text"] == ""
     assert body["choices"][0]["prompt_logprobs"][1].keys() == {"73"}
+
+
+def test_of_two_ids_with_one_text_the_likelier_is_shown():
+    class Twins(TokenNames):
+        """Ids 5 and 6 have the same text, as an added token and an ordinary token may."""
+
+        def raw(self, token):
+            return b"twin" if token in (5, 6) else b"t%d" % token
+
+    names = Twins(tokenizer(), as_ids=False, skip_special_tokens=True)
+    entry = TokenLogprob(6, -3.0, 3, [(5, -0.5), (7, -1.5)])
+    piece = LegacyBuilder(names, 2).piece([6], [entry])
+    assert piece.top_logprobs == [{"twin": -0.5, "t7": -1.5}]
+    assert piece.token_logprobs == [-3.0]
 
 
 def test_minus_infinity_is_written_as_minus_9999():

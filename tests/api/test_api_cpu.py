@@ -1,5 +1,6 @@
-"""GET /v1/cpu and the CPU series of /metrics: the meter, the report, the live server."""
+"""GET /v1/cpu and the CPU metrics of /metrics: the meter, the report, the running server."""
 
+import asyncio
 import functools
 import json
 
@@ -12,7 +13,7 @@ from cpuserve.engine.ipc import Stats
 from cpuserve.entrypoints.openai.cpu import WINDOW_S, CpuMeter, CpuReport, CpuView, placement_of
 from cpuserve.metrics import CpuSample, ServerMetrics
 from cpuserve.platforms.cpu import CpuPlatform
-from tests.api.fakes import Api
+from tests.api.fakes import Api, error_of
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.hosts import load_host, resolve
 
@@ -26,7 +27,7 @@ class Clock:
 
 
 def metered(*steps):
-    """A meter after (seconds later, busy, bytes) steps, and its clock."""
+    """Return a meter after steps of (seconds later, busy seconds, bytes read), and its clock."""
     clock, busy, read = Clock(), 0.0, 0.0
     meter = CpuMeter(clock)
     for later, seconds, size in steps:
@@ -52,7 +53,9 @@ def test_of_several_engines_busy_is_the_mean_and_bandwidth_that_of_one():
     clock = Clock()
     meter = CpuMeter(clock, engines=2)
     clock.now += 1.0
-    meter.on_step(Stats(busy_s=1.0, weight_bytes=4e9))  # both ran for half of the second
+    meter.on_step(
+        Stats(busy_s=1.0, weight_bytes=4e9)
+    )  # each engine ran steps for half of the second
     assert meter.rates() == (0.5, 4e9)
 
 
@@ -73,7 +76,7 @@ def test_a_burst_after_a_long_silence_is_seen():
 
 
 class OnHost(CpuPlatform):
-    """The built-in platform on a fixture."""
+    """The built-in platform on a machine from a fixture."""
 
     def __init__(self, name):
         self._host = load_host(name)
@@ -87,7 +90,7 @@ def test_the_report_shows_the_placement_that_was_resolved():
     view = CpuView(OnHost("xeon_2s_amx"), [config])
     engine = {"roofline_bytes_per_s": 400e9, "placement": [0, 1], "misplaced": "thread 1 ..."}
     report = view.report(engine, 0.5, 300e9)
-    assert report.machine.tier == "amx"
+    assert report.machine.isa_level == "amx"
     assert report.placement.bind == "0-30,32-62"
     assert report.placement.frontend == "31,63,95,127"
     assert report.live.fraction_of_roofline == pytest.approx(0.75)
@@ -129,7 +132,7 @@ def test_without_a_platform_there_is_no_report():
 
 def test_a_server_that_stops_does_not_answer():
     api = served(CpuView(OnHost("vm_2core_zen5"), [fake_config()]))
-    api.serving.draining = True
+    api.serving.stopping = True
     assert api.get("/v1/cpu").status_code == 503
 
 
@@ -206,3 +209,17 @@ def test_the_report_shows_where_the_memory_of_ranks_is():
 def test_the_report_is_plain_json():
     view = CpuView(OnHost("vm_2core_zen5"), [resolve("vm_2core_zen5").config])
     assert json.loads(msgspec.json.encode(view.report({}, 0.0, None)))["object"] == "cpu"
+
+
+def test_a_report_that_does_not_come_is_a_504_after_a_time_of_its_own(monkeypatch):
+    monkeypatch.setattr("cpuserve.entrypoints.openai.cpu.REPORT_S", 0.05)
+    api = Api()
+    api.serving.cpu = CpuView(OnHost("vm_2core_zen5"), [resolve("vm_2core_zen5").config])
+
+    async def never(what):
+        await asyncio.Event().wait()
+
+    api.engine.ask = never
+    error = error_of(api.get("/v1/cpu"))
+    assert error["type"] == "DeadlineExceeded"
+    assert "has not reported" in error["message"]

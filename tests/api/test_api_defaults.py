@@ -2,6 +2,7 @@
 
 import pytest
 
+from cpuserve.loader.builtin import BUILTIN
 from tests.api.fakes import MAX_LEN, Api
 
 SERVER = {"temperature": 0.25, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2}
@@ -51,11 +52,33 @@ class TestBothEndpoints:
         assert asked(endpoint, {"max_tokens": 5}, min_tokens=8).max_tokens == 8
 
     def test_a_default_length_beyond_the_context_is_cut_and_not_refused(self, endpoint):
+        prompt = [5] * (MAX_LEN - 4)
         api = Api(default_sampling={"max_tokens": 10 * MAX_LEN})
-        response = api.chat() if endpoint == "chat" else api.complete()
+        response = api.chat("x" * 60) if endpoint == "chat" else api.complete(prompt)
         assert response.status_code == 200
         prompt, params = api.engine.asked[0]
         assert params.max_tokens == MAX_LEN - len(prompt)
+
+
+def test_a_long_default_length_is_not_for_completions_whose_default_is_openais_16():
+    assert asked("completions", {"max_tokens": 100}).max_tokens == 16
+    assert asked("completions", {"max_tokens": 100}, max_tokens=50).max_tokens == 50
+    assert asked("chat", {"max_tokens": 50}).max_tokens == 50
+
+
+@pytest.mark.parametrize("name", sorted(BUILTIN))
+def test_a_built_in_model_answers_with_1024_tokens_at_most_unless_asked_for_more(name):
+    defaults = BUILTIN[name].generation
+    api = Api(default_sampling=defaults)
+    api.serving.max_model_len = 8192
+    api.engine.info.update(max_model_len=8192, kv_tokens=8192)
+    api.serving.set_ready(api.serving.tokenizer, api.serving.chat_template)
+    assert api.chat(stream=True).status_code == 200
+    assert api.chat(max_tokens=2000).status_code == 200
+    assert api.chat(max_completion_tokens=7000).status_code == 200
+    lengths = [params.max_tokens for _, params in api.engine.asked]
+    assert lengths == [1024, 2000, 7000]
+    assert api.get("/v1/models").json()["data"][0]["default_sampling_params"] == defaults
 
 
 def test_max_completion_tokens_wins_over_the_default_length():

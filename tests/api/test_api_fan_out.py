@@ -1,4 +1,4 @@
-"""What the sequences of one request hold together, and what only the first of them computes."""
+"""Limits on the lists of all sequences of a request, and prompt logprobs that they share."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.api.fakes import MAX_LEN, Api, error_of, events_of, logprob_of, speak
 
 
 def wide_api(vocab):
-    """An api whose model has `vocab` ids."""
+    """Return an Api whose model has a vocabulary of `vocab` ids."""
     api = Api()
     api.engine.info["vocab_size"] = vocab
     api.serving.set_ready(api.serving.tokenizer, api.serving.chat_template)
@@ -26,7 +26,7 @@ def wide_api(vocab):
 def test_a_small_body_that_would_fill_the_memory_is_400(fields):
     api = wide_api(8192)
     error = error_of(api.complete(max_tokens=1, **fields))
-    assert error["code"] == 400
+    assert error["code"] == "invalid_value"
     assert error["param"] == "n"
     assert str(MAX_REQUEST_ITEMS) in error["message"]
     assert api.engine.asked == []
@@ -40,7 +40,7 @@ def test_prompt_tokens_count_again_for_every_prompt_logprob(monkeypatch):
     api.engine.asked.clear()
     scored = {"n": 128, "prompt_logprobs": 20, "echo": True}
     error = error_of(api.complete([[5] * (MAX_LEN - 1)] * 8, **scored))
-    assert error["code"] == 400
+    assert error["code"] == "invalid_value"
     assert error["param"] == "n"
     assert api.engine.asked == []
 
@@ -127,7 +127,7 @@ def test_a_sequence_ends_at_its_stop_string_while_the_prompt_is_still_scored():
     answer = api.complete([5, 6, 7], n=2, prompt_logprobs=0, max_tokens=20, stop=["e"]).json()
     assert [choice["text"] for choice in answer["choices"]] == ["H", "H"]
     assert all(choice["prompt_logprobs"] for choice in answer["choices"])
-    assert len(ran) < 6, "nobody read its text, so it went on"
+    assert len(ran) < 6, "the stop string must end it before its text is sent"
 
 
 def test_prompt_logprobs_that_are_held_once_count_once(monkeypatch):
@@ -135,7 +135,9 @@ def test_prompt_logprobs_that_are_held_once_count_once(monkeypatch):
     api = Api()
     many = {"n": 16, "prompt_logprobs": 20, "max_tokens": 1}
     assert api.complete([5] * 100, **many).status_code == 200
-    assert api.complete([5] * 100, echo=True, **many).status_code == 400, "each shows them"
+    assert api.complete([5] * 100, echo=True, **many).status_code == 400, (
+        "every choice shows the logprobs"
+    )
 
 
 def test_a_failure_of_the_choice_that_scores_ends_all():

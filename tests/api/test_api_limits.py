@@ -108,9 +108,10 @@ CHAT = {
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
         "tools",
     ),
-    "tools-empty": ({"tools": []}, "tools"),
+    "tools-auto": ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
     "tool_choice-required": ({"tool_choice": "required"}, "tool_choice"),
     "functions": ({"functions": [{"name": "f"}]}, "functions"),
+    "function_call-named": ({"function_call": {"name": "f"}}, "function_call"),
     "audio": ({"audio": {"voice": "x"}}, "audio"),
     "chat_template": ({"chat_template": "{{ 1 }}"}, "chat_template"),
     "documents": ({"documents": [{}]}, "documents"),
@@ -240,6 +241,9 @@ def test_empty_prompt_is_400_where_no_token_is_put_in_front(api):
         {"allowed_token_ids": [5]},
         {"logit_bias": {"0": -1000, str(VOCAB - 1): 1000}},
         {"logit_bias": {}},
+        {"bad_words": []},
+        {"guided_choice": []},
+        {"guided_regex": "", "guided_grammar": "", "structured_outputs": {}},
         {"best_of": 1},
         {"response_format": {"type": "text"}},
         {"use_beam_search": False},
@@ -256,6 +260,100 @@ def test_empty_prompt_is_400_where_no_token_is_put_in_front(api):
 def test_a_good_field_is_accepted(api, endpoint, fields):
     response = getattr(api, endpoint)(**fields)
     assert response.status_code == 200, response.text
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []},
+        {"tools": [], "tool_choice": "auto"},
+        {"tools": [TOOL], "tool_choice": "none"},
+        {"functions": []},
+        {"functions": [TOOL["function"]], "function_call": "none"},
+        {"documents": []},
+        {"audio": {}},
+        {"chat_template": ""},
+    ],
+    ids=str,
+)
+def test_a_chat_field_without_effect_is_accepted(api, fields):
+    assert api.chat().status_code == 200
+    plain = api.engine.asked[-1]
+    response = api.chat(**fields)
+    assert response.status_code == 200, response.text
+    assert api.engine.asked[-1] == plain
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"prompt": [5] * 200}, "context_length_exceeded"),
+        ({"prompt": [5] * 100, "max_tokens": 100}, "context_length_exceeded"),
+        ({"prompt": "x " * 20_000}, "context_length_exceeded"),
+        ({"model": "other"}, "model_not_found"),
+        ({"best_of": 3}, "unsupported_parameter"),
+        ({"response_format": {"type": "json_object"}}, "unsupported_parameter"),
+        ({"bad_words": ["x"]}, "unsupported_parameter"),
+        ({"temperature": -1}, "invalid_value"),
+        ({"temperature": "x"}, "invalid_type"),
+    ],
+)
+def test_the_code_of_an_error_is_openais(api, fields, code):
+    assert error_of(api.complete(**fields))["code"] == code
+
+
+def test_a_request_that_never_fits_the_kv_cache_has_the_contexts_code():
+    api = Api()
+    api.engine.info["kv_tokens"] = 16
+    api.serving.set_ready(api.serving.tokenizer, api.serving.chat_template)
+    assert error_of(api.complete([5] * 10, max_tokens=50))["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": 1e308}, "temperature must be between 0 and 1000000, got 1e+308"),
+        ({"repetition_penalty": 1e7}, "repetition_penalty must be above 0 and at most 1000000, "
+                                      "got 10000000.0"),
+        ({"top_k": 2**31}, "top_k must be -1 or 0 (all), or between 1 and 2147483647, "
+                           "got 2147483648"),
+        ({"n": "2"}, "n must be an integer, got a string"),
+        ({"stream": "yes"}, "stream must be true or false, got a string"),
+        ({"stop": 5}, "stop must be a string or a list, got an integer"),
+        ({"stop": ["a", 5]}, "stop[1] must be a string, got an integer"),
+        ({"top_p": [1]}, "top_p must be a number, got a list"),
+        ({"model": True}, "model must be a string, got a boolean"),
+        ({"logit_bias": 1.5}, "logit_bias must be an object, got a number"),
+        ({"prompt": None}, "prompt must be a string or a list, got null"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_wrong_value_is_told(api, fields, message):
+    assert error_of(api.complete(**fields))["message"] == message
+
+
+def test_a_missing_field_is_named(api):
+    error = error_of(api.post("/v1/chat/completions", model="tiny"))
+    assert (error["param"], error["code"]) == ("messages", "missing_required_parameter")
+    assert error["message"] == "messages is missing"
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ({}, "must be a string or a part with a type"),
+        (None, "must be a string or a part with a type"),
+        ({"text": "hi"}, "must be a string or a part with a type"),
+        ({"type": None, "text": "hi"}, "must be a string or a part with a type"),
+        ({"type": "image_url", "image_url": {}}, "has type 'image_url'; this model reads text"),
+    ],
+    ids=str,
+)
+def test_what_a_wrong_content_part_is_told(api, part, why):
+    assert error_of(api.chat([part]))["message"].startswith(f"messages[0].content[0] {why}")
 
 
 def test_over_long_requests_are_told_the_numbers(api):
@@ -294,5 +392,4 @@ def test_a_request_that_never_fits_the_kv_cache_is_400():
     api.engine.info["kv_tokens"] = 16
     api.serving.set_ready(api.serving.tokenizer, api.serving.chat_template)
     error = error_of(api.complete([5] * 10, max_tokens=50))
-    assert error["code"] == 400
     assert "KV cache" in error["message"]

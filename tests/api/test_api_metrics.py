@@ -1,4 +1,4 @@
-"""Metrics: exact counts, vLLM's names and buckets, and a text that Prometheus reads."""
+"""Metrics: exact counts, vLLM's names and buckets, and Prometheus' text format."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -29,7 +29,7 @@ GAUGES = (
 
 
 def samples(api):
-    """{(name, finished_reason or le or ""): value} of all samples."""
+    """Return {(name, finished_reason or le or ""): value} of all samples."""
     out = {}
     for family in text_string_to_metric_families(api.get("/metrics").text):
         for sample in family.samples:

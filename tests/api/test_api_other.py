@@ -2,6 +2,7 @@
 
 import pytest
 
+from cpuserve.entrypoints.loading import Loading
 from cpuserve.entrypoints.openai.app import ROUTERS
 from tests.api.fakes import ANSWER, MAX_LEN, Api, error_of, tokenizer
 
@@ -32,7 +33,9 @@ def test_models_says_what_requests_are_sampled_with():
 
 def test_one_model_can_be_asked_for(api):
     assert api.get("/v1/models/alias").json()["id"] == "alias"
-    assert error_of(api.get("/v1/models/org/name"))["code"] == 404
+    response = api.get("/v1/models/org/name")
+    assert response.status_code == 404
+    assert error_of(response)["code"] == "model_not_found"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +49,7 @@ def test_health_is_200_and_empty_when_serving(api, method, path):
 
 def loading(api):
     api.serving.ready = False
-    api.serving.loading = "load 40 %"
+    api.serving.loading = Loading("load", 2, 5)
 
 
 def dead(api):
@@ -57,33 +60,130 @@ def failed(api):
     api.serving.failed = "the engine was killed by SIGKILL"
 
 
-def draining(api):
-    api.serving.draining = True
+def stopping(api):
+    api.serving.draining = api.serving.stopping = True
 
 
 @pytest.mark.parametrize(
-    ("state", "reason"),
-    [(loading, "load 40 %"), (dead, "died"), (failed, "SIGKILL"), (draining, "shutting down")],
+    ("state", "reason", "facts"),
+    [
+        (loading, "load 40 %", {"status": "loading", "stage": "load", "done": 2, "total": 5}),
+        (dead, "SIGKILL", {"status": "failed"}),
+        (failed, "SIGKILL", {"status": "failed"}),
+        (stopping, "shutting down", {"status": "draining"}),
+    ],
 )
-def test_health_and_requests_are_503_with_the_reason(api, state, reason):
+def test_health_and_requests_are_503_with_the_reason(api, state, reason, facts):
     state(api)
+    for health in (api.get("/health"), api.get("/ping")):
+        assert health.status_code == 503
+        assert health.headers["retry-after"] == "5"
+        assert reason in health.json().pop("error")["message"]
+        assert {k: v for k, v in health.json().items() if k != "error"} == facts
     for response in (
-        api.get("/health"),
-        api.get("/ping"),
         api.chat(),
         api.complete(stream=True),
         api.post("/tokenize", prompt="a"),
         api.post("/detokenize", tokens=[5]),
     ):
         assert response.status_code == 503
+        assert response.headers["retry-after"] == "5"
         assert reason in error_of(response)["message"]
     assert api.get("/v1/models").status_code == 200
     assert api.get("/version").status_code == 200
     assert api.get("/metrics").status_code == 200
 
 
+def test_while_it_drains_requests_are_answered_health_is_503_and_connections_close(api):
+    assert "connection" not in api.get("/health").headers
+    api.serving.draining = True
+    assert api.get("/health").status_code == 503
+    assert api.get("/health").json()["status"] == "draining"
+    for response in (api.chat(), api.chat(stream=True), api.get("/v1/models")):
+        assert response.status_code == 200
+        assert response.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("state", [loading, dead, failed, stopping])
+def test_live_is_200_whatever_the_engine_does(api, state):
+    state(api)
+    response = api.get("/live")
+    assert response.status_code == 200
+    assert response.content == b""
+
+
 def test_version_is_told(api):
     assert isinstance(api.get("/version").json()["version"], str)
+
+
+def test_the_root_says_what_this_is(api):
+    body = api.get("/").json()
+    assert body["server"] == "cpuserve"
+    assert body["models"] == ["tiny", "alias"]
+    assert "/v1" in body["message"]
+    assert {"/", "/health", "/v1/chat/completions", "/v1/models"} <= set(body["routes"])
+    for path in body["routes"]:
+        assert api.get(path).status_code in (200, 404, 405)  # 404: this app has no CPU report
+
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("/chat/completions", CHAT),
+        ("/v1/v1/chat/completions", CHAT),
+        ("/openai/deployments/gpt/chat/completions", CHAT),
+        ("/V1/Chat/Completions", CHAT),
+        ("/v1/chat/completion", CHAT),
+        ("/v1/chat", CHAT),
+        ("/completions", TEXT),
+        ("/v1/engines/x/completions", TEXT),
+        ("/v1/completion", TEXT),
+        ("/models", "/v1/models"),
+        ("/v1/model", "/v1/models"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/healthz", "/health"),
+        ("/metric", "/metrics"),
+    ],
+)
+def test_an_unknown_route_is_told_the_nearest(api, path, near):
+    response = api.post(path)
+    assert response.status_code == 404
+    error = error_of(response)
+    assert error["code"] == "unknown_url"
+    base_is_missing = near.startswith("/v1") and not path.lower().startswith("/v1")
+    hint = " The base URL of this API ends with /v1" if base_is_missing else ""
+    assert error["message"] == f"Unknown route: POST {path}. Did you mean {near}?{hint}"
+
+
+@pytest.mark.parametrize(
+    ("path", "instead"),
+    [
+        ("/v1/responses", CHAT),
+        ("/responses", CHAT),
+        ("/v1/responses/r1/cancel", CHAT),
+        ("/v1/messages", CHAT),
+        ("/v1/embeddings", "embeddings are not supported yet"),
+        ("/v1/audio/speech", "audio is not supported"),
+        ("/rerank", "reranking is not supported"),
+        ("/api/chat", CHAT),
+        ("/api/tags", "/v1/models"),
+        ("/completion", TEXT),
+        ("/docs", "/openapi.json"),
+        ("/v1", CHAT),
+        ("/nothing/like/it", "GET / lists the routes"),
+        ("/" + "x" * 5000, "GET / lists the routes"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_route_of_another_server_is_told_what_there_is_instead(api, path, instead):
+    response = api.post(path)
+    assert response.status_code == 404
+    message = error_of(response)["message"]
+    assert instead in message
+    assert "Did you mean" not in message
 
 
 def test_tokenize_counts_ids_and_strings(api):
@@ -109,13 +209,13 @@ def test_tokenize_needs_one_of_prompt_and_messages(api, fields):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"tools": [{"type": "function"}]}, {"tools": []}, {"chat_template": "{{ 1 }}"}]
+    "fields", [{"tools": [{"type": "function"}]}, {"chat_template": "{{ 1 }}"}]
 )
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
 def test_tokenize_refuses_by_name_what_chat_refuses(api, path, fields):
     messages = [{"role": "user", "content": "hi"}]
     error = error_of(api.post(path, messages=messages, **fields))
-    assert error["code"] == 400
+    assert error["code"] == "unsupported_parameter"
     assert [error["param"]] == list(fields)
 
 
@@ -149,7 +249,6 @@ def routes():
         ("GET", "/openapi.json"),
         ("GET", "/nope"),
         ("OPTIONS", "/v1/models"),
-        ("GET", "/"),
     ]
 
 
@@ -171,13 +270,13 @@ def test_every_route_but_health_asks_for_a_key(method, path, header):
     api = Api(api_keys=KEYS)
     headers = {} if header is None else {"authorization": header}
     response = api.request(method, path, headers=headers)
-    if path in ("/health", "/ping"):
+    if path in ("/health", "/ping", "/live"):
         assert response.status_code == 200
         return
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
     error = error_of(response)
-    assert error["type"] == "AuthenticationError"
+    assert (error["type"], error["code"]) == ("AuthenticationError", "invalid_api_key")
     assert "first-key" not in error["message"]
 
 
@@ -227,8 +326,3 @@ def test_the_schema_names_requests_answers_and_errors(api):
 
     for reference in references(document):
         assert reference.removeprefix("#/components/schemas/") in schemas
-
-
-def test_head_and_unknown_content_do_not_break(api):
-    assert api.request("HEAD", "/health").status_code == 405
-    assert api.alive()

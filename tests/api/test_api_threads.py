@@ -1,4 +1,4 @@
-"""Work that takes long leaves the event loop, however many small parts it is made of."""
+"""Long work runs on another thread than the event loop, also if it consists of small parts."""
 
 import threading
 
@@ -12,7 +12,7 @@ from tests.api.fakes import MAX_LEN, Api, error_of
 
 @pytest.fixture
 def watch(monkeypatch):
-    """watch(owner, name): where `name` is called from then on, as a list of "loop" or "thread"."""
+    """watch(owner, name) returns a list to which each later call adds "loop" or "thread"."""
 
     def start(owner, name):
         where, real = [], getattr(owner, name)

@@ -1,4 +1,4 @@
-"""A real engine process over a tiny random model: what only real logits can show."""
+"""A real engine process with a tiny random model, for tests that need real logits."""
 
 import json
 import math
@@ -112,7 +112,7 @@ def test_a_chat_counts_its_template(server):
 
 
 def test_ids_beyond_the_tokenizer_are_served_as_no_text(server):
-    # The model has 512 rows, the tokenizer 384 tokens.
+    # The model's vocabulary has 512 ids, the tokenizer's 384.
     choice = complete(server, prompt=[500, 511], echo=True, logit_bias={"510": 100})["choices"][0]
     assert choice["text"] == ""
 

@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server on a thread of its own: counts, streams, refuses."""
+"""A small OpenAI-compatible server on its own thread that streams, counts and refuses requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = {
 
 
 class FakeOpenAI:
-    """What it was asked is in `asked`; `refuse` prompts get a 400."""
+    """`asked` collects the requests it gets; prompts in `refuse` are answered with 400."""
 
     def __init__(self, *, refuse=frozenset(), plain=False, wait_s=0.0):
         self.asked, self.refuse, self.plain, self.wait_s = [], refuse, plain, wait_s
@@ -72,7 +72,7 @@ class FakeOpenAI:
 
     @contextmanager
     def running_at(self):
-        """Its port, while it runs."""
+        """Run the server in this block; gives its port."""
         loop = asyncio.new_event_loop()
         server = loop.run_until_complete(asyncio.start_server(self.serve, "127.0.0.1", 0))
         thread = threading.Thread(target=loop.run_forever)

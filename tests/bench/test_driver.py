@@ -1,4 +1,4 @@
-"""The load driver against a small HTTP server that cuts its answers in awkward places."""
+"""The load generator against a small HTTP server that splits its answers at arbitrary bytes."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def plain(status, body):
 
 
 def ask(answer, call):
-    """Run call(target) against a server that sends `answer` to everyone; what it got."""
+    """Run call(target) against a server that always sends `answer`; (result, requests seen)."""
     seen = []
 
     async def serve(reader, writer):
@@ -180,7 +180,7 @@ def test_chat_deltas_are_tokens_and_ids_count_before_text():
 
 
 def test_an_event_that_is_no_json_is_an_error():
-    with pytest.raises(LoadError, match="an event that is none"):
+    with pytest.raises(LoadError, match="an event that cannot be parsed"):
         ask(chunked([b"data: {x}\n\n"]), lambda t: complete(t, "hi", 2))
 
 

@@ -1,4 +1,4 @@
-"""The comparisons with peers: which are made, and what the table says."""
+"""The comparisons with other engines: the list of comparisons, and the printed table."""
 
 import argparse
 import asyncio

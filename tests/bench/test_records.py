@@ -24,7 +24,7 @@ def record(metric, unit, samples, where, better="more", **more):
 
 
 def script(name):
-    """A module of benchmarks/, which is no package."""
+    """Import a script of benchmarks/, which is not a package."""
     spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -190,7 +190,7 @@ def test_the_records_of_streams_beside_a_prompt_are_records(monkeypatch, capsys)
 
 
 def test_latencies_of_requests_are_held_against_how_well_their_median_is_known(tmp_path, capsys):
-    # Requests differ 4 x among themselves, as in a queue; of 200 of them the median is known well.
+    # Latencies differ by up to 4 x, as in a queue, but 200 samples give a precise median.
     ramp = [10.0 + 0.3 * i for i in range(200)]
 
     def latency(factor, count):

@@ -1,4 +1,4 @@
-"""Loads against a small server: pace, conversations, failures, and the command around it."""
+"""Loads against a small server: pace, conversations, failures, and `cpuserve bench serve`."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ def test_warm_ups_come_before_and_do_not_count():
     assert (len(fake.asked), len(run.timings)) == (5, 2)
     assert all(asked["top_p"] == 0.5 for asked in fake.asked)
     prompts = [asked["prompt"] for asked in fake.asked]
-    assert prompts == [[3, 2, 1]] * 3 + [[1, 2, 3]] * 2  # no prefix cache helps the first
+    assert prompts == [[3, 2, 1]] * 3 + [[1, 2, 3]] * 2  # the first one misses a prefix cache
 
 
 def test_chat_gets_the_text_of_ids():
@@ -145,7 +145,7 @@ def test_failed_requests_are_an_exit_code(capsys):
         (["--metric-percentiles", "50,999"], "999 is more than 100"),
         (["--metric-percentiles", "50,nan"], "nan is less than 0"),
         (["--metric-percentiles", "-1"], "-1 is less than 0"),
-        ([], "Start one with"),
+        ([], "Start a server with"),
     ],
 )
 def test_a_wrong_command_is_one_line(capsys, more, needle):

@@ -1,15 +1,17 @@
-"""The command line: exit codes, one-line errors, what is imported."""
+"""The command line: exit codes, errors on one line, and imported modules."""
 
 import json
 import re
 import shlex
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from cpuserve.bench.server import serve_command
-from cpuserve.config.fields import FIELDS
+from cpuserve.config.fields import FIELDS, no_op_flags
+from cpuserve.config.missing import MISSING, why_missing
 from cpuserve.entrypoints import cli
 from cpuserve.entrypoints.flags import asked, normalize
 from cpuserve.errors import ConfigError, ModelError
@@ -21,7 +23,7 @@ COMMANDS = ("serve", "generate", "chat", "bench", "config", "program", "doctor",
 
 @pytest.fixture
 def parse():
-    """Options of a command line, without running the command."""
+    """Return a function that parses a command line without running the command."""
 
     def go(*argv):
         args, unknown = cli.build_parser().parse_known_args(normalize(argv))
@@ -79,14 +81,24 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("argv", "needle"),
     [
-        (["serv"], "serve"),
+        (["serv"], "unknown command 'serv'; did you mean serve?; see `cpuserve --help`\n"),
+        (["./m.gguf"], "unknown command './m.gguf'; to serve this model, run `cpuserve serve ./m"),
+        (["owner/model", "--port", "80"], "run `cpuserve serve owner/model`\n"),
+        ([DEFAULT], f"run `cpuserve serve {DEFAULT}`\n"),
+        (["frobnicate"], "unknown command 'frobnicate'; see `cpuserve --help`\n"),
+        (["serve", "--frobnicate"], "unknown flag --frobnicate; see `cpuserve serve --help`\n"),
+        (["serve", "--no-enforce-eagr"], "did you mean --no-enforce-eager?"),
+        (["serve", "--task", "embed"], "use generate"),
         (["serve", "--max-modellen", "4"], "did you mean --max-model-len?"),
         (["serve", "--prot=80"], "did you mean --port?"),
         (["serve", "--port"], "expected one argument"),
         (["serve", "a", "b"], "unexpected argument b"),
         (["--versoin"], "did you mean --version?"),
         (["bench"], "KIND"),
-        (["bench", "rooflin"], "roofline"),
+        (
+            ["bench", "rooflin"],
+            "unknown kind 'rooflin'; did you mean roofline?; see `cpuserve bench",
+        ),
         (["generate", "--max-tokens", "x"], "not a number"),
         (["pull"], "NAME"),
         (["serve", "--pipeline-parallel-size", "2"], "use 1"),
@@ -100,6 +112,27 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(capsys, argv, needle):
     assert err.count("\n") == 1
     assert needle in err
     assert out == ""
+
+
+@pytest.mark.parametrize("name", [name for missing in MISSING for name in missing.names])
+def test_a_flag_of_another_server_without_counterpart_is_explained(parse, name):
+    typed = f"--{name[2:].replace('-', '_')}"
+    for argv in ([name], [f"{name}=x"], ["m", name, "x"], [typed]):
+        with pytest.raises(ConfigError) as refused:
+            parse("serve", *argv)
+        assert str(refused.value) == f"flag {name} is not supported: {why_missing(name)}"
+
+
+def test_flags_that_are_explained_are_no_options():
+    ours = {flag for field in FIELDS for flag in field.all_flags} | no_op_flags().keys()
+    explained = [name for missing in MISSING for name in missing.names]
+    assert not ours & set(explained)
+    assert len(set(explained)) == len(explained)
+
+
+def test_flags_of_vllm_without_effect_are_accepted_with_a_note(parse):
+    found = parse("serve", "m", "--task", "generate", "--runner=auto", "--max-log-len", "5")
+    assert [note.split()[0] for note in found.notes] == ["--task", "--runner", "--max-log-len"]
 
 
 @pytest.mark.parametrize(
@@ -126,10 +159,11 @@ def test_a_bad_option_is_one_line_and_exit_2(capsys, command, flag, value):
 
 @pytest.mark.parametrize("name", ["config", "program", "serve"])
 def test_a_missing_model_is_one_line_and_exit_2(capsys, name):
-    code, _, err = run(capsys, name, "/no/such/model.gguf")
+    port = ["--port=0"] if name == "serve" else []
+    code, _, err = run(capsys, name, "/no/such/model.gguf", *port)
     assert code == 2
     assert err.startswith("cpuserve: error: ")
-    assert "/no/such/model.gguf" in err
+    assert "model path /no/such/model.gguf does not exist" in err
     assert "Traceback" not in err
 
 
@@ -181,7 +215,9 @@ def test_flags_reach_their_fields(parse):
 
 
 def test_a_model_that_was_taken_as_a_key_is_not_passed_over(parse):
-    with pytest.raises(ConfigError, match="--api-key has taken 2 values, and no MODEL") as refused:
+    with pytest.raises(
+        ConfigError, match="--api-key has 2 values, and MODEL is missing"
+    ) as refused:
         parse("serve", "--api-key", "secret", "./model")
     assert "secret" not in str(refused.value)
     assert "./model" not in str(refused.value), "it may be a key"
@@ -227,7 +263,7 @@ def test_names_alone_are_names(parse):
 
 
 def test_sizes_without_effect_do_not_take_the_model(parse):
-    with pytest.raises(ConfigError, match=r"'\./model' is none; write MODEL before it"):
+    with pytest.raises(ConfigError, match=r"expects numbers, got '\./model'; put MODEL before it"):
         parse("serve", "--cuda-graph-sizes", "1", "2", "./model")
     assert parse("serve", "./model", "--cuda-graph-sizes", "1", "2,4").options.model == "./model"
 
@@ -262,10 +298,21 @@ def test_ctrl_c_ends_without_a_traceback(capsys, monkeypatch):
     assert (code, err) == (130, "")
 
 
-def test_importing_the_command_line_loads_nothing_heavy():
+def test_a_taken_port_is_told_before_the_model_is_looked_for(capsys, monkeypatch):
+    monkeypatch.setattr("cpuserve.entrypoints.commands.prepare", lambda *_: pytest.fail("it was"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, out, err = run(capsys, "serve", "owner/model", "--port", str(port))
+    assert (code, out) == (2, "")
+    assert f"port {port}: Address already in use" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["cli as c; c.build_parser()", "serve"])
+def test_importing_the_command_line_or_the_server_loads_nothing_heavy(module):
     heavy = ["numpy", "torch", "transformers", "fastapi", "uvicorn", "rich", "psutil", "yaml"]
     code = (
-        "import json, sys, cpuserve.entrypoints.cli as c; c.build_parser();"
+        f"import json, sys, cpuserve.entrypoints.{module};"
         f"print(json.dumps([m for m in {heavy} if m in sys.modules]))"
     )
     command = [sys.executable, "-c", code]

@@ -1,6 +1,7 @@
-"""What doctor finds, on machines described as data."""
+"""The problems and the text that doctor reports, for machines that are described as data."""
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,13 @@ from cpuserve.config.values import parse_cpu_list
 from cpuserve.entrypoints import cli, doctor
 from cpuserve.entrypoints.busy import Program, busiest
 from cpuserve.entrypoints.doctor import problems, schema
+from cpuserve.platforms.allocator import allocator
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.cpu import ISA_LEVELS
 from cpuserve.platforms.host import HugePages
+from cpuserve.platforms.isa_level import LEVEL_MEANINGS
 from cpuserve.platforms.placement import place
 from cpuserve.platforms.report import draw
-from cpuserve.platforms.tiers import TIERS
 from tests.helpers.hosts import host_names, load_host
 
 
@@ -37,8 +39,8 @@ def test_a_healthy_machine_has_no_problems():
     ("name", "needle"),
     [
         ("no_extension", "does not load"),
-        ("old_cpu_with_torch", "at no level of this CPU"),
-        ("container_1_5_cpu_1gib", "a CPU quota of 1.5 on 64 cores: 1 threads"),
+        ("old_cpu_with_torch", "none of the ISA levels"),
+        ("container_1_5_cpu_1gib", "the CPU quota is 1.5 of 64 cores: cpuserve will use 1"),
         ("container_1_5_cpu_1gib", "the container has 1.00 GiB"),
         ("cpuset_4_11_of_16", "may use 8 of 16 CPUs"),
     ],
@@ -52,7 +54,7 @@ def test_huge_pages_and_throttling_are_found():
         load_host("vm_2core_zen5"), huge_pages=HugePages(), cgroup=Cgroup(throttled_periods=7)
     )
     whats = found(host)
-    assert any("huge pages are off" in what for what in whats)
+    assert any("huge pages are disabled" in what for what in whats)
     assert any("7 times" in what for what in whats)
 
 
@@ -90,8 +92,8 @@ def test_every_usable_cpu_is_drawn_once(name):
     assert sorted(cpus) == [c.id for c in load_host(name).usable_cpus]
 
 
-def test_every_level_has_a_tier():
-    assert set(TIERS) == set(ISA_LEVELS)
+def test_every_level_has_a_meaning():
+    assert set(LEVEL_MEANINGS) == set(ISA_LEVELS)
 
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "doctor.schema.json"
@@ -108,7 +110,7 @@ def test_doctor_on_this_machine_is_a_page_and_json_of_the_published_schema(capsy
     flags = [] if roofline else ["--no-roofline"]
     assert cli.main(["doctor", *flags]) == 0
     page = capsys.readouterr().out
-    subjects = ("CPU ", "tier ", "memory ", "cgroup ", "threads ", "roofline ", "libraries ")
+    subjects = ("CPU ", "ISA level ", "memory ", "cgroup ", "threads ", "roofline ", "libraries ")
     for subject in subjects:
         assert f"\n{subject}" in page
     assert len(page.splitlines()) < 60
@@ -165,11 +167,11 @@ def test_doctor_draws_the_engines_that_the_environment_asks_for(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "needle"),
     [
-        ({"offline": (5,)}, "CPU 5 is switched off"),
-        ({"governor": "powersave (acpi-cpufreq)"}, "clock is kept low"),
-        ({"load": 40.0}, "wanted 40.0 CPUs"),
+        ({"offline": (5,)}, "CPU 5 is offline"),
+        ({"governor": "powersave (acpi-cpufreq)"}, "keeps the clock low"),
+        ({"load": 40.0}, "waited for 40.0 CPUs"),
         ({"numa_balancing": True}, "moves pages"),
-        ({"memory_nodes": (0,)}, "CPUs of node 1 have no memory near"),
+        ({"memory_nodes": (0,)}, "CPUs but no memory of node 1"),
         ({"address_space_limit": 1 << 30}, "ulimit -v allows 1.00 GiB"),
         ({"data_limit": 1 << 30}, "ulimit -d allows 1.00 GiB"),
     ],
@@ -198,8 +200,16 @@ def test_a_busy_machine_is_a_problem_that_says_who():
     host = msgspec.structs.replace(load_host("xeon_2s_amx"), load=40.0)
     made = list(problems(host, None, busy=[Program(7, "a (b", 3.14)]))
     assert [p.what for p in made] == [
-        "other programs wanted 40.0 CPUs in the last minute; now: a (b (process 7, 3.1)"
+        "other programs used or waited for 40.0 CPUs in the last minute; now: a (b (process 7, 3.1)"
     ]
+
+
+def test_the_allocator_is_the_preloaded_library_or_that_of_the_c_library():
+    maps = "7f00-7f10 r-xp 00000000 08:01 1 /usr/lib/x86_64-linux-gnu/{}\n"
+    plain = maps.format("libc.so.6")
+    assert allocator(plain) == allocator("") == " ".join(platform.libc_ver())
+    for name in ("libtcmalloc_minimal.so.4.5.9", "libjemalloc.so.2", "libmimalloc.so.2.0"):
+        assert allocator(plain + maps.format(name)) == name
 
 
 def test_what_is_usual_is_no_problem():
@@ -211,5 +221,5 @@ def test_a_thread_limit_of_openmp_below_the_plan_is_found():
     host = load_host("xeon_2s_amx")
     placement = place(EngineOptions(), Ledger(EngineOptions(), {}), host)
     limited = [p.what for p in problems(host, placement, {"OMP_THREAD_LIMIT": "8"})]
-    assert limited == ["OMP_THREAD_LIMIT=8 forbids the 62 threads planned"]
+    assert limited == ["OMP_THREAD_LIMIT=8 is below the 62 planned threads"]
     assert not list(problems(host, placement, {"OMP_THREAD_LIMIT": "64"}))

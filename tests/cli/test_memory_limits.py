@@ -1,4 +1,4 @@
-"""Real limits on a real process: what is said to fit does fit, and what does not is one line."""
+"""Real processes under memory limits: the size that an error message names works."""
 
 import re
 import subprocess
@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.helpers.children import child_options
+from tests.helpers.patience import PATIENCE_S
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
@@ -23,7 +24,9 @@ def limited(name, mib):
 
 def refused(model, prefix, *options):
     command = [*prefix, sys.executable, "-m", "cpuserve", "serve", str(model), *options]
-    ended = subprocess.run(command, **child_options(), capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        command, **child_options(), capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.count("\n") == 1, ended.stderr
     return ended.stderr
@@ -49,4 +52,6 @@ def test_the_largest_cache_named_under_a_limit_serves_under_it(name, mib, what):
 def test_less_than_the_processes_need_is_refused_with_what_would_do():
     error = refused(tiny_model("llama", dtype="bfloat16"), limited("RLIMIT_DATA", 200))
     assert "not enough memory" in error
-    assert re.search(r"with a margin [\d.]+ MiB in all; 200\.00 MiB under ulimit -d is free", error)
+    assert re.search(
+        r"with a margin [\d.]+ MiB in all; only 200\.00 MiB under ulimit -d is free", error
+    )

@@ -1,4 +1,4 @@
-"""What a start knows of a model before a tensor is read, and what the banner says of it."""
+"""Facts about a model that are known before a tensor is read, and the banner that shows them."""
 
 import dataclasses
 import json
@@ -28,23 +28,23 @@ def test_the_weights_of_matrices_are_counted_as_the_checkpoint_has_them(family):
 
 
 def banner_of(facts=SMOLLM2, **options):
-    """The banner on a described machine."""
+    """Return the banner for a machine that is described as data."""
     host, resolved = load_host("vm_2core_zen5"), resolve("vm_2core_zen5", facts, **options)
     return banner.render(Prepared(resolved, None, facts, host, CpuPlatform(), ()))
 
 
 def test_the_banner_says_how_precise_activations_are_where_weights_are_quantized():
     assert "activations 16 bits (two int8 terms" in banner_of()
-    assert "activations 8 bits (as asked" in banner_of(activation_bits="8")
+    assert "activations 8 bits (as requested" in banner_of(activation_bits="8")
     assert "activations" not in banner_of(LLAMA_1B)
     assert "activations" not in banner_of(LLAMA_1B, activation_bits="16")
 
 
 def test_the_banner_says_what_requests_are_sampled_with():
     facts = dataclasses.replace(SMOLLM2, generation={"temperature": 0.0}, generation_why="why so")
-    assert "temperature 0 unless a request says otherwise (why so)" in banner_of(facts)
+    assert "temperature 0 unless a request sets other values (why so)" in banner_of(facts)
     text = banner_of(facts, override_generation_config={"temperature": 0.5, "top_k": 9})
-    assert "temperature 0.5, top_k 9 unless a request says otherwise (as asked" in text
+    assert "temperature 0.5, top_k 9 unless a request sets other values (as requested" in text
     assert "sampling" not in banner_of()
 
 
@@ -55,7 +55,7 @@ def test_the_banner_says_where_each_of_several_engines_runs():
 
 @pytest.fixture
 def model():
-    """A tiny model with a generation_config.json; it is taken away afterwards."""
+    """A tiny model with a generation_config.json, which is removed afterwards."""
     path = tiny_model("llama", seed=7)
     (path / "generation_config.json").write_text(json.dumps({"temperature": 0.3, "top_k": 5}))
     yield path
@@ -77,6 +77,29 @@ def test_the_models_settings_reach_the_engine_config(model):
 def test_an_override_out_of_range_is_refused_by_name(model):
     with pytest.raises(ConfigError, match="override_generation_config: top_p must be in"):
         prepared(model, override_generation_config={"top_p": 2})
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        (None, "not found"),
+        ({"vocab.json": "{}"}, "holds no tokenizer.json and no vocab.json with merges.txt"),
+    ],
+    ids=["missing", "half"],
+)
+def test_a_missing_tokenizer_is_told_before_the_model_is_looked_for(tmp_path, files, why):
+    path = tmp_path / "tokenizer"
+    if files:
+        path.mkdir()
+        for name, text in files.items():
+            (path / name).write_text(text)
+    with pytest.raises(ConfigError, match=rf"tokenizer: .*{why}; give a directory"):
+        prepared("/nonexistent/model", tokenizer=str(path))
+
+
+def test_a_missing_chat_template_is_told_before_the_model_is_looked_for():
+    with pytest.raises(ConfigError, match=r"chat_template: cannot read the chat template /nope"):
+        prepared("/nonexistent/model", chat_template="/nope")
 
 
 def test_cpuserve_config_shows_the_default_sampling(model, capsys):
@@ -103,3 +126,13 @@ def test_the_terminal_takes_the_defaults_under_its_flags(
     params = Session(prepared(model), None, None, None).params(args, 256)
     wanted = (temperature, top_k, max_tokens)
     assert (params.temperature, params.top_k, params.max_tokens) == wanted
+
+
+@pytest.mark.parametrize(("own", "length"), [(None, 1024), (256, 256), (4096, 1024)])
+def test_on_the_terminal_the_shorter_of_two_default_lengths_counts(model, own, length):
+    lengths = {"override_generation_config": {"max_new_tokens": 1024}}
+    session = Session(prepared(model, **lengths), None, None, None)
+    plain = cli.build_parser().parse_args(["generate", str(model)])
+    assert session.params(plain, own).max_tokens == length
+    asked = cli.build_parser().parse_args(["generate", str(model), "--max-tokens=2000"])
+    assert session.params(asked, own).max_tokens == 2000

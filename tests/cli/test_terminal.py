@@ -1,13 +1,21 @@
-"""Progress without a terminal, and the banner's lines."""
+"""Progress with and without a terminal, output that cannot be written, and the banner."""
+
+import errno
+import io
+import os
+import subprocess
+import sys
 
 import pytest
 
 from cpuserve.entrypoints import banner, terminal
+from cpuserve.errors import CpuserveError
+from tests.helpers.children import child_options
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock the test moves."""
+    """A clock that the test advances."""
     now = [100.0]
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
     return now
@@ -64,3 +72,95 @@ def test_a_note_that_nobody_can_read_is_no_error(monkeypatch):
 
     monkeypatch.setattr("sys.stderr", Closed())
     terminal.note("lost")
+
+
+class Screen(io.StringIO):
+    """A standard error that is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_gets_a_bar_for_what_takes_long_and_is_left_clean(clock, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("sys.stderr", screen := Screen())
+    progress = terminal.Progress()
+    progress("load", 0, 100)
+    assert screen.getvalue() == "", "a bar for less would only flicker"
+    clock[0] += 1
+    progress("load", 50 << 20, 100 << 20)
+    progress("pack", 0, 0)
+    bars = progress._bars
+    assert [(task.description, task.completed, task.total) for task in bars.tasks] == [
+        ("load", 50 << 20, 100 << 20)
+    ]
+    clock[0] += 1
+    progress("pack", 3, 0)
+    assert [(task.description, task.total) for task in bars.tasks][1:] == [("pack", None)]
+    progress.close()
+    progress.close()
+    assert not bars.live.is_started
+    shown = screen.getvalue()
+    assert shown.endswith("\x1b[2K"), "the line of the bar was not erased"
+    assert "load" in shown
+    assert "50.0/100.0 MiB" in shown
+
+
+class Broken(io.StringIO):
+    """A standard output that cannot be written."""
+
+    def __init__(self, error, number=None):
+        super().__init__()
+        self.error, self.number = error, number
+
+    def write(self, text):
+        raise self.error
+
+    def fileno(self):
+        return self.number
+
+
+def test_a_reader_that_has_gone_is_told_apart_from_a_disk_that_is_full(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.stdout", Broken(BrokenPipeError()))
+    with pytest.raises(BrokenPipeError):
+        terminal.say("x")
+    with (tmp_path / "out").open("w") as file:
+        out = Broken(OSError(errno.ENOSPC, "No space left on device"), file.fileno())
+        monkeypatch.setattr("sys.stdout", out)
+        with pytest.raises(CpuserveError, match="cannot be written: No space left on device"):
+            terminal.say("x")
+        os.write(out.number, b"what the interpreter would write at its end")
+    assert (tmp_path / "out").read_bytes() == b"", "later output went nowhere"
+
+
+CLOSED = """
+import os, sys
+from cpuserve.entrypoints.terminal import open_standard_streams
+open_standard_streams()
+with open({path!r}, "wb") as file:
+    assert file.fileno() > 2, "a file took the number of a standard stream"
+    print("lost")
+    sys.stdout.flush()
+    sys.stderr.write("lost")
+    assert sys.stdin.read() == ""
+"""
+
+
+def test_closed_standard_streams_are_not_taken_by_the_next_file(tmp_path):
+    path = tmp_path / "next"
+    command = [sys.executable, "-c", CLOSED.replace("{path!r}", repr(str(path)))]
+    shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
+    assert subprocess.run(shell, **child_options()).returncode == 0
+    assert path.read_bytes() == b""
+
+
+def test_characters_that_the_output_cannot_show_are_replaced():
+    code = (
+        "from cpuserve.entrypoints.terminal import open_standard_streams, say\n"
+        "open_standard_streams(); say('a \\N{WAVING HAND SIGN}')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], **child_options(PYTHONIOENCODING="ascii"), capture_output=True
+    )
+    assert (done.returncode, done.stdout) == (0, b"a ?\n"), done.stderr

@@ -1,4 +1,4 @@
-// Streams a chat and a completion with the official client; prints one line of JSON.
+// Streams a chat and a completion with the official client, and prints one line of JSON.
 import OpenAI, { APIError, NotFoundError } from "openai";
 
 const [baseURL, model] = process.argv.slice(2);

@@ -1,4 +1,4 @@
-"""The official clients of OpenAI's API, in Python and in JavaScript, against a running server."""
+"""The official clients of OpenAI's API, in Python and JavaScript, with a running server."""
 
 import json
 import shutil
@@ -9,6 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from tests.helpers.patience import PATIENCE_S
 from tests.helpers.served import DEFAULT_MODEL, default_model, running_server
 from tests.helpers.tiny import tiny_model
 
@@ -40,7 +41,9 @@ def node_modules():
     if not (folder / "node_modules" / "openai" / "package.json").exists():
         (folder / "package.json").write_text('{"private": true, "type": "module"}')
         command = ["npm", "install", "--no-audit", "--no-fund", f"openai@{NPM_VERSION}"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S
+        )
         if done.returncode != 0:
             pytest.skip(f"npm cannot install openai: {done.stderr.strip().splitlines()[-1:]}")
     return folder
@@ -51,7 +54,7 @@ def client_of(server):
 
 
 def check_python_client(server, model):
-    """Everything the client can do with this server; returns the answer."""
+    """Use all methods of the client that this server supports; return the text of the answer."""
     with client_of(server) as client:
         sampling = {"model": model, "temperature": 0, "max_tokens": 24}
         whole = client.chat.completions.create(messages=QUESTION, **sampling)
@@ -87,7 +90,7 @@ def check_python_client(server, model):
 
 
 def check_npm_client(server, model, node_modules):
-    """The same through the npm client; returns the answer."""
+    """Do the same with the npm client; return the text of the answer."""
     script = node_modules / SCRIPT.name
     shutil.copy(SCRIPT, script)
     done = subprocess.run(
@@ -95,7 +98,7 @@ def check_npm_client(server, model, node_modules):
         cwd=node_modules,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)

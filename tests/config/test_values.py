@@ -1,4 +1,4 @@
-"""Texts for sizes, counts and CPU lists."""
+"""Parsing of sizes, counts and CPU lists."""
 
 import pytest
 from hypothesis import given

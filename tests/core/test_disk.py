@@ -1,15 +1,19 @@
-"""DiskCache: what is written comes back, and nothing else does."""
+"""DiskCache returns the blocks that were written, and never other or damaged data."""
 
 import errno
 import logging
 import os
 import shutil
+import threading
 import time
 
 import pytest
 
 from cpuserve.core.kv.disk import _HEAD, SEED_BYTES, DiskCache
+from cpuserve.core.kv.owned import FOLDER, MARK, MARK_TEXT, claim
 from cpuserve.core.kv.prefix import PrefixChain, PrefixIndex
+from cpuserve.errors import ConfigError
+from tests.helpers.patience import wait_until
 
 SIZE = 4
 DATA = [bytes([i]) * 100 for i in range(8)]
@@ -30,7 +34,7 @@ def open_cache(
 
 
 def entries_of(cache, tokens, salt=""):
-    """(chain, entries) of the full blocks of `tokens`, named from the cache's seed."""
+    """Return (chain, entries) of the full blocks of `tokens`, hashed with the cache's seed."""
     index, chain = PrefixIndex(SIZE, seed=cache.seed), PrefixChain(salt)
     count = len(tokens) // SIZE
     index.name(chain, tokens, count)
@@ -51,12 +55,12 @@ def fill(cache, tokens, salt=""):
 
 
 def files(directory):
-    return sorted(directory.glob("*/*.kv"))
+    return sorted(directory.glob(f"{FOLDER}/*/*.kv"))
 
 
 @pytest.fixture
 def made(tmp_path):
-    """(directory, chain of three blocks that are in it)."""
+    """Return a cache directory with three blocks, and their chain."""
     cache = open_cache(tmp_path / "cache")
     chain = fill(cache, list(range(12)))
     cache.close()
@@ -87,7 +91,7 @@ def test_names_depend_on_tokens_salt_and_directory(made, tmp_path):
 
 
 def test_a_block_of_another_salt_or_other_tokens_is_refused_even_under_its_name(made):
-    """As if hashes had collided."""
+    """This is what a hash collision would look like."""
     directory, chain = made
     for index, (field, value) in enumerate((("salt", "x"), ("contents", [b"?" * 16] * 3))):
         cache = open_cache(directory)
@@ -148,7 +152,7 @@ def test_files_of_another_model_are_kept_and_count(made):
 
 def test_a_foreign_file_under_a_good_name_is_a_miss(made):
     directory, chain = made
-    foreign = directory / FINGERPRINT.hex()[:32]
+    foreign = directory / FOLDER / FINGERPRINT.hex()[:32]
     other = open_cache(directory, fingerprint=FINGERPRINT[:16] + bytes(16))
     assert other._directory == foreign  # the folder has only half of the fingerprint in its name
     assert other.load(chain, 0) is None
@@ -171,7 +175,7 @@ def test_the_longest_unused_goes_when_the_size_is_reached(tmp_path):
     assert cache.load(first, 0) == DATA[0]
     fill(cache, [3] * 12)
     cache.close()
-    assert cache.has(first.keys[0]), "what has just been read went first"
+    assert cache.has(first.keys[0]), "the most recently read block was removed"
     assert cache.num_bytes == 4 * one
     small = open_cache(tmp_path, max_bytes=one - 1)
     fill(small, [4] * 4)
@@ -190,16 +194,18 @@ def test_a_block_that_another_process_removed_is_a_miss(made):
 
 
 def test_too_much_waiting_is_not_kept(tmp_path, monkeypatch):
-    cache = open_cache(tmp_path)
-    monkeypatch.setattr(cache, "_write", lambda *_: time.sleep(0.05))
+    cache, go_on = open_cache(tmp_path), threading.Event()
+    monkeypatch.setattr(cache, "_write", lambda *_: go_on.wait())
     _, entries = entries_of(cache, list(range(400)))
     taken = [cache.put(entry, DATA[0]) for entry in entries]
-    assert 32 <= sum(taken) <= 34
+    assert 32 <= sum(taken) <= 33
     assert taken[0]
     assert not taken[-1]
-    assert not cache.has_room
+    assert not cache.can_queue
     assert cache.wants(entries[-1])
     assert not cache.wants(entries[0])
+    go_on.set()
+    cache.close()
 
 
 def test_a_block_larger_than_the_memory_to_wait_in_is_written(tmp_path):
@@ -212,8 +218,7 @@ def test_a_block_larger_than_the_memory_to_wait_in_is_written(tmp_path):
 def test_a_full_disk_ends_writing_with_one_line(tmp_path, monkeypatch, caplog):
     cache = open_cache(tmp_path)
     before = fill(cache, [1] * 8)
-    while not cache.has(before.keys[1]):
-        time.sleep(0.01)
+    wait_until(lambda: cache.has(before.keys[1]))
 
     def full(fd, mode):
         os.close(fd)
@@ -228,13 +233,13 @@ def test_a_full_disk_ends_writing_with_one_line(tmp_path, monkeypatch, caplog):
     assert len(caplog.records) == 1
     assert "No space left" in caplog.text
     assert not cache.wants(entries[0])
-    assert not cache.has(before.keys[0]), "it was given up before room was made"
+    assert not cache.has(before.keys[0]), "the oldest block was not removed to free space"
     assert cache.load(before, 1) == DATA[1]
-    assert not list(tmp_path.glob("*/*.tmp"))
+    assert not list(tmp_path.glob("**/*.tmp"))
 
 
 class FullDisk:
-    """os.fdopen on a disk that has room for `room` block files at a time."""
+    """Replaces os.fdopen; the simulated disk is full when it has `room` block files."""
 
     def __init__(self, directory, room):
         self.directory, self.room, self.refused = directory, room, 0
@@ -256,7 +261,7 @@ def test_a_disk_smaller_than_the_size_goes_on_with_the_latest(tmp_path, monkeypa
         cache.close()
     assert not caplog.records
     assert [cache.has(key) for key in chain.keys] == [False, False, True, True, True]
-    assert disk.refused == 1, "the size is what the disk holds"
+    assert disk.refused == 1, "the limit was not lowered to what fits on the disk"
     assert cache.num_bytes == sum(path.stat().st_size for path in files(tmp_path))
     _, entries = entries_of(cache, [9] * 4)
     assert cache.wants(entries[0])
@@ -302,20 +307,21 @@ def test_a_file_system_without_links_will_do(tmp_path, monkeypatch):
     chain = fill(cache, [1] * 4)
     cache.close()
     assert open_cache(tmp_path).load(chain, 0) == DATA[0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [FINGERPRINT.hex()[:32], "seed"]
+    names = {path.name for path in (tmp_path / FOLDER).iterdir()}
+    assert names == {FINGERPRINT.hex()[:32], "seed", MARK}
 
 
 def test_directory_and_files_are_for_the_owner_only(made):
     directory, _ = made
-    for path in [directory / "seed", *files(directory)]:
+    folder = directory / FOLDER
+    for path in [folder, folder / MARK, folder / "seed", *folder.iterdir(), *files(directory)]:
         assert path.stat().st_mode & 0o077 == 0
-    assert files(directory)[0].parent.stat().st_mode & 0o077 == 0
 
 
 def test_a_torn_seed_is_replaced_and_an_old_temporary_file_removed(made, caplog):
     directory, _ = made
-    (directory / "seed").write_bytes(b"short")
-    left = directory / FINGERPRINT.hex()[:32] / ".1-left.tmp"
+    (directory / FOLDER / "seed").write_bytes(b"short")
+    left = directory / FOLDER / FINGERPRINT.hex()[:32] / ".1-0123abcd.tmp"
     left.write_bytes(b"x")
     os.utime(left, (1, 1))
     with caplog.at_level(logging.WARNING, "cpuserve"):
@@ -407,7 +413,7 @@ def test_what_goes_while_others_files_are_looked_for_is_not_found_again(made, mo
         return found
 
     monkeypatch.setattr(cache._files, "_scan", meanwhile)
-    cache._look_again()
+    cache._rescan()
     assert [cache.has(key) for key in chain.keys] == [True, False, True]
     assert len(cache) == cache.num_files == 2
     assert cache.num_bytes == sum(path.stat().st_size for path in files(directory))
@@ -431,7 +437,7 @@ def test_own_blocks_are_counted_as_they_come_and_go(made):
 
 
 def test_reporting_sizes_looks_at_no_file(made):
-    """The engine's thread reports between steps."""
+    """The engine thread reports sizes between steps, so it must not wait for the disk."""
     cache = open_cache(made[0])
     cache._files._sizes = None
     assert len(cache) == 3
@@ -444,9 +450,98 @@ def test_a_cache_made_by_a_compute_thread_does_not_write_on_its_cpu(tmp_path):
     os.sched_setaffinity(0, {min(allowed)})
     try:
         cache = open_cache(tmp_path, cpus=sorted(allowed))
-        end = time.monotonic() + 5
-        while os.sched_getaffinity(cache._thread.native_id) != allowed:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: os.sched_getaffinity(cache._thread.native_id) == allowed)
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+FOREIGN = ("draft.tmp", "store.kv", ".1-0123abcd.tmp", "ab" * 32 + ".kv", "seed", "notes")
+
+
+def write_foreign(folder, names=FOREIGN):
+    """Old files of another program, 2 MB each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_bytes(b"?" * 2_000_000)
+        os.utime(folder / name, (1, 1))
+    return [folder / name for name in names]
+
+
+def fill_beyond_its_size(directory):
+    """Write eight blocks to a cache that holds at most two."""
+    cache = open_cache(directory, max_bytes=2 * ONE)
+    fill(cache, list(range(32)))
+    cache.close()
+    cache = open_cache(directory, max_bytes=2 * ONE)
+    cache._rescan()
+    assert (cache.num_files, cache.num_bytes) == (2, 2 * ONE)
+    cache.clear()
+    cache.close()
+
+
+def test_files_of_other_programs_beside_the_cache_are_left_alone(tmp_path):
+    model = FINGERPRINT.hex()[:32]
+    folders = [".", "work", model, "replica-0", f"replica-0/{model}", f"replica-0/{FOLDER}/{model}"]
+    foreign = [path for folder in folders for path in write_foreign(tmp_path / folder)]
+    fill_beyond_its_size(tmp_path)
+    assert all(path.stat().st_size == 2_000_000 for path in foreign)
+
+
+def test_files_of_other_programs_in_the_caches_folder_are_left_alone(tmp_path):
+    model = claim(tmp_path) / FINGERPRINT.hex()[:32]
+    foreign = write_foreign(tmp_path / FOLDER, ["draft.tmp", "store.kv", "notes"])
+    foreign += write_foreign(model, ["draft.tmp", "store.kv", "notes"])
+    foreign += write_foreign(tmp_path / FOLDER / "work")
+    outside = write_foreign(tmp_path / "outside")
+    (tmp_path / FOLDER / ("0" * 32)).symlink_to(tmp_path / "outside")
+    link = model / ("cd" * 32 + ".kv")
+    link.symlink_to(outside[0])
+    fill_beyond_its_size(tmp_path)
+    assert all(path.stat().st_size == 2_000_000 for path in (*foreign, *outside))
+    assert link.is_symlink()
+
+
+def test_a_folder_with_foreign_files_where_the_cache_would_be_is_refused(tmp_path):
+    foreign = write_foreign(tmp_path / FOLDER)
+    with pytest.raises(
+        ConfigError, match=r"files of another program .*--prefix-cache-dir to another directory"
+    ):
+        open_cache(tmp_path)
+    (tmp_path / FOLDER / MARK).write_text("Signature: of another program")
+    with pytest.raises(ConfigError, match="another program"):
+        open_cache(tmp_path)
+    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {MARK, *FOREIGN}
+    assert all(path.stat().st_size == 2_000_000 for path in foreign)
+
+
+def test_a_file_where_the_cache_would_be_is_refused(tmp_path):
+    (tmp_path / FOLDER).write_text("mine")
+    with pytest.raises(ConfigError, match="not a directory"):
+        open_cache(tmp_path)
+    assert (tmp_path / FOLDER).read_text() == "mine"
+
+
+def test_an_empty_folder_is_taken_also_while_others_take_it(tmp_path):
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / f".mark-{'0' * 16}.tmp").write_bytes(MARK_TEXT[:3])
+    assert claim(tmp_path) == claim(tmp_path) == tmp_path / FOLDER
+    assert (tmp_path / FOLDER / MARK).read_bytes() == MARK_TEXT
+
+
+def test_the_mark_tells_backup_programs_that_this_is_a_cache(tmp_path):
+    """The Cache Directory Tagging Specification defines the first 43 bytes of CACHEDIR.TAG."""
+    tag = (claim(tmp_path) / "CACHEDIR.TAG").read_bytes()
+    assert tag[:43] == b"Signature: 8a477f597d28d172789f06886806bc55"
+
+
+def test_foreign_files_in_a_directory_that_was_emptied_end_the_writing(made, caplog):
+    directory, _ = made
+    cache = open_cache(directory)
+    shutil.rmtree(directory)
+    foreign = write_foreign(directory / FOLDER)
+    with caplog.at_level(logging.WARNING, "cpuserve"):
+        fill(cache, [1] * 4)
+        cache.close()
+    assert len(caplog.records) == 1
+    assert "another program" in caplog.text
+    assert all(path.stat().st_size == 2_000_000 for path in foreign)

@@ -70,7 +70,7 @@ def test_grow_takes_what_is_missing_or_nothing():
 
 
 def fill(kv, tokens, salt="", computed=True):
-    """A sequence that has run `tokens`: (table, chain)."""
+    """Return (block table, chain) of a sequence that has computed `tokens`."""
     table, chain = [], PrefixChain(salt)
     kv.adopt(table, chain, kv.match_prefix(chain, tokens))
     assert kv.grow(table, len(tokens))
@@ -79,7 +79,7 @@ def fill(kv, tokens, salt="", computed=True):
 
 
 def hit(kv, tokens, salt=""):
-    """Blocks a new sequence of `tokens` would get."""
+    """Return the cached blocks that a new sequence of `tokens` would share."""
     return kv.match_prefix(PrefixChain(salt), tokens).blocks
 
 
@@ -166,7 +166,7 @@ def test_content_computed_twice_is_kept_once():
     kv.grow(other, 4)
     kv.publish(one, PrefixChain(), [1, 2, 3, 4], 4, computed=False)
     kv.publish(other, chain, [1, 2, 3, 4], 4, computed=False)
-    assert other == [2, 3], "its tokens still have to be written somewhere"
+    assert other == [2, 3], "the sequence lost blocks that it still has to write"
     kv.publish(other, chain, [1, 2, 3, 4], 4, computed=True)
     assert one == other == [0, 1]
     assert kv.num_free == 6
@@ -208,7 +208,7 @@ def test_admission_does_not_count_a_cached_block_twice():
 
 
 def collide(data):
-    """A digest on which everything collides."""
+    """A digest with the same value for all inputs, so that all keys collide."""
     return b"x"
 
 
@@ -236,14 +236,14 @@ def test_colliding_parent_does_not_lend_its_children():
     fill(kv, [1, 2, 3, 4], "salt " * 4)
     other, chain = fill(kv, [7, 8, 3, 4], "salt " * 4)
     assert len(set(firsts)) == 2
-    assert chain.num_entries == 0, "its first block has no name, so the second has none"
+    assert chain.num_entries == 0, "a block whose parent has no entry got an entry"
     kv.check_invariants([[0, 1], other])
     assert len(hit(kv, [1, 2, 3, 4, 5], "salt " * 4)) == 2
     assert hit(kv, [7, 8, 3, 4, 5], "salt " * 4) == []
 
 
 def test_block_is_not_found_after_another_parent_of_the_same_hash():
-    kv = KvManager(16, 2, digest=lambda data: data[-8:])  # a name says nothing of what is before
+    kv = KvManager(16, 2, digest=lambda data: data[-8:])  # keys do not depend on the tokens before
     first, _ = fill(kv, [1, 2, 3, 4])
     other, _ = fill(kv, [7, 8])
     assert hit(kv, [1, 2, 3, 4, 5]) == first
@@ -292,3 +292,99 @@ def test_clear_forgets_every_prefix_and_frees_no_used_block():
     kv.clear_prefixes()
     assert (len(kv.index), kv.num_cached, kv.num_free) == (0, 0, 6)
     kv.check_invariants([table])
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "gone"),
+    [(0, 0), (6, 0), (8, 0), (9, 1), (10, 1), (12, 1), (13, 2), (17, 3), (20, 3)],
+)
+def test_slide_frees_the_blocks_that_no_later_token_sees(num_tokens, gone):
+    """Token n attends to keys n - 5 .. n; a block of 4 is freed when no later token needs it."""
+    kv, table = KvManager(8, 4, window=6), []
+    assert all((4 * block + 3 < num_tokens - 5) == (block < gone) for block in range(5)), (
+        "the case itself"
+    )
+    kv.grow(table, 20)
+    kv.slide(table, num_tokens)
+    assert table == [kv.gone] * gone + list(range(gone, 5))
+    assert kv.num_free == 3 + gone
+    kv.check_invariants([table])
+    kv.slide(table, num_tokens)
+    assert kv.num_free == 3 + gone, "blocks outside the window were freed twice"
+    kv.free(table)
+    kv.check_invariants([])
+
+
+def test_without_a_window_nothing_slides():
+    kv, table = KvManager(8, 4), []
+    kv.grow(table, 20)
+    kv.slide(table, 20)
+    assert table == [0, 1, 2, 3, 4]
+
+
+def slid(kv, tokens):
+    """Return (block table, chain) of a sequence that has computed `tokens` one by one."""
+    table, chain = [], PrefixChain()
+    for count in range(1, len(tokens) + 1):
+        assert kv.grow(table, count)
+        kv.publish(table, chain, tokens, count, computed=True)
+        kv.slide(table, count)
+    return table, chain
+
+
+def test_what_a_window_has_left_is_evicted_after_what_continues_it():
+    kv = KvManager(8, 2, window=4)
+    tokens = list(range(16))
+    table, _ = slid(kv, tokens)
+    kv.free(table)
+    for left in range(7, 0, -1):
+        assert kv.pool.take(1)
+        kv.index.check_invariants()
+        assert len(hit(kv, [*tokens, 99])) == left
+
+
+def test_a_prefix_can_be_published_again_after_its_room_was_needed():
+    """While the sequence runs, only it can reach the blocks in its window."""
+    kv = KvManager(8, 2, window=4)
+    tokens = list(range(12))
+    table, chain = slid(kv, tokens)
+    assert kv.num_cached == 4
+    others = kv.pool.take(4)  # two free blocks, then two of the four that the window has left
+    assert len(hit(kv, [*tokens, 99])) == 2
+    kv.pool.release(others)
+    kv.check_invariants([table])
+    again, again_chain = [], PrefixChain()
+    kv.adopt(again, again_chain, kv.match_prefix(again_chain, [*tokens, 99]))
+    assert kv.grow(again, 8)
+    kv.publish(again, again_chain, [*tokens, 99], 8, computed=True)
+    assert len(hit(kv, [*tokens, 99])) == 4
+    kv.check_invariants([table, again])
+    assert chain.last.block == FORGOTTEN, "new blocks are reachable from entries that were evicted"
+    kv.free(table)
+    kv.free(again)
+    kv.check_invariants([])
+
+
+def test_making_room_spares_the_prefix_that_is_about_to_be_used():
+    evicted = []
+    pool = BlockPool(6, evicted.append)
+    taken = pool.take(6)
+    for block in taken:
+        pool.keep(block)
+    pool.release([1, 0, 3, 2, 5, 4])
+    steps = iter([True, True, False])
+    assert not pool.vacate(4, [0, 1], lambda: next(steps))
+    assert evicted == [3, 2]
+    assert pool.vacate(4, [0, 1], lambda: True)
+    assert evicted == [3, 2, 5, 4]
+    assert pool.take(5)[4] == 1, "the end of the prefix is evicted first"
+
+
+def test_content_that_was_computed_from_wrong_keys_is_forgotten_too():
+    kv = KvManager(16, 2)
+    table, _ = fill(kv, [1, 2, 3, 4], computed=False)
+    other, _ = fill(kv, [1, 2, 3, 4, 5, 6], computed=False)
+    kv.unpublish(table[1:])
+    assert hit(kv, [1, 2, 3, 4, 5, 6, 7]) == table[:1]
+    kv.check_invariants([table, other])
+    assert len(kv.index) == 1

@@ -1,4 +1,4 @@
-"""Scheduler: what one step holds, in which order, and who is preempted."""
+"""Scheduler: the contents and order of a step, and which request is preempted."""
 
 import itertools
 from dataclasses import replace
@@ -15,7 +15,7 @@ from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.params import SamplingParams
-from tests.helpers.fake_executor import FakeModel
+from tests.helpers.fake_executor import FakeModel, reference
 
 
 def make(num_blocks=64, max_num_seqs=8, budget=32, block_size=4, **options):
@@ -36,7 +36,7 @@ def request(number, num_prompt, max_tokens=20, *, arrival=0.0, priority=0, promp
 
 
 def step(scheduler, model):
-    """(tokens per slot in batch order, deltas) of one step."""
+    """Run one step; return (tokens per slot in batch order, deltas)."""
     batch = scheduler.schedule()
     sizes = [len(c.token_ids) for c in batch.chunks]
     return sizes, scheduler.update(model.run(batch) if batch.chunks else [])
@@ -52,13 +52,13 @@ def test_long_prompt_is_chunked_while_streams_go_on():
     assert sizes == [[1, 1, 14], [1, 1, 14], [1, 1, 14], [1, 1, 8], [1, 1, 1]]
 
 
-def test_budget_left_by_one_prompt_goes_to_the_next_in_order():
+def test_prompts_go_by_what_they_have_left_and_the_oldest_always_gets_a_part():
     scheduler, model = make(budget=10)
-    for number, length in enumerate([6, 12, 3]):
+    for number, length in enumerate([30, 12, 3]):
         scheduler.add(request(number, length))
-    assert step(scheduler, model)[0] == [6, 4]
-    assert step(scheduler, model)[0] == [1, 8, 1]
-    assert step(scheduler, model)[0] == [1, 1, 2]
+    sizes = [3, 5, 2]  # the shortest whole, the next what is left but a quarter, the oldest that
+    assert step(scheduler, model)[0] == sizes
+    assert step(scheduler, model)[0] == [1, 7, 2]  # a stream; then the second, and the oldest
 
 
 def test_requests_beyond_the_slots_wait_their_turn():
@@ -105,12 +105,14 @@ def test_preempted_request_is_readmitted_before_later_ones_with_its_output():
         step(scheduler, model)
     output = second.token_ids[13:]
     assert output
+    began = second.scheduled
     scheduler.add(request(2, 2, max_tokens=1))
     assert [r.id for r in scheduler.waiting] == [1, 2]
     while scheduler.has_work and not second.is_running:
         step(scheduler, model)
     _, seed, prompt, readmitted, _ = model.slots[second.slot]
     assert (seed, prompt) == (1, second.token_ids[:13])
+    assert second.scheduled == began > 0.0, "it was first scheduled before"
     assert readmitted[: len(output)] == output
 
 
@@ -191,7 +193,7 @@ def test_queue_keeps_order_and_finds_any_request_at_once():
 
 
 def computed_in(scheduler, model, most=1000):
-    """(prompt tokens computed, deltas) until nothing is left."""
+    """Run until all requests have ended; return (prompt tokens computed, deltas)."""
     total, deltas = 0, []
     for _ in range(most):
         if not scheduler.has_work:
@@ -223,7 +225,7 @@ def test_equal_prompts_share_all_full_blocks_but_the_last_token():
         scheduler.add(request(number, 0, max_tokens=3, prompt=list(PREFIX)))
     assert step(scheduler, model)[0] == [12, 4, 4]
     tables = [r.block_table for r in scheduler.running]
-    assert tables[0] == tables[1] == tables[2], "what was computed twice is kept once"
+    assert tables[0] == tables[1] == tables[2], "equal blocks were kept more than once"
     scheduler.check_invariants()
 
 
@@ -293,13 +295,49 @@ def test_prefixes_of_a_failed_step_are_not_found():
     assert step(scheduler, model)[0] == [12]
 
 
+def test_prompt_that_skipped_what_a_failed_step_was_to_compute_starts_again():
+    """The request shares blocks that the step computes, but is not part of the step itself."""
+    scheduler, model = make(num_blocks=400, budget=64, itl_target_s=0.05)
+    text = [n % 90 for n in range(300)]
+    oldest, reader = request(0, 400, max_tokens=1), request(1, 0, max_tokens=3, prompt=[*text])
+    scheduler.add(oldest)
+    scheduler.add(reader)
+    step(scheduler, model)
+    computed = reader.num_computed
+    scheduler.add(request(2, 0, max_tokens=1, prompt=text[: computed + 12]))
+    batch = scheduler.schedule()
+    assert {r.id for r in scheduler.batch_requests} == {0, 2}
+    assert reader.num_computed > computed
+    model.spoil(batch)
+    scheduler.fail("broken")
+    assert not reader.is_running
+    assert reader.num_preemptions == 1
+    computed_in(scheduler, model)
+    assert reader.token_ids[300:] == reference(text, reader.params, reader.seed, 3)
+
+
 BANS = {"allowed_token_ids": [3], "min_tokens": 1}
 
 
 @pytest.mark.parametrize(
     ("params", "kept"),
-    [(BANS, len(PREFIX)), ({**BANS, "prompt_logprobs": 0}, len(PREFIX)), ({}, 0)],
-    ids=["bans", "scores", "broken"],
+    [
+        (BANS, len(PREFIX)),
+        ({**BANS, "prompt_logprobs": 0}, len(PREFIX)),
+        *(
+            (alone, len(PREFIX))
+            for alone in (
+                {"allowed_token_ids": [3]},
+                {"min_tokens": 1},
+                {"logit_bias": {3: -100.0}},
+                {"repetition_penalty": 1.1},
+                {"presence_penalty": 0.1},
+                {"frequency_penalty": 0.1},
+            )
+        ),
+        ({}, 0),
+    ],
+    ids=lambda case: ",".join(case) or "broken" if isinstance(case, dict) else "",
 )
 def test_request_that_bars_all_its_tokens_takes_no_prefix_from_others(params, kept):
     scheduler, model = make(budget=64)
@@ -322,13 +360,13 @@ def test_request_that_bars_all_its_tokens_takes_no_prefix_from_others(params, ke
 
 
 def machine_seconds(work):
-    """A machine: 20 ms of weights, 0.25 ms a decode row, 0.5 ms a prompt token, and attention."""
+    """Step time: 20 ms for the weights, 0.25 ms/decode row, 0.5 ms/prompt token, attention."""
     attention = 2e-7 * work.keys + 2e-8 * work.pairs
     return 0.02 + 0.00025 * work.rows + 0.0005 * work.tokens + attention
 
 
 def run_streams(scheduler, model, seconds_of, steps=80):
-    """`steps` steps; the seconds of each that had decode rows and prompt tokens."""
+    """Run `steps` steps; return the seconds of those with both decode rows and prompt tokens."""
     mixed = []
     for _ in range(steps):
         batch = scheduler.schedule()
@@ -375,7 +413,7 @@ def roofline_seconds(work):
 def test_prompt_beside_streams_takes_little_longer_than_alone_in_such_chunks():
     scheduler, model = big(max_num_seqs=16, itl_target_s=0.05)
     start_streams(scheduler)
-    for number in (98, 99):  # the first teaches what this machine takes
+    for number in (98, 99):  # the first run trains the cost model
         run_streams(scheduler, model, roofline_seconds, 30)
         before = roofline_seconds(StepWork(8, sum(r.num_computed for r in scheduler.running)))
         scheduler.add(request(number, 4096, max_tokens=1))
@@ -402,8 +440,8 @@ def test_streams_of_a_fast_model_do_not_pause_for_a_prompt():
     decode = fast(scheduler.work)
     scheduler.add(request(99, 4096, max_tokens=5))
     times = [seconds for seconds, _ in run_streams(scheduler, model, fast, 300)]
-    assert max(times) < 3 * decode, "far below the target, but three tokens' time"
-    assert max(times) > 2 * decode, "and that is used"
+    assert max(times) < 3 * decode, "a step took the time of more than three tokens"
+    assert max(times) > 2 * decode, "the chunks are smaller than three tokens' time allows"
 
 
 def test_one_slow_step_in_twenty_costs_a_prompt_little():
@@ -422,15 +460,23 @@ def test_one_slow_step_in_twenty_costs_a_prompt_little():
     assert run(3.0) < 1.04 * run(1.0)
 
 
-def test_without_target_or_streams_a_prompt_takes_the_whole_step():
-    for options in ({"itl_target_s": 0.0}, {"itl_target_s": 0.05}):
-        scheduler, model = big(max_num_seqs=16, **options)
-        if not options["itl_target_s"]:
-            start_streams(scheduler)
-            run_streams(scheduler, model, machine_seconds, 5)
-        scheduler.add(request(99, 4096, max_tokens=5))
-        step_tokens = [scheduler.schedule().num_tokens]
-        assert step_tokens[0] >= 2016
+def test_without_target_a_prompt_takes_the_whole_step():
+    scheduler, model = big(max_num_seqs=16, itl_target_s=0.0)
+    start_streams(scheduler)
+    run_streams(scheduler, model, machine_seconds, 5)
+    scheduler.add(request(99, 4096, max_tokens=5))
+    assert scheduler.schedule().num_tokens >= 2016
+
+
+def test_without_streams_short_prompts_run_together_and_long_ones_in_parts():
+    scheduler, model = big(max_num_seqs=16, itl_target_s=0.05)
+    for number in range(6):
+        scheduler.add(request(number, 200, max_tokens=1))
+    assert step(scheduler, model)[0] == [200] * 6
+    for num_prompt, part in [(4096, 256), (900, 128), (300, 64)]:
+        scheduler, model = big(max_num_seqs=16, itl_target_s=0.05)
+        scheduler.add(request(99, num_prompt, max_tokens=1))
+        assert step(scheduler, model)[0] == [part]
 
 
 def test_where_decoding_alone_misses_the_target_prompts_still_advance():
@@ -461,7 +507,7 @@ def test_threshold_lets_a_short_prompt_pass_a_long_one():
     scheduler, model = make(num_blocks=200, budget=64, long_prefill_token_threshold=32)
     scheduler.add(request(0, 500))
     scheduler.add(request(1, 20))
-    assert step(scheduler, model)[0] == [32, 20]
+    assert step(scheduler, model)[0] == [20, 32]
     assert step(scheduler, model)[0] == [1, 32]
 
 
@@ -477,12 +523,29 @@ def test_cost_model_learns_a_machine_and_follows_it(speed):
                 work.add_prompt(64 * i, 64)
             cost.observe(work, speed * machine_seconds(work))
 
-    for now in (speed, 2 * speed):  # then somebody else wants the machine too
+    for now in (speed, 2 * speed):  # then other programs use the machine, too
         run(now)
         for work in (StepWork(8, 4500), StepWork(8, 4500, 64, 64 * 3000.0)):
             said = cost.decode_seconds(work.rows, work.keys)
             said += cost.prompt_seconds(work.tokens, work.pairs)
             assert said == pytest.approx(now * machine_seconds(work), rel=0.15)
+
+
+def test_cost_model_tells_what_scores_take_from_what_prompts_take():
+    def seconds(work):
+        return machine_seconds(work) + 0.002 * work.scores
+
+    scheduler, model = big(itl_target_s=0.05)
+    for number in range(6):
+        scored = {"prompt_logprobs": 0} if number % 2 else {}
+        scheduler.add(request(number, 3000, max_tokens=1, **scored))
+        run_streams(scheduler, model, seconds, 12)
+    for scores in (0, 255):
+        work = StepWork(scores=scores)
+        work.add_prompt(1000, 256)
+        said = scheduler.cost.decode_seconds(0, 0)
+        said += scheduler.cost.prompt_seconds(work.tokens, work.pairs, work.scores)
+        assert said == pytest.approx(seconds(work), rel=0.2)
 
 
 @pytest.mark.parametrize("slow", [0.3, 3.0])
@@ -502,11 +565,11 @@ def test_a_machine_that_changes_while_prompts_never_end_is_learned_again(slow):
 
     busy(200)
     late = busy(60)
-    assert len(late) == 60, "no step without a prompt told what decoding takes"
+    assert len(late) == 60, "no step without a prompt measured the time of decoding"
     assert max(seconds for seconds, _ in late) < 0.05
     usual = sorted(tokens for _, tokens in late)
     assert usual[len(usual) // 2] > 20
-    assert usual.count(LEAST_CHUNK) <= 4, "and knowing it costs next to nothing"
+    assert usual.count(LEAST_CHUNK) <= 4, "measuring it delayed the prompts too often"
 
 
 def test_one_step_that_was_held_up_does_not_stop_prompts():
@@ -582,7 +645,7 @@ def test_higher_priority_preempts_lower_when_nothing_else_is_left(scarce):
     step(scheduler, model)
     assert urgent.is_running
     assert low[0].is_running
-    assert not low[1].is_running, "the one of lower priority that came last makes way"
+    assert not low[1].is_running, "the youngest request of the lower priority was not preempted"
     computed_in(scheduler, model)
     assert all(one.num_output == 4 for one in [*low, urgent])
 
@@ -664,6 +727,17 @@ def test_output_limit_is_cut_to_context_and_cache(num_prompt, max_tokens, limit)
     assert output_limit(num_prompt, SamplingParams(max_tokens=max_tokens), LIMITS) == limit
 
 
+def test_wish_for_more_tokens_than_the_context_holds_is_cut_to_the_context_first():
+    """So it is the context that has to fit the KV cache, not max_tokens."""
+    for kv_tokens, fits in [(99, True), (98, False)]:
+        limits = Limits(max_model_len=100, kv_tokens=kv_tokens, vocab=50)
+        if fits:
+            check_request([1] * 10, SamplingParams(max_tokens=500), limits)
+        else:
+            with pytest.raises(InvalidRequest, match="whole cache holds 98"):
+                check_request([1] * 10, SamplingParams(max_tokens=500), limits)
+
+
 def test_full_context_may_be_scored_but_not_continued():
     limits = Limits(max_model_len=100, kv_tokens=1000, vocab=50)
     check_request([1] * 100, SamplingParams(max_tokens=0), limits)
@@ -700,7 +774,7 @@ def test_long_prompt_advances_every_step_however_many_come_after_it(
     step(scheduler, model)
     long = request(0, length, max_tokens=1, arrival=0.0)
     scheduler.add(long)
-    most = -(-length // LEAST_CHUNK) + 2
+    most = -(-length // (LEAST_CHUNK // 4)) + 2
     for number in range(1, most + 1):
         num_prompt, max_tokens = shorts[number % len(shorts)]
         scheduler.add(request(number, num_prompt, max_tokens, arrival=float(number)))
@@ -709,5 +783,158 @@ def test_long_prompt_advances_every_step_however_many_come_after_it(
         scheduler.cost.observe(scheduler.work, seconds[number % len(seconds)])
         if long.num_output:
             return
-        assert long.num_computed >= before + min(LEAST_CHUNK, length - before)
+        # A quarter of the step where shorter ones are in hand: beside streams of the least chunk,
+        # and at least a third of what they have.
+        assert long.num_computed >= before + min(LEAST_CHUNK // 4, length - before)
     raise AssertionError("the long prompt starves")
+
+
+# --- short prompts beside long ones -------------------------------------------------------------
+
+
+def first_tokens(requests, seconds_of, scheduler, model, trained=True):
+    """Seconds from arrival to the first token of each; `requests`: (arrival, request), sorted.
+
+    Time is what `seconds_of` says that steps take. A step is ended for a request as EngineCore
+    ends it.
+    """
+    if trained:  # as after a prompt or two
+        for tokens in (64, 256, 256):
+            for _ in range(12):
+                work = StepWork()
+                work.add_prompt(1000, tokens)
+                scheduler.cost.observe(work, seconds_of(work))
+    now, coming, arrived, took = 0.0, list(requests), {}, {}
+    while coming or scheduler.has_work:
+        while coming and (coming[0][0] <= now or not scheduler.has_work):
+            now = max(now, coming[0][0])
+            arrival, one = coming.pop(0)
+            arrived[one.id] = arrival
+            scheduler.add(one)
+        batch = scheduler.schedule()
+        seconds = seconds_of(scheduler.work)
+        for arrival, one in coming:
+            elapsed = arrival - now
+            if elapsed < seconds and scheduler.ends_for(one, elapsed):
+                model.spoil(batch)
+                scheduler.rewind(elapsed)
+                now = arrival
+                break
+        else:
+            now += seconds
+            for delta in scheduler.update(model.run(batch)):
+                if delta.tokens:
+                    took.setdefault(delta.request.id, now - arrived[delta.request.id])
+            scheduler.cost.observe(scheduler.work, seconds)
+        scheduler.check_invariants()
+    return took
+
+
+def prompt_seconds(work):
+    """A machine whose prompts hide the reading of the weights; a row costs what it computes."""
+    linear = max(0.01, 0.002 * (work.rows + work.tokens))
+    return linear + 0.002 + 1e-7 * work.keys + 2e-7 * work.pairs
+
+
+def alone(num_prompt):
+    scheduler, model = big(itl_target_s=0.05)
+    return first_tokens([(0.0, request(0, num_prompt, 1))], prompt_seconds, scheduler, model)[0]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    long=st.integers(1000, 6000),
+    short=st.integers(1, 128),
+    arrival=st.floats(0.0, 2.0),
+)
+def test_short_prompt_passes_a_long_one_and_both_have_their_first_token_soon(long, short, arrival):
+    scheduler, model = big(itl_target_s=0.05)
+    requests = [(0.0, request(0, long, 1)), (arrival, request(1, short, 1))]
+    took = first_tokens(requests, prompt_seconds, scheduler, model)
+    if arrival < alone(long):
+        assert took[1] <= 3.0 * alone(short)
+    assert took[0] <= 1.3 * alone(long)
+
+
+def test_many_short_prompts_delay_a_long_one_by_no_more_than_their_work_and_a_sixth():
+    scheduler, model = big(itl_target_s=0.05, max_num_seqs=4)
+    shorts = [(0.1 + 0.5 * number, request(number + 1, 20, 1)) for number in range(20)]
+    took = first_tokens([(0.0, request(0, 4000, 1)), *shorts], prompt_seconds, scheduler, model)
+    assert took[0] <= (1.0 + 1.0 / 6.0) * alone(4000) + 20 * alone(20)
+
+
+def test_long_prompt_is_not_starved_by_short_ones_that_fill_the_machine():
+    scheduler, model = big(itl_target_s=0.05, max_num_seqs=4)
+    rate = alone(32)
+    shorts = [(0.1 + rate * number, request(number + 1, 32, 1)) for number in range(900)]
+    took = first_tokens([(0.0, request(0, 2000, 1)), *shorts], prompt_seconds, scheduler, model)
+    assert took[0] <= 5.0 * alone(2000)
+
+
+def test_short_prompt_behind_a_queue_of_long_ones_starts_at_once():
+    scheduler, model = big(itl_target_s=0.05, max_num_seqs=8)
+    longs = [(0.0, request(number, 3000, 1)) for number in range(4)]
+    took = first_tokens([*longs, (1.0, request(9, 30, 1))], prompt_seconds, scheduler, model)
+    assert took[9] <= 3.0 * alone(30)
+
+
+def test_waiting_request_does_not_take_room_that_one_before_it_needs():
+    scheduler, model = make(num_blocks=20, budget=16, itl_target_s=0.05)
+    scheduler.add(request(0, 32, max_tokens=1))  # 8 of 20 blocks
+    step(scheduler, model)
+    scheduler.add(request(1, 60, max_tokens=1))  # 15: it waits for the first
+    scheduler.add(request(2, 4, max_tokens=1))
+    step(scheduler, model)
+    assert [r.id for r in scheduler.running] == []  # the first has finished
+    assert step(scheduler, model)[1][0].request.id == 2, "there are free blocks for both now"
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_rewound_step_leaves_its_prompts_where_they_were(prefix_caching):
+    scheduler, model = make(num_blocks=64, budget=16, itl_target_s=0.05)
+    scheduler.kv.prefix_caching = prefix_caching
+    scheduler.add(request(0, 0, 3, prompt=list(range(100, 140)), prompt_logprobs=1))
+    step(scheduler, model)
+    (long,) = scheduler.running
+    model.spoil(scheduler.schedule())
+    assert scheduler.rewind(1e-3) == []
+    scheduler.check_invariants()
+    assert (long.num_computed, len(long.prompt_rows), long.num_preemptions) == (16, 17, 0)
+    assert 0 < long.num_lost <= 16
+    scheduler.add(request(1, 0, 1, prompt=list(range(100, 130))))
+    _, deltas = computed_in(scheduler, model)
+    assert {d.request.id for d in deltas if d.finish} == {0, 1}
+
+
+def test_request_that_skipped_what_a_rewound_step_was_to_compute_starts_again():
+    scheduler, model = make(num_blocks=64, budget=64, itl_target_s=0.05)
+    for number in range(2):
+        scheduler.add(request(number, 0, 3, prompt=[*PREFIX, number]))
+    model.spoil(scheduler.schedule())
+    scheduler.rewind(1e-3)
+    scheduler.check_invariants()
+    assert [r.id for r in scheduler.running] == [0]
+    assert [r.id for r in scheduler.waiting] == [1]
+    assert step(scheduler, model)[0] == [13, 1]
+
+
+@pytest.mark.parametrize("why", ["streams", "no target", "late", "no slot", "no blocks", "urgent"])
+def test_step_is_not_ended_for_a_request_that_gains_nothing_or_costs_too_much(why):
+    scheduler, model = make(
+        num_blocks=128,
+        budget=64,
+        max_num_seqs=1 if why == "no slot" else 8,
+        itl_target_s=0.0 if why == "no target" else 0.05,
+        policy="priority",
+    )
+    if why == "streams":
+        scheduler.add(request(7, 2))
+        step(scheduler, model)
+    scheduler.add(request(0, 400, priority=-1 if why == "urgent" else 0))
+    scheduler.schedule()
+    short = request(1, 120 if why == "no blocks" else 2)
+    assert not scheduler.ends_for(short, 100.0 if why == "late" else 0.0)
+    if why in ("late", "no blocks"):
+        assert scheduler.ends_for(request(1, 2), 1e-3)
+        scheduler.running[0].num_lost = 400 / 6
+        assert not scheduler.ends_for(request(1, 2), 1e-3), "it has lost too much work already"

@@ -24,9 +24,10 @@ from hypothesis.stateful import (
 from cpuserve.core.admission import Limits, check_request, output_limit
 from cpuserve.core.kv.disk import SEED_BYTES, DiskCache
 from cpuserve.core.kv.manager import KvManager
+from cpuserve.core.kv.offload import Offload
+from cpuserve.core.kv.owned import claim
 from cpuserve.core.kv.prefix import FORGOTTEN, PrefixChain
 from cpuserve.core.kv.swap import SwapSpace
-from cpuserve.core.kv.tiers import Tiers
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.errors import InvalidRequest
@@ -51,7 +52,7 @@ def sha256(data):
 
 
 def weak(data):
-    """Few values: names collide all the time. Without the seed of a root: the same in each run."""
+    """Return one of few values, so that keys collide often; no seed: the same in every run."""
     return bytes([sha256(data[32:] if 32 <= len(data) <= 40 else data)[0] % 5])
 
 
@@ -75,7 +76,7 @@ PROMPTS = st.one_of(
 
 
 class WrittenDisk(DiskCache):
-    """What is put is in its file when `put` returns: the same files in every run."""
+    """Writes each file before `put` returns, so that every run has the same files."""
 
     def put(self, entry, data, wait_s=0.0):
         taken = super().put(entry, data, 5.0)
@@ -85,7 +86,7 @@ class WrittenDisk(DiskCache):
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Adds, aborts and steps in any order; everything that finishes equals the plain reference."""
+    """Adds, aborts and steps in any order; every finished output equals the reference's."""
 
     requests = Bundle("requests")
 
@@ -112,7 +113,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         # Files have no parents to compare, only their names: those may not collide.
         if options["disk_bytes"] is not None:
             options["digest"] = sha256
-            (Path(self.directory.name) / "seed").write_bytes(bytes(SEED_BYTES))
+            (claim(Path(self.directory.name)) / "seed").write_bytes(bytes(SEED_BYTES))
         self.limits = Limits(60, options["num_blocks"] * options["block_size"], VOCAB)
         self.added: dict[int, Request] = {}
         self.aborted: set[int] = set()
@@ -132,7 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             block_size,
             prefix_caching=options["prefix_caching"],
             digest=options["digest"],
-            tiers=self.make_tiers(),
+            offload=self.make_offload(),
             window=self.window,
         )
         self.scheduler = Scheduler(
@@ -148,7 +149,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for where in ("swap", "disk"):
             self.scheduler.cost.restore_s[where] = options["restore_s"]
 
-    def make_tiers(self):
+    def make_offload(self):
         swap, disk_bytes = self.options["swap"], self.options["disk_bytes"]
         if swap is None and disk_bytes is None:
             return None
@@ -156,18 +157,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         if disk_bytes is not None:
             where = Path(self.directory.name)
             disk = WrittenDisk(where, bytes(32), blocks.block_bytes, disk_bytes, 1 << 20)
-        return Tiers(blocks, SwapSpace(swap) if swap is not None else None, disk)
+        return Offload(blocks, SwapSpace(swap) if swap is not None else None, disk)
 
     @property
     def num_moved(self):
-        """Blocks that have been moved between tiers."""
-        tiers = self.kv.tiers
-        return tiers.num_restored + tiers.num_saved if tiers is not None else 0
+        """Blocks that have been moved between offload."""
+        offload = self.kv.offload
+        return offload.num_restored + offload.num_saved if offload is not None else 0
 
     @property
     def disk(self):
-        """The files behind the cache, if there are any."""
-        return self.kv.tiers.disk if self.kv.tiers is not None else None
+        """The disk tier, or None."""
+        return self.kv.offload.disk if self.kv.offload is not None else None
 
     @rule(
         target=requests,
@@ -239,7 +240,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(number=requests, count=st.integers(2, 4))
     def fork(self, number, count):
-        """Several answers to one prompt, as n > 1 asks for them."""
+        """Add several requests with the same prompt, as a request with n > 1 does."""
         request = self.added[number]
         salt = request.params.cache_salt
         for k in range(count):
@@ -248,13 +249,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3))
     def preempt(self, count):
-        """The last lose their blocks, whoever needs them."""
+        """Preempt the last requests, whether or not another one needs their blocks."""
         for request in self.scheduler.running[: -count - 1 : -1]:
             self.scheduler._preempt(request)
 
     @rule(count=st.integers(2, 8), seed=st.integers(0, 10**6))
     def burst(self, count, seed):
-        """Many at once, most of them with a common beginning, some of them equal."""
+        """Add many requests at once, most with a common prefix, some with equal prompts."""
         choose = random.Random(seed)
         for _ in range(count):
             kept = choose.choice([8, 16, 32, choose.randint(1, 50)])
@@ -291,7 +292,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 30))
     def evict(self, count):
-        """Somebody else needs the room of cached blocks; what they held is gone."""
+        """Evict cached blocks, as another sequence that needs them would."""
         free = self.kv.num_free - self.kv.num_cached
         taken = self.kv.pool.take(min(free + count, self.kv.num_free))
         for block in taken:
@@ -301,9 +302,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.disk is not None)
     @rule(count=st.integers(1, 20))
     def tidy(self, count):
-        """Time between steps to write what is only in the cache."""
+        """Save cached blocks to disk, as the engine does between steps."""
         for _ in range(count):
-            self.kv.tiers.tidy()
+            self.kv.offload.tidy()
 
     @precondition(lambda self: self.disk is not None)
     @rule(
@@ -315,8 +316,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.spoil_file(which, at, how)
 
     def spoil_file(self, which, at, how):
-        """A file is not what it was."""
-        files = sorted(Path(self.directory.name).glob("*/*.kv"))
+        """Damage a file."""
+        files = sorted(Path(self.directory.name).glob("**/*.kv"))
         if not files:
             return
         path = files[which % len(files)]
@@ -340,11 +341,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         ),
     )
     def restart(self, number, damages):
-        """The engine ends; another finds its files, some of them damaged, and a known prompt."""
+        """Restart the engine on its files, some damaged, and repeat a prompt."""
         for other in set(self.added) - set(self.finished) - self.aborted:
             self.scheduler.abort(other)
             self.aborted.add(other)
-        self.kv.tiers.close()
+        self.kv.offload.close()
         for which, at, how in damages:
             self.spoil_file(which, at, how)
         self.start_engine()
@@ -353,19 +354,39 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.run_step()
 
     def fail_step(self):
-        """The executor raises after it has spoilt every block it was to write."""
+        """Let the executor raise after it has overwritten all blocks of the step with garbage."""
         self.model.spoil(self.scheduler.schedule())
         for delta in self.scheduler.fail("broken"):
             assert delta.finish == "error"
             self.aborted.add(delta.request.id)
 
     def abandon_step(self):
-        """Every request of the step is aborted while it runs, and it ends half done."""
+        """Abort all requests of the step while it runs, so that it ends incomplete."""
         self.model.spoil(self.scheduler.schedule())
         gone = {request.id for request in self.scheduler.batch_requests}
         assert not self.scheduler.abandon()
         assert not any(self.scheduler.abort(number) for number in gone)
         self.aborted |= gone
+
+    @rule(prompts=st.lists(PROMPTS, max_size=4), prompt_logprobs=st.sampled_from([None, None, 1]))
+    def rewind(self, prompts, prompt_logprobs):
+        """End a step without decode rows early, because a new request has arrived."""
+        for prompt in prompts:
+            self.add(prompt, 3, 0, False, prompt_logprobs, None, None, 0, None)
+        batch = self.scheduler.schedule()
+        if not batch.chunks or self.scheduler.work.rows:
+            self.finish_step(batch, 0.02)
+            return
+        requests = self.scheduler.batch_requests
+        chunks = [(r, c.start) for r, c in zip(requests, batch.chunks, strict=True)]
+        self.model.spoil(batch)
+        for delta in self.scheduler.rewind(1e-3):
+            self.take(delta)
+        # A later chunk may rely on blocks that an earlier one of the same step was to compute; such
+        # a request is preempted. The first chunk relies on none.
+        for request, start in chunks[:1] if self.kv.prefix_caching else chunks:
+            assert request.is_running
+            assert request.num_computed == start, "tokens computed before the step were lost"
 
     def run_step(self, seconds=0.02):
         decoding = {
@@ -377,8 +398,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         moved = self.num_moved
         batch = self.scheduler.schedule()
         runs = bool(batch.chunks) or self.num_moved > moved
-        assert runs == self.scheduler.has_work, "work waits and nothing runs"
+        assert runs == self.scheduler.has_work, "requests wait, but no step was scheduled"
         self.check_order(batch, decoding, before)
+        self.finish_step(batch, seconds)
+
+    def finish_step(self, batch, seconds):
+        """Run what has been scheduled."""
         results = self.model.run(batch) if batch.chunks else []
         for delta in self.scheduler.update(results):
             self.take(delta)
@@ -389,7 +414,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if first is not None:
             runs = first.slot in {c.slot for c in batch.chunks}
             restored = first.num_computed > before.get(first.id, 0)
-            assert runs or restored, "the first stands still"
+            assert runs or restored, "the first request makes no progress"
         kept = {r.slot for r, preempted in decoding.items() if r.num_preemptions == preempted}
         rows = batch.chunks[: len(kept)]
         assert {c.slot for c in rows} == kept, "a decode row waits behind a prompt"
@@ -464,9 +489,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def swapped_content_is_what_its_name_says(self):
-        if not hasattr(self, "scheduler") or self.kv.tiers is None or self.kv.tiers.swap is None:
+        if (
+            not hasattr(self, "scheduler")
+            or self.kv.offload is None
+            or self.kv.offload.swap is None
+        ):
             return
-        swap = self.kv.tiers.swap
+        swap = self.kv.offload.swap
         assert len(swap) <= swap.num_blocks
         for entry, data in swap:
             assert bytes(data) == entry.content
@@ -514,7 +543,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.model.slots, "slots leak"
         if self.disk is not None:
             self.check_files()
-            self.kv.tiers.close()
+            self.kv.offload.close()
         self.directory.cleanup()
 
 

@@ -1,4 +1,4 @@
-"""EngineCore: one step, its failures, and that whatever ends frees what it held."""
+"""EngineCore: steps, their failures, and that every ended request frees its blocks."""
 
 import itertools
 import logging
@@ -22,7 +22,7 @@ def add(core, number, prompt=PROMPT, **params):
 
 
 def run(core, steps=1000):
-    """Outputs by request id, until nothing is left."""
+    """Run until all requests have ended; return their outputs by request id."""
     outputs = {}
     for _ in range(steps):
         if not core.has_work:

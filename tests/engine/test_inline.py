@@ -13,6 +13,7 @@ from cpuserve.engine.inline import InlineClient
 from cpuserve.errors import EngineDead, InvalidRequest, ModelError, StartupError
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference
+from tests.helpers.patience import PATIENCE_S
 
 PROMPT = [11, 12, 13]
 
@@ -40,7 +41,7 @@ def test_submit_delivers_outputs_of_several_requests_to_one_sink(client):
     prompts = {client.submit([n + 1] * 5, params(), sink): [n + 1] * 5 for n in range(12)}
     tokens, left = {number: [] for number in prompts}, set(prompts)
     while left:
-        output = sink.get(timeout=5)
+        output = sink.get(timeout=PATIENCE_S)
         tokens[output.id] += output.tokens
         if output.finish:
             left.remove(output.id)
@@ -57,7 +58,7 @@ def test_submit_of_a_request_that_cannot_run_is_refused(client):
 def test_abort_stops_the_outputs_and_frees_the_blocks(client):
     sink = queue.SimpleQueue()
     number = client.submit(PROMPT, params(max_tokens=190), sink)
-    sink.get(timeout=5)
+    sink.get(timeout=PATIENCE_S)
     client.abort([number])
     report = asyncio.run(client.ask("report"))
     assert report["kv_blocks_free"] == 64
@@ -121,6 +122,29 @@ def test_death_of_the_engine_thread_reaches_everybody_who_waits(caplog):
     assert cores[0].executor.closed
 
 
+def test_an_engine_that_dies_between_two_checks_of_a_request_ends_that_request(monkeypatch):
+    client = InlineClient(fake_config(), build=build)
+    client.start()
+    make = client._requests.make
+
+    def make_while_it_dies(*args):
+        """The engine is alive when the request is checked and dead before it is registered."""
+        client._router.fail("the engine ended with a bug")
+        return make(*args)
+
+    monkeypatch.setattr(client._requests, "make", make_while_it_dies)
+
+    async def body():
+        async for _ in client.generate(PROMPT, params()):
+            pass
+
+    try:
+        with pytest.raises(EngineDead, match="a bug"):
+            asyncio.run(asyncio.wait_for(body(), PATIENCE_S))
+    finally:
+        client.shutdown()
+
+
 def test_shutdown_ends_the_requests_and_closes_the_executor():
     cores = []
 
@@ -132,7 +156,7 @@ def test_shutdown_ends_the_requests_and_closes_the_executor():
     client.start()
     sink = queue.SimpleQueue()
     client.submit(PROMPT, params(max_tokens=190), sink)
-    sink.get(timeout=5)
+    sink.get(timeout=PATIENCE_S)
     client.shutdown()
     assert cores[0].executor.closed
     items = []

@@ -1,4 +1,4 @@
-"""Aborts that arrive while a step runs: it ends early when nobody waits for it, and only then."""
+"""Aborts during a step: it ends early only if no remaining request needs its results."""
 
 import asyncio
 import queue
@@ -15,6 +15,7 @@ from cpuserve.engine.process import ProcessClient
 from cpuserve.errors import DeadlineExceeded
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference
+from tests.helpers.patience import PATIENCE_S
 
 PROMPT = [11, 12, 13, 14, 15]
 
@@ -36,7 +37,7 @@ def test_a_step_is_cancelled_once_when_its_last_request_is_aborted():
     made.see(Abort([7, 2]))
     made.see(Abort([2]))
     assert calls == [True]
-    assert made.end()
+    assert made.end() == "left"
     assert calls == [True, False]
 
 
@@ -61,6 +62,57 @@ def test_handled_aborts_and_steps_that_are_over_cancel_nothing():
     assert calls == []
 
 
+def added(number, prompt=PROMPT):
+    return AddRequest(number, array("i", prompt).tobytes(), SamplingParams(max_tokens=1), 0.0)
+
+
+def test_a_step_ends_for_a_request_that_should_not_wait_and_only_once():
+    made, calls = interrupt()
+    made.begin(requests(1), lambda message: message.id == 3)
+    made.see(added(2))
+    assert calls == []
+    made.see(added(3))
+    made.see(added(3))
+    made.see(Abort([1]))
+    assert calls == [True]
+    assert made.end() == "came"
+    assert calls == [True, False]
+
+
+def test_a_request_between_inbox_and_step_ends_that_step_until_the_engine_has_it():
+    made, calls = interrupt()
+    made.see(added(2))
+    made.begin(requests(1), lambda message: True)
+    assert calls == [True]
+    assert made.end() == "came"
+    made.added(2)
+    made.begin(requests(1), lambda message: True)
+    assert made.end() == ""
+
+
+def test_core_ends_a_long_step_for_a_short_request_and_goes_on_where_it_was():
+    config = fake_config(max_num_batched_tokens=64, itl_target_ms=50)
+    core = fake_core(config, delay_s=0.0)
+    prompt = [n % 7 for n in range(100)]
+    add(core, 1, prompt, max_tokens=3)
+    core.executor._delay_s = 60.0
+    short = added(2)
+    timer = threading.Timer(0.02, core.interrupt.see, [short])
+    timer.start()
+    assert core.step().outputs == []
+    timer.join()
+    core.executor._delay_s = 0.0
+    core.handle(short)
+    assert core.check() == {"ok": True}
+    first = core.step().outputs
+    assert [(o.id, o.finish) for o in first] == [(2, "length")]
+    tokens = []
+    while core.has_work:
+        tokens += [token for o in core.step().outputs for token in o.tokens]
+    assert tokens == reference(prompt, SamplingParams(), 1, 3)
+    assert core.check() == {"ok": True}
+
+
 def test_shutdown_ends_any_step():
     made, calls = interrupt()
     made.begin(requests(1, 2))
@@ -76,7 +128,7 @@ def add(core, number, prompt=PROMPT, **params):
 
 
 def cancelled_step(core, *ids):
-    """One step, in which `ids` are aborted while it runs."""
+    """Run one step and abort `ids` while it runs."""
     message = Abort(list(ids))
     timer = threading.Timer(0.02, core.interrupt.see, [message])
     timer.start()
@@ -152,12 +204,12 @@ def test_process_ends_an_endless_step_when_its_reader_leaves():
             await asyncio.sleep(0.1)
             for task in tasks:
                 task.cancel()
-            report = await asyncio.wait_for(client.ask("report"), 10)
+            report = await asyncio.wait_for(client.ask("report"), PATIENCE_S)
             assert (report["running"], report["waiting"]) == (0, 0)
             assert report["kv_blocks_free"] == 64
             assert await client.ask("check") == {"ok": True}
         finally:
-            await asyncio.wait_for(client.close(), 10)
+            await asyncio.wait_for(client.close(), PATIENCE_S)
         assert client._process.returncode == 0
 
     asyncio.run(main())
@@ -172,8 +224,8 @@ def test_process_drops_a_request_when_its_time_is_over():
             await client.wait_ready()
             stream = client.generate(PROMPT, SamplingParams(), timeout_s=0.1)
             with pytest.raises(DeadlineExceeded, match=r"timeout of 0\.1 s"):
-                await asyncio.wait_for(anext(stream), 10)
-            report = await asyncio.wait_for(client.ask("report"), 10)
+                await asyncio.wait_for(anext(stream), PATIENCE_S)
+            report = await asyncio.wait_for(client.ask("report"), PATIENCE_S)
             assert (report["running"], report["waiting"]) == (0, 0)
         finally:
             await client.close()
@@ -204,7 +256,7 @@ def test_inline_client_ends_an_endless_step_on_abort_and_on_shutdown():
     sink = queue.SimpleQueue()
     number = client.submit(PROMPT, SamplingParams(), sink)
     client.abort([number])
-    assert asyncio.run(asyncio.wait_for(client.ask("report"), 10))["running"] == 0
+    assert asyncio.run(asyncio.wait_for(client.ask("report"), PATIENCE_S))["running"] == 0
     client.submit(PROMPT, SamplingParams(), sink)
     client.shutdown()
     assert not client._thread.is_alive()

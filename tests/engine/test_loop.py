@@ -1,4 +1,4 @@
-"""The engine's loop: what it does while there is nothing to do."""
+"""The engine's loop while it is idle."""
 
 from cpuserve.engine.ipc import Shutdown
 from cpuserve.engine.loop import run_loop
@@ -6,7 +6,7 @@ from tests.helpers.fake_executor import fake_config, fake_core
 
 
 class Silence:
-    """A channel on which nothing comes but, to whoever waits, the end."""
+    """A channel without messages; waiting on it ends the loop."""
 
     def __init__(self):
         self.received = []

@@ -1,4 +1,4 @@
-"""Tokens to text: stop strings never leak, whatever the cuts; reasons, counts and logprobs."""
+"""Detokenization: no part of a stop string is shown; finish reasons, counts, logprobs."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ def process(text, finish="length", cut=1, **params):
 
 
 def plain_stop(text, stops, include):
-    """The same by brute force: the first character at which some stop string is complete."""
+    """Find by brute force the first character at which a stop string is complete."""
     for end in range(1, len(text) + 1):
         ending = [s for s in stops if text[:end].endswith(s)]
         if ending:
@@ -61,7 +61,7 @@ def test_stop_filter_equals_brute_force_for_any_cuts(text, stops, include, cuts)
     for cut in [*cuts, len(text) + 1]:
         shown += stop_filter.push(text[position : position + cut])
         position += cut
-        assert want.startswith(shown), "more was shown than may be"
+        assert want.startswith(shown), "text was shown that must be held back"
         if stop_filter.matched:
             break
     if not stop_filter.matched:
@@ -133,6 +133,16 @@ def test_stop_string_within_min_tokens_does_not_end_the_sequence():
     assert text == "STOP and "
     assert len(tokens) == 13
     assert last.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("cut", [1, 2, 7])
+@pytest.mark.parametrize(
+    ("min_tokens", "shown", "count"),
+    [(2, "ab", 3), (3, "ab.d", 5), (4, "ab.d", 5), (5, "ab.d.", 6), (6, "ab.d..g", 7)],
+)
+def test_stop_strings_count_from_the_token_after_min_tokens(cut, min_tokens, shown, count):
+    text, tokens, _ = process("ab.d..g", cut=cut, stop=["."], min_tokens=min_tokens)
+    assert (text, len(tokens)) == (shown, count)
 
 
 def test_stop_string_completed_by_the_end_of_an_unfinished_character():

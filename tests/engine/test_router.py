@@ -1,4 +1,4 @@
-"""Where requests go: prefix affinity, overload, deaths; pure."""
+"""Router, without processes: prefix affinity, overload and deaths."""
 
 import random
 

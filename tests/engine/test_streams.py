@@ -1,4 +1,4 @@
-"""Streams: what becomes of a request whose time is over, whatever its reader does."""
+"""Streams: timeouts and closing, whether or not the reader has read all outputs."""
 
 import asyncio
 from array import array
@@ -9,12 +9,13 @@ from cpuserve.engine.ipc import Abort, AddRequest, Output
 from cpuserve.engine.streams import Streams
 from cpuserve.errors import DeadlineExceeded
 from cpuserve.sampling.params import SamplingParams
+from tests.helpers.patience import PATIENCE_S
 
 NUMBER = 7
 
 
 class Engine:
-    """What is posted to it, and an event at each Abort."""
+    """Records the posted messages, and sets an event at each Abort."""
 
     def __init__(self):
         self.posted = []
@@ -34,7 +35,7 @@ class Engine:
 
 
 async def started(stream, streams, outputs):
-    """The first of `outputs`, when all have come and the others are not read."""
+    """Deliver all `outputs`, and return the first without reading the others."""
     first = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
     streams.dispatch(outputs)
@@ -47,8 +48,8 @@ def test_deadline_aborts_at_once_though_the_reader_has_not_read_what_came():
         stream = engine.run(streams, 0.01)
         outputs = [Output(NUMBER, [token]) for token in range(5)]
         assert await started(stream, streams, outputs) is outputs[0]
-        await asyncio.wait_for(engine.aborted.wait(), 10)
-        streams.dispatch(outputs)  # of the step that ran when the abort was sent
+        await asyncio.wait_for(engine.aborted.wait(), PATIENCE_S)
+        streams.dispatch(outputs)  # outputs of the step that ran when the abort was sent
         with pytest.raises(DeadlineExceeded):
             await anext(stream)
         assert engine.posted == [AddRequest, Abort]

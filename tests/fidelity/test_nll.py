@@ -69,13 +69,11 @@ def score(server, text):
 
 
 @pytest.mark.network
-@pytest.mark.timeout(300)
 def test_the_negative_log_likelihood_is_the_references(server, golden):
     compare(server, golden["passages"], MEAN_TOLERANCE)
 
 
 @pytest.mark.network
-@pytest.mark.timeout(300)
 def test_bf16_weights_and_activations_lose_less(bf16_server, golden):
     pairs = zip(golden["passages"], golden["bf16_nll"], strict=True)
     compare(bf16_server, [{**passage, "nll": nll} for passage, nll in pairs], BF16_TOLERANCE)

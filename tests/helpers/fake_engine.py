@@ -4,17 +4,22 @@
 (the process ends in step N), "fake:crash:N" (it segfaults), "fake:abort:N" (it says why and
 aborts), "fake:slow" (20 ms a step), "fake:endless" (a step ends when it is cancelled, and not
 before ten minutes), "fake:startup" (a StartupError), "fake:broken" (a bug while loading),
-"fake:threads" (no thread is granted), "fake:hang" (loads for ever).
+"fake:threads" (no thread is granted), "fake:hang" (loads for ever), "fake:dies" (the process ends
+while it loads), "fake:busy" (a step uses the CPU until it is cancelled), "fake:moving" (as endless,
+and the executor tells that it moves), "fake:once:FILE" (makes FILE; loads for ever if it exists).
 """
 
 import faulthandler
+import itertools
 import os
 import sys
 import time
+from pathlib import Path
 
 from cpuserve.engine import child
 from cpuserve.engine.child import exit_now
 from cpuserve.errors import ModelError
+from cpuserve.log import get_logger
 from tests.helpers.fake_executor import fake_core
 
 __all__ = ["exit_now", "main"]
@@ -32,8 +37,14 @@ def build(config, progress, team):
     if kind == "threads":
         msg = "can't start new thread"
         raise RuntimeError(msg)
-    if kind == "hang":
+    if kind == "dies":
+        os._exit(9)
+    if kind == "hang" or (kind == "once" and Path(number).exists()):
         time.sleep(600)
+    if kind == "once":
+        Path(number).touch()
+    get_logger("engine").debug("a debug line of the engine")
+    get_logger("engine").warning("a warning of the engine")
     for done in range(0, 101, 10):
         progress("load", done, 100)
 
@@ -56,8 +67,21 @@ def build(config, progress, team):
             print("free(): invalid pointer", file=sys.stderr, flush=True)
             os.abort()
 
-    delay_s = {"slow": 0.02, "endless": 600.0}.get(kind, 0.0)
-    return fake_core(config, fault=fault, delay_s=delay_s, eos_ids=[9])
+    delay_s = {"slow": 0.02, "endless": 600.0, "moving": 600.0}.get(kind, 0.0)
+    core = fake_core(config, fault=fault, delay_s=delay_s, eos_ids=[9])
+    if kind == "moving":
+        core.executor.progress = itertools.count().__next__
+    if kind == "busy":
+        core.executor.step = lambda arrays: spin(core.executor)
+    return core
+
+
+def spin(executor):
+    """A step that uses CPU time, but reports no progress."""
+    while not executor.cancelled:
+        sum(range(1000))
+    msg = "the step was cancelled"
+    raise RuntimeError(msg)
 
 
 def main(argv=None):

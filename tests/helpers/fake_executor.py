@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -23,7 +24,7 @@ NOTHING = -1
 
 
 def next_token(history: Sequence[int], seed: int, banned: Sequence[int] = ()) -> int:
-    """What the model says after `history`."""
+    """Return the token that the model generates after `history`."""
     digest = hashlib.blake2b(repr((seed, list(history))).encode(), digest_size=8).digest()
     token = int.from_bytes(digest, "little") % VOCAB
     while token in banned:
@@ -50,7 +51,7 @@ def reference(
     eos: Sequence[int] = (),
     window: int = 0,
 ) -> list[int]:
-    """The output of a request that has the model to itself."""
+    """Return the output of a request that runs alone."""
     stop = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
     ids, output = list(prompt), []
     while len(output) < limit:
@@ -115,7 +116,7 @@ class FakeModel:
             self.kv[block][position % self.block_size] = token
 
     def spoil(self, batch: StepBatch) -> None:
-        """Leave a wrong token in every place that `batch` was to write, as a step cut short."""
+        """Write a wrong token to every slot of `batch`, as a step that was cut short may."""
         for chunk in batch.chunks:
             for position in range(chunk.start, chunk.start + len(chunk.token_ids)):
                 block = chunk.block_table[position // self.block_size]
@@ -199,6 +200,10 @@ class FakeExecutor:
             self._cancelled.set()
         else:
             self._cancelled.clear()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
 
     def step(self, arrays):
         batch = unflatten(arrays.words)
@@ -286,6 +291,7 @@ def fake_config(**changes) -> EngineConfig:
         "isa": "none",
         "threads": 1,
         "rank_threads": [1],
+        "core_complexes": [],
         "cpus": None,
         "frontend_cpus": None,
         "passive_waits": False,
@@ -302,9 +308,15 @@ def fake_config(**changes) -> EngineConfig:
 
 
 def fake_core(config=None, *, fault=None, delay_s=0.0, eos_ids=()):
-    """An EngineCore over a FakeExecutor."""
+    """An EngineCore over a FakeExecutor; its answers end where build_engine would have them end.
+
+    eos_ids: what the config.json of the model would name.
+    """
     from cpuserve.engine.core import EngineCore
+    from cpuserve.tokenizer.ends import end_ids
 
     config = config or fake_config()
+    if config.tokenizer_path:
+        eos_ids = end_ids(eos_ids, Path(config.tokenizer_path), VOCAB)
     executor = FakeExecutor(config, fault, delay_s)
     return EngineCore(config, executor, vocab=VOCAB, eos_ids=eos_ids)

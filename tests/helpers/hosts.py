@@ -53,12 +53,12 @@ def resolve(host, facts=SMOLLM2, sources=None, **options):
 
 
 def got(resolved, field):
-    """What a field became."""
+    """Return the decided value of a field."""
     return next(d.got for d in resolved.decisions if d.field == field)
 
 
 def why(resolved, field):
-    """Why it became that."""
+    """Return the reason for the decided value of a field."""
     return next(d.why for d in resolved.decisions if d.field == field)
 
 

@@ -41,7 +41,7 @@ def transformers_of(path: Path):
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
-    # Whatever transformers would invent or leave out makes the comparison worthless.
+    # The comparison is meaningless if transformers misses weights or ignores some.
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     return model.eval()

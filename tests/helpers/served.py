@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.children import child_options
+from tests.helpers.patience import PATIENCE_S, wait_until
 
 DEFAULT_MODEL = "smollm2:135m"
 
@@ -58,7 +58,7 @@ class Client:
 
     def get(self, path: str) -> bytes:
         """The body of GET `path`."""
-        with urllib.request.urlopen(self.url + path, timeout=60) as response:
+        with urllib.request.urlopen(self.url + path, timeout=PATIENCE_S) as response:
             return response.read()
 
     def post(self, path: str, **body: Any) -> Any:
@@ -70,7 +70,7 @@ class Client:
         request = urllib.request.Request(
             self.url + path, json.dumps(body).encode(), {"content-type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             return response.read()
 
 
@@ -98,7 +98,7 @@ def running_server(
         _wait_ready(client, process)
         yield client
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=10)
+        output, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, output
     finally:
         if process.poll() is None:
@@ -106,15 +106,15 @@ def running_server(
         process.communicate()
 
 
-def _wait_ready(client: Client, process: subprocess.Popen[str], timeout_s: float = 60.0) -> None:
-    end = time.monotonic() + timeout_s
-    while True:
+def _wait_ready(client: Client, process: subprocess.Popen[str]) -> None:
+    def is_ready() -> bool:
         try:
             client.get("/health")
-            return
         except (urllib.error.URLError, ConnectionError) as error:
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
             assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < end, "the server did not become ready"
-            time.sleep(0.05)
+            return False
+        return True
+
+    wait_until(is_ready, "the server did not become ready", poll_s=0.05)

@@ -49,6 +49,17 @@ def tiny_model(family: str, *, dtype: str = "float32", seed: int = 0, **override
     return _made(key, family, dtype, seed)
 
 
+def tiny_end_ids(family: str) -> frozenset[int]:
+    """The ids at which the engine ends an answer of that model, from where the engine has them."""
+    from cpuserve.loader.load import read_config
+    from cpuserve.models import spec_from_config
+    from cpuserve.tokenizer.ends import end_ids
+
+    path = tiny_model(family)
+    spec = spec_from_config(read_config(path))
+    return end_ids(spec.eos_ids, path, spec.vocab)
+
+
 @functools.cache
 def _made(key: str, family: str, dtype: str, seed: int) -> Path:
     overrides = json.loads(key)[3]

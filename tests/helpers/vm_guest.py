@@ -1,4 +1,4 @@
-"""What runs inside the machine of tests/in_vm.py, as its first and only program."""
+"""The init program of the virtual machine that tests/in_vm.py starts."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def check_threads(pid: int, bind: str) -> list[int]:
 
 
 def check_memory(pid: int, live: dict[str, Any], ranks: list[int]) -> None:
-    """What the server says of its ranks' memory is what the kernel says, and on their nodes."""
+    """Check the reported memory of the ranks against the kernel's, and that nodes match."""
     seen = arenas(pid)
     for rank, node in zip(live["ranks"], ranks, strict=True):
         for what in ("weights", "kv"):

@@ -15,7 +15,7 @@ AVX512 = (*AVX2, "avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl", "avx
 X86_AVX2 = ("scalar", "avx2")
 X86_BF16 = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 X86_AMX = (*X86_BF16, "amx")
-ARM = ("scalar", "neon", "neon_dotprod", "neon_i8mm_bf16")
+ARM = ("scalar", "neon", "neon_dotprod", "neon_i8mm", "neon_bf16")
 
 
 def cores(per_node, nodes=1, smt=1, sibling_step=None, l3=None, packages=None, node_ids=None):

@@ -1,7 +1,7 @@
 """`python -m tests.integrations.serve_on_ray PORT`: a local Ray node whose Serve listens on PORT.
 
-Prints "ready ADDRESS"; `serve run --address ADDRESS` puts an application there. Ends when its
-standard input does.
+Prints "ready ADDRESS", at which `serve run --address ADDRESS` deploys an application. Ends when its
+standard input is closed.
 """
 
 import sys

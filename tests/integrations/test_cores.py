@@ -1,4 +1,4 @@
-"""Cores claimed by file locks: nobody gets another's."""
+"""Cores claimed through file locks: no two engines get the same core."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The Ray Serve application on one local node, put there by `serve run` as users would.
+"""The Ray Serve application on one local node, deployed with `serve run`, as users do.
 
 `.ci/run ray` installs Ray and runs this.
 """
@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,19 +21,19 @@ import pytest
 
 from tests.api.test_api_server import events, free_port
 from tests.helpers.children import child_options
+from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.tiny import tiny_model
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("ray is not installed: run .ci/run ray", allow_module_level=True)
 
-START_S = 90.0
 APP = "cpuserve.integrations.ray_serve:app"
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # A new node asks for a token; who comes by its address has to know which.
+    # A new node requires a token from every program that connects to its address.
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    # How often Ray counts requests; 10 s is much to wait for in a test.
+    # How often Ray counts requests; the default of 10 s is long for a test.
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
 }
@@ -74,7 +73,9 @@ for wrong in (
 
 def test_arguments_are_rays_or_cpuserves_and_wrong_ones_are_named():
     command = [sys.executable, "-W", "ignore", "-c", ARGUMENTS]
-    done = subprocess.run(command, **child_options(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, **child_options(), capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
     few, many, negative, no_number, name = done.stdout.splitlines()
     assert "num_cpus=0: give a whole number above 0" in few
@@ -85,7 +86,7 @@ def test_arguments_are_rays_or_cpuserves_and_wrong_ones_are_named():
 
 
 def engines_of(process):
-    """The engine processes among the descendants of Ray's own."""
+    """Return the engine processes among the descendants of Ray's processes."""
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         try:
@@ -100,7 +101,7 @@ MODEL = {"model": tiny_model("llama"), "served_model_name": "tiny", "max_model_l
 
 
 class OnRay:
-    """A Ray node with two CPUs and the application on it, behind Ray's proxy."""
+    """A Ray node with two CPUs that runs the application behind Ray's proxy."""
 
     def __init__(self):
         self.port = free_port()
@@ -114,7 +115,7 @@ class OnRay:
             text=True,
         )
         # A start that hangs must not outlive the test that waits for it.
-        watchdog = threading.Timer(START_S, self.process.kill)
+        watchdog = threading.Timer(PATIENCE_S, self.process.kill)
         watchdog.start()
         log = []
         for line in self.process.stdout:
@@ -124,12 +125,12 @@ class OnRay:
         watchdog.cancel()
         assert "".join(log[-1:]).startswith("ready "), "".join(log)
         self.address = log[-1].split()[1]
-        # Ray repeats here what the replicas log; a full pipe would stop it.
+        # Ray writes the logs of the replicas here; a full pipe would block it.
         self._reader = threading.Thread(target=self.process.stdout.read)
         self._reader.start()
 
     def serve_run(self, **arguments):
-        """`serve run --non-blocking APP NAME=VALUE...` to its end: the application serves."""
+        """Run `serve run --non-blocking APP NAME=VALUE...` until the application serves."""
         serve = Path(sys.executable).with_name("serve")
         command = [str(serve) if serve.exists() else shutil.which("serve"), "run"]
         command += ["--non-blocking", "--address", self.address, APP]
@@ -138,13 +139,13 @@ class OnRay:
             **child_options(**ENVIRONMENT),
             capture_output=True,
             text=True,
-            timeout=START_S,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
     def ask(self, method, path, **body):
-        """(status, headers, body) of a request."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        """Send a request; return (status, headers, body)."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             text = json.dumps(body) if body else None
             connection.request(method, path, text, {"content-type": "application/json"})
@@ -162,7 +163,7 @@ class OnRay:
         if self.process.poll() is None:
             self.process.stdin.close()
             try:
-                self.process.wait(timeout=40)
+                self.process.wait(timeout=PATIENCE_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -216,17 +217,19 @@ def test_a_dead_engine_is_replaced_and_requests_go_on(on_ray):
     before = set(engines_of(on_ray.process))
     victim = min(before)
     psutil.Process(victim).kill()
-    end = time.monotonic() + 60
-    while len(now := set(engines_of(on_ray.process))) < 2 or victim in now:
-        assert time.monotonic() < end, "the replica did not come back"
-        time.sleep(0.2)
-    assert now & before, "the other replica was left alone"
+
+    def replaced():
+        now = set(engines_of(on_ray.process))
+        return len(now) == 2 and victim not in now
+
+    wait_until(replaced, "the replica did not come back", poll_s=0.2)
+    assert set(engines_of(on_ray.process)) & before, "the other replica was left alone"
     assert on_ray.chat()[0] == 200
 
 
 @contextmanager
 def load(server, streams):
-    """`streams` chats at any time, one after another, each to its end."""
+    """Keep `streams` chats running: when one ends, start the next."""
     end = threading.Event()
 
     def ask():
@@ -244,16 +247,17 @@ def load(server, streams):
         assert {status for thread in asked for status in thread.result()} == {200}
 
 
-def count_becomes(server, count, timeout_s):
-    """Wait until that many engines run."""
-    end = time.monotonic() + timeout_s
-    while (now := len(engines_of(server.process))) != count:
-        assert time.monotonic() < end, f"{now} engines after {timeout_s} s"
-        time.sleep(0.2)
+def count_becomes(server, count):
+    """Wait until `count` engines run."""
+    wait_until(
+        lambda: len(engines_of(server.process)) == count,
+        lambda: f"{len(engines_of(server.process))} engines",
+        poll_s=0.2,
+    )
 
 
 def test_replicas_come_with_load_and_go_without_it(on_ray):
-    """The last one here: it puts a deployment that scales in place of that with two replicas."""
+    """Run this test last: it replaces the deployment of two replicas by one that scales."""
     on_ray.serve_run(
         **MODEL,
         min_replicas=1,
@@ -263,9 +267,9 @@ def test_replicas_come_with_load_and_go_without_it(on_ray):
         upscale_delay_s=1,
         downscale_delay_s=1,
     )
-    count_becomes(on_ray, 1, 40)
+    count_becomes(on_ray, 1)
     with load(on_ray, 4):
-        count_becomes(on_ray, 2, 60)
+        count_becomes(on_ray, 2)
         assert on_ray.chat()[0] == 200
-    count_becomes(on_ray, 1, 60)
+    count_becomes(on_ray, 1)
     assert on_ray.chat()[0] == 200

@@ -11,7 +11,7 @@ from cpuserve.engine.inline import InlineClient
 from cpuserve.entrypoints import llm as llm_module
 from cpuserve.entrypoints.llm import LLM
 from cpuserve.entrypoints.outputs import Logprob
-from cpuserve.errors import ConfigError, EngineDead, InvalidRequest
+from cpuserve.errors import ConfigError, EngineDead, InvalidRequest, RequestError
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
@@ -205,11 +205,15 @@ def test_generate_refuses_what_cannot_run_and_can_be_used_again(make_llm, prompt
     assert asyncio.run(llm._client.ask("report"))["kv_blocks_free"] == 64
 
 
-def test_error_of_one_request_leaves_the_others(make_llm, caplog):
+def test_an_error_of_the_engine_is_raised_and_the_other_requests_are_aborted(make_llm):
+    llm = make_llm(model="nan")
     params = SamplingParams(max_tokens=5, seed=1)
-    first, second = make_llm(model="nan").generate([[5], [6]], params)
-    assert first.outputs[0].finish_reason == "error"
-    assert second.outputs[0].token_ids == reference([6], params, 1, 5)
+    with pytest.raises(RequestError, match="NaN"):
+        llm.generate([[5], [6]], params)
+    report = asyncio.run(llm._client.ask("report"))
+    assert (report["running"], report["waiting"], report["kv_blocks_free"]) == (0, 0, 64)
+    (after,) = llm.generate([[6]], params)
+    assert after.outputs[0].token_ids == reference([6], params, 1, 5)
 
 
 def test_generate_works_inside_a_running_event_loop(make_llm):

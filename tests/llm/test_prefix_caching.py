@@ -5,8 +5,6 @@ import pytest
 from cpuserve import LLM, SamplingParams
 from tests.helpers.tiny import tiny_model
 
-pytest.importorskip("cpuserve._C")
-
 PROMPT = [(7 * i) % 300 + 5 for i in range(100)]
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=2)
 
@@ -17,7 +15,7 @@ def make(**options):
 
 
 def answer(output):
-    """Tokens with the exact logprobs of all that was reported."""
+    """Return tokens and the exact logprobs of all reported alternatives."""
     return [
         (c.token_ids, [{t: p.logprob for t, p in row.items()} for row in c.logprobs])
         for c in output.outputs

@@ -6,8 +6,6 @@ from cpuserve import LLM, SamplingParams
 from cpuserve.errors import ConfigError
 from tests.helpers.tiny import tiny_model
 
-pytest.importorskip("cpuserve._C")
-
 PROMPTS = [[(7 * i + 31 * j) % 300 + 5 for i in range(90 + j)] for j in range(4)]
 PARAMS = SamplingParams(max_tokens=150, temperature=0.0, ignore_eos=True, logprobs=1)
 
@@ -32,7 +30,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def want(model):
-    """What comes out where nothing is freed before the end."""
+    """Return the answers of an engine that frees no blocks before a request ends."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cpuserve.platforms.memory._sliding", lambda *_: 0)
         with make(model, enable_prefix_caching=False) as llm:

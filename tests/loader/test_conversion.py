@@ -1,4 +1,4 @@
-"""Repositories of pickles only: the bot's pull request is used, a stranger's never is."""
+"""Repositories with only pickles: the bot's pull request is used, but never another author's."""
 
 import contextlib
 import dataclasses
@@ -60,7 +60,7 @@ class FakeHub:
 
 @pytest.fixture(autouse=True)
 def logged(monkeypatch, caplog):
-    """What is logged reaches caplog, whatever other tests have configured."""
+    """Make log records reach caplog even if other tests have configured logging."""
     monkeypatch.setattr(logging.getLogger("cpuserve"), "propagate", True)
     caplog.set_level(logging.INFO, "cpuserve")
 

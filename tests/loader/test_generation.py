@@ -1,4 +1,4 @@
-"""What a model recommends: generation_config.json, a built-in model's entry, or what was asked."""
+"""Default sampling: from generation_config.json, a built-in model, or --generation-config."""
 
 import dataclasses
 import json
@@ -58,7 +58,7 @@ def test_another_directory_or_file_can_be_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"temperature": -1}, "temperature must be at least 0"),
+        ({"temperature": -1}, "temperature must be between 0"),
         ({"temperature": "hot"}, "temperature must be a number"),
         ({"top_p": 0}, r"top_p must be in \(0, 1\]"),
         ({"top_k": 1.5}, "top_k must be a whole number"),
@@ -78,10 +78,10 @@ def test_a_value_no_request_could_set_is_refused_in_one_line(tmp_path, values, r
 def test_a_built_in_model_brings_its_own(tmp_path):
     model = builtin.BUILTIN["smollm2:135m"]
     found = recommended("auto", model.name, tmp_path / model.file_name)
-    assert found.values == {"temperature": 0.0}
-    assert "wanders" in found.why
+    assert found.values == {"temperature": 0.0, "max_tokens": 1024}
+    assert "do not end by themselves" in found.why
     assert recommended("cpuserve", model.name, tmp_path / model.file_name).values == {}
-    # a file that somebody called so is not the built-in model
+    # Another file of the same name is not the built-in model.
     assert recommended("auto", model.name, tmp_path / model.name).values == {}
 
 

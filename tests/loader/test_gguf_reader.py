@@ -1,4 +1,4 @@
-"""The GGUF reader: what it returns, and that it refuses every malformed file by field."""
+"""The GGUF reader: its results, and an error that names the field for every malformed file."""
 
 import struct
 
@@ -163,7 +163,7 @@ HEADER = len(WHOLE) - sum(
 
 
 def use_everything(path):
-    """Open, decode all, map all: whatever a caller would do with a file."""
+    """Open a file, decode all metadata and map all tensors, as a caller may do."""
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
     file = GgufFile(path)
@@ -176,7 +176,7 @@ def use_everything(path):
 
 
 def one_line_or_nothing(path):
-    """A changed file may still be good; if not, it is refused in one line."""
+    """A file with changed bytes is either still valid or refused with an error of one line."""
     message = ""
     try:
         use_everything(path)
@@ -222,7 +222,7 @@ def test_changed_bytes_raise_model_error_or_nothing(path, changes):
 
 
 @FUZZ
-@example(at=736, number=0)  # a token that is gone: the library's message quotes a control character
+@example(at=736, number=0)  # a missing token, whose error quotes a control character
 @given(
     at=st.integers(0, HEADER - 8), number=st.sampled_from([0, 1, 2**31, 2**32, 2**63, 2**64 - 1])
 )
@@ -344,7 +344,7 @@ def test_a_file_cut_while_open_is_noticed_before_it_is_read(path):
 
 
 def permuted(weight, heads):
-    """What llama.cpp's converter does to q and k: rows of the two half-heads alternate."""
+    """Permute q and k like llama.cpp's converter: rows of the two half-heads alternate."""
     rows = weight.shape[0]
     return weight.reshape(heads, 2, rows // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
 

@@ -1,4 +1,4 @@
-"""Directories and files to checkpoints: configs, weights against programs, one-line errors."""
+"""Opening checkpoints: configs, weights compared with programs, and errors of one line."""
 
 import json
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a mapped file keeps resident after its parts have been let go."""
+"""Resident pages of a mapped file after its parts have been released."""
 
 import mmap
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not PAGEMAP.exists(), reason="needs Linux's page
 
 
 def resident(file, begin, end):
-    """Pages of this process's mapping of `file` that are there, from byte `begin` to `end`."""
+    """Number of resident pages in this process's mapping of `file`, from byte `begin` to `end`."""
     first = (file.view(0, 1).ctypes.data + begin) // PAGE
     count = -(-(end - begin) // PAGE)
     with PAGEMAP.open("rb") as pages:

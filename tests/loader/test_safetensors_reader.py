@@ -1,10 +1,10 @@
-"""The safetensors reader: what it returns, and every trap a model directory can hold."""
+"""The safetensors reader: its results, and its errors for malformed or malicious directories."""
 
 import contextlib
 import json
 import os
+import shutil
 import struct
-import time
 
 import numpy as np
 import pytest
@@ -15,6 +15,8 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.load import open_checkpoint, read_config
 from cpuserve.loader.safetensors import INDEX, SafetensorsFile, SafetensorsStore
 from cpuserve.quant import dequantize
+from cpuserve.tokenizer.tokenizer import Tokenizer
+from tests.helpers.tiny import tiny_model
 
 
 def packed(header, data=b""):
@@ -218,7 +220,7 @@ def test_a_tensor_in_two_shards_is_refused(sharded):
 )
 def test_index_may_only_name_files_beside_it(sharded, name):
     write_index(sharded, {"a": name})
-    with pytest.raises(ModelError, match=r"only \.safetensors files beside it"):
+    with pytest.raises(ModelError, match=r"only \.safetensors files in the same"):
         SafetensorsStore(sharded)
 
 
@@ -229,21 +231,63 @@ def test_broken_index_is_refused(sharded, text):
         SafetensorsStore(sharded)
 
 
-def test_link_out_of_the_directory_is_refused(sharded, tmp_path_factory):
-    outside = tmp_path_factory.mktemp("outside") / "secret.safetensors"
-    (sharded / S2).rename(outside)
-    (sharded / S2).symlink_to(outside)
-    with pytest.raises(ModelError, match="link out of the model directory"):
-        SafetensorsStore(sharded)
+def linked_copy(model, store):
+    """A directory whose files are all links to files in `store`, under other names."""
+    directory = store.parent / "linked"
+    directory.mkdir()
+    store.mkdir()
+    for number, file in enumerate(sorted(model.iterdir())):
+        shutil.copy(file, store / str(number))
+        (directory / file.name).symlink_to(store / str(number))
+    return directory
 
 
-def test_hub_cache_links_are_followed(tmp_path):
-    snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
-    snapshot.mkdir(parents=True)
+def test_links_to_a_store_are_followed(tmp_path):
+    """Links as in DVC, Nix and shared model stores; the user trusts the directory by naming it."""
+    model = tiny_model("llama")
+    linked = open_checkpoint(linked_copy(model, tmp_path / "store"))
+    plain = open_checkpoint(model)
+    assert linked.config == plain.config
+    assert linked.weights.names() == plain.weights.names()
+    for name in plain.weights.names():
+        assert np.array_equal(linked.weights.get(name).data, plain.weights.get(name).data)
+    assert Tokenizer.load(linked.path).encode("hello") == Tokenizer.load(model).encode("hello")
+
+
+def test_an_index_that_is_a_link_is_followed(sharded, tmp_path_factory):
+    names = SafetensorsStore(sharded).names()
+    outside = tmp_path_factory.mktemp("outside")
+    for file in sorted(sharded.iterdir()):
+        file.rename(outside / file.name)
+        file.symlink_to(outside / file.name)
+    assert SafetensorsStore(sharded).names() == names
+
+
+@pytest.fixture
+def snapshot(tmp_path):
+    """The hub's cache of one model, whose file is a link to a blob."""
+    home = tmp_path / "models--owner--model"
+    found, blobs = home / "snapshots" / "abc", home / "blobs"
+    found.mkdir(parents=True)
     blobs.mkdir()
     (blobs / "deadbeef").write_bytes(GOOD)
-    (snapshot / "model.safetensors").symlink_to("../../blobs/deadbeef")
+    (found / "model.safetensors").symlink_to("../../blobs/deadbeef")
+    return found
+
+
+def test_hub_cache_links_are_followed(snapshot):
     assert SafetensorsStore(snapshot).names() == {"a", "b", "c"}
+
+
+def test_a_download_that_links_to_other_files_is_refused(snapshot, tmp_path):
+    (tmp_path / "secret").write_bytes(GOOD)
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to(tmp_path / "secret")
+    with pytest.raises(ModelError, match="link out of the downloaded model"):
+        SafetensorsStore(snapshot)
+    (tmp_path / "link").symlink_to(snapshot)
+    with pytest.raises(ModelError, match="link out of the downloaded model"):
+        SafetensorsStore(tmp_path / "link")
 
 
 def test_dangling_link_is_refused(tmp_path):
@@ -253,22 +297,20 @@ def test_dangling_link_is_refused(tmp_path):
 
 
 def test_fifo_and_device_do_not_hang(tmp_path):
-    started = time.monotonic()
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="FIFO"):
         SafetensorsStore(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors").symlink_to("/dev/zero")
-    with pytest.raises(ModelError, match=r"character device|link out"):
+    with pytest.raises(ModelError, match="character device"):
         SafetensorsStore(tmp_path)
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ModelError, match="FIFO"):
         read_config(tmp_path)
-    assert time.monotonic() - started < 5
 
 
 class Payload:
-    """Unpickling this makes a file."""
+    """Unpickling an instance creates a file."""
 
     def __init__(self, path):
         self.path = path

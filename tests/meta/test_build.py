@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CMAKE = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+# The packages that pip installs put their programs beside Python's.
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+PROGRAMS = {name: shutil.which(name, path=PATH) for name in ("cmake", "ninja", "c++", "nm")}
+MISSING = [name for name, path in PROGRAMS.items() if path is None]
+CMAKE = PROGRAMS["cmake"]
 pytestmark = pytest.mark.skipif(
-    CMAKE is None or shutil.which("c++") is None, reason="needs cmake and a C++ compiler"
+    bool(MISSING), reason=f"{', '.join(MISSING)} not installed (pip install '.[test]' has cmake)"
 )
 
 
@@ -28,7 +32,8 @@ def run(*command, **environment):
 
 def configure(build, *options, **environment):
     return run(
-        CMAKE, "-S", ROOT, "-B", build, "-DCPUSERVE_EXTENSION=OFF", *options, **environment
+        CMAKE, "-S", ROOT, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={PROGRAMS['ninja']}",
+        "-DCPUSERVE_EXTENSION=OFF", *options, **environment,
     )  # fmt: skip
 
 
@@ -59,17 +64,15 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 def test_compile_jobs_follow_the_environment_then_cores_and_memory(
     tmp_path, environment, memory_mb, jobs, why
 ):
-    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     memory = f"-DCPUSERVE_AVAILABLE_MEMORY_MB={memory_mb}"
-    result = configure(tmp_path, *generator, memory, **environment)
+    result = configure(tmp_path, memory, **environment)
     assert result.returncode == 0, result.stderr
     (line,) = [x for x in result.stdout.splitlines() if "compile jobs" in x]
     assert f"cpuserve: {jobs} compile jobs" in line
     assert why in line
-    if generator:
-        ninja = "\n".join(p.read_text() for p in tmp_path.rglob("*.ninja"))
-        assert f"pool cpuserve_compile\n  depth = {jobs}\n" in ninja
-        assert "pool = cpuserve_compile" in ninja
+    ninja = "\n".join(p.read_text() for p in tmp_path.rglob("*.ninja"))
+    assert f"pool cpuserve_compile\n  depth = {jobs}\n" in ninja
+    assert "pool = cpuserve_compile" in ninja
 
 
 @pytest.mark.parametrize(
@@ -91,7 +94,7 @@ def test_a_symbol_that_leaks_out_of_an_isa_unit_fails_the_build(tmp_path, body, 
     compiled = run("c++", "-std=c++17", "-fno-inline", "-O0", "-c", source, "-o", unit)
     assert compiled.returncode == 0, compiled.stderr
     result = run(
-        CMAKE, f"-DNM={shutil.which('nm')}", f"-DOBJECTS={unit}", "-DSYMBOL=table",
+        CMAKE, f"-DNM={PROGRAMS['nm']}", f"-DOBJECTS={unit}", "-DSYMBOL=table",
         f"-DSTAMP={tmp_path / 'stamp'}", "-P", ROOT / "cmake" / "CheckIsaLeaks.cmake",
     )  # fmt: skip
     assert (result.returncode == 0) == (leak is None)

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# A room may import rooms of a lower rank, and itself.
+# A package may import packages of a lower rank, and itself.
 RANK = {
     "__init__": 11, "__main__": 11,
     "integrations": 11,
@@ -31,7 +31,7 @@ NATIVE = {"program/lower.py", "runtime/native.py", "platforms/cpu.py"}
 TORCH = {
     "program/interpret.py",
     "program/compare.py",  # holds native ops against the interpreter
-    "runtime/floor.py",
+    "runtime/torch_executor.py",
     "runtime/transformers_fallback.py",
 }
 BANNED_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
@@ -41,7 +41,7 @@ ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
 CPP_RANK = {"base": 0, "cpu": 1, "parallel": 1, "kernels": 2, "runtime": 3, "bindings": 4}
 # What an instruction-set unit is made of: C headers and kernels only, so that nothing inline of a
 # C++ header is compiled for its instructions and kept by the linker for everyone.
-UNIT_ROOMS = ("vec", "generic", "linear", "isa")
+UNIT_PARTS = ("vec", "generic", "linear", "isa")
 C_HEADERS = {
     "arm_neon.h", "assert.h", "float.h", "immintrin.h", "limits.h", "math.h", "stddef.h",
     "stdint.h", "string.h",
@@ -73,12 +73,12 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{module}.{name.name}") for name in node.names)
 
 
-def room_of(path: str) -> str:
+def package_of(path: str) -> str:
     return path.split("/")[0].removesuffix(".py")
 
 
-def may_import(room: str, target: str) -> bool:
-    return target == room or (target in RANK and RANK[target] < RANK[room])
+def may_import(package: str, target: str) -> bool:
+    return target == package or (target in RANK and RANK[target] < RANK[package])
 
 
 def import_faults(path: str, tree: ast.AST) -> Iterator[str]:
@@ -91,14 +91,14 @@ def import_faults(path: str, tree: ast.AST) -> Iterator[str]:
         elif top in BANNED_MODULES:
             yield f"{path}:{line}: {top} runs what it reads"
         elif top in ("torch", "transformers") and path not in TORCH:
-            yield f"{path}:{line}: {top} outside the torch floor"
+            yield f"{path}:{line}: {top} outside the torch executor"
         elif top == "os" and target in ENVIRONMENT and path != "config/env.py":
             yield f"{path}:{line}: os.{target} outside config/env.py"
         elif top == "cpuserve" and target == "_C":
             if path not in NATIVE:
                 yield f"{path}:{line}: cpuserve._C outside {sorted(NATIVE)}"
-        elif top == "cpuserve" and not may_import(room_of(path), target):
-            yield f"{path}:{line}: {room_of(path)} may not import {target}"
+        elif top == "cpuserve" and not may_import(package_of(path), target):
+            yield f"{path}:{line}: {package_of(path)} may not import {target}"
 
 
 def call_faults(path: str, tree: ast.AST) -> Iterator[str]:
@@ -126,8 +126,8 @@ def faults(path: str, source: str) -> list[str]:
 def include_faults(path: str, source: str) -> list[str]:
     """What `path` (inside csrc/) includes and may not, and getenv anywhere."""
     found = []
-    room, *rest = path.split("/")
-    in_unit = room == "kernels" and rest[0] in UNIT_ROOMS
+    package, *rest = path.split("/")
+    in_unit = package == "kernels" and rest[0] in UNIT_PARTS
     for line, text in enumerate(source.splitlines(), 1):
         code = text.split("//")[0]
         if re.search(r"\bgetenv\b|\bsetenv\b|\bputenv\b", code):
@@ -136,13 +136,13 @@ def include_faults(path: str, source: str) -> list[str]:
         if not include:
             continue
         quote, target = include.groups()
-        target_room = target.split("/")[0]
+        target_package = target.split("/")[0]
         if quote == "<":
             if in_unit and target not in C_HEADERS:
                 found.append(f"{path}:{line}: <{target}> in an instruction-set unit")
-        elif target_room not in CPP_RANK or CPP_RANK[target_room] > CPP_RANK[room]:
-            found.append(f"{path}:{line}: {room} may not include {target}")
-        elif in_unit and target_room != "kernels":
+        elif target_package not in CPP_RANK or CPP_RANK[target_package] > CPP_RANK[package]:
+            found.append(f"{path}:{line}: {package} may not include {target}")
+        elif in_unit and target_package != "kernels":
             found.append(f"{path}:{line}: {target} in an instruction-set unit")
     return found
 
@@ -151,11 +151,11 @@ PYTHON = sorted((ROOT / "cpuserve").rglob("*.py"))
 CPP = sorted([*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cpp")])
 
 
-def test_every_room_has_a_rank():
-    rooms = {room_of(p.relative_to(ROOT / "cpuserve").as_posix()) for p in PYTHON}
-    assert rooms <= RANK.keys()
-    cpp_rooms = {p.relative_to(ROOT / "csrc").parts[0] for p in CPP}
-    assert cpp_rooms == CPP_RANK.keys()
+def test_every_package_has_a_rank():
+    packages = {package_of(p.relative_to(ROOT / "cpuserve").as_posix()) for p in PYTHON}
+    assert packages <= RANK.keys()
+    cpp_packages = {p.relative_to(ROOT / "csrc").parts[0] for p in CPP}
+    assert cpp_packages == CPP_RANK.keys()
 
 
 def test_python_imports_point_down_and_nothing_banned_is_used():

@@ -1,4 +1,4 @@
-"""Numbers of config.json: what is read, and the one line for what cannot be."""
+"""Hyperparameters in config.json: valid values are read, invalid ones give an error of one line."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ BAD = {
     "layer-types": (
         "qwen3",
         {"use_sliding_window": True, "layer_types": ["full_attention"]},
-        "layer_types is ['full_attention'], but it must be 2 of",
+        "layer_types is ['full_attention'], but it must be 2 entries of",
     ),
     "tied-text": ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
     "dtype": ("llama", {"torch_dtype": "int8"}, "one of bfloat16, float16, float32"),
@@ -154,7 +154,7 @@ BAD = {
     "architecture": (
         "llama",
         {"architectures": ["GPTNeoXForCausalLM"]},
-        "GPTNeoXForCausalLM has no model file in cpuserve; supported: LlamaForCausalLM, Mistral",
+        "GPTNeoXForCausalLM is not implemented in cpuserve; supported: LlamaForCausalLM, Mistral",
     ),
     "architectures-missing": ("llama", {"architectures": []}, "names no architecture"),
     "architectures-number": ("llama", {"architectures": [7]}, "names no architecture"),

@@ -1,4 +1,4 @@
-"""Every family against transformers in fp32, on tiny random configs."""
+"""Every model family compared with transformers in fp32, on tiny random configs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tests.helpers.oracle import interpreter_of, program_of, tensors_of, transfo
 from tests.helpers.steps import Sequence, all_rows, step
 from tests.helpers.tiny import FAMILIES, tiny_config, tiny_model
 
-TOKENS = [(i * 37 + i * i * 5) % 509 for i in range(100)]  # 100 > every tiny window and 3 blocks
+TOKENS = [
+    (i * 37 + i * i * 5) % 509 for i in range(100)
+]  # 100 > the tiny models' windows and 3 KV blocks
 
 YARN = {
     "type": "yarn",
@@ -66,7 +68,7 @@ def checkpoint(request):
 
 
 def logits_of(interpreter, tokens, lengths=(), blocks=(5, 2, 9, 1)):
-    """Logits of every token, run in chunks of `lengths` and the rest."""
+    """Logits of every token; the prompt runs in chunks of `lengths`, then the remaining tokens."""
     sequence, out = Sequence(0, list(tokens), list(blocks)), []
     for length in (*lengths, None):
         rest = len(tokens) - sequence.done if length is None else length

@@ -1,4 +1,4 @@
-"""benchmarks/make_model.py: checkpoints others can load, from a seed."""
+"""benchmarks/make_model.py: a seed gives checkpoints that other programs can load."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_seed_gives_the_same_bytes_and_another_seed_others(tmp_path):
 def test_shards_hold_what_one_file_holds(tmp_path, monkeypatch):
     whole = tensors_of(tiny_model("llama"))
     monkeypatch.setattr(make, "SHARD_BYTES", 200_000)
-    monkeypatch.setattr(make, "CHUNK", 1000)  # pieces must not change the values' stream
+    monkeypatch.setattr(make, "CHUNK", 1000)  # the chunk size must not change the random values
     path = make.make_model(tiny_config("llama"), tmp_path)
     index = json.loads((path / "model.safetensors.index.json").read_text())
     shards = sorted(path.glob("model-*.safetensors"))

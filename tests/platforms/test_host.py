@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from cpuserve import _C
 from cpuserve.platforms.host import Host
 from tests.helpers.hosts import host_names, load_host
 from tests.helpers.hosts import write_tree as write
@@ -173,7 +174,7 @@ def test_this_machine_can_be_read():
 def test_instruction_sets_are_those_lscpu_shows():
     lscpu = shutil.which("lscpu")
     if lscpu is None:
-        pytest.skip("lscpu is not installed")
+        pytest.skip("lscpu is not installed (util-linux of Linux has it)")
     done = subprocess.run(
         [lscpu, "-J"], capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"}
     )
@@ -182,6 +183,31 @@ def test_instruction_sets_are_those_lscpu_shows():
         fields = [child for f in fields for child in f.get("children", [])]
         assert fields, done.stdout
     assert list(Host.read().cpu_flags) == shown[0].split()
+
+
+# The kernel's flags for each level.
+AVX512 = {"avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl"}
+AVX512_BF16 = {*AVX512, "avx512_vnni", "avx512_bf16"}
+FLAGS = {
+    "scalar": set(),
+    "avx2": {"avx2"},
+    "avx_vnni": {"avx2", "avx_vnni"},
+    "avx512": AVX512,
+    "avx512_vnni": {*AVX512, "avx512_vnni"},
+    "avx512_bf16": AVX512_BF16,
+    "amx": {*AVX512_BF16, "amx_tile", "amx_bf16", "amx_int8"},
+    "neon": {"asimd"},
+    "neon_dotprod": {"asimd", "asimddp"},
+    "neon_i8mm": {"asimd", "asimddp", "i8mm"},
+    "neon_bf16": {"asimd", "asimddp", "i8mm", "bf16"},
+}
+
+
+def test_levels_are_all_that_the_kernel_shows_instructions_for():
+    """Tests of other levels are skipped, so a level that is missing here would go untested."""
+    shown = set(Host.read().cpu_flags)
+    expected = [level for level in _C.compiled_isa_levels() if shown >= FLAGS[level]]
+    assert _C.isa_levels() == expected
 
 
 def test_slow_cores_are_told_by_capacity_or_by_intels_list(read):

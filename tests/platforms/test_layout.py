@@ -1,4 +1,4 @@
-"""How many ranks and engines share the nodes of machines described as data."""
+"""Numbers of ranks and engines on the NUMA nodes of machines described as data."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ TWO = [*range(31)], [*range(32, 63)]
 
 
 def asked(resolved):
-    """(ranks of an engine, engines)."""
+    """Return (ranks per engine, engines)."""
     return resolved.config.tensor_parallel_size, len(resolved.replicas)
 
 
@@ -115,7 +115,7 @@ def test_an_executor_that_does_not_split_stays_on_one_node():
     host = msgspec.structs.replace(load_host("xeon_2s_amx"), torch=True)
     resolved = resolve(host, LLAMA_1B, executor="torch", numa="auto")
     assert asked(resolved) == (1, 1)
-    assert "does not split" in why(resolved, "numa")
+    assert "cannot split" in why(resolved, "numa")
 
 
 def test_without_a_wish_several_nodes_are_hinted_at():

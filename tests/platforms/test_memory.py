@@ -1,4 +1,4 @@
-"""What bounds the KV cache, and what each way of asking for a size does."""
+"""Size of the KV cache: its memory bounds, and the options that set it."""
 
 import dataclasses
 import re
@@ -119,7 +119,7 @@ def test_the_automatic_size_stays_on_the_nodes_that_compute():
     near = resolve(host, omp_threads_bind="0-31")
     assert kv_bytes(near) < 0.7 * GIB
     assert "the NUMA nodes in use" in why(near, "kv_cache_space")
-    # what was asked for may lie farther away
+    # a size that was set explicitly may use other nodes, too
     asked = resolve(host, omp_threads_bind="0-31", kv_cache_space="20")
     assert kv_bytes(asked) > 19 * GIB
 
@@ -154,6 +154,14 @@ def test_half_of_what_is_free_goes_to_one_request_of_full_length():
     resolved = resolve(machine(cgroup=limit))
     assert (resolved.config.max_model_len, kv_bytes(resolved)) == (8192, 8192 * TOKEN)
     assert "at most half" in why(resolved, "kv_cache_space")
+
+
+def test_half_of_what_is_free_for_one_request_is_bounded_like_a_quarter():
+    """A request that 5.6 GiB would hold, a quarter of 3.5 GiB and a half of 7: 4 GiB, no more."""
+    facts = dataclasses.replace(SMOLLM2, max_position=262144)
+    resolved = resolve(machine(memory_available=16 * GIB), facts)
+    assert 4 * GIB - 32 * TOKEN < kv_bytes(resolved) <= 4 * GIB
+    assert "less than one request" in why(resolved, "kv_cache_space")
 
 
 def test_a_longer_context_than_the_model_has_needs_a_word():
@@ -195,14 +203,14 @@ def test_a_window_that_may_not_slide_bounds_the_length():
     config = resolve("vm_2core_zen5", windowed(0, 4096), **options).config
     assert (config.max_model_len, config.kv_window) == (4096, 0)
     assert resolve("vm_2core_zen5", LLAMA_1B, **options).config.max_model_len == 131072
-    with pytest.raises(ConfigError, match=r"give at most 4096, or leave out --disable-sliding"):
+    with pytest.raises(ConfigError, match=r"give at most 4096, or drop that option"):
         resolve("vm_2core_zen5", windowed(4096), max_model_len=4097, **options)
 
 
 def test_swap_space_is_what_was_asked_for_in_blocks():
     resolved = resolve("vm_2core_zen5", swap_space="2")
     assert resolved.config.swap_bytes == 2 * GIB
-    assert why(resolved, "swap_space") == f"{2 * GIB // (32 * TOKEN)} blocks, as asked"
+    assert why(resolved, "swap_space") == f"{2 * GIB // (32 * TOKEN)} blocks, as requested"
     assert resolve("vm_2core_zen5").config.swap_bytes == 0
 
 

@@ -1,4 +1,4 @@
-"""Who sits where: exact placements on known machines, and laws on random ones."""
+"""Thread placement: exact results on known machines, and properties on random ones."""
 
 import msgspec
 import pytest
@@ -43,7 +43,7 @@ def reasons(host, **options):
         ("pod_quota_6_5_of_64", {}, "0-5", "63"),
         ("xeon_2s_amx_second_siblings", {}, "64-94", "95"),
         ("epyc_nps4", {"dp": 4}, "0-14|16-30|32-46|48-62", "15,31,47,63"),
-        # further than the eight of the issue
+        # further cases
         ("epyc_nps4", {"dp": 2, "tp": 2}, "0-14|16-30|32-46|48-62", "15,31,47,63"),
         ("epyc_nps4", {"tp": 2}, "0-14,16-30|32-46,48-62", "15,31,47,63"),
         ("xeon_2s_amx", {"tp": 3}, "0-15|16-30|32-62", "31,63,95,127"),
@@ -87,12 +87,19 @@ def test_a_quota_is_split_over_ranks_and_each_has_one_thread_at_least():
     assert bind_list(placed("container_1_5_cpu_1gib", tp=3)) == "0|21|42"
 
 
+def test_threads_of_a_quota_that_ranks_cannot_share_evenly_go_to_the_first_ranks():
+    host = load_host("pod_quota_6_5_of_64")
+    for quota, ranks, cpus in [(7.0, 2, "0-3|32-34"), (5.0, 3, "0-1|21-22|42")]:
+        limited = msgspec.structs.replace(host, cgroup=Cgroup(cpu_quota=quota))
+        assert bind_list(placed(limited, tp=ranks)) == cpus
+
+
 @pytest.mark.parametrize(
     ("name", "threads", "needle"),
     [
         ("quota_1_5_of_2_cores", 2, "1.75 times as fast as 1"),
-        ("quota_1_5_one_core_reads_all", 1, "pays for 1"),
-        ("container_1_5_cpu_1gib", 1, "pays for 1"),
+        ("quota_1_5_one_core_reads_all", 1, "lets 1 run"),
+        ("container_1_5_cpu_1gib", 1, "lets 1 run"),
     ],
 )
 def test_one_thread_more_than_the_quota_needs_a_measurement_that_says_so(name, threads, needle):
@@ -122,10 +129,10 @@ def test_visible_nodes_limit_and_order_the_ranks():
 @pytest.mark.parametrize(
     ("name", "nodes", "needle"),
     [
-        ("xeon_2s_amx", "2", "node 2 has no memory with CPUs.*some of 0-1"),
-        ("xeon_max_hbm_flat", "2,3", "node 2-3 .*some of 0-1"),
-        ("memoryless_node", "1", "node 1 .*some of 0,3"),
-        ("xeon_2s_amx_second_siblings", "1", "node 1 .*some of 0"),
+        ("xeon_2s_amx", "2", "node 2 has no memory with CPUs.*choose from 0-1"),
+        ("xeon_max_hbm_flat", "2,3", "node 2-3 .*choose from 0-1"),
+        ("memoryless_node", "1", "node 1 .*choose from 0,3"),
+        ("xeon_2s_amx_second_siblings", "1", "node 1 .*choose from 0"),
     ],
 )
 def test_a_node_without_usable_cpus_is_refused_with_those_that_have(name, nodes, needle):
@@ -142,7 +149,7 @@ def test_a_node_of_one_core_keeps_it():
     host = msgspec.structs.replace(load_host("xeon_2s_amx"), allowed=(28, 29, 30, 31, 32))
     placement = placed(host)
     assert (placement.cpus, placement.frontend) == ([28, 29, 30, 32], (31,))
-    assert "that can spare one" in reasons(host)["num_reserved_cpu"]
+    assert "that has more than one" in reasons(host)["num_reserved_cpu"]
 
 
 def test_ranks_come_before_reserved_cores_nobody_asked_for():
@@ -156,10 +163,10 @@ def test_ranks_come_before_reserved_cores_nobody_asked_for():
         ({"tp": 9}, {}, "--tensor-parallel-size.*use at most 8"),
         ({"tp": 5, "dp": 2}, {}, "10 ranks .* use at most 8"),
         ({"tp": 4}, {"num_reserved_cpu": 5}, "4 ranks need one each; give at most 4"),
-        ({"tp": 2}, {"omp_threads_bind": "0-3"}, r"1 ranks and there are 2.*such as 0-1\|2-3"),
-        ({"tp": 3}, {"omp_threads_bind": "0|1"}, "2 ranks and there are 3"),
-        ({}, {"omp_threads_bind": "0-3|4-7"}, "2 ranks and there is 1.*such as 0-7"),
-        ({"tp": 2}, {"omp_threads_bind": "0-3|3-6"}, "CPU 3 is given to two ranks"),
+        ({"tp": 2}, {"omp_threads_bind": "0-3"}, r"1 list.* 2 rank.*such as 0-1\|2-3"),
+        ({"tp": 3}, {"omp_threads_bind": "0|1"}, "2 list.* 3 rank"),
+        ({}, {"omp_threads_bind": "0-3|4-7"}, "2 list.* 1 rank.*such as 0-7"),
+        ({"tp": 2}, {"omp_threads_bind": "0-3|3-6"}, "CPU 3 is listed more than once"),
         ({"tp": 2}, {"omp_threads_bind": "0-3|16-17"}, r"CPU 16-17 is not .*\(0-15\)"),
     ],
 )
@@ -219,7 +226,7 @@ def test_nodes_that_do_not_tell_their_memory_count_as_having_some():
     assert [rank.nodes for rank in placed(host, tp=2).ranks] == [(0,), (1,)]
 
 
-# -- laws ---------------------------------------------------------------------------------------
+# -- properties -----------------------------------------------------------------------------------
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Plug-ins as users meet them: packages installed by pip, good and bad ones, in a new process."""
+"""Plug-ins from packages that pip installed, valid and broken ones, in a new process."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.patience import PATIENCE_S
 from tests.helpers.tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -20,18 +21,18 @@ SMALL = ("--kv-cache-memory=16MiB", "--max-num-batched-tokens=64")
 def sample(tmp_path_factory):
     """A directory with the sample package as pip installs it, offline."""
     source = tmp_path_factory.mktemp("source")
-    for file in SAMPLE.iterdir():  # the build leaves files behind
+    for file in SAMPLE.iterdir():  # the build writes files into the source directory
         if file.is_file():
             (source / file.name).write_bytes(file.read_bytes())
     target = tmp_path_factory.mktemp("site")
     offline = ("--no-index", "--no-build-isolation", "--no-deps", "--disable-pip-version-check")
     command = [sys.executable, "-m", "pip", "install", "-q", *offline, "--target", target, source]
-    subprocess.run(command, check=True, timeout=120, env={**os.environ, "PIP_USER": "0"})
+    subprocess.run(command, check=True, timeout=PATIENCE_S, env={**os.environ, "PIP_USER": "0"})
     return target
 
 
 def package(site, name, points, source=""):
-    """A package as an installer would leave it: metadata, entry points, one module."""
+    """Write an installed package: metadata, entry points and one module."""
     info = site / f"{name}-2.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.0\n")
@@ -53,7 +54,9 @@ def run(command, *arguments, sites=(), **environ):
     path = os.pathsep.join(map(str, (*sites, ROOT)))
     argv = [sys.executable, "-m", "cpuserve", command, *arguments]
     env = {**os.environ, "PYTHONPATH": path, **environ}
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env, check=False)
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=PATIENCE_S, env=env, check=False
+    )
 
 
 def decisions(done):
@@ -86,7 +89,7 @@ def test_a_platform_that_cannot_run_loses_and_cannot_be_forced(sample, model):
     done = run("config", model, "--platform=sample", sites=[sample], SAMPLE_PLATFORM="absent")
     assert done.returncode == 2
     assert "'sample' cannot be used (the sample device is absent)" in done.stderr
-    assert "platforms here: cpu, sample" in done.stderr
+    assert "set --platform to one of: cpu, sample" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
@@ -199,5 +202,5 @@ def test_a_model_family_claimed_twice_names_both(sample, sample_model, tmp_path)
 def test_a_model_family_that_shadows_a_built_in_is_refused_and_the_built_in_serves(model, tmp_path):
     site = package(tmp_path, "bad", {"cpuserve.models": {"LlamaForCausalLM": "bad:Model"}})
     done = run("config", model, "--json", sites=[site])
-    assert decisions(done)["model_impl"]["why"] == "LlamaForCausalLM has a program"
+    assert decisions(done)["model_impl"]["why"] == "cpuserve implements LlamaForCausalLM"
     assert "architecture LlamaForCausalLM: the plug-in of bad 2.0 has the name" in done.stderr

@@ -1,4 +1,4 @@
-"""Several engines on one machine: where each runs and what it may take."""
+"""Several engines on one machine: the CPUs and memory of each."""
 
 from itertools import pairwise
 
@@ -7,13 +7,15 @@ import pytest
 from cpuserve.errors import ConfigError
 from tests.helpers.hosts import LLAMA_1B, got, load_host, resolve, why
 
+PLACE_AND_SEED = ("cpus", "core_complexes", "threads", "seed")
+
 
 def test_two_engines_on_two_cores_have_one_each():
     resolved = resolve("vm_2core_zen5", data_parallel_size=2)
     assert [c.cpus for c in resolved.replicas] == [[0], [1]]
     assert [c.threads for c in resolved.replicas] == [1, 1]
     assert got(resolved, "data_parallel_size") == 2
-    assert "1 would be faster here" in why(resolved, "data_parallel_size")
+    assert "1 would be faster" in why(resolved, "data_parallel_size")
 
 
 def test_each_engine_is_on_its_own_node():
@@ -35,7 +37,7 @@ def test_engines_differ_in_place_seed_and_files_only():
     assert (one.seed, two.seed) == (5, 6)
     assert (one.prefix_cache_dir, two.prefix_cache_dir) == ("/kv/replica-0", "/kv/replica-1")
     assert one.prefix_cache_bytes == two.prefix_cache_bytes == 2 << 30
-    same = [f for f in one.__struct_fields__ if f not in ("cpus", "threads", "seed")]
+    same = [f for f in one.__struct_fields__ if f not in PLACE_AND_SEED]
     assert {f for f in same if getattr(one, f) != getattr(two, f)} == {"prefix_cache_dir"}
 
 

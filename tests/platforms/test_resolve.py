@@ -1,4 +1,4 @@
-"""CpuPlatform.resolve: pure, on machines described as data."""
+"""CpuPlatform.resolve on machines described as data."""
 
 import dataclasses
 from itertools import islice
@@ -81,7 +81,7 @@ def test_auto_binding_takes_one_thread_per_allowed_core(name, cpus, frontend):
     ],
 )
 def test_known_machines_come_out_exactly(name, ranks, lists, frontend):
-    """What the engines get; `place` alone is tested with more of them."""
+    """The placement that engines get; test_placement.py tests `place` on more machines."""
     engines = resolve(name, LLAMA_1B, **ranks).replicas
     of_ranks = []
     for engine in engines:
@@ -128,17 +128,17 @@ def test_omp_num_threads_is_not_inherited_by_pinned_threads():
     ("options", "needles"),
     [
         ({"omp_threads_bind": "0-2"}, ("CPU 2 is not", "0-1")),
-        ({"omp_threads_bind": "0|1"}, ("2 ranks", "0-1")),
+        ({"omp_threads_bind": "0|1"}, ("2 list", "0-1")),
         ({"num_reserved_cpu": 2}, ("at most 1",)),
         ({"tensor_parallel_size": 3}, ("3 ranks need a core each", "use at most 2")),
         ({"tensor_parallel_size": 3, "omp_threads_bind": "nobind"}, ("a core each", "at most 2")),
         ({"omp_threads_bind": "0-1", "tensor_parallel_size": 2}, ("a list for each", "0|1")),
         ({"isa": "amx"}, ("not a level of this CPU", "scalar, avx2, avx512")),
         ({"isa": "neon"}, ("not a level of this CPU",)),
-        ({"isa": "avx1024"}, ("not a level;", "avx512_bf16")),
+        ({"isa": "avx1024"}, ("unknown level;", "avx512_bf16")),
         ({"executor": "torch"}, ("torch is not installed", "pip install")),
         ({"model_impl": "transformers"}, ("transformers", "pip install")),
-        ({"quantization": "awq"}, ("gguf q4_1", "leave it out")),
+        ({"quantization": "awq"}, ("gguf q4_1", "leave the option out")),
         ({"kv_cache_space": "1000"}, ("does not fit", "give at most 20.")),
         ({"kv_cache_space": "0.05", "max_model_len": 8192}, ("0.176", "--max-model-len 2304")),
         ({"kv_cache_space": "1MiB"}, ("holds 32 tokens", "CPUSERVE_KVCACHE_SPACE=0.006")),
@@ -178,9 +178,9 @@ def test_without_kernels_and_torch_both_remedies_are_named():
     [
         ("bfloat16", None, "bfloat16", "bf16", "multiplies it directly"),
         ("float16", None, "float16", "f16", "computed in float32"),
-        ("float32", None, "float32", "f32", "the checkpoint's"),
+        ("float32", None, "float32", "f32", "as in the checkpoint"),
         ("float32", "bfloat16", "bfloat16", "bf16", "the checkpoint has float32"),
-        ("bfloat16", "float32", "float32", "f32", "as asked"),
+        ("bfloat16", "float32", "float32", "f32", "as requested"),
     ],
 )
 def test_dtype_of_a_dense_checkpoint(checkpoint, asked, dtype, kv, needle):
@@ -193,7 +193,7 @@ def test_dtype_of_a_dense_checkpoint(checkpoint, asked, dtype, kv, needle):
 def test_dtype_of_a_quantized_checkpoint_is_bfloat16_beside_the_stored_matrices():
     resolved = resolve("vm_2core_zen5")
     assert (resolved.config.dtype, resolved.config.kv_dtype) == ("bfloat16", "bf16")
-    assert "stay as stored" in why(resolved, "dtype")
+    assert "keep their format" in why(resolved, "dtype")
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_dtype_of_a_quantized_checkpoint_is_bfloat16_beside_the_stored_matrices(
         (134_479_872, None, 16, "134 million weights"),
         (299_999_999, "auto", 16, "could change answers"),
         (300_000_000, "auto", 8, "enough for 300 million"),
-        (134_479_872, "8", 8, "as asked"),
-        (1_235_746_816, "16", 16, "as asked"),
+        (134_479_872, "8", 8, "as requested"),
+        (1_235_746_816, "16", 16, "as requested"),
     ],
 )
 def test_activations_of_a_small_quantized_model_have_16_bits(weights, asked, bits, needle):
@@ -233,9 +233,9 @@ def test_activation_bits_are_said_only_where_they_matter(host, facts):
 def test_a_dense_checkpoint_can_be_quantized_while_loading(scheme):
     resolved = resolve("vm_2core_zen5", LLAMA_1B, quantization=scheme, activation_bits="16")
     assert resolved.config.quantize == got(resolved, "quantization") == scheme.lower()
-    assert "made while loading" in why(resolved, "quantization")
+    assert "quantized while loading" in why(resolved, "quantization")
     assert (resolved.config.activation_bits, got(resolved, "activation_bits")) == (8, "no effect")
-    assert "meet int8" in why(resolved, "activation_bits")
+    assert "use int8" in why(resolved, "activation_bits")
 
 
 def test_a_small_model_gets_finer_int8():
@@ -264,7 +264,7 @@ def test_without_quantization_matrices_stay_as_they_are():
     ("facts", "asked", "needle"),
     [
         (SMOLLM2, "int8", "gguf q4_1"),
-        (LLAMA_1B, "awq", "only int8, w8a8 and int4"),
+        (LLAMA_1B, "awq", "only be quantized to int8, w8a8 or int4"),
         (dataclasses.replace(LLAMA_1B, quantization="gptq"), "int4", "gptq"),
     ],
 )
@@ -425,6 +425,15 @@ def test_ranks_are_honoured_on_any_host(name, ranks, cpus, sizes):
     assert config.threads == sum(sizes)
 
 
+def test_threads_know_their_core_complex():
+    host = load_host("epyc_nps4")
+    l3 = {cpu.id: cpu.l3 for cpu in host.cpus}
+    assert len(set(l3.values())) > 4
+    for config in resolve("epyc_nps4", data_parallel_size=4).replicas:
+        assert config.core_complexes == [l3[cpu] for cpu in config.cpus]
+    assert resolve("epyc_nps4", omp_threads_bind="nobind").config.core_complexes == []
+
+
 def test_the_torch_floor_is_not_split():
-    with pytest.raises(ConfigError, match=r"tensor.parallel.size.*does not split.*use 1"):
+    with pytest.raises(ConfigError, match=r"tensor.parallel.size.*cannot split.*use 1"):
         resolve("old_cpu_with_torch", tensor_parallel_size=2)

@@ -1,4 +1,4 @@
-"""The platform registry: floor, plug-ins, and reasons."""
+"""Platform selection: the built-in platform, plug-ins, and reasons for not using one."""
 
 import pytest
 
@@ -71,7 +71,7 @@ def test_a_broken_plugin_is_a_reason_and_not_a_crash(entry, reason):
 
 
 def test_an_unknown_platform_lists_what_exists():
-    with pytest.raises(ConfigError, match=r"'tpu' cannot be used; platforms here: cpu"):
+    with pytest.raises(ConfigError, match=r"'tpu' cannot be used; set --platform to one of: cpu"):
         select("tpu", [])
 
 
@@ -80,7 +80,7 @@ def test_of_two_that_can_run_the_first_is_taken_and_the_other_named():
     _, notes = select(None, entries)
     assert notes == [
         "platform fast REPLACES cpu: the fast chip is there (quick could run, too: "
-        "--platform chooses)"
+        "choose with --platform)"
     ]
 
 
@@ -89,6 +89,6 @@ def test_capabilities_name_formats_that_exist():
 
     capabilities = CpuPlatform().capabilities(load_host("vm_2core_zen5"))
     assert set(BUILTIN) - {"dense"} <= set(capabilities.quantizations)
-    assert capabilities.tier == "avx512_bf16"
-    assert "complete" in capabilities.tier_means
-    assert CpuPlatform().capabilities(load_host("no_extension")).tier == "none"
+    assert capabilities.isa_level == "avx512_bf16"
+    assert "complete" in capabilities.isa_level_means
+    assert CpuPlatform().capabilities(load_host("no_extension")).isa_level == "none"

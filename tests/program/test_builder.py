@@ -1,4 +1,4 @@
-"""The Builder refuses what does not fit and lists the weights its ops read."""
+"""The Builder refuses ops whose shapes do not match, and lists the weights that its ops read."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ WRONG = {
     ),
     "weight-two-shapes": (
         lambda b, x: (b.linear(x, "w", features=8), b.linear(x, "w", features=9)),
-        r"w\.weight is needed as",
+        r"two ops need w\.weight in different forms",
     ),
     "odd-halves": (
         lambda b, x: b.activation(b.linear(x, "w", features=9), "silu_mul"),
@@ -110,7 +110,7 @@ def test_an_op_that_does_not_fit_is_refused(b, write, message):
 
 def test_a_program_without_logits_is_refused(b):
     b.embed("e")
-    with pytest.raises(ModelError, match="ends with its one logits op"):
+    with pytest.raises(ModelError, match="must have one logits op"):
         b.finish()
 
 
@@ -118,7 +118,7 @@ def test_ops_after_the_logits_are_refused(b):
     x = b.embed("e")
     b.logits(x, "head")
     b.rms_norm(x, "n")
-    with pytest.raises(ModelError, match="ends with its one logits op"):
+    with pytest.raises(ModelError, match="must have one logits op"):
         b.finish()
 
 

@@ -1,4 +1,4 @@
-"""Op-by-op comparison: silent on an honest executor, else it names the first op that is wrong."""
+"""Op-by-op comparison: no difference for a correct executor, else the first op that is wrong."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TOKENS = [(i * 31 + 11) % 509 for i in range(45)]
 
 
 class Lowered:
-    """An executor as lowering makes one: a convert, stored formats, a padded q of its own."""
+    """A fake native executor: it has a convert op, stores values in row formats and pads q."""
 
     def __init__(self, interpreter, damage=None):
         self.interpreter = interpreter
         self.damage = damage or {}
         ops = interpreter.program.ops
-        # A convert stands in front of the first linear, as where a value has two kinds of readers.
+        # A convert op precedes the first linear, as for a value whose readers need two formats.
         self.source_op = sorted([*range(len(ops)), 2])
         assert isinstance(ops[2], Linear)
 
@@ -41,7 +41,7 @@ class Lowered:
         return [_numpy(v) for v in values], _numpy(out)
 
     def _values_before(self, arrays, origin):
-        """As Interpreter.run_to, with this executor's roundings and damage."""
+        """Like Interpreter.run_to, with the rounding of this executor and its injected fault."""
         from cpuserve.program.dataflow import reads, written
 
         self.interpreter.begin(arrays)

@@ -1,4 +1,6 @@
-"""The native executor, op by op, against the emulating Interpreter: families x kinds x levels."""
+"""Each op of the native executor compared with the emulated Interpreter, over model families,
+weight kinds and ISA levels.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +9,21 @@ import dataclasses
 import numpy as np
 import pytest
 
+from cpuserve import _C
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.compare import compare
 from cpuserve.program.interpret import Interpreter
 from cpuserve.quant.base import QuantTensor
 from cpuserve.quant.online import OnlineWeights
 from cpuserve.quant.stored import QUANTIZED_KINDS
-from cpuserve.runtime.floor import load_tensors
+from cpuserve.runtime.torch_executor import load_tensors
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers import oracle as _one_torch_thread  # noqa: F401
 from tests.helpers.fake_executor import fake_config
+from tests.helpers.levels import LEVELS, each_level
 from tests.helpers.steps import Sequence, all_rows, step
 from tests.helpers.tiny import FAMILIES, tiny_model
 
-_C = pytest.importorskip("cpuserve._C")
-LEVELS = _C.isa_levels()
 KV = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 TOKENS = [(i * 37 + i * i * 5) % 509 for i in range(270)]
 
@@ -33,7 +35,7 @@ def checkpoint_of(family, dtype):
 
 
 class QuantizedWeights:
-    """The matrices of another checkpoint's weights with random GGUF blocks in their place."""
+    """The weights of a checkpoint with random GGUF blocks in place of some matrices."""
 
     def __init__(self, weights, sources):
         self._weights = weights
@@ -64,7 +66,7 @@ class QuantizedWeights:
 
 
 def random_blocks(source, rows, k, seed):
-    """Random codes under scales that give weights of variance about 1 / k."""
+    """Random codes, with scales that give weights of variance about 1 / k."""
     stream = np.random.default_rng(seed)
     spread = {"gguf_q8_0": 74.0, "gguf_q4_0": 4.6, "gguf_q4_1": 4.6}[source]  # of the codes
     halves = 2 if source == "gguf_q4_1" else 1
@@ -108,7 +110,7 @@ def executor_and_oracle(weights, config_dict, dtype, isa, kv=None):
 
 
 def mixed_steps(length):
-    """A prompt, then decode and prompt rows of two sequences together."""
+    """Steps: a prompt, then a decode row of it together with the prompt of a second sequence."""
     a = Sequence(0, TOKENS[:length], [5, 2, 9, 1, 15, 0, 7, 8, 11, 3])
     b = Sequence(1, TOKENS[3:13], [4])
     yield step(a.chunk(length - 1, all_rows(3)))
@@ -132,14 +134,14 @@ def test_every_op_of_every_family_agrees(family, dtype):
     assert found is None
 
 
-@pytest.mark.parametrize("isa", LEVELS)
+@each_level
 @pytest.mark.parametrize("dtype", KV)
 def test_every_op_agrees_at_every_level_across_a_chunk_border(dtype, isa):
     checkpoint = checkpoint_of("qwen3", dtype)
     assert first_difference(checkpoint.weights, checkpoint.config, dtype, isa, 270) is None
 
 
-@pytest.mark.parametrize("isa", LEVELS)
+@each_level
 @pytest.mark.parametrize("kv", ["int8", "fp8_e4m3", "fp8_e5m2"])
 def test_every_op_over_a_kv_cache_of_eight_bits_agrees(kv, isa):
     checkpoint = checkpoint_of("qwen3", "bfloat16")
@@ -163,7 +165,7 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("isa", LEVELS)
+@each_level
 @pytest.mark.parametrize("sources", MIXES.values(), ids=MIXES.keys())
 @pytest.mark.parametrize("family", ["llama", "qwen3"], ids=["heads-of-16", "heads-of-32"])
 def test_every_op_over_quantized_weights_agrees(family, sources, isa):
@@ -173,7 +175,7 @@ def test_every_op_over_quantized_weights_agrees(family, sources, isa):
     assert first_difference(weights, checkpoint.config, "bfloat16", isa, 40) is None
 
 
-@pytest.mark.parametrize("isa", LEVELS)
+@each_level
 @pytest.mark.parametrize("scheme", ["int8", "int8_fine", "w8a8", "int4", "int4_fine"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "opt"])
 def test_every_op_over_weights_quantized_while_loading_agrees(family, scheme, isa):
@@ -183,7 +185,7 @@ def test_every_op_over_weights_quantized_while_loading_agrees(family, scheme, is
 
 
 class OneKind(OnlineWeights):
-    """All matrices in one kind."""
+    """A checkpoint whose matrices are all packed into the same kind."""
 
     def __init__(self, weights, kind):
         super().__init__(weights, "int8")
@@ -214,7 +216,7 @@ def test_a_wrong_weight_shows_in_its_own_op():
 
 
 def test_quantized_activations_show_against_the_reference():
-    """The tolerance is tight enough to tell emulated rounding from none."""
+    """The tolerance is small enough to detect that activations are quantized."""
     checkpoint = checkpoint_of("qwen3", "bfloat16")
     weights = QuantizedWeights(checkpoint.weights, MIXES["q4_1"])
     executor, _ = executor_and_oracle(weights, checkpoint.config, "bfloat16", LEVELS[-1])

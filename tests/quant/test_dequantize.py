@@ -1,4 +1,4 @@
-"""Dequantization against scalar readings of ggml's block layouts, and kinds by dtype."""
+"""Dequantization compared with a scalar reader of ggml's block layouts, and kinds by dtype."""
 
 import struct
 

@@ -1,12 +1,24 @@
-"""int8 and int4 made while loading: what the packers make is what the numpy rule says."""
+"""Online quantization to int8 and int4: the packers give the same result as the numpy code."""
 
 import numpy as np
 import pytest
 
-from cpuserve.quant.online import OnlineWeights, kind_of, quantize, quantize_int4, quantize_int8
+from cpuserve import _C
+from cpuserve.models import build_program, spec_from_config
+from cpuserve.program.ops import Embed, Linear, Logits
+from cpuserve.quant.online import (
+    ONE_SCALE,
+    PER_TOKEN,
+    OnlineWeights,
+    kind_of,
+    quantize,
+    quantize_int4,
+    quantize_int8,
+)
 from cpuserve.quant.rows import int4_rows, int8_rows
+from tests.helpers.levels import each_level
+from tests.helpers.tiny import FAMILIES, tiny_config
 
-_C = pytest.importorskip("cpuserve._C")
 KINDS = ["w8_g32", "w4m_g32", "w8_channel", "w8_channel_g128", "w4m_g128"]
 
 
@@ -22,13 +34,13 @@ def product(isa, kind, source, rows, n, k, x):
 
 
 def one_hot(k, at):
-    """Rows that pick single columns: quantizing them loses nothing but the rounding of 1."""
+    """One-hot rows, which select columns; quantizing them is exact up to the rounding of 1."""
     x = np.zeros((len(at), k), np.float32)
     x[np.arange(len(at)), at] = 1.0
     return x
 
 
-@pytest.mark.parametrize("isa", _C.isa_levels())
+@each_level
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [128, 200])
 def test_the_packer_quantizes_as_numpy_does(isa, kind, k):
@@ -55,7 +67,7 @@ def test_int4_beats_the_plain_range_and_survives_a_short_last_group():
     assert error < np.square(plain - w).sum() * 0.97
 
 
-@pytest.mark.parametrize("isa", _C.isa_levels())
+@each_level
 def test_rows_with_codes_keep_every_value(isa):
     stream = np.random.default_rng(1)
     n, k, at = 18, 256, [0, 1, 127, 128, 255]
@@ -73,7 +85,7 @@ def test_rows_with_codes_keep_every_value(isa):
 
 
 class Stored:
-    """Kinds of a checkpoint that is dense but for one tensor."""
+    """A checkpoint that is dense except for one quantized tensor."""
 
     def kind(self, name, dtype):
         del dtype
@@ -93,3 +105,24 @@ def test_each_matrix_gets_its_kind():
     assert int4.kind("a.o_proj.weight", "bfloat16") == "w4m_g128"
     assert int4.kind("a.gguf.weight", "bfloat16") == "w4_g32"
     assert kind_of("model.embed_tokens.weight", "int4") == "w8_g32"
+
+
+def matrices():
+    """(names of embeddings and output heads, names of linears) in programs of all families."""
+    programs = [build_program(spec_from_config(tiny_config(family))) for family in FAMILIES]
+    found = [op for program in programs for op in program.ops]
+    ends = {op.weight for op in found if isinstance(op, Embed | Logits)}
+    return ends, {name for op in found if isinstance(op, Linear) for name in op.weights}
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "w8a8"])
+def test_embeddings_and_heads_of_all_families_and_no_others_keep_groups_of_32(scheme):
+    ends, linears = matrices()
+    assert {kind_of(name, scheme) for name in ends} == {"w8_g32"}
+    assert "w8_g32" not in {kind_of(name, scheme) for name in linears}
+
+
+@pytest.mark.parametrize("entry", [*PER_TOKEN, *ONE_SCALE])
+def test_every_name_with_a_rule_of_its_own_is_that_of_some_model(entry):
+    ends, linears = matrices()
+    assert any(name.endswith(entry) for name in ends | linears)

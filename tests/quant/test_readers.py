@@ -1,4 +1,4 @@
-"""AWQ, GPTQ and compressed-tensors checkpoints, packed here by their own definitions."""
+"""AWQ, GPTQ and compressed-tensors checkpoints that the tests pack by the formats' definitions."""
 
 import numpy as np
 import pytest
@@ -73,10 +73,11 @@ def test_awq():
     check(opened("awq", store, bits=4, version="gemm"), values, "w4m_g128")
 
 
-@pytest.mark.parametrize("checkpoint_format", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("checkpoint_format", ["gptq", "gptq_v2", None])
 def test_gptq(checkpoint_format):
+    """Configs from before checkpoint format 2 have no checkpoint_format."""
     codes, zeros, scales, values = random_4bit()
-    stored = zeros - 1 if checkpoint_format == "gptq" else zeros
+    stored = zeros if checkpoint_format == "gptq_v2" else zeros - 1
     store = Store(
         q__qweight=pack(codes).T,
         q__qzeros=pack(stored.T),
@@ -84,7 +85,8 @@ def test_gptq(checkpoint_format):
         q__g_idx=np.repeat(np.arange(GROUPS, dtype=np.int32), K // GROUPS),
         norm__weight=np.ones(K, np.float16),
     )
-    weights = opened("gptq", store, bits=4, checkpoint_format=checkpoint_format)
+    named = {} if checkpoint_format is None else {"checkpoint_format": checkpoint_format}
+    weights = opened("gptq", store, bits=4, **named)
     check(weights, values, "w4m_g128")
 
 
@@ -163,5 +165,5 @@ def test_other_groups_than_multiples_of_128_are_refused():
 def test_a_missing_part_is_named():
     codes, zeros, _, _ = random_4bit()
     store = Store(q__qweight=pack(codes).T, q__qzeros=pack(zeros.T))
-    with pytest.raises(ModelError, match=r"no q\.scales"):
+    with pytest.raises(ModelError, match=r"no tensor q\.scales"):
         dequantize(opened("gptq", store, bits=4).get("q.weight"))

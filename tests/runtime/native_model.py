@@ -1,4 +1,4 @@
-"""A small random decoder written straight on `_C.Program`, and the same in numpy (float64)."""
+"""A small random decoder as a `_C.Program`, and the same model in numpy (float64)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GREEDY = {
 
 @dataclass(frozen=True)
 class Shape:
-    """Odd on purpose: no width is a multiple of a strip, head_dim is padded, vocab too."""
+    """Unusual sizes: no width is a multiple of a strip; head_dim and vocabulary are padded."""
 
     vocab: int = 101
     width: int = 72
@@ -43,7 +43,7 @@ class Shape:
 
 @dataclass
 class Model:
-    """Weights by name, in fp32."""
+    """Return the weights by name, in fp32."""
 
     shape: Shape
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Model:
         return cls(s, t)
 
     def logits(self, ids: list[int]) -> np.ndarray:
-        """Logits [T, vocab] of every position, in float64."""
+        """Return the logits [T, vocab] of every position, in float64."""
         s, t = self.shape, {k: v.astype(np.float64) for k, v in self.tensors.items()}
         n = len(ids)
         x = t["embed"][ids]
@@ -210,7 +210,7 @@ class Native:
 
 
 def source(tensor, kind):
-    """What load_matrix takes for an fp32 tensor."""
+    """Return an fp32 tensor as arguments of load_matrix."""
     return np.ascontiguousarray(tensor).view(np.uint8).reshape(len(tensor), -1), kind, None
 
 
@@ -250,5 +250,5 @@ def all_rows(n):
 
 
 def blocks_for(n, first=0):
-    """Enough blocks for n tokens, in a scattered order."""
+    """Return enough blocks for n tokens, in a scattered order."""
     return [first + b for b in range(-(-n // 32))][::-1]

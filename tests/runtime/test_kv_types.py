@@ -1,4 +1,4 @@
-"""Every type of keys and values, end to end: the native executor against the Interpreter.
+"""Every data type of the KV cache: the native executor compared with the Interpreter.
 
 A prompt in uneven chunks, a second sequence that begins in the first one's blocks (a prefix hit),
 and both decoding together; each token's log-probability, from whole forward steps.
@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from cpuserve import _C
 from cpuserve.core.step import LogitRow
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.view import view
-from cpuserve.runtime.floor import TorchExecutor, load_tensors
+from cpuserve.runtime.torch_executor import TorchExecutor, load_tensors
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.steps import Sequence, step
 from tests.helpers.tiny import tiny_model
-
-_C = pytest.importorskip("cpuserve._C")
 
 # Nats a token, root mean square, between two ways to compute the same thing / that 8 bits cost.
 SAME = {"f32": 5e-6, "f16": 1e-4, "bf16": 1e-3, "int8": 1.5e-3, "fp8_e4m3": 2e-3, "fp8_e5m2": 2e-3}
@@ -44,7 +43,7 @@ def config_of(kv_type, executor="native"):
 
 
 def steps():
-    """The packed steps; a row for every token that is predicted."""
+    """Return the packed steps, with a logit row for every token that is predicted."""
     first = Sequence(0, TOKENS, list(range(1, 12)))
     second = Sequence(1, TOKENS[:64] + TOKENS[200:250], [1, 2, 20, 21], done=64)
 
@@ -60,7 +59,7 @@ def steps():
 
 
 def logprobs(run):
-    """All of `run`, which gives a step's log-probabilities of its targets, in a row."""
+    """Return the log-probabilities of all targets; `run` returns those of one step."""
     return np.concatenate([run(arrays) for arrays in steps()])
 
 
@@ -109,12 +108,12 @@ def test_chunks_and_prefix_hits_agree_with_the_interpreter(family, shape, kv_typ
 def test_the_torch_executor_keeps_the_type_asked(kv_type):
     checkpoint = open_checkpoint(tiny_model("qwen3"))
     program = build_program(spec_from_config(checkpoint.config))
-    floor = TorchExecutor(config_of(kv_type, "torch"), program, checkpoint.weights)
+    on_torch = TorchExecutor(config_of(kv_type, "torch"), program, checkpoint.weights)
     element = {"f32": 4, "f16": 2, "bf16": 2}.get(kv_type, 1)
     layers, heads, width = len(program.kv_layers), program.kv_layers[0].kv_heads, 32
     scales = 4 if element == 1 else 0
-    assert floor.kv_block_bytes == 2 * 32 * layers * heads * (width * element + scales)
-    got = executed(floor)
+    assert on_torch.kv_block_bytes == 2 * 32 * layers * heads * (width * element + scales)
+    got = executed(on_torch)
     exact = interpreted(program, checkpoint.weights, "f32", "reference")
     assert rms(got - exact) <= COST[kv_type]
     assert (rms(got - exact) < 1e-5) == (kv_type == "f32")
@@ -124,11 +123,13 @@ def test_the_torch_executor_keeps_the_type_asked(kv_type):
 def test_blocks_of_the_torch_executor_move_with_all_they_hold(kv_type):
     checkpoint = open_checkpoint(tiny_model("qwen3"))
     program = build_program(spec_from_config(checkpoint.config))
-    floor = TorchExecutor(config_of(kv_type, "torch"), program, checkpoint.weights)
+    on_torch = TorchExecutor(config_of(kv_type, "torch"), program, checkpoint.weights)
     start = Sequence(0, TOKENS[:65], [3, 4, 5])
-    floor.step(step(start.chunk(64, [LogitRow(0, target=1, num_top=0)])))
-    floor.write_blocks(np.array([8, 9], np.int32), floor.read_blocks(np.array([3, 4], np.int32)))
+    on_torch.step(step(start.chunk(64, [LogitRow(0, target=1, num_top=0)])))
+    on_torch.write_blocks(
+        np.array([8, 9], np.int32), on_torch.read_blocks(np.array([3, 4], np.int32))
+    )
     moved = Sequence(0, TOKENS[:65], [8, 9, 10], done=64)
     row = [LogitRow(0, target=1, num_top=0)]
-    want, got = (floor.step(step(s.chunk(1, row))).logprobs[0] for s in (start, moved))
+    want, got = (on_torch.step(step(s.chunk(1, row))).logprobs[0] for s in (start, moved))
     assert got == want

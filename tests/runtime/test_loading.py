@@ -1,18 +1,15 @@
-"""Loading: every tensor is asked for once, packed, and let go before the next one."""
+"""Loading reads every tensor once, packs it, and frees it before it reads the next one."""
 
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
-
-pytest.importorskip("cpuserve._C")
 
 from cpuserve.quant.base import QuantTensor
 from cpuserve.runtime.native import load
 
 
 class Recorder:
-    """Weights and a native executor that write down what happens to them."""
+    """Fake weights and native executor that record their calls."""
 
     def __init__(self):
         self.events = []

@@ -1,8 +1,10 @@
-"""The native executor on a hand-written program, against numpy and against itself."""
+"""The native executor on a hand-written program, compared with numpy and with itself."""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,8 +12,8 @@ from native_model import GREEDY, Chunk, Model, Native, Shape, all_rows, blocks_f
 
 from cpuserve import _C
 from cpuserve.runtime import native
+from tests.helpers.levels import LEVELS, each_level
 
-LEVELS = _C.isa_levels()
 THREADS = [1, 2, 3, 5]
 PROMPT = np.random.default_rng(7).integers(0, Shape().vocab, 700).tolist()
 
@@ -22,7 +24,7 @@ def model():
 
 
 def prompt_logits(native, ids, sizes=None, blocks=None):
-    """Logits of every position, the prompt run in chunks of `sizes`."""
+    """Return the logits of every position; the prompt runs in chunks of `sizes`."""
     blocks = blocks_for(len(ids)) if blocks is None else blocks
     out, start = [], 0
     for size in sizes or [len(ids)]:
@@ -34,7 +36,7 @@ def prompt_logits(native, ids, sizes=None, blocks=None):
     return np.concatenate(out)
 
 
-@pytest.mark.parametrize("isa", LEVELS)
+@each_level
 @pytest.mark.parametrize("kind", ["dense_f32", "dense_f16", "dense_bf16"])
 def test_logits_match_numpy(model, isa, kind):
     n = 40
@@ -91,9 +93,29 @@ def test_one_long_decode_is_split_over_threads_and_merged_to_the_same_bits():
     assert np.abs(two - want).max() < 1e-5 * np.abs(want).max()
 
 
+def test_one_long_stream_among_short_ones_has_the_same_bits_on_any_threads(model):
+    """Threads split the heads at other places for each number of threads."""
+    lengths, firsts = [1100, 40, 7, 65, 33, 1], [0, 35, 37, 38, 41, 43]
+
+    def use(m):
+        chunks = []
+        for slot, (n, first) in enumerate(zip(lengths, firsts, strict=True)):
+            blocks = blocks_for(n, first)
+            if n > 1:
+                m.executor.step(words(Chunk((PROMPT * 2)[: n - 1], 0, blocks, slot=slot)))
+            chunks.append(Chunk([PROMPT[n % 700]], n - 1, blocks, all_rows(1), slot=slot))
+        return m.executor.step_logits(words(*chunks))
+
+    results = [Native(model, threads=t).run(use) for t in (*THREADS, 8)]
+    results += [Native(model, ranks=ranks).run(use) for ranks in ([1, 1], [2, 1], [3, 2])]
+    assert np.isfinite(results[0]).all()
+    for other in results[1:]:
+        assert np.array_equal(results[0], other)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_neighbours_in_the_batch_change_nothing(model, threads):
-    """Alone and between a decode row and a prompt, in other blocks."""
+    """The row runs alone, and between a decode row and a prompt, in other KV blocks."""
 
     def use(m):
         alone = prompt_logits(m, PROMPT[:50], [49, 1])
@@ -156,7 +178,7 @@ def test_allocations_are_counted():
 
 
 def decode(m, steps, **params):
-    """`steps` tokens sampled after PROMPT[:20]; (tokens, logits rows)."""
+    """Sample `steps` tokens after PROMPT[:20]; return (tokens, logits rows)."""
     e = m.executor
     e.admit(0, **{**GREEDY, **params})
     ids, tokens, rows = PROMPT[:20], [], []
@@ -291,8 +313,8 @@ def good_words():
         (1, 0, "sequences"),
         (2, -1, "logit rows"),
         (3, -1, "blocks"),
-        (3, 2, "end early"),
-        (2, 0, "too many"),
+        (3, 2, "too short"),
+        (2, 0, "too long"),
     ],
 )
 def test_an_index_out_of_range_is_refused_before_anything_runs(model, at, value, message):
@@ -311,7 +333,7 @@ def test_words_of_another_type_or_cut_short_are_refused(model):
     def use(m):
         with pytest.raises(TypeError):
             m.executor.step(good_words().astype(np.int64))
-        with pytest.raises(ValueError, match="end early"):
+        with pytest.raises(ValueError, match="too short"):
             m.executor.step(good_words()[:5])
 
     Native(model).run(use)
@@ -338,9 +360,9 @@ def test_a_matrix_takes_only_tensors_that_make_it_up(model):
         refused = [
             ([(rows[:71], "f32", None)], "71 rows, not 72"),
             ([(np.zeros((72, 7), np.uint8), "f32", None)], "rows of 7 bytes"),
-            ([(rows, "f32", None), (rows, "f32", None)], "made of 1 tensors"),
+            ([(rows, "f32", None), (rows, "f32", None)], "consists of 1 tensors"),
             ([(np.zeros((72, 34), np.uint8), "gguf_q8_0", None)], "not whole blocks of 32"),
-            ([(rows, "f32", np.full(72, 72, np.int32))], "row order 72"),
+            ([(rows, "f32", np.full(72, 72, np.int32))], "row order has row 72"),
             ([(rows, "f64", None)], "unknown source type 'f64'"),
         ]
         for sources, message in refused:
@@ -398,6 +420,50 @@ def test_tap_shows_each_op_its_own_inputs_and_output(model, threads):
     assert np.array_equal(taps[-1][1], logits)
     with pytest.raises(ValueError, match="no op"):
         Native(model).run(lambda m: m.executor.tap(step, len(names)))
+
+
+def test_progress_is_seen_from_another_thread_also_inside_an_op(model):
+    """The engine uses this count to tell a long step from a stuck one."""
+    step = words(Chunk(PROMPT, 0, blocks_for(700), all_rows(len(PROMPT))))
+
+    def use(m):
+        m.executor.admit(0, **GREEDY)
+        m.executor.step(step)
+        still = {m.executor.progress for _ in range(100)}
+        before, seen, done = m.executor.progress, set(), threading.Event()
+
+        def look():
+            while not done.is_set():
+                seen.add(m.executor.progress)
+
+        def readings_inside_an_op():
+            """The most different readings of claims in any one phase."""
+            return max(Counter(phase for phase, _ in list(seen)).values(), default=0)
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        steps = 0
+        while readings_inside_an_op() < 4 and steps < 1000:
+            m.executor.step(step)
+            steps += 1
+        done.set()
+        watcher.join()
+        phases = m.executor.progress[0] - before[0]
+        return still, phases / steps, m.executor.num_ops(), readings_inside_an_op()
+
+    still, phases_a_step, num_ops, inside = Native(model).run(use)
+    assert len(still) == 1
+    assert phases_a_step >= num_ops
+    assert inside >= 4
+
+
+def test_progress_is_made_by_the_bandwidth_probe(model):
+    def use(m):
+        before = m.executor.progress[0]
+        m.executor.probe_bandwidth(0.0)
+        return m.executor.progress[0] - before
+
+    assert Native(model, threads=2).run(use) > 1
 
 
 def test_cancel_stops_a_step_and_the_next_one_runs(model):
@@ -474,14 +540,14 @@ def test_blocks_that_are_not_there_and_bytes_of_another_size_are_refused(model):
                 m.executor.read_blocks(ids)
             with pytest.raises(ValueError, match="there is no KV block"):
                 m.executor.write_blocks(ids, np.zeros((len(bad), size), np.uint8))
-        with pytest.raises(ValueError, match="are"):
+        with pytest.raises(ValueError, match="need"):
             m.executor.write_blocks(np.array([0], np.int32), np.zeros((1, size - 1), np.uint8))
 
     Native(model).run(use)
 
 
 def test_python_threads_run_during_a_step(model):
-    """The GIL is released: a thread counts while steps run."""
+    """A thread counts while steps run, so the GIL is released."""
 
     def use(m):
         m.executor.admit(0, **GREEDY)
@@ -506,24 +572,25 @@ def test_python_threads_run_during_a_step(model):
 def test_profile_times_every_op(model):
     def use(m):
         m.executor.profile(True)
+        began = time.perf_counter()
         prompt_logits(m, PROMPT[:100])
-        return m.executor.op_times()
+        return m.executor.op_times(), time.perf_counter() - began
 
-    times = Native(model, threads=2).run(use)
+    times, in_all = Native(model, threads=2).run(use)
     assert (times > 0).all()
-    assert times.sum() < 5
+    assert times.sum() <= in_all
 
 
 def test_probes_and_memory_report_what_is_there(model):
     def use(m):
         prompt_logits(m, PROMPT[:10])
         e = m.executor
-        assert e.probe_bandwidth(0.01) > 1e8
+        assert e.probe_bandwidth(0.01) > 0
         for kind in ("f32", "bf16", "int8"):
-            assert e.probe_dot(kind, 0.01) > 1e8
+            assert e.probe_dot(kind, 0.01) > 0
         with pytest.raises(ValueError, match="'f64'"):
             e.probe_dot("f64", 0.01)
-        assert 0 < e.probe_barrier(1000) < 1e-3
+        assert e.probe_barrier(1000) > 0
         return e.memory
 
     native = Native(model, threads=2)
@@ -581,7 +648,7 @@ def test_ops_that_do_not_fit_their_values_are_refused():
 
 
 def test_a_level_that_cannot_run_is_refused():
-    with pytest.raises(ValueError, match="unknown; here these run: scalar"):
+    with pytest.raises(ValueError, match="unknown; available levels: scalar"):
         _C.Program("sse9", 4, 1)
 
 
@@ -641,7 +708,7 @@ def test_other_ops_match_numpy():
 def test_a_thread_that_is_not_where_it_was_bound_is_named():
     assert native.misplaced(None, [3, 4]) == ""
     assert native.misplaced([0, 1], [0, -1]) == ""
-    assert native.misplaced([0, 1, 2], [0, 5, 2]) == "thread 1 runs on CPU 5 and should on 1"
+    assert native.misplaced([0, 1, 2], [0, 5, 2]) == "thread 1 runs on CPU 5 instead of 1"
     many = native.misplaced(list(range(8)), list(range(1, 9)))
-    assert many.count("should on") == 3
+    assert many.count("instead of") == 3
     assert many.endswith("and 5 more")

@@ -9,13 +9,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cpuserve import _C
 from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.runtime.pack import pack
+from tests.helpers.levels import LEVELS, each_level
 from tests.helpers.tiny import tiny_model
 
-_C = pytest.importorskip("cpuserve._C")
 KINDS = [
     ("dense_bf16", 8),
     ("dense_f16", 8),
@@ -69,7 +70,7 @@ def run(isa, kind, bits, threads, use, kv=None, ranks=()):
 
 
 def chunk(tokens, start, first_block, *, rows=()):
-    """Tokens at `start` of a sequence whose blocks begin at `first_block`; every row is a score."""
+    """Tokens from `start` of a sequence in blocks from `first_block`; every row is scored."""
     blocks = list(range(first_block, first_block + -(-(start + len(tokens)) // 32)))
     return SeqChunk(0, list(tokens), start, blocks, [LogitRow(r, target=1) for r in rows])
 
@@ -85,15 +86,15 @@ def last_row_among(step, rows):
 
 @pytest.mark.parametrize("threads", THREADS, ids=lambda t: f"{t}-threads")
 @pytest.mark.parametrize(("kind", "bits"), KINDS, ids=lambda x: str(x))
-@pytest.mark.parametrize("isa", _C.isa_levels())
+@each_level
 def test_a_row_has_the_same_bits_however_it_is_computed(isa, kind, bits, threads):
-    """Decoded at every number of rows, as part of the whole prompt, and after uneven chunks."""
+    """Compare decoding with any number of rows, the whole prompt, and uneven chunks."""
     check_every_way(isa, kind, bits, threads)
 
 
 @pytest.mark.parametrize("threads", [1, 3], ids=lambda t: f"{t}-threads")
 @pytest.mark.parametrize("kv", ["int8", "fp8_e4m3", "fp8_e5m2"])
-@pytest.mark.parametrize("isa", _C.isa_levels())
+@each_level
 def test_a_row_has_the_same_bits_over_a_kv_cache_of_eight_bits(isa, kv, threads):
     check_every_way(isa, "dense_bf16", 8, threads, kv)
 
@@ -130,7 +131,7 @@ def test_ranks_change_no_bit_of_any_weight_kind(kind, bits, ranks):
         whole = step(chunk(TOKENS[:-1], 0, 0, rows=[3, 64, len(TOKENS) - 2]))
         return np.concatenate([whole, last_row_among(step, 1)[None], last_row_among(step, 7)[None]])
 
-    isa = _C.isa_levels()[-1]
+    isa = LEVELS[-1]
     want = run(isa, kind, bits, 1, both)
     assert np.isfinite(want).all()
     assert np.array_equal(run(isa, kind, bits, ranks, both, ranks=[1] * ranks), want)

@@ -1,4 +1,4 @@
-"""Ranks own parts of the matrices and of the KV heads; no answer shows how many there are.
+"""Ranks own parts of the matrices and KV heads; answers do not depend on their number.
 
 Threads outnumber the cores here, so that every order of events happens.
 """
@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cpuserve import _C
 from tests.runtime.native_model import GREEDY, Chunk, Model, Native, Shape, words
 
-_C = pytest.importorskip("cpuserve._C")
 RANKS = [[1, 1], [2, 1], [1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]
 DENSE = [("dense_f32", "f32"), ("dense_f32", "f16"), ("dense_bf16", "bf16"), ("dense_f16", "f16")]
 KINDS = [
@@ -73,7 +73,7 @@ def test_memory_of_all_ranks_is_counted_and_a_step_allocates_nothing(model):
     assert binding["nodes"] == [-1, -1, -1]
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="nodes are Linux's")
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no CPU masks")
 def test_pinned_ranks_bind_their_memory_or_say_why_not(model):
     cpu = min(os.sched_getaffinity(0))
     native = Native(model, ranks=[1, 1], cpus=[cpu, cpu])
@@ -83,7 +83,9 @@ def test_pinned_ranks_bind_their_memory_or_say_why_not(model):
     assert binding["mode"] == ("first_touch" if binding["error"] else "bind")
 
 
-@pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="this kernel has no nodes")
+@pytest.mark.skipif(
+    not Path("/proc/self/numa_maps").exists(), reason="this kernel reports no NUMA nodes"
+)
 @pytest.mark.parametrize("ranks", [[1], [1, 1], [1, 1, 1]])
 def test_where_the_pages_of_ranks_are_adds_up_to_what_is_resident(model, ranks):
     def use(m):

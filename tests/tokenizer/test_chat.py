@@ -1,9 +1,8 @@
 # ruff: noqa: E501 templates are easier to read on one line
-"""Chat templates: what models expect of them, and what a hostile one cannot do."""
+"""Chat templates: the features that models need, and the limits on malicious templates."""
 
 import json
 import resource
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -61,7 +60,8 @@ def test_what_templates_use_works(source, out):
 
 
 def test_output_equals_transformers_on_published_style_templates():
-    chat_template_utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    from transformers.utils import chat_template_utils
+
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     messages = [
         {"role": "system", "content": "Be <terse> & kind."},
@@ -86,6 +86,13 @@ def test_output_equals_transformers_on_published_style_templates():
             **TOKENS.special_tokens,
         )[0][0]  # fmt: skip
         assert render(source, messages, tools=tools) == theirs
+
+
+@pytest.mark.parametrize("tools", [None, []])
+def test_no_tools_are_none_to_the_template(tools):
+    # Templates test "if tools is not none", so an empty list would add an empty tool section.
+    assert render("{{ tools is none }}", tools=tools) == "True"
+    assert render("{{ tools is none }}", tools=[{"type": "function"}]) == "False"
 
 
 def test_content_parts_are_joined_and_others_refused():
@@ -201,13 +208,13 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_template_bombs_end_soon_and_small(bomb):
+def test_template_bombs_are_ended_by_counts_before_they_are_large(bomb, monkeypatch):
+    stopped = SimpleNamespace(monotonic=lambda: 0.0)  # the limit of time must not be what helps
+    monkeypatch.setattr("cpuserve.tokenizer.sandbox.time", stopped)
     template = ChatTemplate(BOMBS[bomb], TOKENS)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started = time.process_time()
     with pytest.raises(InvalidRequest, match="chat template"):
         template.render(HI)
-    assert time.process_time() - started < 8
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
 
 

@@ -1,4 +1,4 @@
-"""Incremental text: never half a character, and in the end what decoding all at once gives."""
+"""Incremental detokenization: no partial characters, and the same text as decoding all ids."""
 
 import pytest
 from hypothesis import given, settings
@@ -69,7 +69,7 @@ def test_valid_text_never_shows_a_replacement_character(text, cut):
     detokenizer = Detokenizer(BYTES, prompt)
     pieces = [detokenizer.push([i]) for i in rest]
     assert "\ufffd" not in "".join(pieces)
-    # A prompt that ends within a character lends its bytes to the first one.
+    # If a prompt ends within a character, its last bytes begin the first character of the text.
     assert text.endswith("".join(pieces))
     assert detokenizer.flush() == ""
 
@@ -89,7 +89,7 @@ def test_special_tokens_within_a_character_do_not_break_it():
 
 
 class Counting:
-    """A tokenizer that counts how often bytes are asked for."""
+    """A tokenizer that counts the calls of token_bytes."""
 
     special_ids = frozenset()
     strips_leading_space = False

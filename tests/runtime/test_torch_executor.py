@@ -15,7 +15,7 @@ from cpuserve.program.compare import compare
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import QuantTensor
 from cpuserve.runtime.executor import StepArrays
-from cpuserve.runtime.floor import TorchExecutor, as_torch
+from cpuserve.runtime.torch_executor import TorchExecutor, as_torch
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.oracle import interpreter_of, transformers_logits
@@ -25,7 +25,7 @@ from tests.helpers.tiny import tiny_model
 TOKENS = [(i * 31 + 11) % 509 for i in range(40)]
 
 
-def floor(path, **changes):
+def torch_executor(path, **changes):
     config = fake_config(max_num_batched_tokens=64, block_size=32, kv_blocks=16, **changes)
     checkpoint = open_checkpoint(path)
     seen = []
@@ -48,7 +48,7 @@ def _header_bytes(path):
 @pytest.mark.parametrize("family", ["qwen2", "opt-350m"])
 def test_greedy_generation_is_that_of_transformers(family):
     path = tiny_model(family)
-    executor, sequence = floor(path), Sequence(3, list(TOKENS), [4, 9])
+    executor, sequence = torch_executor(path), Sequence(3, list(TOKENS), [4, 9])
     executor.admit(3, SamplingParams(temperature=0), 0, TOKENS, [], [])
     for _ in range(8):
         out = executor.step(step(sequence.chunk()))
@@ -62,7 +62,7 @@ def test_greedy_generation_is_that_of_transformers(family):
 
 def test_targets_are_scored_and_alternatives_listed():
     path = tiny_model("llama")
-    executor = floor(path)
+    executor = torch_executor(path)
     rows = [LogitRow(i, target=TOKENS[i + 1], num_top=3) for i in range(39)]
     out = executor.step(step(Sequence(0, list(TOKENS), [1, 2]).chunk(None, rows)))
     logprobs = transformers_logits(path, TOKENS).log_softmax(dim=1)
@@ -79,7 +79,7 @@ def test_a_slot_that_comes_back_after_preemption_continues_as_before():
     params = SamplingParams(temperature=0.9, top_k=20, presence_penalty=1.0, min_tokens=6)
 
     def run(preempt_after):
-        executor, sequence = floor(path), Sequence(0, list(TOKENS), [0, 1])
+        executor, sequence = torch_executor(path), Sequence(0, list(TOKENS), [0, 1])
         executor.admit(0, params, 77, TOKENS, [], [5, 6])
         for i in range(8):
             if i == preempt_after:
@@ -93,7 +93,7 @@ def test_a_slot_that_comes_back_after_preemption_continues_as_before():
 
 
 def test_a_step_that_cannot_be_is_refused_before_it_runs():
-    executor = floor(tiny_model("llama"))
+    executor = torch_executor(tiny_model("llama"))
     executor.admit(0, SamplingParams(), 0, [], [], [])
     good = step(Sequence(0, [1, 2], [0]).chunk())
     cases = {
@@ -112,12 +112,12 @@ def test_a_step_that_cannot_be_is_refused_before_it_runs():
 def test_its_taps_agree_with_the_interpreter():
     path = tiny_model("mistral")
     arrays = step(Sequence(0, list(TOKENS), [1, 2]).chunk(None, all_rows(40)))
-    assert compare(floor(path), interpreter_of(path), arrays) is None
+    assert compare(torch_executor(path), interpreter_of(path), arrays) is None
 
 
 def test_sixteen_bit_weights_stay_sixteen_bit_and_compute_in_fp32():
     path = tiny_model("llama", dtype="bfloat16")
-    executor = floor(path)
+    executor = torch_executor(path)
     stored = executor._interpreter._tensors["lm_head.weight"]
     assert stored.dtype == torch.bfloat16
     arrays = step(Sequence(0, list(TOKENS), [1, 2]).chunk())
@@ -147,12 +147,12 @@ def test_quantized_tensors_become_the_weights_the_format_says(source, permuted):
 
 def test_blocks_moved_by_their_bytes_and_a_cancelled_step():
     path = tiny_model("llama")
-    executor = floor(path)
+    executor = torch_executor(path)
     executor.admit(0, SamplingParams(temperature=0), 0, TOKENS, [], [])
     want = executor.step(step(Sequence(0, list(TOKENS), [4, 9]).chunk())).tokens.tolist()
     data = executor.read_blocks(np.array([4, 9], np.int32))
     assert data.shape == (2, executor.kv_block_bytes)
-    other = floor(path)
+    other = torch_executor(path)
     other.admit(0, SamplingParams(temperature=0), 0, TOKENS, [], [])
     other.write_blocks(np.array([7, 3], np.int32), data)
     last = Sequence(0, list(TOKENS), [7, 3], done=len(TOKENS) - 1)

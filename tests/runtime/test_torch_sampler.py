@@ -1,4 +1,4 @@
-"""The numpy sampler against a plain reference written from the text of csrc/kernels/table.h."""
+"""The numpy sampler, compared with a reference that follows csrc/kernels/table.h."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def random_logits(seed, vocab=VOCAB):
 
 
 def kept_by_the_text(mass, min_p, top_k, top_p):
-    """Sets and sorting only."""
+    """The reference sampler: it uses only sets and sorting."""
     ids = [i for i, m in enumerate(mass) if m >= min_p * max(mass)]
     ids.sort(key=lambda i: (-mass[i], i))
     if top_k:

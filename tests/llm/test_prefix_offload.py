@@ -5,8 +5,6 @@ import pytest
 from cpuserve import LLM, SamplingParams
 from tests.helpers.tiny import tiny_model
 
-pytest.importorskip("cpuserve._C")
-
 PROMPT = [(7 * i) % 300 + 5 for i in range(100)]
 OTHERS = [[(11 * i + n) % 300 + 5 for i in range(120)] for n in range(8)]
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=2)
@@ -18,7 +16,7 @@ def make(dtype="float32", **options):
 
 
 def answer(output):
-    """Tokens with the exact logprobs of all that was reported."""
+    """Return tokens and the exact logprobs of all reported alternatives."""
     return [
         (c.token_ids, [{t: p.logprob for t, p in row.items()} for row in c.logprobs])
         for c in output.outputs
@@ -29,8 +27,6 @@ def answer(output):
     ("executor", "dtype"), [("native", "float32"), ("native", "bfloat16"), ("torch", "float32")]
 )
 def test_a_restart_with_a_cache_directory_changes_no_bit(tmp_path, executor, dtype):
-    if executor == "torch":
-        pytest.importorskip("torch")
     options = {"executor": executor, "dtype": dtype, "prefix_cache_dir": str(tmp_path)}
     with make(**options) as llm:
         (cold,) = llm.generate([PROMPT], PARAMS)
@@ -51,7 +47,7 @@ def test_swap_space_changes_no_bit(tmp_path):
     block = 16 << 10  # bytes of 32 tokens, two layers
     with make() as llm:
         want = [answer(o) for o in llm.generate([PROMPT, *OTHERS], PARAMS)]
-    # Room for two requests: the first one's blocks go while the others run.
+    # The cache holds two requests: the blocks of the first are evicted while others run.
     with make(kv_cache_memory_bytes=10 * block, swap_space="16MiB") as llm:
         got = [answer(o) for o in llm.generate([PROMPT, *OTHERS], PARAMS)]
         (again,) = llm.generate([PROMPT], PARAMS)

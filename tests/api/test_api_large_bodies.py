@@ -1,0 +1,371 @@
+"""Large request bodies: limits on their memory and time, while other requests are served."""
+
+import asyncio
+import gc
+import json
+import threading
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpuserve.engine.ipc import Output
+from cpuserve.entrypoints.openai import endpoint, errors, freed
+from cpuserve.entrypoints.openai.body import FREE_BYTES, decode_request
+from cpuserve.entrypoints.openai.errors import ServerBusy
+from cpuserve.entrypoints.openai.json_objects import MAX_OBJECTS, num_objects
+from cpuserve.entrypoints.openai.protocol import ChatRequest
+from cpuserve.entrypoints.openai.serving import HttpLimits, default_body_bytes
+from cpuserve.entrypoints.openai.uploads import BodyBudget, Reservation
+from tests.api.fakes import MAX_LEN, Api, error_of, tokenizer
+from tests.api.live import live, post
+from tests.api.test_api_connection import runs
+from tests.helpers.patience import until
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+LARGE = 2 * FREE_BYTES
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """A list to which every text that is tokenized is added."""
+    texts = []
+    encode = type(tokenizer()).encode
+
+    def recorded(self, text, *args, **kwargs):
+        texts.append(text)
+        return encode(self, text, *args, **kwargs)
+
+    monkeypatch.setattr(type(tokenizer()), "encode", recorded)
+    return texts
+
+
+@pytest.mark.parametrize("ask", ["chat", "complete"])
+@pytest.mark.parametrize("character", ["1", " ", "é", "\N{WAVING HAND SIGN}"])
+def test_a_text_longer_than_the_context_can_spell_is_refused_untokenized(encoded, ask, character):
+    api = Api()
+    text = character * (tokenizer().most_bytes_per_token * MAX_LEN + 1)
+    error = error_of(getattr(api, ask)(text))
+    assert error["code"] == "context_length_exceeded"
+    assert str(MAX_LEN) in error["message"]
+    assert not encoded
+    assert api.alive()
+
+
+def test_one_long_text_among_many_prompts_is_refused(encoded):
+    text = "1" * (tokenizer().most_bytes_per_token * MAX_LEN + 1)
+    assert error_of(Api().complete(["a", text]))["code"] == "context_length_exceeded"
+
+
+def test_a_text_of_too_many_tokens_is_tokenized_in_part(encoded):
+    """Most of 10 million characters is not read, even if a token may have any length."""
+    api = Api()
+    api.serving.tokenizer.__dict__["most_bytes_per_token"] = None
+    try:
+        error = error_of(api.complete("1" * 4_000_000))
+    finally:
+        del api.serving.tokenizer.__dict__["most_bytes_per_token"]
+    assert error["code"] == "context_length_exceeded"
+    assert 0 < sum(map(len, encoded)) < 100_000
+
+
+def test_counting_tokens_takes_longer_texts_than_the_context_and_has_a_bound(encoded):
+    api = Api()
+    text = "some words " * 2000
+    count = api.post("/tokenize", prompt=text).json()["count"]
+    assert count > 10 * MAX_LEN
+    encoded.clear()
+    error = error_of(api.post("/tokenize", prompt="1" * 4_000_000))
+    assert error["code"] == "context_length_exceeded"
+    assert sum(map(len, encoded)) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("context", "most"), [(128, 4 << 20), (8192, 4 << 20), (1 << 17, 8 << 20), (1 << 20, 64 << 20)]
+)
+def test_the_largest_body_follows_from_the_context(context, most):
+    assert default_body_bytes(context) == most
+
+
+def test_fields_that_nobody_knows_are_not_built():
+    many = b'{"messages":[],"x":[' + b"[]," * 1_000_000 + b'1],"y":{"messages":[]}}'
+    tracemalloc.start()
+    try:
+        asked = decode_request(many, ChatRequest, {})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert asked.messages == []
+    assert peak < 100_000
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("chat_template_kwargs", {"x": [[]] * (MAX_OBJECTS + 1)}),
+        ("logit_bias", {str(i): 1 for i in range(MAX_OBJECTS + 1)}),
+        ("tools", [{}] * (MAX_OBJECTS + 1)),
+        ("documents", ["a"] * (MAX_OBJECTS + 1)),
+        ("messages", MESSAGES * MAX_OBJECTS),
+        ("messages", [{"role": "user", "content": [{"type": "text", "text": ""}] * 20_000}]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_field_of_too_many_objects_is_refused_unbuilt(field, value, monkeypatch):
+    def never(kind):
+        pytest.fail("the body was decoded")
+
+    api = Api()
+    with monkeypatch.context() as patch:
+        patch.setattr("cpuserve.entrypoints.openai.body._decoder", never)
+        error = error_of(api.chat(**{field: value}))
+    assert error["param"] == field
+    assert "at most" in error["message"]
+    assert api.alive()
+
+
+def test_too_many_prompts_are_refused_unbuilt():
+    error = error_of(Api().complete([[5]] * 100_000))
+    assert error["param"] == "prompt"
+
+
+def test_brackets_and_quotes_in_a_text_are_no_objects():
+    """A text like a program's source, for /tokenize, which accepts more than the context."""
+    text = '[{"a\\": [' * 20_000
+    response = Api().post("/tokenize", messages=[{"role": "user", "content": text[:20]}], x=text)
+    assert response.status_code == 200, response.text
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    assert decode_request(body, ChatRequest, {"messages": 10}).messages[0]["content"] == text
+
+
+def count(value) -> int:
+    """Count lists, objects and strings in the result of Python's own JSON parser."""
+    if isinstance(value, str):
+        return 1
+    if isinstance(value, list):
+        return 1 + sum(map(count, value))
+    if isinstance(value, dict):
+        return 1 + len(value) + sum(map(count, value.values()))
+    return 0
+
+
+TEXT = st.text(st.sampled_from('a"\\[]{},:é'), max_size=6)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXT,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXT, inner, max_size=5),
+    max_leaves=30,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(JSON, st.integers(0, 20))
+def test_objects_are_counted_as_a_parser_would_make_them(value, enough):
+    text = json.dumps(value, ensure_ascii=False).encode()
+    assert (num_objects(text, enough) > enough) == (count(value) > enough)
+
+
+def test_only_a_large_body_is_decoded_on_another_thread(monkeypatch):
+    threads = []
+    decode = endpoint.decode_request
+
+    def recorded(*args):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return decode(*args)
+
+    monkeypatch.setattr(endpoint, "decode_request", recorded)
+    api = Api()
+    assert api.chat().status_code == 200
+    assert api.chat(x="a" * LARGE).status_code == 200
+    assert threads == [True, False]
+
+
+def test_freed_memory_is_given_back_after_large_bodies_only(monkeypatch):
+    trimmed = threading.Event()
+    monkeypatch.setattr(freed, "_DELAY_S", 0.0)
+    monkeypatch.setattr(freed, "_trim", trimmed.set)
+    api = Api()
+    assert api.chat().status_code == 200
+    assert not trimmed.is_set()
+    api.chat(x="a" * LARGE)
+    assert trimmed.wait(10)
+
+
+@runs
+async def test_freed_memory_is_given_back_after_an_upload_that_never_ends(monkeypatch):
+    trimmed = threading.Event()
+    monkeypatch.setattr(freed, "_DELAY_S", 0.0)
+    monkeypatch.setattr(freed, "_trim", trimmed.set)
+    async with live() as server:
+        _, writer = await server.open()
+        writer.write(upload(SIZE, HALF))
+        await server.until(lambda: server.serving.bodies.held == SIZE)
+        assert not trimmed.is_set()
+        writer.close()
+        await server.until(trimmed.is_set)
+
+
+def test_giving_memory_back_works_where_the_library_can():
+    freed._trim()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@runs
+async def test_what_a_prompt_was_made_from_is_dropped_while_the_answer_is_written(path):
+    gate = asyncio.Event()
+
+    def gated(engine, number, prompt, params):
+        yield Output(number, [70])
+        yield gate
+        yield Output(number, [71], "length")
+
+    needle = "needle-in-the-body"
+    body = {
+        "messages": [{"role": "user", "content": "hi", "name": needle}],
+        "chat_template_kwargs": {"x": [{needle: 1}]},
+        "prompt": "hi",
+        "logit_bias": {"5": 1.0},
+        "tools": [],
+        "stream": True,
+        "x": {needle: [needle]},
+    }
+
+    def holds_needle(item):
+        values = [*item, *item.values()] if type(item) is dict else item
+        return any(type(v) is str and v == needle for v in values)
+
+    async with live(gated) as server:
+        reader, writer = await server.open()
+        sent = post(path, body)
+        del body
+        writer.write(sent)
+        await reader.readuntil(b"data: ")
+        gc.collect()
+        kept = [o for o in gc.get_objects() if type(o) in (dict, list) and holds_needle(o)]
+        assert not kept
+        gate.set()
+        await reader.readuntil(b"[DONE]")
+
+
+def upload(size: int, sent: int) -> bytes:
+    """Return a chat request with a body of `size` bytes, cut off after `sent` bytes of it."""
+    head, body = json.dumps({"messages": MESSAGES, "x": ""})[:-2], b'"}'
+    whole = head.encode() + b"a" * (size - len(head) - len(body)) + body
+    start = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    start += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % size
+    return start + whole[:sent]
+
+
+def rest(size: int, sent: int) -> bytes:
+    """Return the part of the body that `upload` has left out."""
+    return upload(size, size)[len(upload(size, sent)) :]
+
+
+SIZE = 1 << 20
+HALF = SIZE // 2
+ROOM_FOR_TWO = HttpLimits(max_held_bytes=2 * SIZE + 1000)
+
+
+@runs
+async def test_unfinished_uploads_count_and_others_wait_for_them():
+    async with live(limits=ROOM_FOR_TWO) as server:
+        opened = []
+        for _ in range(3):
+            reader, writer = await server.open()
+            writer.write(upload(SIZE, HALF))
+            opened.append((reader, writer))
+            await until(lambda: server.serving.bodies.held >= min(2, len(opened)) * SIZE)
+        assert server.serving.bodies.held == 2 * SIZE
+        # Small bodies do not wait.
+        small = await server.send(post("/v1/chat/completions", {"messages": MESSAGES}, close=True))
+        assert small.startswith(b"HTTP/1.1 200 ")
+        opened[0][1].write(rest(SIZE, HALF))
+        assert (await opened[0][0].read()).startswith(b"HTTP/1.1 200 ")
+        for reader, writer in opened[1:]:
+            writer.write(rest(SIZE, HALF))
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        assert server.serving.bodies.held == 0
+        await server.is_sane()
+
+
+@runs
+async def test_an_upload_that_finds_no_room_is_503_with_a_time_to_come_back(monkeypatch):
+    monkeypatch.setattr(errors, "LINGER_S", 0.1)
+    limits = HttpLimits(max_held_bytes=SIZE, body_wait_s=0.2)
+    async with live(limits=limits) as server:
+        _, writer = await server.open()
+        writer.write(upload(SIZE, HALF))
+        await until(lambda: server.serving.bodies.held == SIZE)
+        answer = await server.send(upload(SIZE, HALF))
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in answer
+        assert b"connection: close" in answer.lower()
+        writer.close()
+        await until(lambda: server.serving.bodies.held == 0)
+        await server.is_sane()
+
+
+@runs
+async def test_an_upload_without_a_length_reserves_the_largest_body():
+    limits = HttpLimits(max_body_bytes=3 * FREE_BYTES)
+    async with live(limits=limits) as server:
+        _, writer = await server.open()
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n")
+        writer.write(b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"%x\r\n" % (FREE_BYTES + 1) + b" " * (FREE_BYTES + 1) + b"\r\n")
+        await until(lambda: server.serving.bodies.held == 3 * FREE_BYTES)
+        writer.close()
+        await until(lambda: server.serving.bodies.held == 0)
+
+
+@runs
+async def test_room_goes_to_those_who_wait_in_order():
+    budget, order = BodyBudget(10), []
+
+    async def hold(name, size):
+        with Reservation(budget) as held:
+            await held.take(size, 20)
+            order.append(name)
+            await gates[name].wait()
+
+    gates = {name: asyncio.Event() for name in "abcde"}
+    sizes = {"a": 6, "b": 6, "c": 2, "d": 99, "e": 1}
+    tasks = {}
+    for name, size in sizes.items():
+        tasks[name] = asyncio.create_task(hold(name, size))
+        await asyncio.sleep(0)
+    assert order == ["a"]  # c would fit, but b waits before it
+    gates["a"].set()
+    await tasks["a"]
+    await asyncio.sleep(0)
+    assert order == ["a", "b", "c"]
+    gates["b"].set()
+    gates["c"].set()
+    await asyncio.gather(tasks["b"], tasks["c"])
+    await asyncio.sleep(0)
+    assert order[3:] == ["d"]  # larger than the whole budget, so admitted alone
+    tasks["d"].cancel()
+    await asyncio.gather(tasks["d"], return_exceptions=True)
+    await asyncio.sleep(0)
+    assert order[4:] == ["e"]
+    gates["e"].set()
+    await tasks["e"]
+    assert budget.held == 0
+
+
+@runs
+async def test_who_stops_waiting_lets_those_behind_in():
+    budget = BodyBudget(10)
+    await budget.take(6, 1)
+    large = asyncio.create_task(budget.take(9, 20))
+    await asyncio.sleep(0)
+    small = asyncio.create_task(budget.take(3, 20))
+    await asyncio.sleep(0)
+    large.cancel()
+    await small
+    assert budget.held == 9
+    with pytest.raises(ServerBusy) as refused:
+        await budget.take(5, 0.01)
+    assert refused.value.status == 503
+    budget.give_back(9)
+    assert budget.held == 0

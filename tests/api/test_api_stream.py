@@ -1,0 +1,61 @@
+"""EventStream without a server: the order of events and comments."""
+
+import asyncio
+
+from cpuserve.entrypoints.openai.http import DIRECT_BODY
+from cpuserve.entrypoints.openai.stream import DONE, PING, EventStream
+from tests.helpers.patience import PATIENCE_S
+
+ROUNDS = 50
+
+
+async def let_others_run():
+    for _ in range(ROUNDS):
+        await asyncio.sleep(0)
+
+
+class SlowReader:
+    """A client whose write buffer is full in every event, so that a write takes several turns."""
+
+    def __init__(self):
+        self.written = []
+        self.busy = False
+        self.pinged = asyncio.Event()
+
+    async def send(self, message):
+        if message["type"] == "http.response.body":
+            self.written.append(message["body"])
+
+    async def write(self, data):
+        assert not self.busy, f"{data} in the middle of another write"
+        if data == PING:
+            self.pinged.set()
+            return
+        self.busy = True
+        await let_others_run()
+        self.busy = False
+        self.written.append(data)
+
+
+async def connected():
+    await asyncio.Event().wait()
+
+
+def test_no_comment_is_written_in_the_middle_of_an_event():
+    async def main():
+        reader = SlowReader()
+
+        async def events():
+            yield b"first"
+            yield b"second"
+            yield b"third"
+            reader.pinged.clear()
+            await reader.pinged.wait()  # comments come again as soon as nothing is being written
+            yield b"last"
+
+        stream = EventStream(events(), silent_s=0)
+        await stream({DIRECT_BODY: reader}, connected, reader.send)
+        texts = [data for data in reader.written if data != PING]
+        assert texts == [b"first", b"second", b"third", b"last", DONE]
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))

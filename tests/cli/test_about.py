@@ -1,0 +1,32 @@
+"""`cpuserve --version`: the version, the ISA levels and facts about the build."""
+
+import platform
+
+from cpuserve.entrypoints import cli
+from cpuserve.entrypoints.about import text
+from cpuserve.platforms.cpu import ISA_LEVELS, CpuPlatform
+from cpuserve.version import version
+
+
+def test_it_names_every_level_of_this_architecture_and_the_build(capsys):
+    assert cli.main(["--version"]) == 0
+    first, levels, built, baseline = capsys.readouterr().out.splitlines()
+    assert first == f"cpuserve {version()}"
+    arm = platform.machine() in ("aarch64", "arm64")
+    ours = [n for n in ISA_LEVELS if n == "scalar" or n.startswith("neon") == arm]
+    assert levels == f"  levels    {', '.join(ours)}"
+    major, minor, _ = platform.python_version_tuple()
+    assert f"for {platform.machine()} and Python {major}.{minor}." in built
+    assert "(Release)" in built
+    assert "-march=" in baseline
+
+
+def test_the_levels_of_this_cpu_are_levels_of_the_build():
+    levels, facts, error = CpuPlatform().build()
+    assert error == ""
+    assert set(CpuPlatform().host().isa_levels) <= set(levels)
+    assert facts["arch"] == platform.machine()
+
+
+def test_an_installation_without_kernels_says_why():
+    assert text("1.2", (), {}, "no file") == "cpuserve 1.2\n  kernels   none: no file"

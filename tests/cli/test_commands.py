@@ -1,0 +1,121 @@
+"""The output of the commands `config`, `program`, `pull`, `models` and `serve`."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from cpuserve.entrypoints import cli, serve
+from cpuserve.errors import ModelError
+from cpuserve.loader.builtin import BUILTIN
+from cpuserve.models import MODELS
+from tests.helpers.tiny import tiny_model
+
+SMALL = ("--max-model-len=128", "--kv-cache-memory=16MiB", "--max-num-batched-tokens=64")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return str(tiny_model("llama"))
+
+
+def run(capsys, *argv):
+    code = cli.main(list(argv))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_models_lists_every_name_and_architecture(capsys):
+    code, out, _ = run(capsys, "models")
+    lines = out.splitlines()
+    split = lines.index("Architectures (safetensors directories, Hugging Face ids, GGUF files):")
+    assert code == 0
+    assert [line.split()[0] for line in lines[1:split]] == list(BUILTIN)
+    assert [line.strip() for line in lines[split + 1 :]] == list(MODELS.names())
+
+
+def test_pull_writes_the_path_and_nothing_else_to_stdout(capsys, monkeypatch, tmp_path):
+    seen = []
+
+    def resolve_model(name, *, revision, progress):
+        seen.append((name, revision))
+        progress("download", 1, 2)
+        return tmp_path
+
+    monkeypatch.setattr("cpuserve.loader.hub.resolve_model", resolve_model)
+    code, out, err = run(capsys, "pull", "owner/model", "--revision", "v2")
+    assert (code, out, err) == (0, f"{tmp_path}\n", "")
+    assert seen == [("owner/model", "v2")]
+
+
+def test_pull_of_what_cannot_be_had_is_one_line(capsys, monkeypatch):
+    def resolve_model(name, **_):
+        msg = "model owner/model cannot be fetched: the hub cannot be reached"
+        raise ModelError(msg)
+
+    monkeypatch.setattr("cpuserve.loader.hub.resolve_model", resolve_model)
+    code, out, err = run(capsys, "pull", "owner/model")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "cpuserve: error: model owner/model cannot be fetched: the hub cannot be reached"
+    ]
+
+
+def test_config_as_json_and_as_a_table_say_the_same(capsys, model):
+    code, out, _ = run(capsys, "config", model, *SMALL, "--json")
+    decided = json.loads(out)
+    assert code == 0
+    code, table, _ = run(capsys, "config", model, *SMALL)
+    assert code == 0
+    by_name = {decision["field"]: decision for decision in decided}
+    length = by_name["max_model_len"]
+    assert (length["asked"], length["source"], length["got"]) == (128, "flag --max-model-len", 128)
+    assert length["why"] in table
+    assert all(name in table for name in by_name)
+
+
+def test_program_lists_the_operations_of_each_layer(capsys, model):
+    code, out, _ = run(capsys, "program", model, "--json")
+    records = json.loads(out)
+    assert code == 0
+    code, table, _ = run(capsys, "program", model)
+    assert code == 0
+    config = json.loads((tiny_model("llama") / "config.json").read_text())
+    attention = [r for r in records if "attention" in json.dumps(r)]
+    assert len(attention) >= config["num_hidden_layers"]
+    assert table.count("attention") >= config["num_hidden_layers"]
+
+
+def test_a_model_that_is_missing_fails_each_command_with_one_line(capsys, tmp_path):
+    for command, *more in (("config",), ("program",), ("serve", "--uds", str(tmp_path / "http"))):
+        code, out, err = run(capsys, command, "./nope", *more)
+        assert (code, out) == (2, "")
+        assert err.splitlines() == ["cpuserve: error: model path ./nope does not exist"]
+
+
+def test_serve_hands_over_the_options_and_writes_the_banner_when_ready(capsys, monkeypatch, model):
+    seen = SimpleNamespace()
+
+    def run_serve(prepare, http, *, on_ready, progress):
+        prepared = prepare(progress)
+
+        class Client:
+            async def ask(self, what):
+                assert what == "roofline"
+                return {}
+
+        seen.config, seen.http = prepared.resolved.config, http
+        asyncio.run(on_ready(prepared, "http://127.0.0.1:7777", Client()))
+        return 1
+
+    monkeypatch.setattr(serve, "serve", run_serve)
+    options = ["--port=7777", "--api-key=k", "--max-num-queued-reqs=9", "--request-timeout=33"]
+    code, out, _ = run(capsys, "serve", model, *SMALL, *options)
+    assert code == 1, "the engine's death"
+    assert seen.config.max_model_len == 128
+    assert (seen.http.port, seen.http.api_keys) == (7777, ("k",))
+    assert (seen.http.max_queued_requests, seen.http.longest_s) == (9, 33.0)
+    assert out.startswith("cpuserve ")
+    assert "http://127.0.0.1:7777/v1" in out
+    assert "not measured" in out

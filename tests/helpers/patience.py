@@ -1,0 +1,39 @@
+"""Waiting for events that have to happen, however busy the machine is.
+
+PATIENCE_S is not a requirement: a test reaches it only if what it waits for never happens.
+"""
+
+import asyncio
+import time
+
+import psutil
+
+PATIENCE_S = 120.0
+
+
+def wait_until(condition, what="it did not happen", poll_s=0.02):
+    """Return when condition() holds; fail with `what`, or what it returns, if it never does."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, what() if callable(what) else what
+        time.sleep(poll_s)
+
+
+async def until(condition, poll_s=0.005):
+    """Like wait_until, but without blocking the event loop."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(poll_s)
+
+
+def wait_gone(pid):
+    """Return when the process `pid` has ended, whether or not somebody has asked how."""
+    wait_until(lambda: not _runs(pid), f"process {pid} did not end")
+
+
+def _runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,65 @@
+"""Which tests may be skipped in CI.
+
+A skipped test is easily overlooked: a machine that lost a program, the network or the extension
+would pass with whole modules unrun. So under `.ci/run`, which sets CI_HAS_EVERYTHING because it
+installs whatever a test needs, a skip whose reason is not listed here fails.
+"""
+
+import os
+import re
+
+# A regular expression for the whole reason, and why nothing is lost where a test says it.
+ALLOWED = {
+    r"ray is not installed: run \.ci/run ray": (
+        "Ray is large and pins versions of its own, so the step `ray` installs it after the other "
+        "tests have run, makes sure that it can be imported, and runs these tests."
+    ),
+    r"this CPU cannot run level \w+": (
+        "The level's instructions do not exist on this CPU. The levels that it can run are tested "
+        "completely, and tests/platforms/test_host.py compares them with the flags of the CPU."
+    ),
+    r"this test needs two CPUs": (
+        "The test is about work on two CPUs, and the tests are allowed to use one only."
+    ),
+    r"this kernel reports no NUMA nodes": (
+        "The kernel was built without NUMA, so there is no node whose pages could be counted."
+    ),
+    r"this user may not make a PID namespace": (
+        "A container's sandbox may forbid it, and nothing can be installed against that. What is "
+        "tested there is a few lines that do not depend on anything else."
+    ),
+    r"this user may not make a mount namespace": (
+        "As for PID namespaces. Which facts come from /sys is tested with trees of files, too."
+    ),
+    r"this machine is not x86-64": (
+        "Old x86 CPUs are emulated; on another machine nothing could run on them anyway."
+    ),
+    r"Python 3\.10 has no tomllib": (
+        "The program refuses TOML files there, and says so; newer versions of Python run this test."
+    ),
+}
+
+
+def in_ci() -> bool:
+    """Whether everything a test needs must be here."""
+    return bool(os.environ.get("CI_HAS_EVERYTHING"))
+
+
+def is_allowed(reason: str) -> bool:
+    """Whether a test may be skipped for `reason` in CI."""
+    return any(re.fullmatch(pattern, reason) for pattern in ALLOWED)
+
+
+def forbid(report) -> None:
+    """Make a failure of a pytest report of a skip that is not allowed in CI."""
+    if not in_ci() or not report.skipped or hasattr(report, "wasxfail"):
+        return
+    where, line, text = report.longrepr
+    reason = text.removeprefix("Skipped: ")
+    if not is_allowed(reason):
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{where}:{line}: this test was skipped: {reason}\n"
+            "CI_HAS_EVERYTHING is set, and tests/helpers/skips.py does not list this reason. "
+            "Install what is missing, or list the reason there if nothing is lost by it."
+        )

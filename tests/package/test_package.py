@@ -1,0 +1,164 @@
+"""What a wheel and the source distribution contain, and the workflow that releases them."""
+
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cpuserve import _C
+from tests.check_wheel import MOST_BYTES, faults_installed, faults_of
+from tests.in_wheel import OFFLINE, check_sdist
+from tests.meta.test_build import CMAKE, PROGRAMS
+
+ROOT = Path(__file__).parents[2]
+NAME = "cpuserve-0.1.0-cp311-cp311-manylinux_2_28_x86_64.whl"
+EXTENSION = "cpuserve/_C.cpython-311-x86_64-linux-gnu.so"
+ELF = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00\x3e\x00"  # for x86-64
+FILES = {
+    EXTENSION: ELF,
+    "cpuserve/py.typed": b"",
+    "cpuserve/_C.pyi": b"",
+    "cpuserve/__main__.py": b"",
+    "cpuserve.libs/libgomp-0123.so.1": b"",
+    "cpuserve-0.1.0.dist-info/RECORD": b"",
+}
+
+
+def wheel(folder, name=NAME, **changed):
+    """Write a wheel with FILES, of which `changed` replaces or (None) removes some."""
+    path = folder / name
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, data in {**FILES, **changed}.items():
+            if data is not None:
+                archive.writestr(file, data)
+    return path
+
+
+def test_a_wheel_as_it_should_be_has_no_fault(tmp_path):
+    assert faults_of(wheel(tmp_path)) == []
+    both = "cpuserve-0.1.0-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
+    assert faults_of(wheel(tmp_path, both)) == []
+    mac = "cpuserve-0.1.0-cp311-cp311-macosx_14_0_arm64.whl"
+    assert faults_of(wheel(tmp_path, mac)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "fault"),
+    [
+        ("other-0.1.0-cp311-cp311-any.whl", {}, "not that of a cpuserve wheel"),
+        (NAME.replace("manylinux_2_28", "linux"), {}, "for one machine only"),
+        (NAME.replace("x86_64", "riscv64"), {}, "unknown platforms"),
+        (NAME.replace("x86_64", "aarch64"), {}, "the extension is not for aarch64"),
+        (NAME.replace("311", "312"), {}, "not one extension for Python 312"),
+        (NAME, {EXTENSION: None}, "not one extension"),
+        (NAME, {"cpuserve/_C.cpython-311-other.so": ELF}, "not one extension"),
+        (NAME, {"cpuserve/py.typed": None}, "cpuserve/py.typed is missing"),
+        (NAME, {"tests/x.py": b""}, "unexpected file tests/x.py"),
+        (NAME, {"cpuserve/large": bytes(MOST_BYTES)}, "more than"),
+    ],
+    ids=["name", "local", "arch", "elf", "python", "none", "two", "missing", "more", "large"],
+)
+def test_a_fault_of_a_wheel_is_found(tmp_path, name, changed, fault):
+    assert any(fault in found for found in faults_of(wheel(tmp_path, name, **changed)))
+
+
+def test_the_package_here_has_the_kernels_of_every_level_and_fits_into_a_wheel():
+    assert faults_installed() == []
+    folder = Path(_C.__file__).parent
+    files = [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    size = sum(len(zlib.compress(path.read_bytes())) for path in files)
+    # The repaired wheel has a copy of libgomp, too: 0.1 MB.
+    assert size < MOST_BYTES - 500_000
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """Build the source distribution of the checkout."""
+    pytest.importorskip("scikit_build_core", reason="scikit-build-core is not installed")
+    folder = tmp_path_factory.mktemp("sdist")
+    code = f"from scikit_build_core.build import build_sdist; build_sdist({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    (made,) = folder.glob("cpuserve-*.tar.gz")
+    return made
+
+
+def test_the_source_distribution_has_the_files_of_a_build_and_no_others(sdist):
+    check_sdist(sdist)
+
+
+def test_the_source_distribution_configures_without_a_network(sdist, tmp_path):
+    if subprocess.run([*OFFLINE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not make a network namespace")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.glob("cpuserve-*")
+    pybind11 = subprocess.run(
+        [sys.executable, "-m", "pybind11", "--cmakedir"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    done = subprocess.run(
+        [
+            *(*OFFLINE, CMAKE, "-S", source, "-B", tmp_path / "build", "-G", "Ninja"),
+            f"-DCMAKE_MAKE_PROGRAM={PROGRAMS['ninja']}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-Dpybind11_DIR={pybind11}",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    ninja = (tmp_path / "build/build.ninja").read_text()
+    assert all(f"/isa/{level}.cpp" in ninja for level in _C.compiled_isa_levels())
+
+
+# -- the release ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def release():
+    """Return the release workflow."""
+    return yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+
+
+def test_a_release_has_wheels_for_both_linux_architectures_and_macos(release):
+    built = {entry["arch"] for entry in release["jobs"]["wheels"]["strategy"]["matrix"]["include"]}
+    assert built == {"x86_64", "aarch64", "arm64"}
+    steps = [step.get("run", "") for step in release["jobs"]["wheels"]["steps"]]
+    assert any("tests/check_wheel.py" in step for step in steps)
+
+
+@pytest.mark.parametrize("name", ["publish", "image"])
+def test_what_is_published_gets_a_signed_record_of_its_origin(release, name):
+    job = release["jobs"][name]
+    assert job["permissions"]["id-token"] == job["permissions"]["attestations"] == "write"
+    assert any("attest-build-provenance" in step.get("uses", "") for step in job["steps"])
+    assert "wheels" in job["needs"]
+
+
+def test_only_the_jobs_that_publish_may_write(release):
+    assert release["permissions"] == {"contents": "read"}
+    writers = {name for name, job in release["jobs"].items() if "permissions" in job}
+    assert writers == {"publish", "image"}
+
+
+def test_the_image_is_made_for_both_architectures_from_the_wheels(release):
+    (push,) = [s for s in release["jobs"]["image"]["steps"] if "build-push" in s.get("uses", "")]
+    assert push["with"]["platforms"] == "linux/amd64,linux/arm64"
+    assert push["with"]["build-args"].startswith("CPUSERVE=cpuserve==")
+    text = (ROOT / "Dockerfile.cpu").read_text()
+    targets = release["jobs"]["image"]["strategy"]["matrix"]["include"]
+    assert all(f" AS {entry['target']}\n" in text for entry in targets)
+
+
+def test_wheels_are_built_for_every_python_that_the_package_accepts(release):
+    text = (ROOT / "pyproject.toml").read_text()
+    (build,) = re.findall(r'^build = "(.*)"$', text, re.MULTILINE)
+    oldest = re.search(r'requires-python = ">=3\.(\d+)"', text)[1]
+    assert build.split()[0] == f"cp3{oldest}-*"
+    assert f"cp3{sys.version_info.minor}-*" in build.split()

@@ -1,0 +1,386 @@
+#!/usr/bin/env python3
+"""Put known faults into a copy of this checkout, one at a time; the tests must notice each.
+
+usage: python tests/put_faults.py [--list] [WORD ...]
+
+Not a part of the test run: it takes a minute a fault, more for the first in C++, which builds.
+With WORDs only faults whose file or text has one of them. A fault is CAUGHT if its tests pass
+without it and fail with it; it SURVIVED if they pass with it; it is STALE if its text is not in the
+file just once any more, and BROKEN if its tests do not pass without it, or do not run at all with
+it. The exit code is 0 if all are caught. Add a line to FAULTS with every test that guards one line
+of code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ("-DCPUSERVE_TESTS=ON", "-DCMAKE_BUILD_TYPE=Release", "-G", "Ninja")
+# Two levels of kernels: all levels are compiled from the same code, and each takes half a minute.
+LEVELS = "scalar;neon" if platform.machine() in ("aarch64", "arm64") else "scalar;avx2"
+TESTS_FAILED = 1  # pytest's exit code for that, and for nothing else
+
+
+class Fault(NamedTuple):
+    """`old`, which is in `file` once, becomes `new`. test: pytest arguments, or "ctest NAME"."""
+
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+SCHEDULER = "tests/core/test_scheduler.py"
+KV = "tests/core/test_kv.py"
+
+FAULTS = [
+    # --- scheduling ---------------------------------------------------------------------------
+    Fault(
+        "cpuserve/core/scheduler.py",
+        "            never_written.update(blocks)\n",
+        "",
+        f"{SCHEDULER} -k starts_again",
+    ),
+    Fault(
+        "cpuserve/core/scheduler.py",
+        "request.block_table[chunk.start // self.kv.block_size :])",
+        "[])",
+        f"{SCHEDULER} -k rewound",
+    ),
+    Fault(
+        "cpuserve/core/scheduler.py",
+        "            self.kv.unpublish_since(request.chain, mark)\n",
+        "",
+        f"{SCHEDULER} -k rewound",
+    ),
+    Fault(
+        "cpuserve/core/scheduler.py",
+        "            request.num_lost += done * len(chunk.token_ids)\n",
+        "",
+        f"{SCHEDULER} -k rewound",
+    ),
+    Fault(
+        "cpuserve/core/scheduler.py",
+        "free -= self.kv.blocks_for(len(request.token_ids)) + 1",
+        "free -= 1",
+        f"{SCHEDULER} -k room",
+    ),
+    Fault(
+        "cpuserve/core/scheduler.py",
+        "elapsed > predicted * self._loss_allowed or ",
+        "",
+        f"{SCHEDULER} -k ended_for",
+    ),
+    Fault(
+        "cpuserve/core/budget.py",
+        "self.long = min(self.long, max(share, LEAST_CHUNK // OLDEST_SHARE))",
+        "pass",
+        f"{SCHEDULER} -k passes_a_long",
+    ),
+    Fault(
+        "cpuserve/core/budget.py",
+        "most = min(most, max(5 * self.shortest // 4, TOGETHER))",
+        "pass",
+        f"{SCHEDULER} -k passes_a_long",
+    ),
+    Fault(
+        "cpuserve/core/budget.py",
+        "            max(self.tokens // OLDEST_SHARE, 1),\n",
+        "            0,\n",
+        f"{SCHEDULER} -k 'oldest_always or however_many'",
+    ),
+    Fault(
+        "cpuserve/core/budget.py",
+        "request.num_lost, 0.0)",
+        "0.0, 0.0)",
+        f"{SCHEDULER} -k many_short",
+    ),
+    Fault(
+        "cpuserve/engine/interrupt.py",
+        "            if self._aborted or self._added or self._everything:\n",
+        "            if self._aborted or self._everything:\n",
+        "tests/engine/test_interrupt.py",
+    ),
+    Fault(
+        "cpuserve/engine/core.py",
+        "            self.interrupt.added(message.id)\n",
+        "",
+        "tests/engine/test_interrupt.py",
+    ),
+    Fault(
+        "cpuserve/core/scheduler.py",
+        "request.scheduled = request.scheduled or time.monotonic()",
+        "request.scheduled = time.monotonic()",
+        f"{SCHEDULER} -k readmitted",
+    ),
+    Fault(
+        "cpuserve/core/admission.py",
+        "    wanted = min(wanted, max(limits.max_model_len - 1, num_prompt))\n",
+        "",
+        f"{SCHEDULER} -k cut_to_the_context",
+    ),
+    Fault(
+        "cpuserve/core/scheduler.py",
+        "        reads = request.reads_prefixes\n",
+        "        reads = True\n",
+        f"{SCHEDULER} -k scored_prompt",
+    ),
+    Fault(
+        "cpuserve/core/queue.py",
+        "math.log2(1 + abs(request.priority))",
+        "abs(request.priority)",
+        f"{SCHEDULER} -k waiting_makes",
+    ),
+    Fault(
+        "cpuserve/core/cost.py",
+        "weight = _RATE_GAIN * min(1.0, tokens / _TOKENS)",
+        "weight = _RATE_GAIN",
+        f"{SCHEDULER} -k rate",
+    ),
+    Fault(
+        "cpuserve/core/kv/manager.py",
+        "max(0, num_tokens - self.window + 1)",
+        "max(0, num_tokens - self.window)",
+        f"{KV} -k slide",
+    ),
+    # --- placement and memory -----------------------------------------------------------------
+    Fault(
+        "cpuserve/platforms/placement.py",
+        "(i < threads % len(shares))",
+        "(i >= len(shares) - threads % len(shares))",
+        "tests/platforms/test_placement.py -k quota",
+    ),
+    Fault(
+        "cpuserve/platforms/memory.py",
+        "half = min(AUTO_MAX, free // AUTO_SHARE_FOR_ONE)",
+        "half = (free // AUTO_SHARE_FOR_ONE)",
+        "tests/platforms/test_memory.py -k half",
+    ),
+    # --- engine -------------------------------------------------------------------------------
+    Fault(
+        "cpuserve/engine/replicas.py",
+        'return next((a for a in answers if a != {"ok": True}), answers[0])',
+        "return answers[-1]",
+        "tests/engine/test_replicas.py -k check",
+    ),
+    Fault(
+        "cpuserve/engine/replicas.py",
+        "1 + replica.deaths * (time.monotonic() - began < self._policy.steady_s)",
+        "1 + replica.deaths",
+        "tests/engine/test_replicas.py -k steady",
+    ),
+    Fault(
+        "cpuserve/engine/output.py",
+        "if self._num_tokens + index < self._min_tokens:",
+        "if self._num_tokens + index <= self._min_tokens:",
+        "tests/engine/test_output.py",
+    ),
+    Fault(
+        "cpuserve/engine/core.py",
+        "            started += offload.seconds - moving_s",
+        "            pass",
+        "tests/engine/test_offload.py tests/engine/test_core.py",
+    ),
+    Fault(
+        "cpuserve/engine/router.py",
+        "len(prompt_ids) - size + 1, size",
+        "len(prompt_ids) - size, size",
+        "tests/engine/test_router.py",
+    ),
+    # --- API, sampling, tokenizer -------------------------------------------------------------
+    Fault(
+        "cpuserve/sampling/params.py",
+        "            or self.min_tokens\n            or self.repetition_penalty",
+        "            or self.repetition_penalty",
+        f"{SCHEDULER} -k bars",
+    ),
+    Fault(
+        "cpuserve/entrypoints/openai/stream.py",
+        "if self._num_written == before and not self._writing:",
+        "if self._num_written == before:",
+        "tests/api/test_api_stream.py -k middle",
+    ),
+    Fault(
+        "cpuserve/tokenizer/chat.py",
+        '"tools": tools or None',
+        '"tools": tools',
+        "tests/tokenizer/test_chat.py -k tools",
+    ),
+    Fault(
+        "cpuserve/entrypoints/openai/logprobs.py",
+        "out.setdefault(self._names.name(token), finite(logprob))",
+        "out[self._names.name(token)] = finite(logprob)",
+        "tests/api/test_api_completions.py -k one_text",
+    ),
+    Fault(
+        "cpuserve/loader/gguf_model.py",
+        'ids("eos", "eot", "eom")',
+        'ids("eos", "eot")',
+        "tests/llm/test_end_of_turn.py -k each_key",
+    ),
+    # --- formats ------------------------------------------------------------------------------
+    Fault(
+        "cpuserve/quant/gptq.py",
+        '0 if settings.get("checkpoint_format") == "gptq_v2" else 1',
+        '1 if settings.get("checkpoint_format") == "gptq" else 0',
+        "tests/quant/test_readers.py",
+    ),
+    Fault(
+        "cpuserve/quant/online.py",
+        'PER_TOKEN = ("embed_tokens.weight", "lm_head.weight")',
+        'PER_TOKEN = ("embed_tokens.weight", "lm_head.weight", "unknown.weight")',
+        "tests/quant/test_online.py -k rule",
+    ),
+    # --- C++ ----------------------------------------------------------------------------------
+    Fault(
+        "csrc/kernels/generic/attention.h",
+        "a.partial + static_cast<size_t>(r * a.chunks + c0) * slot;",
+        "a.partial + static_cast<size_t>(r * a.chunks) * slot;",
+        "ctest kernel_tests",
+    ),
+    Fault(
+        "csrc/runtime/sampler.cpp",
+        "std::max<int64_t>(0, r.min_tokens - r.output.size())",
+        "std::max<int64_t>(0, r.min_tokens)",
+        "ctest test_executor",
+    ),
+    Fault(
+        "csrc/kernels/generic/kv8.h",
+        "((1u << (kDrop - 1)) - 1) + ((size >> kDrop) & 1)",
+        "(1u << (kDrop - 1))",
+        "ctest kernel_tests",
+    ),
+    Fault(
+        "csrc/kernels/generic/kv8.h",
+        "    poison = fma(v, zero(), poison);\n",
+        "",
+        "ctest kernel_tests",
+    ),
+    Fault(
+        "csrc/kernels/linear/w4_group.h",
+        "shift = kMin ? 0.5f : 8.5f",
+        "shift = kMin ? 0.5f : 8.0f",
+        "ctest kernel_tests",
+    ),
+    Fault(
+        "csrc/runtime/worker.cpp",
+        "args.position = in.positions[in.row_token[r]] + 1;",
+        "args.position = in.positions[in.row_token[r]];",
+        "tests/runtime/test_executors_agree.py -k seed",
+    ),
+    Fault(
+        "csrc/runtime/worker.cpp",
+        "if (thread == 0) stop = e.cancelled_.load(std::memory_order_relaxed);",
+        "if (thread == 0) stop = false;",
+        "ctest test_executor",
+    ),
+]
+
+
+class Copy:
+    """A copy of the checkout's tracked files, with its compiled extension, in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+        )
+        files = [Path(name) for name in listed.stdout.split("\0") if name]
+        files += [path.relative_to(ROOT) for path in (ROOT / "cpuserve").glob("_C*.so")]
+        for file in files:
+            if (ROOT / file).is_file():
+                (directory / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / file, directory / file)
+        self.passes = cache(self.passes)  # type: ignore[method-assign]
+
+    def passes(self, test: str) -> bool:
+        """The tests pass in the copy as it is now without a fault; asked once for each."""
+        return self.run(test) == 0
+
+    def run(self, test: str) -> int:
+        """0 if they pass, TESTS_FAILED if they fail, else another number."""
+        if test.startswith("ctest "):
+            name = test.removeprefix("ctest ")
+            command = ["ctest", "--test-dir", "build", "--no-tests=error", "-R", f"^{name}$"]
+            return TESTS_FAILED if self._call(command) else 0
+        return self._call([sys.executable, "-m", "pytest", "-q", "-x", *shlex.split(test)])
+
+    def build(self) -> bool:
+        """Compile the copy's C++ and put the extension in its place; True if that worked."""
+        if not (self.directory / "build").exists():
+            import pybind11
+
+            ccache = shutil.which("ccache")
+            more = [f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}"] if ccache else []
+            more.append(f"-Dpybind11_DIR={pybind11.get_cmake_dir()}")
+            more.append(f"-DCPUSERVE_LEVELS={LEVELS}")
+            self._call(["cmake", "-S", ".", "-B", "build", *BUILD, *more])
+        if self._call(["cmake", "--build", "build"]):
+            return False
+        for extension in (self.directory / "build").glob("_C*.so"):
+            shutil.copy2(extension, self.directory / "cpuserve")
+        return True
+
+    def _call(self, command: list[str]) -> int:
+        done = subprocess.run(command, cwd=self.directory, capture_output=True, check=False)
+        return done.returncode
+
+
+def put(copy: Copy, fault: Fault) -> str:
+    """What became of `fault`; the copy is as before afterwards."""
+    path = copy.directory / fault.file
+    text = path.read_text()
+    if text.count(fault.old) != 1:
+        return "STALE"
+    compiled = fault.file.startswith("csrc/")
+    if (compiled and not copy.build()) or not copy.passes(fault.test):
+        return "BROKEN"
+    path.write_text(text.replace(fault.old, fault.new))
+    try:
+        if compiled and not copy.build():
+            return "BROKEN"
+        code = copy.run(fault.test)
+    finally:
+        path.write_text(text)
+        if compiled:
+            copy.build()
+    if code == 0:
+        return "SURVIVED"
+    return "CAUGHT" if code == TESTS_FAILED else "BROKEN"
+
+
+def main() -> int:
+    """Put the faults asked for; 0 if all were caught."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", metavar="WORD")
+    parser.add_argument("--list", action="store_true", help="show the faults and put none")
+    args = parser.parse_args()
+    words = args.words
+    faults = [f for f in FAULTS if not words or any(w in f.file + f.old for w in words)]
+    if args.list:
+        for fault in faults:
+            print(f"{fault.file}: {fault.old.strip()!r} -> {fault.new.strip()!r}: {fault.test}")
+        return 0
+    missed = 0
+    with tempfile.TemporaryDirectory(prefix="cpuserve-faults-") as directory:
+        copy = Copy(Path(directory))
+        for fault in faults:
+            found = put(copy, fault)
+            missed += found != "CAUGHT"
+            print(f"{found:8} {fault.file}: {fault.old.strip().splitlines()[0]}", flush=True)
+    print(f"{len(faults) - missed} of {len(faults)} faults were caught")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
