@@ -21,7 +21,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    # `import cpuserve` is on the way of every command and must cost nothing.
+    # Every command imports cpuserve, so this must not import anything heavy.
     if name not in _MODULES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)

@@ -1,7 +1,17 @@
-"""`python -m cpuserve`."""
+"""`python -m cpuserve`, and the command `cpuserve`."""
 
 import sys
 
-from cpuserve.entrypoints.cli import main
+from cpuserve.entrypoints.pid1 import take_signals_as_process_1
 
-sys.exit(main())
+
+def main() -> int:
+    """Run one command and return the exit code."""
+    take_signals_as_process_1()
+    from cpuserve.entrypoints.cli import main as run
+
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,33 +1,33 @@
-"""Every error cpuserve raises on purpose.
+"""The errors that cpuserve raises deliberately.
 
-Messages say what happened, why, and what to do. The tree:
+Messages say what happened, why, and what to do. The classes:
 
 * CpuserveError
   * StartupError: one line on stderr, exit code 2
-    * ConfigError: an option, flag or environment variable
-    * ModelError: a model that is missing, broken or unsupported
-  * RequestError: answered to one client, everyone else goes on
+    * ConfigError: an option, flag or environment variable is wrong
+    * ModelError: a model is missing, broken or unsupported
+  * RequestError: one request fails, all others go on
     * InvalidRequest (400), NotFound (404), TooManyRequests (429), DeadlineExceeded (504)
-  * EngineDead: the engine process is gone; health turns 503
+  * EngineDead (503): the engine process has ended
 """
 
 from __future__ import annotations
 
 
 class CpuserveError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base class of the errors that cpuserve raises deliberately."""
 
 
 class StartupError(CpuserveError):
-    """cpuserve cannot start as asked; the CLI prints the message on one line and exits 2."""
+    """cpuserve cannot start; the command prints the message on one line and exits with code 2."""
 
 
-# What to look at when the system grants no more processes, threads, files or memory.
+# The limits to check if the system refuses processes, threads, files or memory.
 LIMITS = "limits: ulimit -u, -n and -v, and the pids and memory of the container"
 
 
 def without_threads(error: BaseException) -> bool:
-    """`error` is Python's for a thread that the system did not grant."""
+    """Return whether `error` says that the system refused to start a thread."""
     return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
 
 
@@ -40,15 +40,26 @@ class ModelError(StartupError):
 
 
 class RequestError(CpuserveError):
-    """A request that cannot be served, in OpenAI's error shape."""
+    """A request that cannot be served, with the fields of OpenAI's errors.
+
+    code: the name of the cause. It is OpenAI's own name if there is one, because client libraries
+    compare it ("context_length_exceeded").
+    """
 
     status = 500
     kind = "InternalServerError"
+    code = "server_error"
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        if code is not None:
+            self.code = code
+
+
+# Client libraries look for this code, then shorten the conversation and try again.
+CONTEXT_LENGTH = "context_length_exceeded"
 
 
 class InvalidRequest(RequestError):
@@ -56,6 +67,7 @@ class InvalidRequest(RequestError):
 
     status = 400
     kind = "BadRequestError"
+    code = "invalid_value"
 
 
 class NotFound(RequestError):
@@ -63,6 +75,7 @@ class NotFound(RequestError):
 
     status = 404
     kind = "NotFoundError"
+    code = "not_found"
 
 
 class TooManyRequests(RequestError):
@@ -70,6 +83,7 @@ class TooManyRequests(RequestError):
 
     status = 429
     kind = "TooManyRequests"
+    code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -77,14 +91,16 @@ class TooManyRequests(RequestError):
 
 
 class DeadlineExceeded(RequestError):
-    """The request was not finished within its timeout (504); it has been dropped."""
+    """The request was aborted because it did not finish within its timeout (504)."""
 
     status = 504
     kind = "DeadlineExceeded"
+    code = "timeout"
 
 
 class EngineDead(RequestError):
-    """The engine process has ended; the message says how."""
+    """The engine process has ended (503); the message says how."""
 
     status = 503
-    kind = "ServiceUnavailable"
+    kind = "ServiceUnavailableError"
+    code = "service_unavailable"

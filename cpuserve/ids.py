@@ -1,4 +1,4 @@
-"""Distinct ids are distinct types, so that mypy finds a node id used as a CPU id."""
+"""A separate type for each kind of id, so that mypy finds a node id that is used as a CPU id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logging: one logger tree "cpuserve" on stderr, set up once by the process's entry point."""
+"""Logging: the logger "cpuserve" and its children write to stderr once `configure` has run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import sys
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 TIME = "%H:%M:%S"
+LEVELS = ("debug", "info", "warning", "error")
 
 
-def get_logger(room: str) -> logging.Logger:
-    """The logger of a room ("engine", "api"); silent until `configure` ran, except for warnings."""
-    return logging.getLogger(f"cpuserve.{room}")
+def get_logger(component: str) -> logging.Logger:
+    """Return the logger of a component ("engine", "api"); until `configure`, warnings only."""
+    return logging.getLogger(f"cpuserve.{component}")
 
 
 def configure(level: str = "info") -> None:
-    """Send the "cpuserve" tree to stderr from `level` ("debug", "info", "warning", "error") up."""
+    """Write messages of at least `level` ("debug", "info", "warning", "error") to stderr."""
     root = logging.getLogger("cpuserve")
     root.setLevel(level.upper())
     root.propagate = False
@@ -23,3 +24,9 @@ def configure(level: str = "info") -> None:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter(FORMAT, TIME))
         root.addHandler(handler)
+
+
+def level() -> str:
+    """Return the level that `configure` set in this process; "info" if it has not run."""
+    number = logging.getLogger("cpuserve").level or logging.INFO
+    return next((name for name in LEVELS if number <= getattr(logging, name.upper())), LEVELS[-1])

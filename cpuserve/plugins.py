@@ -1,8 +1,8 @@
-"""Plug-ins: entry points of installed packages, found without loading any, refused with a reason.
+"""Plug-ins: entry points of installed packages.
 
-A name belongs to one package. One that two packages claim, or that is built in, is refused for the
-packages and not for the server: what is built in serves. A plug-in that does not load, or lacks
-something, is a reason to print.
+They are found without loading any. A name that two packages claim, or that is built in, is refused
+for the packages, and the server starts without them. A plug-in that does not load, or lacks a
+member, gives a reason to print.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 
 class Distribution(Protocol):
-    """What of importlib.metadata.Distribution is used here."""
+    """The part of importlib.metadata.Distribution that is used here."""
 
     @property
     def name(self) -> str:
@@ -22,38 +22,38 @@ class Distribution(Protocol):
 
     @property
     def version(self) -> str:
-        """Its version."""
+        """The package's version."""
 
 
 class EntryPoint(Protocol):
-    """What of importlib.metadata.EntryPoint is used here."""
+    """The part of importlib.metadata.EntryPoint that is used here."""
 
     @property
     def name(self) -> str:
-        """The name the package claims."""
+        """The name that the package claims."""
 
     @property
     def value(self) -> str:
-        """Where the object is, as "module:attribute"."""
+        """The location of the object, as "module:attribute"."""
 
     @property
     def dist(self) -> Distribution | None:
-        """The package."""
+        """The package of the entry point."""
 
     def load(self) -> Any:
-        """The object; raises whatever the package's import raises."""
+        """Import and return the object; raises what the package raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """accepted: name -> its entry point; refused: name -> why nobody gets it."""
+    """accepted: name -> its entry point; refused: name -> the reason."""
 
     accepted: Mapping[str, EntryPoint] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def claims(points: Iterable[EntryPoint], builtin: Collection[str]) -> Claims:
-    """Who gets which name; nothing is loaded."""
+    """Assign each name to at most one package, without loading any."""
     by_name: dict[str, list[EntryPoint]] = {}
     for point in points:
         by_name.setdefault(point.name, []).append(point)
@@ -62,7 +62,7 @@ def claims(points: Iterable[EntryPoint], builtin: Collection[str]) -> Claims:
     for name, found in sorted(by_name.items()):
         packages = " and ".join(sorted({package(point) for point in found}))
         if name in builtin:
-            refused[name] = f"the plug-in of {packages} has the name of a built-in, which serves"
+            refused[name] = f"the plug-in of {packages} has the name of a built-in, which is used"
         elif len(found) > 1:
             refused[name] = f"{packages} both claim this name: uninstall one"
         else:
@@ -71,7 +71,7 @@ def claims(points: Iterable[EntryPoint], builtin: Collection[str]) -> Claims:
 
 
 def load(point: EntryPoint, check: Callable[[Any], str]) -> tuple[Any, str]:
-    """(the object, "") or (None, why not). check(object) says what is wrong with it, or ""."""
+    """Return (the object, "") or (None, reason). check(object) returns what is wrong, or ""."""
     try:
         loaded = point.load()
         wrong = check(loaded)
@@ -81,13 +81,13 @@ def load(point: EntryPoint, check: Callable[[Any], str]) -> tuple[Any, str]:
 
 
 def lacking(value: object, names: Iterable[str]) -> str:
-    """ "lacks a, b": which of `names` are no attributes of `value`; "" if all are there."""
+    """Return "lacks a, b" for the attributes in `names` that `value` does not have, or ""."""
     missing = [name for name in names if not hasattr(value, name)]
     return f"lacks {', '.join(missing)}" if missing else ""
 
 
 def package(point: EntryPoint) -> str:
-    """ "name version" of the package an entry point belongs to."""
+    """Return "name version" of the package to which an entry point belongs."""
     if point.dist is None:
         return f"an unknown package ({point.value})"
     return f"{point.dist.name} {point.dist.version}"
@@ -95,7 +95,7 @@ def package(point: EntryPoint) -> str:
 
 @cache
 def installed(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of `group` in this environment, read once."""
+    """Return the entry points of `group` in this environment; they are read once."""
     from importlib import metadata
 
     return tuple(sorted(metadata.entry_points(group=group), key=lambda e: (e.name, e.value)))

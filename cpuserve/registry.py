@@ -1,4 +1,4 @@
-"""One generic registry: refuses duplicates, imports lazily, lists what exists on a miss."""
+"""A generic registry that refuses duplicates and imports its values lazily."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names to values; a value may be given as "module:attribute" and is imported on first use."""
+    """Maps names to values. A value given as "module:attribute" is imported at its first use."""
 
     def __init__(self, kind: str, builtin: dict[str, str] | None = None) -> None:
         self.kind = kind
@@ -18,7 +18,7 @@ class Registry(Generic[T]):
         self._values: dict[str, T] = {}
 
     def register(self, *names: str) -> Callable[[T], T]:
-        """Decorator: register the decorated object under each of `names`."""
+        """Return a decorator that registers the decorated object under each of `names`."""
 
         def add(value: T) -> T:
             for name in names:
@@ -31,14 +31,14 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str) -> T | None:
-        """The value registered under `name`, or None."""
+        """Return the value registered under `name`, or None."""
         if name not in self._values and name in self._lazy:
             module, _, attribute = self._lazy[name].partition(":")
             self._values.setdefault(name, getattr(importlib.import_module(module), attribute))
         return self._values.get(name)
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """Return all names, sorted."""
         return sorted({*self._lazy, *self._values})
 
     def __contains__(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""SamplingParams: vLLM's names and defaults, checked once, sent over IPC as they are."""
+"""SamplingParams: vLLM's names and defaults, checked on creation and sent to the engine by IPC."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import msgspec
 from cpuserve.errors import InvalidRequest
 
 MAX_SALT = 128
-# Salts are joined into keys and file names: none may reach out of its own.
+# A salt becomes part of keys and file names; these characters could make it match another's.
 NOT_IN_SALT = frozenset("@/\\\0")
 SALT_RULE = "characters without @, /, \\ and NUL"
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """How to choose the next tokens of one sequence.
+    """The sampling parameters of a request.
 
-    Semantics of the numbers: csrc/kernels/table.h, "Sampling of one row". `stop` strings are the
-    front end's work; everything else is the engine's. `max_tokens` None means up to the context.
-    `logprobs`/`prompt_logprobs`: None = none, 0 = the token itself only, k = and k alternatives.
-    `cache_salt`: only requests with the same one share cached prefixes.
+    csrc/kernels/table.h, "Sampling of one row", defines the arithmetic. The front end handles the
+    `stop` strings, the engine all other parameters. `max_tokens` None means up to the context
+    length. `logprobs`, `prompt_logprobs`: None = none, 0 = only the token, k = also k alternatives.
+    `cache_salt`: only requests with the same salt share cached prefixes.
     """
 
     n: int = 1
@@ -44,25 +44,31 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     cache_salt: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest (naming the parameter) for a value out of range."""
+        """Raise InvalidRequest, which names the parameter, for a value out of range."""
         stop: object = self.stop
-        if isinstance(stop, str):  # as vLLM's users write it
+        if isinstance(stop, str):  # a single string is allowed, as in vLLM
             self.stop = [stop]
         self._check("n", 1 <= self.n <= 128, "between 1 and 128")
-        self._check("temperature", 0.0 <= self.temperature <= 1e6, "at least 0")
+        self._check("temperature", 0.0 <= self.temperature <= 1e6, "between 0 and 1000000")
         self._check("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]")
         if self.top_k == -1:
             self.top_k = 0
-        self._check("top_k", 0 <= self.top_k < 2**31, "-1 or 0 (all), or at least 1")
+        self._check("top_k", 0 <= self.top_k < 2**31, "-1 or 0 (all), or between 1 and 2147483647")
         self._check("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]")
-        self._check("repetition_penalty", 0.0 < self.repetition_penalty <= 1e6, "above 0")
+        self._check(
+            "repetition_penalty",
+            0.0 < self.repetition_penalty <= 1e6,
+            "above 0 and at most 1000000",
+        )
         self._check("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "in [-2, 2]")
         self._check("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]")
         self._check("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "a 64-bit integer")
         self._check(
-            "max_tokens", self.max_tokens is None or 0 <= self.max_tokens < 2**31, "at least 0"
+            "max_tokens",
+            self.max_tokens is None or 0 <= self.max_tokens < 2**31,
+            "between 0 and 2147483647",
         )
-        self._check("min_tokens", 0 <= self.min_tokens < 2**31, "at least 0")
+        self._check("min_tokens", 0 <= self.min_tokens < 2**31, "between 0 and 2147483647")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             msg = f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})"
             raise InvalidRequest(msg, param="min_tokens")
@@ -73,13 +79,13 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             "at least 0",
         )
         self._check("stop", all(self.stop), "non-empty strings")
-        if not _is_salt(self.cache_salt):  # it may be a secret: errors do not repeat it
+        if not _is_salt(self.cache_salt):  # a salt may be secret, so the error does not quote it
             msg = f"cache_salt must be 1 to {MAX_SALT} {SALT_RULE}"
             raise InvalidRequest(msg, param="cache_salt")
 
     @property
     def bars_tokens(self) -> bool:
-        """Bans, biases and penalties may leave no token to choose."""
+        """Whether bans, biases or penalties could exclude all tokens."""
         return bool(
             self.allowed_token_ids is not None
             or self.logit_bias
@@ -90,10 +96,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         )
 
     def single(self, index: int) -> SamplingParams:
-        """What sequence `index` of the n runs with, n being 1.
+        """The parameters (with n = 1) of sequence `index` of the n sequences of a request.
 
-        A seed is counted up, so that they differ, as a signed 64-bit number. Sequence 0 alone
-        scores the prompt, which is the same for all.
+        The seed is increased by `index`, as a signed 64-bit number, so that the sequences differ.
+        Only sequence 0 scores the prompt, which is the same for all.
         """
         if self.n == 1:
             return self

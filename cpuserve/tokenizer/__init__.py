@@ -1,1 +1,1 @@
-"""Text to token ids and back, and chats to text."""
+"""Tokenization, detokenization and chat templates."""

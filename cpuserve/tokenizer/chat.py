@@ -1,4 +1,4 @@
-"""Chats to prompts, by the model's own template."""
+"""Renders chat messages to a prompt with the model's chat template."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 MAX_TEMPLATE_CHARS = 1_000_000
 _OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-# Arguments of other servers' render functions, which must not reach the template as variables.
+# Parameters of render functions in other servers; a template must not get them as variables.
 _REFUSED = frozenset({"chat_template", "tokenize", "self", "raise_exception", "strftime_now"})
 
 
 class ChatTemplate:
-    """A Jinja chat template, rendered in a sandbox and within a budget of time and output."""
+    """A Jinja chat template, rendered in a sandbox with limits on time and output."""
 
     def __init__(self, source: str | None, tokenizer: Tokenizer) -> None:
-        """`source` None: a model without a template (a base model); `render` then says so."""
+        """source: the template, or None for a model without one; `render` then raises an error."""
         self.source = source
         self._special_tokens = dict(tokenizer.special_tokens)
         self._template: Template | None = None
@@ -39,10 +39,10 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt text; encode it with add_special_tokens=False, since it holds its own BOS.
+        """The prompt text. Encode it with add_special_tokens=False, because it contains its BOS.
 
-        kwargs: further template variables (enable_thinking). InvalidRequest for messages, variables
-        or a template that cannot be rendered.
+        kwargs: further template variables (enable_thinking). Raises InvalidRequest if the messages,
+        the variables or the template cannot be rendered.
         """
         template = self._compiled()
         known = template_messages(messages, keeps_developer="developer" in (self.source or ""))
@@ -70,13 +70,16 @@ class ChatTemplate:
 
 
 def _compile(source: str) -> Template:
-    # Imported late: a server of base models never needs Jinja.
+    # Imported late, because base models have no template and need no Jinja.
     from jinja2 import TemplateError
 
     from cpuserve.tokenizer.sandbox import BudgetedEnvironment
 
     if len(source) > MAX_TEMPLATE_CHARS:
-        msg = f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS}"
+        msg = (
+            f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS} are "
+            "accepted"
+        )
         raise InvalidRequest(msg)
     try:
         return BudgetedEnvironment().from_string(source)
@@ -94,22 +97,22 @@ def _render(template: Template, variables: dict[str, Any]) -> str:
     except InvalidRequest:
         raise
     except Exception as error:
-        # Whatever a template does wrong, the request is answered and the server goes on.
+        # Any error in a template must only fail the request, not the server.
         msg = f"the chat template cannot render these messages: {str(error)[:500]}"
         raise InvalidRequest(msg, param="messages") from error
 
 
 def checked_variables(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`kwargs`, if all of them may be variables of a template; else InvalidRequest."""
+    """`kwargs` unchanged; InvalidRequest if one of the names is reserved."""
     for name in kwargs:
         if name in _OWN or name in _REFUSED or not name.isidentifier() or name.startswith("_"):
-            msg = f"chat_template_kwargs: {name[:80]!r} cannot be set"
+            msg = f"chat_template_kwargs: {name[:80]!r} is reserved and cannot be set"
             raise InvalidRequest(msg, param="chat_template_kwargs")
     return kwargs
 
 
 def _text_size(value: Any) -> int:
-    """Characters of all texts in a tree of lists and dicts."""
+    """Total number of characters in the strings of nested lists and dicts."""
     total, todo = 0, [value]
     while todo:
         item = todo.pop()

@@ -1,4 +1,4 @@
-"""Ids to text as they are generated, never showing half a character."""
+"""Incremental detokenization, which never returns a part of a character."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
-# A UTF-8 character has at most 4 bytes and a token at least one.
+# A UTF-8 character has at most 4 bytes, and a token has at least one.
 _MAX_CHAR_TOKENS = 4
 
 
 class Detokenizer:
-    """Text of a growing list of ids; each id costs its own bytes only.
+    """Decodes a growing list of ids; the cost of an id does not depend on the ids before it.
 
-    What `push` returned plus `flush` is `Tokenizer.decode` of all ids pushed. A prompt that ends
-    within a character (a prompt of ids can) lends its last bytes to the first character, and a
-    prompt keeps the first token's leading space, which SentencePiece drops at the start of a text.
+    All texts from `push`, plus `flush`, equal `Tokenizer.decode` of all pushed ids. A prompt of
+    ids may end within a character; its last bytes then begin the first character of the text. After
+    a prompt, the first token keeps its leading space, which SentencePiece drops at the start of a
+    text.
     """
 
     def __init__(
@@ -30,15 +31,15 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = tokenizer.strips_leading_space and not prompt_ids
         tail = (i for i in reversed(prompt_ids) if i not in self._skipped)
-        # Only what the decoder holds back afterwards matters: the bytes of an unfinished character.
+        # The text is dropped; the decoder keeps the bytes of an unfinished character.
         self._decoder.decode(self._bytes(reversed(list(islice(tail, _MAX_CHAR_TOKENS)))))
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that `ids` complete; "" while a character is still unfinished."""
+        """The text that is complete after `ids`; "" while a character is unfinished."""
         return self._out(self._decoder.decode(self._bytes(ids)))
 
     def flush(self) -> str:
-        """The end of the text: U+FFFD if it stopped within a character, else ""."""
+        """The end of the text: U+FFFD if the last character is unfinished, else ""."""
         return self._out(self._decoder.decode(b"", True))
 
     def _bytes(self, ids: Iterable[int]) -> bytes:

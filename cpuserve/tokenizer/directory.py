@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face model directories."""
+"""Loads the tokenizer of a Hugging Face model directory."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.load import read_json, token_ids
+from cpuserve.loader.load import read_json
 from cpuserve.loader.mapped import read_small
 from cpuserve.tokenizer.parts import (
-    TURN_ENDS,
     Parts,
     Scheme,
-    end_ids,
     guarded,
     special_ids_of,
 )
@@ -27,26 +25,22 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls
 
 
 def directory_parts(path: Path) -> Parts:
-    """The tokenizer of a model directory; ModelError if it has none or it is broken."""
+    """The tokenizer of a model directory; ModelError if there is none or it is broken."""
     settings = _settings(path)
     texts = _special_tokens(settings)
+    check_files(path)
     if (path / "tokenizer.json").exists():
         core, add_bos = _from_json(path / "tokenizer.json"), False
-    elif (path / "vocab.json").exists() and (path / "merges.txt").exists():
-        core, add_bos = _from_vocab(path, texts), bool(settings.get("add_bos_token", False))
     else:
-        msg = f"{path} holds no tokenizer.json and no vocab.json with merges.txt"
-        raise ModelError(msg)
-    special = special_ids_of(core)
+        core, add_bos = _from_vocab(path, texts), bool(settings.get("add_bos_token", False))
     scheme, strips = _scheme(core)
     bos = texts.get("bos_token")
     return Parts(
         core=core,
         scheme=scheme,
         vocab_size=core.get_vocab_size(with_added_tokens=True),
-        special_ids=special,
+        special_ids=special_ids_of(core),
         bos_id=core.token_to_id(bos) if bos else None,
-        eos_ids=_eos_ids(path, core, special, texts),
         special_tokens=texts,
         chat_template=_chat_template(path, settings),
         add_bos=add_bos,
@@ -54,8 +48,21 @@ def directory_parts(path: Path) -> Parts:
     )
 
 
+def check_files(path: Path) -> None:
+    """Raise a ModelError if directory `path` has no tokenizer; reads no file."""
+    pair = (path / "vocab.json").exists() and (path / "merges.txt").exists()
+    if not pair and not (path / "tokenizer.json").exists():
+        msg = f"{path} holds no tokenizer.json and no vocab.json with merges.txt"
+        raise ModelError(msg)
+
+
+def special_tokens(path: Path) -> dict[str, str]:
+    """The special tokens of a model directory: names such as "eos_token" to their texts."""
+    return _special_tokens(_settings(path))
+
+
 def _settings(path: Path) -> dict[str, Any]:
-    """tokenizer_config.json over special_tokens_map.json; only data, whatever class they name."""
+    """special_tokens_map.json updated by tokenizer_config.json; named classes are not loaded."""
     merged: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (path / name).exists():
@@ -65,7 +72,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """Names to texts; a token is written as its text or as {"content": text, ...}."""
+    """Names to texts; a setting is the text of the token or {"content": text, ...}."""
     found = {}
     for name in SPECIAL:
         value = settings.get(name)
@@ -80,14 +87,14 @@ def _from_json(path: Path) -> Core:
 
     data = read_small(path, "tokenizer", MAX_TOKENIZER_BYTES)
     core = guarded(str(path), lambda: Tokenizer.from_buffer(data))
-    # Training-time settings some files carry; a server never cuts or pads a prompt silently.
+    # Some files contain settings from training, but a server must not truncate or pad prompts.
     core.no_truncation()
     core.no_padding()
     return core
 
 
 def _from_vocab(path: Path, texts: dict[str, str]) -> Core:
-    """GPT-2 style vocab.json and merges.txt (facebook/opt-*)."""
+    """The tokenizer of GPT-2 style vocab.json and merges.txt (facebook/opt-*)."""
     from tokenizers import AddedToken, Tokenizer, decoders, models
 
     from cpuserve.tokenizer.from_gguf import PreTokenizer, splitter
@@ -110,7 +117,7 @@ def _from_vocab(path: Path, texts: dict[str, str]) -> Core:
 
 
 def guarded_text(data: bytes, path: Path) -> str:
-    """UTF-8 text of a file's bytes; ModelError if it is none."""
+    """The bytes of file `path` decoded as UTF-8; ModelError if they are not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -119,7 +126,7 @@ def guarded_text(data: bytes, path: Path) -> str:
 
 
 def _scheme(core: Core) -> tuple[Scheme, bool]:
-    """How tokens become bytes, and whether decoding drops the first space, from the decoder."""
+    """(byte scheme, whether decoding drops the first space), both read from the decoder."""
     if core.decoder is None:
         return "plain", False
     state = json.loads(core.decoder.__getstate__())
@@ -137,21 +144,8 @@ def _scheme(core: Core) -> tuple[Scheme, bool]:
     return "byte_fallback", strips
 
 
-def _eos_ids(
-    path: Path, core: Core, special: frozenset[int], texts: dict[str, str]
-) -> tuple[int, ...]:
-    ids: list[int] = []
-    if texts.get("eos_token"):
-        found = core.token_to_id(texts["eos_token"])
-        ids += [] if found is None else [found]
-    for name in ("config.json", "generation_config.json"):
-        if (path / name).exists():
-            ids += token_ids(read_json(path / name, name).get("eos_token_id"))
-    return tuple(dict.fromkeys(ids + end_ids(core, special, TURN_ENDS)))
-
-
 def _chat_template(path: Path, settings: dict[str, Any]) -> str | None:
-    """chat_template.jinja, else the one in the settings (the "default" of a list of named ones)."""
+    """chat_template.jinja, else the template in the settings ("default" if there are several)."""
     file = path / "chat_template.jinja"
     if file.exists():
         return guarded_text(read_small(file, "chat template", MAX_TEMPLATE_BYTES), file) or None

@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizers built from GGUF metadata alone."""
+"""Builds byte-level BPE tokenizers from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf import GgufFile
-from cpuserve.tokenizer.parts import (
-    TEXT_ENDS,
-    TURN_ENDS,
-    Parts,
-    end_ids,
-    guarded,
-    special_ids_of,
-)
+from cpuserve.tokenizer.ends import ENDS
+from cpuserve.tokenizer.parts import Parts, guarded, special_ids_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
@@ -32,9 +26,9 @@ _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """What `tokenizer.ggml.pre` stands for: how the original tokenizer.json splits text.
+    """The rules of a `tokenizer.ggml.pre` value, which split text like the original tokenizer.json.
 
-    split: regular expression of the pieces (None: GPT-2's own). digits: each digit apart first.
+    split: regular expression of a piece (None: that of GPT-2). digits: first split off each digit.
     """
 
     split: str | None = None
@@ -73,33 +67,25 @@ def gguf_parts(path: Path) -> Parts:
         msg = f"GGUF {path}: tokenizer.ggml.token_type must have one entry for each token"
         raise ModelError(msg)
     core = guarded(str(path), lambda: _build(file, pre, tokens, types))
-    special = special_ids_of(core)
     ids = {name: _token_id(file, name, len(tokens)) for name in _SPECIAL}
     add_bos = file.value("tokenizer.ggml.add_bos_token")
-    ends = [ids[name] for name in ("eos", "eot", "eom")]
-    ends += end_ids(core, special, TURN_ENDS + TEXT_ENDS)
     template = file.value("tokenizer.chat_template")
     return Parts(
         core=core,
         scheme="byte_level",
         vocab_size=len(tokens),
-        special_ids=special,
+        special_ids=special_ids_of(core),
         bos_id=ids["bos"],
-        eos_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
-        special_tokens={
-            _SPECIAL[name]: tokens[i] for name, i in ids.items() if i is not None and _SPECIAL[name]
-        },
+        special_tokens={_SPECIAL[name]: tokens[i] for name, i in ids.items() if i is not None},
         chat_template=template if isinstance(template, str) and template else None,
         add_bos=pre.add_bos if add_bos is None else bool(add_bos),
     )
 
 
-# GGUF's word for a special token, and what chat templates call it.
+# Name of a special token in GGUF, and in chat templates.
 _SPECIAL = {
     "bos": "bos_token",
     "eos": "eos_token",
-    "eot": "",
-    "eom": "",
     "unknown": "unk_token",
     "padding": "pad_token",
 }
@@ -139,7 +125,7 @@ def _strings(file: GgufFile, name: str) -> list[str]:
 def _build(file: GgufFile, pre: PreTokenizer, tokens: list[str], types: list[Any]) -> Core:
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-    # Added tokens are in the vocabulary too, so that each keeps the id its place gives it.
+    # The vocabulary includes added tokens, so that each keeps its id, the position in the list.
     vocab = {t: i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind != UNUSED}
     merges = [_pair(file, merge) for merge in _strings(file, "merges")]
     bpe = models.BPE(vocab=vocab, merges=merges, ignore_merges=pre.ignore_merges)
@@ -148,15 +134,19 @@ def _build(file: GgufFile, pre: PreTokenizer, tokens: list[str], types: list[Any
         core.normalizer = normalizers.NFC()
     core.pre_tokenizer = splitter(pre)
     core.decoder = decoders.ByteLevel()
+    # Some converters mark end-of-turn tokens as user-defined or ordinary: correct the type.
+    kinds = [
+        CONTROL if t in ENDS and k != UNUSED else k for t, k in zip(tokens, types, strict=True)
+    ]
     for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
-        texts = [t for t, k in zip(tokens, types, strict=True) if k == kind and t]
+        texts = [t for t, k in zip(tokens, kinds, strict=True) if k == kind and t]
         added = [AddedToken(t, special=special, normalized=False) for t in texts]
         core.add_special_tokens(added) if special else core.add_tokens(added)
     return core
 
 
 def splitter(pre: PreTokenizer) -> Any:
-    """The `tokenizers` pre-tokenizer for `pre`."""
+    """The pre-tokenizer of the `tokenizers` library for `pre`."""
     from tokenizers import Regex, pre_tokenizers
 
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre.split is None)
@@ -171,6 +161,6 @@ def splitter(pre: PreTokenizer) -> Any:
 def _pair(file: GgufFile, merge: str) -> tuple[str, str]:
     left, space, right = merge.partition(" ")
     if not (left and space and right):
-        msg = f"GGUF {file.path}: tokenizer.ggml.merges holds {merge[:80]!r}, which is no pair"
+        msg = f"GGUF {file.path}: tokenizer.ggml.merges holds {merge[:80]!r}, which is not a pair"
         raise ModelError(msg)
     return left, right

@@ -1,27 +1,46 @@
-"""A model's tokenizer and chat template, as an EngineConfig names them."""
+"""Loads the tokenizer and the chat template that an EngineConfig names."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from cpuserve.errors import ModelError
+from cpuserve.loader.load import find_model
+from cpuserve.loader.mapped import regular_file
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 
 def load_tokenizer(path: str, chat_template: str | None) -> tuple[Tokenizer, ChatTemplate]:
-    """The tokenizer at `path`, and the template given, or else the model's.
+    """(tokenizer at `path`, chat template); `chat_template` None selects that of the model.
 
     Raises:
-        ModelError: there is no tokenizer, or no file of the template's name.
+        ModelError: there is no tokenizer, or `chat_template` names a file that does not exist.
     """
     tokenizer = Tokenizer.load(Path(path))
     source = tokenizer.chat_template if chat_template is None else template_source(chat_template)
     return tokenizer, ChatTemplate(source, tokenizer)
 
 
+def check_tokenizer(given: str) -> None:
+    """Raise a ModelError if `given` is no directory with a tokenizer and no file; reads neither."""
+    try:
+        path = Path(given).expanduser()
+        found = path.is_dir()
+    except (OSError, RuntimeError) as error:  # the name is too long, or its ~user does not exist
+        msg = f"tokenizer {given[:100]} cannot be read: {error}"
+        raise ModelError(msg) from None
+    if not found:
+        regular_file(path, "tokenizer")
+    path = find_model(path)
+    if path.is_dir():
+        from cpuserve.tokenizer.directory import check_files
+
+        check_files(path)
+
+
 def template_source(given: str) -> str:
-    """The template itself, or what the file of that name holds; ModelError without the file."""
+    """The template, given as its text or as a file name; ModelError if the file is unreadable."""
     if "{" in given:
         return given
     try:

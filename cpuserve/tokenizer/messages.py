@@ -1,4 +1,4 @@
-"""Chat messages as clients send them, checked and in the shape chat templates expect."""
+"""Checks chat messages of clients and converts them to the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ MAX_MESSAGES = 100_000
 
 
 def template_messages(messages: Any, *, keeps_developer: bool) -> list[dict[str, Any]]:
-    """Copies with text content; InvalidRequest naming the message and field that is wrong.
+    """Copies of the messages with text content; InvalidRequest names the wrong message and field.
 
-    keeps_developer: the template knows the "developer" role; otherwise it becomes "system".
+    keeps_developer: whether the template supports the role "developer"; if not, it becomes
+    "system".
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         msg = "messages must be a non-empty list"
@@ -31,7 +32,7 @@ def _message(message: Any, where: str, keeps_developer: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         _refuse(where, "must be an object with role and content")
     role = message.get("role")
-    # A role is written into the prompt as it is: markup in it would be read as special tokens.
+    # Templates write the role into the prompt, where markup in it would become special tokens.
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         _refuse(f"{where}.role", "must be a word such as system, user, assistant or tool")
     if role == "developer" and not keeps_developer:
@@ -45,9 +46,9 @@ def _message(message: Any, where: str, keeps_developer: bool) -> dict[str, Any]:
 
 
 def message_text(message: Mapping[str, Any], where: str, may_be_absent: bool = False) -> str:
-    """Its content: a string, or the text parts of a list of parts joined by newlines.
+    """The content of a message: a string, or its text parts joined by newlines.
 
-    InvalidRequest for anything else, saying `where` it is.
+    Raises InvalidRequest, which names the field at `where`, for any other content.
     """
     content = message.get("content")
     if content is None and (may_be_absent or message.get("role") == "assistant"):
@@ -62,9 +63,13 @@ def message_text(message: Mapping[str, Any], where: str, may_be_absent: bool = F
 def _part(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
-    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+        _refuse(
+            where, 'must be a string or a part with a type, such as {"type": "text", "text": ""}'
+        )
+    kind = part["type"]
     if kind not in ("text", "input_text", "output_text", "refusal"):
-        _refuse(where, f"has type {str(kind)[:40]!r}; this model reads text only")
+        _refuse(where, f"has type {kind[:40]!r}; this model reads text only")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         _refuse(where, "must have its text as a string")
@@ -72,7 +77,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]] | None:
-    """Tool calls with their arguments as objects: clients send JSON text, templates want maps."""
+    """Tool calls with arguments as objects: clients send JSON text, but templates need dicts."""
     if calls is None:
         return None
     if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):

@@ -1,8 +1,8 @@
-"""What every source of a tokenizer (tokenizer.json, vocab and merges, GGUF) boils down to."""
+"""The common result of loading a tokenizer from tokenizer.json, vocab and merges, or GGUF."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,29 +11,16 @@ from cpuserve.errors import ModelError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
 
-# How a token's spelling becomes bytes: GPT-2's byte alphabet; SentencePiece's U+2581 for a space
-# and <0xNN> for a byte; or the spelling itself.
+# How the text of a token in the vocabulary becomes bytes: GPT-2's byte alphabet; SentencePiece's
+# U+2581 for a space and <0xNN> for a byte; or the text itself.
 Scheme = Literal["byte_level", "byte_fallback", "plain"]
-
-# Special tokens that end a turn or a message in a chat format; a model that has one means it.
-TURN_ENDS = (
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<|end_of_turn|>",
-    "<end_of_turn>",
-    "<|END_OF_TURN_TOKEN|>",
-)
-# Ends of a document. Hugging Face models list them in generation_config.json; GGUF has no place.
-TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>")
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A loaded tokenizer and the facts around it; `special_tokens` maps "bos_token" to its text.
+    """A loaded tokenizer and its properties; `special_tokens` maps "bos_token" etc. to its text.
 
-    add_bos: put bos_id before a text, as the core's own post-processor does not.
+    add_bos: whether to put bos_id before a text, if the post-processor of `core` does not.
     """
 
     core: Core
@@ -41,7 +28,6 @@ class Parts:
     vocab_size: int
     special_ids: frozenset[int]
     bos_id: int | None = None
-    eos_ids: tuple[int, ...] = ()
     special_tokens: dict[str, str] = field(default_factory=dict)
     chat_template: str | None = None
     add_bos: bool = False
@@ -49,28 +35,24 @@ class Parts:
 
 
 def guarded(what: str, build: Callable[[], Core]) -> Core:
-    """build(), with every failure of the tokenizers library turned into a ModelError."""
+    """The result of build(); every error of the tokenizers library becomes a ModelError."""
     try:
         return build()
     except (KeyboardInterrupt, SystemExit, MemoryError, ModelError):
         raise
     except BaseException as error:
-        # The library raises bare Exception, and a Rust panic is a BaseException. Its text quotes
-        # the file, so what a terminal would act on is escaped.
-        reason = "".join(
-            c if c.isprintable() else repr(c)[1:-1] for c in " ".join(str(error).split())
-        )
-        msg = f"broken tokenizer in {what}: {reason[:300]}"
+        # The library raises bare Exception, and a Rust panic is a BaseException.
+        msg = f"broken tokenizer in {what}: {reason_of(error)}"
         raise ModelError(msg) from error
 
 
+def reason_of(error: BaseException) -> str:
+    """The library's message on one line; it may quote a file, so control characters are escaped."""
+    words = " ".join(str(error).split())
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)[:300]
+
+
 def special_ids_of(core: Core) -> frozenset[int]:
-    """Ids of the added tokens that are left out of the text when special tokens are skipped."""
+    """Ids of the added tokens that skip_special_tokens removes from the text."""
     added: dict[int, Any] = core.get_added_tokens_decoder()
     return frozenset(i for i, token in added.items() if token.special)
-
-
-def end_ids(core: Core, special: frozenset[int], texts: Iterable[str]) -> list[int]:
-    """Ids of those `texts` that are special tokens of this vocabulary."""
-    ids = (core.token_to_id(text) for text in texts)
-    return [i for i in ids if i is not None and i in special]

@@ -1,8 +1,8 @@
-"""A Jinja environment in which a template can neither reach Python nor use up the machine.
+"""A Jinja environment that isolates templates from Python and limits their time and memory.
 
-Jinja's own immutable sandbox keeps templates away from attributes, but not from 10 ** 10 ** 10 or
-a loop of a billion turns. Here every loop turn, call, operator and output is charged to the budget
-of the render, so that any template ends in bounded time and memory.
+Jinja's immutable sandbox blocks unsafe attributes, but it allows 10 ** 10 ** 10 and loops of a
+billion iterations. Here every iteration, call, operator and output is charged to a budget per
+render, so any template ends in bounded time and memory.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import pass_context
 from jinja2.visitor import NodeTransformer
 
-# A real template does a few operations a message and copies each text a few times.
+# Real templates need a few operations per message and copy each text a few times.
 STEPS = 1_000_000
 STEPS_PER_CHAR = 1
 CHARS = 16_000_000
 CHARS_PER_CHAR = 64
 SECONDS = 5.0
-# No padding, field width, precision or repeat count in a real template comes near this.
+# Far above every padding, field width, precision and repeat count in real templates.
 MAX_COUNT = 100_000
 MAX_INT_BITS = 256
 _CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -40,14 +40,14 @@ _SIZED = (str, bytes, *_CONTAINERS)
 
 
 class BudgetExceeded(TemplateError):
-    """The template does more work than any real one; it is stopped."""
+    """A template was stopped because it exceeded its budget."""
 
 
 class Budget:
-    """What one render may still spend: steps, produced characters and seconds.
+    """The remaining budget of one render: operations, produced characters and seconds.
 
-    Besides what is produced it knows what each list or dict would weigh written out: a list that
-    holds one list twice, nested forty times, is small in memory and takes for ever to compare.
+    It also limits the size of each list or dict when written out as text. A list that contains the
+    same list twice, nested forty times, is small in memory, but comparing it would take for ever.
     """
 
     def __init__(self, input_chars: int, seconds: float = SECONDS) -> None:
@@ -55,7 +55,7 @@ class Budget:
         self._chars = self._max_weight = CHARS + CHARS_PER_CHAR * input_chars
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
-        # id -> (the container, kept so that its id stays its own, and its weight)
+        # id -> (container, written size); the reference prevents reuse of the id
         self._weights: dict[int, tuple[Any, int]] = {}
 
     def step(self) -> None:
@@ -64,16 +64,16 @@ class Budget:
         if self._steps < 0:
             _stop("too many operations")
         if time.monotonic() > self._deadline:
-            _stop(f"more than {self._seconds:g} s")
+            _stop(f"it took more than {self._seconds:g} s")
 
     def produce(self, size: int) -> None:
-        """Charge `size` characters or elements about to be made."""
+        """Charge `size` characters or elements before they are created."""
         self._chars -= size
         if self._chars < 0:
             _stop("too much text")
 
     def weigh(self, value: Any) -> int:
-        """Characters and elements `value` has written out; each container is counted once ever."""
+        """Number of characters and elements of `value` when written out; cached per container."""
         if isinstance(value, str | bytes):
             return len(value)
         if not isinstance(value, _CONTAINERS):
@@ -99,7 +99,7 @@ _budget: ContextVar[Budget] = ContextVar("chat_template_budget")
 
 @contextmanager
 def spending(budget: Budget) -> Iterator[None]:
-    """Charge everything templates do in this block to `budget`."""
+    """Charge all template work inside this block to `budget`."""
     token = _budget.set(budget)
     try:
         yield
@@ -108,7 +108,7 @@ def spending(budget: Budget) -> Iterator[None]:
 
 
 def _charge(value: Any) -> Any:
-    """Charge one step and the size of `value`; returns it."""
+    """Charge one operation and the size of `value`; returns `value`."""
     budget = _budget.get()
     budget.step()
     if isinstance(value, str | bytes):
@@ -119,7 +119,7 @@ def _charge(value: Any) -> Any:
 
 
 def _charge_text(*values: Any) -> None:
-    """Charge the text that writing out these values makes."""
+    """Charge the size of these values when written out as text."""
     budget = _budget.get()
     budget.produce(sum(map(budget.weigh, values)))
 
@@ -133,28 +133,28 @@ def _text(value: Any) -> str:
 
 @pass_context
 def _finalize(_context: Context, value: Any) -> Any:
-    # Marked as needing the context so that Jinja does not call it while compiling.
+    # A function that takes the context is not called by Jinja during compilation.
     return _charge(_text(value))
 
 
 class _Accounting(Extension):
-    """Turns `{% generation %}` (training masks) into plain output."""
+    """A Jinja extension that renders the content of `{% generation %}` (a mask for training)."""
 
     tags = {"generation"}  # noqa: RUF012 jinja2 declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The statements between the tags."""
+        """Return the statements between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class BudgetedEnvironment(ImmutableSandboxedEnvironment):
-    """The environment chat templates are written for, on a budget."""
+    """The Jinja environment that chat templates expect, with all work charged to a Budget."""
 
     intercepted_binops = frozenset({"*", "+", "**", "%"})
 
     def __init__(self) -> None:
-        # optimized=False: Jinja would otherwise compute constants while compiling, uncharged.
+        # optimized=False: otherwise Jinja evaluates constants during compilation, without a charge.
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -177,23 +177,23 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def charged_step() -> None:
-        """One turn of a loop."""
+        """Charge one iteration of a loop."""
         _budget.get().step()
 
     @staticmethod
     def charged_literal(value: Any) -> Any:
-        """A list, tuple or dict written in the template."""
+        """Charge a list, tuple or dict literal of the template."""
         return _charge(value)
 
     @staticmethod
     def charged_concat(*values: Any) -> str:
-        """values[0] ~ values[1] ~ ..."""
+        """Charge and compute values[0] ~ values[1] ~ ..."""
         texts = [_text(v) for v in values]
         _budget.get().produce(sum(map(len, texts)))
         return _charge("".join(texts))  # type: ignore[no-any-return]
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Refuse what would be too big, then compute."""
+        """Refuse an operation whose result would be too big; otherwise compute and charge it."""
         budget = _budget.get()
         budget.step()
         if operator == "**":
@@ -207,7 +207,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         return _charge(result)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Charge the call; for methods of texts, refuse results that would be too big first."""
+        """Charge the call; for string methods, refuse results that would be too big beforehand."""
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str | bytes):
             size = _METHOD_SIZES.get(__obj.__name__, _no_size)(owner, *args, **kwargs)
@@ -215,7 +215,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         return _charge(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """str.format in Jinja's sandbox, with its widths checked and its arguments charged."""
+        """Jinja's sandboxed str.format, which also checks widths and charges the arguments."""
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
@@ -230,17 +230,17 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Charging(NodeTransformer):
-    """Puts a charge where the sandbox has no hook: loop turns, "~" and literals."""
+    """Inserts charges where the sandbox has no hook: loop iterations, "~" and literals."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
-        """Charge each turn."""
+        """Charge each iteration."""
         self.generic_visit(node)
         turn = _charged_call("charged_step", [], node.lineno)
         node.body.insert(0, nodes.ExprStmt(turn, lineno=node.lineno))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        """Join through a method that is charged."""
+        """Replace "~" by a method that charges its result."""
         self.generic_visit(node)
         return _charged_call("charged_concat", list(node.nodes), node.lineno)
 
@@ -267,7 +267,7 @@ def _charged_call(method: str, args: list[nodes.Expr], lineno: int) -> nodes.Cal
 
 
 def _count(value: Any) -> int:
-    """A width or repeat count from a template, refused when absurd."""
+    """A width or repeat count from a template; refused if it exceeds MAX_COUNT."""
     if not isinstance(value, int):
         return 0
     if value > MAX_COUNT:
@@ -297,7 +297,7 @@ _PERCENT = re.compile(r"%(?:\([^)]*\))?[#0\- +_^]*(\*|\d+)?(?:\.(\*|\d+))?")
 
 
 def _check_percent_format(text: str | bytes) -> None:
-    """Formats such as "%999999999d" or "%*d" would make any amount of text."""
+    """Refuse formats such as "%999999999d" and "%*d", which could create any amount of text."""
     spelled = text if isinstance(text, str) else text.decode("latin-1")
     for match in _PERCENT.finditer(spelled):
         for width in match.groups(default="0"):
@@ -305,7 +305,7 @@ def _check_percent_format(text: str | bytes) -> None:
 
 
 def _check_brace_format(text: str) -> None:
-    """The same for "{:999999999}" and "{:{}}"."""
+    """Refuse formats such as "{:999999999}" and "{:{}}", which could create any amount of text."""
     for _literal, _name, spec, _conversion in Formatter().parse(text):
         if spec and "{" in spec:
             _count(MAX_COUNT + 1)
@@ -318,7 +318,7 @@ def _no_size(*_args: Any, **_kwargs: Any) -> int:
 
 
 def _padded_size(text: Any, *args: Any, **kwargs: Any) -> int:
-    """center, ljust, indent ...: the text and whatever count is among the arguments."""
+    """Size of center, ljust ...: that of the text plus any count among the arguments."""
     counts = [_count(a) for a in (*args, *kwargs.values())]
     lines = text.count("\n") + 1 if isinstance(text, str) else 1
     return (len(text) if isinstance(text, _SIZED) else 0) + lines * sum(counts)
@@ -378,9 +378,9 @@ _FILTER_SIZES: Mapping[str, Callable[..., int]] = {
     "slice": _padded_size,
     "round": _padded_size,
 }
-# Of no use in a chat, and quadratic or random.
+# Removed: not useful in chat templates, and of quadratic cost or random.
 _DROPPED_FILTERS = frozenset({"pprint", "random", "xmlattr", "urlize", "sum", "wordwrap"})
-# Filters that walk a container; all others spell it out as text first.
+# Filters that iterate over a container; all other filters first write it out as text.
 _CONTAINER_FILTERS = frozenset(
     {
         *("attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items"),
@@ -391,8 +391,8 @@ _CONTAINER_FILTERS = frozenset(
 
 
 def _guarded(name: str, size: Callable[..., int], function: Callable[..., Any]) -> Any:
-    """A filter that is charged before (what it is known to make) and after (what it made)."""
-    # Jinja passes its context or environment first to functions that carry this mark.
+    """A filter with charges for its predicted result before the call and the actual one after."""
+    # Jinja passes its context or environment as first argument to functions with this attribute.
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
@@ -412,7 +412,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as models were trained on it: no HTML escapes, unlike Jinja's own tojson."""
+    """JSON without the HTML escapes of Jinja's tojson, as in the training data of models."""
     if isinstance(indent, int):
         _count(indent * 1000)
     return json.dumps(

@@ -1,29 +1,37 @@
-"""The tokenizer of one model: ids, bytes and texts of tokens, and which of them end a turn."""
+"""The tokenizer of a model: encodes text, and gives the bytes and texts of tokens."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cpuserve.errors import InvalidRequest
+from cpuserve.errors import InvalidRequest, RequestError
 from cpuserve.loader.load import find_model
+from cpuserve.tokenizer.parts import reason_of
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Core
+
     from cpuserve.tokenizer.parts import Parts
 
-LONG_CHARS = 4096  # below, a call takes less than handing it to another thread is worth
+LONG_CHARS = 4096  # shorter texts take less time than a switch to another thread
+
+# Normalizers that drop no characters. NFC shrinks a text at most to a third (Hangul syllables).
+_KEEPING = frozenset({"NFC", "NFD", "Prepend", "ByteLevel"})
+_COMPOSED_BYTES = 3
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """Encodes text and gives each id its bytes.
+    """Encodes text to ids and decodes ids to bytes and text.
 
-    An id the vocabulary does not have (models pad theirs) has no bytes and no text. Thread-safe:
-    nothing but a cache changes after loading.
+    Ids that are not in the vocabulary (models pad their embeddings) have no bytes and no text.
+    Thread-safe, because only a cache changes after loading.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -33,7 +41,6 @@ class Tokenizer:
         self._byte_of = _byte_level_bytes() if parts.scheme == "byte_level" else {}
         self.vocab_size = parts.vocab_size
         self.bos_id = parts.bos_id
-        self.eos_ids = parts.eos_ids
         self.special_ids = parts.special_ids
         self.special_tokens = parts.special_tokens
         self.chat_template = parts.chat_template
@@ -41,9 +48,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """From a model directory (tokenizer.json, or vocab.json and merges.txt) or a .gguf file.
+        """Load from a model directory (tokenizer.json, or vocab.json and merges.txt) or .gguf file.
 
-        ModelError if there is none, or it is broken or of an unsupported kind.
+        Raises ModelError if there is no tokenizer, or it is broken or of an unsupported kind.
         """
         path = find_model(Path(path))
         if path.is_dir():
@@ -59,20 +66,29 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of `text`; the text of a special token becomes that token.
 
-        add_special_tokens: put BOS in front if the model was trained so. unlocked: without Python's
-        lock also if the text is short, for another thread than the event loop's. InvalidRequest for
-        a text that is no valid Unicode (a lone surrogate).
+        add_special_tokens: put BOS in front if the model was trained so. unlocked: release the GIL
+        for short texts too; use it in threads other than that of the event loop.
+
+        Raises:
+            InvalidRequest: the text is not valid Unicode (it has a lone surrogate).
+            RequestError: the library fails on this text, for example if a regular expression in the
+                model's tokenizer.json backtracks without end.
         """
         try:
             ids = self._encode(text, add_special_tokens, unlocked or len(text) > LONG_CHARS)
         except (UnicodeError, TypeError) as error:
             raise _not_unicode(text) from error
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # a panic in Rust is a BaseException
+            msg = f"the model's tokenizer failed on this text: {reason_of(error)}"
+            raise RequestError(msg) from error
         if add_special_tokens and self._parts.add_bos and self.bos_id is not None:
             return [self.bos_id, *ids]
         return ids
 
     def _encode(self, text: str, add_special_tokens: bool, unlocked: bool) -> list[int]:
-        # `encode` keeps the GIL, which stopped all streams for a second over 400k characters.
+        # `encode` holds the GIL: a text of 400k characters stopped all streams for a second.
         if unlocked:
             found = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         else:
@@ -80,21 +96,41 @@ class Tokenizer:
         ids: list[int] = found.ids
         return ids
 
+    @cached_property
+    def most_bytes_per_token(self) -> int | None:
+        """Maximum number of UTF-8 bytes of text per token; None if there is no maximum."""
+        core = self._core
+        added = core.get_added_tokens_decoder().values()
+        if self._parts.scheme == "plain" or any(token.lstrip or token.rstrip for token in added):
+            return None
+        if not _keeps_text(core) or not (
+            self._byte_of or getattr(core.model, "byte_fallback", False)
+        ):
+            return None  # characters may be dropped, or many may become one unknown token
+        # In GPT-2's alphabet a character is one byte; the text of added tokens is plain.
+        spelled = core.get_vocab(with_added_tokens=True)
+        if self._parts.scheme == "byte_level":
+            longest = max(map(len, spelled))
+        else:
+            longest = max(len(token.replace("\u2581", " ").encode()) for token in spelled)
+        longest = max([longest, *(len(token.content.encode()) for token in added)])
+        return longest * (1 if core.normalizer is None else _COMPOSED_BYTES)
+
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
+        """The text of `ids`; bytes that are not valid UTF-8 become U+FFFD."""
         from cpuserve.tokenizer.detokenize import Detokenizer
 
         whole = Detokenizer(self, (), skip_special_tokens)
         return whole.push(ids) + whole.flush()
 
     def token_text(self, token_id: int) -> str:
-        """The token as the vocabulary spells it ("Ġthe"); "" for an id without a token."""
+        """The token as written in the vocabulary ("Ġthe"); "" for an id without a token."""
         if not 0 <= token_id < 2**31:
             return ""
         return self._core.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes the token stands for, maybe part of a character; b"" without a token."""
+        """The bytes of the token, maybe a part of a character; b"" for an id without a token."""
         found = self._bytes.get(token_id)
         if found is None:
             found = self._to_bytes(self.token_text(token_id))
@@ -107,7 +143,7 @@ class Tokenizer:
             try:
                 return bytes([self._byte_of[c] for c in token])
             except KeyError:
-                # An added token whose text is not in the byte alphabet stands for itself.
+                # An added token with characters outside the byte alphabet is plain text.
                 return token.encode()
         if self._parts.scheme == "byte_fallback":
             match = _BYTE_TOKEN.fullmatch(token)
@@ -115,15 +151,33 @@ class Tokenizer:
         return token.encode()
 
 
+def _keeps_text(core: Core) -> bool:
+    """Whether the normalizer drops no characters, apart from composing them."""
+    if core.normalizer is None:
+        return True
+    state = json.loads(core.normalizer.__getstate__())
+    steps = state.get("normalizers", [state])
+    return all(step.get("type") in _KEEPING or _grows(step) for step in steps)
+
+
+def _grows(step: dict[str, Any]) -> bool:
+    """Whether a normalizer replaces a text by one with at least as many bytes."""
+    old = (step.get("pattern") or {}).get("String")
+    new = step.get("content")
+    if not isinstance(old, str) or not isinstance(new, str):
+        return False
+    return len(new.encode()) >= len(old.encode())
+
+
 def _not_unicode(text: str) -> InvalidRequest:
     found = re.search("[\ud800-\udfff]", text)
     where = f" at character {found.start()}" if found else ""
-    return InvalidRequest(f"the text holds a lone surrogate{where}, which no UTF-8 can spell")
+    return InvalidRequest(f"the text has a lone surrogate{where}, which is not valid Unicode")
 
 
 @lru_cache(maxsize=1)
 def _byte_level_bytes() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes follow from U+0100.
+    """GPT-2's alphabet: printable Latin-1 bytes are themselves, others are U+0100 and following.
 
     Source: Radford et al. 2019, encoder.py bytes_to_unicode.
     """

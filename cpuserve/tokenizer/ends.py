@@ -1,0 +1,91 @@
+"""Finds the tokens that end an answer, including those that config.json does not name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from cpuserve.errors import ModelError
+from cpuserve.loader.gguf import GgufFile
+from cpuserve.loader.load import find_model, read_json
+from cpuserve.loader.mapped import read_small
+from cpuserve.tokenizer.directory import MAX_TOKENIZER_BYTES, special_tokens
+
+# Tokens that end a turn, a message or a text in common chat formats. The config.json of a fine-tune
+# often does not name the end token of its chat format, and a GGUF file may lack the key.
+ENDS = frozenset({
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|end_of_turn|>",
+    "<end_of_turn>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<end_of_utterance>",
+    "<|return|>",
+    "<|call|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+})  # fmt: skip
+# A model with both of these uses OpenAI's harmony format, in which an answer consists of several
+# messages and <|end|> ends only one of them.
+_HARMONY = frozenset({"<|return|>", "<|call|>"})
+
+
+def end_ids(named: Iterable[int], tokenizer: Path, vocab: int) -> frozenset[int]:
+    """The ids below `vocab` (the ids that the model can generate) that end an answer.
+
+    These are `named`, the ids in the model's config, and the tokens in `tokenizer` (a directory or
+    a GGUF file) that are its eos_token or whose text is in ENDS. Only the necessary parts of the
+    tokenizer are read.
+
+    Raises:
+        ModelError: `tokenizer` does not exist or is broken.
+    """
+    path = find_model(tokenizer)
+    found = _in_directory(path) if path.is_dir() else _in_gguf(path)
+    if found.keys() >= _HARMONY:
+        found.pop("<|end|>", None)
+    return frozenset(i for i in (*named, *found.values()) if i < vocab)
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _TokenizerFile(msgspec.Struct):
+    """The part of a tokenizer.json that is needed here; msgspec skips the rest (megabytes)."""
+
+    added_tokens: list[_AddedToken] | None = None
+
+
+def _in_directory(path: Path) -> dict[str, int]:
+    """Texts to ids of the end tokens in the tokenizer of a model directory."""
+    file = path / "tokenizer.json"
+    if file.exists():
+        data = read_small(file, "tokenizer", MAX_TOKENIZER_BYTES)
+        try:
+            added = msgspec.json.decode(data, type=_TokenizerFile).added_tokens or []
+        except (msgspec.MsgspecError, ValueError) as error:
+            msg = f"broken tokenizer in {file}: {error}"
+            raise ModelError(msg) from error
+        ids = {token.content: token.id for token in added if token.id >= 0}
+    elif (path / "vocab.json").exists():
+        vocab = read_json(path / "vocab.json", "vocabulary", MAX_TOKENIZER_BYTES)
+        ids = {text: i for text, i in vocab.items() if type(i) is int and i >= 0}
+    else:
+        return {}
+    wanted = {*ENDS, special_tokens(path).get("eos_token")}
+    return {text: i for text, i in ids.items() if text in wanted}
+
+
+def _in_gguf(path: Path) -> dict[str, int]:
+    """Texts to ids of the end tokens in a GGUF file; ids in its keys are part of the config."""
+    tokens = GgufFile(path).value("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list):
+        return {}
+    return {text: i for i, text in enumerate(tokens) if isinstance(text, str) and text in ENDS}
