@@ -32,18 +32,12 @@ START_S = 300  # of an emulated machine; others take a second
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
-class Group:
-    """A control group of `mib`, and what happened in it."""
+class Memory:
+    """The memory of a control group below the root, whoever made it."""
 
-    def __init__(self, mib: int) -> None:
+    def __init__(self, name: str) -> None:
         self.v1 = (V1 / "memory.limit_in_bytes").exists()
-        if not self.v1:
-            control = V2 / "cgroup.subtree_control"
-            control.write_text("+memory")
-        self.path = (V1 if self.v1 else V2) / f"cpuserve-test-{os.getpid()}-{mib}"
-        self.path.mkdir()
-        name = "memory.limit_in_bytes" if self.v1 else "memory.max"
-        (self.path / name).write_text(str(mib * MIB))
+        self.path = (V1 if self.v1 else V2) / name
 
     @property
     def version(self) -> str:
@@ -62,6 +56,19 @@ class Group:
         events = (self.path / ("memory.oom_control" if self.v1 else "memory.events")).read_text()
         found = re.search(r"^oom_kill (\d+)$", events, re.MULTILINE)
         return int(found[1]) if found else 0
+
+
+class Group(Memory):
+    """A control group of `mib`."""
+
+    def __init__(self, mib: int) -> None:
+        super().__init__(f"cpuserve-test-{os.getpid()}-{mib}")
+        if not self.v1:
+            control = V2 / "cgroup.subtree_control"
+            control.write_text("+memory")
+        self.path.mkdir()
+        name = "memory.limit_in_bytes" if self.v1 else "memory.max"
+        (self.path / name).write_text(str(mib * MIB))
 
     def run(self, *command: str) -> subprocess.Popen[str]:
         """Start a command in the group."""
