@@ -42,6 +42,16 @@ CPUSERVE_INLINE F scale2(F p, F n) {
   __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)));
 }
+// Adding kMagic leaves n + 127 in the lowest bits of the sum, where a shift makes it the exponent.
+constexpr float kMagic = 12582912.0f + 127.0f;  // 1.5 2^23 + 127
+constexpr bool kSplitsDown = false;
+CPUSERVE_INLINE F split_exponent(F x, F* e) {
+  *e = add(x, set1(kMagic));
+  return sub(x, sub(*e, set1(kMagic)));
+}
+CPUSERVE_INLINE F add_exponent(F p, F e) {
+  return mul(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(e), 23)));
+}
 // One exponent field cannot hold the whole range of n, so 2^n is multiplied in two halves.
 CPUSERVE_INLINE F scale2_far(F p, F n) {
   const F half = round(mul(n, set1(0.5f)));
@@ -147,7 +157,12 @@ CPUSERVE_INLINE void store_bf16(uint16_t* p, F x) {
   _mm_storeu_si128((__m128i*)p,
                    _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
 }
-CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) { store_bf16(p, x); }
+CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
+  const __m256i rounded = _mm256_add_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(0x8000));
+  const __m256i r = _mm256_srli_epi32(rounded, 16);
+  _mm_storeu_si128((__m128i*)p,
+                   _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
+}
 CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }

@@ -40,6 +40,14 @@ CPUSERVE_INLINE F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
 CPUSERVE_INLINE F round(F x) { return _mm512_roundscale_ps(x, 0); }
 CPUSERVE_INLINE F scale2(F p, F n) { return _mm512_scalef_ps(p, n); }
 CPUSERVE_INLINE F scale2_far(F p, F n) { return scale2(p, n); }
+// VREDUCEPS subtracts the largest integer not above x, and VSCALEFPS rounds its exponent down by
+// itself: three operations on Intel, where rounding, subtracting and scaling are five.
+constexpr bool kSplitsDown = true;
+CPUSERVE_INLINE F split_exponent(F x, F* e) {
+  *e = x;
+  return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+CPUSERVE_INLINE F add_exponent(F p, F e) { return _mm512_scalef_ps(p, e); }
 CPUSERVE_INLINE F keep(F x, int lo, int hi, F other) {
   __mmask16 m = (__mmask16)(first(hi) & ~first(lo));
   return _mm512_mask_blend_ps(m, other, x);
@@ -144,7 +152,13 @@ CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x));
 }
 #else
-CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) { store_bf16(p, x); }
+CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
+  const __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+  const __m512i odd_words = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 31, 29,
+                                             27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+  const __m512i packed = _mm512_permutexvar_epi16(odd_words, rounded);
+  _mm256_storeu_si256((__m256i*)p, _mm512_castsi512_si256(packed));
+}
 #endif
 CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));

@@ -46,6 +46,16 @@ CPUSERVE_INLINE F scale2(F p, F n) {
   const int32x4_t e = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
   return vmulq_f32(p, vreinterpretq_f32_s32(vshlq_n_s32(e, 23)));
 }
+// Adding kMagic leaves n + 127 in the lowest bits of the sum, where a shift makes it the exponent.
+constexpr float kMagic = 12582912.0f + 127.0f;  // 1.5 2^23 + 127
+constexpr bool kSplitsDown = false;
+CPUSERVE_INLINE F split_exponent(F x, F* e) {
+  *e = add(x, set1(kMagic));
+  return sub(x, sub(*e, set1(kMagic)));
+}
+CPUSERVE_INLINE F add_exponent(F p, F e) {
+  return mul(p, vreinterpretq_f32_s32(vshlq_n_s32(vreinterpretq_s32_f32(e), 23)));
+}
 // One exponent field cannot hold the whole range of n, so 2^n is multiplied in two halves.
 CPUSERVE_INLINE F scale2_far(F p, F n) {
   const F half = round(mul(n, set1(0.5f)));
@@ -144,7 +154,10 @@ CPUSERVE_INLINE uint32x4_t bf16_bits(F x) {
   return vshrq_n_u32(vbslq_u32(vceqq_f32(x, x), r, quiet), 16);
 }
 CPUSERVE_INLINE void store_bf16(uint16_t* p, F x) { vst1_u16(p, vmovn_u32(bf16_bits(x))); }
-CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) { store_bf16(p, x); }
+CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
+  const uint32x4_t rounded = vaddq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x8000));
+  vst1_u16(p, vshrn_n_u32(rounded, 16));
+}
 CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {
   vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
 }

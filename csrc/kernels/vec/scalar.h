@@ -94,6 +94,12 @@ CPUSERVE_INLINE F scale2(F p, F n) {
   CPUSERVE_LANES p.v[i] *= float_of((uint32_t)((int32_t)n.v[i] + 127) << 23);
   return p;
 }
+constexpr bool kSplitsDown = false;
+CPUSERVE_INLINE F split_exponent(F x, F* e) {
+  *e = round(x);
+  return sub(x, *e);
+}
+CPUSERVE_INLINE F add_exponent(F p, F e) { return scale2(p, e); }
 // One exponent field cannot hold the whole range of n, so 2^n is multiplied in two halves.
 CPUSERVE_INLINE F scale2_far(F p, F n) {
   const F half = round(mul(n, set1(0.5f)));

@@ -10,6 +10,10 @@
 //   F add sub mul div max min (F, F)    F fma(a, b, c) = a b + c   F fnma(a, b, c) = c - a b
 //   F round(F) to nearest even          F scale2(F p, F n) = p 2^n, n integral in [-126, 127]
 //   F scale2_far(F p, F n) the same for n in [-252, 252], rounded once
+//   F split_exponent(F x, F* e): f of x = n + f with n integral, |x| <= 2^21; f is in [0, 1] if
+//     kSplitsDown (a constexpr bool), otherwise in [-1/2, 1/2]
+//   F add_exponent(F p, F e) = p 2^n, n in [-126, 127]: both together take fewer operations than
+//     round, sub and scale2
 //   F keep(F x, int lo, int hi, F other): lanes lo <= i < hi of x, `other` elsewhere
 //   float reduce_add(F) reduce_max(F): one fixed tree
 //   I izero() iset1(int)  I iadd(I, I)   F to_float(I)
@@ -24,7 +28,8 @@
 //   F load_bf16(const uint16_t*) load_f16(const uint16_t*)   (kLanes elements)
 //   F load_s8(const uint8_t*) load_e5m2(const uint8_t*) load_e4m3(const uint8_t*): 1/256 of it
 //   void store_bf16(uint16_t*, F) store_f16(uint16_t*, F)    round to nearest even, NaN stays NaN
-//   void store_bf16_normal(uint16_t*, F): store_bf16 of lanes that are 0 or not denormal
+//   void store_bf16_normal(uint16_t*, F): the same of lanes that are not denormal and finite, or a
+//     NaN that was a bf16; ties go to even or away from 0. It takes a third of the operations.
 //   P interleave_bf16(F even, F odd): lane i = (bf16(even[i]), bf16(odd[i]))
 //   P interleave_top(F even, F odd): the same, truncated instead of rounded  F even(P) odd(P)
 //   Q load_quads(const uint8_t*) set1_quad(const int8_t*)
