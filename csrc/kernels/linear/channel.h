@@ -222,10 +222,10 @@ inline float channel_scale_of(const PackArgs& a, int row) {
   return reduce_max(top) / 127.0f;
 }
 
-// Writes elements [k0, k0 + n) of a row as bytes with zero point 128. The other bytes up to
-// kChunk64 are zeros.
-inline void channel_bytes(const PackArgs& a, int row, int64_t k0, int n, float scale,
-                          uint8_t* out) {
+// Writes elements [k0, k0 + n) of a row as bytes in which kZero, 128 or 0, stands for 0. The other
+// bytes up to kChunk64 are zeros.
+template <int kZero>
+void channel_bytes(const PackArgs& a, int row, int64_t k0, int n, float scale, uint8_t* out) {
   alignas(64) int8_t q[kChunk64] = {};
   if (a.rows[row] && a.source == SourceType::s8_channel) {
     memcpy(q, static_cast<const int8_t*>(a.rows[row]) + 4 + k0, static_cast<size_t>(n));
@@ -235,39 +235,43 @@ inline void channel_bytes(const PackArgs& a, int row, int64_t k0, int n, float s
     const F s = set1(scale);
     for (int i = 0; i < kChunk64; i += kLanes) store_s8(q + i, round(div(load(x + i), s)));
   }
-  for (int i = 0; i < kChunk64; i++) out[i] = static_cast<uint8_t>(q[i] ^ -128);
+  for (int i = 0; i < kChunk64; i++) out[i] = static_cast<uint8_t>(q[i] + kZero);
 }
 
-inline void pack_channel(const PackArgs& a) noexcept {
+// kSide: bytes of a column side by side. kZero: the byte that stands for 0.
+template <int kSide = 4, int kZero = 128>
+void pack_channel(const PackArgs& a) noexcept {
   float scales[kPanel];
   for (int r = 0; r < kPanel; r++) scales[r] = channel_scale_of(a, r);
   uint8_t* to = static_cast<uint8_t*>(a.panel);
   alignas(64) uint8_t rows[kPanel][kChunk64];
   for (int64_t k0 = 0; k0 < a.k; k0 += kChunk64) {
     const int n = static_cast<int>(a.k - k0 < kChunk64 ? a.k - k0 : kChunk64);
-    for (int r = 0; r < kPanel; r++) channel_bytes(a, r, k0, n, scales[r], rows[r]);
-    for (int i = 0; i < n; i += 4) {
-      for (int r = 0; r < kPanel; r++, to += 4) memcpy(to, &rows[r][i], 4);
+    for (int r = 0; r < kPanel; r++) channel_bytes<kZero>(a, r, k0, n, scales[r], rows[r]);
+    for (int i = 0; i < n; i += kSide) {
+      for (int r = 0; r < kPanel; r++, to += kSide) memcpy(to, &rows[r][i], kSide);
     }
   }
   memcpy(to, scales, sizeof scales);
 }
 
-inline void channel_row(const PackedWeight& w, int64_t n, float* out) noexcept {
+template <int kSide = 4, int kZero = 128>
+void channel_row(const PackedWeight& w, int64_t n, float* out) noexcept {
   const uint8_t* panel = w.data + static_cast<size_t>(n / kPanel) * w.panel_bytes;
   const int64_t column = n % kPanel;
   const float scale =
       read_as<float>(panel + w.panel_bytes - kChannelScales + static_cast<size_t>(column) * 4);
   for (int64_t k = 0; k < w.k; k++) {
-    out[k] = scale * static_cast<float>(panel[(k / 4 * kPanel + column) * 4 + k % 4] - 128);
+    const uint8_t q = panel[(k / kSide * kPanel + column) * kSide + k % kSide];
+    out[k] = scale * static_cast<float>(static_cast<int8_t>(q - kZero));
   }
 }
 
 template <int64_t kGroupQuads>
 constexpr LinearKernel channel_kernel() {
   using Kind = Channel<kGroupQuads>;
-  return {Kind::kAct,  channel_panel_bytes, pack_channel, run_linear<Kind>,
-          channel_row, Kind::kRows,         Kind::kPanels};
+  return {Kind::kAct,    channel_panel_bytes, pack_channel<>, run_linear<Kind>,
+          channel_row<>, Kind::kRows,         Kind::kPanels};
 }
 
 }  // namespace

@@ -183,7 +183,8 @@ inline void read_elements(const PackArgs& a, int row, int64_t k0, int n, typenam
   E::from_floats(x, out, kChunk64);
 }
 
-template <class E>
+// kSide: elements of a column side by side.
+template <class E, int kSide = E::kPerStep>
 void pack_dense(const PackArgs& a) noexcept {
   using T = typename E::Packed;
   T rows[kPanel][kChunk64];
@@ -192,24 +193,20 @@ void pack_dense(const PackArgs& a) noexcept {
     const int n = static_cast<int>(a.k - k0 < kChunk64 ? a.k - k0 : kChunk64);
     memset(rows, 0, sizeof rows);
     for (int r = 0; r < kPanel; r++) read_elements<E>(a, r, k0, n, rows[r]);
-    for (int i = 0; i < n; i += E::kPerStep) {
-      for (int r = 0; r < kPanel; r++) {
-        memcpy(to, &rows[r][i], sizeof(T) * E::kPerStep);
-        to += E::kPerStep;
-      }
+    for (int i = 0; i < n; i += kSide) {
+      for (int r = 0; r < kPanel; r++, to += kSide) memcpy(to, &rows[r][i], sizeof(T) * kSide);
     }
   }
 }
 
-template <class E>
+template <class E, int kSide = E::kPerStep>
 void dense_row(const PackedWeight& w, int64_t n, float* out) noexcept {
   using T = typename E::Packed;
   const T* panel =
       reinterpret_cast<const T*>(w.data + static_cast<size_t>(n / kPanel) * w.panel_bytes);
   const int64_t column = n % kPanel;
   for (int64_t k = 0; k < w.k; k++) {
-    const int64_t at = (k / E::kPerStep * kPanel + column) * E::kPerStep + k % E::kPerStep;
-    out[k] = E::to_float(panel[at]);
+    out[k] = E::to_float(panel[(k / kSide * kPanel + column) * kSide + k % kSide]);
   }
 }
 

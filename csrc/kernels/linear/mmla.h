@@ -648,56 +648,9 @@ void run_mmla(const LinearArgs& a) noexcept {
 inline size_t mmla_dense_bytes(int64_t k) noexcept {
   return static_cast<size_t>(MmlaBf16::units(k) * kLineBytes);
 }
-inline void pack_mmla_dense(const PackArgs& a) noexcept {
-  uint16_t rows[kPanel][kChunk64];
-  uint8_t* to = static_cast<uint8_t*>(a.panel);
-  for (int64_t k0 = 0; k0 < a.k; k0 += kChunk64) {
-    const int n = static_cast<int>(a.k - k0 < kChunk64 ? a.k - k0 : kChunk64);
-    memset(rows, 0, sizeof rows);
-    for (int r = 0; r < kPanel; r++) read_elements<Bf16Element>(a, r, k0, n, rows[r]);
-    for (int i = 0; i < n; i += 4) {
-      for (int r = 0; r < kPanel; r++, to += kStepBytes) memcpy(to, &rows[r][i], kStepBytes);
-    }
-  }
-}
-inline void mmla_dense_row(const PackedWeight& w, int64_t n, float* out) noexcept {
-  const uint8_t* at =
-      w.data + static_cast<size_t>(n / kPanel) * w.panel_bytes + n % kPanel * kStepBytes;
-  for (int64_t k = 0; k < w.k; k++) {
-    out[k] = Bf16Element::to_float(read_as<uint16_t>(at + k / 4 * kLineBytes + k % 4 * 2));
-  }
-}
-
 inline size_t mmla_channel_bytes(int64_t k) noexcept {
   return static_cast<size_t>(MmlaChannel::units(k) * kLineBytes) + kChannelScales;
 }
-inline void pack_mmla_channel(const PackArgs& a) noexcept {
-  float scales[kPanel];
-  for (int r = 0; r < kPanel; r++) scales[r] = channel_scale_of(a, r);
-  uint8_t* to = static_cast<uint8_t*>(a.panel);
-  alignas(64) uint8_t rows[kPanel][kChunk64];
-  for (int64_t k0 = 0; k0 < a.k; k0 += kChunk64) {
-    const int n = static_cast<int>(a.k - k0 < kChunk64 ? a.k - k0 : kChunk64);
-    for (int r = 0; r < kPanel; r++) channel_bytes(a, r, k0, n, scales[r], rows[r]);
-    for (int i = 0; i < n; i += kStepBytes) {
-      for (int r = 0; r < kPanel; r++, to += kStepBytes) {
-        const uint64_t bytes = read_as<uint64_t>(&rows[r][i]) ^ 0x8080808080808080u;
-        memcpy(to, &bytes, kStepBytes);
-      }
-    }
-  }
-  memcpy(to, scales, sizeof scales);
-}
-inline void mmla_channel_row(const PackedWeight& w, int64_t n, float* out) noexcept {
-  const uint8_t* at =
-      w.data + static_cast<size_t>(n / kPanel) * w.panel_bytes + n % kPanel * kStepBytes;
-  const float scale = scales_of_panel(w, n / kPanel)[n % kPanel];
-  for (int64_t k = 0; k < w.k; k++) {
-    const auto q = read_as<int8_t>(at + k / kStepBytes * kLineBytes + k % kStepBytes);
-    out[k] = scale * static_cast<float>(q);
-  }
-}
-
 // The place of unit i (4 bytes) of a column among the codes of a group, with 4 or 8 bytes of a
 // column side by side.
 CPUSERVE_INLINE int unit_of_4(int i, int column) { return (i * kPanel + column) * 4; }
@@ -764,9 +717,9 @@ template <class Kind>
 constexpr LinearKernel mmla_dense_kernel() {
   return {Kind::kAct,
           mmla_dense_bytes,
-          pack_mmla_dense,
+          pack_dense<Bf16Element, kStepBytes / 2>,
           run_mmla<Kind>,
-          mmla_dense_row,
+          dense_row<Bf16Element, kStepBytes / 2>,
           2 * Kind::kPairs,
           2,
           kStepBytes};
@@ -775,9 +728,9 @@ template <class Kind>
 constexpr LinearKernel mmla_channel_kernel() {
   return {Kind::kAct,
           mmla_channel_bytes,
-          pack_mmla_channel,
+          pack_channel<kStepBytes, 0>,
           run_mmla<Kind>,
-          mmla_channel_row,
+          channel_row<kStepBytes, 0>,
           2 * Kind::kPairs,
           2,
           kStepBytes};
