@@ -40,7 +40,7 @@ struct KvBf16 {
   static constexpr int kQuerySide = kBf16Pairs ? 4 : 2;
   static constexpr int kMostRows = kTallRows;
   using Elem = uint16_t;  // cache element
-  using Left = uint16_t;  // q and probabilities
+  using Left = uint16_t;  // q, and probabilities (store_p)
   using Vec = P;
   static constexpr int kStep = 2, kSide = 2;
   static constexpr bool kScaled = false;
@@ -50,7 +50,9 @@ struct KvBf16 {
   CPUSERVE_INLINE Vec keep_first(Vec x) { return interleave_top(even(x), zero()); }
   CPUSERVE_INLINE Vec keep_second(Vec x) { return interleave_top(zero(), odd(x)); }
   CPUSERVE_INLINE F exp2(F x) { return exp2_coarse(x); }
-  CPUSERVE_INLINE void store_left(Left* p, F x) { store_bf16_normal(p, x); }
+  CPUSERVE_INLINE void store_left(Left* p, F x) { store_bf16(p, x); }
+  CPUSERVE_INLINE void store_p(Left* p, F x) { store_bf16_normal(p, x); }
+  CPUSERVE_INLINE void store_p2(Left* p, F x, F y) { store_bf16_normal2(p, x, y); }
 };
 // Products of single floats: every vector holds one dim or one key.
 struct SingleProducts {
@@ -68,6 +70,11 @@ struct SingleProducts {
   CPUSERVE_INLINE Vec keep_second(Vec x) { return x; }
   CPUSERVE_INLINE F exp2(F x) { return exp2_nonpositive(x); }
   CPUSERVE_INLINE void store_left(Left* p, F x) { store(p, x); }
+  CPUSERVE_INLINE void store_p(Left* p, F x) { store(p, x); }
+  CPUSERVE_INLINE void store_p2(Left* p, F x, F y) {
+    store(p, x);
+    store(p + kLanes, y);
+  }
 };
 struct KvF16 : SingleProducts {
   using Elem = uint16_t;
@@ -386,19 +393,31 @@ CPUSERVE_INLINE float exp_scores(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, in
   const auto whole_vector = [&]() __attribute__((always_inline)) {
     const F e = one();
     sum = add(sum, e);
-    Kv::store_left(p + place_in_p<Kv>(0, k), scaled(e));
+    const F left = scaled(e);
     k += kLanes;
+    return left;
   };
   const auto cut = [&] {
     const F e = keep(one(), lo - k, hi - k, zero());
     sum = add(sum, e);
-    Kv::store_left(p + place_in_p<Kv>(0, k), keep(scaled(e), lo - k, hi - k, zero()));
+    Kv::store_p(p + place_in_p<Kv>(0, k), keep(scaled(e), lo - k, hi - k, zero()));
     k += kLanes;
   };
   if (lo > k) cut();
   const int whole = hi / kLanes * kLanes;
+  if constexpr (!Kv::kRowPairs) {  // two vectors are packed in fewer operations than one and one
+#pragma GCC unroll 2
+    while (k + kLanes < whole) {
+      typename Kv::Left* to = p + k;
+      const F x = whole_vector();
+      Kv::store_p2(to, x, whole_vector());
+    }
+  }
 #pragma GCC unroll 4
-  while (k < whole) whole_vector();
+  while (k < whole) {
+    typename Kv::Left* to = p + place_in_p<Kv>(0, k);
+    Kv::store_p(to, whole_vector());
+  }
   if (k < hi) cut();
   return reduce_add(sum);
 }

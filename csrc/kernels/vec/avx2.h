@@ -157,11 +157,18 @@ CPUSERVE_INLINE void store_bf16(uint16_t* p, F x) {
   _mm_storeu_si128((__m128i*)p,
                    _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
 }
-CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
+CPUSERVE_INLINE __m256i bf16_bits_normal(F x) {
   const __m256i rounded = _mm256_add_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(0x8000));
-  const __m256i r = _mm256_srli_epi32(rounded, 16);
+  return _mm256_srli_epi32(rounded, 16);
+}
+CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
+  const __m256i r = bf16_bits_normal(x);
   _mm_storeu_si128((__m128i*)p,
                    _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
+}
+CPUSERVE_INLINE void store_bf16_normal2(uint16_t* p, F x, F y) {
+  const __m256i mixed = _mm256_packus_epi32(bf16_bits_normal(x), bf16_bits_normal(y));
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(mixed, 0xd8));
 }
 CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));

@@ -151,13 +151,22 @@ CPUSERVE_INLINE void store_bf16(uint16_t* p, F x) {
 CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x));
 }
+CPUSERVE_INLINE void store_bf16_normal2(uint16_t* p, F x, F y) {
+  _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+}
 #else
+CPUSERVE_INLINE void store_bf16_normal2(uint16_t* p, F x, F y) {
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i odd_words =
+      _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
+                       25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+  _mm512_storeu_si512(
+      p, _mm512_permutex2var_epi16(_mm512_add_epi32(_mm512_castps_si512(x), half), odd_words,
+                                   _mm512_add_epi32(_mm512_castps_si512(y), half)));
+}
 CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
   const __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
-  const __m512i odd_words = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 31, 29,
-                                             27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-  const __m512i packed = _mm512_permutexvar_epi16(odd_words, rounded);
-  _mm256_storeu_si256((__m256i*)p, _mm512_castsi512_si256(packed));
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 #endif
 CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {

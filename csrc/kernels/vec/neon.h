@@ -158,6 +158,10 @@ CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
   const uint32x4_t rounded = vaddq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x8000));
   vst1_u16(p, vshrn_n_u32(rounded, 16));
 }
+CPUSERVE_INLINE void store_bf16_normal2(uint16_t* p, F x, F y) {
+  store_bf16_normal(p, x);
+  store_bf16_normal(p + kLanes, y);
+}
 CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {
   vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
 }

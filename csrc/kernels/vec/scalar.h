@@ -227,6 +227,10 @@ CPUSERVE_INLINE F load_e5m2(const uint8_t* p) {
 }
 CPUSERVE_INLINE void store_bf16(uint16_t* p, F x) { CPUSERVE_LANES p[i] = to_bf16(x.v[i]); }
 CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) { store_bf16(p, x); }
+CPUSERVE_INLINE void store_bf16_normal2(uint16_t* p, F x, F y) {
+  store_bf16_normal(p, x);
+  store_bf16_normal(p + kLanes, y);
+}
 CPUSERVE_INLINE void store_f16(uint16_t* p, F x) { CPUSERVE_LANES p[i] = to_f16(x.v[i]); }
 CPUSERVE_INLINE P interleave_bf16(F even, F odd) {
   P r;

@@ -30,6 +30,7 @@
 //   void store_bf16(uint16_t*, F) store_f16(uint16_t*, F)    round to nearest even, NaN stays NaN
 //   void store_bf16_normal(uint16_t*, F): the same of lanes that are not denormal and finite, or a
 //     NaN that was a bf16; ties go to even or away from 0. It takes a third of the operations.
+//   void store_bf16_normal2(uint16_t*, F x, F y): of x, and then of y
 //   P interleave_bf16(F even, F odd): lane i = (bf16(even[i]), bf16(odd[i]))
 //   P interleave_top(F even, F odd): the same, truncated instead of rounded  F even(P) odd(P)
 //   Q load_quads(const uint8_t*) set1_quad(const int8_t*)
