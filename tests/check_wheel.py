@@ -68,8 +68,9 @@ def _contents(wheel: Path, arch: str, python: str) -> list[str]:
     faults = [f"unexpected file {name}" for name in names if not expected.match(name)]
     wanted = ("cpuserve/py.typed", "cpuserve/_C.pyi", "cpuserve/__main__.py")
     faults += [f"{name} is missing" for name in wanted if name not in names]
-    if len(extensions) != 1 or f"-{python}-" not in extensions[0]:
-        return [*faults, f"not one extension for Python {python}: {extensions}"]
+    system = "darwin" if arch == "arm64" else f"{arch}-linux-gnu"
+    if extensions != [f"cpuserve/_C.cpython-{python}-{system}.so"]:  # what that Python loads
+        return [*faults, f"not one extension for Python {python} and {arch}: {extensions}"]
     if arch in E_MACHINE and int.from_bytes(heads[0][18:20], "little") != E_MACHINE[arch]:
         faults.append(f"the extension is not for {arch}")
     return faults

@@ -45,7 +45,8 @@ def test_a_wheel_as_it_should_be_has_no_fault(tmp_path):
     both = "cpuserve-0.1.0-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
     assert faults_of(wheel(tmp_path, both)) == []
     mac = "cpuserve-0.1.0-cp311-cp311-macosx_14_0_arm64.whl"
-    assert faults_of(wheel(tmp_path, mac)) == []
+    library = {EXTENSION: None, "cpuserve/_C.cpython-311-darwin.so": b"\xcf\xfa\xed\xfe"}
+    assert faults_of(wheel(tmp_path, mac, **library)) == []
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,12 @@ def test_a_wheel_as_it_should_be_has_no_fault(tmp_path):
         ("other-0.1.0-cp311-cp311-any.whl", {}, "not that of a cpuserve wheel"),
         (NAME.replace("manylinux_2_28", "linux"), {}, "for one machine only"),
         (NAME.replace("x86_64", "riscv64"), {}, "unknown platforms"),
-        (NAME.replace("x86_64", "aarch64"), {}, "the extension is not for aarch64"),
+        (
+            NAME.replace("x86_64", "aarch64"),
+            {EXTENSION: None, EXTENSION.replace("x86_64", "aarch64"): ELF},
+            "the extension is not for aarch64",
+        ),
+        (NAME.replace("x86_64", "aarch64"), {}, "not one extension for Python 311 and aarch64"),
         (NAME.replace("311", "312"), {}, "not one extension for Python 312"),
         (NAME, {EXTENSION: None}, "not one extension"),
         (NAME, {"cpuserve/_C.cpython-311-other.so": ELF}, "not one extension"),
@@ -62,7 +68,19 @@ def test_a_wheel_as_it_should_be_has_no_fault(tmp_path):
         (NAME, {"tests/x.py": b""}, "unexpected file tests/x.py"),
         (NAME, {"cpuserve/large": bytes(MOST_BYTES)}, "more than"),
     ],
-    ids=["name", "local", "arch", "elf", "python", "none", "two", "missing", "more", "large"],
+    ids=[
+        "name",
+        "local",
+        "arch",
+        "elf",
+        "suffix",
+        "python",
+        "none",
+        "two",
+        "missing",
+        "more",
+        "large",
+    ],
 )
 def test_a_fault_of_a_wheel_is_found(tmp_path, name, changed, fault):
     assert any(fault in found for found in faults_of(wheel(tmp_path, name, **changed)))
