@@ -1,14 +1,14 @@
 """Answer the golden prompts with the default model at ISA levels, in this process.
 
-    python -m tests.fidelity.at_level [--model FILE] [--tokens N] [LEVEL ...]
+    python -m tests.fidelity.at_level [--model FILE] [--tokens N] [--law M,N] [LEVEL ...]
 
 The levels are by default all that this build has and this CPU runs.
 
 At each level: greedy answers must be those of transformers in fp32 (tests/golden) up to the first
 token that led the next best by less than MARGIN, because that close a call may go either way. And
 they must have the same bits, token by token, when the prompts are computed in small pieces, on
-other threads, and together with other requests: 32 in all. Nothing but cpuserve and the model is
-needed, so it also runs under an emulator:
+other threads, and together with other requests: 32 in all (with --law, the first M tokens, among N
+requests in all). Nothing but cpuserve and the model is needed, so it also runs under an emulator:
 
     qemu-x86_64-static -cpu Haswell PYTHON -m tests.fidelity.at_level avx2
 """
@@ -36,6 +36,10 @@ class Answer:
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+
+    def first(self, tokens: int) -> Answer:
+        """Its first `tokens` tokens."""
+        return Answer(self.ids[:tokens], self.logprobs[:tokens])
 
 
 def certain(margins: list[float]) -> int:
@@ -102,10 +106,15 @@ def check_answers(model: Path, isa: str, tokens: int) -> tuple[int, list[Answer]
 
 
 def check_law(
-    model: Path, isa: str, tokens: int, alone: list[Answer], prompts: list[list[int]]
+    model: Path,
+    isa: str,
+    tokens: int,
+    alone: list[Answer],
+    prompts: list[list[int]],
+    requests: int = TOGETHER,
 ) -> None:
     """The prompts together with others, in pieces, on other threads, must have the same bits."""
-    company = others(TOGETHER - len(prompts))
+    company = others(requests - len(prompts))
     mixed = [*company[::2], *prompts, *company[1::2]]
     _, two = threads_here()
     first = len(company[::2])
@@ -119,7 +128,7 @@ def check_law(
         max_num_batched_tokens=PIECE,
     )[first : first + len(prompts)]
     for text, want, got in zip(PROMPTS, alone, found, strict=True):
-        assert got == want, f"{isa}: {text!r}: {got} among {TOGETHER - 1} others, {want} alone"
+        assert got == want, f"{isa}: {text!r}: {got} among {requests - 1} others, {want} alone"
 
 
 def main(argv: list[str]) -> int:
@@ -129,15 +138,21 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=MODEL, help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=NUM_GREEDY, help="of each answer, at most 16")
+    parser.add_argument("--law", default=f"{NUM_GREEDY},{TOGETHER}", help="default: %(default)s")
     parser.add_argument("levels", nargs="*", metavar="LEVEL")
     options = parser.parse_args(argv)
+    few, requests = (int(number) for number in options.law.split(","))
+    few = min(few, options.tokens)
+    if few < 1 or not len(PROMPTS) < requests <= TOGETHER:
+        parser.error(f"--law is tokens and from {len(PROMPTS) + 1} to {TOGETHER} requests")
     model = resolve_model(options.model)
     for isa in options.levels or _C.isa_levels():
         compared, alone, prompts = check_answers(model, isa, options.tokens)
-        check_law(model, isa, options.tokens, alone, prompts)
+        check_law(model, isa, few, [answer.first(few) for answer in alone], prompts, requests)
         print(
             f"{isa}: {compared} tokens of {len(prompts)} prompts are the reference's; "
-            f"the same bits among {TOGETHER - 1} others, in pieces, on other threads",
+            f"the first {few} have the same bits among {requests - 1} others, in pieces, on other "
+            "threads",
             flush=True,
         )
     return 0
