@@ -5,7 +5,7 @@ usage: python tests/on_arm.py [--work DIR] [PART...]
 Parts, by default all of them:
   levels   at each NEON level, on a CPU that has it and no higher one as far as qemu knows one, the
            default model's answers to the golden prompts, and their bits among other requests
-  tests    the tests of reading, quantizing and generating, without those that need torch
+  tests    the numerics law, and the tests of executor, formats, engine and host, without torch
   serve    `cpuserve serve` answers a question with the default model
 
 Needs Debian (or a relative) with the right to make a mount namespace, this Python in the version of
@@ -52,9 +52,30 @@ LEVELS = {
     "neon_i8mm": ("neoverse-v1", "max"),
     "neon_bf16": ("neoverse-v1", "max"),
 }
-# Folders of tests, a process for each group, without torch, which is too slow under emulation.
-TESTS = (("quant", "loader", "llm"), ("tokenizer", "program", "engine"))
-WITHOUT = "not torch and not transformers and not executors"
+# The numerics law on three threads, and the tests of what is compiled or reads the machine.
+LAW_TESTS = ("tests/runtime/test_numerics_law.py", "-k", "(3-threads or 3-ranks) and not scalar")
+TESTS = (
+    *("tests/runtime", "tests/quant", "tests/llm", "tests/loader", "tests/platforms"),
+    *("tests/tokenizer", "tests/program/test_builder.py"),
+    *("tests/engine/test_core.py", "tests/engine/test_inline.py"),
+    *("-k", "not torch and not transformers and not executors"),
+)
+HOST, EXECUTOR = "tests/platforms/test_host.py", "tests/runtime/test_native_executor.py"
+LEFT_OUT = {
+    "tests/runtime/test_numerics_law.py": "is a job of its own",
+    "tests/runtime/test_executors_agree.py": "imports torch",
+    "tests/runtime/test_kv_types.py": "imports torch",
+    "tests/runtime/test_torch_executor.py": "imports torch",
+    "tests/runtime/test_transformers_fallback.py": "imports torch",
+    "tests/platforms/test_plugins.py": "needs pip in the Python under test",
+    f"{EXECUTOR}::test_kv_memory_for_the_next_step_is_got_ready_while_idle": (
+        "qemu says that MADV_POPULATE_WRITE is done, and does nothing"
+    ),
+    f"{HOST}::test_limits_of_the_process_are_read": "qemu accepts these limits and ignores them",
+    f"{HOST}::test_levels_are_all_that_the_kernel_shows_instructions_for": (
+        "qemu shows the flags of the CPU that it runs on"
+    ),
+}
 LAW = "4,14"  # tokens and requests of at_level's last check: an emulated token takes half a second
 TIMEOUT_S = 3000
 
@@ -102,10 +123,11 @@ def jobs_of(part: str) -> list[Job]:
     cpu = cpu_of(list(LEVELS)[-1])
     if part == "serve":
         return [Job(part, cpu, ("-m", "cpuserve", "serve"), ask=True)]
-    options = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not network", "-k", WITHOUT)
+    options = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not network")
+    without = [f"--{'deselect' if '::' in path else 'ignore'}={path}" for path in LEFT_OUT]
     return [
-        Job(f"{part} of {group[0]}", cpu, (*options, *(f"tests/{name}" for name in group)))
-        for group in TESTS
+        Job("law", cpu, (*options, *LAW_TESTS)),
+        Job("tests", cpu, (*options, *without, *TESTS)),
     ]
 
 
