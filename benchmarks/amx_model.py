@@ -262,8 +262,9 @@ class Model:
         step["front end"] = 4 * TILE_LINES + 4 + 90
         steps = 16 * hd / 32
         stored = {"stores": (8 + hd // 32) * 4 * TILE_LINES}
-        # Keys, values, rows of q, o and results; scores (4 bytes, twice) and probabilities.
-        l2 = {"L2 bytes": 2 * 256 * hd * 2 + 32 * hd * (2 + 3 * 4) + 32 * 256 * (2 * 4 + 2 * 2)}
+        # Keys, values, rows of q, o and results; scores (4 bytes, twice), and
+        # probabilities, which are written where the scores have just been read.
+        l2 = {"L2 bytes": 2 * 256 * hd * 2 + 32 * hd * (2 + 3 * 4) + 32 * 256 * (2 * 4 + 2)}
         of_row = self.softening(kv)
         lines = 32 * hd / 16  # of results, merged into those of the chunks before
         merged = {"vectors": 2 * lines, "loads": 2 * lines, "stores": lines, "front end": 5 * lines}

@@ -56,7 +56,7 @@ CPUSERVE_INLINE size_t query_width(int hd) {
 // Fits kAttentionScratch: scores and probabilities of each tile in flight, a tile's own result, m
 // and l, and as many rows of q and o as the rest holds. Vectors have 24 KB of scores and
 // probabilities and use no more than half of the scratch, so that it stays in L2 (256 rows at hd
-// 64, 96 at hd 256). Matrix tiles have 96 KB of them, and up to 256 KB of widened keys and values.
+// 64, 96 at hd 256). Matrix tiles have 64 KB of them, and up to 256 KB of widened keys and values.
 template <class Kv>
 static inline RowBlock<Kv> carve_scratch(void* scratch, int hd) {
   RowBlock<Kv> b;
@@ -71,7 +71,11 @@ static inline RowBlock<Kv> carve_scratch(void* scratch, int hd) {
   constexpr size_t kRows = Kv::kMostRows;
   for (Tile<Kv>& tile : b.tile) {
     tile.s = reinterpret_cast<float*>(take((kRows * kChunk + kSlack) * sizeof(float)));
-    tile.p = reinterpret_cast<typename Kv::Left*>(take(kRows * kChunk * sizeof(typename Kv::Left)));
+    // A row's probabilities replace its scores, front to back, where both tiles in flight have to
+    // pass through L1: 64 KB instead of 96.
+    uint8_t* const left = Kv::kMatrixTiles ? reinterpret_cast<uint8_t*>(tile.s)
+                                           : take(kRows * kChunk * sizeof(typename Kv::Left));
+    tile.p = reinterpret_cast<typename Kv::Left*>(left);
   }
   b.chunk_o = reinterpret_cast<float*>(take(kRows * width * sizeof(float)));
 #ifdef CPUSERVE_UNIT_TILES

@@ -211,12 +211,12 @@ struct ValueSteps {
   template <int RT, int NP, Ahead kAhead>
   __attribute__((always_inline)) inline void tile_step(Fetch& f) {
     const size_t line = static_cast<size_t>(hd) * 4;
-    const uint8_t* p = reinterpret_cast<const uint8_t*>(t->p + row * kChunk + block * kBlock);
+    const uint8_t* p = reinterpret_cast<const uint8_t*>(t->p + place_in_p<Kv>(row, block * kBlock));
     const uint8_t* values = reinterpret_cast<const uint8_t*>(v[block]) + column * 4;
     if (block == first) zero_sums<RT, NP>();
     if (kAhead == Ahead::full) fetch_lines<kAhead>(f, step_fetches<Kv, kAhead>(NP * kTileLines));
-    tile_products<Bf16Product, RT, NP>(p, kChunk * sizeof(uint16_t), values,
-                                       values + kTileLineBytes, line);
+    tile_products<Bf16Product, RT, NP>(p, kChunk * sizeof(float), values, values + kTileLineBytes,
+                                       line);
     if (++block < last) return;
     store_sums<RT, NP>(t->o + static_cast<size_t>(row) * t->ldo + column, t->ldo * sizeof(float));
     block = first;
@@ -234,7 +234,7 @@ CPUSERVE_INLINE void run_all(Steps steps, Fetch& f) {
 template <class Kv>
 static inline void clear_unseen(const Tile<Kv>& t, int r, int begin, int end) {
   if (t.lo[r] >= t.hi[r]) return;  // the whole row is zeros
-  uint16_t* p = t.p + r * kChunk;
+  uint16_t* p = t.p + place_in_p<Kv>(r, 0);
   const int lo = t.lo[r] / kLanes * kLanes, hi = static_cast<int>(round_up(t.hi[r], kLanes));
   if (begin < lo) memset(p + begin, 0, static_cast<size_t>(lo - begin) * sizeof(*p));
   if (hi < end) memset(p + hi, 0, static_cast<size_t>(end - hi) * sizeof(*p));

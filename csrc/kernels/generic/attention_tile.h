@@ -142,9 +142,11 @@ CPUSERVE_INLINE const float* key_scales(const uint8_t* half, int hd) {
 }
 
 // The place of key k of row r in the probabilities: [R][kChunk], or with rows in pairs [R /
-// 2][kChunk / 4][2][4].
+// 2][kChunk / 4][2][4]. On matrix tiles a row begins where its scores begin, which are twice as
+// wide.
 template <class Kv>
 constexpr int place_in_p(int r, int k) {
+  if (Kv::kMatrixTiles) return r * 2 * kChunk + k;
   if (!Kv::kRowPairs) return r * kChunk + k;
   return r / 2 * 2 * kChunk + k / 4 * 8 + r % 2 * 4 + k % 4;
 }
