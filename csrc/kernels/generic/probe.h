@@ -59,7 +59,7 @@ struct DotF32 {
   }
   CPUSERVE_INLINE Acc dot(Acc c, Vec a, Vec b) { return fma(a, b, c); }
 };
-struct DotBf16 {
+struct DotBf16 {  // where there is an instruction for it
   using Acc = F;
   using Vec = P;
   static constexpr int kDepth = 2;
@@ -221,7 +221,8 @@ static inline double probe_bf16(int64_t iterations) noexcept {
 #elif defined(CPUSERVE_UNIT_BFMMLA)
   return mmla_loop<F>(4, iterations);
 #else
-  return dot_loop<DotBf16>(iterations);
+  // Without dot products of bf16, kernels multiply what they have widened, and fp32 is their limit.
+  return kNativeDot2 ? dot_loop<DotBf16>(iterations) : dot_loop<DotF32>(iterations);
 #endif
 }
 

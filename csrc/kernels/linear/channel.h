@@ -63,6 +63,7 @@ struct Channel {
   static constexpr ActFormat kAct = kGroupQuads ? ActFormat::q8g128 : ActFormat::q8row;
   static constexpr int64_t kUnitBytes = kPanel * 4;
   static constexpr int64_t kWholeUnits = kGroupQuads ? kGroupQuads : 1;
+  static constexpr bool kWidens = false;
   static constexpr int kSums = kGroupVecs / kVecs;
   static constexpr int kRows = kSums < 6 ? kSums : 6;
   // With scales per group, fp32 sums in registers are worth more than a wider tile: with 6 x 4,

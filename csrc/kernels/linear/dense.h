@@ -12,12 +12,16 @@ namespace CPUSERVE_NS {
 namespace {
 
 // One step of K takes kPhases products per element. Without a bf16 dot product, the even element of
-// a pair is multiplied first and then the odd one, in the order of dot2.
+// a pair is multiplied first and then the odd one, in the order of dot2. There many rows are
+// widened to fp32 before tiles read them (driver.h): widened in the tile, the rows' elements would
+// take an operation for every one to four products. Few rows wait for memory, and are widened in
+// the tile.
 struct Bf16Element {
   using Packed = uint16_t;
   static constexpr ActFormat kAct = ActFormat::bf16;
   static constexpr SourceType kSource = SourceType::bf16;
   static constexpr int kPerStep = 2, kPhases = kNativeDot2 ? 1 : 2;
+  static constexpr bool kWidens = !kNativeDot2;
   static constexpr int64_t kActBytes = 4;
   static void from_floats(const float* x, uint16_t* out, int n) {
     for (int i = 0; i < n; i += kLanes) store_bf16(out + i, load(x + i));
@@ -33,6 +37,7 @@ struct F16Element {
   static constexpr ActFormat kAct = ActFormat::f32;
   static constexpr SourceType kSource = SourceType::f16;
   static constexpr int kPerStep = 1, kPhases = 1;
+  static constexpr bool kWidens = false;
   static constexpr int64_t kActBytes = 4;
   static void from_floats(const float* x, uint16_t* out, int n) {
     for (int i = 0; i < n; i += kLanes) store_f16(out + i, load(x + i));
@@ -44,6 +49,7 @@ struct F32Element {
   static constexpr ActFormat kAct = ActFormat::f32;
   static constexpr SourceType kSource = SourceType::f32;
   static constexpr int kPerStep = 1, kPhases = 1;
+  static constexpr bool kWidens = false;
   static constexpr int64_t kActBytes = 4;
   static void from_floats(const float* x, float* out, int n) {
     memcpy(out, x, sizeof(float) * static_cast<size_t>(n));
@@ -70,10 +76,10 @@ CPUSERVE_INLINE auto weight_of(const uint8_t* line, int v) {
     }
   }
 }
-template <class E, int kPhase>
+template <class E, int kPhase, bool kWide>
 CPUSERVE_INLINE auto act_of(const uint8_t* x) {
-  if constexpr (E::kPerStep == 1) {
-    return set1(*reinterpret_cast<const float*>(x));
+  if constexpr (E::kPerStep == 1 || kWide) {
+    return set1(reinterpret_cast<const float*>(x)[kPhase]);
   } else {
     const P pairs = set1_pair(reinterpret_cast<const uint16_t*>(x));
     if constexpr (kNativeDot2) {
@@ -88,7 +94,7 @@ CPUSERVE_INLINE auto act_of(const uint8_t* x) {
 CPUSERVE_INLINE F product(F sum, F a, F w) { return fma(a, w, sum); }
 CPUSERVE_INLINE F product(F sum, P a, P w) { return dot2(sum, a, w); }
 
-template <class E, int kPhase, int MR, int NV>
+template <class E, int kPhase, bool kWide, int MR, int NV>
 CPUSERVE_INLINE void dense_phase(F (&sum)[MR][NV], const uint8_t* x, size_t x_stride,
                                  const uint8_t* w, size_t panel_bytes) {
   decltype(weight_of<E, kPhase>(w, 0)) wv[NV];
@@ -98,7 +104,7 @@ CPUSERVE_INLINE void dense_phase(F (&sum)[MR][NV], const uint8_t* x, size_t x_st
   }
 #pragma GCC unroll 16
   for (int r = 0; r < MR; r++) {
-    const auto a = act_of<E, kPhase>(x + static_cast<size_t>(r) * x_stride);
+    const auto a = act_of<E, kPhase, kWide>(x + static_cast<size_t>(r) * x_stride);
 #pragma GCC unroll 16
     for (int v = 0; v < NV; v++) sum[r][v] = product(sum[r][v], a, wv[v]);
   }
@@ -108,24 +114,29 @@ template <class E>
 struct Dense {
   static constexpr int64_t kUnitBytes =
       kPanel * E::kPerStep * static_cast<int64_t>(sizeof(typename E::Packed));
-  // With 16 registers, there are registers for 8 sums beside both halves of the pairs: 6 x 2 sums
-  // spill, and run at half the rate.
-  static constexpr int kMost = kTileRows * kTileVecs;
-  static constexpr int kSums = E::kPhases == 2 && kMost == 12 ? 8 : kMost;
+  static constexpr int kSums = kTileRows * kTileVecs;
   static constexpr int kRows = kSums / kVecs >= 24 ? 6 : kSums / kVecs < 6 ? kSums / kVecs : 6;
   static constexpr int kPanels = kSums / kVecs / kRows >= 4 ? 4 : kSums / kVecs / kRows;
-  static constexpr int kStreamRows = kSums / kVecs >= 24 ? 16 : kRows;
+  // Rows that are widened in the tile need more registers: with 16 of them 6 x 2 sums would spill,
+  // and run at half the rate.
+  static constexpr int kStreamRows = kSums / kVecs >= 24         ? (E::kWidens ? 8 : 16)
+                                     : E::kWidens && kSums == 12 ? 4
+                                                                 : kRows;
   // One stream of memory is read faster than several, and the difference is larger for shorter
   // streams (K = 896, 8 rows: 98 % of the bandwidth of a plain read, with three panels side by side
   // 89 %).
   static constexpr int stream_panels(int) { return 1; }
   static int64_t units(int64_t k) { return (k + E::kPerStep - 1) / E::kPerStep; }
-  static constexpr int64_t kWholeUnits = 1;
+  static constexpr bool kWidens = E::kWidens;
+  // Rows are widened in whole vectors, which their padding ends with.
+  static constexpr int64_t kWholeUnits = kWidens ? 16 : 1;
   static constexpr ActFormat kAct = E::kAct;
 
   template <int MR, int NP, bool kNear, int NPF>
   static __attribute__((noinline)) void tile(const LinearTile& t) {
     constexpr int NV = NP * kVecs;
+    constexpr bool kWide = kWidens && !kNear;
+    constexpr int64_t kActBytes = kWide ? 2 * sizeof(float) : E::kActBytes;
     F sum[MR][NV];
 #pragma GCC unroll 16
     for (int r = 0; r < MR; r++) {
@@ -138,7 +149,7 @@ struct Dense {
     int64_t u = t.u0;
     for (int part = 0; part < 2; part++) {
       const int64_t end = part ? t.u1 : t.split;
-      const uint8_t* x = t.x + u * E::kActBytes;
+      const uint8_t* x = t.x + (u - t.x_u0) * kActBytes;
       const uint8_t* w = t.w + u * kUnitBytes;
       const uint8_t* ahead = (part ? t.ahead1 : t.ahead0) + u * kUnitBytes;
       for (; u < end; u++) {
@@ -147,9 +158,9 @@ struct Dense {
           const uint8_t* line = ahead + static_cast<size_t>(p) * panel_bytes;
           kNear ? prefetch(line) : prefetch_l2(line);
         }
-        dense_phase<E, 0>(sum, x, x_stride, w, panel_bytes);
-        if constexpr (E::kPhases == 2) dense_phase<E, 1>(sum, x, x_stride, w, panel_bytes);
-        x += E::kActBytes;
+        dense_phase<E, 0, kWide>(sum, x, x_stride, w, panel_bytes);
+        if constexpr (E::kPhases == 2) dense_phase<E, 1, kWide>(sum, x, x_stride, w, panel_bytes);
+        x += kActBytes;
         w += kUnitBytes;
         ahead += kUnitBytes;
       }

@@ -6,6 +6,7 @@
 //     static int64_t units(int64_t k)
 //     static constexpr int64_t kWholeUnits  a K block is a multiple of this many units
 //     static constexpr ActFormat kAct
+//     static constexpr bool kWidens         tiles of many rows read bf16 rows widened to fp32
 //     static constexpr int kStreamRows      up to this many rows take one pass over the weights
 //     static constexpr int stream_panels(int rows)         panels side by side in that pass
 //     static constexpr int kRows, kPanels   the tile for more rows than kStreamRows
@@ -23,8 +24,9 @@ namespace CPUSERVE_NS {
 namespace {
 
 struct LinearTile {
-  const uint8_t* x;  // first row
+  const uint8_t* x;  // first row, from unit x_u0 on
   size_t x_stride;
+  int64_t x_u0;
   int64_t x_padded;  // row width in elements, as stored
   const uint8_t* w;  // first panel
   size_t panel_bytes;
@@ -87,8 +89,11 @@ constexpr int sums_stride() {
 // it.
 constexpr int64_t kBlockBytes = 256 << 10;
 constexpr int64_t kBlockRows = 512;
-static_assert(kBlockRows * kStripPanels * kPanel * 4 <= static_cast<int64_t>(kLinearScratch),
-              "the sums of one row block must fit the scratch");
+// Bytes of rows that are widened at once. They stay in L1 while a tile reads them.
+constexpr int64_t kWidenedBytes = 24 << 10;
+constexpr int64_t kSumsFloats = kBlockRows * kStripPanels * kPanel;
+static_assert(kSumsFloats * 4 + 2 * kWidenedBytes <= static_cast<int64_t>(kLinearScratch),
+              "the sums of one row block and widened rows must fit the scratch");
 
 // True for f32 output without activation and glu, which most linears of a model have.
 CPUSERVE_INLINE bool plain_f32(const Epilogue& ep) {
@@ -216,7 +221,7 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
   t.x_stride = a.x_stride / static_cast<size_t>(a.terms);
   t.x_padded = padded_width(Kind::kAct, w.k);
   t.panel_bytes = w.panel_bytes;
-  t.u0 = 0;
+  t.x_u0 = t.u0 = 0;
   t.u1 = units;
   t.split = units > ahead_units ? units - ahead_units : 0;
   t.resume = false;
@@ -277,6 +282,27 @@ CPUSERVE_INLINE void run_wide(const LinearArgs& a, const Block& b, LinearTile& t
   }
 }
 
+// Sets where a tile reads units [u0, u1) of `rows` rows from `row` on, and widens them if the kind
+// does.
+template <class Kind>
+CPUSERVE_INLINE void place_rows(const LinearArgs& a, int64_t row, int rows, LinearTile& t) {
+  t.x = static_cast<const uint8_t*>(a.x) + static_cast<size_t>(row) * a.x_stride;
+  if constexpr (Kind::kWidens) {
+    float* const widened = static_cast<float*>(a.scratch) + kSumsFloats;
+    constexpr int64_t kApart = 16;  // floats: rows a power of two apart would share sets of L1
+    const int64_t n = round_up(2 * (t.u1 - t.u0), kApart), stride = n + kApart;
+    for (int r = 0; r < rows; r++) {
+      const uint8_t* from = t.x + static_cast<size_t>(r) * a.x_stride;
+      const auto* pairs = reinterpret_cast<const uint16_t*>(from) + 2 * t.u0;
+      float* to = widened + r * stride;
+      for (int64_t i = 0; i < n; i += kLanes) store(to + i, load_bf16(pairs + i));
+    }
+    t.x = reinterpret_cast<const uint8_t*>(widened);
+    t.x_stride = static_cast<size_t>(stride) * sizeof(float);
+    t.x_u0 = t.u0;
+  }
+}
+
 // Runs all row tiles of one block. Half a strip takes tiles of two panels where a whole one takes
 // tiles of four: at AVX-512, 6 x 2 sums still hide the latency of a product, one panel's 6 would
 // not.
@@ -290,6 +316,7 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   LinearTile t;
   t.x_stride = a.x_stride / static_cast<size_t>(a.terms);
   t.x_padded = padded_width(Kind::kAct, w.k);
+  t.x_u0 = 0;
   t.panel_bytes = w.panel_bytes;
   t.u0 = b.u0;
   t.split = t.u1 = b.u1;
@@ -299,7 +326,7 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   for (int64_t i = 0, row = 0, unfinished = 0; i < tiles; i++) {
     const int rows = static_cast<int>(base + (i < longer)) * a.terms;
     float* sums = c + (b.keep ? row : row - unfinished) * a.terms * kWidth;
-    t.x = static_cast<const uint8_t*>(a.x) + static_cast<size_t>(b.row0 + row) * a.x_stride;
+    place_rows<Kind>(a, b.row0 + row, rows, t);
     if (b.last) fetch_output(a.ep, b.row0 + row, rows / a.terms, b.panel0, b.panels);
     for (int p = 0, np; p < b.panels; p += np) {
       np = b.panels - p >= Kind::kPanels           ? Kind::kPanels
@@ -334,7 +361,10 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
   const bool plain = plain_f32(a.ep);
   const int64_t units = Kind::units(w.k);
-  const int64_t most = kBlockBytes / (kStripPanels * Kind::kUnitBytes);
+  constexpr int64_t kPair = 2 * sizeof(float),
+                    kFit = kBlockBytes / (kStripPanels * Kind::kUnitBytes);
+  constexpr int64_t kWidened = kWidenedBytes / (Kind::kRows * kPair);
+  const int64_t most = Kind::kWidens && kWidened < kFit ? kWidened : kFit;
   const int64_t blocks = (units + most - 1) / most;
   const int64_t step = round_up((units + blocks - 1) / blocks, Kind::kWholeUnits);
   const int64_t height = kBlockRows / a.terms, total = panels_of(w);
