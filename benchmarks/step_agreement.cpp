@@ -3,15 +3,18 @@
 //   step_agreement [MODEL [LAYERS [ROUNDS]]]        default: 'Llama 3.2 1B' 4 11
 //
 // One executor runs a step on one thread, another the same step on two, in turns. The times of the
-// operations on one thread, the bandwidth that two threads probe and the time of a barrier are all
-// that the prediction knows; how the threads share the work, it simulates (work_simulator.h).
-// Prints for each step the medians of all rounds: predicted, measured, and the difference. Needs
-// two idle CPUs. After a build in BUILD, from the repository root:
+// operations on one thread and what probes say of two (their bandwidth, the time of a barrier, how
+// much slower a thread multiplies while the other one does, too) are all that the prediction knows;
+// how the threads share the work, it simulates (work_simulator.h). Each round is predicted from its
+// own times, because the machine's speed drifts. Prints for each step the medians of all rounds:
+// predicted, measured, and the difference. Needs two idle CPUs. After a build in BUILD, from the
+// repository root:
 //   g++ -std=c++17 -O2 -fopenmp -Icsrc benchmarks/step_agreement.cpp BUILD/libcpuserve_core.a
 //     -o step_agreement      (and -Wl,--wrap=NAME for the functions that CMakeLists.txt wraps)
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -114,6 +117,7 @@ std::vector<int32_t> words_of(int32_t tokens, int32_t before) {
 struct Probes {
   std::vector<double> alone;  // seconds of each operation on one thread
   double bandwidth, barrier;  // of two threads
+  double slower;              // time of products on a thread beside another, over their time alone
 };
 
 Machine machine_of(int threads) {
@@ -163,7 +167,8 @@ double predict(const Program& p, const Sequences& sequences, const Probes& probe
     const auto linear = [&](Id id, int64_t rows) {
       const Matrix& m = p.matrices()[static_cast<size_t>(id)];
       const LinearKernel& kernel = p.table().linear[static_cast<int>(m.kind)];
-      return predict_linear(m, kernel, rows, alone, probes.bandwidth);
+      const double seconds = predict_linear(m, kernel, rows, alone, probes.bandwidth);
+      return rows > LinearPlan::kFewRows ? seconds * probes.slower : seconds;
     };
     if (const auto* l = std::get_if<LinearOp>(&op)) {
       sum += linear(l->matrix, tokens);
@@ -171,7 +176,7 @@ double predict(const Program& p, const Sequences& sequences, const Probes& probe
       sum += linear(logits->matrix, 1) + 2 * probes.barrier;
     } else if (const auto* a = std::get_if<AttentionOp>(&op)) {
       const KvShape& kv = p.kv_layers()[static_cast<size_t>(a->layer)];
-      sum += predict_attention(kv, *a, sequences, alone);
+      sum += predict_attention(kv, *a, sequences, alone) * probes.slower;
     } else {
       sum += alone * static_cast<double>((tokens + 1) / 2) / static_cast<double>(tokens);
     }
@@ -180,36 +185,40 @@ double predict(const Program& p, const Sequences& sequences, const Probes& probe
   return sum;
 }
 
+double total(const std::vector<double>& x) { return std::accumulate(x.begin(), x.end(), 0.0); }
+
 void compare(Executor& one, Executor& two, const char* name, int32_t tokens, int32_t before,
              int rounds) {
   const std::vector<int32_t> words = words_of(tokens, before);
-  std::vector<std::vector<double>> alone(one.op_seconds().size());
-  std::vector<double> measured, bandwidth, barrier;
+  constexpr int kBf16 = static_cast<int>(DotKind::bf16);
+  std::vector<Probes> probes;
+  std::vector<double> measured, slower;
   for (int round = -1; round < rounds; round++) {  // round -1 warms up
     const std::vector<double> start = one.op_seconds();
+    const double one_rate = one.probe_dot(kBf16, 0.1), two_rate = two.probe_dot(kBf16, 0.1);
     one.profile(true);
     one.step(words);
     one.profile(false);
-    bandwidth.push_back(two.probe_bandwidth(0.1));
-    barrier.push_back(two.probe_barrier(1000));
+    Probes here{one.op_seconds(), two.probe_bandwidth(0.1), two.probe_barrier(1000), 1};
     const int64_t begin = now_ns();
     two.step(words);
-    measured.push_back(1e-9 * static_cast<double>(now_ns() - begin));
-    for (size_t i = 0; i < alone.size(); i++) alone[i].push_back(one.op_seconds()[i] - start[i]);
-    if (round >= 0) continue;
-    for (std::vector<double>& of_op : alone) of_op.clear();
-    measured.clear();
+    const double seconds = 1e-9 * static_cast<double>(now_ns() - begin);
+    if (round < 0) continue;
+    for (size_t i = 0; i < start.size(); i++) here.alone[i] -= start[i];
+    probes.push_back(here);
+    measured.push_back(seconds);
+    slower.push_back(2 * one_rate / two_rate);
   }
-  Probes probes{{}, median(bandwidth), median(barrier)};
-  double sum = 0;
-  for (const std::vector<double>& of_op : alone) {
-    probes.alone.push_back(median(of_op));
-    sum += probes.alone.back();
+  std::vector<double> alone, predicted, off;
+  for (size_t i = 0; i < probes.size(); i++) {
+    probes[i].slower = std::max(1.0, median(slower));
+    alone.push_back(total(probes[i].alone));
+    predicted.push_back(predict(two.program(), {{tokens, before + tokens}}, probes[i]));
+    off.push_back(predicted.back() / measured[i] - 1);
   }
-  const double predicted = predict(two.program(), {{tokens, before + tokens}}, probes);
-  const double seconds = median(measured);
   std::printf("%-22s one thread %8.2f ms, two: predicted %8.2f, measured %8.2f ms: %+.1f %%\n",
-              name, 1e3 * sum, 1e3 * predicted, 1e3 * seconds, 100 * (predicted / seconds - 1));
+              name, 1e3 * median(alone), 1e3 * median(predicted), 1e3 * median(measured),
+              100 * median(off));
 }
 
 int main_of(int argc, char** argv) {
