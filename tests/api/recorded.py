@@ -1,0 +1,306 @@
+"""Requests whose answers are recorded to the byte, and how an answer is recorded.
+
+`python -m tests.api.recorded` writes tests/golden/api_answers.json: each request is sent to the app
+in this process over a scripted engine, so an answer depends on the front end only. The file that is
+checked in was written by the code before the answer pipeline (commit 05601d0), and has changed
+since only where a commit says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from cpuserve.engine.ipc import Output
+from cpuserve.errors import DeadlineExceeded, EngineDead, RequestError
+from cpuserve.version import version
+from tests.api.fakes import ANSWER, Api, HttpLimits, logprob_of, speak, tokenizer
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "api_answers.json"
+
+# What differs between two runs: a version, two clocks and a digest of the version.
+_VARIES = (
+    (re.compile(r'"created":\d+'), '"created":0'),
+    (re.compile(r'"time_ms":\d+'), '"time_ms":0'),
+    (re.compile(r'"fp_[0-9a-f]{10}"'), '"fp_"'),
+    (re.compile(f'"version":"{re.escape(version())}"'), '"version":""'),
+)
+_HEADERS = ("content-type", "cache-control", "retry-after", "x-should-retry", "connection", "allow")
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+
+
+def bursts(engine, number, prompt, params):
+    """Progress twice, then ANSWER in outputs of three tokens; a part of the prompt was cached."""
+    yield Output(number, [], processed=2, cached_tokens=1)
+    yield Output(number, [], processed=3, cached_tokens=1)
+    tokens = tokenizer().encode(ANSWER, add_special_tokens=False)
+    pieces = [tokens[start : start + 3] for start in range(0, len(tokens), 3)]
+    for piece in pieces:
+        first, last = piece is pieces[0], piece is pieces[-1]
+        scores = params.prompt_logprobs
+        yield Output(
+            number,
+            piece,
+            "length" if last else None,
+            logprobs=params.logprobs and [logprob_of(t, params.logprobs) for t in piece],
+            prompt_logprobs=[None, *(logprob_of(t, scores) for t in prompt[1:])]
+            if first and scores is not None
+            else None,
+            cached_tokens=4 if first else 0,
+        )
+
+
+def stop_id(engine, number, prompt, params):
+    """Two tokens, of which the second is a stop token id of the request."""
+    yield Output(number, [40], logprobs=[logprob_of(40, 1)])
+    yield Output(number, [41], "stop", 41, logprobs=[logprob_of(41, 1)])
+
+
+def half_character(engine, number, prompt, params):
+    """Ends within a character."""
+    tokens = tokenizer().encode("aé", add_special_tokens=False)
+    for token in tokens[:-1]:
+        finish = "length" if token == tokens[-2] else None
+        yield Output(number, [token], finish, logprobs=[logprob_of(token, 1)])
+
+
+def refused(engine, number, prompt, params):
+    """The engine refuses the request."""
+    yield Output(number, [], "error", error="this cannot run")
+
+
+def fails(engine, number, prompt, params):
+    """Some tokens, then the engine dies."""
+    yield from itertools.islice(speak(engine, number, prompt, params), 3)
+    yield EngineDead("the engine was killed by SIGKILL")
+
+
+def late(engine, number, prompt, params):
+    """The deadline passes before the first token."""
+    yield DeadlineExceeded("the request was not finished", param="timeout")
+
+
+def bug(engine, number, prompt, params):
+    """An exception that nobody expects, with a path in its text."""
+    yield ZeroDivisionError("in /home/somebody/secret.py")
+
+
+def internal(engine, number, prompt, params):
+    """An error whose message has a path and an address."""
+    yield RequestError("at 0xdeadbeef in /home/somebody/secret.py")
+
+
+_ANSWERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "two": {"n": 2, "seed": 7},
+    "three with usage": {"n": 3, "stream_options": {"include_usage": True}},
+    "continuous usage": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    "alias": {"model": "alias", "user": "me", "unknown": [1]},
+    "length": {"max_tokens": 3},
+    "stop": {"stop": ["wör"]},
+    "stop kept": {"stop": "wör", "include_stop_str_in_output": True},
+    "stop never": {"stop": ["zzz", "!!"]},
+    "stop held": {"stop": ["!x"]},
+    "min_tokens": {"stop": ["e"], "min_tokens": 4},
+    "token ids": {"return_token_ids": True},
+    "special tokens": {"skip_special_tokens": False},
+    "sampling": {"temperature": 0.5, "top_k": 4, "logit_bias": {"5": 200}, "cache_salt": "a"},
+}
+_SCRIPTS = {
+    "bursts": bursts, "stop_id": stop_id, "half_character": half_character, "refused": refused,
+    "fails": fails, "late": late, "bug": bug, "internal": internal,
+}  # fmt: skip
+_OF_CHAT: dict[str, dict[str, Any]] = {
+    "logprobs": {"logprobs": True},
+    "top logprobs": {"logprobs": True, "top_logprobs": 2, "max_tokens": 4},
+    "logprobs as ids": {
+        "logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True, "n": 2,
+    },
+    "max_completion_tokens": {"max_completion_tokens": 2, "max_tokens": 9},
+    "parts": {"messages": [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    ], "return_token_ids": True, "max_tokens": 1},
+    "continued": {"messages": [*HI, {"role": "assistant", "content": "I am"}],
+                  "continue_final_message": True, "return_token_ids": True, "max_tokens": 1},
+    "no generation prompt": {"add_generation_prompt": False, "return_token_ids": True},
+}  # fmt: skip
+_OF_TEXT: dict[str, dict[str, Any]] = {
+    "logprobs": {"logprobs": 0},
+    "top logprobs": {"logprobs": 2, "max_tokens": 4},
+    "echo": {"echo": True, "max_tokens": 3},
+    "echo of ids": {"echo": True, "prompt": [40, 41, 42]},
+    "echo and logprobs": {"echo": True, "logprobs": 1, "n": 2, "max_tokens": 2},
+    "scoring": {"echo": True, "logprobs": 2, "max_tokens": 0},
+    "several": {"prompt": ["a b", "c"], "n": 2, "return_token_ids": True},
+    "several lists": {"prompt": [[5, 6], [7]], "logprobs": 1, "max_tokens": 2},
+}
+# Whole answers only: a stream may not have them.
+_WHOLE: dict[str, dict[str, Any]] = {
+    "prompt_logprobs": {"prompt_logprobs": 2, "max_tokens": 1},
+    "prompt_logprobs of two": {"prompt_logprobs": 0, "n": 2, "max_tokens": 1},
+}
+_BAD: dict[str, dict[str, Any]] = {
+    "model": {"model": "other"},
+    "n": {"n": 0},
+    "n is text": {"n": "2"},
+    "many": {"n": 129},
+    "temperature": {"temperature": -1},
+    "top_p": {"top_p": 0},
+    "max_tokens": {"max_tokens": 0},
+    "too many tokens": {"max_tokens": 1000},
+    "stop": {"stop": [""]},
+    "stops": {"stop": ["a"] * 65},
+    "logit_bias": {"logit_bias": {"x": 1}},
+    "logit_bias outside": {"logit_bias": {"9999": 1}},
+    "allowed_token_ids": {"allowed_token_ids": [9999]},
+    "response_format": {"response_format": {"type": "json_object"}},
+    "response_format is text": {"response_format": "json"},
+    "best_of": {"best_of": 3},
+    "guided": {"guided_json": {"a": 1}},
+    "stream_options": {"stream_options": {"include_usage": True}},
+    "prompt_logprobs": {"prompt_logprobs": 21},
+    "prompt_logprobs in a stream": {"prompt_logprobs": 1, "stream": True},
+    "priority": {"priority": 2**40},
+    "timeout": {"timeout": 0},
+    "cache_salt": {"cache_salt": "a/b"},
+    "min_tokens": {"min_tokens": 9, "max_tokens": 3},
+}
+_BAD_CHAT: dict[str, dict[str, Any]] = {
+    "no messages": {"messages": []},
+    "messages": {"messages": "hi"},
+    "role": {"messages": [{"role": "a b", "content": "x"}]},
+    "image": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+    "content": {"messages": [{"role": "user", "content": 1}]},
+    "top_logprobs alone": {"top_logprobs": 2},
+    "top_logprobs": {"logprobs": True, "top_logprobs": 21},
+    "functions": {"functions": [{"name": "f"}]},
+    "function_call": {"function_call": {"name": "f"}},
+    "echo": {"echo": True},
+    "kwargs": {"chat_template_kwargs": {"messages": 1}},
+    "both ends": {"add_generation_prompt": True, "continue_final_message": True},
+    "too long": {"messages": [{"role": "user", "content": "x " * 400}]},
+}
+_BAD_TEXT: dict[str, dict[str, Any]] = {
+    "empty": {"prompt": ""},
+    "empty list": {"prompt": []},
+    "mixed": {"prompt": ["a", 1]},
+    "ids outside": {"prompt": [1, 9999]},
+    "many prompts": {"prompt": ["a"] * 1025},
+    "sequences": {"prompt": ["a"] * 9, "n": 128},
+    "logprobs": {"logprobs": 21},
+    "suffix": {"suffix": "x"},
+    "long ids": {"prompt": [5] * 200},
+}
+_RAW = {
+    "not JSON": (CHAT, b"{", "application/json"),
+    "not UTF-8": (CHAT, b'{"messages": "\xff"}', "application/json"),
+    "a list": (CHAT, b"[]", "application/json"),
+    "no prompt": (TEXT, b"{}", "application/json"),
+    "form": (CHAT, b"a=b", "application/x-www-form-urlencoded"),
+    "deep": (CHAT, b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}", "application/json"),
+}
+_OTHERS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
+    "models": ("GET", "/v1/models", None),
+    "model": ("GET", "/v1/models/alias", None),
+    "another model": ("GET", "/v1/models/other", None),
+    "version": ("GET", "/version", None),
+    "health": ("GET", "/health", None),
+    "live": ("GET", "/live", None),
+    "unknown route": ("GET", "/v1/embeddings", None),
+    "near route": ("POST", "/v1/chat/completion", None),
+    "method": ("GET", CHAT, None),
+    "tokenize": ("POST", "/tokenize", {"prompt": "Hello wörld"}),
+    "tokenize strings": ("POST", "/tokenize", {"prompt": "wö", "return_token_strs": True}),
+    "tokenize messages": ("POST", "/tokenize", {"messages": HI}),
+    "tokenize both": ("POST", "/tokenize", {"messages": HI, "prompt": "a"}),
+    "tokenize tools": ("POST", "/tokenize", {"messages": HI, "chat_template": "a"}),
+    "detokenize": ("POST", "/detokenize", {"tokens": [40, 41, 1, 42]}),
+    "detokenize outside": ("POST", "/detokenize", {"tokens": [-1]}),
+    "detokenize nothing": ("POST", "/detokenize", {}),
+}
+
+
+def requests() -> dict[str, dict[str, Any]]:
+    """Return the recorded requests by name: path, body, and the script of the engine."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind, path, required, own, bad in (
+        ("chat", CHAT, {"messages": HI}, _OF_CHAT, _BAD_CHAT),
+        ("text", TEXT, {"prompt": "hi there"}, _OF_TEXT, _BAD_TEXT),
+    ):
+        for name, fields in {**_ANSWERS, **own, **_WHOLE}.items():
+            body = {**required, **fields}
+            whole = {k: v for k, v in body.items() if k != "stream_options"}
+            found[f"{kind}: {name}"] = {"path": path, "body": whole}
+            if name not in _WHOLE:
+                found[f"{kind} stream: {name}"] = {"path": path, "body": {**body, "stream": True}}
+        for name in _SCRIPTS:
+            more = {"stop_token_ids": [41]} if name == "stop_id" else {}
+            body = {**required, **more, "logprobs": 1 if kind == "text" else True}
+            found[f"{kind}: script {name}"] = {"path": path, "body": body, "script": name}
+            body = {**body, "stream": True, "n": 2, "return_progress": True}
+            found[f"{kind} stream: script {name}"] = {"path": path, "body": body, "script": name}
+        for name, fields in {**_BAD, **bad}.items():
+            found[f"{kind}: bad {name}"] = {"path": path, "body": {**required, **fields}}
+    for name, (path, data, media) in _RAW.items():
+        found[f"raw: {name}"] = {"path": path, "data": data, "media": media}
+    for name, (method, path, body) in _OTHERS.items():
+        found[f"other: {name}"] = {"method": method, "path": path, "body": body}
+    return {
+        **found,
+        "state: loading": {"path": CHAT, "body": {"messages": HI}, "state": "loading"},
+        "state: large": {"path": TEXT, "body": {"prompt": "x" * 5000}, "state": "large"},
+        "state: full": {"path": CHAT, "body": {"messages": HI}, "state": "full"},
+        "state: busy": {"path": TEXT, "body": {"prompt": "a", "n": 3}, "state": "busy"},
+        "state: no key": {"path": CHAT, "body": {"messages": HI}, "state": "no key"},
+        "state: other defaults": {"path": TEXT, "body": {"prompt": "a"}, "state": "other defaults"},
+    }
+
+
+def _api(state: str, script: Any) -> Api:
+    if state == "no key":
+        return Api(script, api_keys=("secret",))
+    if state == "other defaults":
+        return Api(script, default_sampling={"max_tokens": 2, "temperature": 0.0})
+    changed = {"busy": {"max_sequences": 2}, "large": {"max_body_bytes": 4096},
+               "full": {"max_queued_requests": 2}}  # fmt: skip
+    api = Api(script, http=HttpLimits(**changed.get(state, {})))
+    if state == "loading":
+        api.serving.ready = False
+    if state == "full":
+        for _ in range(api.serving.http.max_queued_requests):
+            api.serving.backlog.enter(1)
+    return api
+
+
+def recorded(asked: dict[str, Any]) -> dict[str, Any]:
+    """Send a request and return its status, headers and the lines of its body."""
+    state = asked.get("state", "")
+    api = _api(state, _SCRIPTS.get(asked.get("script", ""), speak))
+    headers = {"x-request-id": "recorded"}
+    if "data" in asked:
+        headers["content-type"] = asked["media"]
+        answer = api.request("POST", asked["path"], content=asked["data"], headers=headers)
+    else:
+        method, body = asked.get("method", "POST"), asked.get("body")
+        sent = {"json": body} if body is not None else {}
+        answer = api.request(method, asked["path"], headers=headers, **sent)
+    text = answer.content.decode()
+    for pattern, same in _VARIES:
+        text = pattern.sub(same, text)
+    shown = {name: answer.headers[name] for name in _HEADERS if name in answer.headers}
+    return {"status": answer.status_code, "headers": shown, "body": text.splitlines(keepends=True)}
+
+
+def main() -> None:
+    """Write the answers of all requests."""
+    answers = {name: recorded(asked) for name, asked in requests().items()}
+    GOLDEN.write_text(json.dumps(answers, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Every endpoint answers to the byte as recorded: answers, streams, errors (see recorded.py)."""
+
+import json
+
+import pytest
+
+from tests.api import recorded
+
+ANSWERS = json.loads(recorded.GOLDEN.read_text("utf-8"))
+REQUESTS = recorded.requests()
+
+
+def test_each_request_has_a_recorded_answer():
+    assert list(REQUESTS) == list(ANSWERS)
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_answer_is_the_recorded_one(name):
+    assert recorded.recorded(REQUESTS[name]) == ANSWERS[name]
+
+
+def test_recorded_streams_end_and_whole_answers_are_json():
+    for name, answer in ANSWERS.items():
+        body = "".join(answer["body"])
+        if answer["headers"].get("content-type", "").startswith("text/event-stream"):
+            assert body.endswith("data: [DONE]\n\n"), name
+            assert '"stream": true' in json.dumps(REQUESTS[name]["body"])
+        elif body:
+            json.loads(body)
