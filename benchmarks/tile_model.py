@@ -23,17 +23,6 @@ from pathlib import Path
 
 from amx_model import Function, Instruction, read
 
-# CPU name of llvm-mca, what it stands for, and the level that such a CPU runs. LLVM 19 gives
-# Zen 5 Zen 4's model and Granite Rapids Sapphire Rapids's.
-CPUS: list[tuple[str, str, tuple[str, str]]] = [
-    ("haswell", "Haswell", "avx2"),
-    ("znver3", "Zen 3", "avx2"),
-    ("alderlake", "Alder Lake, P cores", "avx_vnni"),
-    ("skylake-avx512", "Skylake-SP", "avx512"),
-    ("icelake-server", "Ice Lake-SP", "avx512_vnni"),
-    ("znver4", "Zen 4", "avx512_bf16"),
-    ("sapphirerapids", "Sapphire Rapids without AMX", "avx512_bf16"),
-]
 ITERATIONS = 200
 NO_WORK = ("j", "nop", "data16", "cs")  # jumps are predicted, the others pad
 EIGHT, FOUR = ("byte_loop<W8Group>",), ("byte_loop<W4Group<false>>", "byte_loop<W8Group>")
