@@ -1,10 +1,10 @@
 // Rates of the linear kernels as shares of this machine's limits, which are probed in the same run.
 //
 //   kernel_bench [--isa LEVEL] [--kind NAME] [--shape N,K] [--threads T] [--rows M,M,...]
-//                [--strips S]
+//                [--panels P]
 //
-// --strips: one kernel call covers S strips of 64 columns, like a task of the engine (0: all
-// columns of a thread).
+// --panels: one kernel call covers P panels of 16 columns, like a task of the engine, which has up
+// to 4 (0: all columns of a thread).
 //
 // For each kind: GB/s of packed weights at m = 1..16, with the share of a plain read, and GFLOP/s
 // at m = 16..512, with the share of a dot product that uses registers only. Weights are read from
@@ -144,8 +144,8 @@ Activations make_rows(const KernelTable& table, ActFormat format, int64_t m, int
 
 class Bench {
  public:
-  Bench(const KernelTable& table, int threads, std::vector<int64_t> rows, int64_t strips)
-      : table_(table), crew_(threads), rows_(std::move(rows)), strips_per_call_(strips) {
+  Bench(const KernelTable& table, int threads, std::vector<int64_t> rows, int64_t panels)
+      : table_(table), crew_(threads), rows_(std::move(rows)), panels_per_call_(panels) {
     for (int t = 0; t < threads; t++) scratch_.push_back(reserve(kLinearScratch));
   }
 
@@ -222,12 +222,11 @@ class Bench {
           a.m = m;
           a.ep.out = {out, out_stride, w.n, ActFormat::f32};
           a.scratch = scratch_[static_cast<size_t>(t)];
-          const int64_t end = strips * (t + 1) / crew_.threads();
-          int64_t strip = strips * t / crew_.threads();
-          for (int64_t next; strip < end; strip = next) {
-            next = strips_per_call_ > 0 ? std::min(end, strip + strips_per_call_) : end;
-            a.panel0 = strip * kStripPanels;
-            a.panel1 = std::min(panels, next * kStripPanels);
+          const int64_t last = strips * (t + 1) / crew_.threads();
+          const int64_t end = std::min(panels, last * kStripPanels);
+          a.panel1 = strips * t / crew_.threads() * kStripPanels;
+          while ((a.panel0 = a.panel1) < end) {
+            a.panel1 = panels_per_call_ > 0 ? std::min(end, a.panel0 + panels_per_call_) : end;
             kernel.run(a);
           }
         }
@@ -241,7 +240,7 @@ class Bench {
   const KernelTable& table_;
   Crew crew_;
   const std::vector<int64_t> rows_;
-  const int64_t strips_per_call_;
+  const int64_t panels_per_call_;
   std::vector<uint8_t*> scratch_;
   uint8_t* buffer_ = nullptr;
 };
@@ -260,7 +259,7 @@ int main_of(int argc, char** argv) {
   std::string isa = supported_isa_levels(cpu_info()).back(), only;
   std::vector<std::pair<int64_t, int64_t>> shapes = {{9728, 896}, {2048, 8192}, {8192, 2048}};
   std::vector<int64_t> rows = {1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 512};
-  int64_t strips = 0;
+  int64_t panels = 0;
   int threads = static_cast<int>(std::thread::hardware_concurrency());
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i], value = argv[i + 1];
@@ -268,7 +267,7 @@ int main_of(int argc, char** argv) {
     if (option == "--kind") only = value;
     if (option == "--threads") threads = std::max(1, std::atoi(value.c_str()));
     if (option == "--rows") rows = numbers(value);
-    if (option == "--strips") strips = std::atol(value.c_str());
+    if (option == "--panels") panels = std::atol(value.c_str());
     if (option == "--shape") {
       const std::vector<int64_t> shape = numbers(value);
       if (shape.size() != 2) {
@@ -286,7 +285,7 @@ int main_of(int argc, char** argv) {
     return 2;
   }
   std::printf("level %s, %d threads\n", isa.c_str(), threads);
-  Bench bench(*table, threads, rows, strips);
+  Bench bench(*table, threads, rows, panels);
   for (const Kind& kind : kKinds) {
     if (!only.empty() && only != kind.name) continue;
     for (const auto& [n, k] : shapes) bench.run(kind, n, k);

@@ -70,6 +70,7 @@ struct Channel {
   // loading and storing these sums is a third of what a group costs beyond its products.
   static constexpr int kTile = kGroupQuads && kSums >= 12 ? kSums / 2 : kSums;
   static constexpr int kPanels = kTile / kRows > 4 ? 4 : kTile / kRows;
+  static constexpr int kHalfRows = kPanels == 4 ? 2 * kRows : kRows;
   static constexpr int kStreamRows = kSums >= 24 ? 16 : kRows;
   static constexpr int stream_panels(int rows) {
     const int n = kSums / rows;

@@ -10,6 +10,7 @@
 //     static constexpr int kStreamRows      up to this many rows take one pass over the weights
 //     static constexpr int stream_panels(int rows)         panels side by side in that pass
 //     static constexpr int kRows, kPanels   the tile for more rows than kStreamRows
+//     static constexpr int kHalfRows        rows of that tile where it has two panels
 //     template <int MR, int NP, bool kNear, int NPF> static void tile(const LinearTile&)
 //   };
 //
@@ -266,19 +267,19 @@ struct Block {
 // first row tiles prefetch the next block into L2, one panel each (if there are fewer than four,
 // the first two prefetch half of these NP panels each). So memory is neither idle while rows are
 // computed from cache, nor are more prefetches in flight than it can serve.
-template <class Kind, int NP>
+template <class Kind, int NP, int kRows>
 CPUSERVE_INLINE void run_wide(const LinearArgs& a, const Block& b, LinearTile& t, int rows, int p,
                               int64_t i, int64_t tiles) {
   const size_t panel_bytes = a.w->panel_bytes;
   if (tiles >= kStripPanels) {
     const bool fetch = b.next && i < b.panels && p == 0;
     if (fetch) t.ahead0 = t.ahead1 = b.next + static_cast<size_t>(i) * panel_bytes;
-    call_tile<Kind, false, NP, 1, Kind::kRows>(rows, t);
+    call_tile<Kind, false, NP, 1, kRows>(rows, t);
   } else {
     constexpr int kHalf = (NP + 1) / 2;
     const size_t from = static_cast<size_t>(p + i * kHalf) * panel_bytes;
     if (b.next && i < 2) t.ahead0 = t.ahead1 = b.next + from;
-    call_tile<Kind, false, NP, kHalf, Kind::kRows>(rows, t);
+    call_tile<Kind, false, NP, kHalf, kRows>(rows, t);
   }
 }
 
@@ -303,15 +304,13 @@ CPUSERVE_INLINE void place_rows(const LinearArgs& a, int64_t row, int rows, Line
   }
 }
 
-// Runs all row tiles of one block. Half a strip takes tiles of two panels where a whole one takes
-// tiles of four: at AVX-512, 6 x 2 sums still hide the latency of a product, one panel's 6 would
-// not.
-template <class Kind>
-CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) {
+// Runs all row tiles of one block, each of kRows rows and kPanels panels at most.
+template <class Kind, int kRows, int kPanels>
+CPUSERVE_INLINE void run_tiles(const LinearArgs& a, const Block& b, bool plain) {
   const PackedWeight& w = *a.w;
   float* c = static_cast<float*>(a.scratch);
   constexpr int kWidth = sums_stride<false>();
-  const int64_t most = Kind::kRows / a.terms, tiles = (b.rows + most - 1) / most;
+  const int64_t most = kRows / a.terms, tiles = (b.rows + most - 1) / most;
   const int64_t base = b.rows / tiles, longer = b.rows % tiles;  // equal tiles: no short last one
   LinearTile t;
   t.x_stride = a.x_stride / static_cast<size_t>(a.terms);
@@ -329,20 +328,18 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
     place_rows<Kind>(a, b.row0 + row, rows, t);
     if (b.last) fetch_output(a.ep, b.row0 + row, rows / a.terms, b.panel0, b.panels);
     for (int p = 0, np; p < b.panels; p += np) {
-      np = b.panels - p >= Kind::kPanels           ? Kind::kPanels
-           : Kind::kPanels > 2 && b.panels - p > 1 ? 2
-                                                   : 1;
+      np = b.panels - p >= kPanels ? kPanels : kPanels > 2 && b.panels - p > 1 ? 2 : 1;
       const size_t at = static_cast<size_t>(p) * w.panel_bytes;
       t.w = w.data + static_cast<size_t>(b.panel0) * w.panel_bytes + at;
       t.ahead0 = t.ahead1 = t.w;
       t.c = sums + p * kPanel;
       if (np == 1) {
         if (b.next && i == 0) t.ahead0 = t.ahead1 = b.next + at;
-        call_tile<Kind, false, 1, 1, Kind::kRows>(rows, t);
-      } else if (np == Kind::kPanels) {
-        run_wide<Kind, Kind::kPanels>(a, b, t, rows, p, i, tiles);
-      } else if constexpr (Kind::kPanels > 2) {
-        run_wide<Kind, 2>(a, b, t, rows, p, i, tiles);
+        call_tile<Kind, false, 1, 1, kRows>(rows, t);
+      } else if (np == kPanels) {
+        run_wide<Kind, kPanels, kRows>(a, b, t, rows, p, i, tiles);
+      } else if constexpr (kPanels > 2) {
+        run_wide<Kind, 2, kRows>(a, b, t, rows, p, i, tiles);
       }
     }
     row += rows / a.terms;
@@ -355,6 +352,16 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   }
 }
 
+// Half a strip takes taller tiles: with 6 x 2 sums, every element of a row would be broadcast (and
+// widened) for 2 products instead of 4, and such tiles run at three quarters of the rate of 6 x 4.
+template <class Kind>
+CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) {
+  if constexpr (Kind::kHalfRows > Kind::kRows) {
+    if (b.panels <= 2) return run_tiles<Kind, Kind::kHalfRows, 2>(a, b, plain);
+  }
+  run_tiles<Kind, Kind::kRows, Kind::kPanels>(a, b, plain);
+}
+
 // For many rows: a K block of a strip stays in L2 while all rows pass over it.
 template <class Kind>
 CPUSERVE_INLINE void blocked(const LinearArgs& a) {
@@ -363,7 +370,7 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const int64_t units = Kind::units(w.k);
   constexpr int64_t kPair = 2 * sizeof(float),
                     kFit = kBlockBytes / (kStripPanels * Kind::kUnitBytes);
-  constexpr int64_t kWidened = kWidenedBytes / (Kind::kRows * kPair);
+  constexpr int64_t kWidened = kWidenedBytes / (Kind::kHalfRows * kPair);
   const int64_t most = Kind::kWidens && kWidened < kFit ? kWidened : kFit;
   const int64_t blocks = (units + most - 1) / most;
   const int64_t step = round_up((units + blocks - 1) / blocks, Kind::kWholeUnits);

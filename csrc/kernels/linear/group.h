@@ -186,6 +186,7 @@ struct Grouped {
   // one tall tile whose fp32 sums are in memory (12 rows of w4m: 17 against 15 GB/s).
   static constexpr int kStreamRows = kInRegisters < 12 ? kRows : W::kQuadsPerLine == 1 ? 10 : 8;
   static constexpr int kPanels = kInMemory / kRows < 2 ? 1 : 2;
+  static constexpr int kHalfRows = kRows;
   static int64_t units(int64_t k) { return (k + W::kGroup - 1) / W::kGroup; }
 
   template <int MR, int NP, bool kNear, int NPF>
