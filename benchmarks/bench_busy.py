@@ -21,7 +21,7 @@ from cpuserve.bench.observe import where
 from cpuserve.bench.schema import record
 from cpuserve.bench.server import Server
 from cpuserve.bench.workload import plain_ids
-from cpuserve.entrypoints.bench_flags import number
+from cpuserve.cli.bench_flags import number
 
 SPIN = "while True: pass"
 SETTLE_S = 0.3  # time for the operating system to place the process on a CPU

@@ -22,7 +22,7 @@ from cpuserve.bench.observe import where
 from cpuserve.bench.schema import percentile, record
 from cpuserve.bench.server import Server
 from cpuserve.bench.workload import plain_ids
-from cpuserve.entrypoints.bench_flags import number
+from cpuserve.cli.bench_flags import number
 
 PERIOD_US = 100_000
 V1, V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")

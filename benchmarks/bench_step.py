@@ -3,7 +3,7 @@
 
 import sys
 
-from cpuserve.entrypoints.cli import main
+from cpuserve.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["bench", "step", "--json", *sys.argv[1:]]))

@@ -6,7 +6,7 @@ usage: roofline.py [--isa LEVEL] [--rounds N]
 
 import sys
 
-from cpuserve.entrypoints.cli import main
+from cpuserve.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["bench", "roofline", "--json", *sys.argv[1:]]))

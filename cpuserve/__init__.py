@@ -6,16 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cpuserve.entrypoints.llm import LLM
-    from cpuserve.entrypoints.outputs import CompletionOutput, RequestOutput
+    from cpuserve.llm import LLM
+    from cpuserve.outputs import CompletionOutput, RequestOutput
     from cpuserve.sampling.params import SamplingParams
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 
 _MODULES = {
-    "LLM": "cpuserve.entrypoints.llm",
-    "CompletionOutput": "cpuserve.entrypoints.outputs",
-    "RequestOutput": "cpuserve.entrypoints.outputs",
+    "LLM": "cpuserve.llm",
+    "CompletionOutput": "cpuserve.outputs",
+    "RequestOutput": "cpuserve.outputs",
     "SamplingParams": "cpuserve.sampling.params",
 }
 

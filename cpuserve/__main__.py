@@ -2,13 +2,13 @@
 
 import sys
 
-from cpuserve.entrypoints.pid1 import take_signals_as_process_1
+from cpuserve.cli.pid1 import take_signals_as_process_1
 
 
 def main() -> int:
     """Run one command and return the exit code."""
     take_signals_as_process_1()
-    from cpuserve.entrypoints.cli import main as run
+    from cpuserve.cli.main import main as run
 
     return run()
 

@@ -205,7 +205,7 @@ FAULTS = [
         f"{SCHEDULER} -k bars",
     ),
     Fault(
-        "cpuserve/entrypoints/openai/stream.py",
+        "cpuserve/api/stream.py",
         "if self._num_written == before and not self._writing:",
         "if self._num_written == before:",
         "tests/api/test_api_stream.py -k middle",
@@ -217,7 +217,7 @@ FAULTS = [
         "tests/tokenizer/test_chat.py -k tools",
     ),
     Fault(
-        "cpuserve/entrypoints/openai/logprobs.py",
+        "cpuserve/api/openai/logprobs.py",
         "out.setdefault(self._names.name(token), finite(logprob))",
         "out[self._names.name(token)] = finite(logprob)",
         "tests/api/test_api_completions.py -k one_text",

@@ -22,7 +22,7 @@ def serve_command(arguments: Sequence[str]) -> list[str]:
     """The command of `cpuserve serve` with this process's module path, for any directory."""
     code = (
         "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-        "from cpuserve.entrypoints.cli import main; sys.exit(main())"
+        "from cpuserve.cli.main import main; sys.exit(main())"
     )
     return [sys.executable, "-c", code, json.dumps(sys.path), "serve", *arguments]
 

@@ -1,0 +1,1 @@
+"""Names of vLLM's modules, for command lines that run them."""

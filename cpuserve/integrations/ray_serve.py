@@ -114,10 +114,11 @@ class Engine:
     """One replica: claims cores, starts the engine on them, and serves HTTP."""
 
     async def __init__(self, options: Mapping[str, Any], num_cpus: int) -> None:  # type: ignore[misc]
-        from cpuserve.entrypoints.openai.server import FrontEnd
-        from cpuserve.entrypoints.prepare import prepare
-        from cpuserve.entrypoints.serve import HttpOptions, start_engines
+        from cpuserve.api.options import HttpOptions
+        from cpuserve.api.serve import start_engines
+        from cpuserve.api.server import FrontEnd
         from cpuserve.platforms import select
+        from cpuserve.prepare import prepare
 
         configure("info")
         asked = from_arguments(options)

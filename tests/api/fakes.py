@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
+from cpuserve.api.app import create_app
+from cpuserve.api.serving import HttpLimits, Serving
 from cpuserve.engine.client import ReplicaStatus
 from cpuserve.engine.ipc import Output, Stats, TokenLogprob
-from cpuserve.entrypoints.openai.app import create_app
-from cpuserve.entrypoints.openai.serving import HttpLimits, Serving
 from cpuserve.errors import EngineDead
 from cpuserve.metrics import ServerMetrics
 from cpuserve.sampling.params import SamplingParams

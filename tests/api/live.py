@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpuserve.entrypoints.openai.server import make_server
-from cpuserve.entrypoints.serve import HttpOptions
+from cpuserve.api.options import HttpOptions
+from cpuserve.api.server import make_server
 from tests.api.fakes import FakeEngine, Script, make_serving, speak
 from tests.helpers.patience import PATIENCE_S, until
 

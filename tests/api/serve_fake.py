@@ -11,14 +11,15 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from cpuserve.api.options import HttpOptions
+from cpuserve.api.serve import StoppedWhilePreparing, serve
 from cpuserve.config.engine import Resolved
 from cpuserve.engine.child import exit_now
 from cpuserve.engine.liveness import HangLimits
 from cpuserve.engine.process import ProcessClient
-from cpuserve.entrypoints.prepare import Prepared
-from cpuserve.entrypoints.serve import HttpOptions, StoppedWhilePreparing, serve
 from cpuserve.errors import ModelError, StartupError
 from cpuserve.platforms import select
+from cpuserve.prepare import Prepared
 from tests.helpers.fake_executor import fake_config
 
 

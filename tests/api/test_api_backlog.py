@@ -5,13 +5,13 @@ import asyncio
 import httpx
 import pytest
 
+from cpuserve.api.openai.generation import Job, run_jobs
+from cpuserve.api.openai.prompts import Prompt
+from cpuserve.api.serving import HttpLimits
 from cpuserve.engine.ipc import Output, Stats
-from cpuserve.entrypoints.openai.backlog import LONGEST_RETRY_S, Backlog
-from cpuserve.entrypoints.openai.generation import Job, run_jobs
-from cpuserve.entrypoints.openai.prompts import Prompt
-from cpuserve.entrypoints.openai.serving import HttpLimits
 from cpuserve.errors import TooManyRequests
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.serving.backlog import LONGEST_RETRY_S, Backlog
 from tests.api.fakes import Api, error_of
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpuserve.entrypoints.openai.serving import HttpLimits
+from cpuserve.api.serving import HttpLimits
 from tests.api.fakes import Api, error_of
 
 GOOD = b'{"messages":[{"role":"user","content":"hi"}]}'

@@ -367,7 +367,7 @@ def test_one_failing_choice_ends_the_others():
 
 
 def test_a_silent_stream_sends_comments_until_the_first_token():
-    from cpuserve.entrypoints.openai.serving import HttpLimits
+    from cpuserve.api.serving import HttpLimits
 
     def slow(engine, number, prompt, params):
         yield 0.2
@@ -379,7 +379,7 @@ def test_a_silent_stream_sends_comments_until_the_first_token():
 
 
 def test_an_error_after_comments_is_an_event():
-    from cpuserve.entrypoints.openai.serving import HttpLimits
+    from cpuserve.api.serving import HttpLimits
 
     def slow(engine, number, prompt, params):
         yield 0.1
@@ -390,7 +390,7 @@ def test_an_error_after_comments_is_an_event():
 
 
 def test_more_sequences_than_the_server_holds_are_429():
-    from cpuserve.entrypoints.openai.serving import HttpLimits
+    from cpuserve.api.serving import HttpLimits
 
     api = Api(http=HttpLimits(max_sequences=4))
     response = api.chat(n=5)

@@ -4,8 +4,8 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Core
 
+from cpuserve.api.openai.logprobs import LegacyBuilder, TokenNames
 from cpuserve.engine.ipc import Output, TokenLogprob
-from cpuserve.entrypoints.openai.logprobs import LegacyBuilder, TokenNames
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.api.fakes import ANSWER, Api, close_to, error_of, events_of, logprob_of, tokenizer
 

@@ -9,9 +9,9 @@ import struct
 
 import pytest
 
+from cpuserve.api import errors
+from cpuserve.api.serving import HttpLimits
 from cpuserve.engine.ipc import Output
-from cpuserve.entrypoints.openai import errors
-from cpuserve.entrypoints.openai.serving import HttpLimits
 from tests.api.live import STREAM, live, post
 from tests.helpers.patience import PATIENCE_S, until
 

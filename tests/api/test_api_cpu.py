@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cpuserve.api.status.cpu import WINDOW_S, CpuMeter, CpuReport, CpuView, placement_of
 from cpuserve.engine.ipc import Stats
-from cpuserve.entrypoints.openai.cpu import WINDOW_S, CpuMeter, CpuReport, CpuView, placement_of
 from cpuserve.metrics import CpuSample, ServerMetrics
 from cpuserve.platforms.cpu import CpuPlatform
 from tests.api.fakes import Api, error_of
@@ -212,7 +212,7 @@ def test_the_report_is_plain_json():
 
 
 def test_a_report_that_does_not_come_is_a_504_after_a_time_of_its_own(monkeypatch):
-    monkeypatch.setattr("cpuserve.entrypoints.openai.cpu.REPORT_S", 0.05)
+    monkeypatch.setattr("cpuserve.api.status.cpu.REPORT_S", 0.05)
     api = Api()
     api.serving.cpu = CpuView(OnHost("vm_2core_zen5"), [resolve("vm_2core_zen5").config])
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from cpuserve.api.serving import HttpLimits
 from cpuserve.engine.ipc import Output
 from cpuserve.engine.streams import too_late
-from cpuserve.entrypoints.openai.serving import HttpLimits
 from tests.api.fakes import Api, error_of, events_of, speak
 
 PATHS = ["/v1/chat/completions", "/v1/completions"]

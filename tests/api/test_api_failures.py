@@ -5,8 +5,8 @@ import logging
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+from cpuserve.api import middleware
 from cpuserve.engine.ipc import Output
-from cpuserve.entrypoints.openai import middleware
 from cpuserve.errors import InvalidRequest, RequestError, TooManyRequests
 from cpuserve.tokenizer.tokenizer import Tokenizer as OurTokenizer
 from tests.api.fakes import Api, error_of, events_of, tokenizer

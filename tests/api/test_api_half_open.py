@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from cpuserve.api import http
+from cpuserve.api.serving import HttpLimits
 from cpuserve.engine.ipc import Output
-from cpuserve.entrypoints.openai import http
-from cpuserve.entrypoints.openai.serving import HttpLimits
 from tests.api.fakes import ANSWER
 from tests.api.live import STREAM, live, post
 from tests.api.test_api_connection import runs, silent

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cpuserve.api import endpoint, errors, freed
+from cpuserve.api.body import FREE_BYTES, decode_request
+from cpuserve.api.errors import ServerBusy
+from cpuserve.api.json_objects import MAX_OBJECTS, num_objects
+from cpuserve.api.openai.protocol import ChatRequest
+from cpuserve.api.serving import HttpLimits, default_body_bytes
+from cpuserve.api.uploads import BodyBudget, Reservation
 from cpuserve.engine.ipc import Output
-from cpuserve.entrypoints.openai import endpoint, errors, freed
-from cpuserve.entrypoints.openai.body import FREE_BYTES, decode_request
-from cpuserve.entrypoints.openai.errors import ServerBusy
-from cpuserve.entrypoints.openai.json_objects import MAX_OBJECTS, num_objects
-from cpuserve.entrypoints.openai.protocol import ChatRequest
-from cpuserve.entrypoints.openai.serving import HttpLimits, default_body_bytes
-from cpuserve.entrypoints.openai.uploads import BodyBudget, Reservation
 from tests.api.fakes import MAX_LEN, Api, error_of, tokenizer
 from tests.api.live import live, post
 from tests.api.test_api_connection import runs
@@ -118,7 +118,7 @@ def test_a_field_of_too_many_objects_is_refused_unbuilt(field, value, monkeypatc
 
     api = Api()
     with monkeypatch.context() as patch:
-        patch.setattr("cpuserve.entrypoints.openai.body._decoder", never)
+        patch.setattr("cpuserve.api.body._decoder", never)
         error = error_of(api.chat(**{field: value}))
     assert error["param"] == field
     assert "at most" in error["message"]

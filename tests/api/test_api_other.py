@@ -2,8 +2,8 @@
 
 import pytest
 
-from cpuserve.entrypoints.loading import Loading
-from cpuserve.entrypoints.openai.app import ROUTERS
+from cpuserve.api.app import ROUTERS
+from cpuserve.serving.loading import Loading
 from tests.api.fakes import ANSWER, MAX_LEN, Api, error_of, tokenizer
 
 KEYS = ("first-key", "sécond")

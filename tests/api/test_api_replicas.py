@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from cpuserve.entrypoints.openai.generation import MAX_SEQUENCES_PER_REQUEST
-from cpuserve.entrypoints.openai.server import FrontEnd
-from cpuserve.entrypoints.serve import HttpOptions
+from cpuserve.api.openai.generation import MAX_SEQUENCES_PER_REQUEST
+from cpuserve.api.options import HttpOptions
+from cpuserve.api.server import FrontEnd
 from cpuserve.platforms.cpu import CpuPlatform
 from tests.api.fakes import FakeEngine
 from tests.api.test_api_server import Served, events

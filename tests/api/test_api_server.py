@@ -17,12 +17,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuserve.entrypoints import serve as serving
-from cpuserve.entrypoints import starting
-from cpuserve.entrypoints.listener import MOST_FILES, raise_file_limit
-from cpuserve.entrypoints.loading import Loading
-from cpuserve.entrypoints.serve import HttpOptions, bound, url_of
+from cpuserve.api import serve as serving
+from cpuserve.api import starting
+from cpuserve.api.listener import MOST_FILES, raise_file_limit
+from cpuserve.api.options import HttpOptions
+from cpuserve.api.serve import bound, url_of
+from cpuserve.api.signals import stop_signals
 from cpuserve.errors import ConfigError
+from cpuserve.serving.loading import Loading
 from tests.api.fakes import Api
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S, wait_gone, wait_until
@@ -361,7 +363,7 @@ def test_a_request_that_is_still_coming_is_answered_before_the_end():
 def test_signals_that_were_ignored_at_the_start_stay_ignored(monkeypatch):
     ignored = {signal.SIGHUP: signal.SIG_IGN, signal.SIGINT: signal.SIG_IGN}
     monkeypatch.setattr(signal, "getsignal", lambda n: ignored.get(n, signal.SIG_DFL))
-    assert set(serving.stop_signals()) == {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT}
+    assert set(stop_signals()) == {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT}
 
 
 def ends_with_the_engines_death(response):

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from cpuserve.entrypoints.openai.http import DIRECT_BODY
-from cpuserve.entrypoints.openai.stream import DONE, PING, EventStream
+from cpuserve.api.http import DIRECT_BODY
+from cpuserve.api.stream import DONE, PING, EventStream
 from tests.helpers.patience import PATIENCE_S
 
 ROUNDS = 50

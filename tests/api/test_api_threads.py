@@ -4,8 +4,11 @@ import threading
 
 import pytest
 
-from cpuserve.entrypoints.openai import chat, completions, prompts, threads
-from cpuserve.entrypoints.openai.logprobs import TokenNames
+from cpuserve.api.openai import prompts
+from cpuserve.api.openai.chat import router as chat
+from cpuserve.api.openai.completions import router as completions
+from cpuserve.api.openai.logprobs import TokenNames
+from cpuserve.serving import threads
 from cpuserve.tokenizer.tokenizer import LONG_CHARS, Tokenizer
 from tests.api.fakes import MAX_LEN, Api, error_of
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cpuserve.bench import load
+from cpuserve.cli import main as cli
 from cpuserve.engine.resident import resident_bytes
-from cpuserve.entrypoints import cli
 from cpuserve.errors import StartupError
 from tests.helpers.tiny import tiny_model
 

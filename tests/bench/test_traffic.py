@@ -11,7 +11,7 @@ from cpuserve.bench.driver import CHAT, LoadError, Target
 from cpuserve.bench.observe import Seen, observe, weight_reading, where
 from cpuserve.bench.traffic import Pace, drive
 from cpuserve.bench.workload import Turn
-from cpuserve.entrypoints import cli
+from cpuserve.cli import main as cli
 from tests.bench.fake_openai import FakeOpenAI
 
 ONE = [Turn([1, 2, 3], 2)]

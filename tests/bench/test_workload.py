@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from cpuserve.bench.workload import Workload, talks
-from cpuserve.entrypoints.bench_flags import DATASETS
+from cpuserve.cli.bench_flags import DATASETS
 from cpuserve.errors import ConfigError
 
 

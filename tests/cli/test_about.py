@@ -2,8 +2,8 @@
 
 import platform
 
-from cpuserve.entrypoints import cli
-from cpuserve.entrypoints.about import text
+from cpuserve.cli import main as cli
+from cpuserve.cli.about import text
 from cpuserve.platforms.cpu import ISA_LEVELS, CpuPlatform
 from cpuserve.version import version
 

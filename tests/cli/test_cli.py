@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from cpuserve.bench.server import serve_command
+from cpuserve.cli import main as cli
+from cpuserve.cli.flags import asked, normalize
 from cpuserve.config.fields import FIELDS, no_op_flags
 from cpuserve.config.missing import MISSING, why_missing
-from cpuserve.entrypoints import cli
-from cpuserve.entrypoints.flags import asked, normalize
 from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.builtin import DEFAULT
 from tests.helpers.children import child_options
@@ -191,7 +191,7 @@ def test_a_thread_that_is_not_granted_is_one_line_and_exit_2(capsys, monkeypatch
         msg = "can't start new thread"
         raise RuntimeError(msg)
 
-    monkeypatch.setattr("cpuserve.entrypoints.doctor.main", refuse)
+    monkeypatch.setattr("cpuserve.cli.doctor.main", refuse)
     code, _, err = run(capsys, "doctor")
     assert code == 2
     assert err.startswith("cpuserve: error: can't start new thread (limits: ulimit -u")
@@ -284,7 +284,7 @@ def test_a_startup_error_anywhere_is_one_line(capsys, monkeypatch):
         msg = "first\n  second"
         raise ModelError(msg)
 
-    monkeypatch.setattr("cpuserve.entrypoints.commands.models", fail)
+    monkeypatch.setattr("cpuserve.cli.commands.models", fail)
     code, _, err = run(capsys, "models")
     assert (code, err) == (2, "cpuserve: error: first second\n")
 
@@ -293,13 +293,13 @@ def test_ctrl_c_ends_without_a_traceback(capsys, monkeypatch):
     def stop(args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cpuserve.entrypoints.commands.models", stop)
+    monkeypatch.setattr("cpuserve.cli.commands.models", stop)
     code, _, err = run(capsys, "models")
     assert (code, err) == (130, "")
 
 
 def test_a_taken_port_is_told_before_the_model_is_looked_for(capsys, monkeypatch):
-    monkeypatch.setattr("cpuserve.entrypoints.commands.prepare", lambda *_: pytest.fail("it was"))
+    monkeypatch.setattr("cpuserve.cli.commands.prepare", lambda *_: pytest.fail("it was"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, out, err = run(capsys, "serve", "owner/model", "--port", str(port))
@@ -308,13 +308,12 @@ def test_a_taken_port_is_told_before_the_model_is_looked_for(capsys, monkeypatch
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("module", ["cli as c; c.build_parser()", "serve"])
+@pytest.mark.parametrize(
+    "module", ["cpuserve.cli.main as c; c.build_parser()", "cpuserve.api.serve"]
+)
 def test_importing_the_command_line_or_the_server_loads_nothing_heavy(module):
     heavy = ["numpy", "torch", "transformers", "fastapi", "uvicorn", "rich", "psutil", "yaml"]
-    code = (
-        f"import json, sys, cpuserve.entrypoints.{module};"
-        f"print(json.dumps([m for m in {heavy} if m in sys.modules]))"
-    )
+    code = f"import json, sys, {module};print(json.dumps([m for m in {heavy} if m in sys.modules]))"
     command = [sys.executable, "-c", code]
     out = subprocess.run(command, **child_options(), capture_output=True, text=True, check=True)
     assert json.loads(out.stdout) == []

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cpuserve.entrypoints import cli, serve
+from cpuserve.api import serve
+from cpuserve.cli import main as cli
 from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN
 from cpuserve.models import MODELS

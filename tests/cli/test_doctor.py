@@ -10,12 +10,13 @@ import jsonschema
 import msgspec
 import pytest
 
+from cpuserve.cli import doctor
+from cpuserve.cli import main as cli
+from cpuserve.cli.busy import Program, busiest
+from cpuserve.cli.doctor import problems, schema
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import EngineOptions
 from cpuserve.config.values import parse_cpu_list
-from cpuserve.entrypoints import cli, doctor
-from cpuserve.entrypoints.busy import Program, busiest
-from cpuserve.entrypoints.doctor import problems, schema
 from cpuserve.platforms.allocator import allocator
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.cpu import ISA_LEVELS
@@ -101,7 +102,7 @@ SCHEMA = Path(__file__).parents[2] / "docs" / "doctor.schema.json"
 
 def test_the_published_schema_is_the_codes():
     assert SCHEMA.read_bytes() == schema(), (
-        "run: python -m cpuserve.entrypoints.doctor > docs/doctor.schema.json"
+        "run: python -m cpuserve.cli.doctor > docs/doctor.schema.json"
     )
 
 

@@ -20,7 +20,7 @@ import runpy, signal, sys
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "cpuserve.entrypoints.cli":
+        if name == "cpuserve.cli.main":
             print("importing", flush=True)
             while True:
                 signal.pause()
@@ -56,7 +56,7 @@ def test_a_signal_ends_process_1_while_it_starts(module, number):
 
 def test_another_process_is_left_as_it_is():
     code = (
-        "import signal; from cpuserve.entrypoints.pid1 import take_signals_as_process_1 as take;"
+        "import signal; from cpuserve.cli.pid1 import take_signals_as_process_1 as take;"
         "take(); print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
     )
     command = [sys.executable, "-c", code]

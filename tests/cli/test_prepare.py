@@ -6,14 +6,15 @@ import math
 
 import pytest
 
+from cpuserve.cli import banner
+from cpuserve.cli import main as cli
+from cpuserve.cli.chat import Session
 from cpuserve.config.engine import EngineOptions
 from cpuserve.config.load import from_arguments
-from cpuserve.entrypoints import banner, cli
-from cpuserve.entrypoints.chat_cli import Session
-from cpuserve.entrypoints.prepare import Prepared, model_facts, prepare
 from cpuserve.errors import ConfigError
 from cpuserve.loader.safetensors import SafetensorsStore
 from cpuserve.platforms.cpu import CpuPlatform
+from cpuserve.prepare import Prepared, model_facts, prepare
 from tests.helpers.hosts import LLAMA_1B, SMOLLM2, load_host, resolve
 from tests.helpers.tiny import FAMILIES, tiny_model
 

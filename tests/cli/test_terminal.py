@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from cpuserve.entrypoints import banner, terminal
+from cpuserve.cli import banner, terminal
 from cpuserve.errors import CpuserveError
 from tests.helpers.children import child_options
 
@@ -136,7 +136,7 @@ def test_a_reader_that_has_gone_is_told_apart_from_a_disk_that_is_full(monkeypat
 
 CLOSED = """
 import os, sys
-from cpuserve.entrypoints.terminal import open_standard_streams
+from cpuserve.cli.terminal import open_standard_streams
 open_standard_streams()
 with open({path!r}, "wb") as file:
     assert file.fileno() > 2, "a file took the number of a standard stream"
@@ -157,7 +157,7 @@ def test_closed_standard_streams_are_not_taken_by_the_next_file(tmp_path):
 
 def test_characters_that_the_output_cannot_show_are_replaced():
     code = (
-        "from cpuserve.entrypoints.terminal import open_standard_streams, say\n"
+        "from cpuserve.cli.terminal import open_standard_streams, say\n"
         "open_standard_streams(); say('a \\N{WAVING HAND SIGN}')"
     )
     done = subprocess.run(

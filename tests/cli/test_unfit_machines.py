@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import cpuserve
-from cpuserve.entrypoints.doctor import problems
+from cpuserve.cli.doctor import problems
 from cpuserve.platforms.extension import lacking_x86_64_v2, why_not_loaded
 from cpuserve.platforms.handicaps import handicaps
 from cpuserve.platforms.host import Host
@@ -147,7 +147,7 @@ def test_every_handicap_is_a_problem_of_doctor(name):
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_what_slows_every_model_is_printed_at_the_start(capsys, monkeypatch, model, change, what):
-    from cpuserve.entrypoints import cli
+    from cpuserve.cli import main as cli
     from cpuserve.platforms.cpu import CpuPlatform
 
     before = CpuPlatform.host

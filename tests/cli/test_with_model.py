@@ -14,9 +14,10 @@ import time
 import pytest
 
 from cpuserve.bench.server import serve_command
+from cpuserve.cli import banner
+from cpuserve.cli import main as cli
 from cpuserve.config.load import from_arguments
-from cpuserve.entrypoints import banner, cli
-from cpuserve.entrypoints.prepare import prepare
+from cpuserve.prepare import prepare
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.tiny import tiny_model

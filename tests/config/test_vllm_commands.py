@@ -14,9 +14,9 @@ import shlex
 
 import pytest
 
+from cpuserve.cli import main as cli
+from cpuserve.cli.flags import normalize, refuse_unknown
 from cpuserve.config.load import load_options
-from cpuserve.entrypoints import cli
-from cpuserve.entrypoints.flags import normalize, refuse_unknown
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import KvLayerFacts
 from cpuserve.platforms.cpu import CpuPlatform

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cpuserve.cli import healthcheck
 from cpuserve.config import env
-from cpuserve.entrypoints import healthcheck
 from tests.api.test_api_server import free_port, served
 from tests.helpers.children import child_options
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cpuserve.entrypoints import cli
-from cpuserve.entrypoints.flags import asked, normalize
-from cpuserve.entrypoints.serve import HttpOptions
+from cpuserve.api.options import HttpOptions
+from cpuserve.cli import main as cli
+from cpuserve.cli.flags import asked, normalize
 from tests.api.test_api_server import served
 from tests.helpers.patience import wait_until
 

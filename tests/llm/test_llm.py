@@ -7,11 +7,11 @@ import weakref
 import pytest
 
 import cpuserve
+from cpuserve import llm as llm_module
 from cpuserve.engine.inline import InlineClient
-from cpuserve.entrypoints import llm as llm_module
-from cpuserve.entrypoints.llm import LLM
-from cpuserve.entrypoints.outputs import Logprob
 from cpuserve.errors import ConfigError, EngineDead, InvalidRequest, RequestError
+from cpuserve.llm import LLM
+from cpuserve.outputs import Logprob
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer

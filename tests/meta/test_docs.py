@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cpuserve.cli import main as cli
+from cpuserve.cli.flags import normalize
 from cpuserve.config.reference import replaced, table
-from cpuserve.entrypoints import cli
-from cpuserve.entrypoints.flags import normalize
 from cpuserve.models import MODELS
 from cpuserve.runtime.executor import Executor
 

@@ -13,9 +13,13 @@ ROOT = Path(__file__).parents[2]
 
 # A package may import packages of a lower rank, and itself.
 RANK = {
-    "__init__": 11, "__main__": 11,
-    "integrations": 11,
-    "entrypoints": 10,
+    "__init__": 14, "__main__": 14,
+    "entrypoints": 14,
+    "integrations": 13,
+    "cli": 13,
+    "llm": 12, "api": 12,
+    "outputs": 11, "prepare": 11,
+    "serving": 10,
     "bench": 9,
     "engine": 8,
     "runtime": 7, "tokenizer": 7,

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP API."""
+"""Names of vLLM's modules, for command lines that run them."""

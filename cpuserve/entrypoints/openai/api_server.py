@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from cpuserve.entrypoints.pid1 import take_signals_as_process_1
+from cpuserve.cli.pid1 import take_signals_as_process_1
 
 if __name__ == "__main__":
     take_signals_as_process_1()
-    from cpuserve.entrypoints.cli import main
+    from cpuserve.cli.main import main
 
     sys.exit(main(["serve", *sys.argv[1:]]))

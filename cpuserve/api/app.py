@@ -1,0 +1,117 @@
+"""The ASGI application: one router file per endpoint, listed in ROUTERS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from cpuserve.api.draining import ClosesConnections
+from cpuserve.api.errors import install_error_handlers
+from cpuserve.api.hosts import AllowedHosts
+from cpuserve.api.middleware import (
+    METRICS_PATHS,
+    PUBLIC_PATHS,
+    ApiKeys,
+    RequestIds,
+    UnexpectedErrors,
+)
+from cpuserve.api.openai import models
+from cpuserve.api.openai.chat import router as chat
+from cpuserve.api.openai.completions import router as completions
+from cpuserve.api.openapi import install_schema
+from cpuserve.api.request_line import RequestLine
+from cpuserve.api.status import (
+    cpu,
+    health,
+    metrics,
+    welcome,
+)
+from cpuserve.api.tokenize import router as tokenize
+from cpuserve.version import version
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cpuserve.api.serving import Serving
+
+ROUTERS = (
+    chat.router,
+    completions.router,
+    models.router,
+    tokenize.router,
+    cpu.router,
+    health.router,
+    metrics.router,
+    welcome.router,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cors:
+    """The origins, methods and headers that CORS allows; "*" allows any."""
+
+    origins: Sequence[str]
+    methods: Sequence[str] = ("*",)
+    headers: Sequence[str] = ("*",)
+    credentials: bool = False
+
+
+def create_app(
+    serving: Serving,
+    *,
+    api_keys: Sequence[str] = (),
+    public_metrics: bool = False,
+    host_names: Sequence[str] | None = None,
+    cors: Cors | None = None,
+) -> FastAPI:
+    """Return the app that serves the API with `serving`.
+
+    With `api_keys`, all routes except /health, /ping and /live require a key; public_metrics also
+    exempts /metrics and /version. host_names: the names that the Host header may have besides
+    local names; None allows any. cors: None keeps web pages of other origins from reading answers.
+    """
+    # FastAPI's documentation pages load scripts from the internet; this server must work offline.
+    app = FastAPI(
+        title="cpuserve",
+        version=version(),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.serving = serving
+    app.state.paths = _paths()
+    for router in ROUTERS:
+        app.include_router(router)
+    install_error_handlers(app)
+    install_schema(app)
+    # The middleware that is added last handles a request first.
+    if api_keys:
+        public = PUBLIC_PATHS | METRICS_PATHS if public_metrics else PUBLIC_PATHS
+        app.add_middleware(ApiKeys, keys=api_keys, public=public)
+    if host_names is not None:
+        app.add_middleware(AllowedHosts, names=host_names)
+    app.add_middleware(UnexpectedErrors)
+    if cors is not None:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors.origins,
+            allow_methods=cors.methods,
+            allow_headers=cors.headers,
+            allow_credentials=cors.credentials,
+            # Public pages of these origins may also use a server in a private network.
+            allow_private_network=True,
+            expose_headers=["x-request-id"],
+        )
+    app.add_middleware(RequestLine)
+    app.add_middleware(RequestIds)
+    app.add_middleware(ClosesConnections, serving=serving)
+    return app
+
+
+def _paths() -> list[str]:
+    """Return the sorted paths of all routes that have no parameter in their path."""
+    paths = {path for router in ROUTERS for path in (getattr(r, "path", "") for r in router.routes)}
+    return sorted(["/openapi.json", *(path for path in paths if path and "{" not in path)])

@@ -1,0 +1,165 @@
+"""Read request bodies with limits on size and time, and decode them to the protocol's types."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from cpuserve.api.errors import (
+    PayloadTooLarge,
+    RequestTimeout,
+    UnsupportedMediaType,
+)
+from cpuserve.api.json_objects import check_objects
+from cpuserve.api.problems import not_utf8, wrong_field
+from cpuserve.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastapi import Request
+
+    from cpuserve.api.serving import HttpLimits
+    from cpuserve.api.uploads import Reservation
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+# Bodies up to this size are read without a reservation: the buffers of a connection hold as much
+# anyway, and small requests need not wait for large ones. They are decoded on the event loop,
+# which takes too little time to delay the tokens of streams.
+FREE_BYTES = 1 << 16
+
+
+class ClientGone(Exception):
+    """The client closed the connection."""
+
+
+async def read_body(request: Request, limits: HttpLimits, held: Reservation) -> bytearray:
+    """Return the whole body.
+
+    If it exceeds FREE_BYTES, its length is reserved in `held` before the rest is read.
+
+    Raises:
+      PayloadTooLarge: the body exceeds limits.max_body_bytes; no more than that is ever held.
+      ServerBusy: the memory for bodies was in use for longer than limits.body_wait_s.
+      RequestTimeout: the body was not complete within limits.body_timeout_s.
+      ClientGone: the client closed the connection before the end.
+    """
+    declared = request.headers.get("content-length", "")
+    expected = limits.max_body_bytes
+    if declared.isdigit():
+        if len(declared) > 18 or int(declared) > limits.max_body_bytes:
+            raise _too_large(limits.max_body_bytes)
+        expected = int(declared)
+    try:
+        receiving = _receive_all(request, limits, held, expected)
+        return await asyncio.wait_for(receiving, limits.body_timeout_s)
+    except asyncio.TimeoutError:
+        msg = (
+            f"The request body was not complete within {limits.body_timeout_s:g} s: send less, or "
+            "use a faster connection"
+        )
+        raise RequestTimeout(msg) from None
+
+
+async def _receive_all(
+    request: Request, limits: HttpLimits, held: Reservation, expected: int
+) -> bytearray:
+    body = bytearray()
+    while True:
+        message = await request.receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        body += message.get("body", b"")
+        if len(body) > limits.max_body_bytes:
+            raise _too_large(limits.max_body_bytes)
+        if not message.get("more_body", False):
+            held.shrink(len(body))
+            return body
+        if len(body) > FREE_BYTES and not held.size:
+            await held.take(expected, limits.body_wait_s)
+
+
+def _too_large(max_bytes: int) -> PayloadTooLarge:
+    msg = (
+        f"The request body is larger than {max_bytes} bytes, this server's limit: send less, or "
+        "start the server with a larger --max-body-size"
+    )
+    return PayloadTooLarge(msg)
+
+
+def check_media_type(request: Request) -> None:
+    """Raise UnsupportedMediaType unless the body is declared as uncompressed JSON.
+
+    Any web page may post some other types to 127.0.0.1 without a CORS preflight request ("simple
+    requests"), so a body of another type is never parsed as JSON.
+    """
+    declared = request.headers.get("content-type", "")
+    if declared.partition(";")[0].strip().lower() != "application/json":
+        msg = f"Content-Type is {declared!r}: send application/json"
+        raise UnsupportedMediaType(msg)
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        msg = f"Content-Encoding is {encoding!r}: send the body uncompressed"
+        raise UnsupportedMediaType(msg)
+
+
+def decode_request(
+    body: bytes | bytearray, kind: type[T], most_objects: Mapping[str, int] | None = None
+) -> T:
+    """Decode `body`, a JSON object, to a `kind`; fields that `kind` does not have are ignored.
+
+    most_objects: the limits of check_objects, which checks bodies above FREE_BYTES.
+
+    Raises:
+      InvalidRequest: the body is not a valid `kind`; the error names the invalid field.
+    """
+    try:
+        if not body.isascii():
+            body.decode()  # msgspec does not check the fields that it ignores
+        if len(body) > FREE_BYTES:
+            check_objects(body, kind, most_objects or {})
+        if log.isEnabledFor(logging.DEBUG):
+            _log_unknown(body, kind)
+        decoder: msgspec.json.Decoder[T] = _decoder(kind)
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise wrong_field(error) from None
+    except msgspec.DecodeError as error:
+        msg = f"The request body is not valid JSON: {error}"
+        raise InvalidRequest(msg, code="invalid_json") from None
+    except UnicodeDecodeError:
+        raise not_utf8(body) from None
+    except RecursionError:
+        msg = "The request body is nested too deeply: use fewer levels of lists and objects"
+        raise InvalidRequest(msg) from None
+
+
+@cache
+def _decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _log_unknown(body: bytes | bytearray, kind: type[msgspec.Struct]) -> None:
+    known = {f.encode_name for f in msgspec.structs.fields(kind)}
+    given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    if unknown := sorted(set(given) - known):
+        log.debug("ignored unknown request fields: %s", unknown)
+
+
+def drop_inputs(asked: msgspec.Struct) -> None:
+    """Release the texts, lists and objects of a request after its prompts were tokenized.
+
+    The messages may take many times the memory of their tokens, and would stay until the answer
+    ends.
+    """
+    for name in asked.__struct_fields__:
+        if isinstance(getattr(asked, name), str | list | dict):
+            setattr(asked, name, None)

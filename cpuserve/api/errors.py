@@ -1,0 +1,226 @@
+"""Errors as HTTP responses in OpenAI's format {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from cpuserve.api.routes import unknown_route
+from cpuserve.errors import DeadlineExceeded, NotFound, RequestError, TooManyRequests
+from cpuserve.serving.loading import RETRY_AFTER_S
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request
+    from starlette.types import Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+# Memory addresses and file paths, which clients must not see in messages of internal errors.
+_INTERNAL = re.compile(r"\b0x[0-9a-fA-F]+|(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*")
+_MAX_MESSAGE_CHARS = 2000
+
+
+class Unauthorized(RequestError):
+    """The API key is missing or wrong (401)."""
+
+    status = 401
+    kind = "AuthenticationError"
+    code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """The Host header has a name that this server does not accept (403)."""
+
+    status = 403
+    kind = "PermissionDeniedError"
+    code = "host_not_allowed"
+
+
+class MethodNotAllowed(RequestError):
+    """The route does not support the method (405)."""
+
+    status = 405
+    kind = "MethodNotAllowedError"
+    code = "method_not_supported"
+
+
+class RequestTimeout(RequestError):
+    """The client did not send its body in time (408); the connection is closed."""
+
+    status = 408
+    kind = "RequestTimeoutError"
+    code = "request_timeout"
+
+
+class PayloadTooLarge(RequestError):
+    """The body exceeds the size limit (413); the connection is closed."""
+
+    status = 413
+    kind = "PayloadTooLargeError"
+    code = "request_too_large"
+
+
+class UnsupportedMediaType(RequestError):
+    """The body is not declared as JSON (415)."""
+
+    status = 415
+    kind = "UnsupportedMediaTypeError"
+    code = "unsupported_media_type"
+
+
+class HeadersTooLarge(RequestError):
+    """The header fields are too many or too long (431); the connection is closed."""
+
+    status = 431
+    kind = "RequestHeaderFieldsTooLargeError"
+    code = "headers_too_large"
+
+
+class ServiceUnavailable(RequestError):
+    """The model is loading, the engine is dead or the server is stopping (503 with Retry-After)."""
+
+    status = 503
+    kind = "ServiceUnavailableError"
+    code = "service_unavailable"
+    retry_after_s: float = RETRY_AFTER_S
+
+
+class ServerBusy(ServiceUnavailable):
+    """The server has no capacity for this request now, but will soon (503 with Retry-After)."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ErrorInfo(msgspec.Struct):
+    """Describes an error; `code` identifies its cause (RequestError.code)."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every response whose status is not 2xx."""
+
+    error: ErrorInfo
+
+
+# Exceptions that end a task or the process and must propagate. All others are failures of a request
+# and get an error response. That includes BaseExceptions: a panic in a Rust library raises one.
+ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+
+# How long a rejected client may continue to send before the connection is closed.
+LINGER_S = 2.0
+_CLOSING = frozenset({408, 413, 431})
+
+
+def public_message(error: BaseException) -> str:
+    """Return the message for the client; from status 500 on it contains no internal details."""
+    if not isinstance(error, RequestError):
+        return "Internal server error. The server's log has the details."
+    text = error.message
+    if error.status >= 500:
+        text = _INTERNAL.sub("...", text)
+    return text[:_MAX_MESSAGE_CHARS]
+
+
+def log_failure(error: BaseException, scope: Scope) -> None:
+    """Log a response of 500 with the request id that the client gets; ignore other errors."""
+    where = scope.get("cpuserve.request_id"), scope.get("method"), scope.get("path")
+    if not isinstance(error, RequestError):
+        log.error("request %s failed: %s %r", *where, exc_info=error)
+    elif error.status == 500:
+        log.error("request %s failed: %s %r: %s", *where, error.message)
+
+
+def error_json(error: BaseException) -> bytes:
+    """Return `error` as the JSON of an ErrorBody."""
+    shown = error if isinstance(error, RequestError) else RequestError("")
+    # A message may quote the request, and a lone surrogate in it cannot be encoded.
+    message = public_message(error).encode("utf-8", "replace").decode()
+    return msgspec.json.encode(ErrorBody(ErrorInfo(message, shown.kind, shown.param, shown.code)))
+
+
+def error_response(error: BaseException, headers: dict[str, str] | None = None) -> Response:
+    """Return `error` as an HTTP response with its status, 500 for unknown exceptions."""
+    status = error.status if isinstance(error, RequestError) else 500
+    all_headers = dict(headers or {})
+    if isinstance(error, TooManyRequests | ServiceUnavailable):
+        all_headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, DeadlineExceeded):
+        # OpenAI's clients retry a 504, which would take as long again and fail the same way.
+        all_headers["x-should-retry"] = "false"
+    if isinstance(error, Unauthorized):
+        all_headers["www-authenticate"] = "Bearer"
+    if status in _CLOSING:
+        all_headers["connection"] = "close"
+    return Response(error_json(error), status, all_headers, "application/json")
+
+
+class _Lingering(Response):
+    """A response to a request whose body has not been read completely.
+
+    Closing a connection with unread data resets it, and the client would lose the response. The
+    rest of the body is therefore read and dropped, for up to LINGER_S, before the response ends.
+    """
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        """Send the response, then drop the rest of the body."""
+        head = {"type": "http.response.start", "status": self.status_code}
+        await send({**head, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(_drop_body(receive), LINGER_S)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _drop_body(receive: Receive) -> None:
+    while (await receive()).get("more_body", False):
+        pass
+
+
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    log_failure(error, request.scope)
+    if isinstance(error, PayloadTooLarge | ServerBusy):
+        response = error_response(error, {"connection": "close"})
+        return _Lingering(response.body, response.status_code, dict(response.headers))
+    return error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    shown: RequestError
+    if error.status_code == 404:
+        shown = _unknown_route(request)
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        shown = MethodNotAllowed(
+            f"{request.method} is not allowed on {request.url.path}: use {allowed}"
+        )
+    else:
+        shown = RequestError(str(error.detail))
+        shown.status = error.status_code
+    return error_response(shown, dict(error.headers or {}))
+
+
+def _unknown_route(request: Request) -> NotFound:
+    told = unknown_route(request.method, request.url.path, request.app.state.paths)
+    return NotFound(told, code="unknown_url")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer RequestErrors, unknown routes and unknown methods in OpenAI's format."""
+    app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)

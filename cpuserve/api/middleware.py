@@ -1,0 +1,134 @@
+"""Middleware for all routes: request ids, API keys, and answers to unexpected exceptions."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import uuid
+from typing import TYPE_CHECKING
+
+from cpuserve.api.body import ClientGone
+from cpuserve.api.errors import (
+    ENDINGS,
+    HeadersTooLarge,
+    Unauthorized,
+    error_response,
+    log_failure,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+# Load balancers and supervisors may request these without a key; they only show the server's state.
+PUBLIC_PATHS = frozenset({"/health", "/ping", "/live"})
+# With --public-metrics these need no key either, for Prometheus and inventory tools.
+METRICS_PATHS = frozenset({"/metrics", "/version"})
+
+_MAX_HEADER_FIELDS = 128
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class RequestIds:
+    """Gives each request an id, the client's X-Request-Id if it is valid, and returns it.
+
+    It also removes trailing slashes from the path, before other middleware reads the path.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = _header(scope, b"x-request-id").decode("latin-1")
+        request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+        scope["cpuserve.request_id"] = request_id
+        scope["path"] = scope["path"].rstrip("/") or "/"
+        echoed = (b"x-request-id", request_id.encode())
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), echoed]
+            await send(message)
+
+        if len(scope["headers"]) > _MAX_HEADER_FIELDS:
+            msg = f"The request has more than {_MAX_HEADER_FIELDS} header fields: send fewer"
+            await error_response(HeadersTooLarge(msg))(scope, receive, send_with_id)
+            return
+        await self._app(scope, receive, send_with_id)
+
+
+class ApiKeys:
+    """Answers 401 unless the request has one of the keys or its route is public."""
+
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str], public: Collection[str] = PUBLIC_PATHS
+    ) -> None:
+        self._app = app
+        self._public = public
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] == "http" and scope["path"] not in self._public:
+            error = self._refusal(scope)
+            if error is not None:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Unauthorized | None:
+        scheme, _, key = _header(scope, b"authorization").partition(b" ")
+        if scheme.lower() != b"bearer" or not key.strip():
+            return Unauthorized("Missing API key: send the header Authorization: Bearer KEY")
+        # Comparing digests of equal length, with all keys, takes a time that reveals nothing.
+        digest = _digest(key.strip())
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if any(matches):
+            return None
+        return Unauthorized("Wrong API key: send a key that this server was started with")
+
+
+class UnexpectedErrors:
+    """Logs unexpected exceptions and answers them with 500, without the exception's text."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except ClientGone:
+            log.debug("the client disconnected: %s", scope.get("path"))
+        except ENDINGS:
+            raise
+        except BaseException as error:
+            log_failure(error, scope)
+            if started:
+                raise  # the response has started, so uvicorn can only close the connection
+            await error_response(error)(scope, receive, send)
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    return next((value for key, value in scope["headers"] if key == name), b"")
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

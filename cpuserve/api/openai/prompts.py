@@ -1,0 +1,164 @@
+"""Turn messages or prompts into token ids."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.api.openai.protocol import MAX_PROMPTS
+from cpuserve.api.openai.sampling import check_fits
+from cpuserve.api.serving import LARGE_TEXT_CHARS
+from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
+from cpuserve.serving.threads import run_sized
+from cpuserve.tokenizer.chat import checked_variables
+from cpuserve.tokenizer.length import cannot_fit
+from cpuserve.tokenizer.messages import message_text
+from cpuserve.tokenizer.tokenizer import LONG_CHARS
+
+if TYPE_CHECKING:
+    from cpuserve.api.openai.protocol import (
+        ChatRequest,
+        CompletionRequest,
+        TokenizeRequest,
+    )
+    from cpuserve.api.serving import Serving
+
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The token ids of a prompt, and its text if it was sent as text."""
+
+    ids: list[int]
+    text: str | None = None
+
+
+async def encode(
+    serving: Serving, texts: list[str], *, add_special_tokens: bool, most: int | None = None
+) -> list[list[int]]:
+    """Return the token ids of each text; many or long texts are encoded on another thread.
+
+    Raises:
+      InvalidRequest: a text certainly has more than `most` tokens (None: max_model_len).
+    """
+    tokenizer, num_chars = serving.get_tokenizer(), sum(map(len, texts))
+    unlocked = len(texts) > 1 and num_chars > LONG_CHARS
+    longest = serving.max_model_len if most is None else most
+
+    def encode_all() -> list[list[int]]:
+        for text in texts:
+            if cannot_fit(tokenizer, text, longest):
+                raise _too_long(text, longest, serving.max_model_len)
+        return [tokenizer.encode(text, add_special_tokens, unlocked=unlocked) for text in texts]
+
+    if num_chars <= LARGE_TEXT_CHARS:
+        return await run_sized(num_chars, encode_all)
+    async with serving.large_texts:
+        return await run_sized(num_chars, encode_all)
+
+
+def _too_long(text: str, most: int, max_model_len: int) -> InvalidRequest:
+    msg = (
+        f"This model's maximum context length is {max_model_len} tokens. The text has {len(text)} "
+        f"characters, which is more than {most} tokens: shorten it"
+    )
+    return InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
+
+
+async def completion_prompts(serving: Serving, request: CompletionRequest) -> list[Prompt]:
+    """Return the prompts of a completion in order; InvalidRequest for an empty or mixed list."""
+    given = _listed(request.prompt, serving.max_model_len)
+    texts = [item for item in given if isinstance(item, str)]
+    add_special = request.add_special_tokens is not False
+    encoded = iter(await encode(serving, texts, add_special_tokens=add_special))
+    return [
+        Prompt(next(encoded), item) if isinstance(item, str) else Prompt(item) for item in given
+    ]
+
+
+def _listed(given: str | list[str | int | list[int]], max_model_len: int) -> list[str | list[int]]:
+    """Return `given` as a list of prompts; too many ids are rejected before they are read."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        msg = "prompt is an empty list: give text, token ids, or a list of either"
+        raise InvalidRequest(msg, param="prompt")
+    if isinstance(given[0], int):
+        check_fits(len(given), max_model_len)
+        ids = [item for item in given if isinstance(item, int)]
+        if len(ids) == len(given):
+            return [ids]
+    elif len(given) > MAX_PROMPTS:
+        msg = f"prompt has {len(given)} prompts: at most {MAX_PROMPTS} are allowed"
+        raise InvalidRequest(msg, param="prompt")
+    prompts = [item for item in given if not isinstance(item, int)]
+    if len(prompts) < len(given):
+        msg = "prompt mixes token ids with prompts: give one list of ids, or a list of prompts"
+        raise InvalidRequest(msg, param="prompt")
+    for item in prompts:
+        if isinstance(item, list):
+            check_fits(len(item), max_model_len)
+    return prompts
+
+
+async def chat_prompt(
+    serving: Serving,
+    request: ChatRequest | TokenizeRequest,
+    num_bytes: int,
+    most: int | None = None,
+) -> Prompt:
+    """Return the token ids of the messages, rendered with the chat template; most: see `encode`.
+
+    num_bytes: the size of the request's body. It estimates the time to check and render the
+    messages, because messages without text take time too.
+    """
+    text = await run_sized(num_bytes, lambda: render_chat(serving, request))
+    add_special = bool(request.add_special_tokens)
+    (ids,) = await encode(serving, [text], add_special_tokens=add_special, most=most)
+    return Prompt(ids)
+
+
+def render_chat(serving: Serving, request: ChatRequest | TokenizeRequest) -> str:
+    """Return the prompt text; InvalidRequest if the messages or the template are invalid."""
+    continue_final = bool(request.continue_final_message)
+    generation_prompt = request.add_generation_prompt
+    if generation_prompt is None:
+        generation_prompt = not continue_final
+    if continue_final and generation_prompt:
+        msg = (
+            "add_generation_prompt and continue_final_message cannot both be true: set one of them"
+        )
+        raise InvalidRequest(msg, param="continue_final_message")
+    kwargs = checked_variables(request.chat_template_kwargs or {})
+    render = serving.get_chat_template().render
+    if not (continue_final and request.messages):
+        return render(request.messages, add_generation_prompt=generation_prompt, **kwargs)
+    marked, mark = _marked(request.messages)
+    return _cut(render(marked, add_generation_prompt=False, **kwargs), mark)
+
+
+def _marked(messages: list[Message]) -> tuple[list[Message], str]:
+    """Return copies of the messages with a unique mark at the end of the last text, and the mark.
+
+    A search for the text itself could find it elsewhere, for example in an end-of-turn marker. The
+    mark also protects trailing spaces of the text from templates that strip it.
+    """
+    final = messages[-1]
+    mark = f"end{uuid.uuid4().hex}"
+    text = message_text(final, f"messages[{len(messages) - 1}]") + mark
+    return [*messages[:-1], {**final, "content": text}], mark
+
+
+def _cut(text: str, mark: str) -> str:
+    """Return `text` up to the mark, so that the model continues the last message."""
+    at = text.rfind(mark)
+    if at < 0:
+        msg = (
+            "continue_final_message is not possible, because the chat template omits the content "
+            "of the last message: set it to false"
+        )
+        raise InvalidRequest(msg, param="continue_final_message")
+    return text[:at].replace(mark, "")  # a template may contain the text twice

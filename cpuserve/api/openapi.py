@@ -1,0 +1,49 @@
+"""Add the request and response types to /openapi.json."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpuserve.api.errors import ErrorBody
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_TYPES: dict[str, type[msgspec.Struct]] = {"ErrorBody": ErrorBody}
+
+
+def _ref(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    _TYPES[kind.__name__] = kind
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+
+
+def json_answer(response: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route that answers with `response`."""
+    error = {"description": "An error in OpenAI's format", "content": _ref(ErrorBody)}
+    good = {"description": "Success", "content": _ref(response)}
+    return {"responses": {"200": good, "4XX": error, "5XX": error}}
+
+
+def json_body(request: type[msgspec.Struct], response: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route that takes `request` and answers with `response`."""
+    body = {"required": True, "content": _ref(request)}
+    return {"requestBody": body, **json_answer(response)}
+
+
+def install_schema(app: FastAPI) -> None:
+    """Add the types that json_body and json_answer name to the app's /openapi.json."""
+    base = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = base()
+            _, components = msgspec.json.schema_components(
+                list(_TYPES.values()), ref_template="#/components/schemas/{name}"
+            )
+            document.setdefault("components", {}).setdefault("schemas", {}).update(components)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,271 @@
+"""`cpuserve serve`: binds the port, finds the model, starts the engine process, serves HTTP.
+
+The port is bound first: a port that is in use is reported at once, and the server answers on the
+port from then on. Then the model is found or downloaded, and the engine process is spawned. FastAPI
+and the tokenizer are loaded while the engine loads the model. So this file must not import anything
+heavy at its top.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from cpuserve.api.listener import Listener, raise_file_limit
+from cpuserve.api.options import HttpOptions, is_loopback
+from cpuserve.api.signals import stop_signals
+from cpuserve.api.starting import StartupServer
+from cpuserve.errors import ConfigError
+from cpuserve.log import get_logger
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from cpuserve.config.engine import Resolved
+    from cpuserve.engine.client import EngineClient
+    from cpuserve.engine.ipc import Progress
+    from cpuserve.engine.replicas import ReplicaClient
+    from cpuserve.prepare import Prepared
+
+log = get_logger("serve")
+
+ProgressFn = Callable[[str, int, int], None]
+ReadyFn = Callable[["Prepared", str, "EngineClient"], Awaitable[None]]
+T = TypeVar("T")
+
+_BACKLOG = 2048
+
+
+def serve(
+    prepare: Callable[[ProgressFn], Prepared],
+    http: HttpOptions | None = None,
+    *,
+    progress: ProgressFn | None = None,
+    on_ready: ReadyFn | None = None,
+) -> int:
+    """Serve until a signal stops the server; return the exit code.
+
+    The exit code is 0 after a signal. It is 1 if http.engine_restart is off and all engines have
+    died; otherwise an engine that dies is restarted.
+
+    prepare(progress) finds the model, which may need a long download, and resolves the settings; it
+    runs on its own thread. progress(stage, done, total) is called while `prepare` runs and while
+    the engine loads. on_ready(prepared, url, client) prints the banner as soon as the server is
+    ready.
+
+    Raises:
+      StartupError: the port is in use, `prepare` raised it, or the engine cannot load the model.
+      StoppedWhilePreparing: a signal arrived while `prepare` ran.
+    """
+    http = http or HttpOptions()
+    raise_file_limit()
+    try:
+        with _stop_signals_raise(), bound(http) as listener:
+            _warn_if_open(http)
+            return _run(listener, prepare, http, LoadingReports(progress), on_ready)
+    except _Stopped:
+        return 0
+
+
+def _run(
+    listener: socket.socket,
+    prepare: Callable[[ProgressFn], Prepared],
+    http: HttpOptions,
+    reports: LoadingReports,
+    on_ready: ReadyFn | None,
+) -> int:
+    starting = StartupServer(listener)
+    reports.also = starting.on_progress
+    try:
+        prepared = _on_thread(lambda: prepare(reports.tell))
+        resolved = prepared.resolved
+        client = start_engines(resolved, reports, restart=http.engine_restart)
+        try:
+            _pin(resolved.config.frontend_cpus)
+            from cpuserve.api.server import FrontEnd
+
+            url = url_of(listener)
+            front_end = FrontEnd(client, resolved.replicas, http, url, prepared.platform)
+        except BaseException:
+            client.kill()
+            raise
+        reports.also = front_end.on_progress
+        client.on_step = front_end.on_step
+    finally:
+        starting.stop()
+    shown = None if on_ready is None else partial(on_ready, prepared)
+    return asyncio.run(front_end.run(listener, shown))
+
+
+class StoppedWhilePreparing(Exception):
+    """A signal stopped the server while its threads may still be downloading.
+
+    The interpreter would wait for these threads at its end, so the process must exit at once.
+    """
+
+
+def _on_thread(prepare: Callable[[], T]) -> T:
+    """Run prepare() on another thread, so that signals interrupt this one while libraries block."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(prepare())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="cpuserve-prepare", daemon=True).start()
+    try:
+        return result.result()
+    except _Stopped:
+        raise StoppedWhilePreparing from None
+
+
+def start_engines(
+    resolved: Resolved, on_progress: Callable[[Progress], None], *, restart: bool = True
+) -> ReplicaClient:
+    """Start all engine processes and return at once. restart: restart an engine that dies."""
+    from cpuserve.engine.replicas import ReplicaClient, RestartPolicy
+
+    policy = RestartPolicy(enabled=restart)
+    return ReplicaClient.spawn(resolved.replicas, on_progress=on_progress, policy=policy)
+
+
+def _pin(cpus: list[int] | None) -> None:
+    """Pin this process and its future threads to `cpus`; log a warning if that is refused."""
+    if not cpus:
+        return
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:  # the cpuset has changed, or a sandbox forbids it
+        log.warning("the front end cannot be pinned to CPU %s: %s", cpus, error.strerror)
+
+
+class LoadingReports:
+    """Passes progress reports to the terminal and to /health."""
+
+    def __init__(self, progress: ProgressFn | None) -> None:
+        self._progress = progress
+        self.also: ProgressFn | None = None
+
+    def __call__(self, report: Progress) -> None:
+        """Pass on a report of the engine."""
+        self.tell(report.stage, report.done, report.total)
+
+    def tell(self, stage: str, done: int, total: int) -> None:
+        """Report that `done` of `total` bytes of a stage are finished."""
+        for listener in (self._progress, self.also):
+            if listener is not None:
+                listener(stage, done, total)
+
+
+class _Stopped(BaseException):
+    """A signal arrived before the event loop handled signals."""
+
+
+@contextmanager
+def _stop_signals_raise() -> Iterator[None]:
+    """Make stop signals raise _Stopped until the event loop handles them."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise _Stopped
+
+    before = {number: signal.signal(number, stop) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def bound(http: HttpOptions) -> Iterator[socket.socket]:
+    """Return the listening socket; ConfigError if the address cannot be used."""
+    listener = _bind_unix(Path(http.uds)) if http.uds else _bind_tcp(http.host, http.port)
+    try:
+        # Listen here already: two sockets can be bound to one address until one of them listens.
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+        yield listener
+    finally:
+        listener.close()
+        if http.uds:
+            Path(http.uds).unlink(missing_ok=True)
+
+
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        msg = f"cannot listen on {host}: {error}. Set --host to an address of this machine"
+        raise ConfigError(msg) from None
+    listener = Listener(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1)
+    except OSError as error:
+        listener.close()
+        msg = (
+            f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}. "
+            "Choose another port with --port, or a free one with --port 0"
+        )
+        raise ConfigError(msg) from None
+    return listener
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    listener = Listener(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        msg = f"cannot listen on the socket {path}: {error.strerror or error}"
+        raise ConfigError(msg) from None
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket file that a killed server has left; keep sockets in use and other files."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            return
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the URL under which clients on this machine reach the listener."""
+    address = listener.getsockname()
+    if isinstance(address, str):
+        return f"unix:{address}"
+    host = str(address[0])
+    return f"http://{f'[{host}]' if ':' in host else host}:{address[1]}"
+
+
+def _warn_if_open(http: HttpOptions) -> None:
+    if http.uds or http.api_keys or is_loopback(http.host):
+        return
+    log.warning(
+        "listening on %s without an API key: everyone who can connect to this address can use "
+        "the server. Set CPUSERVE_API_KEY, or leave --host at 127.0.0.1",
+        http.host,
+    )

@@ -1,0 +1,344 @@
+"""The front end process: HTTP server, loading, signals and shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import sys
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from cpuserve.api.app import Cors, create_app
+from cpuserve.api.http import MAX_HEADER_BYTES, guarded_protocol
+from cpuserve.api.openai.generation import MAX_SEQUENCES_PER_REQUEST
+from cpuserve.api.serving import (
+    LEAST_HELD_BYTES,
+    HttpLimits,
+    Serving,
+    default_body_bytes,
+)
+from cpuserve.api.signals import stop_signals
+from cpuserve.api.status.cpu import CpuView
+from cpuserve.errors import CpuserveError, EngineDead
+from cpuserve.log import get_logger
+from cpuserve.metrics import ServerMetrics
+from cpuserve.serving.loading import Loading
+from cpuserve.tokenizer.load import load_tokenizer
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from starlette.types import ASGIApp
+
+    from cpuserve.api.options import HttpOptions
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.engine.client import EngineClient
+    from cpuserve.engine.ipc import Stats
+    from cpuserve.platforms import Platform
+
+    ShowFn = Callable[[str, EngineClient], Awaitable[None]]
+
+log = get_logger("serve")
+
+EXIT_OK = 0
+EXIT_ENGINE_DEAD = 1
+
+# How long connections may take to send the errors with which a shutdown ended their requests.
+_FLUSH_S = 1.0
+# How long clients can read why the engine died, before a supervisor may restart the server.
+_DEAD_GRACE_S = 1.0
+_POLL_S = 0.1
+_KEEP_ALIVE_S = 30
+
+
+class FrontEnd:
+    """One HTTP server for one engine or several replicas."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        configs: Sequence[EngineConfig],
+        http: HttpOptions,
+        url: str,
+        platform: Platform,
+    ) -> None:
+        """`configs`: one for each engine of `client`; all settings that the API shows are equal."""
+        config = configs[0]
+        self._client = client
+        self._config = config
+        self._http = http
+        self._url = url
+        cpu = CpuView(platform, configs)
+        most_body = http.max_body_bytes or default_body_bytes(config.max_model_len)
+        metrics = ServerMetrics(
+            model_name=config.served_model_names[0],
+            max_model_len=config.max_model_len,
+            stats=lambda: client.stats,
+            cache=_cache_facts(config),
+            cpu=lambda: cpu.sample(client.stats, client.info),
+            replicas=(lambda: client.replicas) if len(configs) > 1 else None,
+            tiers=_tiers(config),
+        )
+        self.serving = Serving(
+            client,
+            metrics,
+            tuple(config.served_model_names),
+            config.max_model_len,
+            HttpLimits(
+                max_body_bytes=most_body,
+                max_held_bytes=max(LEAST_HELD_BYTES, 4 * most_body),
+                max_sequences=_most_sequences(configs, http),
+                silent_s=http.silent_s,
+                slots=sum(config.max_num_seqs for config in configs),
+                max_queued_requests=http.max_queued_requests * len(configs),
+                max_queued_tokens=http.max_queued_tokens * len(configs),
+                longest_s=http.longest_s,
+            ),
+            default_sampling=config.default_sampling,
+            build=_build(config),
+            cpu=cpu,
+        )
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._last_signal = 0
+        self._app = _app_of(self.serving, http)
+        self._server = _server_of(self._app, http)
+
+    def on_step(self, stats: Stats) -> None:
+        """Update the metrics after an engine step."""
+        self.serving.metrics.on_step(stats)
+        if self.serving.cpu is not None:
+            self.serving.cpu.meter.on_step(stats)
+
+    def on_progress(self, stage: str, done: int, total: int) -> None:
+        """Update the loading progress that /health shows."""
+        self.serving.loading = Loading.of(stage, done, total)
+
+    async def run(self, listener: socket.socket, on_ready: ShowFn | None = None) -> int:
+        """Serve on `listener` until a signal or the engine's death; returns the exit code.
+
+        Raises:
+          StartupError: the engine or the tokenizer could not be loaded.
+        """
+        http = asyncio.create_task(self._server.serve(sockets=[listener]))
+        try:
+            self._take_signals()
+            return await self._serve(http, on_ready)
+        finally:
+            await self._close(http)
+
+    async def _serve(self, http: asyncio.Task[None], on_ready: ShowFn | None) -> int:
+        stopped = asyncio.create_task(self._stop.wait())
+        loading = asyncio.create_task(self.load())
+        watching = asyncio.create_task(self._watch())
+        shown: asyncio.Task[None] | None = None
+        try:
+            await asyncio.wait((stopped, loading, http), return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+                if on_ready is not None:
+                    shown = asyncio.create_task(_shown(on_ready, self._url, self._client))
+                await asyncio.wait((stopped, watching, http), return_when=asyncio.FIRST_COMPLETED)
+            if http.done():
+                http.result()
+            if watching.done() and not stopped.done():
+                return await self._after_death()
+            await self._drain(http)
+            return 128 + self._last_signal if self._stop_now.is_set() else EXIT_OK
+        finally:
+            for task in (stopped, loading, watching, shown):
+                if task is not None:
+                    task.cancel()
+
+    @property
+    def app(self) -> ASGIApp:
+        """The application, for use with another HTTP server; it serves requests after `load`."""
+        return self._app
+
+    async def load(self) -> None:
+        """Load tokenizer and engine concurrently; raise the first StartupError immediately."""
+        names = self._config.tokenizer_path, self._config.chat_template
+        tokenizer = asyncio.create_task(asyncio.to_thread(load_tokenizer, *names))
+        engine = asyncio.create_task(self._client.wait_ready())
+        try:
+            loaded, _ = await asyncio.gather(tokenizer, engine)
+            self.serving.set_ready(*loaded)
+        finally:
+            tokenizer.cancel()
+            engine.cancel()
+        # Loaded objects stay in memory: exclude them from further garbage collections.
+        gc.collect()
+        gc.freeze()
+
+    async def _watch(self) -> None:
+        """Return when the only engine has died, or when all replicas have and none restarts."""
+        while not self.serving.ready or not self._client.ended:
+            await asyncio.sleep(_POLL_S)
+
+    async def _after_death(self) -> int:
+        self.serving.failed = "The engine process has died: the server will exit"
+        try:
+            await asyncio.wait_for(self._client.ask("check"), _DEAD_GRACE_S)
+        except EngineDead as error:
+            self.serving.failed = error.message
+        except asyncio.TimeoutError:
+            pass
+        log.error("%s; all running requests ended with an error", self.serving.failed)
+        await asyncio.sleep(_DEAD_GRACE_S)
+        return EXIT_ENGINE_DEAD
+
+    async def _drain(self, http: asyncio.Task[None]) -> None:
+        """Wait until load balancers notice, then close the port and let running requests finish.
+
+        The first wait takes drain_delay_s, the second at most drain_s; a second signal ends both.
+        """
+        self.serving.draining = True
+        delay_s = self._http.drain_delay_s if self.serving.ready else 0.0
+        running = len(self._server.server_state.tasks)
+        if delay_s or running:
+            log.info(
+                "shutting down: new requests are accepted for %g s, then running requests (now %d) "
+                "have %g s to finish; a second signal ends them immediately",
+                *(delay_s, running, self._http.drain_s),
+            )
+        stop_now = asyncio.create_task(self._stop_now.wait())
+        try:
+            await asyncio.wait((stop_now,), timeout=delay_s)
+            # uvicorn closes the port and idle connections, and its task ends with the last request.
+            self._server.should_exit = True
+            if self.serving.ready and not stop_now.done():
+                waits_for = (http, stop_now)
+                await asyncio.wait(
+                    waits_for, timeout=self._http.drain_s, return_when=asyncio.FIRST_COMPLETED
+                )
+        finally:
+            stop_now.cancel()
+
+    async def _close(self, http: asyncio.Task[None]) -> None:
+        """Stop the engine, which ends running requests with an error, then the connections."""
+        self.serving.draining = self.serving.stopping = True
+        self._server.should_exit = True
+        await self._client.close()
+        await asyncio.wait((http,), timeout=_FLUSH_S)
+        if not http.done():
+            self._server.force_exit = True
+            http.cancel()
+            await asyncio.wait((http,), timeout=_FLUSH_S)
+
+    def _take_signals(self) -> None:
+        """Handle signals: the first drains, the second ends running requests, the third exits.
+
+        The handlers stay installed, because a third signal must also interrupt a slow shutdown.
+        """
+        loop = asyncio.get_running_loop()
+        for number in stop_signals():
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        if self._stop_now.is_set():
+            # The engine process ends by itself when its socket closes.
+            with suppress(OSError, ValueError):  # the terminal may be closed
+                sys.stderr.flush()
+            os._exit(128 + number)
+        if self._stop.is_set():
+            self._last_signal = number
+            self._stop_now.set()
+        self._stop.set()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers, which would let the signal end the process."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def make_server(serving: Serving, http: HttpOptions) -> uvicorn.Server:
+    """Return the HTTP server for `serving`; run it with serve(sockets=[...])."""
+    return _server_of(_app_of(serving, http), http)
+
+
+def _app_of(serving: Serving, http: HttpOptions) -> ASGIApp:
+    cors = None
+    if http.allowed_origins:
+        lists = http.allowed_origins, http.allowed_methods, http.allowed_headers
+        cors = Cors(*lists, credentials=http.allow_credentials)
+    return create_app(
+        serving,
+        api_keys=http.api_keys,
+        public_metrics=http.public_metrics,
+        host_names=http.host_names,
+        cors=cors,
+    )
+
+
+def _server_of(app: ASGIApp, http: HttpOptions) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app,
+        http=guarded_protocol(http.header_timeout_s, http.write_timeout_s),
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_config=None,
+        access_log=http.access_log,
+        server_header=False,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+    )
+    _adopt_uvicorn_logs(http.access_log)
+    return _Server(config)
+
+
+def _adopt_uvicorn_logs(access_log: bool) -> None:
+    """Send uvicorn's warnings, and its access log if enabled, to the handlers of our log."""
+    for name, level in (("uvicorn.error", logging.WARNING), ("uvicorn.access", logging.INFO)):
+        logger = logging.getLogger(name)
+        logger.setLevel(level)
+        logger.propagate = False
+        if name == "uvicorn.error" or access_log:
+            logger.handlers = list(logging.getLogger("cpuserve").handlers)
+
+
+async def _shown(on_ready: ShowFn, url: str, client: EngineClient) -> None:
+    """Run on_ready; a banner that fails must not end the server."""
+    try:
+        await on_ready(url, client)
+    except (EngineDead, BrokenPipeError):  # standard output may be closed, as with `| head`
+        pass
+    except CpuserveError as error:  # for example, standard output is a file on a full disk
+        log.warning("%s", error)
+    except Exception:
+        log.exception("the banner could not be shown; the server continues")
+
+
+def _most_sequences(configs: Sequence[EngineConfig], http: HttpOptions) -> int:
+    """Return the limit of sequences: those waiting, one last request of any size, those running."""
+    waiting = http.max_queued_requests * len(configs) + MAX_SEQUENCES_PER_REQUEST
+    return waiting + sum(config.max_num_seqs for config in configs)
+
+
+def _build(config: EngineConfig) -> str:
+    """Return the settings, besides version and model, that change answers to seeded requests."""
+    facts = (config.architecture, config.dtype, config.activation_bits, config.isa, config.executor)
+    return "|".join(map(str, (*facts, sorted(config.default_sampling.items()))))
+
+
+def _tiers(config: EngineConfig) -> list[str]:
+    """Return the names of the offload tiers behind the KV cache."""
+    kept = {"swap": config.swap_bytes, "disk": config.prefix_cache_dir}
+    return [name for name, asked in kept.items() if asked and config.enable_prefix_caching]
+
+
+def _cache_facts(config: EngineConfig) -> dict[str, object]:
+    return {
+        "block_size": config.block_size,
+        "num_gpu_blocks": config.kv_blocks,
+        "cache_dtype": config.kv_dtype,
+        "enable_prefix_caching": config.enable_prefix_caching,
+    }

@@ -1,0 +1,62 @@
+"""GET /health, /ping, /live and /version."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.api.endpoint import get_serving
+from cpuserve.api.errors import ServiceUnavailable, error_response
+from cpuserve.serving.loading import health_body
+from cpuserve.version import version
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """Report whether clients should send requests here: 200, or 503 with the reason.
+
+    The body of a 200 is empty, unless only some of several engines serve. The body of a 503 has the
+    usual error and `status`: "loading" (with `stage`, and `done` and `total` in bytes), "draining"
+    (the server will stop, but still answers new requests), "restarting" (the engine has died) or
+    "failed".
+    """
+    serving = get_serving(request)
+    unhealthy = serving.unhealthy()
+    if unhealthy is not None:
+        status, reason = unhealthy
+        answer = error_response(ServiceUnavailable(reason))
+        loading = serving.loading if status == "loading" else None
+        shown = health_body(bytes(answer.body), status, loading)
+        headers = {"retry-after": answer.headers["retry-after"]}
+        return Response(shown, 503, headers, media_type="application/json")
+    replicas = serving.client.replicas
+    up = sum(replica.serves for replica in replicas)
+    if up == len(replicas):
+        return Response(status_code=200)
+    body = {"status": "degraded", "replicas": len(replicas), "serving": up}
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+@router.get("/ping")
+@router.post("/ping", operation_id="ping_post")
+async def ping(request: Request) -> Response:
+    """The same as /health, under the name that SageMaker uses."""
+    return await health(request)
+
+
+@router.get("/live")
+async def live() -> Response:
+    """Answer 200 as long as this process handles HTTP requests.
+
+    That includes the time while the model is downloaded and loaded and while the server drains. A
+    supervisor should restart the server if there is no answer; load balancers should use /health.
+    """
+    return Response(status_code=200)
+
+
+@router.get("/version")
+async def show_version() -> Response:
+    """The version of cpuserve."""
+    return Response(msgspec.json.encode({"version": version()}), media_type="application/json")

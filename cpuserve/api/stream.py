@@ -1,0 +1,164 @@
+"""Responses that are cancelled when the client disconnects: JSON and server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from fastapi.responses import Response
+
+from cpuserve.api.body import ClientGone
+from cpuserve.api.errors import ENDINGS, error_json, log_failure
+from cpuserve.api.http import DIRECT_BODY
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+
+    from starlette.types import Receive, Scope, Send
+
+    from cpuserve.api.http import DirectBody
+
+DONE = b"data: [DONE]\n\n"
+PING = b": keep-alive\n\n"
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # nginx buffers responses by default, and then a stream arrives in one piece.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`; if the client disconnects, cancel it, wait for its end and raise ClientGone."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watching.cancel()
+        working.cancel()  # no effect if it has ended
+        await asyncio.wait((working, watching))
+    if working.cancelled():
+        raise ClientGone
+    working.result()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class JsonResult(Response):
+    """Sends the JSON bytes of a coroutine, which is cancelled when the client disconnects."""
+
+    def __init__(self, work: Callable[[], Awaitable[bytes]]) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or raise what the coroutine raises."""
+        await until_gone(receive, self._answer(scope, receive, send))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await self._work()
+        await Response(body, 200, media_type="application/json")(scope, receive, send)
+
+
+class EventStream(Response):
+    """Sends server-sent events from a generator of encoded events, then [DONE].
+
+    The headers wait for the first event, so that an error before it has its own status. After
+    `silent_s` without an event the headers and a comment are sent, and then a comment after each
+    further `silent_s`, so that proxies do not close the connection during a long prompt. An error
+    after the headers is sent as an event. The generator is closed when the client disconnects.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], silent_s: float) -> None:
+        super().__init__()
+        self._events = events
+        self._silent_s = silent_s
+        self._writing = False
+        self._num_written = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream, or raise an error that occurs before the headers are sent."""
+        await until_gone(receive, self._run(_Writer(send, scope.get(DIRECT_BODY)), scope))
+
+    async def _run(self, writer: _Writer, scope: Scope) -> None:
+        pings: asyncio.Task[None] | None = None
+        async with aclosing(self._events) as events:
+            try:
+                await writer.write(await self._first(events, writer))
+                write = writer.body.write if writer.body is not None else writer.write
+                pings = asyncio.ensure_future(self._ping(write))
+                async for event in events:
+                    self._writing = True
+                    await write(event)
+                    self._writing = False
+                    self._num_written += 1
+            except ENDINGS:
+                raise
+            except BaseException as error:
+                if not writer.started:
+                    raise
+                log_failure(error, scope)
+                await writer.write(error_event(error))
+            finally:
+                if pings is not None:
+                    pings.cancel()
+        await writer.end(DONE)
+
+    async def _ping(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Write a comment if nothing was written for silent_s, checked once per silent_s."""
+        before = -1
+        while True:
+            if self._num_written == before and not self._writing:
+                await write(PING)
+            before = self._num_written
+            await asyncio.sleep(self._silent_s)
+
+    async def _first(self, events: AsyncGenerator[bytes, None], writer: _Writer) -> bytes:
+        """Return the first event; comments are written while waiting for it."""
+        waiting = asyncio.ensure_future(_next(events))
+        try:
+            while not (await asyncio.wait((waiting,), timeout=self._silent_s))[0]:
+                await writer.write(PING)
+            return waiting.result()
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.wait((waiting,))
+
+
+async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
+    async for event in events:
+        return event
+    return b""
+
+
+class _Writer:
+    """Sends the headers with the first bytes; `body`, if any, writes later bytes directly."""
+
+    def __init__(self, send: Send, body: DirectBody | None) -> None:
+        self._send = send
+        self.body = body
+        self.started = False
+
+    async def write(self, data: bytes) -> None:
+        """Send `data`; wait while the write buffer is full."""
+        if not self.started:
+            self.started = True
+            await self._send(
+                {"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS}
+            )
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes) -> None:
+        """Send `data` as the last piece of the body."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+def error_event(error: BaseException) -> bytes:
+    """Return `error` as an event of a stream whose status has already been sent."""
+    return b"data: " + error_json(error) + b"\n\n"

@@ -1,0 +1,107 @@
+"""The banner that the server prints at the start: settings with reasons, and the roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from cpuserve.config.generation import render_settings
+from cpuserve.config.values import format_bytes, format_cpus
+
+if TYPE_CHECKING:
+    from cpuserve.config.engine import Resolved
+    from cpuserve.prepare import Prepared
+
+DOT_NAMES = (("bf16", "bf16"), ("int8", "int8"), ("int4", "int4"), ("f32", "fp32"))
+
+
+def render(prepared: Prepared, url: str | None = None) -> str:
+    """Return the banner, one subject per line. url: None if no port is open."""
+    config, host = prepared.resolved.config, prepared.host
+    why = reasons(prepared.resolved)
+    kernels = prepared.platform.kernels(config.isa)
+    attention = kernels.get("attention", "torch" if config.executor == "torch" else config.isa)
+    stored = prepared.facts.quantization or prepared.facts.dtype
+    seen = {
+        "model": f"{config.model} ({config.architecture}, {stored})",
+        "platform": f"{config.platform} on {host.cpu_model}, {len(host.usable_cpus)} CPUs",
+        "ISA level": _isa_level(prepared),
+        "kernels": f"{config.isa} ({why['isa']}), attention {attention}, "
+        f"{config.executor} executor ({why['executor']})",
+        "dtype": f"{config.dtype} ({why['dtype']}), {_activations(prepared.resolved)}"
+        f"KV cache {config.kv_dtype}",
+        "threads": f"{_threads(prepared.resolved)} ({why['threads']})",
+        "KV cache": f"{size_of_kv(prepared.resolved)} ({why['kv_cache_space']}); "
+        f"{config.kv_blocks} blocks, {why['kv_blocks']}",
+        "context": f"{config.max_model_len} tokens ({why['max_model_len']}), "
+        f"at most {config.max_num_seqs} running requests",
+    }
+    if config.default_sampling:
+        by = "override_generation_config"
+        reason = why[by] if by in why else why["generation_config"]
+        settings = render_settings(config.default_sampling)
+        seen["sampling"] = f"{settings} unless a request sets other values ({reason})"
+    if url is not None:
+        seen["API"] = f"{url}/v1"
+    return "\n".join(f"  {name:<9} {text}" for name, text in seen.items())
+
+
+def _isa_level(prepared: Prepared) -> str:
+    able = prepared.platform.capabilities(prepared.host)
+    return f"{able.isa_level}: {able.isa_level_means}"
+
+
+def render_roofline(answer: Mapping[str, object]) -> str:
+    """Return the banner's last line: bandwidth, dot-product rates and the bound on decoding.
+
+    Decoding one token reads every packed weight once. So the decode rate is at most the memory
+    bandwidth divided by the bytes of the weights.
+    """
+    bandwidth = _number(answer.get("read_bytes_per_s"))
+    weights = _number(answer.get("weight_bytes_per_token"))
+    parts = [f"reads {bandwidth / 1e9:.1f} GB/s"] if bandwidth else []
+    dots = answer.get("dot_ops_per_s")
+    if isinstance(dots, Mapping):
+        peaks = ((name, _number(dots.get(key))) for key, name in DOT_NAMES)
+        parts += [f"{name} dot {peak / 1e9:.0f} GOP/s" for name, peak in peaks if peak]
+    if bandwidth and weights:
+        parts.append(
+            f"{format_bytes(weights)} of weights per token: at most "
+            f"{bandwidth / weights:.0f} tokens/s for one request"
+        )
+    return f"  {'roofline':<9} {', '.join(parts) or 'not measured'}"
+
+
+def reasons(resolved: Resolved) -> dict[str, str]:
+    """Return the reason of every decision, by field name."""
+    return {d.field: d.why for d in resolved.decisions}
+
+
+def size_of_kv(resolved: Resolved) -> str:
+    """Return the size of the KV cache as text ("1.50 GiB")."""
+    return str(next(d.got for d in resolved.decisions if d.field == "kv_cache_space"))
+
+
+def _activations(resolved: Resolved) -> str:
+    """Return the precision of activations if the weights are quantized, otherwise ""."""
+    for decision in resolved.decisions:
+        if decision.field == "activation_bits" and isinstance(decision.got, int):
+            return f"activations {decision.got} bits ({decision.why}), "
+    return ""
+
+
+def _threads(resolved: Resolved) -> str:
+    """Return the number of threads and their CPUs, for each engine."""
+    engines = resolved.replicas
+    if len(engines) == 1:
+        return f"{resolved.config.threads} {_where(resolved.config.cpus)}"
+    each = "; ".join(f"{engine.threads} {_where(engine.cpus)}" for engine in engines)
+    return f"{each}: {len(engines)} engines, each with a KV cache as below"
+
+
+def _where(cpus: list[int] | None) -> str:
+    return "not pinned" if cpus is None else f"on CPU {format_cpus(cpus)}"
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -1,0 +1,224 @@
+"""`cpuserve bench KIND`: measures the machine's roofline, a server or an engine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpuserve.bench import measure
+from cpuserve.bench.driver import Target
+from cpuserve.bench.measure import Bench, Work, roofline_records
+from cpuserve.bench.schema import Record, Where, table
+from cpuserve.bench.server import Server
+from cpuserve.bench.workload import Workload, talks
+from cpuserve.cli import flags
+from cpuserve.cli.commands import prepared_start
+from cpuserve.cli.terminal import note, say
+from cpuserve.errors import ConfigError
+from cpuserve.platforms.cpu import CpuPlatform
+from cpuserve.platforms.placement import quota_threads
+from cpuserve.platforms.topology import physical_cores
+
+if TYPE_CHECKING:
+    from cpuserve.bench.step import What
+    from cpuserve.platforms.probe import Roofline
+    from cpuserve.prepare import Prepared
+
+Measure = Callable[[Bench], list[Record]]
+
+
+def roofline(args: argparse.Namespace) -> int:
+    """Measure memory bandwidth and dot-product rates of the machine, without a model."""
+    platform = CpuPlatform()
+    host = platform.host()
+    levels = [level for level in host.isa_levels if level != "scalar"] or list(host.isa_levels)
+    isa = args.isa or (levels[-1] if levels else "none")
+    if levels and isa not in host.isa_levels:
+        msg = f"flag --isa={isa}: not a level of this CPU; choose one of {', '.join(levels)}"
+        raise ConfigError(msg)
+    limit = quota_threads(host)
+    cores = physical_cores(host)[: limit[0] if limit else None]
+    cpus = [int(core.cpu) for core in cores]
+    where = Where(host=host.cpu_model, isa=isa, threads=len(cpus))
+    probe = platform.roofline(isa, len(cpus), cpus)
+    return show(roofline_records(probe, where, args.rounds), args)
+
+
+def throughput(args: argparse.Namespace) -> int:
+    """Measure a server's token rates, with --max-concurrency streams or --num-prompts at once."""
+    if args.dataset_path:
+        msg = "flag --dataset-path: texts need a running server; use `cpuserve bench serve`"
+        raise ConfigError(msg)
+    if args.output_len < 2 and not args.num_prompts:
+        msg = (
+            f"flag --output-len={args.output_len}: the decode rate is measured between "
+            "tokens, so at least 2 are needed"
+        )
+        raise ConfigError(msg)
+
+    def run(bench: Bench) -> list[Record]:
+        if not args.num_prompts:
+            return measure.run(measure.throughput(bench, tell))
+        workload = workload_of(args, 0, bench.work.vocab)
+        return measure.run(measure.at_once(bench, asyncio.run(talks(workload)), tell))
+
+    return show(_served(args, args.max_concurrency, run), args)
+
+
+def latency(args: argparse.Namespace) -> int:
+    """Measure the latencies of --batch-size concurrent requests."""
+
+    def run(bench: Bench) -> list[Record]:
+        return measure.run(measure.latency(bench, tell))
+
+    return show(_served(args, args.batch_size, run), args)
+
+
+def load(args: argparse.Namespace) -> int:
+    """Measure the time until a server is ready, and its memory."""
+    from cpuserve.bench.load import load_records
+
+    prepared, _ = prepared_start(flags.asked(args))
+    arguments = flags.as_arguments(args)
+    where, weights = where_of(prepared), prepared.facts.weight_bytes
+    records = load_records(arguments, prepared.resolved.config, where, weights, args.rounds, tell)
+    return show(records, args)
+
+
+def step(args: argparse.Namespace) -> int:
+    """Measure steps of an engine in this process."""
+    return _in_process(args, "overheads" if args.overheads else "rates", args.leave)
+
+
+def kernels(args: argparse.Namespace) -> int:
+    """Measure the operations of such steps one by one."""
+    return _in_process(args, "kernels")
+
+
+def _in_process(args: argparse.Namespace, what: What, leaves: Sequence[int] = ()) -> int:
+    from cpuserve.bench.plan import Plan
+    from cpuserve.bench.step import step_records
+
+    prepared, _ = prepared_start(flags.asked(args))
+    plan = Plan(args.batch, args.context, args.prefill, leaves, args.rounds, args.dot or "")
+    if prepared.resolved.config.executor != "native":
+        msg = f"`cpuserve bench {args.kind}` measures the native executor, which cannot run here"
+        raise ConfigError(msg)
+    found: list[Record] = []
+
+    def each(record: Record) -> None:
+        found.append(record)
+        if args.json:
+            say(record.to_json())
+
+    config = prepared.resolved.config
+    step_records(config, prepared.spec.vocab, where_of(prepared), plan, what, each)
+    if not args.json:
+        say(table(found))
+    return 0
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Send a load to a running server and measure it."""
+    from cpuserve.cli.bench_serve import load_server
+
+    return load_server(args)
+
+
+def show(records: list[Record], args: argparse.Namespace) -> int:
+    """Print the records as JSON lines or as a table."""
+    if args.json:
+        for found in records:
+            say(found.to_json())
+    else:
+        say(table(records))
+    return 0
+
+
+def tell(text: str) -> None:
+    """Print what is being measured now, if stderr is a terminal."""
+    if sys.stderr.isatty():
+        note(text)
+
+
+def workload_of(args: argparse.Namespace, seed: int, vocab: int | None = None) -> Workload:
+    """Return the workload that the flags define. vocab: the model's vocabulary size, if known."""
+    repeated = args.dataset_name == "prefix_repetition"
+    return Workload(
+        dataset=args.dataset_name,
+        num_prompts=args.num_prompts,
+        input_len=args.prefix_repetition_suffix_len if repeated else args.input_len,
+        output_len=args.prefix_repetition_output_len if repeated else args.output_len,
+        range_ratio=min(1.0, args.random_range_ratio),
+        prefix_len=args.prefix_repetition_prefix_len if repeated else args.random_prefix_len,
+        num_prefixes=args.prefix_repetition_num_prefixes,
+        turns=args.num_turns,
+        answer_len=args.sharegpt_output_len,
+        path=args.dataset_path,
+        vocab=min(args.vocab_size, vocab or args.vocab_size),
+        seed=seed,
+    )
+
+
+def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Record]:
+    """Run `run` against the server at --url, or against one that is started for it."""
+    asked = flags.asked(args)
+    prepared, _ = prepared_start(asked)
+    name = prepared.resolved.config.served_model_names[0]
+
+    def at(url: str, key: str | None) -> list[Record]:
+        bench = Bench(
+            Target(url, name, key),
+            where_of(prepared),
+            work_of(prepared),
+            roofline_of(prepared),
+            args.rounds,
+            args.input_len,
+            args.output_len,
+            concurrency,
+            getattr(args, "num_iters_warmup", 2),
+        )
+        return run(bench)
+
+    if args.url:
+        keys = asked.server.api_key
+        return at(args.url.rstrip("/").removesuffix("/v1"), keys[0] if keys else None)
+    note(f"starting a server for {prepared.facts.name}")
+    with Server(flags.as_arguments(args)) as server:
+        return at(server.url, server.key)
+
+
+def where_of(prepared: Prepared) -> Where:
+    """Return the machine, ISA level, threads and model, which each record contains."""
+    config = prepared.resolved.config
+    return Where(
+        host=prepared.host.cpu_model, isa=config.isa, threads=config.threads, model=config.model
+    )
+
+
+def work_of(prepared: Prepared) -> Work:
+    """Return bytes read and multiplications per token. Lowers the model without loading tensors."""
+    if prepared.resolved.config.executor != "native":
+        return Work(prepared.spec.vocab)
+    from cpuserve.loader.load import open_checkpoint
+    from cpuserve.models import build_program
+    from cpuserve.quant import quantize_online
+    from cpuserve.runtime.native import lower
+
+    config = prepared.resolved.config
+    weights = quantize_online(open_checkpoint(Path(prepared.facts.path)).weights, config.quantize)
+    lowered = lower(config, build_program(prepared.spec), weights)
+    bytes_read, weights_used = lowered.read_bytes, lowered.linear_weights
+    return Work(prepared.spec.vocab, bytes_read, weights_used, lowered.dot)
+
+
+def roofline_of(prepared: Prepared) -> Roofline | None:
+    """Return probes on the server's threads and CPUs; None if the native executor is not used."""
+    config = prepared.resolved.config
+    if config.executor != "native":
+        return None
+    return CpuPlatform().roofline(config.isa, config.threads, config.cpus)

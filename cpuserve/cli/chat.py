@@ -1,0 +1,175 @@
+"""`cpuserve generate` and `cpuserve chat`: run the engine in this process and stream the output."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cpuserve import log
+from cpuserve.cli import flags
+from cpuserve.cli.commands import prepared_start
+from cpuserve.cli.conversation import Conversation
+from cpuserve.cli.terminal import Progress, note, say
+from cpuserve.cli.typed import Lines
+from cpuserve.errors import ConfigError, RequestError
+from cpuserve.loader.hub import may_be_model
+from cpuserve.prepare import for_one_engine, one_engine
+from cpuserve.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from cpuserve.engine.inline import InlineClient
+    from cpuserve.engine.ipc import Progress as ProgressMessage
+    from cpuserve.prepare import Prepared
+    from cpuserve.tokenizer.chat import ChatTemplate
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+
+def generate(args: argparse.Namespace) -> int:
+    """Complete one prompt from the arguments or from standard input."""
+    prompt = _prompt(args)
+    if not prompt:
+        msg = (
+            "the prompt is missing: put it after MODEL, set --prompt TEXT, or write it to "
+            "standard input"
+        )
+        raise ConfigError(msg)
+
+    async def complete(session: Session) -> None:
+        ids = session.tokenizer.encode(prompt)
+        await session.stream(ids, session.params(args, 256))
+        say()
+
+    return _with_session(args, complete)
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    """Return the prompt from --prompt, from the arguments after MODEL, or from standard input.
+
+    If the first argument has spaces and cannot be the name of a model, it is the prompt, and the
+    default model completes it.
+
+    Raises:
+        ConfigError: there are two prompts, or the first argument is neither a model nor a prompt.
+    """
+    words: list[str] = list(args.words)
+    if words and "model" not in args.given:
+        if may_be_model(words[0]):
+            flags.take_model(args, words.pop(0))
+        elif len(words) > 1 or len(words[0].split()) < 2:
+            msg = (
+                f"{words[0]!r:.100} is not a model; put the whole prompt in quotes, or set "
+                '--prompt "TEXT"'
+            )
+            raise ConfigError(msg)
+    if words and args.prompt is not None:
+        msg = f"there are two prompts: --prompt, and {' '.join(words)!r:.100} among the arguments"
+        raise ConfigError(msg)
+    if words:
+        return " ".join(words)
+    if args.prompt is not None:
+        return str(args.prompt)
+    if sys.stdin.isatty():
+        note("type the prompt, then Ctrl-D on an empty line")
+    return sys.stdin.read()
+
+
+def chat(args: argparse.Namespace) -> int:
+    """Chat until the end of input, or answer --message only."""
+
+    async def talk(session: Session) -> None:
+        conversation = Conversation(session, args.system, session.params(args, None))
+        if args.message is not None:
+            await conversation.turn(args.message)
+            return
+        note(f"{session.prepared.facts.name} is ready. Type /help for commands, /exit to end")
+        lines = Lines()
+        while (line := await lines.read()) is not None:
+            if line and not await conversation.take(line):
+                return
+
+    return _with_session(args, talk)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A loaded engine and its tokenizer."""
+
+    prepared: Prepared
+    client: InlineClient
+    tokenizer: Tokenizer
+    template: ChatTemplate
+
+    def params(self, args: argparse.Namespace, max_tokens: int | None) -> SamplingParams:
+        """Return the model's defaults updated with the flags; answers have at most `max_tokens`."""
+        defaults = dict(self.prepared.resolved.config.default_sampling)
+        lengths = [n for n in (max_tokens, defaults.pop("max_tokens", None)) if n is not None]
+        return sampling_params(args, {"max_tokens": min(lengths, default=None), **defaults})
+
+    async def stream(self, ids: list[int], params: SamplingParams) -> str:
+        """Print the completion of `ids` while it is generated, and return it."""
+        from cpuserve.engine.output import generate_text
+
+        text = ""
+        started = time.perf_counter()
+        first, count = 0.0, 0
+        async with aclosing(generate_text(self.client, self.tokenizer, ids, params)) as deltas:
+            async for delta in deltas:
+                first = first or time.perf_counter()
+                count += len(delta.token_ids)
+                text += delta.text
+                say(delta.text, end="")
+        if sys.stderr.isatty() and count > 1:
+            rate = (count - 1) / max(1e-9, time.perf_counter() - first)
+            say()
+            note(f"{len(ids)} prompt tokens in {first - started:.2f} s, then {rate:.1f} tokens/s")
+        return text
+
+
+def _with_session(args: argparse.Namespace, work: Any) -> int:
+    asked = flags.asked(args)
+    log.configure("warning")
+    prepared, progress = prepared_start(for_one_engine(asked))
+    try:
+        asyncio.run(_run(prepared, progress, work))
+    finally:
+        progress.close()
+    return 0
+
+
+async def _run(prepared: Prepared, progress: Progress, work: Any) -> None:
+    from cpuserve.engine.inline import InlineClient
+    from cpuserve.tokenizer.load import load_tokenizer
+
+    def show(message: ProgressMessage) -> None:
+        progress(message.stage, message.done, message.total)
+
+    client = InlineClient(one_engine(prepared), on_progress=show)
+    try:
+        names = prepared.facts.tokenizer_path, prepared.resolved.config.chat_template
+        tokenizer, template = load_tokenizer(*names)
+        await client.wait_ready()
+        progress.close()
+        await work(Session(prepared, client, tokenizer, template))
+    finally:
+        await client.close()
+
+
+def sampling_params(
+    args: argparse.Namespace, defaults: Mapping[str, int | float | None]
+) -> SamplingParams:
+    """Return `defaults` updated with the sampling flags; ConfigError for a value out of range."""
+    given = {
+        name: getattr(args, name)
+        for name in ("temperature", "top_p", "top_k", "max_tokens")
+        if getattr(args, name) is not None
+    }
+    try:
+        return SamplingParams(**{**defaults, **given})
+    except RequestError as e:
+        raise ConfigError(str(e)) from None

@@ -1,0 +1,143 @@
+"""The commands `serve`, `config`, `program`, `pull` and `models`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from cpuserve import log
+from cpuserve.cli import banner, flags
+from cpuserve.cli.terminal import Progress, note, say
+from cpuserve.prepare import Prepared, find, model_facts, prepare
+from cpuserve.version import version
+
+if TYPE_CHECKING:
+    from cpuserve.api.serve import ProgressFn
+    from cpuserve.config.load import Asked
+    from cpuserve.engine.client import EngineClient
+
+
+def prepared_start(asked: Asked) -> tuple[Prepared, Progress]:
+    """Find the model, resolve the settings, and print notes on stderr."""
+    progress = Progress()
+    try:
+        return _prepared(asked, progress, progress), progress
+    finally:
+        progress.close()
+
+
+def _prepared(asked: Asked, report: ProgressFn, progress: Progress) -> Prepared:
+    """Prepare the start, then print its notes below the progress bars, which `report` updates."""
+    prepared = prepare(asked, report)
+    progress.close()
+    for line in prepared.notes:
+        note(line)
+    return prepared
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Run `cpuserve serve`; return 0 after a signal, 1 if an engine died and is not restarted."""
+    from cpuserve.api.options import HttpOptions
+    from cpuserve.api.serve import StoppedWhilePreparing
+    from cpuserve.api.serve import serve as run
+    from cpuserve.engine.child import exit_now
+
+    asked = flags.asked(args)
+    server, defaults = asked.server, HttpOptions()
+    level = server.log_level or "info"
+    log.configure(level)
+    progress = Progress()
+    http = HttpOptions(
+        host=server.host or defaults.host,
+        port=defaults.port if server.port is None else server.port,
+        uds=None if server.uds == "none" else server.uds,
+        api_keys=tuple(server.api_key or ()),
+        access_log=level == "debug",
+        silent_s=server.sse_ping_interval or defaults.silent_s,
+        max_queued_requests=server.max_num_queued_reqs or defaults.max_queued_requests,
+        max_queued_tokens=server.max_num_queued_tokens or defaults.max_queued_tokens,
+        longest_s=server.request_timeout or None,
+        max_body_bytes=server.max_body_size,
+        drain_s=defaults.drain_s if server.drain_timeout is None else server.drain_timeout,
+        drain_delay_s=server.drain_delay or defaults.drain_delay_s,
+        engine_restart=server.engine_restart is not False,
+        public_metrics=bool(server.public_metrics),
+        allowed_hosts=server.allowed_hosts or (),
+        allowed_origins=server.allowed_origins or (),
+        allowed_methods=server.allowed_methods or defaults.allowed_methods,
+        allowed_headers=server.allowed_headers or defaults.allowed_headers,
+        allow_credentials=bool(server.allow_credentials),
+    )
+
+    async def on_ready(prepared: Prepared, url: str, client: EngineClient) -> None:
+        progress.close()
+        say(f"cpuserve {version()} is ready\n{banner.render(prepared, url)}")
+        say(banner.render_roofline(await client.ask("roofline")))
+
+    try:
+        return run(
+            lambda report: _prepared(asked, report, progress),
+            http,
+            progress=progress,
+            on_ready=on_ready,
+        )
+    except StoppedWhilePreparing:
+        progress.close()
+        exit_now(0)
+    finally:
+        progress.close()
+
+
+def config(args: argparse.Namespace) -> int:
+    """Run `cpuserve config`: print every setting, its source and its reason."""
+    from cpuserve.config.decisions import render_json, render_table
+
+    prepared, _ = prepared_start(flags.asked(args))
+    render = render_json if args.json else render_table
+    say(render(prepared.resolved.decisions))
+    return 0
+
+
+def program(args: argparse.Namespace) -> int:
+    """Run `cpuserve program`: print the operations of a model, read from its config only."""
+    from cpuserve.cli.show_program import as_records, render
+    from cpuserve.models import build_program
+
+    options = flags.asked(args).options
+    progress = Progress()
+    try:
+        spec, _ = model_facts(options, find(options, progress))
+    finally:
+        progress.close()
+    built = build_program(spec)
+    say(json.dumps(as_records(built), indent=1) if args.json else render(built))
+    return 0
+
+
+def pull(args: argparse.Namespace) -> int:
+    """Run `cpuserve pull`: download a model and print its path."""
+    from cpuserve.loader.hub import resolve_model
+
+    progress = Progress()
+    try:
+        path = resolve_model(args.name, revision=args.revision, progress=progress)
+    finally:
+        progress.close()
+    say(str(path))
+    return 0
+
+
+def models(args: argparse.Namespace) -> int:
+    """Run `cpuserve models`: list the built-in models and the supported architectures."""
+    del args
+    from cpuserve.loader.hub import list_builtin
+    from cpuserve.models import MODELS
+
+    say("Built-in models (cpuserve serve NAME):")
+    for model in list_builtin():
+        say(f"  {model.name:<16} {model.description}")
+    say("Architectures (safetensors directories, Hugging Face ids, GGUF files):")
+    for name in MODELS.names():
+        say(f"  {name}")
+    return 0

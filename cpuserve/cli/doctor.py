@@ -1,0 +1,358 @@
+"""`cpuserve doctor`: reports on this machine, its problems, and their remedies."""
+
+from __future__ import annotations
+
+import argparse
+import platform as stdlib_platform
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from cpuserve.cli.busy import Program, busiest
+from cpuserve.cli.terminal import say
+from cpuserve.config.decisions import Ledger
+from cpuserve.config.engine import EngineOptions, ServerOptions
+from cpuserve.config.env import environment
+from cpuserve.config.load import Asked, load_options
+from cpuserve.config.values import GIB, format_bytes, format_cpus
+from cpuserve.errors import ConfigError, CpuserveError
+from cpuserve.loader.hub import cache_dir
+from cpuserve.platforms import Host, Platform, select
+from cpuserve.platforms.allocator import ALLOCATOR_MEANS, allocator
+from cpuserve.platforms.cpu import CpuPlatform
+from cpuserve.platforms.handicaps import handicaps
+from cpuserve.platforms.layout import ranks_of_nodes
+from cpuserve.platforms.placement import Placement, place
+from cpuserve.platforms.report import (
+    MachineReport,
+    PlacementReport,
+    describe,
+    describe_placement,
+    render_machine,
+)
+from cpuserve.platforms.topology import physical_cores
+from cpuserve.version import version
+
+LIBRARIES = ("numpy", "tokenizers", "fastapi", "uvicorn", "msgspec", "torch", "transformers")
+ROOFLINE_MEMORY = 2 * GIB  # the probe needs this much free memory
+BUSY_SHARE = 0.25  # a load of other programs above this share of the CPUs is reported
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A problem and its remedy."""
+
+    what: str
+    remedy: str
+
+
+class RooflineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates of all threads together: bytes read, operations by type; and the time of a barrier."""
+
+    threads: int
+    read_bytes_per_s: float
+    dot_ops_per_s: dict[str, float]
+    barrier_s: float
+
+
+class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The report that `cpuserve doctor --json` prints.
+
+    kernels: name -> the ISA level that provides it. allocator: the library that provides malloc,
+    with this environment (LD_PRELOAD). placement: the thread placement of a server
+    that is started now with this environment; null if it would not start (then `problems` says
+    why). roofline: null if it was not measured.
+    """
+
+    cpuserve: str
+    python: str
+    system: str
+    platform: str
+    dtypes: tuple[str, ...]
+    quantizations: tuple[str, ...]
+    machine: MachineReport
+    placement: PlacementReport | None
+    kernels: dict[str, str]
+    allocator: str
+    libraries: dict[str, str | None]
+    roofline: RooflineReport | None
+    notes: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the report; return exit code 0 even if there are problems."""
+    report = examine(measure=not args.no_roofline)
+    if args.json:
+        say(msgspec.json.format(msgspec.json.encode(report), indent=1).decode())
+    else:
+        say(render(report))
+    return 0
+
+
+def schema() -> bytes:
+    """Return the JSON schema of the report, which docs/doctor.schema.json contains."""
+    made = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **msgspec.json.schema(DoctorReport),
+    }
+    return msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n"
+
+
+def examine(*, measure: bool) -> DoctorReport:
+    """Return the report. measure: also measure the roofline, which uses all cores for a second."""
+    found: list[Problem] = []
+    try:
+        asked = load_options({})
+    except ConfigError as error:
+        asked = Asked(EngineOptions(), ServerOptions(), {})
+        found.append(
+            Problem(str(error), "correct the variable: a server does not start with this value")
+        )
+    platform, lines = _platform(asked.options, found)
+    host = platform.host()
+    placement = _placement(asked, host, found)
+    capabilities = platform.capabilities(host)
+    machine = describe(host, capabilities)
+    roofline = _roofline(host, machine.isa_level, placement) if measure else None
+    found += problems(host, placement, environment(), busiest() if _is_busy(host) else ())
+    return DoctorReport(
+        cpuserve=version(),
+        python=stdlib_platform.python_version(),
+        system=f"{stdlib_platform.system()} {host.kernel} {host.arch}",
+        platform=platform.name,
+        dtypes=capabilities.dtypes,
+        quantizations=capabilities.quantizations,
+        machine=machine,
+        placement=describe_placement(host, placement) if placement else None,
+        kernels=dict(platform.kernels(machine.isa_level)),
+        allocator=allocator(_maps()),
+        libraries={name: _version_of(name) for name in LIBRARIES},
+        roofline=roofline,
+        notes=(*lines, *_model_notes(), *asked.notes),
+        problems=tuple(found),
+    )
+
+
+def _model_notes() -> list[str]:
+    from cpuserve.models import plugin_notes
+
+    return plugin_notes()
+
+
+def _platform(options: EngineOptions, found: list[Problem]) -> tuple[Platform, list[str]]:
+    try:
+        return select(options.platform)
+    except ConfigError as error:
+        found.append(Problem(str(error), "choose another platform, or do not set one"))
+        return CpuPlatform(), []
+
+
+def _placement(asked: Asked, host: Host, found: list[Problem]) -> Placement | None:
+    """Return the thread placement of a server with the current CPUSERVE_* variables."""
+    options = asked.options
+    try:
+        ranks, replicas = ranks_of_nodes(options, host), options.data_parallel_size or 1
+        return place(options, Ledger(options, asked.sources), host, tp=ranks, dp=replicas)
+    except ConfigError as error:
+        found.append(
+            Problem(str(error), "correct the variable: a server does not start with this value")
+        )
+        return None
+
+
+def _roofline(host: Host, isa: str, placement: Placement | None) -> RooflineReport | None:
+    if isa == "none" or placement is None or host.memory_free < ROOFLINE_MEMORY:
+        return None
+    cpus = None if placement.cpus is None else [int(cpu) for cpu in placement.cpus]
+    try:
+        probe = CpuPlatform().roofline(isa, placement.threads, cpus)
+    except (CpuserveError, RuntimeError, ValueError):  # the report must not fail if the probe does
+        return None
+    return msgspec.convert({"threads": placement.threads, **probe.measure()}, RooflineReport)
+
+
+# -- problems -------------------------------------------------------------------------------------
+
+
+def problems(
+    host: Host,
+    placement: Placement | None,
+    env: Mapping[str, str] | None = None,
+    busy: Sequence[Program] = (),
+) -> Iterator[Problem]:
+    """Yield what reduces speed or prevents a start on this host. busy: programs that run now."""
+    yield from (Problem(what, remedy) for what, remedy in handicaps(host))
+    yield from _memory_problems(host)
+    yield from _quota_problems(host, placement)
+    yield from _cpu_problems(host)
+    yield from _load_problems(host, busy)
+    yield from _numa_problems(host)
+    limit = (env or {}).get("OMP_THREAD_LIMIT", "")
+    if placement is not None and limit.isdigit() and int(limit) < placement.threads:
+        what = f"OMP_THREAD_LIMIT={limit} is below the {placement.threads} planned threads"
+        yield Problem(what, "unset it, or bind fewer threads with CPUSERVE_OMP_THREADS_BIND")
+    cache = cache_dir()
+    while not cache.exists():
+        cache = cache.parent
+    if shutil.disk_usage(cache).free < GIB:
+        yield Problem(
+            f"less than 1 GiB of disk is free at {cache}", "set CPUSERVE_CACHE to another disk"
+        )
+
+
+def _memory_problems(host: Host) -> Iterator[Problem]:
+    if host.memory_free < GIB:
+        what = f"only {format_bytes(host.memory_free)} of memory is free"
+        yield Problem(
+            what, "stop other programs, raise the container's limit, or serve a smaller model"
+        )
+    if host.huge_pages.transparent == "never":
+        remedy = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (as root)"
+        yield Problem(
+            "transparent huge pages are disabled, which makes decoding about 10 % slower", remedy
+        )
+    if host.cgroup.memory_limit and host.cgroup.memory_limit < host.memory_total // 8:
+        what = f"the container has {format_bytes(host.cgroup.memory_limit)} of memory"
+        yield Problem(
+            what, "raise the limit if models do not fit; cpuserve plans its memory below the limit"
+        )
+    for name, limit in (("-v", host.address_space_limit), ("-d", host.data_limit)):
+        if limit is not None and limit < host.memory_limit:
+            what = f"ulimit {name} allows {format_bytes(limit)}, less than the available memory"
+            yield Problem(what, f"run `ulimit {name} unlimited` before the start")
+
+
+def _quota_problems(host: Host, placement: Placement | None) -> Iterator[Problem]:
+    quota, cores = host.cgroup.cpu_quota, len(physical_cores(host))
+    if quota is not None and quota < cores:
+        what = f"the CPU quota is {quota:g} of {cores} cores"
+        if placement is not None:
+            what += f": cpuserve will use {placement.threads} threads"
+        yield Problem(
+            what, "raise the quota (docker --cpus, Kubernetes limits.cpu) for more threads"
+        )
+    if host.cgroup.throttled_periods:
+        what = f"the kernel throttled this control group {host.cgroup.throttled_periods} times"
+        yield Problem(what, "raise the quota, or bind fewer threads with CPUSERVE_OMP_THREADS_BIND")
+
+
+def _cpu_problems(host: Host) -> Iterator[Problem]:
+    if len(host.usable_cpus) < len(host.cpus):
+        what = f"this process may use {len(host.usable_cpus)} of {len(host.cpus)} CPUs"
+        yield Problem(what, "widen the affinity mask or the cpuset if this is not intended")
+    if host.offline:
+        what = f"CPU {format_cpus(host.offline)} is offline"
+        yield Problem(what, "echo 1 > /sys/devices/system/cpu/cpuN/online (as root) to use it")
+    # With the pstate drivers, powersave is the usual governor and does not keep the clock low.
+    if host.governor.startswith("powersave") and "pstate" not in host.governor:
+        what = f"the cpufreq governor {host.governor} keeps the clock low"
+        yield Problem(what, "cpupower frequency-set -g performance (as root)")
+
+
+def _is_busy(host: Host) -> bool:
+    return host.load > len(host.usable_cpus) * BUSY_SHARE
+
+
+def _load_problems(host: Host, busy: Sequence[Program]) -> Iterator[Problem]:
+    if not _is_busy(host):
+        return
+    what = f"other programs used or waited for {host.load:.1f} CPUs in the last minute"
+    if busy:
+        named = ", ".join(f"{p.name} (process {p.pid}, {p.cpus:.1f})" for p in busy)
+        what += f"; now: {named}"
+    yield Problem(
+        what, "stop them, or bind cpuserve to other cores: all threads wait for the slowest one"
+    )
+
+
+def _numa_problems(host: Host) -> Iterator[Problem]:
+    nodes = {core.node for core in physical_cores(host)}
+    if len(nodes) > 1 and host.numa_balancing:
+        what = (
+            "the kernel moves pages between nodes (numa_balancing), which stalls threads "
+            "and, if a container refuses mbind, moves weights and KV cache away from their ranks"
+        )
+        yield Problem(what, "sysctl kernel.numa_balancing=0 (as root)")
+    away = sorted({cpu.node for cpu in host.usable_cpus} - nodes)
+    if away:
+        what = f"this process can use CPUs but no memory of node {format_cpus(away)}"
+        yield Problem(what, "allow the memory of these nodes (cpuset.mems, docker --cpuset-mems)")
+
+
+# -- the text -------------------------------------------------------------------------------------
+
+
+def render(report: DoctorReport) -> str:
+    """Return the report as text."""
+    title = f"cpuserve {report.cpuserve}, Python {report.python}, {report.system}"
+    lines = [title, *(f"{name:<9} {text}" for name, text in _subjects(report))]
+    lines += ["", *_found(report)]
+    return "\n".join(lines)
+
+
+def _subjects(report: DoctorReport) -> Iterator[tuple[str, str]]:
+    if report.platform != "cpu":
+        yield "platform", report.platform
+    yield from render_machine(report.machine)
+    yield from _threads(report.placement)
+    yield "roofline", _rates(report.roofline)
+    yield "allocator", f"{report.allocator}: {ALLOCATOR_MEANS}"
+    yield "libraries", ", ".join(f"{n} {v}" for n, v in report.libraries.items() if v)
+    for text in report.notes:
+        yield "note", text
+
+
+def _threads(placement: PlacementReport | None) -> Iterator[tuple[str, str]]:
+    if placement is None:
+        yield "threads", "unknown: a server would not start now (see the problems below)"
+        return
+    front_end = f"on CPU {placement.frontend}" if placement.frontend else "anywhere"
+    waits = ", sleeping while they wait" if placement.passive_waits else ""
+    yield "threads", f"{placement.threads} (bind {placement.bind}){waits}, front end {front_end}"
+    yield "", "* compute thread, f front end, . unused, e slower core; + joins the CPUs of one core"
+    for line in placement.drawing:
+        yield "", line
+
+
+def _rates(roofline: RooflineReport | None) -> str:
+    if roofline is None:
+        return "not measured"
+    names = {"f32": "fp32", "bf16": "bf16", "int8": "int8"}
+    dots = [f"{names.get(k, k)} {v / 1e9:.0f}" for k, v in roofline.dot_ops_per_s.items()]
+    reads = roofline.read_bytes_per_s / 1e9
+    return (
+        f"{roofline.threads} threads read {reads:.1f} GB/s (1 GB of weights: at most {reads:.1f} "
+        f"tokens/s for one request), multiply {', '.join(dots)} GOP/s, "
+        f"synchronize at a barrier in {roofline.barrier_s * 1e6:.1f} us"
+    )
+
+
+def _found(report: DoctorReport) -> Iterator[str]:
+    if not report.problems:
+        yield "No problems found."
+    for problem in report.problems:
+        yield f"PROBLEM   {problem.what}\n  remedy  {problem.remedy}"
+
+
+def _maps() -> str:
+    """Return /proc/self/maps; "" on other systems than Linux."""
+    try:
+        return Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _version_of(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.buffer.write(schema())

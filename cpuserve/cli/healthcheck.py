@@ -1,0 +1,100 @@
+"""`python3 -m cpuserve.cli.healthcheck`: the HEALTHCHECK of the container image.
+
+It finds the server's address in the flags of process 1, the environment (the same as the server's)
+and the config file; with `--port 0`, among the sockets on which process 1 and its children listen.
+The exit code is 0 if /health returns 200, otherwise 1.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+from cpuserve.api.options import HttpOptions
+from cpuserve.cli.flags import asked, normalize
+from cpuserve.cli.main import build_parser
+from cpuserve.cli.terminal import say
+from cpuserve.errors import StartupError
+
+TIMEOUT_S = 4.0
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def main(command: Sequence[str] | None = None, pid: int = 1) -> int:
+    """Check the server that process `pid` is or started; print why it is not healthy.
+
+    command: the process's command line; None: read it.
+    """
+    try:
+        flags = _flags(_command_line(pid) if command is None else command)
+        with closing(_connection(flags, pid)) as connection:
+            connection.request("GET", "/health")
+            response = connection.getresponse()
+            body = response.read()
+    except (StartupError, OSError, http.client.HTTPException) as error:
+        say(f"no answer: {error}")
+        return 1
+    if response.status == 200:
+        return 0
+    say(body.decode(errors="replace"))
+    return 1
+
+
+def _command_line(pid: int) -> list[str]:
+    text = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
+    return text.rstrip("\0").split("\0")
+
+
+def _flags(command: Sequence[str]) -> list[str]:
+    """Return the arguments after `cpuserve serve` in a command; an init program may come first."""
+    for i, (program, name) in enumerate(pairwise(command)):
+        if Path(program).name == "cpuserve" and name == "serve":
+            return list(command[i + 2 :])
+    return []
+
+
+def _connection(serve_flags: Sequence[str], pid: int) -> http.client.HTTPConnection:
+    """Return a connection to the address on which the server with these flags listens."""
+    args, _ = build_parser().parse_known_args(normalize(["serve", *serve_flags]))
+    server, defaults = asked(args).server, HttpOptions()
+    if server.uds and server.uds != "none":
+        connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT_S)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(TIMEOUT_S)
+        connection.sock.connect(server.uds)
+        return connection
+    host = server.host or defaults.host
+    port = defaults.port if server.port is None else server.port
+    if port == 0:
+        host, port = _listening(pid)
+    return http.client.HTTPConnection(_LOOPBACK.get(host, host), port, timeout=TIMEOUT_S)
+
+
+def _listening(pid: int) -> tuple[str, int]:
+    """Return the address on which a process or one of its children listens.
+
+    Raises:
+        StartupError: none of them listens, or their sockets cannot be read.
+    """
+    import psutil
+
+    try:
+        first = psutil.Process(pid)
+        for process in (first, *first.children(recursive=True)):
+            for socket_ in process.net_connections("tcp"):
+                if socket_.status == psutil.CONN_LISTEN:
+                    return socket_.laddr.ip, socket_.laddr.port
+    except psutil.Error as error:
+        msg = f"the sockets of process {pid} cannot be read: {error}"
+        raise StartupError(msg) from None
+    msg = f"neither process {pid} nor a child of it listens on a port yet"
+    raise StartupError(msg)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""The `cpuserve` command. A StartupError prints one line on stderr and gives exit code 2.
+
+This module imports only argparse and the option table; each command imports what it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from cpuserve.cli.bench_flags import add_bench
+from cpuserve.cli.flags import COMMAND, Parser, add_options, normalize, refuse_unknown
+from cpuserve.cli.terminal import drop_output, open_standard_streams
+from cpuserve.errors import LIMITS, CpuserveError, StartupError, without_threads
+
+DESCRIPTION = """CPU-first LLM inference server with an OpenAI-compatible API.
+
+  cpuserve serve                     serve the built-in model on http://127.0.0.1:8000
+  cpuserve serve DIR --port 9000     serve a Hugging Face directory or a GGUF file
+  cpuserve chat                      chat with a model on this terminal"""
+
+EPILOG = """Flags take precedence over CPUSERVE_* variables, and variables over --config FILE.
+`cpuserve config MODEL` shows every setting and its reason. Flags and variables of vLLM are
+translated if cpuserve has a counterpart; those without effect are accepted with a note."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    open_standard_streams()
+    try:
+        return _run(normalize(sys.argv[1:] if argv is None else argv))
+    except StartupError as e:
+        return _fail(e, 2)
+    except CpuserveError as e:
+        return _fail(e, 1)
+    except RuntimeError as e:
+        if not without_threads(e):
+            raise
+        return _fail(StartupError(f"{e} ({LIMITS})"), 2)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of the pipe (such as `| head`) has ended, so no more output can be written.
+        drop_output()
+        return 141
+
+
+def _fail(error: Exception, code: int) -> int:
+    sys.stdout.flush()
+    print(f"cpuserve: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+def _run(argv: list[str]) -> int:
+    parser = build_parser()
+    if not argv:
+        parser.print_help()
+        return 0
+    args, unknown = parser.parse_known_args(argv)
+    if args.version:
+        from cpuserve.cli.about import render
+
+        print(render())
+        return 0
+    if args.command is None:
+        refuse_unknown(parser, unknown)
+        parser.print_help()
+        return 0
+    if "words" in args:  # argparse does not collect words that follow a flag
+        args.words += [word for word in unknown if not word.startswith("-")]
+        unknown = [word for word in unknown if word.startswith("-")]
+    refuse_unknown(args.parser, unknown)
+    run: Callable[[argparse.Namespace], int] = _load(args.run)
+    return run(args)
+
+
+def _load(path: str) -> Callable[[argparse.Namespace], int]:
+    module, _, name = path.partition(":")
+    found: Callable[[argparse.Namespace], int] = getattr(import_module(module), name)
+    return found
+
+
+def build_parser() -> Parser:
+    """Return the parser of the whole command line."""
+    parser = Parser(prog="cpuserve", description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument(
+        "--version", action="store_true", help="print the version, and facts about the build"
+    )
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(metavar=COMMAND, title="Commands", parser_class=Parser)
+
+    def command(name: str, run: str, text: str) -> Parser:
+        sub: Parser = commands.add_parser(name, help=text, description=text, epilog=None)
+        sub.set_defaults(command=name, run=f"cpuserve.cli.{run}", parser=sub)
+        return sub
+
+    serve = command("serve", "commands:serve", "Serve a model over HTTP (OpenAI's API).")
+    add_options(serve, server=True)
+    serve.epilog = EPILOG
+    _generate(command("generate", "chat:generate", "Complete one prompt on this terminal."))
+    _chat(command("chat", "chat:chat", "Chat with a model on this terminal."))
+    add_bench(command("bench", "bench", "Measure this machine, or a server."))
+    config = command("config", "commands:config", "Show every setting, its source and its reason.")
+    add_options(config, server=True)
+    config.add_argument("--json", action="store_true", help="as JSON")
+    program = command("program", "commands:program", "Show a model's operations with their shapes.")
+    add_options(program, server=False)
+    program.add_argument("--json", action="store_true", help="as JSON")
+    doctor = command("doctor", "doctor:main", "Show this machine, its problems and their remedies.")
+    doctor.add_argument("--json", action="store_true", help="as JSON (docs/doctor.schema.json)")
+    doctor.add_argument(
+        "--no-roofline", action="store_true", help="do not measure bandwidth and dot-product rates"
+    )
+    pull = command(
+        "pull", "commands:pull", "Download a model, so that serving it needs no network."
+    )
+    pull.add_argument("name", metavar="NAME", help="built-in name or Hugging Face id")
+    pull.add_argument("--revision", metavar="REV", help="branch, tag or commit")
+    command("models", "commands:models", "List the built-in models and the architectures.")
+    return parser
+
+
+def _sampling(parser: Parser) -> None:
+    group = parser.add_argument_group("Sampling")
+    group.add_argument(
+        "--max-tokens", type=_number(int), metavar="N", help="maximum tokens of an answer"
+    )
+    group.add_argument(
+        "--temperature", type=_number(float), metavar="T", help="temperature; 0 = greedy"
+    )
+    group.add_argument(
+        "--top-p", type=_number(float), metavar="P", help="nucleus sampling; 1 = all tokens"
+    )
+    group.add_argument(
+        "--top-k",
+        type=_number(int),
+        metavar="K",
+        help="sample from the K most likely tokens; 0 = all tokens",
+    )
+
+
+def _number(kind: type[int] | type[float]) -> Callable[[str], int | float]:
+    def read(text: str) -> int | float:
+        try:
+            return kind(text)
+        except ValueError:
+            msg = f"{text!r} is not a number"
+            raise argparse.ArgumentTypeError(msg) from None
+
+    return read
+
+
+_WORDS_HELP = (
+    "MODEL as in `cpuserve serve` [default: the built-in model], and the prompt, in quotes "
+    "[default: standard input]"
+)
+
+
+def _generate(parser: Parser) -> None:
+    add_options(parser, server=False, model=False)
+    parser.add_argument("words", nargs="*", metavar="[MODEL] TEXT", help=_WORDS_HELP)
+    parser.add_argument("--prompt", "-p", metavar="TEXT", help="the prompt")
+    _sampling(parser)
+
+
+def _chat(parser: Parser) -> None:
+    add_options(parser, server=False)
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--message", metavar="TEXT", help="answer this message and exit")
+    _sampling(parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

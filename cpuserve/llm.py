@@ -1,0 +1,346 @@
+"""LLM: offline inference in this process, with the interface of vLLM's LLM class."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from cpuserve.engine.output import OutputProcessor
+from cpuserve.errors import EngineDead, InvalidRequest
+from cpuserve.log import get_logger
+from cpuserve.outputs import (
+    CompletionOutput,
+    RequestOutput,
+    position_logprobs,
+)
+from cpuserve.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.engine.inline import InlineClient, Sink
+    from cpuserve.engine.ipc import Output
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+log = get_logger("llm")
+
+PromptInput = str | Sequence[int] | Mapping[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+Advance = Callable[[int], None]
+
+
+class LLM:
+    """A model in this process; generate() and chat() return when all requests have finished.
+
+    Options are those of `cpuserve serve`, with underscores. Other options of vLLM are accepted if
+    they have no effect here (gpu_memory_utilization, enforce_eager, trust_remote_code=False, ...).
+    close(), `del` or the end of the program frees memory and threads.
+
+    Raises:
+        StartupError: the model cannot be loaded, or an option cannot be honoured.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        tokenizer: str | None = None,
+        dtype: str | None = None,
+        seed: int | None = None,
+        max_model_len: int | None = None,
+        tensor_parallel_size: int | Literal["auto"] | None = None,
+        **options: Any,
+    ) -> None:
+        arguments = {
+            "model": model,
+            "tokenizer": tokenizer,
+            "dtype": dtype,
+            "seed": seed,
+            "max_model_len": max_model_len,
+            "tensor_parallel_size": tensor_parallel_size,
+            "itl_target_ms": 0,  # throughput matters here, not a steady stream
+            **options,
+        }
+        config = _resolve(arguments)
+        # The tokenizer is loaded on this thread while the engine packs weights on its own threads.
+        from cpuserve.engine.inline import InlineClient
+        from cpuserve.tokenizer.load import load_tokenizer
+
+        self.config = config
+        self._client: InlineClient = InlineClient(config)
+        try:
+            names = config.tokenizer_path, config.chat_template
+            self._tokenizer, self._template = load_tokenizer(*names)
+            self._client.start()
+        except BaseException:
+            self.close()
+            raise
+        self._num_requests = 0
+
+    # --- running ------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete each prompt; the results are in the order of the prompts.
+
+        prompts: a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a
+        list of these. sampling_params: one for all prompts, or a list with one for each; None means
+        the model's defaults (`get_default_sampling_params`). use_tqdm: show progress on a terminal.
+        priority: one per prompt; lower values are scheduled first.
+
+        Raises:
+            InvalidRequest: a prompt or parameter is invalid; nothing is generated.
+            RequestError: the engine failed to compute one request; the others are aborted.
+            EngineDead: the engine has ended.
+        """
+        requests = [self._request(prompt) for prompt in _as_list(prompts)]
+        given = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        params = _one_each(given, len(requests))
+        priorities = list(priority or [0] * len(requests))
+        if len(priorities) != len(requests):
+            msg = f"{len(priorities)} priorities for {len(requests)} prompts"
+            raise InvalidRequest(msg, param="priority")
+        return _Batch(self._client, self._tokenizer, requests, params, priorities).run(use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several; see `generate`.
+
+        messages: [{"role": ..., "content": ...}, ...]. chat_template: replaces the model's.
+        """
+        from cpuserve.tokenizer.chat import ChatTemplate
+        from cpuserve.tokenizer.load import template_source
+
+        template = self._template
+        if chat_template is not None:
+            template = ChatTemplate(template_source(chat_template), self._tokenizer)
+        prompts: list[PromptInput] = []
+        for conversation in _conversations(messages):
+            text = template.render(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                **(chat_template_kwargs or {}),
+            )
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+            prompts.append({"prompt": text, "prompt_token_ids": ids})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def _request(self, prompt: PromptInput) -> RequestOutput:
+        """Return an empty RequestOutput for one prompt."""
+        text, ids = _text_and_ids(prompt)
+        if ids is None:
+            ids = self._tokenizer.encode(text or "")
+        self._num_requests += 1
+        return RequestOutput(str(self._num_requests - 1), text, ids)
+
+    # --- other methods --------------------------------------------------------------------------
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return generate()'s default sampling parameters: vLLM's, updated with the model's."""
+        return SamplingParams(**self.config.default_sampling)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Free weights, KV cache and threads; later calls raise an error."""
+        self._client.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One of the n sequences of a request, while it runs."""
+
+    request: RequestOutput
+    completion: CompletionOutput
+    processor: OutputProcessor
+    want_logprobs: bool
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The requests of one call while the engine runs them."""
+
+    client: InlineClient
+    tokenizer: Tokenizer
+    requests: list[RequestOutput]
+    params: list[SamplingParams]
+    priorities: list[int]
+    running: dict[int, _Sequence] = field(default_factory=dict)
+
+    def run(self, show_progress: bool) -> list[RequestOutput]:
+        """Submit all requests and wait for them; an exception aborts those that still run."""
+        sink: Sink = queue.SimpleQueue()
+        try:
+            for request, params, priority in zip(
+                self.requests, self.params, self.priorities, strict=True
+            ):
+                self._submit(request, params, priority, sink)
+            with _progress(len(self.running), show_progress) as advance:
+                while self.running:
+                    self._take(sink.get(), advance)
+        finally:
+            if self.running:
+                self.client.abort(self.running)
+        return self.requests
+
+    def _submit(
+        self, request: RequestOutput, params: SamplingParams, priority: int, sink: Sink
+    ) -> None:
+        ids = request.prompt_token_ids
+        for index in range(params.n):
+            own = params.single(index)
+            processor = OutputProcessor(self.tokenizer, ids, own)
+            number = self.client.submit(ids, own, sink, priority)
+            wants = params.logprobs is not None
+            completion = CompletionOutput(index, "", [], 0.0 if wants else None)
+            completion.logprobs = [] if wants else None
+            request.outputs.append(completion)
+            self.running[number] = _Sequence(request, completion, processor, wants)
+
+    def _take(self, output: Output | EngineDead, advance: Advance) -> None:
+        if isinstance(output, EngineDead):
+            self.running.clear()
+            raise output
+        sequence = self.running.get(output.id)
+        if sequence is None:
+            return  # sent before the engine learned that a stop string ended the request
+        if not self._append(sequence, output):
+            return
+        del self.running[output.id]
+        if output.finish is None:
+            self.client.abort([output.id])
+        sequence.request.finished = all(c.finish_reason for c in sequence.request.outputs)
+        advance(1)
+
+    def _append(self, sequence: _Sequence, output: Output) -> bool:
+        """Add `output` to its completion; return whether that has finished.
+
+        Raises:
+            RequestError: the engine ended the request with an error.
+        """
+        completion, request = sequence.completion, sequence.request
+        delta = sequence.processor.push(output)
+        completion.text += delta.text
+        completion.token_ids += delta.token_ids
+        request.num_cached_tokens = max(request.num_cached_tokens, delta.cached_tokens)
+        for row in delta.logprobs or ():
+            assert completion.logprobs is not None
+            completion.logprobs.append(position_logprobs(row, self.tokenizer))
+            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + row.logprob
+        if delta.prompt_logprobs is not None:
+            request.prompt_logprobs = [
+                None if row is None else position_logprobs(row, self.tokenizer)
+                for row in delta.prompt_logprobs
+            ]
+        completion.finish_reason = delta.finish_reason
+        completion.stop_reason = delta.stop_reason
+        return delta.finish_reason is not None
+
+
+# --- arguments --------------------------------------------------------------------------------
+
+
+def _resolve(arguments: Mapping[str, Any]) -> EngineConfig:
+    """Return the EngineConfig for LLM's arguments, and log the decisions."""
+    from cpuserve.config.load import from_arguments
+    from cpuserve.prepare import for_one_engine, one_engine, prepare
+
+    asked = from_arguments(arguments)
+    prepared = prepare(for_one_engine(asked))
+    for note in prepared.notes:
+        log.info("%s", note)
+    for decision in prepared.resolved.decisions:
+        log.debug("%s: %s (%s)", decision.field, decision.got, decision.why)
+    return one_engine(prepared)
+
+
+def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
+    """Return the prompts as a list. A list of token ids is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    if listed and all(isinstance(item, int) for item in listed):
+        return [listed]
+    return listed
+
+
+def _text_and_ids(prompt: PromptInput) -> tuple[str | None, list[int] | None]:
+    """Return (text, token ids) of a prompt; one of them may be None."""
+    if isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, Mapping):
+        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        if text is None and ids is None:
+            msg = f'a prompt has neither "prompt" nor "prompt_token_ids": {list(prompt)}'
+            raise InvalidRequest(msg, param="prompts")
+        return text, None if ids is None else _ids(ids)
+    return None, _ids(prompt)
+
+
+def _ids(ids: Any) -> list[int]:
+    try:
+        return msgspec.convert(list(ids), list[int])
+    except (TypeError, msgspec.ValidationError) as error:
+        msg = f"a prompt must be text or a list of token ids: {error}"
+        raise InvalidRequest(msg, param="prompts") from None
+
+
+def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    listed: list[Any] = list(messages)
+    if listed and isinstance(listed[0], Mapping):
+        return [listed]
+    return listed
+
+
+def _one_each(given: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    if isinstance(given, SamplingParams):
+        return [given] * count
+    if len(given) != count:
+        msg = f"{len(given)} sampling_params for {count} prompts"
+        raise InvalidRequest(msg, param="sampling_params")
+    return list(given)
+
+
+@contextmanager
+def _progress(total: int, show: bool) -> Iterator[Advance]:
+    """Show a progress bar if stderr is a terminal."""
+    import sys
+
+    if not show or not total or not sys.stderr.isatty():
+        yield lambda _count: None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Prompts", total=total)
+        yield lambda count: bar.advance(task, count)
