@@ -7,7 +7,8 @@ Messages say what happened, why, and what to do. The classes:
     * ConfigError: an option, flag or environment variable is wrong
     * ModelError: a model is missing, broken or unsupported
   * RequestError: one request fails, all others go on
-    * InvalidRequest (400), NotFound (404), TooManyRequests (429), DeadlineExceeded (504)
+    * InvalidRequest (400), NotFound (404), TooManyRequests (429), ServiceUnavailable (503),
+      DeadlineExceeded (504)
   * EngineDead (503): the engine process has ended
 """
 
@@ -96,6 +97,19 @@ class DeadlineExceeded(RequestError):
     status = 504
     kind = "DeadlineExceeded"
     code = "timeout"
+
+
+# Retry-After of a 503 in seconds: loading takes seconds, a download takes minutes.
+RETRY_AFTER_S = 5
+
+
+class ServiceUnavailable(RequestError):
+    """The model is loading, the engine is dead or the server is stopping (503 with Retry-After)."""
+
+    status = 503
+    kind = "ServiceUnavailableError"
+    code = "service_unavailable"
+    retry_after_s: float = RETRY_AFTER_S
 
 
 class EngineDead(RequestError):

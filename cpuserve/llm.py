@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from cpuserve.engine.output import OutputProcessor
 from cpuserve.errors import EngineDead, InvalidRequest
 from cpuserve.log import get_logger
 from cpuserve.outputs import (
@@ -19,6 +18,8 @@ from cpuserve.outputs import (
     position_logprobs,
 )
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.serving.events import Finish, Scored, Text
+from cpuserve.serving.text import TextProcessor
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
@@ -180,7 +181,7 @@ class _Sequence:
 
     request: RequestOutput
     completion: CompletionOutput
-    processor: OutputProcessor
+    processor: TextProcessor
     want_logprobs: bool
 
 
@@ -217,7 +218,7 @@ class _Batch:
         ids = request.prompt_token_ids
         for index in range(params.n):
             own = params.single(index)
-            processor = OutputProcessor(self.tokenizer, ids, own)
+            processor = TextProcessor(self.tokenizer, ids, own)
             number = self.client.submit(ids, own, sink, priority)
             wants = params.logprobs is not None
             completion = CompletionOutput(index, "", [], 0.0 if wants else None)
@@ -247,22 +248,29 @@ class _Batch:
             RequestError: the engine ended the request with an error.
         """
         completion, request = sequence.completion, sequence.request
-        delta = sequence.processor.push(output)
-        completion.text += delta.text
-        completion.token_ids += delta.token_ids
-        request.num_cached_tokens = max(request.num_cached_tokens, delta.cached_tokens)
-        for row in delta.logprobs or ():
+        request.num_cached_tokens = max(request.num_cached_tokens, output.cached_tokens)
+        events, _ = sequence.processor.push(output)
+        for event in events:
+            match event:
+                case Text():
+                    completion.text += event.text
+                    completion.token_ids += event.token_ids
+                    self._append_logprobs(completion, event)
+                case Scored():
+                    request.prompt_logprobs = [
+                        None if row is None else position_logprobs(row, self.tokenizer)
+                        for row in event.scores
+                    ]
+                case Finish():
+                    completion.finish_reason = event.reason
+                    completion.stop_reason = event.stop_reason
+        return completion.finished()
+
+    def _append_logprobs(self, completion: CompletionOutput, event: Text) -> None:
+        for row in event.logprobs or ():
             assert completion.logprobs is not None
             completion.logprobs.append(position_logprobs(row, self.tokenizer))
             completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + row.logprob
-        if delta.prompt_logprobs is not None:
-            request.prompt_logprobs = [
-                None if row is None else position_logprobs(row, self.tokenizer)
-                for row in delta.prompt_logprobs
-            ]
-        completion.finish_reason = delta.finish_reason
-        completion.stop_reason = delta.stop_reason
-        return delta.finish_reason is not None
 
 
 # --- arguments --------------------------------------------------------------------------------

@@ -180,7 +180,7 @@ FAULTS = [
         "tests/engine/test_replicas.py -k steady",
     ),
     Fault(
-        "cpuserve/engine/output.py",
+        "cpuserve/serving/text.py",
         "if self._num_tokens + index < self._min_tokens:",
         "if self._num_tokens + index <= self._min_tokens:",
         "tests/engine/test_output.py",

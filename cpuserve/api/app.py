@@ -35,7 +35,7 @@ from cpuserve.version import version
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cpuserve.api.serving import Serving
+    from cpuserve.api.state import ServerState
 
 ROUTERS = (
     chat.router,
@@ -60,14 +60,14 @@ class Cors:
 
 
 def create_app(
-    serving: Serving,
+    state: ServerState,
     *,
     api_keys: Sequence[str] = (),
     public_metrics: bool = False,
     host_names: Sequence[str] | None = None,
     cors: Cors | None = None,
 ) -> FastAPI:
-    """Return the app that serves the API with `serving`.
+    """Return the app that serves the API with `state`.
 
     With `api_keys`, all routes except /health, /ping and /live require a key; public_metrics also
     exempts /metrics and /version. host_names: the names that the Host header may have besides
@@ -81,7 +81,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.serving = serving
+    app.state.server = state
     app.state.paths = _paths()
     for router in ROUTERS:
         app.include_router(router)
@@ -107,7 +107,7 @@ def create_app(
         )
     app.add_middleware(RequestLine)
     app.add_middleware(RequestIds)
-    app.add_middleware(ClosesConnections, serving=serving)
+    app.add_middleware(ClosesConnections, state=state)
     return app
 
 

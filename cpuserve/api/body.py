@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
-    from cpuserve.api.serving import HttpLimits
     from cpuserve.api.uploads import Reservation
+    from cpuserve.serving.limits import ClientLimits
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class ClientGone(Exception):
     """The client closed the connection."""
 
 
-async def read_body(request: Request, limits: HttpLimits, held: Reservation) -> bytearray:
+async def read_body(request: Request, limits: ClientLimits, held: Reservation) -> bytearray:
     """Return the whole body.
 
     If it exceeds FREE_BYTES, its length is reserved in `held` before the rest is read.
@@ -70,7 +70,7 @@ async def read_body(request: Request, limits: HttpLimits, held: Reservation) -> 
 
 
 async def _receive_all(
-    request: Request, limits: HttpLimits, held: Reservation, expected: int
+    request: Request, limits: ClientLimits, held: Reservation, expected: int
 ) -> bytearray:
     body = bytearray()
     while True:
@@ -152,14 +152,3 @@ def _log_unknown(body: bytes | bytearray, kind: type[msgspec.Struct]) -> None:
     given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     if unknown := sorted(set(given) - known):
         log.debug("ignored unknown request fields: %s", unknown)
-
-
-def drop_inputs(asked: msgspec.Struct) -> None:
-    """Release the texts, lists and objects of a request after its prompts were tokenized.
-
-    The messages may take many times the memory of their tokens, and would stay until the answer
-    ends.
-    """
-    for name in asked.__struct_fields__:
-        if isinstance(getattr(asked, name), str | list | dict):
-            setattr(asked, name, None)

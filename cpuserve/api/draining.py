@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from cpuserve.api.serving import Serving
+    from cpuserve.api.state import ServerState
 
 
 class ClosesConnections:
@@ -17,15 +17,15 @@ class ClosesConnections:
     server closes it. A proxy that must open a new connection chooses another server.
     """
 
-    def __init__(self, app: ASGIApp, serving: Serving) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
-        self._serving = serving
+        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
 
         async def send_and_close(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._serving.draining:
+            if message["type"] == "http.response.start" and self._state.draining:
                 kept = [field for field in message.get("headers", ()) if field[0] != b"connection"]
                 message["headers"] = [*kept, (b"connection", b"close")]
             await send(message)

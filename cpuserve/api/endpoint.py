@@ -18,54 +18,35 @@ from cpuserve.api.body import (
     read_body,
 )
 from cpuserve.api.freed import give_back_soon
-from cpuserve.api.openai.chunks import ChunkFormat
-from cpuserve.api.openai.protocol import MAX_PROMPTS
+from cpuserve.api.json_objects import MAX_OBJECTS
+from cpuserve.api.state import get_state
 from cpuserve.api.uploads import Reservation
+from cpuserve.serving.call import MAX_PROMPTS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from fastapi import Request
 
-    from cpuserve.api.openai.protocol import StreamOptions
-    from cpuserve.api.serving import Serving
+    from cpuserve.serving.context import ModelContext
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 @dataclass(slots=True)
-class Call:
+class Received:
     """One request whose body has been read; `id` starts with the endpoint's prefix."""
 
-    serving: Serving
+    context: ModelContext
     body_bytes: int
     id: str
     created: int = field(default_factory=lambda: int(time.time()))
-
-    def chunk_format(
-        self, object_name: str, model: str, options: StreamOptions | None
-    ) -> ChunkFormat:
-        """Return the encoder for the chunks of this request's stream."""
-        return ChunkFormat(
-            request_id=self.id,
-            object_name=object_name,
-            created=self.created,
-            model=model,
-            fingerprint=self.serving.fingerprint,
-            with_usage=bool(options and options.include_usage),
-        )
-
-
-def get_serving(request: Request) -> Serving:
-    """The Serving of the app."""
-    serving: Serving = request.app.state.serving
-    return serving
 
 
 @asynccontextmanager
 async def read_call(
     request: Request, prefix: str, kind: type[T]
-) -> AsyncGenerator[tuple[Call, T], None]:
+) -> AsyncGenerator[tuple[Received, T], None]:
     """Yield the request and its decoded body, whose bytes stay reserved until the block ends.
 
     Raises:
@@ -73,24 +54,32 @@ async def read_call(
       InvalidRequest: the body is not a valid `kind`.
       RequestError: the body has another media type, is too large or too late; see read_body.
     """
-    serving = get_serving(request)
-    serving.check_available()
+    state = get_state(request)
+    state.check_available()
     check_media_type(request)
-    most = {"messages": serving.most_message_objects, "prompt": MAX_PROMPTS + 1}
+    most = {"messages": _most_objects(state.context.max_model_len), "prompt": MAX_PROMPTS + 1}
     size = None
-    with Reservation(serving.bodies) as held:
+    with Reservation(state.bodies) as held:
         try:
-            body = await read_body(request, serving.http, held)
+            body = await read_body(request, state.limits, held)
             size = len(body)
             if size <= FREE_BYTES:
                 asked = decode_request(body, kind)
             else:
                 asked = await asyncio.to_thread(decode_request, body, kind, most)
             body.clear()
-            yield Call(serving, size, f"{prefix}-{request_id(request)}"), asked
+            yield Received(state.context, size, f"{prefix}-{request_id(request)}"), asked
         finally:
             if size is None or size > FREE_BYTES:
                 give_back_soon()
+
+
+def _most_objects(max_model_len: int) -> int:
+    """Return the most JSON lists, objects and strings in `messages`.
+
+    A message has 5 of them, and takes at least one token of the context.
+    """
+    return MAX_OBJECTS + 4 * max_model_len
 
 
 def request_id(request: Request) -> str:

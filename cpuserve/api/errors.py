@@ -14,8 +14,13 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from cpuserve.api.routes import unknown_route
-from cpuserve.errors import DeadlineExceeded, NotFound, RequestError, TooManyRequests
-from cpuserve.serving.loading import RETRY_AFTER_S
+from cpuserve.errors import (
+    DeadlineExceeded,
+    NotFound,
+    RequestError,
+    ServiceUnavailable,
+    TooManyRequests,
+)
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
@@ -84,15 +89,6 @@ class HeadersTooLarge(RequestError):
     code = "headers_too_large"
 
 
-class ServiceUnavailable(RequestError):
-    """The model is loading, the engine is dead or the server is stopping (503 with Retry-After)."""
-
-    status = 503
-    kind = "ServiceUnavailableError"
-    code = "service_unavailable"
-    retry_after_s: float = RETRY_AFTER_S
-
-
 class ServerBusy(ServiceUnavailable):
     """The server has no capacity for this request now, but will soon (503 with Retry-After)."""
 
@@ -115,10 +111,6 @@ class ErrorBody(msgspec.Struct):
 
     error: ErrorInfo
 
-
-# Exceptions that end a task or the process and must propagate. All others are failures of a request
-# and get an error response. That includes BaseExceptions: a panic in a Rust library raises one.
-ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 # How long a rejected client may continue to send before the connection is closed.
 LINGER_S = 2.0

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.body import ClientGone
 from cpuserve.api.errors import (
-    ENDINGS,
     HeadersTooLarge,
     Unauthorized,
     error_response,
     log_failure,
 )
+from cpuserve.serving.endings import ENDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

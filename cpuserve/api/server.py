@@ -14,18 +14,15 @@ import uvicorn
 
 from cpuserve.api.app import Cors, create_app
 from cpuserve.api.http import MAX_HEADER_BYTES, guarded_protocol
-from cpuserve.api.openai.generation import MAX_SEQUENCES_PER_REQUEST
-from cpuserve.api.serving import (
-    LEAST_HELD_BYTES,
-    HttpLimits,
-    Serving,
-    default_body_bytes,
-)
 from cpuserve.api.signals import stop_signals
-from cpuserve.api.status.cpu import CpuView
+from cpuserve.api.state import ServerState
+from cpuserve.api.status.view import CpuView
 from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
 from cpuserve.metrics import ServerMetrics
+from cpuserve.serving.context import ModelContext
+from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST
+from cpuserve.serving.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
 from cpuserve.serving.loading import Loading
 from cpuserve.tokenizer.load import load_tokenizer
 
@@ -84,12 +81,12 @@ class FrontEnd:
             replicas=(lambda: client.replicas) if len(configs) > 1 else None,
             tiers=_tiers(config),
         )
-        self.serving = Serving(
+        self.context = ModelContext(
             client,
             metrics,
             tuple(config.served_model_names),
             config.max_model_len,
-            HttpLimits(
+            ClientLimits(
                 max_body_bytes=most_body,
                 max_held_bytes=max(LEAST_HELD_BYTES, 4 * most_body),
                 max_sequences=_most_sequences(configs, http),
@@ -101,23 +98,23 @@ class FrontEnd:
             ),
             default_sampling=config.default_sampling,
             build=_build(config),
-            cpu=cpu,
         )
+        self.state = ServerState(self.context, cpu)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._last_signal = 0
-        self._app = _app_of(self.serving, http)
+        self._app = _app_of(self.state, http)
         self._server = _server_of(self._app, http)
 
     def on_step(self, stats: Stats) -> None:
         """Update the metrics after an engine step."""
-        self.serving.metrics.on_step(stats)
-        if self.serving.cpu is not None:
-            self.serving.cpu.meter.on_step(stats)
+        self.context.metrics.on_step(stats)
+        if self.state.cpu is not None:
+            self.state.cpu.meter.on_step(stats)
 
     def on_progress(self, stage: str, done: int, total: int) -> None:
         """Update the loading progress that /health shows."""
-        self.serving.loading = Loading.of(stage, done, total)
+        self.context.loading = Loading.of(stage, done, total)
 
     async def run(self, listener: socket.socket, on_ready: ShowFn | None = None) -> int:
         """Serve on `listener` until a signal or the engine's death; returns the exit code.
@@ -167,7 +164,7 @@ class FrontEnd:
         engine = asyncio.create_task(self._client.wait_ready())
         try:
             loaded, _ = await asyncio.gather(tokenizer, engine)
-            self.serving.set_ready(*loaded)
+            self.context.set_ready(*loaded)
         finally:
             tokenizer.cancel()
             engine.cancel()
@@ -177,18 +174,18 @@ class FrontEnd:
 
     async def _watch(self) -> None:
         """Return when the only engine has died, or when all replicas have and none restarts."""
-        while not self.serving.ready or not self._client.ended:
+        while not self.context.ready or not self._client.ended:
             await asyncio.sleep(_POLL_S)
 
     async def _after_death(self) -> int:
-        self.serving.failed = "The engine process has died: the server will exit"
+        self.context.failed = "The engine process has died: the server will exit"
         try:
             await asyncio.wait_for(self._client.ask("check"), _DEAD_GRACE_S)
         except EngineDead as error:
-            self.serving.failed = error.message
+            self.context.failed = error.message
         except asyncio.TimeoutError:
             pass
-        log.error("%s; all running requests ended with an error", self.serving.failed)
+        log.error("%s; all running requests ended with an error", self.context.failed)
         await asyncio.sleep(_DEAD_GRACE_S)
         return EXIT_ENGINE_DEAD
 
@@ -197,8 +194,8 @@ class FrontEnd:
 
         The first wait takes drain_delay_s, the second at most drain_s; a second signal ends both.
         """
-        self.serving.draining = True
-        delay_s = self._http.drain_delay_s if self.serving.ready else 0.0
+        self.state.draining = True
+        delay_s = self._http.drain_delay_s if self.context.ready else 0.0
         running = len(self._server.server_state.tasks)
         if delay_s or running:
             log.info(
@@ -211,7 +208,7 @@ class FrontEnd:
             await asyncio.wait((stop_now,), timeout=delay_s)
             # uvicorn closes the port and idle connections, and its task ends with the last request.
             self._server.should_exit = True
-            if self.serving.ready and not stop_now.done():
+            if self.context.ready and not stop_now.done():
                 waits_for = (http, stop_now)
                 await asyncio.wait(
                     waits_for, timeout=self._http.drain_s, return_when=asyncio.FIRST_COMPLETED
@@ -221,7 +218,7 @@ class FrontEnd:
 
     async def _close(self, http: asyncio.Task[None]) -> None:
         """Stop the engine, which ends running requests with an error, then the connections."""
-        self.serving.draining = self.serving.stopping = True
+        self.state.draining = self.state.stopping = True
         self._server.should_exit = True
         await self._client.close()
         await asyncio.wait((http,), timeout=_FLUSH_S)
@@ -259,18 +256,18 @@ class _Server(uvicorn.Server):
         yield
 
 
-def make_server(serving: Serving, http: HttpOptions) -> uvicorn.Server:
-    """Return the HTTP server for `serving`; run it with serve(sockets=[...])."""
-    return _server_of(_app_of(serving, http), http)
+def make_server(state: ServerState, http: HttpOptions) -> uvicorn.Server:
+    """Return the HTTP server for `state`; run it with serve(sockets=[...])."""
+    return _server_of(_app_of(state, http), http)
 
 
-def _app_of(serving: Serving, http: HttpOptions) -> ASGIApp:
+def _app_of(state: ServerState, http: HttpOptions) -> ASGIApp:
     cors = None
     if http.allowed_origins:
         lists = http.allowed_origins, http.allowed_methods, http.allowed_headers
         cors = Cors(*lists, credentials=http.allow_credentials)
     return create_app(
-        serving,
+        state,
         api_keys=http.api_keys,
         public_metrics=http.public_metrics,
         host_names=http.host_names,

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from cpuserve.serving.loading import RETRY_AFTER_S, Loading, health_body, loading_message
+from cpuserve.errors import RETRY_AFTER_S
+from cpuserve.serving.loading import Loading, health_body, loading_message
 
 MAX_HEAD_BYTES = 1 << 16
 HEAD_TIMEOUT_S = 15.0

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from fastapi.responses import Response
 
 from cpuserve.api.body import ClientGone
-from cpuserve.api.errors import ENDINGS, error_json, log_failure
+from cpuserve.api.errors import error_json, log_failure
 from cpuserve.api.http import DIRECT_BODY
+from cpuserve.serving.endings import ENDINGS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine

@@ -5,29 +5,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import time
-from collections.abc import Mapping
-from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cpuserve import log
 from cpuserve.cli import flags
 from cpuserve.cli.commands import prepared_start
 from cpuserve.cli.conversation import Conversation
+from cpuserve.cli.session import Session
 from cpuserve.cli.terminal import Progress, note, say
 from cpuserve.cli.typed import Lines
-from cpuserve.errors import ConfigError, RequestError
+from cpuserve.errors import ConfigError
 from cpuserve.loader.hub import may_be_model
 from cpuserve.prepare import for_one_engine, one_engine
-from cpuserve.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from cpuserve.engine.inline import InlineClient
     from cpuserve.engine.ipc import Progress as ProgressMessage
     from cpuserve.prepare import Prepared
-    from cpuserve.tokenizer.chat import ChatTemplate
-    from cpuserve.tokenizer.tokenizer import Tokenizer
 
 
 def generate(args: argparse.Namespace) -> int:
@@ -96,41 +89,6 @@ def chat(args: argparse.Namespace) -> int:
     return _with_session(args, talk)
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """A loaded engine and its tokenizer."""
-
-    prepared: Prepared
-    client: InlineClient
-    tokenizer: Tokenizer
-    template: ChatTemplate
-
-    def params(self, args: argparse.Namespace, max_tokens: int | None) -> SamplingParams:
-        """Return the model's defaults updated with the flags; answers have at most `max_tokens`."""
-        defaults = dict(self.prepared.resolved.config.default_sampling)
-        lengths = [n for n in (max_tokens, defaults.pop("max_tokens", None)) if n is not None]
-        return sampling_params(args, {"max_tokens": min(lengths, default=None), **defaults})
-
-    async def stream(self, ids: list[int], params: SamplingParams) -> str:
-        """Print the completion of `ids` while it is generated, and return it."""
-        from cpuserve.engine.output import generate_text
-
-        text = ""
-        started = time.perf_counter()
-        first, count = 0.0, 0
-        async with aclosing(generate_text(self.client, self.tokenizer, ids, params)) as deltas:
-            async for delta in deltas:
-                first = first or time.perf_counter()
-                count += len(delta.token_ids)
-                text += delta.text
-                say(delta.text, end="")
-        if sys.stderr.isatty() and count > 1:
-            rate = (count - 1) / max(1e-9, time.perf_counter() - first)
-            say()
-            note(f"{len(ids)} prompt tokens in {first - started:.2f} s, then {rate:.1f} tokens/s")
-        return text
-
-
 def _with_session(args: argparse.Namespace, work: Any) -> int:
     asked = flags.asked(args)
     log.configure("warning")
@@ -158,18 +116,3 @@ async def _run(prepared: Prepared, progress: Progress, work: Any) -> None:
         await work(Session(prepared, client, tokenizer, template))
     finally:
         await client.close()
-
-
-def sampling_params(
-    args: argparse.Namespace, defaults: Mapping[str, int | float | None]
-) -> SamplingParams:
-    """Return `defaults` updated with the sampling flags; ConfigError for a value out of range."""
-    given = {
-        name: getattr(args, name)
-        for name in ("temperature", "top_p", "top_k", "max_tokens")
-        if getattr(args, name) is not None
-    }
-    try:
-        return SamplingParams(**{**defaults, **given})
-    except RequestError as e:
-        raise ConfigError(str(e)) from None

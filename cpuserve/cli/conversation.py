@@ -12,7 +12,7 @@ from cpuserve.cli.typed import interruptible
 from cpuserve.errors import RequestError
 
 if TYPE_CHECKING:
-    from cpuserve.cli.chat import Session
+    from cpuserve.cli.session import Session
     from cpuserve.sampling.params import SamplingParams
 
 Message = dict[str, str]

@@ -11,9 +11,6 @@ from typing import Any
 
 import msgspec
 
-# Retry-After of a 503 in seconds: loading takes seconds, a download takes minutes.
-RETRY_AFTER_S = 5
-
 
 @dataclass(frozen=True, slots=True)
 class Loading:

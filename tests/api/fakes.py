@@ -13,12 +13,14 @@ from typing import Any
 import httpx
 
 from cpuserve.api.app import create_app
-from cpuserve.api.serving import HttpLimits, Serving
+from cpuserve.api.state import ServerState
 from cpuserve.engine.client import ReplicaStatus
 from cpuserve.engine.ipc import Output, Stats, TokenLogprob
 from cpuserve.errors import EngineDead
 from cpuserve.metrics import ServerMetrics
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.serving.context import ModelContext
+from cpuserve.serving.limits import ClientLimits
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_end_ids, tiny_model
@@ -139,20 +141,20 @@ class FakeEngine:
         self.alive = False
 
 
-def make_serving(
+def make_context(
     engine: FakeEngine | None = None,
     *,
-    http: HttpLimits | None = None,
+    http: ClientLimits | None = None,
     default_sampling: dict[str, float] | None = None,
-) -> Serving:
-    """A Serving that is ready."""
+) -> ModelContext:
+    """A ModelContext that is ready."""
     engine = engine or FakeEngine()
     metrics = ServerMetrics(model_name="tiny", max_model_len=MAX_LEN, stats=lambda: engine.stats)
-    serving = Serving(
-        engine, metrics, ("tiny", "alias"), MAX_LEN, http or HttpLimits(), default_sampling or {}
+    context = ModelContext(
+        engine, metrics, ("tiny", "alias"), MAX_LEN, http or ClientLimits(), default_sampling or {}
     )
-    serving.set_ready(tokenizer(), ChatTemplate(tokenizer().chat_template, tokenizer()))
-    return serving
+    context.set_ready(tokenizer(), ChatTemplate(tokenizer().chat_template, tokenizer()))
+    return context
 
 
 class Api:
@@ -162,15 +164,16 @@ class Api:
         self,
         script: Script = speak,
         *,
-        http: HttpLimits | None = None,
+        http: ClientLimits | None = None,
         api_keys: tuple[str, ...] = (),
         key: str | None = None,
         default_sampling: dict[str, float] | None = None,
         **access: Any,
     ) -> None:
         self.engine = FakeEngine(script)
-        self.serving = make_serving(self.engine, http=http, default_sampling=default_sampling)
-        self.app = create_app(self.serving, api_keys=api_keys, **access)
+        self.context = make_context(self.engine, http=http, default_sampling=default_sampling)
+        self.state = ServerState(self.context)
+        self.app = create_app(self.state, api_keys=api_keys, **access)
         self._key = key
 
     def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
@@ -209,7 +212,7 @@ class Api:
     def alive(self) -> bool:
         """Whether a simple request is answered and no sequence is left running."""
         good = self.chat().json()["choices"][0]["message"]["content"] == ANSWER
-        return good and self.engine.running == 0 and self.serving.active_sequences == 0
+        return good and self.engine.running == 0 and self.context.active_sequences == 0
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import Any
 
 from cpuserve.api.options import HttpOptions
 from cpuserve.api.server import make_server
-from tests.api.fakes import FakeEngine, Script, make_serving, speak
+from cpuserve.api.state import ServerState
+from tests.api.fakes import FakeEngine, Script, make_context, speak
 from tests.helpers.patience import PATIENCE_S, until
 
 STREAM = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -22,7 +23,8 @@ class Live:
     """A running server."""
 
     engine: FakeEngine
-    serving: Any
+    context: Any
+    state: ServerState
     port: int
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
@@ -66,8 +68,8 @@ class Live:
     async def is_sane(self) -> None:
         """Check that nothing runs, that the gauges are zero and that a request is answered."""
         await until(lambda: self.engine.running == 0)
-        assert self.serving.active_sequences == 0
-        assert self.serving.metrics.gauges() == (0, 0, 0.0)
+        assert self.context.active_sequences == 0
+        assert self.context.metrics.gauges() == (0, 0, 0.0)
         self.engine.script = speak
         body = {"messages": [{"role": "user", "content": "hi"}]}
         answer = await self.send(post("/v1/chat/completions", body, close=True))
@@ -86,18 +88,19 @@ def post(path: str, body: dict[str, Any] | bytes, *, close: bool = False) -> byt
 async def live(script: Script = speak, *, limits=None, **options: Any):
     """Run a server on a free port of 127.0.0.1."""
     engine = FakeEngine(script)
-    serving = make_serving(engine, http=limits)
+    context = make_context(engine, http=limits)
+    state = ServerState(context)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         port = listener.getsockname()[1]
         # Tests may send any Host header; those that test host names set allowed_hosts themselves.
         http = HttpOptions(port=port, **{"allowed_hosts": ("*",), **options})
-        server = make_server(serving, http)
+        server = make_server(state, http)
         running = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             while not server.started:
                 await asyncio.sleep(0.005)
-            server_under_test = Live(engine, serving, port)
+            server_under_test = Live(engine, context, state, port)
             try:
                 yield server_under_test
             finally:

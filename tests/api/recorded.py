@@ -17,7 +17,7 @@ from typing import Any
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import DeadlineExceeded, EngineDead, RequestError
 from cpuserve.version import version
-from tests.api.fakes import ANSWER, Api, HttpLimits, logprob_of, speak, tokenizer
+from tests.api.fakes import ANSWER, Api, ClientLimits, logprob_of, speak, tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "api_answers.json"
 
@@ -268,12 +268,12 @@ def _api(state: str, script: Any) -> Api:
         return Api(script, default_sampling={"max_tokens": 2, "temperature": 0.0})
     changed = {"busy": {"max_sequences": 2}, "large": {"max_body_bytes": 4096},
                "full": {"max_queued_requests": 2}}  # fmt: skip
-    api = Api(script, http=HttpLimits(**changed.get(state, {})))
+    api = Api(script, http=ClientLimits(**changed.get(state, {})))
     if state == "loading":
-        api.serving.ready = False
+        api.context.ready = False
     if state == "full":
-        for _ in range(api.serving.http.max_queued_requests):
-            api.serving.backlog.enter(1)
+        for _ in range(api.context.limits.max_queued_requests):
+            api.context.backlog.enter(1)
     return api
 
 

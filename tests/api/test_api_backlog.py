@@ -5,13 +5,15 @@ import asyncio
 import httpx
 import pytest
 
-from cpuserve.api.openai.generation import Job, run_jobs
-from cpuserve.api.openai.prompts import Prompt
-from cpuserve.api.serving import HttpLimits
 from cpuserve.engine.ipc import Output, Stats
 from cpuserve.errors import TooManyRequests
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.backlog import LONGEST_RETRY_S, Backlog
+from cpuserve.serving.call import GenerateCall
+from cpuserve.serving.fan_out import Job, admit, dismiss, start
+from cpuserve.serving.generate import Generation
+from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.prompts import Prompt
 from tests.api.fakes import Api, error_of
 
 
@@ -44,26 +46,26 @@ def test_no_more_sequences_may_wait_once_a_limit_is_reached():
 
 @pytest.mark.parametrize(("n", "size"), [(1, 120), (8, 5), (8, 60)])
 def test_request_larger_than_the_bounds_is_answered_while_another_waits(n, size):
-    api = Api(http=HttpLimits(max_queued_requests=5, max_queued_tokens=100))
-    api.serving.backlog.enter(10)
+    api = Api(http=ClientLimits(max_queued_requests=5, max_queued_tokens=100))
+    api.context.backlog.enter(10)
     answer = api.complete([5] * size, n=n, max_tokens=1)
     assert (answer.status_code, len(answer.json()["choices"])) == (200, n)
 
 
 def test_prompt_that_several_sequences_share_is_counted_once():
-    serving = Api().serving
+    context = Api().context
     params = SamplingParams(max_tokens=1)
     prompts = [Prompt([5] * 20), Prompt([5] * 30)]
     jobs = [Job(index, prompts[index // 4], params, 4) for index in range(8)]
-    serving.admit(jobs)
-    backlog = serving.backlog
+    admit(context, jobs)
+    backlog = context.backlog
     assert (backlog.requests, backlog.tokens) == (8, 50)
-    serving.start(jobs[0], 0)
-    serving.dismiss(jobs[0])
+    start(context, jobs[0], 0)
+    dismiss(context, jobs[0])
     assert (backlog.requests, backlog.tokens) == (7, 30)
     for job in jobs:
-        serving.dismiss(job)
-    assert (backlog.requests, backlog.tokens, serving.active_sequences) == (0, 0, 0)
+        dismiss(context, job)
+    assert (backlog.requests, backlog.tokens, context.active_sequences) == (0, 0, 0)
 
 
 def test_wait_is_the_waiting_prompt_tokens_divided_by_the_prompt_rate():
@@ -135,7 +137,7 @@ def test_second_turns_are_not_refused_for_the_tokens_of_their_first():
     for _ in range(200):
         assert api.complete([5] * 100, max_tokens=1).status_code == 200
     api.engine.stats = Stats(prompt_rate=10.0)
-    api.serving.backlog.enter(1000)
+    api.context.backlog.enter(1000)
     assert api.complete([5] * 100, max_tokens=1, timeout=50).status_code == 200
 
 
@@ -240,12 +242,12 @@ def test_request_that_ends_without_an_output_does_not_change_the_pace():
         yield gate
         yield Output(number, [5], "length")
 
-    serving = Api(gated).serving
-    serving.backlog, clock = make()
+    context = Api(gated).context
+    context.backlog, clock = make()
 
     async def ask():
         job = Job(0, Prompt([5, 6]), SamplingParams(max_tokens=1), 1)
-        return [delta async for _, delta in run_jobs(serving, [job])]
+        return [events async for events in Generation(context, GenerateCall(), [job], 2).events()]
 
     async def hang_up():
         tasks = [asyncio.create_task(ask()) for _ in range(8)]
@@ -254,30 +256,30 @@ def test_request_that_ends_without_an_output_does_not_change_the_pace():
         for task in tasks[:6]:
             task.cancel()
         await asyncio.wait(tasks[:6])
-        waits = serving.backlog.requests, serving.backlog.wait_s()
+        waits = context.backlog.requests, context.backlog.wait_s()
         gate.set()
         await asyncio.gather(*tasks[6:])
         return waits
 
     assert asyncio.run(hang_up()) == (2, 2 * 5.0)
-    assert serving.backlog.requests == 0
+    assert context.backlog.requests == 0
 
 
 def test_fanned_out_requests_of_one_moment_see_each_other_and_leave_nothing_behind():
     def never(engine, number, prompt, params):
         yield asyncio.Event()
 
-    serving = Api(never, http=HttpLimits(max_queued_requests=3)).serving
+    context = Api(never, http=ClientLimits(max_queued_requests=3)).context
 
     async def ask():
         params = SamplingParams(max_tokens=1)
         jobs = [Job(index, Prompt([5, 6]), params, 3) for index in range(3)]
-        return [delta async for _, delta in run_jobs(serving, jobs)]
+        return [events async for events in Generation(context, GenerateCall(), jobs, 6).events()]
 
     async def at_once():
         tasks = [asyncio.create_task(ask()) for _ in range(4)]
         await asyncio.sleep(0)
-        held = serving.active_sequences, serving.backlog.requests, serving.backlog.tokens
+        held = context.active_sequences, context.backlog.requests, context.backlog.tokens
         for task in tasks:  # before the tasks of their sequences have started
             task.cancel()
         return held, await asyncio.gather(*tasks, return_exceptions=True)
@@ -285,8 +287,8 @@ def test_fanned_out_requests_of_one_moment_see_each_other_and_leave_nothing_behi
     held, ends = asyncio.run(at_once())
     assert held == (3, 3, 6)
     assert [type(end) for end in ends[1:]] == [TooManyRequests] * 3
-    backlog = serving.backlog
-    assert (backlog.requests, backlog.tokens, serving.active_sequences) == (0, 0, 0)
+    backlog = context.backlog
+    assert (backlog.requests, backlog.tokens, context.active_sequences) == (0, 0, 0)
 
 
 def test_of_many_requests_each_is_answered_or_gets_429_with_retry_after():
@@ -297,7 +299,7 @@ def test_of_many_requests_each_is_answered_or_gets_429_with_retry_after():
         yield Output(number, [5], None)
         yield Output(number, [5], "length")
 
-    api = Api(gated, http=HttpLimits(max_queued_requests=20))
+    api = Api(gated, http=ClientLimits(max_queued_requests=20))
     api.engine.stats = Stats(prompt_rate=2.0)
     body = {"prompt": [5, 6, 7], "max_tokens": 2, "model": "tiny"}
 
@@ -309,7 +311,7 @@ def test_of_many_requests_each_is_answered_or_gets_429_with_retry_after():
             ]
             while len(api.engine.asked) < 20 or sum(t.done() for t in asked) < 180:
                 await asyncio.sleep(0.01)
-            assert api.serving.backlog.requests == 20
+            assert api.context.backlog.requests == 20
             gate.set()
             return await asyncio.gather(*asked)
 
@@ -319,8 +321,8 @@ def test_of_many_requests_each_is_answered_or_gets_429_with_retry_after():
     refused = next(a for a in answers if a.status_code == 429)
     assert error_of(refused)["type"] == "TooManyRequests"
     assert int(refused.headers["retry-after"]) == 30  # 20 prompts of 3 tokens at 2 tokens/s
-    backlog = api.serving.backlog
-    assert (backlog.requests, backlog.tokens, api.serving.active_sequences) == (0, 0, 0)
+    backlog = api.context.backlog
+    assert (backlog.requests, backlog.tokens, api.context.active_sequences) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("cached", [[0, 4], [4, 4]])

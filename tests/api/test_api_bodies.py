@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpuserve.api.serving import HttpLimits
+from cpuserve.serving.limits import ClientLimits
 from tests.api.fakes import Api, error_of
 
 GOOD = b'{"messages":[{"role":"user","content":"hi"}]}'
@@ -112,7 +112,7 @@ def test_a_compressed_body_is_refused_not_unpacked(api):
 
 
 def test_a_body_over_the_cap_is_413_and_closes():
-    api = Api(http=HttpLimits(max_body_bytes=1000))
+    api = Api(http=ClientLimits(max_body_bytes=1000))
     body = b'{"prompt":"' + b"a" * 1000 + b'"}'
     response = api.raw("/v1/completions", body)
     assert response.status_code == 413
@@ -122,7 +122,7 @@ def test_a_body_over_the_cap_is_413_and_closes():
 
 
 def test_a_body_without_length_over_the_cap_is_413():
-    api = Api(http=HttpLimits(max_body_bytes=1000))
+    api = Api(http=ClientLimits(max_body_bytes=1000))
 
     async def pieces():
         for _ in range(200):

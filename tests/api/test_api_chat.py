@@ -203,11 +203,11 @@ def test_the_final_message_can_be_continued(api):
 )
 @pytest.mark.parametrize("trims", [False, True])
 def test_the_final_message_is_continued_where_it_ends(api, content, trims):
-    source = api.serving.chat_template.source
+    source = api.context.chat_template.source
     if trims:
         source = source.replace("message['content']", "message['content'].strip()")
         assert ".strip()" in source
-        api.serving.chat_template = ChatTemplate(source, tokenizer())
+        api.context.chat_template = ChatTemplate(source, tokenizer())
     messages = [
         {"role": "user", "content": "I | <"},
         {"role": "assistant", "content": content},
@@ -220,15 +220,15 @@ def test_the_final_message_is_continued_where_it_ends(api, content, trims):
 
 
 def test_a_template_that_shows_the_final_message_twice_shows_no_mark(api):
-    source = api.serving.chat_template.source + "{{ messages[-1]['content'] }}"
-    api.serving.chat_template = ChatTemplate(source, tokenizer())
+    source = api.context.chat_template.source + "{{ messages[-1]['content'] }}"
+    api.context.chat_template = ChatTemplate(source, tokenizer())
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}]
     assert api.chat(messages=messages, continue_final_message=True).status_code == 200
     assert prompt_of(api) == PROMPT + "ok<|im_end|>\nok"
 
 
 def test_what_the_template_does_not_show_cannot_be_continued(api):
-    api.serving.chat_template = ChatTemplate("{{ messages[0].content }}", tokenizer())
+    api.context.chat_template = ChatTemplate("{{ messages[0].content }}", tokenizer())
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
     error = error_of(api.chat(messages=messages, continue_final_message=True))
     assert error["param"] == "continue_final_message"
@@ -339,7 +339,7 @@ def test_an_error_in_the_stream_is_an_event_then_done(endpoint, n):
     }
     assert "choices" in events[-2]
     assert api.engine.running == 0
-    assert api.serving.active_sequences == 0
+    assert api.context.active_sequences == 0
 
 
 def test_an_unexpected_failure_in_the_stream_is_an_event_too(caplog):
@@ -367,32 +367,32 @@ def test_one_failing_choice_ends_the_others():
 
 
 def test_a_silent_stream_sends_comments_until_the_first_token():
-    from cpuserve.api.serving import HttpLimits
+    from cpuserve.serving.limits import ClientLimits
 
     def slow(engine, number, prompt, params):
         yield 0.2
         yield Output(number, [5], "length")
 
-    response = Api(slow, http=HttpLimits(silent_s=0.05)).chat(stream=True)
+    response = Api(slow, http=ClientLimits(silent_s=0.05)).chat(stream=True)
     assert response.text.startswith(": keep-alive\n\n: keep-alive\n\n")
     assert events_of(response)[-1]["choices"][0]["finish_reason"] == "length"
 
 
 def test_an_error_after_comments_is_an_event():
-    from cpuserve.api.serving import HttpLimits
+    from cpuserve.serving.limits import ClientLimits
 
     def slow(engine, number, prompt, params):
         yield 0.1
         yield RequestError("late")
 
-    events = events_of(Api(slow, http=HttpLimits(silent_s=0.02)).chat(stream=True))
+    events = events_of(Api(slow, http=ClientLimits(silent_s=0.02)).chat(stream=True))
     assert [e["error"]["message"] for e in events] == ["late"]
 
 
 def test_more_sequences_than_the_server_holds_are_429():
-    from cpuserve.api.serving import HttpLimits
+    from cpuserve.serving.limits import ClientLimits
 
-    api = Api(http=HttpLimits(max_sequences=4))
+    api = Api(http=ClientLimits(max_sequences=4))
     response = api.chat(n=5)
     assert response.status_code == 429
     assert response.headers["retry-after"] == "1"
@@ -403,7 +403,7 @@ def test_more_sequences_than_the_server_holds_are_429():
 def test_a_model_without_chat_template_says_what_to_do(api):
     from cpuserve.tokenizer.chat import ChatTemplate
 
-    api.serving.chat_template = ChatTemplate(None, tokenizer())
+    api.context.chat_template = ChatTemplate(None, tokenizer())
     message = error_of(api.chat())["message"]
     assert "no chat template" in message
     assert "/v1/completions" in message

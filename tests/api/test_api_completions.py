@@ -188,7 +188,7 @@ def test_text_offset_does_not_count_the_space_that_sentencepiece_adds(
             yield Output(number, [token], "length" if at == 2 else None, **given)
 
     api = Api(speak)
-    api.serving.tokenizer = Tokenizer.load(tmp_path)
+    api.context.tokenizer = Tokenizer.load(tmp_path)
     ids = core.encode("abc d").ids
     given = ids if prompt == "ids" else prompt
     fields = {"echo": True, "logprobs": 0, "max_tokens": 3, "skip_special_tokens": skip}

@@ -10,8 +10,8 @@ import struct
 import pytest
 
 from cpuserve.api import errors
-from cpuserve.api.serving import HttpLimits
 from cpuserve.engine.ipc import Output
+from cpuserve.serving.limits import ClientLimits
 from tests.api.live import STREAM, live, post
 from tests.helpers.patience import PATIENCE_S, until
 
@@ -210,7 +210,7 @@ async def test_a_long_answer_is_not_a_slow_header():
 
 @runs
 async def test_a_body_that_does_not_come_is_408_and_closed():
-    async with live(limits=HttpLimits(body_timeout_s=0.2)) as server:
+    async with live(limits=ClientLimits(body_timeout_s=0.2)) as server:
         head = post("/v1/completions", {"prompt": "a"})
         answer = await server.send(head[:-3])
         assert answer.startswith(b"HTTP/1.1 408 ")
@@ -231,7 +231,7 @@ async def test_a_huge_body_is_413_before_it_is_sent(monkeypatch):
 @runs
 async def test_a_chunked_body_over_the_cap_is_413(monkeypatch):
     monkeypatch.setattr(errors, "LINGER_S", 0.1)
-    async with live(limits=HttpLimits(max_body_bytes=100)) as server:
+    async with live(limits=ClientLimits(max_body_bytes=100)) as server:
         head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
         chunks = b"1\r\n \r\n" * 500
         answer = await server.send(head + b"transfer-encoding: chunked\r\n\r\n" + chunks)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cpuserve.api.status.cpu import WINDOW_S, CpuMeter, CpuReport, CpuView, placement_of
+from cpuserve.api.status.view import WINDOW_S, CpuMeter, CpuReport, CpuView, placement_of
 from cpuserve.engine.ipc import Stats
 from cpuserve.metrics import CpuSample, ServerMetrics
 from cpuserve.platforms.cpu import CpuPlatform
@@ -104,14 +104,14 @@ def test_the_report_shows_the_placement_that_was_resolved():
 
 def served(view=None, answer=None):
     api = Api()
-    api.serving.cpu = view
+    api.state.cpu = view
     if answer is not None:
 
         async def ask(what):
             assert what == "report"
             return answer
 
-        api.serving.client.ask = ask
+        api.context.client.ask = ask
     return api
 
 
@@ -132,7 +132,7 @@ def test_without_a_platform_there_is_no_report():
 
 def test_a_server_that_stops_does_not_answer():
     api = served(CpuView(OnHost("vm_2core_zen5"), [fake_config()]))
-    api.serving.stopping = True
+    api.state.stopping = True
     assert api.get("/v1/cpu").status_code == 503
 
 
@@ -214,7 +214,7 @@ def test_the_report_is_plain_json():
 def test_a_report_that_does_not_come_is_a_504_after_a_time_of_its_own(monkeypatch):
     monkeypatch.setattr("cpuserve.api.status.cpu.REPORT_S", 0.05)
     api = Api()
-    api.serving.cpu = CpuView(OnHost("vm_2core_zen5"), [resolve("vm_2core_zen5").config])
+    api.state.cpu = CpuView(OnHost("vm_2core_zen5"), [resolve("vm_2core_zen5").config])
 
     async def never(what):
         await asyncio.Event().wait()

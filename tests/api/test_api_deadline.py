@@ -2,9 +2,9 @@
 
 import pytest
 
-from cpuserve.api.serving import HttpLimits
 from cpuserve.engine.ipc import Output
 from cpuserve.engine.streams import too_late
+from cpuserve.serving.limits import ClientLimits
 from tests.api.fakes import Api, error_of, events_of, speak
 
 PATHS = ["/v1/chat/completions", "/v1/completions"]
@@ -27,7 +27,7 @@ def test_a_timeout_that_is_none_is_refused(path, timeout):
     [(None, None, None), (None, 2.5, 2.5), (60.0, None, 60.0), (60.0, 5, 5.0), (60.0, 90, 60.0)],
 )
 def test_the_shorter_of_the_servers_and_the_requests_timeout_counts(path, longest, asked, want):
-    api = Api(http=HttpLimits(longest_s=longest))
+    api = Api(http=ClientLimits(longest_s=longest))
     assert api.post(path, **body(timeout=asked, n=2)).status_code == 200
     assert api.engine.wishes == [(want, False)] * 2
 
@@ -51,7 +51,7 @@ def test_a_request_that_is_too_late_gets_504_and_is_not_repeated(path, stream):
     assert error["param"] == "timeout"
     assert "5 s" in error["message"]
     assert answer.headers["x-should-retry"] == "false"
-    assert api.serving.backlog.requests == 0
+    assert api.context.backlog.requests == 0
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -89,7 +89,7 @@ def test_progress_is_no_token_to_metrics_and_backlog(path):
     assert "time_to_first_token_seconds_count{" in text
     line = next(x for x in text.splitlines() if "time_to_first_token_seconds_count" in x)
     assert line.endswith((" 1", " 1.0"))
-    assert api.serving.backlog.requests == 0
+    assert api.context.backlog.requests == 0
 
 
 def test_progress_is_not_asked_for_where_nobody_would_see_it():
@@ -108,7 +108,7 @@ def pausing(engine, number, prompt, params):
 
 
 def test_a_stream_that_falls_silent_sends_comments_between_its_events():
-    api = Api(pausing, http=HttpLimits(silent_s=0.05))
+    api = Api(pausing, http=ClientLimits(silent_s=0.05))
     response = api.complete(stream=True, return_progress=True)
     assert len(events_of(response)) >= 3
     progress, first, last = response.text.split("data: ")[1:4]

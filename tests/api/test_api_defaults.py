@@ -70,9 +70,9 @@ def test_a_long_default_length_is_not_for_completions_whose_default_is_openais_1
 def test_a_built_in_model_answers_with_1024_tokens_at_most_unless_asked_for_more(name):
     defaults = BUILTIN[name].generation
     api = Api(default_sampling=defaults)
-    api.serving.max_model_len = 8192
+    api.context.max_model_len = 8192
     api.engine.info.update(max_model_len=8192, kv_tokens=8192)
-    api.serving.set_ready(api.serving.tokenizer, api.serving.chat_template)
+    api.context.set_ready(api.context.tokenizer, api.context.chat_template)
     assert api.chat(stream=True).status_code == 200
     assert api.chat(max_tokens=2000).status_code == 200
     assert api.chat(max_completion_tokens=7000).status_code == 200

@@ -45,7 +45,7 @@ def backtracking(tmp_path):
     core.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text("{}")
     api = Api()
-    api.serving.tokenizer = OurTokenizer.load(tmp_path)
+    api.context.tokenizer = OurTokenizer.load(tmp_path)
     return api
 
 

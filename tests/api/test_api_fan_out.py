@@ -2,8 +2,8 @@
 
 import pytest
 
-from cpuserve.api.openai.generation import MAX_REQUEST_ITEMS
 from cpuserve.core import admission
+from cpuserve.serving.fan_out import MAX_REQUEST_ITEMS
 from tests.api.fakes import MAX_LEN, Api, error_of, events_of, logprob_of, speak
 
 
@@ -11,7 +11,7 @@ def wide_api(vocab):
     """Return an Api whose model has a vocabulary of `vocab` ids."""
     api = Api()
     api.engine.info["vocab_size"] = vocab
-    api.serving.set_ready(api.serving.tokenizer, api.serving.chat_template)
+    api.context.set_ready(api.context.tokenizer, api.context.chat_template)
     return api
 
 
@@ -34,7 +34,7 @@ def test_a_small_body_that_would_fill_the_memory_is_400(fields):
 
 
 def test_prompt_tokens_count_again_for_every_prompt_logprob(monkeypatch):
-    monkeypatch.setattr("cpuserve.api.openai.generation.MAX_REQUEST_ITEMS", 2_000_000)
+    monkeypatch.setattr("cpuserve.serving.fan_out.MAX_REQUEST_ITEMS", 2_000_000)
     api = Api()
     assert api.complete([[5] * (MAX_LEN - 1)] * 8, n=128).status_code == 200
     api.engine.asked.clear()
@@ -46,7 +46,7 @@ def test_prompt_tokens_count_again_for_every_prompt_logprob(monkeypatch):
 
 
 def test_one_sequence_is_never_too_much(monkeypatch):
-    monkeypatch.setattr("cpuserve.api.openai.generation.MAX_REQUEST_ITEMS", 1)
+    monkeypatch.setattr("cpuserve.serving.fan_out.MAX_REQUEST_ITEMS", 1)
     api = Api()
     assert api.complete([5, 6, 7]).status_code == 200
     assert api.complete([5, 6, 7], n=2).status_code == 400
@@ -131,7 +131,7 @@ def test_a_sequence_ends_at_its_stop_string_while_the_prompt_is_still_scored():
 
 
 def test_prompt_logprobs_that_are_held_once_count_once(monkeypatch):
-    monkeypatch.setattr("cpuserve.api.openai.generation.MAX_REQUEST_ITEMS", 10_000)
+    monkeypatch.setattr("cpuserve.serving.fan_out.MAX_REQUEST_ITEMS", 10_000)
     api = Api()
     many = {"n": 16, "prompt_logprobs": 20, "max_tokens": 1}
     assert api.complete([5] * 100, **many).status_code == 200
@@ -150,4 +150,4 @@ def test_a_failure_of_the_choice_that_scores_ends_all():
     api = Api(fail)
     assert api.complete([5, 6, 7], n=3, prompt_logprobs=0).status_code == 500
     assert api.engine.running == 0
-    assert api.serving.active_sequences == 0
+    assert api.context.active_sequences == 0

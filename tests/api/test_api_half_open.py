@@ -6,8 +6,8 @@ import json
 import pytest
 
 from cpuserve.api import http
-from cpuserve.api.serving import HttpLimits
 from cpuserve.engine.ipc import Output
+from cpuserve.serving.limits import ClientLimits
 from tests.api.fakes import ANSWER
 from tests.api.live import STREAM, live, post
 from tests.api.test_api_connection import runs, silent
@@ -139,12 +139,12 @@ async def test_a_body_that_stops_arriving_is_408_like_headers(sent):
 @runs
 async def test_a_large_upload_that_stops_gives_its_room_to_others():
     size = 1 << 20
-    limits = HttpLimits(max_body_bytes=size, max_held_bytes=size)
+    limits = ClientLimits(max_body_bytes=size, max_held_bytes=size)
     async with live(limits=limits, header_timeout_s=0.3) as server:
         _, writer = await server.open()
         writer.write(upload(length=size) + b" " * (size // 2))
-        await server.until(lambda: server.serving.bodies.held == size)
-        await server.until(lambda: server.serving.bodies.held == 0)
+        await server.until(lambda: server.state.bodies.held == size)
+        await server.until(lambda: server.state.bodies.held == 0)
         await server.is_sane()
 
 

@@ -14,10 +14,10 @@ from cpuserve.api import endpoint, errors, freed
 from cpuserve.api.body import FREE_BYTES, decode_request
 from cpuserve.api.errors import ServerBusy
 from cpuserve.api.json_objects import MAX_OBJECTS, num_objects
-from cpuserve.api.openai.protocol import ChatRequest
-from cpuserve.api.serving import HttpLimits, default_body_bytes
+from cpuserve.api.openai.chat.schema import ChatRequest
 from cpuserve.api.uploads import BodyBudget, Reservation
 from cpuserve.engine.ipc import Output
+from cpuserve.serving.limits import ClientLimits, default_body_bytes
 from tests.api.fakes import MAX_LEN, Api, error_of, tokenizer
 from tests.api.live import live, post
 from tests.api.test_api_connection import runs
@@ -61,11 +61,11 @@ def test_one_long_text_among_many_prompts_is_refused(encoded):
 def test_a_text_of_too_many_tokens_is_tokenized_in_part(encoded):
     """Most of 10 million characters is not read, even if a token may have any length."""
     api = Api()
-    api.serving.tokenizer.__dict__["most_bytes_per_token"] = None
+    api.context.tokenizer.__dict__["most_bytes_per_token"] = None
     try:
         error = error_of(api.complete("1" * 4_000_000))
     finally:
-        del api.serving.tokenizer.__dict__["most_bytes_per_token"]
+        del api.context.tokenizer.__dict__["most_bytes_per_token"]
     assert error["code"] == "context_length_exceeded"
     assert 0 < sum(map(len, encoded)) < 100_000
 
@@ -199,7 +199,7 @@ async def test_freed_memory_is_given_back_after_an_upload_that_never_ends(monkey
     async with live() as server:
         _, writer = await server.open()
         writer.write(upload(SIZE, HALF))
-        await server.until(lambda: server.serving.bodies.held == SIZE)
+        await server.until(lambda: server.state.bodies.held == SIZE)
         assert not trimmed.is_set()
         writer.close()
         await server.until(trimmed.is_set)
@@ -263,7 +263,7 @@ def rest(size: int, sent: int) -> bytes:
 
 SIZE = 1 << 20
 HALF = SIZE // 2
-ROOM_FOR_TWO = HttpLimits(max_held_bytes=2 * SIZE + 1000)
+ROOM_FOR_TWO = ClientLimits(max_held_bytes=2 * SIZE + 1000)
 
 
 @runs
@@ -274,8 +274,8 @@ async def test_unfinished_uploads_count_and_others_wait_for_them():
             reader, writer = await server.open()
             writer.write(upload(SIZE, HALF))
             opened.append((reader, writer))
-            await until(lambda: server.serving.bodies.held >= min(2, len(opened)) * SIZE)
-        assert server.serving.bodies.held == 2 * SIZE
+            await until(lambda: server.state.bodies.held >= min(2, len(opened)) * SIZE)
+        assert server.state.bodies.held == 2 * SIZE
         # Small bodies do not wait.
         small = await server.send(post("/v1/chat/completions", {"messages": MESSAGES}, close=True))
         assert small.startswith(b"HTTP/1.1 200 ")
@@ -284,38 +284,38 @@ async def test_unfinished_uploads_count_and_others_wait_for_them():
         for reader, writer in opened[1:]:
             writer.write(rest(SIZE, HALF))
             assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
-        assert server.serving.bodies.held == 0
+        assert server.state.bodies.held == 0
         await server.is_sane()
 
 
 @runs
 async def test_an_upload_that_finds_no_room_is_503_with_a_time_to_come_back(monkeypatch):
     monkeypatch.setattr(errors, "LINGER_S", 0.1)
-    limits = HttpLimits(max_held_bytes=SIZE, body_wait_s=0.2)
+    limits = ClientLimits(max_held_bytes=SIZE, body_wait_s=0.2)
     async with live(limits=limits) as server:
         _, writer = await server.open()
         writer.write(upload(SIZE, HALF))
-        await until(lambda: server.serving.bodies.held == SIZE)
+        await until(lambda: server.state.bodies.held == SIZE)
         answer = await server.send(upload(SIZE, HALF))
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 1\r\n" in answer
         assert b"connection: close" in answer.lower()
         writer.close()
-        await until(lambda: server.serving.bodies.held == 0)
+        await until(lambda: server.state.bodies.held == 0)
         await server.is_sane()
 
 
 @runs
 async def test_an_upload_without_a_length_reserves_the_largest_body():
-    limits = HttpLimits(max_body_bytes=3 * FREE_BYTES)
+    limits = ClientLimits(max_body_bytes=3 * FREE_BYTES)
     async with live(limits=limits) as server:
         _, writer = await server.open()
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n")
         writer.write(b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
         writer.write(b"%x\r\n" % (FREE_BYTES + 1) + b" " * (FREE_BYTES + 1) + b"\r\n")
-        await until(lambda: server.serving.bodies.held == 3 * FREE_BYTES)
+        await until(lambda: server.state.bodies.held == 3 * FREE_BYTES)
         writer.close()
-        await until(lambda: server.serving.bodies.held == 0)
+        await until(lambda: server.state.bodies.held == 0)
 
 
 @runs

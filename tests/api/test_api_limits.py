@@ -308,7 +308,7 @@ def test_the_code_of_an_error_is_openais(api, fields, code):
 def test_a_request_that_never_fits_the_kv_cache_has_the_contexts_code():
     api = Api()
     api.engine.info["kv_tokens"] = 16
-    api.serving.set_ready(api.serving.tokenizer, api.serving.chat_template)
+    api.context.set_ready(api.context.tokenizer, api.context.chat_template)
     assert error_of(api.complete([5] * 10, max_tokens=50))["code"] == "context_length_exceeded"
 
 
@@ -390,6 +390,6 @@ def test_a_prompt_that_fills_the_context_can_be_scored(api):
 def test_a_request_that_never_fits_the_kv_cache_is_400():
     api = Api()
     api.engine.info["kv_tokens"] = 16
-    api.serving.set_ready(api.serving.tokenizer, api.serving.chat_template)
+    api.context.set_ready(api.context.tokenizer, api.context.chat_template)
     error = error_of(api.complete([5] * 10, max_tokens=50))
     assert "KV cache" in error["message"]

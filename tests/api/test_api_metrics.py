@@ -100,7 +100,7 @@ def test_errors_are_counted_and_leave_nothing_running(stream):
     api.complete("hi", stream=stream)
     values = samples(api)
     assert values["request_success_total", "error"] == 1
-    assert api.serving.metrics.active == 0
+    assert api.context.metrics.active == 0
 
 
 def test_refused_requests_are_not_counted():
@@ -131,7 +131,7 @@ def test_gauges_and_engine_counters_are_the_engines():
     api.engine.stats = Stats(
         running=3, waiting=2, kv_usage=0.5, preemptions=4, prefix_queries=10, prefix_hits=6
     )
-    api.serving.metrics.active = 7
+    api.context.metrics.active = 7
     values = samples(api)
     assert values["num_requests_running", ""] == 3
     assert values["num_requests_waiting", ""] == 2
@@ -170,7 +170,7 @@ def test_gauges_are_zero_when_nothing_is_held_whatever_the_last_step_said():
     assert values["num_requests_running", ""] == 0
     assert values["num_requests_waiting", ""] == 0
     assert values["kv_cache_usage_perc", ""] == 0
-    api.serving.metrics.active = 4
+    api.context.metrics.active = 4
     assert samples(api)["num_requests_waiting", ""] == 1
 
 

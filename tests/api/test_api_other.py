@@ -48,8 +48,8 @@ def test_health_is_200_and_empty_when_serving(api, method, path):
 
 
 def loading(api):
-    api.serving.ready = False
-    api.serving.loading = Loading("load", 2, 5)
+    api.context.ready = False
+    api.context.loading = Loading("load", 2, 5)
 
 
 def dead(api):
@@ -57,11 +57,11 @@ def dead(api):
 
 
 def failed(api):
-    api.serving.failed = "the engine was killed by SIGKILL"
+    api.context.failed = "the engine was killed by SIGKILL"
 
 
 def stopping(api):
-    api.serving.draining = api.serving.stopping = True
+    api.state.draining = api.state.stopping = True
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_health_and_requests_are_503_with_the_reason(api, state, reason, facts):
 
 def test_while_it_drains_requests_are_answered_health_is_503_and_connections_close(api):
     assert "connection" not in api.get("/health").headers
-    api.serving.draining = True
+    api.state.draining = True
     assert api.get("/health").status_code == 503
     assert api.get("/health").json()["status"] == "draining"
     for response in (api.chat(), api.chat(stream=True), api.get("/v1/models")):

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from cpuserve.api.openai.generation import MAX_SEQUENCES_PER_REQUEST
 from cpuserve.api.options import HttpOptions
 from cpuserve.api.server import FrontEnd
 from cpuserve.platforms.cpu import CpuPlatform
+from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST
 from tests.api.fakes import FakeEngine
 from tests.api.test_api_server import Served, events
 from tests.helpers.fake_executor import fake_config
@@ -147,7 +147,7 @@ def limits_of_two(**http):
     """Return the limits of a server with two engines that run 64 sequences each."""
     configs = [fake_config(served_model_names=["fake"], max_num_seqs=64)] * 2
     front_end = FrontEnd(FakeEngine(), configs, HttpOptions(**http), "", CpuPlatform())
-    return front_end.serving.http
+    return front_end.context.limits
 
 
 @pytest.mark.parametrize("queued", [1024, 5000])

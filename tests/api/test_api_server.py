@@ -221,14 +221,14 @@ def test_while_downloading_health_is_503_with_progress_and_live_is_200():
 
 def test_both_that_answer_on_the_port_say_the_same_while_loading():
     api = Api()
-    api.serving.ready, api.serving.loading = False, Loading("load", 1, 4)
+    api.context.ready, api.context.loading = False, Loading("load", 1, 4)
     for path in ("/health", "/ping", "/live", "/health/"):
         shown = api.get(path)
-        answer = starting._response(path.rstrip("/"), api.serving.loading)
+        answer = starting._response(path.rstrip("/"), api.context.loading)
         assert answer.status.startswith(f"{shown.status_code} ")
         assert answer.body == shown.content
         assert answer.retry == ("retry-after" in shown.headers)
-    answer = starting._response("/v1/completions", api.serving.loading)
+    answer = starting._response("/v1/completions", api.context.loading)
     assert answer.body == api.complete().content
 
 

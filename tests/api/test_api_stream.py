@@ -4,6 +4,8 @@ import asyncio
 
 from cpuserve.api.http import DIRECT_BODY
 from cpuserve.api.stream import DONE, PING, EventStream
+from cpuserve.engine.ipc import Output
+from tests.api.fakes import Api, tokenizer
 from tests.helpers.patience import PATIENCE_S
 
 ROUNDS = 50
@@ -59,3 +61,14 @@ def test_no_comment_is_written_in_the_middle_of_an_event():
         assert texts == [b"first", b"second", b"third", b"last", DONE]
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def test_a_stop_string_closes_the_engines_stream():
+    def endless(engine, number, prompt, params):
+        while True:
+            yield Output(number, tokenizer().encode("ab", add_special_tokens=False))
+
+    api = Api(endless)
+    answer = api.complete(stop=["ba"], max_tokens=100).json()["choices"][0]
+    assert (answer["text"], answer["finish_reason"], answer["stop_reason"]) == ("a", "stop", "ba")
+    assert (api.engine.running, api.engine.aborted) == (0, 1)

@@ -4,11 +4,10 @@ import threading
 
 import pytest
 
-from cpuserve.api.openai import prompts
-from cpuserve.api.openai.chat import router as chat
-from cpuserve.api.openai.completions import router as completions
+from cpuserve.api.openai.chat import writer as chat
+from cpuserve.api.openai.completions import writer as completions
 from cpuserve.api.openai.logprobs import TokenNames
-from cpuserve.serving import threads
+from cpuserve.serving import generate, prompts, threads
 from cpuserve.tokenizer.tokenizer import LONG_CHARS, Tokenizer
 from tests.api.fakes import MAX_LEN, Api, error_of
 
@@ -51,7 +50,7 @@ def test_messages_without_text_count_too(watch, count, place):
 @pytest.mark.parametrize("prompt", [[5] * (MAX_LEN + 1), ["text", [5] * (MAX_LEN + 1)]])
 def test_too_many_ids_are_refused_before_anything_else_is_done(watch, monkeypatch, prompt):
     encoded = watch(Tokenizer, "encode")
-    checked = watch(completions, "completion_params")
+    checked = watch(generate, "sampling_params")
     error = error_of(Api().complete(prompt))
     assert error["param"] == "prompt"
     assert f"{MAX_LEN + 1} tokens" in error["message"]
@@ -59,8 +58,8 @@ def test_too_many_ids_are_refused_before_anything_else_is_done(watch, monkeypatc
 
 
 def test_ids_of_many_prompts_are_checked_in_a_thread(watch, monkeypatch):
-    monkeypatch.setattr(completions, "_IDS_PER_US", 1)
-    where = watch(completions, "completion_params")
+    monkeypatch.setattr(generate, "_IDS_PER_US", 1)
+    where = watch(generate, "sampling_params")
     assert Api().complete([[5] * 120] * 40, max_tokens=1).status_code == 200
     assert where == ["thread"]
 
@@ -93,7 +92,7 @@ def test_prompt_logprobs_are_written_once_for_all_choices(watch, length, place):
 
 def test_a_long_echo_in_a_stream_is_written_in_a_thread(watch, monkeypatch):
     monkeypatch.setattr(threads, "LONG_CHARS", 1000)
-    where = watch(completions._Choice, "members")
+    where = watch(completions.CompletionWriter, "_members")
     fields = {"n": 2, "echo": True, "logprobs": 20, "max_tokens": 3, "stream": True}
     assert Api().complete([5] * 120, **fields).status_code == 200
     assert where.count("thread") == 2

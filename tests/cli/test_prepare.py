@@ -8,7 +8,7 @@ import pytest
 
 from cpuserve.cli import banner
 from cpuserve.cli import main as cli
-from cpuserve.cli.chat import Session
+from cpuserve.cli.session import Session
 from cpuserve.config.engine import EngineOptions
 from cpuserve.config.load import from_arguments
 from cpuserve.errors import ConfigError

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cpuserve.api.openai.usage import usage_body
+
 if TYPE_CHECKING:
-    from cpuserve.api.openai.protocol import Usage
+    from cpuserve.api.endpoint import Received
+    from cpuserve.api.openai.schema import StreamOptions
+    from cpuserve.serving.events import Progress, Usage
 
 to_json = msgspec.json.Encoder().encode
 
@@ -44,6 +48,20 @@ class ChunkFormat:
         self._open = self._head + b',"choices":[{"index":'
         self._null_usage = b',"usage":null' if with_usage else b""
 
+    @classmethod
+    def of(
+        cls, received: Received, object_name: str, model: str, options: StreamOptions | None
+    ) -> ChunkFormat:
+        """Return the encoder for the chunks of one request's stream."""
+        return cls(
+            request_id=received.id,
+            object_name=object_name,
+            created=received.created,
+            model=model,
+            fingerprint=received.context.fingerprint,
+            with_usage=bool(options and options.include_usage),
+        )
+
     def chunk(
         self, index: int, members: bytes, usage: Usage | None = None, more: bytes = b""
     ) -> bytes:
@@ -51,9 +69,22 @@ class ChunkFormat:
 
         `members` are JSON members of the choice and `more` of the chunk, each after a comma.
         """
-        shown = self._null_usage if usage is None else b',"usage":' + to_json(usage)
+        shown = self._null_usage if usage is None else b',"usage":' + to_json(usage_body(usage))
         return b"%b%d%b}]%b%b}\n\n" % (self._open, index, members, shown, more)
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """Return the last chunk, with the usage of the request and no choices."""
-        return self._head + b',"choices":[],"usage":' + to_json(usage) + b"}\n\n"
+        """Return the last chunk, with the usage and no choices; b"" without `with_usage`."""
+        if not self._null_usage:
+            return b""
+        return self._head + b',"choices":[],"usage":' + to_json(usage_body(usage)) + b"}\n\n"
+
+
+def progress_member(event: Progress) -> bytes:
+    """Return the prompt's progress as a JSON member of a chunk, with llama-server's names."""
+    report = {
+        "total": event.total,
+        "cache": event.cached,
+        "processed": event.processed,
+        "time_ms": event.elapsed_ms,
+    }
+    return b',"prompt_progress":' + to_json(report)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpuserve.api.openai.protocol import (
-    ChatLogprob,
-    ChatLogprobs,
-    LegacyLogprobs,
-    PromptLogprob,
-    PromptLogprobs,
-    TopLogprob,
-)
+from cpuserve.api.openai.chat.schema import ChatLogprob, ChatLogprobs, TopLogprob
+from cpuserve.api.openai.completions.schema import LegacyLogprobs
+from cpuserve.api.openai.schema import PromptLogprob, PromptLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cpuserve.api.openai.prompts import Prompt
     from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.serving.prompts import Prompt
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 # JSON has no -inf; vLLM sends this value for tokens that cannot be chosen.

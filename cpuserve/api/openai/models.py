@@ -5,38 +5,57 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.endpoint import get_serving
-from cpuserve.api.openai.protocol import ModelCard, ModelList
 from cpuserve.api.openapi import json_answer
-from cpuserve.api.serving import Serving
+from cpuserve.api.state import get_state
+from cpuserve.serving.context import ModelContext
 
 router = APIRouter()
 
 
-def _card(serving: Serving, name: str) -> ModelCard:
+class ModelCard(msgspec.Struct):
+    """One served name; default_sampling_params apply to requests that do not set their own."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+    default_sampling_params: dict[str, int | float]
+
+
+class ModelList(msgspec.Struct):
+    """The body of GET /v1/models."""
+
+    object: str
+    data: list[ModelCard]
+
+
+def _card(context: ModelContext, name: str) -> ModelCard:
     return ModelCard(
         name,
         "model",
-        serving.started,
+        context.started,
         "cpuserve",
-        serving.model_names[0],
+        context.model_names[0],
         None,
-        serving.max_model_len,
-        dict(serving.default_sampling),
+        context.max_model_len,
+        dict(context.default_sampling),
     )
 
 
 @router.get("/v1/models", openapi_extra=json_answer(ModelList))
 async def list_models(request: Request) -> Response:
     """List the served model names."""
-    serving = get_serving(request)
-    models = ModelList("list", [_card(serving, name) for name in serving.model_names])
+    context = get_state(request).context
+    models = ModelList("list", [_card(context, name) for name in context.model_names])
     return Response(msgspec.json.encode(models), media_type="application/json")
 
 
 @router.get("/v1/models/{name:path}", openapi_extra=json_answer(ModelCard))
 async def get_model(request: Request, name: str) -> Response:
     """Describe one served model name; 404 for others."""
-    serving = get_serving(request)
-    card = _card(serving, serving.check_model(name))
+    context = get_state(request).context
+    card = _card(context, context.check_model(name))
     return Response(msgspec.json.encode(card), media_type="application/json")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.endpoint import get_serving
-from cpuserve.api.errors import ServiceUnavailable, error_response
+from cpuserve.api.errors import error_response
+from cpuserve.api.state import get_state
+from cpuserve.errors import ServiceUnavailable
 from cpuserve.serving.loading import health_body
 from cpuserve.version import version
 
@@ -22,16 +23,16 @@ async def health(request: Request) -> Response:
     (the server will stop, but still answers new requests), "restarting" (the engine has died) or
     "failed".
     """
-    serving = get_serving(request)
-    unhealthy = serving.unhealthy()
+    state = get_state(request)
+    unhealthy = state.unhealthy()
     if unhealthy is not None:
         status, reason = unhealthy
         answer = error_response(ServiceUnavailable(reason))
-        loading = serving.loading if status == "loading" else None
+        loading = state.context.loading if status == "loading" else None
         shown = health_body(bytes(answer.body), status, loading)
         headers = {"retry-after": answer.headers["retry-after"]}
         return Response(shown, 503, headers, media_type="application/json")
-    replicas = serving.client.replicas
+    replicas = state.context.client.replicas
     up = sum(replica.serves for replica in replicas)
     if up == len(replicas):
         return Response(status_code=200)

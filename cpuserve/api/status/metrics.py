@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.endpoint import get_serving
+from cpuserve.api.state import get_state
 from cpuserve.metrics import CONTENT_TYPE
 
 router = APIRouter()
@@ -13,4 +13,5 @@ router = APIRouter()
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Return all metrics."""
-    return Response(get_serving(request).metrics.text(), headers={"content-type": CONTENT_TYPE})
+    text = get_state(request).context.metrics.text()
+    return Response(text, headers={"content-type": CONTENT_TYPE})

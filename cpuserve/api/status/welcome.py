@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.endpoint import get_serving
 from cpuserve.api.openapi import json_answer
 from cpuserve.api.routes import BASE
+from cpuserve.api.state import get_state
 from cpuserve.version import version
 
 router = APIRouter()
@@ -26,7 +26,7 @@ class Welcome(msgspec.Struct):
 @router.get("/", openapi_extra=json_answer(Welcome))
 async def welcome(request: Request) -> Response:
     """Describe this server and list its routes."""
-    names = get_serving(request).model_names
+    names = get_state(request).context.model_names
     message = (
         f"This is cpuserve, an inference server with OpenAI's API. The base URL for clients is the "
         f"address of this page followed by {BASE}."

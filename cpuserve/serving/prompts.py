@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cpuserve.api.openai.protocol import MAX_PROMPTS
-from cpuserve.api.openai.sampling import check_fits
-from cpuserve.api.serving import LARGE_TEXT_CHARS
 from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
+from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, Message
+from cpuserve.serving.params import check_fits
 from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.chat import checked_variables
 from cpuserve.tokenizer.length import cannot_fit
@@ -17,15 +16,12 @@ from cpuserve.tokenizer.messages import message_text
 from cpuserve.tokenizer.tokenizer import LONG_CHARS
 
 if TYPE_CHECKING:
-    from cpuserve.api.openai.protocol import (
-        ChatRequest,
-        CompletionRequest,
-        TokenizeRequest,
-    )
-    from cpuserve.api.serving import Serving
+    from cpuserve.serving.context import ModelContext
 
 
-Message = dict[str, Any]
+# Of texts with more characters than this, only LARGE_TEXTS_AT_ONCE are tokenized at the same time,
+# because it takes much memory.
+LARGE_TEXT_CHARS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +33,26 @@ class Prompt:
 
 
 async def encode(
-    serving: Serving, texts: list[str], *, add_special_tokens: bool, most: int | None = None
+    context: ModelContext, texts: list[str], *, add_special_tokens: bool, most: int | None = None
 ) -> list[list[int]]:
     """Return the token ids of each text; many or long texts are encoded on another thread.
 
     Raises:
       InvalidRequest: a text certainly has more than `most` tokens (None: max_model_len).
     """
-    tokenizer, num_chars = serving.get_tokenizer(), sum(map(len, texts))
+    tokenizer, num_chars = context.get_tokenizer(), sum(map(len, texts))
     unlocked = len(texts) > 1 and num_chars > LONG_CHARS
-    longest = serving.max_model_len if most is None else most
+    longest = context.max_model_len if most is None else most
 
     def encode_all() -> list[list[int]]:
         for text in texts:
             if cannot_fit(tokenizer, text, longest):
-                raise _too_long(text, longest, serving.max_model_len)
+                raise _too_long(text, longest, context.max_model_len)
         return [tokenizer.encode(text, add_special_tokens, unlocked=unlocked) for text in texts]
 
     if num_chars <= LARGE_TEXT_CHARS:
         return await run_sized(num_chars, encode_all)
-    async with serving.large_texts:
+    async with context.large_texts:
         return await run_sized(num_chars, encode_all)
 
 
@@ -68,12 +64,20 @@ def _too_long(text: str, most: int, max_model_len: int) -> InvalidRequest:
     return InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
 
 
-async def completion_prompts(serving: Serving, request: CompletionRequest) -> list[Prompt]:
-    """Return the prompts of a completion in order; InvalidRequest for an empty or mixed list."""
-    given = _listed(request.prompt, serving.max_model_len)
+async def prompts_of(context: ModelContext, call: GenerateCall, num_bytes: int) -> list[Prompt]:
+    """Return the prompts of a call in order.
+
+    num_bytes: see chat_prompt.
+
+    Raises:
+      InvalidRequest: the messages, the template or the list of prompts are invalid or too long.
+    """
+    if call.messages is not None:
+        return [await chat_prompt(context, call, num_bytes)]
+    given = _listed("" if call.prompt is None else call.prompt, context.max_model_len)
     texts = [item for item in given if isinstance(item, str)]
-    add_special = request.add_special_tokens is not False
-    encoded = iter(await encode(serving, texts, add_special_tokens=add_special))
+    add_special = call.add_special_tokens is not False
+    encoded = iter(await encode(context, texts, add_special_tokens=add_special))
     return [
         Prompt(next(encoded), item) if isinstance(item, str) else Prompt(item) for item in given
     ]
@@ -105,26 +109,23 @@ def _listed(given: str | list[str | int | list[int]], max_model_len: int) -> lis
 
 
 async def chat_prompt(
-    serving: Serving,
-    request: ChatRequest | TokenizeRequest,
-    num_bytes: int,
-    most: int | None = None,
+    context: ModelContext, call: GenerateCall, num_bytes: int, most: int | None = None
 ) -> Prompt:
     """Return the token ids of the messages, rendered with the chat template; most: see `encode`.
 
     num_bytes: the size of the request's body. It estimates the time to check and render the
     messages, because messages without text take time too.
     """
-    text = await run_sized(num_bytes, lambda: render_chat(serving, request))
-    add_special = bool(request.add_special_tokens)
-    (ids,) = await encode(serving, [text], add_special_tokens=add_special, most=most)
+    text = await run_sized(num_bytes, lambda: render_chat(context, call))
+    add_special = bool(call.add_special_tokens)
+    (ids,) = await encode(context, [text], add_special_tokens=add_special, most=most)
     return Prompt(ids)
 
 
-def render_chat(serving: Serving, request: ChatRequest | TokenizeRequest) -> str:
+def render_chat(context: ModelContext, call: GenerateCall) -> str:
     """Return the prompt text; InvalidRequest if the messages or the template are invalid."""
-    continue_final = bool(request.continue_final_message)
-    generation_prompt = request.add_generation_prompt
+    continue_final = bool(call.continue_final_message)
+    generation_prompt = call.add_generation_prompt
     if generation_prompt is None:
         generation_prompt = not continue_final
     if continue_final and generation_prompt:
@@ -132,11 +133,11 @@ def render_chat(serving: Serving, request: ChatRequest | TokenizeRequest) -> str
             "add_generation_prompt and continue_final_message cannot both be true: set one of them"
         )
         raise InvalidRequest(msg, param="continue_final_message")
-    kwargs = checked_variables(request.chat_template_kwargs or {})
-    render = serving.get_chat_template().render
-    if not (continue_final and request.messages):
-        return render(request.messages, add_generation_prompt=generation_prompt, **kwargs)
-    marked, mark = _marked(request.messages)
+    kwargs = checked_variables(call.chat_template_kwargs or {})
+    render, messages = context.get_chat_template().render, call.messages
+    if not (continue_final and messages):
+        return render(messages, add_generation_prompt=generation_prompt, **kwargs)
+    marked, mark = _marked(messages)
     return _cut(render(marked, add_generation_prompt=False, **kwargs), mark)
 
 

@@ -1,15 +1,14 @@
 """Detokenization: no part of a stop string is shown; finish reasons, counts, logprobs."""
 
-import asyncio
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpuserve.engine.ipc import Output, TokenLogprob
-from cpuserve.engine.output import OutputProcessor, StopFilter, generate_text
 from cpuserve.errors import RequestError
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.serving.events import Finish, Text
+from cpuserve.serving.text import StopFilter, TextProcessor
 
 EOS = 256
 
@@ -25,19 +24,22 @@ class ByteTokenizer:
 
 
 def process(text, finish="length", cut=1, **params):
-    """(text, token ids, last delta) of `text` as byte tokens, `cut` tokens an output."""
+    """(text, token ids, Finish or None) of `text` as byte tokens, `cut` tokens an output."""
     ids = list(text.encode()) if isinstance(text, str) else text
-    processor = OutputProcessor(ByteTokenizer(), [], SamplingParams(**params))
-    shown, tokens, delta = "", [], None
+    processor = TextProcessor(ByteTokenizer(), [], SamplingParams(**params))
+    shown, tokens, last = "", [], None
     for start in range(0, len(ids), cut):
         end = start + cut >= len(ids)
         output = Output(1, ids[start : start + cut], finish if end else None)
-        delta = processor.push(output)
-        shown += delta.text
-        tokens += delta.token_ids
-        if delta.finish_reason:
+        (event, *rest), count = processor.push(output)
+        assert count == len(event.token_ids)
+        shown += event.text
+        tokens += event.token_ids
+        if rest:
+            (last,) = rest
             break
-    return shown, tokens, delta
+    assert processor.finish == (last and last.reason)
+    return shown, tokens, last
 
 
 def plain_stop(text, stops, include):
@@ -47,6 +49,11 @@ def plain_stop(text, stops, include):
         if ending:
             return (text[:end] if include else text[: end - max(map(len, ending))]), True
     return text, False
+
+
+def text_of(pushed):
+    """The text of what `push` returned."""
+    return "".join(event.text for event in pushed[0] if isinstance(event, Text))
 
 
 ALPHABET = st.text("abé", max_size=24)
@@ -108,7 +115,7 @@ def test_text_and_token_count_do_not_depend_on_tokens_per_output(text, stops, in
     many = process(text, cut=cut, stop=stops, include_stop_str_in_output=include)
     assert one[:2] == many[:2]
     if one[2] is not None:
-        assert one[2].finish_reason == many[2].finish_reason
+        assert one[2].reason == many[2].reason
         assert one[2].stop_reason == many[2].stop_reason
 
 
@@ -116,7 +123,7 @@ def test_stop_string_over_several_tokens_is_cut_and_named():
     text, tokens, last = process("one two STOP three", stop=["STOP"])
     assert text == "one two "
     assert len(tokens) == len("one two STOP")
-    assert (last.finish_reason, last.stop_reason) == ("stop", "STOP")
+    assert (last.reason, last.stop_reason) == ("stop", "STOP")
 
 
 def test_stop_string_is_kept_on_request():
@@ -125,14 +132,14 @@ def test_stop_string_is_kept_on_request():
 
 def test_beginning_of_a_stop_string_is_shown_when_the_sequence_ends():
     text, _, last = process("one STO", stop=["STOP"])
-    assert (text, last.finish_reason, last.stop_reason) == ("one STO", "length", None)
+    assert (text, last.reason, last.stop_reason) == ("one STO", "length", None)
 
 
 def test_stop_string_within_min_tokens_does_not_end_the_sequence():
     text, tokens, last = process("STOP and STOP", stop=["STOP"], min_tokens=6)
     assert text == "STOP and "
     assert len(tokens) == 13
-    assert last.finish_reason == "stop"
+    assert last.reason == "stop"
 
 
 @pytest.mark.parametrize("cut", [1, 2, 7])
@@ -147,7 +154,7 @@ def test_stop_strings_count_from_the_token_after_min_tokens(cut, min_tokens, sho
 
 def test_stop_string_completed_by_the_end_of_an_unfinished_character():
     text, _, last = process([0x61, 0xE2, 0x82], stop=["\ufffd"])
-    assert (text, last.finish_reason) == ("a", "stop")
+    assert (text, last.reason) == ("a", "stop")
 
 
 def test_text_of_a_stop_token_is_left_out_and_kept_on_request():
@@ -162,50 +169,32 @@ def test_text_of_a_stop_token_is_left_out_and_kept_on_request():
 
 
 def test_half_a_character_waits_and_becomes_a_replacement_at_the_end():
-    processor = OutputProcessor(ByteTokenizer(), [], SamplingParams())
+    processor = TextProcessor(ByteTokenizer(), [], SamplingParams())
     first, second, third = "€".encode()
-    assert processor.push(Output(1, [first])).text == ""
-    assert processor.push(Output(1, [second])).text == ""
-    assert processor.push(Output(1, [third])).text == "€"
-    assert processor.push(Output(1, [first], "length")).text == "\ufffd"
+    assert text_of(processor.push(Output(1, [first]))) == ""
+    assert text_of(processor.push(Output(1, [second]))) == ""
+    assert text_of(processor.push(Output(1, [third]))) == "€"
+    assert text_of(processor.push(Output(1, [first], "length"))) == "\ufffd"
 
 
 def test_logprobs_are_cut_with_the_tokens_and_prompt_logprobs_pass():
     rows = [TokenLogprob(t, -0.5, 1, []) for t in b"a.b"]
-    processor = OutputProcessor(ByteTokenizer(), [], SamplingParams(stop=["."]))
-    delta = processor.push(Output(1, list(b"a.b"), None, None, rows, [None]))
-    assert [r.token for r in delta.logprobs] == list(b"a.")
-    assert delta.prompt_logprobs == [None]
+    processor = TextProcessor(ByteTokenizer(), [], SamplingParams(stop=["."]))
+    events, count = processor.push(Output(1, list(b"a.b"), None, None, rows, [None]))
+    scored, text, finish = events
+    assert [r.token for r in text.logprobs] == list(b"a.")
+    assert count == 2
+    assert scored.scores == [None]
+    assert finish == Finish(0, "stop", ".")
 
 
-def test_stop_id_and_cached_tokens_pass():
-    processor = OutputProcessor(ByteTokenizer(), [], SamplingParams())
-    delta = processor.push(Output(1, [65], "stop", 65, cached_tokens=32, scheduled=1.5))
-    assert (delta.stop_reason, delta.cached_tokens, delta.scheduled) == (65, 32, 1.5)
+def test_stop_id_passes():
+    processor = TextProcessor(ByteTokenizer(), [], SamplingParams(), 3)
+    events, _ = processor.push(Output(1, [65], "stop", 65, cached_tokens=32, scheduled=1.5))
+    assert events == [Text(3, "", [65]), Finish(3, "stop", 65)]
 
 
 def test_error_of_the_engine_is_raised():
-    processor = OutputProcessor(ByteTokenizer(), [], SamplingParams())
+    processor = TextProcessor(ByteTokenizer(), [], SamplingParams())
     with pytest.raises(RequestError, match="NaN"):
         processor.push(Output(1, [], "error", error="the model produced NaN logits"))
-
-
-def test_generate_text_closes_the_engine_stream_at_a_stop_string():
-    closed = []
-
-    class Client:
-        async def generate(self, prompt_ids, params, priority=0, **wishes):
-            try:
-                for byte in b"abcdef":
-                    yield Output(1, [byte])
-            finally:
-                closed.append(priority)
-
-    async def main():
-        params = SamplingParams(stop=["cd"])
-        deltas = [d async for d in generate_text(Client(), ByteTokenizer(), [1], params, 3)]
-        assert "".join(d.text for d in deltas) == "ab"
-        assert [t for d in deltas for t in d.token_ids] == list(b"abcd")
-        assert closed == [3]
-
-    asyncio.run(main())

@@ -1,41 +1,18 @@
-"""Turn the engine's tokens into text: detokenization, stop strings, end of a sequence."""
+"""Turn the engine's outputs into events: detokenization, stop strings, end of a sequence."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cpuserve.engine.ipc import Output, TokenLogprob
 from cpuserve.errors import RequestError
+from cpuserve.serving.events import Event, Finish, Scored, Text
 from cpuserve.tokenizer.detokenize import Detokenizer
 
 if TYPE_CHECKING:
-    from cpuserve.engine.client import EngineClient
+    from cpuserve.engine.ipc import Output
     from cpuserve.sampling.params import SamplingParams
     from cpuserve.tokenizer.tokenizer import Tokenizer
-
-
-@dataclass(slots=True)
-class TextDelta:
-    """What one output added. `text` may lag behind `token_ids` (half characters, stop strings).
-
-    logprobs: one per token id, if requested. finish_reason: None, "stop", "length" or "abort".
-    stop_reason: the stop string or stop token id that ended it. scheduled: time.monotonic() when
-    the request first ran, with its first delta. processed: prompt tokens done, in a delta without
-    tokens that only reports progress; else 0.
-    """
-
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprob] | None = None
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    cached_tokens: int = 0
-    scheduled: float = 0.0
-    processed: int = 0
 
 
 class StopFilter:
@@ -119,104 +96,78 @@ class _Match:
         shorter.append(length + (last == stop[length]))
 
 
-class OutputProcessor:
-    """The text side of one sequence."""
+class TextProcessor:
+    """The text side of one sequence, choice `index` of its answer."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        index: int = 0,
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt_ids, params.skip_special_tokens)
         self._include = params.include_stop_str_in_output
         self._stops = StopFilter(params.stop, self._include) if params.stop else None
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
+        self._index = index
+        self.finish: str | None = None
 
-    def push(self, output: Output) -> TextDelta:
-        """Return the text of the engine's next output.
+    def push(self, output: Output) -> tuple[list[Event], int]:
+        """Return the events of the engine's next output, and how many tokens of it count.
 
-        After a stop string the delta has a finish_reason, while the engine still runs the request:
-        the caller has to abort it.
+        The Text comes first, or after Scored; the Finish, if any, is the last. After a stop string
+        `finish` is set while the engine still runs the request: the caller has to abort it.
 
         Raises:
             RequestError: the engine ended the request with an error.
         """
-        if output.finish == "error":
+        finish = output.finish
+        if finish == "error":
             raise RequestError(output.error or "the engine ended this request with an error")
-        delta = TextDelta(
-            "",
-            output.tokens,
-            output.logprobs,
-            output.prompt_logprobs,
-            output.finish,
-            output.stop_id,
-            output.cached_tokens,
-            output.scheduled,
-            output.processed,
-        )
-        if output.processed:
-            return delta
+        text = Text(self._index, "", output.tokens, output.logprobs)
+        events: list[Event] = [text]
+        if output.prompt_logprobs is not None:
+            events.insert(0, Scored(self._index, output.prompt_logprobs))
         shown = output.tokens
-        if output.finish == "stop" and not self._include:
+        if finish == "stop" and not self._include:
             shown = shown[:-1]  # the text of a stop token is not part of the answer
+        stop: str | int | None = output.stop_id
         if self._stops is None:
-            delta.text = self._detokenizer.push(shown)
-            if output.finish is not None:
-                delta.text += self._detokenizer.flush()
+            text.text = self._detokenizer.push(shown)
+            if finish is not None:
+                text.text += self._detokenizer.flush()
         else:
-            self._push_filtered(delta, shown, self._stops)
-        self._num_tokens += len(delta.token_ids)
-        return delta
+            self._push_filtered(text, shown, self._stops, ends=finish is not None)
+            if self._stops.matched is not None:
+                finish, stop = "stop", self._stops.matched
+        count = len(text.token_ids)
+        self._num_tokens += count
+        if finish is not None:
+            self.finish = finish
+            events.append(Finish(self._index, finish, stop))
+        return events, count
 
-    def _push_filtered(self, delta: TextDelta, shown: list[int], stops: StopFilter) -> None:
+    def _push_filtered(
+        self, event: Text, shown: list[int], stops: StopFilter, *, ends: bool
+    ) -> None:
         """Detokenize token by token, so that tokens after a stop string are not counted."""
         for index, token in enumerate(shown):
             text = self._detokenizer.push([token])
             if self._num_tokens + index < self._min_tokens:
-                delta.text += text
+                event.text += text
                 continue
-            delta.text += stops.push(text)
+            event.text += stops.push(text)
             if stops.matched is not None:
-                _cut(delta, index + 1, stops.matched)
+                _cut(event, index + 1)
                 return
-        if delta.finish_reason is not None:
-            delta.text += stops.push(self._detokenizer.flush()) + stops.flush()
-            if stops.matched is not None:
-                _cut(delta, len(delta.token_ids), stops.matched)
+        if ends:
+            event.text += stops.push(self._detokenizer.flush()) + stops.flush()
 
 
-def _cut(delta: TextDelta, count: int, stop: str) -> None:
-    """End the sequence after its `count`-th new token, because of the stop string `stop`."""
-    delta.token_ids = delta.token_ids[:count]
-    if delta.logprobs is not None:
-        delta.logprobs = delta.logprobs[:count]
-    delta.finish_reason = "stop"
-    delta.stop_reason = stop
-
-
-async def generate_text(
-    client: EngineClient,
-    tokenizer: Tokenizer,
-    prompt_ids: list[int],
-    params: SamplingParams,
-    priority: int = 0,
-    *,
-    timeout_s: float | None = None,
-    progress: bool = False,
-) -> AsyncGenerator[TextDelta, None]:
-    """Yield the deltas of one sequence (params.n is ignored); closing the iterator aborts it.
-
-    timeout_s, progress: see EngineClient.generate.
-
-    Raises:
-        InvalidRequest: the engine could never run it.
-        RequestError: the engine ended it with an error; EngineDead if the engine itself ended;
-            DeadlineExceeded.
-    """
-    processor = OutputProcessor(tokenizer, prompt_ids, params)
-    source = client.generate(prompt_ids, params, priority, timeout_s=timeout_s, progress=progress)
-    async with aclosing(source) as outputs:
-        async for output in outputs:
-            delta = processor.push(output)
-            yield delta
-            if delta.finish_reason is not None:
-                return
+def _cut(event: Text, count: int) -> None:
+    """Drop what comes after the `count`-th new token."""
+    event.token_ids = event.token_ids[:count]
+    if event.logprobs is not None:
+        event.logprobs = event.logprobs[:count]

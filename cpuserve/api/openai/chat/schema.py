@@ -1,0 +1,131 @@
+"""The fields of POST /v1/chat/completions, and the call that they make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
+from cpuserve.api.openai.supported import check_stream, check_supported, usage_in_each
+from cpuserve.api.unset import check_unset
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import GenerateCall, call_from, unsupported
+from cpuserve.serving.params import check_logprobs
+
+# Lists of functions, each with the field that says which of them the model may or must call.
+_TOOLS = (("tools", "tool_choice"), ("functions", "function_call"))
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    documents: Any = None
+    chat_template: Any = None
+    echo: Any = None
+
+
+class TopLogprob(msgspec.Struct):
+    """One alternative; `bytes` are the UTF-8 bytes of the token."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob):
+    """The chosen token and its alternatives, most likely first."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """One entry per generated token."""
+
+    content: list[ChatLogprob]
+
+
+class ChatMessage(msgspec.Struct):
+    """The generated message."""
+
+    role: str
+    content: str
+    refusal: str | None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One of n answers; stop_reason is the stop string or stop token id that ended it."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletion(msgspec.Struct):
+    """The body of POST /v1/chat/completions."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+def to_call(request: ChatRequest) -> GenerateCall:
+    """Return the call; InvalidRequest for a field that is not supported or contradicts another."""
+    check_supported(request)
+    _check_tools(request)
+    if request.echo not in (None, False):
+        msg = "echo is not supported yet by chat completions: use /v1/completions"
+        raise unsupported(msg, "echo")
+    check_stream(request)
+    name, asked = "max_tokens", request.max_tokens
+    if request.max_completion_tokens is not None:
+        name, asked = "max_completion_tokens", request.max_completion_tokens
+    return call_from(
+        request,
+        max_tokens=asked,
+        max_tokens_name=name,
+        logprobs=_logprobs(request),
+        echo=False,
+        usage_in_each=usage_in_each(request),
+    )
+
+
+def _logprobs(request: ChatRequest) -> int | None:
+    if request.top_logprobs is not None:
+        if not request.logprobs:
+            msg = "top_logprobs needs logprobs to be true"
+            raise InvalidRequest(msg, param="top_logprobs")
+        check_logprobs("top_logprobs", request.top_logprobs)
+    return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def _check_tools(request: ChatRequest) -> None:
+    """Raise InvalidRequest if the model may call tools; ignore tools if the choice is "none"."""
+    for tools, choice in _TOOLS:
+        chosen = getattr(request, choice)
+        if chosen != "none":
+            check_unset(request, (tools,))
+        if chosen not in (None, "", "none", "auto"):
+            msg = f"{choice} is not supported yet: omit it, or use none or auto"
+            raise unsupported(msg, choice)

@@ -1,0 +1,111 @@
+"""Write the events of a chat completion, as the chunks of a stream or as one body."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.api.openai.chat.schema import ChatChoice, ChatCompletion, ChatMessage
+from cpuserve.api.openai.chunks import ChunkFormat, progress_member, to_json
+from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from cpuserve.api.openai.usage import usage_body
+from cpuserve.serving.events import Choice, Event, Finish, Folded, Progress, Text, Usage
+
+if TYPE_CHECKING:
+    from cpuserve.api.endpoint import Received
+    from cpuserve.api.openai.chat.schema import ChatRequest
+    from cpuserve.serving.generate import Generation
+
+_ROLE = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+_NOTHING = b',"delta":{},"logprobs":null,"finish_reason":null'
+
+
+class ChatWriter:
+    """Writes the answer to one request."""
+
+    def __init__(
+        self, received: Received, asked: ChatRequest, generation: Generation, model: str
+    ) -> None:
+        first = generation.jobs[0]
+        self._received = received
+        self._model = model
+        self._ids = bool(asked.return_token_ids)
+        self._top = first.params.logprobs
+        self._prompt_top = first.params.prompt_logprobs
+        self._prompt_ids = first.prompt.ids
+        options = asked.stream_options
+        self._chunks = ChunkFormat.of(received, "chat.completion.chunk", model, options)
+        self._names = TokenNames(
+            received.context.get_tokenizer(),
+            as_ids=bool(asked.return_tokens_as_token_ids),
+            skip_special_tokens=first.params.skip_special_tokens,
+        )
+        self._started = [False] * len(generation.jobs)
+
+    def frames(self, events: list[Event]) -> bytes:
+        """Return the chunks of the events of one output; b"" if they have nothing to show yet."""
+        first, last = events[0], events[-1]
+        if isinstance(first, Usage):
+            return self._chunks.usage_chunk(first)
+        index, usage = first.index, last if isinstance(last, Usage) else None
+        out = b""
+        if not (self._started[index] or isinstance(first, Progress)):
+            self._started[index] = True
+            more = b',"prompt_token_ids":' + to_json(self._prompt_ids) if self._ids else b""
+            out = self._chunks.chunk(index, _ROLE, usage, more)
+        for event in events:
+            if isinstance(event, Text):
+                if event.text or (event.token_ids and (self._top is not None or self._ids)):
+                    out += self._chunks.chunk(index, self._text(event), usage)
+            elif isinstance(event, Finish):
+                members = b',"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b' % (
+                    to_json(event.reason),
+                    to_json(event.stop_reason),
+                )
+                out += self._chunks.chunk(index, members, usage)
+            elif isinstance(event, Progress):
+                out += self._chunks.chunk(index, _NOTHING, usage, progress_member(event))
+        return out
+
+    def _text(self, event: Text) -> bytes:
+        logprobs, ids = b"null", b""
+        if self._top is not None:
+            logprobs = to_json(chat_logprobs(event.logprobs or [], self._top, self._names))
+        if self._ids:
+            ids = b',"token_ids":' + to_json(event.token_ids)
+        return b',"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b' % (
+            to_json(event.text),
+            logprobs,
+            ids,
+        )
+
+    def whole(self, answer: Folded) -> bytes:
+        """Return the whole ChatCompletion as JSON."""
+        received = self._received
+        return msgspec.json.encode(
+            ChatCompletion(
+                received.id,
+                "chat.completion",
+                received.created,
+                self._model,
+                received.context.fingerprint,
+                [self._choice(choice) for choice in answer.choices],
+                usage_body(answer.usage),
+                prompt_logprobs(answer.choices[0].scores, self._prompt_top, self._names),
+                self._prompt_ids if self._ids else msgspec.UNSET,
+            )
+        )
+
+    def _choice(self, choice: Choice) -> ChatChoice:
+        logprobs = None
+        if self._top is not None:
+            logprobs = chat_logprobs(choice.logprobs, self._top, self._names)
+        return ChatChoice(
+            choice.index,
+            ChatMessage("assistant", "".join(choice.text)),
+            logprobs,
+            choice.reason,
+            choice.stop_reason,
+            choice.token_ids if self._ids else msgspec.UNSET,
+        )

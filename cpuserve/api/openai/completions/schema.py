@@ -1,0 +1,69 @@
+"""The fields of POST /v1/completions, and the call that they make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
+from cpuserve.api.openai.supported import check_stream, check_supported, usage_in_each
+from cpuserve.serving.call import GenerateCall, call_from
+
+# max_tokens of completion requests that do not set it, as in OpenAI's API and vLLM. The server's
+# default (from the model or --override-generation-config) applies if it is lower.
+COMPLETION_TOKENS = 16
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """POST /v1/completions; `prompt` is a text, token ids, or a list of texts or of token ids."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: Any = None
+
+
+class LegacyLogprobs(msgspec.Struct):
+    """The completions endpoint's parallel lists; `text_offset` counts characters."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct):
+    """One of n continuations of one of the prompts."""
+
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    prompt_logprobs: PromptLogprobs | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Completion(msgspec.Struct):
+    """The body of POST /v1/completions."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+def to_call(request: CompletionRequest) -> GenerateCall:
+    """Return the call; InvalidRequest for a field that is not supported or contradicts another."""
+    check_supported(request)
+    check_stream(request)
+    return call_from(
+        request,
+        default_max_tokens=COMPLETION_TOKENS,
+        usage_in_each=usage_in_each(request),
+    )

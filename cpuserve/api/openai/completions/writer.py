@@ -1,0 +1,168 @@
+"""Write the events of a completion, as the chunks of a stream or as one body."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.api.openai.chunks import ChunkFormat, progress_member, to_json
+from cpuserve.api.openai.completions.schema import Completion, CompletionChoice
+from cpuserve.api.openai.logprobs import LegacyBuilder, TokenNames, joined, prompt_logprobs
+from cpuserve.api.openai.usage import usage_body
+from cpuserve.serving.events import Choice, Event, Finish, Folded, Progress, Scored, Text, Usage
+
+if TYPE_CHECKING:
+    from cpuserve.api.endpoint import Received
+    from cpuserve.api.openai.completions.schema import CompletionRequest, LegacyLogprobs
+    from cpuserve.api.openai.schema import PromptLogprobs
+    from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.prompts import Prompt
+
+_NOTHING = b',"text":"","logprobs":null,"finish_reason":null'
+_Scores = list["TokenLogprob | None"]
+
+
+class CompletionWriter:
+    """Writes the answer to one request."""
+
+    def __init__(
+        self, received: Received, asked: CompletionRequest, generation: Generation, model: str
+    ) -> None:
+        jobs = generation.jobs
+        self._received = received
+        self._model = model
+        self._ids = bool(asked.return_token_ids)
+        self._prompt_top = asked.prompt_logprobs
+        options = asked.stream_options
+        self._chunks = ChunkFormat.of(received, "text_completion", model, options)
+        echo, skip_special = bool(asked.echo), jobs[0].params.skip_special_tokens
+        self._names = TokenNames(
+            received.context.get_tokenizer(),
+            as_ids=bool(asked.return_tokens_as_token_ids),
+            skip_special_tokens=skip_special,
+        )
+        self._parts = [
+            _Part(received, self._names, job.prompt, job.params.logprobs, echo, skip_special)
+            for job in jobs
+        ]
+        self._scored: dict[int, PromptLogprobs | None] = {}
+
+    def frames(self, events: list[Event]) -> bytes:
+        """Return the chunk of the events of one output; b"" if they have nothing to show yet."""
+        first, last = events[0], events[-1]
+        if isinstance(first, Usage):
+            return self._chunks.usage_chunk(first)
+        index, usage = first.index, last if isinstance(last, Usage) else None
+        if isinstance(first, Progress):
+            return self._chunks.chunk(index, _NOTHING, None, progress_member(first))
+        members = self._members(self._parts[index], events)
+        return self._chunks.chunk(index, members, usage) if members else b""
+
+    def _members(self, part: _Part, events: list[Event]) -> bytes:
+        text, tokens, entries, scores, finish = "", [], None, None, None
+        for event in events:
+            if isinstance(event, Text):
+                text, tokens, entries = event.text, event.token_ids, event.logprobs
+            elif isinstance(event, Finish):
+                finish = event
+            elif isinstance(event, Scored):
+                scores = event.scores
+        first = part.first
+        text = part.echoed_text() + text
+        logprobs = part.logprobs(tokens, entries or [], scores)
+        wanted = tokens and (self._ids or part.has_logprobs)
+        if not (text or wanted or finish is not None):
+            return b""
+        out = b',"text":%b,"logprobs":%b,"finish_reason":%b' % (
+            to_json(text),
+            to_json(logprobs),
+            to_json(finish and finish.reason),
+        )
+        if finish is not None:
+            out += b',"stop_reason":' + to_json(finish.stop_reason)
+        if self._ids:
+            out += b',"token_ids":' + to_json(tokens)
+            if first:
+                out += b',"prompt_token_ids":' + to_json(part.prompt.ids)
+        return out
+
+    def whole(self, answer: Folded) -> bytes:
+        """Return the whole Completion as JSON."""
+        received = self._received
+        return msgspec.json.encode(
+            Completion(
+                received.id,
+                "text_completion",
+                received.created,
+                self._model,
+                received.context.fingerprint,
+                [self._choice(choice) for choice in answer.choices],
+                usage_body(answer.usage),
+            )
+        )
+
+    def _choice(self, choice: Choice) -> CompletionChoice:
+        part = self._parts[choice.index]
+        text = part.echoed_text() + "".join(choice.text)
+        return CompletionChoice(
+            choice.index,
+            text,
+            part.logprobs(choice.token_ids, choice.logprobs, choice.scores),
+            choice.reason,
+            choice.stop_reason,
+            self._prompt_logprobs(choice),
+            choice.token_ids if self._ids else msgspec.UNSET,
+            choice.prompt.ids if self._ids else msgspec.UNSET,
+        )
+
+    def _prompt_logprobs(self, choice: Choice) -> PromptLogprobs | None:
+        """Return the prompt's logprobs, which are built once for all choices of the prompt."""
+        if choice.scorer not in self._scored:
+            rows = prompt_logprobs(choice.scores, self._prompt_top, self._names)
+            self._scored[choice.scorer] = rows
+        return self._scored[choice.scorer]
+
+
+class _Part:
+    """One choice: its echoed prompt, and logprobs with offsets counted over all its chunks."""
+
+    def __init__(
+        self,
+        received: Received,
+        names: TokenNames,
+        prompt: Prompt,
+        top: int | None,
+        echo: bool,
+        skip_special: bool,
+    ) -> None:
+        self.prompt = prompt
+        self.first = True
+        self.has_logprobs = top is not None
+        self._tokenizer = received.context.get_tokenizer()
+        self._echo = echo
+        self._skip_special = skip_special
+        self._legacy = None if top is None else LegacyBuilder(names, top)
+
+    def echoed_text(self) -> str:
+        """Return the text that the first chunk echoes: as it was sent, or the decoded ids."""
+        if not (self._echo and self.first):
+            return ""
+        if self.prompt.text is not None:
+            return self.prompt.text
+        return self._tokenizer.decode(self.prompt.ids, skip_special_tokens=self._skip_special)
+
+    def logprobs(
+        self, tokens: list[int], entries: list[TokenLogprob], scores: _Scores | None
+    ) -> LegacyLogprobs | None:
+        """Return the logprobs of `tokens`; the first call adds those of an echoed prompt."""
+        first, self.first = self.first, False
+        if self._legacy is None:
+            return None
+        if not (self._echo and first):
+            return self._legacy.piece(tokens, entries)
+        strips = self._tokenizer.strips_leading_space
+        rows = scores or [None] * len(self.prompt.ids)
+        echoed = self._legacy.prompt(self.prompt, rows, strips)
+        return joined(echoed, self._legacy.piece(tokens, entries))

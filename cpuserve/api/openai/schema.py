@@ -1,0 +1,93 @@
+"""Request and response types of the OpenAI API, with vLLM's extensions.
+
+Clients send null for "not set", so every optional request field accepts null. Fields that are not
+listed are accepted and ignored. Fields that would change the answer but are not implemented are
+listed as Any and rejected by name (check_supported).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class StreamOptions(msgspec.Struct):
+    """The stream_options of a request: which chunks of a stream contain the usage."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """The fields that chat completions and completions share."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    return_progress: bool | None = None
+    user: str | None = None
+    # Rejected by name when set, because ignoring them would change the answer.
+    response_format: Any = None
+    best_of: Any = None
+    use_beam_search: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    bad_words: Any = None
+    logprob_token_ids: Any = None
+    truncate_prompt_tokens: Any = None
+    prompt_embeds: Any = None
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """How many of the prompt's tokens came from the prefix cache."""
+
+    cached_tokens: int = 0
+
+
+class Usage(msgspec.Struct):
+    """Exact token counts of the request over all choices; each prompt counts once."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class PromptLogprob(msgspec.Struct):
+    """One possible token at a position of the prompt; rank 1 is the most likely."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]

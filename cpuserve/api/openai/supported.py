@@ -1,0 +1,53 @@
+"""The fields of OpenAI's requests that are refused, and those that contradict each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpuserve.api.unset import check_unset
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import check_response_format, unsupported
+
+if TYPE_CHECKING:
+    from cpuserve.api.openai.schema import GenerationRequest
+
+_NEVER = (
+    "use_beam_search",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "bad_words",
+    "logprob_token_ids",
+    "truncate_prompt_tokens",
+    "prompt_embeds",
+    "audio",
+    "documents",
+    "chat_template",
+    "suffix",
+)
+
+
+def check_supported(request: GenerationRequest) -> None:
+    """Raise InvalidRequest with the name of the first field that is set but not supported yet."""
+    check_unset(request, _NEVER)
+    check_response_format(request.response_format)
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        msg = f"best_of is not supported yet: omit it, or set it to n ({request.n or 1})"
+        raise unsupported(msg, "best_of")
+
+
+def check_stream(request: GenerationRequest) -> None:
+    """Raise InvalidRequest for options that contradict `stream`."""
+    if request.stream_options is not None and not request.stream:
+        msg = "stream_options can only be set when `stream` is true"
+        raise InvalidRequest(msg, param="stream_options")
+    if request.stream and request.prompt_logprobs is not None:
+        msg = "prompt_logprobs is not available when `stream` is true"
+        raise InvalidRequest(msg, param="prompt_logprobs")
+
+
+def usage_in_each(request: GenerationRequest) -> bool:
+    """Return whether every chunk of the stream has the usage."""
+    return bool(request.stream_options and request.stream_options.continuous_usage_stats)

@@ -1,0 +1,52 @@
+"""Answer a generation in a dialect: its writer turns events into frames, or into one body."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from cpuserve.api.stream import EventStream, JsonResult
+from cpuserve.serving.events import Event, Folded, Scored, num_entries
+from cpuserve.serving.threads import run_sized
+
+if TYPE_CHECKING:
+    from fastapi import Response
+
+    from cpuserve.serving.generate import Generation
+
+
+class Writer(Protocol):
+    """The bytes of one dialect's answer."""
+
+    def frames(self, events: list[Event]) -> bytes:
+        """Return the frames of one list of events (see serving/events.py); they may be b""."""
+
+    def whole(self, answer: Folded) -> bytes:
+        """Return the whole answer as JSON."""
+
+
+def respond(generation: Generation, writer: Writer) -> Response:
+    """Return the response that runs `generation`, as a stream if the call asks for one."""
+    if generation.call.stream:
+        return EventStream(_frames(generation, writer), generation.context.limits.silent_s)
+
+    async def body() -> bytes:
+        answer = await generation.folded()
+        return await run_sized(answer.num_shown, lambda: writer.whole(answer))
+
+    return JsonResult(body)
+
+
+async def _frames(generation: Generation, writer: Writer) -> AsyncGenerator[bytes, None]:
+    async with aclosing(generation.events()) as batches:
+        async for events in batches:
+            first = events[0]
+            if isinstance(first, Scored):
+                size = num_entries(first.scores)
+                frames = await run_sized(size, partial(writer.frames, events))
+            else:
+                frames = writer.frames(events)
+            if frames:
+                yield frames

@@ -1,0 +1,66 @@
+"""ServerState: what all endpoints share: the model, limits, and whether the server stops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cpuserve.api.uploads import BodyBudget
+from cpuserve.errors import ServiceUnavailable
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+    from cpuserve.api.status.view import CpuView
+    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.limits import ClientLimits
+
+
+@dataclass(slots=True)
+class ServerState:
+    """The served model and the state of the HTTP server.
+
+    `draining` means that the server will stop and should get no new requests (it still answers
+    them), `stopping` that it answers no more.
+    """
+
+    context: ModelContext
+    cpu: CpuView | None = None
+    draining: bool = False
+    stopping: bool = False
+    bodies: BodyBudget = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bodies = BodyBudget(self.limits.max_held_bytes)
+
+    @property
+    def limits(self) -> ClientLimits:
+        """The limits on what clients may use."""
+        return self.context.limits
+
+    def unavailable(self) -> str | None:
+        """Return why requests cannot be answered now, or None if they can."""
+        return "The server is shutting down" if self.stopping else self.context.unavailable()
+
+    def unhealthy(self) -> tuple[str, str] | None:
+        """Return (status, reason) if load balancers should send no requests here, else None."""
+        context, reason = self.context, self.unavailable()
+        if self.draining or self.stopping:
+            return "draining", reason or "The server is shutting down: send requests elsewhere"
+        if reason is None:
+            return None
+        if context.failed is not None or context.client.ended:
+            return "failed", reason
+        return "restarting" if context.ready else "loading", reason
+
+    def check_available(self) -> None:
+        """Raise ServiceUnavailable (503) with the reason if requests cannot be answered now."""
+        reason = self.unavailable()
+        if reason is not None:
+            raise ServiceUnavailable(reason)
+
+
+def get_state(request: Request) -> ServerState:
+    """The state of the app."""
+    state: ServerState = request.app.state.server
+    return state

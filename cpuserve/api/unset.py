@@ -1,0 +1,24 @@
+"""Refuse fields that are not implemented, where ignoring them would change the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cpuserve.serving.call import unsupported
+
+
+def check_unset(request: object, names: Iterable[str]) -> None:
+    """Raise InvalidRequest if one of these unsupported fields is set; it names the first.
+
+    False and empty values count as "not set", because clients send them.
+    """
+    for name in names:
+        if _is_set(name, getattr(request, name, None)):
+            msg = f"{name} is not supported yet: omit it"
+            raise unsupported(msg, name)
+
+
+def _is_set(name: str, value: object) -> bool:
+    if name == "guided_json" and value == {}:
+        return True  # this schema matches any JSON value, but not plain text
+    return value is not None and value is not False and value not in ("", [], {})

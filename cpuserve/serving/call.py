@@ -1,0 +1,112 @@
+"""GenerateCall: what a client asks of a model, in no dialect's words.
+
+A dialect's schema.py makes it from its own fields. `params.py` and `prompts.py` check it, so a
+fault has one text whatever the dialect. None means that the client did not set the field.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cpuserve.errors import InvalidRequest
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 4096
+MAX_ID_LIST = 1024
+MAX_PROMPTS = 1024
+
+Message = dict[str, Any]
+
+
+class GenerateCall(msgspec.Struct, kw_only=True):
+    """A request to generate text: either `prompt` or `messages`, how to sample, what to report.
+
+    prompt: a text, token ids, or a list of texts or of token ids. max_tokens_name: the dialect's
+    word for max_tokens. default_max_tokens: max_tokens if it is None; None = what the context
+    holds. logprobs: None = none, k = of the token and of k alternatives. usage_in_each: whether
+    Usage follows the events of each output. adapter: reserved for LoRA, unset by every dialect.
+    """
+
+    model: str | None = None
+    prompt: str | list[str | int | list[int]] | None = None
+    messages: list[Message] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+
+    n: int | None = None
+    max_tokens: int | None = None
+    max_tokens_name: str = "max_tokens"
+    default_max_tokens: int | None = None
+    min_tokens: int | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    stream: bool = False
+    return_progress: bool = False
+    usage_in_each: bool = False
+
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    response_format: Any = None
+
+    def drop_inputs(self) -> None:
+        """Release texts, lists and objects that have been turned into tokens and parameters.
+
+        The messages may take many times the memory of their tokens, and would stay until the
+        answer ends.
+        """
+        for name in self.__struct_fields__:
+            if isinstance(getattr(self, name), list | dict):
+                setattr(self, name, None)
+        self.prompt = None
+
+
+def call_from(asked: msgspec.Struct, **more: Any) -> GenerateCall:
+    """Return the call with the fields of `asked` that have a call's name, and with `more`."""
+    return GenerateCall(**{**_shared(asked), **more})
+
+
+def _shared(asked: msgspec.Struct) -> dict[str, Any]:
+    known = GenerateCall.__struct_fields__
+    given = {name: getattr(asked, name) for name in asked.__struct_fields__ if name in known}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def unsupported(message: str, param: str) -> InvalidRequest:
+    """Return the error for a field that this server does not implement."""
+    return InvalidRequest(message, param=param, code="unsupported_parameter")
+
+
+def check_response_format(value: object) -> None:
+    """Raise InvalidRequest unless the answer may be any text."""
+    if value is None:
+        return
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind in ("json_object", "json_schema", "structural_tag"):
+        msg = f"response_format {kind} is not supported yet: use text"
+        raise unsupported(msg, "response_format")
+    if kind != "text":
+        msg = 'response_format must be {"type": "text"}'
+        raise InvalidRequest(msg, param="response_format")

@@ -1,0 +1,119 @@
+"""ModelContext: one served model, and whether it can answer requests now."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cpuserve.core.admission import Limits
+from cpuserve.errors import NotFound
+from cpuserve.serving.backlog import Backlog
+from cpuserve.serving.call import MAX_LOGPROBS
+from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.loading import Loading, loading_message
+from cpuserve.version import version
+
+if TYPE_CHECKING:
+    from cpuserve.engine.client import EngineClient
+    from cpuserve.metrics import ServerMetrics
+    from cpuserve.tokenizer.chat import ChatTemplate
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+LARGE_TEXTS_AT_ONCE = 2
+
+
+@dataclass(slots=True)
+class ModelContext:
+    """One served model: its engine's client, tokenizer, template, limits, backlog and defaults.
+
+    `default_sampling` applies to requests that set no values of their own. `tokenizer` is None
+    until it is loaded. `loading` is the progress of loading and `failed` the reason why the engine
+    is gone; see `unavailable`.
+    """
+
+    client: EngineClient
+    metrics: ServerMetrics
+    model_names: tuple[str, ...]
+    max_model_len: int
+    limits: ClientLimits = field(default_factory=ClientLimits)
+    default_sampling: Mapping[str, int | float] = field(default_factory=dict)
+    tokenizer: Tokenizer | None = None
+    chat_template: ChatTemplate | None = None
+    bounds: Limits = field(default_factory=lambda: Limits(0, 0, 0))
+    build: str = ""
+    loading: Loading = field(default_factory=Loading)
+    ready: bool = False
+    failed: str | None = None
+    started: int = field(default_factory=lambda: int(time.time()))
+    active_sequences: int = 0
+    backlog: Backlog = field(init=False)
+    large_texts: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        limits = self.limits
+        self.large_texts = asyncio.Semaphore(LARGE_TEXTS_AT_ONCE)
+        self.backlog = Backlog(
+            limits.max_queued_requests,
+            limits.max_queued_tokens,
+            lambda: self.client.stats.prompt_rate,
+            slots=limits.slots,
+        )
+
+    def set_ready(self, tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
+        """Make the endpoints available, after tokenizer and engine are loaded."""
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        info = self.client.info
+
+        def number(name: str, otherwise: int) -> int:
+            value = info.get(name)
+            return value if isinstance(value, int) else otherwise
+
+        # The model's vocabulary may be larger than the tokenizer's; all of its ids are valid.
+        self.bounds = Limits(
+            self.max_model_len,
+            number("kv_tokens", self.max_model_len),
+            number("vocab_size", tokenizer.vocab_size),
+            number("max_top", MAX_LOGPROBS),
+        )
+        self.ready = True
+
+    def unavailable(self) -> str | None:
+        """Return why requests cannot be answered now, or None if they can."""
+        if self.failed is not None:
+            return self.failed
+        if not self.ready:
+            return loading_message(self.loading)
+        if not self.client.alive:
+            return self.client.trouble
+        return None
+
+    def check_model(self, name: str | None) -> str:
+        """Return the served name that a request means; NotFound (404) if `name` is not served."""
+        if not name:
+            return self.model_names[0]
+        if name not in self.model_names:
+            served = ", ".join(self.model_names)
+            msg = f"The model {name[:200]!r} does not exist. This server serves: {served}"
+            raise NotFound(msg, param="model", code="model_not_found")
+        return name
+
+    @property
+    def fingerprint(self) -> str:
+        """The system_fingerprint: equal for servers whose settings give equal seeded answers."""
+        facts = "|".join((version(), self.model_names[0], self.build))
+        return "fp_" + hashlib.sha256(facts.encode()).hexdigest()[:10]
+
+    def get_chat_template(self) -> ChatTemplate:
+        """Return the model's chat template; call check_available first."""
+        assert self.chat_template is not None
+        return self.chat_template
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer; call check_available first."""
+        assert self.tokenizer is not None
+        return self.tokenizer

@@ -1,0 +1,167 @@
+"""Events: what an answer consists of, in one order, for every dialect.
+
+An engine output of one sequence becomes a list of events: `[Progress]`, or
+`[Scored?, Text, (Reasoning | ToolCall | Text)*, Finish?, Usage?]`. The last list of an answer is
+`[Usage]`. `Text` comes once for each output, also with an empty text, since it carries the token
+ids and logprobs, behind which the text may lag (half characters, stop strings). A whole answer is
+the fold of the same events as a stream, so the two cannot differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+if TYPE_CHECKING:
+    from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.serving.prompts import Prompt
+
+
+class Progress(msgspec.Struct, gc=False):
+    """`processed` of the `total` prompt tokens are computed, of which `cached` were found."""
+
+    index: int
+    total: int
+    cached: int
+    processed: int
+    elapsed_ms: int
+
+
+class Scored(msgspec.Struct):
+    """The logprobs of the prompt's tokens; entry 0 is None (nothing predicts the first token)."""
+
+    index: int
+    scores: list[TokenLogprob | None]
+
+
+class Text(msgspec.Struct):
+    """Text of the answer, the new token ids, and one logprob for each if they were requested."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+
+
+class Reasoning(msgspec.Struct, gc=False):
+    """Text that the model thinks before its answer."""
+
+    index: int
+    text: str
+
+
+class ToolCall(msgspec.Struct, gc=False):
+    """A part of the arguments of call number `call`; its first part has the id and the name."""
+
+    index: int
+    call: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+class Finish(msgspec.Struct, gc=False):
+    """The sequence has ended: "stop", "length", "tool_calls" or "abort".
+
+    stop_reason: the stop string or stop token id that ended it.
+    """
+
+    index: int
+    reason: str
+    stop_reason: str | int | None = None
+
+
+class Usage(msgspec.Struct, gc=False):
+    """Token counts so far, over all choices; each prompt counts once."""
+
+    prompt: int
+    completion: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The sequence failed. It ends the whole answer: `error` is raised where events are read."""
+
+    error: BaseException
+
+
+Event: TypeAlias = Progress | Scored | Text | Reasoning | ToolCall | Finish | Usage
+
+
+@dataclass(slots=True)
+class Call:
+    """A whole tool call."""
+
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Choice:
+    """The fold of one sequence's events. scorer: the choice that scored this one's prompt."""
+
+    index: int
+    prompt: Prompt
+    scorer: int
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    scores: list[TokenLogprob | None] | None = None
+    reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, event: Event) -> None:
+        """Append the next event of this sequence."""
+        match event:
+            case Text():
+                self.text.append(event.text)
+                self.token_ids += event.token_ids
+                self.logprobs += event.logprobs or ()
+            case Reasoning():
+                self.reasoning.append(event.text)
+            case ToolCall(id=str() as number, name=str() as name):
+                self.calls.append(Call(number, name, [event.arguments]))
+            case ToolCall():
+                self.calls[event.call].arguments.append(event.arguments)
+            case Scored():
+                self.scores = event.scores
+            case Finish():
+                self.reason, self.stop_reason = event.reason, event.stop_reason
+            case Progress() | Usage():
+                pass
+
+
+@dataclass(slots=True)
+class Folded:
+    """The fold of all events of an answer."""
+
+    choices: list[Choice]
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+
+    def add(self, events: list[Event]) -> None:
+        """Add the next list of events."""
+        for event in events:
+            if isinstance(event, Usage):
+                self.usage = event
+            else:
+                self.choices[event.index].add(event)
+
+    @property
+    def num_shown(self) -> int:
+        """How many token ids and logprobs, alternatives included, the answer may contain."""
+        return sum(
+            len(choice.token_ids) + num_entries(choice.logprobs) + num_entries(choice.scores)
+            for choice in self.choices
+        )
+
+
+def num_entries(rows: list[TokenLogprob] | list[TokenLogprob | None] | None) -> int:
+    """Return the number of logprobs in `rows`, alternatives included."""
+    last = rows[-1] if rows else None
+    return 0 if rows is None or last is None else len(rows) * (1 + len(last.top))

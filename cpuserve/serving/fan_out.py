@@ -1,0 +1,178 @@
+"""Turn a call into sequences, n for each prompt, and count them from admission to their end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.events import Progress, Usage
+
+if TYPE_CHECKING:
+    from cpuserve.engine.ipc import Output
+    from cpuserve.sampling.params import SamplingParams
+    from cpuserve.serving.call import GenerateCall
+    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.prompts import Prompt
+
+MAX_SEQUENCES_PER_REQUEST = 1024
+# List items in all sequences of a request together; each takes about 50 bytes in the engine.
+MAX_REQUEST_ITEMS = 1 << 22
+MAX_TIMEOUT_S = 1e6
+
+
+@dataclass(slots=True)
+class Job:
+    """One sequence: choice `index` of the answer, `started` at time.monotonic().
+
+    held: whether its context counts it as active. waits: whether the backlog counts it, with
+    num_queued prompt tokens. scored_by: the index of the job that computes the prompt logprobs for
+    this one, None if it computes them itself.
+    """
+
+    index: int
+    prompt: Prompt
+    params: SamplingParams
+    n: int
+    priority: int = 0
+    timeout_s: float | None = None
+    progress: bool = False
+    scored_by: int | None = None
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    held: bool = False
+    waits: bool = False
+    num_queued: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def progress_of(self, output: Output) -> Progress:
+        """Return the event of an output that only reports the prompt's progress."""
+        elapsed_ms = round(1000 * (time.monotonic() - self.started))
+        cached, done = output.cached_tokens, output.processed
+        return Progress(self.index, len(self.prompt.ids), cached, done, elapsed_ms)
+
+
+def fan_out(
+    call: GenerateCall,
+    prompts: list[Prompt],
+    params: list[SamplingParams],
+    longest_s: float | None,
+) -> list[Job]:
+    """Return n jobs for each prompt; prompt i has the choices i*n to i*n + n-1.
+
+    Jobs end with an error after the call's timeout, but at most longest_s. If the call has a
+    seed, sequence k of a prompt uses seed + k, so that the sequences differ. The first sequence of
+    a prompt computes the prompt logprobs for all of its sequences.
+
+    Raises:
+      InvalidRequest: there are too many sequences, or their lists have too many items.
+    """
+    total = sum(p.n for p in params)
+    if total > MAX_SEQUENCES_PER_REQUEST:
+        msg = (
+            f"n times the number of prompts is {total}: at most {MAX_SEQUENCES_PER_REQUEST} "
+            f"sequences per request are allowed"
+        )
+        raise InvalidRequest(msg, param="n")
+    if total > 1:
+        _check_size(prompts, params, call.echo)
+    timeout = _timeout(call.timeout, longest_s)
+    jobs: list[Job] = []
+    for prompt, of_prompt in zip(prompts, params, strict=True):
+        first = len(jobs)
+        for k in range(of_prompt.n):
+            job = Job(len(jobs), prompt, of_prompt.single(k), of_prompt.n, call.priority or 0)
+            job.timeout_s = timeout
+            if k and of_prompt.prompt_logprobs is not None:
+                job.scored_by = first
+            job.progress = call.stream and call.return_progress
+            jobs.append(job)
+    return jobs
+
+
+def _check_size(prompts: list[Prompt], params: list[SamplingParams], echo: bool) -> None:
+    """Raise InvalidRequest if the lists, which each sequence copies, would fill the memory."""
+    items = 0
+    for prompt, of_prompt in zip(prompts, params, strict=True):
+        scored = 0 if of_prompt.prompt_logprobs is None else of_prompt.prompt_logprobs + 1
+        # One sequence computes the prompt logprobs; with echo every sequence shows them.
+        items += (of_prompt.n if echo else 1) * scored * len(prompt.ids)
+        items += of_prompt.n * _num_items(len(prompt.ids), of_prompt)
+    if items > MAX_REQUEST_ITEMS:
+        msg = (
+            f"The sequences of this request have {items} list items in total (prompt tokens, "
+            f"prompt logprobs, ids in allowed_token_ids, stop_token_ids and logit_bias, "
+            f"characters of stop strings): at most {MAX_REQUEST_ITEMS} are allowed. Send fewer "
+            f"prompts in a request, or lower n"
+        )
+        raise InvalidRequest(msg, param="n")
+
+
+def _num_items(num_prompt: int, params: SamplingParams) -> int:
+    """Return the number of list items in one sequence, without its prompt logprobs."""
+    lists = (params.allowed_token_ids, params.stop_token_ids, params.logit_bias, *params.stop)
+    return num_prompt + sum(len(some) for some in lists if some is not None)
+
+
+def _timeout(asked: float | None, longest_s: float | None) -> float | None:
+    if asked is None:
+        return longest_s
+    if not 0.0 < asked <= MAX_TIMEOUT_S:
+        msg = f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds, got {asked:g}"
+        raise InvalidRequest(msg, param="timeout")
+    return asked if longest_s is None else min(asked, longest_s)
+
+
+def check_capacity(context: ModelContext, jobs: Sequence[Job]) -> None:
+    """Raise TooManyRequests (429) if there is no capacity for these sequences, or if the first
+    token would come after the call's timeout."""
+    sequences, active, most = len(jobs), context.active_sequences, context.limits.max_sequences
+    context.backlog.check(jobs[0].timeout_s)
+    if active + sequences > most:
+        msg = (
+            f"This request needs {sequences} sequences, but {active} of at most {most} are in use: "
+            f"try again later"
+        )
+        raise context.backlog.refusal(msg)
+
+
+def admit(context: ModelContext, jobs: Sequence[Job]) -> None:
+    """Count sequences as waiting until `start`, and as active until `dismiss`; raises like
+    check_capacity. They count before they run, so that the next check includes them."""
+    check_capacity(context, jobs)
+    seen: set[int] = set()
+    for job in jobs:
+        # A prompt is computed once for its n sequences, so its tokens count once.
+        job.num_queued = 0 if id(job.prompt) in seen else len(job.prompt.ids)
+        seen.add(id(job.prompt))
+        job.held = job.waits = True
+        context.active_sequences += 1
+        context.backlog.enter(job.num_queued)
+
+
+def start(context: ModelContext, job: Job, cached_tokens: int) -> None:
+    """Count `job` as running; `cached_tokens` of its prompt were found in the prefix cache."""
+    job.waits = False
+    context.backlog.start(job.num_queued, len(job.prompt.ids) - cached_tokens)
+
+
+def dismiss(context: ModelContext, job: Job) -> None:
+    """Stop counting `job`, which has ended or will never run; repeated calls do nothing."""
+    if job.waits:
+        context.backlog.leave(job.num_queued)
+    context.active_sequences -= job.held
+    job.held = job.waits = False
+
+
+def usage_of(prompt_tokens: int, jobs: Sequence[Job]) -> Usage:
+    """Return the token counts of a call; `prompt_tokens` must count each prompt once."""
+    completion = sum(job.completion_tokens for job in jobs)
+    cached: dict[int, int] = {}
+    for job in jobs:
+        known = cached.get(id(job.prompt), job.cached_tokens)
+        # Of the n sequences of a new prompt, the later ones find the blocks that the first has
+        # computed. That is no cache hit of the request, so the smallest number counts.
+        cached[id(job.prompt)] = min(known, job.cached_tokens)
+    return Usage(prompt_tokens, completion, sum(cached.values()))

@@ -1,0 +1,235 @@
+"""Generation: run a call's sequences; closing the generator of its events aborts them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import RequestError
+from cpuserve.serving.endings import ENDINGS
+from cpuserve.serving.events import Choice, Event, Failed, Folded, Progress, Scored, Usage
+from cpuserve.serving.fan_out import admit, check_capacity, dismiss, fan_out, start, usage_of
+from cpuserve.serving.params import sampling_params
+from cpuserve.serving.prompts import prompts_of
+from cpuserve.serving.text import TextProcessor
+from cpuserve.serving.threads import run_sized
+
+if TYPE_CHECKING:
+    from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.serving.call import GenerateCall
+    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.fan_out import Job
+
+# Lists of events per sequence that may be queued for a slow client, in calls with several.
+_QUEUED_PER_SEQUENCE = 8
+# How many prompt token ids are checked per microsecond.
+_IDS_PER_US = 32
+
+Events = AsyncGenerator[list[Event], None]
+
+
+async def prepare(context: ModelContext, call: GenerateCall, num_bytes: int) -> Generation:
+    """Check a call, and return the generation that will answer it.
+
+    num_bytes: the size of the request's body; see prompts.chat_prompt.
+
+    Raises:
+      InvalidRequest: the call cannot be answered by this model.
+      TooManyRequests: there is no capacity for it now.
+    """
+    prompts = await prompts_of(context, call, num_bytes)
+    ids = [prompt.ids for prompt in prompts]
+
+    def make_jobs() -> list[Job]:
+        params = sampling_params(call, ids, context.bounds, context.default_sampling)
+        return fan_out(call, prompts, params, context.limits.longest_s)
+
+    num_ids = sum(map(len, ids))
+    jobs = await run_sized(num_ids // _IDS_PER_US, make_jobs)
+    check_capacity(context, jobs)
+    call.drop_inputs()
+    return Generation(context, call, jobs, num_ids)
+
+
+class Generation:
+    """A checked call: its sequences, and their events while they run."""
+
+    def __init__(
+        self, context: ModelContext, call: GenerateCall, jobs: list[Job], prompt_tokens: int
+    ) -> None:
+        self.context = context
+        self.call = call
+        self.jobs = jobs
+        self.prompt_tokens = prompt_tokens
+
+    def usage(self) -> Usage:
+        """Return the token counts so far."""
+        return usage_of(self.prompt_tokens, self.jobs)
+
+    def events(self) -> Events:
+        """Yield the events of all sequences as they arrive, and `[Usage]` at the end.
+
+        Closing the generator aborts unfinished sequences.
+
+        Raises:
+          TooManyRequests: there is no capacity any more.
+          RequestError: a sequence failed, or the engine has ended.
+        """
+        return self._one(self.jobs[0]) if len(self.jobs) == 1 else self._several()
+
+    async def folded(self) -> Folded:
+        """Run all sequences to their ends and return the fold of their events."""
+        choices = [
+            Choice(job.index, job.prompt, job.index if job.scored_by is None else job.scored_by)
+            for job in self.jobs
+        ]
+        whole = Folded(choices)
+        async with aclosing(self.events()) as batches:
+            async for events in batches:
+                whole.add(events)
+        return whole
+
+    async def _one(self, job: Job) -> Events:
+        admit(self.context, self.jobs)
+        each = self.call.usage_in_each
+        async with aclosing(_run(self.context, job)) as batches:
+            async for events in batches:
+                if each:
+                    events.append(self.usage())
+                yield events
+        yield [self.usage()]
+
+    async def _several(self) -> Events:
+        jobs, context = self.jobs, self.context
+        admit(context, jobs)
+        queue: _Queue = asyncio.Queue(_QUEUED_PER_SEQUENCE * len(jobs))
+        scores: dict[int | None, _Scores]
+        scores = {job.scored_by: _Scores() for job in jobs if job.scored_by is not None}
+        tasks = [
+            asyncio.create_task(
+                _pump(context, job, queue, scores.get(job.index), scores.get(job.scored_by))
+            )
+            for job in jobs
+        ]
+        try:
+            left = len(jobs)
+            while left:
+                events = await queue.get()
+                if isinstance(events, Failed):
+                    raise events.error
+                if events is None:
+                    left -= 1
+                    continue
+                if self.call.usage_in_each:
+                    events.append(self.usage())
+                yield events
+        finally:
+            for job, task in zip(jobs, tasks, strict=True):
+                task.cancel()
+                dismiss(context, job)  # because a task that has not started does not
+            await asyncio.gather(*tasks, return_exceptions=True)
+        yield [self.usage()]
+
+
+async def _run(context: ModelContext, job: Job) -> Events:
+    """Yield the events of an admitted sequence; closing the generator aborts it."""
+    metrics, params, ids = context.metrics, job.params, job.prompt.ids
+    meter = metrics.start(len(ids), params.max_tokens or 0, job.n)
+    reason = "abort"
+    try:
+        processor = TextProcessor(context.get_tokenizer(), ids, params, job.index)
+        source = context.client.generate(
+            ids, params, job.priority, timeout_s=job.timeout_s, progress=job.progress
+        )
+        async with aclosing(source) as outputs:
+            async for output in outputs:
+                if output.processed:
+                    yield [job.progress_of(output)]
+                    continue
+                events, count = processor.push(output)
+                if job.waits:
+                    start(context, job, output.cached_tokens)
+                metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled)
+                job.completion_tokens += count
+                job.cached_tokens = job.cached_tokens or output.cached_tokens
+                if processor.finish is not None:
+                    reason = processor.finish
+                    yield events
+                    return
+                yield events
+    except RequestError:
+        reason = "error"
+        raise
+    finally:
+        dismiss(context, job)
+        metrics.finish(meter, reason)
+
+
+# The events of one output, the failure of a sequence, or None at its end.
+_Queue = asyncio.Queue["list[Event] | Failed | None"]
+
+
+class _Scores:
+    """Passes prompt logprobs from the sequence that computes them to others of the same prompt."""
+
+    def __init__(self) -> None:
+        self.known = asyncio.Event()
+        self._rows: list[TokenLogprob | None] | None = None
+
+    def give(self, events: list[Event]) -> None:
+        """Store the prompt logprobs from the first events with tokens, which contain them."""
+        if not self.known.is_set():
+            first = events[0]
+            self._rows = first.scores if isinstance(first, Scored) else None
+            self.known.set()
+
+    def put_into(self, events: list[Event], index: int) -> None:
+        """Put the logprobs, which must be known, before the events of choice `index`."""
+        if self._rows is not None:
+            events.insert(0, Scored(index, self._rows))
+
+
+async def _pump(
+    context: ModelContext,
+    job: Job,
+    queue: _Queue,
+    given: _Scores | None,
+    taken: _Scores | None,
+) -> None:
+    """Put the events of `job` into `queue`.
+
+    given: where to store its prompt logprobs for other jobs. taken: where to get them from.
+    """
+    # Events that arrive before the prompt logprobs are kept here. Leaving them unread in the
+    # engine's stream would be wrong, because stop strings are found only when the text is read.
+    held: list[list[Event]] = []
+
+    async def show(scores: _Scores) -> None:
+        await scores.known.wait()
+        scores.put_into(held[0], job.index)
+        for events in held:
+            await queue.put(events)
+        held.clear()
+
+    try:
+        async with aclosing(_run(context, job)) as batches:
+            async for events in batches:
+                progresses = isinstance(events[0], Progress)
+                if given is not None and not progresses:
+                    given.give(events)
+                if taken is None or progresses:
+                    await queue.put(events)
+                    continue
+                held.append(events)
+                if taken.known.is_set():
+                    await show(taken)
+                    taken = None
+        if taken is not None and held:
+            await show(taken)
+        await queue.put(None)
+    except ENDINGS:
+        raise
+    except BaseException as error:
+        await queue.put(Failed(error))

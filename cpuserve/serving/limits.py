@@ -1,0 +1,44 @@
+"""Limits on the memory and time that one client, or all clients together, may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# A prompt token takes 2 to 6 bytes of text in any language, and at most about 64 bytes of JSON, in
+# many short messages with escapes for all non-ASCII characters. The minimum allows for requests
+# with many prompts or long lists of token ids, whose sizes do not depend on the context.
+BODY_BYTES_PER_TOKEN = 64
+LEAST_BODY_BYTES = 4 << 20
+LEAST_HELD_BYTES = 32 << 20
+
+
+def default_body_bytes(max_model_len: int) -> int:
+    """Return the default limit of a body's size in bytes."""
+    return max(LEAST_BODY_BYTES, BODY_BYTES_PER_TOKEN * max_model_len)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """Limits on the memory and time that one client, or all clients together, may use."""
+
+    max_body_bytes: int = LEAST_BODY_BYTES
+    body_timeout_s: float = 60.0
+    # Bytes of all bodies together, from reading them until their prompts are tokenized, and how
+    # long a body may wait for its reservation; see BodyBudget. Bodies up to 64 KiB do not count.
+    max_held_bytes: int = LEAST_HELD_BYTES
+    body_wait_s: float = 10.0
+    # Admitted sequences that have not finished; each takes a few KB, here and in the engine.
+    # FrontEnd sets it to the number that may wait plus the number that its engines can run.
+    max_sequences: int = 2048
+    # A stream's headers wait for its first token, so that an earlier error has its own status. But
+    # proxies close connections that are silent for a minute, and a long prompt can take that long:
+    # after this time the headers and a comment are sent.
+    silent_s: float = 15.0
+    # Of those sequences, how many may wait for their first token, and with how many prompt tokens;
+    # see Backlog.
+    max_queued_requests: int = 1024
+    max_queued_tokens: int = 1 << 20
+    # Sequences that can run at the same time in all engines.
+    slots: int = 1
+    # The longest time a request may take, including its wait, and the default of its timeout.
+    longest_s: float | None = None

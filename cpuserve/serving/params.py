@@ -1,0 +1,220 @@
+"""Turn a call into SamplingParams; every limit is checked before a request is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from cpuserve.core.admission import Limits, check_params, check_prompt
+from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
+from cpuserve.sampling.params import SamplingParams
+from cpuserve.serving.call import (
+    MAX_ID_LIST,
+    MAX_LOGPROBS,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    GenerateCall,
+)
+
+# Sampling parameters by name, for requests that do not set them.
+Defaults = Mapping[str, int | float]
+
+# min and max hold Python's global lock, on any thread: about a millisecond for this many ids.
+_IDS_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """The lengths that determine max_tokens, all in tokens.
+
+    asked: the requested value of the field asked_name. scoring: the request may generate nothing.
+    """
+
+    prompt: int
+    max_model_len: int
+    asked: int | None
+    asked_name: str
+    scoring: bool
+
+
+def sampling_params(
+    call: GenerateCall, prompts: Sequence[list[int]], limits: Limits, defaults: Defaults
+) -> list[SamplingParams]:
+    """Return the parameters of each prompt's sequences; `defaults` are the server's.
+
+    They share their lists, which are checked once: otherwise a thousand prompts with a list of the
+    whole vocabulary would take seconds.
+
+    Raises:
+      InvalidRequest: a field is out of range, or a prompt and its answer exceed the context.
+    """
+    check_logprobs("logprobs", call.logprobs)
+    prompt_logprobs = call.prompt_logprobs
+    if call.echo and prompt_logprobs is None:
+        prompt_logprobs = call.logprobs
+    scoring = call.max_tokens == 0 and (call.echo or prompt_logprobs is not None)
+    asked, name, context = call.max_tokens, call.max_tokens_name, limits.max_model_len
+    budgets = [
+        max_tokens(Lengths(len(prompt), context, asked, name, scoring)) for prompt in prompts
+    ]
+    shortest = [n for n in (call.default_max_tokens, defaults.get("max_tokens")) if n is not None]
+    if asked is None and shortest:
+        default = max(int(min(shortest)), call.min_tokens or 0)
+        budgets = [min(budget, default) for budget in budgets]
+    shared = _params(call, limits, defaults, budgets[0], prompt_logprobs)
+    params = [msgspec.structs.replace(shared, max_tokens=budget) for budget in budgets]
+    for prompt, of_prompt in zip(prompts, params, strict=True):
+        check_prompt(prompt, of_prompt, limits)
+    check_params(shared, limits)
+    return params
+
+
+def max_tokens(lengths: Lengths) -> int:
+    """Return how many tokens to generate: the requested number, or all that fit in the context.
+
+    Raises:
+      InvalidRequest: the prompt is empty, or prompt and requested tokens exceed the context.
+    """
+    if lengths.prompt == 0:
+        msg = "The prompt is empty: it needs at least one token"
+        raise InvalidRequest(msg, param="prompt")
+    available = lengths.max_model_len - lengths.prompt
+    check_fits(lengths.prompt, lengths.max_model_len, 0 if lengths.scoring else 1)
+    if lengths.asked is None:
+        return available
+    least = 0 if lengths.scoring else 1
+    if lengths.asked < least:
+        hint = "" if lengths.asked else " (0 only with echo or prompt_logprobs)"
+        msg = f"{lengths.asked_name} must be at least 1, got {lengths.asked}{hint}"
+        raise InvalidRequest(msg, param=lengths.asked_name)
+    if lengths.asked > available:
+        msg = (
+            f"This model's maximum context length is {lengths.max_model_len} tokens. You asked for "
+            f"{lengths.prompt + lengths.asked}: {lengths.prompt} in the prompt and {lengths.asked} "
+            f"in {lengths.asked_name}. Ask for at most {available}"
+        )
+        raise InvalidRequest(msg, param=lengths.asked_name, code=CONTEXT_LENGTH)
+    return lengths.asked
+
+
+def check_fits(num_prompt: int, max_model_len: int, least: int = 0) -> None:
+    """Raise InvalidRequest unless the prompt and `least` new tokens fit in the context."""
+    if num_prompt + least > max_model_len:
+        msg = (
+            f"This model's maximum context length is {max_model_len} tokens. The prompt has "
+            f"{num_prompt} tokens, which leaves none to generate: shorten it"
+        )
+        raise InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
+
+
+def _defaults_for(call: GenerateCall, defaults: Defaults) -> dict[str, int | float]:
+    """Return the server's sampling defaults for this request, without max_tokens."""
+    usable = {name: value for name, value in defaults.items() if name != "max_tokens"}
+    # A request for n answers expects different ones, but greedy decoding would give n equal ones.
+    if (call.n or 1) > 1 and call.temperature is None and usable.get("temperature") == 0:
+        del usable["temperature"]
+    return usable
+
+
+def check_token_ids(name: str, ids: list[int], vocab_size: int) -> None:
+    """Raise InvalidRequest with the first id outside of the vocabulary."""
+    for start in range(0, len(ids), _IDS_AT_ONCE):
+        some = ids[start : start + _IDS_AT_ONCE]
+        if min(some) < 0 or max(some) >= vocab_size:
+            bad = next(i for i in some if not 0 <= i < vocab_size)
+            msg = f"{name}: token id {bad} is out of vocabulary: ids are 0 to {vocab_size - 1}"
+            raise InvalidRequest(msg, param=name)
+
+
+def _params(
+    call: GenerateCall,
+    limits: Limits,
+    defaults: Defaults,
+    budget: int,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    check_logprobs("prompt_logprobs", prompt_logprobs)
+    if not -(2**31) <= (call.priority or 0) < 2**31:
+        msg = f"priority must be a 32-bit integer, got {call.priority}"
+        raise InvalidRequest(msg, param="priority")
+    _check_count("stop_token_ids", call.stop_token_ids, MAX_ID_LIST)
+    _check_count("allowed_token_ids", call.allowed_token_ids, limits.vocab)
+    given = {
+        "n": call.n,
+        "temperature": call.temperature,
+        "top_p": call.top_p,
+        "top_k": call.top_k,
+        "min_p": call.min_p,
+        "repetition_penalty": call.repetition_penalty,
+        "presence_penalty": call.presence_penalty,
+        "frequency_penalty": call.frequency_penalty,
+        "seed": call.seed,
+        "min_tokens": call.min_tokens,
+        "stop": _stop(call.stop),
+        "stop_token_ids": call.stop_token_ids,
+        "ignore_eos": call.ignore_eos,
+        "include_stop_str_in_output": call.include_stop_str_in_output,
+        "skip_special_tokens": call.skip_special_tokens,
+        "logprobs": call.logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "logit_bias": _logit_bias(call.logit_bias, limits.vocab),
+        "allowed_token_ids": call.allowed_token_ids,
+        "cache_salt": call.cache_salt,
+    }
+    asked = {name: value for name, value in given.items() if value is not None}
+    return SamplingParams(
+        max_tokens=budget,
+        **{**_defaults_for(call, defaults), **asked},  # type: ignore[arg-type]
+    )
+
+
+def check_logprobs(name: str, value: int | None) -> None:
+    """Raise InvalidRequest unless `value` is a number of alternatives that may be reported."""
+    if value is not None and not 0 <= value <= MAX_LOGPROBS:
+        msg = f"{name} must be between 0 and {MAX_LOGPROBS}, got {value}"
+        raise InvalidRequest(msg, param=name)
+
+
+def _check_count(name: str, ids: list[int] | None, most: int) -> None:
+    if ids is not None and len(ids) > most:
+        msg = f"{name} has {len(ids)} entries: at most {most} are allowed"
+        raise InvalidRequest(msg, param=name)
+
+
+def _stop(stop: str | list[str] | None) -> list[str] | None:
+    if stop is None:
+        return None
+    strings = [stop] if isinstance(stop, str) else stop
+    if len(strings) > MAX_STOP_STRINGS:
+        msg = f"stop has {len(strings)} strings: at most {MAX_STOP_STRINGS} are allowed"
+        raise InvalidRequest(msg, param="stop")
+    if any(len(s) > MAX_STOP_CHARS for s in strings):
+        msg = f"stop strings may have at most {MAX_STOP_CHARS} characters"
+        raise InvalidRequest(msg, param="stop")
+    if not all(strings):
+        msg = "stop strings must not be empty"
+        raise InvalidRequest(msg, param="stop")
+    return strings
+
+
+def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:
+    """Return biases by token id, clamped to -100 to 100 as OpenAI documents."""
+    if not bias:
+        return None
+    if len(bias) > MAX_ID_LIST:
+        msg = f"logit_bias has {len(bias)} entries: at most {MAX_ID_LIST} are allowed"
+        raise InvalidRequest(msg, param="logit_bias")
+    not_ids = [key for key in bias if not (key.isascii() and key.isdigit() and len(key) < 12)]
+    if not_ids:
+        msg = f"logit_bias keys must be token ids, got {', '.join(map(repr, not_ids[:8]))}"
+        raise InvalidRequest(msg, param="logit_bias")
+    outside = [key for key in bias if int(key) >= vocab_size]
+    if outside:
+        msg = (
+            f"logit_bias: token id {', '.join(outside[:8])} is out of vocabulary: "
+            f"ids are 0 to {vocab_size - 1}"
+        )
+        raise InvalidRequest(msg, param="logit_bias")
+    return {int(key): min(100.0, max(-100.0, value)) for key, value in bias.items()}
