@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +13,9 @@ from cpuserve.bench.driver import Target
 from cpuserve.bench.measure import Bench, Work, roofline_records
 from cpuserve.bench.schema import Record, Where, table
 from cpuserve.bench.server import Server
-from cpuserve.bench.workload import Workload, talks
+from cpuserve.bench.workload import talks
 from cpuserve.cli import flags
+from cpuserve.cli.bench_load import tell, workload_of
 from cpuserve.cli.commands import prepared_start
 from cpuserve.cli.terminal import note, say
 from cpuserve.errors import ConfigError
@@ -137,31 +137,6 @@ def show(records: list[Record], args: argparse.Namespace) -> int:
     else:
         say(table(records))
     return 0
-
-
-def tell(text: str) -> None:
-    """Print what is being measured now, if stderr is a terminal."""
-    if sys.stderr.isatty():
-        note(text)
-
-
-def workload_of(args: argparse.Namespace, seed: int, vocab: int | None = None) -> Workload:
-    """Return the workload that the flags define. vocab: the model's vocabulary size, if known."""
-    repeated = args.dataset_name == "prefix_repetition"
-    return Workload(
-        dataset=args.dataset_name,
-        num_prompts=args.num_prompts,
-        input_len=args.prefix_repetition_suffix_len if repeated else args.input_len,
-        output_len=args.prefix_repetition_output_len if repeated else args.output_len,
-        range_ratio=min(1.0, args.random_range_ratio),
-        prefix_len=args.prefix_repetition_prefix_len if repeated else args.random_prefix_len,
-        num_prefixes=args.prefix_repetition_num_prefixes,
-        turns=args.num_turns,
-        answer_len=args.sharegpt_output_len,
-        path=args.dataset_path,
-        vocab=min(args.vocab_size, vocab or args.vocab_size),
-        seed=seed,
-    )
 
 
 def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Record]:

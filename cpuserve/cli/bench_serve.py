@@ -27,7 +27,7 @@ from cpuserve.bench.results import (
 from cpuserve.bench.schema import commit
 from cpuserve.bench.traffic import Pace, Run, count_tokens, drive
 from cpuserve.bench.workload import Workload, talks
-from cpuserve.cli.bench import tell, workload_of
+from cpuserve.cli.bench_load import tell, workload_of
 from cpuserve.cli.terminal import note, say
 from cpuserve.errors import ConfigError
 

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve import plugins
 from cpuserve.errors import ModelError
-from cpuserve.registry import Registry
+from cpuserve.models.base import BUILTIN, MODELS
 
 if TYPE_CHECKING:
     from cpuserve.models.base import ModelDef
     from cpuserve.models.spec import ModelSpec
     from cpuserve.program.program import Program
 
-BUILTIN = {
-    "LlamaForCausalLM": "cpuserve.models.llama:Llama",
-    "MistralForCausalLM": "cpuserve.models.llama:Mistral",
-    "OPTForCausalLM": "cpuserve.models.opt:Opt",
-    "Qwen2ForCausalLM": "cpuserve.models.qwen2:Qwen2",
-    "Qwen3ForCausalLM": "cpuserve.models.qwen3:Qwen3",
-}
-
-MODELS: Registry[type[ModelDef]] = Registry("model architecture", BUILTIN)
+__all__ = [
+    "BUILTIN",
+    "MODELS",
+    "architecture_of",
+    "build_program",
+    "find_model",
+    "plugin_notes",
+    "spec_from_config",
+]
 
 ENTRY_POINTS = "cpuserve.models"
 

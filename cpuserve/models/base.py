@@ -1,13 +1,23 @@
-"""The interface of a model family, and the decorator that registers it."""
+"""The interface of a model family, the built-in families, and how another is registered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from cpuserve.models import MODELS
-from cpuserve.models.spec import ModelSpec
-from cpuserve.program.builder import Builder
+from cpuserve.registry import Registry
+
+if TYPE_CHECKING:
+    from cpuserve.models.spec import ModelSpec
+    from cpuserve.program.builder import Builder
+
+BUILTIN = {
+    "LlamaForCausalLM": "cpuserve.models.llama:Llama",
+    "MistralForCausalLM": "cpuserve.models.llama:Mistral",
+    "OPTForCausalLM": "cpuserve.models.opt:Opt",
+    "Qwen2ForCausalLM": "cpuserve.models.qwen2:Qwen2",
+    "Qwen3ForCausalLM": "cpuserve.models.qwen3:Qwen3",
+}
 
 
 class ModelDef(Protocol):
@@ -21,6 +31,8 @@ class ModelDef(Protocol):
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of a model with hyperparameters `s` to `b`."""
 
+
+MODELS: Registry[type[ModelDef]] = Registry("model architecture", BUILTIN)
 
 T = TypeVar("T", bound=type[ModelDef])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from cpuserve.errors import ModelError
 from cpuserve.program.ops import (
@@ -24,8 +24,33 @@ from cpuserve.program.ops import (
 )
 from cpuserve.program.program import KvShape, Program, Value, WeightNeed
 
-if TYPE_CHECKING:
-    from cpuserve.models.spec import ModelSpec
+
+class Sizes(Protocol):
+    """The hyperparameters that ops default to; models/spec.py has them."""
+
+    @property
+    def vocab(self) -> int:
+        """Number of token ids."""
+
+    @property
+    def width(self) -> int:
+        """Hidden size."""
+
+    @property
+    def q_heads(self) -> int:
+        """Query heads."""
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+
+    @property
+    def norm_eps(self) -> float:
+        """The epsilon of norms."""
 
 
 class Builder:
@@ -36,7 +61,7 @@ class Builder:
     ModelError, because their cause is a wrong value in the model's config.
     """
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: Sizes) -> None:
         self._spec = spec
         self._ops: list[Op] = []
         self._values: list[Value] = []

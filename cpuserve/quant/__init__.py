@@ -1,16 +1,16 @@
 """Weight formats: convert the tensors of a checkpoint to rows that the C++ packers read.
 
-To add a format, write a file with a `@weight_format("name")` function and add a line to `BUILTIN`.
-A checkpoint names its format in config.json as quantization_config.quant_method.
+To add a format, write a file with a `@weight_format("name")` function and add a line to
+`BUILTIN` in registry.py. A checkpoint names its format in config.json as
+quantization_config.quant_method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
-from cpuserve.registry import Registry
+from cpuserve.quant.registry import FORMATS, weight_format
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,17 +19,7 @@ if TYPE_CHECKING:
     from cpuserve.quant.base import QuantTensor, Weights
     from cpuserve.quant.stored import TensorStore
 
-    WeightFormat = Callable[[TensorStore, dict[str, Any]], Weights]
-
-BUILTIN = {
-    "dense": "cpuserve.quant.dense:dense_weights",
-    "gguf": "cpuserve.quant.gguf:gguf_weights",
-    "awq": "cpuserve.quant.awq:awq_weights",
-    "gptq": "cpuserve.quant.gptq:gptq_weights",
-    "compressed-tensors": "cpuserve.quant.compressed_tensors:compressed_weights",
-}
-FORMATS: Registry[WeightFormat] = Registry("weight format", BUILTIN)
-weight_format = FORMATS.register
+__all__ = ["FORMATS", "dequantize", "open_weights", "quantize_online", "weight_format"]
 
 
 def open_weights(name: str, store: TensorStore, config: dict[str, Any]) -> Weights:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.quant import weight_format
 from cpuserve.quant.packed import (
     PackedWeights,
     RebuiltTensor,
@@ -20,6 +19,7 @@ from cpuserve.quant.packed import (
     unpack,
     words,
 )
+from cpuserve.quant.registry import weight_format
 from cpuserve.quant.rows import int4_rows
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cpuserve.quant import weight_format
 from cpuserve.quant.base import QuantTensor, SourceType, Weights
+from cpuserve.quant.registry import weight_format
 from cpuserve.quant.stored import StoredWeights, TensorStore
 
 SOURCES: dict[str, SourceType] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cpuserve.quant import dense, weight_format
+from cpuserve.quant import dense
 from cpuserve.quant.base import QuantTensor, SourceType, Weights
+from cpuserve.quant.registry import weight_format
 from cpuserve.quant.stored import StoredWeights, TensorStore
 
 SOURCES: dict[str, SourceType] = {

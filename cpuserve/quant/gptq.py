@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpuserve.errors import ModelError
-from cpuserve.quant import weight_format
 from cpuserve.quant.packed import PackedWeights, RebuiltTensor, expect, floats, unpack, words
+from cpuserve.quant.registry import weight_format
 from cpuserve.quant.rows import int4_rows
 
 if TYPE_CHECKING:

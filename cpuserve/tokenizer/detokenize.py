@@ -5,13 +5,25 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from cpuserve.tokenizer.tokenizer import Tokenizer
+from typing import Protocol
 
 # A UTF-8 character has at most 4 bytes, and a token has at least one.
 _MAX_CHAR_TOKENS = 4
+
+
+class Spelling(Protocol):
+    """What a detokenizer needs of a tokenizer."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids whose text skip_special_tokens removes."""
+
+    @property
+    def strips_leading_space(self) -> bool:
+        """Whether decoding drops the space before a text."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of the token."""
 
 
 class Detokenizer:
@@ -24,7 +36,7 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True
+        self, tokenizer: Spelling, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True
     ) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()

@@ -97,7 +97,7 @@ def _from_vocab(path: Path, texts: dict[str, str]) -> Core:
     """The tokenizer of GPT-2 style vocab.json and merges.txt (facebook/opt-*)."""
     from tokenizers import AddedToken, Tokenizer, decoders, models
 
-    from cpuserve.tokenizer.from_gguf import PreTokenizer, splitter
+    from cpuserve.tokenizer.splits import PreTokenizer, splitter
 
     vocab = read_json(path / "vocab.json", "vocabulary", MAX_TOKENIZER_BYTES)
     raw = read_small(path / "merges.txt", "merges", MAX_TOKENIZER_BYTES)

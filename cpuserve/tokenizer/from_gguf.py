@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,50 +9,13 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.gguf import GgufFile
 from cpuserve.tokenizer.ends import ENDS
 from cpuserve.tokenizer.parts import Parts, guarded, special_ids_of
+from cpuserve.tokenizer.splits import PRE_TOKENIZERS, PreTokenizer, splitter
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
 
 # llama.cpp's llama_token_type.
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
-
-_LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-
-
-@dataclass(frozen=True, slots=True)
-class PreTokenizer:
-    """The rules of a `tokenizer.ggml.pre` value, which split text like the original tokenizer.json.
-
-    split: regular expression of a piece (None: that of GPT-2). digits: first split off each digit.
-    """
-
-    split: str | None = None
-    digits: bool = False
-    nfc: bool = False
-    ignore_merges: bool = False
-    add_bos: bool = False
-
-
-_GPT2 = PreTokenizer()
-_DIGITS = PreTokenizer(digits=True)
-_LLAMA3 = PreTokenizer(split=_LLAMA3_SPLIT, ignore_merges=True, add_bos=True)
-_QWEN2 = PreTokenizer(split=_QWEN2_SPLIT, nfc=True)
-PRE_TOKENIZERS = {
-    "default": _GPT2,
-    "gpt-2": _GPT2,
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-}
 
 
 def gguf_parts(path: Path) -> Parts:
@@ -143,19 +105,6 @@ def _build(file: GgufFile, pre: PreTokenizer, tokens: list[str], types: list[Any
         added = [AddedToken(t, special=special, normalized=False) for t in texts]
         core.add_special_tokens(added) if special else core.add_tokens(added)
     return core
-
-
-def splitter(pre: PreTokenizer) -> Any:
-    """The pre-tokenizer of the `tokenizers` library for `pre`."""
-    from tokenizers import Regex, pre_tokenizers
-
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre.split is None)
-    if pre.split is not None:
-        split = pre_tokenizers.Split(Regex(pre.split), behavior="isolated", invert=False)
-        return pre_tokenizers.Sequence([split, byte_level])
-    if pre.digits:
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    return byte_level
 
 
 def _pair(file: GgufFile, merge: str) -> tuple[str, str]:

@@ -1,4 +1,8 @@
-"""The layer rule and the bans: imports point down, in Python and in C++ (ARCHITECTURE.md)."""
+"""The layer rule and the bans: imports point down, in Python and in C++ (ARCHITECTURE.md).
+
+Imports for the type checker and imports inside functions count too, and no module imports itself
+over others: a circle is one piece of code, whatever its files are called.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +71,9 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
             yield from walk(child)
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, module) of everything imported; `from a import b` counts as a.b."""
-    for node in walk(tree):
+def imports(nodes: Iterator[ast.AST]) -> Iterator[tuple[int, str]]:
+    """(line, module) of everything that `nodes` import; `from a import b` counts as a.b."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, name.name) for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -87,11 +91,14 @@ def may_import(package: str, target: str) -> bool:
 
 def import_faults(path: str, tree: ast.AST) -> Iterator[str]:
     """What `path` (inside cpuserve/) imports and may not."""
-    for line, module in imports(tree):
+    running = set(imports(walk(tree)))
+    for line, module in imports(ast.walk(tree)):
         top, _, rest = module.partition(".")
         target = rest.split(".")[0]
         if not top:
             yield f"{path}:{line}: relative import"
+        elif top != "cpuserve" and (line, module) not in running:
+            continue  # other packages may be named for the type checker
         elif top in BANNED_MODULES:
             yield f"{path}:{line}: {top} runs what it reads"
         elif top in ("torch", "transformers") and path not in TORCH:
@@ -120,6 +127,35 @@ def call_faults(path: str, tree: ast.AST) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: {name}"
             if node.value.id == "os" and node.attr in ENVIRONMENT and path != "config/env.py":
                 yield f"{path}:{node.lineno}: {name} outside config/env.py"
+
+
+def graph(sources: dict[str, str]) -> dict[str, set[str]]:
+    """The modules of cpuserve that each module imports, anywhere in it."""
+    edges: dict[str, set[str]] = {name: set() for name in sources}
+    for name, source in sources.items():
+        for _, module in imports(ast.walk(ast.parse(source))):
+            # `from cpuserve.a import b` imports the module b, or a name of the module a.
+            target = module if module in sources else module.rpartition(".")[0]
+            if target in sources and target != name:
+                edges[name].add(target)
+    return edges
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that import each other over any number of steps: what stays when leaves are cut."""
+    left = {name: set(targets) for name, targets in edges.items()}
+    for cut in (lambda n: left[n], lambda n: {m for m in left if n in left[m]}):
+        while leaves := [name for name in left if not cut(name)]:
+            for name in leaves:
+                del left[name]
+            for targets in left.values():
+                targets.difference_update(leaves)
+    return [sorted([name, *targets]) for name, targets in sorted(left.items())]
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def faults(path: str, source: str) -> list[str]:
@@ -169,6 +205,31 @@ def test_python_imports_point_down_and_nothing_banned_is_used():
     assert found == []
 
 
+def test_no_modules_import_each_other():
+    sources = {module_of(path): path.read_text("utf-8") for path in PYTHON}
+    # The extension module is not the package that it lies in.
+    assert circles(graph({**sources, "cpuserve._C": ""})) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "import cpuserve.a",
+        "from cpuserve import a",
+        "from cpuserve.a import x",
+        "def f():\n    from cpuserve.a import x",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from cpuserve.a import x",
+    ],
+    ids=["module", "of-package", "name", "lazy", "typing"],
+)
+def test_a_circle_is_seen(back):
+    sources = {"cpuserve": "", "cpuserve.a": "import cpuserve.b", "cpuserve.b": "import cpuserve.c"}
+    leaves = {"cpuserve.d": "import cpuserve.a", "cpuserve.e": ""}
+    assert circles(graph({**sources, **leaves, "cpuserve.c": "import cpuserve.e"})) == []
+    found = circles(graph({**sources, **leaves, "cpuserve.c": f"import cpuserve.e\n{back}"}))
+    assert [names[0] for names in found] == ["cpuserve.a", "cpuserve.b", "cpuserve.a"]
+
+
 def test_cpp_includes_point_down():
     found = []
     for path in CPP:
@@ -182,6 +243,8 @@ def test_cpp_includes_point_down():
         ("core/a.py", "from cpuserve.engine.client import EngineClient"),
         ("core/a.py", "import cpuserve.runtime.native"),
         ("core/a.py", "def f():\n    from cpuserve import program"),
+        ("core/a.py", "if TYPE_CHECKING:\n    from cpuserve.engine.client import EngineClient"),
+        ("serving/a.py", "if TYPE_CHECKING:\n    from cpuserve.api.endpoint import Received"),
         ("models/a.py", "from cpuserve.quant.base import Weights"),
         ("engine/a.py", "from cpuserve import _C"),
         ("engine/a.py", "from cpuserve.nowhere import x"),

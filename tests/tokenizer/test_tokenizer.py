@@ -9,7 +9,7 @@ import pytest
 
 from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.tokenizer.chat import ChatTemplate
-from cpuserve.tokenizer.from_gguf import PRE_TOKENIZERS, splitter
+from cpuserve.tokenizer.splits import PRE_TOKENIZERS, splitter
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers import gguf_file as make
 from tests.helpers.children import child_options

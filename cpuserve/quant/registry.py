@@ -1,0 +1,24 @@
+"""The weight formats by name; a format is imported when it is first used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.registry import Registry
+
+if TYPE_CHECKING:
+    from cpuserve.quant.base import Weights
+    from cpuserve.quant.stored import TensorStore
+
+    WeightFormat = Callable[[TensorStore, dict[str, Any]], Weights]
+
+BUILTIN = {
+    "dense": "cpuserve.quant.dense:dense_weights",
+    "gguf": "cpuserve.quant.gguf:gguf_weights",
+    "awq": "cpuserve.quant.awq:awq_weights",
+    "gptq": "cpuserve.quant.gptq:gptq_weights",
+    "compressed-tensors": "cpuserve.quant.compressed_tensors:compressed_weights",
+}
+FORMATS: Registry[WeightFormat] = Registry("weight format", BUILTIN)
+weight_format = FORMATS.register
