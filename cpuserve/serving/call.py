@@ -6,6 +6,7 @@ fault has one text whatever the dialect. None means that the client did not set 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -21,13 +22,23 @@ MAX_PROMPTS = 1024
 Message = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The token ids of a prompt, and its text if it was sent as text."""
+
+    ids: list[int]
+    text: str | None = None
+
+
 class GenerateCall(msgspec.Struct, kw_only=True):
     """A request to generate text: either `prompt` or `messages`, how to sample, what to report.
 
-    prompt: a text, token ids, or a list of texts or of token ids. max_tokens_name: the dialect's
+    prompt: a text, token ids, or a list of texts or of token ids. tools: functions, in the form
+    that chat templates read (OpenAI's). tool_choice: "none", "auto", or "required", which with a
+    tool_name means that function. max_tokens_name: the dialect's
     word for max_tokens. default_max_tokens: max_tokens if it is None; None = what the context
     holds. logprobs: None = none, k = of the token and of k alternatives. usage_in_each: whether
-    Usage follows the events of each output. adapter: reserved for LoRA, unset by every dialect.
+    Usage follows the events of each output.
     """
 
     model: str | None = None
@@ -37,6 +48,11 @@ class GenerateCall(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
+
+    tools: list[Any] | None = None
+    tool_choice: str = "auto"
+    tool_name: str | None = None
+    parallel_tool_calls: bool | None = None
 
     n: int | None = None
     max_tokens: int | None = None

@@ -15,11 +15,13 @@ from cpuserve.serving.backlog import Backlog
 from cpuserve.serving.call import MAX_LOGPROBS
 from cpuserve.serving.limits import ClientLimits
 from cpuserve.serving.loading import Loading, loading_message
+from cpuserve.serving.tools import find_format
 from cpuserve.version import version
 
 if TYPE_CHECKING:
     from cpuserve.engine.client import EngineClient
     from cpuserve.metrics import ServerMetrics
+    from cpuserve.serving.tools.base import ToolFormat
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
@@ -32,7 +34,8 @@ class ModelContext:
 
     `default_sampling` applies to requests that set no values of their own. `tokenizer` is None
     until it is loaded. `loading` is the progress of loading and `failed` the reason why the engine
-    is gone; see `unavailable`.
+    is gone; see `unavailable`. `tool_format` is how the model calls tools, if its template has
+    them, and `shown_ids` are the special tokens in whose text such calls are found.
     """
 
     client: EngineClient
@@ -43,6 +46,8 @@ class ModelContext:
     default_sampling: Mapping[str, int | float] = field(default_factory=dict)
     tokenizer: Tokenizer | None = None
     chat_template: ChatTemplate | None = None
+    tool_format: ToolFormat | None = None
+    shown_ids: frozenset[int] = frozenset()
     bounds: Limits = field(default_factory=lambda: Limits(0, 0, 0))
     build: str = ""
     loading: Loading = field(default_factory=Loading)
@@ -67,6 +72,11 @@ class ModelContext:
         """Make the endpoints available, after tokenizer and engine are loaded."""
         self.tokenizer = tokenizer
         self.chat_template = chat_template
+        found = self.tool_format = find_format(chat_template.source)
+        if found is not None:
+            special = tokenizer.special_ids
+            shown = (i for i in special if tokenizer.token_text(i) in found.markers)
+            self.shown_ids = frozenset(shown)
         info = self.client.info
 
         def number(name: str, otherwise: int) -> int:

@@ -16,7 +16,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
-    from cpuserve.serving.prompts import Prompt
+    from cpuserve.serving.call import Prompt
 
 
 class Progress(msgspec.Struct, gc=False):

@@ -13,9 +13,8 @@ from cpuserve.serving.events import Progress, Usage
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import Output
     from cpuserve.sampling.params import SamplingParams
-    from cpuserve.serving.call import GenerateCall
+    from cpuserve.serving.call import GenerateCall, Prompt
     from cpuserve.serving.context import ModelContext
-    from cpuserve.serving.prompts import Prompt
 
 MAX_SEQUENCES_PER_REQUEST = 1024
 # List items in all sequences of a request together; each takes about 50 bytes in the engine.

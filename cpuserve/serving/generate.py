@@ -15,12 +15,14 @@ from cpuserve.serving.params import sampling_params
 from cpuserve.serving.prompts import prompts_of
 from cpuserve.serving.text import TextProcessor
 from cpuserve.serving.threads import run_sized
+from cpuserve.serving.tools.use import tool_use
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.serving.call import GenerateCall
     from cpuserve.serving.context import ModelContext
     from cpuserve.serving.fan_out import Job
+    from cpuserve.serving.tools.use import ToolUse
 
 # Lists of events per sequence that may be queued for a slow client, in calls with several.
 _QUEUED_PER_SEQUENCE = 8
@@ -39,7 +41,8 @@ async def prepare(context: ModelContext, call: GenerateCall, num_bytes: int) -> 
       InvalidRequest: the call cannot be answered by this model.
       TooManyRequests: there is no capacity for it now.
     """
-    prompts = await prompts_of(context, call, num_bytes)
+    tools = tool_use(call, context.tool_format)
+    prompts = await prompts_of(context, call, num_bytes, tools.opening if tools else "")
     ids = [prompt.ids for prompt in prompts]
 
     def make_jobs() -> list[Job]:
@@ -50,19 +53,25 @@ async def prepare(context: ModelContext, call: GenerateCall, num_bytes: int) -> 
     jobs = await run_sized(num_ids // _IDS_PER_US, make_jobs)
     check_capacity(context, jobs)
     call.drop_inputs()
-    return Generation(context, call, jobs, num_ids)
+    return Generation(context, call, jobs, num_ids, tools)
 
 
 class Generation:
     """A checked call: its sequences, and their events while they run."""
 
     def __init__(
-        self, context: ModelContext, call: GenerateCall, jobs: list[Job], prompt_tokens: int
+        self,
+        context: ModelContext,
+        call: GenerateCall,
+        jobs: list[Job],
+        prompt_tokens: int,
+        tools: ToolUse | None = None,
     ) -> None:
         self.context = context
         self.call = call
         self.jobs = jobs
         self.prompt_tokens = prompt_tokens
+        self._tools = tools
 
     def usage(self) -> Usage:
         """Return the token counts so far."""
@@ -94,7 +103,7 @@ class Generation:
     async def _one(self, job: Job) -> Events:
         admit(self.context, self.jobs)
         each = self.call.usage_in_each
-        async with aclosing(_run(self.context, job)) as batches:
+        async with aclosing(_run(self.context, job, self._tools)) as batches:
             async for events in batches:
                 if each:
                     events.append(self.usage())
@@ -109,7 +118,13 @@ class Generation:
         scores = {job.scored_by: _Scores() for job in jobs if job.scored_by is not None}
         tasks = [
             asyncio.create_task(
-                _pump(context, job, queue, scores.get(job.index), scores.get(job.scored_by))
+                _pump(
+                    _run(context, job, self._tools),
+                    job,
+                    queue,
+                    scores.get(job.index),
+                    scores.get(job.scored_by),
+                )
             )
             for job in jobs
         ]
@@ -133,13 +148,15 @@ class Generation:
         yield [self.usage()]
 
 
-async def _run(context: ModelContext, job: Job) -> Events:
+async def _run(context: ModelContext, job: Job, tools: ToolUse | None) -> Events:
     """Yield the events of an admitted sequence; closing the generator aborts it."""
     metrics, params, ids = context.metrics, job.params, job.prompt.ids
     meter = metrics.start(len(ids), params.max_tokens or 0, job.n)
     reason = "abort"
     try:
         processor = TextProcessor(context.get_tokenizer(), ids, params, job.index)
+        if tools is not None:
+            processor.find_calls(tools.parser(job.index), tools.most_calls, context.shown_ids)
         source = context.client.generate(
             ids, params, job.priority, timeout_s=job.timeout_s, progress=job.progress
         )
@@ -192,13 +209,13 @@ class _Scores:
 
 
 async def _pump(
-    context: ModelContext,
+    source: Events,
     job: Job,
     queue: _Queue,
     given: _Scores | None,
     taken: _Scores | None,
 ) -> None:
-    """Put the events of `job` into `queue`.
+    """Put the events of `job`, from `source`, into `queue`.
 
     given: where to store its prompt logprobs for other jobs. taken: where to get them from.
     """
@@ -214,7 +231,7 @@ async def _pump(
         held.clear()
 
     try:
-        async with aclosing(_run(context, job)) as batches:
+        async with aclosing(source) as batches:
             async for events in batches:
                 progresses = isinstance(events[0], Progress)
                 if given is not None and not progresses:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
-from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, Message
+from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, Message, Prompt
 from cpuserve.serving.params import check_fits
 from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.chat import checked_variables
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
 # Of texts with more characters than this, only LARGE_TEXTS_AT_ONCE are tokenized at the same time,
 # because it takes much memory.
 LARGE_TEXT_CHARS = 1 << 17
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """The token ids of a prompt, and its text if it was sent as text."""
-
-    ids: list[int]
-    text: str | None = None
 
 
 async def encode(
@@ -64,16 +55,18 @@ def _too_long(text: str, most: int, max_model_len: int) -> InvalidRequest:
     return InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
 
 
-async def prompts_of(context: ModelContext, call: GenerateCall, num_bytes: int) -> list[Prompt]:
+async def prompts_of(
+    context: ModelContext, call: GenerateCall, num_bytes: int, opening: str = ""
+) -> list[Prompt]:
     """Return the prompts of a call in order.
 
-    num_bytes: see chat_prompt.
+    num_bytes, opening: see chat_prompt.
 
     Raises:
       InvalidRequest: the messages, the template or the list of prompts are invalid or too long.
     """
     if call.messages is not None:
-        return [await chat_prompt(context, call, num_bytes)]
+        return [await chat_prompt(context, call, num_bytes, opening=opening)]
     given = _listed("" if call.prompt is None else call.prompt, context.max_model_len)
     texts = [item for item in given if isinstance(item, str)]
     add_special = call.add_special_tokens is not False
@@ -109,14 +102,21 @@ def _listed(given: str | list[str | int | list[int]], max_model_len: int) -> lis
 
 
 async def chat_prompt(
-    context: ModelContext, call: GenerateCall, num_bytes: int, most: int | None = None
+    context: ModelContext,
+    call: GenerateCall,
+    num_bytes: int,
+    *,
+    most: int | None = None,
+    opening: str = "",
 ) -> Prompt:
     """Return the token ids of the messages, rendered with the chat template; most: see `encode`.
+
+    opening: the beginning of the answer, which is not the model's choice.
 
     num_bytes: the size of the request's body. It estimates the time to check and render the
     messages, because messages without text take time too.
     """
-    text = await run_sized(num_bytes, lambda: render_chat(context, call))
+    text = await run_sized(num_bytes, lambda: render_chat(context, call) + opening)
     add_special = bool(call.add_special_tokens)
     (ids,) = await encode(context, [text], add_special_tokens=add_special, most=most)
     return Prompt(ids)
@@ -135,10 +135,11 @@ def render_chat(context: ModelContext, call: GenerateCall) -> str:
         raise InvalidRequest(msg, param="continue_final_message")
     kwargs = checked_variables(call.chat_template_kwargs or {})
     render, messages = context.get_chat_template().render, call.messages
+    tools = None if call.tool_choice == "none" else call.tools
     if not (continue_final and messages):
-        return render(messages, add_generation_prompt=generation_prompt, **kwargs)
+        return render(messages, add_generation_prompt=generation_prompt, tools=tools, **kwargs)
     marked, mark = _marked(messages)
-    return _cut(render(marked, add_generation_prompt=False, **kwargs), mark)
+    return _cut(render(marked, add_generation_prompt=False, tools=tools, **kwargs), mark)
 
 
 def _marked(messages: list[Message]) -> tuple[list[Message], str]:

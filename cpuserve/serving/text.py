@@ -12,6 +12,7 @@ from cpuserve.tokenizer.detokenize import Detokenizer
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import Output
     from cpuserve.sampling.params import SamplingParams
+    from cpuserve.serving.tools.base import ToolParser
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 
@@ -113,6 +114,18 @@ class TextProcessor:
         self._num_tokens = 0
         self._index = index
         self.finish: str | None = None
+        self._calls: ToolParser | None = None
+        self._most_calls: int | None = None
+
+    def find_calls(
+        self, parser: ToolParser, most_calls: int | None, shown_ids: frozenset[int]
+    ) -> None:
+        """Find tool calls in the text; the sequence ends after `most_calls` of them.
+
+        shown_ids: special tokens whose text the parser must see.
+        """
+        self._calls, self._most_calls = parser, most_calls
+        self._detokenizer.show(shown_ids)
 
     def push(self, output: Output) -> tuple[list[Event], int]:
         """Return the events of the engine's next output, and how many tokens of it count.
@@ -144,10 +157,30 @@ class TextProcessor:
                 finish, stop = "stop", self._stops.matched
         count = len(text.token_ids)
         self._num_tokens += count
+        reason = finish
+        if self._calls is not None:
+            self._tell_calls(self._calls, text, events, ends=finish is not None)
+            if self._most_calls is not None and self._calls.num_closed >= self._most_calls:
+                finish = finish or "stop"
+            if finish == "stop" and self._calls.num_calls:
+                reason, stop = "tool_calls", None
         if finish is not None:
             self.finish = finish
-            events.append(Finish(self._index, finish, stop))
+            events.append(Finish(self._index, reason or finish, stop))
         return events, count
+
+    def _tell_calls(
+        self, calls: ToolParser, text: Text, events: list[Event], *, ends: bool
+    ) -> None:
+        """Replace the text of the event by what the parser finds in it."""
+        pieces = calls.push(text.text)
+        if ends:
+            pieces += calls.flush()
+        text.text = ""
+        if pieces and isinstance(pieces[0], Text):
+            text.text = pieces[0].text
+            pieces = pieces[1:]
+        events += pieces
 
     def _push_filtered(
         self, event: Text, shown: list[int], stops: StopFilter, *, ends: bool

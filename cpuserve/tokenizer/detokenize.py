@@ -46,6 +46,10 @@ class Detokenizer:
         # The text is dropped; the decoder keeps the bytes of an unfinished character.
         self._decoder.decode(self._bytes(reversed(list(islice(tail, _MAX_CHAR_TOKENS)))))
 
+    def show(self, ids: frozenset[int]) -> None:
+        """Decode these special tokens too."""
+        self._skipped = self._skipped - ids
+
     def push(self, ids: Iterable[int]) -> str:
         """The text that is complete after `ids`; "" while a character is unfinished."""
         return self._out(self._decoder.decode(self._bytes(ids)))

@@ -9,11 +9,10 @@ from cpuserve.engine.ipc import Output, Stats
 from cpuserve.errors import TooManyRequests
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.backlog import LONGEST_RETRY_S, Backlog
-from cpuserve.serving.call import GenerateCall
+from cpuserve.serving.call import GenerateCall, Prompt
 from cpuserve.serving.fan_out import Job, admit, dismiss, start
 from cpuserve.serving.generate import Generation
 from cpuserve.serving.limits import ClientLimits
-from cpuserve.serving.prompts import Prompt
 from tests.api.fakes import Api, error_of
 
 

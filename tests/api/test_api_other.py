@@ -209,7 +209,11 @@ def test_tokenize_needs_one_of_prompt_and_messages(api, fields):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"tools": [{"type": "function"}]}, {"chat_template": "{{ 1 }}"}]
+    "fields",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"chat_template": "{{ 1 }}"},
+    ],
 )
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
 def test_tokenize_refuses_by_name_what_chat_refuses(api, path, fields):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cpuserve.engine.ipc import TokenLogprob
-    from cpuserve.serving.prompts import Prompt
+    from cpuserve.serving.call import Prompt
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 # JSON has no -inf; vLLM sends this value for tokens that cannot be chosen.

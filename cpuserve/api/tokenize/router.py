@@ -21,6 +21,7 @@ from cpuserve.serving.context import ModelContext
 from cpuserve.serving.params import check_token_ids
 from cpuserve.serving.prompts import chat_prompt, encode
 from cpuserve.serving.threads import run_sized
+from cpuserve.serving.tools.use import tool_use
 
 router = APIRouter()
 
@@ -33,7 +34,7 @@ async def tokenize(request: Request) -> Response:
     """Return the token ids of a text, or of messages rendered with the chat template."""
     async with read_call(request, "tokenize", TokenizeRequest) as (received, asked):
         received.context.check_model(asked.model)
-        check_unset(asked, ("tools", "chat_template"))
+        check_unset(asked, ("chat_template",))
         ids = await _token_ids(received.context, asked, received.body_bytes)
         body = await run_sized(len(ids), lambda: _answer(received.context, asked, ids))
     return Response(body, media_type="application/json")
@@ -54,7 +55,9 @@ async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: i
     # More than the context, because clients count tokens to find out how much of a text fits.
     most = max(4 * context.max_model_len, MOST_TOKENS)
     if asked.prompt is None:
-        return (await chat_prompt(context, call_from(asked), num_bytes, most)).ids
+        call = call_from(asked)
+        tool_use(call, context.tool_format)  # refuses what chat completions refuse
+        return (await chat_prompt(context, call, num_bytes, most=most)).ids
     add_special = asked.add_special_tokens is not False
     (ids,) = await encode(context, [asked.prompt], add_special_tokens=add_special, most=most)
     return ids

@@ -18,8 +18,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
-    # Rejected by name when set, as in chat completions, because they would change the token ids.
-    tools: Any = None
+    tools: list[dict[str, Any]] | None = None
+    # Rejected by name when set, as in chat completions, because it would change the token ids.
     chat_template: Any = None
 
 

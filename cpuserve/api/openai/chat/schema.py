@@ -13,9 +13,6 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.params import check_logprobs
 
-# Lists of functions, each with the field that says which of them the model may or must call.
-_TOOLS = (("tools", "tool_choice"), ("functions", "function_call"))
-
 
 class ChatRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions."""
@@ -27,8 +24,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Any = None
-    tool_choice: Any = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
     audio: Any = None
@@ -57,12 +55,28 @@ class ChatLogprobs(msgspec.Struct):
     content: list[ChatLogprob]
 
 
+class FunctionCall(msgspec.Struct):
+    """The function that the model calls; `arguments` is the JSON that it wrote."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    """A call, with the id that the message with its result repeats."""
+
+    id: str
+    type: str
+    function: FunctionCall
+
+
 class ChatMessage(msgspec.Struct):
-    """The generated message."""
+    """The generated message; `content` is null if it consists of calls only."""
 
     role: str
-    content: str
+    content: str | None
     refusal: str | None = None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -93,11 +107,12 @@ class ChatCompletion(msgspec.Struct):
 def to_call(request: ChatRequest) -> GenerateCall:
     """Return the call; InvalidRequest for a field that is not supported or contradicts another."""
     check_supported(request)
-    _check_tools(request)
+    _check_functions(request)
     if request.echo not in (None, False):
         msg = "echo is not supported yet by chat completions: use /v1/completions"
         raise unsupported(msg, "echo")
     check_stream(request)
+    choice, function = _tool_choice(request)
     name, asked = "max_tokens", request.max_tokens
     if request.max_completion_tokens is not None:
         name, asked = "max_completion_tokens", request.max_completion_tokens
@@ -107,6 +122,8 @@ def to_call(request: ChatRequest) -> GenerateCall:
         max_tokens_name=name,
         logprobs=_logprobs(request),
         echo=False,
+        tool_choice=choice,
+        tool_name=function,
         usage_in_each=usage_in_each(request),
     )
 
@@ -120,12 +137,23 @@ def _logprobs(request: ChatRequest) -> int | None:
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
-def _check_tools(request: ChatRequest) -> None:
-    """Raise InvalidRequest if the model may call tools; ignore tools if the choice is "none"."""
-    for tools, choice in _TOOLS:
-        chosen = getattr(request, choice)
-        if chosen != "none":
-            check_unset(request, (tools,))
-        if chosen not in (None, "", "none", "auto"):
-            msg = f"{choice} is not supported yet: omit it, or use none or auto"
-            raise unsupported(msg, choice)
+def _tool_choice(request: ChatRequest) -> tuple[str, str | None]:
+    """Return the choice, and the function that it names; with a name the choice is "required"."""
+    choice = request.tool_choice
+    if not isinstance(choice, dict):
+        return choice or "auto", None
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if choice.get("type") != "function" or not isinstance(name, str):
+        msg = 'tool_choice must be a word or {"type": "function", "function": {"name": ...}}'
+        raise InvalidRequest(msg, param="tool_choice")
+    return "required", name
+
+
+def _check_functions(request: ChatRequest) -> None:
+    """Raise InvalidRequest if the model may call functions as before OpenAI had tools."""
+    if request.function_call != "none":
+        check_unset(request, ("functions",))
+    if request.function_call not in (None, "", "none", "auto"):
+        msg = "function_call is not supported yet: omit it, or use none or auto"
+        raise unsupported(msg, "function_call")

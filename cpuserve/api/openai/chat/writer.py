@@ -6,11 +6,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cpuserve.api.openai.chat import schema
 from cpuserve.api.openai.chat.schema import ChatChoice, ChatCompletion, ChatMessage
 from cpuserve.api.openai.chunks import ChunkFormat, progress_member, to_json
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from cpuserve.api.openai.usage import usage_body
-from cpuserve.serving.events import Choice, Event, Finish, Folded, Progress, Text, Usage
+from cpuserve.serving.events import (
+    Choice,
+    Event,
+    Finish,
+    Folded,
+    Progress,
+    Text,
+    ToolCall,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from cpuserve.api.endpoint import Received
@@ -58,6 +68,8 @@ class ChatWriter:
             if isinstance(event, Text):
                 if event.text or (event.token_ids and (self._top is not None or self._ids)):
                     out += self._chunks.chunk(index, self._text(event), usage)
+            elif isinstance(event, ToolCall):
+                out += self._chunks.chunk(index, _call_part(event), usage)
             elif isinstance(event, Finish):
                 members = b',"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b' % (
                     to_json(event.reason),
@@ -103,9 +115,32 @@ class ChatWriter:
             logprobs = chat_logprobs(choice.logprobs, self._top, self._names)
         return ChatChoice(
             choice.index,
-            ChatMessage("assistant", "".join(choice.text)),
+            _message(choice),
             logprobs,
             choice.reason,
             choice.stop_reason,
             choice.token_ids if self._ids else msgspec.UNSET,
         )
+
+
+def _call_part(event: ToolCall) -> bytes:
+    """Return the members of a chunk with a part of a call; the first part has id and name."""
+    function: dict[str, object] = {"arguments": event.arguments}
+    part: dict[str, object] = {"index": event.call, "function": function}
+    if event.id is not None:
+        function = {"name": event.name, "arguments": event.arguments}
+        part = {"index": event.call, "id": event.id, "type": "function", "function": function}
+    return b',"delta":{"tool_calls":[%b]},"logprobs":null,"finish_reason":null' % to_json(part)
+
+
+def _message(choice: Choice) -> ChatMessage:
+    text = "".join(choice.text)
+    if not choice.calls:
+        return ChatMessage("assistant", text)
+    calls = [
+        schema.ToolCall(
+            call.id, "function", schema.FunctionCall(call.name, "".join(call.arguments))
+        )
+        for call in choice.calls
+    ]
+    return ChatMessage("assistant", text or None, None, calls)

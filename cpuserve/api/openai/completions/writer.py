@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from cpuserve.api.openai.completions.schema import CompletionRequest, LegacyLogprobs
     from cpuserve.api.openai.schema import PromptLogprobs
     from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.serving.call import Prompt
     from cpuserve.serving.generate import Generation
-    from cpuserve.serving.prompts import Prompt
 
 _NOTHING = b',"text":"","logprobs":null,"finish_reason":null'
 _Scores = list["TokenLogprob | None"]

@@ -1,0 +1,18 @@
+"""Tool calls: the formats in which models write them, found from the chat template."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpuserve.serving.tools.hermes import HERMES
+
+if TYPE_CHECKING:
+    from cpuserve.serving.tools.base import ToolFormat
+
+# The first format whose mark a template has is used.
+FORMATS: tuple[ToolFormat, ...] = (HERMES,)
+
+
+def find_format(template: str | None) -> ToolFormat | None:
+    """Return the format in which a model with this chat template calls tools, or None."""
+    return next((f for f in FORMATS if f.matches(template or "")), None)

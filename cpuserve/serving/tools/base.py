@@ -1,0 +1,54 @@
+"""The interface of a tool call format: one file each, listed in FORMATS."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Protocol, TypeAlias
+
+from cpuserve.serving.events import Text, ToolCall
+
+Piece: TypeAlias = Text | ToolCall
+
+
+class ToolParser(Protocol):
+    """Finds the tool calls in the text of one sequence, which arrives in pieces.
+
+    The pieces together, with neighbours of one kind joined, do not depend on where the text is
+    cut. num_closed: how many calls are complete.
+    """
+
+    num_closed: int
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls have begun, each of which has a name."""
+
+    def push(self, text: str) -> list[Piece]:
+        """Return what can be told after `text`."""
+
+    def flush(self) -> list[Piece]:
+        """Return what was held back, after the last text."""
+
+
+class ToolFormat(Protocol):
+    """How a family of models writes tool calls.
+
+    markers: texts of tokens that the parser must see, also if the tokenizer calls them special.
+    """
+
+    name: str
+    markers: frozenset[str]
+
+    def matches(self, template: str) -> bool:
+        """Return whether a chat template asks for calls in this format."""
+
+    def opening(self, function: str | None) -> str:
+        """Return the beginning of a call of `function` (None: of any), which forces a call."""
+
+    def parser(self, index: int, opening: str = "") -> ToolParser:
+        """Return a parser for choice `index`, whose text continues `opening`."""
+
+
+def new_call_id() -> str:
+    """Return an id for a tool call, which the client sends back with the tool's result."""
+    return f"call_{uuid.uuid4().hex[:24]}"

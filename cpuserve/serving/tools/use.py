@@ -1,0 +1,97 @@
+"""Which tools a call offers to the model, and how the answer is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import unsupported
+from cpuserve.serving.tools import FORMATS
+
+if TYPE_CHECKING:
+    from cpuserve.serving.call import GenerateCall
+    from cpuserve.serving.tools.base import ToolFormat, ToolParser
+
+MAX_TOOLS = 512
+# Templates write the name into the prompt, and a call is found by its name.
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The format of the calls, the beginning that forces one ("" = none), and the most calls."""
+
+    format: ToolFormat
+    opening: str = ""
+    most_calls: int | None = None
+
+    def parser(self, index: int) -> ToolParser:
+        """Return the parser of one choice's text."""
+        return self.format.parser(index, self.opening)
+
+
+def tool_use(call: GenerateCall, found: ToolFormat | None) -> ToolUse | None:
+    """Return how the model may call tools, or None; `found`: the format of its chat template.
+
+    Raises:
+      InvalidRequest: a tool or the choice is invalid, or this model cannot call tools.
+    """
+    choice = call.tool_choice
+    if choice not in ("none", "auto", "required"):
+        msg = f"tool_choice must be none, auto, required or the name of a function, got {choice!r}"
+        raise InvalidRequest(msg, param="tool_choice")
+    if not call.tools:
+        if choice == "required":
+            msg = "tool_choice needs tools: send some, or omit it"
+            raise InvalidRequest(msg, param="tool_choice")
+        return None
+    names = _checked_names(call.tools)
+    if call.tool_name is not None and call.tool_name not in names:
+        msg = f"tool_choice names {call.tool_name[:128]!r}, which is not among the tools"
+        raise InvalidRequest(msg, param="tool_choice")
+    if choice == "none":
+        return None
+    if found is None:
+        known = ", ".join(known.name for known in FORMATS)
+        msg = (
+            f"this model's chat template has no tool calls in a known format ({known}): omit "
+            f"tools, set tool_choice to none, or start the server with another --chat-template"
+        )
+        raise unsupported(msg, "tools")
+    if call.continue_final_message and choice == "required":
+        msg = "continue_final_message and a forced tool_choice exclude each other: set one of them"
+        raise InvalidRequest(msg, param="tool_choice")
+    most = 1 if call.tool_name is not None or call.parallel_tool_calls is False else None
+    return ToolUse(found, found.opening(call.tool_name) if choice == "required" else "", most)
+
+
+def _checked_names(tools: list[Any]) -> set[str]:
+    if len(tools) > MAX_TOOLS:
+        msg = f"tools has {len(tools)} entries: at most {MAX_TOOLS} are allowed"
+        raise InvalidRequest(msg, param="tools")
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        name = _checked_name(tool, f"tools[{index}]")
+        if name in names:
+            msg = f"tools has the name {name} twice: give each function its own name"
+            raise InvalidRequest(msg, param="tools")
+        names.add(name)
+    return names
+
+
+def _checked_name(tool: Any, where: str) -> str:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
+        msg = f'{where} must be {{"type": "function", "function": {{"name": ...}}}}'
+        raise InvalidRequest(msg, param="tools")
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        msg = f"{where}.function.name must have 1 to 128 letters, digits and the characters _.:-"
+        raise InvalidRequest(msg, param="tools")
+    if not isinstance(function.get("parameters") or {}, Mapping):
+        msg = f"{where}.function.parameters must be a JSON schema, which is an object"
+        raise InvalidRequest(msg, param="tools")
+    return name

@@ -1,0 +1,200 @@
+"""Tools in chat completions: calls in whole answers and streams, forced calls, bad input."""
+
+import json
+
+import pytest
+
+from cpuserve.engine.ipc import Output
+from tests.api.fakes import ANSWER, Api, error_of, events_of, tokenizer
+from tests.api.tools import CALL, WEATHER, prompt_of, says, tool_api
+
+OTHER = {"type": "function", "function": {"name": "other"}}
+
+
+def calls_of(deltas):
+    """The calls that the chunks of a stream make together."""
+    calls = []
+    for part in [part for delta in deltas for part in delta.get("tool_calls", [])]:
+        if "id" in part:
+            assert part["index"] == len(calls)
+            assert part["type"] == "function"
+            calls.append({"id": part["id"], **part["function"]})
+        else:
+            calls[part["index"]]["arguments"] += part["function"]["arguments"]
+    return calls
+
+
+@pytest.mark.parametrize("per_output", [1, 3, 1000])
+def test_a_call_is_told_whole_and_in_a_stream(per_output):
+    api = tool_api(says(f"I look.\n{CALL}", per_output))
+    choice = api.chat(tools=[WEATHER]).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "I look."
+    (call,) = choice["message"]["tool_calls"]
+    assert call["id"].startswith("call_")
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
+
+    chunks = events_of(api.chat(tools=[WEATHER], stream=True))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("content", "") for delta in deltas) == "I look."
+    (streamed,) = calls_of(deltas)
+    assert streamed.pop("id") != call["id"]
+    assert streamed == call["function"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert (len(deltas) > 10) == (per_output == 1), "the arguments come in parts"
+    assert "weather" in prompt_of(api)
+
+
+def test_a_message_of_calls_only_has_no_content():
+    message = tool_api(says(CALL * 2)).chat(tools=[WEATHER]).json()["choices"][0]["message"]
+    assert message["content"] is None
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+
+
+def test_an_answer_without_a_call_is_text_as_ever():
+    choice = tool_api(says(ANSWER)).chat(tools=[WEATHER]).json()["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": ANSWER, "refusal": None}
+    assert choice["finish_reason"] == "stop"
+
+
+def test_a_call_that_is_cut_short_ends_with_length():
+    text = CALL.partition("Par")[0]
+    choice = tool_api(says(text, finish="length")).chat(tools=[WEATHER]).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "'
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": [WEATHER], "tool_choice": "none"}])
+def test_without_tools_the_same_text_is_no_call(fields):
+    api = tool_api(says(CALL))
+    choice = api.chat(**fields).json()["choices"][0]
+    assert choice["message"]["content"] == CALL
+    assert choice["finish_reason"] == "stop"
+    assert "Tools" not in prompt_of(api)
+
+
+@pytest.mark.parametrize(
+    ("choice", "prompt_end", "rest"),
+    [
+        ("required", '<tool_call>\n{"name": "', 'other", "arguments": {}}</tool_call>'),
+        (OTHER, '<tool_call>\n{"name": "other", "arguments":', " {}}"),
+    ],
+    ids=["any", "named"],
+)
+def test_a_forced_call_begins_in_the_prompt(choice, prompt_end, rest):
+    api = tool_api(says(rest))
+    answer = api.chat(tools=[WEATHER, OTHER], tool_choice=choice).json()["choices"][0]
+    assert prompt_of(api).endswith(prompt_end)
+    (call,) = answer["message"]["tool_calls"]
+    assert call["function"] == {"name": "other", "arguments": "{}"}
+    assert answer["finish_reason"] == "tool_calls"
+
+
+def endless_calls(engine, number, prompt, params):
+    while True:
+        yield Output(number, tokenizer().encode(CALL, add_special_tokens=False))
+
+
+def test_one_call_ends_the_answer_if_calls_may_not_be_parallel():
+    api = tool_api(endless_calls)
+    choice = api.chat(tools=[WEATHER], parallel_tool_calls=False).json()["choices"][0]
+    assert len(choice["message"]["tool_calls"]) == 1
+    assert choice["finish_reason"] == "tool_calls"
+    assert (api.engine.running, api.engine.aborted) == (0, 1)
+
+
+def test_the_choices_of_a_request_have_their_own_calls():
+    api = tool_api(says(CALL))
+    chunks = events_of(api.chat(tools=[WEATHER], n=2, stream=True))
+    for index in (0, 1):
+        own = [c["choices"][0]["delta"] for c in chunks if c["choices"][0]["index"] == index]
+        assert [call["name"] for call in calls_of(own)] == ["weather"]
+
+
+def test_a_conversation_with_a_call_and_its_result_is_rendered():
+    api = tool_api(says("18 degrees."))
+    call = {"id": "call_1", "type": "function",
+            "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}  # fmt: skip
+    messages = [
+        {"role": "user", "content": "How warm is Paris?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "18"},
+    ]
+    assert api.chat(messages=messages, tools=[WEATHER]).status_code == 200
+    prompt = prompt_of(api)
+    assert '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}' in prompt
+    assert "<|im_start|>tool\n18<|im_end|>" in prompt
+
+
+def test_tokenize_counts_the_tools():
+    api = tool_api(says(ANSWER))
+    messages = [{"role": "user", "content": "hi"}]
+    assert api.chat(messages=messages, tools=[WEATHER]).status_code == 200
+    tokens = api.post("/tokenize", messages=messages, tools=[WEATHER]).json()["tokens"]
+    assert tokens == api.engine.asked[-1][0]
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"name": "f"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [named("")]}, "tools"),
+        ({"tools": [named("a b")]}, "tools"),
+        ({"tools": [named("<|im_end|>")]}, "tools"),
+        ({"tools": [named("f"), named("f")]}, "tools"),
+        ({"tools": [{"function": {"name": "f", "parameters": [1]}}]}, "tools"),
+        ({"tools": [named(f"f{i}") for i in range(513)]}, "tools"),
+        ({"tools": "f"}, "tools"),
+        ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": OTHER}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": "required", "continue_final_message": True},
+         "tool_choice"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_bad_tool_is_refused_and_named(fields, param):
+    api = tool_api(says(ANSWER))
+    response = api.chat(**fields)
+    assert response.status_code == 400, response.text
+    assert error_of(response)["param"] == param
+    assert api.engine.asked == []
+    assert api.chat().status_code == 200
+
+
+def test_a_model_whose_template_has_no_tools_refuses_them_by_name():
+    error = error_of(Api().chat(tools=[WEATHER]))
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "tools")
+    assert "hermes" in error["message"]
+
+
+def test_a_marker_that_is_a_special_token_is_seen(monkeypatch):
+    """Some tokenizers call the markers special, and answers leave out the text of such tokens."""
+    api = tool_api(says("x"))
+    tokens = api.context.tokenizer
+    opening, closing = 510, 511
+    texts = {opening: "<tool_call>", closing: "</tool_call>"}
+    real = type(tokens).token_bytes
+
+    def token_bytes(self, token):
+        return texts[token].encode() if token in texts else real(self, token)
+
+    monkeypatch.setattr(type(tokens), "token_bytes", token_bytes)
+    monkeypatch.setattr(type(tokens), "token_text", lambda self, i: texts.get(i, ""))
+    monkeypatch.setattr(tokens, "special_ids", tokens.special_ids | {opening, closing})
+    api.context.set_ready(tokens, api.context.chat_template)
+
+    def script(engine, number, prompt, params):
+        body = tokens.encode('{"name": "weather", "arguments": {}}', add_special_tokens=False)
+        yield Output(number, [opening, *body, closing], "length")
+
+    api.engine.script = script
+    message = api.chat(tools=[WEATHER]).json()["choices"][0]["message"]
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {}
+    assert api.chat().json()["choices"][0]["message"]["content"].startswith("{")
