@@ -183,7 +183,7 @@ FAULTS = [
         "cpuserve/serving/text.py",
         "if self._num_tokens + index < self._min_tokens:",
         "if self._num_tokens + index <= self._min_tokens:",
-        "tests/engine/test_output.py",
+        "tests/serving/test_text.py",
     ),
     Fault(
         "cpuserve/engine/core.py",

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from cpuserve.api.anthropic import router as messages
+from cpuserve.api.anthropic.errors import anthropic_error
 from cpuserve.api.draining import ClosesConnections
-from cpuserve.api.errors import install_error_handlers
+from cpuserve.api.errors import Envelopes, install_error_handlers
 from cpuserve.api.hosts import AllowedHosts
 from cpuserve.api.middleware import (
     METRICS_PATHS,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 ROUTERS = (
     chat.router,
     completions.router,
+    messages.router,
     models.router,
     tokenize.router,
     cpu.router,
@@ -107,6 +110,7 @@ def create_app(
         )
     app.add_middleware(RequestLine)
     app.add_middleware(RequestIds)
+    app.add_middleware(Envelopes, formats={"/v1/messages": anthropic_error})
     app.add_middleware(ClosesConnections, state=state)
     return app
 

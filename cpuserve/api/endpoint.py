@@ -68,7 +68,7 @@ async def read_call(
             else:
                 asked = await asyncio.to_thread(decode_request, body, kind, most)
             body.clear()
-            yield Received(state.context, size, f"{prefix}-{request_id(request)}"), asked
+            yield Received(state.context, size, prefix + request_id(request)), asked
         finally:
             if size is None or size > FREE_BYTES:
                 give_back_soon()

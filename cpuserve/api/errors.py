@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from cpuserve.errors import (
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,10 @@ class ErrorBody(msgspec.Struct):
     error: ErrorInfo
 
 
+# Turns an error into the body of a response.
+Envelope = Callable[[BaseException], bytes]
+_ENVELOPE = "cpuserve.envelope"
+
 # How long a rejected client may continue to send before the connection is closed.
 LINGER_S = 2.0
 _CLOSING = frozenset({408, 413, 431})
@@ -124,7 +129,8 @@ def public_message(error: BaseException) -> str:
     text = error.message
     if error.status >= 500:
         text = _INTERNAL.sub("...", text)
-    return text[:_MAX_MESSAGE_CHARS]
+    # A message may quote the request, and a lone surrogate in it cannot be encoded.
+    return text[:_MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
 
 
 def log_failure(error: BaseException, scope: Scope) -> None:
@@ -139,13 +145,17 @@ def log_failure(error: BaseException, scope: Scope) -> None:
 def error_json(error: BaseException) -> bytes:
     """Return `error` as the JSON of an ErrorBody."""
     shown = error if isinstance(error, RequestError) else RequestError("")
-    # A message may quote the request, and a lone surrogate in it cannot be encoded.
-    message = public_message(error).encode("utf-8", "replace").decode()
+    message = public_message(error)
     return msgspec.json.encode(ErrorBody(ErrorInfo(message, shown.kind, shown.param, shown.code)))
 
 
-def error_response(error: BaseException, headers: dict[str, str] | None = None) -> Response:
-    """Return `error` as an HTTP response with its status, 500 for unknown exceptions."""
+def error_response(
+    error: BaseException, headers: dict[str, str] | None = None, scope: Scope | None = None
+) -> Response:
+    """Return `error` as an HTTP response with its status, 500 for unknown exceptions.
+
+    scope: that of the request, whose dialect determines the format of the body (Envelopes).
+    """
     status = error.status if isinstance(error, RequestError) else 500
     all_headers = dict(headers or {})
     if isinstance(error, TooManyRequests | ServiceUnavailable):
@@ -157,7 +167,26 @@ def error_response(error: BaseException, headers: dict[str, str] | None = None) 
         all_headers["www-authenticate"] = "Bearer"
     if status in _CLOSING:
         all_headers["connection"] = "close"
-    return Response(error_json(error), status, all_headers, "application/json")
+    envelope: Envelope = (scope or {}).get(_ENVELOPE, error_json)
+    return Response(envelope(error), status, all_headers, "application/json")
+
+
+class Envelopes:
+    """Gives the errors of some paths the format of their dialect; others have OpenAI's."""
+
+    def __init__(self, app: ASGIApp, formats: Mapping[str, Envelope]) -> None:
+        """`formats`: by the beginning of the path."""
+        self._app = app
+        self._formats = formats
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] == "http":
+            path = scope["path"]
+            for beginning, envelope in self._formats.items():
+                if f"{path}/".startswith(f"{beginning}/"):
+                    scope[_ENVELOPE] = envelope
+        await self._app(scope, receive, send)
 
 
 class _Lingering(Response):
@@ -185,9 +214,9 @@ async def _drop_body(receive: Receive) -> None:
 async def _on_request_error(request: Request, error: Exception) -> Response:
     log_failure(error, request.scope)
     if isinstance(error, PayloadTooLarge | ServerBusy):
-        response = error_response(error, {"connection": "close"})
+        response = error_response(error, {"connection": "close"}, request.scope)
         return _Lingering(response.body, response.status_code, dict(response.headers))
-    return error_response(error)
+    return error_response(error, None, request.scope)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -204,7 +233,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     else:
         shown = RequestError(str(error.detail))
         shown.status = error.status_code
-    return error_response(shown, dict(error.headers or {}))
+    return error_response(shown, dict(error.headers or {}), request.scope)
 
 
 def _unknown_route(request: Request) -> NotFound:

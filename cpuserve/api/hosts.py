@@ -41,7 +41,7 @@ class AllowedHosts:
                 f"or an IP address, or start the server with `--allowed-hosts {shown}` or with an "
                 "API key"
             )
-            await error_response(Forbidden(msg))(scope, receive, send)
+            await error_response(Forbidden(msg), None, scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -62,7 +62,7 @@ class RequestIds:
 
         if len(scope["headers"]) > _MAX_HEADER_FIELDS:
             msg = f"The request has more than {_MAX_HEADER_FIELDS} header fields: send fewer"
-            await error_response(HeadersTooLarge(msg))(scope, receive, send_with_id)
+            await error_response(HeadersTooLarge(msg), None, scope)(scope, receive, send_with_id)
             return
         await self._app(scope, receive, send_with_id)
 
@@ -82,13 +82,15 @@ class ApiKeys:
         if scope["type"] == "http" and scope["path"] not in self._public:
             error = self._refusal(scope)
             if error is not None:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, None, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Unauthorized | None:
         scheme, _, key = _header(scope, b"authorization").partition(b" ")
-        if scheme.lower() != b"bearer" or not key.strip():
+        if scheme.lower() != b"bearer":
+            key = _header(scope, b"x-api-key")  # Anthropic's clients
+        if not key.strip():
             return Unauthorized("Missing API key: send the header Authorization: Bearer KEY")
         # Comparing digests of equal length, with all keys, takes a time that reveals nothing.
         digest = _digest(key.strip())
@@ -123,7 +125,7 @@ class UnexpectedErrors:
             log_failure(error, scope)
             if started:
                 raise  # the response has started, so uvicorn can only close the connection
-            await error_response(error)(scope, receive, send)
+            await error_response(error, None, scope)(scope, receive, send)
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

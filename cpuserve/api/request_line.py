@@ -32,7 +32,7 @@ class RequestLine:
         if {b"content-length", b"transfer-encoding"} <= names:
             msg = "The request has both Content-Length and Transfer-Encoding: send one of them"
             error = InvalidRequest(msg, code="invalid_http")
-            await error_response(error, {"connection": "close"})(scope, receive, send)
+            await error_response(error, {"connection": "close"}, scope)(scope, receive, send)
             return
         _use_path_only(scope)
         if scope["method"] == "HEAD":

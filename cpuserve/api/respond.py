@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 class Writer(Protocol):
     """The bytes of one dialect's answer."""
 
+    @property
+    def done(self) -> bytes:
+        """What ends a stream."""
+
+    def failed(self, error: BaseException) -> bytes:
+        """Return the frame of an error after the beginning of the stream."""
+
     def frames(self, events: list[Event]) -> bytes:
         """Return the frames of one list of events (see serving/events.py); they may be b""."""
 
@@ -30,7 +37,8 @@ class Writer(Protocol):
 def respond(generation: Generation, writer: Writer) -> Response:
     """Return the response that runs `generation`, as a stream if the call asks for one."""
     if generation.call.stream:
-        return EventStream(_frames(generation, writer), generation.context.limits.silent_s)
+        silent_s = generation.context.limits.silent_s
+        return EventStream(_frames(generation, writer), silent_s, writer.done, writer.failed)
 
     async def body() -> bytes:
         answer = await generation.folded()

@@ -13,7 +13,7 @@ _MAX_SHOWN = 200
 # Prefixes of other servers' routes, and what to use on this server. The first match counts.
 _ELSEWHERE = (
     (f"{BASE}/responses", f"OpenAI's Responses API is not supported yet: use {_CHAT}"),
-    (f"{BASE}/messages", f"Anthropic's Messages API is not supported yet: use {_CHAT}"),
+    (f"{BASE}/messages/batches", "batches are not supported: send each request by itself"),
     (f"{BASE}/embeddings", "embeddings are not supported yet: this server generates text only"),
     ("/pooling", "embeddings are not supported yet: this server generates text only"),
     ("/classify", "classification is not supported: this server generates text only"),

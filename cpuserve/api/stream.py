@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi.responses import Response
 
 from cpuserve.api.body import ClientGone
-from cpuserve.api.errors import error_json, log_failure
+from cpuserve.api.errors import log_failure
 from cpuserve.api.http import DIRECT_BODY
 from cpuserve.serving.endings import ENDINGS
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from cpuserve.api.http import DirectBody
 
-DONE = b"data: [DONE]\n\n"
 PING = b": keep-alive\n\n"
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -67,16 +66,25 @@ class JsonResult(Response):
 
 
 class EventStream(Response):
-    """Sends server-sent events from a generator of encoded events, then [DONE].
+    """Sends server-sent events from a generator of encoded events, then `done`.
 
     The headers wait for the first event, so that an error before it has its own status. After
     `silent_s` without an event the headers and a comment are sent, and then a comment after each
     further `silent_s`, so that proxies do not close the connection during a long prompt. An error
-    after the headers is sent as an event. The generator is closed when the client disconnects.
+    after the headers is sent as the event that `failed` makes of it. The generator is closed when
+    the client disconnects.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], silent_s: float) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        silent_s: float,
+        done: bytes,
+        failed: Callable[[BaseException], bytes],
+    ) -> None:
         super().__init__()
+        self._done = done
+        self._failed = failed
         self._events = events
         self._silent_s = silent_s
         self._writing = False
@@ -104,11 +112,11 @@ class EventStream(Response):
                 if not writer.started:
                     raise
                 log_failure(error, scope)
-                await writer.write(error_event(error))
+                await writer.write(self._failed(error))
             finally:
                 if pings is not None:
                     pings.cancel()
-        await writer.end(DONE)
+        await writer.end(self._done)
 
     async def _ping(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Write a comment if nothing was written for silent_s, checked once per silent_s."""
@@ -158,8 +166,3 @@ class _Writer:
     async def end(self, data: bytes) -> None:
         """Send `data` as the last piece of the body."""
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
-
-
-def error_event(error: BaseException) -> bytes:
-    """Return `error` as an event of a stream whose status has already been sent."""
-    return b"data: " + error_json(error) + b"\n\n"

@@ -992,6 +992,13 @@ NO_OPS: tuple[NoOp, ...] = (
     NoOp(("--max-log-len",), "requests are not logged"),
     NoOp(("--enable-request-id-headers",), "every answer has an X-Request-Id", "none"),
     NoOp(("--enable-prompt-tokens-details",), "usage always contains them", "none"),
+    NoOp(("--enable-auto-tool-choice",), "requests with tools need no flag", "none"),
+    NoOp(
+        ("--tool-call-parser",),
+        "the format of tool calls is found from the chat template",
+        only=("hermes",),
+    ),
+    NoOp(("--exclude-tools-when-tool-choice-none",), "the prompt leaves out such tools", "none"),
     NoOp(("--chat-template-content-format",), "templates always get the content as text"),
     NoOp(("--prefix-caching-hash-algo",), "prefixes are hashed with SHA-256"),
     NoOp(("--disable-cascade-attn",), "there is no cascade attention", "none"),

@@ -29,14 +29,8 @@ MISSING: tuple[Missing, ...] = (
         "LoRA adapters are not supported yet; merge the adapter into the model's weights",
     ),
     Missing(
-        (
-            "--enable-auto-tool-choice",
-            "--tool-call-parser",
-            "--tool-parser-plugin",
-            "--tool-server",
-            "--exclude-tools-when-tool-choice-none",
-        ),
-        "tool calls are not supported yet",
+        ("--tool-parser-plugin", "--tool-server"),
+        "the format of tool calls is found from the chat template, and clients run the tools",
     ),
     Missing(
         ("--reasoning-parser", "--enable-reasoning", "--reasoning-parser-plugin"),

@@ -1,7 +1,7 @@
 """Events: what an answer consists of, in one order, for every dialect.
 
 An engine output of one sequence becomes a list of events: `[Progress]`, or
-`[Scored?, Text, (Reasoning | ToolCall | Text)*, Finish?, Usage?]`. The last list of an answer is
+`[Scored?, Text, (ToolCall | Text)*, Finish?, Usage?]`. The last list of an answer is
 `[Usage]`. `Text` comes once for each output, also with an empty text, since it carries the token
 ids and logprobs, behind which the text may lag (half characters, stop strings). A whole answer is
 the fold of the same events as a stream, so the two cannot differ.
@@ -45,13 +45,6 @@ class Text(msgspec.Struct):
     logprobs: list[TokenLogprob] | None = None
 
 
-class Reasoning(msgspec.Struct, gc=False):
-    """Text that the model thinks before its answer."""
-
-    index: int
-    text: str
-
-
 class ToolCall(msgspec.Struct, gc=False):
     """A part of the arguments of call number `call`; its first part has the id and the name."""
 
@@ -88,7 +81,7 @@ class Failed:
     error: BaseException
 
 
-Event: TypeAlias = Progress | Scored | Text | Reasoning | ToolCall | Finish | Usage
+Event: TypeAlias = Progress | Scored | Text | ToolCall | Finish | Usage
 
 
 @dataclass(slots=True)
@@ -108,7 +101,6 @@ class Choice:
     prompt: Prompt
     scorer: int
     text: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -123,8 +115,6 @@ class Choice:
                 self.text.append(event.text)
                 self.token_ids += event.token_ids
                 self.logprobs += event.logprobs or ()
-            case Reasoning():
-                self.reasoning.append(event.text)
             case ToolCall(id=str() as number, name=str() as name):
                 self.calls.append(Call(number, name, [event.arguments]))
             case ToolCall():

@@ -3,7 +3,8 @@
 import asyncio
 
 from cpuserve.api.http import DIRECT_BODY
-from cpuserve.api.stream import DONE, PING, EventStream
+from cpuserve.api.openai.chunks import DONE, error_chunk
+from cpuserve.api.stream import PING, EventStream
 from cpuserve.engine.ipc import Output
 from tests.api.fakes import Api, tokenizer
 from tests.helpers.patience import PATIENCE_S
@@ -55,7 +56,7 @@ def test_no_comment_is_written_in_the_middle_of_an_event():
             await reader.pinged.wait()  # comments come again as soon as nothing is being written
             yield b"last"
 
-        stream = EventStream(events(), silent_s=0)
+        stream = EventStream(events(), 0, DONE, error_chunk)
         await stream({DIRECT_BODY: reader}, connected, reader.send)
         texts = [data for data in reader.written if data != PING]
         assert texts == [b"first", b"second", b"third", b"last", DONE]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cpuserve.api.errors import error_json
 from cpuserve.api.openai.usage import usage_body
 
 if TYPE_CHECKING:
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from cpuserve.serving.events import Progress, Usage
 
 to_json = msgspec.json.Encoder().encode
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def error_chunk(error: BaseException) -> bytes:
+    """Return `error` as an event of a stream whose status has already been sent."""
+    return b"data: " + error_json(error) + b"\n\n"
 
 
 class ChunkFormat:

@@ -17,7 +17,7 @@ router = APIRouter()
 @router.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest, ChatCompletion))
 async def create_chat_completion(request: Request) -> Response:
     """Generate the next message of a conversation."""
-    async with read_call(request, "chatcmpl", ChatRequest) as (received, asked):
+    async with read_call(request, "chatcmpl-", ChatRequest) as (received, asked):
         model = received.context.check_model(asked.model)
         generation = await prepare(received.context, to_call(asked), received.body_bytes)
         writer = ChatWriter(received, asked, generation, model)

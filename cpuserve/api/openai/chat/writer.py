@@ -8,7 +8,7 @@ import msgspec
 
 from cpuserve.api.openai.chat import schema
 from cpuserve.api.openai.chat.schema import ChatChoice, ChatCompletion, ChatMessage
-from cpuserve.api.openai.chunks import ChunkFormat, progress_member, to_json
+from cpuserve.api.openai.chunks import DONE, ChunkFormat, error_chunk, progress_member, to_json
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from cpuserve.api.openai.usage import usage_body
 from cpuserve.serving.events import (
@@ -33,6 +33,8 @@ _NOTHING = b',"delta":{},"logprobs":null,"finish_reason":null'
 
 class ChatWriter:
     """Writes the answer to one request."""
+
+    done = DONE
 
     def __init__(
         self, received: Received, asked: ChatRequest, generation: Generation, model: str
@@ -91,6 +93,10 @@ class ChatWriter:
             logprobs,
             ids,
         )
+
+    def failed(self, error: BaseException) -> bytes:
+        """Return the event of an error after the beginning of the stream."""
+        return error_chunk(error)
 
     def whole(self, answer: Folded) -> bytes:
         """Return the whole ChatCompletion as JSON."""

@@ -17,7 +17,7 @@ router = APIRouter()
 @router.post("/v1/completions", openapi_extra=json_body(CompletionRequest, Completion))
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts, or compute their logprobs."""
-    async with read_call(request, "cmpl", CompletionRequest) as (received, asked):
+    async with read_call(request, "cmpl-", CompletionRequest) as (received, asked):
         model = received.context.check_model(asked.model)
         generation = await prepare(received.context, to_call(asked), received.body_bytes)
         writer = CompletionWriter(received, asked, generation, model)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.api.openai.chunks import ChunkFormat, progress_member, to_json
+from cpuserve.api.openai.chunks import DONE, ChunkFormat, error_chunk, progress_member, to_json
 from cpuserve.api.openai.completions.schema import Completion, CompletionChoice
 from cpuserve.api.openai.logprobs import LegacyBuilder, TokenNames, joined, prompt_logprobs
 from cpuserve.api.openai.usage import usage_body
@@ -26,6 +26,8 @@ _Scores = list["TokenLogprob | None"]
 
 class CompletionWriter:
     """Writes the answer to one request."""
+
+    done = DONE
 
     def __init__(
         self, received: Received, asked: CompletionRequest, generation: Generation, model: str
@@ -87,6 +89,10 @@ class CompletionWriter:
             if first:
                 out += b',"prompt_token_ids":' + to_json(part.prompt.ids)
         return out
+
+    def failed(self, error: BaseException) -> bytes:
+        """Return the event of an error after the beginning of the stream."""
+        return error_chunk(error)
 
     def whole(self, answer: Folded) -> bytes:
         """Return the whole Completion as JSON."""

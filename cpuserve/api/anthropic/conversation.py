@@ -1,0 +1,109 @@
+"""Turn Anthropic's messages into those that chat templates read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import Message
+
+# The model's own earlier thoughts are not a part of the conversation.
+_THOUGHTS = ("thinking", "redacted_thinking")
+
+
+def chat_messages(
+    messages: list[dict[str, Any]], system: str | list[dict[str, Any]] | None
+) -> list[Message]:
+    """Return the messages; InvalidRequest names what is invalid by its path.
+
+    A result of a tool becomes a message of the role "tool", and text beside it one of the user.
+    """
+    if not messages:
+        msg = "messages must be a non-empty list"
+        raise InvalidRequest(msg, param="messages")
+    found: list[Message] = []
+    if system:
+        found.append({"role": "system", "content": _text(system, "system")})
+    for index, message in enumerate(messages):
+        where = f"messages.{index}"
+        role = message.get("role")
+        if role not in ("user", "assistant"):
+            _refuse(f"{where}.role", "must be user or assistant")
+        blocks = list(_blocks(message.get("content"), f"{where}.content"))
+        found += _of_user(blocks) if role == "user" else [_of_assistant(blocks)]
+    return found
+
+
+def _blocks(content: object, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each block with its path; a string is one block of text."""
+    if isinstance(content, str):
+        yield where, {"type": "text", "text": content}
+        return
+    if not isinstance(content, list):
+        _refuse(where, "must be a string or a list of content blocks")
+    for index, block in enumerate(content):
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            _refuse(f"{where}.{index}", "must be a content block with a type")
+        yield f"{where}.{index}", block
+
+
+def _text(content: object, where: str) -> str:
+    """Return the texts of a list of text blocks, joined by newlines."""
+    return "\n".join(_text_of(block, path) for path, block in _blocks(content, where))
+
+
+def _text_of(block: dict[str, Any], where: str) -> str:
+    if block["type"] != "text":
+        _refuse(where, f"has type {block['type'][:40]!r}; this model reads text only")
+    text = block.get("text")
+    if not isinstance(text, str):
+        _refuse(where, "must have its text as a string")
+    return text
+
+
+def _of_user(blocks: list[tuple[str, dict[str, Any]]]) -> list[Message]:
+    found: list[Message] = []
+    texts: list[str] = []
+
+    def close() -> None:
+        if texts or not found:
+            found.append({"role": "user", "content": "\n".join(texts)})
+            texts.clear()
+
+    for where, block in blocks:
+        if block["type"] != "tool_result":
+            texts.append(_text_of(block, where))
+            continue
+        number = block.get("tool_use_id")
+        if not isinstance(number, str):
+            _refuse(where, "must have the tool_use_id of a call")
+        if texts:
+            close()
+        content = block.get("content")
+        result = "" if content is None else _text(content, f"{where}.content")
+        found.append({"role": "tool", "tool_call_id": number, "content": result})
+    if texts or not found:
+        close()
+    return found
+
+
+def _of_assistant(blocks: list[tuple[str, dict[str, Any]]]) -> Message:
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for where, block in blocks:
+        if block["type"] == "tool_use":
+            number, name, given = (block.get(key) for key in ("id", "name", "input"))
+            if not (isinstance(number, str) and isinstance(name, str) and isinstance(given, dict)):
+                _refuse(where, "must have an id, a name and an input, which is an object")
+            function = {"name": name, "arguments": given}
+            calls.append({"id": number, "type": "function", "function": function})
+        elif block["type"] not in _THOUGHTS:
+            texts.append(_text_of(block, where))
+    message: Message = {"role": "assistant", "content": "\n".join(texts)}
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _refuse(where: str, why: str) -> NoReturn:
+    msg = f"{where} {why}"
+    raise InvalidRequest(msg, param="messages")

@@ -1,0 +1,47 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.api.anthropic.schema import (
+    CountRequest,
+    Message,
+    MessagesRequest,
+    TokenCount,
+    to_call,
+)
+from cpuserve.api.anthropic.writer import MessageWriter
+from cpuserve.api.endpoint import read_call
+from cpuserve.api.openapi import json_body
+from cpuserve.api.respond import respond
+from cpuserve.serving.generate import prepare
+from cpuserve.serving.prompts import prompts_of
+from cpuserve.serving.tools.use import tool_use
+
+router = APIRouter()
+
+
+@router.post("/v1/messages", openapi_extra=json_body(MessagesRequest, Message))
+async def create_message(request: Request) -> Response:
+    """Generate the next message of a conversation."""
+    async with read_call(request, "msg_", MessagesRequest) as (received, asked):
+        model = received.context.check_model(asked.model)
+        generation = await prepare(received.context, to_call(asked), received.body_bytes)
+        writer = MessageWriter(received, generation, model)
+    return respond(generation, writer)
+
+
+@router.post("/v1/messages/count_tokens", openapi_extra=json_body(CountRequest, TokenCount))
+async def count_tokens(request: Request) -> Response:
+    """Return how many tokens the prompt of such a message has."""
+    async with read_call(request, "msg_", CountRequest) as (received, asked):
+        context = received.context
+        context.check_model(asked.model)
+        call = to_call(asked)
+        tools = tool_use(call, context.tool_format)
+        opening = tools.opening if tools else ""
+        (prompt,) = await prompts_of(context, call, received.body_bytes, opening)
+    body = msgspec.json.encode(TokenCount(len(prompt.ids)))
+    return Response(body, media_type="application/json")

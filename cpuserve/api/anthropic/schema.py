@@ -1,0 +1,124 @@
+"""The fields of POST /v1/messages, and the call that they make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cpuserve.api.anthropic.conversation import chat_messages
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import GenerateCall, unsupported
+
+_CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+
+
+class CountRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/messages/count_tokens: the fields that determine the prompt."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+
+
+class MessagesRequest(CountRequest, kw_only=True):
+    """POST /v1/messages. `max_tokens` is required, as in Anthropic's API."""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
+    """Text of the answer."""
+
+    text: str
+
+
+class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A tool call; `input` is the JSON that the model wrote, or {} if it is no object."""
+
+    id: str
+    name: str
+    input: msgspec.Raw
+
+
+class Usage(msgspec.Struct):
+    """Token counts. `input_tokens` leaves out those that came from the prefix cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class Message(msgspec.Struct):
+    """The body of POST /v1/messages."""
+
+    id: str
+    type: str
+    role: str
+    model: str
+    content: list[TextBlock | ToolUseBlock]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: Usage
+
+
+class TokenCount(msgspec.Struct):
+    """The body of POST /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+def to_call(request: CountRequest) -> GenerateCall:
+    """Return the call; InvalidRequest for a field that is invalid or not supported."""
+    if request.thinking is not None and request.thinking.get("type") != "disabled":
+        msg = "thinking is not supported yet: omit it, or set its type to disabled"
+        raise unsupported(msg, "thinking")
+    messages = chat_messages(request.messages, request.system)
+    choice, name, parallel = _tool_choice(request.tool_choice)
+    call = GenerateCall(
+        messages=messages,
+        # A last message of the assistant is the beginning of the answer.
+        continue_final_message=messages[-1]["role"] == "assistant" or None,
+        tools=[_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools or [])],
+        tool_choice=choice,
+        tool_name=name,
+        parallel_tool_calls=parallel,
+    )
+    if isinstance(request, MessagesRequest):
+        call.max_tokens = request.max_tokens
+        call.stop = request.stop_sequences
+        call.stream = bool(request.stream)
+        call.temperature = request.temperature
+        call.top_k = request.top_k
+        call.top_p = request.top_p
+    return call
+
+
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    if tool.get("type", "custom") != "custom":
+        msg = f"{where}.type is not supported: only tools that the client runs (custom) are"
+        raise unsupported(msg, "tools")
+    shown = {"name": tool.get("name"), "description": tool.get("description")}
+    function = {name: value for name, value in shown.items() if value is not None}
+    return {"type": "function", "function": {**function, "parameters": tool.get("input_schema")}}
+
+
+def _tool_choice(choice: dict[str, Any] | None) -> tuple[str, str | None, bool | None]:
+    """Return the choice, the tool that it names, and whether calls may be parallel."""
+    if choice is None:
+        return "auto", None, None
+    kind, name = choice.get("type"), choice.get("name")
+    if kind not in _CHOICES or (kind == "tool") != isinstance(name, str):
+        msg = 'tool_choice must be {"type": ...}: auto, any, none, or tool with a name'
+        raise InvalidRequest(msg, param="tool_choice")
+    return _CHOICES[kind], name, False if choice.get("disable_parallel_tool_use") else None

@@ -1,0 +1,149 @@
+"""Write the events of an answer as Anthropic's message, in a stream or as one body."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.api.anthropic.errors import error_frame
+from cpuserve.api.anthropic.schema import Message, TextBlock, ToolUseBlock, Usage
+from cpuserve.serving.events import Choice, Event, Finish, Folded, Progress, Text, ToolCall
+from cpuserve.serving.events import Usage as Counts
+
+if TYPE_CHECKING:
+    from cpuserve.api.endpoint import Received
+    from cpuserve.serving.generate import Generation
+
+_to_json = msgspec.json.Encoder().encode
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessageWriter:
+    """Writes the answer to one request: content blocks, one after the other."""
+
+    done = b""
+
+    def __init__(self, received: Received, generation: Generation, model: str) -> None:
+        self._received = received
+        self._model = model
+        self._prompt_tokens = generation.prompt_tokens
+        self._begun = False
+        self._num_blocks = 0
+        self._open: str | None = None  # the type of the block that is being written
+        self._finish: Finish | None = None
+
+    def frames(self, events: list[Event]) -> bytes:
+        """Return the frames of the events of one output."""
+        out = b""
+        if not self._begun:
+            self._begun = True
+            start = self._message([], None, Counts(self._prompt_tokens, 0, 0))
+            out = _frame("message_start", {"message": start})
+        for event in events:
+            if isinstance(event, Text):
+                if event.text:
+                    out += self._text(event.text)
+            elif isinstance(event, ToolCall):
+                out += self._call(event)
+            elif isinstance(event, Finish):
+                self._finish = event
+            elif isinstance(event, Progress):
+                out += _frame("ping", {})
+            elif isinstance(event, Counts):
+                out += self._close() + self._end(event)
+        return out
+
+    def failed(self, error: BaseException) -> bytes:
+        """Return the frame of an error after the beginning of the stream."""
+        return error_frame(error)
+
+    def _text(self, text: str) -> bytes:
+        out = b""
+        if self._open != "text":
+            out = self._start("text", {"type": "text", "text": ""})
+        return out + self._delta({"type": "text_delta", "text": text})
+
+    def _call(self, event: ToolCall) -> bytes:
+        out = b""
+        if event.id is not None:
+            block: dict[str, object] = {"type": "tool_use", "id": event.id, "name": event.name}
+            out = self._start("tool_use", {**block, "input": {}})
+        return out + self._delta({"type": "input_json_delta", "partial_json": event.arguments})
+
+    def _start(self, kind: str, block: dict[str, object]) -> bytes:
+        out = self._close()
+        self._open = kind
+        self._num_blocks += 1
+        body = {"index": self._num_blocks - 1, "content_block": block}
+        return out + _frame("content_block_start", body)
+
+    def _delta(self, delta: dict[str, str]) -> bytes:
+        return _frame("content_block_delta", {"index": self._num_blocks - 1, "delta": delta})
+
+    def _close(self) -> bytes:
+        if self._open is None:
+            return b""
+        self._open = None
+        return _frame("content_block_stop", {"index": self._num_blocks - 1})
+
+    def _end(self, usage: Counts) -> bytes:
+        reason, sequence = _stop(self._finish)
+        body = {"delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": _usage(usage)}
+        return _frame("message_delta", body) + _frame("message_stop", {})
+
+    def whole(self, answer: Folded) -> bytes:
+        """Return the whole Message as JSON."""
+        (choice,) = answer.choices
+        finish = Finish(0, choice.reason or "stop", choice.stop_reason)
+        return _to_json(self._message(_content(choice), finish, answer.usage))
+
+    def _message(
+        self, content: list[TextBlock | ToolUseBlock], finish: Finish | None, usage: Counts
+    ) -> Message:
+        reason, sequence = (None, None) if finish is None else _stop(finish)
+        counts = _usage(usage)
+        return Message(
+            self._received.id,
+            "message",
+            "assistant",
+            self._model,
+            content,
+            reason,
+            sequence,
+            counts,
+        )
+
+
+def _frame(kind: str, body: dict[str, object]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _to_json({"type": kind, **body}))
+
+
+def _stop(finish: Finish | None) -> tuple[str, str | None]:
+    """Return stop_reason and stop_sequence."""
+    if finish is None:
+        return "end_turn", None
+    if finish.reason == "stop" and isinstance(finish.stop_reason, str):
+        return "stop_sequence", finish.stop_reason
+    return _REASONS.get(finish.reason, "end_turn"), None
+
+
+def _usage(usage: Counts) -> Usage:
+    return Usage(usage.prompt - usage.cached, 0, usage.cached, usage.completion)
+
+
+def _content(choice: Choice) -> list[TextBlock | ToolUseBlock]:
+    text = "".join(choice.text)
+    content: list[TextBlock | ToolUseBlock] = [TextBlock(text)] if text else []
+    for call in choice.calls:
+        content.append(ToolUseBlock(call.id, call.name, _object("".join(call.arguments))))
+    return content
+
+
+def _object(written: str) -> msgspec.Raw:
+    """Return the arguments as they are written if they are a JSON object, else {}."""
+    try:
+        msgspec.json.decode(written, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        return msgspec.Raw(b"{}")
+    return msgspec.Raw(written.encode())

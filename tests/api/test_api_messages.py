@@ -1,0 +1,328 @@
+"""Anthropic's messages: answers, streams, tools, counts and errors in that dialect."""
+
+import json
+
+import pytest
+
+from cpuserve.engine.ipc import Output
+from cpuserve.errors import EngineDead
+from cpuserve.serving.limits import ClientLimits
+from tests.api.fakes import ANSWER, Api, speak, tokenizer
+from tests.api.tools import CALL, prompt_of, says, tool_api
+
+HI = [{"role": "user", "content": "hi"}]
+WEATHER = {
+    "name": "weather",
+    "description": "Tell the weather.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+IMAGE = {"role": "user", "content": [{"type": "image"}]}
+
+
+def ask(api, messages=HI, max_tokens=64, path="/v1/messages", **fields):
+    return api.post(path, model="tiny", messages=messages, max_tokens=max_tokens, **fields)
+
+
+def events_of(response):
+    """The (event, data) of a stream, after checking the framing."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    found = []
+    for block in response.text.removesuffix("\n\n").split("\n\n"):
+        event, data = block.split("\n")
+        name = event.removeprefix("event: ")
+        body = json.loads(data.removeprefix("data: "))
+        assert body["type"] == name
+        found.append((name, body))
+    return found
+
+
+def folded(events):
+    """The message that the events of a stream make together, as Anthropic's clients build it."""
+    message, parts = None, []
+    for name, body in events:
+        if name == "message_start":
+            assert message is None
+            message = body["message"]
+            assert (message["content"], message["stop_reason"]) == ([], None)
+        elif name == "content_block_start":
+            assert body["index"] == len(message["content"]) == len(parts)
+            message["content"].append(body["content_block"])
+            parts.append("")
+        elif name == "content_block_delta":
+            assert body["index"] == len(parts) - 1
+            delta = body["delta"]
+            is_text = delta["type"] == "text_delta"
+            parts[-1] += delta["text"] if is_text else delta["partial_json"]
+        elif name == "content_block_stop":
+            block = message["content"][body["index"]]
+            key = "text" if block["type"] == "text" else "input"
+            block[key] = parts[-1] if key == "text" else json.loads(parts[-1] or "{}")
+        elif name == "message_delta":
+            message |= body["delta"]
+            message["usage"] |= body["usage"]
+    assert [name for name, _ in events[-2:]] == ["message_delta", "message_stop"]
+    return message
+
+
+def test_an_answer_is_a_message():
+    asked = {"messages": HI, "max_tokens": 64, "model": "alias"}
+    headers = {"x-request-id": "r1", "anthropic-version": "2023-06-01"}
+    body = Api().request("POST", "/v1/messages", json=asked, headers=headers).json()
+    count = len(tokenizer().encode(ANSWER, add_special_tokens=False)) + 1
+    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+    assert body["usage"].pop("input_tokens") > 5
+    assert body == {
+        "id": "msg_r1",
+        "type": "message",
+        "role": "assistant",
+        "model": "alias",
+        "content": [{"type": "text", "text": ANSWER}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {**cached, "output_tokens": count},
+    }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"max_tokens": 3},
+        {"stop_sequences": ["wör"]},
+        {"system": "Be kind.", "temperature": 0, "top_p": 0.5, "top_k": 3},
+    ],
+    ids=lambda fields: "-".join(fields) or "plain",
+)
+def test_a_stream_makes_the_same_message(fields):
+    api = Api()
+    whole = ask(api, **fields).json()
+    streamed = folded(events_of(ask(api, stream=True, **fields)))
+    assert streamed.pop("id") != whole.pop("id")
+    assert streamed == whole
+    assert api.engine.asked[0] == api.engine.asked[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "sequence"),
+    [
+        ({"max_tokens": 2}, "max_tokens", None),
+        ({"stop_sequences": ["zz", "wör"]}, "stop_sequence", "wör"),
+    ],
+    ids=["length", "sequence"],
+)
+def test_the_reason_of_the_end_is_told(fields, reason, sequence):
+    body = ask(Api(), **fields).json()
+    assert (body["stop_reason"], body["stop_sequence"]) == (reason, sequence)
+
+
+def test_sampling_fields_reach_the_engine():
+    api = Api(default_sampling={"temperature": 0.7, "top_k": 9})
+    assert ask(api, temperature=0.25, top_p=0.5, stop_sequences=["q"]).status_code == 200
+    params = api.engine.asked[0][1]
+    assert (params.temperature, params.top_p, params.top_k) == (0.25, 0.5, 9)
+    assert (params.max_tokens, params.stop) == (64, ["q"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_cached_tokens_are_not_input_tokens(stream):
+    def cached(engine, number, prompt, params):
+        yield Output(number, [40], "length", cached_tokens=3)
+
+    response = ask(Api(cached), stream=stream)
+    usage = (folded(events_of(response)) if stream else response.json())["usage"]
+    counted = ask(Api(), path="/v1/messages/count_tokens").json()["input_tokens"]
+    assert usage["cache_read_input_tokens"] == 3
+    assert usage["input_tokens"] == counted - 3
+
+
+def test_the_system_prompt_and_blocks_make_the_prompt_of_chat():
+    api = Api()
+    first = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+    text = [first, {"type": "text", "text": "b"}]
+    ask(api, messages=[{"role": "user", "content": text}], system=text)
+    chat = [{"role": "system", "content": text}, {"role": "user", "content": text}]
+    api.chat(messages=chat, max_tokens=64)
+    assert api.engine.asked[0][0] == api.engine.asked[1][0]
+    assert "<|im_start|>system\na\nb<|im_end|>" in prompt_of(api)
+
+
+def test_a_last_message_of_the_assistant_is_continued():
+    api = Api()
+    ask(api, messages=[*HI, {"role": "assistant", "content": "I am"}])
+    assert prompt_of(api).endswith("<|im_start|>assistant\nI am")
+
+
+def test_a_call_is_a_block_of_its_own():
+    api = tool_api(says(f"I look.\n{CALL}{CALL}", per_output=2))
+    whole = ask(api, tools=[WEATHER]).json()
+    text, *calls = whole["content"]
+    assert text == {"type": "text", "text": "I look."}
+    assert len({call["id"] for call in calls}) == 2
+    for call in calls:
+        assert (call["type"], call["name"]) == ("tool_use", "weather")
+        assert call["input"] == {"city": "Paris"}
+    assert whole["stop_reason"] == "tool_use"
+    streamed = folded(events_of(ask(api, tools=[WEATHER], stream=True)))
+    for message in (streamed, whole):
+        for thing in (message, *message["content"][1:]):
+            del thing["id"]
+    assert streamed == whole
+
+
+def test_a_call_that_is_cut_short_has_no_input():
+    api = tool_api(says(CALL.partition("Par")[0], finish="length"))
+    body = ask(api, tools=[WEATHER]).json()
+    assert body["content"][0]["input"] == {}
+    assert body["stop_reason"] == "max_tokens"
+
+
+def test_tools_make_the_prompt_that_chat_completions_make():
+    api = tool_api(says(ANSWER))
+    ask(api, tools=[WEATHER])
+    shown = {"name": "weather", "description": WEATHER["description"]}
+    function = {**shown, "parameters": WEATHER["input_schema"]}
+    api.chat(tools=[{"type": "function", "function": function}])
+    assert api.engine.asked[0][0] == api.engine.asked[1][0]
+
+
+def test_results_of_tools_become_messages_of_tools():
+    api = tool_api(says("18 degrees."))
+    use = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Paris"}}
+    thought = {"type": "thinking", "thinking": "hm", "signature": "x"}
+    answer = [{"type": "text", "text": "18"}]
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": answer}
+    messages = [
+        {"role": "user", "content": "How warm?"},
+        {"role": "assistant", "content": [thought, {"type": "text", "text": "I look."}, use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "And now?"}]},
+    ]
+    assert ask(api, messages=messages, tools=[WEATHER]).status_code == 200
+    prompt = prompt_of(api)
+    assert "hm" not in prompt
+    assert 'I look.<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}' in prompt
+    end = "<|im_start|>tool\n18<|im_end|>\n<|im_start|>user\nAnd now?<|im_end|>\n"
+    assert prompt.endswith(f"{end}<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("choice", "end"),
+    [
+        ({"type": "any"}, '<tool_call>\n{"name": "'),
+        ({"type": "tool", "name": "weather"}, '<tool_call>\n{"name": "weather", "arguments":'),
+        ({"type": "auto", "disable_parallel_tool_use": True}, "<|im_start|>assistant\n"),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)
+def test_the_choice_of_a_tool_is_that_of_chat_completions(choice, end):
+    first = {"any": 'weather", "arguments": {"a": 1}}', "tool": ' {"a": 1}}'}
+    api = tool_api(says(first.get(choice["type"], CALL) + CALL))
+    body = ask(api, tools=[WEATHER], tool_choice=choice).json()
+    assert prompt_of(api).endswith(end)
+    assert body["content"][0]["name"] == "weather"
+    assert body["stop_reason"] == "tool_use"
+    assert len(body["content"]) == (2 if choice["type"] == "any" else 1)
+
+
+def test_count_tokens_counts_the_prompt_of_the_message():
+    api = tool_api(says(ANSWER))
+    counted = ask(api, tools=[WEATHER], system="Be kind.", path="/v1/messages/count_tokens")
+    message = ask(api, tools=[WEATHER], system="Be kind.").json()
+    assert counted.json() == {"input_tokens": message["usage"]["input_tokens"]}
+
+
+def error_of(response):
+    body = response.json()
+    assert list(body) == ["type", "error"], body
+    assert body["type"] == "error"
+    assert set(body["error"]) == {"type", "message"}
+    return body["error"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, "messages.0.content.0"),
+        ({"messages": [IMAGE]}, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
+        ({"messages": [*HI, {"role": "assistant", "content": [{"type": "tool_use"}]}]}, "input"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 100_000}, "maximum context length"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"stop_sequences": [""]}, "stop"),
+        ({"stop_sequences": "a"}, "stop_sequences"),
+        ({"system": [{"type": "image"}]}, "system.0"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"tools": [WEATHER]}, "tools"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0]"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ],
+    ids=str,
+)
+def test_a_bad_request_is_refused_in_this_dialect(fields, named):
+    api = Api()
+    response = ask(api, **fields)
+    assert response.status_code == 400, response.text
+    error = error_of(response)
+    assert error["type"] == "invalid_request_error"
+    assert named in error["message"]
+    assert ask(api).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "change"),
+    [
+        (401, "authentication_error", {"key": None}),
+        (401, "authentication_error", {"key": "other"}),
+        (404, "not_found_error", {"path": "/v1/messages/batches"}),
+        (404, "not_found_error", {"model": "other"}),
+        (405, "invalid_request_error", {"method": "GET"}),
+        (413, "request_too_large", {"content": "x" * 6000}),
+        (429, "rate_limit_error", {"queued": 2}),
+        (503, "overloaded_error", {"ready": False}),
+        (500, "api_error", {"script": ZeroDivisionError("secret")}),
+    ],
+    ids=lambda value: value if isinstance(value, int) else "",
+)
+def test_other_errors_have_this_dialects_format_too(status, kind, change):
+    def raising(engine, number, prompt, params):
+        yield change["script"]
+
+    limits = ClientLimits(max_body_bytes=4096, max_queued_requests=2)
+    api = Api(raising if "script" in change else speak, http=limits, api_keys=("k",))
+    api.context.ready = change.get("ready", True)
+    for _ in range(change.get("queued", 0)):
+        api.context.backlog.enter(1)
+    key = change.get("key", "k")
+    headers = {"x-api-key": key} if key else {}
+    messages = [{"role": "user", "content": change.get("content", "hi")}]
+    body = {"messages": messages, "max_tokens": 5, "model": change.get("model", "tiny")}
+    path, method = change.get("path", "/v1/messages"), change.get("method", "POST")
+    response = api.request(method, path, json=body, headers=headers)
+    assert response.status_code == status, response.text
+    error = error_of(response)
+    assert error["type"] == kind
+    assert "secret" not in error["message"]
+
+
+def test_the_other_routes_keep_openais_errors():
+    for path in ("/v1/chat/completions", "/v1/messagesx"):
+        assert set(Api().post(path).json()) == {"error"}
+
+
+def test_a_failure_in_the_middle_ends_the_stream_with_an_error():
+    def fails(engine, number, prompt, params):
+        yield Output(number, [40])
+        yield EngineDead("the engine was killed by SIGKILL")
+
+    events = events_of(ask(Api(fails), stream=True))
+    told = {"type": "overloaded_error", "message": "the engine was killed by SIGKILL"}
+    assert events[-1] == ("error", {"type": "error", "error": told})
+    assert "message_stop" not in [name for name, _ in events]

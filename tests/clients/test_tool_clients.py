@@ -1,0 +1,111 @@
+"""The official clients of OpenAI and Anthropic with tools, in streams and whole."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import anthropic
+import openai
+import pytest
+
+from tests.api.fakes import tokenizer
+from tests.api.live import live
+from tests.api.tools import CALL, WEATHER, says, template
+
+TEXT = "I look."
+ASK = [{"role": "user", "content": "How warm is Paris?"}]
+
+
+@asynccontextmanager
+async def serving(*texts):
+    """A server whose answers are `texts`, one after the other, and its URL."""
+    scripts = [says(text) for text in texts]
+
+    def script(engine, number, prompt, params):
+        return scripts[number](engine, number, prompt, params)
+
+    async with live(script) as server:
+        server.engine.info.update(kv_tokens=4096)
+        server.context.max_model_len = 4096
+        server.context.set_ready(tokenizer(), template())
+        yield server, f"http://127.0.0.1:{server.port}"
+
+
+def test_openais_client_runs_a_tool_in_a_stream_and_whole():
+    async def main():
+        async with serving(f"{TEXT}\n{CALL}", "18 degrees.", f"{TEXT}\n{CALL}") as (server, url):
+            client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+            async with client:
+                ask = client.chat.completions
+                whole = (await ask.create(model="tiny", messages=ASK, tools=[WEATHER])).choices[0]
+                (call,) = whole.message.tool_calls
+                assert whole.finish_reason == "tool_calls"
+                assert (call.type, call.function.name) == ("function", "weather")
+                assert json.loads(call.function.arguments) == {"city": "Paris"}
+                result = {"role": "tool", "tool_call_id": call.id, "content": "18"}
+                messages = [*ASK, whole.message.model_dump(exclude_none=True), result]
+                after = await ask.create(model="tiny", messages=messages, tools=[WEATHER])
+                assert after.choices[0].message.content == "18 degrees."
+                text, arguments, name = "", "", None
+                stream = await ask.create(model="tiny", messages=ASK, tools=[WEATHER], stream=True)
+                async for chunk in stream:
+                    delta = chunk.choices[0].delta
+                    text += delta.content or ""
+                    for part in delta.tool_calls or ():
+                        name = name or part.function.name
+                        arguments += part.function.arguments or ""
+                assert (text, name) == (TEXT, "weather")
+                assert json.loads(arguments) == {"city": "Paris"}
+        assert len(server.engine.asked) == 3
+
+    asyncio.run(main())
+
+
+def test_anthropics_client_runs_a_tool_in_a_stream_and_whole():
+    shown = WEATHER["function"]
+    tool = {"name": shown["name"], "input_schema": shown["parameters"]}
+    fields = {"model": "tiny", "max_tokens": 256, "tools": [tool]}
+
+    async def main():
+        async with serving(f"{TEXT}\n{CALL}", f"{TEXT}\n{CALL}", "18 degrees.") as (server, url):
+            client = anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0)
+            async with client:
+                whole = await client.messages.create(messages=ASK, **fields)
+                text, call = whole.content
+                assert whole.stop_reason == "tool_use"
+                assert (text.text, call.name, call.input) == (TEXT, "weather", {"city": "Paris"})
+                async with client.messages.stream(messages=ASK, **fields) as stream:
+                    streamed = await stream.get_final_message()
+                assert streamed.content[0].text == TEXT
+                assert streamed.content[1].input == call.input
+                assert streamed.usage == whole.usage
+                result = {"type": "tool_result", "tool_use_id": call.id, "content": "18"}
+                said = [block.model_dump(include={"type", "text", "id", "name", "input"})
+                        for block in whole.content]  # fmt: skip
+                messages = [*ASK, {"role": "assistant", "content": said},
+                            {"role": "user", "content": [result]}]  # fmt: skip
+                async with client.messages.stream(messages=messages, **fields) as stream:
+                    assert "".join([part async for part in stream.text_stream]) == "18 degrees."
+                counted = await client.messages.count_tokens(
+                    model="tiny", messages=ASK, tools=[tool]
+                )
+                assert counted.input_tokens == whole.usage.input_tokens
+        assert len(server.engine.asked) == 3
+
+    asyncio.run(main())
+
+
+def test_anthropics_client_raises_its_own_errors():
+    async def main():
+        async with serving("x") as (_, url):
+            client = anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0)
+            async with client:
+                for fields, error in (
+                    ({"model": "other", "max_tokens": 9}, anthropic.NotFoundError),
+                    ({"model": "tiny", "max_tokens": 9999}, anthropic.BadRequestError),
+                ):
+                    with pytest.raises(error) as raised:
+                        await client.messages.create(messages=ASK, **fields)
+                    assert raised.value.body["type"] == "error"
+
+    asyncio.run(main())
