@@ -63,7 +63,7 @@ def _decoder(kind: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
     )
     return {
         "architectures": [f"{kind}ForCausalLM"],
-        "model_type": kind.lower(),
+        "model_type": kind.lower().replace("moe", "_moe"),
         "torch_dtype": "bfloat16",
         "hidden_act": "silu",
         **dict(zip(keys, sizes, strict=True)),
@@ -136,6 +136,20 @@ SHAPES: dict[str, dict[str, Any]] = {
         rms_norm_eps=1e-6,
         tie_word_embeddings=True,
     ),
+    # 2.1 GB in bf16: Qwen3-30B-A3B's experts and choice, in fewer and narrower layers.
+    "qwen3-moe-2gb": _decoder(
+        "Qwen3Moe",
+        (32000, 1024, 3072, 7, 16, 4),
+        head_dim=64,
+        max_position_embeddings=32768,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=384,
+        norm_topk_prob=True,
+    ),
     "opt-125m": _opt((50272, 768, 3072, 12, 12), max_position_embeddings=2048),
     "tiny-llama": _decoder("Llama", _TINY, **_TINY_KEYS, rope_theta=10000.0),
     "tiny-llama3": _decoder(
@@ -149,6 +163,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny-mistral": _decoder("Mistral", _TINY, **_TINY_KEYS, head_dim=32, sliding_window=24),
     "tiny-qwen2": _decoder("Qwen2", _TINY, **_TINY_KEYS, tie_word_embeddings=True),
     "tiny-qwen3": _decoder("Qwen3", _TINY, **_TINY_KEYS, head_dim=32, tie_word_embeddings=True),
+    "tiny-qwen3-moe": _decoder(
+        "Qwen3Moe",
+        _TINY,
+        **_TINY_KEYS,
+        head_dim=32,
+        tie_word_embeddings=True,
+        num_experts=9,
+        num_experts_per_tok=3,
+        moe_intermediate_size=96,
+        norm_topk_prob=True,
+    ),
     "tiny-opt": _opt((512, 64, 160, 2, 4), **_TINY_KEYS),
     "tiny-opt-350m": _opt(
         (512, 64, 160, 2, 4), **_TINY_KEYS, do_layer_norm_before=False, word_embed_proj_dim=32

@@ -65,7 +65,7 @@ class Program:
     """A lowered program under construction. Ids are small ints; values are [max_tokens, width]."""
 
     def __init__(self, isa: str, max_tokens: int, max_seqs: int) -> None: ...
-    def value(self, name: str, width: int, format: str) -> int: ...
+    def value(self, name: str, width: int, format: str, copies: int = 1) -> int: ...
     # weights: declared first, which sizes the arena, and loaded by Executor.load_*
     def matrix(self, name: str, kind: str, n: int, k: int, parts: Sequence[int], glu: bool) -> int:
         """Add a packed matrix. `parts` are the rows of its source tensors, with sum n, which follow
@@ -93,6 +93,28 @@ class Program:
         out_column: int,
     ) -> None:
         """out_column: the first column to write (q, k, v of different kinds share one value)."""
+    def route(
+        self,
+        x: int,
+        out: int,
+        experts: int,
+        chosen: int,
+        score: str,
+        renormalize: bool,
+        scale: float,
+        bias: int,
+    ) -> None: ...
+    def spread(self, x: int, routing: int, out: int) -> None: ...
+    def expert_linear(
+        self,
+        x: int,
+        routing: int,
+        out: int,
+        matrices: list[int],
+        activation: str,
+        glu: bool,
+    ) -> None: ...
+    def combine(self, x: int, routing: int, out: int) -> None: ...
     def rope_store_kv(
         self,
         qkv: int,

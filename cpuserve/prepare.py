@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -211,6 +211,11 @@ def _matrix_weights(program: Program) -> int:
 
 
 def _activation_width(spec: ModelSpec) -> int:
-    """Return the scratch floats per token: residual, norm, qkv, attention and feed-forward."""
+    """Return the scratch floats per token: residual, norm, qkv, attention and feed-forward.
+
+    Of a mixture, every chosen expert has a row of its own: input, hidden values and output.
+    """
     attention = (2 * spec.q_heads + 2 * spec.kv_heads) * spec.head_dim
-    return 2 * spec.width + attention + 2 * spec.intermediate
+    chosen = cast("int", spec.extra.get("chosen", 0))
+    routed = chosen * (2 * spec.width + 2 * cast("int", spec.extra.get("expert_width", 0)))
+    return 2 * spec.width + attention + 2 * spec.intermediate + routed

@@ -9,8 +9,9 @@ from typing import Any
 from cpuserve.program.ops import Op, Rope
 from cpuserve.program.program import Program
 
-VALUES = ("x", "qkv", "out")  # fields that contain the id of a value
+VALUES = ("x", "qkv", "routing", "out")  # fields that contain the id of a value
 WEIGHTS = ("weight", "weights", "bias", "biases", "q_norm", "k_norm", "sinks")
+MOST_WEIGHTS = 4  # in one line
 SHAPES = ("width", "vocab", "rows", "in_features", "features")  # already visible in the shapes
 
 
@@ -47,9 +48,12 @@ def op_name(op: Op) -> str:
 
 
 def _line(index: int, op: Op, program: Program, shapes: dict[str, tuple[int, ...]]) -> str:
-    reads = [_value(program, getattr(op, f)) for f in ("x", "qkv") if hasattr(op, f)]
+    reads = [_value(program, getattr(op, f)) for f in VALUES[:-1] if hasattr(op, f)]
     writes = f" -> {_value(program, op.out)}" if hasattr(op, "out") else ""
-    weights = " ".join(f"{w}{list(shapes.get(w, ()))}" for w in _weights(op))
+    names = _weights(op)
+    weights = " ".join(f"{w}{list(shapes.get(w, ()))}" for w in names[:MOST_WEIGHTS])
+    if len(names) > MOST_WEIGHTS:  # of 128 experts
+        weights += f" and {len(names) - MOST_WEIGHTS} more"
     parameters = " ".join(f"{k}={v}" for k, v in _parameters(op))
     parts = [f"{index:4d} {op_name(op):<14} {', '.join(reads)}{writes}", weights, parameters]
     return "  ".join(p for p in parts if p)
@@ -57,14 +61,16 @@ def _line(index: int, op: Op, program: Program, shapes: dict[str, tuple[int, ...
 
 def _value(program: Program, value_id: int) -> str:
     value = next(v for v in program.values if v.id == value_id)
-    return f"{value.name}[T, {value.width}]"
+    rows = "T" if value.copies == 1 else f"{value.copies} T"
+    return f"{value.name}[{rows}, {value.width}]"
 
 
 def _weights(op: Op) -> list[str]:
     names: list[str] = []
     for field in WEIGHTS:
         held = getattr(op, field, None)
-        names += [n for n in (held if isinstance(held, tuple) else (held,)) if n]
+        for each in held if isinstance(held, tuple) else (held,):
+            names += [n for n in (each if isinstance(each, tuple) else (each,)) if n]
     return names
 
 

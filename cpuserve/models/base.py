@@ -17,6 +17,7 @@ BUILTIN = {
     "OPTForCausalLM": "cpuserve.models.opt:Opt",
     "Qwen2ForCausalLM": "cpuserve.models.qwen2:Qwen2",
     "Qwen3ForCausalLM": "cpuserve.models.qwen3:Qwen3",
+    "Qwen3MoeForCausalLM": "cpuserve.models.qwen3_moe:Qwen3Moe",
 }
 
 

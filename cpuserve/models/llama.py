@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from cpuserve.models.base import register_model
@@ -18,7 +18,10 @@ from cpuserve.models.config import (
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then
+from cpuserve.program.ops import Then, ValueId
+
+# Adds a layer's feed-forward part of h to x: (builder, spec, layer, h, x).
+Mlp = Callable[[Builder, ModelSpec, int, ValueId, ValueId], None]
 
 # "hidden_act" in config.json -> the name of the gated activation's kernel.
 GATED_ACTIVATIONS = {
@@ -119,13 +122,26 @@ def layer_window(s: ModelSpec, layer: int) -> int:
     return windows[layer] if windows else s.window
 
 
-def build_decoder(b: Builder, s: ModelSpec, *, qk_norm: bool = False) -> None:
+def dense_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add down(act(gate(h)) * up(h)) to x."""
+    mlp = f"model.layers.{layer}.mlp"
+    g = b.linear(
+        h,
+        [f"{mlp}.gate_proj", f"{mlp}.up_proj"],
+        features=s.intermediate,
+        bias=s.mlp_bias,
+        then=cast("Then", f"{s.activation}_mul"),
+    )
+    b.linear(g, f"{mlp}.down_proj", bias=s.mlp_bias, add_to=x)
+
+
+def build_decoder(b: Builder, s: ModelSpec, *, qk_norm: bool = False, mlp: Mlp = dense_mlp) -> None:
     """Append the ops of a Llama-like decoder; qk_norm: RMS norm of each q and k head (Qwen3)."""
-    d, then = s.head_dim, cast("Then", f"{s.activation}_mul")
+    d = s.head_dim
     qkv_features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
     x = b.embed("model.embed_tokens")
     for i in range(s.layers):
-        at, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
+        at = f"model.layers.{i}.self_attn"
         h = b.rms_norm(x, f"model.layers.{i}.input_layernorm")
         qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=qkv_features, bias=s.qkv_bias)
         b.rope_store_kv(
@@ -138,13 +154,6 @@ def build_decoder(b: Builder, s: ModelSpec, *, qk_norm: bool = False) -> None:
         a = b.attention(qkv, layer=i, window=layer_window(s, i))
         b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
         h = b.rms_norm(x, f"model.layers.{i}.post_attention_layernorm")
-        g = b.linear(
-            h,
-            [f"{mlp}.gate_proj", f"{mlp}.up_proj"],
-            features=s.intermediate,
-            bias=s.mlp_bias,
-            then=then,
-        )
-        b.linear(g, f"{mlp}.down_proj", bias=s.mlp_bias, add_to=x)
+        mlp(b, s, i, h, x)
     tied_to = "model.embed_tokens" if s.tied else None
     b.logits(b.rms_norm(x, "model.norm"), "lm_head", tied_to=tied_to)

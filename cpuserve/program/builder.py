@@ -10,7 +10,9 @@ from cpuserve.program.ops import (
     ActivationOp,
     Add,
     Attention,
+    Combine,
     Embed,
+    ExpertLinear,
     LayerNorm,
     Linear,
     Logits,
@@ -19,6 +21,9 @@ from cpuserve.program.ops import (
     RmsNorm,
     Rope,
     RopeStoreKV,
+    Route,
+    Score,
+    Spread,
     Then,
     ValueId,
 )
@@ -151,6 +156,47 @@ class Builder:
         self._ops.append(Linear(x, out, weights, biases, sizes, k, then, add_to is not None))
         return out
 
+    def mixture(
+        self,
+        h: ValueId,
+        router: str,
+        experts: Sequence[Sequence[str]],
+        *,
+        features: int,
+        chosen: int,
+        to: ValueId,
+        then: Then = "silu_mul",
+        score: Score = "softmax",
+        renormalize: bool = False,
+        scale: float = 1.0,
+    ) -> None:
+        """Add a mixture of experts of h to the value `to`.
+
+        router: the matrix [experts, width of h] of the router. experts: the names of each expert's
+        matrices: gate and up [features, width of h], then down [width of `to`, features].
+        """
+        count, width = len(experts), self._width(h)
+        if not 1 <= chosen <= count:
+            msg = f"{router}: {chosen} of {count} experts cannot be chosen for a token"
+            raise ModelError(msg)
+        logits = self.linear(h, router, features=count)
+        routing = self._value(f"{router} routing", 2 * chosen)
+        self._ops.append(Route(logits, routing, count, chosen, score, renormalize, scale))
+        rows = self._value(f"{router} rows", width, chosen)
+        self._ops.append(Spread(h, routing, rows, width, chosen))
+        gate_up = [tuple(self._matrix(n, features, width) for n in names[:2]) for names in experts]
+        both = self._value(f"{router} hidden", features, chosen)
+        sizes = (features, features)
+        _then_width(router, sizes, then)
+        self._ops.append(
+            ExpertLinear(rows, routing, both, tuple(gate_up), sizes, width, chosen, then)
+        )
+        out_width = self._width(to)
+        down = tuple((self._matrix(names[2], out_width, features),) for names in experts)
+        out = self._value(f"{router} out", out_width, chosen)
+        self._ops.append(ExpertLinear(both, routing, out, down, (out_width,), features, chosen))
+        self._ops.append(Combine(out, routing, to, out_width, chosen))
+
     def rope_store_kv(
         self,
         qkv: ValueId,
@@ -263,9 +309,9 @@ class Builder:
             width=self._spec.width,
         )
 
-    def _value(self, name: str, width: int) -> ValueId:
+    def _value(self, name: str, width: int, copies: int = 1) -> ValueId:
         out = ValueId(len(self._values))
-        self._values.append(Value(out, name, width))
+        self._values.append(Value(out, name, width, copies))
         return out
 
     def _width(self, x: ValueId) -> int:

@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.program.dataflow import reads, written
-from cpuserve.program.ops import Attention, Linear, Logits, Op, RopeStoreKV, ValueId
+from cpuserve.program.ops import (
+    Attention,
+    ExpertLinear,
+    Linear,
+    Logits,
+    Op,
+    RopeStoreKV,
+    Spread,
+    ValueId,
+)
 from cpuserve.program.program import Program
 from cpuserve.program.view import HasWords
 
@@ -109,11 +118,17 @@ def stored_format(program: Program, kinds: Mapping[str, str], value: ValueId) ->
         if isinstance(op, Linear | Logits) and op.x == value:
             weights = op.weights if isinstance(op, Linear) else (op.weight,)
             formats |= {ACT_FORMAT.get(kinds.get(w, ""), "f32") for w in weights}
+        elif isinstance(op, ExpertLinear) and op.x == value:
+            formats.add(ACT_FORMAT.get(kinds.get(op.weights[0][0], ""), "f32"))
+        elif isinstance(op, Spread) and op.x == value:
+            formats.add(stored_format(program, kinds, op.out))
         elif value in reads(op):
             formats.add("f32")
     chosen = formats.pop() if len(formats) == 1 else "f32"
     in_pieces = any(
-        written(op) == value for op in program.ops if isinstance(op, Linear | Attention)
+        written(op) == value
+        for op in program.ops
+        if isinstance(op, Linear | ExpertLinear | Attention)
     )
     return "f32" if chosen in WHOLE_ROW and in_pieces else chosen
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from cpuserve.program.ops import (
     Add,
     Attention,
+    Combine,
     Embed,
+    ExpertLinear,
     Linear,
     Logits,
     Op,
     PositionEmbed,
     RopeStoreKV,
+    Spread,
     ValueId,
 )
 from cpuserve.program.program import Program
@@ -31,6 +34,10 @@ def reads(op: Op) -> tuple[ValueId, ...]:
         return ()
     if isinstance(op, RopeStoreKV | Attention):
         return (op.qkv,)
+    if isinstance(op, Spread | ExpertLinear):
+        return (op.x, op.routing)
+    if isinstance(op, Combine):
+        return (op.x, op.routing, op.out)
     if isinstance(op, Add) or (isinstance(op, Linear) and op.add):
         return (op.x, op.out)
     return (op.x,)

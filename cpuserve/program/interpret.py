@@ -19,13 +19,17 @@ from cpuserve.program.ops import (
     ActivationOp,
     Add,
     Attention,
+    Combine,
     Embed,
+    ExpertLinear,
     LayerNorm,
     Linear,
     Logits,
     PositionEmbed,
     RmsNorm,
     RopeStoreKV,
+    Route,
+    Spread,
     Then,
     ValueId,
 )
@@ -231,6 +235,38 @@ class Interpreter:
         y = activate(torch.cat(biased, dim=1), op.then)
         return y if out is None else out + y
 
+    def _route(self, op: Route, x: Tensor) -> Tensor:
+        scores = torch.sigmoid(x) if op.score == "sigmoid" else x
+        wanted = scores if op.bias is None else scores + self._vector(op.bias)
+        ids = torch.sort(wanted, dim=1, descending=True, stable=True).indices[:, : op.chosen]
+        if op.score == "softmax":
+            scores = torch.softmax(x, dim=1)
+        weights = scores.gather(1, ids)
+        if op.score == "chosen_softmax":
+            weights = torch.softmax(weights, dim=1)
+        if op.renormalize:
+            weights = weights / weights.sum(dim=1, keepdim=True)
+        return torch.cat([ids.float(), weights * op.scale], dim=1)
+
+    def _spread(self, op: Spread, x: Tensor, routing: Tensor) -> Tensor:
+        return x[routed_rows(routing, op.chosen) // op.chosen]
+
+    def _expertlinear(self, op: ExpertLinear, x: Tensor, routing: Tensor) -> Tensor:
+        experts = routing[:, : op.chosen].reshape(-1).long().sort().values
+        width = op.features[0] if op.then.endswith("_mul") else sum(op.features)
+        out = torch.empty(len(x), width)
+        for expert in sorted(set(experts.tolist())):
+            rows = experts == expert
+            parts = [self._multiply(x[rows], w) for w in op.weights[expert]]
+            out[rows] = activate(torch.cat(parts, dim=1), op.then)
+        return out
+
+    def _combine(self, op: Combine, x: Tensor, routing: Tensor, out: Tensor) -> Tensor:
+        place = routed_rows(routing, op.chosen).argsort().reshape(-1, op.chosen)
+        for rank in range(op.chosen):
+            out = out + routing[:, op.chosen + rank, None] * x[place[:, rank]]
+        return out
+
     def _ropestorekv(self, op: RopeStoreKV, qkv: Tensor) -> Tensor:
         heads = qkv.reshape(len(qkv), op.q_heads + 2 * op.kv_heads, op.head_dim)
         q, kv = heads[:, : op.q_heads], heads[:, op.q_heads :]
@@ -365,6 +401,11 @@ class Interpreter:
 def row_blocks(weight: Matrix) -> list[slice]:
     """Ranges of at most ROWS_AT_ONCE rows, which are converted to fp32 one after another."""
     return [slice(a, a + ROWS_AT_ONCE) for a in range(0, weight.shape[0], ROWS_AT_ONCE)]
+
+
+def routed_rows(routing: Tensor, chosen: int) -> Tensor:
+    """token * chosen + rank of each routed row [T * chosen]: by expert, then token."""
+    return routing[:, :chosen].reshape(-1).sort(stable=True).indices
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -15,12 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve import _C
+from cpuserve.errors import ModelError
 from cpuserve.program.dataflow import last_uses, reads, written
 from cpuserve.program.ops import (
     ActivationOp,
     Add,
     Attention,
+    Combine,
     Embed,
+    ExpertLinear,
     LayerNorm,
     Linear,
     Logits,
@@ -29,6 +32,8 @@ from cpuserve.program.ops import (
     RmsNorm,
     Rope,
     RopeStoreKV,
+    Route,
+    Spread,
     Then,
     ValueId,
 )
@@ -107,8 +112,8 @@ class Lowered:
 
     Native op i implements Program op `source_op[i]` and multiplies the matrix `op_weights[i]`, if
     any. A decode step of one sequence reads `read_bytes` of packed weights (linears and lm_head,
-    without the embedding row). A prompt token costs 2 x `linear_weights` operations (without
-    lm_head).
+    without the embedding row; of experts, the chosen ones). A prompt token costs 2 x
+    `linear_weights` operations (without lm_head).
     """
 
     native: _C.Program
@@ -159,10 +164,11 @@ class Lowering:
         self._matrices: dict[tuple[tuple[str, ...], bool], int] = {}
         self._vectors: dict[object, int] = {}
         self._width = {v.id: v.width for v in program.values}
+        self._copies = {v.id: v.copies for v in program.values}
         self._last_use = last_uses(program)
         self._format = {v.id: self._choose_format(v.id) for v in program.values}
         self._buffer: dict[ValueId, int] = {}
-        self._free: dict[tuple[int, str], list[int]] = {}
+        self._free: dict[tuple[int, str, int], list[int]] = {}
         self._q: dict[ValueId, tuple[int, tuple[int, str]]] = {}
         self._converted: dict[tuple[ValueId, str], int] = {}
 
@@ -185,10 +191,15 @@ class Lowering:
                 wanted |= {self._act_format(w) for w in op.weights}
             elif isinstance(op, Logits) and op.x == value:
                 wanted.add(self._act_format(op.weight))
+            elif isinstance(op, ExpertLinear) and op.x == value:
+                wanted.add(self._act_format(op.weights[0][0]))
+            elif isinstance(op, Spread) and op.x == value:
+                wanted.add(self._choose_format(op.out))
             elif value in reads(op):
                 return "f32"
             if written(op) == value and not isinstance(
-                op, RmsNorm | LayerNorm | Attention | Linear | ActivationOp
+                op,
+                RmsNorm | LayerNorm | Attention | Linear | ActivationOp | Spread | ExpertLinear,
             ):
                 return "f32"
             if isinstance(op, Linear) and op.out == value and self._splits(op):
@@ -216,25 +227,28 @@ class Lowering:
     def _in_pieces(self, value: ValueId) -> bool:
         """Whether a linear (strips) or attention (heads) writes `value` in parts of rows."""
         return any(
-            isinstance(op, Attention | Linear) and op.out == value for op in self.program.ops
+            isinstance(op, Attention | Linear | ExpertLinear) and op.out == value
+            for op in self.program.ops
         )
 
     def _splits(self, op: Linear) -> bool:
         """Whether the parts of `op` have different weight kinds, so one matrix cannot hold them."""
         return len({self.kind_of(w) for w in op.weights}) > 1
 
-    def _take(self, width: int, fmt: str) -> int:
-        free = self._free.get((width, fmt))
+    def _take(self, width: int, fmt: str, copies: int = 1) -> int:
+        free = self._free.get((width, fmt, copies))
         if free:
             return free.pop()
-        return self.native.value(f"{fmt}x{width}", width, fmt)
+        return self.native.value(f"{fmt}x{width}", width, fmt, copies)
 
-    def _give(self, buffer: int, width: int, fmt: str) -> None:
-        self._free.setdefault((width, fmt), []).append(buffer)
+    def _give(self, buffer: int, width: int, fmt: str, copies: int = 1) -> None:
+        self._free.setdefault((width, fmt, copies), []).append(buffer)
 
     def _value(self, value: ValueId) -> int:
         if value not in self._buffer:
-            self._buffer[value] = self._take(self._width[value], self._format[value])
+            self._buffer[value] = self._take(
+                self._width[value], self._format[value], self._copies[value]
+            )
         return self._buffer[value]
 
     def _as(self, value: ValueId, fmt: str) -> int:
@@ -242,7 +256,7 @@ class Lowering:
         if self._format[value] == fmt:
             return self._value(value)
         if (value, fmt) not in self._converted:
-            buffer = self._take(self._width[value], fmt)
+            buffer = self._take(self._width[value], fmt, self._copies[value])
             self._emit(lambda: self.native.convert(self._value(value), buffer))
             self._converted[value, fmt] = buffer
         return self._converted[value, fmt]
@@ -253,12 +267,18 @@ class Lowering:
         touched = {v for v in (*reads(op), out) if v is not None}
         for value, fmt in list(self._converted):
             if value == out or self._last_use[value] == self._op:
-                self._give(self._converted.pop((value, fmt)), self._width[value], fmt)
+                buffer = self._converted.pop((value, fmt))
+                self._give(buffer, self._width[value], fmt, self._copies[value])
         for value in touched:
             if self._last_use[value] != self._op:
                 continue
             if value in self._buffer:
-                self._give(self._buffer.pop(value), self._width[value], self._format[value])
+                self._give(
+                    self._buffer.pop(value),
+                    self._width[value],
+                    self._format[value],
+                    self._copies[value],
+                )
             if value in self._q:
                 buffer, key = self._q.pop(value)
                 self._give(buffer, *key)
@@ -279,10 +299,11 @@ class Lowering:
             self.out.matrices.append(MatrixLoad(id_, names))
         return self._matrices[key]
 
-    def _read(self, name: str, n: int, k: int) -> OpWeights:
-        """The matrix of an op; adds its size to the bytes that a step reads."""
+    def _read(self, name: str, n: int, k: int, matrices: int = 1) -> OpWeights:
+        """The matrices that an op reads for one token; adds their size to the bytes of a step."""
         kind = self.kind_of(name)
-        weights = OpWeights(kind, n, k, self.native.packed_bytes(kind, n, k))
+        size = matrices * self.native.packed_bytes(kind, n, k)
+        weights = OpWeights(kind, matrices * n, k, size)
         self.out.read_bytes += weights.num_bytes
         return weights
 
@@ -401,6 +422,41 @@ class Lowering:
         self._emit(
             lambda: self.native.linear(x, out, matrix, bias, activation, glu, op.add, column), read
         )
+
+    def _route(self, op: Route) -> None:
+        bias = self._plain(op.bias, op.experts)
+        x, out = self._value(op.x), self._value(op.out)
+        self._emit(
+            lambda: self.native.route(
+                x, out, op.experts, op.chosen, op.score, op.renormalize, op.scale, bias
+            )
+        )
+
+    def _spread(self, op: Spread) -> None:
+        x = self._as(op.x, self._format[op.out])
+        self._emit(lambda: self.native.spread(x, self._value(op.routing), self._value(op.out)))
+
+    def _expertlinear(self, op: ExpertLinear) -> None:
+        activation, glu = split_then(op.then)
+        kinds = {self.kind_of(w) for names in op.weights for w in names}
+        if len(kinds) > 1:
+            msg = (
+                f"the experts of {op.weights[0][0]} have matrices of the kinds "
+                f"{', '.join(sorted(kinds))}; those of one layer must have one kind"
+            )
+            raise ModelError(msg)
+        matrices = [self._matrix(names, op.features, op.in_features, glu) for names in op.weights]
+        x = self._as(op.x, self._act_format(op.weights[0][0]))
+        read = self._read(op.weights[0][0], sum(op.features), op.in_features, op.chosen)
+        self.out.linear_weights += read.n * read.k
+        routing, out = self._value(op.routing), self._value(op.out)
+        self._emit(
+            lambda: self.native.expert_linear(x, routing, out, matrices, activation, glu), read
+        )
+
+    def _combine(self, op: Combine) -> None:
+        x, routing, out = self._value(op.x), self._value(op.routing), self._value(op.out)
+        self._emit(lambda: self.native.combine(x, routing, out))
 
     def _ropestorekv(self, op: RopeStoreKV) -> None:
         width = op.q_heads * (-(-op.head_dim // 16) * 16)

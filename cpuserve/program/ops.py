@@ -1,7 +1,8 @@
-"""The ten coarse operations from which models are built.
+"""The coarse operations from which models are built.
 
-Shapes: T = tokens of the step, D = model width. Every value is a float matrix [T, width]. The
-residual stream is fp32; the native executor stores other values in the format that their readers
+Shapes: T = tokens of the step, D = model width. Every value is a float matrix with T rows, or, in
+the row space of a mixture of experts, with one row for each token and chosen expert. The residual
+stream is fp32; the native executor stores other values in the format that their readers
 need (`csrc/kernels/table.h: ActFormat`). Ops run in program order. `PositionEmbed`, `Add` and
 `Linear` with `add` change a value in place; `RopeStoreKV` does so too and writes the KV cache.
 
@@ -9,8 +10,8 @@ Families that these ops cover: Llama 2/3, Mistral, SmolLM2; Qwen2/2.5 (q/k/v bia
 inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, optional
 word_embed projection). Not implemented, but checked on paper: Gemma 3 (RmsNorm `plus_one`, Embed
 `scale`, post-norms as RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and
-`softcap`, gelu_tanh_mul). Families that need one more op: gpt-oss (Attention `sinks`, and an op
-Moe); Mixtral/Qwen3-MoE (Moe); BERT (Embed + PositionEmbed, LayerNorm, Attention `causal=False`, and
+`softcap`, gelu_tanh_mul). Families that need one more op: gpt-oss (Attention `sinks`; ExpertLinear
+with biases and clamps); BERT (Embed + PositionEmbed, LayerNorm, Attention `causal=False`, and
 an op Pool); DeepSeek MLA (an op LatentAttention: absorbed q and a latent KV row).
 """
 
@@ -21,6 +22,7 @@ from typing import Literal, NewType
 
 ValueId = NewType("ValueId", int)
 
+Score = Literal["softmax", "sigmoid", "chosen_softmax"]
 Then = Literal["none", "relu", "gelu", "gelu_tanh", "silu", "silu_mul", "gelu_tanh_mul"]
 
 
@@ -100,6 +102,74 @@ class Linear:
     in_features: int
     then: Then = "none"
     add: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Choose experts for every token from its router logits x [T, experts].
+
+    out [T, 2 * chosen]: the ids of the `chosen` experts with the highest scores, in descending
+    order (of equal scores the lower id first), then their weights in the same order. score: what
+    the weights are before they are normalized: the softmax or sigmoid of all logits, or
+    ("chosen_softmax") the softmax of the chosen ones. renormalize: weights are divided by their
+    sum. scale multiplies them. bias [experts] is added to the scores for the choice alone
+    (DeepSeek).
+    """
+
+    x: ValueId
+    out: ValueId
+    experts: int
+    chosen: int
+    score: Score = "softmax"
+    renormalize: bool = False
+    scale: float = 1.0
+    bias: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Copy every row of x to each of its experts: out [T * chosen, width], the routed rows.
+
+    Routed rows are sorted by expert, then token. routing: the output of Route.
+    """
+
+    x: ValueId
+    routing: ValueId
+    out: ValueId
+    width: int
+    chosen: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLinear:
+    """A Linear of routed rows, each multiplied by the matrices of its own expert.
+
+    weights[e] are the names of expert e's matrices, as in Linear; there are no biases.
+    """
+
+    x: ValueId
+    routing: ValueId
+    out: ValueId
+    weights: tuple[tuple[str, ...], ...]
+    features: tuple[int, ...]
+    in_features: int
+    chosen: int
+    then: Then = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """out[t] += the sum of token t's routed rows of x times their weights.
+
+    The terms are added to `out` one after another, in the order in which the experts were chosen,
+    each product rounded before it is added.
+    """
+
+    x: ValueId
+    routing: ValueId
+    out: ValueId
+    width: int
+    chosen: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +256,10 @@ Op = (
     | RmsNorm
     | LayerNorm
     | Linear
+    | Route
+    | Spread
+    | ExpertLinear
+    | Combine
     | RopeStoreKV
     | Attention
     | Add

@@ -9,11 +9,12 @@ from cpuserve.program.ops import Op, ValueId
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A matrix [T, width] that an op writes."""
+    """A matrix [T * copies, width] that an op writes; copies: rows for each token of the step."""
 
     id: ValueId
     name: str
     width: int
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ CUTS = 4
 CUT_STEP = np.float32(0.05)
 ONE_SCALE = ("o_proj.weight",)
 PER_TOKEN = ("embed_tokens.weight", "lm_head.weight")
+# Small matrices that choose experts: an error there changes which weights a token is multiplied by.
+ROUTERS = ("mlp.gate.weight",)
 
 
 class OnlineWeights:
@@ -62,7 +64,7 @@ class OnlineWeights:
     def kind(self, name: str, dtype: str) -> WeightKind:
         """The kind of the scheme; tensors that the checkpoint has quantized keep their kind."""
         stored = self._weights.kind(name, dtype)
-        if stored in QUANTIZED_KINDS.values():
+        if stored in QUANTIZED_KINDS.values() or name.endswith(ROUTERS):
             return stored
         return kind_of(name, self._scheme)
 

@@ -14,10 +14,11 @@ void register_program(py::module_& m) {
            py::arg("isa"), py::arg("max_tokens"), py::arg("max_seqs"))
       .def(
           "value",
-          [](Program& p, std::string name, int64_t width, const std::string& format) {
-            return p.add_value(std::move(name), width, parse_format(format));
+          [](Program& p, std::string name, int64_t width, const std::string& format,
+             int32_t copies) {
+            return p.add_value(std::move(name), width, parse_format(format), copies);
           },
-          py::arg("name"), py::arg("width"), py::arg("format"))
+          py::arg("name"), py::arg("width"), py::arg("format"), py::arg("copies") = 1)
       .def(
           "matrix",
           [](Program& p, std::string name, const std::string& kind, int64_t n, int64_t k,
@@ -58,6 +59,29 @@ void register_program(py::module_& m) {
           },
           py::arg("x"), py::arg("out"), py::arg("matrix"), py::arg("bias"), py::arg("activation"),
           py::arg("glu"), py::arg("add"), py::arg("out_column"))
+      .def(
+          "route",
+          [](Program& p, Id x, Id out, int32_t experts, int32_t chosen, const std::string& score,
+             bool renormalize, float scale, Id bias) {
+            p.route({x, out, experts, chosen, parse_score(score), renormalize, scale, bias});
+          },
+          py::arg("x"), py::arg("out"), py::arg("experts"), py::arg("chosen"), py::arg("score"),
+          py::arg("renormalize"), py::arg("scale"), py::arg("bias"))
+      .def(
+          "spread", [](Program& p, Id x, Id routing, Id out) { p.spread({x, routing, out}); },
+          py::arg("x"), py::arg("routing"), py::arg("out"))
+      .def(
+          "expert_linear",
+          [](Program& p, Id x, Id routing, Id out, const std::vector<Id>& matrices,
+             const std::string& activation, bool glu) {
+            p.expert_linear({x, routing, out, kNone, 0, parse_activation(activation)}, matrices,
+                            glu);
+          },
+          py::arg("x"), py::arg("routing"), py::arg("out"), py::arg("matrices"),
+          py::arg("activation"), py::arg("glu"))
+      .def(
+          "combine", [](Program& p, Id x, Id routing, Id out) { p.combine({x, routing, out}); },
+          py::arg("x"), py::arg("routing"), py::arg("out"))
       .def(
           "rope_store_kv",
           [](Program& p, Id qkv, Id q, Id layer, int32_t q_heads, int32_t rotary, Id cos, Id sin,

@@ -17,7 +17,12 @@ size_t scratch_bytes(const Program& program) {
     bytes = std::max(bytes, row_bytes(ActFormat::f32, v.width));
   }
   const auto sampling = static_cast<size_t>(program.vocab()) * 8 + 65536;  // SampleArgs::scratch
-  return std::max(bytes, sampling);
+  bytes = std::max(bytes, sampling);
+  for (const Op& op : program.ops()) {  // the ends of the experts' tasks, before a linear's scratch
+    const auto* l = std::get_if<ExpertLinearOp>(&op);
+    if (l) bytes = std::max(bytes, kLinearScratch + static_cast<size_t>(l->experts) * 8 + 64);
+  }
+  return bytes;
 }
 
 StepLimits limits_of(const Program& p, int64_t num_blocks, int64_t num_slots, int64_t max_top) {
@@ -44,6 +49,7 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
       limits_(limits_of(program, num_blocks, num_slots, checked("max_top", max_top, 0))),
       queue_(team.threads()),
       slots_(static_cast<size_t>(program.max_tokens())),
+      routing_(make_routing(program)),
       op_seconds_(program.ops().size()) {
   check_kernels();
   bind_memory();
@@ -58,9 +64,20 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
   results_.top_logprobs.resize(tops);
 }
 
+Routing Executor::make_routing(const Program& program) {
+  int64_t chosen = 0, experts = 0;
+  for (const Op& op : program.ops()) {
+    if (const auto* r = std::get_if<RouteOp>(&op)) {
+      chosen = std::max<int64_t>(chosen, r->chosen);
+      experts = std::max<int64_t>(experts, r->experts);
+    }
+  }
+  return {program.max_tokens() * chosen, experts};
+}
+
 Buffer Executor::make_activations(const Program& program, std::vector<Rows>& values) {
   const auto size_of = [&](const Value& v) {
-    return program.max_tokens() * static_cast<int64_t>(row_bytes(v.format, v.width));
+    return program.max_tokens() * v.copies * static_cast<int64_t>(row_bytes(v.format, v.width));
   };
   Carver sizes(nullptr);
   for (const Value& v : program.values()) sizes.take<uint8_t>(size_of(v));

@@ -17,6 +17,7 @@
 #include "runtime/attention_plan.h"
 #include "runtime/kv_cache.h"
 #include "runtime/program.h"
+#include "runtime/routing.h"
 #include "runtime/sampler.h"
 #include "runtime/step_input.h"
 #include "runtime/weights.h"
@@ -120,6 +121,7 @@ class Executor {
   friend struct Worker;
 
   static int64_t blocks_of(int64_t tokens) { return (tokens + kBlock - 1) / kBlock; }
+  static Routing make_routing(const Program& program);
   static Buffer make_activations(const Program& program, std::vector<Rows>& values);
   StepInput parse(Span<const int32_t> words) const;
   void check_kernels() const;
@@ -156,6 +158,7 @@ class Executor {
 
   StepInput input_{};
   std::vector<int32_t> slots_;  // KV slot of each token
+  Routing routing_;             // of the last RouteOp
   float* logits_copy_ = nullptr;
   StepResults results_;
 

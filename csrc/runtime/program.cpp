@@ -49,6 +49,12 @@ constexpr Name<KvType> kKvTypes[] = {{"bf16", KvType::bf16},     {"f16", KvType:
                                      {"f32", KvType::f32},       {"int8", KvType::int8},
                                      {"fp8_e4m3", KvType::e4m3}, {"fp8_e5m2", KvType::e5m2}};
 
+constexpr Name<Score> kScores[] = {{"softmax", Score::softmax},
+                                   {"sigmoid", Score::sigmoid},
+                                   {"chosen_softmax", Score::chosen_softmax}};
+// Expert ids are stored in rows of floats, which are exact far beyond this.
+constexpr int32_t kMostExperts = 4096;
+
 template <class E, size_t N>
 E parse(const Name<E> (&names)[N], const std::string& text, const char* what) {
   std::string known;
@@ -76,6 +82,7 @@ Activation parse_activation(const std::string& name) {
   return parse(kActivations, name, "activation");
 }
 KvType parse_kv_type(const std::string& name) { return parse(kKvTypes, name, "KV type"); }
+Score parse_score(const std::string& name) { return parse(kScores, name, "router score"); }
 const char* kind_name(WeightKind kind) {
   for (const auto& n : kKinds) {
     if (n.value == kind) return n.text;
@@ -90,6 +97,10 @@ const char* op_name(const Op& op) {
     const char* operator()(const NormOp& o) { return o.centered ? "layer_norm" : "rms_norm"; }
     const char* operator()(const ConvertOp&) { return "convert"; }
     const char* operator()(const LinearOp&) { return "linear"; }
+    const char* operator()(const RouteOp&) { return "route"; }
+    const char* operator()(const SpreadOp&) { return "spread"; }
+    const char* operator()(const ExpertLinearOp&) { return "expert_linear"; }
+    const char* operator()(const CombineOp&) { return "combine"; }
     const char* operator()(const RopeStoreOp&) { return "rope_store_kv"; }
     const char* operator()(const AttentionOp&) { return "attention"; }
     const char* operator()(const AddOp&) { return "add"; }
@@ -110,9 +121,11 @@ Program::Program(const KernelTable& table, int64_t max_tokens, int64_t max_seqs)
   check_argument(max_seqs >= 1, "max_seqs must be at least 1, not ", max_seqs);
 }
 
-Id Program::add_value(std::string name, int64_t width, ActFormat format) {
+Id Program::add_value(std::string name, int64_t width, ActFormat format, int32_t copies) {
   check_argument(width >= 1, "value ", name, " has width ", width, ", which must be at least 1");
-  values_.push_back({std::move(name), width, format});
+  check_argument(copies >= 1, "value ", name, " has ", copies,
+                 " rows for each token, but must have at least 1");
+  values_.push_back({std::move(name), width, format, copies});
   return last_id(values_.size());
 }
 
@@ -205,6 +218,7 @@ void Program::position_embed(Id x, Id table, int64_t rows, int64_t offset) {
 }
 
 void Program::norm(const NormOp& op) {
+  check_tokens("norm", {op.x, op.out});
   const int64_t width = f32_value(op.x, "norm x").width;
   check_argument(value(op.out).width == width, "norm: x and out differ in width");
   check_argument(op.weight != kNone, "norm: the weight is missing");
@@ -217,6 +231,7 @@ void Program::norm(const NormOp& op) {
 void Program::convert(Id x, Id out) {
   check_argument(f32_value(x, "convert x").width == value(out).width,
                  "convert: x and out differ in width");
+  check_argument(value(x).copies == value(out).copies, "convert: x and out differ in rows");
   ops_.emplace_back(ConvertOp{x, out});
 }
 
@@ -238,6 +253,7 @@ void Program::linear(LinearOp op, bool glu) {
                  " packed as glu");
   check_multiplies(op.x, m);
   const Value& out = value(op.out);
+  check_tokens("linear", {op.x, op.out});
   check_argument(op.out != op.x, "linear: x and out are the same value");
   check_argument(op.out_column >= 0 && op.out_column + m.out_width() <= out.width,
                  "linear: ", m.out_width(), " columns from ", op.out_column,
@@ -249,14 +265,93 @@ void Program::linear(LinearOp op, bool glu) {
   check_argument(!whole_row(out.format), "linear: value ", out.name,
                  " has scales wider than a tile; only convert can write such rows");
   op.bias = packed_bias(op.bias, m);
-  const int64_t together = (glu ? 2 : 1) * (quantized(out.format) ? 2 : 1);  // 32 share a scale
-  int64_t& grain = matrices_[static_cast<size_t>(op.matrix)].grain;
-  grain = std::max(grain, together);
+  set_grain(op.matrix, out.format);
+  ops_.emplace_back(op);
+}
+
+// Panels of a gate and its up stay together, and so do those whose 32 results share a scale.
+void Program::set_grain(Id id, ActFormat out) {
+  Matrix& m = matrices_[static_cast<size_t>(id)];
+  m.grain = std::max(m.grain, int64_t{m.glu ? 2 : 1} * (quantized(out) ? 2 : 1));
+}
+
+void Program::check_tokens(const char* op, std::initializer_list<Id> ids) const {
+  for (const Id id : ids) {
+    check_argument(value(id).copies == 1, op, ": value ", value(id).name,
+                   " has several rows for each token");
+  }
+}
+
+// A value with one row for each token and expert of a routing.
+const Value& Program::routed_value(Id id, Id routing, const char* role) const {
+  const RouteOp* last = nullptr;
+  for (const Op& op : ops_) {
+    if (const auto* r = std::get_if<RouteOp>(&op)) last = r;
+  }
+  check_argument(last && last->out == routing, role, ": value ", routing,
+                 " is not the routing of the last route op");
+  const Value& v = value(id);
+  check_argument(v.copies == last->chosen, role, ": value ", v.name, " has ", v.copies,
+                 " rows for each token, not ", last->chosen);
+  return v;
+}
+
+void Program::route(const RouteOp& op) {
+  check_tokens("route", {op.x, op.out});
+  check_argument(op.experts >= 1 && op.experts <= kMostExperts, "route: ", op.experts,
+                 " experts are not between 1 and ", kMostExperts);
+  check_argument(op.chosen >= 1 && op.chosen <= op.experts, "route: cannot choose ", op.chosen,
+                 " of ", op.experts, " experts");
+  check_argument(f32_value(op.x, "route x").width == op.experts, "route: x has width ",
+                 value(op.x).width, ", but there are ", op.experts, " experts");
+  check_argument(f32_value(op.out, "route out").width == 2 * op.chosen,
+                 "route: out must hold an id and a weight for each chosen expert");
+  check_vector(op.bias, op.experts, "router bias");
+  ops_.emplace_back(op);
+}
+
+void Program::spread(const SpreadOp& op) {
+  check_tokens("spread", {op.x});
+  const Value &x = value(op.x), &out = routed_value(op.out, op.routing, "spread out");
+  check_argument(x.width == out.width && x.format == out.format,
+                 "spread: x and out differ in width or format");
+  ops_.emplace_back(op);
+}
+
+void Program::expert_linear(ExpertLinearOp op, const std::vector<Id>& matrices, bool glu) {
+  routed_value(op.x, op.routing, "expert_linear x");
+  const Value& out = routed_value(op.out, op.routing, "expert_linear out");
+  check_argument(!matrices.empty(), "expert_linear: there are no experts");
+  op.first = matrices[0];
+  op.experts = static_cast<int32_t>(matrices.size());
+  const Matrix& one = matrix(op.first);
+  for (size_t e = 0; e < matrices.size(); e++) {
+    const Matrix& m = matrix(matrices[e]);
+    check_argument(matrices[e] == op.first + static_cast<Id>(e), "expert_linear: matrix ", m.name,
+                   " does not follow that of the expert before");
+    check_argument(m.n == one.n && m.k == one.k && m.kind == one.kind && m.glu == glu,
+                   "expert_linear: matrices ", one.name, " and ", m.name, " differ in shape");
+    set_grain(matrices[e], out.format);
+  }
+  check_multiplies(op.x, one);
+  check_argument(op.x != op.out && one.out_width() == out.width, "expert_linear: value ", out.name,
+                 " has width ", out.width, ", not ", one.out_width());
+  check_argument(!whole_row(out.format), "expert_linear: value ", out.name,
+                 " has scales wider than a tile; only convert can write such rows");
+  ops_.emplace_back(op);
+}
+
+void Program::combine(const CombineOp& op) {
+  routed_value(op.x, op.routing, "combine x");
+  check_tokens("combine", {op.out});
+  check_argument(f32_value(op.x, "combine x").width == f32_value(op.out, "combine out").width,
+                 "combine: x and out differ in width");
   ops_.emplace_back(op);
 }
 
 void Program::rope_store(const RopeStoreOp& op) {
   const KvShape& kv = kv_layer(op.layer);
+  check_tokens("rope_store_kv", {op.qkv, op.q});
   const Value& qkv = f32_value(op.qkv, "rope_store_kv qkv");
   check_argument(op.q_heads >= 1 && op.q_heads % kv.kv_heads == 0, "rope_store_kv: ", op.q_heads,
                  " query heads over ", kv.kv_heads, " KV heads");
@@ -286,6 +381,7 @@ void Program::attention(const AttentionOp& op) {
                  " query heads over ", kv.kv_heads, " KV heads");
   check_argument(value(op.q).width == int64_t{op.q_heads} * kv.hd_pad, "attention: q has width ",
                  value(op.q).width);
+  check_tokens("attention", {op.q, op.out});
   const Value& out = value(op.out);
   check_argument(out.width == int64_t{op.q_heads} * kv.head_dim, "attention: out has width ",
                  out.width);
@@ -301,12 +397,14 @@ void Program::attention(const AttentionOp& op) {
 }
 
 void Program::add(Id x, Id out) {
+  check_tokens("add", {x, out});
   check_argument(f32_value(x, "add x").width == f32_value(out, "add out").width,
                  "add: x and out differ in width");
   ops_.emplace_back(AddOp{x, out});
 }
 
 void Program::activation(const ActivationOp& op) {
+  check_tokens("activation", {op.x, op.out});
   const int64_t width = f32_value(op.x, "activation x").width;
   check_argument(width == value(op.out).width * (op.glu ? 2 : 1),
                  "activation: x and out differ in width");
@@ -317,6 +415,7 @@ void Program::logits(const LogitsOp& op) {
   const Matrix& m = matrix(op.matrix);
   check_argument(vocab_ == 0, "a program can have only one logits op");
   check_argument(!m.glu, "logits: matrix ", m.name, " is packed as glu");
+  check_tokens("logits", {op.x});
   check_multiplies(op.x, m);
   check_vector(op.bias, m.n, "logits bias");
   vocab_ = m.n;

@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <variant>
 #include <vector>
@@ -15,11 +16,13 @@ namespace cpuserve {
 using Id = int32_t;
 constexpr Id kNone = -1;
 
-// A matrix [max_tokens, width] of activations.
+// A matrix [max_tokens * copies, width] of activations: with `copies` rows for each token of the
+// step.
 struct Value {
   std::string name;
   int64_t width;
   ActFormat format;
+  int32_t copies = 1;
 };
 
 // A packed weight matrix. Without glu, the rows of its parts follow one another. With glu, it has
@@ -78,6 +81,26 @@ struct LinearOp {
   bool add;
   int64_t out_column;
 };
+enum class Score : int32_t { softmax = 0, sigmoid, chosen_softmax };
+struct RouteOp {  // sets the routing that the ops up to the next RouteOp use
+  Id x, out;
+  int32_t experts, chosen;
+  Score score;
+  bool renormalize;
+  float scale;
+  Id bias;
+};
+struct SpreadOp {
+  Id x, routing, out;
+};
+struct ExpertLinearOp {  // expert e multiplies matrix `first` + e
+  Id x, routing, out, first;
+  int32_t experts;
+  Activation activation;
+};
+struct CombineOp {
+  Id x, routing, out;
+};
 struct RopeStoreOp {
   Id qkv, q, layer;
   int32_t q_heads, rotary;
@@ -102,8 +125,9 @@ struct LogitsOp {
   Id x, matrix, bias;
   float scale, softcap;
 };
-using Op = std::variant<EmbedOp, PositionEmbedOp, NormOp, ConvertOp, LinearOp, RopeStoreOp,
-                        AttentionOp, AddOp, ActivationOp, LogitsOp>;
+using Op = std::variant<EmbedOp, PositionEmbedOp, NormOp, ConvertOp, LinearOp, RouteOp, SpreadOp,
+                        ExpertLinearOp, CombineOp, RopeStoreOp, AttentionOp, AddOp, ActivationOp,
+                        LogitsOp>;
 
 const char* op_name(const Op& op);
 
@@ -113,7 +137,7 @@ class Program {
   // the argument that does not fit.
   Program(const KernelTable& table, int64_t max_tokens, int64_t max_seqs);
 
-  Id add_value(std::string name, int64_t width, ActFormat format);
+  Id add_value(std::string name, int64_t width, ActFormat format, int32_t copies = 1);
   Id add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k, std::vector<int64_t> parts,
                 bool glu);
   size_t packed_bytes(WeightKind kind, int64_t n,
@@ -126,6 +150,11 @@ class Program {
   void norm(const NormOp& op);
   void convert(Id x, Id out);
   void linear(LinearOp op, bool glu);
+  void route(const RouteOp& op);
+  void spread(const SpreadOp& op);
+  // matrices: one for each expert, in order, of equal shape and kind.
+  void expert_linear(ExpertLinearOp op, const std::vector<Id>& matrices, bool glu);
+  void combine(const CombineOp& op);
   void rope_store(const RopeStoreOp& op);
   void attention(const AttentionOp& op);
   void add(Id x, Id out);
@@ -153,6 +182,9 @@ class Program {
   const Vector& vector(Id id) const;
   const KvShape& kv_layer(Id id) const;
   const Value& f32_value(Id id, const char* role) const;
+  const Value& routed_value(Id id, Id routing, const char* role) const;
+  void check_tokens(const char* op, std::initializer_list<Id> ids) const;
+  void set_grain(Id matrix, ActFormat out);
   void check_vector(Id id, int64_t count, const char* role) const;
   void check_multiplies(Id x, const Matrix& m) const;
   Id packed_bias(Id bias, const Matrix& m);
@@ -174,6 +206,7 @@ WeightKind parse_kind(const std::string& name);
 SourceType parse_source(const std::string& name);
 Activation parse_activation(const std::string& name);
 KvType parse_kv_type(const std::string& name);
+Score parse_score(const std::string& name);
 const char* kind_name(WeightKind kind);
 
 }  // namespace cpuserve

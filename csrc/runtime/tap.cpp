@@ -19,6 +19,10 @@ struct EndsOf {
   Ends operator()(const LinearOp& o) {
     return {o.add ? std::vector<Id>{o.x, o.out} : std::vector<Id>{o.x}, o.out};
   }
+  Ends operator()(const RouteOp& o) { return {{o.x}, o.out}; }
+  Ends operator()(const SpreadOp& o) { return {{o.x, o.routing}, o.out}; }
+  Ends operator()(const ExpertLinearOp& o) { return {{o.x, o.routing}, o.out}; }
+  Ends operator()(const CombineOp& o) { return {{o.x, o.routing, o.out}, o.out}; }
   Ends operator()(const RopeStoreOp& o) { return {{o.qkv}, o.q}; }
   Ends operator()(const AttentionOp& o) { return {{o.q}, o.out}; }
   Ends operator()(const AddOp& o) { return {{o.x, o.out}, o.out}; }
@@ -42,7 +46,8 @@ Tap Executor::tap(Span<const int32_t> words, int64_t op) {
   begin_step(parse(words));
   const Ends ends = std::visit(EndsOf{}, program_->ops()[static_cast<size_t>(op)]);
   const auto read = [&](Id id) {
-    return read_rows(values_[static_cast<size_t>(id)], input_.tokens);
+    const auto at = static_cast<size_t>(id);
+    return read_rows(values_[at], input_.tokens * program_->values()[at].copies);
   };
   if (!run_ops(0, op)) fail_system("the step was cancelled");
   Tap out;

@@ -69,7 +69,7 @@ void Executor::Worker::operator()(const NormOp& op) noexcept {
 }
 
 void Executor::Worker::operator()(const ConvertOp& op) noexcept {
-  const Range rows = share(tokens());
+  const Range rows = share(this->rows(op.x));
   if (rows.size() > 0) e.table_->convert({value(op.x), value(op.out), rows.begin, rows.end});
 }
 

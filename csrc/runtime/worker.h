@@ -40,6 +40,10 @@ struct Executor::Worker {
   Range share(int64_t items) const noexcept { return split(items, thread, threads); }
 
   int64_t tokens() const noexcept { return e.input_.tokens; }
+  // Rows of a value in this step.
+  int64_t rows(Id id) const noexcept {
+    return tokens() * e.program_->values()[static_cast<size_t>(id)].copies;
+  }
   const Rows& value(Id id) const noexcept { return e.values_[static_cast<size_t>(id)]; }
   const float* vector(Id id) const noexcept { return e.weights_.vector(id); }
   const Matrix& matrix(Id id) const noexcept {
@@ -51,6 +55,10 @@ struct Executor::Worker {
   void operator()(const NormOp& op) noexcept;
   void operator()(const ConvertOp& op) noexcept;
   void operator()(const LinearOp& op) noexcept;
+  void operator()(const RouteOp& op) noexcept;
+  void operator()(const SpreadOp& op) noexcept;
+  void operator()(const ExpertLinearOp& op) noexcept;
+  void operator()(const CombineOp& op) noexcept;
   void operator()(const RopeStoreOp& op) noexcept;
   void operator()(const AttentionOp& op) noexcept;
   void operator()(const AddOp& op) noexcept;

@@ -38,13 +38,13 @@ TOKENS = [(i * 37 + i * i * 5) % 250 for i in range(290)]  # the last one is in 
 OTHERS = [(i * 11 + 7) % 250 for i in range(512)]
 
 
-def run(isa, kind, bits, threads, use, kv=None, ranks=()):
+def run(isa, kind, bits, threads, use, kv=None, ranks=(), family="llama"):
     """`use(step)` with a fresh executor; step(chunks) gives the logits of all wanted rows."""
     from cpuserve.program.lower import Lowering
     from cpuserve.runtime.native import load
 
     config = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1}
-    checkpoint = open_checkpoint(tiny_model("llama", head_dim=32, **config))
+    checkpoint = open_checkpoint(tiny_model(family, head_dim=32, **config))
     program = build_program(spec_from_config(checkpoint.config))
     kv_type = kv or KV.get(kind, "bf16")
     out = []
@@ -99,7 +99,19 @@ def test_a_row_has_the_same_bits_over_a_kv_cache_of_eight_bits(isa, kv, threads)
     check_every_way(isa, "dense_bf16", 8, threads, kv)
 
 
-def check_every_way(isa, kind, bits, threads, kv=None):
+@pytest.mark.parametrize("threads", [1, 2, 3, 5], ids=lambda t: f"{t}-threads")
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [("dense_bf16", 8), ("w8_g32", 16), ("w4m_g128", 8), ("w8_channel", 8)],
+    ids=lambda x: str(x),
+)
+@each_level
+def test_a_row_of_a_mixture_has_the_same_bits_however_it_is_computed(isa, kind, bits, threads):
+    """Its experts multiply rows of whichever other tokens have chosen them."""
+    check_every_way(isa, kind, bits, threads, family="qwen3-moe")
+
+
+def check_every_way(isa, kind, bits, threads, kv=None, family="llama"):
     def one_way(step):
         step(chunk(TOKENS[:-1], 0, 0, rows=[0]))
         return last_row_among(step, 1)
@@ -117,21 +129,32 @@ def check_every_way(isa, kind, bits, threads, kv=None):
             found[f"{rows} rows"] = last_row_among(step, rows)
         return found
 
-    want = run(isa, kind, bits, 1, one_way, kv)
+    want = run(isa, kind, bits, 1, one_way, kv, family=family)
     assert np.isfinite(want).all()
     assert want.std() > 0
-    for how, got in run(isa, kind, bits, threads, every_way, kv).items():
+    for how, got in run(isa, kind, bits, threads, every_way, kv, family=family).items():
         assert np.array_equal(got, want), how
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6], ids=lambda r: f"{r}-ranks")
 @pytest.mark.parametrize(("kind", "bits"), KINDS, ids=lambda x: str(x))
 def test_ranks_change_no_bit_of_any_weight_kind(kind, bits, ranks):
+    check_ranks(kind, bits, ranks, "llama")
+
+
+@pytest.mark.parametrize("ranks", [2, 3], ids=lambda r: f"{r}-ranks")
+@pytest.mark.parametrize(("kind", "bits"), [("dense_bf16", 8), ("w4_g32", 16)])
+def test_ranks_change_no_bit_of_a_mixture(kind, bits, ranks):
+    check_ranks(kind, bits, ranks, "qwen3-moe")
+
+
+def check_ranks(kind, bits, ranks, family):
     def both(step):
         whole = step(chunk(TOKENS[:-1], 0, 0, rows=[3, 64, len(TOKENS) - 2]))
         return np.concatenate([whole, last_row_among(step, 1)[None], last_row_among(step, 7)[None]])
 
     isa = LEVELS[-1]
-    want = run(isa, kind, bits, 1, both)
+    want = run(isa, kind, bits, 1, both, family=family)
     assert np.isfinite(want).all()
-    assert np.array_equal(run(isa, kind, bits, ranks, both, ranks=[1] * ranks), want)
+    got = run(isa, kind, bits, ranks, both, ranks=[1] * ranks, family=family)
+    assert np.array_equal(got, want)

@@ -1,0 +1,91 @@
+// The operations of mixtures of experts in a step.
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/linear_plan.h"
+#include "runtime/worker.h"
+
+namespace cpuserve {
+
+void Executor::Worker::operator()(const RouteOp& op) noexcept {
+  const Range mine = share(tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    route_row(op, reinterpret_cast<const float*>(row_of(value(op.x), t)), vector(op.bias),
+              reinterpret_cast<float*>(row_of(value(op.out), t)),
+              reinterpret_cast<float*>(scratch));
+  }
+  barrier();
+  if (thread == 0) e.routing_.build(op, value(op.out), tokens());
+}
+
+void Executor::Worker::operator()(const SpreadOp& op) noexcept {
+  const Rows &x = value(op.x), &out = value(op.out);
+  const Range mine = share(rows(op.out));
+  for (int64_t r = mine.begin; r < mine.end; r++) {
+    std::memcpy(row_of(out, r), row_of(x, e.routing_.token(r)), x.stride);
+  }
+}
+
+// The tasks of all experts in use are one list, expert after expert, which the crew claims. An
+// expert's rows are consecutive, so each of them is a linear of its own with a plan of its own; the
+// experts share the threads, so an expert is divided for its part of them.
+void Executor::Worker::operator()(const ExpertLinearOp& op) noexcept {
+  const Routing& routing = e.routing_;
+  const Matrix& whole = matrix(op.first);
+  const Rows &x = value(op.x), &out = value(op.out);
+  const LinearKernel& kernel = e.table_->linear[static_cast<int>(whole.kind)];
+  const Range own = whole.panels_of(e.team_->ranks().share(whole.units(), crew.rank));
+  const int32_t terms = x.format == ActFormat::q8g32x2 ? 2 : 1;
+  int64_t used = 0;
+  for (int64_t i = 0; i < op.experts; i++) used += routing.rows(i) > 0;
+  const auto plan_of = [&](int64_t expert) {
+    const int64_t threads = (crew.size + used - 1) / used;
+    return LinearPlan({routing.rows(expert), own.size(), whole.grain,
+                       static_cast<int64_t>(whole.panel_bytes),
+                       std::max<int64_t>(1, kernel.tile_rows / terms), kernel.tile_panels,
+                       static_cast<int>(threads)});
+  };
+  // Where each expert's tasks end, in scratch: the kernel's own scratch begins behind it.
+  int64_t* ends = reinterpret_cast<int64_t*>(scratch);
+  int64_t tasks = 0;
+  for (int64_t i = 0; i < op.experts; i++) {
+    if (routing.rows(i) > 0) tasks += plan_of(i).tasks();
+    ends[i] = tasks;
+  }
+  const size_t taken = static_cast<size_t>(op.experts) * sizeof(int64_t);
+  LinearArgs args{};
+  args.x_stride = x.stride;
+  args.ep = {nullptr, op.activation, whole.glu, false, out};
+  args.scratch = scratch + round_up(static_cast<int64_t>(taken), 64);
+  args.terms = terms;
+  drain(crew, tasks, 1, [&](int64_t task, int64_t) {
+    const int64_t expert = std::upper_bound(ends, ends + op.experts, task) - ends;
+    const int64_t begin = task - (expert > 0 ? ends[expert - 1] : 0);
+    const LinearTask t = plan_of(expert).task(begin, begin + 1);
+    const int64_t row0 = routing.first_row(expert) + t.row0;
+    args.w = &e.weights_.matrix(op.first + static_cast<Id>(expert), crew.rank);
+    args.x = row_of(x, row0);
+    args.ep.out.data = row_of(out, row0);
+    args.m = t.rows;
+    args.panel0 = own.begin + t.panels.begin;
+    args.panel1 = own.begin + t.panels.end;
+    kernel.run(args);
+  });
+}
+
+void Executor::Worker::operator()(const CombineOp& op) noexcept {
+  const Rows &x = value(op.x), &routing = value(op.routing), &out = value(op.out);
+  const int64_t chosen = routing.width / 2;
+  const Range mine = share(tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    float* to = reinterpret_cast<float*>(row_of(out, t));
+    const float* weights = reinterpret_cast<const float*>(row_of(routing, t)) + chosen;
+    for (int64_t rank = 0; rank < chosen; rank++) {
+      const auto* from = reinterpret_cast<const float*>(row_of(x, e.routing_.row(t, rank)));
+      const float w = weights[rank];
+      for (int64_t i = 0; i < out.width; i++) to[i] += w * from[i];
+    }
+  }
+}
+
+}  // namespace cpuserve

@@ -1,0 +1,79 @@
+#include "runtime/routing.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/rows.h"
+
+namespace cpuserve {
+namespace {
+
+// Replaces n logits by their softmax.
+void softmax(float* x, int64_t n) noexcept {
+  float top = x[0], sum = 0;
+  for (int64_t i = 1; i < n; i++) top = x[i] > top ? x[i] : top;
+  for (int64_t i = 0; i < n; i++) sum += x[i] = std::exp(x[i] - top);
+  for (int64_t i = 0; i < n; i++) x[i] /= sum;
+}
+
+}  // namespace
+
+void route_row(const RouteOp& op, const float* logits, const float* bias, float* out,
+               float* scratch) noexcept {
+  const int64_t experts = op.experts, chosen = op.chosen;
+  float *scores = scratch, *wanted = scratch + experts, *weights = out + chosen;
+  std::copy(logits, logits + experts, scores);
+  if (op.score == Score::sigmoid) {
+    for (int64_t i = 0; i < experts; i++) scores[i] = 1.0f / (1.0f + std::exp(-scores[i]));
+  }
+  for (int64_t i = 0; i < experts; i++) wanted[i] = bias ? scores[i] + bias[i] : scores[i];
+  if (op.score == Score::softmax) softmax(scores, experts);
+  const auto taken = [&](int64_t expert, int64_t ranks) {
+    return std::find(out, out + ranks, static_cast<float>(expert)) != out + ranks;
+  };
+  for (int64_t rank = 0; rank < chosen; rank++) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < experts; i++) {
+      if ((best < 0 || wanted[i] > wanted[best]) && !taken(i, rank)) best = i;
+    }
+    out[rank] = static_cast<float>(best);
+    weights[rank] = scores[best];
+  }
+  if (op.score == Score::chosen_softmax) softmax(weights, chosen);
+  if (op.renormalize) {
+    float sum = 0;
+    for (int64_t i = 0; i < chosen; i++) sum += weights[i];
+    for (int64_t i = 0; i < chosen; i++) weights[i] /= sum;
+  }
+  for (int64_t i = 0; i < chosen; i++) weights[i] *= op.scale;
+}
+
+// A counting sort. It visits rows in the order of their tokens, so an expert's rows keep it.
+void Routing::build(const RouteOp& op, const Rows& chosen, int64_t tokens) noexcept {
+  experts_ = op.experts;
+  chosen_ = op.chosen;
+  const auto expert_of = [&](int64_t token, int64_t rank) {
+    return static_cast<size_t>(reinterpret_cast<const float*>(row_of(chosen, token))[rank]);
+  };
+  std::fill_n(first_.begin(), experts_ + 1, 0);
+  for (int64_t t = 0; t < tokens; t++) {
+    for (int64_t r = 0; r < chosen_; r++) first_[expert_of(t, r) + 1]++;
+  }
+  for (int64_t e = 0; e < experts_; e++) {
+    first_[static_cast<size_t>(e + 1)] += first_[static_cast<size_t>(e)];
+  }
+  for (int64_t t = 0; t < tokens; t++) {
+    for (int64_t r = 0; r < chosen_; r++) {
+      const int64_t row = first_[expert_of(t, r)]++;
+      tokens_[static_cast<size_t>(row)] = static_cast<int32_t>(t);
+      places_[static_cast<size_t>(t * chosen_ + r)] = static_cast<int32_t>(row);
+    }
+  }
+  // Each entry has moved to the first row of the next expert.
+  for (int64_t e = experts_; e > 0; e--) {
+    first_[static_cast<size_t>(e)] = first_[static_cast<size_t>(e - 1)];
+  }
+  first_[0] = 0;
+}
+
+}  // namespace cpuserve

@@ -1,0 +1,85 @@
+// Tests the choice of experts and the order of routed rows.
+#include <cmath>
+#include <limits>
+#include <set>
+#include <vector>
+
+#include "main.h"
+#include "runtime/routing.h"
+
+using namespace cpuserve;
+
+namespace {
+
+RouteOp op(int32_t experts, int32_t chosen, Score score = Score::softmax, bool renormalize = false,
+           float scale = 1) {
+  return {0, 1, experts, chosen, score, renormalize, scale, kNone};
+}
+
+// The row that `of` makes of these logits: ids, then weights.
+std::vector<float> route(const RouteOp& of, const std::vector<float>& logits,
+                         const float* bias = nullptr) {
+  std::vector<float> out(static_cast<size_t>(2 * of.chosen)), scratch(2 * logits.size());
+  route_row(of, logits.data(), bias, out.data(), scratch.data());
+  return out;
+}
+
+bool close(float a, double b) { return std::fabs(a - b) < 1e-6; }
+
+}  // namespace
+
+TEST(the_best_experts_come_first_and_of_equal_scores_the_lower_id) {
+  const std::vector<float> row = route(op(5, 3), {1, 3, 2, 3, 0});
+  EXPECT(row[0] == 1 && row[1] == 3 && row[2] == 2);
+  const double sum = std::exp(1) + 2 * std::exp(3) + std::exp(2) + 1;
+  EXPECT(close(row[3], std::exp(3) / sum) && close(row[5], std::exp(2) / sum));
+}
+
+TEST(weights_follow_the_score_and_the_scale) {
+  const std::vector<float> logits{0.5f, -1, 2};
+  const auto sigmoid = [](double x) { return 1 / (1 + std::exp(-x)); };
+  const std::vector<float> s = route(op(3, 2, Score::sigmoid, true, 1.5f), logits);
+  const double sum = sigmoid(2) + sigmoid(0.5);
+  EXPECT(close(s[2], 1.5 * sigmoid(2) / sum) && close(s[3], 1.5 * sigmoid(0.5) / sum));
+  const std::vector<float> c = route(op(3, 2, Score::chosen_softmax), logits);
+  EXPECT(close(c[2] + c[3], 1) && close(c[2] / c[3], std::exp(1.5)));
+}
+
+TEST(a_bias_chooses_but_does_not_weigh) {
+  const float bias[] = {0, 0, 5};
+  const std::vector<float> row = route(op(3, 1, Score::sigmoid), {3, 2, -3}, bias);
+  EXPECT(row[0] == 2 && close(row[1], 1 / (1 + std::exp(3.0))));
+}
+
+TEST(logits_that_are_not_numbers_choose_different_experts) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = INFINITY;
+  for (const std::vector<float>& logits :
+       {std::vector<float>{nan, nan, nan, nan}, {1, nan, -inf, -inf}, {-inf, -inf, -inf, -inf}}) {
+    const std::vector<float> row = route(op(4, 4), logits);
+    const std::set<float> ids(row.begin(), row.begin() + 4);
+    EXPECT(ids == (std::set<float>{0, 1, 2, 3}));
+  }
+}
+
+TEST(routed_rows_are_sorted_by_expert_then_token) {
+  const RouteOp of = op(6, 2);
+  // Experts of four tokens, with room for weights. Nobody chooses 1 and 5.
+  std::vector<float> chosen{4, 0, 0, 0, 2, 4, 0, 0, 0, 4, 0, 0, 3, 2, 0, 0};
+  const Rows rows{chosen.data(), 4 * sizeof(float), 4, ActFormat::f32};
+  Routing routing(10, 8);
+  for (int twice = 0; twice < 2; twice++) {  // a step leaves nothing behind
+    routing.build(of, rows, 4);
+    const std::vector<int64_t> want{2, 0, 2, 1, 3, 0};
+    for (int64_t e = 0; e < 6; e++) EXPECT(routing.rows(e) == want[static_cast<size_t>(e)]);
+    const int64_t tokens[] = {0, 2, 1, 3, 3, 0, 1, 2};
+    for (int64_t r = 0; r < 8; r++) EXPECT(routing.token(r) == tokens[r]);
+    for (int64_t t = 0; t < 4; t++) {
+      for (int64_t rank = 0; rank < 2; rank++) {
+        const int64_t row = routing.row(t, rank);
+        const auto expert = static_cast<int64_t>(chosen[static_cast<size_t>(t * 4 + rank)]);
+        EXPECT(routing.token(row) == t && row >= routing.first_row(expert));
+        EXPECT(row < routing.first_row(expert) + routing.rows(expert));
+      }
+    }
+  }
+}
