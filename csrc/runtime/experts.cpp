@@ -47,9 +47,13 @@ void Executor::Worker::operator()(const ExpertLinearOp& op) noexcept {
   };
   // Where each expert's tasks end, in scratch: the kernel's own scratch begins behind it.
   int64_t* ends = reinterpret_cast<int64_t*>(scratch);
-  int64_t tasks = 0;
+  int64_t tasks = 0, chunk = INT64_MAX;
   for (int64_t i = 0; i < op.experts; i++) {
-    if (routing.rows(i) > 0) tasks += plan_of(i).tasks();
+    if (routing.rows(i) > 0) {
+      const LinearPlan plan = plan_of(i);
+      tasks += plan.tasks();
+      chunk = std::min(chunk, plan.chunk());
+    }
     ends[i] = tasks;
   }
   const size_t taken = static_cast<size_t>(op.experts) * sizeof(int64_t);
@@ -58,18 +62,21 @@ void Executor::Worker::operator()(const ExpertLinearOp& op) noexcept {
   args.ep = {nullptr, op.activation, whole.glu, false, out};
   args.scratch = scratch + round_up(static_cast<int64_t>(taken), 64);
   args.terms = terms;
-  drain(crew, tasks, 1, [&](int64_t task, int64_t) {
-    const int64_t expert = std::upper_bound(ends, ends + op.experts, task) - ends;
-    const int64_t begin = task - (expert > 0 ? ends[expert - 1] : 0);
-    const LinearTask t = plan_of(expert).task(begin, begin + 1);
-    const int64_t row0 = routing.first_row(expert) + t.row0;
-    args.w = &e.weights_.matrix(op.first + static_cast<Id>(expert), crew.rank);
-    args.x = row_of(x, row0);
-    args.ep.out.data = row_of(out, row0);
-    args.m = t.rows;
-    args.panel0 = own.begin + t.panels.begin;
-    args.panel1 = own.begin + t.panels.end;
-    kernel.run(args);
+  drain(crew, tasks, chunk, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t expert = std::upper_bound(ends, ends + op.experts, begin) - ends;
+      const int64_t last = std::min(end, ends[expert]), before = expert > 0 ? ends[expert - 1] : 0;
+      const LinearTask t = plan_of(expert).task(begin - before, last - before);
+      const int64_t row0 = routing.first_row(expert) + t.row0;
+      args.w = &e.weights_.matrix(op.first + static_cast<Id>(expert), crew.rank);
+      args.x = row_of(x, row0);
+      args.ep.out.data = row_of(out, row0);
+      args.m = t.rows;
+      args.panel0 = own.begin + t.panels.begin;
+      args.panel1 = own.begin + t.panels.end;
+      kernel.run(args);
+      begin = last;
+    }
   });
 }
 
