@@ -27,8 +27,8 @@ class Qwen3Moe:
         """
         bias = read_bool(config, "attention_bias", False)
         layers = read_int(config, "num_hidden_layers", high=4096)
-        experts = read_int(config, "num_experts", 128, high=4096)
-        chosen = read_int(config, "num_experts_per_tok", 8)
+        experts = read_int(config, "num_experts", high=4096)
+        chosen = read_int(config, "num_experts_per_tok")
         if chosen > experts:
             refuse("num_experts_per_tok", chosen, f"at most num_experts, {experts}")
         step = read_int(config, "decoder_sparse_step", 1)
@@ -41,7 +41,7 @@ class Qwen3Moe:
             **more.pop("extra", {}),
             "experts": experts,
             "chosen": chosen,
-            "expert_width": read_int(config, "moe_intermediate_size", 768, high=1 << 24),
+            "expert_width": read_int(config, "moe_intermediate_size", high=1 << 24),
             "renormalize": read_bool(config, "norm_topk_prob", False),
             "dense_layers": dense,
         }

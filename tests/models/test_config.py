@@ -147,6 +147,16 @@ BAD = {
         {"use_sliding_window": True, "layer_types": ["full_attention"]},
         "layer_types is ['full_attention'], but it must be 2 entries of",
     ),
+    "more-experts-than-there-are": (
+        "qwen3-moe",
+        {"num_experts_per_tok": 10},
+        "num_experts_per_tok is 10, but it must be at most num_experts, 9",
+    ),
+    "dense-layers": (
+        "qwen3-moe",
+        {"mlp_only_layers": "0"},
+        "mlp_only_layers is '0', but it must be a list of layer numbers",
+    ),
     "tied-text": ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
     "dtype": ("llama", {"torch_dtype": "int8"}, "one of bfloat16, float16, float32"),
     "eos-text": ("llama", {"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),

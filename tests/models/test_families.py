@@ -55,6 +55,11 @@ VARIANTS = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "qwen3-moe-some-dense": (
+        "qwen3-moe",
+        {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    ),
+    "qwen3-moe-plain-weights": ("qwen3-moe", {"norm_topk_prob": False, "num_experts_per_tok": 1}),
     "opt-no-bias": ("opt", {"enable_bias": False}),
     "opt-gelu-narrow": ("opt", {"activation_function": "gelu", "word_embed_proj_dim": 32}),
     "opt-untied": ("opt", {"tie_word_embeddings": False}),
