@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from cpuserve.errors import CpuserveError
 from cpuserve.models import build_program, spec_from_config
+from cpuserve.program.ops import Op, RopeStoreKV
 from cpuserve.program.program import Program, WeightNeed
 
 SHARD_BYTES = 2_000_000_000
@@ -174,6 +175,28 @@ SHAPES: dict[str, dict[str, Any]] = {
         moe_intermediate_size=96,
         norm_topk_prob=True,
     ),
+    "tiny-gemma2": _decoder(
+        "Gemma2",
+        (*_TINY[:3], 4, *_TINY[4:]),
+        **_TINY_KEYS,
+        head_dim=32,
+        query_pre_attn_scalar=24,
+        sliding_window=20,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=3.0,
+    ),
+    "tiny-gemma3": _decoder(
+        "Gemma3",
+        (*_TINY[:3], 3, *_TINY[4:]),
+        **_TINY_KEYS,
+        model_type="gemma3_text",
+        head_dim=32,
+        query_pre_attn_scalar=24,
+        sliding_window=20,
+        sliding_window_pattern=3,
+        rope_theta=1e6,
+        rope_local_base_freq=1e4,
+    ),
     "tiny-opt": _opt((512, 64, 160, 2, 4), **_TINY_KEYS),
     "tiny-opt-350m": _opt(
         (512, 64, 160, 2, 4), **_TINY_KEYS, do_layer_norm_before=False, word_embed_proj_dim=32
@@ -227,13 +250,14 @@ def write_tokenizer(directory: Path) -> None:
 def write_weights(program: Program, directory: Path, dtype: str, seed: int) -> None:
     """Write all tensors of the program to one safetensors file, or to shards of at most 2 GB."""
     shards = _plan_shards(program.weights, dtype)
+    offsets = {name for op in program.ops if getattr(op, "plus_one", False) for name in _norms(op)}
     if len(shards) == 1:
-        _write_safetensors(directory / "model.safetensors", shards[0], dtype, seed)
+        _write_safetensors(directory / "model.safetensors", shards[0], dtype, seed, offsets)
         return
     where = {}
     for i, needs in enumerate(shards, 1):
         name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        _write_safetensors(directory / name, needs, dtype, seed)
+        _write_safetensors(directory / name, needs, dtype, seed, offsets)
         where |= {need.name: name for need in needs}
     total = sum(_num_bytes(need, dtype) for need in program.weights)
     index = {"metadata": {"total_size": total}, "weight_map": where}
@@ -257,7 +281,13 @@ def _num_bytes(need: WeightNeed, dtype: str) -> int:
     return math.prod(need.shape) * SAFETENSORS_DTYPE[dtype][1]
 
 
-def _write_safetensors(path: Path, needs: list[WeightNeed], dtype: str, seed: int) -> None:
+def _norms(op: Op) -> tuple[str | None, ...]:
+    return (op.q_norm, op.k_norm) if isinstance(op, RopeStoreKV) else (op.weight,)
+
+
+def _write_safetensors(
+    path: Path, needs: list[WeightNeed], dtype: str, seed: int, offsets: set[str]
+) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for need in needs:
@@ -274,19 +304,20 @@ def _write_safetensors(path: Path, needs: list[WeightNeed], dtype: str, seed: in
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for need in needs:
-            for values in _random_values(need, seed):
+            for values in _random_values(need, seed, need.name in offsets):
                 file.write(_as_bytes(values, dtype))
 
 
-def _random_values(need: WeightNeed, seed: int) -> Iterator[npt.NDArray[np.float32]]:
+def _random_values(need: WeightNeed, seed: int, offset: bool) -> Iterator[npt.NDArray[np.float32]]:
     """The tensor in chunks of fp32; its random values depend only on its name and the seed.
 
     Matrices have variance 1 / columns, so products keep the variance of their input. Norm weights
-    are near 1 and biases near 0, but not equal to these values, so a test notices a missing one.
+    are near 1 (near 0 if they are an `offset` from 1) and biases near 0, but not equal to these
+    values, so a test notices a missing one.
     """
     stream = np.random.default_rng([seed, zlib.crc32(need.name.encode())])
     norm = "norm" in need.name and need.name.endswith(".weight")
-    middle, spread = (1.0, 0.2) if norm else (0.0, 0.2)
+    middle, spread = 1.0 if norm and not offset else 0.0, 0.2
     if need.role != "vector":
         spread = math.sqrt(3.0 / need.shape[-1])  # uniform in +-spread has variance spread^2 / 3
     left = math.prod(need.shape)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from cpuserve.program.builder import Builder
 
 BUILTIN = {
+    "Gemma2ForCausalLM": "cpuserve.models.gemma:Gemma2",
+    "Gemma3ForCausalLM": "cpuserve.models.gemma:Gemma3",
     "LlamaForCausalLM": "cpuserve.models.llama:Llama",
     "MistralForCausalLM": "cpuserve.models.llama:Mistral",
     "OPTForCausalLM": "cpuserve.models.opt:Opt",

@@ -206,6 +206,7 @@ class Builder:
         q_norm: str | None = None,
         k_norm: str | None = None,
         eps: float | None = None,
+        plus_one: bool = False,
     ) -> None:
         """Normalize (optional) and rotate q and k of `qkv` in place; store k and v in the KV cache.
 
@@ -222,7 +223,9 @@ class Builder:
         q_weight = self._need(f"{q_norm}.weight", (s.head_dim,), "vector") if q_norm else None
         k_weight = self._need(f"{k_norm}.weight", (s.head_dim,), "vector") if k_norm else None
         heads = (s.q_heads, s.kv_heads, s.head_dim)
-        self._ops.append(RopeStoreKV(qkv, layer, *heads, rope, q_weight, k_weight, self._eps(eps)))
+        self._ops.append(
+            RopeStoreKV(qkv, layer, *heads, rope, q_weight, k_weight, self._eps(eps), plus_one)
+        )
 
     def attention(
         self,

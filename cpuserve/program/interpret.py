@@ -271,10 +271,11 @@ class Interpreter:
         heads = qkv.reshape(len(qkv), op.q_heads + 2 * op.kv_heads, op.head_dim)
         q, kv = heads[:, : op.q_heads], heads[:, op.q_heads :]
         k, v = kv.chunk(2, dim=1)
+        more = 1 if op.plus_one else 0
         if op.q_norm is not None:
-            q = rms_norm(q, self._vector(op.q_norm), op.eps)
+            q = rms_norm(q, self._vector(op.q_norm) + more, op.eps)
         if op.k_norm is not None:
-            k = rms_norm(k, self._vector(op.k_norm), op.eps)
+            k = rms_norm(k, self._vector(op.k_norm) + more, op.eps)
         if op.rope is not None:
             cos, sin = (
                 torch.from_numpy(t)[:, None] for t in rope_tables(op.rope, self._step.positions)

@@ -362,14 +362,14 @@ class Lowering:
         self._emit(lambda: self.native.position_embed(self._value(op.x), table, op.rows, op.offset))
 
     def _rmsnorm(self, op: RmsNorm) -> None:
-        if op.plus_one:
-            weight = self._vector(
-                ("plus_one", op.weight), op.width, lambda read: read(op.weight) + np.float32(1)
-            )
-        else:
-            weight = self._plain(op.weight, op.width)
+        weight = self._norm_weight(op.weight, op.width, op.plus_one)
         x = self._value(op.x)
         self._emit(lambda: self.native.rms_norm(x, self._value(op.out), weight, op.eps))
+
+    def _norm_weight(self, name: str | None, count: int, plus_one: bool) -> int:
+        if name is None or not plus_one:
+            return self._plain(name, count)
+        return self._vector(("plus_one", name), count, lambda read: read(name) + np.float32(1))
 
     def _layernorm(self, op: LayerNorm) -> None:
         weight, bias = self._plain(op.weight, op.width), self._plain(op.bias, op.width)
@@ -465,7 +465,8 @@ class Lowering:
         self._q[op.qkv] = (q, key)
         cos, sin = self._rope_tables(op.rope) if op.rope else (-1, -1)
         rotary = op.rope.rotary if op.rope else 0
-        q_norm, k_norm = self._plain(op.q_norm, op.head_dim), self._plain(op.k_norm, op.head_dim)
+        q_norm = self._norm_weight(op.q_norm, op.head_dim, op.plus_one)
+        k_norm = self._norm_weight(op.k_norm, op.head_dim, op.plus_one)
         self._emit(
             lambda: self.native.rope_store_kv(
                 self._value(op.qkv),

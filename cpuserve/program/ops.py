@@ -8,11 +8,9 @@ need (`csrc/kernels/table.h: ActFormat`). Ops run in program order. `PositionEmb
 
 Families that these ops cover: Llama 2/3, Mistral, SmolLM2; Qwen2/2.5 (q/k/v bias); Qwen3 (q/k norm
 inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, optional
-word_embed projection). Not implemented, but checked on paper: Gemma 3 (RmsNorm `plus_one`, Embed
-`scale`, post-norms as RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and
-`softcap`, gelu_tanh_mul). Families that need one more op: gpt-oss (Attention `sinks`; ExpertLinear
-with biases and clamps); BERT (Embed + PositionEmbed, LayerNorm, Attention `causal=False`, and
-an op Pool); DeepSeek MLA (an op LatentAttention: absorbed q and a latent KV row).
+word_embed projection); Qwen3-MoE; Gemma 2 and 3 (RmsNorm `plus_one`, Embed `scale`, post-norms as
+RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and `softcap`). docs/contracts.md
+says what further families need.
 """
 
 from __future__ import annotations
@@ -177,7 +175,8 @@ class RopeStoreKV:
     """Normalize (optional) and rotate q and k of `qkv` in place; store k and v in the KV cache.
 
     qkv [T, (q_heads + 2 kv_heads) head_dim], q first. q_norm/k_norm: RmsNorm weights [head_dim]
-    applied per head before rotation (Qwen3). rope None: no rotation (OPT).
+    applied per head before rotation (Qwen3), or weight + 1 with `plus_one` (Gemma 3). rope None: no
+    rotation (OPT).
     """
 
     qkv: ValueId
@@ -189,6 +188,7 @@ class RopeStoreKV:
     q_norm: str | None = None
     k_norm: str | None = None
     eps: float = 1e-6
+    plus_one: bool = False
 
 
 @dataclass(frozen=True, slots=True)

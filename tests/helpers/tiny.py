@@ -32,7 +32,18 @@ def make_model_module() -> ModuleType:
     return module
 
 
-FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3", "qwen3-moe", "opt", "opt-350m")
+FAMILIES = (
+    "llama",
+    "llama3",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3-moe",
+    "gemma2",
+    "gemma3",
+    "opt",
+    "opt-350m",
+)
 
 
 def tiny_config(family: str, **overrides: Any) -> dict[str, Any]:

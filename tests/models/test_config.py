@@ -164,7 +164,7 @@ BAD = {
     "architecture": (
         "llama",
         {"architectures": ["GPTNeoXForCausalLM"]},
-        "GPTNeoXForCausalLM is not implemented in cpuserve; supported: LlamaForCausalLM, Mistral",
+        "GPTNeoXForCausalLM is not implemented in cpuserve; supported: Gemma2ForCausalLM, ",
     ),
     "architectures-missing": ("llama", {"architectures": []}, "names no architecture"),
     "architectures-number": ("llama", {"architectures": [7]}, "names no architecture"),

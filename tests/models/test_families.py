@@ -60,6 +60,21 @@ VARIANTS = {
         {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
     ),
     "qwen3-moe-plain-weights": ("qwen3-moe", {"norm_topk_prob": False, "num_experts_per_tok": 1}),
+    "gemma2-plain": (
+        "gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None, "head_dim": 24},
+    ),
+    "gemma3-rope-5": (
+        "gemma3",
+        {
+            "rope_theta": None,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e5},
+            },
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
     "opt-no-bias": ("opt", {"enable_bias": False}),
     "opt-gelu-narrow": ("opt", {"activation_function": "gelu", "word_embed_proj_dim": 32}),
     "opt-untied": ("opt", {"tie_word_embeddings": False}),
