@@ -85,7 +85,7 @@ def test_of_two_that_can_run_the_first_is_taken_and_the_other_named():
 
 
 def test_capabilities_name_formats_that_exist():
-    from cpuserve.quant import BUILTIN
+    from cpuserve.quant.registry import BUILTIN
 
     capabilities = CpuPlatform().capabilities(load_host("vm_2core_zen5"))
     assert set(BUILTIN) - {"dense"} <= set(capabilities.quantizations)
