@@ -50,7 +50,7 @@ display_library: term
 memory: guest=1024, host=1024
 romimage: file=/usr/share/bochs/BIOS-bochs-latest
 vgaromimage: file=/usr/share/bochs/VGABIOS-lgpl-latest
-cpu: model=sapphire_rapids, count=1, ips=200000000, reset_on_triple_fault=0
+cpu: model=sapphire_rapids, count=2, ips=200000000, reset_on_triple_fault=0
 ata0: enabled=1, ioaddr1=0x1f0, ioaddr2=0x3f0, irq=14
 ata0-master: type=cdrom, path={folder}/boot.iso, status=inserted
 boot: cdrom

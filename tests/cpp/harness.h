@@ -37,14 +37,14 @@ struct Registration {
   }
 };
 
-// The running case. A failed check is printed and counted, and the case continues.
+// The running case of this thread. A failed check is printed and counted, and the case continues.
 struct Progress {
   const char* name = "";
   const char* isa = "";
   int failures = 0;
 };
 inline Progress& progress() {
-  static Progress now;
+  static thread_local Progress now;
   return now;
 }
 

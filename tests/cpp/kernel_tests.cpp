@@ -1,11 +1,13 @@
 // Runs the kernel tests:
-//   kernel_tests [--isa LEVEL] [--filter SUBSTRING] [--unsigned] [--list] [--levels]
+//   kernel_tests [--isa LEVEL] [--filter SUBSTRING] [--threads N] [--unsigned] [--list] [--levels]
 //
 // Without --isa, at every level this CPU can run. Exit 0 when every case passed, 1 when one failed
 // or none ran, 2 for a level that is not in this build or that this CPU cannot run. --list prints
-// the names of the cases, --levels those of the levels in this build.
+// the names of the cases, --levels those of the levels in this build. With --threads, each of N
+// threads runs all cases, and begins at another one.
 #include <algorithm>
 #include <string_view>
+#include <thread>
 
 #include "cpu/features.h"
 #include "harness.h"
@@ -48,6 +50,34 @@ void run_case(const harness::Case& c, const cpuserve::KernelTable& table, Totals
   (failures ? totals.failed : totals.passed)++;
 }
 
+// Runs the cases whose names contain `filter`, beginning with the one at `first`.
+Totals run_cases(const cpuserve::KernelTable& table, const std::string& filter, size_t first) {
+  Totals totals;
+  const std::vector<harness::Case>& cases = harness::cases();
+  for (size_t i = 0; i < cases.size(); i++) {
+    const harness::Case& c = cases[(first + i) % cases.size()];
+    if (std::strstr(c.name, filter.c_str())) run_case(c, table, totals);
+  }
+  return totals;
+}
+
+Totals run_threads(const cpuserve::KernelTable& table, const std::string& filter, size_t threads) {
+  std::vector<Totals> of_thread(threads);
+  const auto run = [&](size_t thread) {
+    of_thread[thread] = run_cases(table, filter, harness::cases().size() * thread / threads);
+  };
+  std::vector<std::thread> others;
+  for (size_t t = 1; t < threads; t++) others.emplace_back(run, t);
+  run(0);
+  for (std::thread& other : others) other.join();
+  Totals all;
+  for (const Totals& each : of_thread) {
+    all.passed += each.passed;
+    all.failed += each.failed;
+  }
+  return all;
+}
+
 }  // namespace
 
 KERNEL_TEST(forced_level_is_the_one_that_runs) {
@@ -88,6 +118,7 @@ KERNEL_TEST(level_above_the_cpu_is_refused) {
 
 int main(int argc, char** argv) {
   std::string isa, filter;
+  size_t threads = 1;
   for (int i = 1; i < argc; i++) {
     const std::string_view option = argv[i];
     if (option == "--list") {
@@ -104,10 +135,12 @@ int main(int argc, char** argv) {
       isa = argv[++i];
     } else if (i + 1 < argc && option == "--filter") {
       filter = argv[++i];
+    } else if (i + 1 < argc && option == "--threads") {
+      threads = std::max(1ul, std::strtoul(argv[++i], nullptr, 10));
     } else {
       std::fprintf(stderr,
-                   "usage: kernel_tests [--isa LEVEL] [--filter SUBSTRING] [--unsigned] [--list] "
-                   "[--levels]\n");
+                   "usage: kernel_tests [--isa LEVEL] [--filter SUBSTRING] [--threads N] "
+                   "[--unsigned] [--list] [--levels]\n");
       return 2;
     }
   }
@@ -123,9 +156,9 @@ int main(int argc, char** argv) {
   Totals totals;
   for (const char* level : levels) {
     std::printf("level %s\n", level);
-    for (const harness::Case& c : harness::cases()) {
-      if (std::strstr(c.name, filter.c_str())) run_case(c, *cpuserve::find_kernels(level), totals);
-    }
+    const Totals here = run_threads(*cpuserve::find_kernels(level), filter, threads);
+    totals.passed += here.passed;
+    totals.failed += here.failed;
   }
   std::printf("%d passed, %d failed\n", totals.passed, totals.failed);
   return totals.failed || !totals.passed ? 1 : 0;

@@ -1,4 +1,4 @@
-// Runs one static Linux program in ring 0 of an emulated CPU, without an operating system: loads the
+// Runs one static Linux program in ring 0 of two emulated CPUs, without an operating system: loads the
 // ELF file that the boot loader brought as a module, and answers the few system calls that a C++
 // program makes which only computes and prints. Output goes to the serial port; "exit N" is its last
 // line, with the exit code, and ends the emulator.
@@ -7,7 +7,10 @@
 #include <stdint.h>
 
 void enter(uint64_t entry, uint64_t stack);
-void syscall_entry(void);
+void resume(uint64_t address, uint64_t stack);
+void syscall_entry_0(void);
+void syscall_entry_1(void);
+extern const uint8_t trampoline[], trampoline_end[];
 
 static const uint64_t kHeapEnd = 0x20000000, kMapEnd = 0x2f000000, kStackTop = 0x2ff00000;
 static uint64_t heap, mapped = 0x20000000;
@@ -64,14 +67,99 @@ static void write_register(uint32_t number, uint64_t value) {
 }
 
 enum { kWrite = 1, kMmap = 9, kMprotect = 10, kMunmap = 11, kBrk = 12, kSigaction = 13,
-       kSigprocmask = 14, kWritev = 20, kGetpid = 39, kExit = 60, kArchPrctl = 158, kGettid = 186,
+       kSigprocmask = 14, kWritev = 20, kSchedYield = 24, kMadvise = 28, kGetpid = 39, kClone = 56,
+       kExit = 60, kArchPrctl = 158, kGettid = 186,
        kTkill = 200, kFutex = 202, kSetTid = 218, kExitGroup = 231, kTgkill = 234, kSetRobust = 273,
        kGetrandom = 318 };
 
-// arguments: r9, r8, r10, rdx, rsi, rdi.
-int64_t handle_syscall(uint64_t number, const uint64_t* arguments) {
+// The second thread, which the other CPU runs. It may be another one after it has ended, but there is
+// only one at a time.
+enum { kOff, kIdle, kRunning };
+static struct {
+  volatile int state;
+  uint64_t address, stack, local;  // where clone() returns; FS
+  volatile int32_t* ended;         // becomes 0 when the thread ends
+} second;
+enum { kSecondId = 2, kTrampoline = 0x8000 };
+enum { kSetParent = 0x100000, kClearChild = 0x200000, kSetChild = 0x1000000 };  // flags of clone
+
+static void set_up_syscalls(void (*entry)(void)) {
+  write_register(0xc0000081, 24ull << 32);  // STAR: code segment 24, stack 32
+  write_register(0xc0000082, (uint64_t)entry);
+  write_register(0xc0000084, 0x700);
+}
+
+static void wait_a_little(void) {
+  for (int i = 0; i < 20000; i++) __asm__ volatile("pause");
+}
+
+// Sends the other CPU an INIT and a start-up message through the interrupt controller.
+static void start_other_cpu(void) {
+  volatile uint32_t* controller = (volatile uint32_t*)0xfee00000;
+  copy(kTrampoline, (uint64_t)trampoline, (uint64_t)(trampoline_end - trampoline));
+  controller[0xf0 / 4] |= 0x100;  // enabled
+  const uint32_t messages[] = {0x4500, 0x4600 | kTrampoline >> 12};
+  for (int i = 0; i < 2; i++) {
+    controller[0x310 / 4] = 1u << 24;  // CPU 1
+    controller[0x300 / 4] = messages[i];
+    wait_a_little();
+  }
+}
+
+static void run_second(void) {
+  while (second.state != kRunning) __asm__ volatile("pause");
+  write_register(0xc0000100, second.local);
+  resume(second.address, second.stack);
+}
+
+// Where the other CPU begins.
+void other_main(void) {
+  set_up_syscalls(syscall_entry_1);
+  run_second();
+}
+
+static int64_t clone(uint64_t flags, uint64_t stack, int32_t* parent, int32_t* child,
+                     uint64_t local, uint64_t address) {
+  static int32_t nobody;
+  if (second.state == kRunning) return -11;  // EAGAIN: there are two CPUs
+  second.address = address;
+  second.stack = stack;
+  second.local = local;
+  second.ended = flags & kClearChild ? child : &nobody;
+  if (flags & kSetParent) *parent = kSecondId;
+  if (flags & kSetChild) *child = kSecondId;
+  const int first = second.state == kOff;
+  second.state = kRunning;
+  if (first) start_other_cpu();
+  return kSecondId;
+}
+
+static volatile int busy;
+static void lock(void) {
+  while (__sync_lock_test_and_set(&busy, 1)) __asm__ volatile("pause");
+}
+static void unlock(void) { __sync_lock_release(&busy); }
+
+static int64_t answer(uint64_t number, const uint64_t* arguments, int cpu);
+
+// arguments: r9, r8, r10, rdx, rsi, rdi, then the flags and where the program continues.
+int64_t handle_syscall(uint64_t number, const uint64_t* arguments, int cpu) {
+  if (number == kExit && cpu == 1) {
+    *second.ended = 0;
+    second.state = kIdle;
+    run_second();
+  }
+  lock();
+  const int64_t result = answer(number, arguments, cpu);
+  unlock();
+  return result;
+}
+
+static int64_t answer(uint64_t number, const uint64_t* arguments, int cpu) {
   const uint64_t a = arguments[5], b = arguments[4], c = arguments[3];
   switch (number) {
+    case kClone:
+      return clone(a, b, (int32_t*)c, (int32_t*)arguments[2], arguments[1], arguments[7]);
     case kWrite:
       print((const char*)b, c);
       return (int64_t)c;
@@ -101,7 +189,7 @@ int64_t handle_syscall(uint64_t number, const uint64_t* arguments) {
       }
       return a == 0x1023 ? 0 : -22;  // permission to use tiles is granted
     case kFutex:
-      return (b & 127) == 0 ? -11 : 0;  // there is one thread: nobody to wait for, or to wake
+      return (b & 127) == 0 ? -11 : 0;  // threads wait by asking again
     case kExit:
     case kExitGroup:
       end(a);
@@ -110,14 +198,17 @@ int64_t handle_syscall(uint64_t number, const uint64_t* arguments) {
     case kTgkill:
       end(134);
       return 0;
-    case kGetpid:
     case kGettid:
+      return cpu == 1 ? kSecondId : 1;
+    case kGetpid:
     case kSetTid:
       return 1;
     case kGetrandom:
       memset((void*)a, 42, b);
       return (int64_t)b;
     case kMprotect:
+    case kSchedYield:
+    case kMadvise:
     case kMunmap:
     case kSigaction:
     case kSigprocmask:
@@ -150,13 +241,14 @@ void main64(uint64_t information) {
   out(kSerial, 1);
   out(kSerial + 1, 0);
   out(kSerial + 3, 0x03);
-  write_register(0xc0000081, 24ull << 32);  // STAR: code segment 24, stack 32
-  write_register(0xc0000082, (uint64_t)syscall_entry);
-  write_register(0xc0000084, 0x700);
+  set_up_syscalls(syscall_entry_0);
 
+  static char text[4096];  // a copy: the trampoline may lie where the boot loader has put it
+  const char* given = (const char*)(uint64_t)module[2];
+  for (size_t i = 0; i + 1 < sizeof text && given[i]; i++) text[i] = given[i];
   char* words[32];
   uint64_t count = 0;
-  for (char* c = (char*)(uint64_t)module[2]; *c && count < 32;) {
+  for (char* c = text; *c && count < 32;) {
     while (*c == ' ') *c++ = 0;
     if (*c) words[count++] = c;
     while (*c && *c != ' ') c++;
@@ -168,12 +260,13 @@ void main64(uint64_t information) {
                                 {AT_PHENT, sizeof(Elf64_Phdr)},
                                 {AT_PHDR, headers}};
   uint64_t* stack = (uint64_t*)kStackTop;
-  if ((count + 1) % 2) push(&stack, 0);  // rsp is a multiple of 16 at the entry
+  if (count % 2) push(&stack, 0);  // rsp is a multiple of 16 at the entry
   for (size_t i = 0; i < sizeof vector / sizeof *vector; i++) {
     push(&stack, vector[i][1]);
     push(&stack, vector[i][0]);
   }
-  push(&stack, 0);  // environment
+  push(&stack, 0);  // environment: one arena, because every further one maps 128 MB
+  push(&stack, (uint64_t)"GLIBC_TUNABLES=glibc.malloc.arena_max=1");
   push(&stack, 0);  // arguments
   for (uint64_t i = count; i > 0; i--) push(&stack, (uint64_t)words[i - 1]);
   push(&stack, count);
