@@ -172,7 +172,7 @@ def test_activations_are_their_formulas(then, expected):
 
 
 def build_odd_model():
-    """A program of the ops and options that few or no model families use (Gemma, gpt-oss, ALiBi)."""
+    """A program of the ops and options that few model families use (Gemma, gpt-oss, ALiBi)."""
     spec = spec_from_config(tiny_config("llama", num_hidden_layers=1, vocab_size=97))
     b = Builder(spec)
     x = b.embed("e", scale=3.0)

@@ -1,0 +1,53 @@
+"""Families beyond dense Llama through the whole engine: transformers' tokens, and the law.
+
+Their weights, keys and values are fp32 here, so that no rounding separates two close logits.
+"""
+
+import pytest
+import torch
+
+from cpuserve import LLM, SamplingParams
+from tests.helpers.oracle import transformers_of
+from tests.helpers.tiny import tiny_model
+
+FAMILIES = ["qwen3-moe", "gemma2", "gemma3"]
+PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(3 + 13 * n)] for n in range(5)]
+GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=32, temperature=0.8, seed=4, ignore_eos=True, logprobs=2)
+
+
+def make(family, **options):
+    sizes = {"max_model_len": 160, "max_num_seqs": 8, "max_num_batched_tokens": 24}
+    types = {"dtype": "float32", "kv_cache_dtype": "float32"}
+    path = str(tiny_model(family))
+    return LLM(path, executor="native", **{**sizes, **types, **options})
+
+
+def answers(llm, prompts, params):
+    """Return tokens and exact logprobs."""
+    outputs = [o.outputs[0] for o in llm.generate(prompts, params)]
+    return [
+        (o.token_ids, [{t: p.logprob for t, p in row.items()} for row in o.logprobs or ()])
+        for o in outputs
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_transformers(family):
+    with make(family) as llm:
+        got = [tokens for tokens, _ in answers(llm, PROMPTS, GREEDY)]
+    model = transformers_of(tiny_model(family))
+    for prompt, tokens in zip(PROMPTS, got, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + tokens])).logits[0]
+        assert logits[len(prompt) - 1 : -1].argmax(dim=1).tolist() == tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_do_not_depend_on_neighbours_threads_or_the_prefix_cache(family):
+    with make(family, enable_prefix_caching=False, omp_threads_bind="0") as llm:
+        alone = [answers(llm, [prompt], SAMPLED)[0] for prompt in PROMPTS]
+    with make(family) as llm:  # a thread for each CPU
+        assert answers(llm, PROMPTS, SAMPLED) == alone
+        assert answers(llm, PROMPTS, SAMPLED) == alone  # now with cached prefixes
+        assert llm.generate(PROMPTS[-1:], SAMPLED)[0].num_cached_tokens == 32
