@@ -175,6 +175,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         moe_intermediate_size=96,
         norm_topk_prob=True,
     ),
+    "tiny-mixtral": _decoder(
+        "Mixtral", _TINY, **_TINY_KEYS, num_local_experts=5, num_experts_per_tok=2
+    ),
     "tiny-gemma2": _decoder(
         "Gemma2",
         (*_TINY[:3], 4, *_TINY[4:]),

@@ -16,6 +16,7 @@ BUILTIN = {
     "Gemma3ForCausalLM": "cpuserve.models.gemma:Gemma3",
     "LlamaForCausalLM": "cpuserve.models.llama:Llama",
     "MistralForCausalLM": "cpuserve.models.llama:Mistral",
+    "MixtralForCausalLM": "cpuserve.models.mixtral:Mixtral",
     "OPTForCausalLM": "cpuserve.models.opt:Opt",
     "Qwen2ForCausalLM": "cpuserve.models.qwen2:Qwen2",
     "Qwen3ForCausalLM": "cpuserve.models.qwen3:Qwen3",

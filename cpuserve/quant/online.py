@@ -42,7 +42,7 @@ CUT_STEP = np.float32(0.05)
 ONE_SCALE = ("o_proj.weight",)
 PER_TOKEN = ("embed_tokens.weight", "lm_head.weight")
 # Small matrices that choose experts: an error there changes which weights a token is multiplied by.
-ROUTERS = ("mlp.gate.weight",)
+ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight")
 
 
 class OnlineWeights:

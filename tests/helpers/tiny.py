@@ -39,6 +39,7 @@ FAMILIES = (
     "qwen2",
     "qwen3",
     "qwen3-moe",
+    "mixtral",
     "gemma2",
     "gemma3",
     "opt",
