@@ -82,10 +82,9 @@ class EngineCore:
         self.interrupt = Interrupt(executor.cancel)
         self._eos_ids = frozenset(eos_ids)
         self._facts = facts or {}
-        self._bytes_per_step = float(getattr(executor, "bytes_per_step", 0))
+        self._bytes_per_step = float(executor.bytes_per_step)
         self._seeds = random.Random(config.seed)
         self._refused: list[Output] = []
-        self._prepare = getattr(executor, "prepare", None)
         self._stale = False
         self._asked: list[Ask] = []
         self.turns = 0  # of the loop
@@ -95,8 +94,8 @@ class EngineCore:
 
         If the executor does not report progress, CPU time is used: a step that hangs uses none.
         """
-        inside = getattr(self.executor, "progress", None)
-        return self.turns, process_time() // CPU_TIME_S if inside is None else inside()
+        inside = self.executor.progress()
+        return self.turns, process_time() // CPU_TIME_S if inside is None else inside
 
     # --- inbox --------------------------------------------------------------------------------
 
@@ -235,7 +234,7 @@ class EngineCore:
 
     def prepare(self) -> bool:
         """Let the executor prepare some memory while there is no work; False = nothing left."""
-        return self._prepare is not None and bool(self._prepare())
+        return self.executor.prepare()
 
     # --- reports ------------------------------------------------------------------------------
 
@@ -261,7 +260,7 @@ class EngineCore:
 
     def roofline(self) -> dict[str, object]:
         """Return the measured limits of this machine; {} if the executor cannot measure them."""
-        measured = _optional(self.executor, "roofline")
+        measured = self.executor.roofline()
         bandwidth = measured.get("read_bytes_per_s")
         if isinstance(bandwidth, int | float):
             self.stats.roofline_bytes_per_s = float(bandwidth)
@@ -271,7 +270,7 @@ class EngineCore:
         """Return sizes, placement and counters, for `doctor` and tests."""
         return {
             **self.info(),
-            **_optional(self.executor, "report"),
+            **self.executor.report(),
             "max_rss_bytes": resident_bytes()[1],
             "kv_blocks_free": self.kv.num_free,
             "kv_blocks_cached": self.kv.num_cached,
@@ -344,12 +343,6 @@ def _logprob(row: RowResult) -> TokenLogprob:
     return TokenLogprob(row.token, row.logprob, row.rank, row.top)
 
 
-def _optional(executor: object, name: str) -> dict[str, object]:
-    """Return the result of `executor.name()`; {} if the executor has no such method."""
-    function = getattr(executor, name, None)
-    return dict(function()) if callable(function) else {}
-
-
 # --- composition ------------------------------------------------------------------------------
 
 
@@ -383,7 +376,7 @@ def build_engine(
     before, _ = resident_bytes()
     executor, vocab, eos_ids, facts = build(config, progress, team)
     eos_ids = end_ids(eos_ids, Path(config.tokenizer_path), vocab)
-    report = _optional(executor, "report")
+    report = executor.report()
     if wrong := report.get("misplaced"):
         log.warning("threads are not pinned as planned: %s", wrong)
     if line := report.get("ranks_memory"):

@@ -102,11 +102,31 @@ class Executor(Protocol):
         on=False, between steps, revokes that.
         """
 
-    # Optional methods are `prepare`, `report`, `roofline` and progress() -> object. Any thread may
-    # call progress(), whose result changes while a step advances.
-
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
         """Run ops up to `op_index`; return (its inputs [T, width], its output)."""
 
     def close(self) -> None:
         """Free all memory."""
+
+    # Executors that have nothing to say here derive from this class and inherit the answers.
+
+    @property
+    def bytes_per_step(self) -> int:
+        """Bytes of weights that a step reads; 0 = unknown."""
+        return 0
+
+    def prepare(self) -> bool:
+        """Prepare some memory for the next step while there is no work; False = nothing left."""
+        return False
+
+    def progress(self) -> object:
+        """Return a value that changes while a step advances, or None; from any thread."""
+        return None
+
+    def roofline(self) -> dict[str, object]:
+        """Return the measured limits of this machine; {} if they cannot be measured."""
+        return {}
+
+    def report(self) -> dict[str, object]:
+        """Return sizes and placement, for `doctor` and tests."""
+        return {}

@@ -15,7 +15,7 @@ from cpuserve.config.engine import EngineConfig
 from cpuserve.program.program import Program
 from cpuserve.program.view import StepView, view
 from cpuserve.quant.base import QuantTensor, Weights
-from cpuserve.runtime.executor import Bytes, Float32, Int32, StepArrays, StepOutputs
+from cpuserve.runtime.executor import Bytes, Executor, Float32, Int32, StepArrays, StepOutputs
 from cpuserve.runtime.sampler import SlotSampler, is_distribution, score
 from cpuserve.sampling.params import SamplingParams
 
@@ -187,7 +187,7 @@ def _bytes_of(part: torch.Tensor) -> Bytes:
     return flat
 
 
-class TorchExecutor(TorchSampling):
+class TorchExecutor(TorchSampling, Executor):
     """Executor over the Interpreter. It computes in fp32; 16-bit weights are kept in 16 bits.
 
     Keys and values have the configured type.

@@ -20,7 +20,7 @@ from cpuserve.config.engine import EngineConfig
 from cpuserve.errors import ModelError
 from cpuserve.models import find_model
 from cpuserve.program.view import StepView, check_step, key_slots, view
-from cpuserve.runtime.executor import Float32, StepArrays
+from cpuserve.runtime.executor import Executor, Float32, StepArrays
 from cpuserve.runtime.torch_executor import TorchSampling
 
 ProgressFn = Callable[[str, int, int], None]
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 BLOCK = 32  # tokens of a KV block
 
 
-class TransformersExecutor(TorchSampling):
+class TransformersExecutor(TorchSampling, Executor):
     """Executor over a transformers causal language model of a local directory.
 
     It reads safetensors only and never runs code of the checkpoint. Raises ModelError for a model

@@ -25,7 +25,7 @@ class Silence:
 def test_an_idle_loop_prepares_in_small_pieces_and_looks_for_messages_between():
     core = fake_core(fake_config())
     left = iter((True, True, False, False))
-    core._prepare = lambda: next(left)
+    core.executor.prepare = lambda: next(left)
     channel = Silence()
     run_loop(core, channel)
     assert channel.received == [False, False, True]

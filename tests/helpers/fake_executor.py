@@ -16,7 +16,7 @@ import numpy as np
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.step import LogitRow, RowResult, SeqChunk, StepBatch, StepResult
-from cpuserve.runtime.executor import HEADER, StepOutputs
+from cpuserve.runtime.executor import HEADER, Executor, StepOutputs
 from cpuserve.sampling.params import SamplingParams
 
 VOCAB = 1000
@@ -160,7 +160,7 @@ class ModelBlocks:
         self._model.kv[block] = np.frombuffer(data, np.int32).tolist()
 
 
-class FakeExecutor:
+class FakeExecutor(Executor):
     """FakeModel behind the Executor protocol: reads StepArrays as the C++ executor does.
 
     `fault` is called with the number of each step (from 1) and the outputs it may spoil.
