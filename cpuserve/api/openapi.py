@@ -19,17 +19,23 @@ def _ref(kind: type[msgspec.Struct]) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
 
 
-def json_answer(response: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the `openapi_extra` of a route that answers with `response`."""
-    error = {"description": "An error in OpenAI's format", "content": _ref(ErrorBody)}
+def json_answer(
+    response: type[msgspec.Struct], error: type[msgspec.Struct] = ErrorBody
+) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route that answers with `response`, or with `error`."""
+    bad = {"description": "An error in the dialect's format", "content": _ref(error)}
     good = {"description": "Success", "content": _ref(response)}
-    return {"responses": {"200": good, "4XX": error, "5XX": error}}
+    return {"responses": {"200": good, "4XX": bad, "5XX": bad}}
 
 
-def json_body(request: type[msgspec.Struct], response: type[msgspec.Struct]) -> dict[str, Any]:
+def json_body(
+    request: type[msgspec.Struct],
+    response: type[msgspec.Struct],
+    error: type[msgspec.Struct] = ErrorBody,
+) -> dict[str, Any]:
     """Return the `openapi_extra` of a route that takes `request` and answers with `response`."""
     body = {"required": True, "content": _ref(request)}
-    return {"requestBody": body, **json_answer(response)}
+    return {"requestBody": body, **json_answer(response, error)}
 
 
 def install_schema(app: FastAPI) -> None:

@@ -2,8 +2,8 @@
 
 `python -m tests.api.recorded` writes tests/golden/api_answers.json: each request is sent to the app
 in this process over a scripted engine, so an answer depends on the front end only. The file that is
-checked in was written by the code before the answer pipeline (commit 05601d0), and has changed
-since only where a commit says so.
+checked in was written by the code before the answer pipeline (commit 05601d0), except for messages
+and tools, which came later, and has changed since only where a commit says so.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from cpuserve.engine.ipc import Output
 from cpuserve.errors import DeadlineExceeded, EngineDead, RequestError
 from cpuserve.version import version
 from tests.api.fakes import ANSWER, Api, ClientLimits, logprob_of, speak, tokenizer
+from tests.api.tools import CALL, says, tool_api
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "api_answers.json"
 
-# What differs between two runs: a version, two clocks and a digest of the version.
+# What differs between two runs: a version, two clocks, random ids and a digest of the version.
 _VARIES = (
     (re.compile(r'"created":\d+'), '"created":0'),
     (re.compile(r'"time_ms":\d+'), '"time_ms":0'),
+    (re.compile(r'"call_[0-9a-f]{24}"'), '"call_"'),
     (re.compile(r'"fp_[0-9a-f]{10}"'), '"fp_"'),
     (re.compile(f'"version":"{re.escape(version())}"'), '"version":""'),
 )
 _HEADERS = ("content-type", "cache-control", "retry-after", "x-should-retry", "connection", "allow")
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -225,6 +227,24 @@ _OTHERS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
 }
 
 
+_OF_MESSAGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "length": {"max_tokens": 3},
+    "stop": {"stop_sequences": ["wör"]},
+    "system": {"system": "Be kind.", "temperature": 0},
+    "no messages": {"messages": []},
+    "image": {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+    "model": {"model": "other"},
+}
+_TOOL = {"type": "function", "function": {"name": "weather"}}
+_OF_TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {"tools": [_TOOL]}),
+    "chat of two": (CHAT, {"tools": [_TOOL], "n": 2}),
+    "chat with logprobs": (CHAT, {"tools": [_TOOL], "return_token_ids": True}),
+    "message": (MESSAGES, {"tools": [{"name": "weather", "input_schema": {}}], "max_tokens": 99}),
+}
+
+
 def requests() -> dict[str, dict[str, Any]]:
     """Return the recorded requests by name: path, body, and the script of the engine."""
     found: dict[str, dict[str, Any]] = {}
@@ -250,6 +270,20 @@ def requests() -> dict[str, dict[str, Any]]:
         found[f"raw: {name}"] = {"path": path, "data": data, "media": media}
     for name, (method, path, body) in _OTHERS.items():
         found[f"other: {name}"] = {"method": method, "path": path, "body": body}
+    for name, fields in _OF_MESSAGES.items():
+        body = {"messages": HI, "max_tokens": 64, **fields}
+        found[f"message: {name}"] = {"path": MESSAGES, "body": body}
+        found[f"message stream: {name}"] = {"path": MESSAGES, "body": {**body, "stream": True}}
+    for name in ("bursts", "stop_id", "fails", "late", "internal"):
+        body = {"messages": HI, "max_tokens": 64, "stream": True}
+        found[f"message stream: script {name}"] = {"path": MESSAGES, "body": body, "script": name}
+    count = {"path": f"{MESSAGES}/count_tokens", "body": {"messages": HI}}
+    found["message: count_tokens"] = count
+    for name, (path, fields) in _OF_TOOLS.items():
+        body = {"messages": HI, **fields}
+        found[f"tools: {name}"] = {"path": path, "body": body, "state": "tools"}
+        stream = {"path": path, "body": {**body, "stream": True}, "state": "tools"}
+        found[f"tools stream: {name}"] = stream
     return {
         **found,
         "state: loading": {"path": CHAT, "body": {"messages": HI}, "state": "loading"},
@@ -264,6 +298,8 @@ def requests() -> dict[str, dict[str, Any]]:
 def _api(state: str, script: Any) -> Api:
     if state == "no key":
         return Api(script, api_keys=("secret",))
+    if state == "tools":
+        return tool_api(says(f"I look.\n{CALL} {CALL}", 2))
     if state == "other defaults":
         return Api(script, default_sampling={"max_tokens": 2, "temperature": 0.0})
     changed = {"busy": {"max_sequences": 2}, "large": {"max_body_bytes": 4096},

@@ -23,7 +23,8 @@ def test_recorded_streams_end_and_whole_answers_are_json():
     for name, answer in ANSWERS.items():
         body = "".join(answer["body"])
         if answer["headers"].get("content-type", "").startswith("text/event-stream"):
-            assert body.endswith("data: [DONE]\n\n"), name
+            ends = ("data: [DONE]\n\n", 'data: {"type":"message_stop"}\n\n', "}}\n\n")
+            assert body.endswith(ends), name
             assert '"stream": true' in json.dumps(REQUESTS[name]["body"])
         elif body:
             json.loads(body)

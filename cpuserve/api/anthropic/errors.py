@@ -20,25 +20,25 @@ _KINDS = {
 }
 
 
-class ErrorInfo(msgspec.Struct):
+class MessageErrorInfo(msgspec.Struct):
     """Describes an error."""
 
     type: str
     message: str
 
 
-class ErrorBody(msgspec.Struct):
+class MessageError(msgspec.Struct):
     """The body of every response whose status is not 2xx."""
 
     type: str
-    error: ErrorInfo
+    error: MessageErrorInfo
 
 
 def anthropic_error(error: BaseException) -> bytes:
-    """Return `error` as the JSON of an ErrorBody."""
+    """Return `error` as the JSON of a MessageError."""
     status = error.status if isinstance(error, RequestError) else 500
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return msgspec.json.encode(ErrorBody("error", ErrorInfo(kind, public_message(error))))
+    return msgspec.json.encode(MessageError("error", MessageErrorInfo(kind, public_message(error))))
 
 
 def error_frame(error: BaseException) -> bytes:

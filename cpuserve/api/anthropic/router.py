@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from cpuserve.api.anthropic.errors import MessageError
 from cpuserve.api.anthropic.schema import (
     CountRequest,
     Message,
@@ -23,7 +24,7 @@ from cpuserve.serving.tools.use import tool_use
 router = APIRouter()
 
 
-@router.post("/v1/messages", openapi_extra=json_body(MessagesRequest, Message))
+@router.post("/v1/messages", openapi_extra=json_body(MessagesRequest, Message, MessageError))
 async def create_message(request: Request) -> Response:
     """Generate the next message of a conversation."""
     async with read_call(request, "msg_", MessagesRequest) as (received, asked):
@@ -33,7 +34,9 @@ async def create_message(request: Request) -> Response:
     return respond(generation, writer)
 
 
-@router.post("/v1/messages/count_tokens", openapi_extra=json_body(CountRequest, TokenCount))
+@router.post(
+    "/v1/messages/count_tokens", openapi_extra=json_body(CountRequest, TokenCount, MessageError)
+)
 async def count_tokens(request: Request) -> Response:
     """Return how many tokens the prompt of such a message has."""
     async with read_call(request, "msg_", CountRequest) as (received, asked):

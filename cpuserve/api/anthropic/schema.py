@@ -50,7 +50,7 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
     input: msgspec.Raw
 
 
-class Usage(msgspec.Struct):
+class MessageUsage(msgspec.Struct):
     """Token counts. `input_tokens` leaves out those that came from the prefix cache."""
 
     input_tokens: int
@@ -69,7 +69,7 @@ class Message(msgspec.Struct):
     content: list[TextBlock | ToolUseBlock]
     stop_reason: str | None
     stop_sequence: str | None
-    usage: Usage
+    usage: MessageUsage
 
 
 class TokenCount(msgspec.Struct):

@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.api.anthropic.errors import error_frame
-from cpuserve.api.anthropic.schema import Message, TextBlock, ToolUseBlock, Usage
-from cpuserve.serving.events import Choice, Event, Finish, Folded, Progress, Text, ToolCall
-from cpuserve.serving.events import Usage as Counts
+from cpuserve.api.anthropic.schema import Message, MessageUsage, TextBlock, ToolUseBlock
+from cpuserve.serving.events import (
+    Choice,
+    Event,
+    Finish,
+    Folded,
+    Progress,
+    Text,
+    ToolCall,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from cpuserve.api.endpoint import Received
@@ -38,7 +46,7 @@ class MessageWriter:
         out = b""
         if not self._begun:
             self._begun = True
-            start = self._message([], None, Counts(self._prompt_tokens, 0, 0))
+            start = self._message([], None, Usage(self._prompt_tokens, 0, 0))
             out = _frame("message_start", {"message": start})
         for event in events:
             if isinstance(event, Text):
@@ -50,7 +58,7 @@ class MessageWriter:
                 self._finish = event
             elif isinstance(event, Progress):
                 out += _frame("ping", {})
-            elif isinstance(event, Counts):
+            elif isinstance(event, Usage):
                 out += self._close() + self._end(event)
         return out
 
@@ -87,7 +95,7 @@ class MessageWriter:
         self._open = None
         return _frame("content_block_stop", {"index": self._num_blocks - 1})
 
-    def _end(self, usage: Counts) -> bytes:
+    def _end(self, usage: Usage) -> bytes:
         reason, sequence = _stop(self._finish)
         body = {"delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": _usage(usage)}
         return _frame("message_delta", body) + _frame("message_stop", {})
@@ -99,7 +107,7 @@ class MessageWriter:
         return _to_json(self._message(_content(choice), finish, answer.usage))
 
     def _message(
-        self, content: list[TextBlock | ToolUseBlock], finish: Finish | None, usage: Counts
+        self, content: list[TextBlock | ToolUseBlock], finish: Finish | None, usage: Usage
     ) -> Message:
         reason, sequence = (None, None) if finish is None else _stop(finish)
         counts = _usage(usage)
@@ -128,8 +136,8 @@ def _stop(finish: Finish | None) -> tuple[str, str | None]:
     return _REASONS.get(finish.reason, "end_turn"), None
 
 
-def _usage(usage: Counts) -> Usage:
-    return Usage(usage.prompt - usage.cached, 0, usage.cached, usage.completion)
+def _usage(usage: Usage) -> MessageUsage:
+    return MessageUsage(usage.prompt - usage.cached, 0, usage.cached, usage.completion)
 
 
 def _content(choice: Choice) -> list[TextBlock | ToolUseBlock]:
