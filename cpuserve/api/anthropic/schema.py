@@ -98,6 +98,7 @@ def to_call(request: CountRequest) -> GenerateCall:
         call.max_tokens = request.max_tokens
         call.stop = request.stop_sequences
         call.stream = bool(request.stream)
+        call.return_progress = True  # a stream has a ping for each part of a long prompt
         call.temperature = request.temperature
         call.top_k = request.top_k
         call.top_p = request.top_p
