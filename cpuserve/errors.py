@@ -5,6 +5,7 @@ Messages say what happened, why, and what to do. The classes:
 * CpuserveError
   * StartupError: one line on stderr, exit code 2
     * ConfigError: an option, flag or environment variable is wrong
+      * TooLittleMemory: it does not fit into the memory that is free
     * ModelError: a model is missing, broken or unsupported
   * RequestError: one request fails, all others go on
     * InvalidRequest (400), NotFound (404), TooManyRequests (429), ServiceUnavailable (503),
@@ -34,6 +35,10 @@ def without_threads(error: BaseException) -> bool:
 
 class ConfigError(StartupError):
     """An option, flag or environment variable that cannot be honoured."""
+
+
+class TooLittleMemory(ConfigError):
+    """A model or a setting that does not fit into the memory that is free."""
 
 
 class ModelError(StartupError):

@@ -197,8 +197,6 @@ class ServerMetrics:
         self.params_max_tokens = Histogram(lengths)
         self.params_n = Histogram(_PARAMS_N)
         self.iteration = Histogram(_ITERATION_TOKENS)
-        self.registry = CollectorRegistry()
-        self.registry.register(_Exposition(self))
 
     def start(self, prompt_tokens: int, max_tokens: int, n: int) -> Sequence:
         """Return the record of a sequence that is now sent to the engine."""
@@ -253,9 +251,11 @@ class ServerMetrics:
         if sequence.tokens > 1:
             self.per_token.observe((last - sequence.first) / (sequence.tokens - 1))
 
-    def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format (CONTENT_TYPE)."""
-        return generate_latest(self.registry)
+    def text(self, others: Iterable[ServerMetrics] = ()) -> bytes:
+        """Return all metrics, with those of `others`, in Prometheus' text format (CONTENT_TYPE)."""
+        registry = CollectorRegistry()
+        registry.register(_Exposition([self, *others]))
+        return generate_latest(registry)
 
     def gauges(self) -> tuple[int, int, float]:
         """Return the running sequences, the waiting sequences and the KV cache usage (0 to 1).
@@ -434,11 +434,18 @@ class ServerMetrics:
 class _Exposition(Collector):
     """Gives the metrics to prometheus-client when /metrics is read."""
 
-    def __init__(self, metrics: ServerMetrics) -> None:
-        self._metrics = metrics
+    def __init__(self, models: Iterable[ServerMetrics]) -> None:
+        self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        return self._metrics.collect()
+        """Return each family once, with the samples of all models, which have their own label."""
+        families: dict[str, Metric] = {}
+        for metrics in self._models:
+            for family in metrics.collect():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples.extend(family.samples)
+        return families.values()
 
     def describe(self) -> Iterable[Metric]:
         # All names are distinct, so there is nothing to check at registration.

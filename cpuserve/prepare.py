@@ -19,6 +19,7 @@ from cpuserve.config.load import Asked
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
 from cpuserve.platforms.handicaps import handicaps
+from cpuserve.platforms.memory import kv_block_bytes
 
 if TYPE_CHECKING:
     from cpuserve.loader.gguf import GgufFile
@@ -41,8 +42,10 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare(asked: Asked, progress: Progress | None = None) -> Prepared:
+def prepare(asked: Asked, progress: Progress | None = None, *, promised_bytes: int = 0) -> Prepared:
     """Find (or download) the model, read its config, and resolve every setting.
+
+    promised_bytes: memory that is free now and that other models of this server will take.
 
     Raises:
         StartupError: the model is missing, broken or unknown, or a setting cannot be honoured.
@@ -55,11 +58,31 @@ def prepare(asked: Asked, progress: Progress | None = None) -> Prepared:
     path = find(asked.options, progress)
     spec, facts = model_facts(asked.options, path)
     _check_override(asked)
-    host = platform.host()
+    host = _without(platform.host(), promised_bytes)
     resolved = platform.resolve(asked.options, asked.sources, facts, host)
     notes += [f"{what}; {remedy}" for what, remedy in handicaps(host)]
     notes += plugin_notes()
     return Prepared(resolved, spec, facts, host, platform, (*asked.notes, *notes))
+
+
+def _without(host: Host, size: int) -> Host:
+    """Return `host` with `size` bytes less that are free."""
+    if not size:
+        return host
+    cgroup = host.cgroup
+    if cgroup.memory_available is not None:
+        left = max(0, cgroup.memory_available - size)
+        cgroup = msgspec.structs.replace(cgroup, memory_available=left)
+    left = max(0, host.memory_available - size)
+    return msgspec.structs.replace(host, memory_available=left, cgroup=cgroup)
+
+
+def kv_cache_bytes(prepared: Prepared) -> int:
+    """Return the bytes of the KV caches of all engines, which are taken as they are used."""
+    return sum(
+        config.kv_blocks * kv_block_bytes(prepared.facts, config.kv_dtype) + config.swap_bytes
+        for config in prepared.resolved.replicas
+    )
 
 
 def _check_template(asked: Asked) -> None:
@@ -98,6 +121,20 @@ def _check_override(asked: Asked) -> None:
     except InvalidRequest as error:
         msg = f"{asked.sources.get('override_generation_config', 'argument')}: {error}"
         raise ConfigError(msg) from None
+
+
+def for_another(asked: Asked, name: str, model: str) -> Asked:
+    """Request `model`, served as `name`, with the options that do not describe one model."""
+    options = msgspec.structs.replace(
+        asked.options,
+        model=model,
+        served_model_name=[name],
+        revision=None,
+        tokenizer=None,
+        chat_template=None,
+        override_generation_config=None,
+    )
+    return replace(asked, options=options, sources={**asked.sources, "model": "flag --also-serve"})
 
 
 def for_one_engine(asked: Asked) -> Asked:

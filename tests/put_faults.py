@@ -211,6 +211,36 @@ FAULTS = [
         "tests/api/test_api_stream.py -k middle",
     ),
     Fault(
+        "cpuserve/serving/tools/hermes.py",
+        "kept = size + len(held[:-size]) - len(held[:-size].rstrip())",
+        "kept = size",
+        "tests/serving/test_hermes.py -k cut",
+    ),
+    Fault(
+        "cpuserve/serving/text.py",
+        'reason, stop = "tool_calls", None',
+        "stop = None",
+        "tests/api/test_api_tools.py -k whole_and_in_a_stream",
+    ),
+    Fault(
+        "cpuserve/serving/registry.py",
+        " and now - self.used >= FRESH_S",
+        "",
+        "tests/serving/test_registry.py -k in_use",
+    ),
+    Fault(
+        "cpuserve/serving/registry.py",
+        "context = await asyncio.shield(slot.loading)",
+        "context = await slot.loading",
+        "tests/serving/test_registry.py -k one_moment",
+    ),
+    Fault(
+        "cpuserve/api/anthropic/writer.py",
+        "        out = self._close()\n        self._open = kind\n",
+        '        out = b""\n        self._open = kind\n',
+        "tests/api/test_api_recorded.py -k tools",
+    ),
+    Fault(
         "cpuserve/tokenizer/chat.py",
         '"tools": tools or None',
         '"tools": tools',

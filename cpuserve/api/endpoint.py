@@ -29,18 +29,32 @@ if TYPE_CHECKING:
     from fastapi import Request
 
     from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.registry import ModelRegistry
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 @dataclass(slots=True)
 class Received:
-    """One request whose body has been read; `id` starts with the endpoint's prefix."""
+    """One request whose body has been read; `id` starts with the endpoint's prefix.
 
+    context: the model that answers, after `choose`.
+    """
+
+    models: ModelRegistry
     context: ModelContext
     body_bytes: int
     id: str
     created: int = field(default_factory=lambda: int(time.time()))
+
+    async def choose(self, model: str | None) -> str:
+        """Make `context` the model that the request names, and return its name.
+
+        Raises:
+          NotFound, ServiceUnavailable: see ModelRegistry.find.
+        """
+        self.context, name = await self.models.find(model)
+        return name
 
 
 @asynccontextmanager
@@ -68,7 +82,7 @@ async def read_call(
             else:
                 asked = await asyncio.to_thread(decode_request, body, kind, most)
             body.clear()
-            yield Received(state.context, size, prefix + request_id(request)), asked
+            yield Received(state.models, state.context, size, prefix + request_id(request)), asked
         finally:
             if size is None or size > FREE_BYTES:
                 give_back_soon()

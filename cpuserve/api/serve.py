@@ -14,13 +14,14 @@ import signal
 import socket
 import stat
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from cpuserve.api.engines import start_engines
 from cpuserve.api.listener import Listener, raise_file_limit
 from cpuserve.api.options import HttpOptions, is_loopback
 from cpuserve.api.signals import stop_signals
@@ -31,16 +32,15 @@ from cpuserve.log import get_logger
 if TYPE_CHECKING:
     from types import FrameType
 
-    from cpuserve.config.engine import Resolved
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.ipc import Progress
-    from cpuserve.engine.replicas import ReplicaClient
     from cpuserve.prepare import Prepared
 
 log = get_logger("serve")
 
 ProgressFn = Callable[[str, int, int], None]
 ReadyFn = Callable[["Prepared", str, "EngineClient"], Awaitable[None]]
+PrepareFn = Callable[[int], "Prepared"]
 T = TypeVar("T")
 
 _BACKLOG = 2048
@@ -52,6 +52,7 @@ def serve(
     *,
     progress: ProgressFn | None = None,
     on_ready: ReadyFn | None = None,
+    others: Sequence[tuple[str, PrepareFn]] = (),
 ) -> int:
     """Serve until a signal stops the server; return the exit code.
 
@@ -61,7 +62,8 @@ def serve(
     prepare(progress) finds the model, which may need a long download, and resolves the settings; it
     runs on its own thread. progress(stage, done, total) is called while `prepare` runs and while
     the engine loads. on_ready(prepared, url, client) prints the banner as soon as the server is
-    ready.
+    ready. others: names of further models, which are loaded when a request names them, with what
+    prepares each, given the bytes that the loaded models will still take.
 
     Raises:
       StartupError: the port is in use, `prepare` raised it, or the engine cannot load the model.
@@ -72,7 +74,7 @@ def serve(
     try:
         with _stop_signals_raise(), bound(http) as listener:
             _warn_if_open(http)
-            return _run(listener, prepare, http, LoadingReports(progress), on_ready)
+            return _run(listener, prepare, http, LoadingReports(progress), on_ready, others)
     except _Stopped:
         return 0
 
@@ -83,19 +85,34 @@ def _run(
     http: HttpOptions,
     reports: LoadingReports,
     on_ready: ReadyFn | None,
+    others: Sequence[tuple[str, PrepareFn]],
 ) -> int:
     starting = StartupServer(listener)
     reports.also = starting.on_progress
     try:
         prepared = _on_thread(lambda: prepare(reports.tell))
         resolved = prepared.resolved
+        taken = {name for name, _ in others} & {*resolved.config.served_model_names}
+        if taken:
+            msg = f"flag --also-serve={taken.pop()}: the first model has this name: choose another"
+            raise ConfigError(msg)
         client = start_engines(resolved, reports, restart=http.engine_restart)
         try:
-            _pin(resolved.config.frontend_cpus)
+            cpus = _pin(resolved.config.frontend_cpus)
+            from cpuserve.api.on_demand import OnDemand
             from cpuserve.api.server import FrontEnd
+            from cpuserve.prepare import kv_cache_bytes
 
             url = url_of(listener)
-            front_end = FrontEnd(client, resolved.replicas, http, url, prepared.platform)
+            front_end = FrontEnd(
+                client,
+                resolved.replicas,
+                http,
+                url,
+                prepared.platform,
+                kv_bytes=kv_cache_bytes(prepared),
+                loaders=[OnDemand(name, how, http, cpus) for name, how in others],
+            )
         except BaseException:
             client.kill()
             raise
@@ -131,24 +148,19 @@ def _on_thread(prepare: Callable[[], T]) -> T:
         raise StoppedWhilePreparing from None
 
 
-def start_engines(
-    resolved: Resolved, on_progress: Callable[[Progress], None], *, restart: bool = True
-) -> ReplicaClient:
-    """Start all engine processes and return at once. restart: restart an engine that dies."""
-    from cpuserve.engine.replicas import ReplicaClient, RestartPolicy
+def _pin(cpus: list[int] | None) -> set[int]:
+    """Pin this process and its future threads to `cpus`; log a warning if that is refused.
 
-    policy = RestartPolicy(enabled=restart)
-    return ReplicaClient.spawn(resolved.replicas, on_progress=on_progress, policy=policy)
-
-
-def _pin(cpus: list[int] | None) -> None:
-    """Pin this process and its future threads to `cpus`; log a warning if that is refused."""
+    Returns the CPUs that it could use before.
+    """
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     if not cpus:
-        return
+        return before
     try:
         os.sched_setaffinity(0, cpus)
     except OSError as error:  # the cpuset has changed, or a sandbox forbids it
         log.warning("the front end cannot be pinned to CPU %s: %s", cpus, error.strerror)
+    return before
 
 
 class LoadingReports:

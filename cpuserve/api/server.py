@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from cpuserve.api.app import Cors, create_app
+from cpuserve.api.build import make_context
 from cpuserve.api.http import MAX_HEADER_BYTES, guarded_protocol
 from cpuserve.api.signals import stop_signals
 from cpuserve.api.state import ServerState
-from cpuserve.api.status.view import CpuView
 from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
-from cpuserve.metrics import ServerMetrics
-from cpuserve.serving.context import ModelContext
-from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST
-from cpuserve.serving.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
 from cpuserve.serving.loading import Loading
+from cpuserve.serving.registry import ModelRegistry
 from cpuserve.tokenizer.load import load_tokenizer
 
 if TYPE_CHECKING:
@@ -37,6 +34,7 @@ if TYPE_CHECKING:
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.ipc import Stats
     from cpuserve.platforms import Platform
+    from cpuserve.serving.registry import Loader
 
     ShowFn = Callable[[str, EngineClient], Awaitable[None]]
 
@@ -63,43 +61,22 @@ class FrontEnd:
         http: HttpOptions,
         url: str,
         platform: Platform,
+        *,
+        kv_bytes: int = 0,
+        loaders: Sequence[Loader] = (),
     ) -> None:
-        """`configs`: one for each engine of `client`; all settings that the API shows are equal."""
+        """`configs`: one for each engine of `client`; all settings that the API shows are equal.
+
+        kv_bytes: what the KV caches may take. loaders: further models, which requests may name.
+        """
         config = configs[0]
         self._client = client
         self._config = config
         self._http = http
         self._url = url
-        cpu = CpuView(platform, configs)
-        most_body = http.max_body_bytes or default_body_bytes(config.max_model_len)
-        metrics = ServerMetrics(
-            model_name=config.served_model_names[0],
-            max_model_len=config.max_model_len,
-            stats=lambda: client.stats,
-            cache=_cache_facts(config),
-            cpu=lambda: cpu.sample(client.stats, client.info),
-            replicas=(lambda: client.replicas) if len(configs) > 1 else None,
-            tiers=_tiers(config),
-        )
-        self.context = ModelContext(
-            client,
-            metrics,
-            tuple(config.served_model_names),
-            config.max_model_len,
-            ClientLimits(
-                max_body_bytes=most_body,
-                max_held_bytes=max(LEAST_HELD_BYTES, 4 * most_body),
-                max_sequences=_most_sequences(configs, http),
-                silent_s=http.silent_s,
-                slots=sum(config.max_num_seqs for config in configs),
-                max_queued_requests=http.max_queued_requests * len(configs),
-                max_queued_tokens=http.max_queued_tokens * len(configs),
-                longest_s=http.longest_s,
-            ),
-            default_sampling=config.default_sampling,
-            build=_build(config),
-        )
-        self.state = ServerState(self.context, cpu)
+        self.context, cpu = make_context(client, configs, http, platform, kv_bytes)
+        self.models = ModelRegistry(self.context, loaders)
+        self.state = ServerState(self.models, cpu)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._last_signal = 0
@@ -220,7 +197,7 @@ class FrontEnd:
         """Stop the engine, which ends running requests with an error, then the connections."""
         self.state.draining = self.state.stopping = True
         self._server.should_exit = True
-        await self._client.close()
+        await asyncio.gather(self._client.close(), self.models.close())
         await asyncio.wait((http,), timeout=_FLUSH_S)
         if not http.done():
             self._server.force_exit = True
@@ -312,30 +289,3 @@ async def _shown(on_ready: ShowFn, url: str, client: EngineClient) -> None:
         log.warning("%s", error)
     except Exception:
         log.exception("the banner could not be shown; the server continues")
-
-
-def _most_sequences(configs: Sequence[EngineConfig], http: HttpOptions) -> int:
-    """Return the limit of sequences: those waiting, one last request of any size, those running."""
-    waiting = http.max_queued_requests * len(configs) + MAX_SEQUENCES_PER_REQUEST
-    return waiting + sum(config.max_num_seqs for config in configs)
-
-
-def _build(config: EngineConfig) -> str:
-    """Return the settings, besides version and model, that change answers to seeded requests."""
-    facts = (config.architecture, config.dtype, config.activation_bits, config.isa, config.executor)
-    return "|".join(map(str, (*facts, sorted(config.default_sampling.items()))))
-
-
-def _tiers(config: EngineConfig) -> list[str]:
-    """Return the names of the offload tiers behind the KV cache."""
-    kept = {"swap": config.swap_bytes, "disk": config.prefix_cache_dir}
-    return [name for name, asked in kept.items() if asked and config.enable_prefix_caching]
-
-
-def _cache_facts(config: EngineConfig) -> dict[str, object]:
-    return {
-        "block_size": config.block_size,
-        "num_gpu_blocks": config.kv_blocks,
-        "cache_dtype": config.kv_dtype,
-        "enable_prefix_caching": config.enable_prefix_caching,
-    }

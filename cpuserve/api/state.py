@@ -14,17 +14,18 @@ if TYPE_CHECKING:
     from cpuserve.api.status.view import CpuView
     from cpuserve.serving.context import ModelContext
     from cpuserve.serving.limits import ClientLimits
+    from cpuserve.serving.registry import ModelRegistry
 
 
 @dataclass(slots=True)
 class ServerState:
-    """The served model and the state of the HTTP server.
+    """The served models and the state of the HTTP server.
 
     `draining` means that the server will stop and should get no new requests (it still answers
     them), `stopping` that it answers no more.
     """
 
-    context: ModelContext
+    models: ModelRegistry
     cpu: CpuView | None = None
     draining: bool = False
     stopping: bool = False
@@ -32,6 +33,11 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.bodies = BodyBudget(self.limits.max_held_bytes)
+
+    @property
+    def context(self) -> ModelContext:
+        """The model that is always loaded; the health of the server is its health."""
+        return self.models.first
 
     @property
     def limits(self) -> ClientLimits:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from cpuserve import log
 from cpuserve.cli import banner, flags
 from cpuserve.cli.terminal import Progress, note, say
-from cpuserve.prepare import Prepared, find, model_facts, prepare
+from cpuserve.prepare import Prepared, find, for_another, model_facts, prepare
 from cpuserve.version import version
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cpuserve.api.serve import ProgressFn
     from cpuserve.config.load import Asked
     from cpuserve.engine.client import EngineClient
@@ -70,6 +72,10 @@ def serve(args: argparse.Namespace) -> int:
         allow_credentials=bool(server.allow_credentials),
     )
 
+    def other(model: str) -> Callable[[int], Prepared]:
+        name, _, path = model.partition("=")
+        return lambda promised: prepare(for_another(asked, name, path), promised_bytes=promised)
+
     async def on_ready(prepared: Prepared, url: str, client: EngineClient) -> None:
         progress.close()
         say(f"cpuserve {version()} is ready\n{banner.render(prepared, url)}")
@@ -81,6 +87,7 @@ def serve(args: argparse.Namespace) -> int:
             http,
             progress=progress,
             on_ready=on_ready,
+            others=[(item.partition("=")[0], other(item)) for item in server.also_serve or ()],
         )
     except StoppedWhilePreparing:
         progress.close()

@@ -66,6 +66,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     uds: str | None = None
     api_key: list[str] | None = None
     public_metrics: bool | None = None
+    also_serve: list[str] | None = None
     allowed_hosts: list[str] | None = None
     allowed_origins: list[str] | None = None
     allowed_methods: list[str] | None = None

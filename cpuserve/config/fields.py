@@ -186,6 +186,13 @@ def not_empty(value: str) -> None:
         raise ValueError(msg)
 
 
+def _named_models(value: list[str]) -> None:
+    names = [name for name, found, model in (item.partition("=") for item in value) if model]
+    if len(names) < len(value) or not all(names) or len({*names}) < len(names):
+        msg = "must be pairs NAME=MODEL, each with a name of its own"
+        raise ValueError(msg)
+
+
 def _hosts(value: list[str]) -> None:
     if not all(re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9._-]+", name) for name in value):
         msg = "must be host names without a port: api.example.com, *.example.com, or * for any"
@@ -473,6 +480,19 @@ FIELDS: tuple[Field, ...] = (
         kind="flag",
         flags=("--public-metrics",),
         env="CPUSERVE_PUBLIC_METRICS",
+        server=True,
+    ),
+    Field(
+        "also_serve",
+        "Further models as NAME=MODEL. Each is loaded when a request names it, and unloaded when "
+        "another one needs its memory. Options that do not describe one model apply to all.",
+        "none",
+        SERVER,
+        kind="names",
+        flags=("--also-serve",),
+        env="CPUSERVE_ALSO_SERVE",
+        check=_named_models,
+        metavar="NAME=MODEL",
         server=True,
     ),
     Field(

@@ -114,8 +114,8 @@ class Engine:
     """One replica: claims cores, starts the engine on them, and serves HTTP."""
 
     async def __init__(self, options: Mapping[str, Any], num_cpus: int) -> None:  # type: ignore[misc]
+        from cpuserve.api.engines import start_engines
         from cpuserve.api.options import HttpOptions
-        from cpuserve.api.serve import start_engines
         from cpuserve.api.server import FrontEnd
         from cpuserve.platforms import select
         from cpuserve.prepare import prepare

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES, EngineOptions
 from cpuserve.config.values import GIB, Space, format_bytes, format_gib, format_gib_up, parse_space
-from cpuserve.errors import ConfigError
+from cpuserve.errors import ConfigError, TooLittleMemory
 from cpuserve.ids import NodeId
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.host import Host
@@ -276,7 +276,7 @@ def _require_room(budget: _Budget, needs: Needs) -> None:
         f"only {format_bytes(bound.available)} {bound.what} is free. Free or grant more "
         f"memory, lower --max-num-batched-tokens, or serve a smaller model"
     )
-    raise ConfigError(msg)
+    raise TooLittleMemory(msg)
 
 
 def _automatic(budget: _Budget, ledger: Ledger, max_num_seqs: int) -> tuple[int, str]:
@@ -314,7 +314,7 @@ def _grown(budget: _Budget, ledger: Ledger, least: int) -> tuple[int, str]:
             f"{ledger.asked('max_model_len')}: needs {format_bytes(least * budget.block)} of KV "
             f"cache, but {budget.is_free}; give at most --max-model-len {budget.most_tokens}"
         )
-        raise ConfigError(msg)
+        raise TooLittleMemory(msg)
     if not budget.explicit_len:
         return least, "more than the automatic share, to hold a short request"
     return least, "more than the automatic share, to hold one request of the requested length"
@@ -333,7 +333,7 @@ def _explicit(budget: _Budget, ledger: Ledger, host: Host, space: Space) -> tupl
             f"{asked}: {format_bytes(size)} does not fit; {budget.is_free}; "
             f"give at most {format_gib(budget.free)}, or 0 for automatic"
         )
-        raise ConfigError(msg)
+        raise TooLittleMemory(msg)
     if size < budget.bytes(budget.least_tokens):
         raise ConfigError(_too_small(budget, asked, size))
     return size // budget.block, why

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cpuserve.core.admission import Limits
-from cpuserve.errors import NotFound
 from cpuserve.serving.backlog import Backlog
 from cpuserve.serving.call import MAX_LOGPROBS
 from cpuserve.serving.limits import ClientLimits
@@ -35,7 +34,8 @@ class ModelContext:
     `default_sampling` applies to requests that set no values of their own. `tokenizer` is None
     until it is loaded. `loading` is the progress of loading and `failed` the reason why the engine
     is gone; see `unavailable`. `tool_format` is how the model calls tools, if its template has
-    them, and `shown_ids` are the special tokens in whose text such calls are found.
+    them, and `shown_ids` are the special tokens in whose text such calls are found. `kv_bytes` is
+    what its KV cache may take.
     """
 
     client: EngineClient
@@ -55,6 +55,7 @@ class ModelContext:
     failed: str | None = None
     started: int = field(default_factory=lambda: int(time.time()))
     active_sequences: int = 0
+    kv_bytes: int = 0
     backlog: Backlog = field(init=False)
     large_texts: asyncio.Semaphore = field(init=False)
 
@@ -101,16 +102,6 @@ class ModelContext:
         if not self.client.alive:
             return self.client.trouble
         return None
-
-    def check_model(self, name: str | None) -> str:
-        """Return the served name that a request means; NotFound (404) if `name` is not served."""
-        if not name:
-            return self.model_names[0]
-        if name not in self.model_names:
-            served = ", ".join(self.model_names)
-            msg = f"The model {name[:200]!r} does not exist. This server serves: {served}"
-            raise NotFound(msg, param="model", code="model_not_found")
-        return name
 
     @property
     def fingerprint(self) -> str:

@@ -21,6 +21,7 @@ from cpuserve.metrics import ServerMetrics
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.context import ModelContext
 from cpuserve.serving.limits import ClientLimits
+from cpuserve.serving.registry import ModelRegistry
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_end_ids, tiny_model
@@ -172,7 +173,7 @@ class Api:
     ) -> None:
         self.engine = FakeEngine(script)
         self.context = make_context(self.engine, http=http, default_sampling=default_sampling)
-        self.state = ServerState(self.context)
+        self.state = ServerState(ModelRegistry(self.context))
         self.app = create_app(self.state, api_keys=api_keys, **access)
         self._key = key
 

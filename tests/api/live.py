@@ -12,6 +12,7 @@ from typing import Any
 from cpuserve.api.options import HttpOptions
 from cpuserve.api.server import make_server
 from cpuserve.api.state import ServerState
+from cpuserve.serving.registry import ModelRegistry
 from tests.api.fakes import FakeEngine, Script, make_context, speak
 from tests.helpers.patience import PATIENCE_S, until
 
@@ -89,7 +90,7 @@ async def live(script: Script = speak, *, limits=None, **options: Any):
     """Run a server on a free port of 127.0.0.1."""
     engine = FakeEngine(script)
     context = make_context(engine, http=limits)
-    state = ServerState(context)
+    state = ServerState(ModelRegistry(context))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         port = listener.getsockname()[1]

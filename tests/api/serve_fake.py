@@ -21,6 +21,7 @@ from cpuserve.errors import ModelError, StartupError
 from cpuserve.platforms import select
 from cpuserve.prepare import Prepared
 from tests.helpers.fake_executor import fake_config
+from tests.helpers.hosts import SMOLLM2
 
 
 def main() -> int:
@@ -49,7 +50,7 @@ def main() -> int:
 
     def prepare(progress):
         download(options["download"], progress)
-        return Prepared(resolved, None, None, None, select("cpu")[0], ())
+        return Prepared(resolved, None, SMOLLM2, None, select("cpu")[0], ())
 
     async def on_ready(prepared, url, client):
         assert prepared.resolved is resolved

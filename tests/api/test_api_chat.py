@@ -370,7 +370,7 @@ def test_a_silent_stream_sends_comments_until_the_first_token():
     from cpuserve.serving.limits import ClientLimits
 
     def slow(engine, number, prompt, params):
-        yield 0.2
+        yield 1.0  # 20 times the silence: on a busy machine a comment may come late
         yield Output(number, [5], "length")
 
     response = Api(slow, http=ClientLimits(silent_s=0.05)).chat(stream=True)

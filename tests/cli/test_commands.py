@@ -98,7 +98,7 @@ def test_a_model_that_is_missing_fails_each_command_with_one_line(capsys, tmp_pa
 def test_serve_hands_over_the_options_and_writes_the_banner_when_ready(capsys, monkeypatch, model):
     seen = SimpleNamespace()
 
-    def run_serve(prepare, http, *, on_ready, progress):
+    def run_serve(prepare, http, *, on_ready, progress, others):
         prepared = prepare(progress)
 
         class Client:
@@ -106,17 +106,20 @@ def test_serve_hands_over_the_options_and_writes_the_banner_when_ready(capsys, m
                 assert what == "roofline"
                 return {}
 
-        seen.config, seen.http = prepared.resolved.config, http
+        seen.config, seen.http, seen.others = prepared.resolved.config, http, others
         asyncio.run(on_ready(prepared, "http://127.0.0.1:7777", Client()))
         return 1
 
     monkeypatch.setattr(serve, "serve", run_serve)
     options = ["--port=7777", "--api-key=k", "--max-num-queued-reqs=9", "--request-timeout=33"]
+    options += [f"--also-serve=b={model}"]
     code, out, _ = run(capsys, "serve", model, *SMALL, *options)
     assert code == 1, "the engine's death"
     assert seen.config.max_model_len == 128
     assert (seen.http.port, seen.http.api_keys) == (7777, ("k",))
     assert (seen.http.max_queued_requests, seen.http.longest_s) == (9, 33.0)
+    ((name, prepare_other),) = seen.others
+    assert (name, prepare_other(0).resolved.config.served_model_names) == ("b", ["b"])
     assert out.startswith("cpuserve ")
     assert "http://127.0.0.1:7777/v1" in out
     assert "not measured" in out

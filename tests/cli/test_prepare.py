@@ -11,10 +11,10 @@ from cpuserve.cli import main as cli
 from cpuserve.cli.session import Session
 from cpuserve.config.engine import EngineOptions
 from cpuserve.config.load import from_arguments
-from cpuserve.errors import ConfigError
+from cpuserve.errors import ConfigError, TooLittleMemory
 from cpuserve.loader.safetensors import SafetensorsStore
 from cpuserve.platforms.cpu import CpuPlatform
-from cpuserve.prepare import Prepared, model_facts, prepare
+from cpuserve.prepare import Prepared, for_another, kv_cache_bytes, model_facts, prepare
 from tests.helpers.hosts import LLAMA_1B, SMOLLM2, load_host, resolve
 from tests.helpers.tiny import FAMILIES, tiny_model
 
@@ -137,3 +137,27 @@ def test_on_the_terminal_the_shorter_of_two_default_lengths_counts(model, own, l
     assert session.params(plain, own).max_tokens == length
     asked = cli.build_parser().parse_args(["generate", str(model), "--max-tokens=2000"])
     assert session.params(asked, own).max_tokens == 2000
+
+
+def test_memory_that_is_promised_to_other_models_is_not_free(monkeypatch):
+    host = load_host("vm_2core_zen5")
+    monkeypatch.setattr(CpuPlatform, "host", lambda self: host)
+    asked = from_arguments({"model": str(tiny_model("llama")), "kv_cache_space": "1"})
+    alone = prepare(asked)
+    assert 0.9 * 2**30 < kv_cache_bytes(alone) <= 2**30
+    free = host.memory_free
+    assert prepare(asked, promised_bytes=free // 4).resolved.config == alone.resolved.config
+    with pytest.raises(TooLittleMemory, match=r"1\.00 GiB does not fit"):
+        prepare(asked, promised_bytes=free - 2**30)
+    with pytest.raises(TooLittleMemory, match="not enough memory"):
+        prepare(asked, promised_bytes=free)
+
+
+def test_another_model_keeps_the_options_that_do_not_describe_one(tmp_path):
+    template = tmp_path / "template"
+    template.write_text("{{ messages }}")
+    given = {"model": "one", "served_model_name": ["x"], "chat_template": str(template),
+             "revision": "main", "max_num_seqs": 3}  # fmt: skip
+    options = for_another(from_arguments(given), "two", "/models/two").options
+    assert (options.model, options.served_model_name) == ("/models/two", ["two"])
+    assert (options.chat_template, options.revision, options.max_num_seqs) == (None, None, 3)

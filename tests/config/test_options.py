@@ -59,6 +59,7 @@ BAD = {
     "max_num_queued_reqs": ["0", "-1", "x", "70000"],
     "max_num_queued_tokens": ["0", "-1", "x"],
     "public_metrics": ["perhaps"],
+    "also_serve": ["", "model", "=model", "a=", "a=x,a=y"],
     "allowed_hosts": ["", "a,", "a.example:8000", "http://a.example", "a*b", "[1]", '["a"'],
     "allowed_origins": ["", "example.com", "https://a.example/", "https://*.example", "a,,b"],
     "allowed_methods": ["", "GET POST", "GET,"],

@@ -28,7 +28,7 @@ router = APIRouter()
 async def create_message(request: Request) -> Response:
     """Generate the next message of a conversation."""
     async with read_call(request, "msg_", MessagesRequest) as (received, asked):
-        model = received.context.check_model(asked.model)
+        model = await received.choose(asked.model)
         generation = await prepare(received.context, to_call(asked), received.body_bytes)
         writer = MessageWriter(received, generation, model)
     return respond(generation, writer)
@@ -40,8 +40,8 @@ async def create_message(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """Return how many tokens the prompt of such a message has."""
     async with read_call(request, "msg_", CountRequest) as (received, asked):
+        await received.choose(asked.model)
         context = received.context
-        context.check_model(asked.model)
         call = to_call(asked)
         tools = tool_use(call, context.tool_format)
         opening = tools.opening if tools else ""

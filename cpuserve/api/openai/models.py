@@ -7,13 +7,16 @@ from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.openapi import json_answer
 from cpuserve.api.state import get_state
-from cpuserve.serving.context import ModelContext
+from cpuserve.serving.registry import ModelRegistry
 
 router = APIRouter()
 
 
 class ModelCard(msgspec.Struct):
-    """One served name; default_sampling_params apply to requests that do not set their own."""
+    """One served name; default_sampling_params apply to requests that do not set their own.
+
+    max_model_len: null while the model is not loaded.
+    """
 
     id: str
     object: str
@@ -21,7 +24,7 @@ class ModelCard(msgspec.Struct):
     owned_by: str
     root: str
     parent: str | None
-    max_model_len: int
+    max_model_len: int | None
     default_sampling_params: dict[str, int | float]
 
 
@@ -32,7 +35,10 @@ class ModelList(msgspec.Struct):
     data: list[ModelCard]
 
 
-def _card(context: ModelContext, name: str) -> ModelCard:
+def _card(models: ModelRegistry, name: str) -> ModelCard:
+    context = models.peek(name)
+    if context is None:
+        return ModelCard(name, "model", models.first.started, "cpuserve", name, None, None, {})
     return ModelCard(
         name,
         "model",
@@ -48,14 +54,13 @@ def _card(context: ModelContext, name: str) -> ModelCard:
 @router.get("/v1/models", openapi_extra=json_answer(ModelList))
 async def list_models(request: Request) -> Response:
     """List the served model names."""
-    context = get_state(request).context
-    models = ModelList("list", [_card(context, name) for name in context.model_names])
-    return Response(msgspec.json.encode(models), media_type="application/json")
+    models = get_state(request).models
+    cards = ModelList("list", [_card(models, name) for name in models.names])
+    return Response(msgspec.json.encode(cards), media_type="application/json")
 
 
 @router.get("/v1/models/{name:path}", openapi_extra=json_answer(ModelCard))
 async def get_model(request: Request, name: str) -> Response:
     """Describe one served model name; 404 for others."""
-    context = get_state(request).context
-    card = _card(context, context.check_model(name))
+    card = _card(get_state(request).models, name)
     return Response(msgspec.json.encode(card), media_type="application/json")

@@ -13,5 +13,6 @@ router = APIRouter()
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Return all metrics."""
-    text = get_state(request).context.metrics.text()
+    first, *others = [context.metrics for context in get_state(request).models.loaded()]
+    text = first.text(others)
     return Response(text, headers={"content-type": CONTENT_TYPE})

@@ -26,7 +26,7 @@ class Welcome(msgspec.Struct):
 @router.get("/", openapi_extra=json_answer(Welcome))
 async def welcome(request: Request) -> Response:
     """Describe this server and list its routes."""
-    names = get_state(request).context.model_names
+    names = get_state(request).models.names
     message = (
         f"This is cpuserve, an inference server with OpenAI's API. The base URL for clients is the "
         f"address of this page followed by {BASE}."

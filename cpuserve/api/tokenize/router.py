@@ -33,7 +33,7 @@ MOST_TOKENS = 1 << 17
 async def tokenize(request: Request) -> Response:
     """Return the token ids of a text, or of messages rendered with the chat template."""
     async with read_call(request, "tokenize-", TokenizeRequest) as (received, asked):
-        received.context.check_model(asked.model)
+        await received.choose(asked.model)
         check_unset(asked, ("chat_template",))
         ids = await _token_ids(received.context, asked, received.body_bytes)
         body = await run_sized(len(ids), lambda: _answer(received.context, asked, ids))
@@ -67,7 +67,7 @@ async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: i
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids, special tokens included."""
     async with read_call(request, "detokenize-", DetokenizeRequest) as (received, asked):
-        received.context.check_model(asked.model)
+        await received.choose(asked.model)
         body = await run_sized(len(asked.tokens), lambda: _text(received.context, asked.tokens))
     return Response(body, media_type="application/json")
 

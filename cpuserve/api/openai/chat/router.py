@@ -18,7 +18,7 @@ router = APIRouter()
 async def create_chat_completion(request: Request) -> Response:
     """Generate the next message of a conversation."""
     async with read_call(request, "chatcmpl-", ChatRequest) as (received, asked):
-        model = received.context.check_model(asked.model)
+        model = await received.choose(asked.model)
         generation = await prepare(received.context, to_call(asked), received.body_bytes)
         writer = ChatWriter(received, asked, generation, model)
     return respond(generation, writer)

@@ -1,0 +1,91 @@
+"""Make a ModelContext from the settings of a model's engines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpuserve.api.status.view import CpuView
+from cpuserve.metrics import ServerMetrics
+from cpuserve.serving.context import ModelContext
+from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST
+from cpuserve.serving.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cpuserve.api.options import HttpOptions
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.engine.client import EngineClient
+    from cpuserve.platforms import Platform
+
+
+def make_context(
+    client: EngineClient,
+    configs: Sequence[EngineConfig],
+    http: HttpOptions,
+    platform: Platform,
+    kv_bytes: int,
+) -> tuple[ModelContext, CpuView]:
+    """Return the context of the model that `client` serves, and the view of its CPUs.
+
+    configs: one for each engine of `client`. kv_bytes: what their KV caches may take.
+    """
+    config = configs[0]
+    cpu = CpuView(platform, configs)
+    most_body = http.max_body_bytes or default_body_bytes(config.max_model_len)
+    metrics = ServerMetrics(
+        model_name=config.served_model_names[0],
+        max_model_len=config.max_model_len,
+        stats=lambda: client.stats,
+        cache=_cache_facts(config),
+        cpu=lambda: cpu.sample(client.stats, client.info),
+        replicas=(lambda: client.replicas) if len(configs) > 1 else None,
+        tiers=_tiers(config),
+    )
+    context = ModelContext(
+        client,
+        metrics,
+        tuple(config.served_model_names),
+        config.max_model_len,
+        ClientLimits(
+            max_body_bytes=most_body,
+            max_held_bytes=max(LEAST_HELD_BYTES, 4 * most_body),
+            max_sequences=_most_sequences(configs, http),
+            silent_s=http.silent_s,
+            slots=sum(config.max_num_seqs for config in configs),
+            max_queued_requests=http.max_queued_requests * len(configs),
+            max_queued_tokens=http.max_queued_tokens * len(configs),
+            longest_s=http.longest_s,
+        ),
+        default_sampling=config.default_sampling,
+        build=_build(config),
+        kv_bytes=kv_bytes,
+    )
+    return context, cpu
+
+
+def _most_sequences(configs: Sequence[EngineConfig], http: HttpOptions) -> int:
+    """Return the limit of sequences: those waiting, one last request of any size, those running."""
+    waiting = http.max_queued_requests * len(configs) + MAX_SEQUENCES_PER_REQUEST
+    return waiting + sum(config.max_num_seqs for config in configs)
+
+
+def _build(config: EngineConfig) -> str:
+    """Return the settings, besides version and model, that change answers to seeded requests."""
+    facts = (config.architecture, config.dtype, config.activation_bits, config.isa, config.executor)
+    return "|".join(map(str, (*facts, sorted(config.default_sampling.items()))))
+
+
+def _tiers(config: EngineConfig) -> list[str]:
+    """Return the names of the offload tiers behind the KV cache."""
+    kept = {"swap": config.swap_bytes, "disk": config.prefix_cache_dir}
+    return [name for name, asked in kept.items() if asked and config.enable_prefix_caching]
+
+
+def _cache_facts(config: EngineConfig) -> dict[str, object]:
+    return {
+        "block_size": config.block_size,
+        "num_gpu_blocks": config.kv_blocks,
+        "cache_dtype": config.kv_dtype,
+        "enable_prefix_caching": config.enable_prefix_caching,
+    }

@@ -1,0 +1,212 @@
+"""Models on demand: loaded once, unloaded to make room, refused with a reason."""
+
+import asyncio
+
+import pytest
+
+from cpuserve.errors import ModelError, NotFound, ServiceUnavailable, TooLittleMemory
+from cpuserve.serving.registry import FRESH_S, ModelRegistry
+from tests.api.fakes import FakeEngine, make_context
+
+GIB = 1 << 30
+
+
+class Machine:
+    """Memory for some models, and loaders that take 1 GiB of it each while they are loaded."""
+
+    def __init__(self, room):
+        self.room = room
+        self.now = 100.0
+        self.log = []
+        self.gates = {}
+
+    def loaders(self, *names):
+        return [Loader(self, name) for name in names]
+
+    def registry(self, *names):
+        first = make_context()
+        first.kv_bytes = 3 * GIB
+        return ModelRegistry(first, self.loaders(*names), lambda: self.now)
+
+
+class Loader:
+    def __init__(self, machine, name):
+        self.machine = machine
+        self.name = name
+
+    async def load(self, promised_bytes):
+        machine = self.machine
+        machine.log.append(("load", self.name, promised_bytes // GIB))
+        if self.name in machine.gates:
+            await machine.gates[self.name].wait()
+        if self.name == "broken":
+            msg = "model broken is not there"
+            raise ModelError(msg)
+        if not machine.room:
+            msg = "not enough memory: 1 GiB more is needed"
+            raise TooLittleMemory(msg)
+        machine.room -= 1
+        engine = FakeEngine()
+        context = make_context(engine)
+        context.kv_bytes = GIB
+        close = engine.close
+
+        async def closed():
+            machine.log.append(("unload", self.name))
+            machine.room += 1
+            await close()
+
+        engine.close = closed
+        return context
+
+
+def found(registry, *names):
+    """Find the models one after the other."""
+
+    async def main():
+        return [await registry.find(name) for name in names]
+
+    return asyncio.run(main())
+
+
+def test_the_first_model_answers_for_no_name_and_for_its_own():
+    machine = Machine(0)
+    registry = machine.registry("b")
+    first = registry.first
+    assert found(registry, None, "", "tiny", "alias") == [
+        (first, "tiny"), (first, "tiny"), (first, "tiny"), (first, "alias"),
+    ]  # fmt: skip
+    assert machine.log == []
+    assert registry.names == ("tiny", "alias", "b")
+
+
+def test_a_model_is_loaded_when_it_is_named_and_stays():
+    machine = Machine(2)
+    registry = machine.registry("b", "c")
+    (b, name), again, (c, _) = found(registry, "b", "b", "c")
+    assert again == (b, name) == (b, "b")
+    assert c is not b
+    assert list(registry.loaded()) == [registry.first, b, c]
+    assert registry.peek("c") is c
+    # What the caches of the loaded models may take is promised to them.
+    assert machine.log == [("load", "b", 3), ("load", "c", 4)]
+
+
+def test_requests_of_one_moment_load_a_model_once():
+    machine = Machine(1)
+    registry = machine.registry("b")
+
+    async def main():
+        machine.gates["b"] = asyncio.Event()
+        tasks = [asyncio.create_task(registry.find("b")) for _ in range(4)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()  # its client leaves; the others wait on
+        await asyncio.sleep(0)
+        machine.gates["b"].set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, *others = asyncio.run(main())
+    assert isinstance(first, asyncio.CancelledError)
+    assert len({id(context) for context, _ in others}) == 1
+    assert machine.log == [("load", "b", 3)]
+
+
+def test_the_model_that_was_used_longest_ago_makes_room():
+    machine = Machine(2)
+    registry = machine.registry("b", "c", "d")
+
+    async def main():
+        for name in ("b", "c", "b", "d"):
+            machine.now += FRESH_S
+            await registry.find(name)
+
+    asyncio.run(main())
+    assert ("unload", "c") in machine.log
+    assert ("unload", "b") not in machine.log
+    assert registry.peek("c") is None
+    assert registry.peek("d") is not None
+
+
+@pytest.mark.parametrize("use", ["runs", "fresh"])
+def test_a_model_in_use_is_not_unloaded(use):
+    machine = Machine(1)
+    registry = machine.registry("b", "c")
+
+    async def main():
+        context, _ = await registry.find("b")
+        if use == "runs":
+            context.active_sequences = 1
+            machine.now += 1000.0
+        else:
+            machine.now += FRESH_S / 2
+        with pytest.raises(ServiceUnavailable, match="does not fit beside b, in use now"):
+            await registry.find("c")
+        context.active_sequences = 0
+        machine.now += FRESH_S
+        assert (await registry.find("c"))[1] == "c"
+
+    asyncio.run(main())
+    assert registry.peek("b") is None
+
+
+def test_a_model_that_never_fits_says_what_it_needs():
+    machine = Machine(0)
+    with pytest.raises(ServiceUnavailable, match=r"'b' does not fit: .* 1 GiB more is needed"):
+        found(machine.registry("b"), "b")
+
+
+def test_a_model_that_cannot_be_loaded_does_not_unload_another_and_is_tried_again():
+    machine = Machine(2)
+    registry = machine.registry("b", "broken")
+    machine.now += FRESH_S
+
+    async def main():
+        await registry.find("b")
+        machine.now += FRESH_S
+        for _ in range(2):
+            with pytest.raises(ServiceUnavailable, match="cannot be loaded: model broken is not"):
+                await registry.find("broken")
+
+    asyncio.run(main())
+    assert registry.peek("b") is not None
+    assert machine.log.count(("load", "broken", 4)) == 2
+
+
+def test_a_model_whose_engine_has_ended_is_loaded_again():
+    machine = Machine(2)
+    registry = machine.registry("b")
+
+    async def main():
+        before, _ = await registry.find("b")
+        before.client.alive = False
+        after, _ = await registry.find("b")
+        assert after is not before
+        assert after.client.alive
+
+    asyncio.run(main())
+    assert machine.log == [("load", "b", 3), ("unload", "b"), ("load", "b", 3)]
+
+
+def test_closing_ends_what_is_loaded_and_what_is_loading():
+    machine = Machine(2)
+    registry = machine.registry("b", "c")
+
+    async def main():
+        await registry.find("b")
+        machine.gates["c"] = asyncio.Event()
+        loading = asyncio.create_task(registry.find("c"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await registry.close()
+        await asyncio.gather(loading, return_exceptions=True)
+
+    asyncio.run(main())
+    assert ("unload", "b") in machine.log
+    assert list(registry.loaded()) == [registry.first]
+
+
+def test_a_name_that_is_not_served_is_404():
+    registry = Machine(1).registry("b")
+    for find in (lambda: found(registry, "x"), lambda: registry.peek("x")):
+        with pytest.raises(NotFound, match="This server serves: tiny, alias, b"):
+            find()
