@@ -1,10 +1,10 @@
 // Rates of the linear kernels as shares of this machine's limits, which are probed in the same run.
 //
 //   kernel_bench [--isa LEVEL] [--kind NAME] [--shape N,K] [--threads T] [--rows M,M,...]
-//                [--panels P]
+//                [--panels P] [--sizes STRIP,ROWS,WIDENED,AHEAD]
 //
 // --panels: one kernel call covers P panels of 16 columns, like a task of the engine, which has up
-// to 4 (0: all columns of a thread).
+// to 4 (0: all columns of a thread). --sizes: the first fields of WorkSizes, 0 for the default.
 //
 // For each kind: GB/s of packed weights at m = 1..16, with the share of a plain read, and GFLOP/s
 // at m = 16..512, with the share of a dot product that uses registers only. Weights are read from
@@ -144,8 +144,13 @@ Activations make_rows(const KernelTable& table, ActFormat format, int64_t m, int
 
 class Bench {
  public:
-  Bench(const KernelTable& table, int threads, std::vector<int64_t> rows, int64_t panels)
-      : table_(table), crew_(threads), rows_(std::move(rows)), panels_per_call_(panels) {
+  Bench(const KernelTable& table, int threads, std::vector<int64_t> rows, int64_t panels,
+        const WorkSizes& sizes)
+      : table_(table),
+        crew_(threads),
+        rows_(std::move(rows)),
+        panels_per_call_(panels),
+        sizes_(sizes) {
     for (int t = 0; t < threads; t++) scratch_.push_back(reserve(kLinearScratch));
   }
 
@@ -222,6 +227,7 @@ class Bench {
           a.m = m;
           a.ep.out = {out, out_stride, w.n, ActFormat::f32};
           a.scratch = scratch_[static_cast<size_t>(t)];
+          a.sizes = sizes_;
           const int64_t last = strips * (t + 1) / crew_.threads();
           const int64_t end = std::min(panels, last * kStripPanels);
           a.panel1 = strips * t / crew_.threads() * kStripPanels;
@@ -241,6 +247,7 @@ class Bench {
   Crew crew_;
   const std::vector<int64_t> rows_;
   const int64_t panels_per_call_;
+  const WorkSizes sizes_;
   std::vector<uint8_t*> scratch_;
   uint8_t* buffer_ = nullptr;
 };
@@ -260,6 +267,7 @@ int main_of(int argc, char** argv) {
   std::vector<std::pair<int64_t, int64_t>> shapes = {{9728, 896}, {2048, 8192}, {8192, 2048}};
   std::vector<int64_t> rows = {1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 512};
   int64_t panels = 0;
+  WorkSizes sizes;
   int threads = static_cast<int>(std::thread::hardware_concurrency());
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i], value = argv[i + 1];
@@ -268,6 +276,14 @@ int main_of(int argc, char** argv) {
     if (option == "--threads") threads = std::max(1, std::atoi(value.c_str()));
     if (option == "--rows") rows = numbers(value);
     if (option == "--panels") panels = std::atol(value.c_str());
+    if (option == "--sizes") {
+      int32_t* const fields[] = {&sizes.strip_bytes, &sizes.rows, &sizes.widened_bytes,
+                                 &sizes.ahead_bytes};
+      const std::vector<int64_t> given = numbers(value);
+      for (size_t f = 0; f < std::min(given.size(), std::size(fields)); f++) {
+        if (given[f] > 0) *fields[f] = static_cast<int32_t>(given[f]);
+      }
+    }
     if (option == "--shape") {
       const std::vector<int64_t> shape = numbers(value);
       if (shape.size() != 2) {
@@ -285,7 +301,7 @@ int main_of(int argc, char** argv) {
     return 2;
   }
   std::printf("level %s, %d threads\n", isa.c_str(), threads);
-  Bench bench(*table, threads, rows, panels);
+  Bench bench(*table, threads, rows, panels, sizes);
   for (const Kind& kind : kKinds) {
     if (!only.empty() && only != kind.name) continue;
     for (const auto& [n, k] : shapes) bench.run(kind, n, k);

@@ -23,6 +23,17 @@ def cpu_features() -> dict[str, Any]:
     """{"arch", "vendor", "model", "features": [lscpu names], "tiles_refused": the CPU has AMX and the
     OS does not let this process use it, "l1d", "l2", "l3" bytes}."""
 
+def work_sizes(cpu: int = 0) -> dict[str, Any]:
+    """{"l1d", "l2": bytes of the data caches of a core, 0 = unknown, "sizes": how much of a matrix
+    the kernels work on at a time on such a core, by name}."""
+
+def check_work_sizes(sizes: dict[str, int]) -> None:
+    """ValueError for sizes that a kernel cannot work with, and for names that do not exist."""
+
+def linear_geometry(isa: str, k: int, sizes: dict[str, int]) -> dict[str, dict[str, int]]:
+    """By weight kind: {"tile_rows", "tile_columns", "pass_rows": rows of one pass over the weights,
+    "block_k": how many elements of a K of `k` are one K block with these sizes}."""
+
 def resolve_table(isa: str) -> dict[str, str]:
     """The level that provides each kernel entry when `isa` is used. ValueError if it cannot run."""
 
@@ -238,6 +249,14 @@ class Executor:
         """Operations per second of dot products on registers: "f32", "bf16", "int8" or "int4"."""
     def probe_barrier(self, rounds: int) -> float:
         """Seconds per barrier."""
+    def probe_linears(self, rows: int, first: int, count: int) -> float:
+        """Seconds that `count` linears from number `first` on take with `rows` rows, whatever these
+        hold; after the last one comes the first."""
+    @property
+    def num_linears(self) -> int: ...
+    work_sizes: dict[str, int]
+    """How much of a matrix the kernels work on at a time; setting some of them, between steps,
+    changes the time of a step and no bit of it. ValueError as check_work_sizes."""
     @property
     def binding(self) -> dict[str, Any]:
         """How memory is placed on the NUMA nodes of the ranks: {"mode": "bind", "first_touch",

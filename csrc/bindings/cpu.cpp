@@ -7,10 +7,12 @@
 #include "base/allocations.h"
 #include "base/check.h"
 #include "bindings/module.h"
+#include "cpu/caches.h"
 #include "cpu/features.h"
 #include "kernels/resolve.h"
 #include "parallel/team.h"
 #include "runtime/program.h"
+#include "runtime/work_sizes.h"
 
 namespace cpuserve {
 namespace {
@@ -40,6 +42,34 @@ py::dict features_dict() {
   return out;
 }
 
+// By weight kind: the register tile of many rows, the rows of one pass over the weights, and how
+// many elements of a K of `k` are one K block.
+py::dict geometry_dict(const std::string& isa, int64_t k, const WorkSizeMap& given) {
+  const KernelTable& table = runnable_kernels(isa);
+  const WorkSizes sizes = work_sizes_of(given, WorkSizes{});
+  py::dict out;
+  for (int i = 0; i < static_cast<int>(WeightKind::count); i++) {
+    const LinearKernel& kernel = table.linear[i];
+    py::dict of;
+    of["tile_rows"] = kernel.tile_rows;
+    of["tile_columns"] = kernel.tile_columns;
+    of["pass_rows"] = kernel.pass_rows;
+    of["block_k"] = kernel.block_k(k, sizes);
+    out[kind_name(static_cast<WeightKind>(i))] = of;
+  }
+  return out;
+}
+
+// The caches of a core and the sizes that follow from them.
+py::dict sizes_of_cpu(int cpu) {
+  const CacheSizes caches = read_cache_sizes(cpu);
+  py::dict out;
+  out["l1d"] = caches.l1d;
+  out["l2"] = caches.l2;
+  out["sizes"] = work_sizes_map(work_sizes_for(caches));
+  return out;
+}
+
 py::dict table_dict(const std::string& isa) {
   runnable_kernels(isa);
   py::dict out;
@@ -50,6 +80,23 @@ py::dict table_dict(const std::string& isa) {
 }
 
 }  // namespace
+
+WorkSizeMap work_sizes_map(const WorkSizes& sizes) {
+  WorkSizeMap out;
+  for (const WorkSizeField& f : kWorkSizeFields) out[f.name] = sizes.*f.value;
+  return out;
+}
+
+WorkSizes work_sizes_of(const WorkSizeMap& given, WorkSizes sizes) {
+  for (const auto& [name, value] : given) {
+    const auto field = std::find_if(std::begin(kWorkSizeFields), std::end(kWorkSizeFields),
+                                    [&, &name = name](const auto& f) { return name == f.name; });
+    check_argument(field != std::end(kWorkSizeFields), "work sizes: there is no '", name, "'");
+    sizes.*field->value = value;
+  }
+  check_work_sizes(sizes);
+  return sizes;
+}
 
 const KernelTable& runnable_kernels(const std::string& isa) {
   const std::vector<std::string> levels = runnable_levels();
@@ -72,6 +119,11 @@ void register_cpu(py::module_& m) {
     return std::vector<std::string>(levels.begin(), levels.end());
   });
   m.def("cpu_features", &features_dict);
+  m.def("work_sizes", &sizes_of_cpu, py::arg("cpu") = 0);
+  m.def(
+      "check_work_sizes", [](const WorkSizeMap& sizes) { work_sizes_of(sizes, WorkSizes{}); },
+      py::arg("sizes"));
+  m.def("linear_geometry", &geometry_dict, py::arg("isa"), py::arg("k"), py::arg("sizes"));
   m.def("resolve_table", &table_dict, py::arg("isa"));
   m.def("allocations", &allocations);
   m.def(

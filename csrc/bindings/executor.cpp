@@ -200,6 +200,14 @@ void register_executor(py::module_& m) {
           },
           py::arg("kind"), py::arg("seconds"), free_gil)
       .def("probe_barrier", &Executor::probe_barrier, py::arg("rounds"), free_gil)
+      .def("probe_linears", &Executor::probe_linears, py::arg("rows"), py::arg("first"),
+           py::arg("count"), free_gil)
+      .def_property_readonly("num_linears", &Executor::num_linears)
+      .def_property(
+          "work_sizes", [](const Executor& e) { return work_sizes_map(e.work_sizes()); },
+          [](Executor& e, const WorkSizeMap& given) {
+            e.set_work_sizes(work_sizes_of(given, e.work_sizes()));
+          })
       .def_property_readonly("memory", &Executor::memory)
       .def_property_readonly("binding",
                              [](const Executor& e) {

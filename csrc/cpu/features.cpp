@@ -6,6 +6,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "cpu/caches.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #if defined(__linux__)
@@ -198,50 +200,14 @@ void identify(CpuInfo& cpu) {
 #endif
 #endif
 
-std::string first_word(const std::string& path) {
-  std::ifstream file(path);
-  std::string word;
-  file >> word;
-  return word;
-}
-
-int64_t parse_bytes(const std::string& text) {  // "48K", "32768K", "1M"
-  if (text.empty() || text[0] < '0' || text[0] > '9') return 0;
-  size_t end = 0;
-  const int64_t value = std::stoll(text, &end);
-  const char unit = end < text.size() ? text[end] : ' ';
-  return unit == 'K' ? value << 10 : unit == 'M' ? value << 20 : value;
-}
-
-int64_t* size_of_level(CpuInfo& cpu, const std::string& level) {
-  return level == "1"   ? &cpu.l1d_bytes
-         : level == "2" ? &cpu.l2_bytes
-         : level == "3" ? &cpu.l3_bytes
-                        : nullptr;
-}
-
-void read_caches(CpuInfo& cpu) {
-  for (int i = 0; i < 8; i++) {
-    const std::string at = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(i) + "/";
-    if (first_word(at + "type") == "Instruction") continue;
-    int64_t* size = size_of_level(cpu, first_word(at + "level"));
-    if (size) *size = parse_bytes(first_word(at + "size"));
-  }
-#if defined(_SC_LEVEL1_DCACHE_SIZE)
-  const auto ask = [](int name, int64_t& size) {
-    if (size == 0) size = std::max<int64_t>(0, sysconf(name));
-  };
-  ask(_SC_LEVEL1_DCACHE_SIZE, cpu.l1d_bytes);
-  ask(_SC_LEVEL2_CACHE_SIZE, cpu.l2_bytes);
-  ask(_SC_LEVEL3_CACHE_SIZE, cpu.l3_bytes);
-#endif
-}
-
 CpuInfo read_cpu() {
   CpuInfo cpu;
   cpu.arch = kArch;
   identify(cpu);
-  read_caches(cpu);
+  const CacheSizes caches = read_cache_sizes(0);
+  cpu.l1d_bytes = caches.l1d;
+  cpu.l2_bytes = caches.l2;
+  cpu.l3_bytes = caches.l3;
   return cpu;
 }
 

@@ -158,6 +158,26 @@ struct Epilogue {
   Rows out;
 };
 
+// How much a kernel works on at a time, and how far ahead it fetches. These are data because they
+// follow from the caches of a core (runtime/work_sizes.h); what is compiled is the register tile.
+// They decide about time only and never change a bit. The defaults are for 48 KB of L1 and 1 MB of
+// L2, where the constants were measured.
+constexpr int32_t kMostBlockRows = 512, kMostWidenedBytes = 24 << 10;
+constexpr size_t kAttentionScratch = 512 << 10;
+struct WorkSizes {
+  // Weights of a strip in one K block. They stay in L2 while rows pass over them.
+  int32_t strip_bytes = 256 << 10;
+  // Rows that pass over it, whose sums stay in L2: an even number up to kMostBlockRows.
+  int32_t rows = kMostBlockRows;
+  // Rows that are widened at once (linear/driver.h) and stay in L1; up to kMostWidenedBytes.
+  int32_t widened_bytes = kMostWidenedBytes;
+  // Weights that one pass over them fetches ahead of those in use, for all panels of a tile
+  // together: 40 GB/s and 200 ns of loaded memory latency are 8 KB.
+  int32_t ahead_bytes = 8 << 10;
+  // Scratch of an attention unit that stays in L2; up to kAttentionScratch.
+  int32_t attention_bytes = kAttentionScratch / 2;
+};
+
 struct LinearArgs {
   const PackedWeight* w;
   const void* x;    // rows in the kind's act format
@@ -169,6 +189,7 @@ struct LinearArgs {
   Epilogue ep;        // ep.out.data points at row 0; columns by absolute panel
   void* scratch;      // kLinearScratch bytes, 64-byte aligned, used by this thread only
   int32_t terms = 1;  // int8 rows per row of activations: 2 if x is q8g32x2
+  WorkSizes sizes = {};
 };
 constexpr size_t kLinearScratch = 256 << 10;
 
@@ -179,9 +200,13 @@ struct LinearKernel {
   void (*run)(const LinearArgs&) noexcept;
   // out[0..k) = row n of W in fp32 (embedding lookup from a tied matrix).
   void (*row)(const PackedWeight&, int64_t n, float* out) noexcept;
-  // The register tile for many rows: int8 or float rows, and panels side by side. Calls for whole
-  // tiles are the fastest (runtime/linear_plan.h).
-  int tile_rows = 1, tile_panels = 1;
+  // Its geometry, which the division into tasks follows (runtime/linear_plan.h). The register tile
+  // for many rows: int8 or float rows, and columns.
+  int tile_rows = 1, tile_columns = kPanel;
+  int tile_panels = 1;  // panels that are computed side by side, or for which rows are prepared
+  int pass_rows = 1;    // up to so many int8 or float rows take one pass over the weights
+  // Elements of K in a K block of many rows.
+  int64_t (*block_k)(int64_t k, const WorkSizes&) noexcept = nullptr;
   int32_t column_bytes = 4;  // bytes of a column that lie side by side in a panel
 };
 
@@ -306,8 +331,9 @@ struct AttentionArgs {
   // one sequence; 0 = chunk1 - chunk0.
   int64_t partial_stride;
   int32_t heads = 1;  // KV heads [kv_head, kv_head + heads) one after another; 1 with `partial`
+  // Bytes of the scratch that rows may fill (WorkSizes::attention_bytes).
+  int32_t scratch_bytes = kAttentionScratch / 2;
 };
-constexpr size_t kAttentionScratch = 512 << 10;
 constexpr int kMaxHeadDim = 512;  // padded
 
 struct AttentionMergeArgs {

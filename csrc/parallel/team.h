@@ -59,6 +59,8 @@ class Team {
   // Threads that take part in the next dispatch.
   int members() const { return static_cast<int>(roster_.members().size()); }
   int threads() const { return threads_; }
+  // The CPU of thread 0; 0 if threads are not pinned.
+  int first_cpu() const { return cpus_.empty() ? 0 : cpus_.front(); }
   const Ranks& ranks() const { return ranks_; }
   // Inside a dispatched function: returns the members of the rank of `member`. There is always at
   // least one.

@@ -42,6 +42,7 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
     : team_(&team),
       program_(&program),
       table_(&program.table()),
+      work_sizes_(work_sizes_for(read_cache_sizes(team.first_cpu()))),
       weights_(program, team.ranks()),
       activations_(make_activations(program, values_)),
       kv_(program.kv_layers(), num_blocks, kv_type, team.ranks()),

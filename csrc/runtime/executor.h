@@ -21,6 +21,7 @@
 #include "runtime/sampler.h"
 #include "runtime/step_input.h"
 #include "runtime/weights.h"
+#include "runtime/work_sizes.h"
 
 namespace cpuserve {
 
@@ -60,6 +61,13 @@ class Executor {
  public:
   Executor(Team& team, const Program& program, int64_t num_blocks, KvType kv_type,
            int64_t num_slots, int64_t max_top);
+
+  // How much the kernels work on at a time. To be set between steps.
+  const WorkSizes& work_sizes() const { return work_sizes_; }
+  void set_work_sizes(const WorkSizes& sizes) {
+    check_work_sizes(sizes);
+    work_sizes_ = sizes;
+  }
 
   Weights& weights() { return weights_; }
   Sampler& sampler() { return sampler_; }
@@ -111,9 +119,13 @@ class Executor {
   void profile(bool on) noexcept { profiling_ = on; }
   const std::vector<double>& op_seconds() const { return op_seconds_; }
 
-  double probe_bandwidth(double seconds);         // bytes/s when reading the packed weights
-  double probe_dot(int kind, double seconds);     // operations/s; a DotKind
-  double probe_barrier(int64_t rounds);           // seconds per barrier
+  double probe_bandwidth(double seconds);      // bytes/s when reading the packed weights
+  double probe_dot(int kind, double seconds);  // operations/s; a DotKind
+  double probe_barrier(int64_t rounds);        // seconds per barrier
+  // Seconds that `count` linears from number `first` on take with `rows` rows, whatever these hold;
+  // after the last linear of the program comes the first. Overwrites activations.
+  double probe_linears(int64_t rows, int64_t first, int64_t count);
+  int64_t num_linears() const;
   std::map<std::string, int64_t> memory() const;  // bytes by use
 
  private:
@@ -138,6 +150,7 @@ class Executor {
   Team* team_;
   const Program* program_;
   const KernelTable* table_;
+  WorkSizes work_sizes_;
   Weights weights_;
   std::vector<Rows> values_;
   Buffer activations_;

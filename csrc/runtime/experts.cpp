@@ -40,10 +40,9 @@ void Executor::Worker::operator()(const ExpertLinearOp& op) noexcept {
   for (int64_t i = 0; i < op.experts; i++) used += routing.rows(i) > 0;
   const auto plan_of = [&](int64_t expert) {
     const int64_t threads = (crew.size + used - 1) / used;
-    return LinearPlan({routing.rows(expert), own.size(), whole.grain,
-                       static_cast<int64_t>(whole.panel_bytes),
-                       std::max<int64_t>(1, kernel.tile_rows / terms), kernel.tile_panels,
-                       static_cast<int>(threads)});
+    return LinearPlan(LinearShape::of(kernel, e.work_sizes_, routing.rows(expert), terms,
+                                      own.size(), whole.grain, whole.panel_bytes,
+                                      static_cast<int>(threads)));
   };
   // Where each expert's tasks end, in scratch: the kernel's own scratch begins behind it.
   int64_t* ends = reinterpret_cast<int64_t*>(scratch);
@@ -62,6 +61,7 @@ void Executor::Worker::operator()(const ExpertLinearOp& op) noexcept {
   args.ep = {nullptr, op.activation, whole.glu, false, out};
   args.scratch = scratch + round_up(static_cast<int64_t>(taken), 64);
   args.terms = terms;
+  args.sizes = e.work_sizes_;
   drain(crew, tasks, chunk, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t expert = std::upper_bound(ends, ends + op.experts, begin) - ends;

@@ -57,8 +57,8 @@ void LinearPlan::plan_few_rows(const LinearShape& s) noexcept {
 void LinearPlan::plan_many_rows(const LinearShape& s) noexcept {
   const int64_t narrowest = std::max(s.grain, std::min<int64_t>(s.tile_panels, 2));
   const int64_t tiles = ceil_div(rows_, s.tile_rows);
-  // The kernels keep a strip's weights in L2 for kMostRows rows; they would split a taller task.
-  const int64_t fewest = ceil_div(tiles, std::max<int64_t>(1, kMostRows / s.tile_rows));
+  // The kernels keep a strip's weights in L2 for block_rows rows; they would split a taller task.
+  const int64_t fewest = ceil_div(tiles, std::max<int64_t>(1, s.block_rows / s.tile_rows));
   const int64_t reading = kReadRows * s.tile_rows * s.tile_panels * panels_ / s.threads;
   const int64_t enough = kEnoughTasks * s.threads;
   int64_t best = 0;

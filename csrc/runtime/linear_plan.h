@@ -14,12 +14,24 @@ namespace cpuserve {
 
 // What a division depends on.
 struct LinearShape {
-  int64_t rows;                    // of activations
-  int64_t panels;                  // that this rank computes
-  int64_t grain;                   // panels that stay together (Matrix::grain)
-  int64_t panel_bytes;             // of one packed panel
-  int64_t tile_rows, tile_panels;  // of the kernel's register tile, in rows of activations
-  int threads;                     // of this rank
+  int64_t rows;                         // of activations
+  int64_t panels;                       // that this rank computes
+  int64_t grain;                        // panels that stay together (Matrix::grain)
+  int64_t panel_bytes;                  // of one packed panel
+  int64_t tile_rows, tile_panels;       // of the kernel's register tile, in rows of activations
+  int threads;                          // of this rank
+  int64_t block_rows = kMostBlockRows;  // rows that the kernels take together, of activations
+
+  // Of `rows` rows with `terms` int8 rows each.
+  static LinearShape of(const LinearKernel& kernel, const WorkSizes& sizes, int64_t rows,
+                        int32_t terms, int64_t panels, int64_t grain, size_t panel_bytes,
+                        int threads) noexcept {
+    const int64_t tile_rows = std::max<int64_t>(1, kernel.tile_rows / terms);
+    return {rows,      panels,
+            grain,     static_cast<int64_t>(panel_bytes),
+            tile_rows, kernel.tile_panels,
+            threads,   sizes.rows / terms};
+  }
 };
 
 struct LinearTask {

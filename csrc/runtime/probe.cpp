@@ -1,4 +1,5 @@
 // Roofline probes on the executor's own threads and memory, and reports of its memory use.
+#include <algorithm>
 #include <atomic>
 
 #include "base/check.h"
@@ -72,6 +73,33 @@ double Executor::probe_barrier(int64_t rounds) {
     for (int64_t i = 0; i < rounds; i++) team_->barrier(thread);
   });
   return 1e-9 * static_cast<double>(now_ns() - start) / static_cast<double>(rounds);
+}
+
+int64_t Executor::num_linears() const {
+  return std::count_if(program_->ops().begin(), program_->ops().end(),
+                       [](const Op& op) { return std::holds_alternative<LinearOp>(op); });
+}
+
+double Executor::probe_linears(int64_t rows, int64_t first, int64_t count) {
+  check_argument(rows >= 1 && rows <= program_->max_tokens(), "probe_linears needs from 1 to ",
+                 program_->max_tokens(), " rows, not ", rows);
+  check_argument(first >= 0 && count >= 1 && num_linears() > 0,
+                 "probe_linears needs a program with linears, and at least 1 of them");
+  std::vector<int64_t> linears;
+  for (size_t i = 0; i < program_->ops().size(); i++) {
+    if (std::holds_alternative<LinearOp>(program_->ops()[i])) {
+      linears.push_back(static_cast<int64_t>(i));
+    }
+  }
+  input_ = StepInput{};
+  input_.tokens = rows;
+  team_->call_all();
+  const int64_t start = now_ns();
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t op = linears[static_cast<size_t>(first + i) % linears.size()];
+    if (!run_ops(op, op + 1)) fail_system("the probe was cancelled");
+  }
+  return 1e-9 * static_cast<double>(now_ns() - start);
 }
 
 std::map<std::string, int64_t> Executor::memory() const {

@@ -91,10 +91,9 @@ void Executor::Worker::multiply(Id id, const Rows& x, int64_t m, const Epilogue&
   const LinearKernel& kernel = e.table_->linear[static_cast<int>(w.kind)];
   const Range own = whole.panels_of(e.team_->ranks().share(whole.units(), crew.rank));
   const int32_t terms = x.format == ActFormat::q8g32x2 ? 2 : 1;
-  const LinearPlan plan({m, own.size(), whole.grain, static_cast<int64_t>(w.panel_bytes),
-                         std::max<int64_t>(1, kernel.tile_rows / terms), kernel.tile_panels,
-                         crew.size});
-  LinearArgs args{&w, x.data, x.stride, m, 0, 0, ep, scratch, terms};
+  const LinearPlan plan(LinearShape::of(kernel, e.work_sizes_, m, terms, own.size(), whole.grain,
+                                        w.panel_bytes, crew.size));
+  LinearArgs args{&w, x.data, x.stride, m, 0, 0, ep, scratch, terms, e.work_sizes_};
   drain(crew, plan.tasks(), plan.chunk(), [&](int64_t begin, int64_t end) {
     const LinearTask task = plan.task(begin, end);
     args.x = row_of(x, task.row0);
@@ -160,6 +159,7 @@ void Executor::Worker::attend(const AttentionOp& op, const AttentionUnit& u) noe
   args.partial = u.partial < 0 ? nullptr : e.partials_ + u.partial;
   args.partial_stride = u.partial_stride;
   args.scratch = scratch;
+  args.scratch_bytes = e.work_sizes_.attention_bytes;
   e.table_->attention(args);
 }
 

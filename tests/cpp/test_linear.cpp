@@ -397,7 +397,7 @@ struct Output {
 };
 
 void run(const Weights& w, const Inputs& x, int64_t row0, int64_t m, Epilogue ep,
-         int64_t panel0 = 0, int64_t panel1 = -1) {
+         int64_t panel0 = 0, int64_t panel1 = -1, const WorkSizes& sizes = {}) {
   Buffer<uint8_t> scratch(kLinearScratch);
   for (size_t i = 0; i < scratch.size();
        i += 4) {  // NaN, to detect reads of memory that was not written
@@ -415,6 +415,7 @@ void run(const Weights& w, const Inputs& x, int64_t row0, int64_t m, Epilogue ep
   a.panel1 = panel1 < 0 ? w.panels : panel1;
   a.ep = ep;
   a.scratch = scratch.data();
+  a.sizes = sizes;
   w.kernel.run(a);
 }
 
@@ -797,6 +798,50 @@ KERNEL_TEST(linear_row_has_the_same_bits_at_every_panel_split) {
         for (int64_t r = 0; r < m; r++) CHECK(same_row(whole, parts, r));
       }
     }
+  });
+}
+
+KERNEL_TEST(linear_row_has_the_same_bits_with_every_work_size) {
+  for_each_kind([&](WeightKind kind) {
+    constexpr int64_t kK = 1120;
+    const Weights w(k, kind, 80, kK);
+    const Inputs x(w.kernel.act, 70, kK);
+    WorkSizes small{};
+    small.strip_bytes = 8 << 10;
+    small.rows = 24;
+    small.widened_bytes = 2 << 10;
+    small.ahead_bytes = 256;
+    CHECK(w.kernel.block_k(kK, small) < kK);
+    WorkSizes large{};
+    large.strip_bytes = 4 << 20;
+    large.ahead_bytes = 64 << 10;
+    WorkSizes odd{};
+    odd.strip_bytes = 20 << 10;
+    odd.rows = 2;
+    odd.widened_bytes = 3 << 10;
+    odd.ahead_bytes = 0;
+    for (int64_t m : {1, 8, 17, 70}) {
+      Output whole(ActFormat::f32, m, w.n);
+      run(w, x, 0, m, plain(whole));
+      for (const WorkSizes& sizes : {small, large, odd}) {
+        Output other(ActFormat::f32, m, w.n);
+        run(w, x, 0, m, plain(other), 0, -1, sizes);
+        for (int64_t r = 0; r < m; r++) CHECK(same_row(whole, other, r));
+      }
+    }
+  });
+}
+
+KERNEL_TEST(linear_kernels_state_their_geometry) {
+  for_each_kind([&](WeightKind kind) {
+    const LinearKernel& kernel = kernel_of(k, kind);
+    CHECK(kernel.tile_rows >= 1 && kernel.tile_columns >= 4 && kernel.tile_panels >= 1);
+    CHECK(kernel.tile_columns <= kStripPanels * kPanel && kernel.pass_rows >= 1);
+    for (int64_t size : {1, 96, 896, 8192}) {
+      const int64_t block = kernel.block_k(size, {});
+      CHECK(block >= 1 && block <= size);
+    }
+    CHECK(kernel.block_k(65536, {}) < 65536);
   });
 }
 

@@ -139,3 +139,17 @@ TEST(every_thread_has_several_tasks_where_the_matrix_is_large) {
     EXPECT(plan.tasks() >= 4 * threads);
   }
 }
+
+TEST(no_task_is_taller_than_the_rows_that_kernels_take_together) {
+  for (const int64_t block_rows : {64, 128, 256, 512}) {
+    for (const int64_t rows : {40, 300, 512, 2048}) {
+      for (const int threads : {1, 2, 7, 64}) {
+        LinearShape s = shape(rows, 56, threads);
+        s.block_rows = block_rows;
+        for (const LinearTask& task : claims(LinearPlan(s), threads)) {
+          EXPECT(task.rows <= block_rows);
+        }
+      }
+    }
+  }
+}

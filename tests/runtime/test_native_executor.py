@@ -81,6 +81,48 @@ def test_any_number_of_threads_gives_the_same_bits(model, kind):
         assert np.array_equal(results[0], other)
 
 
+@pytest.mark.parametrize("kind", ["dense_f32", "dense_bf16", "w8_g32", "w4m_g32"])
+def test_work_sizes_change_no_bit(model, kind):
+    """The least sizes that kernels can work with: every matrix takes several K and row blocks."""
+    least = {"strip_bytes": 1024, "rows": 2, "widened_bytes": 1024, "ahead_bytes": 0}
+
+    def both(m):
+        first = prompt_logits(m, PROMPT, [699, 1])
+        m.executor.work_sizes = least
+        assert least.items() <= m.executor.work_sizes.items()
+        return first, prompt_logits(m, PROMPT, [699, 1])
+
+    first, second = Native(model, kind=kind, threads=2).run(both)
+    assert np.array_equal(first, second)
+
+
+def test_work_sizes_that_kernels_cannot_work_with_are_refused(model):
+    def use(m):
+        before = m.executor.work_sizes
+        for wrong in ({"rows": 3}, {"rows": 4096}, {"strip_bytes": -1}, {"panels": 4}):
+            with pytest.raises(ValueError, match="work sizes"):
+                m.executor.work_sizes = wrong
+            with pytest.raises(ValueError, match="work sizes"):
+                _C.check_work_sizes(wrong)
+        assert m.executor.work_sizes == before
+
+    Native(model).run(use)
+
+
+def test_linears_are_probed_without_a_step(model):
+    def use(m):
+        e = m.executor
+        before = prompt_logits(m, PROMPT[:10])
+        assert e.num_linears >= 4
+        assert e.probe_linears(8, e.num_linears - 1, 3) > 0
+        for rows, count in ((0, 1), (1 << 20, 1), (1, 0)):
+            with pytest.raises(ValueError, match="probe_linears needs"):
+                e.probe_linears(rows, 0, count)
+        assert np.array_equal(before, prompt_logits(m, PROMPT[:10]))
+
+    Native(model, threads=2).run(use)
+
+
 def test_one_long_decode_is_split_over_threads_and_merged_to_the_same_bits():
     """One KV head and three chunks: two threads can only share the work by splitting chunks."""
     shape = Shape(q_heads=3, kv_heads=1, layers=1)

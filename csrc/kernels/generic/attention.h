@@ -55,13 +55,15 @@ CPUSERVE_INLINE size_t query_width(int hd) {
 
 // Fits kAttentionScratch: scores and probabilities of each tile in flight, a tile's own result, m
 // and l, and as many rows of q and o as the rest holds. Vectors have 24 KB of scores and
-// probabilities and use no more than half of the scratch, so that it stays in L2 (256 rows at hd
-// 64, 96 at hd 256). Matrix tiles have 64 KB of them, and up to 256 KB of widened keys and values.
+// probabilities and use no more than a.scratch_bytes, so that it stays in L2 (of 256 KB, 256 rows
+// at hd 64, 96 at hd 256). Matrix tiles have 64 KB of them, and up to 256 KB of widened keys and
+// values.
 template <class Kv>
-static inline RowBlock<Kv> carve_scratch(void* scratch, int hd) {
+static inline RowBlock<Kv> carve_scratch(const AttentionArgs& a, int hd) {
   RowBlock<Kv> b;
-  uint8_t* p = static_cast<uint8_t*>(scratch);
-  uint8_t* const end = p + kAttentionScratch / (Kv::kMatrixTiles ? 1 : 2);
+  uint8_t* p = static_cast<uint8_t*>(a.scratch);
+  uint8_t* const end =
+      p + (Kv::kMatrixTiles ? kAttentionScratch : static_cast<size_t>(a.scratch_bytes));
   const auto take = [&p](size_t bytes) {
     uint8_t* at = p;
     p += (bytes + 63) / 64 * 64;
@@ -414,7 +416,7 @@ static inline void finish_rows(const AttentionArgs& a, int kv_head, int64_t firs
 
 template <class Kv>
 static inline void attend_unit(const AttentionArgs& a) {
-  RowBlock<Kv> b = carve_scratch<Kv>(a.scratch, a.kv.hd_pad);
+  RowBlock<Kv> b = carve_scratch<Kv>(a, a.kv.hd_pad);
   const bool adjusted = a.softcap > 0 || a.slopes;
   for (Tile<Kv>& tile : b.tile) {
     tile.scale = a.scale;

@@ -272,8 +272,9 @@ void channel_row(const PackedWeight& w, int64_t n, float* out) noexcept {
 template <int64_t kGroupQuads>
 constexpr LinearKernel channel_kernel() {
   using Kind = Channel<kGroupQuads>;
-  return {Kind::kAct,    channel_panel_bytes, pack_channel<>, run_linear<Kind>,
-          channel_row<>, Kind::kRows,         Kind::kPanels};
+  return {Kind::kAct,        channel_panel_bytes, pack_channel<>,         run_linear<Kind>,
+          channel_row<>,     Kind::kRows,         Kind::kPanels * kPanel, Kind::kPanels,
+          Kind::kStreamRows, linear_block_k<Kind>};
 }
 
 }  // namespace

@@ -224,8 +224,10 @@ void dense_row(const PackedWeight& w, int64_t n, float* out) noexcept {
 
 template <class E>
 constexpr LinearKernel dense_kernel() {
-  return {E::kAct,      dense_panel_bytes<E>, pack_dense<E>,    run_linear<Dense<E>>,
-          dense_row<E>, Dense<E>::kRows,      Dense<E>::kPanels};
+  using Kind = Dense<E>;
+  return {E::kAct,           dense_panel_bytes<E>, pack_dense<E>,          run_linear<Kind>,
+          dense_row<E>,      Kind::kRows,          Kind::kPanels * kPanel, Kind::kPanels,
+          Kind::kStreamRows, linear_block_k<Kind>};
 }
 
 }  // namespace

@@ -56,9 +56,6 @@ CPUSERVE_INLINE void opaque(T*& p) {
 #define CPUSERVE_ONE_REGION
 #endif
 
-// Bytes of weights prefetched ahead of those in use, for all panels of a tile together: 40 GB/s and
-// 200 ns of loaded memory latency are 8 KB.
-constexpr int64_t kAheadBytes = 8192;
 // Prefetches `left` lines, `a_step` of them with every step of a tile, so that memory works while
 // the tile computes.
 struct LineFetch {
@@ -86,14 +83,8 @@ template <bool kNear>
 constexpr int sums_stride() {
   return (kNear ? kSpanPanels : kStripPanels) * kPanel;
 }
-// Bytes of weights of one strip and K block: half of a 1 MB L2, minus the rows that pass through
-// it.
-constexpr int64_t kBlockBytes = 256 << 10;
-constexpr int64_t kBlockRows = 512;
-// Bytes of rows that are widened at once. They stay in L1 while a tile reads them.
-constexpr int64_t kWidenedBytes = 24 << 10;
-constexpr int64_t kSumsFloats = kBlockRows * kStripPanels * kPanel;
-static_assert(kSumsFloats * 4 + 2 * kWidenedBytes <= static_cast<int64_t>(kLinearScratch),
+constexpr int64_t kSumsFloats = int64_t{kMostBlockRows} * kStripPanels * kPanel;
+static_assert(kSumsFloats * 4 + 2 * kMostWidenedBytes <= static_cast<int64_t>(kLinearScratch),
               "the sums of one row block and widened rows must fit the scratch");
 
 // True for f32 output without activation and glu, which most linears of a model have.
@@ -207,8 +198,8 @@ CPUSERVE_INLINE int stream_panels_of(int rows) {
   return 1;
 }
 
-// For few rows: one pass over the weights, bound by memory. Every line is prefetched kAheadBytes
-// ahead, also across panels.
+// For few rows: one pass over the weights, bound by memory. Every line is prefetched ahead of its
+// use, also across panels.
 template <class Kind>
 CPUSERVE_INLINE void stream(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
@@ -216,7 +207,7 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
   const bool plain = plain_f32(a.ep);
   float* c = static_cast<float*>(a.scratch);
   const int64_t units = Kind::units(w.k);
-  const int64_t ahead_units = kAheadBytes / wide / Kind::kUnitBytes, total = panels_of(w);
+  const int64_t ahead_units = a.sizes.ahead_bytes / wide / Kind::kUnitBytes, total = panels_of(w);
   LinearTile t;
   t.x = static_cast<const uint8_t*>(a.x);
   t.x_stride = a.x_stride / static_cast<size_t>(a.terms);
@@ -362,19 +353,25 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   run_tiles<Kind, Kind::kRows, Kind::kPanels>(a, b, plain);
 }
 
+// Units of K of a K block, of which there are as few as possible, all of the same size.
+template <class Kind>
+CPUSERVE_INLINE int64_t block_units(int64_t units, const WorkSizes& sizes) {
+  constexpr int64_t kPair = 2 * sizeof(float);
+  const int64_t fit = sizes.strip_bytes / (kStripPanels * Kind::kUnitBytes);
+  const int64_t widened = sizes.widened_bytes / (Kind::kHalfRows * kPair);
+  const int64_t most = Kind::kWidens && widened < fit ? widened : fit;
+  const int64_t blocks = most < 1 ? units : (units + most - 1) / most;
+  return round_up((units + blocks - 1) / blocks, Kind::kWholeUnits);
+}
+
 // For many rows: a K block of a strip stays in L2 while all rows pass over it.
 template <class Kind>
 CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
   const bool plain = plain_f32(a.ep);
   const int64_t units = Kind::units(w.k);
-  constexpr int64_t kPair = 2 * sizeof(float),
-                    kFit = kBlockBytes / (kStripPanels * Kind::kUnitBytes);
-  constexpr int64_t kWidened = kWidenedBytes / (Kind::kHalfRows * kPair);
-  const int64_t most = Kind::kWidens && kWidened < kFit ? kWidened : kFit;
-  const int64_t blocks = (units + most - 1) / most;
-  const int64_t step = round_up((units + blocks - 1) / blocks, Kind::kWholeUnits);
-  const int64_t height = kBlockRows / a.terms, total = panels_of(w);
+  const int64_t step = block_units<Kind>(units, a.sizes);
+  const int64_t height = a.sizes.rows / a.terms, total = panels_of(w);
   for (int64_t row0 = 0; row0 < a.m; row0 += height) {
     Block b;
     b.row0 = row0;
@@ -399,6 +396,16 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
       }
     }
   }
+}
+
+// The elements of K in `block` of `units` units.
+inline int64_t elements_of(int64_t k, int64_t units, int64_t block) {
+  const int64_t all = block * ((k + units - 1) / units);
+  return all < k ? all : k;
+}
+template <class Kind>
+int64_t linear_block_k(int64_t k, const WorkSizes& sizes) noexcept {
+  return elements_of(k, Kind::units(k), block_units<Kind>(Kind::units(k), sizes));
 }
 
 template <class Kind>

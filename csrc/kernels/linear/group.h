@@ -271,8 +271,9 @@ void group_row(const PackedWeight& w, int64_t n, float* out) noexcept {
 template <class W>
 constexpr LinearKernel group_kernel() {
   using Kind = Grouped<W>;
-  return {W::kAct,      group_panel_bytes<W>, pack_group<W>, run_linear<Kind>,
-          group_row<W>, Kind::kRows,          Kind::kPanels};
+  return {W::kAct,           group_panel_bytes<W>, pack_group<W>,          run_linear<Kind>,
+          group_row<W>,      Kind::kRows,          Kind::kPanels * kPanel, Kind::kPanels,
+          Kind::kStreamRows, linear_block_k<Kind>};
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ constexpr size_t kPreparedBytes = 64 << 10;      // prepared rows
 constexpr size_t kUnpackedBytes = 16 << 10;      // unpacked weights of one panel
 
 struct MmlaScratch {
-  float sums[kBlockRows * kStripPanels * kPanel];
+  float sums[kSumsFloats];
   uint8_t rows[kPreparedBytes];
   uint8_t lines[kStripPanels][kUnpackedBytes];
 };
@@ -551,7 +551,8 @@ CPUSERVE_INLINE void stream_mmla(const LinearArgs& a) {
         t.resume = u0 > 0;
         t.a = scratch.rows + u0 * Kind::kPairBytes * pairs;
         t.b = panel + u0 * Kind::kUnitBytes;
-        run_panel<Kind, false>(pairs, t, t.b + kAheadBytes, t.units * Kind::kUnitBytes / 64, true);
+        run_panel<Kind, false>(pairs, t, t.b + a.sizes.ahead_bytes, t.units * Kind::kUnitBytes / 64,
+                               true);
       }
     }
     Kind::finish_sums(a, rows, p0, span, scratch.sums, t.c_stride);
@@ -574,10 +575,10 @@ CPUSERVE_INLINE void blocked_mmla(const LinearArgs& a) {
   constexpr int kWidth = sums_stride<false>();
   MmlaTile t;
   t.c_stride = kWidth;
-  for (int64_t row0 = 0; row0 < all.rows; row0 += kBlockRows) {
+  for (int64_t row0 = 0; row0 < all.rows; row0 += a.sizes.rows) {
     MmlaRows block = all;
     block.x += static_cast<size_t>(row0) * all.stride;
-    block.rows = static_cast<int>(all.rows - row0 < kBlockRows ? all.rows - row0 : kBlockRows);
+    block.rows = static_cast<int>(all.rows - row0 < a.sizes.rows ? all.rows - row0 : a.sizes.rows);
     const int64_t tiles = (block.rows + 2 * Kind::kPairs - 1) / (2 * Kind::kPairs);
     const int64_t height = round_up((block.rows + tiles - 1) / tiles, 2);  // equal tiles, even
     for (int64_t panel0 = a.panel0; panel0 < a.panel1; panel0 += kStripPanels) {
@@ -713,6 +714,16 @@ void mmla_group_row(const PackedWeight& w, int64_t n, float* out) noexcept {
   }
 }
 
+// A tile is half a panel or one; but a task interleaves its rows for itself, which two panels make
+// worth it.
+constexpr int kTaskPanels = 2;
+
+// L1 sets the K block: the prepared rows of a tile stay there, and unpacked weights.
+template <class Kind>
+int64_t mmla_block_k(int64_t k, const WorkSizes&) noexcept {
+  return elements_of(k, Kind::units(k), Kind::kBlock);
+}
+
 template <class Kind>
 constexpr LinearKernel mmla_dense_kernel() {
   return {Kind::kAct,
@@ -721,7 +732,10 @@ constexpr LinearKernel mmla_dense_kernel() {
           run_mmla<Kind>,
           dense_row<Bf16Element, kStepBytes / 2>,
           2 * Kind::kPairs,
-          2,
+          2 * Kind::column_pairs(Kind::kPairs),
+          kTaskPanels,
+          2 * Kind::kPairs,
+          mmla_block_k<Kind>,
           kStepBytes};
 }
 template <class Kind>
@@ -732,7 +746,10 @@ constexpr LinearKernel mmla_channel_kernel() {
           run_mmla<Kind>,
           channel_row<kStepBytes, 0>,
           2 * Kind::kPairs,
-          2,
+          2 * Kind::column_pairs(Kind::kPairs),
+          kTaskPanels,
+          2 * Kind::kPairs,
+          mmla_block_k<Kind>,
           kStepBytes};
 }
 template <class W>
@@ -743,7 +760,10 @@ constexpr LinearKernel mmla_group_kernel() {
           run_mmla<MmlaGroup<W>>,
           mmla_group_row<W>,
           2 * MmlaGroup<W>::kPairs,
-          2,
+          2 * MmlaGroup<W>::column_pairs(MmlaGroup<W>::kPairs),
+          kTaskPanels,
+          2 * MmlaGroup<W>::kPairs,
+          mmla_block_k<MmlaGroup<W>>,
           kStepBytes};
 }
 

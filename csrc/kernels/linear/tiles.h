@@ -34,9 +34,8 @@ constexpr int64_t kGroupBlockLines = 8 * kTileLines;
 using DotTiles = int32_t[2 * kJobColumns][kTileRows16 * kPanel];
 
 // Where the scratch of a call holds what.
-constexpr size_t kSumsBytes = static_cast<size_t>(kBlockRows) * kStripPanels * kPanel * 4;
 struct TileScratch {
-  float sums[kSumsBytes / 4];                   // [rows][sums_stride]
+  float sums[kSumsFloats];                      // [rows][sums_stride]
   uint8_t rows_tail[kJobRows][kTileLineBytes];  // the last lines of K, padded with zeros
   uint8_t lines_tail[kJobColumns][kTileBytes];  // the same of the weights
   DotTiles dots[2][2];                          // of two groups, and of the next two
@@ -398,7 +397,7 @@ CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
         // A panel's bytes ahead of their use, also across panels; of packed lines, a part.
         const int64_t raw = static_cast<int64_t>(w.panel_bytes);
         const int64_t begin = raw * t.line0 / lines, stop = raw * t.line1 / lines;
-        fetch.at = t.w + begin + kAheadBytes;
+        fetch.at = t.w + begin + a.sizes.ahead_bytes;
         fetch.near = true;
         fetch.left = fetch.at < end ? (stop - begin + kTileLineBytes - 1) / kTileLineBytes : 0;
         const int64_t steps = (t.line1 - t.line0 + Kind::kShapeLines - 1) / Kind::kShapeLines;
@@ -444,16 +443,26 @@ CPUSERVE_INLINE void run_tile_block(const LinearArgs& a, TileJob& t, bool plain,
   }
 }
 
+template <class Kind>
+CPUSERVE_INLINE int64_t tile_block_lines(int64_t lines) {
+  if (Kind::kGroups) return kGroupBlockLines;
+  const int64_t blocks = (lines + kTileBlockLines - 1) / kTileBlockLines;
+  return round_up((lines + blocks - 1) / blocks, kTileLines);
+}
+// L1, which every CPU with these tiles has 48 KB of, sets the K block.
+template <class Kind>
+int64_t tiles_block_k(int64_t k, const WorkSizes&) noexcept {
+  return elements_of(k, Kind::lines(k), tile_block_lines<Kind>(Kind::lines(k)));
+}
+
 // Many rows: a strip's block of K is read once, while every row passes over it.
 template <class Kind>
 CPUSERVE_INLINE void blocked_tiles(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
   const bool plain = plain_f32(a.ep);
   const int64_t lines = Kind::lines(w.k);
-  const int64_t height = kBlockRows / a.terms, total = panels_of(w);
-  constexpr int64_t kMost = Kind::kGroups ? kGroupBlockLines : kTileBlockLines;
-  const int64_t blocks = (lines + kMost - 1) / kMost;
-  const int64_t block = Kind::kGroups ? kMost : round_up((lines + blocks - 1) / blocks, kTileLines);
+  const int64_t height = a.sizes.rows / a.terms, total = panels_of(w);
+  const int64_t block = tile_block_lines<Kind>(lines);
   constexpr int kWidth = sums_stride<false>();
   TileJob t = job_of<Kind>(a);
   LineFetch fetch;
@@ -508,7 +517,10 @@ template <class Kind>
 constexpr LinearKernel on_tiles(LinearKernel kernel) {
   kernel.run = run_tiles<Kind>;
   kernel.tile_rows = kJobRows;
+  kernel.tile_columns = kJobColumns * kPanel;
   kernel.tile_panels = kJobColumns;
+  kernel.pass_rows = kJobRows;
+  kernel.block_k = tiles_block_k<Kind>;
   return kernel;
 }
 

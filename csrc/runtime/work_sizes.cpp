@@ -1,0 +1,55 @@
+#include "runtime/work_sizes.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace cpuserve {
+namespace {
+
+// The least that is still worth the sums that a K block or a row block reads and writes again.
+constexpr int64_t kLeastStripBytes = 48 << 10, kLeastRows = 128, kLeastAttentionBytes = 96 << 10;
+constexpr int64_t kLeastWidenedBytes = 8 << 10, kLeastAheadBytes = 2 << 10;
+constexpr int64_t kMostStripBytes = 8 << 20, kMostAheadBytes = 64 << 10;
+
+// `share` rounded down to a multiple of `unit`, between `least` and `most`.
+int32_t sized(int64_t share, int64_t unit, int64_t least, int64_t most) {
+  return static_cast<int32_t>(std::clamp(share / unit * unit, least, most));
+}
+
+void check_size(const char* name, int64_t value, int64_t least, int64_t most) {
+  check_argument(value >= least && value <= most, "work sizes: ", name, " must be from ", least,
+                 " to ", most, ", not ", value);
+}
+
+}  // namespace
+
+// No part is larger than by default, because a virtual machine may report caches that it does not
+// have, and larger ones were not measured to be faster.
+WorkSizes work_sizes_for(const CacheSizes& caches) noexcept {
+  WorkSizes sizes;
+  if (caches.l2 > 0) {
+    sizes.strip_bytes = sized(caches.l2 / 4, 16 << 10, kLeastStripBytes, sizes.strip_bytes);
+    constexpr int64_t kRowBytes = kStripPanels * kPanel * sizeof(float);  // sums of a row
+    sizes.rows = sized(caches.l2 / 8 / kRowBytes, 32, kLeastRows, sizes.rows);
+    sizes.attention_bytes =
+        sized(caches.l2 / 4, 16 << 10, kLeastAttentionBytes, sizes.attention_bytes);
+  }
+  if (caches.l1d > 0) {
+    sizes.widened_bytes = sized(caches.l1d / 2, 4 << 10, kLeastWidenedBytes, sizes.widened_bytes);
+    sizes.ahead_bytes = sized(caches.l1d / 4, 1 << 10, kLeastAheadBytes, sizes.ahead_bytes);
+  }
+  return sizes;
+}
+
+void check_work_sizes(const WorkSizes& s) {
+  check_size("strip_bytes", s.strip_bytes, 1 << 10, kMostStripBytes);
+  check_size("rows", s.rows, 2, kMostBlockRows);
+  check_argument(s.rows % 2 == 0, "work sizes: rows must be even, not ", s.rows);
+  check_size("widened_bytes", s.widened_bytes, 1 << 10, kMostWidenedBytes);
+  check_size("ahead_bytes", s.ahead_bytes, 0, kMostAheadBytes);
+  check_size("attention_bytes", s.attention_bytes, kLeastAttentionBytes,
+             static_cast<int64_t>(kAttentionScratch));
+}
+
+}  // namespace cpuserve

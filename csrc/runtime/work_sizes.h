@@ -1,0 +1,26 @@
+// From the caches of a CPU to the work sizes of the kernels. A pure function.
+#pragma once
+#include "cpu/caches.h"
+#include "kernels/table.h"
+
+namespace cpuserve {
+
+// Sizes for a core with these caches; a size of 0 is unknown, and keeps what depends on it at its
+// default.
+WorkSizes work_sizes_for(const CacheSizes& caches) noexcept;
+
+// Throws std::invalid_argument if a kernel could not work with these sizes.
+void check_work_sizes(const WorkSizes& sizes);
+
+// The fields by their names.
+struct WorkSizeField {
+  const char* name;
+  int32_t WorkSizes::*value;
+};
+constexpr WorkSizeField kWorkSizeFields[] = {{"strip_bytes", &WorkSizes::strip_bytes},
+                                             {"rows", &WorkSizes::rows},
+                                             {"widened_bytes", &WorkSizes::widened_bytes},
+                                             {"ahead_bytes", &WorkSizes::ahead_bytes},
+                                             {"attention_bytes", &WorkSizes::attention_bytes}};
+
+}  // namespace cpuserve
