@@ -20,6 +20,7 @@ from cpuserve.errors import ConfigError, InvalidRequest, ModelError
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
 from cpuserve.platforms.handicaps import handicaps
 from cpuserve.platforms.memory import kv_block_bytes
+from cpuserve.platforms.tuned import tuned_notes
 
 if TYPE_CHECKING:
     from cpuserve.loader.gguf import GgufFile
@@ -61,6 +62,7 @@ def prepare(asked: Asked, progress: Progress | None = None, *, promised_bytes: i
     host = _without(platform.host(), promised_bytes)
     resolved = platform.resolve(asked.options, asked.sources, facts, host)
     notes += [f"{what}; {remedy}" for what, remedy in handicaps(host)]
+    notes += tuned_notes(host.tuned, resolved.config.isa)
     notes += plugin_notes()
     return Prepared(resolved, spec, facts, host, platform, (*asked.notes, *notes))
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cpuserve.bench import measure
 from cpuserve.bench.driver import Target
 from cpuserve.bench.measure import Bench, Work, roofline_records
@@ -22,6 +24,7 @@ from cpuserve.errors import ConfigError
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.platforms.placement import quota_threads
 from cpuserve.platforms.topology import physical_cores
+from cpuserve.platforms.tuned import describe_sizes, store_tuned
 
 if TYPE_CHECKING:
     from cpuserve.bench.step import What
@@ -95,7 +98,9 @@ def step(args: argparse.Namespace) -> int:
 
 
 def kernels(args: argparse.Namespace) -> int:
-    """Measure the operations of such steps one by one."""
+    """Measure the operations of such steps one by one; or tune the sizes of their work."""
+    if args.tune:
+        return _tune(args)
     return _in_process(args, "kernels")
 
 
@@ -119,6 +124,32 @@ def _in_process(args: argparse.Namespace, what: What, leaves: Sequence[int] = ()
     step_records(config, prepared.spec.vocab, where_of(prepared), plan, what, each)
     if not args.json:
         say(table(found))
+    return 0
+
+
+def _tune(args: argparse.Namespace) -> int:
+    """Find the work sizes that are fastest for the model, and keep them for later starts."""
+    from cpuserve.bench.tune import Trial, tune_model
+
+    prepared, _ = prepared_start(flags.asked(args))
+    config, host = prepared.resolved.config, prepared.host
+    if config.executor != "native":
+        msg = "`cpuserve bench kernels --tune` needs the native executor, which cannot run here"
+        raise ConfigError(msg)
+
+    def tried(trial: Trial) -> None:
+        if args.json:
+            say(msgspec.json.encode(trial).decode())
+            return
+        outcome = "kept" if trial.kept else "not kept"
+        rows = f"{trial.rows} row{'s' if trial.rows > 1 else ''}"
+        size = describe_sizes({trial.name: trial.value})
+        say(f"{size}: {trial.ratio:.3f} of the time of {rows}, {outcome}")
+
+    sizes = tune_model(config, tried)
+    path = store_tuned(host.cpu_model, host.tuned, config.isa, sizes)
+    found = describe_sizes(sizes) if sizes else "the sizes that follow from the caches stay"
+    note(f"{config.isa}: {found} ({path})")
     return 0
 
 

@@ -250,6 +250,12 @@ def _step(parser: Parser) -> None:
 
 def _kernels(parser: Parser) -> None:
     group = _steps(parser, contexts=[128], prompts=[512])
+    group.add_argument(
+        "--tune",
+        action="store_true",
+        help="instead, find the sizes of the kernels' work that are fastest for this model on this "
+        "machine, in a few seconds, and keep them for later starts; answers do not change",
+    )
     _add(group, "--rounds", "--num-iters", default=5, help="rounds; the median is reported")
 
 

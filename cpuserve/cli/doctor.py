@@ -15,11 +15,10 @@ from cpuserve.cli.busy import Program, busiest
 from cpuserve.cli.terminal import say
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import EngineOptions, ServerOptions
-from cpuserve.config.env import environment
+from cpuserve.config.env import cache_dir, environment
 from cpuserve.config.load import Asked, load_options
 from cpuserve.config.values import GIB, format_bytes, format_cpus
 from cpuserve.errors import ConfigError, CpuserveError
-from cpuserve.loader.hub import cache_dir
 from cpuserve.platforms import Host, Platform, select
 from cpuserve.platforms.allocator import ALLOCATOR_MEANS, allocator
 from cpuserve.platforms.cpu import CpuPlatform
@@ -29,11 +28,14 @@ from cpuserve.platforms.placement import Placement, place
 from cpuserve.platforms.report import (
     MachineReport,
     PlacementReport,
+    WorkReport,
     describe,
     describe_placement,
     render_machine,
+    render_work,
 )
 from cpuserve.platforms.topology import physical_cores
+from cpuserve.platforms.tuned import tuned_notes
 from cpuserve.version import version
 
 LIBRARIES = ("numpy", "tokenizers", "fastapi", "uvicorn", "msgspec", "torch", "transformers")
@@ -60,10 +62,10 @@ class RooflineReport(msgspec.Struct, frozen=True, kw_only=True):
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     """The report that `cpuserve doctor --json` prints.
 
-    kernels: name -> the ISA level that provides it. allocator: the library that provides malloc,
-    with this environment (LD_PRELOAD). placement: the thread placement of a server
-    that is started now with this environment; null if it would not start (then `problems` says
-    why). roofline: null if it was not measured.
+    kernels: name -> the ISA level that provides it. work: how much they work on at a time; null if
+    none can run. allocator: the library that provides malloc, with this environment (LD_PRELOAD).
+    placement: the thread placement of a server that is started now with this environment; null if
+    it would not start (then `problems` says why). roofline: null if it was not measured.
     """
 
     cpuserve: str
@@ -74,6 +76,7 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     quantizations: tuple[str, ...]
     machine: MachineReport
     placement: PlacementReport | None
+    work: WorkReport | None
     kernels: dict[str, str]
     allocator: str
     libraries: dict[str, str | None]
@@ -127,13 +130,22 @@ def examine(*, measure: bool) -> DoctorReport:
         quantizations=capabilities.quantizations,
         machine=machine,
         placement=describe_placement(host, placement) if placement else None,
+        work=_work(platform, host, machine.isa_level, placement),
         kernels=dict(platform.kernels(machine.isa_level)),
         allocator=allocator(_maps()),
         libraries={name: _version_of(name) for name in LIBRARIES},
         roofline=roofline,
-        notes=(*lines, *_model_notes(), *asked.notes),
+        notes=(*lines, *tuned_notes(host.tuned, machine.isa_level), *_model_notes(), *asked.notes),
         problems=tuple(found),
     )
+
+
+def _work(
+    platform: Platform, host: Host, isa: str, placement: Placement | None
+) -> WorkReport | None:
+    cpus = placement.cpus if placement else None
+    cpu = platform if isinstance(platform, CpuPlatform) else CpuPlatform()
+    return cpu.work(host, isa, int(cpus[0]) if cpus else 0)
 
 
 def _model_notes() -> list[str]:
@@ -298,6 +310,8 @@ def _subjects(report: DoctorReport) -> Iterator[tuple[str, str]]:
         yield "platform", report.platform
     yield from render_machine(report.machine)
     yield from _threads(report.placement)
+    if report.work is not None:
+        yield from render_work(report.work)
     yield "roofline", _rates(report.roofline)
     yield "allocator", f"{report.allocator}: {ALLOCATOR_MEANS}"
     yield "libraries", ", ".join(f"{n} {v}" for n, v in report.libraries.items() if v)

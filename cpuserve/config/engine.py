@@ -105,6 +105,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     swap_bytes, prefix_cache_bytes: limits on evicted blocks in memory, and on the files in
     prefix_cache_dir.
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
+    work_sizes: how much the kernels work on at a time, where that was tuned on this machine; the
+    other sizes follow from the caches.
     executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.
     itl_target_ms, long_prefill_token_threshold: 0 = no limit.
     """
@@ -146,6 +148,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     served_model_names: list[str]
     chat_template: str | None
     tokenizer_path: str
+    work_sizes: dict[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)

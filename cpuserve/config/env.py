@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
 from cpuserve.config.fields import FIELDS, Field, no_op_variables
@@ -36,6 +37,15 @@ class EnvValues:
 def environment() -> Mapping[str, str]:
     """Return the environment as it was at the first call, without empty variables."""
     return MappingProxyType({k: v for k, v in os.environ.items() if v.strip()})
+
+
+def cache_dir() -> Path:
+    """Directory of built-in models and tuned sizes: CPUSERVE_CACHE, else in the user's cache."""
+    env = environment()
+    if env.get("CPUSERVE_CACHE"):
+        return Path(env["CPUSERVE_CACHE"]).expanduser()
+    base = env.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "cpuserve"
 
 
 def read_env(environ: Mapping[str, str] | None = None) -> EnvValues:

@@ -11,6 +11,7 @@ from queue import Empty, Queue
 from threading import Thread
 from typing import Any, TypeVar
 
+from cpuserve.config.env import cache_dir
 from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN, BuiltinModel, Progress, fetch_builtin
 from cpuserve.loader.conversion import find_conversion
@@ -76,17 +77,6 @@ def pull(name: str, progress: Progress | None = None) -> Path:
 def list_builtin() -> list[BuiltinModel]:
     """The built-in models."""
     return list(BUILTIN.values())
-
-
-def cache_dir() -> Path:
-    """Directory of built-in models: CPUSERVE_CACHE, else cpuserve/ in the user's cache."""
-    from cpuserve.config.env import environment
-
-    env = environment()
-    if env.get("CPUSERVE_CACHE"):
-        return Path(env["CPUSERVE_CACHE"]).expanduser()
-    base = env.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "cpuserve"
 
 
 def _refuse_traps(name: str) -> None:

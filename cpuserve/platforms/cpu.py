@@ -27,7 +27,9 @@ from cpuserve.platforms.memory import BLOCK, plan_memory, resident_weight_bytes
 from cpuserve.platforms.placement import extra_thread_may_pay, place
 from cpuserve.platforms.probe import Roofline, sampling_seconds, thread_gain
 from cpuserve.platforms.replicas import replica_configs, share_of
+from cpuserve.platforms.report import CacheReport, GeometryReport, WorkReport
 from cpuserve.platforms.topology import core_complexes, physical_cores
+from cpuserve.platforms.tuned import Tuned, read_tuned
 
 ISA_LEVELS = (
     "scalar",
@@ -57,6 +59,7 @@ SCHEMES = {
     "per 128; embedding and output head int8",
 }
 MAX_NUM_SEQS = 64
+LARGEST_K = 65536  # of a matrix, for the report on K blocks
 MAX_BATCHED_TOKENS = 2048
 ITL_TARGET_MS = 50
 PREFIX_CACHE_SIZE = "4"
@@ -103,13 +106,16 @@ class CpuPlatform:
     def host(self) -> Host:
         """Read the machine, with the ISA levels that the native extension can run on it."""
         native, error = self._native
+        host = Host.read()
+        check = native.check_work_sizes if native else None
         host = msgspec.structs.replace(
-            Host.read(),
+            host,
             isa_levels=tuple(native.isa_levels()) if native else (),
             native_error=error,
             tiles_refused=bool(native and native.cpu_features()["tiles_refused"]),
             torch=find_spec("torch") is not None,
             transformers=find_spec("transformers") is not None,
+            tuned=read_tuned(host.cpu_model, check) if check else Tuned(),
         )
         if native is None or not extra_thread_may_pay(host):
             return host
@@ -125,6 +131,25 @@ class CpuPlatform:
         """Return kernel name -> ISA level of its code; empty if this machine cannot run `isa`."""
         native, _ = self._native
         return dict(native.resolve_table(isa)) if native and isa in native.isa_levels() else {}
+
+    def work(self, host: Host, isa: str, cpu: int = 0) -> WorkReport | None:
+        """Return how much the kernels of `isa` work on at a time, with the caches of `cpu`."""
+        native, _ = self._native
+        if native is None or isa not in native.isa_levels():
+            return None
+        found = native.work_sizes(cpu)
+        tuned = host.tuned.levels.get(isa, {})
+        sizes = {**found["sizes"], **tuned}
+        known = "caches" if found["l1d"] or found["l2"] else "defaults"
+        return WorkReport(
+            isa_level=isa,
+            caches=CacheReport(l1d=found["l1d"], l2=found["l2"]),
+            sizes=sizes,
+            source="tuned" if tuned else known,
+            linear=msgspec.convert(
+                native.linear_geometry(isa, LARGEST_K, sizes), dict[str, GeometryReport]
+            ),
+        )
 
     def roofline(self, isa: str, threads: int, cpus: list[int] | None) -> Roofline:
         """Return the roofline probes of this machine at ISA level `isa`.
@@ -221,6 +246,7 @@ class CpuPlatform:
             served_model_names=_served_names(options, ledger, facts),
             chat_template=options.chat_template,
             tokenizer_path=facts.tokenizer_path,
+            work_sizes=_work_sizes(ledger, host, executor, isa),
         )
         first, *others = replica_configs(config, placement, replicas)
         return Resolved(first, tuple(ledger.decisions), tuple(others))
@@ -301,6 +327,13 @@ def _isa_why(options: EngineOptions, host: Host, isa: str) -> str:
         if options.isa
         else "because --executor native was requested"
     )
+
+
+def _work_sizes(ledger: Ledger, host: Host, executor: str, isa: str) -> dict[str, int]:
+    sizes = host.tuned.levels.get(isa, {}) if executor == "native" else {}
+    if sizes:
+        ledger.decide("work_sizes", sizes, "tuned here by `cpuserve bench kernels --tune`")
+    return sizes
 
 
 def _no_native(host: Host) -> str:

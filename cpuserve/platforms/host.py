@@ -19,6 +19,7 @@ import msgspec
 from cpuserve.config.values import parse_cpu_list
 from cpuserve.ids import CpuId, NodeId
 from cpuserve.platforms.cgroup import Cgroup, read_cgroup
+from cpuserve.platforms.tuned import Tuned
 
 ARM_PARTS = {
     (0x41, 0xD03): "Cortex-A53",
@@ -83,7 +84,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     isa_levels: ISA levels that the native extension runs here, lowest first; if it cannot run at
     all, they are empty and `native_error` says why. tiles_refused: the CPU has AMX, but the system
     does not let this process use it. emulated: by which sign this process runs on an emulated CPU;
-    "" = none was found. topology_known: sysfs lists the CPUs.
+    "" = none was found. topology_known: sysfs lists the CPUs. tuned: work sizes of the kernels that
+    were found to be fastest here.
     """
 
     arch: str
@@ -112,6 +114,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     topology_known: bool = True
     torch: bool = False
     transformers: bool = False
+    tuned: Tuned = Tuned()
 
     @property
     def usable_cpus(self) -> list[Cpu]:

@@ -61,6 +61,40 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
     huge_pages: HugePages
 
 
+class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of the data caches of one core; a cache that cores share counts in equal parts. 0 =
+    unknown."""
+
+    l1d: int
+    l2: int
+
+
+class GeometryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a matrix is multiplied: the register tile of many rows; the rows that one pass over the
+    weights takes; and the elements of a K block (at most 65,536)."""
+
+    tile_rows: int
+    tile_columns: int
+    pass_rows: int
+    block_k: int
+
+
+class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How much the kernels of an ISA level work on at a time.
+
+    linear: by weight kind. sizes: strip_bytes of weights in a K block, rows that pass over them,
+    widened_bytes of rows, ahead_bytes that are prefetched, attention_bytes of scratch. source:
+    "caches" (of the first compute core), "tuned" (`cpuserve bench kernels --tune`) or "defaults"
+    (the caches are unknown).
+    """
+
+    isa_level: str
+    caches: CacheReport
+    sizes: dict[str, int]
+    source: str
+    linear: dict[str, GeometryReport]
+
+
 class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
     """Thread placement.
 
@@ -112,6 +146,28 @@ def _node_reports(host: Host) -> Iterator[NodeReport]:
             memory_total=node.memory_total,
             memory_available=node.memory_available,
         )
+
+
+def render_work(work: WorkReport) -> Iterator[tuple[str, str]]:
+    """Yield the lines on the tiles, and on the sizes and their source."""
+    kinds = {"bf16": "dense_bf16", "int8": "w8_channel", "4 bits": "w4m_g128"}
+    shown = {name: work.linear[kind] for name, kind in kinds.items()}
+    tiles = ", ".join(f"{name} {of.tile_rows} x {of.tile_columns}" for name, of in shown.items())
+    yield "tiles", f"{work.isa_level}, rows x columns: {tiles}"
+    sizes, caches = work.sizes, work.caches
+    blocks = ", ".join(f"{name} {of.block_k}" for name, of in shown.items())
+    strip, ahead = format_bytes(sizes["strip_bytes"]), format_bytes(sizes["ahead_bytes"])
+    core = f"a core's L1 of {format_bytes(caches.l1d)} and L2 of {format_bytes(caches.l2)}"
+    source = {
+        "caches": f"from {core}",
+        "tuned": "tuned by `cpuserve bench kernels --tune`",
+        "defaults": "the defaults, because the caches are unknown",
+    }
+    yield (
+        "",
+        f"K blocks of at most {strip} of a strip ({blocks} of K), row blocks of {sizes['rows']}, "
+        f"prefetch {ahead} ahead: {source[work.source]}",
+    )
 
 
 def describe_placement(host: Host, placement: Placement) -> PlacementReport:

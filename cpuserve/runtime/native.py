@@ -46,6 +46,8 @@ class NativeExecutor:
             config.kv_dtype,
             config.max_num_seqs,
         )
+        if config.work_sizes:
+            self.native.work_sizes = config.work_sizes
         if config.interleave_nodes:
             self.native.interleave(config.interleave_nodes)
         load(self.native, self.lowered, weights, progress)

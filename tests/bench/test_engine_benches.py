@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cpuserve.bench import load
+from cpuserve.bench import load, tune
 from cpuserve.cli import main as cli
 from cpuserve.engine.resident import resident_bytes
 from cpuserve.errors import StartupError
+from cpuserve.platforms import tuned
 from tests.helpers.tiny import tiny_model
 
 
@@ -49,6 +50,94 @@ def test_prompts_are_held_against_the_product_of_the_models_weights(capsys, sche
     sizes = ["--batch", "1", "--context", "16", "--prefill", "16", "--leave", "16", "--rounds", "1"]
     found = bench(capsys, "step", *sizes, "--quantization", scheme)
     assert found["prefill_rate"]["of"] == f"{dot} dot peak"
+
+
+def test_tuning_tries_sizes_and_later_starts_say_what_they_use(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(tune, "PROBE_S", 0.001)
+    monkeypatch.setattr(tuned, "tuned_file", lambda: tmp_path / "sizes.json")
+    fast = 64 << 10  # a strip that takes no time
+    probe = tune.Probe.__call__
+
+    def pretend(self, sizes):
+        assert probe(self, sizes) > 0  # which no result depends on
+        return 0.01 if sizes["strip_bytes"] <= 2 * fast else 1.0
+
+    monkeypatch.setattr(tune.Probe, "__call__", pretend)
+    model = str(tiny_model("llama", dtype="bfloat16"))
+    arguments = [model, "--json", "--max-model-len=256"]
+    assert cli.main(["bench", "kernels", *arguments, "--tune"]) == 0
+    shown = capsys.readouterr()
+    tried = [json.loads(line) for line in shown.out.splitlines()]
+    assert {trial["name"] for trial in tried} == set(tune.FACTORS)
+    assert next(trial for trial in tried if trial["name"] == "strip_bytes")["kept"]
+    assert "strip" in shown.err
+    line = "kernels use sizes that were tuned on this machine: strip"
+    sizes = ["--batch", "1", "--context", "16", "--prefill", "16", "--rounds", "1"]
+    assert cli.main(["bench", "kernels", *arguments, *sizes]) == 0
+    assert line in capsys.readouterr().err
+    (tmp_path / "sizes.json").write_text("{")
+    assert cli.main(["bench", "kernels", *arguments, *sizes]) == 0
+    shown = capsys.readouterr().err
+    assert line not in shown
+    assert "sizes.json is ignored" in shown
+
+
+class Clock:
+    """A native executor whose linears take the seconds that `seconds(sizes, rows)` says."""
+
+    num_linears = 12
+
+    def __init__(self, seconds, refused=()):
+        self.sizes = {"strip_bytes": 1024, "rows": 512, "widened_bytes": 64, "ahead_bytes": 8}
+        self.seconds, self.refused, self.noise = seconds, refused, 0
+
+    @property
+    def work_sizes(self):
+        return dict(self.sizes)
+
+    @work_sizes.setter
+    def work_sizes(self, sizes):
+        if any(sizes.get(name) == value for name, value in self.refused):
+            msg = "cannot work with this"
+            raise ValueError(msg)
+        self.sizes |= sizes
+
+    def probe_linears(self, rows, first, count):
+        self.noise = (self.noise + 1) % 3
+        return count * self.seconds(self.sizes, rows) * (1 + 0.001 * self.noise)
+
+
+def test_tuning_keeps_what_is_clearly_faster_at_every_number_of_rows():
+    def seconds(sizes, rows):
+        faster = 0.8 if sizes["strip_bytes"] == 512 else 1.0
+        if sizes["ahead_bytes"] == 16:
+            faster *= 0.5 if rows == 1 else 1.2  # faster for one row only
+        return faster * (0.99 if sizes["rows"] == 256 else 1.0)  # too little to count
+
+    native, trials = Clock(seconds), []
+    assert tune.tune(native, 3, 512, trials.append) == {"strip_bytes": 512}
+    assert native.sizes["strip_bytes"] == 512
+    assert native.sizes["ahead_bytes"] == 8
+    assert [t.name for t in trials if t.kept] == ["strip_bytes"]
+    assert next(t for t in trials if t.value == 16).rows == 8
+
+
+def test_tuning_follows_the_machine_through_a_change_of_its_speed():
+    calls = []
+
+    def seconds(sizes, rows):
+        calls.append(1)
+        return 2.0 if len(calls) % 40 < 20 else 1.0
+
+    assert tune.tune(Clock(seconds), 3, 512, lambda _: None) == {}
+
+
+def test_tuning_passes_over_sizes_that_kernels_cannot_work_with():
+    trials = []
+    native = Clock(lambda sizes, rows: 1.0, refused=[("strip_bytes", 2048)])
+    assert tune.tune(native, 3, 512, trials.append) == {}
+    assert 2048 not in [t.value for t in trials]
+    assert native.sizes["strip_bytes"] == 1024
 
 
 def test_kernels_are_the_operations_of_a_step_against_their_roofs(capsys):

@@ -1,0 +1,143 @@
+"""`cpuserve bench kernels --tune`: find the work sizes that are fastest for a model, here and now.
+
+The sizes that follow from the caches are compared with smaller and larger ones, one size at a time,
+on the model's own matrices. No size changes a bit of any result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpuserve.platforms.tuned import Sizes
+
+if TYPE_CHECKING:
+    from cpuserve.config.engine import EngineConfig
+
+# Of one probe: long beside the start of a step, short beside a change of the machine's speed.
+PROBE_S, MOST_PROBE_S = 0.03, 0.2
+ROUNDS = 7
+# A change has to be this much faster by the median of ROUNDS, and again in as many rounds after
+# it: with seven candidates, chance alone would make one of them look 2 % faster now and then.
+GAIN = 0.97
+PROMPT_ROWS, LEAST_PROMPT_ROWS, DECODE_ROWS = 512, 64, (1, 8)
+# Factors to try, by size. Prompts depend on the first three, and decoding on the last.
+FACTORS: Mapping[str, Sequence[float]] = {
+    "strip_bytes": (0.5, 2.0),
+    "rows": (0.5,),
+    "widened_bytes": (0.5,),
+    "ahead_bytes": (0.5, 2.0, 4.0),
+}
+OF_DECODE = ("ahead_bytes",)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A size that was tried. ratio: its time over the time without it; kept: it is used."""
+
+    name: str
+    value: int
+    rows: int
+    ratio: float
+    kept: bool
+
+
+def tune(native: Any, layers: int, most_rows: int, tell: Callable[[Trial], None]) -> Sizes:
+    """Return the sizes that differ from those of the caches, and leave `native` with them.
+
+    native: an executor with the weights of that many layers, whose sizes follow from the caches;
+    most_rows: of a step.
+    """
+    first = dict(native.work_sizes)
+    prompt = Probe(native, layers, min(PROMPT_ROWS, most_rows))
+    decode = [Probe(native, layers, min(rows, most_rows)) for rows in DECODE_ROWS]
+    for name, factors in FACTORS.items():
+        best = dict(native.work_sizes)
+        for factor in factors:
+            value = round(first[name] * factor)
+            probes = decode if name in OF_DECODE else [prompt]
+            trial = _try(native, best, {**best, name: value}, name, probes)
+            if trial is None:
+                continue
+            tell(trial)
+            if trial.kept:
+                best[name] = value
+                native.work_sizes = best
+    return {name: n for name, n in native.work_sizes.items() if n != first[name]}
+
+
+def _try(
+    native: Any, best: Sizes, other: Sizes, name: str, probes: Sequence[Probe]
+) -> Trial | None:
+    """Compare `other` with `best`; None if no kernel could work with it. Leaves `best` set."""
+    try:
+        native.work_sizes = other
+    except ValueError:
+        return None
+    ratios = {probe.rows: _ratio(probe, best, other) for probe in probes}
+    native.work_sizes = best
+    rows = max(ratios, key=lambda rows: ratios[rows])
+    return Trial(name, other[name], rows, ratios[rows], kept=ratios[rows] < GAIN)
+
+
+def _ratio(probe: Callable[[Sizes], float], best: Sizes, other: Sizes) -> float:
+    ratio = compare(probe, best, other)
+    return max(ratio, compare(probe, best, other)) if ratio < GAIN else ratio
+
+
+def compare(probe: Callable[[Sizes], float], best: Sizes, other: Sizes) -> float:
+    """Return the median of: the time with `other`, over that with `best` before and after it."""
+    ratios = []
+    before = probe(best)
+    for _ in range(ROUNDS):
+        changed, after = probe(other), probe(best)
+        ratios.append(2 * changed / (before + after))
+        before = after
+    return median(ratios)
+
+
+class Probe:
+    """Times some layers' matrices, for decoding other ones each time, so that no cache holds them.
+
+    A call with sizes sets them and returns seconds.
+    """
+
+    def __init__(self, native: Any, layers: int, rows: int) -> None:
+        self.rows = rows
+        self._native, self._all = native, native.num_linears
+        self._count = max(1, self._all // max(1, layers))
+        self._first = 0
+        while self.rows > LEAST_PROMPT_ROWS and self._run() > MOST_PROBE_S:
+            self.rows //= 2
+        while 2 * self._count <= self._all and self._run() < PROBE_S:
+            self._count *= 2
+
+    def __call__(self, sizes: Sizes) -> float:
+        self._native.work_sizes = sizes
+        return self._run()
+
+    def _run(self) -> float:
+        seconds = float(self._native.probe_linears(self.rows, self._first, self._count))
+        self._first = (self._first + self._count) % self._all
+        return seconds
+
+
+def tune_model(config: EngineConfig, tell: Callable[[Trial], None]) -> Sizes:
+    """Load the model, and return the sizes as tune() does."""
+    from cpuserve.engine.core import build_engine, run_engine
+
+    found: Sizes = {}
+
+    def run(team: Any) -> None:
+        core = build_engine(msgspec.structs.replace(config, work_sizes={}), None, team)
+        native = core.executor.native  # type: ignore[attr-defined]
+        names = [native.op_name(i) for i in range(native.num_ops())]
+        found.update(tune(native, names.count("attention"), config.max_num_batched_tokens, tell))
+        core.close()
+
+    run_engine(config, run)
+    return found

@@ -1,0 +1,91 @@
+"""Work sizes that `cpuserve bench kernels --tune` found to be fastest on this machine.
+
+They are kept in a file of the cache directory, by ISA level, and hold for one CPU model and one
+version of cpuserve. A file that is damaged or from elsewhere is ignored, with a line that says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from cpuserve.config.env import cache_dir
+from cpuserve.config.values import format_bytes
+from cpuserve.version import version
+
+FILE = "work_sizes.json"
+MOST_BYTES = 1 << 20  # of the file; it has a few hundred
+AGAIN = "`cpuserve bench kernels --tune` makes a new one"
+
+Sizes = dict[str, int]
+
+
+class Tuned(msgspec.Struct, frozen=True):
+    """Tuned sizes by ISA level. ignored: why a file that exists is not used; "" = it is, or none is
+    there."""
+
+    levels: dict[str, Sizes] = {}
+    ignored: str = ""
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    cpuserve: str
+    cpu: str
+    levels: dict[str, Sizes]
+
+
+def tuned_file() -> Path:
+    """Return where the sizes are kept."""
+    return cache_dir() / FILE
+
+
+def read_tuned(cpu_model: str, check: Callable[[Sizes], object]) -> Tuned:
+    """Return the sizes for this CPU and version; check(sizes) raises ValueError for wrong ones."""
+    path = tuned_file()
+    try:
+        with path.open("rb") as file:
+            found = msgspec.json.decode(file.read(MOST_BYTES), type=_File)
+        for sizes in found.levels.values():
+            check(sizes)
+    except FileNotFoundError:
+        return Tuned()
+    except (OSError, ValueError, TypeError, msgspec.MsgspecError) as error:
+        return Tuned(ignored=f"{path} is ignored, because it cannot be used ({error}); {AGAIN}")
+    if (found.cpu, found.cpuserve) != (cpu_model, version()):
+        made = f"cpuserve {found.cpuserve} on {found.cpu}"
+        return Tuned(ignored=f"{path} is ignored, because it was made by {made}; {AGAIN}")
+    return Tuned(found.levels)
+
+
+def store_tuned(cpu_model: str, known: Tuned, level: str, sizes: Sizes) -> Path:
+    """Replace the sizes of `level` beside the `known` ones; without sizes, forget them."""
+    path = tuned_file()
+    levels = {name: of for name, of in known.levels.items() if name != level}
+    if sizes:
+        levels[level] = sizes
+    data = msgspec.json.format(msgspec.json.encode(_File(version(), cpu_model, levels)), indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        new.write_bytes(data)
+        new.replace(path)  # so that a start at the same time reads the old file or the new one
+    finally:
+        new.unlink(missing_ok=True)
+    return path
+
+
+def tuned_notes(tuned: Tuned, level: str) -> Iterator[str]:
+    """Yield the line that a start prints about tuned sizes, if there is something to say."""
+    if tuned.ignored:
+        yield tuned.ignored
+    elif sizes := tuned.levels.get(level):
+        yield f"kernels use sizes that were tuned on this machine: {describe_sizes(sizes)}"
+
+
+def describe_sizes(sizes: Sizes) -> str:
+    """Return "strip 256 KiB, rows 512, ...", in the order of `sizes`."""
+    named = ((name.removesuffix("_bytes"), name.endswith("_bytes"), n) for name, n in sizes.items())
+    return ", ".join(f"{name} {format_bytes(n) if is_bytes else n}" for name, is_bytes, n in named)
