@@ -2,6 +2,7 @@
 // of docs/performance.md, or each operation of one case.
 //
 //   simulate                                 the tables
+//   simulate --hybrid yes                    those of CPUs with fast and slow cores
 //   simulate --model NAME [--threads T] [--ranks R]    the operations of a model's layer
 //
 // From the repository root:
@@ -49,6 +50,32 @@ void print_table(const StepKind& step) {
   }
 }
 
+// How much sooner a layer ends with the slow cores, as the mean of the models and for the one that
+// gains least; and the idle share.
+void print_hybrids() {
+  std::printf("\n| CPU | threads |");
+  for (const StepKind& step : step_kinds()) std::printf(" %s |", step.name);
+  std::printf("\n|---|---|");
+  for (size_t i = 0; i < step_kinds().size(); i++) std::printf("---|");
+  std::printf("\n");
+  for (const HybridCpu& cpu : kHybrids) {
+    std::printf("| %s | %d + %d |", cpu.name, cpu.fast, cpu.helpers());
+    for (const StepKind& step : step_kinds()) {
+      double sum = 0, least = 1e99, idle = 0;
+      for (const ModelShape& model : kModels) {
+        const Time alone = run_layer(hybrid(cpu.fast, 0), model, step.sequences).sum();
+        const Time all = run_layer(hybrid(cpu.fast, cpu.helpers()), model, step.sequences).sum();
+        sum += alone.end / all.end;
+        least = std::min(least, alone.end / all.end);
+        idle += all.idle();
+      }
+      const auto models = static_cast<double>(std::size(kModels));
+      std::printf(" %.2f (%.2f), %.0f %% |", sum / models, least, 100 * idle / models);
+    }
+    std::printf("\n");
+  }
+}
+
 void print_operation(const char* name, const Time& t) {
   std::printf("  %-10s %9.2f us   idle %5.1f %%   lost %5.1f %%\n", name, 1e6 * t.end,
               100 * t.idle(), 100 * t.lost());
@@ -74,6 +101,10 @@ int main_of(int argc, char** argv) {
   for (int i = 1; i < argc; i += 2) {
     const std::string option = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
     const int number = std::atoi(value.c_str());
+    if (option == "--hybrid" && value == "yes") {
+      print_hybrids();
+      return 0;
+    }
     if (option == "--model" && !value.empty()) {
       name = value;
     } else if (option == "--threads" && number > 0) {

@@ -36,7 +36,14 @@ struct Machine {
   double claim_seconds = 50e-9;  // an atomic in a cache line that other cores write, too
   double merge_seconds = 31e-9;  // folding one partial result of attention (4 us for 128)
   int64_t tile_rows = 6, tile_panels = 4;
+  std::vector<double> speeds;  // by thread, as a part of the figures above; empty: all 1
 
+  double speed(int thread) const {
+    return speeds.empty() ? 1 : speeds[static_cast<size_t>(thread)];
+  }
+  double all_speeds() const {
+    return speeds.empty() ? threads : std::accumulate(speeds.begin(), speeds.end(), 0.0);
+  }
   Ranks groups() const {
     std::vector<int> sizes;
     for (int r = 0; r < ranks; r++) {
@@ -54,6 +61,29 @@ inline Machine server(int threads, int ranks) {
   m.threads = threads;
   m.ranks = ranks;
   m.memory_read = std::max(60e9, 4.5e9 * threads);
+  return m;
+}
+
+// A client CPU with fast and slow cores behind one L3, and two channels of memory: 70 GB/s. A slow
+// core (Intel's E core) has 0.4 of the arithmetic of a fast one and reads as much less. The other
+// figures are those of an AVX2 core. Placement leaves one of eight slow cores to the front end
+// (platforms/placement.py).
+struct HybridCpu {
+  const char* name;
+  int fast, slow;
+  int helpers() const { return slow - std::max(1, slow / 8); }
+};
+constexpr HybridCpu kHybrids[] = {
+    {"4P+4E", 4, 4}, {"6P+8E", 6, 8}, {"8P+8E", 8, 8}, {"8P+16E", 8, 16}};
+inline Machine hybrid(int fast, int helpers) {
+  constexpr double kSlow = 0.4;
+  Machine m;
+  m.threads = m.complex_cores = fast + helpers;
+  m.complex_read = m.memory_read = 70e9;
+  m.linear_seconds = 1 / 50e9;
+  m.attention_seconds = 1 / 40e9;
+  m.tile_panels = 1;
+  for (int i = 0; i < m.threads; i++) m.speeds.push_back(i < fast ? 1 : kSlow);
   return m;
 }
 
@@ -175,11 +205,12 @@ class Phase {
   }
   double duration(int member) const {
     const Work& work = jobs_[at(member)].work;
-    if (work.bytes <= 0) return work.seconds;
-    const double rate =
-        std::min({machine_.core_read, machine_.complex_read / readers_[at(complex_of(member))],
-                  memory_ / all_readers_});
-    return std::max(work.bytes / rate, work.seconds);
+    const double seconds = work.seconds / machine_.speed(member);
+    if (work.bytes <= 0) return seconds;
+    const double rate = std::min({machine_.core_read * machine_.speed(member),
+                                  machine_.complex_read / readers_[at(complex_of(member))],
+                                  memory_ / all_readers_});
+    return std::max(work.bytes / rate, seconds);
   }
 
   // Nothing is left to claim: each thread finishes what it has, faster as others stop to read.
@@ -224,7 +255,7 @@ double run_phase(const Machine& m, int size, double memory, const Share& share, 
 }
 
 inline double even_time(const Machine& m, const Work& total) {
-  return std::max(total.bytes / m.memory_read, total.seconds / m.threads);
+  return std::max(total.bytes / m.memory_read, total.seconds / m.all_speeds());
 }
 
 struct LinearSize {

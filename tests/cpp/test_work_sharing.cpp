@@ -69,6 +69,31 @@ TEST(threads_that_compute_a_prompt_are_idle_for_at_most_6_percent_of_a_layer) {
   EXPECT(check_layers(step_kinds()[3], avx2()) > 700);
 }
 
+// P and E cores: threads claim work, so slow cores take the part that they can compute.
+TEST(slow_cores_speed_up_prompts_and_cost_one_stream_little) {
+  constexpr double kLeastOfIdeal = 0.93, kLeastDecode = 0.94;
+  for (const HybridCpu& cpu : kHybrids) {
+    const Machine alone = hybrid(cpu.fast, 0), all = hybrid(cpu.fast, cpu.helpers());
+    for (const ModelShape& model : kModels) {
+      if (model.layer_weights() < kLeastWeights * all.threads) continue;
+      const auto gain = [&](const StepKind& step) {
+        const double with = run_layer(all, model, step.sequences).sum().end;
+        return run_layer(alone, model, step.sequences).sum().end / with;
+      };
+      const double prompt = gain(step_kinds()[3]), decode = gain(step_kinds()[0]);
+      const double idle = run_layer(all, model, step_kinds()[3].sequences).sum().idle();
+      const double ideal = all.all_speeds() / alone.all_speeds();
+      const bool good = prompt >= kLeastOfIdeal * ideal && decode >= kLeastDecode &&
+                        gain(step_kinds()[1]) > 1 && idle <= kMostIdle;
+      EXPECT(good);
+      if (!good) {
+        std::printf("%s, %s: prompt %.2f of %.2f, decode %.2f, idle %.1f %%\n", cpu.name,
+                    model.name, prompt, ideal, decode, 100 * idle);
+      }
+    }
+  }
+}
+
 // The simulator itself, on work whose end is known.
 TEST(the_simulator_agrees_with_arithmetic) {
   Machine m;
@@ -80,6 +105,12 @@ TEST(the_simulator_agrees_with_arithmetic) {
   const Time even = run_linear(m, {9 * 64, 1, 1, 2}, 100);
   EXPECT(even.end > 18 * 16 * 100 * 0.999 && even.end < 18 * 16 * 102.001);
   EXPECT(even.idle() < 0.001);
+  // A thread of half the speed computes a third of it.
+  m.speeds = {1, 0.5};
+  const Time half = run_linear(m, {9 * 64, 1, 1, 2}, 100);
+  EXPECT(half.end > 24 * 16 * 100 * 0.999 && half.end < 26 * 16 * 102.001);
+  EXPECT(half.even <= half.end && half.even > 24 * 16 * 100);
+  m.speeds = {};
   // Of three strips that stay whole, one thread computes two.
   const Time uneven = run_linear(m, {3 * 64, 1, 4, 2}, 1);
   EXPECT(uneven.end == 8 * 16 && uneven.even == 6 * 16);
