@@ -56,11 +56,13 @@ class Team:
         passive_waits: bool = False,
         ranks: Sequence[int] = (),
         complexes: Sequence[int] = (),
+        speeds: Sequence[int] = (),
     ) -> None:
         """cpus: one CPU per thread in thread order; None: not pinned. passive_waits: sleep soon
         instead of spinning, for a process with a CPU quota. ranks: the number of threads of each
         rank, which owns a part of every matrix and of the KV heads; empty: one rank. complexes: for
-        each thread a number that threads behind one L3 cache share; empty: all do."""
+        each thread a number that threads behind one L3 cache share; empty: all do. speeds: the work
+        that each thread's core does in a given time, in any unit; empty: all are alike."""
     def run(self, main: Callable[[], object]) -> None:
         """Open the parallel region: thread 0 (the caller) runs `main`, and the others wait for work
         until it returns. Exceptions of `main` are passed on. RuntimeError if OpenMP provides fewer

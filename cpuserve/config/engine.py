@@ -91,6 +91,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     rank_threads: the number of threads of each of the tensor_parallel_size ranks, in thread order.
     core_complexes: for each thread a number that the threads on cores behind one L3 cache share;
     empty = unknown, since threads are not pinned.
+    thread_speeds: for each thread the work that its core does in a given time, in any unit; empty =
+    all are alike, or unknown.
     interleave_nodes: the NUMA nodes over which pages are interleaved; empty = each rank's memory is
     on its own node.
     passive_waits: waiting threads sleep early, because spinning counts against a CPU quota.
@@ -148,6 +150,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     served_model_names: list[str]
     chat_template: str | None
     tokenizer_path: str
+    thread_speeds: list[int] = []
     work_sizes: dict[str, int] = {}
 
 

@@ -28,7 +28,7 @@ from cpuserve.platforms.placement import extra_thread_may_pay, place
 from cpuserve.platforms.probe import Roofline, sampling_seconds, thread_gain
 from cpuserve.platforms.replicas import replica_configs, share_of
 from cpuserve.platforms.report import CacheReport, GeometryReport, WorkReport
-from cpuserve.platforms.topology import core_complexes, physical_cores
+from cpuserve.platforms.topology import core_complexes, physical_cores, thread_speeds
 from cpuserve.platforms.tuned import Tuned, read_tuned
 
 ISA_LEVELS = (
@@ -235,6 +235,7 @@ class CpuPlatform:
             threads=placement.threads,
             rank_threads=[rank.threads for rank in placement.ranks],
             core_complexes=core_complexes(host, placement.cpus),
+            thread_speeds=thread_speeds(host, placement.cpus),
             cpus=None if placement.cpus is None else list(placement.cpus),
             frontend_cpus=None if placement.frontend is None else list(placement.frontend),
             passive_waits=placement.passive_waits,

@@ -20,10 +20,11 @@ from cpuserve.platforms.host import Host
 from cpuserve.platforms.topology import (
     Core,
     by_node,
+    compute_cores,
     physical_cores,
     share_out,
+    slower,
     take_from_tails,
-    worth_using,
 )
 
 SMALL = 4  # with this many allowed cores or fewer, reserving one costs more than it gains
@@ -31,6 +32,7 @@ SMALL = 4  # with this many allowed cores or fewer, reserving one costs more tha
 # period, which makes the slowest steps slower. One thread more must therefore gain clearly more
 # than the noise of the measurement.
 WORTH_STOPPING = 1.1
+FRONT_END_PART = 8  # where slower cores compute too, the front end has one of so many of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +163,14 @@ def _auto(
     if only is not None:
         groups = [group for group in groups if group[0].node in only]
     cores = [core for group in groups for core in group]
-    fast = worth_using(cores)
-    slow = [core for core in cores if core not in fast]
-    groups = by_node(fast, [group[0].node for group in groups])
-    reserved = _reserve(options.num_reserved_cpu, ledger, groups, bool(slow), ranks)
+    used = compute_cores(cores, ranks)
+    slow = [core for core in cores if core not in used]
+    nodes = [group[0].node for group in groups]
+    helpers = slower(used)
+    # Fast ones first: thread 0 runs the engine's loop, and the front end takes from the tails.
+    groups = by_node([c for c in used if c not in helpers] + helpers, nodes)
+    reserved = _reserve(options.num_reserved_cpu, ledger, groups, bool(slow), len(helpers), ranks)
+    helpers = [core for core in helpers if core not in reserved]
     kept = [[core for core in group if core not in reserved] for group in groups]
     shares = share_out([group for group in kept if group], ranks)
     limit = quota_threads(host)
@@ -178,6 +184,8 @@ def _auto(
     why = f"one per physical core of the {len(host.usable_cpus)} CPUs this process may use"
     if reserved:
         why += f", except {len(reserved)} for the front end"
+    if helpers:
+        why += f", with {len(helpers)} slower ones, which claim less of the work"
     if slow:
         why += f", without {len(slow)} slower cores, for which the others would wait"
     if limit is not None and (limit[0] < total or placement.passive_waits):
@@ -217,7 +225,12 @@ def _visible(options: EngineOptions, ledger: Ledger, host: Host) -> list[list[Co
 
 
 def _reserve(
-    asked: int | None, ledger: Ledger, groups: Sequence[Sequence[Core]], slow: bool, ranks: int
+    asked: int | None,
+    ledger: Ledger,
+    groups: Sequence[Sequence[Core]],
+    slow: bool,
+    helpers: int,
+    ranks: int,
 ) -> list[Core]:
     """Return the cores reserved for the front end: the last ones of the nodes."""
     cores = sum(len(group) for group in groups)
@@ -231,6 +244,9 @@ def _reserve(
             count, why = 0, "the front end uses the slower cores"
         elif cores <= SMALL:
             count, why = 0, "too few cores to reserve one"
+        elif helpers:
+            count = min(max(1, helpers // FRONT_END_PART), cores - ranks)
+            why = "of the slower cores, for the front end"
         elif count < len(groups):
             why += " that has more than one"
     else:

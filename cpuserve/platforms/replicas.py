@@ -52,6 +52,7 @@ def _placed(
     own = Placement(ranks)
     cpus = own.cpus
     complexes = dict(zip(config.cpus or (), config.core_complexes, strict=True))
+    speeds = dict(zip(config.cpus or (), config.thread_speeds, strict=False))
     directory = config.prefix_cache_dir
     if replicas > 1 and directory is not None:  # engines do not share files
         directory = str(Path(directory) / f"replica-{index}")
@@ -60,6 +61,7 @@ def _placed(
         threads=own.threads,
         rank_threads=[rank.threads for rank in ranks],
         core_complexes=[complexes[cpu] for cpu in cpus or ()],
+        thread_speeds=[speeds[cpu] for cpu in cpus or () if speeds],
         cpus=None if cpus is None else list(cpus),
         seed=config.seed
         + index,  # so that equal requests to different engines get different samples

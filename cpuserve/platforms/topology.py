@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from cpuserve.ids import CpuId, NodeId
 from cpuserve.platforms.host import Cpu, Host, Node
 
+# Slower cores compute beside the fast ones if they add an eighth to their work and have a third of
+# their speed. With less, waiting for them costs more than they do (docs/performance.md).
+WORTH_HELP, LEAST_SPEED = 1 / 8, 1 / 3
+ALIKE = 0.9  # cores of one class differ by less: some clock higher than others
+
 
 @dataclass(frozen=True, slots=True)
 class Core:
@@ -88,6 +93,34 @@ def worth_using(cores: Sequence[Core]) -> list[Core]:
         if not best or len(kept) * least > len(best) * min(c.capacity for c in best):
             best = kept
     return best
+
+
+def compute_cores(cores: Sequence[Core], ranks: int) -> list[Core]:
+    """Return the cores on which `ranks` ranks compute.
+
+    Threads of one rank claim their work, so slower cores do the part of it that they can, and help
+    if they are not too slow: others wait for what they claimed last. Ranks own equal parts.
+    """
+    best = worth_using(cores)
+    if ranks > 1:
+        return best
+    fastest = max((core.capacity for core in best), default=0)
+    more = [c for c in cores if c not in best and c.capacity >= LEAST_SPEED * fastest]
+    gain = sum(core.capacity for core in more) / max(1, sum(core.capacity for core in best))
+    return [*best, *more] if gain >= WORTH_HELP else best
+
+
+def slower(cores: Sequence[Core]) -> list[Core]:
+    """Return those of a slower class than the fastest, not merely of a lower clock."""
+    fastest = max((core.capacity for core in cores), default=0)
+    return [core for core in cores if core.capacity < ALIKE * fastest]
+
+
+def thread_speeds(host: Host, cpus: Sequence[CpuId] | None) -> list[int]:
+    """Return the work that each of `cpus` does in a given time; [] if all are alike."""
+    capacity = {cpu.id: cpu.capacity for cpu in host.cpus}
+    speeds = [capacity[cpu] for cpu in cpus or ()]
+    return speeds if len(set(speeds)) > 1 else []
 
 
 def runs(cores: Sequence[Core], count: int) -> list[list[Core]]:

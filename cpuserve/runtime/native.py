@@ -172,6 +172,7 @@ def make_team(config: EngineConfig) -> _C.Team:
         config.passive_waits,
         config.rank_threads,
         config.core_complexes,
+        config.thread_speeds,
     )
 
 

@@ -22,6 +22,32 @@ inline Range split(int64_t items, int part, int parts) {
   return {items * part / parts, items * (part + 1) / parts};
 }
 
+// The relative speeds of a team's threads, where cores are unequal (P and E cores, big and little
+// ones). Only work that is not claimed is divided by them: threads that claim tasks take as many as
+// they can compute.
+class Speeds {
+ public:
+  Speeds() = default;  // all are equal
+  // By thread, in any unit; empty: all are equal.
+  explicit Speeds(const std::vector<int>& speeds) {
+    int64_t sum = 0;
+    for (int speed : speeds) ends_.push_back(sum += speed);
+  }
+
+  // The part of [0, items) of `thread`. If fewer threads than all take part, all parts are equal.
+  Range share(int64_t items, int thread, int threads) const {
+    if (ends_.size() != static_cast<size_t>(threads)) return split(items, thread, threads);
+    const auto end = [&](int t) {  // rounded, so that a single item is that of a fast thread
+      const int64_t before = t < 0 ? 0 : ends_[static_cast<size_t>(t)];
+      return (2 * items * before + ends_.back()) / (2 * ends_.back());
+    };
+    return {end(thread - 1), end(thread)};
+  }
+
+ private:
+  std::vector<int64_t> ends_;  // by thread: its speed and those of all threads before it
+};
+
 // The threads of a team in contiguous groups. The threads of a rank share a NUMA node and own the
 // same part of every matrix and of the KV heads. The size of that part is proportional to their
 // number.

@@ -133,6 +133,17 @@ Ranks checked_ranks(int threads, const std::vector<int>& sizes) {
   return Ranks(sizes);
 }
 
+Speeds checked_speeds(int threads, const std::vector<int>& speeds) {
+  constexpr int kMostSpeed = 1 << 20;  // so that products with rows fit
+  check_argument(speeds.empty() || speeds.size() == static_cast<size_t>(threads), "a team of ",
+                 threads, " threads needs one speed for each thread, but got ", speeds.size());
+  for (int speed : speeds) {
+    check_argument(speed >= 1 && speed <= kMostSpeed, "the speed of a thread must be from 1 to ",
+                   kMostSpeed, ", not ", speed);
+  }
+  return Speeds(speeds);
+}
+
 // Numbers the core complexes from 0 in the order of their first threads.
 std::vector<int> numbered_complexes(int threads, const std::vector<int>& complexes) {
   if (complexes.empty()) return std::vector<int>(static_cast<size_t>(threads));
@@ -168,9 +179,10 @@ void check_not_forked() {
 }  // namespace
 
 Team::Team(int threads, std::vector<int> cpus, bool passive_waits, const std::vector<int>& ranks,
-           const std::vector<int>& complexes)
+           const std::vector<int>& complexes, const std::vector<int>& speeds)
     : threads_(checked_threads(threads)),
       ranks_(checked_ranks(threads, ranks)),
+      speeds_(checked_speeds(threads, speeds)),
       cpus_(std::move(cpus)),
       complexes_(numbered_complexes(threads, complexes)),
       passive_waits_(passive_waits),

@@ -20,10 +20,12 @@ class Team {
   // cpus: one CPU per thread in thread order; empty: threads are not pinned. passive_waits: sleep
   // soon instead of spinning, for a process whose CPU time is limited by a CFS quota. ranks: number
   // of threads of each rank, with sum `threads`; empty: one rank. complexes: for each thread a
-  // number that the threads on cores behind one L3 have in common; empty: all share one. Throws
+  // number that the threads on cores behind one L3 have in common; empty: all share one. speeds:
+  // for each thread the work that its core does in a given time; empty: all are alike. Throws
   // std::invalid_argument for a CPU that this process may not use.
   Team(int threads, std::vector<int> cpus, bool passive_waits = false,
-       const std::vector<int>& ranks = {}, const std::vector<int>& complexes = {});
+       const std::vector<int>& ranks = {}, const std::vector<int>& complexes = {},
+       const std::vector<int>& speeds = {});
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
@@ -62,6 +64,7 @@ class Team {
   // The CPU of thread 0; 0 if threads are not pinned.
   int first_cpu() const { return cpus_.empty() ? 0 : cpus_.front(); }
   const Ranks& ranks() const { return ranks_; }
+  const Speeds& speeds() const { return speeds_; }
   // Inside a dispatched function: returns the members of the rank of `member`. There is always at
   // least one.
   Crew crew(int member) const noexcept { return crews_[static_cast<size_t>(member)]; }
@@ -116,6 +119,7 @@ class Team {
 
   const int threads_;
   const Ranks ranks_;
+  const Speeds speeds_;
   const std::vector<int> cpus_;
   const std::vector<int> complexes_;  // by thread, numbered from 0
   const bool passive_waits_;

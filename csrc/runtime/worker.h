@@ -37,7 +37,10 @@ struct Executor::Worker {
     });
   }
   Crew everyone() const noexcept { return {0, 0, threads}; }
-  Range share(int64_t items) const noexcept { return split(items, thread, threads); }
+  // Rows of an operation that no thread claims: they take too little time.
+  Range share(int64_t items) const noexcept {
+    return e.team_->speeds().share(items, thread, threads);
+  }
 
   int64_t tokens() const noexcept { return e.input_.tokens; }
   // Rows of a value in this step.

@@ -554,3 +554,38 @@ TEST(a_thread_that_does_not_come_is_helped_out) {
   });
   EXPECT(done == 100);
 }
+
+TEST(work_that_nobody_claims_is_divided_by_speed_and_covers_everything_once) {
+  const std::vector<int> hybrid{1024, 1024, 1024, 1024, 400, 400, 400};
+  for (const std::vector<int>& of : {hybrid, {400, 1024}, {1, 1 << 20, 7}, {5, 5, 5}}) {
+    const Speeds speeds(of);
+    const int threads = static_cast<int>(of.size());
+    for (int64_t items : {0, 1, 2, 7, 100, 2048}) {
+      int64_t next = 0;
+      for (int t = 0; t < threads; t++) {
+        const Range r = speeds.share(items, t, threads);
+        EXPECT(r.begin == next && r.end >= r.begin);
+        next = r.end;
+      }
+      EXPECT(next == items);
+    }
+  }
+  const Speeds speeds(hybrid);
+  EXPECT(speeds.share(1000, 0, 7).size() == 193 && speeds.share(1000, 6, 7).size() == 76);
+  for (int t = 4; t < 7; t++) EXPECT(speeds.share(1, t, 7).size() == 0);  // a fast thread has it
+  // Some members are away: all parts are equal.
+  EXPECT(speeds.share(60, 5, 6).size() == 10 && Speeds().share(60, 5, 6).size() == 10);
+}
+
+TEST(a_team_refuses_speeds_that_make_no_sense) {
+  for (const std::vector<int>& wrong :
+       {std::vector<int>{1}, std::vector<int>{1, 2, 3}, std::vector<int>{0, 1}, {-1, 1}}) {
+    bool refused = false;
+    try {
+      Team team(2, {}, false, {}, {}, wrong);
+    } catch (const std::invalid_argument&) {
+      refused = true;
+    }
+    EXPECT(refused);
+  }
+}

@@ -12,7 +12,7 @@ from cpuserve.errors import ConfigError
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.host import Cpu, Host, Node
 from cpuserve.platforms.placement import bind_list, extra_thread_may_pay, place
-from cpuserve.platforms.topology import nearest_memory, physical_cores, worth_using
+from cpuserve.platforms.topology import compute_cores, nearest_memory, physical_cores, thread_speeds
 from tests.helpers.hosts import load_host
 
 CORES_16 = "cpuset_4_11_of_16"
@@ -48,7 +48,8 @@ def reasons(host, **options):
         ("epyc_nps4", {"tp": 2}, "0-14,16-30|32-46,48-62", "15,31,47,63"),
         ("xeon_2s_amx", {"tp": 3}, "0-15|16-30|32-62", "31,63,95,127"),
         ("cpuset_across_nodes", {"tp": 2}, "24-30|32-36", "31,37"),
-        ("laptop_6p_8e", {}, "0,2,4,6,8,10", "12-19"),
+        ("laptop_6p_8e", {}, "0,2,4,6,8,10,12-18", "19"),
+        ("laptop_6p_8e", {"tp": 2}, "0,2,4|6,8,10", "12-19"),
         ("laptop_2p_8e", {}, "0,2,4-10", "11"),
         ("memoryless_node", {"tp": 2}, "0-14|16-30", "15,31"),
         ("container_a_of_two", {}, "0-14", "15"),
@@ -226,6 +227,67 @@ def test_nodes_that_do_not_tell_their_memory_count_as_having_some():
     assert [rank.nodes for rank in placed(host, tp=2).ranks] == [(0,), (1,)]
 
 
+def hybrid(fast, slow, capacity=400):
+    cpus = (1024,) * fast + (capacity,) * slow
+    return msgspec.structs.replace(
+        load_host("vm_2core_zen5"),
+        cpus=tuple(Cpu(i, i, capacity=of) for i, of in enumerate(cpus)),
+        allowed=tuple(range(fast + slow)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fast", "slow", "capacity", "threads", "frontend"),
+    [
+        (4, 4, 400, 7, 1),
+        (8, 8, 400, 15, 1),
+        (6, 8, 400, 13, 1),
+        (8, 16, 400, 22, 2),
+        (8, 2, 400, 8, 2),  # would add less than an eighth
+        (4, 4, 256, 4, 4),  # a quarter of the speed: little cores of Arm
+        (1, 7, 256, 7, 1),  # but seven of them are more than the one
+        (2, 2, 800, 4, None),  # too few to reserve one
+    ],
+)
+def test_slower_cores_compute_where_they_help(fast, slow, capacity, threads, frontend):
+    placement = placed(hybrid(fast, slow, capacity))
+    assert placement.threads == threads
+    assert placement.frontend == (
+        None if frontend is None else tuple(range(fast + slow - frontend, fast + slow))
+    )
+
+
+def test_slower_cores_are_explained_and_their_speeds_known():
+    host = hybrid(4, 4)
+    assert "with 3 slower ones, which claim less of the work" in reasons(host)["threads"]
+    assert "without 2 slower cores" in reasons(hybrid(8, 2))["threads"]
+    assert thread_speeds(host, placed(host).cpus) == [1024] * 4 + [400] * 3
+    assert thread_speeds(host, [0, 1]) == []
+    assert thread_speeds(host, None) == []
+    assert thread_speeds(host, [5, 0]) == [400, 1024]
+
+
+def test_cores_of_one_class_that_clock_higher_make_no_others_slow():
+    cpus = tuple(Cpu(i, i, capacity=1024 - 20 * (i % 4)) for i in range(8))
+    host = msgspec.structs.replace(hybrid(8, 0), cpus=cpus)
+    assert placed(host).threads == 7
+    assert "slower" not in reasons(host)["threads"]
+
+
+def test_the_engines_loop_runs_on_a_fast_core_also_where_little_cores_come_first():
+    cpus = tuple(Cpu(i, i, capacity=512 if i < 4 else 1024) for i in range(8))
+    host = msgspec.structs.replace(hybrid(8, 0), cpus=cpus)
+    placement = placed(host)
+    assert placement.cpus == [4, 5, 6, 7, 0, 1, 2]
+    assert placement.frontend == (3,)
+
+
+def test_ranks_own_equal_parts_so_slower_cores_do_not_join_them():
+    placement = placed(hybrid(4, 4), tp=2)
+    assert [rank.cpus for rank in placement.ranks] == [(0, 1), (2, 3)]
+    assert placement.frontend == (4, 5, 6, 7)
+
+
 # -- properties -----------------------------------------------------------------------------------
 
 
@@ -266,7 +328,7 @@ def test_ranks_share_no_core_stay_in_the_mask_and_leave_reserved_cores_alone(
     host, tp, dp, reserved
 ):
     cores = physical_cores(host)
-    if tp * dp + (reserved or 0) > len(worth_using(cores)):
+    if tp * dp + (reserved or 0) > len(compute_cores(cores, tp * dp)):
         with pytest.raises(ConfigError, match="at most"):
             placed(host, tp=tp, dp=dp, num_reserved_cpu=reserved)
         return

@@ -120,10 +120,11 @@ class Native:
     def __init__(
         self, model, *, isa=None, threads=1, kind="dense_f32", kv="f32", separate=False,
         max_tokens=1200, max_seqs=8, num_blocks=64, num_slots=8, ranks=(), cpus=None,
+        speeds=(),
     ):  # fmt: skip
         self.model, self.kind, self.kv, self.separate = model, kind, kv, separate
         self.isa = isa or _C.isa_levels()[-1]
-        self.team = _C.Team(sum(ranks) or threads, cpus, ranks=ranks)
+        self.team = _C.Team(sum(ranks) or threads, cpus, ranks=ranks, speeds=speeds)
         self.program = _C.Program(self.isa, max_tokens, max_seqs)
         self.matrices: dict[int, list[str]] = {}
         self.vectors: dict[int, np.ndarray] = {}

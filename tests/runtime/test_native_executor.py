@@ -81,6 +81,15 @@ def test_any_number_of_threads_gives_the_same_bits(model, kind):
         assert np.array_equal(results[0], other)
 
 
+@pytest.mark.parametrize("speeds", [(1024, 400), (400, 1024, 400), (1, 1 << 20)], ids=str)
+def test_threads_of_unequal_speed_give_the_same_bits(model, speeds):
+    def both(m):
+        return np.concatenate([prompt_logits(m, PROMPT), prompt_logits(m, PROMPT, [698, 1, 1])])
+
+    equal = Native(model, threads=1).run(both)
+    assert np.array_equal(equal, Native(model, threads=len(speeds), speeds=speeds).run(both))
+
+
 @pytest.mark.parametrize("kind", ["dense_f32", "dense_bf16", "w8_g32", "w4m_g32"])
 def test_work_sizes_change_no_bit(model, kind):
     """The least sizes that kernels can work with: every matrix takes several K and row blocks."""
