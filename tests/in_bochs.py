@@ -23,7 +23,7 @@ from pathlib import Path
 HERE = Path(__file__).parent / "amx" / "bochs"
 SYSLINUX = Path("/usr/lib/syslinux/modules/bios")
 PACKAGES = "bochs,bochs-term,bochsbios,vgabios"
-TIMEOUT_S = 1500
+TIMEOUT_S = 3600
 FLAGS = [
     "-O2",
     "-ffreestanding",
