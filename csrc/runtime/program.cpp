@@ -203,6 +203,7 @@ void Program::check_multiplies(Id x, const Matrix& m) const {
 
 void Program::embed(Id out, Id matrix_id, float scale) {
   const Matrix& m = matrix(matrix_id);
+  check_tokens("embed", {out});
   check_argument(!m.glu && f32_value(out, "embed out").width == m.k,
                  "embed: value and matrix differ in width");
   embed_rows_ = embed_rows_ ? std::min(embed_rows_, m.n) : m.n;
@@ -210,6 +211,7 @@ void Program::embed(Id out, Id matrix_id, float scale) {
 }
 
 void Program::position_embed(Id x, Id table, int64_t rows, int64_t offset) {
+  check_tokens("position_embed", {x});
   check_argument(table != kNone && rows > offset && offset >= 0, "position_embed: a table of ",
                  rows, " rows cannot have the offset ", offset);
   check_vector(table, rows * f32_value(x, "position_embed x").width, "position table");
@@ -282,17 +284,21 @@ void Program::check_tokens(const char* op, std::initializer_list<Id> ids) const 
   }
 }
 
+// The last route op, whose routing the ops after it must name.
+const RouteOp& Program::last_route(Id routing, const char* role) const {
+  const auto last = std::find_if(ops_.rbegin(), ops_.rend(),
+                                 [](const Op& op) { return std::holds_alternative<RouteOp>(op); });
+  check_argument(last != ops_.rend() && std::get<RouteOp>(*last).out == routing, role, ": value ",
+                 routing, " is not the routing of the last route op");
+  return std::get<RouteOp>(*last);
+}
+
 // A value with one row for each token and expert of a routing.
 const Value& Program::routed_value(Id id, Id routing, const char* role) const {
-  const RouteOp* last = nullptr;
-  for (const Op& op : ops_) {
-    if (const auto* r = std::get_if<RouteOp>(&op)) last = r;
-  }
-  check_argument(last && last->out == routing, role, ": value ", routing,
-                 " is not the routing of the last route op");
+  const int32_t chosen = last_route(routing, role).chosen;
   const Value& v = value(id);
-  check_argument(v.copies == last->chosen, role, ": value ", v.name, " has ", v.copies,
-                 " rows for each token, not ", last->chosen);
+  check_argument(v.copies == chosen, role, ": value ", v.name, " has ", v.copies,
+                 " rows for each token, not ", chosen);
   return v;
 }
 
@@ -321,9 +327,11 @@ void Program::spread(const SpreadOp& op) {
 void Program::expert_linear(ExpertLinearOp op, const std::vector<Id>& matrices, bool glu) {
   routed_value(op.x, op.routing, "expert_linear x");
   const Value& out = routed_value(op.out, op.routing, "expert_linear out");
-  check_argument(!matrices.empty(), "expert_linear: there are no experts");
+  const int32_t experts = last_route(op.routing, "expert_linear").experts;
+  check_argument(static_cast<int32_t>(matrices.size()) == experts,
+                 "expert_linear: ", matrices.size(), " matrices for ", experts, " experts");
   op.first = matrices[0];
-  op.experts = static_cast<int32_t>(matrices.size());
+  op.experts = experts;
   const Matrix& one = matrix(op.first);
   for (size_t e = 0; e < matrices.size(); e++) {
     const Matrix& m = matrix(matrices[e]);

@@ -182,6 +182,7 @@ class Program {
   const Vector& vector(Id id) const;
   const KvShape& kv_layer(Id id) const;
   const Value& f32_value(Id id, const char* role) const;
+  const RouteOp& last_route(Id routing, const char* role) const;
   const Value& routed_value(Id id, Id routing, const char* role) const;
   void check_tokens(const char* op, std::initializer_list<Id> ids) const;
   void set_grain(Id matrix, ActFormat out);

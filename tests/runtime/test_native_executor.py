@@ -676,6 +676,9 @@ def test_ops_that_do_not_fit_their_values_are_refused():
     x, h, b = p.value("x", 32, "f32"), p.value("h", 48, "f32"), p.value("b", 32, "bf16")
     w, g = p.matrix("w", "dense_f32", 48, 32, [48], False), p.vector("g", 32)
     assert p.matrix("glu", "dense_f32", 48, 32, [24, 24], True) == 1
+    scores, routing = p.value("scores", 2, "f32"), p.value("routing", 4, "f32")
+    routed, out = p.value("routed", 32, "f32", 2), p.value("out", 48, "f32", 2)
+    p.route(scores, routing, 2, 2, "softmax", False, 1.0, -1)
     refused = [
         (lambda: p.rms_norm(x, h, g, 1e-5), "differ in width"),
         (lambda: p.rms_norm(b, x, g, 1e-5), "must be f32"),
@@ -692,6 +695,11 @@ def test_ops_that_do_not_fit_their_values_are_refused():
         (lambda: p.attention(x, h, 0, 2, 1.0, 0, 0.0, -1, -1), "no KV layer"),
         (lambda: p.add(x, h), "differ in width"),
         (lambda: p.embed(h, w, 1.0), "differ in width"),
+        (lambda: p.embed(routed, w, 1.0), "several rows for each token"),
+        (lambda: p.position_embed(routed, g, 1, 0), "several rows for each token"),
+        (lambda: p.expert_linear(routed, routing, out, [w, w], "none", False), "does not follow"),
+        (lambda: p.expert_linear(routed, routing, out, [w], "none", False), "1 matrices for 2"),
+        (lambda: p.expert_linear(routed, x, out, [w, w], "none", False), "not the routing"),
     ]
     for add, message in refused:
         with pytest.raises(ValueError, match=message):
