@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "runtime/linear_plan.h"
 #include "runtime/worker.h"
 
 namespace cpuserve {
@@ -31,21 +30,17 @@ void Executor::Worker::operator()(const SpreadOp& op) noexcept {
 // experts share the threads, so an expert is divided for its part of them.
 void Executor::Worker::operator()(const ExpertLinearOp& op) noexcept {
   const Routing& routing = e.routing_;
-  const Matrix& whole = matrix(op.first);
-  const Rows &x = value(op.x), &out = value(op.out);
-  const LinearKernel& kernel = e.table_->linear[static_cast<int>(whole.kind)];
-  const Range own = whole.panels_of(e.team_->ranks().share(whole.units(), crew.rank));
-  const int32_t terms = x.format == ActFormat::q8g32x2 ? 2 : 1;
+  // Where each expert's tasks end, in scratch: the kernel's own scratch begins behind it.
+  int64_t* ends = reinterpret_cast<int64_t*>(scratch);
+  const int64_t taken = op.experts * static_cast<int64_t>(sizeof(int64_t));
+  const Product p = product(op.first, value(op.x),
+                            {nullptr, op.activation, matrix(op.first).glu, false, value(op.out)},
+                            scratch + round_up(taken, 64));
   int64_t used = 0;
   for (int64_t i = 0; i < op.experts; i++) used += routing.rows(i) > 0;
   const auto plan_of = [&](int64_t expert) {
-    const int64_t threads = (crew.size + used - 1) / used;
-    return LinearPlan(LinearShape::of(kernel, e.work_sizes_, routing.rows(expert), terms,
-                                      own.size(), whole.grain, whole.panel_bytes,
-                                      static_cast<int>(threads)));
+    return p.plan(routing.rows(expert), static_cast<int>((crew.size + used - 1) / used));
   };
-  // Where each expert's tasks end, in scratch: the kernel's own scratch begins behind it.
-  int64_t* ends = reinterpret_cast<int64_t*>(scratch);
   int64_t tasks = 0, chunk = INT64_MAX;
   for (int64_t i = 0; i < op.experts; i++) {
     if (routing.rows(i) > 0) {
@@ -55,26 +50,12 @@ void Executor::Worker::operator()(const ExpertLinearOp& op) noexcept {
     }
     ends[i] = tasks;
   }
-  const size_t taken = static_cast<size_t>(op.experts) * sizeof(int64_t);
-  LinearArgs args{};
-  args.x_stride = x.stride;
-  args.ep = {nullptr, op.activation, whole.glu, false, out};
-  args.scratch = scratch + round_up(static_cast<int64_t>(taken), 64);
-  args.terms = terms;
-  args.sizes = e.work_sizes_;
   drain(crew, tasks, chunk, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t expert = std::upper_bound(ends, ends + op.experts, begin) - ends;
       const int64_t last = std::min(end, ends[expert]), before = expert > 0 ? ends[expert - 1] : 0;
-      const LinearTask t = plan_of(expert).task(begin - before, last - before);
-      const int64_t row0 = routing.first_row(expert) + t.row0;
-      args.w = &e.weights_.matrix(op.first + static_cast<Id>(expert), crew.rank);
-      args.x = row_of(x, row0);
-      args.ep.out.data = row_of(out, row0);
-      args.m = t.rows;
-      args.panel0 = own.begin + t.panels.begin;
-      args.panel1 = own.begin + t.panels.end;
-      kernel.run(args);
+      p.run(e.weights_.matrix(op.first + static_cast<Id>(expert), crew.rank),
+            routing.first_row(expert), plan_of(expert).task(begin - before, last - before));
       begin = last;
     }
   });

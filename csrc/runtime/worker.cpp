@@ -4,8 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "runtime/linear_plan.h"
-
 namespace cpuserve {
 namespace {
 
@@ -85,24 +83,42 @@ void Executor::Worker::operator()(const ActivationOp& op) noexcept {
                         reinterpret_cast<float*>(scratch)});
 }
 
+Executor::Worker::Product Executor::Worker::product(Id id, const Rows& x, const Epilogue& ep,
+                                                    uint8_t* work) const noexcept {
+  const Matrix& m = matrix(id);
+  LinearArgs args{};
+  args.x_stride = x.stride;
+  args.ep = ep;
+  args.scratch = work;
+  args.terms = x.format == ActFormat::q8g32x2 ? 2 : 1;
+  args.sizes = e.work_sizes_;
+  return {e.table_->linear[static_cast<int>(m.kind)], m, x,
+          m.panels_of(e.team_->ranks().share(m.units(), crew.rank)), args};
+}
+
+LinearPlan Executor::Worker::Product::plan(int64_t rows, int threads) const noexcept {
+  return LinearPlan(LinearShape::of(kernel, args.sizes, rows, args.terms, panels.size(),
+                                    matrix.grain, matrix.panel_bytes, threads));
+}
+
+void Executor::Worker::Product::run(const PackedWeight& w, int64_t row0,
+                                    const LinearTask& task) const noexcept {
+  LinearArgs a = args;
+  a.w = &w;
+  a.x = row_of(x, row0 + task.row0);
+  a.ep.out.data = row_of(args.ep.out, row0 + task.row0);
+  a.m = task.rows;
+  a.panel0 = panels.begin + task.panels.begin;
+  a.panel1 = panels.begin + task.panels.end;
+  kernel.run(a);
+}
+
 void Executor::Worker::multiply(Id id, const Rows& x, int64_t m, const Epilogue& ep) noexcept {
-  const Matrix& whole = matrix(id);
+  const Product p = product(id, x, ep, scratch);
   const PackedWeight& w = e.weights_.matrix(id, crew.rank);
-  const LinearKernel& kernel = e.table_->linear[static_cast<int>(w.kind)];
-  const Range own = whole.panels_of(e.team_->ranks().share(whole.units(), crew.rank));
-  const int32_t terms = x.format == ActFormat::q8g32x2 ? 2 : 1;
-  const LinearPlan plan(LinearShape::of(kernel, e.work_sizes_, m, terms, own.size(), whole.grain,
-                                        w.panel_bytes, crew.size));
-  LinearArgs args{&w, x.data, x.stride, m, 0, 0, ep, scratch, terms, e.work_sizes_};
-  drain(crew, plan.tasks(), plan.chunk(), [&](int64_t begin, int64_t end) {
-    const LinearTask task = plan.task(begin, end);
-    args.x = row_of(x, task.row0);
-    args.ep.out.data = row_of(ep.out, task.row0);
-    args.m = task.rows;
-    args.panel0 = own.begin + task.panels.begin;
-    args.panel1 = own.begin + task.panels.end;
-    kernel.run(args);
-  });
+  const LinearPlan plan = p.plan(m, crew.size);
+  drain(crew, plan.tasks(), plan.chunk(),
+        [&](int64_t begin, int64_t end) { p.run(w, 0, plan.task(begin, end)); });
 }
 
 void Executor::Worker::operator()(const LinearOp& op) noexcept {

@@ -1,6 +1,7 @@
 // The work of one thread in a step. Only the source files of the executor include this.
 #pragma once
 #include "runtime/executor.h"
+#include "runtime/linear_plan.h"
 #include "runtime/rows.h"
 
 namespace cpuserve {
@@ -73,6 +74,19 @@ struct Executor::Worker {
   void multiply(Id matrix, const Rows& x, int64_t m, const Epilogue& ep) noexcept;
 
  private:
+  // A linear, or the linears of all experts, which differ in their weights and rows alone.
+  struct Product {
+    const LinearKernel& kernel;
+    const Matrix& matrix;
+    const Rows& x;
+    Range panels;  // that this rank computes
+    LinearArgs args;
+
+    LinearPlan plan(int64_t rows, int threads) const noexcept;
+    // `task` of a plan for the rows from row0 on, which w multiplies.
+    void run(const PackedWeight& w, int64_t row0, const LinearTask& task) const noexcept;
+  };
+  Product product(Id matrix, const Rows& x, const Epilogue& ep, uint8_t* work) const noexcept;
   void attend(const AttentionOp& op, const AttentionUnit& unit) noexcept;
   void merge(const AttentionOp& op, const MergeUnit& unit) noexcept;
   void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count) noexcept;
