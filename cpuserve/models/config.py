@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from cpuserve.errors import ModelError
@@ -90,6 +90,23 @@ def read_ids(config: Mapping[str, Any], key: str, vocab: int) -> tuple[int, ...]
             refuse(key, value, "a token id, a list of token ids or null")
     # Some published configs contain an id beyond the vocabulary, which no step can generate.
     return tuple(id_ for id_ in ids if id_ < vocab)
+
+
+def read_windows(
+    config: Mapping[str, Any], window: int, default: Callable[[int], bool]
+) -> tuple[int, ...]:
+    """Each layer's sliding window: `window` where layer_types says "sliding_attention", or 0.
+
+    default: whether a layer has a window, if the config has no layer_types.
+    """
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return tuple(window if default(i) else 0 for i in range(layers))
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
+        refuse("layer_types", kinds, f"{layers} entries of full_attention or sliding_attention")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def read_dtype(config: Mapping[str, Any]) -> str:

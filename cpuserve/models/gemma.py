@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from cpuserve.models.base import register_model
-from cpuserve.models.config import read_bool, read_float, read_int, refuse
+from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
 from cpuserve.models.llama import read_decoder
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, Then
-
-KINDS = {"sliding_attention", "full_attention"}
 
 
 @register_model("Gemma2ForCausalLM")
@@ -43,17 +41,15 @@ class Gemma3:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in a Gemma 3 text config."""
-        both = config.get("rope_parameters") or {}
-        if not isinstance(both, Mapping):
-            refuse("rope_parameters", both, "null, or an object with a set for each layer type")
+        by_type = _object(config, "rope_parameters")
         full = {
             "rope_theta": config.get("rope_theta", 1e6),
-            **(config.get("rope_scaling") or {}),
-            **(both.get("full_attention") or {}),
+            **_object(config, "rope_scaling"),
+            **_object(by_type, "full_attention"),
         }
         local = {
             "rope_theta": config.get("rope_local_base_freq", 1e4),
-            **(both.get("sliding_attention") or {}),
+            **_object(by_type, "sliding_attention"),
         }
         plain = {k: v for k, v in config.items() if k not in ("rope_theta", "rope_scaling")}
         head_dim = read_int(config, "head_dim", 256)
@@ -85,13 +81,6 @@ def _spec(
     """What both have in common; pattern: every how many layers one is global, if not listed."""
     if config.get("use_bidirectional_attention"):
         refuse("use_bidirectional_attention", True, "false: only causal attention is supported")
-    layers = read_int(config, "num_hidden_layers", high=4096)
-    kinds = config.get("layer_types")
-    if kinds is None:
-        kinds = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention"
-                 for i in range(layers)]  # fmt: skip
-    if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= KINDS:
-        refuse("layer_types", kinds, f"{layers} entries of full_attention or sliding_attention")
     window = (
         0 if config.get("sliding_window", 1) is None else read_int(config, "sliding_window", 4096)
     )
@@ -109,12 +98,20 @@ def _spec(
         qkv_bias=bias,
         out_bias=bias,
         extra={
-            "windows": tuple(window if kind == "sliding_attention" else 0 for kind in kinds),
+            "windows": read_windows(config, window, default=lambda i: (i + 1) % pattern > 0),
             "scale": read_float(config, "query_pre_attn_scalar", 256.0) ** -0.5,
             "logit_softcap": _cap(config, "final_logit_softcapping", logit_cap),
             **extra,
         },
     )
+
+
+def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An object of a config; missing or null: empty."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        refuse(key, value, "an object or null")
+    return value or {}
 
 
 def _cap(config: Mapping[str, Any], key: str, default: float) -> float:

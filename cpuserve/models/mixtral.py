@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.base import register_model
-from cpuserve.models.config import read_int, refuse
+from cpuserve.models.config import read_int
+from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import build_decoder, read_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 
 
 @register_model("MixtralForCausalLM")
@@ -20,11 +21,6 @@ class Mixtral:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in a Mixtral config; sliding_window: missing or null = none."""
-        experts = read_int(config, "num_local_experts", high=4096)
-        chosen = read_int(config, "num_experts_per_tok")
-        if chosen > experts:
-            refuse("num_experts_per_tok", chosen, f"at most num_local_experts, {experts}")
-        width = read_int(config, "intermediate_size", high=1 << 24)
         return read_decoder(
             {
                 **config,
@@ -34,7 +30,7 @@ class Mixtral:
             architecture="MixtralForCausalLM",
             positions=131072,
             window=read_int(config, "sliding_window", 0, low=0),
-            extra={"experts": experts, "chosen": chosen, "expert_width": width},
+            extra=read_experts(config, count="num_local_experts", width="intermediate_size"),
         )
 
     @staticmethod
@@ -45,14 +41,4 @@ class Mixtral:
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     at = f"model.layers.{layer}.block_sparse_moe"
-    experts = range(cast("int", s.extra["experts"]))
-    b.mixture(
-        h,
-        f"{at}.gate",
-        [[f"{at}.experts.{e}.{part}" for part in ("w1", "w3", "w2")] for e in experts],
-        features=s.intermediate,
-        chosen=cast("int", s.extra["chosen"]),
-        to=x,
-        then=cast("Then", f"{s.activation}_mul"),
-        renormalize=True,
-    )
+    add_mixture(b, s, at, h, x, parts=("w1", "w3", "w2"), renormalize=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpuserve.models.base import register_model
-from cpuserve.models.config import read_bool, read_int, refuse
+from cpuserve.models.config import read_bool, read_int, read_windows
 from cpuserve.models.llama import build_decoder, read_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -24,7 +24,7 @@ class Qwen2:
             architecture="Qwen2ForCausalLM",
             positions=32768,
             qkv_bias=True,
-            **read_windows(config),
+            **read_qwen_windows(config),
         )
 
     @staticmethod
@@ -33,7 +33,7 @@ class Qwen2:
         build_decoder(b, s)
 
 
-def read_windows(config: Mapping[str, Any]) -> dict[str, Any]:
+def read_qwen_windows(config: Mapping[str, Any]) -> dict[str, Any]:
     """Sliding windows of a Qwen config: `window` if all layers have the same, else
     `extra["windows"]`; empty without windows.
 
@@ -46,14 +46,8 @@ def read_windows(config: Mapping[str, Any]) -> dict[str, Any]:
         or config.get("sliding_window", 1) is None
     ):
         return {}
-    layers = read_int(config, "num_hidden_layers", high=4096)
-    kinds = config.get("layer_types")
-    if kinds is None:
-        first = read_int(config, "max_window_layers", 28, low=0)
-        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
-    if len(kinds) != layers or not {*kinds} <= {"sliding_attention", "full_attention"}:
-        refuse("layer_types", kinds, f"{layers} entries of full_attention or sliding_attention")
-    windows = tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    first = read_int(config, "max_window_layers", 28, low=0)
+    windows = read_windows(config, window, default=lambda layer: layer >= first)
     if len({*windows}) == 1:
         return {"window": windows[0]}
     return {"extra": {"windows": windows}}

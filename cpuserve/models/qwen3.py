@@ -8,7 +8,7 @@ from typing import Any
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool
 from cpuserve.models.llama import build_decoder, read_decoder
-from cpuserve.models.qwen2 import read_windows
+from cpuserve.models.qwen2 import read_qwen_windows
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
@@ -28,7 +28,7 @@ class Qwen3:
             positions=32768,
             qkv_bias=bias,
             out_bias=bias,
-            **read_windows(config),
+            **read_qwen_windows(config),
         )
 
     @staticmethod

@@ -147,6 +147,21 @@ BAD = {
         {"use_sliding_window": True, "layer_types": ["full_attention"]},
         "layer_types is ['full_attention'], but it must be 2 entries of",
     ),
+    "layer-types-of-another-type": (
+        "gemma3",
+        {"layer_types": [["full_attention"], {}, 3]},
+        "layer_types is [['full_attention'], {}, 3], but it must be 3 entries of",
+    ),
+    "rope-by-type": (
+        "gemma3",
+        {"rope_parameters": {"full_attention": 8.0}},
+        "full_attention is 8.0, but it must be an object or null",
+    ),
+    "rope-scaling-is-a-list": (
+        "gemma3",
+        {"rope_scaling": ["linear"]},
+        "rope_scaling is ['linear'], but it must be an object or null",
+    ),
     "more-experts-than-there-are": (
         "qwen3-moe",
         {"num_experts_per_tok": 10},

@@ -1,0 +1,48 @@
+"""Mixtures of experts: the numbers and the feed-forward part that families with experts share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from cpuserve.models.config import read_int, refuse
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then, ValueId
+
+
+def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[str, object]:
+    """What `add_mixture` needs of `ModelSpec.extra`; count, width: the config's keys for them."""
+    experts = read_int(config, count, high=4096)
+    chosen = read_int(config, "num_experts_per_tok")
+    if chosen > experts:
+        refuse("num_experts_per_tok", chosen, f"at most {count}, {experts}")
+    return {
+        "experts": experts,
+        "chosen": chosen,
+        "expert_width": read_int(config, width, high=1 << 24),
+    }
+
+
+def add_mixture(
+    b: Builder,
+    s: ModelSpec,
+    at: str,
+    h: ValueId,
+    x: ValueId,
+    *,
+    parts: Sequence[str],
+    renormalize: bool,
+) -> None:
+    """Add the mixture `at` of h to x; parts: an expert's gate, up and down by their names."""
+    experts = range(cast("int", s.extra["experts"]))
+    b.mixture(
+        h,
+        f"{at}.gate",
+        [[f"{at}.experts.{e}.{part}" for part in parts] for e in experts],
+        features=cast("int", s.extra["expert_width"]),
+        chosen=cast("int", s.extra["chosen"]),
+        to=x,
+        then=cast("Then", f"{s.activation}_mul"),
+        renormalize=renormalize,
+    )
