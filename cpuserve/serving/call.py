@@ -30,34 +30,12 @@ class Prompt:
     text: str | None = None
 
 
-class GenerateCall(msgspec.Struct, kw_only=True):
-    """A request to generate text: either `prompt` or `messages`, how to sample, what to report.
-
-    prompt: a text, token ids, or a list of texts or of token ids. tools: functions, in the form
-    that chat templates read (OpenAI's). tool_choice: "none", "auto", or "required", which with a
-    tool_name means that function. max_tokens_name: the dialect's
-    word for max_tokens. default_max_tokens: max_tokens if it is None; None = what the context
-    holds. logprobs: None = none, k = of the token and of k alternatives. usage_in_each: whether
-    Usage follows the events of each output.
-    """
+class CommonFields(msgspec.Struct, kw_only=True):
+    """What a call and the requests of the OpenAI dialect name alike: mostly how to sample."""
 
     model: str | None = None
-    prompt: str | list[str | int | list[int]] | None = None
-    messages: list[Message] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: bool | None = None
-
-    tools: list[Any] | None = None
-    tool_choice: str = "auto"
-    tool_name: str | None = None
-    parallel_tool_calls: bool | None = None
-
     n: int | None = None
     max_tokens: int | None = None
-    max_tokens_name: str = "max_tokens"
-    default_max_tokens: int | None = None
     min_tokens: int | None = None
     seed: int | None = None
     temperature: float | None = None
@@ -74,17 +52,44 @@ class GenerateCall(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+
+
+class GenerateCall(CommonFields, kw_only=True):
+    """A request to generate text: either `prompt` or `messages`, how to sample, what to report.
+
+    prompt: a text, token ids, or a list of texts or of token ids. tools: functions, in the form
+    that chat templates read (OpenAI's). tool_choice: "none", "auto", or "required", which with a
+    tool_name means that function. max_tokens_name: the dialect's
+    word for max_tokens. default_max_tokens: max_tokens if it is None; None = what the context
+    holds. logprobs: None = none, k = of the token and of k alternatives. usage_in_each: whether
+    Usage follows the events of each output.
+    """
+
+    prompt: str | list[str | int | list[int]] | None = None
+    messages: list[Message] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    tools: list[Any] | None = None
+    tool_choice: str = "auto"
+    tool_name: str | None = None
+    parallel_tool_calls: bool | None = None
+
+    max_tokens_name: str = "max_tokens"
+    default_max_tokens: int | None = None
 
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
     echo: bool = False
     stream: bool = False
     return_progress: bool = False
     usage_in_each: bool = False
 
-    priority: int | None = None
-    cache_salt: str | None = None
-    timeout: float | None = None
     response_format: Any = None
 
     def drop_inputs(self) -> None:

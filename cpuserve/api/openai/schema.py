@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.serving.call import CommonFields
+
 
 class StreamOptions(msgspec.Struct):
     """The stream_options of a request: which chunks of a stream contain the usage."""
@@ -19,37 +21,13 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
-    """The fields that chat completions and completions share."""
+class GenerationRequest(CommonFields, kw_only=True):
+    """The fields that chat completions and completions share, beside those of a call."""
 
-    model: str | None = None
-    max_tokens: int | None = None
-    n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    prompt_logprobs: int | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    timeout: float | None = None
     return_progress: bool | None = None
     user: str | None = None
     # Rejected by name when set, because ignoring them would change the answer.
