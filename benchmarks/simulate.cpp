@@ -50,8 +50,8 @@ void print_table(const StepKind& step) {
   }
 }
 
-// How much sooner a layer ends with the slow cores, as the mean of the models and for the one that
-// gains least; and the idle share.
+// A table of CPUs with slow cores: how much sooner a layer ends if they help (the mean of all
+// models and the model that gains least), and the share of time in which threads are idle.
 void print_hybrids() {
   std::printf("\n| CPU | threads |");
   for (const StepKind& step : step_kinds()) std::printf(" %s |", step.name);

@@ -37,7 +37,10 @@ OF_DECODE = ("ahead_bytes",)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A size that was tried. ratio: its time over the time without it; kept: it is used."""
+    """A size that was tried, at a number of rows.
+
+    ratio: the time with this size over the time with the size before; kept: whether it is used.
+    """
 
     name: str
     value: int

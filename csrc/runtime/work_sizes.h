@@ -12,7 +12,7 @@ WorkSizes work_sizes_for(const CacheSizes& caches) noexcept;
 // Throws std::invalid_argument if a kernel could not work with these sizes.
 void check_work_sizes(const WorkSizes& sizes);
 
-// The fields by their names.
+// Every size under the name that Python and doctor use for it.
 struct WorkSizeField {
   const char* name;
   int32_t WorkSizes::*value;

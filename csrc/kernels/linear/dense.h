@@ -118,8 +118,8 @@ struct Dense {
   static constexpr int kRows = kSums / kVecs >= 24 ? 6 : kSums / kVecs < 6 ? kSums / kVecs : 6;
   static constexpr int kPanels = kSums / kVecs / kRows >= 4 ? 4 : kSums / kVecs / kRows;
   static constexpr int kHalfRows = kPanels == 4 ? 2 * kRows : kRows;
-  // Rows that are widened in the tile need more registers: with 16 of them 6 x 2 sums would spill,
-  // and run at half the rate.
+  // Rows that are widened in the tile need more registers: with 16 registers, tiles of 6 x 2 sums
+  // would keep operands on the stack, which halves their rate.
   static constexpr int kStreamRows = kSums / kVecs >= 24         ? (E::kWidens ? 8 : 16)
                                      : E::kWidens && kSums == 12 ? 4
                                                                  : kRows;

@@ -47,9 +47,9 @@ CPUSERVE_INLINE void opaque(T*& p) {
   asm("" : "+r"(p));
 }
 
-// gcc allocates registers loop by loop. If sums live longer than a short inner loop, it puts the
-// operands of that loop on the stack (half the rate). With the whole function as one region it does
-// not.
+// gcc allocates registers loop by loop. If sums live longer than a short inner loop, it keeps the
+// operands of that loop on the stack, which halves the rate of the tile. With the whole function as
+// one region it keeps them in registers.
 #if defined(__GNUC__) && !defined(__clang__)
 #define CPUSERVE_ONE_REGION __attribute__((optimize("ira-region=one")))
 #else

@@ -1,7 +1,7 @@
-// Runs one static Linux program in ring 0 of two emulated CPUs, without an operating system: loads the
-// ELF file that the boot loader brought as a module, and answers the few system calls that a C++
-// program makes which only computes and prints. Output goes to the serial port; "exit N" is its last
-// line, with the exit code, and ends the emulator.
+// Runs one static Linux program in ring 0 of two emulated CPUs, without an operating system: loads
+// the ELF file that the boot loader brought as a module, and answers the few system calls that a
+// C++ program makes which only computes and prints. Output goes to the serial port; "exit N" is its
+// last line, with the exit code, and ends the emulator.
 #include <elf.h>
 #include <stddef.h>
 #include <stdint.h>
