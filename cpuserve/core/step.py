@@ -9,26 +9,33 @@ from cpuserve.ids import BlockId, SlotId
 
 @dataclass(slots=True)
 class LogitRow:
-    """A token row whose logits the step computes.
+    """A token row whose logits the step computes, and its work.
 
     index: position inside the sequence's `token_ids` of this step. target -1: sample with the
     slot's parameters; else score that id. num_top: alternatives to report, -1 = no logprobs.
+    draft: the token that the sequence has after this row, which was guessed (-1: none was). The
+    next row is its row: it is sampled only if this one gives `draft`.
     """
 
     index: int
     target: int = -1
     num_top: int = -1
+    draft: int = -1
 
 
 @dataclass(slots=True)
 class SeqChunk:
-    """The tokens of one sequence in this step: positions start .. start + len(token_ids) - 1."""
+    """The tokens of one sequence in this step: positions start .. start + len(token_ids) - 1.
+
+    num_drafts: the last tokens that were guessed, and are verified by the rows before them.
+    """
 
     slot: SlotId
     token_ids: list[int]
     start: int
     block_table: list[BlockId]
     rows: list[LogitRow] = field(default_factory=list)
+    num_drafts: int = 0
 
 
 @dataclass(slots=True)
@@ -45,7 +52,10 @@ class StepBatch:
 
 @dataclass(slots=True)
 class RowResult:
-    """The result of one LogitRow; results are in the order of the batch's rows."""
+    """The result of one LogitRow; results are in the order of the batch's rows.
+
+    token -1: no token could be sampled, or the row before it did not give its draft.
+    """
 
     token: int
     logprob: float = 0.0

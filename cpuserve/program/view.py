@@ -29,7 +29,7 @@ class StepView:
     T: tokens, S: sequences, R: logit rows, B: entries of all block tables.
 
     token_ids, positions [T]; query_start, table_start [S + 1]; kv_len [S]; block_tables [B];
-    row_token, row_slot, row_target, row_top [R].
+    row_token, row_slot, row_target, row_top [R]; row_draft [R], or [0] without drafts.
     """
 
     token_ids: Int32
@@ -42,6 +42,11 @@ class StepView:
     row_slot: Int32
     row_target: Int32
     row_top: Int32
+    row_draft: Int32
+
+    def draft(self, row: int) -> int:
+        """The token that `row` has to give for the next row to be sampled, or -1."""
+        return int(self.row_draft[row]) if len(self.row_draft) else -1
 
     @property
     def num_tokens(self) -> int:
@@ -62,18 +67,20 @@ class StepView:
         return slice(int(self.query_start[seq]), int(self.query_start[seq + 1]))
 
 
-def section_lengths(tokens: int, seqs: int, rows: int, blocks: int) -> tuple[int, ...]:
+def section_lengths(tokens: int, seqs: int, rows: int, blocks: int, drafts: int) -> tuple[int, ...]:
     """Words of each section, in the order of StepView's fields."""
-    return (tokens, tokens, seqs + 1, seqs, seqs + 1, blocks, rows, rows, rows, rows)
+    return (tokens, tokens, seqs + 1, seqs, seqs + 1, blocks, rows, rows, rows, rows, drafts)
 
 
 def view(arrays: HasWords) -> StepView:
     """The sections of `arrays`; ValueError if their total length does not match the header."""
     words = arrays.words
     tokens, seqs, rows, blocks = (int(n) for n in words[:4])
-    lengths = section_lengths(tokens, seqs, rows, blocks)
-    if min(tokens, seqs, rows, blocks) < 0 or HEADER + sum(lengths) != len(words):
-        msg = f"a step of {len(words)} words does not match its header {words[:4].tolist()}"
+    drafts = int(words[HEADER - 1])
+    lengths = section_lengths(tokens, seqs, rows, blocks, drafts)
+    fits = min(tokens, seqs, rows, blocks) >= 0 and drafts in (0, rows)
+    if not fits or HEADER + sum(lengths) != len(words):
+        msg = f"a step of {len(words)} words does not match its header {words[:HEADER].tolist()}"
         raise ValueError(msg)
     ends = np.cumsum((HEADER, *lengths))
     return StepView(*(words[a:b] for a, b in pairwise(ends)))
@@ -86,6 +93,8 @@ def check_step(step: StepView, *, vocab: int, num_blocks: int, block: int) -> No
     _check_range("row token", step.row_token, step.num_tokens)
     if len(step.row_target):
         _check_range("row target", np.maximum(step.row_target, 0), vocab)
+    for row in np.flatnonzero(step.row_draft >= 0):
+        _check_draft(step, int(row))
     for seq in range(step.num_seqs):
         positions = step.positions[step.queries(seq)]
         kv_len = int(step.kv_len[seq])
@@ -102,6 +111,21 @@ def check_step(step: StepView, *, vocab: int, num_blocks: int, block: int) -> No
                 "which cannot hold them"
             )
             raise ValueError(msg)
+
+
+def _check_draft(step: StepView, row: int) -> None:
+    """Raise ValueError unless the next row is that of the draft of `row`."""
+    token = int(step.row_token[row]) + 1
+    rows = slice(row, row + 2)
+    follows = (
+        np.array_equal(step.row_token[rows], (token - 1, token))
+        and step.row_slot[row] == step.row_slot[row + 1]
+        and max(step.row_target[rows]) < 0
+        and token not in step.query_start
+    )
+    if not follows or step.token_ids[token] != step.row_draft[row]:
+        msg = f"row {row} of the step has a draft that the next row does not follow"
+        raise ValueError(msg)
 
 
 def _check_range(what: str, values: Int32, end: int) -> None:

@@ -21,10 +21,14 @@ HEADER = 8  # int32 words before the first section
 class StepArrays:
     """One step as a flat block of int32, which the C++ executor reads without conversion.
 
-    words[0:8] = num_tokens T, num_seqs S, num_rows R, num_blocks B (sum of table lengths), 0...
-    then, in order: token_ids [T], positions [T], query_start [S + 1], kv_len [S] (keys after this
-    step), table_start [S + 1], block_tables [B], row_token [R] (index into T), row_slot [R],
-    row_target [R] (-1 = sample), row_top [R] (-1 = no logprobs).
+    words[0:8] = num_tokens T, num_seqs S, num_rows R, num_blocks B (sum of table lengths), 0, 0, 0,
+    num_drafts D (0 or R), then, in order: token_ids [T], positions [T], query_start [S + 1],
+    kv_len [S] (keys after this step), table_start [S + 1], block_tables [B], row_token [R] (index
+    into T), row_slot [R], row_target [R] (-1 = sample), row_top [R] (-1 = no logprobs), row_draft
+    [D] (-1 = none; else the token after this one, which the next row follows).
+
+    Rows that verify drafts are sampled in order, each with the sampler state after the tokens
+    before it, until one does not give its draft.
     """
 
     words: Int32
@@ -42,7 +46,10 @@ class StepArrays:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """Results per logit row: token, logprob, rank [R]; top_ids, top_logprobs [R, max_top]."""
+    """Results per logit row: token, logprob, rank [R]; top_ids, top_logprobs [R, max_top].
+
+    token -1: none could be sampled, or a row before it did not give its draft.
+    """
 
     tokens: Int32
     logprobs: Float32
@@ -93,7 +100,8 @@ class Executor(Protocol):
 
         Raises:
             ValueError: an index is out of range; nothing has run.
-            RuntimeError: the step was cancelled; keys and values of its tokens may be written.
+            RuntimeError: the step was cancelled; keys and values of its tokens may be written, and
+                slots that verify drafts have to be admitted again.
         """
 
     def cancel(self, on: bool = True) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from cpuserve.core.step import RowResult, StepBatch, StepResult
 from cpuserve.runtime.executor import HEADER, StepArrays, StepOutputs
 
-_PAD = [0] * (HEADER - 4)
+_PAD = [0] * (HEADER - 5)
 
 
 def pack(batch: StepBatch) -> StepArrays:
@@ -23,8 +23,10 @@ def pack(batch: StepBatch) -> StepArrays:
     tables = [len(c.block_table) for c in chunks]
     starts = list(accumulate(lengths, initial=0))
     rows = [(starts[i] + row.index, c.slot, row) for i, c in enumerate(chunks) for row in c.rows]
+    drafts = len(rows) if any(c.num_drafts for c in chunks) else 0
     words = array("i", (starts[-1], len(chunks), len(rows), sum(tables)))
     words.extend(_PAD)
+    words.append(drafts)
     for c in chunks:
         words.extend(c.token_ids)
     for c, n in zip(chunks, lengths, strict=True):
@@ -38,6 +40,8 @@ def pack(batch: StepBatch) -> StepArrays:
     words.extend([slot for _, slot, _ in rows])
     words.extend([row.target for _, _, row in rows])
     words.extend([row.num_top for _, _, row in rows])
+    if drafts:
+        words.extend([row.draft for _, _, row in rows])
     return StepArrays(np.frombuffer(words, np.int32))
 
 

@@ -162,7 +162,7 @@ class TorchSampling:
 
     def _finish_row(self, row: int, logits: Float32, step: StepView, out: StepOutputs) -> None:
         token, num_top = int(step.row_target[row]), int(step.row_top[row])
-        known = is_distribution(logits)
+        known = is_distribution(logits) and _follows(row, step, out)
         if token < 0 and known:
             position = int(step.positions[step.row_token[row]]) + 1
             token = self._slots[int(step.row_slot[row])].sample(logits, position)
@@ -178,6 +178,11 @@ class TorchSampling:
         count = len(scored.top_ids)
         out.top_ids[row, :count] = scored.top_ids
         out.top_logprobs[row, :count] = scored.top_logprobs
+
+
+def _follows(row: int, step: StepView, out: StepOutputs) -> bool:
+    """Whether the row before `row` has given its draft, if it has one."""
+    return not row or step.draft(row - 1) in (-1, out.tokens[row - 1])
 
 
 def _bytes_of(part: torch.Tensor) -> Bytes:

@@ -248,10 +248,12 @@ int64_t Executor::run_step(Span<const int32_t> words, float* logits) {
   return input_.rows;
 }
 
+// Accepted drafts have been appended before the row after them was sampled.
 void Executor::append_samples() {
   for (int64_t r = 0; r < input_.rows; r++) {
-    if (input_.row_target[r] >= 0) continue;
-    sampler_.append(input_.row_slot[r], results_.tokens[static_cast<size_t>(r)]);
+    const int32_t token = results_.tokens[static_cast<size_t>(r)];
+    if (input_.row_target[r] >= 0 || (token >= 0 && token == input_.draft(r))) continue;
+    sampler_.append(input_.row_slot[r], token);
   }
 }
 

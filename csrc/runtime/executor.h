@@ -78,7 +78,8 @@ class Executor {
   // Runs one step and returns the number of its logit rows; results() holds their results until the
   // next step. Throws std::invalid_argument, before anything runs, if an index is out of range.
   // Throws std::runtime_error if cancelled (KV slots of the tokens of the step may have been
-  // written).
+  // written, and slots with drafts have to be admitted again). A row whose draft was not sampled
+  // leaves the rows that would follow it without a token (-1).
   int64_t step(Span<const int32_t> words);
   // The same, and also copies the unmodified logits [rows, vocab] to `logits`, which the caller has
   // sized.

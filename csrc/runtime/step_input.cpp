@@ -1,5 +1,7 @@
 #include "runtime/step_input.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "kernels/table.h"
 
@@ -7,6 +9,7 @@ namespace cpuserve {
 namespace {
 
 constexpr int64_t kHeader = 8;
+constexpr int64_t kDrafts = 7;  // its word that counts the entries of row_draft
 
 class Reader {
  public:
@@ -62,6 +65,41 @@ void check_row(const StepInput& in, const StepLimits& limits, int64_t r) {
   check_range("row_top", r, in.row_top[r], -1, limits.max_top + 1);
 }
 
+// A row with a draft samples, as the next row does, and that is the row of the draft itself.
+void check_draft(const StepInput& in, const StepLimits& limits, int64_t r) {
+  check_range("row_draft", r, in.row_draft[r], -1, limits.vocab);
+  if (in.row_draft[r] < 0) return;
+  const int64_t next = int64_t{in.row_token[r]} + 1;
+  const bool follows = r + 1 < in.rows && in.row_token[r + 1] == next &&
+                       in.row_slot[r + 1] == in.row_slot[r] && in.row_target[r] < 0 &&
+                       in.row_target[r + 1] < 0;
+  check_argument(follows, "row_draft[", r, "] = ", in.row_draft[r],
+                 ", but the next row does not sample the token after it");
+  check_argument(!std::binary_search(in.query_start, in.query_start + in.seqs, next), "row_draft[",
+                 r, "] belongs to the last token of its sequence");
+  check_argument(in.token_ids[next] == in.row_draft[r], "row_draft[", r, "] = ", in.row_draft[r],
+                 ", but the next token is ", in.token_ids[next]);
+}
+
+// Rows that verify change the state of their slot while the step runs, so no other row may sample
+// with it.
+void check_alone(const StepInput& in, int64_t begin, int64_t end) {
+  for (int64_t r = 0; r < in.rows; r++) {
+    const bool other = (r < begin || r >= end) && in.row_target[r] < 0;
+    check_argument(!other || in.row_slot[r] != in.row_slot[begin], "row_slot[", r,
+                   "] = ", in.row_slot[r], " is verified by other rows of the step");
+  }
+}
+
+void check_drafts(const StepInput& in, const StepLimits& limits) {
+  for (int64_t r = 0; r < in.rows; r++) check_draft(in, limits, r);
+  for (int64_t r = 0; r < in.rows; r++) {
+    const int64_t begin = r;
+    while (in.row_draft[r] >= 0) r++;
+    if (r > begin) check_alone(in, begin, r + 1);
+  }
+}
+
 }  // namespace
 
 StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
@@ -81,6 +119,9 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   check_argument(in.rows == 0 || limits.vocab > 0,
                  "the step has logit rows, but this program has no logits op");
   check_argument(blocks >= 0, "a step cannot have ", blocks, " blocks");
+  const int64_t drafts = header[kDrafts];
+  check_argument(drafts == 0 || drafts == in.rows, "a step of ", in.rows,
+                 " logit rows cannot have ", drafts, " drafts: it has one for each row, or none");
 
   in.token_ids = reader.take(in.tokens);
   in.positions = reader.take(in.tokens);
@@ -92,6 +133,7 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   in.row_slot = reader.take(in.rows);
   in.row_target = reader.take(in.rows);
   in.row_top = reader.take(in.rows);
+  in.row_draft = drafts > 0 ? reader.take(drafts) : nullptr;
   check_argument(reader.left() == 0, "the words of the step are too long: ", reader.left(),
                  " are left over");
 
@@ -99,6 +141,7 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   check_offsets("table_start", in.table_start, in.seqs, blocks);
   for (int64_t s = 0; s < in.seqs; s++) check_sequence(in, limits, s);
   for (int64_t r = 0; r < in.rows; r++) check_row(in, limits, r);
+  if (in.row_draft) check_drafts(in, limits);
   return in;
 }
 

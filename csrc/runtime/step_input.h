@@ -14,6 +14,10 @@ struct StepInput {
   const int32_t* kv_len;                                       // [seqs] keys after this step
   const int32_t *table_start, *block_tables;                   // [seqs + 1], [table_start[seqs]]
   const int32_t *row_token, *row_slot, *row_target, *row_top;  // [rows]
+  const int32_t* row_draft;                                    // [rows], or null without drafts
+
+  // The token that row r has to give for the next row to be sampled, or -1.
+  int32_t draft(int64_t r) const noexcept { return row_draft ? row_draft[r] : -1; }
 };
 
 struct StepLimits {

@@ -44,6 +44,7 @@ Tap Executor::tap(Span<const int32_t> words, int64_t op) {
   const auto ops = static_cast<int64_t>(program_->ops().size());
   check_argument(op >= 0 && op < ops, "there is no op ", op, "; the number of ops is ", ops);
   begin_step(parse(words));
+  input_.row_draft = nullptr;  // every row is sampled alone, and the state of its slot stays
   const Ends ends = std::visit(EndsOf{}, program_->ops()[static_cast<size_t>(op)]);
   const auto read = [&](Id id) {
     const auto at = static_cast<size_t>(id);

@@ -236,16 +236,42 @@ void Executor::Worker::scale_logits(const LogitsOp& op, int64_t rows) noexcept {
   });
 }
 
-void Executor::Worker::sample_row(int64_t first, int64_t row) noexcept {
+// Samples a row and those that verify its drafts, each with the state that its slot has after the
+// tokens before it: exactly what steps of one token would sample. Rows behind the first draft that
+// sampling does not give have no token. A run of rows that began in the block before continues
+// here; the barriers between the blocks order its results.
+void Executor::Worker::sample_rows(int64_t first, int64_t row, int64_t count) noexcept {
   const StepInput& in = e.input_;
-  const auto r = static_cast<size_t>(first + row);
-  const auto vocab = static_cast<size_t>(e.logits_.width);
-  float* logits = reinterpret_cast<float*>(row_of(e.logits_, row));
-  if (e.logits_copy_) std::memcpy(e.logits_copy_ + r * vocab, logits, vocab * sizeof(float));
+  std::vector<int32_t>& tokens = e.results_.tokens;
+  if (row > 0 && in.draft(first + row - 1) >= 0) return;  // sampled with the row before it
+  for (; row < count; row++) {
+    const int64_t r = first + row;
+    const auto at = static_cast<size_t>(r);
+    const int32_t wanted = r > 0 ? in.draft(r - 1) : -1;
+    copy_logits(r, row);
+    if (wanted >= 0 && tokens[at - 1] != wanted) {
+      tokens[at] = -1;
+    } else {
+      if (wanted >= 0) e.sampler_.append(in.row_slot[r], wanted);
+      sample_row(r, row);
+    }
+    if (in.draft(r) < 0) return;
+  }
+}
+
+void Executor::Worker::copy_logits(int64_t r, int64_t row) noexcept {
+  if (!e.logits_copy_) return;
+  std::memcpy(e.logits_copy_ + r * e.logits_.width, row_of(e.logits_, row),
+              static_cast<size_t>(e.logits_.width) * sizeof(float));
+}
+
+void Executor::Worker::sample_row(int64_t number, int64_t row) noexcept {
+  const StepInput& in = e.input_;
+  const auto r = static_cast<size_t>(number);
 
   SampleArgs args{};
-  args.logits = logits;
-  args.vocab = static_cast<int32_t>(vocab);
+  args.logits = reinterpret_cast<float*>(row_of(e.logits_, row));
+  args.vocab = static_cast<int32_t>(e.logits_.width);
   args.target = in.row_target[r];
   args.params = args.target < 0 ? &e.sampler_.params(in.row_slot[r]) : nullptr;
   args.position = in.positions[in.row_token[r]] + 1;
@@ -272,7 +298,7 @@ void Executor::Worker::operator()(const LogitsOp& op) noexcept {
       barrier();
     }
     // The gather of the next block needs no barrier: it writes rows that no thread reads any more.
-    drain(everyone(), count, 1, [&](int64_t row, int64_t) { sample_row(first, row); });
+    drain(everyone(), count, 1, [&](int64_t row, int64_t) { sample_rows(first, row, count); });
   }
 }
 

@@ -91,7 +91,9 @@ struct Executor::Worker {
   void merge(const AttentionOp& op, const MergeUnit& unit) noexcept;
   void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count) noexcept;
   void scale_logits(const LogitsOp& op, int64_t rows) noexcept;
-  void sample_row(int64_t first, int64_t row) noexcept;
+  void sample_rows(int64_t first, int64_t row, int64_t count) noexcept;
+  void copy_logits(int64_t number, int64_t row) noexcept;
+  void sample_row(int64_t number, int64_t row) noexcept;
 };
 
 }  // namespace cpuserve

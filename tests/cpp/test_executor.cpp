@@ -132,6 +132,21 @@ std::vector<int32_t> words_of(const std::vector<int32_t>& ids, int32_t start) {
   return w;
 }
 
+// Words of a sequence whose last token is `last` and whose further tokens are `drafts`, which its
+// rows sample and verify.
+std::vector<int32_t> verifying(int32_t last, const std::vector<int32_t>& drafts, int32_t start) {
+  std::vector<int32_t> ids{last};
+  ids.insert(ids.end(), drafts.begin(), drafts.end());
+  std::vector<int32_t> w = words_of(ids, start);
+  const auto rows = static_cast<std::ptrdiff_t>(ids.size());
+  std::fill(w.end() - 2 * rows, w.end() - rows, -1);  // row_target: sample
+  std::fill(w.end() - rows, w.end(), 3);              // row_top
+  w.insert(w.end(), drafts.begin(), drafts.end());
+  w.push_back(-1);
+  w[7] = static_cast<int32_t>(rows);
+  return w;
+}
+
 std::vector<int32_t> token_ids(int64_t count) {
   std::mt19937 engine(11);
   std::vector<int32_t> ids(static_cast<size_t>(count));
@@ -247,6 +262,91 @@ TEST(a_step_allocates_nothing) {
   });
 }
 
+// What a row sampled, with its alternatives.
+struct Sampled {
+  int32_t token, rank;
+  float logprob;
+  std::vector<int32_t> ids;
+  bool operator==(const Sampled& o) const {
+    return token == o.token && rank == o.rank && logprob == o.logprob && ids == o.ids;
+  }
+};
+
+Sampled sampled(const Executor& e, int64_t row) {
+  const auto r = static_cast<size_t>(row);
+  const StepResults& got = e.results();
+  const auto first = got.top_ids.begin() + row * e.max_top();
+  return {got.tokens[r], got.ranks[r], got.logprobs[r], {first, first + 3}};
+}
+
+// An answer of 90 tokens to `prompt`, of which each step verifies `drafts` with every `wrong`th one
+// spoiled. `truth` is the answer; empty if steps of one token are to find it.
+std::vector<Sampled> answer_of(int threads, const SlotRequest& request, size_t drafts, size_t wrong,
+                               const std::vector<Sampled>& truth) {
+  const Decoder decoder;
+  const std::vector<int32_t> prompt = token_ids(40);
+  std::vector<Sampled> out;
+  Team team(threads, {});
+  team.run([&] {
+    Executor e(team, decoder.program, kBlocks, KvType::f32, 2, 4);
+    decoder.load(e);
+    e.sampler().admit(0, request);
+    e.step(words_of({prompt.begin(), prompt.end() - 1}, 0));
+    int32_t last = prompt.back(), start = static_cast<int32_t>(prompt.size()) - 1;
+    while (out.size() < 90) {
+      std::vector<int32_t> guess;
+      for (size_t i = out.size(); i < std::min(truth.size(), out.size() + drafts); i++) {
+        const int32_t token = truth[i].token;
+        guess.push_back(wrong > 0 && i % wrong == 0 ? (token + 1) % kVocab : token);
+      }
+      const int64_t rows = e.step(verifying(last, guess, start));
+      bool right = true;
+      for (int64_t r = 0; r < rows; r++) {
+        const Sampled s = sampled(e, r);
+        EXPECT(right == (s.token >= 0));
+        if (!right) continue;
+        out.push_back(s);
+        last = s.token;
+        start++;
+        right = r + 1 < rows && s.token == guess[static_cast<size_t>(r)];
+      }
+    }
+    EXPECT(e.step_allocations() == 0);
+  });
+  out.resize(90);
+  return out;
+}
+
+TEST(verified_drafts_give_what_steps_of_one_token_give) {
+  const std::vector<int32_t> prompt = token_ids(40), stops{3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  const std::vector<int32_t> biased{20};
+  const std::vector<float> bias{0.5f};
+  SlotRequest greedy, warm;
+  greedy.temperature = 0;
+  greedy.presence = 0.3f;
+  greedy.frequency = 0.1f;
+  greedy.prompt = prompt;
+  warm.temperature = 0.8f;
+  warm.seed = 7;
+  warm.repetition = 1.2f;
+  warm.top_k = 30;
+  warm.min_tokens = 33;
+  warm.stop_ids = stops;
+  warm.bias_ids = biased;
+  warm.bias_values = bias;
+  warm.prompt = prompt;
+  for (const SlotRequest& request : {greedy, warm}) {
+    const std::vector<Sampled> truth = answer_of(1, request, 0, 0, {});
+    // With 40 drafts the rows of a sequence are sampled in two blocks.
+    for (size_t drafts : {1, 5, 31, 32, 40}) {
+      for (size_t wrong : {0, 1, 4, 37}) {
+        const int threads = static_cast<int>(drafts % 3) + 1;
+        EXPECT(answer_of(threads, request, drafts, wrong, truth) == truth);
+      }
+    }
+  }
+}
+
 // The executor that the first norm of a step cancels, and the number of calls of the operation
 // after the next one, by any thread.
 Executor* cancelled_by_norm = nullptr;
@@ -287,12 +387,8 @@ TEST(a_step_that_is_cancelled_while_it_runs_goes_no_further) {
   }
 }
 
-TEST(words_with_any_one_word_spoiled_run_or_are_refused) {
-  Decoder decoder;
-  Team team(1, {});
-  Executor e(team, decoder.program, kBlocks, KvType::f32, 2, 4);
-  decoder.load(e);
-  const std::vector<int32_t> good = words_of(token_ids(40), 30);
+// Runs `good` with every word spoiled in several ways, each refused or harmless; then `good`.
+void spoil(Executor& e, const std::vector<int32_t>& good, int64_t rows) {
   int refused = 0;
   for (size_t at = 0; at < good.size(); at++) {
     for (int32_t value : {-1, INT32_MIN, INT32_MAX, good[at] + 1, 1 << 20}) {
@@ -306,17 +402,49 @@ TEST(words_with_any_one_word_spoiled_run_or_are_refused) {
     }
   }
   EXPECT(refused > static_cast<int>(good.size()));
-  EXPECT(e.step(good) == 40);
+  EXPECT(e.step(good) == rows);
+}
+
+TEST(words_with_any_one_word_spoiled_run_or_are_refused) {
+  Decoder decoder;
+  Team team(1, {});
+  Executor e(team, decoder.program, kBlocks, KvType::f32, 2, 4);
+  decoder.load(e);
+  spoil(e, words_of(token_ids(40), 30), 40);
+  e.sampler().admit(0, {});
+  spoil(e, verifying(1, token_ids(39), 30), 40);
+}
+
+TEST(drafts_that_the_next_row_does_not_follow_are_refused) {
+  const StepLimits limits{64, 2, 100, 8, 2, kVocab, kVocab, 4};
+  const std::vector<int32_t> good = verifying(1, {2, 3, 4}, 30);
+  EXPECT(parse_step(good, limits).draft(1) == 3 && parse_step(good, limits).draft(3) == -1);
+  // Five sections of a word for each of 4 rows, from the end: token, slot, target, top, draft.
+  const size_t draft = good.size() - 4, target = draft - 8, slot = target - 4, token = slot - 4;
+  const std::vector<std::pair<size_t, int32_t>> faults{
+      {draft, 3},      {draft + 3, 1}, {draft, kVocab}, {target, 5},
+      {target + 1, 5}, {slot + 2, 1},  {token + 1, 0},  {7, 3}};
+  for (const auto& [at, value] : faults) {
+    std::vector<int32_t> bad = good;
+    bad[at] = value;
+    EXPECT(!testing::message_of<std::invalid_argument>([&] { parse_step(bad, limits); }).empty());
+  }
+  // Without the middle draft there are two runs of rows for one slot, of which threads could
+  // change the state at a time.
+  std::vector<int32_t> two = good;
+  two[draft + 1] = -1;
+  EXPECT_THROWS(std::invalid_argument, "verified by other rows", parse_step(two, limits));
 }
 
 TEST(words_cut_anywhere_are_refused) {
-  const std::vector<int32_t> good = words_of(token_ids(9), 3);
   const StepLimits limits{16, 2, 100, 8, 2, kVocab, kVocab, 4};
-  for (size_t n = 0; n < good.size(); n++) {
-    const std::vector<int32_t> cut(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(n));
-    EXPECT(!testing::message_of<std::invalid_argument>([&] { parse_step(cut, limits); }).empty());
+  for (const auto& good : {words_of(token_ids(9), 3), verifying(1, token_ids(8), 3)}) {
+    for (size_t n = 0; n < good.size(); n++) {
+      const std::vector<int32_t> cut(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(n));
+      EXPECT(!testing::message_of<std::invalid_argument>([&] { parse_step(cut, limits); }).empty());
+    }
+    EXPECT(parse_step(good, limits).tokens == 9);
   }
-  EXPECT(parse_step(good, limits).tokens == 9);
 }
 
 TEST(attention_plans_cover_every_visible_chunk_once) {

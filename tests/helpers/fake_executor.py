@@ -21,12 +21,16 @@ from cpuserve.sampling.params import SamplingParams
 
 VOCAB = 1000
 NOTHING = -1
+REPEATS = 1 << 20  # seeds from here on: three of four tokens repeat an earlier one
 
 
 def next_token(history: Sequence[int], seed: int, banned: Sequence[int] = ()) -> int:
     """Return the token that the model generates after `history`."""
     digest = hashlib.blake2b(repr((seed, list(history))).encode(), digest_size=8).digest()
-    token = int.from_bytes(digest, "little") % VOCAB
+    number = int.from_bytes(digest, "little")
+    token = number % VOCAB
+    if seed >= REPEATS and number >> 62:
+        token = history[-1 - (seed % 5) % len(history)]
     while token in banned:
         token = (token + 1) % VOCAB
     return token
@@ -99,7 +103,7 @@ class FakeModel:
         self._check_places(batch)
         for chunk in batch.chunks:
             self._store(chunk)
-        return [self._row(chunk, row) for chunk in batch.chunks for row in chunk.rows]
+        return [result for chunk in batch.chunks for result in self._rows(chunk)]
 
     def _check_places(self, batch: StepBatch) -> None:
         size = self.block_size
@@ -126,6 +130,20 @@ class FakeModel:
         size = self.block_size
         first = max(0, end - self.window) if self.window else 0
         return [self.kv[chunk.block_table[p // size]][p % size] for p in range(first, end)]
+
+    def _rows(self, chunk: SeqChunk) -> StepResult:
+        """The results of `chunk`; those behind the first draft that was wrong have no token."""
+        results: StepResult = []
+        drafts = [row.draft for row in chunk.rows if row.draft != -1]
+        assert drafts == chunk.token_ids[len(chunk.token_ids) - chunk.num_drafts :]
+        for row in chunk.rows:
+            before = chunk.rows[len(results) - 1] if results else LogitRow(-1)
+            if before.draft not in (-1, results[-1].token if results else -1):
+                results.append(RowResult(-1))
+                continue
+            assert before.draft < 0 or row.index == before.index + 1
+            results.append(self._row(chunk, row))
+        return results
 
     def _row(self, chunk: SeqChunk, row: LogitRow) -> RowResult:
         history = self._history(chunk, chunk.start + row.index + 1)
@@ -240,20 +258,24 @@ def unflatten(words) -> StepBatch:
     """The StepBatch that StepArrays `words` describe."""
     values = words.tolist()
     num_tokens, num_seqs, num_rows, num_blocks = values[:4]
+    num_drafts = values[HEADER - 1]
+    assert num_drafts in (0, num_rows)
     sections, start = [], HEADER
     sizes = (num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs + 1, num_blocks)
-    for size in (*sizes, *[num_rows] * 4):
+    for size in (*sizes, *[num_rows] * 4, num_drafts):
         sections.append(values[start : start + size])
         start += size
     assert start == len(values)
-    ids, positions, query, kv_len, tables, blocks, token, slot, target, num_top = sections
+    ids, positions, query, kv_len, tables, blocks, token, slot, target, num_top, draft = sections
+    draft = draft or [-1] * num_rows
     chunks, row = [], 0
     for i in range(num_seqs):
         begin, end = query[i], query[i + 1]
         assert positions[begin:end] == list(range(kv_len[i] - (end - begin), kv_len[i]))
         chunk = SeqChunk(-1, ids[begin:end], positions[begin], blocks[tables[i] : tables[i + 1]])
         while row < num_rows and token[row] < end:
-            chunk.rows.append(LogitRow(token[row] - begin, target[row], num_top[row]))
+            chunk.rows.append(LogitRow(token[row] - begin, target[row], num_top[row], draft[row]))
+            chunk.num_drafts += draft[row] >= 0
             chunk.slot = slot[row]
             row += 1
         if chunk.slot < 0:
