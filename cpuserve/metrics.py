@@ -45,6 +45,12 @@ ENGINE_COUNTERS = {
     "prefix_cache_queries": "prefix_queries",
     "prefix_cache_hits": "prefix_hits",
 }
+# The same for the counters of speculative decoding, with their help.
+DRAFT_COUNTERS = {
+    "num_drafts": ("drafts", "Times that a sequence got draft tokens."),
+    "num_draft_tokens": ("draft_tokens", "Draft tokens verified."),
+    "num_accepted_tokens": ("accepted_tokens", "Draft tokens that were right."),
+}
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 
 
@@ -65,6 +71,9 @@ class StepStats(Protocol):
     disk_blocks: int
     disk_bytes: int
     disk_hits: int
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
 
 
 class ReplicaFigures(Protocol):
@@ -154,9 +163,9 @@ class ServerMetrics:
 
     `stats` returns the engine's latest StepStats. `cache` gives the labels of cache_config_info.
     `cpu` adds the CPU metrics and `tiers` ("swap", "disk") those of the KV cache's offload tiers;
-    their names begin with "cpuserve:". With several engines, `stats` returns their sums and
-    `replicas` the figures of each. Metrics of an engine then have its number as the label `engine`,
-    and metrics measured at the endpoint have "all".
+    their names begin with "cpuserve:". `drafts` adds those of speculative decoding. With several
+    engines, `stats` returns their sums and `replicas` the figures of each. Metrics of an engine
+    then have its number as the label `engine`, and metrics measured at the endpoint have "all".
     """
 
     def __init__(
@@ -169,8 +178,10 @@ class ServerMetrics:
         cpu: Callable[[], CpuSample] | None = None,
         replicas: Callable[[], Iterable[ReplicaFigures]] | None = None,
         tiers: Iterable[str] = (),
+        drafts: bool = False,
     ) -> None:
         self._tiers = tuple(tiers)
+        self._drafts = drafts
         self._cpu = cpu
         self._replicas = replicas
         self._labels = {"model_name": model_name, "engine": "all" if replicas else "0"}
@@ -275,6 +286,8 @@ class ServerMetrics:
         yield from self._collect_histograms()
         if self._tiers:
             yield from self._collect_tiers()
+        if self._drafts:
+            yield from self._collect_drafts()
         if self._cpu is not None:
             yield from self._collect_cpu(self._cpu())
 
@@ -365,6 +378,15 @@ class ServerMetrics:
                 for family, what in ((blocks, "blocks"), (size, "bytes"), (hits, "hits")):
                     family.add_metric([*labels, tier], getattr(stats, f"{tier}_{what}"))
         yield from (blocks, size, hits)
+
+    def _collect_drafts(self) -> Iterable[Metric]:
+        for name, (field_name, text) in DRAFT_COUNTERS.items():
+            counter = CounterMetricFamily(
+                f"vllm:spec_decode_{name}", text, labels=list(self._labels)
+            )
+            for labels, stats in self._engines():
+                counter.add_metric(labels, getattr(stats, field_name))
+            yield counter
 
     def _collect_cpu(self, cpu: CpuSample) -> Iterable[Metric]:
         """Yield CPU metrics; rate(bytes) / rate(busy) / roofline is the share of the roofline."""

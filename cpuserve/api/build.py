@@ -41,6 +41,7 @@ def make_context(
         cpu=lambda: cpu.sample(client.stats, client.info),
         replicas=(lambda: client.replicas) if len(configs) > 1 else None,
         tiers=_tiers(config),
+        drafts=config.speculation is not None,
     )
     context = ModelContext(
         client,

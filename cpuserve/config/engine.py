@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from cpuserve.config.speculation import Speculation
+
 # Limit on the memory of blocks that wait to be written to prefix_cache_dir.
 PREFIX_CACHE_QUEUE_BYTES = 32 << 20
 
@@ -31,6 +33,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     itl_target_ms: int | None = None
     long_prefill_token_threshold: int | None = None
     scheduling_policy: str | None = None
+    speculative_config: dict[str, Any] | None = None
     enable_prefix_caching: bool | None = None
     prefix_cache_dir: str | None = None
     prefix_cache_size: str | None = None
@@ -109,6 +112,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
     work_sizes: how much the kernels work on at a time, where that was tuned on this machine; the
     other sizes follow from the caches.
+    speculation: how tokens are guessed; None = they are not.
     executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.
     itl_target_ms, long_prefill_token_threshold: 0 = no limit.
     """
@@ -152,6 +156,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     tokenizer_path: str
     thread_speeds: list[int] = []
     work_sizes: dict[str, int] = {}
+    speculation: Speculation | None = None
 
 
 @dataclass(frozen=True, slots=True)

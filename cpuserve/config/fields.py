@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cpuserve.config.generation import check_settings
+from cpuserve.config.speculation import read_speculation
 from cpuserve.config.values import parse_bind, parse_count, parse_nodes, parse_space
 
 # A "list" flag takes several values. A "names" flag takes one value: names separated by commas, or
@@ -157,7 +158,7 @@ def _object(value: object) -> dict[str, Any]:
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(value)
     if not isinstance(value, Mapping):
-        msg = """must be a JSON object, such as '{"temperature": 0.7}'"""
+        msg = """must be a JSON object, such as '{"name": 0.7}'"""
         raise ValueError(msg)
     return {str(key): item for key, item in value.items()}
 
@@ -775,6 +776,19 @@ FIELDS: tuple[Field, ...] = (
         env="CPUSERVE_SCHEDULING_POLICY",
         choices=("fcfs", "priority"),
         metavar="POLICY",
+    ),
+    Field(
+        "speculative_config",
+        "Guess tokens and verify them in one step, as a JSON object with method (ngram: what "
+        "followed the last tokens when they stood in the request before), num_speculative_tokens "
+        "(5), prompt_lookup_max (4) and prompt_lookup_min (2). It changes no token.",
+        "off",
+        MEMORY,
+        kind="object",
+        flags=("--speculative-config",),
+        env="CPUSERVE_SPECULATIVE_CONFIG",
+        check=read_speculation,
+        metavar="JSON",
     ),
     Field(
         "enable_prefix_caching",

@@ -42,13 +42,12 @@ MISSING: tuple[Missing, ...] = (
     ),
     Missing(
         (
-            "--speculative-config",
             "--speculative-model",
             "--num-speculative-tokens",
             "--num-lookahead-slots",
             "--model-draft",
         ),
-        "speculative decoding is not supported yet",
+        "draft models are not supported yet; --speculative-config guesses tokens by n-grams",
     ),
     Missing(
         (

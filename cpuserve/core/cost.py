@@ -1,7 +1,8 @@
 """Predict how long a step takes on this host, learning from the steps that have run.
 
-    seconds = base + row x decode rows + key x keys they read + token x prompt tokens
-              + pair x (query, key) pairs of the prompt chunks + score x prompt tokens scored
+    seconds = base + row x decode rows + key x keys they read + draft x drafts
+              + token x prompt tokens + pair x (query, key) pairs of the prompt chunks
+              + score x prompt tokens scored
 
 The weights are fitted online by normalized least mean squares. That takes a few multiplications per
 step and no history, and it follows a machine whose speed changes because of other programs.
@@ -31,6 +32,9 @@ FIRST_CHUNK = 64
 _ROWS, _KEYS, _TOKENS, _PAIRS = 16.0, 16384.0, 256.0, 256.0 * 16384.0
 # Few prompts are scored (logprobs), so most of the error of a scored prompt is assigned to `score`.
 _SCORES = 64.0
+_DRAFTS = 4.0
+# Until a step has had drafts, one is taken for this part of a step.
+_FIRST_DRAFT = 1.0 / 8
 _GAIN, _MOST_ERROR = 0.4, 0.5
 _TRAINED = 8
 # If prompts arrive without a pause, every step has decode rows and prompt tokens, and its time
@@ -49,6 +53,7 @@ class StepWork:
 
     rows: decode rows; keys: keys that they read. tokens: prompt tokens; pairs: their (query, key)
     pairs. scores: prompt tokens whose log probability was requested, each of which needs logits.
+    drafts: guessed tokens behind decode rows, in steps without prompt tokens.
     """
 
     rows: int = 0
@@ -56,6 +61,7 @@ class StepWork:
     tokens: int = 0
     pairs: float = 0.0
     scores: int = 0
+    drafts: int = 0
 
     def add_prompt(self, start: int, count: int, scores: int = 0) -> None:
         """Add a prompt chunk of `count` tokens at positions start, start + 1, ..."""
@@ -74,6 +80,8 @@ class CostModel:
         self.restore_s: dict[str, float] = {}
         self.base, self.row, self.key = 0.02, 0.0003 * _ROWS, 0.002
         self.token, self.pair, self.score = 0.004 * _TOKENS, 0.1, 0.0
+        self.draft = _FIRST_DRAFT * self.base * _DRAFTS
+        self._drafted = False
         self.longest_chunk = 0
         self.prompt_rate = 0.0
         self._rate_weight = 0.0
@@ -83,11 +91,16 @@ class CostModel:
         self._usual_tokens = 0.0
         self._share_error = _Agreed()
         self._decode_error = _Agreed()
+        self._draft_error = _Agreed()
         self._prompt_error = _Agreed()
 
     def decode_seconds(self, rows: int, keys: int) -> float:
         """Return the predicted seconds of a step without prompt tokens."""
         return self.base + self.row * (rows / _ROWS) + self.key * (keys / _KEYS)
+
+    def draft_seconds(self, drafts: int) -> float:
+        """Return the predicted seconds that drafts add to a step."""
+        return self.draft * (drafts / _DRAFTS)
 
     def prompt_seconds(self, tokens: int, pairs: float, scores: int = 0) -> float:
         """Return the predicted seconds that prompt tokens add to a step."""
@@ -102,7 +115,10 @@ class CostModel:
             if work.rows:
                 self._decode_steps += 1
                 self._mixed_steps = 0
-                self._fit_decode(work, self._decode_error(seconds / decode - 1.0) * decode)
+                # Steps with drafts agree with each other: those without them often come between.
+                agreed = self._draft_error if work.drafts else self._decode_error
+                decode += self.draft_seconds(work.drafts)
+                self._fit_decode(work, agreed(seconds / decode - 1.0) * decode)
             return
         if work.rows and self._decode_steps >= _TRAINED:
             if self._mixed_steps >= _MIXED_STEPS and self._tells_apart(work.tokens):
@@ -138,11 +154,15 @@ class CostModel:
             self.spread = min(max(self.spread + step, LEAST_SPREAD), MOST_SPREAD)
 
     def _fit_decode(self, work: StepWork, error: float) -> None:
-        row, key = work.rows / _ROWS, work.keys / _KEYS
-        step = error / (1.0 + row * row + key * key)
+        row, key, draft = work.rows / _ROWS, work.keys / _KEYS, work.drafts / _DRAFTS
+        step = error / (1.0 + row * row + key * key + draft * draft)
         self.base = max(self.base + step, 1e-5)
         self.row = max(self.row + step * row, 0.0)
         self.key = max(self.key + step * key, 0.0)
+        self.draft = max(self.draft + step * draft, 1e-6 * _DRAFTS)
+        self._drafted = self._drafted or work.drafts > 0
+        if not self._drafted:
+            self.draft = _FIRST_DRAFT * self.base * _DRAFTS
 
     def _fit_prompt(self, work: StepWork, error: float, *, with_base: bool) -> None:
         token, pair, score = work.tokens / _TOKENS, work.pairs / _PAIRS, work.scores / _SCORES

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cpuserve.core.kv.prefix import PrefixChain
+from cpuserve.core.ngram import NgramIndex
 from cpuserve.core.step import LogitRow, RowResult
 from cpuserve.ids import BlockId, RequestId, SlotId
 from cpuserve.sampling.params import SamplingParams
@@ -24,7 +25,7 @@ class Request:
     token; entry 0 is None (nothing predicts the first token). arrival, scheduled (first time it got
     a slot): time.monotonic(). progress: report a Delta after each part of the prompt. rank: sort
     key of the queue (queue.rank_of). num_lost: prompt tokens whose computation was thrown away
-    because their step was ended early.
+    because their step was ended early. ngrams: None before the first drafts of its tokens.
     """
 
     id: RequestId
@@ -51,6 +52,7 @@ class Request:
     num_lost: float = 0.0
     decode_rows: list[LogitRow] = field(default_factory=list)
     chain: PrefixChain = field(default_factory=PrefixChain)
+    ngrams: NgramIndex | None = None
 
     def __post_init__(self) -> None:
         params = self.params

@@ -29,6 +29,7 @@ from typing import Protocol
 
 from cpuserve.core.budget import SHORT, PromptBudget, may_lose, part_of
 from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
+from cpuserve.core.drafts import DraftBudget, Drafter
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import FORGOTTEN, ChainMark, PrefixMatch
 from cpuserve.core.queue import Policy, Rank, WaitingQueue, rank_of
@@ -73,6 +74,7 @@ class Scheduler:
     long_prefill_token_threshold: most tokens of one prompt in a step, 0 = no limit.
     moving_s: how long `schedule` may move blocks from and to offload tiers if no stream waits for
     the step. It may exceed that by the time of one block.
+    drafter: guesses tokens behind decode rows, None = nothing does.
     """
 
     def __init__(
@@ -86,12 +88,14 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
         policy: Policy = "fcfs",
         moving_s: float = MOVING_S,
+        drafter: Drafter | None = None,
     ) -> None:
         self.kv = kv
         self.cost = CostModel()
         self.work = StepWork()
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.drafter = drafter
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self.requests: dict[RequestId, Request] = {}
@@ -162,6 +166,8 @@ class Scheduler:
                 # The streams wait for this step anyway, so all of its time may be used.
                 self.kv.offload.left_s += budget.seconds - self._moving_s
             self._schedule_prompts(prompts, budget)
+        if self.drafter is not None and self.work.rows and not self.work.tokens:
+            self._schedule_drafts(self.drafter)
         return StepBatch(self._batch)
 
     def update(self, results: StepResult) -> list[Delta]:
@@ -172,6 +178,11 @@ class Scheduler:
         next_row = 0
         block_size = self.kv.block_size
         for request, chunk in zip(requests, batch, strict=True):
+            if chunk.num_drafts:
+                first_row = next_row
+                next_row += len(chunk.rows)
+                deltas.append(self._verify(request, chunk, results[first_row:next_row]))
+                continue
             computed = request.num_computed = chunk.start + len(chunk.token_ids)
             if computed % block_size == 0 or computed - chunk.start >= block_size:
                 self._publish(request, computed, computed=True)
@@ -293,6 +304,23 @@ class Scheduler:
             keys += start
         self.work.rows, self.work.keys = len(batch), keys
         return prompts
+
+    def _schedule_drafts(self, drafter: Drafter) -> None:
+        """Let decode rows guess, as far as tokens, time and blocks are left.
+
+        Beside a prompt they do not: what time such a step has left belongs to the prompt.
+        """
+        work, cost, target = self.work, self.cost, self._itl_target_s
+        budget = DraftBudget(
+            tokens=self.max_num_batched_tokens - work.rows,
+            seconds=cost.allowance(work.rows, work.keys, target) if target else math.inf,
+            given=work.rows,
+            took_s=cost.decode_seconds(work.rows, work.keys),
+            draft_s=cost.draft_seconds(1),
+        )
+        for request, chunk in zip(self._batch_requests, self._batch, strict=True):
+            drafter.extend(request, chunk, budget)
+        work.drafts = budget.spent
 
     def _candidates(self) -> list[Request]:
         """Return waiting requests that may start now without taking blocks from one before them."""
@@ -554,15 +582,7 @@ class Scheduler:
         """Append `results` to `request`; None while its prompt is still being scored."""
         for row in results:
             if row.token < 0 or math.isnan(row.logprob):
-                # If the request's own parameters can exclude all tokens, only its own blocks are
-                # unpublished: others must not lose their prefixes for it. Otherwise the blocks that
-                # it shares may hold broken keys or values, and are unpublished, too.
-                if request.params.bars_tokens:
-                    self.kv.unpublish_own(request.chain)
-                else:
-                    self.kv.unpublish(request.block_table)
-                self._drop(request)
-                return Delta(request, [], "error", error=NO_CHOICE)
+                return self._fail_sampling(request)
         delta = Delta(request, [])
         if request.prompt_rows is not None and request.num_output == 0:
             sampled = bool(chunk.rows) and chunk.rows[-1].target < 0
@@ -579,6 +599,40 @@ class Scheduler:
             delta.rows = results
         finish = request.append(token)
         return delta if finish is None else self._finish(delta, finish)
+
+    def _verify(self, request: Request, chunk: SeqChunk, results: list[RowResult]) -> Delta:
+        """Append what the rows of drafts gave, as steps of one token would have."""
+        if results[0].token < 0:
+            return self._fail_sampling(request)
+        delta, finish = Delta(request, []), None
+        for row in results:
+            if row.token < 0 or finish is not None:
+                break  # the next step samples this token, if any can be
+            delta.tokens.append(row.token)
+            finish = request.append(row.token)
+        count = len(delta.tokens)
+        if self.drafter is not None:
+            self.drafter.num_accepted_tokens += count - 1
+        computed = request.num_computed = chunk.start + count
+        self.kv.truncate(request.block_table, computed)
+        if computed // self.kv.block_size > chunk.start // self.kv.block_size:
+            self._publish(request, computed, computed=True)
+            self.kv.slide(request.block_table, computed)
+        if request.num_top >= 0:
+            delta.rows = results[:count]
+        return delta if finish is None else self._finish(delta, finish)
+
+    def _fail_sampling(self, request: Request) -> Delta:
+        """End `request` with an error, since no token could be sampled for it."""
+        # If the request's own parameters can exclude all tokens, only its own blocks are
+        # unpublished: others must not lose their prefixes for it. Otherwise the blocks that it
+        # shares may hold broken keys or values, and are unpublished, too.
+        if request.params.bars_tokens:
+            self.kv.unpublish_own(request.chain)
+        else:
+            self.kv.unpublish(request.block_table)
+        self._drop(request)
+        return Delta(request, [], "error", error=NO_CHOICE)
 
     def _finish(self, delta: Delta, finish: FinishReason) -> Delta:
         request = delta.request

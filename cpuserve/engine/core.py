@@ -11,6 +11,7 @@ from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.core.admission import Limits, check_request, output_limit
+from cpuserve.core.drafts import Drafter
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
 from cpuserve.core.scheduler import Scheduler
@@ -78,6 +79,7 @@ class EngineCore:
             itl_target_s=config.itl_target_ms / 1000,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             policy=config.scheduling_policy,
+            drafter=_drafter(config, self.kv),
         )
         self.interrupt = Interrupt(executor.cancel)
         self._eos_ids = frozenset(eos_ids)
@@ -211,6 +213,10 @@ class EngineCore:
         self._stale = False
         stats.step_s = seconds
         self._count_offload()
+        if scheduler.drafter is not None:
+            stats.drafts = scheduler.drafter.num_drafts
+            stats.draft_tokens = scheduler.drafter.num_draft_tokens
+            stats.accepted_tokens = scheduler.drafter.num_accepted_tokens
         for delta in deltas:
             stats.generation_tokens += len(delta.tokens)
             done = not (delta.error or delta.processed)
@@ -321,6 +327,14 @@ class EngineCore:
         if self.kv.offload is not None:
             self.kv.offload.close()
         self.executor.close()
+
+
+def _drafter(config: EngineConfig, kv: KvManager) -> Drafter | None:
+    asked = config.speculation
+    if asked is None:
+        return None
+    least, most = asked.prompt_lookup_min, asked.prompt_lookup_max
+    return Drafter(kv, asked.num_speculative_tokens, least, most)
 
 
 def _output(delta: Delta) -> Output:

@@ -103,7 +103,8 @@ class Stats(msgspec.Struct, array_like=True):
     computed per second while prompts run, 0 before the first. busy_s, weight_bytes: seconds in
     steps, and bytes of packed weights that they read (each step reads all of them once);
     roofline_bytes_per_s: measured bandwidth, 0 before the measurement. swap_*, disk_*: the offload
-    tiers of the KV cache; hits are restored blocks.
+    tiers of the KV cache; hits are restored blocks. drafts, draft_tokens, accepted_tokens: how
+    often a sequence got drafts, the tokens of all drafts, and those that were right.
     """
 
     running: int = 0
@@ -126,6 +127,9 @@ class Stats(msgspec.Struct, array_like=True):
     disk_blocks: int = 0
     disk_bytes: int = 0
     disk_hits: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class StepOutput(msgspec.Struct, tag="step", array_like=True):

@@ -34,6 +34,9 @@ COUNTERS = (
     "disk_hits",
     "busy_s",
     "weight_bytes",
+    "drafts",
+    "draft_tokens",
+    "accepted_tokens",
 )
 
 TIER_GAUGES = ("swap_blocks", "swap_bytes", "disk_blocks", "disk_bytes")

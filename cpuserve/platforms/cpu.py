@@ -15,6 +15,7 @@ import msgspec
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import EngineConfig, EngineOptions, Resolved
 from cpuserve.config.generation import merged, read_settings
+from cpuserve.config.speculation import Speculation, read_speculation
 from cpuserve.config.values import format_bytes, parse_space
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import Capabilities, ModelFacts
@@ -248,6 +249,7 @@ class CpuPlatform:
             chat_template=options.chat_template,
             tokenizer_path=facts.tokenizer_path,
             work_sizes=_work_sizes(ledger, host, executor, isa),
+            speculation=scheduling.speculation,
         )
         first, *others = replica_configs(config, placement, replicas)
         return Resolved(first, tuple(ledger.decisions), tuple(others))
@@ -488,6 +490,7 @@ class _Scheduling(NamedTuple):
     prefix_caching: bool
     prefix_cache_dir: str | None
     prefix_cache_bytes: int
+    speculation: Speculation | None
 
 
 def _scheduling(options: EngineOptions, ledger: Ledger) -> _Scheduling:
@@ -505,11 +508,22 @@ def _scheduling(options: EngineOptions, ledger: Ledger) -> _Scheduling:
     ledger.decide(
         "scheduling_policy", policy, "as requested" if asked_priority else "in order of arrival"
     )
+    speculation = _speculation(options, ledger)
     caching = options.enable_prefix_caching is not False
     why = "equal prefixes are computed once" if caching else "as requested"
     ledger.decide("enable_prefix_caching", caching, why)
     directory, size = _prefix_files(options, ledger, caching)
-    return _Scheduling(got, threshold, policy, caching, directory, size)
+    return _Scheduling(got, threshold, policy, caching, directory, size, speculation)
+
+
+def _speculation(options: EngineOptions, ledger: Ledger) -> Speculation | None:
+    if options.speculative_config is None:
+        ledger.decide("speculative_config", "off", "every step gives one token of each sequence")
+        return None
+    got = read_speculation(options.speculative_config)
+    why = "as requested; a draft is verified only where that is expected to pay"
+    ledger.decide("speculative_config", msgspec.structs.asdict(got), why)
+    return got
 
 
 def _prefix_files(options: EngineOptions, ledger: Ledger, caching: bool) -> tuple[str | None, int]:

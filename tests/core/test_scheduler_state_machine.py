@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 from cpuserve.core.admission import Limits, check_request, output_limit
+from cpuserve.core.drafts import Drafter
 from cpuserve.core.kv.disk import SEED_BYTES, DiskCache
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.offload import Offload
@@ -34,6 +35,7 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import (
     NOTHING,
+    REPEATS,
     VOCAB,
     FakeModel,
     ModelBlocks,
@@ -105,6 +107,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         restore_s=st.sampled_from([0.0, 1e-3, 0.02, 0.5]),
         moving_s=st.sampled_from([1.0, 1e-9]),
         window=st.sampled_from([0, 0, 0, 1, 3, 6, 33]),
+        drafts=st.sampled_from([None, (1, 1, 1), (3, 1, 2), (5, 2, 4), (12, 1, 3)]),
     )
     def start(self, **options):
         self.options = options
@@ -145,6 +148,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             long_prefill_token_threshold=options["threshold"],
             policy=options["policy"],
             moving_s=options["moving_s"],
+            drafter=Drafter(self.kv, *options["drafts"]) if options["drafts"] else None,
         )
         for where in ("swap", "disk"):
             self.scheduler.cost.restore_s[where] = options["restore_s"]
@@ -180,7 +184,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         logprobs=st.sampled_from([None, 0, 3]),
         salt=st.sampled_from([None, None, *SALTS]),
         priority=st.integers(-2, 2),
-        seed=st.sampled_from([None, 11]),
+        seed=st.sampled_from([None, 11, REPEATS, REPEATS + 1, REPEATS + 4]),
     )
     def add(
         self,
@@ -245,7 +249,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt = request.params.cache_salt
         for k in range(count):
             prompt = request.token_ids[: request.num_prompt]
-            self.add(prompt, 8, 0, False, None, None, salt, request.priority, 100 + k)
+            seed = 100 + k + (request.seed if request.seed >= REPEATS else 0)
+            self.add(prompt, 8, 0, False, None, None, salt, request.priority, seed)
 
     @rule(count=st.integers(1, 3))
     def preempt(self, count):
@@ -272,7 +277,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 None,
                 salt,
                 priority,
-                choose.choice([None, 11]),
+                choose.choice([None, 11, REPEATS + choose.randint(0, 9)]),
             )
 
     @rule(
@@ -429,10 +434,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert number not in self.scored, "prompt scores are sent once"
             self.scored[number] = delta.prompt_rows
         if delta.request.params.logprobs is not None and delta.tokens:
-            (row,) = delta.rows
-            seen = history[-self.window :]
-            assert row.logprob == score(seen, row.token)
-            assert row.top == top(seen, delta.request.params.logprobs)
+            assert [row.token for row in delta.rows] == delta.tokens
+            for row in delta.rows:
+                seen = history[-self.window :]
+                assert row.logprob == score(seen, row.token)
+                assert row.top == top(seen, delta.request.params.logprobs)
+                history.append(row.token)
         if delta.finish:
             self.finished[number] = delta.finish
             self.check_finished(delta)

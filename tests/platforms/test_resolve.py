@@ -393,6 +393,30 @@ def test_default_sampling_is_the_models_under_what_is_asked(override, result):
         assert got(resolved, "override_generation_config") == result
 
 
+@pytest.mark.parametrize(
+    ("asked", "numbers"),
+    [
+        ({}, (5, 4, 2)),
+        ({"num_speculative_tokens": 8}, (8, 4, 2)),
+        ({"prompt_lookup_max": 3, "prompt_lookup_min": 1}, (5, 3, 1)),
+        ({"prompt_lookup_max": 7, "prompt_lookup_min": None}, (5, 7, 7)),
+        ({"prompt_lookup_min": 3}, (5, 3, 3)),
+    ],
+)
+def test_speculation_has_vllms_names_and_its_rule_for_one_length(asked, numbers):
+    resolved = resolve("vm_2core_zen5", speculative_config={"method": "ngram", **asked})
+    found = resolved.config.speculation
+    assert (
+        found.num_speculative_tokens,
+        found.prompt_lookup_max,
+        found.prompt_lookup_min,
+    ) == numbers
+    assert got(resolved, "speculative_config") == msgspec.structs.asdict(found)
+    plain = resolve("vm_2core_zen5")
+    assert plain.config.speculation is None
+    assert got(plain, "speculative_config") == "off"
+
+
 def test_hints_degrade_with_a_line():
     resolved = resolve("vm_2core_zen5", block_size=128, enforce_eager=True)
     assert resolved.config.block_size == 32

@@ -272,6 +272,13 @@ class KvManager:
         table.extend(self.pool.take(missing))
         return True
 
+    def truncate(self, table: list[BlockId], num_tokens: int) -> None:
+        """Free the blocks of `table` behind the first `num_tokens` tokens."""
+        end = self.blocks_for(num_tokens)
+        if end < len(table):
+            self.pool.release(reversed(table[end:]))
+            del table[end:]
+
     def slide(self, table: list[BlockId], num_tokens: int) -> None:
         """Free the blocks that no token after the first `num_tokens` tokens can see."""
         if not self.window:

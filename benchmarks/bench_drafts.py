@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Decode rate with speculative decoding, as a multiple of the rate without it; JSON lines.
+
+usage: bench_drafts.py [MODEL] [--rounds 5] [--output-tokens 200] [--batch 1 ...]
+                       [--speculative-config JSON]
+
+Two engines in this process, one with and one without drafts, answer the same requests in turn. The
+texts: `code` asks for a program with one change, `quote` for a passage, `prose` for a story at
+temperature 1, and `random` samples at a temperature at which nothing repeats. Every answer of the
+two engines must have the same tokens, or the script fails. `drafts_rate` has one sample per round;
+its facts are tokens per second of both engines, and the share of the drafts that were right. The
+first round, which fills the prefix caches and in which the engines learn their costs, does not
+count.
+"""
+
+import argparse
+import json
+import sys
+import time
+
+from cpuserve import LLM, SamplingParams
+from cpuserve.bench.schema import Where, percentile, record
+from cpuserve.cli.bench_flags import number
+
+CODE = """class Account:
+    def __init__(self, owner, balance):
+        self.owner = owner
+        self.balance = balance
+
+    def deposit(self, amount):
+        if amount <= 0:
+            raise ValueError("amount must be positive")
+        self.balance = self.balance + amount
+        return self.balance
+
+    def withdraw(self, amount):
+        if amount <= 0:
+            raise ValueError("amount must be positive")
+        if amount > self.balance:
+            raise ValueError("not enough money")
+        self.balance = self.balance - amount
+        return self.balance
+"""
+PASSAGE = (
+    "The lighthouse stood on a rock that the sea covered twice a day. Its keeper, a woman of "
+    "sixty, had counted every ship that passed since the war, and wrote their names in a book "
+    "with a red cover. On the last night of October the lamp went out. She climbed the stairs "
+    "with a lantern, and found a gull asleep between the lenses."
+)
+GREEDY = {"temperature": 0.0}
+TEXTS = {
+    "code": (f"Rename the class Account to Wallet in this program:\n```\n{CODE}```", GREEDY),
+    "quote": (f"Repeat this text word for word:\n\n{PASSAGE}", GREEDY),
+    "prose": ("Write a long story about a fox and a train.", {"temperature": 1.0}),
+    "random": ("Write something.", {"temperature": 5.0}),
+}
+
+
+def answer(llm, text, batch, tokens):
+    """(tokens per second, token ids of each answer) for `batch` answers of equal length."""
+    prompt, sampling = TEXTS[text]
+    requests = [[{"role": "user", "content": prompt}]] * batch
+    params = [
+        SamplingParams(max_tokens=tokens, ignore_eos=True, seed=seed, **sampling)
+        for seed in range(batch)
+    ]
+    started = time.perf_counter()
+    outputs = llm.chat(requests, params, use_tqdm=False)
+    seconds = time.perf_counter() - started
+    return batch * tokens / seconds, [output.outputs[0].token_ids for output in outputs]
+
+
+def measure(plain, drafting, text, batch, args, place):
+    """The record of one text and batch size."""
+    rates, ratios = ([], []), []
+    before = counted(drafting)
+    for round_number in range(args.rounds + 1):
+        engines = (plain, drafting) if round_number % 2 else (drafting, plain)
+        got = {llm: answer(llm, text, batch, args.output_tokens) for llm in engines}
+        if got[plain][1] != got[drafting][1]:
+            sys.exit(f"bench_drafts: the answers to {text!r} differ")
+        if round_number:
+            pair = got[plain][0], got[drafting][0]
+            ratios.append(pair[1] / pair[0])
+            for samples, rate in zip(rates, pair, strict=True):
+                samples.append(rate)
+    drafts, accepted = (now - then for now, then in zip(counted(drafting), before, strict=True))
+    facts = {
+        "plain_tokens_per_s": round(percentile(rates[0], 50), 1),
+        "drafting_tokens_per_s": round(percentile(rates[1], 50), 1),
+        "drafts_a_token": round(drafts / (batch * args.output_tokens * (args.rounds + 1)), 3),
+        "right": round(accepted / max(drafts, 1), 3),
+    }
+    shape = {"text": text, "batch": batch, "tokens": args.output_tokens}
+    return record(
+        "drafts_rate", "x plain", ratios, place, better="more", parameters=shape, facts=facts
+    )
+
+
+def counted(llm):
+    """(drafts, right ones) of the engine so far."""
+    stats = llm._client.stats
+    return stats.draft_tokens, stats.accepted_tokens
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--rounds", type=number(int, 1), default=5)
+    parser.add_argument("--output-tokens", type=number(int, 2), default=200)
+    parser.add_argument("--batch", type=number(int, 1), nargs="+", default=[1])
+    parser.add_argument("--text", nargs="+", choices=TEXTS, default=list(TEXTS))
+    parser.add_argument("--speculative-config", type=json.loads, default={"method": "ngram"})
+    args = parser.parse_args(argv)
+    with (
+        LLM(args.model) as plain,
+        LLM(args.model, speculative_config=args.speculative_config) as drafting,
+    ):
+        for batch in args.batch:
+            for text in args.text:
+                place = Where(
+                    host="", isa=plain.config.isa, threads=plain.config.threads,
+                    model=plain.config.model,
+                )  # fmt: skip
+                print(measure(plain, drafting, text, batch, args, place).to_json(), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

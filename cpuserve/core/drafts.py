@@ -1,0 +1,94 @@
+"""Drafts: guessed tokens behind decode rows, which the same step verifies.
+
+Whether a draft is right costs a row to find out. It pays while its chance, divided by the seconds
+of a row, exceeds the tokens per second that the step has without it. So a step of one sequence,
+which is bound by reading the weights, takes uncertain drafts; a step of many, which is bound by
+arithmetic, takes only almost certain ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpuserve.core.kv.manager import KvManager
+from cpuserve.core.ngram import NgramIndex, first_chances
+from cpuserve.core.request import Request
+from cpuserve.core.step import LogitRow, SeqChunk
+
+
+@dataclass(slots=True)
+class DraftBudget:
+    """The tokens and the time that a step has left for drafts.
+
+    given: tokens that the step is expected to give, and took_s: seconds that it is expected to
+    take, with the drafts so far. draft_s: seconds of a draft. spent: number of drafts.
+    """
+
+    tokens: int
+    seconds: float
+    given: float
+    took_s: float
+    draft_s: float
+    spent: int = 0
+
+    def take(self, index: NgramIndex, most: int) -> int:
+        """Return how many of the first `most` guesses of `index` pay, and spend their cost."""
+        count, chance = 0, 1.0
+        while count < min(most, self.tokens) and self.draft_s <= self.seconds:
+            chance *= index.chance(count)
+            if chance * self.took_s <= self.given * self.draft_s:
+                break
+            count += 1
+            self.given += chance
+            self.took_s += self.draft_s
+            self.seconds -= self.draft_s
+        self.tokens -= count
+        self.spent += count
+        return count
+
+
+class Drafter:
+    """Guesses up to `num_tokens` tokens by n-grams of `least` to `most` tokens; counts them.
+
+    num_drafts: how often a sequence got drafts. num_draft_tokens: all drafts; num_accepted_tokens:
+    those that sampling gave.
+    """
+
+    def __init__(self, kv: KvManager, num_tokens: int, least: int, most: int) -> None:
+        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
+        self._kv = kv
+        self._num_tokens = num_tokens
+        self._sizes = least, most
+        self._chances = first_chances()
+
+    def extend(self, request: Request, chunk: SeqChunk, budget: DraftBudget) -> None:
+        """Add the drafts that pay to the decode row `chunk` of `request`, and blocks for them."""
+        ids, table = request.token_ids, request.block_table
+        if request.ngrams is None:
+            request.ngrams = NgramIndex(*self._sizes, self._chances)
+        request.ngrams.advance(ids)
+        drafts = self._guess(request, request.ngrams)
+        if not drafts:
+            return
+        del drafts[budget.take(request.ngrams, len(drafts)) :]
+        if not self._kv.grow(table, len(ids) + len(drafts)):
+            del drafts[len(table) * self._kv.block_size - len(ids) :]
+        if not drafts:
+            return
+        chunk.num_drafts = len(drafts)
+        chunk.token_ids += drafts
+        top = request.num_top
+        chunk.rows = [LogitRow(i, -1, top, draft) for i, draft in enumerate([*drafts, -1])]
+        self.num_drafts += 1
+        self.num_draft_tokens += len(drafts)
+
+    def _guess(self, request: Request, index: NgramIndex) -> list[int]:
+        """Return drafts, none of which can be the last token of the answer.
+
+        The row behind the last draft gives a token, too, so that one may end the answer.
+        """
+        left = request.max_tokens - request.num_output
+        drafts = index.guess(request.token_ids, min(self._num_tokens, left - 1))
+        if not request.stop_ids.isdisjoint(drafts):
+            del drafts[next(i for i, d in enumerate(drafts) if d in request.stop_ids) :]
+        return drafts

@@ -1,0 +1,308 @@
+"""Drafts: what is guessed, which guesses are worth a row, and what becomes of them."""
+
+import random
+
+import pytest
+
+from cpuserve.core.cost import CostModel, StepWork
+from cpuserve.core.drafts import DraftBudget, Drafter
+from cpuserve.core.kv.manager import KvManager
+from cpuserve.core.ngram import GAIN, LONGEST, NgramIndex, first_chances
+from cpuserve.core.request import Request
+from cpuserve.core.scheduler import Scheduler
+from cpuserve.sampling.params import SamplingParams
+from tests.helpers.fake_executor import REPEATS, FakeModel, reference
+
+# --- what is guessed ---------------------------------------------------------------------------
+
+
+def guess_by_scan(ids, count, least, most):
+    """What follows the latest place of the longest n-gram with which `ids` ends."""
+    for size in range(most, least - 1, -1):
+        for at in range(len(ids) - 1, size - 1, -1):
+            if ids[at - size : at] == ids[-size:]:
+                found = list(ids)
+                for i in range(count):
+                    found.append(found[at + i])
+                return found[len(ids) :]
+    return []
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 1), (2, 4), (3, 3)])
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_guess_is_what_followed_the_longest_match_last(least, most, at_once):
+    choose = random.Random(3)
+    ids = [choose.randrange(4) for _ in range(9)]
+    index = NgramIndex(least, most)
+    checked, right = 0, False
+    for _ in range(400):
+        index.advance(ids)
+        found = index.guess(ids, 6)
+        if not right:  # else it is kept: its match is longer than any n-gram
+            assert found == guess_by_scan(ids, 6, least, most)
+            checked += bool(found)
+        more = [choose.randrange(4) for _ in range(at_once)]
+        right = found[:at_once] == more
+        ids += more
+    assert checked > 200
+
+
+def test_a_guess_that_was_right_is_continued_at_its_place():
+    # "1 2 3" stands twice; the last place is followed by 9, but the answer copies the first one.
+    text = [7, 8, 1, 2, 3, 4, 5, 6, 1, 2, 3, 9, 7, 8]
+    index = NgramIndex(2, 3)
+    index.advance(text)
+    assert index.guess(text, 4) == [1, 2, 3, 4]
+    text += [1, 2, 3]
+    index.advance(text)
+    assert index.guess(text, 2) == [4, 5]
+    text += [9]  # it leaves that place
+    index.advance(text)
+    assert index.guess(text, 2) == [7, 8]
+
+
+def test_a_text_that_repeats_its_end_is_continued_beyond_it():
+    text = [5, 1, 2, 3, 1, 2, 3]
+    index = NgramIndex(2, 4)
+    index.advance(text)
+    assert index.guess(text, 8) == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert index.guess(text, 0) == []
+
+
+def test_chances_follow_the_guesses_of_their_length_whether_verified_or_not():
+    shared = first_chances()
+    index = NgramIndex(2, 2, shared)
+    text = [1, 2, 3, 9, 1, 2]
+    index.advance(text)
+    before = index.chance(0)
+    assert before == first_chances()[2]
+    text += [4]
+    index.advance(text)
+    assert index.guess(text, 1) == []
+    text += [1, 2]
+    index.advance(text)
+    assert index.chance(0) == pytest.approx(before * (1 - GAIN))
+    assert index.chance(1) == first_chances()[3]
+    assert index.chance(99) == first_chances()[LONGEST]
+    assert first_chances()[2] > shared[2] > index.chance(0)
+    assert NgramIndex(2, 2, shared).chance(0) == shared[0]
+
+
+# --- what is worth a row -----------------------------------------------------------------------
+
+
+def taken(chances, *, rows=1, step_s=0.01, draft_s=0.002, tokens=100, seconds=1.0):
+    """How many of the guesses with these chances a step takes."""
+
+    class Index:
+        def chance(self, place):
+            return chances[place]
+
+    budget = DraftBudget(tokens, seconds, rows, step_s, draft_s)
+    count = budget.take(Index(), len(chances))
+    assert budget.spent == count
+    assert budget.tokens == tokens - count
+    return count
+
+
+def test_drafts_are_taken_while_they_raise_the_tokens_per_second():
+    # A step of 10 ms gives one token; a draft of 2 ms has to give more than 0.2.
+    assert taken([0.19]) == 0
+    assert taken([0.21]) == 1
+    # Two tokens in 12 ms: the next draft has to give 0.33.
+    assert taken([1.0, 0.32]) == 1
+    assert taken([1.0, 0.34]) == 2
+    assert taken([1.0] * 40) == 40
+
+
+def test_a_step_of_many_rows_takes_almost_certain_drafts_only():
+    # 30 rows in 40 ms, of which each takes 1.3: a draft has to be as good as a row.
+    assert taken([0.9], rows=30, step_s=0.04, draft_s=0.0013) == 0
+    assert taken([0.98], rows=30, step_s=0.04, draft_s=0.0013) == 1
+
+
+def test_drafts_take_only_the_tokens_and_the_time_that_are_left():
+    assert taken([1.0] * 9, tokens=3) == 3
+    assert taken([1.0] * 9, tokens=0) == 0
+    assert taken([1.0] * 9, seconds=0.0045) == 2
+
+
+def test_cost_model_learns_what_a_draft_takes():
+    cost, choose = CostModel(), random.Random(0)
+    for _ in range(600):
+        work = StepWork(rows=1, keys=300, drafts=choose.choice([0, 0, 1, 3, 5]))
+        cost.observe(work, 0.006 + 0.0008 * work.drafts)
+    assert cost.draft_seconds(5) == pytest.approx(0.004, rel=0.1)
+    assert cost.decode_seconds(1, 300) == pytest.approx(0.006, rel=0.1)
+
+
+# --- in the scheduler --------------------------------------------------------------------------
+
+
+class Engine:
+    """A scheduler over a fake model whose drafts always pay, unless `pays` is given."""
+
+    def __init__(self, monkeypatch, *, num_blocks=60, block_size=4, drafts=(5, 1, 3), pays=None,
+                 max_num_seqs=8, budget=64, **options):  # fmt: skip
+        self.model = FakeModel(num_blocks, block_size, max_num_seqs, budget)
+        self.kv = KvManager(num_blocks, block_size)
+        self.drafter = Drafter(self.kv, *drafts) if drafts else None
+        self.scheduler = Scheduler(
+            self.kv, self.model, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget,
+            drafter=self.drafter, **options,
+        )  # fmt: skip
+        if pays is None:
+            monkeypatch.setattr(NgramIndex, "chance", lambda _self, _place: 1.0)
+        self.batches = []
+        self.outputs = {}
+        self.finished = {}
+
+    def add(self, number, prompt, max_tokens=30, seed=REPEATS + 3, eos=(), **params):
+        sampling = SamplingParams(max_tokens=max_tokens, **params)
+        request = Request(number, list(prompt), sampling, max_tokens, seed, frozenset(eos))
+        self.scheduler.add(request)
+        self.outputs[number] = []
+        return request
+
+    def step(self):
+        batch = self.scheduler.schedule()
+        self.batches.append(batch)
+        for delta in self.scheduler.update(self.model.run(batch)):
+            self.outputs[delta.request.id] += delta.tokens
+            if delta.finish:
+                self.finished[delta.request.id] = delta.finish
+        self.scheduler.check_invariants()
+        return batch
+
+    def run(self):
+        while self.scheduler.has_work:
+            self.step()
+        return self
+
+
+PROMPT = [1, 2, 3, 4, 5] * 3
+
+
+def test_a_repeating_text_takes_fewer_steps_and_has_the_same_tokens(monkeypatch):
+    plain, drafting = Engine(monkeypatch, drafts=None), Engine(monkeypatch)
+    for engine in (plain, drafting):
+        engine.add(0, PROMPT)
+        engine.run()
+    assert drafting.outputs == plain.outputs
+    assert len(plain.outputs[0]) == 30
+    assert len(drafting.batches) < 0.75 * len(plain.batches)
+    counts = drafting.drafter
+    assert counts.num_accepted_tokens == len(plain.batches) - len(drafting.batches)
+    chunks = [chunk for batch in drafting.batches for chunk in batch.chunks if chunk.num_drafts]
+    assert counts.num_drafts == len(chunks)
+    assert counts.num_draft_tokens == sum(chunk.num_drafts for chunk in chunks)
+    assert 0 < counts.num_accepted_tokens < counts.num_draft_tokens
+    assert plain.batches[3].chunks[0].num_drafts == 0
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+def test_no_draft_lies_behind_the_last_token(monkeypatch, max_tokens):
+    engine = Engine(monkeypatch)
+    request = engine.add(0, PROMPT, max_tokens=max_tokens)
+    engine.run()
+    want = reference(PROMPT, request.params, request.seed, max_tokens)
+    assert engine.outputs[0] == want
+    assert engine.finished[0] == "length"
+    last = len(PROMPT) + max_tokens
+    ends = [c.start + len(c.token_ids) for b in engine.batches for c in b.chunks]
+    assert max(ends) < last or max_tokens == 1
+
+
+def test_an_answer_ends_at_a_stop_token_and_no_draft_holds_one(monkeypatch):
+    params = SamplingParams(max_tokens=30, min_tokens=1)
+    stopped = 0
+    for number in range(40):
+        engine = Engine(monkeypatch)
+        request = engine.add(0, PROMPT, seed=REPEATS + number, eos=[4], min_tokens=1)
+        engine.run()
+        want = reference(PROMPT, params, request.seed, 30, [4])
+        assert engine.outputs[0] == want
+        assert engine.finished[0] == ("stop" if len(want) < 30 else "length")
+        drafts = [c.token_ids[1:] for b in engine.batches for c in b.chunks if c.num_drafts]
+        assert all(4 not in d for d in drafts)
+        stopped += len(want) < 30 and bool(drafts)
+    assert stopped > 5
+
+
+def test_rejected_drafts_give_their_blocks_back_and_none_is_preempted_for_them(monkeypatch):
+    engine = Engine(monkeypatch, num_blocks=7, block_size=4, drafts=(12, 1, 1))
+    request = engine.add(0, PROMPT[:5], max_tokens=20)
+    other = engine.add(1, [9], max_tokens=4, seed=3)
+    grown = 0
+    while engine.scheduler.has_work:
+        batch = engine.step()
+        for chunk in batch.chunks:
+            grown = max(grown, chunk.start + len(chunk.token_ids))
+        for running in engine.scheduler.running:
+            assert len(running.block_table) == engine.kv.blocks_for(running.num_computed)
+    assert grown > 12
+    assert (request.num_preemptions, other.num_preemptions) == (0, 0)
+    assert engine.outputs[0] == reference(PROMPT[:5], request.params, request.seed, 20)
+
+
+def test_only_committed_tokens_are_published(monkeypatch):
+    engine = Engine(monkeypatch, block_size=2)
+    request = engine.add(0, PROMPT, max_tokens=25)
+    engine.run()
+    answer = engine.outputs[0]
+    again = engine.add(1, [*PROMPT, *answer, 7], max_tokens=4)
+    engine.run()
+    assert again.cached_tokens == (len(PROMPT) + 24) // 2 * 2
+    want = reference([*PROMPT, *answer, 7], again.params, again.seed, 4)
+    assert engine.outputs[1] == want
+    assert request.num_preemptions == 0
+
+
+def test_decode_rows_come_first_and_no_draft_stands_beside_a_prompt(monkeypatch):
+    engine = Engine(monkeypatch, budget=9, max_num_seqs=4, drafts=(7, 1, 2))
+    for number in range(3):
+        engine.add(number, PROMPT[number:], max_tokens=40, seed=REPEATS + 7 + number)
+    sizes = []
+    while engine.scheduler.has_work:
+        before = {r.slot for r in engine.scheduler.running if r.num_output}
+        batch = engine.step()
+        sizes.append(batch.num_tokens)
+        assert before <= {c.slot for c in batch.chunks}
+        if any(len(c.token_ids) > 1 + c.num_drafts for c in batch.chunks):
+            assert not any(c.num_drafts for c in batch.chunks)
+    assert max(sizes) == 9
+    assert engine.drafter.num_accepted_tokens > 20
+    for number in range(3):
+        prompt = PROMPT[number:]
+        assert engine.outputs[number] == reference(
+            prompt, SamplingParams(), REPEATS + 7 + number, 40
+        )
+
+
+def test_a_row_that_cannot_be_sampled_ends_the_answer_behind_the_tokens_before_it(monkeypatch):
+    engine = Engine(monkeypatch)
+    engine.add(0, PROMPT, max_tokens=30)
+    while True:
+        batch = engine.scheduler.schedule()
+        results = engine.model.run(batch)
+        right = sum(r.token >= 0 for r in results)
+        if right > 2:
+            break
+        engine.scheduler.update(results)
+    for row in results[2:]:
+        row.token = -1
+    (delta,) = engine.scheduler.update(results)
+    assert (delta.finish, len(delta.tokens)) == (None, 2)
+    results[0].token = -1
+    engine.scheduler.schedule()
+    (delta,) = engine.scheduler.update([results[0]] * len(engine.scheduler._batch[0].rows))
+    assert delta.finish == "error"
+    assert engine.kv.num_free == engine.kv.num_blocks
+
+
+def test_a_text_that_never_repeats_gets_no_drafts(monkeypatch):
+    engine = Engine(monkeypatch, pays=True, drafts=(5, 2, 4))
+    engine.add(0, range(10, 40), max_tokens=60, seed=5)
+    engine.run()
+    assert engine.drafter.num_draft_tokens == 0
+    assert len(engine.batches) == 60

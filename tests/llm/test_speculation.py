@@ -1,0 +1,193 @@
+"""The numerics law with speculation: drafts change no token and no bit of a logprob."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cpuserve import LLM, SamplingParams
+from cpuserve.core.ngram import NgramIndex
+from tests.helpers.served import running_server
+from tests.helpers.tiny import tiny_model
+
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 5,
+    "prompt_lookup_max": 4,
+    "prompt_lookup_min": 1,
+}
+SIZES = {"max_model_len": 192, "max_num_seqs": 32, "max_num_batched_tokens": 128}
+# Texts that repeat themselves, of different lengths and periods.
+PROMPTS = [[(7 * i) % (3 + n % 7) + 5 + n for i in range(5 + 11 * n % 90)] for n in range(32)]
+
+
+def params_of(n):
+    """Sampling of prompt `n`: greedy or at temperature 0.8, with every kind of state."""
+    return SamplingParams(
+        max_tokens=40 + n,
+        temperature=0.8 if n % 2 else 0.0,
+        seed=n,
+        top_k=(0, 5)[n % 3 == 0],
+        presence_penalty=(0.0, 0.7)[n % 4 == 1],
+        frequency_penalty=(0.0, 0.2)[n % 4 == 2],
+        repetition_penalty=(1.0, 1.1)[n % 5 == 3],
+        logit_bias={7: 1.5, 11: -2.0} if n % 6 == 5 else None,
+        allowed_token_ids=list(range(0, 300, 3)) if n % 8 == 7 else None,
+        stop_token_ids=list(range(0, 500, 9)) if n % 3 == 1 else [],
+        min_tokens=(0, 25)[n % 6 == 4],
+        logprobs=(None, 2)[n % 4 < 3],
+        ignore_eos=n % 3 != 1,
+    )
+
+
+PARAMS = [params_of(n) for n in range(32)]
+
+
+def make(executor="native", speculative_config=NGRAM, family="llama", **options):
+    threads = {"omp_threads_bind": "0"} if executor == "torch" else {}
+    return LLM(
+        str(tiny_model(family, dtype="bfloat16")), executor=executor,
+        speculative_config=speculative_config, **{**SIZES, **threads, **options},
+    )  # fmt: skip
+
+
+def answer(output):
+    """Tokens, how they end, and the exact logprobs of all reported alternatives."""
+    (c,) = output.outputs
+    rows = [{t: p.logprob for t, p in row.items()} for row in c.logprobs or ()]
+    return c.token_ids, c.finish_reason, c.stop_reason, c.cumulative_logprob, rows
+
+
+def accepted(llm):
+    return llm._client.stats.accepted_tokens
+
+
+@pytest.fixture(scope="module")
+def want():
+    with make(speculative_config=None) as llm:
+        found = [answer(o) for o in llm.generate(PROMPTS, PARAMS)]
+        assert llm._client.stats.draft_tokens == 0
+    assert {reason for _, reason, *_ in found} == {"stop", "length"}
+    return found
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Every guess is verified, whatever it costs."""
+    monkeypatch.setattr(NgramIndex, "chance", lambda _self, _place: 1.0)
+
+
+@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
+def test_drafts_change_no_bit_alone_or_among_31_others(eager, want, caching):
+    with make(enable_prefix_caching=caching) as llm:
+        together = [answer(o) for o in llm.generate(PROMPTS, PARAMS)]
+        assert accepted(llm) > 100
+        alone = [answer(llm.generate([p], q)[0]) for p, q in zip(PROMPTS, PARAMS, strict=True)]
+        assert accepted(llm) > 200
+        assert llm._client.stats.draft_tokens > accepted(llm)
+    assert together == want
+    assert alone == want
+
+
+def test_drafts_that_pay_change_no_bit(want):
+    with make() as llm:
+        assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_cache_space": "0.00006", "swap_space": "0.01"},
+        {"max_num_batched_tokens": 36},
+        {"itl_target_ms": 1},
+        {"kv_cache_dtype": "int8"},
+        {"quantization": "int8"},
+        {"family": "mistral"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_drafts_change_no_bit_with_other_settings(eager, options):
+    with make(**options, speculative_config=None) as llm:
+        want = [answer(o) for o in llm.generate(PROMPTS, PARAMS)]
+    with make(**options) as llm:
+        assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
+        assert accepted(llm) > 50
+        if "kv_cache_space" in options:
+            assert llm._client.stats.preemptions > 0
+
+
+def test_drafts_change_no_token_in_the_torch_executor(eager):
+    answers = []
+    for asked in (None, NGRAM):
+        with make("torch", asked) as llm:
+            outputs = llm.generate(PROMPTS[:6], PARAMS[:6])
+            answers.append([o.outputs[0].token_ids for o in outputs])
+            assert (accepted(llm) > 20) == (asked is not None)
+    assert answers[0] == answers[1]
+
+
+def test_stop_strings_end_an_answer_within_the_accepted_tokens(eager):
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    found = []
+    with make(speculative_config=None) as plain, make() as drafting:
+        for prompt in PROMPTS[:12]:
+            (whole,) = plain.generate([prompt], params)
+            text = whole.outputs[0].text
+            stops = [text[i : i + 2] or "is" for i in (len(text) // 2, len(text) * 2 // 3)]
+            stopped = SamplingParams(
+                max_tokens=40, temperature=0.0, ignore_eos=True, stop=stops, logprobs=1
+            )
+            pair = [llm.generate([prompt], stopped)[0].outputs[0] for llm in (plain, drafting)]
+            assert pair[0].text == pair[1].text
+            assert pair[0].token_ids == pair[1].token_ids
+            assert pair[0].stop_reason == pair[1].stop_reason
+            assert len(pair[1].logprobs) == len(pair[1].token_ids)
+            found.append(pair[1].finish_reason)
+        assert accepted(drafting) > 20
+    assert "stop" in found
+
+
+def bodies():
+    return [
+        {
+            "prompt": prompt,
+            "max_tokens": 30 + n,
+            "temperature": 0.8 if n % 2 else 0.0,
+            "seed": n,
+            "frequency_penalty": 0.3 if n % 4 == 1 else 0.0,
+            "logprobs": 2,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        for n, prompt in enumerate(PROMPTS)
+    ]
+
+
+def completions(server):
+    def complete(body):
+        choice = server.post("/v1/completions", **body)["choices"][0]
+        return choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["text"]
+
+    with ThreadPoolExecutor(32) as pool:
+        return list(pool.map(complete, bodies()))
+
+
+def test_a_server_answers_alike_with_drafts_and_counts_them():
+    model, sizes = tiny_model("llama", dtype="bfloat16"), ["--max-num-seqs", "32"]
+    with running_server(model, *sizes) as server:
+        want = completions(server)
+        assert b"spec_decode" not in server.get("/metrics")
+    with running_server(model, *sizes, "--speculative-config", json.dumps(NGRAM)) as server:
+        assert completions(server) == want
+        # Its answer repeats one token, which drafts soon learn.
+        body = {**bodies()[4], "logit_bias": {"7": 100.0}, "max_tokens": 90, "logprobs": None}
+        raw = server.raw("/v1/completions", **body, stream=True).decode()
+        events = [json.loads(e[6:]) for e in raw.split("\n\n") if e.startswith("data: {")]
+        assert [t for e in events for t in e["choices"][0]["token_ids"]] == [7] * 90
+        names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+        drafts, tokens, right = (server.metric(f"spec_decode_{name}_total") for name in names)
+    assert len(events) < 90
+    assert 0 < drafts <= tokens
+    assert 0 < right <= tokens
