@@ -14,11 +14,13 @@ from cpuserve.errors import EngineDead, InvalidRequest
 from cpuserve.log import get_logger
 from cpuserve.outputs import (
     CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
     RequestOutput,
     position_logprobs,
 )
 from cpuserve.sampling.params import SamplingParams
-from cpuserve.serving.events import Finish, Scored, Text
+from cpuserve.serving.events import Embedding, Finish, Scored, Text, floats_of
 from cpuserve.serving.text import TextProcessor
 
 if TYPE_CHECKING:
@@ -104,6 +106,7 @@ class LLM:
             RequestError: the engine failed to compute one request; the others are aborted.
             EngineDead: the engine has ended.
         """
+        self._check_kind(embeds=False)
         requests = [self._request(prompt) for prompt in _as_list(prompts)]
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_each(given, len(requests))
@@ -145,6 +148,36 @@ class LLM:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
             prompts.append({"prompt": text, "prompt_token_ids": ids})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def embed(
+        self, prompts: PromptInput | Sequence[PromptInput], *, use_tqdm: bool = True
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the embedding of each prompt, of an embedding model; prompts: see `generate`.
+
+        Raises:
+            InvalidRequest: a prompt is invalid, or the model generates text.
+            RequestError, EngineDead: as `generate`.
+        """
+        self._check_kind(embeds=True)
+        requests = [self._request(prompt) for prompt in _as_list(prompts)]
+        params = [SamplingParams(max_tokens=0)] * len(requests)
+        batch = _Batch(self._client, self._tokenizer, requests, params, [0] * len(requests))
+        return [
+            EmbeddingRequestOutput(
+                done.request_id,
+                done.prompt,
+                done.prompt_token_ids,
+                EmbeddingOutput(floats_of(batch.vectors[done.request_id]).tolist()),
+                num_cached_tokens=done.num_cached_tokens,
+            )
+            for done in batch.run(use_tqdm)
+        ]
+
+    def _check_kind(self, *, embeds: bool) -> None:
+        if embeds != (self.config.pooling != "none"):
+            does = "generates text" if embeds else "gives embeddings: call embed()"
+            msg = f"{self.config.model} {does}. The option `pooling` decides which"
+            raise InvalidRequest(msg, param="model")
 
     def _request(self, prompt: PromptInput) -> RequestOutput:
         """Return an empty RequestOutput for one prompt."""
@@ -195,6 +228,7 @@ class _Batch:
     params: list[SamplingParams]
     priorities: list[int]
     running: dict[int, _Sequence] = field(default_factory=dict)
+    vectors: dict[str, bytes] = field(default_factory=dict)  # embeddings, by request id
 
     def run(self, show_progress: bool) -> list[RequestOutput]:
         """Submit all requests and wait for them; an exception aborts those that still run."""
@@ -261,6 +295,8 @@ class _Batch:
                         None if row is None else position_logprobs(row, self.tokenizer)
                         for row in event.scores
                     ]
+                case Embedding():
+                    self.vectors[request.request_id] = event.vector
                 case Finish():
                     completion.finish_reason = event.reason
                     completion.stop_reason = event.stop_reason

@@ -59,6 +59,25 @@ class RequestOutput:
     num_cached_tokens: int = 0
 
 
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """The embedding of a prompt: numbers whose squares have the sum 1."""
+
+    embedding: list[float]
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """A prompt and its embedding. prompt: None if token ids were given."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
 def position_logprobs(row: TokenLogprob, tokenizer: Tokenizer) -> PositionLogprobs:
     """Return the chosen token, then the alternatives in the order of their probability."""
 

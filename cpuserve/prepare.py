@@ -6,7 +6,7 @@ It reads no tensor, so a wrong flag, a missing model or too little memory is rep
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -182,6 +182,8 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
 
     config, weight_bytes, quantization = _read(path)
     spec, has_program = read_spec(config)
+    pooling, why = _pooling(options, path, config)
+    spec = replace(spec, pooled=pooling != "none")
     program = build_program(spec) if has_program else None
     tokenizer = options.tokenizer or str(path)
     generation = recommended(options.generation_config or "auto", model_name(options), path)
@@ -201,8 +203,23 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         fixed_positions=spec.rope is None,
         generation=generation.values,
         generation_why=generation.why,
+        pooling=pooling,
+        pooling_why=why,
     )
     return spec, facts
+
+
+def _pooling(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return (how the model makes embeddings, or "none"; why)."""
+    from cpuserve.loader.pooling import checkpoint_pooling
+    from cpuserve.models import architecture_of, has_no_head
+
+    if options.pooling not in (None, "auto"):
+        return options.pooling, "requested"
+    pooling, why = checkpoint_pooling(path)
+    if pooling == "none" and has_no_head(architecture_of(config)):
+        return "last", f"{architecture_of(config)} has no output head"
+    return pooling, why
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int, str | None]:

@@ -45,6 +45,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     data_parallel_size: int | None = None
     numa: str | None = None
     model_impl: str | None = None
+    pooling: str | None = None
     executor: str | None = None
     isa: str | None = None
     omp_threads_bind: str | None = None
@@ -109,6 +110,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     as "bf16", "f16", "f32" or an 8-bit type.
     swap_bytes, prefix_cache_bytes: limits on evicted blocks in memory, and on the files in
     prefix_cache_dir.
+    pooling: how the vectors of a prompt's tokens become an embedding: "last" (token), "first",
+    "mean"; "none" for a model that generates text.
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
     work_sizes: how much the kernels work on at a time, where that was tuned on this machine; the
     other sizes follow from the caches.
@@ -157,6 +160,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     thread_speeds: list[int] = []
     work_sizes: dict[str, int] = {}
     speculation: Speculation | None = None
+    pooling: str = "none"
 
 
 @dataclass(frozen=True, slots=True)

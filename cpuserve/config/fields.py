@@ -346,6 +346,18 @@ FIELDS: tuple[Field, ...] = (
         metavar="IMPL",
     ),
     Field(
+        "pooling",
+        "Serve embeddings instead of text: the vector of the last or the first token (cls), or the "
+        "mean of all; none: generate text.",
+        "auto: as an embedding checkpoint says, otherwise none",
+        MODEL,
+        flags=("--pooling",),
+        env="CPUSERVE_POOLING",
+        choices=("auto", "none", "last", "mean", "first"),
+        synonyms={"cls": "first"},
+        metavar="KIND",
+    ),
+    Field(
         "chat_template",
         "Jinja file, or the template itself, used instead of the model's.",
         "the model's own",
@@ -1017,8 +1029,21 @@ NO_OPS: tuple[NoOp, ...] = (
         "none",
     ),
     NoOp(("--pipeline-parallel-size", "-pp"), "there is only one pipeline stage", only=("1",)),
-    NoOp(("--task", "--runner"), "this server generates text", only=("generate", "auto")),
-    NoOp(("--convert",), "models are served as they are", only=("none", "auto")),
+    NoOp(
+        ("--task", "--runner"),
+        "the checkpoint says whether the model gives text or embeddings; --pooling overrides it",
+        only=("generate", "auto", "embed", "embedding", "pooling"),
+    ),
+    NoOp(
+        ("--convert",),
+        "the checkpoint says whether the model gives text or embeddings; --pooling overrides it",
+        only=("none", "auto", "embed"),
+    ),
+    NoOp(
+        ("--embedding", "--embeddings"),
+        "embedding models give embeddings without it; --pooling makes one of any decoder",
+        "none",
+    ),
     NoOp(("--disable-fastapi-docs",), "there are no documentation pages", "none"),
     NoOp(
         ("--disable-uvicorn-access-log", "--disable-access-log"), "requests are not logged", "none"

@@ -82,8 +82,8 @@ MISSING: tuple[Missing, ...] = (
         "only text input is supported",
     ),
     Missing(
-        ("--embedding", "--embeddings", "--reranking", "--pooler-config"),
-        "this server generates text; embeddings and reranking are not supported yet",
+        ("--reranking", "--pooler-config"),
+        "reranking is not supported yet; --pooling chooses how embeddings are made",
     ),
     Missing(
         ("--hf-overrides", "--rope-scaling", "--rope-theta", "--hf-config-path"),

@@ -7,7 +7,8 @@ from typing import Literal
 
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.ngram import NgramIndex
-from cpuserve.core.step import LogitRow, RowResult
+from cpuserve.core.pool import Pool
+from cpuserve.core.step import HIDDEN, LogitRow, RowResult
 from cpuserve.ids import BlockId, RequestId, SlotId
 from cpuserve.sampling.params import SamplingParams
 
@@ -25,7 +26,8 @@ class Request:
     token; entry 0 is None (nothing predicts the first token). arrival, scheduled (first time it got
     a slot): time.monotonic(). progress: report a Delta after each part of the prompt. rank: sort
     key of the queue (queue.rank_of). num_lost: prompt tokens whose computation was thrown away
-    because their step was ended early. ngrams: None before the first drafts of its tokens.
+    because their step was ended early. ngrams: None before the first drafts of its tokens. pool:
+    what makes an embedding of the prompt's vectors; such a request generates no tokens.
     """
 
     id: RequestId
@@ -37,6 +39,7 @@ class Request:
     arrival: float = 0.0
     priority: int = 0
     progress: bool = False
+    pool: Pool | None = None
     order: int = -1
     rank: tuple[float, int] = (0.0, -1)
     num_prompt: int = 0
@@ -57,7 +60,8 @@ class Request:
     def __post_init__(self) -> None:
         params = self.params
         self.num_prompt = len(self.token_ids)
-        eos = frozenset() if params.ignore_eos else self.eos_ids
+        no_end = params.ignore_eos or self.pool is not None  # an embedding has no tokens
+        eos = frozenset() if no_end else self.eos_ids
         self.stop_ids = eos | frozenset(params.stop_token_ids)
         self.num_top = -1 if params.logprobs is None else params.logprobs
         self.prompt_rows = None if params.prompt_logprobs is None else [None]
@@ -76,12 +80,16 @@ class Request:
 
     @property
     def reads_prefixes(self) -> bool:
-        """Whether cached blocks may replace prompt tokens: no prompt logits are missing."""
+        """Whether cached blocks may replace prompt tokens: no results of theirs are missing."""
+        if self.pool is not None:
+            return self.pool.reads_prefixes
         return self.prompt_rows is None or len(self.prompt_rows) >= self.num_prompt
 
     def rows(self, end: int) -> list[LogitRow]:
-        """Return the logit rows to compute for the tokens num_computed .. end - 1."""
+        """Return the rows whose results are wanted of the tokens num_computed .. end - 1."""
         start, ids = self.num_computed, self.token_ids
+        if self.pool is not None:
+            return [LogitRow(p - start, HIDDEN) for p in self.pool.positions(start, end, len(ids))]
         rows: list[LogitRow] = []
         if self.prompt_rows is not None:
             num_top = self.params.prompt_logprobs or 0
@@ -108,7 +116,8 @@ class Delta:
 
     rows: results for `tokens` if logprobs were requested. prompt_rows: results for the whole
     prompt, once, when it has been scored. stop_id: the params.stop_token_ids member that ended it.
-    processed: prompt tokens computed so far, in a delta that reports only progress.
+    processed: prompt tokens computed so far, in a delta that reports only progress. vector: the
+    embedding, fp32 little-endian, when it is complete.
     """
 
     request: Request
@@ -119,3 +128,4 @@ class Delta:
     prompt_rows: list[RowResult | None] | None = None
     error: str | None = None
     processed: int = 0
+    vector: bytes | None = None

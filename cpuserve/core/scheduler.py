@@ -32,9 +32,10 @@ from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
 from cpuserve.core.drafts import DraftBudget, Drafter
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import FORGOTTEN, ChainMark, PrefixMatch
+from cpuserve.core.pool import Pool
 from cpuserve.core.queue import Policy, Rank, WaitingQueue, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, FinishReason, Request
-from cpuserve.core.step import RowResult, SeqChunk, StepBatch, StepResult
+from cpuserve.core.step import RowResult, SeqChunk, StepBatch, StepResult, VectorResult
 from cpuserve.ids import BlockId, RequestId, SlotId
 from cpuserve.sampling.params import SamplingParams
 
@@ -42,6 +43,7 @@ NO_CHOICE = (
     "no token could be sampled: the model's logits are NaN or infinite, or the request's "
     "penalties, biases and banned tokens exclude every token"
 )
+NO_VECTOR = "there is no embedding: the model's results are NaN, infinite or all zero"
 # While the engine moves blocks from or to offload tiers it takes no messages and cannot be
 # interrupted, but a client that disconnects should be noticed within 50 ms.
 MOVING_S = 0.03
@@ -580,6 +582,8 @@ class Scheduler:
 
     def _advance(self, request: Request, chunk: SeqChunk, results: list[RowResult]) -> Delta | None:
         """Append `results` to `request`; None while its prompt is still being scored."""
+        if request.pool is not None:
+            return self._pool(request, request.pool, results)
         for row in results:
             if row.token < 0 or math.isnan(row.logprob):
                 return self._fail_sampling(request)
@@ -634,10 +638,24 @@ class Scheduler:
         self._drop(request)
         return Delta(request, [], "error", error=NO_CHOICE)
 
+    def _pool(self, request: Request, pool: Pool, results: list[RowResult]) -> Delta | None:
+        """Collect the vectors of an embedding; return it after the last token."""
+        for row in results:
+            assert isinstance(row, VectorResult), "the row of an embedding has no vector"
+            pool.add(row.vector)
+        if request.num_computed < request.num_prompt:
+            return None
+        vector = pool.result()
+        if vector is None:  # keys and values may be broken, too
+            self.kv.unpublish(request.block_table)
+            self._drop(request)
+            return Delta(request, [], "error", error=NO_VECTOR)
+        return self._finish(Delta(request, [], vector=vector), "stop")
+
     def _finish(self, delta: Delta, finish: FinishReason) -> Delta:
         request = delta.request
         delta.finish = finish
-        if finish == "stop" and delta.tokens[-1] in request.params.stop_token_ids:
+        if finish == "stop" and delta.tokens and delta.tokens[-1] in request.params.stop_token_ids:
             delta.stop_id = delta.tokens[-1]
         self._drop(request)
         return delta

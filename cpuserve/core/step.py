@@ -6,19 +6,22 @@ from dataclasses import dataclass, field
 
 from cpuserve.ids import BlockId, SlotId
 
+SAMPLE, HIDDEN = -1, -2  # targets of rows that are not scored
+
 
 @dataclass(slots=True)
 class LogitRow:
-    """A token row whose logits the step computes, and its work.
+    """A token row whose result is wanted, and its work.
 
-    index: position inside the sequence's `token_ids` of this step. target -1: sample with the
-    slot's parameters; else score that id. num_top: alternatives to report, -1 = no logprobs.
-    draft: the token that the sequence has after this row, which was guessed (-1: none was). The
-    next row is its row: it is sampled only if this one gives `draft`.
+    index: position inside the sequence's `token_ids` of this step. target SAMPLE: sample with the
+    slot's parameters; HIDDEN (embedding models): its vector; else score that id. num_top:
+    alternatives to report, -1 = no logprobs. draft: the token that the sequence has after this row,
+    which was guessed (-1: none was). The next row is its row: it is sampled only if this one gives
+    `draft`.
     """
 
     index: int
-    target: int = -1
+    target: int = SAMPLE
     num_top: int = -1
     draft: int = -1
 
@@ -61,6 +64,13 @@ class RowResult:
     logprob: float = 0.0
     rank: int = 0
     top: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class VectorResult(RowResult):
+    """The result of a HIDDEN row: its vector, which request.pool reads."""
+
+    vector: object = None
 
 
 StepResult = list[RowResult]

@@ -6,6 +6,7 @@ import random
 import time
 from array import array
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from time import process_time
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from cpuserve.errors import RequestError
 from cpuserve.ids import RequestId
 from cpuserve.log import get_logger
 from cpuserve.runtime.pack import pack, unpack
+from cpuserve.runtime.pooling import make_pool
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
@@ -138,6 +140,7 @@ class EngineCore:
                 arrival=message.arrival,
                 priority=message.priority,
                 progress=message.progress,
+                pool=make_pool(self.config.pooling),
             )
         )
 
@@ -340,7 +343,7 @@ def _drafter(config: EngineConfig, kv: KvManager) -> Drafter | None:
 def _output(delta: Delta) -> Output:
     request = delta.request
     output = Output(request.id, delta.tokens, delta.finish, delta.stop_id, error=delta.error)
-    output.processed = delta.processed
+    output.processed, output.vector = delta.processed, delta.vector
     if request.num_output == len(delta.tokens):
         output.scheduled = request.scheduled
         output.cached_tokens = request.cached_tokens
@@ -412,7 +415,7 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     from cpuserve.quant import quantize_online
 
     checkpoint = open_checkpoint(Path(config.model_path))
-    spec = spec_from_config(checkpoint.config)
+    spec = replace(spec_from_config(checkpoint.config), pooled=config.pooling != "none")
     program = build_program(spec)
     check_weights(program, checkpoint.weights)
     weights = quantize_online(checkpoint.weights, config.quantize)

@@ -81,7 +81,7 @@ class Output(msgspec.Struct, array_like=True):
     prompt_logprobs: sent once, entry 0 is None (no prediction for the first token).
     scheduled: time.monotonic() when the request first ran, with its first output; else 0.
     processed: prompt tokens computed or found in the cache, in an output without tokens that only
-    reports progress; else 0.
+    reports progress; else 0. vector: the embedding, fp32 little-endian, of a model that gives one.
     """
 
     id: int
@@ -94,6 +94,7 @@ class Output(msgspec.Struct, array_like=True):
     error: str | None = None
     scheduled: float = 0.0
     processed: int = 0
+    vector: bytes | None = None
 
 
 class Stats(msgspec.Struct, array_like=True):

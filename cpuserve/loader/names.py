@@ -48,8 +48,12 @@ def gguf_to_hf(name: str) -> str:
 
 
 def checkpoint_to_hf(name: str) -> str:
-    """The name in a Program of a safetensors tensor (older OPT files omit the prefix "model.")."""
-    return f"model.{name}" if name.startswith("decoder.") else name
+    """The name in a Program of a safetensors tensor.
+
+    Checkpoints without an output head (embedding models) and older OPT files omit "model.".
+    """
+    bare = ("decoder.", "layers.", "embed_tokens.", "norm.")
+    return f"model.{name}" if name.startswith(bare) else name
 
 
 def is_computed(name: str) -> bool:

@@ -20,6 +20,7 @@ __all__ = [
     "architecture_of",
     "build_program",
     "find_model",
+    "has_no_head",
     "plugin_notes",
     "spec_from_config",
 ]
@@ -35,7 +36,7 @@ def find_model(architecture: str) -> type[ModelDef] | None:
 
     Raises ModelError if packages claim the architecture but none of them can serve it.
     """
-    found = MODELS.get(architecture)
+    found = MODELS.get(_with_head(architecture) if has_no_head(architecture) else architecture)
     if found is not None:
         return found
     claims = plugins.claims(plugins.installed(ENTRY_POINTS), BUILTIN)
@@ -48,6 +49,15 @@ def find_model(architecture: str) -> type[ModelDef] | None:
         msg = f"architecture {architecture}: {why}"
         raise ModelError(msg)
     return MODELS.get(architecture)
+
+
+def has_no_head(architecture: str) -> bool:
+    """Whether it is a known architecture without its output head, such as "Qwen3Model"."""
+    return MODELS.get(architecture) is None and MODELS.get(_with_head(architecture)) is not None
+
+
+def _with_head(architecture: str) -> str:
+    return f"{architecture.removesuffix('Model')}ForCausalLM"
 
 
 def plugin_notes() -> list[str]:

@@ -14,7 +14,8 @@ class ModelSpec:
     `vocab` is the number of token ids, `width` the hidden size, `window` the sliding window in keys
     (0 = none). `tied`: embedding and output head share one matrix. `extra` holds values of a single
     family (OPT's word_embed_proj_dim, do_layer_norm_before). `dtype` is that of the checkpoint:
-    "bfloat16", "float16" or "float32".
+    "bfloat16", "float16" or "float32". `pooled`: an embedding model, whose program gives vectors
+    instead of logits.
     """
 
     architecture: str
@@ -37,4 +38,5 @@ class ModelSpec:
     activation: str = "silu"
     bos_ids: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] = ()
+    pooled: bool = False
     extra: dict[str, object] = field(default_factory=dict)

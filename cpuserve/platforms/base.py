@@ -29,7 +29,7 @@ class ModelFacts:
     matrix_weights: number of weights in all matrices, a tied one counted once (0 without a
     Program). activation_width: floats of scratch memory per token of a step. has_program: cpuserve
     implements the architecture. generation: sampling parameters that the model recommends;
-    generation_why: the source of the recommendation.
+    generation_why: the source of the recommendation. pooling: as EngineConfig.pooling.
     """
 
     name: str
@@ -47,6 +47,8 @@ class ModelFacts:
     fixed_positions: bool = False
     generation: Mapping[str, int | float] = field(default_factory=dict)
     generation_why: str = "the model recommends nothing"
+    pooling: str = "none"
+    pooling_why: str = "the model generates text"
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,7 @@ class CpuPlatform:
         ledger = Ledger(options, sources)
         ledger.decide("platform", self.name, "the CPUs of this machine")
         model_impl = _model_impl(options, ledger, facts, host)
+        pooling = _pooling(ledger, facts, model_impl)
         isa, executor = _executor(options, ledger, host, model_impl)
         dtype = _dtype(options, ledger, facts, isa)
         quantize = _online_scheme(options, facts, model_impl)
@@ -232,6 +233,7 @@ class CpuPlatform:
             kv_blocks=memory.kv_blocks,
             executor=executor,
             model_impl=model_impl,
+            pooling=pooling,
             isa=isa,
             threads=placement.threads,
             rank_threads=[rank.threads for rank in placement.ranks],
@@ -285,6 +287,16 @@ def _model_impl(options: EngineOptions, ledger: Ledger, facts: ModelFacts, host:
         )
         raise ConfigError(msg)
     return ledger.decide("model_impl", "cpuserve", f"cpuserve implements {facts.architecture}")
+
+
+def _pooling(ledger: Ledger, facts: ModelFacts, model_impl: str) -> str:
+    if facts.pooling != "none" and model_impl == "transformers":
+        msg = (
+            f"{ledger.asked('pooling')}: {facts.architecture} runs on the transformers library, "
+            "which gives no embeddings here; choose a model that cpuserve implements"
+        )
+        raise ConfigError(msg)
+    return ledger.decide("pooling", facts.pooling, facts.pooling_why)
 
 
 def _executor(

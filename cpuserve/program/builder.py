@@ -13,6 +13,7 @@ from cpuserve.program.ops import (
     Combine,
     Embed,
     ExpertLinear,
+    Hidden,
     LayerNorm,
     Linear,
     Logits,
@@ -56,6 +57,10 @@ class Sizes(Protocol):
     @property
     def norm_eps(self) -> float:
         """The epsilon of norms."""
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the model gives vectors instead of tokens."""
 
 
 class Builder:
@@ -284,17 +289,23 @@ class Builder:
         scale: float = 1.0,
         softcap: float = 0.0,
     ) -> None:
-        """Logits over the vocabulary: x times the matrix `name`, or the embedding `tied_to`."""
+        """Logits over the vocabulary: x times the matrix `name`, or the embedding `tied_to`.
+
+        The program of an embedding model ends with the rows of x instead.
+        """
         width, vocab = self._width(x), self._spec.vocab
+        if self._spec.pooled:
+            self._ops.append(Hidden(x, width))
+            return
         weight = self._matrix(tied_to or name, vocab, width)
         shift = self._need(f"{name}.bias", (vocab,), "vector") if bias else None
         self._ops.append(Logits(x, weight, vocab, width, scale, softcap, shift))
 
     def finish(self) -> Program:
-        """The complete Program; ModelError unless its last op is its only Logits op."""
-        heads = [op for op in self._ops if isinstance(op, Logits)]
+        """The complete Program; ModelError unless its last op is its only Logits or Hidden op."""
+        heads = [op for op in self._ops if isinstance(op, Logits | Hidden)]
         if len(heads) != 1 or self._ops[-1] is not heads[0]:
-            msg = "a program must have one logits op, as its last op"
+            msg = "a program must have one logits or hidden op, as its last op"
             raise ModelError(msg)
         attended = [op.layer for op in self._ops if isinstance(op, Attention)]
         if attended != list(range(len(self._kv))):

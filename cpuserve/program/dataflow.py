@@ -8,6 +8,7 @@ from cpuserve.program.ops import (
     Combine,
     Embed,
     ExpertLinear,
+    Hidden,
     Linear,
     Logits,
     Op,
@@ -20,8 +21,8 @@ from cpuserve.program.program import Program
 
 
 def written(op: Op) -> ValueId | None:
-    """The value that an op writes or changes in place; None for Logits."""
-    if isinstance(op, Logits):
+    """The value that an op writes or changes in place; None for Logits and Hidden."""
+    if isinstance(op, Logits | Hidden):
         return None
     if isinstance(op, PositionEmbed):
         return op.x

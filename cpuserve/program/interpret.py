@@ -22,6 +22,7 @@ from cpuserve.program.ops import (
     Combine,
     Embed,
     ExpertLinear,
+    Hidden,
     LayerNorm,
     Linear,
     Logits,
@@ -150,10 +151,10 @@ class Interpreter:
         return self.logits(self.hidden(arrays))
 
     def hidden(self, arrays: HasWords) -> Tensor:
-        """Run a step except Logits; returns the input of Logits at the logit rows, [R, width]."""
+        """Run a step except its last op; returns the input of that op at the step's rows."""
         self.begin(arrays)
         values = self._run_to(len(self.program.ops) - 1)
-        head = cast("Logits", self.program.ops[-1])
+        head = cast("Logits | Hidden", self.program.ops[-1])
         return values[head.x][self._row_token]
 
     def run_to(self, arrays: HasWords, index: int) -> list[Tensor]:
@@ -174,8 +175,9 @@ class Interpreter:
     def run_op(self, index: int, inputs: Sequence[Tensor]) -> Tensor:
         """Run op `index` of the step set by `begin`; returns its output in fp32.
 
-        The output is [T, width], or [R, vocab] for Logits. inputs: the values that the op reads, in
-        the order of dataflow.reads. RopeStoreKV returns the changed qkv and writes the KV cache.
+        The output is [T, width], or [R, vocab] for Logits; that of Hidden is its input.
+        inputs: the values that the op reads, in the order of dataflow.reads. RopeStoreKV returns
+        the changed qkv and writes the KV cache.
         """
         op = self.program.ops[index]
         with torch.inference_mode():
@@ -316,6 +318,9 @@ class Interpreter:
 
     def _activationop(self, op: ActivationOp, x: Tensor) -> Tensor:
         return activate(x, op.then)
+
+    def _hidden(self, _op: Hidden, x: Tensor) -> Tensor:
+        return x
 
     def _logits(self, op: Logits, x: Tensor) -> Tensor:
         return self._head(op, x[self._row_token])

@@ -24,6 +24,7 @@ from cpuserve.program.ops import (
     Combine,
     Embed,
     ExpertLinear,
+    Hidden,
     LayerNorm,
     Linear,
     Logits,
@@ -518,3 +519,6 @@ class Lowering:
         bias = self._plain(op.bias, op.vocab)
         read = self._read(op.weight, op.vocab, op.width)
         self._emit(lambda: self.native.logits(x, matrix, bias, op.scale, op.softcap), read)
+
+    def _hidden(self, op: Hidden) -> None:
+        self._emit(lambda: self.native.hidden(self._value(op.x)))

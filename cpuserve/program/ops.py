@@ -250,6 +250,17 @@ class Logits:
     bias: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The rows of x [T, width] for which the step has work of kind HIDDEN, as they are, in fp32.
+
+    It ends the program of an embedding model, where `Logits` ends that of one that writes text.
+    """
+
+    x: ValueId
+    width: int
+
+
 Op = (
     Embed
     | PositionEmbed
@@ -265,4 +276,5 @@ Op = (
     | Add
     | ActivationOp
     | Logits
+    | Hidden
 )

@@ -24,8 +24,8 @@ class StepArrays:
     words[0:8] = num_tokens T, num_seqs S, num_rows R, num_blocks B (sum of table lengths), 0, 0, 0,
     num_drafts D (0 or R), then, in order: token_ids [T], positions [T], query_start [S + 1],
     kv_len [S] (keys after this step), table_start [S + 1], block_tables [B], row_token [R] (index
-    into T), row_slot [R], row_target [R] (-1 = sample), row_top [R] (-1 = no logprobs), row_draft
-    [D] (-1 = none; else the token after this one, which the next row follows).
+    into T), row_slot [R], row_target [R] (-1 = sample, -2 = the row's vector), row_top [R] (-1 = no
+    logprobs), row_draft [D] (-1 = none; else the token after this one, which the next row follows).
 
     Rows that verify drafts are sampled in order, each with the sampler state after the tokens
     before it, until one does not give its draft.
@@ -46,9 +46,10 @@ class StepArrays:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """Results per logit row: token, logprob, rank [R]; top_ids, top_logprobs [R, max_top].
+    """Results per row: token, logprob, rank [R]; top_ids, top_logprobs [R, max_top].
 
-    token -1: none could be sampled, or a row before it did not give its draft.
+    token -1: none could be sampled, or a row before it did not give its draft. vectors [R, width]:
+    of an embedding model, whose other results mean nothing; else None.
     """
 
     tokens: Int32
@@ -56,6 +57,7 @@ class StepOutputs:
     ranks: Int32
     top_ids: Int32
     top_logprobs: Float32
+    vectors: Float32 | None = None
 
 
 class Executor(Protocol):

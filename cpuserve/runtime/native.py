@@ -38,6 +38,7 @@ class NativeExecutor:
         self._cpus = config.cpus
         self.max_tokens = config.max_num_batched_tokens
         self.num_blocks = config.kv_blocks
+        self._pooled = config.pooling != "none"
         self.lowered = lower(config, program, weights)
         self.native = _C.Executor(
             team,
@@ -97,7 +98,8 @@ class NativeExecutor:
         """Run a forward step in one C++ call; the next step overwrites the returned views."""
         n = self.native
         n.step(arrays.words)
-        return StepOutputs(n.tokens, n.logprobs, n.ranks, n.top_ids, n.top_logprobs)
+        vectors = n.vectors if self._pooled else None
+        return StepOutputs(n.tokens, n.logprobs, n.ranks, n.top_ids, n.top_logprobs, vectors)
 
     def cancel(self, on: bool = True) -> None:
         """End the running (or next) step, also inside an op; from any thread."""

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from cpuserve.core.step import RowResult, StepBatch, StepResult
+from cpuserve.core.step import RowResult, StepBatch, StepResult, VectorResult
 from cpuserve.runtime.executor import HEADER, StepArrays, StepOutputs
 
 _PAD = [0] * (HEADER - 5)
@@ -48,6 +48,8 @@ def pack(batch: StepBatch) -> StepArrays:
 def unpack(outputs: StepOutputs, batch: StepBatch) -> StepResult:
     """Return the results of the batch's logit rows, in order, as plain Python numbers."""
     wanted = [row.num_top for c in batch.chunks for row in c.rows]
+    if outputs.vectors is not None:
+        return [VectorResult(0, vector=row) for row in outputs.vectors[: len(wanted)].copy()]
     tokens = outputs.tokens[: len(wanted)].tolist()
     if not wanted or max(wanted) < 0:
         return [RowResult(token) for token in tokens]

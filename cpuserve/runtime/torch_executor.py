@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from cpuserve.config.engine import EngineConfig
+from cpuserve.core.step import SAMPLE
 from cpuserve.program.program import Program
 from cpuserve.program.view import StepView, view
 from cpuserve.quant.base import QuantTensor, Weights
@@ -64,6 +65,7 @@ class TorchSampling:
         self.num_blocks = config.kv_blocks
         self._max_seqs = config.max_num_seqs
         self._vocab = vocab
+        self._pooled = config.pooling != "none"
         self._model = model
         self._slots: dict[int, SlotSampler] = {}
 
@@ -88,6 +90,8 @@ class TorchSampling:
         step = view(arrays)
         self._check(step)
         hidden = self._model.hidden(arrays)
+        if self._pooled:
+            return _vectors(hidden.float().numpy())
         rows = len(step.row_token)
         out = StepOutputs(
             tokens=np.zeros(rows, np.int32),
@@ -153,7 +157,7 @@ class TorchSampling:
             msg = f"a step of {step.num_tokens} tokens and {step.num_seqs} sequences is too large"
             raise ValueError(msg)
         for slot, target, top in zip(step.row_slot, step.row_target, step.row_top, strict=True):
-            if target < 0 and int(slot) not in self._slots:
+            if target == SAMPLE and int(slot) not in self._slots:
                 msg = f"slot {slot} was not admitted"
                 raise ValueError(msg)
             if not -1 <= top <= MAX_TOP:
@@ -183,6 +187,13 @@ class TorchSampling:
 def _follows(row: int, step: StepView, out: StepOutputs) -> bool:
     """Whether the row before `row` has given its draft, if it has one."""
     return not row or step.draft(row - 1) in (-1, out.tokens[row - 1])
+
+
+def _vectors(rows: Float32) -> StepOutputs:
+    """Return the results of an embedding model's step."""
+    none, floats = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.float32)
+    tops = np.zeros((len(rows), 0))
+    return StepOutputs(none, floats, none, tops.astype(np.int32), tops.astype(np.float32), rows)
 
 
 def _bytes_of(part: torch.Tensor) -> Bytes:

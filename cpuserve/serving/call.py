@@ -66,7 +66,8 @@ class GenerateCall(CommonFields, kw_only=True):
     that chat templates read (OpenAI's). tool_choice: "none", "auto", or "required", which with a
     tool_name means that function. max_tokens_name: the dialect's
     word for max_tokens. default_max_tokens: max_tokens if it is None; None = what the context
-    holds. logprobs: None = none, k = of the token and of k alternatives. usage_in_each: whether
+    holds. logprobs: None = none, k = of the token and of k alternatives. embed: the
+    answer is a vector for each prompt. usage_in_each: whether
     Usage follows the events of each output.
     """
 
@@ -86,6 +87,7 @@ class GenerateCall(CommonFields, kw_only=True):
 
     logprobs: int | None = None
     echo: bool = False
+    embed: bool = False
     stream: bool = False
     return_progress: bool = False
     usage_in_each: bool = False

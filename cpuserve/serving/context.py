@@ -35,7 +35,8 @@ class ModelContext:
     until it is loaded. `loading` is the progress of loading and `failed` the reason why the engine
     is gone; see `unavailable`. `tool_format` is how the model calls tools, if its template has
     them, and `shown_ids` are the special tokens in whose text such calls are found. `kv_bytes` is
-    what its KV cache may take.
+    what its KV cache may take. `pooling` is how it makes embeddings ("none": it generates text),
+    and `vector_width` how many numbers one has.
     """
 
     client: EngineClient
@@ -56,6 +57,8 @@ class ModelContext:
     started: int = field(default_factory=lambda: int(time.time()))
     active_sequences: int = 0
     kv_bytes: int = 0
+    pooling: str = "none"
+    vector_width: int = 0
     backlog: Backlog = field(init=False)
     large_texts: asyncio.Semaphore = field(init=False)
 
@@ -91,6 +94,7 @@ class ModelContext:
             number("vocab_size", tokenizer.vocab_size),
             number("max_top", MAX_LOGPROBS),
         )
+        self.vector_width = number("width", 0)
         self.ready = True
 
     def unavailable(self) -> str | None:

@@ -1,7 +1,8 @@
 """Events: what an answer consists of, in one order, for every dialect.
 
 An engine output of one sequence becomes a list of events: `[Progress]`, or
-`[Scored?, Text, (ToolCall | Text)*, Finish?, Usage?]`. The last list of an answer is
+`[Scored?, Text, (ToolCall | Text)*, Finish?, Usage?]`, or for an embedding
+`[Text, Embedding, Finish]`. The last list of an answer is
 `[Usage]`. `Text` comes once for each output, also with an empty text, since it carries the token
 ids and logprobs, behind which the text may lag (half characters, stop strings). A whole answer is
 the fold of the same events as a stream, so the two cannot differ.
@@ -9,6 +10,8 @@ the fold of the same events as a stream, so the two cannot differ.
 
 from __future__ import annotations
 
+import sys
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -55,6 +58,21 @@ class ToolCall(msgspec.Struct, gc=False):
     name: str | None = None
 
 
+class Embedding(msgspec.Struct, gc=False):
+    """The vector of a prompt: fp32, little-endian, of length 1."""
+
+    index: int
+    vector: bytes
+
+
+def floats_of(vector: bytes) -> array[float]:
+    """Return the numbers of an embedding."""
+    values = array("f", vector)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
 class Finish(msgspec.Struct, gc=False):
     """The sequence has ended: "stop", "length", "tool_calls" or "abort".
 
@@ -81,7 +99,7 @@ class Failed:
     error: BaseException
 
 
-Event: TypeAlias = Progress | Scored | Text | ToolCall | Finish | Usage
+Event: TypeAlias = Progress | Scored | Text | ToolCall | Embedding | Finish | Usage
 
 
 @dataclass(slots=True)
@@ -105,6 +123,7 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     scores: list[TokenLogprob | None] | None = None
+    vector: bytes = b""
     reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -121,6 +140,8 @@ class Choice:
                 self.calls[event.call].arguments.append(event.arguments)
             case Scored():
                 self.scores = event.scores
+            case Embedding():
+                self.vector = event.vector
             case Finish():
                 self.reason, self.stop_reason = event.reason, event.stop_reason
             case Progress() | Usage():
@@ -144,9 +165,12 @@ class Folded:
 
     @property
     def num_shown(self) -> int:
-        """How many token ids and logprobs, alternatives included, the answer may contain."""
+        """How many token ids, numbers of vectors and logprobs the answer may contain."""
         return sum(
-            len(choice.token_ids) + num_entries(choice.logprobs) + num_entries(choice.scores)
+            len(choice.token_ids)
+            + len(choice.vector) // 4
+            + num_entries(choice.logprobs)
+            + num_entries(choice.scores)
             for choice in self.choices
         )
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import RequestError
+from cpuserve.errors import InvalidRequest, RequestError
 from cpuserve.serving.endings import ENDINGS
 from cpuserve.serving.events import Choice, Event, Failed, Folded, Progress, Scored, Usage
 from cpuserve.serving.fan_out import admit, check_capacity, dismiss, fan_out, start, usage_of
@@ -41,6 +41,7 @@ async def prepare(context: ModelContext, call: GenerateCall, num_bytes: int) -> 
       InvalidRequest: the call cannot be answered by this model.
       TooManyRequests: there is no capacity for it now.
     """
+    _check_kind(context, call)
     tools = tool_use(call, context.tool_format)
     prompts = await prompts_of(context, call, num_bytes, tools.opening if tools else "")
     ids = [prompt.ids for prompt in prompts]
@@ -54,6 +55,17 @@ async def prepare(context: ModelContext, call: GenerateCall, num_bytes: int) -> 
     check_capacity(context, jobs)
     call.drop_inputs()
     return Generation(context, call, jobs, num_ids, tools)
+
+
+def _check_kind(context: ModelContext, call: GenerateCall) -> None:
+    """Raise InvalidRequest unless the model gives what the call wants: text or vectors."""
+    name, embeds = context.model_names[0], context.pooling != "none"
+    if call.embed and not embeds:
+        msg = f"{name} generates text. To get embeddings, serve a model with --pooling last or mean"
+        raise InvalidRequest(msg, param="model")
+    if embeds and not call.embed:
+        msg = f"{name} gives embeddings and no text: use /v1/embeddings"
+        raise InvalidRequest(msg, param="model")
 
 
 class Generation:

@@ -54,7 +54,8 @@ def sampling_params(
     prompt_logprobs = call.prompt_logprobs
     if call.echo and prompt_logprobs is None:
         prompt_logprobs = call.logprobs
-    scoring = call.max_tokens == 0 and (call.echo or prompt_logprobs is not None)
+    reads = call.embed or call.echo or prompt_logprobs is not None
+    scoring = call.max_tokens == 0 and reads
     asked, name, context = call.max_tokens, call.max_tokens_name, limits.max_model_len
     budgets = [
         max_tokens(Lengths(len(prompt), context, asked, name, scoring)) for prompt in prompts

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cpuserve.errors import RequestError
-from cpuserve.serving.events import Event, Finish, Scored, Text
+from cpuserve.serving.events import Embedding, Event, Finish, Scored, Text
 from cpuserve.tokenizer.detokenize import Detokenizer
 
 if TYPE_CHECKING:
@@ -143,6 +143,8 @@ class TextProcessor:
         events: list[Event] = [text]
         if output.prompt_logprobs is not None:
             events.insert(0, Scored(self._index, output.prompt_logprobs))
+        if output.vector is not None:
+            events.append(Embedding(self._index, output.vector))
         shown = output.tokens
         if finish == "stop" and not self._include:
             shown = shown[:-1]  # the text of a stop token is not part of the answer

@@ -33,6 +33,13 @@ py::array view(const py::object& self, std::vector<T>& data, std::vector<py::ssi
   return py::array_t<T>(std::move(shape), data.data(), self);
 }
 
+// The vectors of all rows, [rows, width].
+py::array vectors_view(const py::object& self) {
+  auto& e = self.cast<Executor&>();
+  return view(self, e.results().vectors,
+              {static_cast<py::ssize_t>(e.results().tokens.size()), e.program().hidden_width()});
+}
+
 py::array top_view(const py::object& self, bool ids) {
   auto& e = self.cast<Executor&>();
   const std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(e.results().tokens.size()),
@@ -173,6 +180,7 @@ void register_executor(py::module_& m) {
       .def_property_readonly("top_ids", [](const py::object& self) { return top_view(self, true); })
       .def_property_readonly("top_logprobs",
                              [](const py::object& self) { return top_view(self, false); })
+      .def_property_readonly("vectors", &vectors_view)
       .def_property_readonly("step_allocations", &Executor::step_allocations)
       .def("num_ops", [](const Executor& e) { return e.program().ops().size(); })
       .def(

@@ -26,8 +26,8 @@ size_t scratch_bytes(const Program& program) {
 }
 
 StepLimits limits_of(const Program& p, int64_t num_blocks, int64_t num_slots, int64_t max_top) {
-  return {p.max_tokens(), p.max_seqs(),   p.max_positions(), num_blocks,
-          num_slots,      p.embed_rows(), p.vocab(),         max_top};
+  return {p.max_tokens(), p.max_seqs(), p.max_positions(), num_blocks,          num_slots,
+          p.embed_rows(), p.vocab(),    max_top,           p.hidden_width() > 0};
 }
 
 int64_t checked(const char* what, int64_t value, int64_t least) {
@@ -63,6 +63,7 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
   results_.logprobs.resize(rows);
   results_.top_ids.resize(tops);
   results_.top_logprobs.resize(tops);
+  results_.vectors.resize(rows * static_cast<size_t>(program.hidden_width()));
 }
 
 Routing Executor::make_routing(const Program& program) {
@@ -192,8 +193,8 @@ void Executor::interleave(const std::vector<int>& nodes) {
 StepInput Executor::parse(Span<const int32_t> words) const {
   const StepInput in = parse_step(words, limits_);
   for (int64_t r = 0; r < in.rows; r++) {
-    check_argument(in.row_target[r] >= 0 || sampler_.admitted(in.row_slot[r]), "row_slot[", r,
-                   "] = ", in.row_slot[r], " has not been admitted");
+    check_argument(in.row_target[r] != kSampledRow || sampler_.admitted(in.row_slot[r]),
+                   "row_slot[", r, "] = ", in.row_slot[r], " has not been admitted");
   }
   return in;
 }
@@ -252,8 +253,8 @@ int64_t Executor::run_step(Span<const int32_t> words, float* logits) {
 void Executor::append_samples() {
   for (int64_t r = 0; r < input_.rows; r++) {
     const int32_t token = results_.tokens[static_cast<size_t>(r)];
-    if (input_.row_target[r] >= 0 || (token >= 0 && token == input_.draft(r))) continue;
-    sampler_.append(input_.row_slot[r], token);
+    const bool accepted = token >= 0 && token == input_.draft(r);
+    if (input_.row_target[r] == kSampledRow && !accepted) sampler_.append(input_.row_slot[r], token);
   }
 }
 

@@ -27,10 +27,11 @@ namespace cpuserve {
 
 constexpr int64_t kLogitRows = 32;  // rows for which lm_head and sampling run at once
 
-// Results of the logit rows of a step: [max_tokens], and [max_tokens, max_top].
+// Results of the rows of a step: [max_tokens], and [max_tokens, max_top]. Of a program with a
+// hidden op, vectors [max_tokens, hidden_width] alone.
 struct StepResults {
   std::vector<int32_t> tokens, ranks, top_ids;
-  std::vector<float> logprobs, top_logprobs;
+  std::vector<float> logprobs, top_logprobs, vectors;
 };
 
 // The inputs and the output of an op, each as fp32 [rows, width].

@@ -106,6 +106,7 @@ const char* op_name(const Op& op) {
     const char* operator()(const AddOp&) { return "add"; }
     const char* operator()(const ActivationOp&) { return "activation"; }
     const char* operator()(const LogitsOp&) { return "logits"; }
+    const char* operator()(const HiddenOp&) { return "hidden"; }
   };
   return std::visit(Namer{}, op);
 }
@@ -421,13 +422,22 @@ void Program::activation(const ActivationOp& op) {
 
 void Program::logits(const LogitsOp& op) {
   const Matrix& m = matrix(op.matrix);
-  check_argument(vocab_ == 0, "a program can have only one logits op");
+  check_argument(vocab_ == 0 && hidden_width_ == 0,
+                 "a program can have only one logits or hidden op");
   check_argument(!m.glu, "logits: matrix ", m.name, " is packed as glu");
   check_tokens("logits", {op.x});
   check_multiplies(op.x, m);
   check_vector(op.bias, m.n, "logits bias");
   vocab_ = m.n;
   ops_.emplace_back(op);
+}
+
+void Program::hidden(Id x) {
+  check_argument(vocab_ == 0 && hidden_width_ == 0,
+                 "a program can have only one logits or hidden op");
+  check_tokens("hidden", {x});
+  hidden_width_ = f32_value(x, "hidden x").width;
+  ops_.emplace_back(HiddenOp{x});
 }
 
 int64_t Program::weight_bytes() const {

@@ -125,9 +125,13 @@ struct LogitsOp {
   Id x, matrix, bias;
   float scale, softcap;
 };
+// The vectors of an embedding model: the rows of x that the step asks for, as they are.
+struct HiddenOp {
+  Id x;
+};
 using Op = std::variant<EmbedOp, PositionEmbedOp, NormOp, ConvertOp, LinearOp, RouteOp, SpreadOp,
                         ExpertLinearOp, CombineOp, RopeStoreOp, AttentionOp, AddOp, ActivationOp,
-                        LogitsOp>;
+                        LogitsOp, HiddenOp>;
 
 const char* op_name(const Op& op);
 
@@ -160,6 +164,7 @@ class Program {
   void add(Id x, Id out);
   void activation(const ActivationOp& op);
   void logits(const LogitsOp& op);
+  void hidden(Id x);
 
   const KernelTable& table() const { return *table_; }
   int64_t max_tokens() const { return max_tokens_; }
@@ -170,8 +175,9 @@ class Program {
   const std::vector<KvShape>& kv_layers() const { return kv_layers_; }
   const std::vector<Op>& ops() const { return ops_; }
 
-  int64_t embed_rows() const { return embed_rows_; }  // token ids must be below it
-  int64_t vocab() const { return vocab_; }            // columns of the logits; 0 = no logits
+  int64_t embed_rows() const { return embed_rows_; }      // token ids must be below it
+  int64_t vocab() const { return vocab_; }                // columns of the logits; 0 = no logits
+  int64_t hidden_width() const { return hidden_width_; }  // of a hidden op; 0 = there is none
   int64_t max_positions() const { return max_positions_; }
   int64_t weight_bytes() const;
   int64_t kv_block_bytes(KvType type) const;
@@ -197,7 +203,7 @@ class Program {
   std::vector<Vector> vectors_;
   std::vector<KvShape> kv_layers_;
   std::vector<Op> ops_;
-  int64_t embed_rows_ = 0, vocab_ = 0;
+  int64_t embed_rows_ = 0, vocab_ = 0, hidden_width_ = 0;
   int64_t max_positions_ = INT32_MAX;
 };
 

@@ -61,7 +61,9 @@ void check_sequence(const StepInput& in, const StepLimits& limits, int64_t s) {
 void check_row(const StepInput& in, const StepLimits& limits, int64_t r) {
   check_range("row_token", r, in.row_token[r], 0, in.tokens);
   check_range("row_slot", r, in.row_slot[r], 0, limits.num_slots);
-  check_range("row_target", r, in.row_target[r], -1, limits.vocab);
+  const int64_t least = limits.hidden ? kHiddenRow : kSampledRow;
+  const int64_t end = limits.hidden ? kHiddenRow + 1 : limits.vocab;
+  check_range("row_target", r, in.row_target[r], least, end);
   check_range("row_top", r, in.row_top[r], -1, limits.max_top + 1);
 }
 
@@ -116,8 +118,8 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
                  limits.max_seqs, " sequences, not ", in.seqs);
   check_argument(in.rows >= 0 && in.rows <= limits.max_tokens, "a step must have 0 to ",
                  limits.max_tokens, " logit rows, not ", in.rows);
-  check_argument(in.rows == 0 || limits.vocab > 0,
-                 "the step has logit rows, but this program has no logits op");
+  check_argument(in.rows == 0 || limits.vocab > 0 || limits.hidden,
+                 "the step has rows, but this program has neither a logits nor a hidden op");
   check_argument(blocks >= 0, "a step cannot have ", blocks, " blocks");
   const int64_t drafts = header[kDrafts];
   check_argument(drafts == 0 || drafts == in.rows, "a step of ", in.rows,

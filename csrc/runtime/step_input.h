@@ -6,6 +6,9 @@
 
 namespace cpuserve {
 
+// Targets of rows that are not scored: a token is sampled, or the row's vector is wanted.
+constexpr int32_t kSampledRow = -1, kHiddenRow = -2;
+
 // Pointers into the words of the caller, valid as long as those exist.
 struct StepInput {
   int64_t tokens, seqs, rows;
@@ -22,6 +25,7 @@ struct StepInput {
 
 struct StepLimits {
   int64_t max_tokens, max_seqs, max_positions, num_blocks, num_slots, embed_rows, vocab, max_top;
+  bool hidden;  // the program gives vectors of rows instead of logits
 };
 
 // Throws std::invalid_argument that names the first index out of range, before anything runs.

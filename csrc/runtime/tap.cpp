@@ -28,6 +28,7 @@ struct EndsOf {
   Ends operator()(const AddOp& o) { return {{o.x, o.out}, o.out}; }
   Ends operator()(const ActivationOp& o) { return {{o.x}, o.out}; }
   Ends operator()(const LogitsOp& o) { return {{o.x}, kNone}; }
+  Ends operator()(const HiddenOp& o) { return {{o.x}, o.x}; }
 };
 
 }  // namespace

@@ -302,4 +302,13 @@ void Executor::Worker::operator()(const LogitsOp& op) noexcept {
   }
 }
 
+void Executor::Worker::operator()(const HiddenOp& op) noexcept {
+  const Rows& x = value(op.x);
+  const Range mine = share(e.input_.rows);
+  for (int64_t r = mine.begin; r < mine.end; r++) {
+    std::memcpy(e.results_.vectors.data() + r * x.width, row_of(x, e.input_.row_token[r]),
+                static_cast<size_t>(x.width) * sizeof(float));
+  }
+}
+
 }  // namespace cpuserve

@@ -68,6 +68,7 @@ struct Executor::Worker {
   void operator()(const AddOp& op) noexcept;
   void operator()(const ActivationOp& op) noexcept;
   void operator()(const LogitsOp& op) noexcept;
+  void operator()(const HiddenOp& op) noexcept;
 
   // Multiplies rows x, in the format of the matrix's kind, and passes the result to ep.out.
   // Computes the panels of this rank, which its threads claim.

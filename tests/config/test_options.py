@@ -20,6 +20,7 @@ BAD = {
     "activation_bits": ["", "4", "eight"],
     "quantization": [""],
     "model_impl": ["torch"],
+    "pooling": ["max", ""],
     "chat_template": [""],
     "max_model_len": ["0", "-2", "abc", "1.5", "4096.0"],
     "generation_config": [""],
@@ -138,6 +139,7 @@ GOOD = {
         ("https://a.example:8080,null", ["https://a.example:8080", "null"]),
     ],
     "model_impl": [("vllm", "auto")],
+    "pooling": [("CLS", "first")],
 }
 
 

@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -14,8 +15,9 @@ from cpuserve.core.queue import WaitingQueue, rank_of
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.errors import InvalidRequest
+from cpuserve.runtime.pooling import make_pool
 from cpuserve.sampling.params import SamplingParams
-from tests.helpers.fake_executor import FakeModel, reference
+from tests.helpers.fake_executor import FakeModel, reference, vector_after
 
 
 def make(num_blocks=64, max_num_seqs=8, budget=32, block_size=4, **options):
@@ -938,3 +940,57 @@ def test_step_is_not_ended_for_a_request_that_gains_nothing_or_costs_too_much(wh
         assert scheduler.ends_for(request(1, 2), 1e-3)
         scheduler.running[0].num_lost = 400 / 6
         assert not scheduler.ends_for(request(1, 2), 1e-3), "it has lost too much work already"
+
+
+# -- embeddings
+
+
+def unit(vectors):
+    total = np.sum(vectors, axis=0, dtype=np.float64)
+    return (total / np.linalg.norm(total)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["last", "first", "mean"])
+@pytest.mark.parametrize("budget", [3, 8, 64])
+def test_embeddings_pool_each_token_once_beside_streams_and_after_preemption(kind, budget):
+    scheduler, model = make(budget=budget, num_blocks=12)
+    prompts = [[7 * n + i for i in range(5 + 9 * n)] for n in range(3)]
+    scheduler.add(request(9, 3, max_tokens=12))
+    for number, prompt in enumerate(prompts):
+        pooled = request(number, 0, max_tokens=0, prompt=prompt)
+        pooled.pool = make_pool(kind)
+        scheduler.add(pooled)
+    found, preempted = {}, False
+    while scheduler.has_work:
+        for delta in step(scheduler, model)[1]:
+            if delta.vector is not None:
+                assert (delta.tokens, delta.finish) == ([], "stop")
+                found[delta.request.id] = np.frombuffer(delta.vector, "<f4")
+        scheduler.check_invariants()
+        last = scheduler.running[-1] if scheduler.running else None
+        if not preempted and last is not None and last.pool is not None and last.num_computed:
+            scheduler._preempt(last)
+            preempted = True
+    for number, prompt in enumerate(prompts):
+        rows = [vector_after(prompt[: i + 1]) for i in range(len(prompt))]
+        wanted = {"last": rows[-1:], "first": rows[:1], "mean": rows}[kind]
+        assert np.array_equal(found[number], unit(wanted))
+
+
+@pytest.mark.parametrize("broken", [0.0, float("nan"), float("inf")])
+def test_a_vector_that_cannot_be_normalized_ends_its_request_alone(broken):
+    scheduler, model = make()
+    for number in (0, 1):
+        pooled = request(number, 4, max_tokens=0)
+        pooled.pool = make_pool("last")
+        scheduler.add(pooled)
+    results = model.run(scheduler.schedule())
+    results[0].vector = [broken] * 4
+    deltas = scheduler.update(results)
+    assert [(d.request.id, d.finish, d.vector is None) for d in deltas] == [
+        (0, "error", True),
+        (1, "stop", False),
+    ]
+    assert "no embedding" in deltas[0].error
+    scheduler.check_invariants()
+    assert not scheduler.has_work

@@ -15,7 +15,15 @@ from pathlib import Path
 import numpy as np
 
 from cpuserve.config.engine import EngineConfig
-from cpuserve.core.step import LogitRow, RowResult, SeqChunk, StepBatch, StepResult
+from cpuserve.core.step import (
+    HIDDEN,
+    LogitRow,
+    RowResult,
+    SeqChunk,
+    StepBatch,
+    StepResult,
+    VectorResult,
+)
 from cpuserve.runtime.executor import HEADER, Executor, StepOutputs
 from cpuserve.sampling.params import SamplingParams
 
@@ -45,6 +53,11 @@ def top(history: Sequence[int], num_top: int) -> list[tuple[int, float]]:
     """`num_top` alternatives after `history`."""
     ids = [next_token(history, 100 + i) for i in range(max(num_top, 0))]
     return [(i, score(history, i)) for i in ids]
+
+
+def vector_after(history: Sequence[int]) -> list[float]:
+    """The vector of the last token of `history`."""
+    return [float(next_token(history, 200 + i) + 1) for i in range(4)]
 
 
 def reference(
@@ -148,6 +161,8 @@ class FakeModel:
     def _row(self, chunk: SeqChunk, row: LogitRow) -> RowResult:
         history = self._history(chunk, chunk.start + row.index + 1)
         assert NOTHING not in history, "a position was never computed"
+        if row.target == HIDDEN:
+            return VectorResult(0, vector=vector_after(history))
         params, seed, prompt, output, stop_ids = self.slots[chunk.slot]
         token = row.target
         if token < 0:

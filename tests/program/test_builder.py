@@ -110,7 +110,7 @@ def test_an_op_that_does_not_fit_is_refused(b, write, message):
 
 def test_a_program_without_logits_is_refused(b):
     b.embed("e")
-    with pytest.raises(ModelError, match="must have one logits op"):
+    with pytest.raises(ModelError, match="must have one logits or hidden op"):
         b.finish()
 
 
@@ -118,7 +118,7 @@ def test_ops_after_the_logits_are_refused(b):
     x = b.embed("e")
     b.logits(x, "head")
     b.rms_norm(x, "n")
-    with pytest.raises(ModelError, match="must have one logits op"):
+    with pytest.raises(ModelError, match="must have one logits or hidden op"):
         b.finish()
 
 

@@ -1,0 +1,21 @@
+"""Pool: how the vectors of a sequence's tokens become the one vector of an embedding."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Pool(Protocol):
+    """Collects the vectors of one sequence, in the order of its tokens; see runtime/pooling.py."""
+
+    reads_prefixes: bool
+    """Whether tokens whose keys are cached need not be computed."""
+
+    def positions(self, start: int, end: int, length: int) -> range:
+        """Which of the tokens start .. end - 1 of a sequence of `length` tokens it needs."""
+
+    def add(self, vector: object) -> None:
+        """Take the vector of the next of these tokens."""
+
+    def result(self) -> bytes | None:
+        """Return the embedding, fp32 of length 1; None if it is not finite."""

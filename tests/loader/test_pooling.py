@@ -1,0 +1,70 @@
+"""How a checkpoint says that it gives embeddings."""
+
+import json
+
+import pytest
+
+from cpuserve.errors import ModelError
+from cpuserve.loader.pooling import checkpoint_pooling
+from tests.helpers.embedder import embedding_model
+from tests.helpers.gguf_file import STRING, U32, gguf
+from tests.helpers.tiny import tiny_model
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean", "first"])
+def test_sentence_transformers_files_are_read(pooling):
+    assert checkpoint_pooling(embedding_model(pooling)) == (pooling, "1_Pooling says so")
+
+
+def test_a_checkpoint_without_them_generates_text():
+    assert checkpoint_pooling(tiny_model("qwen3"))[0] == "none"
+
+
+def write(path, modules, config):
+    (path / "modules.json").write_text(modules if isinstance(modules, str) else json.dumps(modules))
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    return path
+
+
+POOLING = [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
+
+
+@pytest.mark.parametrize(
+    ("modules", "config", "message"),
+    [
+        ("[", {}, "is not valid JSON"),
+        ({"a": 1}, {}, "is not a list of JSON objects"),
+        (POOLING, {"pooling_mode_max_tokens": True}, "not supported; cpuserve knows"),
+        (POOLING, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "--pooling"),
+        ([{**POOLING[0], "path": "../elsewhere"}], {}, "elsewhere"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, modules, config, message):
+    with pytest.raises(ModelError, match=message) as raised:
+        checkpoint_pooling(write(tmp_path, modules, config))
+    assert "\n" not in str(raised.value)
+
+
+def test_newer_files_name_the_mode(tmp_path):
+    path = write(tmp_path, POOLING, {"pooling_mode": "lasttoken", "embedding_dimension": 64})
+    assert checkpoint_pooling(path)[0] == "last"
+
+
+def gguf_of(kind):
+    values = [("general.architecture", STRING, "qwen3"), ("qwen3.pooling_type", U32, kind)]
+    return gguf(values)
+
+
+@pytest.mark.parametrize(("kind", "pooling"), [(0, "none"), (1, "mean"), (2, "first"), (3, "last")])
+def test_gguf_metadata_are_read(tmp_path, kind, pooling):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_of(kind))
+    assert checkpoint_pooling(path)[0] == pooling
+
+
+def test_an_unknown_kind_in_gguf_metadata_is_refused(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_of(4))
+    with pytest.raises(ModelError, match=r"qwen3\.pooling_type is 4"):
+        checkpoint_pooling(path)
