@@ -23,6 +23,7 @@ from cpuserve.api.middleware import (
 from cpuserve.api.openai import models
 from cpuserve.api.openai.chat import router as chat
 from cpuserve.api.openai.completions import router as completions
+from cpuserve.api.openai.embeddings import router as embeddings
 from cpuserve.api.openapi import install_schema
 from cpuserve.api.request_line import RequestLine
 from cpuserve.api.status import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 ROUTERS = (
     chat.router,
     completions.router,
+    embeddings.router,
     messages.router,
     models.router,
     tokenize.router,

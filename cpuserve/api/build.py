@@ -61,6 +61,7 @@ def make_context(
         default_sampling=config.default_sampling,
         build=_build(config),
         kv_bytes=kv_bytes,
+        pooling=config.pooling,
     )
     return context, cpu
 

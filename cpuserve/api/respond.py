@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -36,13 +36,18 @@ class Writer(Protocol):
 
 def respond(generation: Generation, writer: Writer) -> Response:
     """Return the response that runs `generation`, as a stream if the call asks for one."""
-    if generation.call.stream:
-        silent_s = generation.context.limits.silent_s
-        return EventStream(_frames(generation, writer), silent_s, writer.done, writer.failed)
+    if not generation.call.stream:
+        return respond_whole(generation, writer.whole)
+    silent_s = generation.context.limits.silent_s
+    return EventStream(_frames(generation, writer), silent_s, writer.done, writer.failed)
+
+
+def respond_whole(generation: Generation, write: Callable[[Folded], bytes]) -> Response:
+    """Return the response that runs `generation` to its end and writes the whole answer."""
 
     async def body() -> bytes:
         answer = await generation.folded()
-        return await run_sized(answer.num_shown, lambda: writer.whole(answer))
+        return await run_sized(answer.num_shown, lambda: write(answer))
 
     return JsonResult(body)
 

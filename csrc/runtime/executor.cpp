@@ -254,7 +254,8 @@ void Executor::append_samples() {
   for (int64_t r = 0; r < input_.rows; r++) {
     const int32_t token = results_.tokens[static_cast<size_t>(r)];
     const bool accepted = token >= 0 && token == input_.draft(r);
-    if (input_.row_target[r] == kSampledRow && !accepted) sampler_.append(input_.row_slot[r], token);
+    if (input_.row_target[r] == kSampledRow && !accepted)
+      sampler_.append(input_.row_slot[r], token);
   }
 }
 

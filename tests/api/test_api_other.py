@@ -164,7 +164,7 @@ def test_an_unknown_route_is_told_the_nearest(api, path, near):
         ("/v1/responses", CHAT),
         ("/responses", CHAT),
         ("/v1/responses/r1/cancel", CHAT),
-        ("/v1/embeddings", "embeddings are not supported yet"),
+        ("/pooling", "use /v1/embeddings"),
         ("/v1/audio/speech", "audio is not supported"),
         ("/rerank", "reranking is not supported"),
         ("/api/chat", CHAT),

@@ -15,9 +15,9 @@ MODES = {"last": "lasttoken", "mean": "mean_tokens", "first": "cls_token"}
 
 
 @functools.cache
-def embedding_model(pooling: str = "last", family: str = "qwen3") -> Path:
+def embedding_model(pooling: str) -> Path:
     """A directory with a tiny decoder without output head, and its modules.json."""
-    source = tiny_model(family)
+    source = tiny_model("qwen3")
     directory = source.with_name(f"{source.name}-embeds-{pooling}")
     shutil.copytree(source, directory)
     for file in directory.glob("*.safetensors"):

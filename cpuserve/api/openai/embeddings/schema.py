@@ -1,0 +1,82 @@
+"""The fields of POST /v1/embeddings, and the call that they make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cpuserve.api.unset import check_unset
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import GenerateCall
+
+FORMATS = ("float", "base64")
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/embeddings; `input` is a text, token ids, or a list of texts or of token ids."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    messages: Any = None
+    truncate_prompt_tokens: Any = None
+    normalize: bool | None = None
+
+
+class EmbeddingItem(msgspec.Struct):
+    """The vector of one input, as numbers or as the base64 text of its little-endian fp32."""
+
+    object: str
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """The tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingAnswer(msgspec.Struct):
+    """The body of POST /v1/embeddings."""
+
+    object: str
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingUsage
+
+
+def to_call(request: EmbeddingRequest) -> GenerateCall:
+    """Return the call; InvalidRequest for a field that is not supported."""
+    check_unset(request, ("messages", "truncate_prompt_tokens"))
+    if (request.encoding_format or "float") not in FORMATS:
+        msg = f"encoding_format must be one of {', '.join(FORMATS)}"
+        raise InvalidRequest(msg, param="encoding_format")
+    if request.normalize is False:
+        msg = "normalize must be true: all embeddings have the length 1"
+        raise InvalidRequest(msg, param="normalize")
+    return GenerateCall(
+        model=request.model,
+        prompt=request.input,
+        add_special_tokens=request.add_special_tokens,
+        max_tokens=0,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        timeout=request.timeout,
+        embed=True,
+    )
+
+
+def check_dimensions(request: EmbeddingRequest, width: int) -> None:
+    """Raise InvalidRequest unless vectors of `width` numbers can be cut to the wanted length."""
+    if request.dimensions is not None and not 1 <= request.dimensions <= width:
+        msg = f"dimensions must be between 1 and {width}, the length of this model's vectors"
+        raise InvalidRequest(msg, param="dimensions")

@@ -1,0 +1,47 @@
+"""Write the answer of POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+import math
+import sys
+from array import array
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.api.openai.embeddings.schema import EmbeddingAnswer, EmbeddingItem, EmbeddingUsage
+from cpuserve.serving.events import floats_of
+
+if TYPE_CHECKING:
+    from cpuserve.api.openai.embeddings.schema import EmbeddingRequest
+    from cpuserve.serving.events import Folded
+
+
+def answer_body(answer: Folded, asked: EmbeddingRequest, model: str) -> bytes:
+    """Return the whole answer as JSON."""
+    as_text, prompt = asked.encoding_format == "base64", answer.usage.prompt
+
+    def item(index: int, vector: bytes) -> EmbeddingItem:
+        values = shortened(floats_of(vector), asked.dimensions)
+        shown = _base64(values) if as_text else values.tolist()
+        return EmbeddingItem("embedding", index, shown)
+
+    data = [item(choice.index, choice.vector) for choice in answer.choices]
+    return msgspec.json.encode(EmbeddingAnswer("list", data, model, EmbeddingUsage(prompt, prompt)))
+
+
+def shortened(values: array[float], dimensions: int | None) -> array[float]:
+    """Return the first `dimensions` values (None: all), divided by their length (Matryoshka)."""
+    if dimensions is None or dimensions >= len(values):
+        return values
+    cut = values[:dimensions]
+    length = math.sqrt(math.fsum(v * v for v in cut)) or 1.0
+    return array("f", (v / length for v in cut))
+
+
+def _base64(values: array[float]) -> str:
+    if sys.byteorder == "big":
+        values = array("f", values)
+        values.byteswap()
+    return base64.b64encode(values.tobytes()).decode()

@@ -1,0 +1,104 @@
+"""POST /v1/embeddings of a real server, also through the official client."""
+
+import base64
+import json
+import urllib.error
+
+import numpy as np
+import pytest
+
+from tests.helpers.embedder import embedding_model
+from tests.helpers.served import running_server
+
+TEXTS = ["The quick brown fox", "jumps over the lazy dog"]
+
+
+@pytest.fixture(scope="module")
+def server():
+    options = ("--served-model-name", "tiny", "--max-model-len", "64")
+    with running_server(embedding_model("last"), *options) as client:
+        yield client
+
+
+def refused(server, path="/v1/embeddings", **body):
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        server.raw(path, **body)
+    with raised.value as answer:
+        assert answer.code == 400
+        return json.loads(answer.read())["error"]
+
+
+def test_every_input_gets_a_vector_of_length_1_in_order(server):
+    body = server.post("/v1/embeddings", model="tiny", input=[TEXTS[0], TEXTS[1]])
+    assert (body["object"], body["model"]) == ("list", "tiny")
+    assert [(item["object"], item["index"]) for item in body["data"]] == [
+        ("embedding", 0),
+        ("embedding", 1),
+    ]
+    vectors = [item["embedding"] for item in body["data"]]
+    assert [len(v) for v in vectors] == [64, 64]
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1], abs=1e-6)
+    alone = server.post("/v1/embeddings", input=TEXTS[1])["data"][0]["embedding"]
+    assert vectors[1] == alone
+    assert vectors[0] != alone
+    tokens = [server.post("/tokenize", prompt=text)["count"] for text in TEXTS[:2]]
+    assert body["usage"] == {"prompt_tokens": sum(tokens), "total_tokens": sum(tokens)}
+
+
+def test_texts_and_their_token_ids_give_the_same_vector(server):
+    ids = server.post("/tokenize", prompt=TEXTS[0])["tokens"]
+    vectors = [
+        server.post("/v1/embeddings", input=given)["data"][0]["embedding"]
+        for given in (TEXTS[0], [TEXTS[0]], ids, [ids])
+    ]
+    assert vectors == [vectors[0]] * 4
+
+
+def test_base64_holds_the_same_numbers(server):
+    plain = server.post("/v1/embeddings", input=TEXTS[0])["data"][0]["embedding"]
+    coded = server.post("/v1/embeddings", input=TEXTS[0], encoding_format="base64")
+    numbers = np.frombuffer(base64.b64decode(coded["data"][0]["embedding"]), "<f4")
+    assert numbers.tolist() == plain
+
+
+def test_shorter_vectors_are_the_beginning_with_length_1(server):
+    whole = np.array(server.post("/v1/embeddings", input=TEXTS[0])["data"][0]["embedding"])
+    short = server.post("/v1/embeddings", input=TEXTS[0], dimensions=10)["data"][0]["embedding"]
+    assert short == pytest.approx(whole[:10] / np.linalg.norm(whole[:10]), abs=1e-6)
+
+
+def test_the_official_client_reads_them(server):
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    for given in ({}, {"encoding_format": "float"}):  # the client asks for base64 by itself
+        answer = client.embeddings.create(model="tiny", input=[TEXTS[0]], **given)
+        expected = server.post("/v1/embeddings", input=TEXTS[0])["data"][0]["embedding"]
+        assert answer.data[0].embedding == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"input": []}, "input", "empty list"),
+        ({"input": "a b " * 100}, "input", "maximum context length is 64 tokens"),
+        ({"input": [1, 99999]}, "input", "token id 99999"),
+        ({"input": "a", "dimensions": 65}, "dimensions", "between 1 and 64"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "between 1 and 64"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "float, base64"),
+        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
+        ({"input": "a", "normalize": False}, "normalize", "length 1"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_by_name(server, fields, param, words):
+    error = refused(server, **fields)
+    assert (error["param"], error["type"]) == (param, "BadRequestError")
+    assert words in error["message"]
+
+
+def test_an_embedding_model_generates_no_text(server):
+    for path, body in (
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ):
+        error = refused(server, path, **body)
+        assert "gives embeddings and no text: use /v1/embeddings" in error["message"]
