@@ -5,12 +5,12 @@ usage: bench_drafts.py [MODEL] [--rounds 5] [--output-tokens 200] [--batch 1 ...
                        [--speculative-config JSON]
 
 Two engines in this process, one with and one without drafts, answer the same requests in turn. The
-texts: `code` asks for a program with one change, `quote` for a passage, `prose` for a story at
-temperature 1, and `random` samples at a temperature at which nothing repeats. Every answer of the
-two engines must have the same tokens, or the script fails. `drafts_rate` has one sample per round;
-its facts are tokens per second of both engines, and the share of the drafts that were right. The
-first round, which fills the prefix caches and in which the engines learn their costs, does not
-count.
+texts: `code` asks for a program again with a change, and `quote` for a passage; these answers end
+by themselves. `prose` is a story at temperature 1, and `random` is sampled at a temperature at
+which nothing repeats; these have --output-tokens. Every answer of the two engines must have the
+same tokens, or the script fails. `drafts_rate` has one sample per round; its facts are tokens per
+second of both engines, drafts per token, and the share of the drafts that were right. The first
+round, which fills the prefix caches and in which the engines learn their costs, does not count.
 """
 
 import argparse
@@ -49,7 +49,7 @@ PASSAGE = (
 )
 GREEDY = {"temperature": 0.0}
 TEXTS = {
-    "code": (f"Rename the class Account to Wallet in this program:\n```\n{CODE}```", GREEDY),
+    "code": (f"Repeat this program, with the name Wallet:\n\n```python\n{CODE}```", GREEDY),
     "quote": (f"Repeat this text word for word:\n\n{PASSAGE}", GREEDY),
     "prose": ("Write a long story about a fox and a train.", {"temperature": 1.0}),
     "random": ("Write something.", {"temperature": 5.0}),
@@ -57,17 +57,18 @@ TEXTS = {
 
 
 def answer(llm, text, batch, tokens):
-    """(tokens per second, token ids of each answer) for `batch` answers of equal length."""
+    """(tokens per second, token ids of each answer) for `batch` answers."""
     prompt, sampling = TEXTS[text]
     requests = [[{"role": "user", "content": prompt}]] * batch
     params = [
-        SamplingParams(max_tokens=tokens, ignore_eos=True, seed=seed, **sampling)
+        SamplingParams(max_tokens=tokens, ignore_eos=sampling != GREEDY, seed=seed, **sampling)
         for seed in range(batch)
     ]
     started = time.perf_counter()
     outputs = llm.chat(requests, params, use_tqdm=False)
     seconds = time.perf_counter() - started
-    return batch * tokens / seconds, [output.outputs[0].token_ids for output in outputs]
+    answers = [output.outputs[0].token_ids for output in outputs]
+    return sum(map(len, answers)) / seconds, answers
 
 
 def measure(plain, drafting, text, batch, args, place):
@@ -84,14 +85,15 @@ def measure(plain, drafting, text, batch, args, place):
             ratios.append(pair[1] / pair[0])
             for samples, rate in zip(rates, pair, strict=True):
                 samples.append(rate)
+    tokens = sum(map(len, got[plain][1])) * (args.rounds + 1)
     drafts, accepted = (now - then for now, then in zip(counted(drafting), before, strict=True))
     facts = {
         "plain_tokens_per_s": round(percentile(rates[0], 50), 1),
         "drafting_tokens_per_s": round(percentile(rates[1], 50), 1),
-        "drafts_a_token": round(drafts / (batch * args.output_tokens * (args.rounds + 1)), 3),
+        "drafts_a_token": round(drafts / tokens, 3),
         "right": round(accepted / max(drafts, 1), 3),
     }
-    shape = {"text": text, "batch": batch, "tokens": args.output_tokens}
+    shape = {"text": text, "batch": batch, "output_tokens": args.output_tokens}
     return record(
         "drafts_rate", "x plain", ratios, place, better="more", parameters=shape, facts=facts
     )
