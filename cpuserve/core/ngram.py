@@ -66,14 +66,18 @@ class NgramIndex:
         return self._chances[min(self._length + place, LONGEST)]
 
     def _check(self, ids: Sequence[int], at: int) -> None:
-        """Learn whether the guess of token `at` was right, and stay at its source if it was."""
+        """Learn whether the guess of token `at` was right, and go on behind its source.
+
+        After a wrong guess that is a match of no tokens: a copy with a token changed goes on there.
+        """
         if not self._source:
             return
         right = ids[self._source] == ids[at]
         length = min(self._length, LONGEST)
         self._chances[length] += GAIN * (right - self._chances[length])
         self._shared[length] += SHARED_GAIN * (right - self._shared[length])
-        self._source, self._length = (self._source + 1, self._length + 1) if right else (0, 0)
+        self._source += 1
+        self._length = self._length + 1 if right else 0
 
     def _add(self, ids: Sequence[int], at: int) -> None:
         """Add the n-grams that token `at` follows."""
