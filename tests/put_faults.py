@@ -42,8 +42,70 @@ class Fault(NamedTuple):
 
 SCHEDULER = "tests/core/test_scheduler.py"
 KV = "tests/core/test_kv.py"
+DRAFTS = "tests/core/test_drafts.py"
 
 FAULTS = [
+    # --- drafts -------------------------------------------------------------------------------
+    Fault(
+        "cpuserve/core/drafts.py",
+        "if not request.stop_ids.isdisjoint(drafts):",
+        "if False:",
+        f"{DRAFTS} -k stop_token",
+    ),
+    Fault(
+        "cpuserve/core/drafts.py",
+        "min(self._num_tokens, left - 1)",
+        "self._num_tokens",
+        f"{DRAFTS} -k behind_the_last",
+    ),
+    Fault(
+        "cpuserve/core/drafts.py",
+        "if chance * self.took_s <= self.given * self.draft_s:",
+        "if False:",
+        f"{DRAFTS} -k raise_the_tokens",
+    ),
+    Fault(
+        "cpuserve/core/scheduler.py",
+        " and self.work.rows and not self.work.tokens:",
+        " and self.work.rows:",
+        f"{DRAFTS} -k beside_a_prompt",
+    ),
+    Fault(
+        "cpuserve/core/scheduler.py",
+        "        self.kv.truncate(request.block_table, computed)\n",
+        "",
+        f"{DRAFTS} -k blocks_back",
+    ),
+    Fault(
+        "cpuserve/core/scheduler.py",
+        "computed = request.num_computed = chunk.start + count",
+        "computed = request.num_computed = chunk.start + len(chunk.token_ids)",
+        f"{DRAFTS} -k fewer_steps",
+    ),
+    Fault(
+        "cpuserve/runtime/torch_executor.py",
+        " and _follows(row, step, out)",
+        "",
+        "tests/runtime/test_verification.py -k torch",
+    ),
+    Fault(
+        "csrc/runtime/worker.cpp",
+        "      if (wanted >= 0) e.sampler_.append(in.row_slot[r], wanted);\n",
+        "",
+        "ctest test_executor",
+    ),
+    Fault(
+        "csrc/runtime/executor.cpp",
+        " || (token >= 0 && token == input_.draft(r))",
+        "",
+        "ctest test_executor",
+    ),
+    Fault(
+        "csrc/runtime/step_input.cpp",
+        "    if (r > begin) check_alone(in, begin, r + 1);\n",
+        "",
+        "ctest test_executor",
+    ),
     # --- scheduling ---------------------------------------------------------------------------
     Fault(
         "cpuserve/core/scheduler.py",

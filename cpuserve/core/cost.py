@@ -116,8 +116,9 @@ class CostModel:
                 self._decode_steps += 1
                 self._mixed_steps = 0
                 # Steps with drafts agree with each other: those without them often come between.
-                agreed = self._draft_error if work.drafts else self._decode_error
-                decode += self.draft_seconds(work.drafts)
+                agreed = self._decode_error
+                if work.drafts:
+                    agreed, decode = self._draft_error, decode + self.draft_seconds(work.drafts)
                 self._fit_decode(work, agreed(seconds / decode - 1.0) * decode)
             return
         if work.rows and self._decode_steps >= _TRAINED:
@@ -159,9 +160,10 @@ class CostModel:
         self.base = max(self.base + step, 1e-5)
         self.row = max(self.row + step * row, 0.0)
         self.key = max(self.key + step * key, 0.0)
-        self.draft = max(self.draft + step * draft, 1e-6 * _DRAFTS)
-        self._drafted = self._drafted or work.drafts > 0
-        if not self._drafted:
+        if work.drafts:
+            self._drafted = True
+            self.draft = max(self.draft + step * draft, 1e-6 * _DRAFTS)
+        elif not self._drafted:
             self.draft = _FIRST_DRAFT * self.base * _DRAFTS
 
     def _fit_prompt(self, work: StepWork, error: float, *, with_base: bool) -> None:

@@ -23,10 +23,11 @@ def pack(batch: StepBatch) -> StepArrays:
     tables = [len(c.block_table) for c in chunks]
     starts = list(accumulate(lengths, initial=0))
     rows = [(starts[i] + row.index, c.slot, row) for i, c in enumerate(chunks) for row in c.rows]
-    drafts = len(rows) if any(c.num_drafts for c in chunks) else 0
+    # A step of one token a sequence has none; it should not pay for the search.
+    drafts = starts[-1] > len(chunks) and any(c.num_drafts for c in chunks)
     words = array("i", (starts[-1], len(chunks), len(rows), sum(tables)))
     words.extend(_PAD)
-    words.append(drafts)
+    words.append(len(rows) if drafts else 0)
     for c in chunks:
         words.extend(c.token_ids)
     for c, n in zip(chunks, lengths, strict=True):
