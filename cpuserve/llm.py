@@ -93,13 +93,15 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        lora_request: str | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt; the results are in the order of the prompts.
 
         prompts: a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a
         list of these. sampling_params: one for all prompts, or a list with one for each; None means
         the model's defaults (`get_default_sampling_params`). use_tqdm: show progress on a terminal.
-        priority: one per prompt; lower values are scheduled first.
+        priority: one per prompt; lower values are scheduled first. lora_request: the name of a LoRA
+        adapter (option lora_modules) that all prompts use.
 
         Raises:
             InvalidRequest: a prompt or parameter is invalid; nothing is generated.
@@ -110,6 +112,11 @@ class LLM:
         requests = [self._request(prompt) for prompt in _as_list(prompts)]
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_each(given, len(requests))
+        if lora_request is not None:
+            if lora_request not in self.config.adapters:
+                msg = f"there is no adapter {lora_request!r}: name it in lora_modules"
+                raise InvalidRequest(msg, param="lora_request")
+            params = [msgspec.structs.replace(p, adapter=lora_request) for p in params]
         priorities = list(priority or [0] * len(requests))
         if len(priorities) != len(requests):
             msg = f"{len(priorities)} priorities for {len(requests)} prompts"

@@ -135,6 +135,8 @@ def for_another(asked: Asked, name: str, model: str) -> Asked:
         tokenizer=None,
         chat_template=None,
         override_generation_config=None,
+        pooling=None,
+        lora_modules=None,
     )
     return replace(asked, options=options, sources={**asked.sources, "model": "flag --also-serve"})
 
@@ -184,6 +186,9 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     spec, has_program = read_spec(config)
     pooling, why = _pooling(options, path, config)
     spec = replace(spec, pooled=pooling != "none")
+    adapters = dict(item.split("=", 1) for item in options.lora_modules or ())
+    if adapters and has_program:
+        spec = _with_adapters(spec, adapters)
     program = build_program(spec) if has_program else None
     tokenizer = options.tokenizer or str(path)
     generation = recommended(options.generation_config or "auto", model_name(options), path)
@@ -203,10 +208,21 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         fixed_positions=spec.rope is None,
         generation=generation.values,
         generation_why=generation.why,
+        adapters=adapters,
         pooling=pooling,
         pooling_why=why,
     )
     return spec, facts
+
+
+def _with_adapters(spec: ModelSpec, adapters: Mapping[str, str]) -> ModelSpec:
+    """Return the model with these adapters; ModelError unless all are adapters of this model."""
+    from cpuserve.loader.adapters import check_adapters, open_adapters, summary
+    from cpuserve.models import build_program
+
+    opened = open_adapters(adapters)
+    check_adapters(build_program(spec), opened)
+    return replace(spec, adapters=summary(opened))
 
 
 def _pooling(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> tuple[str, str]:

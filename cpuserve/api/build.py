@@ -62,6 +62,7 @@ def make_context(
         build=_build(config),
         kv_bytes=kv_bytes,
         pooling=config.pooling,
+        adapters=dict(config.adapters),
     )
     return context, cpu
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -217,7 +218,7 @@ def work_of(prepared: Prepared) -> Work:
 
     config = prepared.resolved.config
     weights = quantize_online(open_checkpoint(Path(prepared.facts.path)).weights, config.quantize)
-    lowered = lower(config, build_program(prepared.spec), weights)
+    lowered = lower(config, build_program(replace(prepared.spec, adapters=None)), weights)
     bytes_read, weights_used = lowered.read_bytes, lowered.linear_weights
     return Work(prepared.spec.vocab, bytes_read, weights_used, lowered.dot)
 

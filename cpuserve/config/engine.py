@@ -46,6 +46,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     numa: str | None = None
     model_impl: str | None = None
     pooling: str | None = None
+    lora_modules: list[str] | None = None
     executor: str | None = None
     isa: str | None = None
     omp_threads_bind: str | None = None
@@ -112,6 +113,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     prefix_cache_dir.
     pooling: how the vectors of a prompt's tokens become an embedding: "last" (token), "first",
     "mean"; "none" for a model that generates text.
+    adapters: LoRA adapters, the directory of each by its name.
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
     work_sizes: how much the kernels work on at a time, where that was tuned on this machine; the
     other sizes follow from the caches.
@@ -161,6 +163,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     work_sizes: dict[str, int] = {}
     speculation: Speculation | None = None
     pooling: str = "none"
+    adapters: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -358,6 +358,17 @@ FIELDS: tuple[Field, ...] = (
         metavar="KIND",
     ),
     Field(
+        "lora_modules",
+        "LoRA adapters as NAME=DIRECTORY; a request uses one by naming it as its model.",
+        "none",
+        MODEL,
+        kind="list",
+        flags=("--lora-modules",),
+        env="CPUSERVE_LORA_MODULES",
+        check=_named_models,
+        metavar="NAME=DIR",
+    ),
+    Field(
         "chat_template",
         "Jinja file, or the template itself, used instead of the model's.",
         "the model's own",
@@ -1038,6 +1049,11 @@ NO_OPS: tuple[NoOp, ...] = (
         ("--convert",),
         "the checkpoint says whether the model gives text or embeddings; --pooling overrides it",
         only=("none", "auto", "embed"),
+    ),
+    NoOp(("--enable-lora",), "--lora-modules alone serves adapters", "none"),
+    NoOp(
+        ("--max-loras", "--max-lora-rank", "--max-cpu-loras"),
+        "all adapters of --lora-modules are loaded, whatever their ranks",
     ),
     NoOp(
         ("--embedding", "--embeddings"),

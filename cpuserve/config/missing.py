@@ -16,17 +16,12 @@ class Missing:
 MISSING: tuple[Missing, ...] = (
     Missing(
         (
-            "--enable-lora",
-            "--lora-modules",
-            "--max-loras",
-            "--max-lora-rank",
-            "--max-cpu-loras",
             "--lora-dtype",
             "--lora-extra-vocab-size",
             "--fully-sharded-loras",
             "--default-mm-loras",
         ),
-        "LoRA adapters are not supported yet; merge the adapter into the model's weights",
+        "only --lora-modules serves LoRA adapters, in the type of the model",
     ),
     Missing(
         ("--tool-parser-plugin", "--tool-server"),

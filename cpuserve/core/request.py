@@ -27,7 +27,9 @@ class Request:
     a slot): time.monotonic(). progress: report a Delta after each part of the prompt. rank: sort
     key of the queue (queue.rank_of). num_lost: prompt tokens whose computation was thrown away
     because their step was ended early. ngrams: None before the first drafts of its tokens. pool:
-    what makes an embedding of the prompt's vectors; such a request generates no tokens.
+    what makes an embedding of the prompt's vectors; such a request generates no tokens. adapter:
+    the number of its LoRA adapter, -1 = none. salt: what separates its cached prefixes, None =
+    params.cache_salt.
     """
 
     id: RequestId
@@ -40,6 +42,8 @@ class Request:
     priority: int = 0
     progress: bool = False
     pool: Pool | None = None
+    adapter: int = -1
+    salt: str | None = None
     order: int = -1
     rank: tuple[float, int] = (0.0, -1)
     num_prompt: int = 0
@@ -66,7 +70,7 @@ class Request:
         self.num_top = -1 if params.logprobs is None else params.logprobs
         self.prompt_rows = None if params.prompt_logprobs is None else [None]
         self.decode_rows = [LogitRow(0, -1, self.num_top)]
-        self.chain.salt = params.cache_salt or ""
+        self.chain.salt = params.cache_salt or "" if self.salt is None else self.salt
 
     @property
     def num_output(self) -> int:

@@ -301,7 +301,8 @@ class Scheduler:
                 continue
             if start == len(table) * block_size and not self._get_block(request):
                 break
-            batch.append(SeqChunk(request.slot, ids[start:], start, table, request.decode_rows))
+            rows, adapter = request.decode_rows, request.adapter
+            batch.append(SeqChunk(request.slot, ids[start:], start, table, rows, 0, adapter))
             batch_requests.append(request)
             keys += start
         self.work.rows, self.work.keys = len(batch), keys
@@ -481,7 +482,9 @@ class Scheduler:
         end = start + count
         tokens = request.token_ids[start:end]
         rows = request.rows(end)
-        self._batch.append(SeqChunk(request.slot, tokens, start, request.block_table, rows))
+        self._batch.append(
+            SeqChunk(request.slot, tokens, start, request.block_table, rows, 0, request.adapter)
+        )
         self._batch_requests.append(request)
         self._marks.append(request.chain.mark)
         self._publish(request, end, computed=False)

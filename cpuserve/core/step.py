@@ -31,6 +31,7 @@ class SeqChunk:
     """The tokens of one sequence in this step: positions start .. start + len(token_ids) - 1.
 
     num_drafts: the last tokens that were guessed, and are verified by the rows before them.
+    adapter: the number of its LoRA adapter, -1 = none.
     """
 
     slot: SlotId
@@ -39,6 +40,7 @@ class SeqChunk:
     block_table: list[BlockId]
     rows: list[LogitRow] = field(default_factory=list)
     num_drafts: int = 0
+    adapter: int = -1
 
 
 @dataclass(slots=True)

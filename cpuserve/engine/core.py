@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from time import process_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cpuserve.core.admission import Limits, check_request, output_limit
 from cpuserve.core.drafts import Drafter
@@ -86,6 +86,8 @@ class EngineCore:
         self.interrupt = Interrupt(executor.cancel)
         self._eos_ids = frozenset(eos_ids)
         self._facts = facts or {}
+        # Adapters by name, in the order of their numbers, and what separates their cached prefixes.
+        self._adapters = cast("dict[str, str]", self._facts.get("adapters", {}))
         self._bytes_per_step = float(executor.bytes_per_step)
         self._seeds = random.Random(config.seed)
         self._refused: list[Output] = []
@@ -128,6 +130,14 @@ class EngineCore:
         except RequestError as error:
             self._refused.append(Output(message.id, [], "error", error=error.message))
             return
+        number, salt = -1, params.cache_salt or ""
+        if params.adapter is not None:
+            if params.adapter not in self._adapters:
+                msg = f"this engine has no adapter {params.adapter[:200]!r}"
+                self._refused.append(Output(message.id, [], "error", error=msg))
+                return
+            number = list(self._adapters).index(params.adapter)
+            salt = f"{self._adapters[params.adapter]}@{salt}"  # a client's salt contains no @
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed % 2**64
         self.scheduler.add(
             Request(
@@ -141,6 +151,8 @@ class EngineCore:
                 priority=message.priority,
                 progress=message.progress,
                 pool=make_pool(self.config.pooling),
+                adapter=number,
+                salt=salt,
             )
         )
 
@@ -410,15 +422,25 @@ _Built = tuple["Executor", int, Iterable[int], dict[str, object]]
 
 def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) -> _Built:
     """An executor of ours, and the model's vocabulary, the end ids it names, and further facts."""
+    from cpuserve.loader.adapters import (
+        AdaptedWeights,
+        check_adapters,
+        open_adapters,
+        summary,
+    )
     from cpuserve.loader.load import check_weights, open_checkpoint
     from cpuserve.models import build_program, spec_from_config
     from cpuserve.quant import quantize_online
 
     checkpoint = open_checkpoint(Path(config.model_path))
     spec = replace(spec_from_config(checkpoint.config), pooled=config.pooling != "none")
-    program = build_program(spec)
-    check_weights(program, checkpoint.weights)
+    adapters = open_adapters(config.adapters)
+    check_adapters(build_program(spec), adapters)
+    program = build_program(replace(spec, adapters=summary(adapters)))
     weights = quantize_online(checkpoint.weights, config.quantize)
+    if adapters:
+        weights = AdaptedWeights(weights, program, adapters)
+    check_weights(program, weights)
     executor: Executor
     if config.executor == "native":
         from cpuserve.runtime.native import NativeExecutor
@@ -428,8 +450,13 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
         from cpuserve.runtime.torch_executor import TorchExecutor
 
         executor = TorchExecutor(config, program, weights, progress)
-    facts = {"layers": spec.layers, "width": spec.width, "max_position": spec.max_position}
-    return executor, spec.vocab, spec.eos_ids, dict(facts)
+    facts: dict[str, object] = {
+        "layers": spec.layers,
+        "width": spec.width,
+        "max_position": spec.max_position,
+        "adapters": {adapter.name: adapter.fingerprint() for adapter in adapters},
+    }
+    return executor, spec.vocab, spec.eos_ids, facts
 
 
 def _on_transformers(config: EngineConfig, progress: ProgressFn | None, _team: Any) -> _Built:

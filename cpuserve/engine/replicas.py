@@ -345,7 +345,8 @@ class ReplicaClient:
         loads = [r.load if r.serves else None for r in self._replicas]
         if all(load is None for load in loads):
             raise EngineDead(self.trouble)
-        return self._replicas[self._router.choose(prompt_ids, loads, params.cache_salt or "")]
+        salt = f"{params.adapter or ''}@{params.cache_salt or ''}"
+        return self._replicas[self._router.choose(prompt_ids, loads, salt)]
 
     def _listen(self, replica: _Replica) -> None:
         def on_step(_stats: Stats) -> None:

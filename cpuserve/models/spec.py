@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cpuserve.program.adapters import Adapters
 from cpuserve.program.ops import Rope
 
 
@@ -15,7 +16,7 @@ class ModelSpec:
     (0 = none). `tied`: embedding and output head share one matrix. `extra` holds values of a single
     family (OPT's word_embed_proj_dim, do_layer_norm_before). `dtype` is that of the checkpoint:
     "bfloat16", "float16" or "float32". `pooled`: an embedding model, whose program gives vectors
-    instead of logits.
+    instead of logits. `adapters`: the low-rank adapters that requests can name.
     """
 
     architecture: str
@@ -39,4 +40,5 @@ class ModelSpec:
     bos_ids: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] = ()
     pooled: bool = False
+    adapters: Adapters | None = None
     extra: dict[str, object] = field(default_factory=dict)

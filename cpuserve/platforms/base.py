@@ -29,7 +29,8 @@ class ModelFacts:
     matrix_weights: number of weights in all matrices, a tied one counted once (0 without a
     Program). activation_width: floats of scratch memory per token of a step. has_program: cpuserve
     implements the architecture. generation: sampling parameters that the model recommends;
-    generation_why: the source of the recommendation. pooling: as EngineConfig.pooling.
+    generation_why: the source of the recommendation. adapters, pooling: as in
+    EngineConfig.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ModelFacts:
     fixed_positions: bool = False
     generation: Mapping[str, int | float] = field(default_factory=dict)
     generation_why: str = "the model recommends nothing"
+    adapters: Mapping[str, str] = field(default_factory=dict)
     pooling: str = "none"
     pooling_why: str = "the model generates text"
 

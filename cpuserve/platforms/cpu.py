@@ -184,6 +184,7 @@ class CpuPlatform:
         ledger.decide("platform", self.name, "the CPUs of this machine")
         model_impl = _model_impl(options, ledger, facts, host)
         pooling = _pooling(ledger, facts, model_impl)
+        adapters = _adapters(ledger, facts, model_impl)
         isa, executor = _executor(options, ledger, host, model_impl)
         dtype = _dtype(options, ledger, facts, isa)
         quantize = _online_scheme(options, facts, model_impl)
@@ -234,6 +235,7 @@ class CpuPlatform:
             executor=executor,
             model_impl=model_impl,
             pooling=pooling,
+            adapters=adapters,
             isa=isa,
             threads=placement.threads,
             rank_threads=[rank.threads for rank in placement.ranks],
@@ -297,6 +299,20 @@ def _pooling(ledger: Ledger, facts: ModelFacts, model_impl: str) -> str:
         )
         raise ConfigError(msg)
     return ledger.decide("pooling", facts.pooling, facts.pooling_why)
+
+
+def _adapters(ledger: Ledger, facts: ModelFacts, model_impl: str) -> dict[str, str]:
+    if facts.adapters and model_impl == "transformers":
+        msg = (
+            f"{ledger.asked('lora_modules')}: {facts.architecture} runs on the transformers "
+            "library, which serves no adapters here; merge the adapter into the model"
+        )
+        raise ConfigError(msg)
+    if facts.adapters:
+        ledger.decide(
+            "lora_modules", list(facts.adapters), "requests name an adapter as their model"
+        )
+    return dict(facts.adapters)
 
 
 def _executor(
@@ -558,6 +574,10 @@ def _prefix_files(options: EngineOptions, ledger: Ledger, caching: bool) -> tupl
 def _served_names(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> list[str]:
     names = options.served_model_name or [facts.name]
     why = "as requested" if options.served_model_name else "the model as given"
+    both = sorted(facts.adapters.keys() & {*names})
+    if both:
+        msg = f"{ledger.asked('lora_modules')}: {both[0]} is the name of the model itself"
+        raise ConfigError(msg)
     return ledger.decide("served_model_name", names, why)
 
 

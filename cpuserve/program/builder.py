@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from cpuserve.errors import ModelError
+from cpuserve.program.adapters import SCALES, Adapters, name_a, name_b
 from cpuserve.program.ops import (
     ActivationOp,
     Add,
@@ -23,6 +24,7 @@ from cpuserve.program.ops import (
     Rope,
     RopeStoreKV,
     Route,
+    RouteAdapters,
     Score,
     Spread,
     Then,
@@ -59,6 +61,10 @@ class Sizes(Protocol):
         """The epsilon of norms."""
 
     @property
+    def adapters(self) -> Adapters | None:
+        """The low-rank adapters that requests can name."""
+
+    @property
     def pooled(self) -> bool:
         """Whether the model gives vectors instead of tokens."""
 
@@ -77,6 +83,8 @@ class Builder:
         self._values: list[Value] = []
         self._weights: dict[str, WeightNeed] = {}
         self._kv: list[KvShape] = []
+        self._adapters = spec.adapters
+        self._adapted: ValueId | None = None  # the routing to adapters
 
     def embed(
         self, name: str, *, vocab: int | None = None, width: int | None = None, scale: float = 1.0
@@ -86,6 +94,11 @@ class Builder:
         weight = self._matrix(name, vocab, width)
         out = self._value(name, width)
         self._ops.append(Embed(out, weight, vocab, width, scale))
+        if self._adapters is not None and self._adapted is None:
+            self._adapted = self._value("adapters", 2)
+            count = self._adapters.count
+            scales = self._need(SCALES, (count,), "vector")
+            self._ops.append(RouteAdapters(self._adapted, count, scales))
         return out
 
     def position_embed(self, x: ValueId, name: str, *, rows: int, offset: int = 0) -> None:
@@ -153,13 +166,41 @@ class Builder:
             self._need(f"{n}.bias", (size,), "vector") if flag else None
             for n, size, flag in zip(parts, sizes, flags, strict=True)
         )
+        adapted = self._adapters is not None and not self._adapters.modules.isdisjoint(parts)
+        # What an adapter adds comes before the activation, which is then an op of its own.
+        fused: Then = "none" if adapted else then
         if add_to is None:
-            out = self._value(label, width)
+            out = self._value(label, sum(sizes) if fused == "none" else width)
         else:
             out = add_to
             self._check_width(f"linear {label}: add_to", add_to, width)
-        self._ops.append(Linear(x, out, weights, biases, sizes, k, then, add_to is not None))
-        return out
+        self._ops.append(Linear(x, out, weights, biases, sizes, k, fused, add_to is not None))
+        if not adapted:
+            return out
+        self._add_adapters(x, parts, sizes, out)
+        return out if then == "none" else self.activation(out, then)
+
+    def _add_adapters(
+        self, x: ValueId, modules: tuple[str, ...], sizes: Sequence[int], to: ValueId
+    ) -> None:
+        """Add scale * B A x of each row's adapter to the outputs of these modules, side by side."""
+        routing, adapters = self._adapted, self._adapters
+        if routing is None or adapters is None:
+            msg = "adapters are routed by embed(), which must come first"
+            raise ModelError(msg)
+        label, width, total = _join(modules), self._width(x), sum(sizes)
+        ranks = (adapters.rank,) * len(modules)
+        a, b = [], []
+        for i in range(adapters.count):
+            a.append(tuple(self._need(name_a(m, i), (ranks[0], width), "matrix") for m in modules))
+            b.append((self._need(name_b(modules, i), (total, sum(ranks)), "matrix"),))
+        rows = self._value(f"{label} adapted rows", width)
+        self._ops.append(Spread(x, routing, rows, width, 1))
+        low = self._value(f"{label} low rank", sum(ranks))
+        self._ops.append(ExpertLinear(rows, routing, low, tuple(a), ranks, width, 1))
+        out = self._value(f"{label} adapters", total)
+        self._ops.append(ExpertLinear(low, routing, out, tuple(b), (total,), sum(ranks), 1))
+        self._ops.append(Combine(out, routing, to, total, 1))
 
     def mixture(
         self,
@@ -181,6 +222,9 @@ class Builder:
         matrices: gate and up [features, width of h], then down [width of `to`, features].
         """
         count, width = len(experts), self._width(h)
+        if self._adapters is not None:
+            msg = f"{router}: adapters of a mixture of experts are not supported"
+            raise ModelError(msg)
         if not 1 <= chosen <= count:
             msg = f"{router}: {chosen} of {count} experts cannot be chosen for a token"
             raise ModelError(msg)

@@ -14,6 +14,7 @@ from cpuserve.program.ops import (
     Op,
     PositionEmbed,
     RopeStoreKV,
+    RouteAdapters,
     Spread,
     ValueId,
 )
@@ -31,7 +32,7 @@ def written(op: Op) -> ValueId | None:
 
 def reads(op: Op) -> tuple[ValueId, ...]:
     """The values that an op reads; for an op that adds in place, its target is the last one."""
-    if isinstance(op, Embed):
+    if isinstance(op, Embed | RouteAdapters):
         return ()
     if isinstance(op, RopeStoreKV | Attention):
         return (op.qkv,)

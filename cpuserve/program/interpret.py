@@ -30,6 +30,7 @@ from cpuserve.program.ops import (
     RmsNorm,
     RopeStoreKV,
     Route,
+    RouteAdapters,
     Spread,
     Then,
     ValueId,
@@ -250,11 +251,17 @@ class Interpreter:
             weights = weights / weights.sum(dim=1, keepdim=True)
         return torch.cat([ids.float(), weights * op.scale], dim=1)
 
+    def _routeadapters(self, op: RouteAdapters) -> Tensor:
+        adapters = torch.from_numpy(self._step.token_adapters()).long()
+        scales = self._vector(op.scales)[adapters.clamp(min=0)]
+        return torch.stack([adapters.float(), scales], dim=1)
+
     def _spread(self, op: Spread, x: Tensor, routing: Tensor) -> Tensor:
         return x[routed_rows(routing, op.chosen) // op.chosen]
 
     def _expertlinear(self, op: ExpertLinear, x: Tensor, routing: Tensor) -> Tensor:
         experts = routing[:, : op.chosen].reshape(-1).long().sort().values
+        experts = experts[experts >= 0]
         width = op.features[0] if op.then.endswith("_mul") else sum(op.features)
         out = torch.empty(len(x), width)
         for expert in sorted(set(experts.tolist())):
@@ -264,9 +271,13 @@ class Interpreter:
         return out
 
     def _combine(self, op: Combine, x: Tensor, routing: Tensor, out: Tensor) -> Tensor:
-        place = routed_rows(routing, op.chosen).argsort().reshape(-1, op.chosen)
-        for rank in range(op.chosen):
-            out = out + routing[:, op.chosen + rank, None] * x[place[:, rank]]
+        order = routed_rows(routing, op.chosen)
+        place = torch.full((len(routing) * op.chosen,), -1)
+        place[order] = torch.arange(len(order))
+        out = out.clone()
+        for rank, rows in enumerate(place.reshape(-1, op.chosen).T):
+            has = rows >= 0
+            out[has] += routing[has, op.chosen + rank, None] * x[rows[has]]
         return out
 
     def _ropestorekv(self, op: RopeStoreKV, qkv: Tensor) -> Tensor:
@@ -410,8 +421,9 @@ def row_blocks(weight: Matrix) -> list[slice]:
 
 
 def routed_rows(routing: Tensor, chosen: int) -> Tensor:
-    """token * chosen + rank of each routed row [T * chosen]: by expert, then token."""
-    return routing[:, :chosen].reshape(-1).sort(stable=True).indices
+    """token * chosen + rank of each routed row: by expert, then token; -1 gives no row."""
+    sorted_ids = routing[:, :chosen].reshape(-1).sort(stable=True)
+    return sorted_ids.indices[sorted_ids.values >= 0]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -34,6 +34,7 @@ from cpuserve.program.ops import (
     Rope,
     RopeStoreKV,
     Route,
+    RouteAdapters,
     Spread,
     Then,
     ValueId,
@@ -432,6 +433,10 @@ class Lowering:
                 x, out, op.experts, op.chosen, op.score, op.renormalize, op.scale, bias
             )
         )
+
+    def _routeadapters(self, op: RouteAdapters) -> None:
+        scales = self._plain(op.scales, op.adapters)
+        self._emit(lambda: self.native.adapter(self._value(op.out), op.adapters, scales))
 
     def _spread(self, op: Spread) -> None:
         x = self._as(op.x, self._format[op.out])

@@ -125,10 +125,23 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class RouteAdapters:
+    """Route each token to the adapter (LoRA) of its sequence, as if that were its only expert.
+
+    out [T, 2]: the adapter, or -1, which gives the token no routed row; and the adapter's scale, of
+    the weights `scales` [adapters].
+    """
+
+    out: ValueId
+    adapters: int
+    scales: str
+
+
+@dataclass(frozen=True, slots=True)
 class Spread:
     """Copy every row of x to each of its experts: out [T * chosen, width], the routed rows.
 
-    Routed rows are sorted by expert, then token. routing: the output of Route.
+    Routed rows are sorted by expert, then token. routing: the output of Route or RouteAdapters.
     """
 
     x: ValueId
@@ -268,6 +281,7 @@ Op = (
     | LayerNorm
     | Linear
     | Route
+    | RouteAdapters
     | Spread
     | ExpertLinear
     | Combine

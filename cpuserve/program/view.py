@@ -29,7 +29,8 @@ class StepView:
     T: tokens, S: sequences, R: logit rows, B: entries of all block tables.
 
     token_ids, positions [T]; query_start, table_start [S + 1]; kv_len [S]; block_tables [B];
-    row_token, row_slot, row_target, row_top [R]; row_draft [R], or [0] without drafts.
+    adapters [S], or [0] if no sequence has one; row_token, row_slot, row_target, row_top [R];
+    row_draft [R], or [0] without drafts.
     """
 
     token_ids: Int32
@@ -38,6 +39,7 @@ class StepView:
     kv_len: Int32
     table_start: Int32
     block_tables: Int32
+    adapters: Int32
     row_token: Int32
     row_slot: Int32
     row_target: Int32
@@ -62,23 +64,30 @@ class StepView:
         """Block table of sequence `seq`."""
         return self.block_tables[self.table_start[seq] : self.table_start[seq + 1]]
 
+    def token_adapters(self) -> Int32:
+        """The adapter of each token, -1 = none [T]."""
+        adapters = self.adapters if len(self.adapters) else np.full(self.num_seqs, -1, np.int32)
+        return np.repeat(adapters, np.diff(self.query_start))
+
     def queries(self, seq: int) -> slice:
         """Range of the tokens of sequence `seq` in this step."""
         return slice(int(self.query_start[seq]), int(self.query_start[seq + 1]))
 
 
-def section_lengths(tokens: int, seqs: int, rows: int, blocks: int, drafts: int) -> tuple[int, ...]:
+def section_lengths(
+    tokens: int, seqs: int, rows: int, blocks: int, adapters: int, drafts: int
+) -> tuple[int, ...]:
     """Words of each section, in the order of StepView's fields."""
-    return (tokens, tokens, seqs + 1, seqs, seqs + 1, blocks, rows, rows, rows, rows, drafts)
+    by_seq, by_row = (seqs + 1, seqs, seqs + 1, blocks, adapters), (rows, rows, rows, rows, drafts)
+    return (tokens, tokens, *by_seq, *by_row)
 
 
 def view(arrays: HasWords) -> StepView:
     """The sections of `arrays`; ValueError if their total length does not match the header."""
     words = arrays.words
-    tokens, seqs, rows, blocks = (int(n) for n in words[:4])
-    drafts = int(words[HEADER - 1])
-    lengths = section_lengths(tokens, seqs, rows, blocks, drafts)
-    fits = min(tokens, seqs, rows, blocks) >= 0 and drafts in (0, rows)
+    tokens, seqs, rows, blocks, _, adapters, _, drafts = (int(n) for n in words[:HEADER])
+    lengths = section_lengths(tokens, seqs, rows, blocks, adapters, drafts)
+    fits = min(tokens, seqs, rows, blocks) >= 0 and drafts in (0, rows) and adapters in (0, seqs)
     if not fits or HEADER + sum(lengths) != len(words):
         msg = f"a step of {len(words)} words does not match its header {words[:HEADER].tolist()}"
         raise ValueError(msg)

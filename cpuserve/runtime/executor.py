@@ -21,10 +21,11 @@ HEADER = 8  # int32 words before the first section
 class StepArrays:
     """One step as a flat block of int32, which the C++ executor reads without conversion.
 
-    words[0:8] = num_tokens T, num_seqs S, num_rows R, num_blocks B (sum of table lengths), 0, 0, 0,
-    num_drafts D (0 or R), then, in order: token_ids [T], positions [T], query_start [S + 1],
-    kv_len [S] (keys after this step), table_start [S + 1], block_tables [B], row_token [R] (index
-    into T), row_slot [R], row_target [R] (-1 = sample, -2 = the row's vector), row_top [R] (-1 = no
+    words[0:8] = num_tokens T, num_seqs S, num_rows R, num_blocks B (sum of table lengths), 0,
+    num_adapters A (S, or 0 if no sequence has one), 0, num_drafts D (0 or R), then, in order:
+    token_ids [T], positions [T], query_start [S + 1], kv_len [S] (keys after this step),
+    table_start [S + 1], block_tables [B], adapters [A] (-1 = none), row_token [R] (index into T),
+    row_slot [R], row_target [R] (-1 = sample, -2 = the row's vector), row_top [R] (-1 = no
     logprobs), row_draft [D] (-1 = none; else the token after this one, which the next row follows).
 
     Rows that verify drafts are sampled in order, each with the sampler state after the tokens

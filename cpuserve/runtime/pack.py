@@ -8,9 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 from cpuserve.core.step import RowResult, StepBatch, StepResult, VectorResult
-from cpuserve.runtime.executor import HEADER, StepArrays, StepOutputs
-
-_PAD = [0] * (HEADER - 5)
+from cpuserve.runtime.executor import StepArrays, StepOutputs
 
 
 def pack(batch: StepBatch) -> StepArrays:
@@ -23,11 +21,13 @@ def pack(batch: StepBatch) -> StepArrays:
     tables = [len(c.block_table) for c in chunks]
     starts = list(accumulate(lengths, initial=0))
     rows = [(starts[i] + row.index, c.slot, row) for i, c in enumerate(chunks) for row in c.rows]
-    # A step of one token a sequence has none; it should not pay for the search.
+    # A step of one token a sequence has no drafts; it should not pay for the search.
     drafts = starts[-1] > len(chunks) and any(c.num_drafts for c in chunks)
-    words = array("i", (starts[-1], len(chunks), len(rows), sum(tables)))
-    words.extend(_PAD)
-    words.append(len(rows) if drafts else 0)
+    adapters = [c.adapter for c in chunks]
+    num_adapters = len(adapters) if max(adapters, default=-1) >= 0 else 0
+    num_drafts = len(rows) if drafts else 0
+    sizes = (starts[-1], len(chunks), len(rows), sum(tables), 0, num_adapters, 0, num_drafts)
+    words = array("i", sizes)
     for c in chunks:
         words.extend(c.token_ids)
     for c, n in zip(chunks, lengths, strict=True):
@@ -37,6 +37,8 @@ def pack(batch: StepBatch) -> StepArrays:
     words.extend(accumulate(tables, initial=0))
     for c in chunks:
         words.extend(c.block_table)
+    if num_adapters:
+        words.extend(adapters)
     words.extend([token for token, _, _ in rows])
     words.extend([slot for _, slot, _ in rows])
     words.extend([row.target for _, _, row in rows])

@@ -18,7 +18,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     csrc/kernels/table.h, "Sampling of one row", defines the arithmetic. The front end handles the
     `stop` strings, the engine all other parameters. `max_tokens` None means up to the context
     length. `logprobs`, `prompt_logprobs`: None = none, 0 = only the token, k = also k alternatives.
-    `cache_salt`: only requests with the same salt share cached prefixes.
+    `cache_salt`: only requests with the same salt share cached prefixes. `adapter`: the name of the
+    LoRA adapter that changes the model for this request.
     """
 
     n: int = 1
@@ -42,6 +43,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     cache_salt: str | None = None
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest, which names the parameter, for a value out of range."""

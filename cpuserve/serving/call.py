@@ -67,8 +67,8 @@ class GenerateCall(CommonFields, kw_only=True):
     tool_name means that function. max_tokens_name: the dialect's
     word for max_tokens. default_max_tokens: max_tokens if it is None; None = what the context
     holds. logprobs: None = none, k = of the token and of k alternatives. embed: the
-    answer is a vector for each prompt. usage_in_each: whether
-    Usage follows the events of each output.
+    answer is a vector for each prompt. adapter: the LoRA adapter that `model` names.
+    usage_in_each: whether Usage follows the events of each output.
     """
 
     prompt: str | list[str | int | list[int]] | None = None
@@ -88,6 +88,7 @@ class GenerateCall(CommonFields, kw_only=True):
     logprobs: int | None = None
     echo: bool = False
     embed: bool = False
+    adapter: str | None = None
     stream: bool = False
     return_progress: bool = False
     usage_in_each: bool = False

@@ -42,6 +42,7 @@ async def prepare(context: ModelContext, call: GenerateCall, num_bytes: int) -> 
       TooManyRequests: there is no capacity for it now.
     """
     _check_kind(context, call)
+    call.adapter = call.model if call.model in context.adapters else None
     tools = tool_use(call, context.tool_format)
     prompts = await prompts_of(context, call, num_bytes, tools.opening if tools else "")
     ids = [prompt.ids for prompt in prompts]

@@ -163,6 +163,7 @@ def _params(
         "logit_bias": _logit_bias(call.logit_bias, limits.vocab),
         "allowed_token_ids": call.allowed_token_ids,
         "cache_salt": call.cache_salt,
+        "adapter": call.adapter,
     }
     asked = {name: value for name, value in given.items() if value is not None}
     return SamplingParams(

@@ -58,7 +58,7 @@ class ModelRegistry:
     @property
     def names(self) -> tuple[str, ...]:
         """All served names, those of the first model before the others."""
-        return (*self.first.model_names, *self._slots)
+        return (*self.first.model_names, *self.first.adapters, *self._slots)
 
     def loaded(self) -> Iterator[ModelContext]:
         """Yield the models that are loaded, the first one before the others."""
@@ -67,7 +67,7 @@ class ModelRegistry:
 
     def peek(self, name: str) -> ModelContext | None:
         """Return the model with this name if it is loaded; NotFound (404) if it is not served."""
-        if name in self.first.model_names:
+        if name in self.first.model_names or name in self.first.adapters:
             return self.first
         return self._slot(name).context
 
@@ -78,7 +78,7 @@ class ModelRegistry:
           NotFound: the name is not served (404).
           ServiceUnavailable: the model cannot be loaded now; the message says why (503).
         """
-        if not name or name in self.first.model_names:
+        if not name or name in self.first.model_names or name in self.first.adapters:
             return self.first, name or self.first.model_names[0]
         slot = self._slot(name)
         context = slot.context

@@ -68,6 +68,12 @@ void register_program(py::module_& m) {
           py::arg("x"), py::arg("out"), py::arg("experts"), py::arg("chosen"), py::arg("score"),
           py::arg("renormalize"), py::arg("scale"), py::arg("bias"))
       .def(
+          "adapter",
+          [](Program& p, Id out, int32_t adapters, Id scales) {
+            p.adapter({out, adapters, scales});
+          },
+          py::arg("out"), py::arg("adapters"), py::arg("scales"))
+      .def(
           "spread", [](Program& p, Id x, Id routing, Id out) { p.spread({x, routing, out}); },
           py::arg("x"), py::arg("routing"), py::arg("out"))
       .def(

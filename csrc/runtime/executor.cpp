@@ -26,8 +26,8 @@ size_t scratch_bytes(const Program& program) {
 }
 
 StepLimits limits_of(const Program& p, int64_t num_blocks, int64_t num_slots, int64_t max_top) {
-  return {p.max_tokens(), p.max_seqs(), p.max_positions(), num_blocks,          num_slots,
-          p.embed_rows(), p.vocab(),    max_top,           p.hidden_width() > 0};
+  return {p.max_tokens(), p.max_seqs(), p.max_positions(), num_blocks,           num_slots,
+          p.embed_rows(), p.vocab(),    max_top,           p.hidden_width() > 0, p.adapters()};
 }
 
 int64_t checked(const char* what, int64_t value, int64_t least) {
@@ -72,6 +72,10 @@ Routing Executor::make_routing(const Program& program) {
     if (const auto* r = std::get_if<RouteOp>(&op)) {
       chosen = std::max<int64_t>(chosen, r->chosen);
       experts = std::max<int64_t>(experts, r->experts);
+    }
+    if (const auto* a = std::get_if<AdapterOp>(&op)) {
+      chosen = std::max<int64_t>(chosen, 1);
+      experts = std::max<int64_t>(experts, a->adapters);
     }
   }
   return {program.max_tokens() * chosen, experts};

@@ -14,12 +14,27 @@ void Executor::Worker::operator()(const RouteOp& op) noexcept {
               reinterpret_cast<float*>(scratch));
   }
   barrier();
-  if (thread == 0) e.routing_.build(op, value(op.out), tokens());
+  if (thread == 0) e.routing_.build(op.experts, op.chosen, value(op.out), tokens());
+}
+
+void Executor::Worker::operator()(const AdapterOp& op) noexcept {
+  if (thread > 0) return;
+  const StepInput& in = e.input_;
+  const Rows& out = value(op.out);
+  for (int64_t s = 0; s < in.seqs; s++) {
+    const int32_t adapter = in.adapters ? in.adapters[s] : -1;
+    for (int64_t t = in.query_start[s]; t < in.query_start[s + 1]; t++) {
+      float* row = reinterpret_cast<float*>(row_of(out, t));
+      row[0] = static_cast<float>(adapter);
+      row[1] = adapter < 0 ? 0.0f : vector(op.scales)[adapter];
+    }
+  }
+  e.routing_.build(op.adapters, 1, out, tokens());
 }
 
 void Executor::Worker::operator()(const SpreadOp& op) noexcept {
   const Rows &x = value(op.x), &out = value(op.out);
-  const Range mine = share(rows(op.out));
+  const Range mine = share(e.routing_.rows());
   for (int64_t r = mine.begin; r < mine.end; r++) {
     std::memcpy(row_of(out, r), row_of(x, e.routing_.token(r)), x.stride);
   }
@@ -69,7 +84,9 @@ void Executor::Worker::operator()(const CombineOp& op) noexcept {
     float* to = reinterpret_cast<float*>(row_of(out, t));
     const float* weights = reinterpret_cast<const float*>(row_of(routing, t)) + chosen;
     for (int64_t rank = 0; rank < chosen; rank++) {
-      const auto* from = reinterpret_cast<const float*>(row_of(x, e.routing_.row(t, rank)));
+      const int64_t row = e.routing_.row(t, rank);
+      if (row < 0) continue;
+      const auto* from = reinterpret_cast<const float*>(row_of(x, row));
       const float w = weights[rank];
       for (int64_t i = 0; i < out.width; i++) to[i] += w * from[i];
     }

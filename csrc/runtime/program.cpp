@@ -98,6 +98,7 @@ const char* op_name(const Op& op) {
     const char* operator()(const ConvertOp&) { return "convert"; }
     const char* operator()(const LinearOp&) { return "linear"; }
     const char* operator()(const RouteOp&) { return "route"; }
+    const char* operator()(const AdapterOp&) { return "adapter"; }
     const char* operator()(const SpreadOp&) { return "spread"; }
     const char* operator()(const ExpertLinearOp&) { return "expert_linear"; }
     const char* operator()(const CombineOp&) { return "combine"; }
@@ -285,18 +286,27 @@ void Program::check_tokens(const char* op, std::initializer_list<Id> ids) const 
   }
 }
 
-// The last route op, whose routing the ops after it must name.
-const RouteOp& Program::last_route(Id routing, const char* role) const {
-  const auto last = std::find_if(ops_.rbegin(), ops_.rend(),
-                                 [](const Op& op) { return std::holds_alternative<RouteOp>(op); });
-  check_argument(last != ops_.rend() && std::get<RouteOp>(*last).out == routing, role, ": value ",
-                 routing, " is not the routing of the last route op");
-  return std::get<RouteOp>(*last);
+// The experts, or adapters, of a routing, which must be that of the last op that makes one.
+Program::Experts Program::experts_of(Id routing, const char* role) const {
+  Id last = kNone;
+  Experts experts{};
+  for (const Op& op : ops_) {
+    if (const auto* r = std::get_if<RouteOp>(&op)) {
+      last = r->out;
+      experts = {r->experts, r->chosen};
+    } else if (const auto* a = std::get_if<AdapterOp>(&op)) {
+      last = a->out;
+      experts = {a->adapters, 1};
+    }
+  }
+  check_argument(last != kNone && last == routing, role, ": value ", routing,
+                 " is not the routing of the last route op");
+  return experts;
 }
 
 // A value with one row for each token and expert of a routing.
 const Value& Program::routed_value(Id id, Id routing, const char* role) const {
-  const int32_t chosen = last_route(routing, role).chosen;
+  const int32_t chosen = experts_of(routing, role).chosen;
   const Value& v = value(id);
   check_argument(v.copies == chosen, role, ": value ", v.name, " has ", v.copies,
                  " rows for each token, not ", chosen);
@@ -317,6 +327,19 @@ void Program::route(const RouteOp& op) {
   ops_.emplace_back(op);
 }
 
+void Program::adapter(const AdapterOp& op) {
+  check_tokens("adapter", {op.out});
+  check_argument(adapters_ == 0, "a program can have only one adapter op");
+  check_argument(op.adapters >= 1 && op.adapters <= kMostExperts, "adapter: ", op.adapters,
+                 " adapters are not between 1 and ", kMostExperts);
+  check_argument(f32_value(op.out, "adapter out").width == 2,
+                 "adapter: out must hold an id and a weight");
+  check_argument(op.scales != kNone, "adapter: the scales are missing");
+  check_vector(op.scales, op.adapters, "adapter scales");
+  adapters_ = op.adapters;
+  ops_.emplace_back(op);
+}
+
 void Program::spread(const SpreadOp& op) {
   check_tokens("spread", {op.x});
   const Value &x = value(op.x), &out = routed_value(op.out, op.routing, "spread out");
@@ -328,7 +351,7 @@ void Program::spread(const SpreadOp& op) {
 void Program::expert_linear(ExpertLinearOp op, const std::vector<Id>& matrices, bool glu) {
   routed_value(op.x, op.routing, "expert_linear x");
   const Value& out = routed_value(op.out, op.routing, "expert_linear out");
-  const int32_t experts = last_route(op.routing, "expert_linear").experts;
+  const int32_t experts = experts_of(op.routing, "expert_linear").count;
   check_argument(static_cast<int32_t>(matrices.size()) == experts,
                  "expert_linear: ", matrices.size(), " matrices for ", experts, " experts");
   op.first = matrices[0];

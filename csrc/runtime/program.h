@@ -90,6 +90,13 @@ struct RouteOp {  // sets the routing that the ops up to the next RouteOp use
   float scale;
   Id bias;
 };
+// Routes each token to its sequence's adapter, or nowhere. Row t of out: the adapter (-1: none) and
+// its scale.
+struct AdapterOp {
+  Id out;
+  int32_t adapters;
+  Id scales;
+};
 struct SpreadOp {
   Id x, routing, out;
 };
@@ -129,9 +136,9 @@ struct LogitsOp {
 struct HiddenOp {
   Id x;
 };
-using Op = std::variant<EmbedOp, PositionEmbedOp, NormOp, ConvertOp, LinearOp, RouteOp, SpreadOp,
-                        ExpertLinearOp, CombineOp, RopeStoreOp, AttentionOp, AddOp, ActivationOp,
-                        LogitsOp, HiddenOp>;
+using Op = std::variant<EmbedOp, PositionEmbedOp, NormOp, ConvertOp, LinearOp, RouteOp, AdapterOp,
+                        SpreadOp, ExpertLinearOp, CombineOp, RopeStoreOp, AttentionOp, AddOp,
+                        ActivationOp, LogitsOp, HiddenOp>;
 
 const char* op_name(const Op& op);
 
@@ -155,6 +162,7 @@ class Program {
   void convert(Id x, Id out);
   void linear(LinearOp op, bool glu);
   void route(const RouteOp& op);
+  void adapter(const AdapterOp& op);
   void spread(const SpreadOp& op);
   // matrices: one for each expert, in order, of equal shape and kind.
   void expert_linear(ExpertLinearOp op, const std::vector<Id>& matrices, bool glu);
@@ -177,6 +185,7 @@ class Program {
 
   int64_t embed_rows() const { return embed_rows_; }      // token ids must be below it
   int64_t vocab() const { return vocab_; }                // columns of the logits; 0 = no logits
+  int64_t adapters() const { return adapters_; }          // of an adapter op; 0 = there is none
   int64_t hidden_width() const { return hidden_width_; }  // of a hidden op; 0 = there is none
   int64_t max_positions() const { return max_positions_; }
   int64_t weight_bytes() const;
@@ -188,7 +197,10 @@ class Program {
   const Vector& vector(Id id) const;
   const KvShape& kv_layer(Id id) const;
   const Value& f32_value(Id id, const char* role) const;
-  const RouteOp& last_route(Id routing, const char* role) const;
+  struct Experts {
+    int32_t count, chosen;
+  };
+  Experts experts_of(Id routing, const char* role) const;
   const Value& routed_value(Id id, Id routing, const char* role) const;
   void check_tokens(const char* op, std::initializer_list<Id> ids) const;
   void set_grain(Id matrix, ActFormat out);
@@ -203,7 +215,7 @@ class Program {
   std::vector<Vector> vectors_;
   std::vector<KvShape> kv_layers_;
   std::vector<Op> ops_;
-  int64_t embed_rows_ = 0, vocab_ = 0, hidden_width_ = 0;
+  int64_t embed_rows_ = 0, vocab_ = 0, hidden_width_ = 0, adapters_ = 0;
   int64_t max_positions_ = INT32_MAX;
 };
 

@@ -49,24 +49,28 @@ void route_row(const RouteOp& op, const float* logits, const float* bias, float*
 }
 
 // A counting sort. It visits rows in the order of their tokens, so an expert's rows keep it.
-void Routing::build(const RouteOp& op, const Rows& chosen, int64_t tokens) noexcept {
-  experts_ = op.experts;
-  chosen_ = op.chosen;
+void Routing::build(int32_t experts, int32_t chosen, const Rows& ids, int64_t tokens) noexcept {
+  experts_ = experts;
+  chosen_ = chosen;
   const auto expert_of = [&](int64_t token, int64_t rank) {
-    return static_cast<size_t>(reinterpret_cast<const float*>(row_of(chosen, token))[rank]);
+    return static_cast<int64_t>(reinterpret_cast<const float*>(row_of(ids, token))[rank]);
+  };
+  // The row at which the next expert begins, so that the first expert needs no case of its own.
+  const auto end_of = [&](int64_t expert) -> int64_t& {
+    return first_[static_cast<size_t>(expert + 1)];
   };
   std::fill_n(first_.begin(), experts_ + 1, 0);
   for (int64_t t = 0; t < tokens; t++) {
-    for (int64_t r = 0; r < chosen_; r++) first_[expert_of(t, r) + 1]++;
+    for (int64_t r = 0; r < chosen_; r++) {
+      if (const int64_t e = expert_of(t, r); e >= 0) end_of(e)++;
+    }
   }
-  for (int64_t e = 0; e < experts_; e++) {
-    first_[static_cast<size_t>(e + 1)] += first_[static_cast<size_t>(e)];
-  }
+  for (int64_t e = 0; e < experts_; e++) end_of(e) += first_[static_cast<size_t>(e)];
   for (int64_t t = 0; t < tokens; t++) {
     for (int64_t r = 0; r < chosen_; r++) {
-      const int64_t row = first_[expert_of(t, r)]++;
-      tokens_[static_cast<size_t>(row)] = static_cast<int32_t>(t);
+      const int64_t e = expert_of(t, r), row = e < 0 ? -1 : first_[static_cast<size_t>(e)]++;
       places_[static_cast<size_t>(t * chosen_ + r)] = static_cast<int32_t>(row);
+      if (row >= 0) tokens_[static_cast<size_t>(row)] = static_cast<int32_t>(t);
     }
   }
   // Each entry has moved to the first row of the next expert.

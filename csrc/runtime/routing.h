@@ -23,16 +23,18 @@ class Routing {
         places_(static_cast<size_t>(max_rows)),
         first_(static_cast<size_t>(max_experts + 1)) {}
 
-  // Sorts the rows of a step from the output of its Route op.
-  void build(const RouteOp& op, const Rows& chosen, int64_t tokens) noexcept;
+  // Sorts the rows of a step from the ids of `chosen` experts for each token; an id of -1 gives no
+  // row.
+  void build(int32_t experts, int32_t chosen, const Rows& ids, int64_t tokens) noexcept;
 
   int64_t experts() const noexcept { return experts_; }
   // The routed rows of an expert.
   int64_t first_row(int64_t expert) const noexcept { return first_[static_cast<size_t>(expert)]; }
   int64_t rows(int64_t expert) const noexcept { return first_row(expert + 1) - first_row(expert); }
+  int64_t rows() const noexcept { return first_row(experts_); }
   // The token of a routed row.
   int64_t token(int64_t row) const noexcept { return tokens_[static_cast<size_t>(row)]; }
-  // The routed row of a token's expert of this rank (0: the best).
+  // The routed row of a token's expert of this rank (0: the best), or -1.
   int64_t row(int64_t token, int64_t rank) const noexcept {
     return places_[static_cast<size_t>(token * chosen_ + rank)];
   }

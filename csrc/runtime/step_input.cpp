@@ -9,7 +9,8 @@ namespace cpuserve {
 namespace {
 
 constexpr int64_t kHeader = 8;
-constexpr int64_t kDrafts = 7;  // its word that counts the entries of row_draft
+constexpr int64_t kAdapters = 5;  // its word that counts the entries of adapters
+constexpr int64_t kDrafts = 7;    // that of row_draft
 
 class Reader {
  public:
@@ -111,7 +112,7 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   in.tokens = header[0];
   in.seqs = header[1];
   in.rows = header[2];
-  const int64_t blocks = header[3];
+  const int64_t blocks = header[3], adapters = header[kAdapters];
   check_argument(in.tokens >= 1 && in.tokens <= limits.max_tokens, "a step must have 1 to ",
                  limits.max_tokens, " tokens, not ", in.tokens);
   check_argument(in.seqs >= 1 && in.seqs <= limits.max_seqs, "a step must have 1 to ",
@@ -121,6 +122,8 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   check_argument(in.rows == 0 || limits.vocab > 0 || limits.hidden,
                  "the step has rows, but this program has neither a logits nor a hidden op");
   check_argument(blocks >= 0, "a step cannot have ", blocks, " blocks");
+  check_argument(adapters == 0 || adapters == in.seqs, "a step of ", in.seqs,
+                 " sequences cannot have ", adapters, " adapters: it has one for each, or none");
   const int64_t drafts = header[kDrafts];
   check_argument(drafts == 0 || drafts == in.rows, "a step of ", in.rows,
                  " logit rows cannot have ", drafts, " drafts: it has one for each row, or none");
@@ -131,6 +134,7 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   in.kv_len = reader.take(in.seqs);
   in.table_start = reader.take(in.seqs + 1);
   in.block_tables = reader.take(blocks);
+  in.adapters = adapters > 0 ? reader.take(adapters) : nullptr;
   in.row_token = reader.take(in.rows);
   in.row_slot = reader.take(in.rows);
   in.row_target = reader.take(in.rows);
@@ -142,6 +146,9 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   check_offsets("query_start", in.query_start, in.seqs, in.tokens);
   check_offsets("table_start", in.table_start, in.seqs, blocks);
   for (int64_t s = 0; s < in.seqs; s++) check_sequence(in, limits, s);
+  for (int64_t s = 0; s < adapters; s++) {
+    check_range("adapters", s, in.adapters[s], -1, limits.adapters);
+  }
   for (int64_t r = 0; r < in.rows; r++) check_row(in, limits, r);
   if (in.row_draft) check_drafts(in, limits);
   return in;

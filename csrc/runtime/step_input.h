@@ -16,6 +16,7 @@ struct StepInput {
   const int32_t* query_start;                                  // [seqs + 1]
   const int32_t* kv_len;                                       // [seqs] keys after this step
   const int32_t *table_start, *block_tables;                   // [seqs + 1], [table_start[seqs]]
+  const int32_t* adapters;                                     // [seqs], or none
   const int32_t *row_token, *row_slot, *row_target, *row_top;  // [rows]
   const int32_t* row_draft;                                    // [rows], or null without drafts
 
@@ -25,7 +26,8 @@ struct StepInput {
 
 struct StepLimits {
   int64_t max_tokens, max_seqs, max_positions, num_blocks, num_slots, embed_rows, vocab, max_top;
-  bool hidden;  // the program gives vectors of rows instead of logits
+  bool hidden;       // the program gives vectors of rows instead of logits
+  int64_t adapters;  // that sequences may name
 };
 
 // Throws std::invalid_argument that names the first index out of range, before anything runs.

@@ -20,6 +20,7 @@ struct EndsOf {
     return {o.add ? std::vector<Id>{o.x, o.out} : std::vector<Id>{o.x}, o.out};
   }
   Ends operator()(const RouteOp& o) { return {{o.x}, o.out}; }
+  Ends operator()(const AdapterOp& o) { return {{}, o.out}; }
   Ends operator()(const SpreadOp& o) { return {{o.x, o.routing}, o.out}; }
   Ends operator()(const ExpertLinearOp& o) { return {{o.x, o.routing}, o.out}; }
   Ends operator()(const CombineOp& o) { return {{o.x, o.routing, o.out}, o.out}; }

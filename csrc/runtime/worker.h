@@ -60,6 +60,7 @@ struct Executor::Worker {
   void operator()(const ConvertOp& op) noexcept;
   void operator()(const LinearOp& op) noexcept;
   void operator()(const RouteOp& op) noexcept;
+  void operator()(const AdapterOp& op) noexcept;
   void operator()(const SpreadOp& op) noexcept;
   void operator()(const ExpertLinearOp& op) noexcept;
   void operator()(const CombineOp& op) noexcept;

@@ -68,7 +68,7 @@ TEST(routed_rows_are_sorted_by_expert_then_token) {
   const Rows rows{chosen.data(), 4 * sizeof(float), 4, ActFormat::f32};
   Routing routing(10, 8);
   for (int twice = 0; twice < 2; twice++) {  // a step leaves nothing behind
-    routing.build(of, rows, 4);
+    routing.build(of.experts, of.chosen, rows, 4);
     const std::vector<int64_t> want{2, 0, 2, 1, 3, 0};
     for (int64_t e = 0; e < 6; e++) EXPECT(routing.rows(e) == want[static_cast<size_t>(e)]);
     const int64_t tokens[] = {0, 2, 1, 3, 3, 0, 1, 2};

@@ -15,7 +15,8 @@ router = APIRouter()
 class ModelCard(msgspec.Struct):
     """One served name; default_sampling_params apply to requests that do not set their own.
 
-    max_model_len: null while the model is not loaded.
+    max_model_len: null while the model is not loaded. Of a LoRA adapter, root is its directory and
+    parent its model.
     """
 
     id: str
@@ -39,13 +40,14 @@ def _card(models: ModelRegistry, name: str) -> ModelCard:
     context = models.peek(name)
     if context is None:
         return ModelCard(name, "model", models.first.started, "cpuserve", name, None, None, {})
+    adapter = context.adapters.get(name)
     return ModelCard(
         name,
         "model",
         context.started,
         "cpuserve",
-        context.model_names[0],
-        None,
+        adapter or context.model_names[0],
+        context.model_names[0] if adapter else None,
         context.max_model_len,
         dict(context.default_sampling),
     )

@@ -1,0 +1,208 @@
+"""Reads LoRA adapters in PEFT's files: adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from cpuserve.errors import ModelError
+from cpuserve.loader.load import read_json
+from cpuserve.loader.safetensors import SafetensorsFile
+from cpuserve.program.adapters import SCALES, Adapters, parse
+from cpuserve.program.ops import Embed, Linear, Logits
+from cpuserve.program.program import Program
+from cpuserve.quant import dequantize
+from cpuserve.quant.base import QuantTensor, SourceType, WeightKind, Weights
+
+Float32 = npt.NDArray[np.float32]
+FILE, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+MAX_RANK = 512
+SOURCES: dict[str, SourceType] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+KINDS: dict[str, WeightKind] = {
+    "bfloat16": "dense_bf16",
+    "float16": "dense_f16",
+    "float32": "dense_f32",
+}
+_TENSOR = re.compile(
+    r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight"
+)
+# Settings of PEFT that change what an adapter computes, and the value at which they do not.
+PLAIN: dict[str, object] = {
+    "bias": "none",
+    "use_dora": False,
+    "fan_in_fan_out": False,
+    "modules_to_save": None,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "layer_replication": None,
+    "lora_bias": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One adapter: its rank and scale, and where the matrices A and B of each module are."""
+
+    name: str
+    path: Path
+    rank: int
+    scale: float
+    file: SafetensorsFile
+    tensors: Mapping[tuple[str, str], str]
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """The linears that it changes, by the names of their weights without ".weight"."""
+        return frozenset(module for module, _ in self.tensors)
+
+    def matrix(self, module: str, side: str) -> Float32 | None:
+        """A [rank, inputs] or B [outputs, rank] of a module in fp32; None if it has none."""
+        name = self.tensors.get((module, side))
+        if name is None:
+            return None
+        tensor = self.file.tensors[name]
+        self.file.file.check_unchanged()
+        data = self.file.file.view(tensor.offset, tensor.size).reshape(tensor.shape[0], -1)
+        return dequantize(QuantTensor(name, tensor.shape, SOURCES[tensor.dtype], data))
+
+    def fingerprint(self) -> str:
+        """A hash of the adapter, which separates the cached prefixes of different adapters."""
+        digest = hashlib.sha256(f"{self.scale!r} {self.rank}".encode())
+        digest.update(self.file.file.map)
+        return digest.hexdigest()[:16]
+
+
+def open_adapters(given: Mapping[str, str]) -> list[Adapter]:
+    """The adapters with these names and directories; ModelError, in one line, for a broken one."""
+    return [_open(name, Path(path).expanduser()) for name, path in given.items()]
+
+
+def _open(name: str, path: Path) -> Adapter:
+    if path.suffix == ".gguf":
+        _fail(name, f"{path} is a GGUF file; give the directory of the adapter before conversion")
+    config = read_json(path / CONFIG, f"adapter {name}: config")
+    if config.get("peft_type") != "LORA":
+        _fail(name, f"its peft_type is {str(config.get('peft_type'))[:40]}, but it must be LORA")
+    for key, plain in PLAIN.items():
+        value = config.get(key)
+        if value != plain and value is not None and value != []:
+            _fail(name, f"{key} is {str(value)[:60]}, which is not supported")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
+        _fail(name, f"its rank r is {rank!r:.40}, but it must be between 1 and {MAX_RANK}")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        _fail(name, f"its lora_alpha is {alpha!r:.40}, but it must be a number")
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    file = SafetensorsFile(path / FILE)
+    tensors: dict[tuple[str, str], str] = {}
+    for tensor in file.tensors.values():
+        match = _TENSOR.fullmatch(tensor.name)
+        if match is None:
+            _fail(name, f"tensor {tensor.name[:200]} is not a matrix A or B of a linear")
+        if tensor.dtype not in SOURCES or len(tensor.shape) != 2:
+            _fail(name, f"tensor {tensor.name} is not a matrix of F32, F16 or BF16")
+        if tensor.shape[0 if match["side"] == "A" else 1] != rank:
+            _fail(name, f"tensor {tensor.name} is {list(tensor.shape)}, but the rank r is {rank}")
+        tensors[match["module"], match["side"]] = tensor.name
+    for module, side in tensors:
+        if (module, "B" if side == "A" else "A") not in tensors:
+            _fail(name, f"{module} has only one of its matrices A and B")
+    if not tensors:
+        _fail(name, "it changes nothing")
+    return Adapter(name, path, rank, float(scale), file, tensors)
+
+
+def _fail(name: str, why: str) -> NoReturn:
+    msg = f"adapter {name}: {why}"
+    raise ModelError(msg)
+
+
+def summary(adapters: Sequence[Adapter]) -> Adapters | None:
+    """What a Program needs to know of the adapters; None without any."""
+    if not adapters:
+        return None
+    rank = max(adapter.rank for adapter in adapters)
+    return Adapters(len(adapters), rank, frozenset().union(*(a.modules for a in adapters)))
+
+
+def check_adapters(program: Program, adapters: Sequence[Adapter]) -> None:
+    """Raise a ModelError for an adapter that changes what the program has not, or otherwise."""
+    shapes = {need.name: need.shape for need in program.weights}
+    linears = {name for op in program.ops if isinstance(op, Linear) for name in op.weights}
+    others = {op.weight for op in program.ops if isinstance(op, Embed | Logits)}
+    for adapter in adapters:
+        for (module, side), tensor in adapter.tensors.items():
+            weight = f"{module}.weight"
+            if weight in others:
+                _fail(adapter.name, f"it changes {module}, but only linears of layers can be")
+            if weight not in linears:
+                _fail(adapter.name, f"it is for another model: this one has no linear {module}")
+            outputs, inputs = shapes[weight]
+            shape = adapter.file.tensors[tensor].shape
+            wanted = (adapter.rank, inputs) if side == "A" else (outputs, adapter.rank)
+            if shape != wanted:
+                _fail(
+                    adapter.name,
+                    f"it is for another model: {side} of {module} is {list(shape)}, and must be "
+                    f"{list(wanted)} here",
+                )
+
+
+class AdaptedWeights:
+    """The weights of a model and of its adapters, under the names of the program."""
+
+    def __init__(self, base: Weights, program: Program, adapters: Sequence[Adapter]) -> None:
+        self._base = base
+        self._adapters = adapters
+        self._rank = max(adapter.rank for adapter in adapters)
+        self._shapes = {
+            need.name: need.shape
+            for need in program.weights
+            if need.name == SCALES or parse(need.name) is not None
+        }
+
+    def names(self) -> set[str]:
+        """Every tensor name."""
+        return self._base.names() | set(self._shapes)
+
+    def kind(self, name: str, dtype: str) -> WeightKind:
+        """The weight kind of a matrix; those of adapters are never quantized."""
+        return KINDS[dtype] if name in self._shapes else self._base.kind(name, dtype)
+
+    def get(self, name: str) -> QuantTensor:
+        """The tensor; those of adapters are made here, padded to the common rank."""
+        shape = self._shapes.get(name)
+        if shape is None:
+            return self._base.get(name)
+        values = np.zeros(shape, np.float32)
+        matrix = parse(name)
+        if matrix is None:
+            values[:] = [adapter.scale for adapter in self._adapters]
+        else:
+            self._fill(values, matrix.modules, matrix.side, self._adapters[matrix.adapter])
+        rows = shape[0] if len(shape) > 1 else 1
+        return QuantTensor(name, shape, "f32", values.view(np.uint8).reshape(rows, -1))
+
+    def _fill(self, values: Float32, modules: Sequence[str], side: str, adapter: Adapter) -> None:
+        row = 0
+        for i, module in enumerate(modules):
+            found = adapter.matrix(module, side)
+            if side == "A":
+                if found is not None:
+                    values[: adapter.rank] = found
+                return
+            column = i * self._rank
+            if found is not None:
+                values[row : row + len(found), column : column + adapter.rank] = found
+            row += self._outputs(module)
+
+    def _outputs(self, module: str) -> int:
+        return self._base.get(f"{module}.weight").shape[0]

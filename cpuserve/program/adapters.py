@@ -1,0 +1,50 @@
+"""Low-rank adapters (LoRA) in a Program: which linears have them, and the names of their matrices.
+
+An adapter adds scale * B A x to a linear of x (Hu et al. 2021). All adapters of a model have the
+same rank in its Program: smaller ones are padded with zeros, which changes no sum.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SCALES = "adapters.scales"  # the vector of all adapters' scales
+_MATRIX = re.compile(r"(?P<modules>.+)\.lora_(?P<side>[AB])\.(?P<adapter>\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The adapters of a model: their number, common rank, and all modules that one of them has."""
+
+    count: int
+    rank: int
+    modules: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixName:
+    """Matrix A of a module, or the matrix B of modules whose outputs lie side by side."""
+
+    modules: tuple[str, ...]
+    side: str
+    adapter: int
+
+
+def name_a(module: str, adapter: int) -> str:
+    """The name of A [rank, inputs] of a module."""
+    return f"{module}.lora_A.{adapter}"
+
+
+def name_b(modules: Sequence[str], adapter: int) -> str:
+    """The name of B [sum of outputs, modules * rank], whose blocks outside the diagonal are 0."""
+    return f"{'+'.join(modules)}.lora_B.{adapter}"
+
+
+def parse(name: str) -> MatrixName | None:
+    """What `name` stands for; None if it is not the name of an adapter's matrix."""
+    match = _MATRIX.fullmatch(name)
+    if match is None:
+        return None
+    return MatrixName(tuple(match["modules"].split("+")), match["side"], int(match["adapter"]))
