@@ -83,3 +83,17 @@ TEST(routed_rows_are_sorted_by_expert_then_token) {
     }
   }
 }
+
+TEST(a_token_without_expert_has_no_row) {
+  std::vector<float> chosen{1, 2, -1, 0, 1, 3, -1, 0, 0, 4};  // ids and weights of five tokens
+  const Rows rows{chosen.data(), 2 * sizeof(float), 2, ActFormat::f32};
+  Routing routing(5, 2);
+  routing.build(2, 1, rows, 5);
+  EXPECT(routing.rows() == 3 && routing.rows(0) == 1 && routing.rows(1) == 2);
+  EXPECT(routing.token(0) == 4 && routing.token(1) == 0 && routing.token(2) == 2);
+  const int64_t want[] = {1, -1, 2, -1, 0};
+  for (int64_t t = 0; t < 5; t++) EXPECT(routing.row(t, 0) == want[t]);
+  for (float& id : chosen) id = -1;
+  routing.build(2, 1, rows, 5);
+  EXPECT(routing.rows() == 0 && routing.row(3, 0) == -1);
+}

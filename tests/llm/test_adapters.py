@@ -80,6 +80,16 @@ def test_answers_do_not_depend_on_neighbours_adapters_of_others_threads_or_chunk
         assert answers(llm, PROMPTS, params) == alone  # now with cached prefixes
 
 
+def test_guessed_tokens_change_no_answer_of_an_adapter():
+    repeats = [[5, 6, 7, 8] * 8, [9, 10, 11] * 9]
+    params = [named(SAMPLED, "all"), named(SAMPLED, None)]
+    with make() as llm:
+        plain = answers(llm, repeats, params)
+    guess = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    with make(speculative_config=guess) as llm:
+        assert answers(llm, repeats, params) == plain
+
+
 def test_requests_without_adapter_get_what_the_model_alone_gives():
     with make(**FP32) as llm:
         got = [tokens for tokens, _ in answers(llm, PROMPTS, GREEDY)]

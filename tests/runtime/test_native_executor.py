@@ -700,6 +700,12 @@ def test_ops_that_do_not_fit_their_values_are_refused():
         (lambda: p.expert_linear(routed, routing, out, [w, w], "none", False), "does not follow"),
         (lambda: p.expert_linear(routed, routing, out, [w], "none", False), "1 matrices for 2"),
         (lambda: p.expert_linear(routed, x, out, [w, w], "none", False), "not the routing"),
+        (lambda: p.adapter(x, 2, g), "an id and a weight"),
+        (lambda: p.adapter(scores, 0, g), "0 adapters are not between"),
+        (lambda: p.adapter(scores, 2, g), "32 elements, not 2"),
+        (lambda: p.adapter(scores, 2, -1), "scales are missing"),
+        (lambda: p.hidden(b), "must be f32"),
+        (lambda: p.hidden(routed), "several rows for each token"),
     ]
     for add, message in refused:
         with pytest.raises(ValueError, match=message):
