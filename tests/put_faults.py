@@ -60,8 +60,8 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/core/drafts.py",
-        "if chance * self.took_s <= self.given * self.draft_s:",
-        "if False:",
+        "chance * self.took_s > self.given * self.draft_s",
+        "True",
         f"{DRAFTS} -k raise_the_tokens",
     ),
     Fault(

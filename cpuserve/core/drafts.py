@@ -31,12 +31,16 @@ class DraftBudget:
     draft_s: float
     spent: int = 0
 
+    def pays(self, chance: float) -> bool:
+        """Whether a draft that is right with this chance is worth its seconds."""
+        return chance * self.took_s > self.given * self.draft_s
+
     def take(self, index: NgramIndex, most: int) -> int:
         """Return how many of the first `most` guesses of `index` pay, and spend their cost."""
         count, chance = 0, 1.0
         while count < min(most, self.tokens) and self.draft_s <= self.seconds:
             chance *= index.chance(count)
-            if chance * self.took_s <= self.given * self.draft_s:
+            if not self.pays(chance):
                 break
             count += 1
             self.given += chance
@@ -67,6 +71,8 @@ class Drafter:
         if request.ngrams is None:
             request.ngrams = NgramIndex(*self._sizes, self._chances)
         request.ngrams.advance(ids)
+        if not budget.pays(request.ngrams.chance(0)):
+            return
         drafts = self._guess(request, request.ngrams)
         if not drafts:
             return
