@@ -148,7 +148,7 @@ double predict_linear(const Matrix& matrix, const LinearKernel& kernel, int64_t 
   return alone * run_linear(m, size, rows).end / run_linear(one, size, rows).end;
 }
 
-double predict_attention(const KvShape& kv, const AttentionOp& op, const Sequences& sequences,
+double predict_attention(const CacheLayer& kv, const AttentionOp& op, const Sequences& sequences,
                          double alone) {
   const HeadSize heads{op.q_heads, kv.kv_heads, kv.head_dim, op.window};
   Machine one = machine_of(1), two = machine_of(2);
@@ -175,7 +175,7 @@ double predict(const Program& p, const Sequences& sequences, const Probes& probe
     } else if (const auto* logits = std::get_if<LogitsOp>(&op)) {
       sum += linear(logits->matrix, 1) + 2 * probes.barrier;
     } else if (const auto* a = std::get_if<AttentionOp>(&op)) {
-      const KvShape& kv = p.kv_layers()[static_cast<size_t>(a->layer)];
+      const CacheLayer& kv = p.kv_layers()[static_cast<size_t>(a->layer)];
       sum += predict_attention(kv, *a, sequences, alone) * probes.slower;
     } else {
       sum += alone * static_cast<double>((tokens + 1) / 2) / static_cast<double>(tokens);

@@ -87,7 +87,7 @@ class Program:
         """Bytes of an [n, k] matrix when packed."""
     def vector(self, name: str, count: int) -> int:
         """fp32 [count], for norms, biases (in logical column order), position tables and rope."""
-    def kv_layer(self, kv_heads: int, head_dim: int) -> int: ...
+    def kv_layer(self, kv_heads: int, head_dim: int, group: int = 0) -> int: ...
     # ops; -1 = absent vector
     def embed(self, out: int, matrix: int, scale: float) -> None: ...
     def position_embed(self, x: int, table: int, rows: int, offset: int) -> None: ...
@@ -216,9 +216,11 @@ class Executor:
     def grow_kv(self) -> bool:
         """Between steps, for a few milliseconds at most: allocate memory for KV blocks that the
         next step could use. Return False if all of them have memory."""
-    def read_blocks(self, blocks: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    def read_blocks(self, blocks: npt.NDArray[np.int32], group: int = 0) -> npt.NDArray[np.uint8]:
         """Between steps: return the bytes of these blocks, [n, kv_block_bytes] (GIL released)."""
-    def write_blocks(self, blocks: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> None:
+    def write_blocks(
+        self, blocks: npt.NDArray[np.int32], data: npt.NDArray[np.uint8], group: int = 0
+    ) -> None:
         """Between steps: fill these blocks with bytes from read_blocks."""
     @property
     def step_allocations(self) -> int:

@@ -18,8 +18,9 @@ from cpuserve.config.generation import read_settings
 from cpuserve.config.load import Asked
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
+from cpuserve.platforms.cache_groups import block_bytes
 from cpuserve.platforms.handicaps import handicaps
-from cpuserve.platforms.memory import kv_block_bytes
+from cpuserve.platforms.memory import kv_layer_bytes
 from cpuserve.platforms.tuned import tuned_notes
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ def _without(host: Host, size: int) -> Host:
 def kv_cache_bytes(prepared: Prepared) -> int:
     """Return the bytes of the KV caches of all engines, which are taken as they are used."""
     return sum(
-        config.kv_blocks * kv_block_bytes(prepared.facts, config.kv_dtype) + config.swap_bytes
+        config.kv_blocks
+        * block_bytes(config.kv_groups, kv_layer_bytes(prepared.facts, config.kv_dtype))
+        + config.swap_bytes
         for config in prepared.resolved.replicas
     )
 
@@ -268,13 +271,7 @@ def _kv_layers(spec: ModelSpec, program: Program | None) -> tuple[KvLayerFacts, 
     """Return the KV heads, head size and sliding window of each layer."""
     if program is None:
         return (KvLayerFacts(spec.kv_heads, spec.head_dim),) * spec.layers
-    from cpuserve.program.ops import Attention
-
-    windows = {op.layer: op.window for op in program.ops if isinstance(op, Attention)}
-    return tuple(
-        KvLayerFacts(kv.kv_heads, kv.head_dim, windows.get(layer, 0))
-        for layer, kv in enumerate(program.kv_layers)
-    )
+    return tuple(KvLayerFacts(c.heads, c.key_width, c.window) for c in program.cache)
 
 
 def _matrix_weights(program: Program) -> int:

@@ -72,7 +72,7 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/core/scheduler.py",
-        "        self.kv.truncate(request.block_table, computed)\n",
+        "        self.kv.truncate(request.tables, computed)\n",
         "",
         f"{DRAFTS} -k blocks_back",
     ),
@@ -115,8 +115,8 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/core/scheduler.py",
-        "request.block_table[chunk.start // self.kv.block_size :])",
-        "[])",
+        "            never_written.update(self._blocks_from(request, chunk.start))\n",
+        "",
         f"{SCHEDULER} -k rewound",
     ),
     Fault(
@@ -133,7 +133,7 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/core/scheduler.py",
-        "free -= self.kv.blocks_for(len(request.token_ids)) + 1",
+        "free -= self.kv.needs(len(request.token_ids)) + groups",
         "free -= 1",
         f"{SCHEDULER} -k room",
     ),
@@ -211,9 +211,33 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/core/kv/manager.py",
-        "max(0, num_tokens - self.window + 1)",
-        "max(0, num_tokens - self.window)",
+        "max(0, num_tokens - window + 1)",
+        "max(0, num_tokens - window)",
         f"{KV} -k slide",
+    ),
+    Fault(
+        "cpuserve/core/kv/manager.py",
+        "            if FORGOTTEN in entry.blocks:\n",
+        "            if False:\n",
+        f"{KV} -k mixed_prefix",
+    ),
+    Fault(
+        "cpuserve/core/kv/manager.py",
+        "        if self.windows[group]:\n            if self.offload",
+        "        if False:\n            if self.offload",
+        f"{KV} -k window_serves",
+    ),
+    Fault(
+        "cpuserve/core/kv/manager.py",
+        "            elif self.index.fill(entry, group, own):\n",
+        "            elif False:\n",
+        f"{KV} -k gets_back",
+    ),
+    Fault(
+        "csrc/runtime/worker.cpp",
+        "in.block_tables + e.kv_.group(op.layer) * in.blocks + ",
+        "in.block_tables + ",
+        "tests/runtime/test_cache_groups.py -k no_bit",
     ),
     # --- placement and memory -----------------------------------------------------------------
     Fault(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cpuserve.config.cache_groups import CacheUse, cache_use
 from cpuserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,30 +39,33 @@ class Capacity:
     """Limits of an engine.
 
     batch: running sequences. sequence: tokens of one sequence, prompt and output together. blocks:
-    KV blocks. slides: sliding windows free blocks while a sequence runs. budget: tokens of a step.
-    chunk: prompt tokens of a step when only token counts limit it.
+    KV blocks. use: how many of them a sequence takes. budget: tokens of a step. chunk: prompt
+    tokens of a step when only token counts limit it.
     """
 
     batch: int
     sequence: int
     blocks: int
-    block_size: int
-    slides: bool
+    use: CacheUse
     budget: int
     chunk: int
 
     @classmethod
     def of(cls, config: EngineConfig) -> Capacity:
         """The limits of an engine with this configuration."""
-        blocks, budget = config.kv_blocks - bool(config.kv_window), config.max_num_batched_tokens
+        windows = [group.window for group in config.kv_groups] or [0]
+        blocks, budget = config.kv_blocks - any(windows), config.max_num_batched_tokens
+        use = cache_use(windows, budget, config.block_size)
         return cls(
             batch=min(config.max_num_seqs, budget),
-            sequence=min(config.max_model_len, blocks * config.block_size + 1),
+            sequence=min(config.max_model_len, use.most_tokens(blocks, config.max_model_len) + 1),
             blocks=blocks,
-            block_size=config.block_size,
-            slides=bool(config.kv_window),
+            use=use,
             budget=budget,
-            chunk=config.long_prefill_token_threshold or budget,
+            chunk=min(
+                config.long_prefill_token_threshold or budget,
+                use.ahead if any(windows) else budget,
+            ),
         )
 
     @property
@@ -84,8 +88,9 @@ class Capacity:
         if batch > self.batch:
             return False
         tokens = context + self.output(batch, context, steps)
-        each = -(-tokens // self.block_size) + 1  # the scheduler keeps 1 block free per running one
-        return tokens <= self.sequence and (self.slides or batch * each <= self.blocks)
+        # The scheduler keeps 1 block of each group free per running sequence.
+        each = self.use.needs(tokens) + len(self.use.windows)
+        return tokens <= self.sequence and batch * each <= self.blocks
 
 
 def overhead_batches(config: EngineConfig) -> list[int]:

@@ -22,7 +22,7 @@ def render(program: Program) -> str:
     parameters = sum(_elements(shape) for shape in shapes.values())
     lines.append(
         f"{len(program.ops)} operations, {len(program.weights)} tensors, "
-        f"{parameters:,} parameters, {len(program.kv_layers)} KV layers; T = tokens of a step"
+        f"{parameters:,} parameters, {len(program.cache)} KV layers; T = tokens of a step"
     )
     return "\n".join(lines)
 

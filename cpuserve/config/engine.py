@@ -88,6 +88,17 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     engine_restart: bool | None = None
 
 
+class KvGroup(msgspec.Struct, frozen=True):
+    """Layers whose keys and values lie in the same KV blocks.
+
+    window: only the last `window` tokens are read again, and blocks before them are freed (0 = all
+    are kept).
+    """
+
+    window: int
+    layers: list[int]
+
+
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     """All resolved settings. The engine process receives this (as msgpack) and nothing else.
 
@@ -105,8 +116,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     weights with one scale per 32 values.
     quantize: how dense matrices are quantized while they are loaded: "none", "int8", "w8a8" (one
     activation scale per row), "int4", or with groups of 32 values "int8_fine" or "int4_fine".
-    kv_window: the largest number of keys that a token attends to in any layer; blocks before that
-    are freed. 0 = all keys.
+    kv_groups: the cache groups, of which every sequence has a block table each; [] = one group that
+    keeps everything.
     kv_blocks, block_size, kv_dtype: the KV cache has kv_blocks blocks of block_size tokens, stored
     as "bf16", "f16", "f32" or an 8-bit type.
     swap_bytes, prefix_cache_bytes: limits on evicted blocks in memory, and on the files in
@@ -130,7 +141,6 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     quantize: str
     kv_dtype: str
     max_model_len: int
-    kv_window: int
     max_num_seqs: int
     max_num_batched_tokens: int
     itl_target_ms: int
@@ -164,6 +174,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     speculation: Speculation | None = None
     pooling: str = "none"
     adapters: dict[str, str] = {}
+    kv_groups: list[KvGroup] = []
 
 
 @dataclass(frozen=True, slots=True)

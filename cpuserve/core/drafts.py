@@ -67,7 +67,7 @@ class Drafter:
 
     def extend(self, request: Request, chunk: SeqChunk, budget: DraftBudget) -> None:
         """Add the drafts that pay to the decode row `chunk` of `request`, and blocks for them."""
-        ids, table = request.token_ids, request.block_table
+        ids, tables = request.token_ids, request.tables
         if request.ngrams is None:
             request.ngrams = NgramIndex(*self._sizes, self._chances)
         request.ngrams.advance(ids)
@@ -77,8 +77,8 @@ class Drafter:
         if not drafts:
             return
         del drafts[budget.take(request.ngrams, len(drafts)) :]
-        if not self._kv.grow(table, len(ids) + len(drafts)):
-            del drafts[len(table) * self._kv.block_size - len(ids) :]
+        self._kv.grow(tables, len(ids) + len(drafts), request.num_computed)
+        del drafts[min(map(len, tables)) * self._kv.block_size - len(ids) :]
         if not drafts:
             return
         chunk.num_drafts = len(drafts)

@@ -49,7 +49,7 @@ class Request:
     num_prompt: int = 0
     num_computed: int = 0
     slot: SlotId = NO_SLOT
-    block_table: list[BlockId] = field(default_factory=list)
+    tables: list[list[BlockId]] = field(default_factory=list)
     stop_ids: frozenset[int] = frozenset()
     num_top: int = -1
     prompt_rows: list[RowResult | None] | None = None

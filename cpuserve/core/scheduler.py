@@ -30,8 +30,8 @@ from typing import Protocol
 from cpuserve.core.budget import SHORT, PromptBudget, may_lose, part_of
 from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
 from cpuserve.core.drafts import DraftBudget, Drafter
-from cpuserve.core.kv.manager import KvManager
-from cpuserve.core.kv.prefix import FORGOTTEN, ChainMark, PrefixMatch
+from cpuserve.core.kv.manager import KvManager, Tables
+from cpuserve.core.kv.prefix import ChainMark, PrefixMatch
 from cpuserve.core.pool import Pool
 from cpuserve.core.queue import Policy, Rank, WaitingQueue, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, FinishReason, Request
@@ -107,6 +107,8 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self._itl_target_s = itl_target_s
         self._chunk_limit = long_prefill_token_threshold or max_num_batched_tokens
+        if kv.slides and kv.use.ahead:
+            self._chunk_limit = min(self._chunk_limit, kv.use.ahead)
         self._policy: Policy = policy
         self._moving_s = moving_s
         self._slots = slots
@@ -124,6 +126,7 @@ class Scheduler:
         assert request.id not in self.requests, f"request {request.id} exists"
         request.order = self._num_added
         request.rank = rank_of(request, self._policy)
+        request.tables = self.kv.new_tables()
         self._num_added += 1
         self.requests[request.id] = request
         self.waiting.push(request)
@@ -188,7 +191,7 @@ class Scheduler:
             computed = request.num_computed = chunk.start + len(chunk.token_ids)
             if computed % block_size == 0 or computed - chunk.start >= block_size:
                 self._publish(request, computed, computed=True)
-                self.kv.slide(request.block_table, computed)
+                self.kv.reach(request.tables, computed, len(request.token_ids))
             first_row = next_row
             next_row += len(chunk.rows)
             if next_row > first_row or computed == request.num_prompt:
@@ -215,15 +218,19 @@ class Scheduler:
         batch, requests = self._take_batch()
         never_written: set[BlockId] = set()
         for request, chunk in zip(requests, batch, strict=True):
-            blocks = request.block_table[chunk.start // self.kv.block_size :]
+            blocks = self._blocks_from(request, chunk.start)
             self.kv.unpublish(blocks)
             never_written.update(blocks)
         for request in requests:
             self._drop(request)
         # A request outside the step may have found blocks that the step was going to compute.
-        for request in [r for r in self.running if not never_written.isdisjoint(r.block_table)]:
+        for request in [r for r in self.running if _uses(r, never_written)]:
             self._preempt(request)
         return requests
+
+    def _blocks_from(self, request: Request, start: int) -> list[BlockId]:
+        """Return the blocks for the tokens of `request` from position `start` on."""
+        return self.kv.held([table[start // self.kv.block_size :] for table in request.tables])
 
     # --- ending a step early ------------------------------------------------------------------
 
@@ -252,12 +259,11 @@ class Scheduler:
         never_written: set[BlockId] = set()
         for request, chunk, mark in zip(requests, batch, marks, strict=True):
             self.kv.unpublish_since(request.chain, mark)
-            never_written.update(request.block_table[chunk.start // self.kv.block_size :])
+            never_written.update(self._blocks_from(request, chunk.start))
             request.num_lost += done * len(chunk.token_ids)
         # A request may have skipped tokens that another one was going to compute in this step.
         for request in list(self.running):
-            skipped = request.block_table[: request.num_computed // self.kv.block_size]
-            if not never_written.isdisjoint(skipped):
+            if _uses(request, never_written, request.num_computed // self.kv.block_size):
                 self._preempt(request)
         return self._take_refused()
 
@@ -277,8 +283,9 @@ class Scheduler:
     def _can_start(self, request: Request) -> bool:
         """Whether `request` has a slot and blocks beside the queue, and priority over this step."""
         waiting = [*self.waiting, request]
-        blocks = sum(self.kv.blocks_for(len(r.token_ids)) + 1 for r in waiting)
-        if len(waiting) > len(self._free_slots) or blocks + len(self.running) > self.kv.num_free:
+        blocks = sum(self.kv.needs(len(r.token_ids)) for r in waiting)
+        blocks += self.kv.num_groups * (len(waiting) + len(self.running))
+        if len(waiting) > len(self._free_slots) or blocks > self.kv.num_free:
             return False
         least = min(r.priority for r in self._batch_requests)
         return self._policy == "fcfs" or request.priority <= least
@@ -288,21 +295,24 @@ class Scheduler:
     def _schedule_decodes(self) -> list[Request]:
         """Schedule one token of each generating request; return the other running requests."""
         prompts: list[Request] = []
-        block_size = self.kv.block_size
+        block_size, slides = self.kv.block_size, self.kv.slides
         batch, batch_requests, running = self._batch, self._batch_requests, self.running
         index = keys = 0
         # Not a for loop: preemption removes requests from the end of `running`.
         while index < len(running):
             request = running[index]
             index += 1
-            ids, start, table = request.token_ids, request.num_computed, request.block_table
+            ids, start, tables = request.token_ids, request.num_computed, request.tables
             if start + 1 < len(ids) or start < request.num_prompt:
+                # When a window slides off blocks that others share, none is freed for new ones.
+                if slides and not self._get_blocks(request):
+                    break
                 prompts.append(request)
                 continue
-            if start == len(table) * block_size and not self._get_block(request):
+            if start == len(tables[0]) * block_size and not self._get_blocks(request):
                 break
             rows, adapter = request.decode_rows, request.adapter
-            batch.append(SeqChunk(request.slot, ids[start:], start, table, rows, 0, adapter))
+            batch.append(SeqChunk(request.slot, ids[start:], start, tables, rows, 0, adapter))
             batch_requests.append(request)
             keys += start
         self.work.rows, self.work.keys = len(batch), keys
@@ -328,9 +338,10 @@ class Scheduler:
     def _candidates(self) -> list[Request]:
         """Return waiting requests that may start now without taking blocks from one before them."""
         found: list[Request] = []
-        free = self.kv.num_free - len(self.running)
+        groups = self.kv.num_groups
+        free = self.kv.num_free - groups * len(self.running)
         for request in islice(self.waiting, min(len(self._free_slots), LOOK_AHEAD)):
-            free -= self.kv.blocks_for(len(request.token_ids)) + 1
+            free -= self.kv.needs(len(request.token_ids)) + groups
             if free < 0 and found:
                 break
             found.append(request)
@@ -390,11 +401,13 @@ class Scheduler:
             return num_tokens - request.num_computed
         if not request.reads_prefixes:
             return num_tokens
-        return num_tokens - self.kv.match_prefix(request.chain, request.token_ids).num_tokens
+        return num_tokens - self.kv.num_cached_tokens(request.chain, request.token_ids)
 
-    def _get_block(self, request: Request) -> bool:
-        """Get one more block for `request`, preempting others; False if it was preempted itself."""
-        while not self.kv.grow(request.block_table, request.num_computed + 1):
+    def _get_blocks(self, request: Request) -> bool:
+        """Get one more block of each group, preempting others; False if it was preempted itself."""
+        computed = request.num_computed
+        self.kv.slide(request.tables, computed)
+        while not self.kv.grow(request.tables, computed + 1, computed):
             victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
@@ -407,8 +420,9 @@ class Scheduler:
         if head is None:
             return
         below = [r for r in self.running if head.rank < r.rank and head.priority < r.priority]
-        free = kv.num_free + sum(len(kv.held(r.block_table)) for r in below)
-        if free < kv.blocks_for(len(head.token_ids)) + len(self.running) - len(below):
+        free = kv.num_free + sum(len(kv.held(r.tables)) for r in below)
+        spare = kv.num_groups * (len(self.running) - len(below))
+        if free < kv.needs(len(head.token_ids)) + spare:
             return
         while below and self.running[-1] is below[-1] and not self._fits(head):
             self._preempt(below.pop())
@@ -419,10 +433,7 @@ class Scheduler:
     def _proceed(self, request: Request, budget: PromptBudget) -> None:
         """Skip cached and offloaded tokens of `request`, and schedule a part of the rest."""
         self._catch_up(request)
-        is_ready = self._restore(request, budget)
-        # Blocks that were found may already lie left of the sliding window.
-        self.kv.slide(request.block_table, request.num_computed)
-        if is_ready:
+        if self._restore(request, budget):
             self._schedule_chunk(request, budget)
 
     def _restore(self, request: Request, budget: PromptBudget) -> bool:
@@ -433,9 +444,10 @@ class Scheduler:
         for the chunks of a prompt.
         """
         kv, size, offload = self.kv, self.kv.block_size, self.kv.offload
-        table, chain, ids = request.block_table, request.chain, request.token_ids
+        tables, chain, ids = request.tables, request.chain, request.token_ids
         while offload is not None and request.reads_prefixes:
-            where = kv.restorable(table, chain, ids, request.num_computed)
+            kv.reach(tables, request.num_computed, len(ids))
+            where = kv.restorable(tables, chain, ids, request.num_computed)
             if where is None or not self.cost.restores(where, request.num_computed, size):
                 return True
             if budget.seconds < self.cost.restore_s.get(where, 0.0) and not budget.least:
@@ -444,7 +456,7 @@ class Scheduler:
                 budget.closed = True
                 return False
             began = time.perf_counter()
-            found = kv.restore(table, chain, where)
+            found = kv.restore(tables, chain)
             took = time.perf_counter() - began
             self.cost.observe_restore(where, took)
             budget.seconds -= took
@@ -461,7 +473,7 @@ class Scheduler:
         """Skip tokens that another request has published since this one started."""
         if request.reads_prefixes:
             ids, computed = request.token_ids, request.num_computed
-            skipped = self.kv.catch_up(request.block_table, request.chain, ids, computed)
+            skipped = self.kv.catch_up(request.tables, request.chain, ids, computed)
             if skipped:
                 request.num_computed += skipped
                 self._count_hits(request, skipped)
@@ -469,21 +481,22 @@ class Scheduler:
     def _schedule_chunk(self, request: Request, budget: PromptBudget) -> None:
         """Schedule as many remaining tokens of `request` as `budget` allows."""
         start, left = request.num_computed, len(request.token_ids) - request.num_computed
-        count = most = min(budget.most(left), self._chunk_limit)
+        room = self.kv.reach(request.tables, start, len(request.token_ids)) - start
+        count = most = min(budget.most(left), self._chunk_limit, room)
         if budget.seconds < math.inf:
             fitting = self.cost.chunk(start, budget.seconds)
             count = min(most, max(fitting, budget.least, 1))
         if count <= 0:
             return
         # If a prompt got fewer tokens than it needs, the rest is too little to start another one.
-        budget.closed = count < min(left, self._chunk_limit)
+        budget.closed = count < min(left, self._chunk_limit, room)
         if count < left:
             count = rounded_chunk(start, count)
         end = start + count
         tokens = request.token_ids[start:end]
         rows = request.rows(end)
         self._batch.append(
-            SeqChunk(request.slot, tokens, start, request.block_table, rows, 0, request.adapter)
+            SeqChunk(request.slot, tokens, start, request.tables, rows, 0, request.adapter)
         )
         self._batch_requests.append(request)
         self._marks.append(request.chain.mark)
@@ -505,22 +518,25 @@ class Scheduler:
     def _match_if_it_fits(self, request: Request) -> PrefixMatch | None:
         """Return the cached prefix of `request` if there are blocks for all its present tokens.
 
-        So only decode rows need more blocks later. One spare block is kept per running request: it
-        can decode block_size tokens before the next preemption, which bounds the recomputation
-        when the KV cache is almost full.
+        Of a sliding window, these are the blocks of the window and of one step ahead of it. One
+        spare block of each group is kept per running request: it can decode block_size tokens
+        before the next preemption, which bounds the recomputation when the cache is almost full.
         """
         kv, ids = self.kv, request.token_ids
         reads = request.reads_prefixes
-        match = kv.match_prefix(request.chain, ids) if reads else PrefixMatch()
-        return match if kv.can_admit(match, len(ids), spare=len(self.running)) else None
+        match = (
+            kv.match_prefix(request.chain, ids) if reads else PrefixMatch(tables=kv.new_tables())
+        )
+        spare = kv.num_groups * len(self.running)
+        return match if kv.can_admit(match, len(ids), spare=spare) else None
 
     def _take_blocks(self, request: Request, budget: PromptBudget) -> bool:
         """Take blocks for all present tokens of `request`, shared if cached; False if it waits."""
         match = self._match_if_it_fits(request)
         if match is None or not self._vacate(match, len(request.token_ids), budget):
             return False
-        self.kv.adopt(request.block_table, request.chain, match)
-        grown = self.kv.grow(request.block_table, len(request.token_ids))
+        self.kv.adopt(request.tables, request.chain, match)
+        grown = self.kv.grow(request.tables, len(request.token_ids), match.num_tokens)
         assert grown, "can_admit was true, but there are no blocks"
         request.num_computed = match.num_tokens
         if request.reads_prefixes and not request.num_preemptions and self.kv.prefix_caching:
@@ -551,7 +567,7 @@ class Scheduler:
 
     def _publish(self, request: Request, num_tokens: int, *, computed: bool) -> None:
         self.kv.publish(
-            request.block_table, request.chain, request.token_ids, num_tokens, computed=computed
+            request.tables, request.chain, request.token_ids, num_tokens, computed=computed
         )
 
     def _take_slot(self, request: Request) -> bool:
@@ -621,10 +637,10 @@ class Scheduler:
         if self.drafter is not None:
             self.drafter.num_accepted_tokens += count - 1
         computed = request.num_computed = chunk.start + count
-        self.kv.truncate(request.block_table, computed)
+        self.kv.truncate(request.tables, computed)
         if computed // self.kv.block_size > chunk.start // self.kv.block_size:
             self._publish(request, computed, computed=True)
-            self.kv.slide(request.block_table, computed)
+            self.kv.slide(request.tables, computed)
         if request.num_top >= 0:
             delta.rows = results[:count]
         return delta if finish is None else self._finish(delta, finish)
@@ -637,7 +653,7 @@ class Scheduler:
         if request.params.bars_tokens:
             self.kv.unpublish_own(request.chain)
         else:
-            self.kv.unpublish(request.block_table)
+            self.kv.unpublish(self.kv.held(request.tables))
         self._drop(request)
         return Delta(request, [], "error", error=NO_CHOICE)
 
@@ -650,7 +666,7 @@ class Scheduler:
             return None
         vector = pool.result()
         if vector is None:  # keys and values may be broken, too
-            self.kv.unpublish(request.block_table)
+            self.kv.unpublish(self.kv.held(request.tables))
             self._drop(request)
             return Delta(request, [], "error", error=NO_VECTOR)
         return self._finish(Delta(request, [], vector=vector), "stop")
@@ -675,7 +691,7 @@ class Scheduler:
         self._free(request)
 
     def _free(self, request: Request) -> None:
-        self.kv.free(request.block_table)
+        self.kv.free(request.tables)
         request.chain.reset()
         if request.is_running:
             self._slots.release(request.slot)
@@ -701,22 +717,29 @@ class Scheduler:
         assert len(ids) == len(running) + len(waiting), "a request is in two places"
         slots = [*(r.slot for r in running), *self._free_slots]
         assert sorted(slots) == list(range(self.max_num_seqs)), "slots leak"
-        assert all(not r.is_running and not r.block_table for r in waiting), "waiting holds blocks"
+        assert all(not r.is_running and not any(r.tables) for r in waiting), "waiting holds blocks"
         assert all(r.num_computed < len(r.token_ids) for r in running), "a request stands still"
         self._check_tables(running)
 
     def _check_tables(self, running: Iterable[Request]) -> None:
-        tables: list[list[BlockId]] = []
+        tables: list[Tables] = []
         for request in running:
-            held = len(request.block_table) * self.kv.block_size
+            least = min(map(len, request.tables))
+            held = least * self.kv.block_size
             assert request.num_computed <= held, "computed tokens without blocks"
             chain = request.chain
-            assert chain.num_entries <= len(request.block_table), "an entry without block"
-            if chain.last is not None and chain.last.block != FORGOTTEN:
-                block = request.block_table[chain.num_entries - 1]
-                assert block in (chain.last.block, self.kv.gone), "the chain has left the table"
-            tables.append(request.block_table)
+            assert chain.num_entries <= least, "an entry without block"
+            if chain.last is not None and not chain.last.forgotten:
+                for table, block in zip(request.tables, chain.last.blocks, strict=True):
+                    own = table[chain.num_entries - 1]
+                    assert own in (block, self.kv.gone), "the chain has left the table"
+            tables.append(request.tables)
         self.kv.check_invariants(tables)
+
+
+def _uses(request: Request, blocks: set[BlockId], end: int | None = None) -> bool:
+    """Whether one of the first `end` blocks of a group of `request` is among `blocks`."""
+    return any(not blocks.isdisjoint(table[:end]) for table in request.tables)
 
 
 def _rank(request: Request) -> Rank:

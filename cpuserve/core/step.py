@@ -30,14 +30,14 @@ class LogitRow:
 class SeqChunk:
     """The tokens of one sequence in this step: positions start .. start + len(token_ids) - 1.
 
-    num_drafts: the last tokens that were guessed, and are verified by the rows before them.
-    adapter: the number of its LoRA adapter, -1 = none.
+    tables: the block table for each cache group. num_drafts: the last tokens that were guessed, and
+    are verified by the rows before them. adapter: the number of its LoRA adapter, -1 = none.
     """
 
     slot: SlotId
     token_ids: list[int]
     start: int
-    block_table: list[BlockId]
+    tables: list[list[BlockId]]
     rows: list[LogitRow] = field(default_factory=list)
     num_drafts: int = 0
     adapter: int = -1

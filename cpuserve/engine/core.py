@@ -11,6 +11,7 @@ from pathlib import Path
 from time import process_time
 from typing import TYPE_CHECKING, Any, cast
 
+from cpuserve.config.cache_groups import cache_use
 from cpuserve.core.admission import Limits, check_request, output_limit
 from cpuserve.core.drafts import Drafter
 from cpuserve.core.kv.manager import KvManager
@@ -62,17 +63,19 @@ class EngineCore:
     ) -> None:
         self.config = config
         self.executor = executor
-        # One block stands for all blocks that sliding windows have passed.
-        num_blocks = config.kv_blocks - bool(config.kv_window)
-        self.limits = Limits(config.max_model_len, num_blocks * config.block_size, vocab)
+        windows = [group.window for group in config.kv_groups] or [0]
         self.stats = Stats()
         self.kv = KvManager(
-            num_blocks,
+            # One block stands for all blocks that sliding windows have passed.
+            config.kv_blocks - any(windows),
             config.block_size,
-            window=config.kv_window,
+            use=cache_use(windows, config.max_num_batched_tokens, config.block_size),
             prefix_caching=config.enable_prefix_caching,
             offload=make_offload(config, executor),
         )
+        longest = max(config.max_model_len, config.kv_blocks * config.block_size)
+        kv_tokens = self.kv.use.most_tokens(self.kv.num_blocks, longest)
+        self.limits = Limits(config.max_model_len, kv_tokens, vocab)
         self.scheduler = Scheduler(
             self.kv,
             executor,

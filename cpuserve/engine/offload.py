@@ -55,14 +55,14 @@ class ExecutorBlocks:
         """Bytes of one block."""
         return self._executor.kv_block_bytes
 
-    def read(self, block: BlockId) -> Data:
+    def read(self, block: BlockId, group: int) -> Data:
         """Return a copy of the content of `block`."""
-        return self._executor.read_blocks(np.array([block], np.int32)).reshape(-1).data
+        return self._executor.read_blocks(np.array([block], np.int32), group).reshape(-1).data
 
-    def write(self, block: BlockId, data: Data) -> None:
+    def write(self, block: BlockId, group: int, data: Data) -> None:
         """Overwrite the content of `block`."""
         rows = np.frombuffer(data, np.uint8).reshape(1, -1)
-        self._executor.write_blocks(np.array([block], np.int32), rows)
+        self._executor.write_blocks(np.array([block], np.int32), rows, group)
 
 
 def check_prefix_cache_dir(config: EngineConfig) -> None:
@@ -113,6 +113,7 @@ def fingerprint(config: EngineConfig, block_bytes: int) -> bytes:
         "version": version(),
         "kv_form": KV_FORM,
         "block_bytes": block_bytes,
+        "groups": [group.layers for group in config.kv_groups],
         "files": _files(Path(config.model_path)),
         **{name: getattr(config, name) for name in SETTINGS},
     }

@@ -208,6 +208,7 @@ class CpuPlatform:
             max_num_batched_tokens=tokens,
             threads=-(-placement.threads // replicas),
             nodes=placement.nodes,
+            frees_windows=model_impl == "cpuserve",
         )
         scheduling = _scheduling(options, ledger)
         _hints(options, ledger)
@@ -229,7 +230,7 @@ class CpuPlatform:
             prefix_cache_dir=scheduling.prefix_cache_dir,
             prefix_cache_bytes=scheduling.prefix_cache_bytes,
             swap_bytes=memory.swap_bytes,
-            kv_window=memory.kv_window,
+            kv_groups=memory.kv_groups,
             block_size=BLOCK,
             kv_blocks=memory.kv_blocks,
             executor=executor,

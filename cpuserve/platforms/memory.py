@@ -1,8 +1,10 @@
 """Plan memory: the number of KV blocks, and the longest request.
 
-Bytes of one block of 32 tokens, over all layers: 2 (K and V) x kv_heads x head_dim (rounded up to
-16) x 32 x element bytes. The free memory is the least that any bound leaves (`memory_bounds.py`)
-beside the weights (a packed copy is made) and the memory that the processes themselves need.
+Bytes of one block of 32 tokens, over the layers of a cache group (cache_groups.py): 2 (K and V) x
+kv_heads x head_dim (rounded up to 16) x 32 x element bytes. A sequence has blocks of every group;
+of a group with a sliding window, those in the window and of one step. The free memory is the least
+that any bound leaves (`memory_bounds.py`) beside the weights (a packed copy is made) and the memory
+that the processes themselves need.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cpuserve.config.cache_groups import CacheUse, cache_use
 from cpuserve.config.decisions import Ledger
-from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES, EngineOptions
+from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES, EngineOptions, KvGroup
 from cpuserve.config.values import GIB, Space, format_bytes, format_gib, format_gib_up, parse_space
 from cpuserve.errors import ConfigError, TooLittleMemory
 from cpuserve.ids import NodeId
 from cpuserve.platforms.base import ModelFacts
+from cpuserve.platforms.cache_groups import block_bytes, group_layers
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory_bounds import HEADROOM, Bound, Needs, tightest
 
@@ -41,7 +45,7 @@ class MemoryPlan:
     kv_blocks: int
     max_model_len: int
     swap_bytes: int
-    kv_window: int
+    kv_groups: list[KvGroup]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,14 @@ class _Budget:
     """The memory for the KV cache.
 
     bound: the tightest memory bound; near: free bytes on the NUMA nodes of the threads, if known;
-    block: bytes of one block; wanted: length of the longest request; spare: blocks that hold no
-    tokens.
+    block: bytes of one block; use: blocks of a request; wanted: length of the longest request;
+    spare: blocks that hold no tokens.
     """
 
     bound: Bound
     near: int | None
     block: int
+    use: CacheUse
     wanted: int
     explicit_len: bool
     spare: int
@@ -71,11 +76,11 @@ class _Budget:
         return f"{format_bytes(max(0, self.free))} {self.bound.what} is free beside the weights"
 
     def blocks(self, tokens: int) -> int:
-        return -(-tokens // BLOCK) + self.spare
+        return self.use.needs(tokens) + self.spare
 
     def tokens(self, blocks: int) -> int:
         """Return how many tokens of one request fit into `blocks`."""
-        return max(0, blocks - self.spare) * BLOCK
+        return self.use.most_tokens(blocks - self.spare, self.wanted)
 
     def bytes(self, tokens: int) -> int:
         return self.blocks(tokens) * self.block
@@ -90,14 +95,13 @@ class _Budget:
         return self.wanted if self.explicit_len else min(self.wanted, LEAST_TOKENS)
 
 
-def kv_block_bytes(facts: ModelFacts, kv_dtype: str) -> int:
-    """Return the bytes of one block over all layers."""
+def kv_layer_bytes(facts: ModelFacts, kv_dtype: str) -> list[int]:
+    """Return the bytes of each layer in a block."""
     element, scale = KV_BYTES[kv_dtype], _scale_bytes(kv_dtype)
-    rows = (
-        (-(-k.head_dim // HEAD_ALIGN) * HEAD_ALIGN * element + scale) * k.kv_heads
+    return [
+        2 * BLOCK * (-(-k.head_dim // HEAD_ALIGN) * HEAD_ALIGN * element + scale) * k.kv_heads
         for k in facts.kv_layers
-    )
-    return 2 * BLOCK * sum(rows)
+    ]
 
 
 def _scale_bytes(kv_dtype: str) -> int:
@@ -131,29 +135,36 @@ def plan_memory(
     max_num_batched_tokens: int,
     threads: int,
     nodes: Iterable[NodeId],
+    frees_windows: bool = True,
 ) -> MemoryPlan:
     """Choose the size of the KV cache, the longest request and the swap space.
 
-    nodes: NUMA nodes of the threads, whose memory is preferred.
+    nodes: NUMA nodes of the threads, whose memory is preferred. frees_windows: the executor has
+    block tables for each cache group (through transformers it has one for all layers).
 
     Raises:
         ConfigError: the model, a requested KV size or a requested length does not fit. The message
             names the largest value that does.
     """
     weights = resident_weight_bytes(facts, dtype, quantize)
-    block = kv_block_bytes(facts, kv_dtype)
+    wanted, explicit = _wanted_length(options, ledger, facts)
+    sizes = kv_layer_bytes(facts, kv_dtype)
+    windows = [kv.window if frees_windows and kv.window < wanted else 0 for kv in facts.kv_layers]
+    groups = group_layers(windows, sizes)
+    slides = any(group.window for group in groups)
+    block = block_bytes(groups, sizes)
     other = PROCESS_BYTES + max_num_batched_tokens * facts.activation_width * 4
     other += _written_bytes(options, block)
     needs = Needs(weights, other, facts.weight_bytes, threads)
-    wanted, explicit = _wanted_length(options, ledger, facts)
     near = host.node_memory(nodes)
     budget = _Budget(
         tightest(host, needs),
         None if near is None else int(near * HEADROOM) - weights - other,
         block,
+        cache_use([group.window for group in groups], max_num_batched_tokens, BLOCK),
         wanted,
         explicit,
-        spare=int(_sliding(facts, wanted) > 0),
+        spare=int(slides),
     )
     _require_room(budget, needs)
     space = parse_space(options.kv_cache_space or "0")
@@ -164,28 +175,41 @@ def plan_memory(
     length = min(budget.wanted, budget.tokens(blocks))
     size = format_bytes(blocks * budget.block)
     ledger.decide("kv_cache_space", size, why)
-    ledger.decide(
-        "kv_blocks",
-        blocks,
-        f"{blocks * BLOCK} tokens at {format_bytes(budget.block / BLOCK)} a token "
-        f"({_formula(facts, kv_dtype)}); full-length requests that fit: "
-        f"{blocks // budget.blocks(length)}",
-    )
+    fit = (blocks - budget.spare) // budget.use.needs(length)
+    ledger.decide("kv_blocks", blocks, f"{_holds(budget, groups, blocks, facts, kv_dtype)}{fit}")
     ledger.decide("max_model_len", length, _length_why(budget, length, facts))
-    window = _sliding(facts, length)
-    if window:
-        ledger.decide(
-            "kv_window", window, "no layer reads keys before this window, so their blocks are freed"
-        )
+    if slides:
+        ledger.decide("kv_groups", _named(groups), "blocks left of a sliding window are freed")
     swap = _swap(options, ledger, budget, blocks * budget.block)
-    return MemoryPlan(blocks, length, swap, window)
+    return MemoryPlan(blocks, length, swap, groups)
 
 
-def _sliding(facts: ModelFacts, length: int) -> int:
-    """Return the most keys that a token of a request of `length` sees in a layer; 0 = all."""
-    windows = [kv.window for kv in facts.kv_layers]
-    widest = max(windows, default=0) if all(windows) else 0
-    return widest if widest < length else 0
+def _holds(
+    budget: _Budget, groups: list[KvGroup], blocks: int, facts: ModelFacts, kv_dtype: str
+) -> str:
+    """Return what `blocks` hold; the number of full-length requests that fit is to follow."""
+    fit = "full-length requests that fit: "
+    if len(groups) == 1:
+        return (
+            f"{blocks * BLOCK} tokens at {format_bytes(budget.block / BLOCK)} a token "
+            f"({_formula(facts, kv_dtype)}); {fit}"
+        )
+    return (
+        f"each {BLOCK} tokens of a group of layers, {format_bytes(budget.block)}; all layers: "
+        f"{format_bytes(sum(kv_layer_bytes(facts, kv_dtype)) / BLOCK)} a token "
+        f"({_formula(facts, kv_dtype)}); {fit}"
+    )
+
+
+def _named(groups: list[KvGroup]) -> str:
+    """ "1 that keep everything (4 layers), 6 with a window of 512 tokens (up to 4 layers)"."""
+    parts: list[str] = []
+    for window in sorted({group.window for group in groups}):
+        sizes = [len(group.layers) for group in groups if group.window == window]
+        layers = f"up to {max(sizes)} layers" if len({*sizes}) > 1 else f"{sizes[0]} layers"
+        what = f"with a window of {window} tokens" if window else "that keep everything"
+        parts.append(f"{len(sizes)} {what} ({layers})")
+    return ", ".join(parts)
 
 
 def _written_bytes(options: EngineOptions, block: int) -> int:

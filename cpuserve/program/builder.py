@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from cpuserve.errors import ModelError
@@ -30,7 +31,7 @@ from cpuserve.program.ops import (
     Then,
     ValueId,
 )
-from cpuserve.program.program import KvShape, Program, Value, WeightNeed
+from cpuserve.program.program import CacheLayer, Program, Value, WeightNeed
 
 
 class Sizes(Protocol):
@@ -82,7 +83,7 @@ class Builder:
         self._ops: list[Op] = []
         self._values: list[Value] = []
         self._weights: dict[str, WeightNeed] = {}
-        self._kv: list[KvShape] = []
+        self._cache: list[CacheLayer] = []
         self._adapters = spec.adapters
         self._adapted: ValueId | None = None  # the routing to adapters
 
@@ -263,12 +264,12 @@ class Builder:
         """
         s = self._spec
         self._check_width(f"layer {layer}: qkv", qkv, (s.q_heads + 2 * s.kv_heads) * s.head_dim)
-        if layer != len(self._kv):
-            msg = f"layer {layer}: rope_store_kv of layer {len(self._kv)} is next; keep the order"
+        if layer != len(self._cache):
+            msg = f"layer {layer}: rope_store_kv of layer {len(self._cache)} is next; keep order"
             raise ModelError(msg)
         if rope is not None:
             _check_rope(rope, s.head_dim)
-        self._kv.append(KvShape(s.kv_heads, s.head_dim))
+        self._cache.append(CacheLayer(s.kv_heads, s.head_dim, s.head_dim))
         q_weight = self._need(f"{q_norm}.weight", (s.head_dim,), "vector") if q_norm else None
         k_weight = self._need(f"{k_norm}.weight", (s.head_dim,), "vector") if k_norm else None
         heads = (s.q_heads, s.kv_heads, s.head_dim)
@@ -293,7 +294,7 @@ class Builder:
         the full name of a weight [q_heads].
         """
         s = self._spec
-        if layer >= len(self._kv):
+        if layer >= len(self._cache):
             msg = f"layer {layer}: attention before rope_store_kv, which must come first"
             raise ModelError(msg)
         if sinks is not None:
@@ -303,6 +304,7 @@ class Builder:
         scale = s.head_dim**-0.5 if scale is None else scale
         heads = (s.q_heads, s.kv_heads, s.head_dim)
         self._ops.append(Attention(qkv, out, layer, *heads, scale, window, softcap, sinks, alibi))
+        self._cache[layer] = replace(self._cache[layer], window=window)
         return out
 
     def add(self, x: ValueId, *, to: ValueId) -> None:
@@ -352,9 +354,9 @@ class Builder:
             msg = "a program must have one logits or hidden op, as its last op"
             raise ModelError(msg)
         attended = [op.layer for op in self._ops if isinstance(op, Attention)]
-        if attended != list(range(len(self._kv))):
+        if attended != list(range(len(self._cache))):
             msg = (
-                f"{len(self._kv)} layers are stored in the KV cache, but attention reads layers "
+                f"{len(self._cache)} layers are stored in the KV cache, but attention reads layers "
                 f"{attended}; it must read every layer once, in order"
             )
             raise ModelError(msg)
@@ -362,7 +364,7 @@ class Builder:
             ops=tuple(self._ops),
             values=tuple(self._values),
             weights=tuple(self._weights.values()),
-            kv_layers=tuple(self._kv),
+            cache=tuple(self._cache),
             vocab=self._spec.vocab,
             width=self._spec.width,
         )

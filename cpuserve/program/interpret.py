@@ -35,7 +35,7 @@ from cpuserve.program.ops import (
     Then,
     ValueId,
 )
-from cpuserve.program.program import Program
+from cpuserve.program.program import Program, group_of
 from cpuserve.program.tables import alibi_slopes, rope_tables
 from cpuserve.program.view import HasWords, StepView, check_step, key_slots, token_slots, view
 
@@ -118,8 +118,11 @@ class Interpreter:
         kv_dtype: str = "f32",
         num_blocks: int = 64,
         activation_bits: int = 8,
+        groups: Sequence[Sequence[int]] = (),
     ) -> None:
         self.program = program
+        self._groups = len(groups) or 1
+        self._group_of = group_of(program, groups)
         self.cancelled = False
         self.mode = mode
         self.num_blocks = num_blocks
@@ -130,20 +133,38 @@ class Interpreter:
         self._kv_dtype = KV_DTYPES[self.kv_type]
         self._tensors = {need.name: tensors[need.name] for need in program.weights}
         self._check_shapes()
-        self._cache = [
-            torch.zeros(2, num_blocks * BLOCK, kv.kv_heads, kv.head_dim, dtype=self._kv_dtype)
-            for kv in program.kv_layers
-        ]
-        self._scales = [
-            torch.zeros(2, num_blocks * BLOCK, kv.kv_heads) if self._kv_scaled else None
-            for kv in program.kv_layers
-        ]
+        self._make_cache()
         self._last_use = last_uses(program)
         self._alibi = {
             op.q_heads: torch.from_numpy(alibi_slopes(op.q_heads))
             for op in program.ops
             if isinstance(op, Attention) and op.alibi
         }
+
+    def _make_cache(self) -> None:
+        """Make rows for all blocks, and views of them for the layers.
+
+        A block serves any group, so the layers of each group begin at the first column of its row.
+        """
+        ends = [0] * self._groups, [0] * self._groups
+        spans: list[tuple[slice, slice]] = []
+        for kv, group in zip(self.program.cache, self._group_of, strict=True):
+            taken: list[slice] = []
+            for end, width in zip(ends, (kv.key_width, 1), strict=True):
+                start = end[group]
+                end[group] += 2 * BLOCK * kv.heads * width
+                taken.append(slice(start, end[group]))
+            spans.append((taken[0], taken[1]))
+        self._rows = torch.zeros(self.num_blocks, max(ends[0]), dtype=self._kv_dtype)
+        scaled = max(ends[1]) if self._kv_scaled else 0
+        self._row_scales = torch.zeros(self.num_blocks, scaled)
+        self._cache: list[Tensor] = []  # by layer: [block, keys or values, token, head, d]
+        self._scales: list[Tensor | None] = []  # the same without d
+        for kv, (values, scales) in zip(self.program.cache, spans, strict=True):
+            shape = (self.num_blocks, 2, BLOCK, kv.heads)
+            self._cache.append(self._rows[:, values].view(*shape, kv.key_width))
+            own = self._row_scales[:, scales].view(shape) if self._kv_scaled else None
+            self._scales.append(own)
 
     # -- running -----------------------------------------------------------------------------
 
@@ -167,9 +188,18 @@ class Interpreter:
     def begin(self, arrays: HasWords) -> None:
         """Set the step for the following `run_op` calls; ValueError for an index out of range."""
         step = view(arrays)
-        check_step(step, vocab=self.program.vocab, num_blocks=self.num_blocks, block=BLOCK)
+        check_step(
+            step,
+            vocab=self.program.vocab,
+            num_blocks=self.num_blocks,
+            block=BLOCK,
+            groups=self._groups,
+        )
         self._step: StepView = step
-        self._slots = torch.from_numpy(token_slots(step, BLOCK)).long()
+        self._slots = [
+            torch.from_numpy(token_slots(step, BLOCK, group)).long()
+            for group in range(self._groups)
+        ]
         self._positions = torch.from_numpy(step.positions).long()
         self._row_token = torch.from_numpy(step.row_token).long()
 
@@ -192,10 +222,9 @@ class Interpreter:
             return self._head(op, hidden)
 
     def kv_parts(self, block: int) -> list[Tensor]:
-        """Views of KV block `block`, per layer: keys and values [2, 32, heads, d], then scales."""
-        at = slice(block * BLOCK, (block + 1) * BLOCK)
-        layers = zip(self._cache, self._scales, strict=True)
-        return [part[:, at] for layer in layers for part in layer if part is not None]
+        """Views of the content of KV block `block`: keys and values, then their scales."""
+        parts = self._rows[block], self._row_scales[block]
+        return [part for part in parts if part.numel()]
 
     def _run_to(self, index: int) -> dict[ValueId, Tensor]:
         values: dict[ValueId, Tensor] = {}
@@ -296,14 +325,15 @@ class Interpreter:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.kv_type in MIXED_KV:
             q, k = mix(q) / mix_width(op.head_dim), mix(k)
-        scales = self._scales[op.layer]
+        scales, slots = self._scales[op.layer], self._slots[self._group_of[op.layer]]
+        at = slots // BLOCK, slots % BLOCK
         for half, x in enumerate((k, v)):
             if scales is None:
-                self._cache[op.layer][half][self._slots] = x.to(self._kv_dtype)
+                self._cache[op.layer][:, half][at] = x.to(self._kv_dtype)
             else:
                 codes, scale = encode_kv(x, self.kv_type)
-                self._cache[op.layer][half][self._slots] = codes.view(self._kv_dtype)
-                scales[half][self._slots] = scale
+                self._cache[op.layer][:, half][at] = codes.view(self._kv_dtype)
+                scales[:, half][at] = scale
         return torch.cat([q, k, v], dim=1).reshape(len(qkv), -1)
 
     def _attention(self, op: Attention, qkv: Tensor) -> Tensor:
@@ -311,14 +341,22 @@ class Interpreter:
         out = torch.empty_like(q)
         for seq in range(self._step.num_seqs):
             at = self._step.queries(seq)
-            slots = torch.from_numpy(key_slots(self._step, seq, BLOCK)).long()
-            stored = self._cache[op.layer][:, slots]
-            k, v = stored.view(FP8.get(self.kv_type, self._kv_dtype)).float()
+            group = self._group_of[op.layer]
+            slots = torch.from_numpy(key_slots(self._step, seq, BLOCK, group)).long()
+            blocks, tokens = slots // BLOCK, slots % BLOCK
+            stored = self._cache[op.layer][blocks, :, tokens]
+            k, v = stored.view(FP8.get(self.kv_type, self._kv_dtype)).float().unbind(1)
             scales, v_scale = self._scales[op.layer], None
             if scales is not None:
-                k, v_scale = k * scales[0, slots][..., None], scales[1, slots]
+                k = k * scales[blocks, 0, tokens][..., None]
+                v_scale = scales[blocks, 1, tokens]
             if v_scale is not None and self.mode == "reference":
                 v, v_scale = v * v_scale[..., None], None
+            if op.window:
+                # Blocks left of the window may have been freed: 0 times what they hold may be NaN.
+                first = max(0, len(slots) - (at.stop - at.start) - op.window + 1)
+                for read in (k, v) if v_scale is None else (k, v, v_scale):
+                    read[:first] = 0.0
             for start in range(at.start, at.stop, QUERIES_AT_ONCE):
                 some = slice(start, min(start + QUERIES_AT_ONCE, at.stop))
                 out[some] = self._attend(op, q[some], k, v, self._positions[some], v_scale)

@@ -8,7 +8,7 @@ fp32 and are converted before each linear. Values with disjoint lifetimes share 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,7 +39,7 @@ from cpuserve.program.ops import (
     Then,
     ValueId,
 )
-from cpuserve.program.program import Program
+from cpuserve.program.program import Program, group_of
 from cpuserve.program.tables import alibi_slopes, rope_tables
 
 Float32 = npt.NDArray[np.float32]
@@ -155,8 +155,10 @@ class Lowering:
         max_position: int,
         kv_type: str,
         activation_bits: int = 8,
+        groups: Sequence[Sequence[int]] = (),
     ) -> None:
         self.program = program
+        self.group_of = group_of(program, groups)
         self.kind_of = kind_of
         self.max_position = max_position
         self.kv_type = kv_type
@@ -176,8 +178,11 @@ class Lowering:
 
     def run(self) -> Lowered:
         """Lower every op in order."""
-        for shape in self.program.kv_layers:
-            self.native.kv_layer(shape.kv_heads, shape.head_dim)
+        for cache, group in zip(self.program.cache, self.group_of, strict=True):
+            if cache.key_width != cache.value_width:
+                msg = "kernels need keys and values of one width, not of two"
+                raise ModelError(msg)
+            self.native.kv_layer(cache.heads, cache.key_width, group)
         for index, op in enumerate(self.program.ops):
             self._op = index
             getattr(self, f"_{type(op).__name__.lower()}")(op)

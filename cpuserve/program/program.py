@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpuserve.program.ops import Op, ValueId
@@ -31,11 +32,16 @@ class WeightNeed:
 
 
 @dataclass(frozen=True, slots=True)
-class KvShape:
-    """Dimensions of the KV cache of one attention layer."""
+class CacheLayer:
+    """What one layer keeps of every token: `heads` keys and values of these widths.
 
-    kv_heads: int
-    head_dim: int
+    window: only the last `window` tokens are read again (0 = all of them).
+    """
+
+    heads: int
+    key_width: int
+    value_width: int
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,13 @@ class Program:
     ops: tuple[Op, ...]
     values: tuple[Value, ...]
     weights: tuple[WeightNeed, ...]
-    kv_layers: tuple[KvShape, ...]
+    cache: tuple[CacheLayer, ...]
     vocab: int
     width: int
+
+
+def group_of(program: Program, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the cache group of each layer; groups: their layers, () = one group of all."""
+    layers = range(len(program.cache))
+    found = {layer: number for number, group in enumerate(groups or (layers,)) for layer in group}
+    return tuple(found[layer] for layer in layers)

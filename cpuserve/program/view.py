@@ -12,6 +12,7 @@ import numpy.typing as npt
 Int32 = npt.NDArray[np.int32]
 
 HEADER = 8  # int32 words before the first section, as in runtime/executor.py
+MORE_GROUPS = 6  # word of the header: number of cache groups less one
 
 
 class HasWords(Protocol):
@@ -26,9 +27,9 @@ class HasWords(Protocol):
 class StepView:
     """The sections of a packed step, as views of its words.
 
-    T: tokens, S: sequences, R: logit rows, B: entries of all block tables.
+    T: tokens, S: sequences, R: logit rows, G: cache groups, B: entries of all block tables of one.
 
-    token_ids, positions [T]; query_start, table_start [S + 1]; kv_len [S]; block_tables [B];
+    token_ids, positions [T]; query_start, table_start [S + 1]; kv_len [S]; block_tables [G * B];
     adapters [S], or [0] if no sequence has one; row_token, row_slot, row_target, row_top [R];
     row_draft [R], or [0] without drafts.
     """
@@ -60,9 +61,16 @@ class StepView:
         """S."""
         return len(self.kv_len)
 
-    def table(self, seq: int) -> Int32:
-        """Block table of sequence `seq`."""
-        return self.block_tables[self.table_start[seq] : self.table_start[seq + 1]]
+    @property
+    def num_groups(self) -> int:
+        """G."""
+        total = int(self.table_start[-1])
+        return len(self.block_tables) // total if total else 1
+
+    def table(self, seq: int, group: int = 0) -> Int32:
+        """Block table of sequence `seq` for the layers of `group`."""
+        first = group * int(self.table_start[-1])
+        return self.block_tables[first + self.table_start[seq] : first + self.table_start[seq + 1]]
 
     def token_adapters(self) -> Int32:
         """The adapter of each token, -1 = none [T]."""
@@ -85,9 +93,10 @@ def section_lengths(
 def view(arrays: HasWords) -> StepView:
     """The sections of `arrays`; ValueError if their total length does not match the header."""
     words = arrays.words
-    tokens, seqs, rows, blocks, _, adapters, _, drafts = (int(n) for n in words[:HEADER])
-    lengths = section_lengths(tokens, seqs, rows, blocks, adapters, drafts)
-    fits = min(tokens, seqs, rows, blocks) >= 0 and drafts in (0, rows) and adapters in (0, seqs)
+    tokens, seqs, rows, blocks, _, adapters, more_groups, drafts = (int(n) for n in words[:HEADER])
+    lengths = section_lengths(tokens, seqs, rows, blocks * (more_groups + 1), adapters, drafts)
+    fits = min(tokens, seqs, rows, blocks, more_groups) >= 0
+    fits = fits and drafts in (0, rows) and adapters in (0, seqs)
     if not fits or HEADER + sum(lengths) != len(words):
         msg = f"a step of {len(words)} words does not match its header {words[:HEADER].tolist()}"
         raise ValueError(msg)
@@ -95,8 +104,11 @@ def view(arrays: HasWords) -> StepView:
     return StepView(*(words[a:b] for a, b in pairwise(ends)))
 
 
-def check_step(step: StepView, *, vocab: int, num_blocks: int, block: int) -> None:
+def check_step(step: StepView, *, vocab: int, num_blocks: int, block: int, groups: int = 1) -> None:
     """Raise ValueError if an index in `step` is out of range; call it before the step runs."""
+    if step.num_groups != groups:
+        msg = f"the step has block tables for {step.num_groups} cache groups, not {groups}"
+        raise ValueError(msg)
     _check_range("token id", step.token_ids, vocab)
     _check_range("block id", step.block_tables, num_blocks)
     _check_range("row token", step.row_token, step.num_tokens)
@@ -143,18 +155,18 @@ def _check_range(what: str, values: Int32, end: int) -> None:
         raise ValueError(msg)
 
 
-def token_slots(step: StepView, block: int) -> Int32:
+def token_slots(step: StepView, block: int, group: int = 0) -> Int32:
     """KV slot of every token [T]: block id * block + offset in the block."""
     slots = np.empty(step.num_tokens, np.int32)
     for seq in range(step.num_seqs):
         at = step.queries(seq)
         positions = step.positions[at]
-        slots[at] = step.table(seq)[positions // block] * block + positions % block
+        slots[at] = step.table(seq, group)[positions // block] * block + positions % block
     return slots
 
 
-def key_slots(step: StepView, seq: int, block: int) -> Int32:
+def key_slots(step: StepView, seq: int, block: int, group: int = 0) -> Int32:
     """KV slots of keys 0 .. kv_len - 1 of sequence `seq`, in position order."""
-    table = step.table(seq)
+    table = step.table(seq, group)
     slots: Int32 = np.add.outer(table * np.int32(block), np.arange(block, dtype=np.int32))
     return slots.reshape(-1)[: int(step.kv_len[seq])]

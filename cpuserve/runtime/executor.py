@@ -21,12 +21,13 @@ HEADER = 8  # int32 words before the first section
 class StepArrays:
     """One step as a flat block of int32, which the C++ executor reads without conversion.
 
-    words[0:8] = num_tokens T, num_seqs S, num_rows R, num_blocks B (sum of table lengths), 0,
-    num_adapters A (S, or 0 if no sequence has one), 0, num_drafts D (0 or R), then, in order:
-    token_ids [T], positions [T], query_start [S + 1], kv_len [S] (keys after this step),
-    table_start [S + 1], block_tables [B], adapters [A] (-1 = none), row_token [R] (index into T),
-    row_slot [R], row_target [R] (-1 = sample, -2 = the row's vector), row_top [R] (-1 = no
-    logprobs), row_draft [D] (-1 = none; else the token after this one, which the next row follows).
+    words[0:8] = num_tokens T, num_seqs S, num_rows R, num_blocks B (sum of the table lengths of one
+    cache group), 0, num_adapters A (S, or 0 if no sequence has one), number of cache groups G - 1,
+    num_drafts D (0 or R); then, in order: token_ids [T], positions [T], query_start [S + 1], kv_len
+    [S] (keys after this step), table_start [S + 1], block_tables [G, B], adapters [A] (-1 = none),
+    row_token [R] (index into T), row_slot [R], row_target [R] (-1 = sample, -2 = the row's vector),
+    row_top [R] (-1 = no logprobs), row_draft [D] (-1 = none; else the token after this one, which
+    the next row follows). The tables of a sequence have the same length in all groups.
 
     Rows that verify drafts are sampled in order, each with the sampler state after the tokens
     before it, until one does not give its draft.
@@ -69,12 +70,12 @@ class Executor(Protocol):
 
     @property
     def kv_block_bytes(self) -> int:
-        """Bytes of one KV block, all layers."""
+        """Bytes of one KV block: the layers of the largest cache group."""
 
-    def read_blocks(self, blocks: Int32) -> Bytes:
-        """Return the content of these KV blocks, [n, kv_block_bytes]; between steps."""
+    def read_blocks(self, blocks: Int32, group: int = 0) -> Bytes:
+        """Return the content of KV blocks of a cache group, [n, kv_block_bytes]; between steps."""
 
-    def write_blocks(self, blocks: Int32, data: Bytes) -> None:
+    def write_blocks(self, blocks: Int32, data: Bytes, group: int = 0) -> None:
         """Overwrite these KV blocks, between steps, with the result of read_blocks.
 
         The bytes must come from an executor of the same model and settings.

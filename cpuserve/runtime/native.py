@@ -111,16 +111,16 @@ class NativeExecutor:
 
     @property
     def kv_block_bytes(self) -> int:
-        """Bytes of one KV block, all layers."""
+        """Bytes of one KV block: the layers of the largest cache group."""
         return self.native.kv_block_bytes
 
-    def read_blocks(self, blocks: Int32) -> Bytes:
-        """Return the content of these KV blocks, [n, kv_block_bytes]."""
-        return self.native.read_blocks(blocks)
+    def read_blocks(self, blocks: Int32, group: int = 0) -> Bytes:
+        """Return the content of KV blocks of a cache group, [n, kv_block_bytes]."""
+        return self.native.read_blocks(blocks, group)
 
-    def write_blocks(self, blocks: Int32, data: Bytes) -> None:
+    def write_blocks(self, blocks: Int32, data: Bytes, group: int = 0) -> None:
         """Overwrite these KV blocks with the result of read_blocks."""
-        self.native.write_blocks(blocks, data)
+        self.native.write_blocks(blocks, data, group)
 
     def prepare(self) -> bool:
         """Prepare KV memory for at most a few milliseconds; False = all is prepared."""
@@ -215,6 +215,7 @@ def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
         max_position=config.max_model_len,
         kv_type=config.kv_dtype,
         activation_bits=config.activation_bits,
+        groups=[group.layers for group in config.kv_groups],
     ).run()
 
 

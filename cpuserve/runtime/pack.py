@@ -18,7 +18,14 @@ def pack(batch: StepBatch) -> StepArrays:
     """
     chunks = batch.chunks
     lengths = [len(c.token_ids) for c in chunks]
-    tables = [len(c.block_table) for c in chunks]
+    groups = len(chunks[0].tables) if chunks else 1
+    if groups == 1:
+        tables = [c.tables[0] for c in chunks]
+    else:  # the tables of windows may end earlier than others, but behind the step's tokens
+        ends = [min(map(len, c.tables)) for c in chunks]
+        each = range(groups)
+        tables = [c.tables[g][:n] for g in each for c, n in zip(chunks, ends, strict=True)]
+    sizes = [len(table) for table in tables[: len(chunks)]]
     starts = list(accumulate(lengths, initial=0))
     rows = [(starts[i] + row.index, c.slot, row) for i, c in enumerate(chunks) for row in c.rows]
     # A step of one token a sequence has no drafts; it should not pay for the search.
@@ -26,17 +33,26 @@ def pack(batch: StepBatch) -> StepArrays:
     adapters = [c.adapter for c in chunks]
     num_adapters = len(adapters) if max(adapters, default=-1) >= 0 else 0
     num_drafts = len(rows) if drafts else 0
-    sizes = (starts[-1], len(chunks), len(rows), sum(tables), 0, num_adapters, 0, num_drafts)
-    words = array("i", sizes)
+    header = (
+        starts[-1],
+        len(chunks),
+        len(rows),
+        sum(sizes),
+        0,
+        num_adapters,
+        groups - 1,
+        num_drafts,
+    )
+    words = array("i", header)
     for c in chunks:
         words.extend(c.token_ids)
     for c, n in zip(chunks, lengths, strict=True):
         words.extend(range(c.start, c.start + n))
     words.extend(starts)
     words.extend([c.start + n for c, n in zip(chunks, lengths, strict=True)])
-    words.extend(accumulate(tables, initial=0))
-    for c in chunks:
-        words.extend(c.block_table)
+    words.extend(accumulate(sizes, initial=0))
+    for table in tables:
+        words.extend(table)
     if num_adapters:
         words.extend(adapters)
     words.extend([token for token, _, _ in rows])

@@ -112,17 +112,17 @@ class TorchSampling:
 
     @property
     def kv_block_bytes(self) -> int:
-        """Bytes of one KV block, all layers."""
+        """Bytes of one KV block: the layers of the largest cache group."""
         return sum(part.numel() * part.element_size() for part in self._model.kv_parts(0))
 
-    def read_blocks(self, blocks: Int32) -> Bytes:
-        """Return the content of these KV blocks, [n, kv_block_bytes]."""
+    def read_blocks(self, blocks: Int32, group: int = 0) -> Bytes:  # noqa: ARG002 blocks are alike
+        """Return the content of KV blocks, [n, kv_block_bytes], whatever their cache group."""
         out = np.empty((len(blocks), self.kv_block_bytes), np.uint8)
         for row, at, part in self._spans(blocks):
             out[row, at] = _bytes_of(part)
         return out
 
-    def write_blocks(self, blocks: Int32, data: Bytes) -> None:
+    def write_blocks(self, blocks: Int32, data: Bytes, group: int = 0) -> None:  # noqa: ARG002
         """Overwrite these KV blocks with the result of read_blocks."""
         import torch
 
@@ -223,7 +223,11 @@ class TorchExecutor(TorchSampling, Executor):
         torch.set_num_threads(config.threads)
         tensors = load_tensors(program, weights, progress, config.dtype)
         self._interpreter = Interpreter(
-            program, tensors, kv_dtype=config.kv_dtype, num_blocks=config.kv_blocks
+            program,
+            tensors,
+            kv_dtype=config.kv_dtype,
+            num_blocks=config.kv_blocks,
+            groups=[group.layers for group in config.kv_groups],
         )
         super().__init__(config, program.vocab, self._interpreter)
 

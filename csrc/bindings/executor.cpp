@@ -80,24 +80,24 @@ Array<float> step_logits(Executor& e, const Words& words) {
   return out;
 }
 
-Array<uint8_t> read_blocks(const Executor& e, const Words& blocks) {
+Array<uint8_t> read_blocks(const Executor& e, const Words& blocks, int32_t group) {
   const auto bytes = static_cast<py::ssize_t>(e.kv_block_bytes());
   Array<uint8_t> out({static_cast<py::ssize_t>(blocks.size()), bytes});
   uint8_t* data = out.mutable_data();
   const Span<const int32_t> span = span_of(blocks);
   const py::gil_scoped_release release;
-  e.read_blocks(span, data);
+  e.read_blocks(span, group, data);
   return out;
 }
 
-void write_blocks(Executor& e, const Words& blocks, const Array<uint8_t>& data) {
+void write_blocks(Executor& e, const Words& blocks, const Array<uint8_t>& data, int32_t group) {
   const auto wanted = blocks.size() * static_cast<py::ssize_t>(e.kv_block_bytes());
   check_argument(data.size() == wanted, "write_blocks: ", blocks.size(), " blocks need ", wanted,
                  " bytes, but got ", data.size());
   const Span<const int32_t> span = span_of(blocks);
   const uint8_t* from = data.data();
   const py::gil_scoped_release release;
-  e.write_blocks(span, from);
+  e.write_blocks(span, group, from);
 }
 
 int probe_kind(const std::string& kind) {
@@ -168,9 +168,9 @@ void register_executor(py::module_& m) {
           },
           py::arg("words").noconvert())
       .def_property_readonly("kv_block_bytes", &Executor::kv_block_bytes)
-      .def("read_blocks", &read_blocks, py::arg("blocks").noconvert())
+      .def("read_blocks", &read_blocks, py::arg("blocks").noconvert(), py::arg("group") = 0)
       .def("write_blocks", &write_blocks, py::arg("blocks").noconvert(),
-           py::arg("data").noconvert())
+           py::arg("data").noconvert(), py::arg("group") = 0)
       .def("grow_kv", &Executor::grow_kv, free_gil)
       .def("tap", &tap, py::arg("words").noconvert(), py::arg("op_index"))
       .def("step_logits", &step_logits, py::arg("words").noconvert())

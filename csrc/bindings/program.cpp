@@ -34,7 +34,8 @@ void register_program(py::module_& m) {
           },
           py::arg("kind"), py::arg("n"), py::arg("k"))
       .def("vector", &Program::add_vector, py::arg("name"), py::arg("count"))
-      .def("kv_layer", &Program::add_kv_layer, py::arg("kv_heads"), py::arg("head_dim"))
+      .def("kv_layer", &Program::add_kv_layer, py::arg("kv_heads"), py::arg("head_dim"),
+           py::arg("group") = 0)
       .def("embed", &Program::embed, py::arg("out"), py::arg("matrix"), py::arg("scale"))
       .def("position_embed", &Program::position_embed, py::arg("x"), py::arg("table"),
            py::arg("rows"), py::arg("offset"))

@@ -26,8 +26,9 @@ size_t scratch_bytes(const Program& program) {
 }
 
 StepLimits limits_of(const Program& p, int64_t num_blocks, int64_t num_slots, int64_t max_top) {
-  return {p.max_tokens(), p.max_seqs(), p.max_positions(), num_blocks,           num_slots,
-          p.embed_rows(), p.vocab(),    max_top,           p.hidden_width() > 0, p.adapters()};
+  return {p.max_tokens(),  p.max_seqs(), p.max_positions(), num_blocks,           num_slots,
+          p.embed_rows(),  p.vocab(),    max_top,           p.hidden_width() > 0, p.adapters(),
+          p.cache_groups()};
 }
 
 int64_t checked(const char* what, int64_t value, int64_t least) {
@@ -46,10 +47,10 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
       weights_(program, team.ranks()),
       activations_(make_activations(program, values_)),
       kv_(program.kv_layers(), num_blocks, kv_type, team.ranks()),
-      sampler_(checked("num_slots", num_slots, 1), program.vocab(), num_blocks * kBlock),
+      sampler_(checked("num_slots", num_slots, 1), program.vocab(), program.max_positions()),
       limits_(limits_of(program, num_blocks, num_slots, checked("max_top", max_top, 0))),
       queue_(team.threads()),
-      slots_(static_cast<size_t>(program.max_tokens())),
+      slots_(static_cast<size_t>(program.max_tokens() * program.cache_groups())),
       routing_(make_routing(program)),
       op_seconds_(program.ops().size()) {
   check_kernels();
@@ -122,7 +123,7 @@ void Executor::plan_attention() {
     plan_of_op_.push_back(-1);
     const auto* a = std::get_if<AttentionOp>(&op);
     if (!a) continue;
-    const KvShape& kv = program_->kv_layers()[static_cast<size_t>(a->layer)];
+    const CacheLayer& kv = program_->kv_layers()[static_cast<size_t>(a->layer)];
     const AttentionGeometry geometry{a->q_heads, kv.kv_heads, kv.hd_pad, a->window};
     size_t plan = 0;
     while (plan < plans_.size() && !(plans_[plan].geometry() == geometry)) plan++;
@@ -205,13 +206,16 @@ StepInput Executor::parse(Span<const int32_t> words) const {
 
 void Executor::begin_step(const StepInput& in) {
   input_ = in;
-  for (int64_t s = 0; s < in.seqs; s++) {
-    const int32_t* table = in.block_tables + in.table_start[s];
-    for (int64_t t = in.query_start[s]; t < in.query_start[s + 1]; t++) {
-      const int32_t p = in.positions[t];
-      const int32_t block = table[p / kBlock];
-      slots_[static_cast<size_t>(t)] = block * kBlock + p % kBlock;
-      kv_.want(block);
+  for (int32_t g = 0; g < program_->cache_groups(); g++) {
+    int32_t* slots = slots_.data() + g * program_->max_tokens();
+    for (int64_t s = 0; s < in.seqs; s++) {
+      const int32_t* table = in.block_tables + g * in.blocks + in.table_start[s];
+      for (int64_t t = in.query_start[s]; t < in.query_start[s + 1]; t++) {
+        const int32_t p = in.positions[t];
+        const int32_t block = table[p / kBlock];
+        slots[t] = block * kBlock + p % kBlock;
+        kv_.want(block);
+      }
     }
   }
   kv_.use(*team_);
@@ -268,20 +272,27 @@ void Executor::check_block(int32_t block) const {
                  "; they are 0 to ", kv_.num_blocks() - 1);
 }
 
-void Executor::read_blocks(Span<const int32_t> blocks, uint8_t* to) const {
+void Executor::check_group(int32_t group) const {
+  check_argument(group >= 0 && group < program_->cache_groups(), "there is no group ", group,
+                 " of KV layers; the program has ", program_->cache_groups());
+}
+
+void Executor::read_blocks(Span<const int32_t> blocks, int32_t group, uint8_t* to) const {
+  check_group(group);
   for (const int32_t block : blocks) {
     check_block(block);
-    kv_.read_block(block, to);
+    kv_.read_block(block, group, to);
     to += kv_.block_bytes();
   }
 }
 
-void Executor::write_blocks(Span<const int32_t> blocks, const uint8_t* from) {
+void Executor::write_blocks(Span<const int32_t> blocks, int32_t group, const uint8_t* from) {
+  check_group(group);
   for (const int32_t block : blocks) check_block(block);
   for (const int32_t block : blocks) kv_.want(block);
   kv_.use(*team_);
   for (const int32_t block : blocks) {
-    kv_.write_block(block, from);
+    kv_.write_block(block, group, from);
     from += kv_.block_bytes();
   }
 }

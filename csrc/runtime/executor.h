@@ -88,15 +88,17 @@ class Executor {
   int64_t count_rows(Span<const int32_t> words) const { return parse(words).rows; }
   // Runs the ops before `op`, then `op`. It samples nothing, but the ops store keys and values.
   Tap tap(Span<const int32_t> words, int64_t op);
-  // Reads or writes the bytes of KV blocks between steps; see KvCache. Throws std::invalid_argument
-  // for a block that does not exist.
+  // Reads or writes the bytes of KV blocks of a group between steps; see KvCache. Throws
+  // std::invalid_argument for a block or a group that does not exist.
   size_t kv_block_bytes() const { return kv_.block_bytes(); }
-  void read_blocks(Span<const int32_t> blocks, uint8_t* to) const;
-  void write_blocks(Span<const int32_t> blocks, const uint8_t* from);
+  void read_blocks(Span<const int32_t> blocks, int32_t group, uint8_t* to) const;
+  void write_blocks(Span<const int32_t> blocks, int32_t group, const uint8_t* from);
   // Between steps: allocates memory for some of the KV blocks that the next step could use. Takes
   // 0.1 ms (in a VM whose host must first find the memory, 7 ms). Returns false when all of them
   // have memory.
-  bool grow_kv() { return kv_.grow(*team_, blocks_of(program_->max_tokens())); }
+  bool grow_kv() {
+    return kv_.grow(*team_, program_->cache_groups() * blocks_of(program_->max_tokens()));
+  }
   // Returns the heap allocations made during steps so far (base/allocations.h). It stays 0.
   int64_t step_allocations() const { return step_allocations_; }
   const StepResults& results() const { return results_; }
@@ -140,6 +142,7 @@ class Executor {
   StepInput parse(Span<const int32_t> words) const;
   void check_kernels() const;
   void check_block(int32_t block) const;
+  void check_group(int32_t group) const;
   void bind_memory();
   void plan_attention();
   void carve_work_memory();
@@ -172,7 +175,7 @@ class Executor {
   int64_t phase_ = 0;
 
   StepInput input_{};
-  std::vector<int32_t> slots_;  // KV slot of each token
+  std::vector<int32_t> slots_;  // KV slot of each token: [groups][max_tokens]
   Routing routing_;             // of the last RouteOp
   float* logits_copy_ = nullptr;
   StepResults results_;

@@ -8,20 +8,48 @@
 
 namespace cpuserve {
 
-KvCache::KvCache(const std::vector<KvShape>& layers, int64_t num_blocks, KvType type,
+// Whether the blocks of a slab may be interleaved: the layers of every group have the shapes of the
+// first layers of the largest one, so that the pieces of two blocks never overlap.
+static bool groups_alike(const std::vector<CacheLayer>& layers, int32_t groups) {
+  std::vector<std::vector<CacheLayer>> of(static_cast<size_t>(groups));
+  for (const CacheLayer& s : layers) of[static_cast<size_t>(s.group)].push_back(s);
+  const auto shorter = [](const auto& a, const auto& b) { return a.size() < b.size(); };
+  const auto& most = *std::max_element(of.begin(), of.end(), shorter);
+  const auto same = [](const CacheLayer& a, const CacheLayer& b) {
+    return a.kv_heads == b.kv_heads && a.hd_pad == b.hd_pad;
+  };
+  return std::all_of(of.begin(), of.end(), [&](const auto& group) {
+    return std::equal(group.begin(), group.end(), most.begin(), same);
+  });
+}
+
+KvCache::KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvType type,
                  const Ranks& ranks)
     : num_blocks_(num_blocks), type_(type) {
   check_argument(num_blocks >= 1 && num_blocks <= INT32_MAX / kBlock, "cannot have ", num_blocks,
                  " KV blocks; 1 to ", INT32_MAX / kBlock, " work");
-  for (const KvShape& s : layers) {
+  int32_t groups = 1;
+  for (const CacheLayer& s : layers) groups = std::max(groups, s.group + 1);
+  const bool alike = groups_alike(layers, groups);
+  const size_t together = alike ? kSlabBlocks : 1;  // blocks whose pieces lie side by side
+  std::vector<size_t> bytes(static_cast<size_t>(groups));
+  for (const CacheLayer& s : layers) {
     const size_t half = kv_half_bytes(type, s.hd_pad);
-    const KvLayer head{
-        nullptr,    0,        half, 2 * kSlabBlocks * half, kSlabBlocks * half, s.kv_heads,
-        s.head_dim, s.hd_pad, type};
+    const KvLayer head{nullptr,
+                       0,
+                       alike ? half : 0,
+                       2 * together * half,
+                       together * half,
+                       s.kv_heads,
+                       s.head_dim,
+                       s.hd_pad,
+                       type};
     heads_.emplace_back(static_cast<size_t>(s.kv_heads), head);
-    block_bytes_ += 2 * half * static_cast<size_t>(s.kv_heads);
+    groups_.push_back(s.group);
+    bytes[static_cast<size_t>(s.group)] += 2 * half * static_cast<size_t>(s.kv_heads);
   }
-  for (int rank = 0; rank < ranks.count(); rank++) place_rank(ranks, rank);
+  block_bytes_ = *std::max_element(bytes.begin(), bytes.end());
+  for (int rank = 0; rank < ranks.count(); rank++) place_rank(ranks, rank, groups);
   has_memory_.resize(static_cast<size_t>(round_up(num_blocks, kSlabBlocks) / kSlabBlocks));
   wanted_.reserve(has_memory_.size());
 }
@@ -32,28 +60,37 @@ KvCache::KvCache(const std::vector<KvShape>& layers, int64_t num_blocks, KvType 
 // measured: 4 % of a 1,024-token prompt.) Inside a layer the blocks of a head follow each other, so
 // attention reads runs of 32 KB at head_dim 64, which is a third faster than runs of 4 KB in every
 // 64 KB.
-void KvCache::place_rank(const Ranks& ranks, int rank) {
-  const auto each_head = [&](const auto& use) {
-    for (std::vector<KvLayer>& layer : heads_) {
-      const auto count = static_cast<int64_t>(layer.size());
+void KvCache::place_rank(const Ranks& ranks, int rank, int32_t groups) {
+  const auto each_head = [&](int32_t group, const auto& use) {
+    for (size_t l = 0; l < heads_.size(); l++) {
+      if (groups_[l] != group) continue;
+      const auto count = static_cast<int64_t>(heads_[l].size());
       for (int64_t h = 0; h < count; h++) {
-        if (ranks.owner_of_middle(h, count) == rank) use(layer[static_cast<size_t>(h)], h);
+        if (ranks.owner_of_middle(h, count) == rank) use(heads_[l][static_cast<size_t>(h)], h);
       }
     }
   };
+  const auto bytes = [](const KvLayer& head) { return 2 * kv_half_bytes(head.type, head.hd_pad); };
   size_t block = 0;
-  each_head([&](const KvLayer& head, int64_t) { block += head.head_stride / kSlabBlocks; });
+  for (int32_t g = 0; g < groups; g++) {
+    size_t own = 0;
+    each_head(g, [&](const KvLayer& head, int64_t) { own += bytes(head); });
+    block = std::max(block, own);
+  }
   rank_bytes_.push_back(block);
   arenas_.emplace_back(slab_bytes(static_cast<size_t>(rank), num_blocks_));
   committed_.emplace_back(arenas_.back().size() / Buffer::kPage);
   pages_.emplace_back().reserve(committed_.back().size());  // a step allocates nothing
-  auto at = reinterpret_cast<uintptr_t>(arenas_.back().data());
-  each_head([&](KvLayer& head, int64_t h) {
-    // The address that head 0 would have: kernels count heads from the first one of the layer.
-    head.base = reinterpret_cast<uint8_t*>(at - static_cast<uintptr_t>(h) * head.head_stride);
-    head.slab_stride = kSlabBlocks * block;
-    at += head.head_stride;
-  });
+  for (int32_t g = 0; g < groups; g++) {
+    auto at = reinterpret_cast<uintptr_t>(arenas_.back().data());
+    each_head(g, [&](KvLayer& head, int64_t h) {
+      // The address that head 0 would have: kernels count heads from the first one of the layer.
+      head.base = reinterpret_cast<uint8_t*>(at - static_cast<uintptr_t>(h) * head.head_stride);
+      head.slab_stride = kSlabBlocks * block;
+      if (head.block_stride == 0) head.block_stride = block;
+      at += head.head_stride;
+    });
+  }
 }
 
 size_t KvCache::slab_bytes(size_t rank, int64_t blocks) const {
@@ -123,27 +160,30 @@ void KvCache::commit_listed(Team& team) {
 // Calls copy(keys or values in the cache, bytes) for every half of `block`, in the order of layers
 // and heads, for any number of ranks.
 template <class Copy>
-static void each_half(const std::vector<std::vector<KvLayer>>& heads, int64_t block,
-                      const Copy& copy) {
-  for (const std::vector<KvLayer>& layer : heads) {
-    for (size_t h = 0; h < layer.size(); h++) {
-      const size_t half = kv_half_bytes(layer[h].type, layer[h].hd_pad);
-      uint8_t* keys = kv_block(layer[h], block, static_cast<int>(h));
+void KvCache::each_half(int64_t block, int32_t group, const Copy& copy) const {
+  for (size_t l = 0; l < heads_.size(); l++) {
+    if (groups_[l] != group) continue;
+    for (size_t h = 0; h < heads_[l].size(); h++) {
+      const KvLayer& head = heads_[l][h];
+      const size_t half = kv_half_bytes(head.type, head.hd_pad);
+      uint8_t* keys = kv_block(head, block, static_cast<int>(h));
       copy(keys, half);
-      copy(keys + layer[h].value_offset, half);
+      copy(keys + head.value_offset, half);
     }
   }
 }
 
-void KvCache::read_block(int64_t block, uint8_t* to) const {
-  each_half(heads_, block, [&](const uint8_t* half, size_t bytes) {
+void KvCache::read_block(int64_t block, int32_t group, uint8_t* to) const {
+  uint8_t* const end = to + block_bytes_;
+  each_half(block, group, [&](const uint8_t* half, size_t bytes) {
     std::memcpy(to, half, bytes);
     to += bytes;
   });
+  std::memset(to, 0, static_cast<size_t>(end - to));
 }
 
-void KvCache::write_block(int64_t block, const uint8_t* from) {
-  each_half(heads_, block, [&](uint8_t* half, size_t bytes) {
+void KvCache::write_block(int64_t block, int32_t group, const uint8_t* from) {
+  each_half(block, group, [&](uint8_t* half, size_t bytes) {
     std::memcpy(half, from, bytes);
     from += bytes;
   });

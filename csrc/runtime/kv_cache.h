@@ -1,4 +1,9 @@
 // The paged KV cache: for each rank [slab][layer][head of the rank] { K, V } [block of the slab].
+// A block holds the layers of one group, whichever: all groups place their layers at the beginning
+// of a block, so any block can serve any of them, and a block is as large as the largest group
+// needs. Where the layers of groups differ in shape, the blocks of a slab would overlap in this
+// order, and the order is [slab][block of the slab][layer][head of the rank] { K, V } instead.
+//
 // Its address space is reserved once, and the address of a block never changes. Memory is allocated
 // slab by slab: between steps for what the next step could use, otherwise when a step needs it.
 #pragma once
@@ -12,11 +17,12 @@ namespace cpuserve {
 
 class KvCache {
  public:
-  KvCache(const std::vector<KvShape>& layers, int64_t num_blocks, KvType type,
+  KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvType type,
           const Ranks& ranks = 1);
 
   // The location of each KV head of a layer, [kv_heads]. The heads of one rank have equal entries.
   const KvLayer* heads(Id layer) const { return heads_[static_cast<size_t>(layer)].data(); }
+  int32_t group(Id layer) const { return groups_[static_cast<size_t>(layer)]; }
   int64_t num_blocks() const { return num_blocks_; }
   KvType type() const { return type_; }
   // By rank. The arena of a rank without heads is empty.
@@ -39,23 +45,28 @@ class KvCache {
   // Returns the bytes for which memory has been allocated.
   size_t committed() const;
 
-  // Copies the contents of `block`, layer by layer. Only caches with equal layers and type can
-  // exchange these bytes. They do not depend on the number of the block.
+  // Copies the contents of `block`, which belongs to `group`, layer by layer, and zeros for what
+  // the group does not use. Only caches with equal layers and type can exchange these bytes. They
+  // do not depend on the number of the block.
   size_t block_bytes() const { return block_bytes_; }
-  void read_block(int64_t block, uint8_t* to) const;
-  void write_block(int64_t block, const uint8_t* from);
+  void read_block(int64_t block, int32_t group, uint8_t* to) const;
+  void write_block(int64_t block, int32_t group, const uint8_t* from);
 
  private:
-  void place_rank(const Ranks& ranks, int rank);
+  void place_rank(const Ranks& ranks, int rank, int32_t groups);
   size_t slab_bytes(size_t rank, int64_t blocks) const;  // of slabs that hold the first `blocks`
   bool list_pages(size_t rank, size_t begin, size_t end, size_t most);
   void commit_listed(Team& team);
 
+  template <class Copy>
+  void each_half(int64_t block, int32_t group, const Copy& copy) const;
+
   int64_t num_blocks_, used_ = 0;
   size_t block_bytes_ = 0;
   KvType type_;
+  std::vector<int32_t> groups_;               // by layer
   std::vector<Buffer> arenas_;                // by rank, as the next three
-  std::vector<size_t> rank_bytes_;            // of a block
+  std::vector<size_t> rank_bytes_;            // of a block, whatever its group
   std::vector<std::vector<bool>> committed_;  // huge pages
   std::vector<std::vector<size_t>> pages_;    // pages that get memory next
   std::vector<bool> has_memory_;              // slabs

@@ -54,6 +54,7 @@ constexpr Name<Score> kScores[] = {{"softmax", Score::softmax},
                                    {"chosen_softmax", Score::chosen_softmax}};
 // Expert ids are stored in rows of floats, which are exact far beyond this.
 constexpr int32_t kMostExperts = 4096;
+constexpr int32_t kMostGroups = 255;  // of layers; a step has a block table for each
 
 template <class E, size_t N>
 E parse(const Name<E> (&names)[N], const std::string& text, const char* what) {
@@ -167,19 +168,22 @@ Id Program::add_vector(std::string name, int64_t count) {
   return last_id(vectors_.size());
 }
 
-Id Program::add_kv_layer(int32_t kv_heads, int32_t head_dim) {
+Id Program::add_kv_layer(int32_t kv_heads, int32_t head_dim, int32_t group) {
   check_argument(kv_heads >= 1 && head_dim >= 1, "a KV layer cannot have ", kv_heads, " heads of ",
                  head_dim, " dimensions; both must be at least 1");
   check_argument(head_dim <= kMaxHeadDim, "head_dim ", head_dim, " is above the limit of ",
                  kMaxHeadDim);
-  kv_layers_.push_back({kv_heads, head_dim, static_cast<int32_t>(round_up(head_dim, 16))});
+  check_argument(group >= 0 && group <= kMostGroups, "KV layer ", kv_layers_.size(),
+                 " cannot be in group ", group, "; groups are 0 to ", kMostGroups);
+  cache_groups_ = std::max(cache_groups_, group + 1);
+  kv_layers_.push_back({kv_heads, head_dim, static_cast<int32_t>(round_up(head_dim, 16)), group});
   return last_id(kv_layers_.size());
 }
 
 const Value& Program::value(Id id) const { return at(values_, id, "value"); }
 const Matrix& Program::matrix(Id id) const { return at(matrices_, id, "matrix"); }
 const Vector& Program::vector(Id id) const { return at(vectors_, id, "vector"); }
-const KvShape& Program::kv_layer(Id id) const { return at(kv_layers_, id, "KV layer"); }
+const CacheLayer& Program::kv_layer(Id id) const { return at(kv_layers_, id, "KV layer"); }
 
 const Value& Program::f32_value(Id id, const char* role) const {
   const Value& v = value(id);
@@ -382,7 +386,7 @@ void Program::combine(const CombineOp& op) {
 }
 
 void Program::rope_store(const RopeStoreOp& op) {
-  const KvShape& kv = kv_layer(op.layer);
+  const CacheLayer& kv = kv_layer(op.layer);
   check_tokens("rope_store_kv", {op.qkv, op.q});
   const Value& qkv = f32_value(op.qkv, "rope_store_kv qkv");
   check_argument(op.q_heads >= 1 && op.q_heads % kv.kv_heads == 0, "rope_store_kv: ", op.q_heads,
@@ -408,7 +412,7 @@ void Program::rope_store(const RopeStoreOp& op) {
 }
 
 void Program::attention(const AttentionOp& op) {
-  const KvShape& kv = kv_layer(op.layer);
+  const CacheLayer& kv = kv_layer(op.layer);
   check_argument(op.q_heads >= 1 && op.q_heads % kv.kv_heads == 0, "attention: ", op.q_heads,
                  " query heads over ", kv.kv_heads, " KV heads");
   check_argument(value(op.q).width == int64_t{op.q_heads} * kv.hd_pad, "attention: q has width ",
@@ -471,11 +475,12 @@ int64_t Program::weight_bytes() const {
 }
 
 int64_t Program::kv_block_bytes(KvType type) const {
-  int64_t bytes = 0;
-  for (const KvShape& s : kv_layers_) {
-    bytes += int64_t{2} * s.kv_heads * static_cast<int64_t>(kv_half_bytes(type, s.hd_pad));
+  std::vector<int64_t> bytes(static_cast<size_t>(cache_groups_));
+  for (const CacheLayer& s : kv_layers_) {
+    bytes[static_cast<size_t>(s.group)] +=
+        int64_t{2} * s.kv_heads * static_cast<int64_t>(kv_half_bytes(type, s.hd_pad));
   }
-  return bytes;
+  return *std::max_element(bytes.begin(), bytes.end());
 }
 
 }  // namespace cpuserve

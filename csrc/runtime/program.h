@@ -55,8 +55,11 @@ struct Vector {
   Id packed_from = kNone;
 };
 
-struct KvShape {
+// What one attention layer keeps: keys and values of these heads, in the blocks of its group. Each
+// group has its own block tables.
+struct CacheLayer {
   int32_t kv_heads, head_dim, hd_pad;
+  int32_t group = 0;
 };
 
 struct EmbedOp {
@@ -154,7 +157,7 @@ class Program {
   size_t packed_bytes(WeightKind kind, int64_t n,
                       int64_t k) const;  // of a matrix that is not added
   Id add_vector(std::string name, int64_t count);
-  Id add_kv_layer(int32_t kv_heads, int32_t head_dim);
+  Id add_kv_layer(int32_t kv_heads, int32_t head_dim, int32_t group = 0);
 
   void embed(Id out, Id matrix, float scale);
   void position_embed(Id x, Id table, int64_t rows, int64_t offset);
@@ -180,7 +183,7 @@ class Program {
   const std::vector<Value>& values() const { return values_; }
   const std::vector<Matrix>& matrices() const { return matrices_; }
   const std::vector<Vector>& vectors() const { return vectors_; }
-  const std::vector<KvShape>& kv_layers() const { return kv_layers_; }
+  const std::vector<CacheLayer>& kv_layers() const { return kv_layers_; }
   const std::vector<Op>& ops() const { return ops_; }
 
   int64_t embed_rows() const { return embed_rows_; }      // token ids must be below it
@@ -188,14 +191,15 @@ class Program {
   int64_t adapters() const { return adapters_; }          // of an adapter op; 0 = there is none
   int64_t hidden_width() const { return hidden_width_; }  // of a hidden op; 0 = there is none
   int64_t max_positions() const { return max_positions_; }
+  int32_t cache_groups() const { return cache_groups_; }  // at least 1
   int64_t weight_bytes() const;
-  int64_t kv_block_bytes(KvType type) const;
+  int64_t kv_block_bytes(KvType type) const;  // that a block of any group fits
 
  private:
   const Value& value(Id id) const;
   const Matrix& matrix(Id id) const;
   const Vector& vector(Id id) const;
-  const KvShape& kv_layer(Id id) const;
+  const CacheLayer& kv_layer(Id id) const;
   const Value& f32_value(Id id, const char* role) const;
   struct Experts {
     int32_t count, chosen;
@@ -213,9 +217,10 @@ class Program {
   std::vector<Value> values_;
   std::vector<Matrix> matrices_;
   std::vector<Vector> vectors_;
-  std::vector<KvShape> kv_layers_;
+  std::vector<CacheLayer> kv_layers_;
   std::vector<Op> ops_;
   int64_t embed_rows_ = 0, vocab_ = 0, hidden_width_ = 0, adapters_ = 0;
+  int32_t cache_groups_ = 1;
   int64_t max_positions_ = INT32_MAX;
 };
 

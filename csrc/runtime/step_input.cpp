@@ -9,8 +9,9 @@ namespace cpuserve {
 namespace {
 
 constexpr int64_t kHeader = 8;
-constexpr int64_t kAdapters = 5;  // its word that counts the entries of adapters
-constexpr int64_t kDrafts = 7;    // that of row_draft
+// Its words that count the entries of adapters, the groups of layers behind the first one, and the
+// entries of row_draft.
+constexpr int64_t kAdapters = 5, kMoreGroups = 6, kDrafts = 7;
 
 class Reader {
  public:
@@ -54,8 +55,11 @@ void check_sequence(const StepInput& in, const StepLimits& limits, int64_t s) {
                    ", but sequence ", s, " is at ", keys - queries + i);
     check_range("token_ids", t, in.token_ids[t], 0, limits.embed_rows);
   }
-  for (int64_t b = in.table_start[s]; b < in.table_start[s + 1]; b++) {
-    check_range("block_tables", b, in.block_tables[b], 0, limits.num_blocks);
+  for (int64_t g = 0; g < limits.groups; g++) {
+    for (int64_t b = g * in.blocks + in.table_start[s]; b < g * in.blocks + in.table_start[s + 1];
+         b++) {
+      check_range("block_tables", b, in.block_tables[b], 0, limits.num_blocks);
+    }
   }
 }
 
@@ -112,7 +116,7 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   in.tokens = header[0];
   in.seqs = header[1];
   in.rows = header[2];
-  const int64_t blocks = header[3], adapters = header[kAdapters];
+  const int64_t blocks = in.blocks = header[3], adapters = header[kAdapters];
   check_argument(in.tokens >= 1 && in.tokens <= limits.max_tokens, "a step must have 1 to ",
                  limits.max_tokens, " tokens, not ", in.tokens);
   check_argument(in.seqs >= 1 && in.seqs <= limits.max_seqs, "a step must have 1 to ",
@@ -122,6 +126,9 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   check_argument(in.rows == 0 || limits.vocab > 0 || limits.hidden,
                  "the step has rows, but this program has neither a logits nor a hidden op");
   check_argument(blocks >= 0, "a step cannot have ", blocks, " blocks");
+  check_argument(header[kMoreGroups] == limits.groups - 1, "the step has block tables for ",
+                 int64_t{header[kMoreGroups]} + 1, " groups of layers, but the program has ",
+                 limits.groups);
   check_argument(adapters == 0 || adapters == in.seqs, "a step of ", in.seqs,
                  " sequences cannot have ", adapters, " adapters: it has one for each, or none");
   const int64_t drafts = header[kDrafts];
@@ -133,7 +140,7 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   in.query_start = reader.take(in.seqs + 1);
   in.kv_len = reader.take(in.seqs);
   in.table_start = reader.take(in.seqs + 1);
-  in.block_tables = reader.take(blocks);
+  in.block_tables = reader.take(limits.groups * blocks);
   in.adapters = adapters > 0 ? reader.take(adapters) : nullptr;
   in.row_token = reader.take(in.rows);
   in.row_slot = reader.take(in.rows);

@@ -15,7 +15,8 @@ struct StepInput {
   const int32_t *token_ids, *positions;                        // [tokens]
   const int32_t* query_start;                                  // [seqs + 1]
   const int32_t* kv_len;                                       // [seqs] keys after this step
-  const int32_t *table_start, *block_tables;                   // [seqs + 1], [table_start[seqs]]
+  int64_t blocks;                                              // of all tables of one group
+  const int32_t *table_start, *block_tables;                   // [seqs + 1], [groups][blocks]
   const int32_t* adapters;                                     // [seqs], or none
   const int32_t *row_token, *row_slot, *row_target, *row_top;  // [rows]
   const int32_t* row_draft;                                    // [rows], or null without drafts
@@ -26,8 +27,9 @@ struct StepInput {
 
 struct StepLimits {
   int64_t max_tokens, max_seqs, max_positions, num_blocks, num_slots, embed_rows, vocab, max_top;
-  bool hidden;       // the program gives vectors of rows instead of logits
-  int64_t adapters;  // that sequences may name
+  bool hidden;         // the program gives vectors of rows instead of logits
+  int64_t adapters;    // that sequences may name
+  int64_t groups = 1;  // of layers, each with block tables of its own
 };
 
 // Throws std::invalid_argument that names the first index out of range, before anything runs.

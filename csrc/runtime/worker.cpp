@@ -145,7 +145,7 @@ void Executor::Worker::operator()(const RopeStoreOp& op) noexcept {
   args.k_norm = vector(op.k_norm);
   args.eps = op.eps;
   args.positions = e.input_.positions;
-  args.slots = e.slots_.data();
+  args.slots = e.slots_.data() + e.kv_.group(op.layer) * e.program_->max_tokens();
   args.m0 = rows.begin;
   args.m1 = rows.end;
   e.table_->rope_store(args);
@@ -163,7 +163,7 @@ void Executor::Worker::attend(const AttentionOp& op, const AttentionUnit& u) noe
   args.rows = u.rows;
   args.t0 = in.query_start[u.seq];
   args.pos0 = in.positions[args.t0];
-  args.block_table = in.block_tables + in.table_start[u.seq];
+  args.block_table = in.block_tables + e.kv_.group(op.layer) * in.blocks + in.table_start[u.seq];
   args.chunk0 = u.chunk0;
   args.chunk1 = u.chunk1;
   args.window = op.window;

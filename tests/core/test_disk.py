@@ -40,7 +40,7 @@ def entries_of(cache, tokens, salt=""):
     index.name(chain, tokens, count)
     entries = []
     for block in range(count):
-        entry = index.insert(chain, block)
+        entry = index.insert(chain, [block])
         chain.advance(entry)
         entries.append(entry)
     return chain, entries

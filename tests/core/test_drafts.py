@@ -254,7 +254,7 @@ def test_rejected_drafts_give_their_blocks_back_and_none_is_preempted_for_them(m
         for chunk in batch.chunks:
             grown = max(grown, chunk.start + len(chunk.token_ids))
         for running in engine.scheduler.running:
-            assert len(running.block_table) == engine.kv.blocks_for(running.num_computed)
+            assert len(running.tables[0]) == engine.kv.blocks_for(running.num_computed)
     assert grown > 12
     assert (request.num_preemptions, other.num_preemptions) == (0, 0)
     assert engine.outputs[0] == reference(PROMPT[:5], request.params, request.seed, 20)

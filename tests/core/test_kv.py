@@ -2,9 +2,10 @@
 
 import pytest
 
+from cpuserve.config.cache_groups import CacheUse
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.pool import BlockPool
-from cpuserve.core.kv.prefix import FORGOTTEN, PrefixChain, PrefixIndex, PrefixMatch
+from cpuserve.core.kv.prefix import PrefixChain, PrefixIndex, PrefixMatch
 
 
 def test_pool_gives_low_ids_first_and_reuses_the_block_freed_last():
@@ -53,29 +54,29 @@ def test_blocks_for_rounds_up(tokens, blocks):
 
 
 def test_grow_takes_what_is_missing_or_nothing():
-    kv, table = KvManager(4, 32), []
-    assert kv.grow(table, 40)
-    assert len(table) == 2
-    assert kv.grow(table, 64)
-    assert len(table) == 2
-    assert not kv.grow(table, 32 * 5)
+    kv, tables = KvManager(4, 32), [[]]
+    assert kv.grow(tables, 40)
+    assert len(tables[0]) == 2
+    assert kv.grow(tables, 64)
+    assert len(tables[0]) == 2
+    assert not kv.grow(tables, 32 * 5)
     assert not kv.can_admit(PrefixMatch(), 32 * 2, spare=1)
     assert kv.can_admit(PrefixMatch(), 32 * 2)
-    assert (len(table), kv.num_free, kv.usage) == (2, 2, 0.5)
-    assert kv.grow(table, 32 * 4)
-    kv.check_invariants([table])
-    kv.free(table)
-    assert (table, kv.num_free, kv.usage) == ([], 4, 0.0)
+    assert (len(tables[0]), kv.num_free, kv.usage) == (2, 2, 0.5)
+    assert kv.grow(tables, 32 * 4)
+    kv.check_invariants([tables])
+    kv.free(tables)
+    assert (tables, kv.num_free, kv.usage) == ([[]], 4, 0.0)
     kv.check_invariants([])
 
 
 def fill(kv, tokens, salt="", computed=True):
     """Return (block table, chain) of a sequence that has computed `tokens`."""
-    table, chain = [], PrefixChain(salt)
-    kv.adopt(table, chain, kv.match_prefix(chain, tokens))
-    assert kv.grow(table, len(tokens))
-    kv.publish(table, chain, tokens, len(tokens), computed=computed)
-    return table, chain
+    tables, chain = kv.new_tables(), PrefixChain(salt)
+    kv.adopt(tables, chain, kv.match_prefix(chain, tokens))
+    assert kv.grow(tables, len(tokens))
+    kv.publish(tables, chain, tokens, len(tokens), computed=computed)
+    return tables[0], chain
 
 
 def hit(kv, tokens, salt=""):
@@ -111,13 +112,13 @@ def test_published_blocks_are_shared_and_outlive_their_sequence():
     second, _ = fill(kv, [*tokens[:8], 50, 51, 52])
     assert second[:2] == first[:2]
     assert second[2] != first[2], "the block of 8 and 9 is not full"
-    kv.check_invariants([first, second])
-    kv.free(first)
-    kv.free(second)
+    kv.check_invariants([[first], [second]])
+    kv.free([first])
+    kv.free([second])
     assert (kv.num_free, kv.num_cached) == (8, 2)
     third, _ = fill(kv, tokens)
     assert third[:2] == [0, 1]
-    kv.check_invariants([third])
+    kv.check_invariants([[third]])
 
 
 @pytest.mark.parametrize(("length", "blocks"), [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2)])
@@ -155,52 +156,52 @@ def test_caching_turned_off_shares_nothing():
     kv = KvManager(8, 2, prefix_caching=False)
     table, _ = fill(kv, [1, 2, 3, 4])
     assert hit(kv, [1, 2, 3, 4, 5]) == []
-    kv.free(table)
+    kv.free([table])
     assert kv.num_cached == 0
 
 
 def test_content_computed_twice_is_kept_once():
     kv = KvManager(8, 2)
     one, other, chain = [], [], PrefixChain()
-    kv.grow(one, 4)
-    kv.grow(other, 4)
-    kv.publish(one, PrefixChain(), [1, 2, 3, 4], 4, computed=False)
-    kv.publish(other, chain, [1, 2, 3, 4], 4, computed=False)
+    kv.grow([one], 4)
+    kv.grow([other], 4)
+    kv.publish([one], PrefixChain(), [1, 2, 3, 4], 4, computed=False)
+    kv.publish([other], chain, [1, 2, 3, 4], 4, computed=False)
     assert other == [2, 3], "the sequence lost blocks that it still has to write"
-    kv.publish(other, chain, [1, 2, 3, 4], 4, computed=True)
+    kv.publish([other], chain, [1, 2, 3, 4], 4, computed=True)
     assert one == other == [0, 1]
     assert kv.num_free == 6
-    kv.check_invariants([one, other])
+    kv.check_invariants([[one], [other]])
 
 
 def test_sequence_catches_up_with_what_was_published_after_it_started():
     kv = KvManager(16, 2)
     tokens = list(range(9))
     late, chain = [], PrefixChain()
-    kv.grow(late, 9)
+    kv.grow([late], 9)
     early, _ = fill(kv, tokens)
-    assert kv.catch_up(late, chain, tokens, 1) == 0, "not at the end of a block"
-    assert kv.catch_up(late, chain, tokens, 0) == 8
+    assert kv.catch_up([late], chain, tokens, 1) == 0, "not at the end of a block"
+    assert kv.catch_up([late], chain, tokens, 0) == 8
     assert late[:4] == early[:4]
     assert late[4] != early[4]
-    kv.check_invariants([early, late])
+    kv.check_invariants([[early], [late]])
 
 
 def test_evicted_prefix_is_not_found_and_the_end_goes_first():
     kv = KvManager(4, 2)
     tokens = [1, 2, 3, 4, 5, 6, 7, 8]
     table, _ = fill(kv, tokens)
-    kv.free(table)
-    kv.grow([], 2)
+    kv.free([table])
+    kv.grow([[]], 2)
     assert len(hit(kv, [*tokens, 9])) == 3
-    kv.grow([], 2)
+    kv.grow([[]], 2)
     assert len(hit(kv, [*tokens, 9])) == 2
 
 
 def test_admission_does_not_count_a_cached_block_twice():
     kv = KvManager(4, 2)
     table, _ = fill(kv, [1, 2, 3, 4])
-    kv.free(table)
+    kv.free([table])
     match = kv.match_prefix(PrefixChain(), [1, 2, 3, 4, 5])
     assert (match.num_tokens, kv.num_free) == (4, 4)
     assert kv.can_admit(match, 8)
@@ -237,7 +238,7 @@ def test_colliding_parent_does_not_lend_its_children():
     other, chain = fill(kv, [7, 8, 3, 4], "salt " * 4)
     assert len(set(firsts)) == 2
     assert chain.num_entries == 0, "a block whose parent has no entry got an entry"
-    kv.check_invariants([[0, 1], other])
+    kv.check_invariants([[[0, 1]], [other]])
     assert len(hit(kv, [1, 2, 3, 4, 5], "salt " * 4)) == 2
     assert hit(kv, [7, 8, 3, 4, 5], "salt " * 4) == []
 
@@ -255,12 +256,12 @@ def test_failed_step_unpublishes_and_nothing_follows_a_forgotten_block():
     table, chain = fill(kv, [1, 2, 3, 4], computed=False)
     kv.unpublish(table[1:])
     assert hit(kv, [1, 2, 3, 4, 5]) == table[:1]
-    assert chain.last.block == FORGOTTEN
-    kv.grow(table, 6)
-    kv.publish(table, chain, [1, 2, 3, 4, 5, 6], 6, computed=True)
+    assert chain.last.forgotten
+    kv.grow([table], 6)
+    kv.publish([table], chain, [1, 2, 3, 4, 5, 6], 6, computed=True)
     assert chain.num_entries == 2
-    kv.check_invariants([table])
-    kv.free(table)
+    kv.check_invariants([[table]])
+    kv.free([table])
     assert (kv.num_free, kv.num_cached) == (16, 1)
 
 
@@ -271,27 +272,27 @@ def test_unpublishing_its_own_leaves_what_a_sequence_found():
     assert table[0] == found[0]
     kv.unpublish_own(chain)
     assert hit(kv, [1, 2, 3, 4, 5]) == found
-    kv.check_invariants([found, table])
+    kv.check_invariants([[found], [table]])
 
 
 def test_unpublishing_its_own_leaves_what_is_in_its_old_block_now():
     kv = KvManager(2, 2)
     table, chain = fill(kv, [1, 2, 3, 4])
-    kv.free(table)
+    kv.free([table])
     others, _ = fill(kv, [5, 6, 7, 8])
     kv.unpublish_own(chain)
     assert hit(kv, [5, 6, 7, 8, 9]) == others
-    kv.check_invariants([others])
+    kv.check_invariants([[others]])
 
 
 def test_clear_forgets_every_prefix_and_frees_no_used_block():
     kv = KvManager(8, 2)
     table, _ = fill(kv, [1, 2, 3, 4])
     other, _ = fill(kv, [5, 6])
-    kv.free(other)
+    kv.free([other])
     kv.clear_prefixes()
     assert (len(kv.index), kv.num_cached, kv.num_free) == (0, 0, 6)
-    kv.check_invariants([table])
+    kv.check_invariants([[table]])
 
 
 @pytest.mark.parametrize(
@@ -300,25 +301,25 @@ def test_clear_forgets_every_prefix_and_frees_no_used_block():
 )
 def test_slide_frees_the_blocks_that_no_later_token_sees(num_tokens, gone):
     """Token n attends to keys n - 5 .. n; a block of 4 is freed when no later token needs it."""
-    kv, table = KvManager(8, 4, window=6), []
+    kv, table = KvManager(8, 4, use=CacheUse((6,), 0, 4)), []
     assert all((4 * block + 3 < num_tokens - 5) == (block < gone) for block in range(5)), (
         "the case itself"
     )
-    kv.grow(table, 20)
-    kv.slide(table, num_tokens)
+    kv.grow([table], 20)
+    kv.slide([table], num_tokens)
     assert table == [kv.gone] * gone + list(range(gone, 5))
     assert kv.num_free == 3 + gone
-    kv.check_invariants([table])
-    kv.slide(table, num_tokens)
+    kv.check_invariants([[table]])
+    kv.slide([table], num_tokens)
     assert kv.num_free == 3 + gone, "blocks outside the window were freed twice"
-    kv.free(table)
+    kv.free([table])
     kv.check_invariants([])
 
 
 def test_without_a_window_nothing_slides():
     kv, table = KvManager(8, 4), []
-    kv.grow(table, 20)
-    kv.slide(table, 20)
+    kv.grow([table], 20)
+    kv.slide([table], 20)
     assert table == [0, 1, 2, 3, 4]
 
 
@@ -326,43 +327,135 @@ def slid(kv, tokens):
     """Return (block table, chain) of a sequence that has computed `tokens` one by one."""
     table, chain = [], PrefixChain()
     for count in range(1, len(tokens) + 1):
-        assert kv.grow(table, count)
-        kv.publish(table, chain, tokens, count, computed=True)
-        kv.slide(table, count)
+        assert kv.grow([table], count)
+        kv.publish([table], chain, tokens, count, computed=True)
+        kv.slide([table], count)
     return table, chain
 
 
-def test_what_a_window_has_left_is_evicted_after_what_continues_it():
-    kv = KvManager(8, 2, window=4)
+def served(kv, tokens):
+    """Return how many of `tokens` a new sequence of them, and one more, would find."""
+    return kv.match_prefix(PrefixChain(), [*tokens, 99]).num_tokens
+
+
+def test_a_window_serves_a_prefix_with_its_last_blocks():
+    """What it has left is evicted first, and takes nothing from the end of the prefix."""
+    kv = KvManager(8, 2, use=CacheUse((4,), 0, 2))
     tokens = list(range(16))
     table, _ = slid(kv, tokens)
-    kv.free(table)
-    for left in range(7, 0, -1):
+    kv.free([table])
+    assert hit(kv, [*tokens, 99]) == [6, 7]
+    for _ in range(6):
+        assert served(kv, tokens) == 16
         assert kv.pool.take(1)
         kv.index.check_invariants()
-        assert len(hit(kv, [*tokens, 99])) == left
+    assert served(kv, tokens) == 16
+    assert kv.pool.take(1) == [7]
+    assert served(kv, tokens) == 0, "the end of a prefix is evicted first"
+    assert kv.pool.take(1) == [6]
+    assert len(kv.index) == 0, "entries without blocks stay in the index"
 
 
-def test_a_prefix_can_be_published_again_after_its_room_was_needed():
-    """While the sequence runs, only it can reach the blocks in its window."""
-    kv = KvManager(8, 2, window=4)
+def test_a_prefix_gets_back_the_blocks_that_it_has_lost():
+    kv = KvManager(8, 2, use=CacheUse((4,), 0, 2))
     tokens = list(range(12))
-    table, chain = slid(kv, tokens)
+    table, _ = slid(kv, tokens)
     assert kv.num_cached == 4
     others = kv.pool.take(4)  # two free blocks, then two of the four that the window has left
-    assert len(hit(kv, [*tokens, 99])) == 2
+    assert (served(kv, tokens), served(kv, tokens[:6])) == (12, 0)
     kv.pool.release(others)
-    kv.check_invariants([table])
-    again, again_chain = [], PrefixChain()
-    kv.adopt(again, again_chain, kv.match_prefix(again_chain, [*tokens, 99]))
-    assert kv.grow(again, 8)
-    kv.publish(again, again_chain, [*tokens, 99], 8, computed=True)
-    assert len(hit(kv, [*tokens, 99])) == 4
-    kv.check_invariants([table, again])
-    assert chain.last.block == FORGOTTEN, "new blocks are reachable from entries that were evicted"
-    kv.free(table)
-    kv.free(again)
+    kv.check_invariants([[table]])
+    again, _ = fill(kv, tokens[:6])
+    assert served(kv, tokens[:6]) == 6
+    assert again[2] == 2, "the block that the prefix had kept is not shared"
+    kv.check_invariants([[table], [again]])
+    kv.free([table])
+    kv.free([again])
     kv.check_invariants([])
+
+
+def mixed(num_blocks=24, windows=(0, 4)):
+    """A manager of blocks of 2 tokens with a group that keeps all, and one with a window of 4."""
+    return KvManager(num_blocks, 2, use=CacheUse(windows, 4, 2))
+
+
+def run(kv, tokens, others=()):
+    """Return (tables, chain) of a sequence that computes `tokens` in chunks of 4 at most."""
+    tables, chain = kv.new_tables(), PrefixChain()
+    match = kv.match_prefix(chain, tokens)
+    assert kv.can_admit(match, len(tokens))
+    kv.adopt(tables, chain, match)
+    assert kv.grow(tables, len(tokens), match.num_tokens)
+    at = match.num_tokens
+    while at < len(tokens):
+        end = min(at + 4, kv.reach(tables, at, len(tokens)))
+        assert end > at
+        kv.publish(tables, chain, tokens, end, computed=False)
+        at = end
+        kv.publish(tables, chain, tokens, at, computed=True)
+        kv.reach(tables, at, len(tokens))
+        kv.check_invariants([*others, tables])
+    return tables, chain
+
+
+def test_a_long_prompt_holds_window_blocks_for_one_chunk_only():
+    kv = mixed()
+    tokens = list(range(36))
+    assert kv.needs(36) == 18 + 4
+    tables, _ = run(kv, tokens)
+    full, window = tables
+    assert kv.gone not in full
+    assert window.count(kv.gone) == 16, "the window of the last token is 32 to 35, of the next 33"
+    assert len(kv.held(tables)) == 18 + 2
+    kv.free(tables)
+    assert (kv.num_free, kv.usage) == (24, 0.0)
+
+
+@pytest.mark.parametrize(("num_blocks", "tokens"), [(23, 38), (22, 36), (8, 8), (9, 10), (10, 12)])
+def test_a_request_is_as_long_as_all_groups_together_hold(num_blocks, tokens):
+    kv = mixed(num_blocks)
+    assert kv.use.most_tokens(num_blocks, 1000) == tokens
+    run(kv, list(range(tokens)))
+
+
+def test_a_mixed_prefix_ends_where_every_group_can_serve_it():
+    kv = mixed()
+    tokens = list(range(16))
+    tables, _ = run(kv, tokens)
+    kv.free(tables)
+    assert served(kv, tokens) == 16
+    match = kv.match_prefix(PrefixChain(), [*tokens, 99])
+    assert [table.count(kv.gone) for table in match.tables] == [0, 6]
+    kv._evicted(match.tables[1][-1])  # as if its memory had been needed
+    kv.pool.drop(match.tables[1][-1])
+    assert served(kv, tokens) == 14, "only the last two tokens have lost something"
+    kv.check_invariants([])
+
+
+def test_evicting_a_block_of_a_group_that_keeps_all_evicts_the_entry_and_what_follows():
+    kv = mixed()
+    tokens = list(range(16))
+    tables, _ = run(kv, tokens)
+    last = [table[-1] for table in tables]
+    kv.free(tables)
+    while kv.index.entry(last[0]) is not None:
+        kv.pool.release(kv.pool.take(kv.num_free - kv.num_cached + 1))
+        kv.check_invariants([])
+        assert served(kv, tokens) % 2 == 0
+    assert kv.index.entry(last[1]) is None
+
+
+def test_groups_of_one_prompt_share_and_catch_up_together():
+    kv = mixed()
+    tokens = list(range(12))
+    late, late_chain = kv.new_tables(), PrefixChain()
+    assert kv.grow(late, 13)
+    early, _ = run(kv, tokens, [late])
+    assert kv.catch_up(late, late_chain, [*tokens, 99], 0) == 12
+    assert late[0][:6] == early[0]
+    assert late[1][:4] == [kv.gone] * 4
+    assert late[1][4:6] == early[1][4:6]
+    kv.check_invariants([early, late])
 
 
 def test_making_room_spares_the_prefix_that_is_about_to_be_used():
@@ -386,5 +479,5 @@ def test_content_that_was_computed_from_wrong_keys_is_forgotten_too():
     other, _ = fill(kv, [1, 2, 3, 4, 5, 6], computed=False)
     kv.unpublish(table[1:])
     assert hit(kv, [1, 2, 3, 4, 5, 6, 7]) == table[:1]
-    kv.check_invariants([table, other])
+    kv.check_invariants([[table], [other]])
     assert len(kv.index) == 1

@@ -166,7 +166,7 @@ def test_check_invariants_sees_damage(damage):
     if damage == "slot":
         scheduler.running[0].slot = scheduler.running[1].slot
     elif damage == "block":
-        scheduler.running[0].block_table.pop()
+        scheduler.running[0].tables[0].pop()
     elif damage == "order":
         scheduler.running.reverse()
     else:
@@ -226,7 +226,7 @@ def test_equal_prompts_share_all_full_blocks_but_the_last_token():
     for number in range(3):
         scheduler.add(request(number, 0, max_tokens=3, prompt=list(PREFIX)))
     assert step(scheduler, model)[0] == [12, 4, 4]
-    tables = [r.block_table for r in scheduler.running]
+    tables = [r.tables for r in scheduler.running]
     assert tables[0] == tables[1] == tables[2], "equal blocks were kept more than once"
     scheduler.check_invariants()
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import hypothesis.strategies as st
+import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     Bundle,
@@ -21,6 +22,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from cpuserve.config.cache_groups import CacheUse
 from cpuserve.core.admission import Limits, check_request, output_limit
 from cpuserve.core.drafts import Drafter
 from cpuserve.core.kv.disk import SEED_BYTES, DiskCache
@@ -42,7 +44,9 @@ from tests.helpers.fake_executor import (
     next_token,
     reference,
     score,
+    stored,
     top,
+    widest,
 )
 
 EOS = frozenset(range(0, VOCAB, 40))
@@ -77,12 +81,17 @@ PROMPTS = st.one_of(
 )
 
 
+def tokens_of(data, group):
+    """The content of a block of `group` without what tells its group."""
+    return (np.frombuffer(data, np.int32) - stored(0, group)).tobytes()
+
+
 class WrittenDisk(DiskCache):
     """Writes each file before `put` returns, so that every run has the same files."""
 
-    def put(self, entry, data, wait_s=0.0):
-        taken = super().put(entry, data, 5.0)
-        while entry.key in self._pending:
+    def put(self, entry, data, wait_s=0.0, group=0):
+        taken = super().put(entry, data, 5.0, group)
+        while self._pending:
             time.sleep(1e-5)
         return taken
 
@@ -106,18 +115,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         disk_bytes=st.sampled_from([None, 1 << 20, 1 << 20, 5000]),
         restore_s=st.sampled_from([0.0, 1e-3, 0.02, 0.5]),
         moving_s=st.sampled_from([1.0, 1e-9]),
-        window=st.sampled_from([0, 0, 0, 1, 3, 6, 33]),
+        windows=st.sampled_from(
+            [(0,), (0,), (1,), (3,), (6,), (33,), (0, 5), (4, 0, 4), (9, 3), (0, 0), (0, 1)]
+        ),
         drafts=st.sampled_from([None, (1, 1, 1), (3, 1, 2), (5, 2, 4), (12, 1, 3)]),
     )
     def start(self, **options):
         self.options = options
-        self.window = options["window"]
+        self.windows = options["windows"]
+        self.window = widest(self.windows)
         self.directory = tempfile.TemporaryDirectory(prefix="cpuserve-")
         # Files have no parents to compare, only their names: those may not collide.
         if options["disk_bytes"] is not None:
             options["digest"] = sha256
             (claim(Path(self.directory.name)) / "seed").write_bytes(bytes(SEED_BYTES))
-        self.limits = Limits(60, options["num_blocks"] * options["block_size"], VOCAB)
         self.added: dict[int, Request] = {}
         self.aborted: set[int] = set()
         self.finished: dict[int, str] = {}
@@ -130,15 +141,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks, block_size = options["num_blocks"], options["block_size"]
         max_num_seqs, budget = options["max_num_seqs"], options["budget"]
         # one block more, which stands for those that have left the window and is never written
-        self.model = FakeModel(num_blocks + 1, block_size, max_num_seqs, budget, self.window)
+        self.model = FakeModel(num_blocks + 1, block_size, max_num_seqs, budget, self.windows)
         self.kv = KvManager(
             num_blocks,
             block_size,
             prefix_caching=options["prefix_caching"],
             digest=options["digest"],
             offload=self.make_offload(),
-            window=self.window,
+            use=CacheUse(self.windows, budget, block_size),
         )
+        self.limits = Limits(60, self.kv.use.most_tokens(num_blocks, 60), VOCAB)
         self.scheduler = Scheduler(
             self.kv,
             self.model,
@@ -474,15 +486,21 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_sliding_window_holds_no_more_than_it_covers(self):
-        if not hasattr(self, "scheduler") or not self.window:
+        if not hasattr(self, "scheduler") or not any(self.windows):
             return
         assert set(self.model.kv[self.kv.gone]) == {NOTHING}, "the stand-in was written"
-        for request in self.scheduler.running:
+        sliding = [
+            (request, table, window)
+            for request in self.scheduler.running
+            for table, window in zip(request.tables, self.windows, strict=True)
+            if window
+        ]
+        for request, table, window in sliding:
             # what it covers, what is still to be computed, and ends of blocks
             rest = len(request.token_ids) + 1 - request.num_computed
-            most = self.kv.blocks_for(self.window + rest) + 2
+            most = self.kv.blocks_for(window + rest) + 2
             adopted = request.num_computed < request.num_prompt
-            assert adopted or len(self.kv.held(request.block_table)) <= most
+            assert adopted or len(self.kv.held([table])) <= most
 
     @invariant()
     def salts_never_share(self):
@@ -491,7 +509,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         owners: dict[int, str | None] = {}
         for request in self.scheduler.running:
             salt = request.params.cache_salt
-            for block in self.kv.held(request.block_table):
+            for block in self.kv.held(request.tables):
                 assert owners.setdefault(block, salt) == salt, "salts share a block"
 
     @invariant()
@@ -504,9 +522,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         swap = self.kv.offload.swap
         assert len(swap) <= swap.num_blocks
-        for entry, data in swap:
-            assert bytes(data) == entry.content
-            assert entry.block == FORGOTTEN, "a block is in the cache and in the swap space"
+        for entry, group, data in swap:
+            assert tokens_of(data, group) == entry.content
+            assert entry.blocks[group] == FORGOTTEN, "a block is in the cache and in the swap space"
 
     @invariant()
     def files_stay_within_their_size(self):
@@ -520,8 +538,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             count = len(request.token_ids) // self.kv.block_size
             self.kv.index.name(chain, request.token_ids, count)
             for index in range(count):
-                data = self.disk.load(chain, index)
-                assert data in (None, chain.contents[index]), "a file is not what it is named"
+                for group in range(len(self.windows)):
+                    data = self.disk.load(chain, index, group)
+                    assert data is None or tokens_of(data, group) == chain.contents[index], (
+                        "a file is not what it is named"
+                    )
 
     @invariant()
     def cached_content_is_what_its_name_says(self):
@@ -535,8 +556,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 tokens = [*prompt, 0]
                 match = self.kv.match_prefix(chain, tokens)
                 assert all(owners.setdefault(b, salt) == salt for b in match.blocks)
-                held = [t for block in match.blocks for t in self.model.kv[block]]
-                assert held == tokens[: match.num_tokens], "a block is not what it is named"
+                for group, table in enumerate(match.tables):
+                    gone = table.count(self.kv.gone)
+                    held = [t for block in table[gone:] for t in self.model.kv[block]]
+                    named = tokens[gone * self.kv.block_size : match.num_tokens]
+                    assert held == [stored(t, group) for t in named], "a block is not what it is"
 
     def teardown(self):
         if not hasattr(self, "scheduler"):

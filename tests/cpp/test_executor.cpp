@@ -447,6 +447,31 @@ TEST(words_cut_anywhere_are_refused) {
   }
 }
 
+TEST(every_index_of_every_groups_table_is_checked) {
+  const std::vector<int32_t> one = words_of(token_ids(40), 3);
+  const int32_t blocks = one[3];
+  StepLimits limits{64, 2, 100, 8, 2, kVocab, kVocab, 4};
+  limits.groups = 3;
+  const auto refusal = [&](const std::vector<int32_t>& words) {
+    return testing::message_of<std::invalid_argument>([&] { parse_step(words, limits); });
+  };
+  EXPECT(!refusal(one).empty());
+  std::vector<int32_t> good = one;
+  good[6] = 2;  // further groups
+  const auto rows = good.end() - 4 * int64_t{40};
+  good.insert(rows, static_cast<size_t>(2 * blocks), 7);
+  EXPECT(refusal(good).empty());
+  const StepInput in = parse_step(good, limits);
+  EXPECT(in.blocks == blocks && in.block_tables[blocks] == 7 && in.row_token[39] == 39);
+  for (int32_t at = 0; at < 3 * blocks; at++) {
+    for (int32_t bad : {-1, 8}) {
+      std::vector<int32_t> words = good;
+      words[static_cast<size_t>(in.block_tables - good.data() + at)] = bad;
+      EXPECT(!refusal(words).empty());
+    }
+  }
+}
+
 TEST(attention_plans_cover_every_visible_chunk_once) {
   std::vector<int32_t> words;
   for (int threads : {1, 2, 3, 8, 64}) {
@@ -505,10 +530,10 @@ TEST(ranks_split_attention_evenly_and_by_heads_where_heads_divide) {
   }
 }
 
-TEST(ranks_keep_kv_heads_apart_and_blocks_look_alike) {
-  const std::vector<KvShape> layers{{3, 64, 64}, {8, 20, 32}, {1, 16, 16}};
+// Writes and reads blocks of all groups in turn, on ranks of these sizes.
+void check_blocks(const std::vector<CacheLayer>& layers, int32_t groups) {
   const std::vector<int> sizes[] = {{4}, {1, 3}, {1, 1, 1, 1}, {1, 1, 1, 1, 1, 1}};
-  std::vector<uint8_t> pattern, got;
+  std::vector<uint8_t> got;
   for (const std::vector<int>& size : sizes) {
     const Ranks ranks(size);
     Team team(ranks.threads(), {}, false, size);
@@ -520,16 +545,28 @@ TEST(ranks_keep_kv_heads_apart_and_blocks_look_alike) {
     size_t arenas = 0;
     for (const Buffer& b : kv.arenas()) arenas += b.size();
     EXPECT(kv.committed() == arenas);
-    pattern.resize(kv.block_bytes());
     got.resize(kv.block_bytes());
-    for (int64_t block : {19, 0, 8, 7}) {
-      for (size_t i = 0; i < pattern.size(); i++) {
-        pattern[i] = static_cast<uint8_t>(i * 7 + i / 251 + static_cast<size_t>(block));
-      }
-      kv.write_block(block, pattern.data());
+    std::vector<size_t> used(static_cast<size_t>(groups));
+    for (const CacheLayer& s : layers) {
+      used[static_cast<size_t>(s.group)] +=
+          2 * static_cast<size_t>(s.kv_heads) * kv_half_bytes(KvType::bf16, s.hd_pad);
     }
-    kv.read_block(7, got.data());
-    EXPECT(got == pattern);
+    const auto pattern = [&](int64_t block, int32_t group) {
+      std::vector<uint8_t> bytes(kv.block_bytes());
+      for (size_t i = 0; i < used[static_cast<size_t>(group)]; i++) {
+        bytes[i] = static_cast<uint8_t>(i * 7 + i / 251 + static_cast<size_t>(block * 31 + group));
+      }
+      return bytes;
+    };
+    for (int64_t block = 19; block >= 0; block--) {
+      const auto group = static_cast<int32_t>(block) % groups;
+      kv.write_block(block, group, pattern(block, group).data());
+    }
+    for (int64_t block = 0; block < 20; block++) {
+      const auto group = static_cast<int32_t>(block) % groups;
+      kv.read_block(block, group, got.data());
+      EXPECT(got == pattern(block, group));
+    }
     for (size_t l = 0; l < layers.size(); l++) {
       for (int32_t h = 0; h < layers[l].kv_heads; h++) {
         const int owner = ranks.owner_of_middle(h, layers[l].kv_heads);
@@ -539,6 +576,17 @@ TEST(ranks_keep_kv_heads_apart_and_blocks_look_alike) {
       }
     }
   }
+}
+
+TEST(ranks_keep_kv_heads_apart_and_blocks_look_alike) {
+  check_blocks({{3, 64, 64}, {8, 20, 32}, {1, 16, 16}}, 1);
+}
+
+TEST(any_block_serves_any_group_of_layers) {
+  // The second group has a layer less, the third one the same shapes in the same order.
+  check_blocks({{3, 64, 64, 0}, {3, 64, 64, 1}, {8, 20, 32, 0}, {3, 64, 64, 2}, {8, 20, 32, 2}}, 3);
+  // Groups of different shapes.
+  check_blocks({{4, 64, 64, 0}, {1, 128, 128, 1}, {1, 128, 128, 1}, {2, 16, 16, 1}}, 2);
 }
 
 TEST(split_units_have_room_of_their_own_in_the_partial_buffer) {

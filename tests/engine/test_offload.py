@@ -401,7 +401,7 @@ def test_blocks_are_not_copied_for_a_disk_that_takes_no_more(tmp_path, monkeypat
     monkeypatch.setattr(core.kv.offload.disk, "_write", lambda *_: goes_on.wait(5))
     ask(core)
     reads, read = [], core.kv.offload.blocks.read
-    core.kv.offload.blocks.read = lambda block: reads.append(block) or read(block)
+    core.kv.offload.blocks.read = lambda *of: reads.append(of) or read(*of)
     evict_all(core)
     goes_on.set()
     assert 2 <= len(reads) <= 3

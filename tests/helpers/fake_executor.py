@@ -24,6 +24,7 @@ from cpuserve.core.step import (
     StepResult,
     VectorResult,
 )
+from cpuserve.program.view import MORE_GROUPS
 from cpuserve.runtime.executor import HEADER, Executor, StepOutputs
 from cpuserve.sampling.params import SamplingParams
 
@@ -81,17 +82,34 @@ def reference(
     return output
 
 
+def widest(windows: Sequence[int]) -> int:
+    """The widest of `windows`, of which 0 is wider than any."""
+    return 0 if 0 in windows else max(windows)
+
+
+def stored(token: int, group: int) -> int:
+    """What a block of `group` holds for `token`."""
+    return token + group * 10 * VOCAB
+
+
 class FakeModel:
     """Runs StepBatches; also the scheduler's SlotHost. Asserts all an executor would check.
 
-    window: tokens it sees at most (0 = all).
+    windows: for each cache group, the tokens that its layers see at most (0 = all). Blocks hold
+    what `stored` gives, which tells groups apart.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, num_slots: int, max_tokens: int, window: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int,
+        max_tokens: int,
+        windows: Sequence[int] = (0,),
     ) -> None:
         self.block_size = block_size
-        self.window = window
+        self.windows = tuple(windows)
+        self.window = widest(windows)
         self.num_slots = num_slots
         self.max_tokens = max_tokens
         self.kv = [[NOTHING] * block_size for _ in range(num_blocks)]
@@ -121,28 +139,46 @@ class FakeModel:
     def _check_places(self, batch: StepBatch) -> None:
         size = self.block_size
         places = [
-            (chunk.block_table[position // size], position % size)
+            (table[position // size], position % size)
             for chunk in batch.chunks
+            for table in chunk.tables
             for position in range(chunk.start, chunk.start + len(chunk.token_ids))
         ]
         assert len(set(places)) == len(places), "two tokens of a step go to one place"
 
     def _store(self, chunk: SeqChunk) -> None:
-        for position, token in enumerate(chunk.token_ids, chunk.start):
-            block = chunk.block_table[position // self.block_size]
-            self.kv[block][position % self.block_size] = token
+        assert len(chunk.tables) == len(self.windows)
+        for group, table in enumerate(chunk.tables):
+            for position, token in enumerate(chunk.token_ids, chunk.start):
+                block = table[position // self.block_size]
+                self.kv[block][position % self.block_size] = stored(token, group)
 
     def spoil(self, batch: StepBatch) -> None:
         """Write a wrong token to every slot of `batch`, as a step that was cut short may."""
         for chunk in batch.chunks:
-            for position in range(chunk.start, chunk.start + len(chunk.token_ids)):
-                block = chunk.block_table[position // self.block_size]
-                self.kv[block][position % self.block_size] = -7
+            for table in chunk.tables:
+                for position in range(chunk.start, chunk.start + len(chunk.token_ids)):
+                    block = table[position // self.block_size]
+                    self.kv[block][position % self.block_size] = -7
 
     def _history(self, chunk: SeqChunk, end: int) -> list[int]:
+        """What the tokens up to `end` see: the same in all groups, as far as they reach."""
+        seen = [
+            [token - stored(0, group) for token in self._read(table, window, end)]
+            for group, (table, window) in enumerate(zip(chunk.tables, self.windows, strict=True))
+        ]
+        longest = max(seen, key=len)
+        assert all(tokens == longest[len(longest) - len(tokens) :] for tokens in seen), (
+            "the groups of layers see different tokens"
+        )
+        return longest
+
+    def _read(self, table: Sequence[int], window: int, end: int) -> list[int]:
         size = self.block_size
-        first = max(0, end - self.window) if self.window else 0
-        return [self.kv[chunk.block_table[p // size]][p % size] for p in range(first, end)]
+        first = max(0, end - window) if window else 0
+        kept = [self.kv[table[p // size]][p % size] for p in range(first, end)]
+        assert NOTHING not in kept, "a position was never computed"
+        return kept
 
     def _rows(self, chunk: SeqChunk) -> StepResult:
         """The results of `chunk`; those behind the first draft that was wrong have no token."""
@@ -160,7 +196,6 @@ class FakeModel:
 
     def _row(self, chunk: SeqChunk, row: LogitRow) -> RowResult:
         history = self._history(chunk, chunk.start + row.index + 1)
-        assert NOTHING not in history, "a position was never computed"
         if row.target == HIDDEN:
             return VectorResult(0, vector=vector_after(history))
         params, seed, prompt, output, stop_ids = self.slots[chunk.slot]
@@ -186,10 +221,10 @@ class ModelBlocks:
     def block_bytes(self) -> int:
         return 4 * self._model.block_size
 
-    def read(self, block) -> bytes:
+    def read(self, block, group) -> bytes:
         return np.array(self._model.kv[block], np.int32).tobytes()
 
-    def write(self, block, data) -> None:
+    def write(self, block, group, data) -> None:
         self._model.kv[block] = np.frombuffer(data, np.int32).tolist()
 
 
@@ -203,7 +238,11 @@ class FakeExecutor(Executor):
         self.max_tokens = config.max_num_batched_tokens
         self.num_blocks = config.kv_blocks
         self.model = FakeModel(
-            config.kv_blocks, config.block_size, config.max_num_seqs, self.max_tokens
+            config.kv_blocks,
+            config.block_size,
+            config.max_num_seqs,
+            self.max_tokens,
+            [group.window for group in config.kv_groups] or [0],
         )
         self.closed = False
         self._fault = fault
@@ -221,10 +260,10 @@ class FakeExecutor(Executor):
     def kv_block_bytes(self) -> int:
         return 4 * self.model.block_size
 
-    def read_blocks(self, blocks):
+    def read_blocks(self, blocks, group=0):
         return np.array([self.model.kv[b] for b in blocks], np.int32).view(np.uint8)
 
-    def write_blocks(self, blocks, data):
+    def write_blocks(self, blocks, data, group=0):
         for block, tokens in zip(blocks, data.view(np.int32).tolist(), strict=True):
             self.model.kv[block] = tokens
 
@@ -273,10 +312,10 @@ def unflatten(words) -> StepBatch:
     """The StepBatch that StepArrays `words` describe."""
     values = words.tolist()
     num_tokens, num_seqs, num_rows, num_blocks = values[:4]
-    num_drafts = values[HEADER - 1]
+    num_drafts, groups = values[HEADER - 1], values[MORE_GROUPS] + 1
     assert num_drafts in (0, num_rows)
     sections, start = [], HEADER
-    sizes = (num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs + 1, num_blocks)
+    sizes = (num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs + 1, num_blocks * groups)
     for size in (*sizes, *[num_rows] * 4, num_drafts):
         sections.append(values[start : start + size])
         start += size
@@ -287,7 +326,11 @@ def unflatten(words) -> StepBatch:
     for i in range(num_seqs):
         begin, end = query[i], query[i + 1]
         assert positions[begin:end] == list(range(kv_len[i] - (end - begin), kv_len[i]))
-        chunk = SeqChunk(-1, ids[begin:end], positions[begin], blocks[tables[i] : tables[i + 1]])
+        own = [
+            blocks[group * num_blocks + tables[i] : group * num_blocks + tables[i + 1]]
+            for group in range(groups)
+        ]
+        chunk = SeqChunk(-1, ids[begin:end], positions[begin], own)
         while row < num_rows and token[row] < end:
             chunk.rows.append(LogitRow(token[row] - begin, target[row], num_top[row], draft[row]))
             chunk.num_drafts += draft[row] >= 0
@@ -311,7 +354,6 @@ def fake_config(**changes) -> EngineConfig:
         "quantize": "none",
         "kv_dtype": "f32",
         "max_model_len": 200,
-        "kv_window": 0,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 32,
         "itl_target_ms": 0,

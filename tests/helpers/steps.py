@@ -27,7 +27,7 @@ class Sequence:
         start, self.done = self.done, self.done + length
         used = self.blocks[: -(-self.done // BLOCK)]
         rows = [LogitRow(length - 1)] if rows is None else rows
-        return SeqChunk(self.slot, self.tokens[start : self.done], start, used, rows)
+        return SeqChunk(self.slot, self.tokens[start : self.done], start, [used], rows)
 
 
 def step(*chunks: SeqChunk) -> StepArrays:

@@ -181,27 +181,83 @@ def windowed(*windows):
 
 
 @pytest.mark.parametrize(
-    ("windows", "freed_after"),
-    [((4096, 4096), 4096), ((512, 4096), 4096), ((0, 4096), 0), ((0, 0), 0), ((32768, 32768), 0)],
+    ("windows", "groups"),
+    [
+        ((4096, 4096), [(4096, [0, 1])]),
+        ((512, 4096), [(512, [0]), (4096, [1])]),
+        ((4096, 0), [(0, [1]), (4096, [0])]),
+        ((0, 0), [(0, [0, 1])]),
+        ((32768, 32768), [(0, [0, 1])]),  # as long as the longest request
+        ((512, 512, 512, 0, 512, 512), [(0, [3]), *((512, [n]) for n in (0, 1, 2, 4, 5))]),
+        (
+            (512, 0) * 2 + (512, 512),
+            [(0, [1, 3]), (512, [0, 2]), (512, [4, 5])],
+        ),
+    ],
 )
-def test_blocks_are_freed_only_where_every_layer_has_a_window(windows, freed_after):
+def test_layers_that_keep_the_same_tokens_form_groups(windows, groups):
     config = resolve("vm_2core_zen5", windowed(*windows)).config
-    assert config.kv_window == freed_after
+    assert [(group.window, group.layers) for group in config.kv_groups] == groups
     assert config.max_model_len == 32768
 
 
+def test_transformers_keeps_everything():
+    facts = windowed(512, 0, 512)
+    config = resolve(
+        machine(torch=True, transformers=True), facts, model_impl="transformers"
+    ).config
+    assert [(g.window, g.layers) for g in config.kv_groups] == [(0, [0, 1, 2])]
+
+
+def gemma(full, local):
+    """Windows of 512 tokens in `local` layers and none in `full` others; 4 KiB a token and layer"""
+    return windowed(*[0] * full, *[512] * local)
+
+
+@pytest.mark.parametrize(
+    ("full", "local", "groups", "unit"),
+    [(4, 22, 7, 4), (5, 29, 7, 5), (8, 40, 6, 8), (10, 52, 13, 5), (13, 13, 2, 13)],
+)
+def test_groups_are_few_and_about_equal(full, local, groups, unit):
+    config = resolve("vm_2core_zen5", gemma(full, local)).config
+    assert len(config.kv_groups) == groups
+    assert max(len(group.layers) for group in config.kv_groups) == unit
+    assert sorted(n for g in config.kv_groups for n in g.layers) == list(range(full + local))
+    assert groups * unit <= (full + local) * 13 / 12
+
+
+LAYER = 2 * 32 * 8 * 64 * 2  # bytes of a block
+
+
+def test_a_long_request_counts_what_its_groups_hold():
+    """22 of 26 layers keep 512 tokens and one step, so 32k take a fifth of the memory."""
+    one = 1024 + 6 * 33 + 1  # blocks of 4 layers: all of it, six windows, and the one for all freed
+    size = f"{one * 4 * LAYER / MIB:.6f}MiB"
+    facts = gemma(4, 22)
+    resolved = resolve("vm_2core_zen5", facts, kv_cache_space=size)
+    assert resolved.config.max_model_len == 32768
+    assert resolved.config.kv_blocks == one
+    assert why(resolved, "kv_blocks").endswith("full-length requests that fit: 1")
+    assert "6 with a window of 512 tokens (up to 4 layers)" in got(resolved, "kv_groups")
+    twice = f"{(2 * one - 1) * 4 * LAYER / MIB:.6f}MiB"
+    assert why(resolve("vm_2core_zen5", facts, kv_cache_space=twice), "kv_blocks").endswith(
+        "fit: 2"
+    )
+    kept = resolve("vm_2core_zen5", windowed(*[0] * 26), kv_cache_space=size)
+    assert kept.config.max_model_len < 32768 / 4
+
+
 def test_the_block_that_stands_for_freed_ones_is_counted():
-    facts = windowed(4096)
-    block = 2 * 32 * 8 * 64 * 2
-    size = f"{1024 * block / MIB:.6f}MiB"  # of 32768 tokens, if all could be used
-    assert resolve("vm_2core_zen5", windowed(0), kv_cache_space=size).config.max_model_len == 32768
+    facts = windowed(0, 4096)
+    size = f"{(1024 + 145) * LAYER / MIB:.6f}MiB"  # of 32768 tokens, if all could be used
     assert resolve("vm_2core_zen5", facts, kv_cache_space=size).config.max_model_len == 32768 - 32
 
 
 def test_a_window_that_may_not_slide_bounds_the_length():
     options = {"disable_sliding_window": True}
     config = resolve("vm_2core_zen5", windowed(0, 4096), **options).config
-    assert (config.max_model_len, config.kv_window) == (4096, 0)
+    assert (config.max_model_len, len(config.kv_groups)) == (4096, 1)
+    assert not config.kv_groups[0].window
     assert resolve("vm_2core_zen5", LLAMA_1B, **options).config.max_model_len == 131072
     with pytest.raises(ConfigError, match=r"give at most 4096, or drop that option"):
         resolve("vm_2core_zen5", windowed(4096), max_model_len=4097, **options)

@@ -78,7 +78,7 @@ def test_index_out_of_range_is_refused_before_anything_runs():
     with pytest.raises(ValueError, match=r"token id of the step is outside \[0, 512\)"):
         interpreter.run(step(Sequence(0, [512], [0]).chunk()))
     chunk = Sequence(0, list(range(33)), [0, 1]).chunk()
-    chunk.block_table = [0]
+    chunk.tables = [[0]]
     with pytest.raises(ValueError, match="33 keys and 1 blocks of 32"):
         interpreter.run(step(chunk))
     assert all((cache == 0).all() for cache in interpreter._cache)

@@ -110,7 +110,7 @@ def test_the_torch_executor_keeps_the_type_asked(kv_type):
     program = build_program(spec_from_config(checkpoint.config))
     on_torch = TorchExecutor(config_of(kv_type, "torch"), program, checkpoint.weights)
     element = {"f32": 4, "f16": 2, "bf16": 2}.get(kv_type, 1)
-    layers, heads, width = len(program.kv_layers), program.kv_layers[0].kv_heads, 32
+    layers, heads, width = len(program.cache), program.cache[0].heads, 32
     scales = 4 if element == 1 else 0
     assert on_torch.kv_block_bytes == 2 * 32 * layers * heads * (width * element + scales)
     got = executed(on_torch)

@@ -72,7 +72,7 @@ def run(isa, kind, bits, threads, use, kv=None, ranks=(), family="llama"):
 def chunk(tokens, start, first_block, *, rows=()):
     """Tokens from `start` of a sequence in blocks from `first_block`; every row is scored."""
     blocks = list(range(first_block, first_block + -(-(start + len(tokens)) // 32)))
-    return SeqChunk(0, list(tokens), start, blocks, [LogitRow(r, target=1) for r in rows])
+    return SeqChunk(0, list(tokens), start, [blocks], [LogitRow(r, target=1) for r in rows])
 
 
 def last_row_among(step, rows):

@@ -13,9 +13,9 @@ from cpuserve.runtime.pack import pack, unpack
 
 BATCH = StepBatch(
     [
-        SeqChunk(5, [11], 40, [3, 8], [LogitRow(0, num_top=2)]),
-        SeqChunk(2, [21, 22, 23], 0, [6], []),
-        SeqChunk(0, [31, 32], 31, [1, 4], [LogitRow(0, target=32), LogitRow(1, num_top=0)]),
+        SeqChunk(5, [11], 40, [[3, 8]], [LogitRow(0, num_top=2)]),
+        SeqChunk(2, [21, 22, 23], 0, [[6]], []),
+        SeqChunk(0, [31, 32], 31, [[1, 4]], [LogitRow(0, target=32), LogitRow(1, num_top=0)]),
     ]
 )
 
@@ -98,6 +98,26 @@ def test_outputs_become_rows_with_only_what_was_asked():
         RowResult(32),
         RowResult(9, -3.5, 2),
     ]
-    quiet = StepBatch([SeqChunk(0, [1], 0, [0], [LogitRow(0)])])
+    quiet = StepBatch([SeqChunk(0, [1], 0, [[0]], [LogitRow(0)])])
     assert unpack(outputs, quiet) == [RowResult(7)]
     assert type(unpack(outputs, quiet)[0].token) is int
+
+
+def test_tables_of_all_groups_end_together():
+    chunks = [
+        SeqChunk(5, [11], 40, [[3, 8], [0, 1, 2]], [LogitRow(0)]),
+        SeqChunk(2, [21, 22, 23], 0, [[6, 7], [9]], []),
+    ]
+    step = view(pack(StepBatch(chunks)))
+    assert step.num_groups == 2
+    tables = [[step.table(seq, group).tolist() for seq in (0, 1)] for group in (0, 1)]
+    assert tables == [[[3, 8], [6]], [[0, 1], [9]]]
+    assert token_slots(step, 32).tolist() == [8 * 32 + 8, 6 * 32, 6 * 32 + 1, 6 * 32 + 2]
+    assert token_slots(step, 32, 1).tolist() == [32 + 8, 9 * 32, 9 * 32 + 1, 9 * 32 + 2]
+    assert key_slots(step, 1, 32, 1).tolist() == [9 * 32, 9 * 32 + 1, 9 * 32 + 2]
+    check_step(step, vocab=100, num_blocks=10, block=32, groups=2)
+    with pytest.raises(ValueError, match="block tables for 2 cache groups, not 1"):
+        check_step(step, vocab=100, num_blocks=10, block=32)
+    step.block_tables[4] = 10  # of the second group
+    with pytest.raises(ValueError, match="block id"):
+        check_step(step, vocab=100, num_blocks=10, block=32, groups=2)

@@ -5,7 +5,9 @@ FOLDER is DIR/cpuserve-prefix-cache (owned.py); nothing else in DIR is touched.
 FOLDER/CACHEDIR.TAG          marks the folder as made by cpuserve
 FOLDER/seed                  32 random bytes that block hashes start from, so that nobody can
                              prepare prompts whose hashes collide
-FOLDER/FINGERPRINT/KEY.kv    one block of a model with its settings; `_HEAD` describes the format
+FOLDER/FINGERPRINT/KEY.kv    one block of a model with its settings; `_HEAD` describes the format.
+                             KEY is the block's hash; behind the first cache group, a hash of it
+                             and the group
 
 A file is written under a temporary name and then renamed. A file that is incomplete, damaged or
 from other settings is removed when it is read; the first one is logged. The least recently used
@@ -119,17 +121,18 @@ class DiskCache:
 
     # --- reading ------------------------------------------------------------------------------
 
-    def has(self, key: BlockHash) -> bool:
-        """Whether a file with this key existed at the last rescan or was written since."""
-        return self._path(key) in self._files
+    def has(self, key: BlockHash, group: int = 0) -> bool:
+        """Whether a file of this block existed at the last rescan or was written since."""
+        return self._path(_file_key(key, group)) in self._files
 
-    def load(self, chain: PrefixChain, index: int) -> bytes | None:
-        """Return the bytes of block `index` of `chain`.
+    def load(self, chain: PrefixChain, index: int, group: int = 0) -> bytes | None:
+        """Return the bytes of block `index` of `chain` in a cache group.
 
         Returns None if the file is missing, damaged or from other settings.
         """
         parent = chain.keys[index - 1] if index else b""
-        name = self._name(chain.keys[index], parent, chain.salt, chain.contents[index])
+        key = _file_key(chain.keys[index], group)
+        name = self._name(key, parent, chain.salt, chain.contents[index])
         path = self._path(name.key)
         try:
             raw = path.read_bytes()
@@ -172,22 +175,23 @@ class DiskCache:
 
     # --- writing ------------------------------------------------------------------------------
 
-    def wants(self, entry: CachedBlock) -> bool:
+    def wants(self, entry: CachedBlock, group: int = 0) -> bool:
         """Whether the block of `entry` should be put: it is not saved yet, and writing works."""
-        return not (self._failed or entry.key in self._pending or self.has(entry.key))
+        pending = _file_key(entry.key, group) in self._pending
+        return not (self._failed or pending or self.has(entry.key, group))
 
     @property
     def can_queue(self) -> bool:
         """Whether the write queue accepts another block at once."""
         return not self._queue.full()
 
-    def put(self, entry: CachedBlock, data: Data, wait_s: float = 0.0) -> bool:
-        """Queue `data`, the content of the block of `entry`, for writing.
+    def put(self, entry: CachedBlock, data: Data, wait_s: float = 0.0, group: int = 0) -> bool:
+        """Queue `data`, the content of the block of `entry` in a cache group, for writing.
 
         wait_s: how long to wait while the queue is full; False if it still is after that.
         """
         parent = entry.parent.key if entry.parent is not None else b""
-        name = self._name(entry.key, parent, entry.salt, entry.content)
+        name = self._name(_file_key(entry.key, group), parent, entry.salt, entry.content)
         self._pending.add(name.key)
         try:
             self._queue.put((name, data), block=wait_s > 0, timeout=wait_s or None)
@@ -315,6 +319,11 @@ class DiskCache:
 
     def _path(self, key: bytes) -> Path:
         return self._directory / f"{key.hex()}.kv"
+
+
+def _file_key(key: BlockHash, group: int) -> bytes:
+    """Return the key of the file with the block of a cache group."""
+    return hashlib.sha256(key + group.to_bytes(2, "little")).digest() if group else key
 
 
 def _read_seed(path: Path, new: bytes = b"") -> bytes:

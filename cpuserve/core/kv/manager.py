@@ -1,9 +1,20 @@
-"""KvManager: allocate KV blocks for sequences, and share blocks with equal prefixes."""
+"""KvManager: allocate KV blocks for sequences, and share blocks with equal prefixes.
+
+The layers of a model form cache groups, and a sequence has a block table for each (`Tables`). Any
+block can serve any group. A group either keeps everything, or what the last `window` tokens see:
+blocks left of the window are freed while their sequence runs. Their entries in the table then name
+block `num_blocks`, which is not in the pool and is never written.
+
+An entry of the prefix index names a block for each group. Evicting a block of a group that keeps
+everything evicts the entry, since no prefix beyond it could be used. A block of a window can be
+evicted alone: the entry then cannot end a prefix until its tokens have left that window.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from cpuserve.config.cache_groups import CacheUse
 from cpuserve.core.kv.offload import Offload, Where
 from cpuserve.core.kv.pool import BlockPool
 from cpuserve.core.kv.prefix import (
@@ -18,6 +29,8 @@ from cpuserve.core.kv.prefix import (
 )
 from cpuserve.ids import BlockId
 
+Tables = list[list[BlockId]]
+
 
 class KvManager:
     """Allocates, shares and frees the blocks of block tables, which the requests own.
@@ -25,9 +38,7 @@ class KvManager:
     With `prefix_caching`, full blocks are published under a hash of their tokens, and stay cached
     after their last use until their memory is needed. `offload` may keep them for longer.
 
-    window: most keys that a token sees in any layer, itself included (0 = all of them). Blocks left
-    of it are freed while their sequence runs. Their entries in the table then name block
-    `num_blocks`, which is not in the pool and is never written.
+    use: the cache groups and their windows; None = one group that keeps everything.
     """
 
     def __init__(
@@ -38,13 +49,16 @@ class KvManager:
         prefix_caching: bool = True,
         digest: Digest = sha256,
         offload: Offload | None = None,
-        window: int = 0,
+        use: CacheUse | None = None,
     ) -> None:
+        self.use = use or CacheUse((0,), 0, block_size)
         self.block_size = block_size
-        self.window = window
+        self.windows = self.use.windows
+        self.slides = any(self.windows)
         self.gone = BlockId(num_blocks)
         self.prefix_caching = prefix_caching
         self.offload = offload
+        self._spans = [self.use.span(group) for group in range(len(self.windows))]
         disk = offload.disk if offload is not None else None
         self.index = PrefixIndex(block_size, digest, disk.seed if disk is not None else None)
         self.pool = BlockPool(num_blocks, self._evicted, self._continuations)
@@ -65,58 +79,149 @@ class KvManager:
         return self.pool.num_cached
 
     @property
+    def num_groups(self) -> int:
+        """Number of cache groups."""
+        return len(self.windows)
+
+    @property
     def usage(self) -> float:
         """Fraction of the blocks in use, 0 to 1."""
         return 1.0 - self.pool.num_free / self.pool.num_blocks
 
+    def new_tables(self) -> Tables:
+        """Return the empty block tables of a sequence."""
+        return [[] for _ in self.windows]
+
     def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks hold `num_tokens` tokens."""
-        return -(-num_tokens // self.block_size)
+        """Return how many blocks of a group hold `num_tokens` tokens."""
+        return self.use.blocks_for(num_tokens)
+
+    def needs(self, num_tokens: int) -> int:
+        """Return the most blocks, of all groups, that a sequence of `num_tokens` tokens holds."""
+        return self.use.needs(num_tokens)
+
+    def _first(self, group: int, num_tokens: int) -> int:
+        """Return the first block that a token after the first `num_tokens` tokens can see."""
+        window = self.windows[group]
+        return max(0, num_tokens - window + 1) // self.block_size if window else 0
+
+    def _ends(self, computed: int, num_tokens: int) -> list[int]:
+        """Return the lengths of the tables that `num_tokens` need when `computed` have run."""
+        full = self.blocks_for(num_tokens)
+        if not self.slides:
+            return [full] * len(self.windows)
+        return [
+            full if span is None else min(full, self._first(group, computed) + span)
+            for group, span in enumerate(self._spans)
+        ]
 
     # --- prefixes -----------------------------------------------------------------------------
 
     def match_prefix(self, chain: PrefixChain, token_ids: Sequence[int]) -> PrefixMatch:
-        """Return the cached blocks of the longest prefix of `token_ids`, without the last token.
+        """Return the longest cached prefix of `token_ids` that every group can serve.
 
-        The last token has to run in any case, since its logits are needed.
+        The last token is left out: it has to run in any case, since its logits are needed.
         """
+        entries = self._cached(chain, token_ids)
+        end = len(entries)
+        tables, blocks = self.new_tables(), []
+        for group, table in enumerate(tables):
+            first = min(self._first(group, end * self.block_size), end)
+            shared = [entry.blocks[group] for entry in entries[first:]]
+            table += [self.gone] * first + shared
+            blocks += shared
+        return PrefixMatch(entries, end * self.block_size, tables, blocks)
+
+    def num_cached_tokens(self, chain: PrefixChain, token_ids: Sequence[int]) -> int:
+        """Return the length of the prefix that `match_prefix` would find."""
+        return len(self._cached(chain, token_ids)) * self.block_size
+
+    def _cached(self, chain: PrefixChain, token_ids: Sequence[int]) -> list[CachedBlock]:
         if not self.prefix_caching:
-            return PrefixMatch()
+            return []
         most = (len(token_ids) - 1) // self.block_size
         self.index.name(chain, token_ids, most)
         entries = self.index.walk(chain, most)
-        return PrefixMatch(entries, len(entries) * self.block_size)
+        del entries[self._served(entries, 0) :]
+        return entries
 
-    def adopt(self, table: list[BlockId], chain: PrefixChain, match: PrefixMatch) -> None:
-        """Start the empty `table` with the shared blocks of `match`."""
-        assert not table, "only a new sequence can adopt a prefix"
+    def _served(self, entries: Sequence[CachedBlock], begin: int) -> int:
+        """Return the longest prefix, in blocks, that every group can serve.
+
+        The sequence holds what it needs of the first `begin` blocks; `entries` are those after it.
+        """
+        end = begin + len(entries)
+        if not self.slides:
+            return end
+        best = begin
+        held_from = [0] * len(self.windows)  # every group has all blocks from here on
+        for end, entry in enumerate(entries, begin + 1):
+            if FORGOTTEN in entry.blocks:
+                for group, block in enumerate(entry.blocks):
+                    if block == FORGOTTEN:
+                        held_from[group] = end
+            elif best == end - 1:
+                best = end
+                continue
+            seen = end * self.block_size
+            if all(first <= self._first(g, seen) for g, first in enumerate(held_from)):
+                best = end
+        return best
+
+    def adopt(self, tables: Tables, chain: PrefixChain, match: PrefixMatch) -> None:
+        """Start the empty `tables` with the shared blocks of `match`."""
+        assert not any(tables), "only a new sequence can adopt a prefix"
         self.pool.share(match.blocks)
-        table.extend(match.blocks)
+        for table, begin in zip(tables, match.tables, strict=True):
+            table.extend(begin)
         for entry in match.entries:
             chain.advance(entry)
 
     def catch_up(
-        self, table: list[BlockId], chain: PrefixChain, token_ids: Sequence[int], computed: int
+        self, tables: Tables, chain: PrefixChain, token_ids: Sequence[int], computed: int
     ) -> int:
         """Replace blocks after `computed` tokens by blocks that others have published meanwhile.
 
         Returns how many tokens need not run any more (the last one always has to).
         """
         size = self.block_size
-        index = chain.num_entries
-        if not self.prefix_caching or computed != index * size:
+        begin = chain.num_entries
+        if not self.prefix_caching or computed != begin * size:
             return 0
         most = (len(token_ids) - 1) // size
         self.index.name(chain, token_ids, most)
-        while index < most and (entry := self.index.find(chain, index, chain.last)) is not None:
-            self._replace(table, index, entry.block)
+        entries: list[CachedBlock] = []
+        last = chain.last
+        while begin + len(entries) < most:
+            last = self.index.find(chain, begin + len(entries), last)
+            if last is None:
+                break
+            entries.append(last)
+        if not entries:
+            return 0
+        end = self._served(entries, begin)
+        for group, table in enumerate(tables):
+            first = self._first(group, end * size)
+            for index, entry in enumerate(entries[: end - begin], begin):
+                self._put(table, index, entry.blocks[group] if index >= first else self.gone)
+        for entry in entries[: end - begin]:
             chain.advance(entry)
-            index += 1
-        return index * size - computed
+        return (end - begin) * size
+
+    def _put(self, table: list[BlockId], index: int, block: BlockId) -> None:
+        """Make `block` block `index` of `table`, instead of another one or behind all."""
+        if block != self.gone:
+            self.pool.share((block,))
+        if index == len(table):
+            table.append(block)
+            return
+        if table[index] != self.gone:
+            self.pool.release((table[index],))
+        table[index] = block
 
     def publish(
         self,
-        table: list[BlockId],
+        tables: Tables,
         chain: PrefixChain,
         token_ids: Sequence[int],
         num_tokens: int,
@@ -135,26 +240,45 @@ class KvManager:
             return
         self.index.name(chain, token_ids, full)
         for index in range(chain.num_entries, full):
-            block = table[index]
-            if block == self.gone:
+            blocks = [FORGOTTEN if t[index] == self.gone else t[index] for t in tables]
+            if all(block == FORGOTTEN for block in blocks):
                 return
-            entry = self.index.insert(chain, block)
+            entry = self.index.insert(chain, blocks)
             if entry is None:
                 return
-            if entry.block == block:
-                self.pool.keep(block)
+            if entry.blocks is blocks:
+                self._keep(entry)
                 chain.own.append(entry)
-                if self.offload is not None:
-                    self.offload.added(entry)
             elif not computed:
                 return
             else:
-                self._replace(table, index, entry.block)
+                self._unite(tables, index, entry)
             chain.advance(entry)
 
-    def unpublish(self, table: Iterable[BlockId]) -> None:
+    def _keep(self, entry: CachedBlock) -> None:
+        """Keep the blocks of the new `entry` after their last use."""
+        for group, block in enumerate(entry.blocks):
+            if block != FORGOTTEN:
+                self.pool.keep(block)
+                if self.offload is not None:
+                    self.offload.added(entry, group)
+
+    def _unite(self, tables: Tables, index: int, entry: CachedBlock) -> None:
+        """Use the blocks of `entry` in `tables`, and give it those that it has lost."""
+        for group, table in enumerate(tables):
+            own, published = table[index], entry.blocks[group]
+            if own in (published, self.gone):
+                continue
+            if published != FORGOTTEN:
+                self._put(table, index, published)
+            elif self.index.fill(entry, group, own):
+                self.pool.keep(own)
+                if self.offload is not None:
+                    self.offload.filled(entry, group)
+
+    def unpublish(self, blocks: Iterable[BlockId]) -> None:
         """Remove these blocks from the index, because their step failed."""
-        for block in table:
+        for block in blocks:
             entry = self.index.entry(block)
             if entry is not None:
                 self._forget(entry)
@@ -170,17 +294,27 @@ class KvManager:
 
     def _forget_all(self, entries: Iterable[CachedBlock]) -> None:
         for entry in entries:
-            if entry.block != FORGOTTEN:
+            if not entry.forgotten:
                 self._forget(entry)
 
     def _forget(self, entry: CachedBlock) -> None:
         """Remove `entry` and all that continue it, whose keys were computed from its content."""
+        parent = entry.parent
         for each in (*reversed(self.index.continuations(entry)), entry):
             if self.offload is not None:
                 self.offload.removed(each)
-            block = each.block
+            blocks = each.held
             self.index.forget(each)
-            self.pool.drop(block)
+            for block in blocks:
+                self.pool.drop(block)
+        self._prune(parent)
+
+    def _prune(self, entry: CachedBlock | None) -> None:
+        """Remove entries that hold no block and lead to none, from `entry` back."""
+        while entry is not None and not entry.forgotten and not entry.children and not entry.held:
+            parent = entry.parent
+            self.index.forget(entry)
+            entry = parent
 
     def clear_prefixes(self) -> None:
         """Forget every prefix, also in offload tiers; running sequences keep their blocks."""
@@ -191,66 +325,98 @@ class KvManager:
     def _evicted(self, block: BlockId) -> None:
         entry = self.index.entry(block)
         assert entry is not None, "a cached block has no name"
-        for child in list(
-            entry.children
-        ):  # used by a sequence whose sliding window has passed `block`
+        group = entry.blocks.index(block)
+        if self.windows[group]:
+            if self.offload is not None:
+                self.offload.evicted(entry, group)
+            self.index.empty(entry, group)
+            self._prune(entry)
+            return
+        for child in list(entry.children):
             self._forget(child)
+        others = [other for other in entry.held if other != block]
         if self.offload is not None:
-            self.offload.evicted(entry)
+            for each, held in enumerate(entry.blocks):
+                if held != FORGOTTEN:
+                    self.offload.evicted(entry, each)
         self.index.forget(entry)
+        for other in others:
+            self.pool.drop(other)
 
     def _continuations(self, block: BlockId) -> list[BlockId]:
-        """Return the blocks that continue the prefix of `block`, each after its parent.
+        """Return the blocks that can only be used together with `block`, each after its parent.
 
         Usually a block is freed before its parent, with its sequence; but it is freed after its
-        parent if a sliding window has moved.
+        parent if another sequence still used it.
         """
         entry = self.index.entry(block)
         assert entry is not None, "a cached block has no name"
-        return [child.block for child in self.index.continuations(entry)]
+        if self.windows[entry.blocks.index(block)]:
+            return []
+        return [held for child in self.index.continuations(entry) for held in child.held]
 
     # --- offload ------------------------------------------------------------------------------
 
     def restorable(
-        self, table: list[BlockId], chain: PrefixChain, token_ids: Sequence[int], computed: int
+        self, tables: Tables, chain: PrefixChain, token_ids: Sequence[int], computed: int
     ) -> Where | None:
-        """Return the tier that holds the block after `computed` tokens (never the last token's)."""
+        """Return the tier that holds the block after `computed` tokens (never the last token's).
+
+        Of several tiers that hold it for different groups, it is the slowest.
+        """
         size, index = self.block_size, chain.num_entries
         if self.offload is None or not self.prefix_caching or computed != index * size:
             return None
         most = (len(token_ids) - 1) // size
         self.index.name(chain, token_ids, most)
-        if index >= most or not self.index.can_insert(chain, table[index]):
+        if index >= most or any(index >= len(table) for table in tables):
             return None
-        return self.offload.find(chain, index)
+        entry = self.index.find(chain, index, chain.last)
+        if entry is None and not self.index.can_insert(chain, [table[index] for table in tables]):
+            return None
+        found: set[Where | None] = {
+            self.offload.find(chain, index, group)
+            for group in range(self.num_groups)
+            if entry is None or entry.blocks[group] == FORGOTTEN
+        }
+        if not found or None in found:
+            return None
+        return "disk" if "disk" in found else "swap"
 
-    def restore(self, table: list[BlockId], chain: PrefixChain, where: Where) -> bool:
-        """Fill the next block of `chain` from tier `where`; False if it is gone or damaged."""
+    def restore(self, tables: Tables, chain: PrefixChain) -> bool:
+        """Fill the next block of `chain` from the tiers; False if it is gone or damaged."""
         assert self.offload is not None, "nothing to restore from"
-        block = table[chain.num_entries]
-        found, old = self.offload.restore(chain, where, block)
-        if not found:
-            return False
-        entry = self.index.insert(chain, block, old)
-        assert entry is not None, "restorable() was true, but the block cannot be published"
-        self.pool.keep(block)
-        self.offload.added(entry)
+        index = chain.num_entries
+        entry = self.index.find(chain, index, chain.last)
+        old: CachedBlock | None = None
+        for group, table in enumerate(tables):
+            if entry is not None and entry.blocks[group] != FORGOTTEN:
+                continue
+            found, known = self.offload.restore(chain, group, table[index])
+            if not found:
+                return False
+            old = old or known
+        if entry is None:
+            entry = self.index.insert(chain, [table[index] for table in tables], old)
+            assert entry is not None, "restorable() was true, but the block cannot be published"
+            self._keep(entry)
+        else:
+            self._unite(tables, index, entry)
         chain.advance(entry)
         return True
 
-    def _replace(self, table: list[BlockId], index: int, block: BlockId) -> None:
-        self.pool.share((block,))
-        self.pool.release((table[index],))
-        table[index] = block
-
     # --- blocks -------------------------------------------------------------------------------
+
+    def _missing(self, match: PrefixMatch, num_tokens: int) -> int:
+        """Return how many blocks a sequence of `num_tokens` that adopts `match` takes."""
+        have = len(match.entries)
+        return sum(max(0, end - have) for end in self._ends(match.num_tokens, num_tokens))
 
     def can_admit(self, match: PrefixMatch, num_tokens: int, *, spare: int = 0) -> bool:
         """Whether a sequence of `num_tokens` that adopts `match` leaves `spare` free blocks."""
         references = self.pool.references
         idle = sum(not references(block) for block in match.blocks)
-        missing = self.blocks_for(num_tokens) - len(match.entries)
-        return missing + spare <= self.pool.num_free - idle
+        return self._missing(match, num_tokens) + spare <= self.pool.num_free - idle
 
     def vacate(self, match: PrefixMatch, num_tokens: int) -> bool:
         """Evict blocks for a sequence of `num_tokens` that adopts `match`.
@@ -259,52 +425,73 @@ class KvManager:
         """
         if self.offload is None:
             return True
-        offload, missing = self.offload, self.blocks_for(num_tokens) - len(match.entries)
+        offload, missing = self.offload, self._missing(match, num_tokens)
         return self.pool.vacate(missing, match.blocks, lambda: offload.has_time)
 
-    def grow(self, table: list[BlockId], num_tokens: int) -> bool:
-        """Extend `table` to hold `num_tokens` tokens; False, without a change, if it cannot."""
-        missing = self.blocks_for(num_tokens) - len(table)
-        if missing <= 0:
-            return True
-        if missing > self.pool.num_free:
+    def grow(self, tables: Tables, num_tokens: int, computed: int = 0) -> bool:
+        """Extend `tables` to hold `num_tokens` tokens; False, without a change, if it cannot.
+
+        Tables of windows are extended as far as the next step needs after `computed` tokens.
+        """
+        ends = self._ends(computed, num_tokens)
+        missing = [max(0, end - len(table)) for end, table in zip(ends, tables, strict=True)]
+        if sum(missing) > self.pool.num_free:
             return False
-        table.extend(self.pool.take(missing))
+        for table, count in zip(tables, missing, strict=True):
+            if count:
+                table.extend(self.pool.take(count))
         return True
 
-    def truncate(self, table: list[BlockId], num_tokens: int) -> None:
-        """Free the blocks of `table` behind the first `num_tokens` tokens."""
+    def truncate(self, tables: Tables, num_tokens: int) -> None:
+        """Free the blocks of `tables` behind the first `num_tokens` tokens."""
         end = self.blocks_for(num_tokens)
-        if end < len(table):
-            self.pool.release(reversed(table[end:]))
-            del table[end:]
+        for table in tables:
+            if end < len(table):
+                self.pool.release(reversed(table[end:]))
+                del table[end:]
 
-    def slide(self, table: list[BlockId], num_tokens: int) -> None:
+    def slide(self, tables: Tables, num_tokens: int) -> None:
         """Free the blocks that no token after the first `num_tokens` tokens can see."""
-        if not self.window:
+        if not self.slides:
             return
-        end = first = max(0, num_tokens - self.window + 1) // self.block_size
-        while first > 0 and table[first - 1] != self.gone:
-            first -= 1
-        self.pool.release(reversed(table[first:end]))
-        table[first:end] = [self.gone] * (end - first)
+        for group, table in enumerate(tables):
+            end = first = min(self._first(group, num_tokens), len(table))
+            while first > 0 and table[first - 1] != self.gone:
+                first -= 1
+            self.pool.release(reversed(table[first:end]))
+            table[first:end] = [self.gone] * (end - first)
 
-    def held(self, table: list[BlockId]) -> list[BlockId]:
-        """Return the blocks of `table` that have not been freed by a sliding window."""
-        return [block for block in table if block != self.gone] if self.window else table
+    def reach(self, tables: Tables, computed: int, num_tokens: int) -> int:
+        """Slide behind `computed` tokens and extend `tables`, to `num_tokens` if possible.
 
-    def free(self, table: list[BlockId]) -> None:
-        """Free the blocks of `table` and empty it.
+        Returns how many tokens they hold then: at least `computed`.
+        """
+        if not self.slides:
+            return num_tokens
+        self.slide(tables, computed)
+        if self.use.ahead:
+            num_tokens = min(num_tokens, computed + self.use.ahead)
+        while num_tokens > computed and not self.grow(tables, num_tokens, computed):
+            num_tokens = (num_tokens - 1) // self.block_size * self.block_size
+        return max(num_tokens, computed)
+
+    def held(self, tables: Tables) -> list[BlockId]:
+        """Return the blocks of `tables` that have not been freed by a sliding window."""
+        return [block for table in tables for block in table if block != self.gone]
+
+    def free(self, tables: Tables) -> None:
+        """Free the blocks of `tables` and empty them.
 
         The last block is freed first, so that a cached block is evicted after those that continue
         it.
         """
-        self.pool.release(reversed(self.held(table)))
-        table.clear()
+        for table in tables:
+            self.pool.release(block for block in reversed(table) if block != self.gone)
+            table.clear()
 
-    def check_invariants(self, tables: Iterable[Sequence[BlockId]]) -> None:
+    def check_invariants(self, tables: Iterable[Tables]) -> None:
         """Raise AssertionError unless all blocks are free, cached, or used by `tables`."""
-        uses = [block for table in tables for block in table if block != self.gone]
+        uses = [block for each in tables for block in self.held(each)]
         self.pool.check_invariants(uses)
         self.index.check_invariants()
         free = self.pool.num_free - self.pool.num_cached

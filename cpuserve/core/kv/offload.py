@@ -17,16 +17,16 @@ PATIENCE_S = 0.01
 
 
 class BlockBytes(Protocol):
-    """The content of KV blocks as bytes, between steps."""
+    """The content of KV blocks of a cache group as bytes, between steps."""
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
 
-    def read(self, block: BlockId) -> Data:
+    def read(self, block: BlockId, group: int) -> Data:
         """Return a copy of the content of `block`."""
 
-    def write(self, block: BlockId, data: Data) -> None:
+    def write(self, block: BlockId, group: int, data: Data) -> None:
         """Overwrite the content of `block`."""
 
 
@@ -45,7 +45,7 @@ class Offload:
     left_s: float = math.inf
     num_saved: int = 0
     hits: dict[Where, int] = field(default_factory=lambda: {"swap": 0, "disk": 0})
-    _unsaved: dict[CachedBlock, None] = field(default_factory=dict)
+    _unsaved: dict[tuple[CachedBlock, int], None] = field(default_factory=dict)
 
     @property
     def has_time(self) -> bool:
@@ -77,31 +77,38 @@ class Offload:
         """Bytes of all files."""
         return 0 if self.disk is None else self.disk.num_bytes
 
-    def added(self, entry: CachedBlock) -> None:
-        """Note that `entry` has been published in the cache."""
-        if self.disk is not None and self.disk.wants(entry):
-            self._unsaved[entry] = None
+    def added(self, entry: CachedBlock, group: int) -> None:
+        """Note that the block of `entry` in `group` has been published in the cache."""
+        if self.disk is not None and self.disk.wants(entry, group):
+            self._unsaved[entry, group] = None
+
+    def filled(self, entry: CachedBlock, group: int) -> None:
+        """Note that `entry`, which had no block in `group`, has one again."""
+        if self.swap is not None:
+            self.swap.discard(entry, group)
+        self.added(entry, group)
 
     def removed(self, entry: CachedBlock) -> None:
         """Note that the content of `entry` is not valid."""
-        self._unsaved.pop(entry, None)
+        for group in range(len(entry.blocks)):
+            self._unsaved.pop((entry, group), None)
 
-    def evicted(self, entry: CachedBlock) -> None:
-        """Save the block of `entry`, which is about to be reused.
+    def evicted(self, entry: CachedBlock, group: int) -> None:
+        """Save the block of `entry` in `group`, which is about to be reused.
 
         Its content is lost if there is no time left to save it.
         """
-        self._unsaved.pop(entry, None)
+        self._unsaved.pop((entry, group), None)
         disk = self.disk
-        to_disk = disk is not None and disk.can_queue and disk.wants(entry)
+        to_disk = disk is not None and disk.can_queue and disk.wants(entry, group)
         if not self.has_time or (self.swap is None and not to_disk):
             return
         began = time.perf_counter()
-        data = self.blocks.read(entry.block)
+        data = self.blocks.read(entry.blocks[group], group)
         if self.swap is not None:
-            self.swap.put(entry, data)
+            self.swap.put(entry, group, data)
         if to_disk and disk is not None:
-            disk.put(entry, data)
+            disk.put(entry, data, group=group)
         self.num_saved += 1
         self._spent(began)
 
@@ -110,33 +117,36 @@ class Offload:
         disk = self.disk
         if disk is None or not self._unsaved:
             return False
-        entry = next(iter(self._unsaved))
-        if not disk.wants(entry) or disk.put(entry, self.blocks.read(entry.block), PATIENCE_S):
-            del self._unsaved[entry]
+        unsaved = next(iter(self._unsaved))
+        entry, group = unsaved
+        data = self.blocks.read(entry.blocks[group], group) if disk.wants(entry, group) else None
+        if data is None or disk.put(entry, data, PATIENCE_S, group):
+            del self._unsaved[unsaved]
         return bool(self._unsaved)
 
-    def find(self, chain: PrefixChain, index: int) -> Where | None:
+    def find(self, chain: PrefixChain, index: int, group: int) -> Where | None:
         """Return the tier that holds block `index` of `chain`, the next after its entries."""
-        if self.swap is not None and self.swap.find(chain, index, chain.last) is not None:
+        if self.swap is not None and self.swap.find(chain, index, chain.last, group) is not None:
             return "swap"
-        if self.disk is not None and self.disk.has(chain.keys[index]):
+        if self.disk is not None and self.disk.has(chain.keys[index], group):
             return "disk"
         return None
 
     def restore(
-        self, chain: PrefixChain, where: Where, block: BlockId
+        self, chain: PrefixChain, group: int, block: BlockId
     ) -> tuple[bool, CachedBlock | None]:
         """Fill `block` with the next block of `chain`; return (whether it was found, its entry)."""
         index, began = chain.num_entries, time.perf_counter()
         entry: CachedBlock | None = None
         data: Data | None = None
-        if where == "swap" and self.swap is not None:
-            entry = self.swap.find(chain, index, chain.last)
-            data = None if entry is None else self.swap.take(entry)
-        elif self.disk is not None:
-            data = self.disk.load(chain, index)
+        where: Where = "swap"
+        if self.swap is not None:
+            entry = self.swap.find(chain, index, chain.last, group)
+            data = None if entry is None else self.swap.take(entry, group)
+        if data is None and self.disk is not None:
+            where, data = "disk", self.disk.load(chain, index, group)
         if data is not None:
-            self.blocks.write(block, data)
+            self.blocks.write(block, group, data)
             self.hits[where] += 1
         self._spent(began)
         return data is not None, entry

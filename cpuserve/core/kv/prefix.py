@@ -30,17 +30,24 @@ def sha256(data: bytes) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class CachedBlock:
-    """An entry of the index: a full block and its key; `block` is FORGOTTEN after its eviction.
+    """An entry of the index: the tokens of a full block, their key, and the blocks that hold them.
 
-    children: the entries for blocks that follow this one.
+    blocks: the block of each cache group, FORGOTTEN where it was freed. children: the entries for
+    blocks that follow this one. forgotten: the entry is not in the index any more.
     """
 
-    block: BlockId
+    blocks: list[BlockId]
     key: BlockHash
     content: bytes
     parent: CachedBlock | None
     salt: str
     children: dict[CachedBlock, None] = field(default_factory=dict)
+    forgotten: bool = False
+
+    @property
+    def held(self) -> list[BlockId]:
+        """The blocks that hold these tokens."""
+        return [block for block in self.blocks if block != FORGOTTEN]
 
 
 ChainMark = tuple[int, CachedBlock | None, int]
@@ -48,15 +55,15 @@ ChainMark = tuple[int, CachedBlock | None, int]
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The entries whose blocks hold the first `num_tokens` tokens of a sequence."""
+    """The entries whose blocks hold the first `num_tokens` tokens of a sequence.
+
+    tables: the beginning of the block table of each cache group. blocks: those that they share.
+    """
 
     entries: list[CachedBlock] = field(default_factory=list)
     num_tokens: int = 0
-
-    @property
-    def blocks(self) -> list[BlockId]:
-        """The blocks, in order."""
-        return [entry.block for entry in self.entries]
+    tables: list[list[BlockId]] = field(default_factory=list)
+    blocks: list[BlockId] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -120,7 +127,7 @@ class PrefixIndex:
         return block in self._by_block
 
     def __len__(self) -> int:
-        return len(self._by_block)
+        return len(self._by_key)
 
     def name(self, chain: PrefixChain, token_ids: Sequence[int], count: int) -> None:
         """Append the missing keys of the first `count` blocks of `token_ids` to `chain`."""
@@ -156,22 +163,22 @@ class PrefixIndex:
             entries.append(parent)
         return entries
 
-    def can_insert(self, chain: PrefixChain, block: BlockId) -> bool:
-        """Whether `insert` would create an entry for `block`."""
+    def can_insert(self, chain: PrefixChain, blocks: Iterable[BlockId]) -> bool:
+        """Whether `insert` would create an entry for `blocks`."""
         return not (
             _forgotten(chain.last)
-            or block in self._by_block
+            or any(block in self._by_block for block in blocks)
             or chain.keys[chain.num_entries] in self._by_key
         )
 
     def insert(
-        self, chain: PrefixChain, block: BlockId, old: CachedBlock | None = None
+        self, chain: PrefixChain, blocks: list[BlockId], old: CachedBlock | None = None
     ) -> CachedBlock | None:
-        """Return the entry for the next block of `chain`: an existing one, or a new one of `block`.
+        """Return the entry for the next block of `chain`: one that exists, or a new one.
 
         Returns None if there can be no entry: other content has the same hash, the parent's entry
-        was evicted, or `block` has another entry. old: an evicted entry of the same tokens, which
-        is reused, so that entries whose parent it is can be found again.
+        was evicted, or one of `blocks` has another entry. old: an evicted entry of the same tokens,
+        which is reused, so that entries whose parent it is can be found again.
         """
         parent, index = chain.last, chain.num_entries
         if _forgotten(parent):
@@ -179,14 +186,28 @@ class PrefixIndex:
         key = chain.keys[index]
         if key in self._by_key:
             return self.find(chain, index, parent)
-        if block in self._by_block:
+        if any(block in self._by_block for block in blocks):
             return None
-        entry = old or CachedBlock(block, key, chain.contents[index], parent, chain.salt)
-        entry.block, entry.parent = block, parent
+        entry = old or CachedBlock([], key, chain.contents[index], parent, chain.salt)
+        entry.blocks, entry.parent, entry.forgotten = blocks, parent, False
         if parent is not None:
             parent.children[entry] = None
-        self._by_key[key] = self._by_block[block] = entry
+        self._by_key[key] = entry
+        self._by_block.update((block, entry) for block in blocks if block != FORGOTTEN)
         return entry
+
+    def fill(self, entry: CachedBlock, group: int, block: BlockId) -> bool:
+        """Give `entry` a block for a group that has none; False if `block` has another entry."""
+        if block in self._by_block:
+            return False
+        entry.blocks[group] = block
+        self._by_block[block] = entry
+        return True
+
+    def empty(self, entry: CachedBlock, group: int) -> None:
+        """Take the block of `group` from `entry`, which stays in the index."""
+        del self._by_block[entry.blocks[group]]
+        entry.blocks[group] = FORGOTTEN
 
     def entry(self, block: BlockId) -> CachedBlock | None:
         """Return the entry of `block`, or None."""
@@ -202,21 +223,24 @@ class PrefixIndex:
     def forget(self, entry: CachedBlock) -> None:
         """Remove `entry` from the index; its children have been removed before."""
         assert not entry.children, "an entry is removed before its children"
-        del self._by_block[entry.block]
+        for block in entry.held:
+            del self._by_block[block]
         del self._by_key[entry.key]
         if entry.parent is not None:
             del entry.parent.children[entry]
-        entry.block = FORGOTTEN
+        entry.blocks = [FORGOTTEN] * len(entry.blocks)
+        entry.forgotten = True
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless both maps and the parent links agree."""
-        entries: Iterable[CachedBlock] = self._by_block.values()
-        assert set(map(id, entries)) == set(map(id, self._by_key.values())), (
+        held = sorted((b, id(e)) for e in self._by_key.values() for b in e.held)
+        assert held == sorted((block, id(entry)) for block, entry in self._by_block.items()), (
             "the two maps of the index differ"
         )
-        for block, entry in self._by_block.items():
-            assert entry.block == block, "an entry has another block"
-            assert self._by_key[entry.key] is entry, "an entry has another key"
+        for key, entry in self._by_key.items():
+            assert entry.key == key, "an entry has another key"
+            assert not entry.forgotten, "a forgotten entry is in the index"
+            assert entry.held or entry.children, "an entry leads to no block"
             assert not _forgotten(entry.parent), "an entry's parent was forgotten before it"
             if entry.parent is not None:
                 assert entry in entry.parent.children, "an entry is not among its parent's children"
@@ -226,4 +250,4 @@ class PrefixIndex:
 
 
 def _forgotten(entry: CachedBlock | None) -> bool:
-    return entry is not None and entry.block == FORGOTTEN
+    return entry is not None and entry.forgotten

@@ -19,28 +19,28 @@ class SwapSpace:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._blocks: OrderedDict[BlockHash, tuple[CachedBlock, Data]] = OrderedDict()
+        self._blocks: OrderedDict[tuple[BlockHash, int], tuple[CachedBlock, Data]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def __iter__(self) -> Iterator[tuple[CachedBlock, Data]]:
-        return iter(self._blocks.values())
+    def __iter__(self) -> Iterator[tuple[CachedBlock, int, Data]]:
+        return ((entry, group, data) for (_, group), (entry, data) in self._blocks.items())
 
-    def put(self, entry: CachedBlock, data: Data) -> None:
-        """Keep `data`, the content of the evicted block of `entry`."""
-        self._blocks.pop(entry.key, None)
+    def put(self, entry: CachedBlock, group: int, data: Data) -> None:
+        """Keep `data`, the content of the evicted block of `entry` in a cache group."""
+        self._blocks.pop((entry.key, group), None)
         if not self.num_blocks:
             return
         while len(self._blocks) >= self.num_blocks:
             self._blocks.popitem(last=False)
-        self._blocks[entry.key] = entry, data
+        self._blocks[entry.key, group] = entry, data
 
     def find(
-        self, chain: PrefixChain, index: int, parent: CachedBlock | None
+        self, chain: PrefixChain, index: int, parent: CachedBlock | None, group: int
     ) -> CachedBlock | None:
         """Return the entry of block `index` of `chain` whose parent equals `parent`, or None."""
-        entry, _ = self._blocks.get(chain.keys[index], (None, b""))
+        entry, _ = self._blocks.get((chain.keys[index], group), (None, b""))
         if entry is None or entry.content != chain.contents[index] or entry.salt != chain.salt:
             return None
         if not _same_prefix(entry.parent, parent):
@@ -48,9 +48,13 @@ class SwapSpace:
         entry.parent = parent  # so that the next comparison ends at once
         return entry
 
-    def take(self, entry: CachedBlock) -> Data:
-        """Remove `entry` and return its data."""
-        return self._blocks.pop(entry.key)[1]
+    def take(self, entry: CachedBlock, group: int) -> Data:
+        """Remove the block of `entry` in `group` and return its data."""
+        return self._blocks.pop((entry.key, group))[1]
+
+    def discard(self, entry: CachedBlock, group: int) -> None:
+        """Remove the block of `entry` in `group`, if there is one."""
+        self._blocks.pop((entry.key, group), None)
 
     def clear(self) -> None:
         """Remove all entries."""

@@ -1,0 +1,59 @@
+"""Divide the layers of a model into cache groups, of which every sequence has a block table each.
+
+All groups share one pool of KV blocks, so a block is as large as the largest group needs. Layers
+that keep the same tokens are therefore divided into several groups of about equal size: for 4
+layers that see everything and 22 with a window, into one group of 4 layers, five of 4, and one of
+2. Any block then serves any group, and no memory has to be reserved for one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cpuserve.config.engine import KvGroup
+
+# Fewer groups mean shorter tables to pack for each step; this much memory may be lost for that.
+MOST_WASTE = 1 / 12
+MOST_PARTS = 8
+
+
+def group_layers(windows: Sequence[int], sizes: Sequence[int]) -> list[KvGroup]:
+    """Return the groups of layers with these windows (0 = everything) and bytes of a block.
+
+    Groups that keep everything come first.
+    """
+    kinds: dict[int, list[int]] = {}
+    for layer, window in enumerate(windows):
+        kinds.setdefault(window, []).append(layer)
+    if len(kinds) <= 1:
+        return [KvGroup(window, layers) for window, layers in kinds.items()] or [KvGroup(0, [])]
+    least = min(sum(sizes[layer] for layer in layers) for layers in kinds.values())
+    best: tuple[int, list[KvGroup]] | None = None
+    for parts in range(1, MOST_PARTS + 1):
+        groups = _divide(kinds, sizes, max(-(-least // parts), *sizes))
+        total = len(groups) * block_bytes(groups, sizes)
+        if best is None or total < best[0]:
+            best = total, groups
+        if total <= sum(sizes) * (1 + MOST_WASTE):
+            break
+    assert best is not None, "there is at least one way"
+    return best[1]
+
+
+def block_bytes(groups: Sequence[KvGroup], sizes: Sequence[int]) -> int:
+    """Return the bytes of a block that can serve any of `groups`."""
+    return max(sum(sizes[layer] for layer in group.layers) for group in groups)
+
+
+def _divide(kinds: dict[int, list[int]], sizes: Sequence[int], most: int) -> list[KvGroup]:
+    """Divide the layers of each kind, in order, into groups of at most `most` bytes."""
+    groups: list[KvGroup] = []
+    for window in sorted(kinds):
+        size = most + 1  # so that the first layer begins a group
+        for layer in kinds[window]:
+            size += sizes[layer]
+            if size > most:
+                groups.append(KvGroup(window, []))
+                size = sizes[layer]
+            groups[-1].layers.append(layer)
+    return groups
