@@ -206,7 +206,7 @@ class Executor:
         output: npt.NDArray[np.int32],
     ) -> None: ...
     def release(self, slot: int) -> None: ...
-    def step(self, words: npt.NDArray[np.int32]) -> int:
+    def step(self, words: npt.NDArray[np.int32], masks: npt.NDArray[np.int32] | None = None) -> int:
         """Run one step (GIL released) and return its number of logit rows, R. Results are in the
         arrays below, views of [max_tokens] and [max_tokens, max_top] that the next step overwrites.
         The tokens of a sequence must be the last of its kv_len. RuntimeError after cancel()."""
@@ -317,6 +317,7 @@ def kernel_sample(
     output: npt.NDArray[np.int32] = ...,
     target: int = -1,
     num_top: int = -1,
+    mask: npt.NDArray[np.int32] | None = None,
 ) -> dict[str, Any]:
     """{"token", "logprob", "rank", "top_ids", "top_logprobs"}; target >= 0: score that id."""
 

@@ -18,12 +18,14 @@ class LogitRow:
     alternatives to report, -1 = no logprobs. draft: the token that the sequence has after this row,
     which was guessed (-1: none was). The next row is its row: it is sampled only if this one gives
     `draft`.
+    masked: sample only ids that the slot's mask allows.
     """
 
     index: int
     target: int = SAMPLE
     num_top: int = -1
     draft: int = -1
+    masked: bool = False
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ class StepView:
 
     token_ids, positions [T]; query_start, table_start [S + 1]; kv_len [S]; block_tables [G * B];
     adapters [S], or [0] if no sequence has one; row_token, row_slot, row_target, row_top [R];
-    row_draft [R], or [0] without drafts.
+    row_draft, row_mask [R], or [0] in a step without drafts or masks.
     """
 
     token_ids: Int32
@@ -46,6 +46,7 @@ class StepView:
     row_target: Int32
     row_top: Int32
     row_draft: Int32
+    row_mask: Int32
 
     def draft(self, row: int) -> int:
         """The token that `row` has to give for the next row to be sampled, or -1."""
@@ -83,19 +84,22 @@ class StepView:
 
 
 def section_lengths(
-    tokens: int, seqs: int, rows: int, blocks: int, adapters: int, drafts: int
+    tokens: int, seqs: int, rows: int, blocks: int, masks: int, adapters: int, drafts: int
 ) -> tuple[int, ...]:
     """Words of each section, in the order of StepView's fields."""
-    by_seq, by_row = (seqs + 1, seqs, seqs + 1, blocks, adapters), (rows, rows, rows, rows, drafts)
+    by_seq = (seqs + 1, seqs, seqs + 1, blocks, adapters)
+    by_row = (rows, rows, rows, rows, drafts, rows if masks else 0)
     return (tokens, tokens, *by_seq, *by_row)
 
 
 def view(arrays: HasWords) -> StepView:
     """The sections of `arrays`; ValueError if their total length does not match the header."""
     words = arrays.words
-    tokens, seqs, rows, blocks, _, adapters, more_groups, drafts = (int(n) for n in words[:HEADER])
-    lengths = section_lengths(tokens, seqs, rows, blocks * (more_groups + 1), adapters, drafts)
-    fits = min(tokens, seqs, rows, blocks, more_groups) >= 0
+    tokens, seqs, rows, blocks, masks = (int(n) for n in words[:5])
+    adapters, more_groups, drafts = (int(n) for n in words[5:HEADER])
+    all_blocks = blocks * (more_groups + 1)
+    lengths = section_lengths(tokens, seqs, rows, all_blocks, masks, adapters, drafts)
+    fits = min(tokens, seqs, rows, blocks, masks, more_groups) >= 0
     fits = fits and drafts in (0, rows) and adapters in (0, seqs)
     if not fits or HEADER + sum(lengths) != len(words):
         msg = f"a step of {len(words)} words does not match its header {words[:HEADER].tolist()}"

@@ -22,18 +22,23 @@ class StepArrays:
     """One step as a flat block of int32, which the C++ executor reads without conversion.
 
     words[0:8] = num_tokens T, num_seqs S, num_rows R, num_blocks B (sum of the table lengths of one
-    cache group), 0, num_adapters A (S, or 0 if no sequence has one), number of cache groups G - 1,
-    num_drafts D (0 or R); then, in order: token_ids [T], positions [T], query_start [S + 1], kv_len
-    [S] (keys after this step), table_start [S + 1], block_tables [G, B], adapters [A] (-1 = none),
-    row_token [R] (index into T), row_slot [R], row_target [R] (-1 = sample, -2 = the row's vector),
-    row_top [R] (-1 = no logprobs), row_draft [D] (-1 = none; else the token after this one, which
-    the next row follows). The tables of a sequence have the same length in all groups.
+    cache group), num_masks M, num_adapters A (S, or 0 if no sequence has one), number of cache
+    groups G - 1, num_drafts D (0 or R); then, in order: token_ids [T], positions [T], query_start
+    [S + 1], kv_len [S] (keys after this step), table_start [S + 1], block_tables [G, B], adapters
+    [A] (-1 = none), row_token [R] (index into T), row_slot [R], row_target [R] (-1 = sample, -2 =
+    the row's vector), row_top [R] (-1 = no logprobs), row_draft [D] (-1 = none; else the token
+    after this one, which the next row follows), and if M > 0 row_mask [R] (index of a mask, -1 =
+    none). The tables of a sequence have the same length in all groups.
 
     Rows that verify drafts are sampled in order, each with the sampler state after the tokens
     before it, until one does not give its draft.
+
+    masks: [M, mask_words(vocab)], None if M is 0. Bit i % 32 of word i / 32 says whether a row that
+    names the mask may sample id i. The step reads this memory, which its owner fills between steps.
     """
 
     words: Int32
+    masks: Int32 | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -44,6 +49,11 @@ class StepArrays:
     def num_rows(self) -> int:
         """Number of logit rows, R."""
         return int(self.words[2])
+
+
+def mask_words(vocab: int) -> int:
+    """Return the int32 words of a mask, which has one bit for each id."""
+    return (vocab + 31) // 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class NativeExecutor:
     def step(self, arrays: StepArrays) -> StepOutputs:
         """Run a forward step in one C++ call; the next step overwrites the returned views."""
         n = self.native
-        n.step(arrays.words)
+        n.step(arrays.words, arrays.masks)
         vectors = n.vectors if self._pooled else None
         return StepOutputs(n.tokens, n.logprobs, n.ranks, n.top_ids, n.top_logprobs, vectors)
 

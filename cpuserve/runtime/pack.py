@@ -8,11 +8,13 @@ from itertools import accumulate
 import numpy as np
 
 from cpuserve.core.step import RowResult, StepBatch, StepResult, VectorResult
-from cpuserve.runtime.executor import StepArrays, StepOutputs
+from cpuserve.runtime.executor import Int32, StepArrays, StepOutputs
 
 
-def pack(batch: StepBatch) -> StepArrays:
+def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     """Return the batch as one flat block of int32 (layout: StepArrays).
+
+    masks: one by slot, for the rows that are masked; None if no row is.
 
     One `array` is filled by loops in C; a numpy array per section would take longer at batch 1.
     """
@@ -33,17 +35,9 @@ def pack(batch: StepBatch) -> StepArrays:
     adapters = [c.adapter for c in chunks]
     num_adapters = len(adapters) if max(adapters, default=-1) >= 0 else 0
     num_drafts = len(rows) if drafts else 0
-    header = (
-        starts[-1],
-        len(chunks),
-        len(rows),
-        sum(sizes),
-        0,
-        num_adapters,
-        groups - 1,
-        num_drafts,
-    )
-    words = array("i", header)
+    num_masks = 0 if masks is None else len(masks)
+    counts = (starts[-1], len(chunks), len(rows), sum(sizes))
+    words = array("i", (*counts, num_masks, num_adapters, groups - 1, num_drafts))
     for c in chunks:
         words.extend(c.token_ids)
     for c, n in zip(chunks, lengths, strict=True):
@@ -61,7 +55,9 @@ def pack(batch: StepBatch) -> StepArrays:
     words.extend([row.num_top for _, _, row in rows])
     if drafts:
         words.extend([row.draft for _, _, row in rows])
-    return StepArrays(np.frombuffer(words, np.int32))
+    if num_masks:
+        words.extend([slot if row.masked else -1 for _, slot, row in rows])
+    return StepArrays(np.frombuffer(words, np.int32), masks)
 
 
 def unpack(outputs: StepOutputs, batch: StepBatch) -> StepResult:

@@ -71,13 +71,15 @@ class SlotSampler:
         self._counts = np.bincount(np.asarray(output, np.int64), minlength=vocab)
         self._num_outputs = len(output)
 
-    def sample(self, logits: Float32, position: int) -> int:
+    def sample(self, logits: Float32, position: int, mask: Int32 | None = None) -> int:
         """Sample the token at absolute `position` from logits [vocab], and count it as output.
+
+        mask: one bit for each id, whether it is allowed (StepArrays.masks); None = all are.
 
         Returns -1 if no token can be sampled: see `is_distribution`.
         """
         with np.errstate(over="ignore"):
-            adjusted = self._adjusted(logits)
+            adjusted = self._adjusted(logits, mask)
         if not is_distribution(adjusted):
             return -1
         token = self._choose(adjusted, position)
@@ -85,8 +87,8 @@ class SlotSampler:
         self._num_outputs += 1
         return token
 
-    def _adjusted(self, logits: Float32) -> Float32:
-        """Do steps 2 and 3: bias, allowed and banned ids, penalties."""
+    def _adjusted(self, logits: Float32, mask: Int32 | None = None) -> Float32:
+        """Do steps 2 and 3: bias, allowed and banned ids, mask, penalties."""
         p = self._params
         x = logits.astype(np.float32, copy=True)
         for id_, value in (p.logit_bias or {}).items():
@@ -97,6 +99,8 @@ class SlotSampler:
             x[barred] = -np.inf
         if self._num_outputs < p.min_tokens:
             x[self._stop_ids] = -np.inf
+        if mask is not None:
+            x[~allowed_by(mask, len(x))] = -np.inf
         if p.repetition_penalty != 1.0:
             seen = self._in_prompt | (self._counts > 0)
             penalty = np.float32(p.repetition_penalty)
@@ -118,6 +122,12 @@ class SlotSampler:
         running = np.cumsum(mass[kept])
         at = int(np.searchsorted(running, uniform(self._seed, position) * running[-1], "right"))
         return int(kept[min(at, len(kept) - 1)])
+
+
+def allowed_by(mask: Int32, vocab: int) -> npt.NDArray[np.bool_]:
+    """Return for each id whether its bit in `mask` is set."""
+    bits = np.unpackbits(mask.astype("<i4").view(np.uint8), bitorder="little", count=vocab)
+    return bits.astype(bool)
 
 
 def is_distribution(logits: Float32) -> bool:

@@ -16,7 +16,15 @@ from cpuserve.core.step import SAMPLE
 from cpuserve.program.program import Program
 from cpuserve.program.view import StepView, view
 from cpuserve.quant.base import QuantTensor, Weights
-from cpuserve.runtime.executor import Bytes, Executor, Float32, Int32, StepArrays, StepOutputs
+from cpuserve.runtime.executor import (
+    Bytes,
+    Executor,
+    Float32,
+    Int32,
+    StepArrays,
+    StepOutputs,
+    mask_words,
+)
 from cpuserve.runtime.sampler import SlotSampler, is_distribution, score
 from cpuserve.sampling.params import SamplingParams
 
@@ -87,8 +95,8 @@ class TorchSampling:
 
     def step(self, arrays: StepArrays) -> StepOutputs:
         """Run one step; ValueError, before anything runs, if an index is out of range."""
-        step = view(arrays)
-        self._check(step)
+        step, masks = view(arrays), arrays.masks
+        self._check(step, masks)
         hidden = self._model.hidden(arrays)
         if self._pooled:
             return _vectors(hidden.float().numpy())
@@ -103,7 +111,7 @@ class TorchSampling:
         for first in range(0, rows, ROWS_AT_ONCE):
             logits = self._model.logits(hidden[first : first + ROWS_AT_ONCE]).numpy()
             for i, row in enumerate(logits):
-                self._finish_row(first + i, row, step, out)
+                self._finish_row(first + i, row, step, out, masks)
         return out
 
     def cancel(self, on: bool = True) -> None:
@@ -151,8 +159,13 @@ class TorchSampling:
         self._slots.clear()
         del self._model
 
-    def _check(self, step: StepView) -> None:
+    def _check(self, step: StepView, masks: Int32 | None) -> None:
         """Raise ValueError for faults of a step that the forward pass does not check."""
+        shape = (0, mask_words(self._vocab)) if masks is None else masks.shape
+        bad = (step.row_mask < -1) | (step.row_mask >= shape[0])
+        if shape[1] != mask_words(self._vocab) or bad.any():
+            msg = f"the rows name masks that are not among the {shape} words of masks"
+            raise ValueError(msg)
         if step.num_tokens > self.max_tokens or step.num_seqs > self._max_seqs:
             msg = f"a step of {step.num_tokens} tokens and {step.num_seqs} sequences is too large"
             raise ValueError(msg)
@@ -164,12 +177,17 @@ class TorchSampling:
                 msg = f"{top} alternatives are wanted, at most {MAX_TOP} can be"
                 raise ValueError(msg)
 
-    def _finish_row(self, row: int, logits: Float32, step: StepView, out: StepOutputs) -> None:
+    def _finish_row(
+        self, row: int, logits: Float32, step: StepView, out: StepOutputs, masks: Int32 | None
+    ) -> None:
         token, num_top = int(step.row_target[row]), int(step.row_top[row])
         known = is_distribution(logits) and _follows(row, step, out)
         if token < 0 and known:
             position = int(step.positions[step.row_token[row]]) + 1
-            token = self._slots[int(step.row_slot[row])].sample(logits, position)
+            mask = None
+            if masks is not None and len(step.row_mask) and step.row_mask[row] >= 0:
+                mask = masks[step.row_mask[row]]
+            token = self._slots[int(step.row_slot[row])].sample(logits, position, mask)
         out.tokens[row] = token
         if token < 0 or not known:
             out.tokens[row], out.logprobs[row], out.ranks[row] = -1, np.nan, 0

@@ -161,12 +161,13 @@ void register_executor(py::module_& m) {
           "release", [](Executor& e, int64_t slot) { e.sampler().release(slot); }, py::arg("slot"))
       .def(
           "step",
-          [](Executor& e, const Words& words) {
+          [](Executor& e, const Words& words, const std::optional<Words>& masks) {
             const Span<const int32_t> span = span_of(words);
+            const Span<const int32_t> bits = masks ? span_of(*masks) : Span<const int32_t>{};
             const py::gil_scoped_release release;
-            return e.step(span);
+            return e.step(span, bits);
           },
-          py::arg("words").noconvert())
+          py::arg("words").noconvert(), py::arg("masks").noconvert() = py::none())
       .def_property_readonly("kv_block_bytes", &Executor::kv_block_bytes)
       .def("read_blocks", &read_blocks, py::arg("blocks").noconvert(), py::arg("group") = 0)
       .def("write_blocks", &write_blocks, py::arg("blocks").noconvert(),

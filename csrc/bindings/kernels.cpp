@@ -93,11 +93,13 @@ py::dict kernel_sample(const std::string& isa, const Array<float>& logits, float
                        const Array<int32_t>& bias_ids, const Array<float>& bias_values,
                        const std::optional<Array<int32_t>>& allowed, const Array<int32_t>& banned,
                        const Array<int32_t>& prompt, const Array<int32_t>& output, int32_t target,
-                       int32_t num_top) {
+                       int32_t num_top, const std::optional<Array<int32_t>>& mask) {
   const KernelTable& table = runnable_kernels(isa);
   const auto vocab = static_cast<int64_t>(logits.size());
   check_argument(vocab >= 1 && target < vocab && num_top <= vocab,
                  "kernel_sample: target or num_top is out of range");
+  check_argument(!mask || mask->size() == mask_words(vocab),
+                 "kernel_sample: the mask needs one bit for each logit");
   Sampler sampler(1, vocab, 1);
   SlotRequest r;
   r.temperature = temperature;
@@ -131,6 +133,7 @@ py::dict kernel_sample(const std::string& isa, const Array<float>& logits, float
   args.position = position;
   args.target = target;
   args.num_top = num_top;
+  args.mask = mask ? mask->data() : nullptr;
   args.top_ids = top_ids.mutable_data();
   args.top_logprobs = top_logprobs.mutable_data();
   args.scratch = scratch.data();
@@ -198,7 +201,8 @@ void register_kernels(py::module_& m) {
         py::arg("presence") = 0.0f, py::arg("seed") = 0, py::arg("position") = 0,
         py::arg("bias_ids") = empty, py::arg("bias_values") = empty,
         py::arg("allowed") = py::none(), py::arg("banned") = empty, py::arg("prompt") = empty,
-        py::arg("output") = empty, py::arg("target") = -1, py::arg("num_top") = -1);
+        py::arg("output") = empty, py::arg("target") = -1, py::arg("num_top") = -1,
+        py::arg("mask") = py::none());
   m.def("kernel_sample_times", &kernel_sample_times, py::arg("isa"), py::arg("logits"),
         py::arg("top_p"), py::arg("draws"));
 }

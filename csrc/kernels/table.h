@@ -359,7 +359,7 @@ struct ScaleLogitsArgs {
 // Sampling of one row of logits. The steps, in order (the torch executor does the same):
 //  1. logprob of any id = logit - logsumexp(logits) of the unmodified logits.
 //  2. bias[i].value is added to logits[bias[i].id]; if num_allowed >= 0 all other ids become -inf;
-//     the first min_tokens outputs ban the stop ids.
+//     the first min_tokens outputs ban the stop ids; ids whose bit in the mask is 0 become -inf.
 //  3. repetition penalty on ids seen in prompt or output (logit > 0 ? / p : * p), then
 //     - frequency * count_output - presence * (count_output > 0).
 //  4. temperature < 1e-5: the largest logit, lowest id on ties. Else logits / temperature.
@@ -398,6 +398,7 @@ struct SampleArgs {
   int32_t position;            // absolute position of the sampled token (RNG counter)
   int32_t target;              // id to score instead of sampling, -1 = sample
   int32_t num_top;             // requested alternatives; -1 = no logprobs at all
+  const int32_t* mask;         // bit i % 32 of word i / 32: whether id i is allowed; nullptr: all
   int32_t token;               // out
   float logprob;               // out: of `token`
   int32_t rank;                // out: 1 + number of ids with a larger logit

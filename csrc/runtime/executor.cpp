@@ -195,8 +195,8 @@ void Executor::interleave(const std::vector<int>& nodes) {
   }
 }
 
-StepInput Executor::parse(Span<const int32_t> words) const {
-  const StepInput in = parse_step(words, limits_);
+StepInput Executor::parse(Span<const int32_t> words, Span<const int32_t> masks) const {
+  const StepInput in = parse_step(words, limits_, masks);
   for (int64_t r = 0; r < in.rows; r++) {
     check_argument(in.row_target[r] != kSampledRow || sampler_.admitted(in.row_slot[r]),
                    "row_slot[", r, "] = ", in.row_slot[r], " has not been admitted");
@@ -244,9 +244,9 @@ bool Executor::run_ops(int64_t first, int64_t last) {
   return finished;
 }
 
-int64_t Executor::run_step(Span<const int32_t> words, float* logits) {
+int64_t Executor::run_step(Span<const int32_t> words, Span<const int32_t> masks, float* logits) {
   const int64_t allocations_before = allocations();
-  begin_step(parse(words));
+  begin_step(parse(words, masks));
   logits_copy_ = logits;
   const bool finished = run_ops(0, static_cast<int64_t>(program_->ops().size()));
   logits_copy_ = nullptr;
@@ -297,10 +297,12 @@ void Executor::write_blocks(Span<const int32_t> blocks, int32_t group, const uin
   }
 }
 
-int64_t Executor::step(Span<const int32_t> words) { return run_step(words, nullptr); }
+int64_t Executor::step(Span<const int32_t> words, Span<const int32_t> masks) {
+  return run_step(words, masks, nullptr);
+}
 
 int64_t Executor::step_logits(Span<const int32_t> words, float* logits) {
-  return run_step(words, logits);
+  return run_step(words, {}, logits);
 }
 
 }  // namespace cpuserve

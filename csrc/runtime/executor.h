@@ -80,8 +80,9 @@ class Executor {
   // next step. Throws std::invalid_argument, before anything runs, if an index is out of range.
   // Throws std::runtime_error if cancelled (KV slots of the tokens of the step may have been
   // written, and slots with drafts have to be admitted again). A row whose draft was not sampled
-  // leaves the rows that would follow it without a token (-1).
-  int64_t step(Span<const int32_t> words);
+  // leaves the rows that would follow it without a token (-1). `masks` is the memory of the step's
+  // masks, which must not change meanwhile.
+  int64_t step(Span<const int32_t> words, Span<const int32_t> masks = {});
   // The same, and also copies the unmodified logits [rows, vocab] to `logits`, which the caller has
   // sized.
   int64_t step_logits(Span<const int32_t> words, float* logits);
@@ -139,7 +140,7 @@ class Executor {
   static int64_t blocks_of(int64_t tokens) { return (tokens + kBlock - 1) / kBlock; }
   static Routing make_routing(const Program& program);
   static Buffer make_activations(const Program& program, std::vector<Rows>& values);
-  StepInput parse(Span<const int32_t> words) const;
+  StepInput parse(Span<const int32_t> words, Span<const int32_t> masks = {}) const;
   void check_kernels() const;
   void check_block(int32_t block) const;
   void check_group(int32_t group) const;
@@ -148,7 +149,7 @@ class Executor {
   void carve_work_memory();
   void begin_step(const StepInput& in);
   bool run_ops(int64_t first, int64_t last);
-  int64_t run_step(Span<const int32_t> words, float* logits);
+  int64_t run_step(Span<const int32_t> words, Span<const int32_t> masks, float* logits);
   void append_samples();
   TapMatrix read_rows(const Rows& rows, int64_t count) const;
 

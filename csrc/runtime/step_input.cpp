@@ -9,9 +9,9 @@ namespace cpuserve {
 namespace {
 
 constexpr int64_t kHeader = 8;
-// Its words that count the entries of adapters, the groups of layers behind the first one, and the
-// entries of row_draft.
-constexpr int64_t kAdapters = 5, kMoreGroups = 6, kDrafts = 7;
+// Its words that count the masks, the entries of adapters, the groups of layers behind the first
+// one, and the entries of row_draft.
+constexpr int64_t kMasks = 4, kAdapters = 5, kMoreGroups = 6, kDrafts = 7;
 
 class Reader {
  public:
@@ -109,7 +109,8 @@ void check_drafts(const StepInput& in, const StepLimits& limits) {
 
 }  // namespace
 
-StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
+StepInput parse_step(Span<const int32_t> words, const StepLimits& limits,
+                     Span<const int32_t> masks) {
   Reader reader(words);
   const int32_t* header = reader.take(kHeader);
   StepInput in{};
@@ -117,6 +118,7 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   in.seqs = header[1];
   in.rows = header[2];
   const int64_t blocks = in.blocks = header[3], adapters = header[kAdapters];
+  const int64_t num_masks = header[kMasks];
   check_argument(in.tokens >= 1 && in.tokens <= limits.max_tokens, "a step must have 1 to ",
                  limits.max_tokens, " tokens, not ", in.tokens);
   check_argument(in.seqs >= 1 && in.seqs <= limits.max_seqs, "a step must have 1 to ",
@@ -134,6 +136,10 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   const int64_t drafts = header[kDrafts];
   check_argument(drafts == 0 || drafts == in.rows, "a step of ", in.rows,
                  " logit rows cannot have ", drafts, " drafts: it has one for each row, or none");
+  const int64_t words_of_masks = num_masks * mask_words(limits.vocab);
+  check_argument(num_masks >= 0 && masks.size() == words_of_masks, "the ", num_masks,
+                 " masks of the step need ", words_of_masks, " words, but there are ",
+                 masks.size());
 
   in.token_ids = reader.take(in.tokens);
   in.positions = reader.take(in.tokens);
@@ -147,6 +153,8 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   in.row_target = reader.take(in.rows);
   in.row_top = reader.take(in.rows);
   in.row_draft = drafts > 0 ? reader.take(drafts) : nullptr;
+  if (num_masks > 0) in.row_mask = reader.take(in.rows);
+  in.masks = masks.data();
   check_argument(reader.left() == 0, "the words of the step are too long: ", reader.left(),
                  " are left over");
 
@@ -158,6 +166,9 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits) {
   }
   for (int64_t r = 0; r < in.rows; r++) check_row(in, limits, r);
   if (in.row_draft) check_drafts(in, limits);
+  for (int64_t r = 0; in.row_mask && r < in.rows; r++) {
+    check_range("row_mask", r, in.row_mask[r], -1, num_masks);
+  }
   return in;
 }
 

@@ -20,10 +20,15 @@ struct StepInput {
   const int32_t* adapters;                                     // [seqs], or none
   const int32_t *row_token, *row_slot, *row_target, *row_top;  // [rows]
   const int32_t* row_draft;                                    // [rows], or null without drafts
+  const int32_t* row_mask;                                     // [rows], or null without masks
+  const int32_t* masks;                                        // [masks, mask_words(vocab)]
 
   // The token that row r has to give for the next row to be sampled, or -1.
   int32_t draft(int64_t r) const noexcept { return row_draft ? row_draft[r] : -1; }
 };
+
+// The words of a mask: one bit for each id of the vocabulary.
+constexpr int64_t mask_words(int64_t vocab) { return (vocab + 31) / 32; }
 
 struct StepLimits {
   int64_t max_tokens, max_seqs, max_positions, num_blocks, num_slots, embed_rows, vocab, max_top;
@@ -34,6 +39,7 @@ struct StepLimits {
 
 // Throws std::invalid_argument that names the first index out of range, before anything runs.
 // Checks everything that kernels use as an index, because kernels do not check it again.
-StepInput parse_step(Span<const int32_t> words, const StepLimits& limits);
+StepInput parse_step(Span<const int32_t> words, const StepLimits& limits,
+                     Span<const int32_t> masks = {});
 
 }  // namespace cpuserve

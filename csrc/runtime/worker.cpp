@@ -276,6 +276,9 @@ void Executor::Worker::sample_row(int64_t number, int64_t row) noexcept {
   args.params = args.target < 0 ? &e.sampler_.params(in.row_slot[r]) : nullptr;
   args.position = in.positions[in.row_token[r]] + 1;
   args.num_top = in.row_top[r];
+  if (in.row_mask && in.row_mask[r] >= 0) {
+    args.mask = in.masks + in.row_mask[r] * mask_words(e.logits_.width);
+  }
   args.top_ids = e.results_.top_ids.data() + r * static_cast<size_t>(e.limits_.max_top);
   args.top_logprobs = e.results_.top_logprobs.data() + r * static_cast<size_t>(e.limits_.max_top);
   args.scratch = scratch;

@@ -436,6 +436,27 @@ TEST(drafts_that_the_next_row_does_not_follow_are_refused) {
   EXPECT_THROWS(std::invalid_argument, "verified by other rows", parse_step(two, limits));
 }
 
+TEST(masks_are_refused_unless_every_row_names_one_that_exists) {
+  std::vector<int32_t> words = words_of(token_ids(2), 3);
+  const StepLimits limits{16, 2, 100, 8, 2, kVocab, kVocab, 4};
+  const std::vector<int32_t> masks(static_cast<size_t>(3 * mask_words(kVocab)));
+  const auto refusal = [&](int32_t first, int32_t second, size_t num_words) {
+    std::vector<int32_t> with = words;
+    with[4] = 3;
+    with.insert(with.end(), {first, second});
+    const Span<const int32_t> given(masks.data(), static_cast<int64_t>(num_words));
+    return testing::message_of<std::invalid_argument>([&] { parse_step(with, limits, given); });
+  };
+  EXPECT(refusal(-1, 2, masks.size()).empty());
+  EXPECT(refusal(0, 3, masks.size()).find("row_mask[1] = 3") != std::string::npos);
+  EXPECT(refusal(-2, 0, masks.size()).find("row_mask[0] = -2") != std::string::npos);
+  EXPECT(refusal(0, 0, masks.size() - 1).find("masks of the step") != std::string::npos);
+  EXPECT(refusal(0, 0, 0).find("masks of the step") != std::string::npos);
+  EXPECT(parse_step(words, limits).row_mask == nullptr);
+  words[4] = INT32_MAX;
+  EXPECT(!testing::message_of<std::invalid_argument>([&] { parse_step(words, limits); }).empty());
+}
+
 TEST(words_cut_anywhere_are_refused) {
   const StepLimits limits{16, 2, 100, 8, 2, kVocab, kVocab, 4};
   for (const auto& good : {words_of(token_ids(9), 3), verifying(1, token_ids(8), 3)}) {

@@ -28,7 +28,8 @@ struct Answer {
 };
 
 Answer run(const KernelTable& k, const std::vector<float>& logits, const SampleParams* p,
-           int32_t position = 0, int32_t target = -1, int32_t num_top = -1) {
+           int32_t position = 0, int32_t target = -1, int32_t num_top = -1,
+           const int32_t* mask = nullptr) {
   Buffer<float> x(logits.size());
   Buffer<uint8_t> scratch(logits.size() * 8 + 65536);
   std::copy(logits.begin(), logits.end(), x.data());
@@ -42,6 +43,7 @@ Answer run(const KernelTable& k, const std::vector<float>& logits, const SampleP
   a.position = position;
   a.target = target;
   a.num_top = num_top;
+  a.mask = mask;
   a.top_ids = ids.data();
   a.top_logprobs = logprobs.data();
   a.scratch = scratch.data();
@@ -301,6 +303,40 @@ KERNEL_TEST(sample_applies_bias_masks_and_penalties_in_order) {
     CHECK(run(k, x, &p).token == std::max_element(y.begin(), y.end()) - y.begin());
   }
   CHECK(compared > 150);
+}
+
+KERNEL_TEST(sample_takes_only_ids_of_the_mask_and_scores_the_untouched_logits) {
+  Rng rng(6);
+  for (size_t n : kVocabs) {
+    for (int sparse : {1, 2, 40}) {
+      const std::vector<float> x = random_logits(n, kShapes[n % 5], rng);
+      std::vector<int32_t> mask((n + 31) / 32), allowed;
+      for (size_t i = 0; i < n; i++) {
+        if (rng.below(sparse) > 0) continue;
+        mask[i / 32] |= static_cast<int32_t>(1u << (i % 32));
+        allowed.push_back(static_cast<int32_t>(i));
+      }
+      // A bias cannot bring back an id that the mask excludes.
+      std::vector<TokenBias> bias;
+      for (size_t i = 0; i < n; i += 7) bias.push_back({static_cast<int32_t>(i), 50.0f});
+      for (float temperature : {0.0f, 1.0f}) {
+        SampleParams p = plain(), listed;
+        p.temperature = temperature;
+        p.seed = rng.bits();
+        p.bias = bias.data();
+        p.num_bias = static_cast<int32_t>(bias.size());
+        listed = p;
+        listed.allowed = allowed.data();
+        listed.num_allowed = static_cast<int32_t>(allowed.size());
+        const Answer got = run(k, x, &p, 3, -1, 2, mask.data()),
+                     want = run(k, x, &listed, 3, -1, 2);
+        CHECK(got.token == want.token && (got.token >= 0) == !allowed.empty());
+        if (got.token < 0) continue;
+        CHECK(got.logprob == want.logprob && got.rank == want.rank);
+        CHECK(got.top_ids == want.top_ids && got.top_logprobs == want.top_logprobs);
+      }
+    }
+  }
 }
 
 KERNEL_TEST(sample_reports_logprob_rank_and_alternatives_of_untouched_logits) {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from cpuserve.core.step import (
 )
 from cpuserve.program.view import MORE_GROUPS
 from cpuserve.runtime.executor import HEADER, Executor, StepOutputs
+from cpuserve.runtime.sampler import allowed_by
 from cpuserve.sampling.params import SamplingParams
 
 VOCAB = 1000
@@ -33,8 +34,10 @@ NOTHING = -1
 REPEATS = 1 << 20  # seeds from here on: three of four tokens repeat an earlier one
 
 
-def next_token(history: Sequence[int], seed: int, banned: Sequence[int] = ()) -> int:
-    """Return the token that the model generates after `history`."""
+def next_token(history: Sequence[int], seed: int, banned: Collection[int] = ()) -> int:
+    """Return the token that the model generates after `history`; -1 if all are banned."""
+    if len(banned) >= VOCAB:
+        return -1
     digest = hashlib.blake2b(repr((seed, list(history))).encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "little")
     token = number % VOCAB
@@ -125,11 +128,12 @@ class FakeModel:
     def release(self, slot) -> None:
         del self.slots[slot]
 
-    def run(self, batch: StepBatch) -> StepResult:
+    def run(self, batch: StepBatch, masks=None) -> StepResult:
         assert 0 < batch.num_tokens <= self.max_tokens, "token budget exceeded"
         slots = [chunk.slot for chunk in batch.chunks]
         assert len(set(slots)) == len(slots), "a slot runs twice"
         self.steps += 1
+        self.masks = masks
         self.largest_step = max(self.largest_step, batch.num_tokens)
         self._check_places(batch)
         for chunk in batch.chunks:
@@ -203,7 +207,11 @@ class FakeModel:
         if token < 0:
             seen = (prompt + output)[-self.window :]
             assert seen == history, "sampler state and KV cache disagree"
-            banned = stop_ids if len(output) < params.min_tokens else ()
+            banned = set(stop_ids if len(output) < params.min_tokens else ())
+            if params.allowed_token_ids is not None:
+                banned |= set(range(VOCAB)) - set(params.allowed_token_ids)
+            if row.masked:
+                banned |= set(np.flatnonzero(~allowed_by(self.masks[chunk.slot], VOCAB)).tolist())
             token = next_token(history, seed, banned)
             output.append(token)
         if row.num_top < 0:
@@ -284,7 +292,7 @@ class FakeExecutor(Executor):
             self.model.spoil(batch)
             msg = "the step was cancelled"
             raise RuntimeError(msg)
-        rows = self.model.run(batch)
+        rows = self.model.run(batch, arrays.masks)
         tokens = np.array([r.token for r in rows], np.int32)
         logprobs = np.array([r.logprob for r in rows], np.float32)
         ranks = np.array([r.rank for r in rows], np.int32)
@@ -311,16 +319,17 @@ class FakeExecutor(Executor):
 def unflatten(words) -> StepBatch:
     """The StepBatch that StepArrays `words` describe."""
     values = words.tolist()
-    num_tokens, num_seqs, num_rows, num_blocks = values[:4]
+    num_tokens, num_seqs, num_rows, num_blocks, num_masks = values[:5]
     num_drafts, groups = values[HEADER - 1], values[MORE_GROUPS] + 1
     assert num_drafts in (0, num_rows)
     sections, start = [], HEADER
     sizes = (num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs + 1, num_blocks * groups)
-    for size in (*sizes, *[num_rows] * 4, num_drafts):
+    for size in (*sizes, *[num_rows] * 4, num_drafts, num_rows if num_masks else 0):
         sections.append(values[start : start + size])
         start += size
     assert start == len(values)
-    ids, positions, query, kv_len, tables, blocks, token, slot, target, num_top, draft = sections
+    ids, positions, query, kv_len, tables, blocks, *of_rows = sections
+    token, slot, target, num_top, draft, mask = of_rows
     draft = draft or [-1] * num_rows
     chunks, row = [], 0
     for i in range(num_seqs):
@@ -332,7 +341,10 @@ def unflatten(words) -> StepBatch:
         ]
         chunk = SeqChunk(-1, ids[begin:end], positions[begin], own)
         while row < num_rows and token[row] < end:
-            chunk.rows.append(LogitRow(token[row] - begin, target[row], num_top[row], draft[row]))
+            masked = bool(mask) and mask[row] >= 0
+            assert not masked or mask[row] == slot[row], "a row has the mask of another slot"
+            index = token[row] - begin
+            chunk.rows.append(LogitRow(index, target[row], num_top[row], draft[row], masked))
             chunk.num_drafts += draft[row] >= 0
             chunk.slot = slot[row]
             row += 1

@@ -226,14 +226,14 @@ class Chunk:
     slot: int = 0
 
 
-def words(*chunks):
+def words(*chunks, row_masks=(), num_masks=0):
     """One step's int32 block (cpuserve/runtime/executor.py: StepArrays)."""
     lengths = [len(c.ids) for c in chunks]
     starts = np.concatenate([[0], np.cumsum(lengths)])
     tables = np.concatenate([[0], np.cumsum([len(c.blocks) for c in chunks])])
     rows = [(starts[i] + r[0], c.slot, r[1], r[2]) for i, c in enumerate(chunks) for r in c.rows]
     parts = [
-        [starts[-1], len(chunks), len(rows), tables[-1], 0, 0, 0, 0],
+        [starts[-1], len(chunks), len(rows), tables[-1], num_masks, 0, 0, 0],
         *[c.ids for c in chunks],
         *[range(c.start, c.start + n) for c, n in zip(chunks, lengths, strict=True)],
         starts,
@@ -241,6 +241,7 @@ def words(*chunks):
         tables,
         *[c.blocks for c in chunks],
         *[[r[column] for r in rows] for column in range(4)],
+        row_masks,
     ]
     return np.concatenate([np.asarray(list(p), np.int32) for p in parts]).astype(np.int32)
 

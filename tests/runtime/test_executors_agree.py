@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from cpuserve.core.step import LogitRow, StepBatch
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
+from cpuserve.runtime.executor import mask_words
+from cpuserve.runtime.pack import pack
 from cpuserve.runtime.torch_executor import TorchExecutor
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config
@@ -17,6 +21,7 @@ _C = pytest.importorskip("cpuserve._C")
 PROMPTS = [[(i * 37 + i * i * 5) % 509 for i in range(length)] for length in (1, 33, 70)]
 SEEDS = [7, 7, 1 << 40]
 TOKENS = 24
+VOCAB = 512
 
 
 def config(executor):
@@ -32,8 +37,11 @@ def config(executor):
     )
 
 
-def drawn(executor):
-    """Tokens of three sequences that decode together, after prompts in two chunks."""
+def drawn(executor, masks=None):
+    """Tokens of three sequences that decode together, after prompts in two chunks.
+
+    masks: by slot; the sequence in slot 0 has none.
+    """
     sequences = []
     for slot, (prompt, seed) in enumerate(zip(PROMPTS, SEEDS, strict=True)):
         executor.admit(slot, SamplingParams(temperature=1.0), seed, prompt, [], [])
@@ -42,7 +50,9 @@ def drawn(executor):
             executor.step(step(sequences[-1].chunk(20, rows=[])))
     found = []
     for _ in range(TOKENS):
-        tokens = executor.step(step(*[s.chunk() for s in sequences])).tokens[: len(sequences)]
+        rows = [LogitRow(len(s.tokens) - s.done - 1, masked=s.slot > 0) for s in sequences]
+        chunks = [s.chunk(rows=[row]) for s, row in zip(sequences, rows, strict=True)]
+        tokens = executor.step(pack(StepBatch(chunks), masks)).tokens[: len(sequences)]
         for sequence, token in zip(sequences, tokens.tolist(), strict=True):
             sequence.tokens.append(token)
         found.append(tokens.tolist())
@@ -50,14 +60,38 @@ def drawn(executor):
     return found
 
 
-def test_a_seed_draws_the_same_tokens_from_both_executors():
+def of_both(masks=None):
+    """The tokens that both executors draw, after a check that they are equal."""
     from cpuserve.runtime.native import NativeExecutor
 
     checkpoint = open_checkpoint(tiny_model("llama"))
     program = build_program(spec_from_config(checkpoint.config))
+    if masks is not None:
+        masks = masks(program.vocab)
     native = NativeExecutor(config("native"), program, checkpoint.weights, _C.Team(1, None))
-    got = drawn(native)
-    assert got == drawn(TorchExecutor(config("torch"), program, checkpoint.weights))
+    got = drawn(native, masks)
+    assert got == drawn(TorchExecutor(config("torch"), program, checkpoint.weights), masks)
+    return got
+
+
+def test_masked_rows_draw_the_same_allowed_tokens_from_both_executors():
+    rng = np.random.default_rng(5)
+    few = rng.integers(-(2**31), 2**31, 3 * 4096).astype(np.int32)
+
+    def masks(vocab):
+        return few[: 3 * mask_words(vocab)].reshape(3, -1)
+
+    got, free = of_both(masks), of_both()
+    assert [tokens[0] for tokens in got] == [tokens[0] for tokens in free], "slot 0 has no mask"
+    for tokens in got:
+        for slot in (1, 2):
+            word = few[slot * mask_words(VOCAB) + tokens[slot] // 32]
+            assert int(word) >> tokens[slot] % 32 & 1
+    assert any(tokens[1:] != other[1:] for tokens, other in zip(got, free, strict=True))
+
+
+def test_a_seed_draws_the_same_tokens_from_both_executors():
+    got = of_both()
     assert len({token for step_tokens in got for token in step_tokens}) > TOKENS, (
         "the sequences are not random"
     )

@@ -194,6 +194,15 @@ def test_separate_matrices_writing_one_value_equal_one_matrix(model):
     assert np.array_equal(one, three)
 
 
+def mask_of(*allowed):
+    """The masks that allow these lists of ids."""
+    masks = np.zeros((len(allowed), -(-Shape().vocab // 32)), np.uint32)
+    for mask, ids in zip(masks, allowed, strict=True):
+        for i in ids:
+            mask[i // 32] |= np.uint32(1 << i % 32)
+    return masks.view(np.int32)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", ["dense_bf16", "w4m_g32"])
 def test_a_step_allocates_nothing(model, threads, kind):
@@ -205,6 +214,9 @@ def test_a_step_allocates_nothing(model, threads, kind):
             Chunk(PROMPT[:64], 0, blocks_for(64, 20), all_rows(64), slot=1),
         ),
     ]
+    chunk = Chunk(PROMPT[99:100], 99, blocks_for(200), [(0, -1, 5)])
+    masked = words(chunk, row_masks=[0], num_masks=1)
+    mask = mask_of([5, 9])
 
     def use(m):
         penalized = {**GREEDY, "repetition": 1.1, "min_tokens": 2, "temperature": 0.8}
@@ -214,6 +226,8 @@ def test_a_step_allocates_nothing(model, threads, kind):
         before = m.executor.step_allocations
         for s in steps:
             m.executor.step(s)
+        m.executor.step(masked, mask)
+        assert m.executor.tokens[0] in (5, 9)
         return m.executor.step_allocations - before
 
     assert Native(model, kind=kind, threads=threads).run(use) == 0
@@ -292,6 +306,52 @@ def test_bias_and_allowed_ids_decide(model):
     only = {"allowed": np.asarray([9, 4], np.int32)}
     tokens, rows = Native(model).run(lambda m: decode(m, 3, **only))
     assert tokens == [4 if r[4] >= r[9] else 9 for r in rows]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_mask_decides_over_its_own_rows_only(model, threads):
+    masks = mask_of([100, 31], [], [9])
+
+    def use(m):
+        for slot in range(4):
+            m.executor.admit(slot, **GREEDY)
+        chunks = [
+            Chunk(PROMPT[:20], 0, blocks_for(20, 2 * slot), [(19, -1, 5)], slot=slot)
+            for slot in range(4)
+        ]
+        rows = [m.executor.step_logits(words(chunk))[0] for chunk in chunks]
+        free = [int(row.argmax()) for row in rows]
+        m.executor.step(words(*chunks, row_masks=[-1, 0, 1, 2], num_masks=3), masks)
+        tokens = m.executor.tokens[:4].tolist()
+        assert tokens == [free[0], 31 if rows[1][31] > rows[1][100] else 100, -1, 9]
+        scored = m.executor.logprobs[:4]  # of the unmodified logits
+        want = rows[3][9] - np.log(np.exp(rows[3].astype(np.float64)).sum())
+        assert scored[3] == pytest.approx(want, abs=1e-4)
+        assert np.isnan(scored[2])
+
+    Native(model, threads=threads).run(use)
+
+
+def test_masks_that_do_not_fit_are_refused_before_anything_runs(model):
+    good = words(Chunk([1, 2, 3], 0, blocks_for(3), [(2, -1, 2)]), row_masks=[1], num_masks=2)
+    masks = mask_of([1], [2])
+
+    def use(m):
+        m.executor.admit(0, **GREEDY)
+        for bad, given, message in (
+            (good, None, "masks of the step"),
+            (good, masks[:1], "masks of the step"),
+            (good_words(), masks, "masks of the step"),
+            (good[:-1], masks, "too short"),
+            (np.append(good[:-1], np.int32(2)), masks, r"row_mask\[0\] = 2"),
+            (np.append(good[:-1], np.int32(-2)), masks, r"row_mask\[0\] = -2"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                m.executor.step(bad, given)
+        m.executor.step(good, masks)
+        return int(m.executor.tokens[0])
+
+    assert Native(model).run(use) == 2
 
 
 def test_scores_are_log_probabilities_with_rank_and_alternatives(model):

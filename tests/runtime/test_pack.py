@@ -38,6 +38,20 @@ def test_sections_are_laid_out_as_the_executors_read_them():
     assert step.row_top.tolist() == [2, -1, 0]
 
 
+def test_rows_that_are_masked_name_the_mask_of_their_slot():
+    masks = np.zeros((6, 4), np.int32)
+    chunks = [
+        SeqChunk(5, [11], 40, [[3, 8]], [LogitRow(0, masked=True)]),
+        SeqChunk(0, [31], 0, [[1]], [LogitRow(0, num_top=0)]),
+    ]
+    arrays = pack(StepBatch(chunks), masks)
+    assert arrays.masks is masks
+    assert arrays.words[:8].tolist() == [2, 2, 2, 3, 6, 0, 0, 0]
+    assert view(arrays).row_mask.tolist() == [5, -1]
+    assert view(arrays).row_top.tolist() == [-1, 0]
+    assert len(view(pack(BATCH)).row_mask) == 0
+
+
 def test_slots_follow_the_block_tables():
     step = view(pack(BATCH))
     assert token_slots(step, 32).tolist() == [8 * 32 + 8, 192, 193, 194, 1 * 32 + 31, 4 * 32]

@@ -120,6 +120,19 @@ def test_bias_allowed_and_banned_ids_come_before_the_penalties():
     assert s._adjusted(logits)[7] == 1.5
 
 
+def test_a_mask_decides_after_the_biases():
+    logits = np.zeros(VOCAB, np.float32)
+    mask = np.array([1 << 9 | 1 << 4, 1 << (40 - 32)], np.int32)
+    for temperature in (0.0, 1.0):
+        s = sampler(temperature=temperature, logit_bias={7: 90.0, 40: 80.0})
+        assert s.sample(logits, 0, mask) == 40
+        s = sampler(temperature=temperature, logit_bias={7: 90.0}, allowed_token_ids=[4, 7])
+        assert s.sample(logits, 0, mask) == 4
+        assert s.sample(logits, 0, np.zeros(2, np.int32)) == -1
+    draws = {sampler(seed=seed).sample(logits, 0, mask) for seed in range(60)}
+    assert draws == {4, 9, 40}
+
+
 def test_nothing_is_chosen_where_the_logits_are_no_distribution():
     logits = np.zeros(VOCAB, np.float32)
     logits[9] = 5.0

@@ -117,11 +117,27 @@ static inline void keep_allowed(float* logits, int n, const int32_t* allowed, in
   }
 }
 
+static inline void apply_mask(float* logits, int n, const int32_t* mask) {
+  for (int begin = 0; begin < n; begin += 32) {
+    const uint32_t bits = static_cast<uint32_t>(mask[begin / 32]);
+    const int end = begin + 32 < n ? begin + 32 : n;
+    if (bits == 0xffffffffu) continue;
+    if (bits == 0) {
+      for (int i = begin; i < end; i++) logits[i] = -INFINITY;
+      continue;
+    }
+    for (int i = begin; i < end; i++) {
+      logits[i] = (bits >> (i - begin)) & 1u ? logits[i] : -INFINITY;
+    }
+  }
+}
+
 // Steps 2 and 3 in table.h.
-static inline void adjust_logits(const SampleParams& p, float* logits, int n) {
+static inline void adjust_logits(const SampleParams& p, const int32_t* mask, float* logits, int n) {
   for (int i = 0; i < p.num_bias; i++) logits[p.bias[i].id] += p.bias[i].value;
   if (p.num_allowed >= 0) keep_allowed(logits, n, p.allowed, p.num_allowed);
   for (int i = 0; i < p.num_banned; i++) logits[p.banned[i]] = -INFINITY;
+  if (mask) apply_mask(logits, n, mask);
   for (int i = 0; i < p.num_counts; i++) {
     const TokenCount& c = p.counts[i];
     if (c.id < 0) continue;
@@ -274,7 +290,7 @@ static inline void answer_invalid(SampleArgs& a) {
 static inline int32_t choose_token(const SampleArgs& a, const SampleScratch& s, const Row& raw,
                                    float* block_max, float largest) {
   const SampleParams& p = *a.params;
-  const bool greedy = p.temperature < 1e-5f, changes = adjusts(p);
+  const bool greedy = p.temperature < 1e-5f, changes = a.mask || adjusts(p);
   if (greedy && !changes) return first_largest(raw, largest);
   Row r = raw;
   float* logits = a.logits;
@@ -283,7 +299,7 @@ static inline int32_t choose_token(const SampleArgs& a, const SampleScratch& s, 
     r.logits = logits = s.logits;
   }
   if (changes) {
-    adjust_logits(p, logits, r.n);
+    adjust_logits(p, a.mask, logits, r.n);
     if (!scan_row(r, block_max, &largest)) return -1;
   }
   if (greedy) return first_largest(r, largest);
@@ -291,7 +307,7 @@ static inline int32_t choose_token(const SampleArgs& a, const SampleScratch& s, 
 }
 
 // token = -1 (and logprob NaN) if the logits are not a distribution: one is NaN, the largest is
-// infinite, or bans leave no id.
+// infinite, or bans and the mask leave no id.
 static inline void sample(SampleArgs& a) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
   const int block = block_size(a.vocab);
