@@ -52,10 +52,6 @@ class WaitingQueue:
         """Insert `request` at the place of its rank."""
         insort(self._requests, request, key=_rank)
 
-    def head(self) -> Request | None:
-        """Return the request to admit next, or None."""
-        return self._requests[0] if self._requests else None
-
     def remove(self, request: Request) -> None:
         """Remove `request`."""
         at = bisect_left(self._requests, request.rank, key=_rank)

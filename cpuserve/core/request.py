@@ -29,7 +29,8 @@ class Request:
     because their step was ended early. ngrams: None before the first drafts of its tokens. pool:
     what makes an embedding of the prompt's vectors; such a request generates no tokens. adapter:
     the number of its LoRA adapter, -1 = none. salt: what separates its cached prefixes, None =
-    params.cache_salt.
+    params.cache_salt. ready: whether it may start; the scheduler passes over a request that is not
+    (its grammar compiles), and `Scheduler.make_ready` changes it.
     """
 
     id: RequestId
@@ -44,6 +45,7 @@ class Request:
     pool: Pool | None = None
     adapter: int = -1
     salt: str | None = None
+    ready: bool = True
     order: int = -1
     rank: tuple[float, int] = (0.0, -1)
     num_prompt: int = 0

@@ -11,7 +11,8 @@ ended early (`ends_for`, `rewind`), so that a new short request does not wait fo
 
 `running` and `waiting` are sorted by rank (queue.rank_of): arrival, or priority with aging. A
 request never takes blocks that one before it in `waiting` needs, and the last of `running` is
-preempted first, so the first request always advances: there is no livelock.
+preempted first, so the first request always advances: there is no livelock. Requests that are not
+ready (their grammar compiles) are passed over until `make_ready`, and keep their rank.
 
 Blocks of a prompt are published when its chunk is scheduled, before it has run. An executor stores
 the keys of all tokens of a step before any token attends (or runs sequences in batch order), so
@@ -23,7 +24,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -118,6 +119,7 @@ class Scheduler:
         self._batch_requests: list[Request] = []
         self._marks: list[ChainMark] = []  # marks of the prompts' prefix chains before the step
         self._refused: list[Delta] = []
+        self._num_unready = 0
 
     # --- requests in and out ------------------------------------------------------------------
 
@@ -130,6 +132,13 @@ class Scheduler:
         self._num_added += 1
         self.requests[request.id] = request
         self.waiting.push(request)
+        self._num_unready += not request.ready
+
+    def make_ready(self, request: Request) -> None:
+        """Let a waiting request start, at its place in the queue, which it has kept."""
+        assert not request.ready, f"request {request.id} is ready"
+        request.ready = True
+        self._num_unready -= 1
 
     def abort(self, request_id: RequestId) -> bool:
         """Drop a waiting or running request, between steps; False if there is none (any more)."""
@@ -141,8 +150,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request runs or waits."""
-        return bool(self.requests)
+        """Whether a request runs, or waits and is ready."""
+        return len(self.requests) > self._num_unready
+
+    @property
+    def _startable(self) -> Iterator[Request]:
+        """The waiting requests that are ready, in order."""
+        return (r for r in self.waiting if r.ready) if self._num_unready else iter(self.waiting)
 
     @property
     def batch_requests(self) -> Sequence[Request]:
@@ -241,7 +255,7 @@ class Scheduler:
         prompts lose few tokens by that, and `request` would wait for its end at least half as long
         as its own prompt takes. `rewind` must follow.
         """
-        if self.work.rows or not self._itl_target_s:
+        if self.work.rows or not self._itl_target_s or not request.ready:
             return False
         predicted = self._predicted_s
         if elapsed > predicted * self._loss_allowed or not self._can_start(request):
@@ -282,7 +296,7 @@ class Scheduler:
 
     def _can_start(self, request: Request) -> bool:
         """Whether `request` has a slot and blocks beside the queue, and priority over this step."""
-        waiting = [*self.waiting, request]
+        waiting = [*self._startable, request]
         blocks = sum(self.kv.needs(len(r.token_ids)) for r in waiting)
         blocks += self.kv.num_groups * (len(waiting) + len(self.running))
         if len(waiting) > len(self._free_slots) or blocks > self.kv.num_free:
@@ -340,7 +354,7 @@ class Scheduler:
         found: list[Request] = []
         groups = self.kv.num_groups
         free = self.kv.num_free - groups * len(self.running)
-        for request in islice(self.waiting, min(len(self._free_slots), LOOK_AHEAD)):
+        for request in islice(self._startable, min(len(self._free_slots), LOOK_AHEAD)):
             free -= self.kv.needs(len(request.token_ids)) + groups
             if free < 0 and found:
                 break
@@ -416,7 +430,7 @@ class Scheduler:
 
     def _make_way(self) -> None:
         """Preempt requests of lower priority if that lets the head of the queue start."""
-        head, kv = self.waiting.head(), self.kv
+        head, kv = next(self._startable, None), self.kv
         if head is None:
             return
         below = [r for r in self.running if head.rank < r.rank and head.priority < r.priority]
@@ -684,6 +698,7 @@ class Scheduler:
     def _drop(self, request: Request) -> None:
         """Remove `request` and free its slot and blocks."""
         del self.requests[request.id]
+        self._num_unready -= not request.ready
         if request in self.waiting:
             self.waiting.remove(request)
         if request.is_running:
@@ -718,6 +733,8 @@ class Scheduler:
         slots = [*(r.slot for r in running), *self._free_slots]
         assert sorted(slots) == list(range(self.max_num_seqs)), "slots leak"
         assert all(not r.is_running and not any(r.tables) for r in waiting), "waiting holds blocks"
+        assert all(r.ready for r in running), "a request runs that is not ready"
+        assert self._num_unready == sum(not r.ready for r in waiting), "unready ones are miscounted"
         assert all(r.num_computed < len(r.token_ids) for r in running), "a request stands still"
         self._check_tables(running)
 

@@ -63,6 +63,49 @@ def test_prompts_go_by_what_they_have_left_and_the_oldest_always_gets_a_part():
     assert step(scheduler, model)[0] == [1, 7, 2]  # a stream; then the second, and the oldest
 
 
+def test_a_request_that_is_not_ready_is_passed_over_and_keeps_its_place():
+    scheduler, model = make(max_num_seqs=1)
+    late = request(0, 3, max_tokens=1)
+    late.ready = False
+    scheduler.add(late)
+    for number in (1, 2):
+        scheduler.add(request(number, 3, max_tokens=1))
+    assert [d.request.id for d in step(scheduler, model)[1]] == [1]
+    scheduler.make_ready(late)
+    assert [d.request.id for d in step(scheduler, model)[1]] == [0]
+    assert [d.request.id for d in step(scheduler, model)[1]] == [2]
+    assert not scheduler.has_work
+
+
+def test_requests_that_are_not_ready_are_no_work_and_can_be_aborted():
+    scheduler, model = make()
+    for number in (0, 1):
+        waiting = request(number, 3)
+        waiting.ready = False
+        scheduler.add(waiting)
+    assert not scheduler.has_work
+    assert scheduler.abort(0)
+    assert not scheduler.has_work
+    scheduler.make_ready(waiting)
+    assert scheduler.has_work
+    assert step(scheduler, model)[0] == [3]
+    scheduler.check_invariants()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_request_that_is_not_ready_takes_nothing_from_those_behind_it(policy):
+    scheduler, model = make(num_blocks=8, max_num_seqs=2, policy=policy)
+    scheduler.add(request(0, 4, max_tokens=12))
+    step(scheduler, model)
+    large = request(1, 28, priority=-5)
+    large.ready = False
+    scheduler.add(large)  # its blocks would be all there are, and its priority comes first
+    scheduler.add(request(2, 4, max_tokens=4))
+    assert step(scheduler, model)[0] == [1, 4]
+    assert scheduler.num_preemptions == 0
+    assert not scheduler.ends_for(large, 0.0)
+
+
 def test_requests_beyond_the_slots_wait_their_turn():
     scheduler, model = make(max_num_seqs=2)
     for number in range(4):
@@ -187,7 +230,7 @@ def test_queue_keeps_order_and_finds_any_request_at_once():
     assert [r.id for r in queue] == [0, 1, 3]
     assert requests[2] not in queue
     assert requests[3] in queue
-    assert queue.head() is requests[0]
+    assert next(iter(queue)) is requests[0]
     assert len(queue) == 3
 
 

@@ -197,6 +197,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from([None, None, *SALTS]),
         priority=st.integers(-2, 2),
         seed=st.sampled_from([None, 11, REPEATS, REPEATS + 1, REPEATS + 4]),
+        ready=st.sampled_from([True, True, True, False]),
     )
     def add(
         self,
@@ -209,6 +210,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt,
         priority,
         seed,
+        ready=True,
     ):
         params = SamplingParams(
             max_tokens=max_tokens,
@@ -230,6 +232,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             EOS,
             arrival=float(number),
             priority=priority,
+            ready=ready,
         )
         self.added[number] = request
         self.outputs[number] = []
@@ -247,6 +250,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.abort(number) == known
         if known:
             self.aborted.add(number)
+
+    @rule(number=requests)
+    def make_ready(self, number):
+        """Let a request start that was not ready, if it still waits."""
+        if number in self.scheduler.requests and not self.added[number].ready:
+            self.scheduler.make_ready(self.added[number])
 
     @rule(number=requests, more=st.integers(1, 5), salt=st.sampled_from([None, *SALTS]))
     def next_turn(self, number, more, salt):
@@ -427,6 +436,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.cost.observe(self.scheduler.work, seconds)
 
     def check_order(self, batch, decoding, before):
+        unready = [r for r in self.scheduler.requests.values() if not r.ready]
+        assert not any(r.is_running or r.num_computed for r in unready), "one was not ready"
         first = min(self.scheduler.running, key=lambda r: r.rank, default=None)
         if first is not None:
             runs = first.slot in {c.slot for c in batch.chunks}
@@ -565,6 +576,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "scheduler"):
             return
+        for request in [r for r in self.scheduler.requests.values() if not r.ready]:
+            self.scheduler.make_ready(request)
         for _ in range(100_000):
             if not self.scheduler.has_work:
                 break
