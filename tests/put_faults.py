@@ -43,8 +43,34 @@ class Fault(NamedTuple):
 SCHEDULER = "tests/core/test_scheduler.py"
 KV = "tests/core/test_kv.py"
 DRAFTS = "tests/core/test_drafts.py"
+GRAMMARS = "tests/engine/test_grammars.py"
 
 FAULTS = [
+    # --- grammars -----------------------------------------------------------------------------
+    Fault(
+        "cpuserve/core/scheduler.py",
+        "return (r for r in self.waiting if r.ready) if self._num_unready else iter(self.waiting)",
+        "return iter(self.waiting)",
+        f"{SCHEDULER} -k not_ready",
+    ),
+    Fault(
+        "cpuserve/core/drafts.py",
+        "        if request.masked:\n            return",
+        "        if request.masked and not request:\n            return",
+        f"{GRAMMARS} -k speculated",
+    ),
+    Fault(
+        "cpuserve/engine/grammars/client.py",
+        "where = (request.slot, request.num_preemptions)",
+        "where = (request.slot, 0)",
+        f"{GRAMMARS} -k comes_back",
+    ),
+    Fault(
+        "csrc/runtime/step_input.cpp",
+        'check_range("row_mask", r, in.row_mask[r], -1, num_masks);',
+        "",
+        "ctest test_executor",
+    ),
     # --- drafts -------------------------------------------------------------------------------
     Fault(
         "cpuserve/core/drafts.py",

@@ -67,6 +67,8 @@ class Drafter:
 
     def extend(self, request: Request, chunk: SeqChunk, budget: DraftBudget) -> None:
         """Add the drafts that pay to the decode row `chunk` of `request`, and blocks for them."""
+        if request.masked:
+            return  # there is a mask for the next token alone
         ids, tables = request.token_ids, request.tables
         if request.ngrams is None:
             request.ngrams = NgramIndex(*self._sizes, self._chances)

@@ -30,7 +30,8 @@ class Request:
     what makes an embedding of the prompt's vectors; such a request generates no tokens. adapter:
     the number of its LoRA adapter, -1 = none. salt: what separates its cached prefixes, None =
     params.cache_salt. ready: whether it may start; the scheduler passes over a request that is not
-    (its grammar compiles), and `Scheduler.make_ready` changes it.
+    (its grammar compiles), and `Scheduler.make_ready` changes it. Text with a grammar
+    (params.structured_outputs) ends where nothing can follow, also if ends are ignored.
     """
 
     id: RequestId
@@ -66,18 +67,24 @@ class Request:
     def __post_init__(self) -> None:
         params = self.params
         self.num_prompt = len(self.token_ids)
-        no_end = params.ignore_eos or self.pool is not None  # an embedding has no tokens
+        goes_on = params.ignore_eos and params.structured_outputs is None
+        no_end = goes_on or self.pool is not None  # an embedding has no tokens
         eos = frozenset() if no_end else self.eos_ids
         self.stop_ids = eos | frozenset(params.stop_token_ids)
         self.num_top = -1 if params.logprobs is None else params.logprobs
         self.prompt_rows = None if params.prompt_logprobs is None else [None]
-        self.decode_rows = [LogitRow(0, -1, self.num_top)]
+        self.decode_rows = [LogitRow(0, -1, self.num_top, masked=self.masked)]
         self.chain.salt = params.cache_salt or "" if self.salt is None else self.salt
 
     @property
     def num_output(self) -> int:
         """Number of tokens generated so far."""
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def masked(self) -> bool:
+        """Whether a mask says which tokens may be sampled."""
+        return self.params.structured_outputs is not None
 
     @property
     def is_running(self) -> bool:
@@ -104,7 +111,7 @@ class Request:
             last = min(end, self.num_prompt - 1)
             rows = [LogitRow(p - start, ids[p + 1], num_top) for p in range(first, last)]
         if end == len(ids) and self.max_tokens:
-            rows.append(LogitRow(end - 1 - start, -1, self.num_top))
+            rows.append(LogitRow(end - 1 - start, -1, self.num_top, masked=self.masked))
         return rows
 
     def append(self, token: int) -> FinishReason | None:

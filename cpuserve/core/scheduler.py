@@ -28,6 +28,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
+import msgspec
+
 from cpuserve.core.budget import SHORT, PromptBudget, may_lose, part_of
 from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
 from cpuserve.core.drafts import DraftBudget, Drafter
@@ -42,7 +44,7 @@ from cpuserve.sampling.params import SamplingParams
 
 NO_CHOICE = (
     "no token could be sampled: the model's logits are NaN or infinite, or the request's "
-    "penalties, biases and banned tokens exclude every token"
+    "penalties, biases, banned tokens and grammar exclude every token"
 )
 NO_VECTOR = "there is no embedding: the model's results are NaN, infinite or all zero"
 # While the engine moves blocks from or to offload tiers it takes no messages and cannot be
@@ -139,6 +141,12 @@ class Scheduler:
         assert not request.ready, f"request {request.id} is ready"
         request.ready = True
         self._num_unready -= 1
+
+    def end_with_the_grammar(self, request: Request) -> None:
+        """Let a running request end before its min_tokens, because its text is complete."""
+        request.params = msgspec.structs.replace(request.params, min_tokens=0)
+        self._slots.release(request.slot)
+        self._admit(request, request.slot)
 
     def abort(self, request_id: RequestId) -> bool:
         """Drop a waiting or running request, between steps; False if there is none (any more)."""
@@ -586,13 +594,8 @@ class Scheduler:
 
     def _take_slot(self, request: Request) -> bool:
         """Give `request` a slot with sampler state; False, and an error for it, if that fails."""
-        slot = self._free_slots[-1]
-        ids, num_prompt = request.token_ids, request.num_prompt
-        prompt, output = ids[:num_prompt], ids[num_prompt:]
         try:
-            self._slots.admit(
-                slot, request.params, request.seed, prompt, output, sorted(request.stop_ids)
-            )
+            self._admit(request, self._free_slots[-1])
         except Exception as error:  # bad parameters of one request must not end the others
             self._drop(request)
             self._refused.append(Delta(request, [], "error", error=str(error)))
@@ -601,6 +604,12 @@ class Scheduler:
         request.scheduled = request.scheduled or time.monotonic()
         insort(self.running, request, key=_rank)
         return True
+
+    def _admit(self, request: Request, slot: SlotId) -> None:
+        ids, num_prompt = request.token_ids, request.num_prompt
+        prompt, output = ids[:num_prompt], ids[num_prompt:]
+        stop_ids = sorted(request.stop_ids)
+        self._slots.admit(slot, request.params, request.seed, prompt, output, stop_ids)
 
     def _preempt(self, request: Request) -> None:
         """Free the slot and all blocks of a running request, and queue it to be recomputed."""

@@ -29,6 +29,7 @@ import msgspec
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.engine.ipc import (
+    Abort,
     Fatal,
     FrameReader,
     Inbound,
@@ -141,6 +142,10 @@ class SocketChannel:
         if not data:
             raise EOFError
         self._bodies += self._reader.feed(data)
+
+    def wake(self) -> None:
+        """Make `receive` return; from any thread."""
+        self._inbox.put(Abort([]))  # aborts nothing
 
     def send(self, message: Outbound) -> None:
         """Send one frame. EOFError if the parent has ended."""

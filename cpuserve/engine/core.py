@@ -40,7 +40,9 @@ from cpuserve.runtime.pooling import make_pool
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
-    from cpuserve.runtime.executor import Executor
+    from cpuserve.engine.grammars.client import Grammars
+    from cpuserve.runtime.executor import Executor, Int32
+    from cpuserve.sampling.params import SamplingParams
 
 CPU_TIME_S = 0.1  # the thread that answers pings uses less than this in an hour
 
@@ -97,6 +99,8 @@ class EngineCore:
         self._stale = False
         self._asked: list[Ask] = []
         self.turns = 0  # of the loop
+        self.wake: Callable[[], None] = _no_one
+        self._grammars: Grammars | None = None
 
     def progress(self) -> object:
         """Return a value that changes while the engine advances; called from another thread.
@@ -123,7 +127,8 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do: run tokens, refuse a request, or update gauges."""
-        return self.scheduler.has_work or bool(self._refused) or self._stale
+        compiled = self._grammars is not None and self._grammars.has_done
+        return self.scheduler.has_work or bool(self._refused) or self._stale or compiled
 
     def _add(self, message: AddRequest) -> None:
         prompt = array("i", message.prompt).tolist()
@@ -142,22 +147,26 @@ class EngineCore:
             number = list(self._adapters).index(params.adapter)
             salt = f"{self._adapters[params.adapter]}@{salt}"  # a client's salt contains no @
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed % 2**64
-        self.scheduler.add(
-            Request(
-                RequestId(message.id),
-                prompt,
-                params,
-                output_limit(len(prompt), params, self.limits),
-                seed,
-                self._eos_ids,
-                arrival=message.arrival,
-                priority=message.priority,
-                progress=message.progress,
-                pool=make_pool(self.config.pooling),
-                adapter=number,
-                salt=salt,
-            )
+        request = Request(
+            RequestId(message.id),
+            prompt,
+            params,
+            output_limit(len(prompt), params, self.limits),
+            seed,
+            self._eos_ids,
+            arrival=message.arrival,
+            priority=message.priority,
+            progress=message.progress,
+            pool=make_pool(self.config.pooling),
+            adapter=number,
+            salt=salt,
         )
+        if params.structured_outputs is not None:
+            why_not = self._grammars_in_use.add(request)
+            if why_not:
+                self._refuse_grammar(request.id, params, why_not)
+                return
+        self.scheduler.add(request)
 
     def _ends_for(self, started: float) -> EndsFor:
         """Return a thread-safe test whether the step that `started` should end for a request."""
@@ -169,9 +178,67 @@ class EngineCore:
             prompt = array("i", message.prompt).tolist()
             params, priority = message.params, message.priority
             request = Request(RequestId(message.id), prompt, params, 1, 0, priority=priority)
+            request.ready = params.structured_outputs is None  # its grammar may have to compile
             return self.scheduler.ends_for(request, elapsed)
 
         return ends_for
+
+    # --- grammars -----------------------------------------------------------------------------
+
+    @property
+    def _grammars_in_use(self) -> Grammars:
+        """The grammars of this engine, which exist from the first request with one on."""
+        if self._grammars is None:
+            from cpuserve.engine.grammars.client import Grammars
+
+            self._grammars = Grammars(
+                self.config, self.limits.vocab, self._eos_ids, lambda: self.wake()
+            )
+        return self._grammars
+
+    def _refuse_grammar(self, number: RequestId, params: SamplingParams, error: str) -> None:
+        wanted = params.structured_outputs
+        field = wanted.field if wanted is not None else "structured_outputs"
+        message = f"{field} cannot be compiled to a grammar: {error}"
+        self._refused.append(Output(number, [], "error", error=message, fault=field))
+
+    def _take_compiled(self, grammars: Grammars) -> None:
+        """Let requests start whose grammars have been compiled, and refuse those that cannot be."""
+        for verdict in grammars.collect():
+            request = self.scheduler.requests.get(verdict.request)
+            if request is None:
+                continue  # aborted
+            if not verdict.error:
+                self.scheduler.make_ready(request)
+                continue
+            self.scheduler.abort(request.id)
+            if verdict.fault:
+                self._refuse_grammar(request.id, request.params, verdict.error)
+            else:
+                self._refused.append(Output(request.id, [], "error", error=verdict.error))
+
+    def _masks(self, batch: StepBatch) -> Int32 | None:
+        """Return the masks for a step, or None if no row of it needs one."""
+        pairs = zip(self.scheduler.batch_requests, batch.chunks, strict=True)
+        masked = [r for r, c in pairs if r.masked and c.rows and c.rows[-1].masked]
+        if self._grammars is None or not masked:
+            return None
+        masks = self._grammars.masks_for(masked)
+        for request in masked:
+            if request.num_output < request.params.min_tokens and self._grammars.is_complete(
+                request
+            ):
+                self.scheduler.end_with_the_grammar(request)
+        return masks
+
+    def _after_step(self, grammars: Grammars, deltas: list[Delta]) -> None:
+        """Say which grammar failed, and ask for the masks of the next step while this one ends."""
+        for delta in deltas:
+            if delta.error:
+                delta.error = grammars.error_of(delta.request) or delta.error
+        grammars.forget_all_but(self.scheduler.requests)
+        running = self.scheduler.running
+        grammars.begin_fill(r for r in running if r.masked and r.num_output)
 
     # --- one step -----------------------------------------------------------------------------
 
@@ -179,8 +246,12 @@ class EngineCore:
         """Run one step: schedule, execute, update."""
         started, offload = time.perf_counter(), self.kv.offload
         moving_s = offload.seconds if offload is not None else 0.0
+        if self._grammars is not None:
+            self._take_compiled(self._grammars)
         batch = self.scheduler.schedule()
         deltas, finished = self._run(batch)
+        if self._grammars is not None and self._grammars.in_use:
+            self._after_step(self._grammars, deltas)
         outputs = [_output(delta) for delta in deltas]
         if self._refused:
             outputs += self._refused
@@ -204,10 +275,11 @@ class EngineCore:
         """Run a step; return (its deltas, whether it ran to its end)."""
         if not batch.chunks:
             return self.scheduler.update([]), True
+        masks = self._masks(batch)
         started = time.perf_counter()
         self.interrupt.begin(self.scheduler.batch_requests, self._ends_for(started))
         try:
-            results = unpack(self.executor.step(pack(batch)), batch)
+            results = unpack(self.executor.step(pack(batch, masks)), batch)
         except Exception as error:  # any failure ends only the requests of this step
             reason = self.interrupt.end()
             if reason == "came":
@@ -342,6 +414,8 @@ class EngineCore:
 
     def close(self) -> None:
         """Write KV blocks that outlive the process; free weights and KV cache."""
+        if self._grammars is not None:
+            self._grammars.close()
         if self.kv.offload is not None:
             self.kv.offload.close()
         self.executor.close()
@@ -353,6 +427,10 @@ def _drafter(config: EngineConfig, kv: KvManager) -> Drafter | None:
         return None
     least, most = asked.prompt_lookup_min, asked.prompt_lookup_max
     return Drafter(kv, asked.num_speculative_tokens, least, most)
+
+
+def _no_one() -> None:
+    """Wake no one: nothing waits before the loop runs."""
 
 
 def _output(delta: Delta) -> Output:

@@ -289,6 +289,9 @@ class _QueueChannel:
             messages.append(self._inbox.get())
         return messages
 
+    def wake(self) -> None:
+        self._inbox.put(Abort([]))  # aborts nothing
+
     def send(self, message: Outbound) -> None:
         if isinstance(message, StepOutput):
             self.router.step(message)

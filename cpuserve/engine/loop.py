@@ -21,10 +21,14 @@ class Channel(Protocol):
     def send(self, message: Outbound) -> None:
         """Send one message. EOFError: the peer has ended."""
 
+    def wake(self) -> None:
+        """Make `receive` return, maybe without a message of the peer; from any thread."""
+
 
 def run_loop(core: EngineCore, channel: Channel) -> None:
     """Serve until Shutdown. While idle it waits in receive() and uses no CPU."""
     channel.watch(core.interrupt)
+    core.wake = channel.wake
     while True:
         core.turns += 1
         # Preparing memory while idle saves the next request that time. It is done in small parts,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.structured import StructuredOutputs
 
 MAX_SALT = 128
 # A salt becomes part of keys and file names; these characters could make it match another's.
@@ -19,7 +20,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     `stop` strings, the engine all other parameters. `max_tokens` None means up to the context
     length. `logprobs`, `prompt_logprobs`: None = none, 0 = only the token, k = also k alternatives.
     `cache_salt`: only requests with the same salt share cached prefixes. `adapter`: the name of the
-    LoRA adapter that changes the model for this request.
+    LoRA adapter that changes the model for this request. `structured_outputs`: what the text must
+    look like; the answer ends where nothing can follow.
     """
 
     n: int = 1
@@ -44,6 +46,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     allowed_token_ids: list[int] | None = None
     cache_salt: str | None = None
     adapter: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest, which names the parameter, for a value out of range."""
@@ -84,12 +87,16 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         if not _is_salt(self.cache_salt):  # a salt may be secret, so the error does not quote it
             msg = f"cache_salt must be 1 to {MAX_SALT} {SALT_RULE}"
             raise InvalidRequest(msg, param="cache_salt")
+        structured: object = self.structured_outputs
+        if isinstance(structured, dict):
+            self.structured_outputs = _structured(structured)
 
     @property
     def bars_tokens(self) -> bool:
-        """Whether bans, biases or penalties could exclude all tokens."""
+        """Whether bans, biases, penalties or a grammar could exclude all tokens."""
         return bool(
             self.allowed_token_ids is not None
+            or self.structured_outputs is not None
             or self.logit_bias
             or self.min_tokens
             or self.repetition_penalty != 1.0
@@ -115,6 +122,14 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         if not ok:
             msg = f"{name} must be {want}, got {getattr(self, name)!r}"
             raise InvalidRequest(msg, param=name)
+
+
+def _structured(fields: dict[str, object]) -> StructuredOutputs:
+    try:
+        return msgspec.convert(fields, StructuredOutputs)
+    except msgspec.ValidationError as error:
+        msg = f"structured_outputs is invalid: {error}"
+        raise InvalidRequest(msg, param="structured_outputs") from error
 
 
 def _is_salt(salt: str | None) -> bool:

@@ -31,7 +31,10 @@ class Prompt:
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
-    """What a call and the requests of the OpenAI dialect name alike: mostly how to sample."""
+    """What a call and the requests of the OpenAI dialect name alike: mostly how to sample.
+
+    response_format, structured_outputs: see serving/structured.py.
+    """
 
     model: str | None = None
     n: int | None = None
@@ -57,6 +60,8 @@ class CommonFields(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
 
 
 class GenerateCall(CommonFields, kw_only=True):
@@ -93,8 +98,6 @@ class GenerateCall(CommonFields, kw_only=True):
     return_progress: bool = False
     usage_in_each: bool = False
 
-    response_format: Any = None
-
     def drop_inputs(self) -> None:
         """Release texts, lists and objects that have been turned into tokens and parameters.
 
@@ -121,16 +124,3 @@ def _shared(asked: msgspec.Struct) -> dict[str, Any]:
 def unsupported(message: str, param: str) -> InvalidRequest:
     """Return the error for a field that this server does not implement."""
     return InvalidRequest(message, param=param, code="unsupported_parameter")
-
-
-def check_response_format(value: object) -> None:
-    """Raise InvalidRequest unless the answer may be any text."""
-    if value is None:
-        return
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind in ("json_object", "json_schema", "structural_tag"):
-        msg = f"response_format {kind} is not supported yet: use text"
-        raise unsupported(msg, "response_format")
-    if kind != "text":
-        msg = 'response_format must be {"type": "text"}'
-        raise InvalidRequest(msg, param="response_format")

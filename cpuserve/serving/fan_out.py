@@ -103,16 +103,18 @@ def _check_size(prompts: list[Prompt], params: list[SamplingParams], echo: bool)
         msg = (
             f"The sequences of this request have {items} list items in total (prompt tokens, "
             f"prompt logprobs, ids in allowed_token_ids, stop_token_ids and logit_bias, "
-            f"characters of stop strings): at most {MAX_REQUEST_ITEMS} are allowed. Send fewer "
-            f"prompts in a request, or lower n"
+            f"characters of stop strings and schemas): at most {MAX_REQUEST_ITEMS} are allowed. "
+            f"Send fewer prompts in a request, or lower n"
         )
         raise InvalidRequest(msg, param="n")
 
 
 def _num_items(num_prompt: int, params: SamplingParams) -> int:
     """Return the number of list items in one sequence, without its prompt logprobs."""
+    form = params.structured_outputs
     lists = (params.allowed_token_ids, params.stop_token_ids, params.logit_bias, *params.stop)
-    return num_prompt + sum(len(some) for some in lists if some is not None)
+    given = sum(len(some) for some in lists if some is not None)
+    return num_prompt + given + (0 if form is None else form.num_chars)
 
 
 def _timeout(asked: float | None, longest_s: float | None) -> float | None:

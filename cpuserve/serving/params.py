@@ -17,6 +17,7 @@ from cpuserve.serving.call import (
     MAX_STOP_STRINGS,
     GenerateCall,
 )
+from cpuserve.serving.structured import structured_outputs
 
 # Sampling parameters by name, for requests that do not set them.
 Defaults = Mapping[str, int | float]
@@ -164,6 +165,7 @@ def _params(
         "allowed_token_ids": call.allowed_token_ids,
         "cache_salt": call.cache_salt,
         "adapter": call.adapter,
+        "structured_outputs": structured_outputs(call),
     }
     asked = {name: value for name, value in given.items() if value is not None}
     return SamplingParams(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import RequestError
+from cpuserve.errors import InvalidRequest, RequestError
 from cpuserve.serving.events import Embedding, Event, Finish, Scored, Text
 from cpuserve.tokenizer.detokenize import Detokenizer
 
@@ -134,9 +134,12 @@ class TextProcessor:
         `finish` is set while the engine still runs the request: the caller has to abort it.
 
         Raises:
+            InvalidRequest: a field of the request was the cause.
             RequestError: the engine ended the request with an error.
         """
         finish = output.finish
+        if output.fault is not None:
+            raise InvalidRequest(output.error or "the request is invalid", param=output.fault)
         if finish == "error":
             raise RequestError(output.error or "the engine ended this request with an error")
         text = Text(self._index, "", output.tokens, output.logprobs)

@@ -123,6 +123,11 @@ class Tokenizer:
         whole = Detokenizer(self, (), skip_special_tokens)
         return whole.push(ids) + whole.flush()
 
+    def to_json(self) -> str:
+        """The tokenizer in the format of tokenizer.json, for other libraries."""
+        text: str = self._core.to_str()
+        return text
+
     def token_text(self, token_id: int) -> str:
         """The token as written in the vocabulary ("Ġthe"); "" for an id without a token."""
         if not 0 <= token_id < 2**31:

@@ -5,8 +5,10 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Annotated, Literal
 
 import openai
+import pydantic
 import pytest
 
 from tests.helpers.patience import PATIENCE_S
@@ -114,6 +116,36 @@ def check_npm_client(server, model, node_modules):
 
 def test_the_python_client_streams_from_a_tiny_model(tiny):
     check_python_client(tiny, "tiny")
+
+
+class City(pydantic.BaseModel):
+    """What a client asks for."""
+
+    capital: Annotated[str, pydantic.Field(max_length=20)]
+    kind: Literal["city", "village"]
+    districts: Annotated[int, pydantic.Field(ge=1, le=99)] | None
+
+
+def parsed(server, model, **sampling):
+    """A whole answer, and a streamed one, that the client has turned into a City."""
+    fields = {"model": model, "messages": QUESTION, "response_format": City, **sampling}
+    with client_of(server) as client:
+        whole = client.chat.completions.parse(**fields).choices[0].message.parsed
+        with client.chat.completions.stream(**fields) as stream:
+            streamed = stream.get_final_completion().choices[0].message.parsed
+    assert isinstance(whole, City)
+    assert whole == streamed
+    return whole
+
+
+def test_the_python_client_parses_answers_to_its_types(tiny):
+    found = [parsed(tiny, "tiny", temperature=1, seed=seed, max_tokens=400) for seed in range(4)]
+    assert len({city.capital for city in found}) > 1
+
+
+@pytest.mark.network
+def test_the_python_client_parses_a_sensible_answer(smollm):
+    assert parsed(smollm, DEFAULT_MODEL, temperature=0).capital == "Paris"
 
 
 @pytest.mark.network

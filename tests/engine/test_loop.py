@@ -21,6 +21,9 @@ class Silence:
     def send(self, message):
         raise AssertionError(message)
 
+    def wake(self):
+        raise AssertionError
+
 
 def test_an_idle_loop_prepares_in_small_pieces_and_looks_for_messages_between():
     core = fake_core(fake_config())

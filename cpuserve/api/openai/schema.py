@@ -31,10 +31,8 @@ class GenerationRequest(CommonFields, kw_only=True):
     return_progress: bool | None = None
     user: str | None = None
     # Rejected by name when set, because ignoring them would change the answer.
-    response_format: Any = None
     best_of: Any = None
     use_beam_search: Any = None
-    structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import check_response_format, unsupported
+from cpuserve.serving.call import unsupported
 
 if TYPE_CHECKING:
     from cpuserve.api.openai.schema import GenerationRequest
 
 _NEVER = (
     "use_beam_search",
-    "structured_outputs",
     "guided_json",
     "guided_regex",
     "guided_choice",
@@ -32,7 +31,6 @@ _NEVER = (
 def check_supported(request: GenerationRequest) -> None:
     """Raise InvalidRequest with the name of the first field that is set but not supported yet."""
     check_unset(request, _NEVER)
-    check_response_format(request.response_format)
     if request.best_of is not None and request.best_of != (request.n or 1):
         msg = f"best_of is not supported yet: omit it, or set it to n ({request.n or 1})"
         raise unsupported(msg, "best_of")

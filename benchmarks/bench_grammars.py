@@ -1,0 +1,302 @@
+#!/usr/bin/env python3
+"""Time of masks and compilations for a vocabulary of 262,144 tokens, and what streams notice.
+
+usage: bench_grammars.py [--model MODEL] [--rounds 3] [--flag=value of serve]
+
+The vocabulary is random: words, numbers, punctuation and other scripts, with their bytes in GPT-2's
+alphabet. `mask` and `mask_median` are the CPU time of one mask, on a walk through documents that
+fit the schema, whose states the library has not seen before; `mask_again` is that of the same walks
+once more, `accept` that of taking a token. Formats ("email") cost most: a few of their masks take
+milliseconds. `batch_of_32` is the time that an engine waits for the masks of 32 requests, with the
+message to the process and back. `compile` and `first` are what a client waits for a grammar: with
+the process running, and including its start.
+
+With --model, streams decode while requests with new schemas arrive, one after another. `gap_p99`
+and `gap_longest` are their gaps divided by the median gap beside equal requests without a schema,
+and `free_gap_longest` is the longest gap beside those.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from cpuserve.bench.driver import Timing, complete, first_model
+from cpuserve.bench.schema import Where, percentile, record
+from cpuserve.bench.server import Server
+from cpuserve.bench.workload import plain_ids
+from cpuserve.engine.grammars.client import Process
+from cpuserve.engine.grammars.compiler import Compiler, take
+from cpuserve.engine.grammars.messages import Compile, Fill, Row, Start
+from cpuserve.runtime.executor import mask_words
+from cpuserve.tokenizer.tokenizer import Tokenizer
+
+VOCAB = 262144
+END = VOCAB - 1
+BATCH = 32
+STREAMS = 4
+LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
+
+
+def schema(number):
+    """A schema as applications have them; each number gives another one."""
+    return {
+        "type": "object",
+        "properties": {
+            f"id{number}": {"type": "integer"},
+            "name": {"type": "string"},
+            "email": {"type": "string", "format": "email"},
+            "zip": {"type": "string", "pattern": "^[0-9]{5}$"},
+            "kind": {"enum": ["person", "company", "other"]},
+            "score": {"type": "number"},
+            "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 10},
+            "parent": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]},
+        },
+        "required": [f"id{number}", "name", "email", "zip", "kind", "score", "tags", "parent"],
+        "additionalProperties": False,
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {
+                    "value": {"type": "string"},
+                    "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]},
+                },
+                "required": ["value", "next"],
+                "additionalProperties": False,
+            }
+        },
+    }
+
+
+def word(rng):
+    return "".join(rng.choice(LETTERS) for _ in range(min(1 + int(rng.expovariate(0.22)), 16)))
+
+
+def document(rng):
+    """A text that fits schema(0)."""
+    node = None
+    for _ in range(rng.randrange(4)):
+        node = {"value": " ".join(word(rng) for _ in range(5)), "next": node}
+    return json.dumps(
+        {
+            "id0": rng.randrange(10**6),
+            "name": f"{word(rng).title()} {word(rng).title()}",
+            "email": f"{word(rng)}@{word(rng)}.org",
+            "zip": f"{rng.randrange(10**5):05}",
+            "kind": rng.choice(["person", "company", "other"]),
+            "score": round(rng.random(), 3),
+            "tags": [word(rng) for _ in range(rng.randrange(10))],
+            "parent": node,
+        }
+    )
+
+
+def make_tokenizer(folder):
+    """Write a random tokenizer.json of VOCAB tokens, the last of which ends a text."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    rng = random.Random(1)
+    splitter = ByteLevel(add_prefix_space=False, use_regex=False)
+    vocab = {c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}
+    while len(vocab) < END:
+        kind, text = rng.random(), word(rng)
+        if kind < 0.5:
+            text = " " + text
+        elif kind < 0.55:
+            text = str(rng.randrange(10**5))
+        elif kind < 0.65:
+            text = "".join(
+                rng.choice('{}[]":,.;()<>/=-+_\n\t \\') for _ in range(len(text) % 6 + 1)
+            )
+        elif kind < 0.85:
+            text = "".join(chr(rng.randrange(0x400, 0x9FFF)) for _ in range(len(text) % 4 + 1))
+        vocab.setdefault(splitter.pre_tokenize_str(text)[0][0], len(vocab))
+    end = {"id": END, "content": "<end>", "special": True, "normalized": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    parts = {
+        "version": "1.0",
+        "added_tokens": [{**end, "single_word": False, "lstrip": False, "rstrip": False}],
+        "pre_tokenizer": {**byte_level, "trim_offsets": True},
+        "decoder": {**byte_level, "trim_offsets": True},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(parts))
+
+
+class Pieces:
+    """Cuts documents into the longest tokens that a mask allows."""
+
+    def __init__(self, folder):
+        tokenizer = Tokenizer.load(folder)
+        self._ids = {tokenizer.token_bytes(i): i for i in range(END)}
+
+    def next_id(self, text, mask):
+        """The id of the longest allowed token with which `text` begins, and its length."""
+        for length in range(min(len(text), 24), 0, -1):
+            found = self._ids.get(text[:length])
+            if found is not None and mask[found // 32] >> found % 32 & 1:
+                return found, length
+        msg = f"no token continues with {text[:24]!r}"
+        raise ValueError(msg)
+
+
+def walk(compiler, matcher, pieces, text):
+    """CPU seconds of every mask and of every token taken on the way through `text`; the ids."""
+    masks, taken, ids = [], [], []
+    mask = np.zeros(compiler.words, np.int32)
+    while text:
+        begin = time.thread_time()
+        compiler.fill(matcher, mask, ())
+        masks.append(time.thread_time() - begin)
+        found, length = pieces.next_id(text, mask)
+        text = text[length:]
+        ids.append(found)
+        begin = time.thread_time()
+        take(matcher, [found])
+        taken.append(time.thread_time() - begin)
+    return masks, taken, ids
+
+
+def timed(function):
+    begin = time.perf_counter()
+    result = function()
+    return time.perf_counter() - begin, result
+
+
+def in_process(folder, pieces, rng):
+    """A round: us of a mask, one again, a token taken, and the median mask; the texts as ids."""
+    compiler = Compiler(folder, VOCAB, [END])
+    begin = compiler.compile(compiler.prepare("json", json.dumps(schema(0))))
+    documents = [document(rng).encode() for _ in range(BATCH)]
+    times = []
+    for _ in range(2):
+        walks = [walk(compiler, begin.deep_copy(), pieces, text) for text in documents]
+        times.append([1e6 * np.concatenate([w[i] for w in walks]) for i in (0, 1)])
+    (masks, taken), (again, _) = times
+    means = [float(np.mean(some)) for some in (masks, again, taken)]
+    return [*means, float(np.median(masks))], [w[2] for w in walks]
+
+
+def of_process(folder, texts):
+    """A round with the process: ms of 32 masks together, ms to compile, s of the first grammar."""
+    start = Start(str(folder), VOCAB, [END], BATCH, mask_words(VOCAB), None)
+    first, process = timed(lambda: compiled(Process(start), 0))
+    again = [timed(lambda n=n: compiled(process, n))[0] for n in range(1, 6)]
+    waits = []
+    for step in range(min(map(len, texts))):
+        rows = [
+            Row(i, 0, i, text[step - 1 : step] if step else [], step == 0, [])
+            for i, text in enumerate(texts)
+        ]
+
+        def exchange(rows=rows):
+            process.ask(Fill(rows, []))
+            return process.answer()
+
+        seconds, filled = timed(exchange)
+        assert not filled.failed, filled
+        waits.append(1e3 * seconds)
+    process.end()
+    return float(np.mean(waits)), 1e3 * float(np.median(again)), first
+
+
+def compiled(process, number):
+    error = process.compile(Compile(number, "json", json.dumps(schema(number))))
+    assert not error, error
+    return process
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+async def beside(server, rng, numbers):
+    """Gaps in ms of streams while requests arrive; `numbers`: of their schemas, None = without."""
+    target = await first_model(server.url, server.key)
+    timings = [Timing(0.0) for _ in range(STREAMS)]
+    streams = [
+        asyncio.ensure_future(complete(target, plain_ids(rng, 16, 4000), 4000, timing=t))
+        for t in timings
+    ]
+    while not all(len(t.stamps) > 20 for t in timings):
+        await asyncio.sleep(0.02)
+    begin = time.perf_counter()
+    for number in numbers:
+        form = {} if number is None else {"structured_outputs": {"json": schema(number)}}
+        await complete(target, plain_ids(rng, 4, 4000), 1, **form)
+    end = time.perf_counter()
+    for task in streams:
+        task.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
+    return [
+        1e3 * (b - a)
+        for t in timings
+        for a, b in zip(t.stamps, t.stamps[1:], strict=False)
+        if b > begin and a < end
+    ]
+
+
+def round_of(command, rng):
+    """(gaps beside requests without a schema, with the first one, with 20 more)."""
+    with Server(command) as server:
+        asyncio.run(beside(server, rng, [None] * 20))  # the engine learns its costs
+        free = asyncio.run(beside(server, rng, [None] * 20))
+        first = asyncio.run(beside(server, rng, [0]))
+        more = asyncio.run(beside(server, rng, range(1, 21)))
+    return free, first, more
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model")
+    parser.add_argument("--rounds", type=int, default=3)
+    args, more = parser.parse_known_args()
+    rng = random.Random(0)
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_tokenizer(folder)
+        pieces = Pieces(folder)
+        for _ in range(args.rounds):
+            means, texts = in_process(folder, pieces, rng)
+            found.append((*means, *of_process(folder, texts)))
+    rows = [
+        ("mask", "us", [f[0] for f in found]),
+        ("mask_again", "us", [f[1] for f in found]),
+        ("accept", "us", [f[2] for f in found]),
+        ("mask_median", "us", [f[3] for f in found]),
+        ("batch_of_32", "ms", [f[4] for f in found]),
+        ("compile", "ms", [f[5] for f in found]),
+        ("first", "s", [f[6] for f in found]),
+    ]
+    if args.model:
+        rounds = [round_of([args.model, *more], rng) for _ in range(args.rounds)]
+        normal = [percentile(r[0], 50) for r in rounds]
+
+        def shares(gaps):
+            return [g / n for g, n in zip(gaps, normal, strict=True)]
+
+        rows += [
+            ("free_gap", "ms", normal),
+            ("free_gap_p99", "x median", shares([percentile(r[0], 99) for r in rounds])),
+            ("free_gap_longest", "x median", shares([max(r[0]) for r in rounds])),
+            ("gap_p99", "x median", shares([percentile(r[2], 99) for r in rounds])),
+            ("gap_longest", "x median", shares([max(r[2]) for r in rounds])),
+            ("first_gap", "x median", shares([percentile(r[1], 50) for r in rounds])),
+            ("first_gap_p99", "x median", shares([percentile(r[1], 99) for r in rounds])),
+            ("first_gap_longest", "x median", shares([max(r[1]) for r in rounds])),
+        ]
+    where = Where(host="", isa="", threads=0, model=args.model or "")
+    for metric, unit, samples in rows:
+        made = record(metric, unit, samples, where, better="less", parameters={"vocab": VOCAB})
+        print(made.to_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

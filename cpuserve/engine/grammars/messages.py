@@ -1,0 +1,111 @@
+"""Messages between the engine and its process for grammars; framing as in engine/ipc.py.
+
+There are two connections. Over the first, grammars are compiled, one answer for each. Over the
+second, masks are filled before a step; it is never blocked by a compilation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cpuserve.engine.ipc import FrameReader
+
+
+class Start(msgspec.Struct, tag="start", array_like=True):
+    """The first message: where the tokenizer is, and the shape of the memory of the masks.
+
+    vocab: ids of the model. eos_ids: tokens that end an answer. num_masks: masks of mask_words
+    words. cpus: the CPUs that the process may use, None = all.
+    """
+
+    tokenizer_path: str
+    vocab: int
+    eos_ids: list[int]
+    num_masks: int
+    mask_words: int
+    cpus: list[int] | None
+
+
+class Compile(msgspec.Struct, tag="compile", array_like=True):
+    """Compile a grammar and keep it under `number`. kind, text: see StructuredOutputs.key."""
+
+    number: int
+    kind: str
+    text: str
+
+
+class Drop(msgspec.Struct, tag="drop", array_like=True):
+    """Forget these grammars. There is no answer."""
+
+    numbers: list[int]
+
+
+class Compiled(msgspec.Struct, tag="compiled", array_like=True):
+    """The answer to Compile. error: why it failed; "" = it is ready."""
+
+    number: int
+    error: str
+
+
+class Row(msgspec.Struct, array_like=True):
+    """A request that will sample: fill mask `mask` after its matcher has taken `tokens`.
+
+    grammar: its number. begins: make a new matcher. stop_ids, in the first of a request: further
+    tokens that may end the answer, where the grammar allows an end.
+    """
+
+    request: int
+    grammar: int
+    mask: int
+    tokens: list[int]
+    begins: bool
+    stop_ids: list[int]
+
+
+class Fill(msgspec.Struct, tag="fill", array_like=True):
+    """Fill the masks of these rows; forget the matchers of the requests in `gone`."""
+
+    rows: list[Row]
+    gone: list[int]
+
+
+class Filled(msgspec.Struct, tag="filled", array_like=True):
+    """The answer to Fill.
+
+    failed: messages by request; their masks allow nothing. ended: requests whose text is complete:
+    only an end may follow.
+    """
+
+    failed: dict[int, str]
+    ended: list[int]
+
+
+Inbound = Start | Compile | Drop | Fill
+Outbound = Compiled | Filled
+
+_inbound = msgspec.msgpack.Decoder(Inbound)
+_outbound = msgspec.msgpack.Decoder(Outbound)
+
+
+class Frames:
+    """The messages in a stream of bytes."""
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+        self._reader = FrameReader()
+        self._decoder = decoder
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Return the messages that `data` completes."""
+        return [self._decoder.decode(body) for body in self._reader.feed(data)]
+
+
+def inbound_frames() -> Frames:
+    """Return a decoder of messages to the process."""
+    return Frames(_inbound)
+
+
+def outbound_frames() -> Frames:
+    """Return a decoder of messages to the engine."""
+    return Frames(_outbound)

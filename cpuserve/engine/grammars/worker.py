@@ -1,0 +1,354 @@
+"""The process for grammars: `python -m cpuserve.engine.grammars.worker`, with inherited sockets.
+
+It is a process of its own because a grammar comes from a client. A schema can make the library use
+all memory, compute for hours or overflow its stack, and loading a tokenizer holds Python's lock for
+seconds. An engine would stop all streams meanwhile, or end.
+
+Each grammar is compiled twice. First in a fork, which ends at a limit of CPU time or memory; a
+grammar that passes is compiled again, on a thread, and kept. Meanwhile this thread fills masks.
+This process forks only while it has one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import mmap
+import os
+import resource
+import select
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from cpuserve.engine.grammars.compiler import Compiler, GrammarError, take
+from cpuserve.engine.grammars.messages import (
+    Compile,
+    Compiled,
+    Drop,
+    Fill,
+    Filled,
+    Row,
+    Start,
+    inbound_frames,
+)
+from cpuserve.engine.ipc import encode_frame
+
+PR_SET_PDEATHSIG = 1
+RECEIVE_BYTES = 1 << 16
+# A schema of 200 properties compiles in 50 ms. Waiting clients bound the time, containers of 1 GiB
+# the memory.
+MAX_CPU_S = 3
+MAX_WAIT_S = 30.0  # of wall time, where other processes use the CPU
+MAX_GROWTH_BYTES = 512 << 20
+# The forked process has a smaller stack than the thread, so that what passes there fits here.
+TRIAL_STACK_BYTES = 8 << 20
+STACK_BYTES = 16 << 20
+NICE = 5  # of compilation: streams come first
+
+
+class Worker:
+    """Serves one engine until it closes the connections."""
+
+    def __init__(self, compiling: socket.socket, filling: socket.socket, memory: int) -> None:
+        self._compiling, self._filling = compiling, filling
+        self._memory = memory
+        self._jobs: deque[Compile] = deque()
+        self._job: _Trial | _Compilation | None = None
+        self._grammars: dict[int, Any] = {}
+        self._matchers: dict[int, tuple[Any, list[int]]] = {}  # with the request's stop_ids
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        """Serve until the engine has ended."""
+        frames = {self._compiling: inbound_frames(), self._filling: inbound_frames()}
+        for sock in frames:
+            self._selector.register(sock, selectors.EVENT_READ)
+        while True:
+            wait = None if self._job is None else 1.0
+            ready = {key.fileobj for key, _ in self._selector.select(wait)}
+            for sock in [sock for sock in frames if sock in ready]:
+                data = sock.recv(RECEIVE_BYTES)
+                if not data:
+                    return
+                for message in frames[sock].feed(data):
+                    self._handle(message)
+            self._advance_job()
+
+    def _handle(self, message: Start | Compile | Drop | Fill) -> None:
+        match message:
+            case Start():
+                self._start(message)
+            case Compile():
+                self._jobs.append(message)
+            case Drop():
+                for number in message.numbers:
+                    self._grammars.pop(number, None)
+            case Fill():
+                self._filling.sendall(encode_frame(self._fill(message)))
+
+    def _start(self, start: Start) -> None:
+        if start.cpus and hasattr(os, "sched_setaffinity"):
+            with suppress(OSError):
+                os.sched_setaffinity(0, start.cpus)
+        size = max(start.num_masks * start.mask_words * 4, 1)
+        shared = mmap.mmap(self._memory, size)
+        masks = np.frombuffer(shared, np.int32, start.num_masks * start.mask_words)
+        self._masks = masks.reshape(start.num_masks, start.mask_words)
+        self._error = ""
+
+        def load() -> None:
+            path = Path(start.tokenizer_path)
+            self._compiler = Compiler(path, start.vocab, start.eos_ids)
+
+        try:
+            gently(load)
+        except Exception as error:  # the answer to every Compile
+            self._error = str(error)
+
+    # --- compilation --------------------------------------------------------------------------
+
+    def _advance_job(self) -> None:
+        """Go on with the grammar that compiles, or begin with the next one."""
+        job = self._job
+        if isinstance(job, _Trial) and job.is_over():
+            self._unwatch(job.pipe)
+            error, prepared = job.result()
+            self._job = None
+            if error:
+                self._answer(job.number, error)
+            else:
+                self._watch(_Compilation(self._compiler, job.number, prepared))
+        elif isinstance(job, _Compilation) and job.is_over():
+            self._unwatch(job.pipe)
+            self._job = None
+            if job.matcher is not None:
+                self._grammars[job.number] = job.matcher
+            self._answer(job.number, job.error)
+        while self._job is None and self._jobs:
+            wanted = self._jobs.popleft()
+            if self._error:
+                self._answer(wanted.number, self._error)
+            else:
+                held = (self._compiling, self._filling)
+                self._watch(_Trial(self._compiler, wanted, held))
+
+    def _watch(self, job: _Trial | _Compilation) -> None:
+        self._job = job
+        self._selector.register(job.pipe, selectors.EVENT_READ)
+
+    def _unwatch(self, pipe: int) -> None:
+        self._selector.unregister(pipe)
+
+    def _answer(self, number: int, error: str) -> None:
+        self._compiling.sendall(encode_frame(Compiled(number, error)))
+
+    # --- masks --------------------------------------------------------------------------------
+
+    def _fill(self, message: Fill) -> Filled:
+        for number in message.gone:
+            self._matchers.pop(number, None)
+        answer = Filled({}, [])
+        for row in message.rows:
+            try:
+                if self._fill_row(row):
+                    answer.ended.append(row.request)
+            except Exception as error:  # ends this request alone
+                self._masks[row.mask] = 0
+                answer.failed[row.request] = str(error)
+        return answer
+
+    def _fill_row(self, row: Row) -> bool:
+        if row.begins:
+            copy = self._grammars[row.grammar].deep_copy()
+            self._matchers[row.request] = copy, row.stop_ids
+        matcher, stop_ids = self._matchers[row.request]
+        take(matcher, row.tokens)
+        return self._compiler.fill(matcher, self._masks[row.mask], stop_ids)
+
+
+class _Trial:
+    """The first compilation, in a fork that ends at a limit.
+
+    number: of the grammar. pipe: readable when there is something to see.
+    """
+
+    def __init__(
+        self, compiler: Compiler, wanted: Compile, held: tuple[socket.socket, ...]
+    ) -> None:
+        self.number = wanted.number
+        self.pipe, theirs = os.pipe()
+        self._said = b""
+        self._deadline = time.monotonic() + MAX_WAIT_S
+        self._late = False
+        self._child = os.fork()
+        if self._child == 0:
+            os.close(self.pipe)
+            for sock in held:  # or the engine would not notice the end of this process
+                sock.close()
+            _try_grammar(compiler, wanted, theirs)
+        os.close(theirs)
+        os.set_blocking(self.pipe, False)
+
+    def is_over(self) -> bool:
+        """Whether the fork has ended."""
+        if time.monotonic() > self._deadline and not self._late:
+            self._late = True
+            os.kill(self._child, signal.SIGKILL)
+        with suppress(BlockingIOError):
+            while part := os.read(self.pipe, RECEIVE_BYTES):
+                self._said += part
+            return True
+        return False
+
+    def result(self) -> tuple[str, str]:
+        """Return (why it failed or "", the prepared grammar)."""
+        os.close(self.pipe)
+        _, status = os.waitpid(self._child, 0)
+        verdict, text = self._said[:1], self._said[1:].decode()
+        if verdict == b"+" and os.waitstatus_to_exitcode(status) == 0:
+            return "", text
+        if verdict == b"-":
+            return text, ""
+        return self._how_it_ended(status), ""
+
+    def _how_it_ended(self, status: int) -> str:
+        code = os.waitstatus_to_exitcode(status)
+        if self._late or code in (-signal.SIGXCPU, -signal.SIGKILL):
+            return f"it is too complex: compiling it takes more than {MAX_CPU_S} s"
+        return "it is too complex: compiling it takes too much memory or nests too deeply"
+
+
+def _try_grammar(compiler: Compiler, wanted: Compile, pipe: int) -> NoReturn:
+    """Compile in the forked process; write "+" and the prepared grammar, or "-" and the error."""
+    said = b""
+    try:
+        os.nice(NICE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S + 1))
+        limit_growth()
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (a panic prints its trace)
+        os.dup2(sys.stderr.fileno(), 2)
+        said = b"-the compiler failed"
+
+        def attempt() -> None:
+            nonlocal said
+            try:
+                prepared = compiler.prepare(wanted.kind, wanted.text)
+                matcher = compiler.compile(prepared)
+                compiler.fill(matcher.deep_copy(), np.zeros(compiler.words, np.int32), ())
+                said = b"+" + prepared.encode()
+            except GrammarError as error:
+                said = b"-" + str(error).encode()
+
+        deep_thread(attempt, TRIAL_STACK_BYTES).join()
+        view = memoryview(said)
+        while view:
+            view = view[os.write(pipe, view) :]
+    finally:
+        os._exit(0)
+
+
+def limit_growth() -> None:
+    """Limit the address space to what it is now and MAX_GROWTH_BYTES more, where that works."""
+    with suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + MAX_GROWTH_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+class _Compilation:
+    """The second compilation, on a thread: the library works without Python's lock.
+
+    matcher: the result, or None and `error`. pipe: readable when it is over.
+    """
+
+    def __init__(self, compiler: Compiler, number: int, prepared: str) -> None:
+        self.number = number
+        self.matcher: Any = None
+        self.error = "the compiler failed"
+        self.pipe, self._theirs = os.pipe()
+        self._thread = deep_thread(lambda: self._run(compiler, prepared), STACK_BYTES)
+
+    def _run(self, compiler: Compiler, prepared: str) -> None:
+        try:
+            yield_to_streams()
+            matcher = compiler.compile(prepared)
+            # The first mask builds most of the automaton, which copies share.
+            compiler.fill(matcher.deep_copy(), np.zeros(compiler.words, np.int32), ())
+            self.matcher, self.error = matcher, ""
+        except Exception as error:  # the answer
+            self.error = str(error)
+        finally:
+            os.close(self._theirs)
+
+    def is_over(self) -> bool:
+        """Whether it has ended; then the thread has, too."""
+        if not select.select([self.pipe], [], [], 0)[0]:
+            return False
+        self._thread.join()
+        os.close(self.pipe)
+        return True
+
+
+def deep_thread(work: Callable[[], None], stack_bytes: int) -> threading.Thread:
+    """Start a thread with a stack of this size."""
+    before = threading.stack_size(stack_bytes)
+    thread = threading.Thread(target=work)
+    thread.start()
+    threading.stack_size(before)
+    return thread
+
+
+def yield_to_streams() -> None:
+    """Lower the priority of this thread alone, where the system can do that."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
+def gently(work: Callable[[], None]) -> None:
+    """Call `work` at a lower priority, and wait for it; raises what it raises."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        yield_to_streams()
+        try:
+            work()
+        except BaseException as error:  # raised again below
+            raised.append(error)
+
+    deep_thread(run, STACK_BYTES).join()
+    if raised:
+        raise raised[0]
+
+
+def main() -> int:
+    """Run on the inherited sockets and memory until the engine has ended."""
+    parser = argparse.ArgumentParser(prog="cpuserve-grammars")
+    for name in ("--compiling", "--filling", "--memory"):
+        parser.add_argument(name, type=int, required=True)
+    given = parser.parse_args()
+    # These reach the whole process group; the engine decides when this process ends.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        with suppress(OSError):  # where memory ends, rather this process than the engine
+            Path("/proc/self/oom_score_adj").write_text("1000")
+    compiling, filling = socket.socket(fileno=given.compiling), socket.socket(fileno=given.filling)
+    Worker(compiling, filling, given.memory).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""StructuredOutputs: what the text of an answer must look like, in vLLM's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cpuserve.errors import InvalidRequest
+
+MAX_CHARS = 1 << 18  # of a schema, regular expression, grammar, or of all choices
+MAX_CHOICES = 4096
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+
+_ANY_OBJECT = '{"type":"object"}'
+
+
+class StructuredOutputs(
+    msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fields=True
+):
+    """One of: a JSON schema, a regular expression, some texts, a grammar, or any JSON object.
+
+    grammar: in Lark or in GBNF. field: the request's field that asks for it, for messages.
+
+    Raises:
+        InvalidRequest: none or several of them are set, or one is too long.
+    """
+
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    field: str = "structured_outputs"
+
+    def __post_init__(self) -> None:
+        """Check the fields, and encode a schema, so that every process reads the same text."""
+        given = [name for name in KINDS if getattr(self, name) not in (None, "", [])]
+        if self.json_object is False:
+            given.remove("json_object")
+        if len(given) != 1:
+            found = f"got {' and '.join(given)}" if given else "none is set"
+            self._refuse(f"{self.field} needs exactly one of {', '.join(KINDS)}: {found}")
+        if isinstance(self.json, dict | bool):
+            try:
+                self.json = msgspec.json.encode(self.json).decode()
+            except (RecursionError, TypeError, ValueError, msgspec.MsgspecError) as error:
+                self._refuse(f"the JSON schema of {self.field} is no JSON: {error}")
+        if self.choice is not None and len(self.choice) > MAX_CHOICES:
+            count = len(self.choice)
+            self._refuse(f"{self.field} has {count} choices: at most {MAX_CHOICES} are allowed")
+        if self.choice is not None and not all(self.choice):
+            self._refuse(f"{self.field} has an empty choice")
+        if (size := self.num_chars) > MAX_CHARS:
+            self._refuse(f"{self.field} has {size} characters: at most {MAX_CHARS} are allowed")
+
+    @property
+    def num_chars(self) -> int:
+        """The characters of everything that is set."""
+        texts = (self.json, self.regex, self.grammar, *(self.choice or ()))
+        return sum(len(text) for text in texts if isinstance(text, str))
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The kind ("json", "regex", "choice" or "grammar"), and its text (choices: as JSON)."""
+        if self.json_object:
+            return "json", _ANY_OBJECT
+        if self.choice is not None:
+            return "choice", msgspec.json.encode(self.choice).decode()
+        if isinstance(self.json, str) and self.json:
+            return "json", self.json
+        return ("regex", self.regex) if self.regex else ("grammar", self.grammar or "")
+
+    def _refuse(self, message: str) -> None:
+        raise InvalidRequest(message, param=self.field)

@@ -1,0 +1,115 @@
+"""Answers with a form over HTTP: a server with random weights, and what clients see of failures."""
+
+import json
+
+import httpx
+import jsonschema
+import pytest
+
+from cpuserve.tokenizer.tokenizer import Tokenizer
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.served import running_server
+from tests.helpers.tiny import tiny_model
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "ok": {"type": "boolean"},
+        "name": {"type": "string", "maxLength": 8},
+        "tags": {"type": "array", "items": {"enum": ["x", "y"]}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["ok", "name", "tags"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
+QUESTION = [{"role": "user", "content": "hi"}]
+BOMB = {
+    "$ref": "#/$defs/d0",
+    "$defs": {
+        **{f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(400)},
+        "d400": {"type": "string", "allOf": [{"pattern": f".*{c}.*"} for c in "abcdefghijklmnopq"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def server():
+    model = tiny_model("llama", max_position_embeddings=2048)
+    with (
+        running_server(model, "--served-model-name", "tiny") as running,
+        httpx.Client(base_url=running.url, timeout=PATIENCE_S) as http,
+    ):
+        yield http
+
+
+def chat(server, **fields):
+    body = {"model": "tiny", "messages": QUESTION, "temperature": 1.0, "max_tokens": 600}
+    return server.post("/v1/chat/completions", json={**body, **fields})
+
+
+def streamed(server, **fields):
+    """The text and the finish reason of a streamed answer."""
+    response = chat(server, stream=True, **fields)
+    assert response.status_code == 200, response.text
+    frames = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
+    assert frames.pop() == "[DONE]"
+    choices = [choice for frame in frames for choice in json.loads(frame)["choices"]]
+    return "".join(c["delta"].get("content") or "" for c in choices), choices[-1]["finish_reason"]
+
+
+def test_streamed_and_whole_answers_are_valid_and_equal(server):
+    for seed in range(8):
+        fields = {"response_format": FORMAT, "seed": seed}
+        (choice,) = chat(server, **fields).json()["choices"]
+        text = choice["message"]["content"]
+        jsonschema.validate(json.loads(text), SCHEMA)
+        assert streamed(server, **fields) == (text, choice["finish_reason"]) == (text, "stop")
+
+
+def test_any_json_object(server):
+    # Random text hardly ever ends by itself: a bias makes quotation marks and braces likely.
+    likely = {str(i): 9 for i in tokens_of('"', "}", ":", ",", '":"', '"}')}
+    for seed in range(4):
+        form = {"response_format": {"type": "json_object"}, "logit_bias": likely}
+        (choice,) = chat(server, seed=seed, max_tokens=1500, **form).json()["choices"]
+        assert choice["finish_reason"] == "stop"
+        assert isinstance(json.loads(choice["message"]["content"]), dict)
+
+
+def tokens_of(*texts):
+    """The ids of tokens that are these texts, of those that the tokenizer has."""
+    tokenizer = Tokenizer.load(tiny_model("llama"))
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    return [found[0] for found in ids if len(found) == 1]
+
+
+def test_completions_have_a_form_for_every_prompt_and_choice(server):
+    body = {"model": "tiny", "prompt": ["a", "b"], "n": 2, "max_tokens": 50, "temperature": 1.0}
+    form = {"structured_outputs": {"choice": ["left", "right"]}}
+    answer = server.post("/v1/completions", json={**body, **form}).json()
+    assert len(answer["choices"]) == 4
+    assert {c["text"] for c in answer["choices"]} <= {"left", "right"}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("fields", "param", "reason"),
+    [
+        ({"structured_outputs": {"regex": "a("}}, "structured_outputs", "unclosed group"),
+        ({"structured_outputs": {"grammar": "root ::= ("}}, "structured_outputs", "GBNF"),
+        ({"structured_outputs": {"json": {"type": "sound"}}}, "structured_outputs", "sound"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": BOMB}}},
+            "response_format",
+            "too complex",
+        ),
+    ],
+    ids=["regex", "grammar", "schema", "bomb"],
+)
+def test_what_cannot_be_compiled_is_400_with_the_reason(server, stream, fields, param, reason):
+    response = chat(server, stream=stream, **fields)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert (error["type"], error["param"]) == ("BadRequestError", param)
+    assert reason in error["message"]
+    assert chat(server, structured_outputs={"choice": ["fine"]}).status_code == 200

@@ -1,0 +1,85 @@
+"""response_format and structured_outputs become one form of the text, or an error."""
+
+import json
+
+import msgspec
+import pytest
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.structured import MAX_CHARS, StructuredOutputs
+from cpuserve.serving.call import GenerateCall
+from cpuserve.serving.structured import structured_outputs
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "null"}}}
+
+
+def key_of(**fields):
+    form = structured_outputs(GenerateCall(**fields))
+    return None if form is None else form.key
+
+
+def test_every_way_to_ask_for_a_schema_means_the_same_grammar():
+    named = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+    keys = {
+        key_of(response_format=named),
+        key_of(structured_outputs={"json": SCHEMA}),
+        SamplingParams(structured_outputs={"json": SCHEMA}).structured_outputs.key,
+        StructuredOutputs(json=json.dumps(SCHEMA, separators=(",", ":"))).key,
+    }
+    assert keys == {
+        ("json", '{"type":"object","properties":{"b":{"type":"string"},"a":{"type":"null"}}}')
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"structured_outputs": {}}, None),
+        ({"response_format": {"type": "json_object"}}, ("json", '{"type":"object"}')),
+        ({"structured_outputs": {"json_object": True}}, ("json", '{"type":"object"}')),
+        ({"structured_outputs": {"json": True}}, ("json", "true")),
+        ({"structured_outputs": {"json": {}}}, ("json", "{}")),
+        ({"structured_outputs": {"regex": "a+", "json": None}}, ("regex", "a+")),
+        ({"structured_outputs": {"choice": ["b", "a"]}}, ("choice", '["b","a"]')),
+        ({"structured_outputs": {"grammar": "start: /a/"}}, ("grammar", "start: /a/")),
+    ],
+    ids=str,
+)
+def test_a_form_has_a_kind_and_a_text(fields, key):
+    assert key_of(**fields) == key
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"json_object": False}, "none is set"),
+        ({"json_object": True, "regex": "a"}, "got regex and json_object"),
+        ({"regex": "a" * (MAX_CHARS + 1)}, f"at most {MAX_CHARS}"),
+        ({"choice": ["a" * MAX_CHARS, "b"]}, f"at most {MAX_CHARS}"),
+        ({"choice": ["a", ""]}, "empty choice"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_form_that_cannot_be_is_refused(fields, message):
+    with pytest.raises(InvalidRequest, match=message) as raised:
+        StructuredOutputs(**fields)
+    assert raised.value.param == "structured_outputs"
+
+
+def test_a_forced_tool_call_excludes_a_form():
+    call = GenerateCall(response_format={"type": "json_object"}, tools=[{}], tool_choice="required")
+    with pytest.raises(InvalidRequest, match="tool_choice") as raised:
+        structured_outputs(call)
+    assert raised.value.param == "tool_choice"
+
+
+def test_the_form_survives_the_way_to_the_engine():
+    for form in ({"json": SCHEMA}, {"choice": ["a", "b"]}, {"json_object": True}):
+        params = SamplingParams(structured_outputs=form)
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
+        assert sent == params
+        assert sent.structured_outputs.key == params.structured_outputs.key
+    assert SamplingParams().structured_outputs is None
