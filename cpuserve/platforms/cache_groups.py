@@ -41,7 +41,9 @@ def group_layers(windows: Sequence[int], sizes: Sequence[int]) -> list[KvGroup]:
 
 
 def block_bytes(groups: Sequence[KvGroup], sizes: Sequence[int]) -> int:
-    """Return the bytes of a block that can serve any of `groups`."""
+    """Return the bytes of a block that can serve any of `groups`; none: all layers are one."""
+    if not groups:
+        return sum(sizes)
     return max(sum(sizes[layer] for layer in group.layers) for group in groups)
 
 
