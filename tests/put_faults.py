@@ -122,8 +122,8 @@ FAULTS = [
     ),
     Fault(
         "csrc/runtime/executor.cpp",
-        " || (token >= 0 && token == input_.draft(r))",
-        "",
+        "    const bool accepted = token >= 0 && token == input_.draft(r);\n",
+        "    const bool accepted = false;\n",
         "ctest test_executor",
     ),
     Fault(

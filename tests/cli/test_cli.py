@@ -88,7 +88,7 @@ def test_version(capsys):
         (["frobnicate"], "unknown command 'frobnicate'; see `cpuserve --help`\n"),
         (["serve", "--frobnicate"], "unknown flag --frobnicate; see `cpuserve serve --help`\n"),
         (["serve", "--no-enforce-eagr"], "did you mean --no-enforce-eager?"),
-        (["serve", "--task", "embed"], "use generate"),
+        (["serve", "--task", "classify"], "use generate"),
         (["serve", "--max-modellen", "4"], "did you mean --max-model-len?"),
         (["serve", "--prot=80"], "did you mean --port?"),
         (["serve", "--port"], "expected one argument"),
