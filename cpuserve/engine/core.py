@@ -503,25 +503,24 @@ _Built = tuple["Executor", int, Iterable[int], dict[str, object]]
 
 def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) -> _Built:
     """An executor of ours, and the model's vocabulary, the end ids it names, and further facts."""
-    from cpuserve.loader.adapters import (
-        AdaptedWeights,
-        check_adapters,
-        open_adapters,
-        summary,
-    )
     from cpuserve.loader.load import check_weights, open_checkpoint
     from cpuserve.models import build_program, spec_from_config
     from cpuserve.quant import quantize_online
 
     checkpoint = open_checkpoint(Path(config.model_path))
     spec = replace(spec_from_config(checkpoint.config), pooled=config.pooling != "none")
-    adapters = open_adapters(config.adapters)
-    check_adapters(build_program(spec), adapters)
-    program = build_program(replace(spec, adapters=summary(adapters)))
+    program = build_program(spec)
+    check_weights(program, checkpoint.weights)
     weights = quantize_online(checkpoint.weights, config.quantize)
-    if adapters:
-        weights = AdaptedWeights(weights, program, adapters)
-    check_weights(program, weights)
+    adapters: dict[str, str] = {}
+    if config.adapters:
+        from cpuserve.loader.adapters import AdaptedWeights, check_adapters, open_adapters, summary
+
+        opened = open_adapters(config.adapters)
+        check_adapters(program, opened)
+        program = build_program(replace(spec, adapters=summary(opened)))
+        weights = AdaptedWeights(weights, program, opened)
+        adapters = {adapter.name: adapter.fingerprint() for adapter in opened}
     executor: Executor
     if config.executor == "native":
         from cpuserve.runtime.native import NativeExecutor
@@ -535,7 +534,7 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
         "layers": spec.layers,
         "width": spec.width,
         "max_position": spec.max_position,
-        "adapters": {adapter.name: adapter.fingerprint() for adapter in adapters},
+        "adapters": adapters,
     }
     return executor, spec.vocab, spec.eos_ids, facts
 
