@@ -32,9 +32,9 @@ constexpr int64_t mask_words(int64_t vocab) { return (vocab + 31) / 32; }
 
 struct StepLimits {
   int64_t max_tokens, max_seqs, max_positions, num_blocks, num_slots, embed_rows, vocab, max_top;
-  bool hidden;         // the program gives vectors of rows instead of logits
-  int64_t adapters;    // that sequences may name
-  int64_t groups = 1;  // of layers, each with block tables of its own
+  bool hidden = false;   // the program gives vectors of rows instead of logits
+  int64_t adapters = 0;  // that sequences may name
+  int64_t groups = 1;    // of layers, each with block tables of its own
 };
 
 // Throws std::invalid_argument that names the first index out of range, before anything runs.
