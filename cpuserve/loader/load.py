@@ -107,15 +107,20 @@ def check_weights(program: Program, weights: Weights) -> None:
 
 def read_json(path: Path, what: str, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """The JSON object in a regular file; ModelError if the file contains anything else."""
-    try:
-        value = json.loads(read_small(path, what, max_bytes))
-    except (ValueError, RecursionError) as error:
-        msg = f"{what} {path} is not valid JSON: {error}"
-        raise ModelError(msg) from error
+    value = read_any_json(path, what, max_bytes)
     if not isinstance(value, dict):
         msg = f"{what} {path} is not a JSON object"
         raise ModelError(msg)
     return value
+
+
+def read_any_json(path: Path, what: str, max_bytes: int = MAX_CONFIG_BYTES) -> Any:
+    """The JSON value in a regular file; ModelError if there is none."""
+    try:
+        return json.loads(read_small(path, what, max_bytes))
+    except (ValueError, RecursionError) as error:
+        msg = f"{what} {path} is not valid JSON: {error}"
+        raise ModelError(msg) from error
 
 
 def token_ids(value: Any) -> list[int]:

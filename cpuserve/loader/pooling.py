@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.load import read_json
-from cpuserve.loader.mapped import read_small
+from cpuserve.loader.load import read_any_json, read_json
 
 MAX_BYTES = 1_000_000
 # Keys of a Pooling module's config.json; newer files have "pooling_mode": "lasttoken" instead.
@@ -39,11 +37,7 @@ def checkpoint_pooling(path: Path) -> tuple[str, str]:
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:
-    try:
-        listed = json.loads(read_small(path, "module list", MAX_BYTES))
-    except (ValueError, RecursionError) as error:
-        msg = f"module list {path} is not valid JSON: {error}"
-        raise ModelError(msg) from error
+    listed = read_any_json(path, "module list", MAX_BYTES)
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
         msg = f"module list {path} is not a list of JSON objects"
         raise ModelError(msg)
