@@ -220,12 +220,10 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
 
 def _with_adapters(spec: ModelSpec, adapters: Mapping[str, str]) -> ModelSpec:
     """Return the model with these adapters; ModelError unless all are adapters of this model."""
-    from cpuserve.loader.adapters import check_adapters, open_adapters, summary
+    from cpuserve.loader.adapters import open_adapters, summary
     from cpuserve.models import build_program
 
-    opened = open_adapters(adapters)
-    check_adapters(build_program(spec), opened)
-    return replace(spec, adapters=summary(opened))
+    return replace(spec, adapters=summary(open_adapters(adapters, build_program(spec))))
 
 
 def _pooling(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> tuple[str, str]:

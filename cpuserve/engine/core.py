@@ -514,10 +514,9 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     weights = quantize_online(checkpoint.weights, config.quantize)
     adapters: dict[str, str] = {}
     if config.adapters:
-        from cpuserve.loader.adapters import AdaptedWeights, check_adapters, open_adapters, summary
+        from cpuserve.loader.adapters import AdaptedWeights, open_adapters, summary
 
-        opened = open_adapters(config.adapters)
-        check_adapters(program, opened)
+        opened = open_adapters(config.adapters, program)
         program = build_program(replace(spec, adapters=summary(opened)))
         weights = AdaptedWeights(weights, program, opened)
         adapters = {adapter.name: adapter.fingerprint() for adapter in opened}

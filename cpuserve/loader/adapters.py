@@ -20,17 +20,13 @@ from cpuserve.program.adapters import SCALES, Adapters, parse
 from cpuserve.program.ops import Embed, Linear, Logits
 from cpuserve.program.program import Program
 from cpuserve.quant import dequantize
-from cpuserve.quant.base import QuantTensor, SourceType, WeightKind, Weights
+from cpuserve.quant.base import QuantTensor, WeightKind, Weights
+from cpuserve.quant.dense import SOURCES
+from cpuserve.quant.stored import DENSE_KINDS
 
 Float32 = npt.NDArray[np.float32]
 FILE, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 MAX_RANK = 512
-SOURCES: dict[str, SourceType] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
-KINDS: dict[str, WeightKind] = {
-    "bfloat16": "dense_bf16",
-    "float16": "dense_f16",
-    "float32": "dense_f32",
-}
 _TENSOR = re.compile(
     r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight"
 )
@@ -80,9 +76,15 @@ class Adapter:
         return digest.hexdigest()[:16]
 
 
-def open_adapters(given: Mapping[str, str]) -> list[Adapter]:
-    """The adapters with these names and directories; ModelError, in one line, for a broken one."""
-    return [_open(name, Path(path).expanduser()) for name, path in given.items()]
+def open_adapters(given: Mapping[str, str], program: Program) -> list[Adapter]:
+    """The adapters with these names and directories, which fit `program` (without adapters).
+
+    Raises:
+        ModelError: an adapter is broken, not supported, or made for another model; one line.
+    """
+    adapters = [_open(name, Path(path).expanduser()) for name, path in given.items()]
+    _check_fit(program, adapters)
+    return adapters
 
 
 def _open(name: str, path: Path) -> Adapter:
@@ -125,16 +127,14 @@ def _fail(name: str, why: str) -> NoReturn:
     raise ModelError(msg)
 
 
-def summary(adapters: Sequence[Adapter]) -> Adapters | None:
-    """What a Program needs to know of the adapters; None without any."""
-    if not adapters:
-        return None
+def summary(adapters: Sequence[Adapter]) -> Adapters:
+    """What a Program needs to know of the adapters, of which there is at least one."""
     rank = max(adapter.rank for adapter in adapters)
     return Adapters(len(adapters), rank, frozenset().union(*(a.modules for a in adapters)))
 
 
-def check_adapters(program: Program, adapters: Sequence[Adapter]) -> None:
-    """Raise a ModelError for an adapter that changes what the program has not, or otherwise."""
+def _check_fit(program: Program, adapters: Sequence[Adapter]) -> None:
+    """Raise ModelError unless `program` has every linear of the adapters, in the same shape."""
     shapes = {need.name: need.shape for need in program.weights}
     linears = {name for op in program.ops if isinstance(op, Linear) for name in op.weights}
     others = {op.weight for op in program.ops if isinstance(op, Embed | Logits)}
@@ -163,46 +163,44 @@ class AdaptedWeights:
         self._base = base
         self._adapters = adapters
         self._rank = max(adapter.rank for adapter in adapters)
-        self._shapes = {
-            need.name: need.shape
-            for need in program.weights
-            if need.name == SCALES or parse(need.name) is not None
-        }
+        self._shapes = {need.name: need.shape for need in program.weights}
+        self._own = {name for name in self._shapes if name == SCALES or parse(name) is not None}
 
     def names(self) -> set[str]:
         """Every tensor name."""
-        return self._base.names() | set(self._shapes)
+        return self._base.names() | self._own
 
     def kind(self, name: str, dtype: str) -> WeightKind:
         """The weight kind of a matrix; those of adapters are never quantized."""
-        return KINDS[dtype] if name in self._shapes else self._base.kind(name, dtype)
+        return DENSE_KINDS[dtype] if name in self._own else self._base.kind(name, dtype)
 
     def get(self, name: str) -> QuantTensor:
         """The tensor; those of adapters are made here, padded to the common rank."""
-        shape = self._shapes.get(name)
-        if shape is None:
+        if name not in self._own:
             return self._base.get(name)
+        shape, matrix = self._shapes[name], parse(name)
         values = np.zeros(shape, np.float32)
-        matrix = parse(name)
         if matrix is None:
             values[:] = [adapter.scale for adapter in self._adapters]
+        elif matrix.side == "A":
+            self._fill_a(values, matrix.modules[0], self._adapters[matrix.adapter])
         else:
-            self._fill(values, matrix.modules, matrix.side, self._adapters[matrix.adapter])
+            self._fill_b(values, matrix.modules, self._adapters[matrix.adapter])
         rows = shape[0] if len(shape) > 1 else 1
         return QuantTensor(name, shape, "f32", values.view(np.uint8).reshape(rows, -1))
 
-    def _fill(self, values: Float32, modules: Sequence[str], side: str, adapter: Adapter) -> None:
+    def _fill_a(self, values: Float32, module: str, adapter: Adapter) -> None:
+        """Put A of a module into the first rows."""
+        found = adapter.matrix(module, "A")
+        if found is not None:
+            values[: adapter.rank] = found
+
+    def _fill_b(self, values: Float32, modules: Sequence[str], adapter: Adapter) -> None:
+        """Put B of each module into its block on the diagonal."""
         row = 0
         for i, module in enumerate(modules):
-            found = adapter.matrix(module, side)
-            if side == "A":
-                if found is not None:
-                    values[: adapter.rank] = found
-                return
-            column = i * self._rank
+            found, column = adapter.matrix(module, "B"), i * self._rank
+            end = row + self._shapes[f"{module}.weight"][0]
             if found is not None:
-                values[row : row + len(found), column : column + adapter.rank] = found
-            row += self._outputs(module)
-
-    def _outputs(self, module: str) -> int:
-        return self._base.get(f"{module}.weight").shape[0]
+                values[row:end, column : column + adapter.rank] = found
+            row = end
