@@ -35,6 +35,9 @@ LIMITS = {
     "verbose_errors": False,
 }
 MOST_CHARS = 600  # of a message
+# What the library says where one of these limits ended it. Which limit comes first, its or that of
+# CPU time, depends on the machine: the client reads the same first words.
+LIMIT_MESSAGES = ("fuel", "too big", "too large", "Too many", "Unable to determine if regex is")
 
 # The library knows which tokens match these, and asks first whether all of them may follow. The
 # first is not among its own: with it, masks inside formats such as "email" take half the time.
@@ -149,4 +152,6 @@ def _literal(text: str) -> str:
 def _short(message: str) -> str:
     """Return the library's message on one line, without its remark on verbosity."""
     words = " ".join(message.replace("<non-verbose/>", "").split())
+    if any(limit in words for limit in LIMIT_MESSAGES):
+        words = f"it is too complex: {words}"
     return words if len(words) <= MOST_CHARS else words[:MOST_CHARS] + " ..."
