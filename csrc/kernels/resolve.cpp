@@ -54,6 +54,9 @@ void for_each_entry(KernelTable& to, const KernelTable& from, Visit visit) {
   ENTRY(rope_store);
   ENTRY(attention);
   ENTRY(attention_merge);
+  ENTRY(recurrent);
+  ENTRY(short_conv);
+  ENTRY(gated_norm);
   ENTRY(scale_logits);
   ENTRY(sample);
   ENTRY(probe_read);

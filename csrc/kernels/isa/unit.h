@@ -34,10 +34,13 @@
 #include "kernels/generic/activation.h"
 #include "kernels/generic/add.h"
 #include "kernels/generic/convert.h"
+#include "kernels/generic/gated_norm.h"
 #include "kernels/generic/logits.h"
 #include "kernels/generic/norm.h"
+#include "kernels/generic/recurrent.h"
 #include "kernels/generic/rope_kv.h"
 #include "kernels/generic/sample.h"
+#include "kernels/generic/short_conv.h"
 #endif
 #include "kernels/generic/probe.h"
 
@@ -101,6 +104,9 @@ constexpr KernelTable make_table(const char* isa) {
   t.add = add;
   t.activation = activation;
   t.rope_store = rope_store;
+  t.recurrent = recurrent;
+  t.short_conv = short_conv;
+  t.gated_norm = gated_norm;
   t.scale_logits = scale_logits;
   t.sample = sample;
   t.probe_read = probe_read;
