@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.mapped import read_small, regular_file
-from cpuserve.loader.names import is_computed
+from cpuserve.loader.names import is_ignored
 
 if TYPE_CHECKING:
     from cpuserve.program.program import Program
@@ -97,7 +97,7 @@ def check_weights(program: Program, weights: Weights) -> None:
         if name in names and weights.get(name).shape != shape
     ]
     # A tied checkpoint may store the output matrix again; that copy is not reported as unused.
-    unused = sorted(n for n in names - needs.keys() if not is_computed(n) and n != "lm_head.weight")
+    unused = sorted(n for n in names - needs.keys() if not is_ignored(n) and n != "lm_head.weight")
     groups = (("missing", missing), ("wrong shape", misshapen), ("unused", unused))
     found = [f"{what} ({len(items)}): {', '.join(items)}" for what, items in groups if items]
     if found:

@@ -24,10 +24,11 @@ _GGUF_BLOCK = {
 }
 _GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 
-# Buffers that some exporters store and no Program reads: they are computed from the config.
-_COMPUTED = re.compile(
+# Tensors that no Program reads: buffers that some exporters store, although they follow from the
+# config, and the parts that guess further tokens (multi-token prediction).
+_IGNORED = re.compile(
     r".*\.rotary_emb\.inv_freq|rope_freqs\.weight|.*\.(?:attn|attention|self_attn)\.(?:masked_)?bias"
-    r"|.*\.position_ids"
+    r"|.*\.position_ids|mtp\..*"
 )
 
 
@@ -56,6 +57,6 @@ def checkpoint_to_hf(name: str) -> str:
     return f"model.{name}" if name.startswith(bare) else name
 
 
-def is_computed(name: str) -> bool:
-    """Whether the tensor is a computed buffer (rotary frequencies, causal mask) to ignore."""
-    return _COMPUTED.fullmatch(name) is not None
+def is_ignored(name: str) -> bool:
+    """Whether no Program reads the tensor: a computed buffer, or a guesser of further tokens."""
+    return _IGNORED.fullmatch(name) is not None

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.mapped import MappedFile, read_small, regular_file
-from cpuserve.loader.names import checkpoint_to_hf, is_computed
+from cpuserve.loader.names import checkpoint_to_hf, is_ignored
 from cpuserve.quant.stored import StoredTensor
 
 INDEX = "model.safetensors.index.json"
@@ -119,7 +119,7 @@ class SafetensorsStore:
     def _add(self, file: SafetensorsFile) -> None:
         for tensor in file.tensors.values():
             name = checkpoint_to_hf(tensor.name)
-            if is_computed(name):
+            if is_ignored(name):
                 continue
             if name in self._tensors:
                 other = self._tensors[name][0].path.name
@@ -128,7 +128,7 @@ class SafetensorsStore:
             self._tensors[name] = (file, tensor)
 
     def names(self) -> set[str]:
-        """All tensor names except buffers that are computed from the config."""
+        """All names but those of tensors that no Program reads."""
         return set(self._tensors)
 
     def dtype(self, name: str) -> str:
@@ -277,7 +277,7 @@ def _check_index(directory: Path, present: dict[str, str]) -> None:
     """Raise ModelError unless every tensor is in the file that the index names."""
     if not (directory / INDEX).exists():
         return
-    expected = {n: f for n, f in _weight_map(directory).items() if not is_computed(n)}
+    expected = {n: f for n, f in _weight_map(directory).items() if not is_ignored(n)}
     wrong = sorted(n for n in expected.keys() | present.keys() if expected.get(n) != present.get(n))
     if wrong:
         listed = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")

@@ -109,6 +109,14 @@ def read_windows(
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
+def read_object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """config[key], an object; a missing or null key gives an empty one."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        refuse(key, value, "an object or null")
+    return value or {}
+
+
 def read_dtype(config: Mapping[str, Any]) -> str:
     """The checkpoint's dtype: "dtype" (transformers 5) or "torch_dtype"; float32 when absent."""
     value = config.get("dtype") or config.get("torch_dtype") or "float32"

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
-from cpuserve.models.llama import read_decoder
-from cpuserve.models.rope import read_rope
+from cpuserve.models.llama import layer_rope, read_decoder
+from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Rope, Then
+from cpuserve.program.ops import Then
 
 
 @register_model("Gemma2ForCausalLM")
@@ -41,21 +41,15 @@ class Gemma3:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in a Gemma 3 text config."""
-        by_type = _object(config, "rope_parameters")
-        full = {
-            "rope_theta": config.get("rope_theta", 1e6),
-            **_object(config, "rope_scaling"),
-            **_object(by_type, "full_attention"),
-        }
-        local = {
-            "rope_theta": config.get("rope_local_base_freq", 1e4),
-            **_object(by_type, "sliding_attention"),
-        }
-        plain = {k: v for k, v in config.items() if k not in ("rope_theta", "rope_scaling")}
-        head_dim = read_int(config, "head_dim", 256)
-        local_rope, _ = read_rope({**plain, "rope_parameters": local}, head_dim, 131072)
+        config, local_rope = split_ropes(
+            config,
+            read_int(config, "head_dim", 256),
+            131072,
+            theta=1e6,
+            local_theta=config.get("rope_local_base_freq", 1e4),
+        )
         return _spec(
-            {**plain, "rope_parameters": full},
+            config,
             "Gemma3ForCausalLM",
             131072,
             pattern=read_int(config, "sliding_window_pattern", 6),
@@ -106,14 +100,6 @@ def _spec(
     )
 
 
-def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """An object of a config; missing or null: empty."""
-    value = config.get(key)
-    if value is not None and not isinstance(value, Mapping):
-        refuse(key, value, "an object or null")
-    return value or {}
-
-
 def _cap(config: Mapping[str, Any], key: str, default: float) -> float:
     """A soft cap; null in the config means none."""
     return 0.0 if config.get(key, default) in (None, 0) else read_float(config, key, default)
@@ -135,7 +121,6 @@ def _build(b: Builder, s: ModelSpec, *, qk_norm: bool) -> None:
     d, then = s.head_dim, cast("Then", f"{s.activation}_mul")
     qkv_features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
     windows = cast("tuple[int, ...]", s.extra["windows"])
-    local_rope = cast("Rope | None", s.extra.get("local_rope", s.rope))
     x = b.embed("model.embed_tokens", scale=_embed_scale(s))
     for i, window in enumerate(windows):
         layer = f"model.layers.{i}"
@@ -145,7 +130,7 @@ def _build(b: Builder, s: ModelSpec, *, qk_norm: bool) -> None:
         b.rope_store_kv(
             qkv,
             layer=i,
-            rope=local_rope if window else s.rope,
+            rope=layer_rope(s, window),
             q_norm=f"{at}.q_norm" if qk_norm else None,
             k_norm=f"{at}.k_norm" if qk_norm else None,
             plus_one=True,

@@ -18,7 +18,7 @@ from cpuserve.models.config import (
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import Rope, Then, ValueId
 
 # Adds a layer's feed-forward part of h to x: (builder, spec, layer, h, x).
 Mlp = Callable[[Builder, ModelSpec, int, ValueId, ValueId], None]
@@ -122,6 +122,11 @@ def layer_window(s: ModelSpec, layer: int) -> int:
     return windows[layer] if windows else s.window
 
 
+def layer_rope(s: ModelSpec, window: int) -> Rope | None:
+    """RoPE of a layer with this window: layers that have one may have extra["local_rope"]."""
+    return cast("Rope | None", s.extra.get("local_rope", s.rope)) if window else s.rope
+
+
 def dense_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add down(act(gate(h)) * up(h)) to x."""
     mlp = f"model.layers.{layer}.mlp"
@@ -141,17 +146,17 @@ def build_decoder(b: Builder, s: ModelSpec, *, qk_norm: bool = False, mlp: Mlp =
     qkv_features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
     x = b.embed("model.embed_tokens")
     for i in range(s.layers):
-        at = f"model.layers.{i}.self_attn"
+        at, window = f"model.layers.{i}.self_attn", layer_window(s, i)
         h = b.rms_norm(x, f"model.layers.{i}.input_layernorm")
         qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=qkv_features, bias=s.qkv_bias)
         b.rope_store_kv(
             qkv,
             layer=i,
-            rope=s.rope,
+            rope=layer_rope(s, window),
             q_norm=f"{at}.q_norm" if qk_norm else None,
             k_norm=f"{at}.k_norm" if qk_norm else None,
         )
-        a = b.attention(qkv, layer=i, window=layer_window(s, i))
+        a = b.attention(qkv, layer=i, window=window)
         b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
         h = b.rms_norm(x, f"model.layers.{i}.post_attention_layernorm")
         mlp(b, s, i, h, x)

@@ -53,10 +53,11 @@ class Qwen3Moe:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        build_decoder(b, s, qk_norm=True, mlp=_mlp)
+        build_decoder(b, s, qk_norm=True, mlp=qwen_mlp)
 
 
-def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+def qwen_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the mixture of h to x, or in one of extra["dense_layers"] the dense part."""
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
         dense_mlp(b, s, layer, h, x)
         return

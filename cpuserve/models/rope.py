@@ -11,7 +11,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cpuserve.models.config import MAX_INT32, read_bool, read_float, read_int, refuse
+from cpuserve.models.config import (
+    MAX_INT32,
+    read_bool,
+    read_float,
+    read_int,
+    read_object,
+    refuse,
+)
 from cpuserve.program.ops import Rope
 
 Params = Mapping[str, Any]
@@ -36,6 +43,26 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_positions: int) 
         refuse("rope_scaling type", kind, f"one of {', '.join(sorted(_SCALINGS))}")
     base = [theta ** (-2.0 * i / rotary) for i in range(rotary // 2)]
     return _SCALINGS[kind](params, base, max_position)
+
+
+def split_ropes(
+    config: Mapping[str, Any], head_dim: int, positions: int, *, theta: float, local_theta: float
+) -> tuple[dict[str, Any], Rope]:
+    """(the config with the RoPE of full attention alone, the RoPE of layers with a window).
+
+    Both are in rope_parameters, by the kind of layer. theta, local_theta: bases that it omits;
+    rope_theta and rope_scaling of the config are those of full attention.
+    """
+    by_kind = read_object(config, "rope_parameters")
+    full = {
+        "rope_theta": config.get("rope_theta", theta),
+        **read_object(config, "rope_scaling"),
+        **read_object(by_kind, "full_attention"),
+    }
+    local = {"rope_theta": local_theta, **read_object(by_kind, "sliding_attention")}
+    plain = {k: v for k, v in config.items() if k not in ("rope_theta", "rope_scaling")}
+    rope, _ = read_rope({**plain, "rope_parameters": local}, head_dim, positions)
+    return {**plain, "rope_parameters": full}, rope
 
 
 def _rope_params(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint, read_config
-from cpuserve.loader.names import checkpoint_to_hf, gguf_to_hf, is_computed
+from cpuserve.loader.names import checkpoint_to_hf, gguf_to_hf, is_ignored
 from cpuserve.program.program import WeightNeed
 from tests.helpers import gguf_file as make
 from tests.helpers.tiny import FAMILIES, tiny_model
@@ -132,6 +132,7 @@ def test_old_opt_names_get_their_prefix():
     assert checkpoint_to_hf("model.decoder.x") == "model.decoder.x"
 
 
-def test_a_projection_bias_is_no_computed_buffer():
-    assert not is_computed("model.layers.0.self_attn.q_proj.bias")
-    assert is_computed("transformer.h.0.attn.bias")
+def test_buffers_and_guessers_of_further_tokens_are_ignored_and_a_bias_is_not():
+    assert not is_ignored("model.layers.0.self_attn.q_proj.bias")
+    assert is_ignored("transformer.h.0.attn.bias")
+    assert is_ignored("mtp.layers.0.self_attn.q_proj.weight")
