@@ -1,4 +1,4 @@
-"""The ASGI application: one router file per endpoint, listed in ROUTERS."""
+"""The ASGI application: the dialects in DIALECTS, and endpoints that belong to none."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from cpuserve.api.anthropic import router as messages
-from cpuserve.api.anthropic.errors import anthropic_error
+from cpuserve.api.anthropic.dialect import ANTHROPIC
 from cpuserve.api.draining import ClosesConnections
 from cpuserve.api.errors import Envelopes, install_error_handlers
 from cpuserve.api.hosts import AllowedHosts
@@ -20,10 +19,7 @@ from cpuserve.api.middleware import (
     RequestIds,
     UnexpectedErrors,
 )
-from cpuserve.api.openai import models
-from cpuserve.api.openai.chat import router as chat
-from cpuserve.api.openai.completions import router as completions
-from cpuserve.api.openai.embeddings import router as embeddings
+from cpuserve.api.openai.dialect import OPENAI
 from cpuserve.api.openapi import install_schema
 from cpuserve.api.request_line import RequestLine
 from cpuserve.api.status import (
@@ -40,12 +36,12 @@ if TYPE_CHECKING:
 
     from cpuserve.api.state import ServerState
 
+DIALECTS = (
+    OPENAI,
+    ANTHROPIC,
+)
 ROUTERS = (
-    chat.router,
-    completions.router,
-    embeddings.router,
-    messages.router,
-    models.router,
+    *(router for dialect in DIALECTS for router in dialect.routers),
     tokenize.router,
     cpu.router,
     health.router,
@@ -112,7 +108,8 @@ def create_app(
         )
     app.add_middleware(RequestLine)
     app.add_middleware(RequestIds)
-    app.add_middleware(Envelopes, formats={"/v1/messages": anthropic_error})
+    formats = {path: dialect.error for dialect in DIALECTS for path in dialect.beginnings}
+    app.add_middleware(Envelopes, formats=formats)
     app.add_middleware(ClosesConnections, state=state)
     return app
 

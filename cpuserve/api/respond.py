@@ -7,7 +7,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from cpuserve.api.stream import EventStream, JsonResult
+from cpuserve.api.stream import EventStream, JsonResult, StreamFormat
 from cpuserve.serving.events import Event, Folded, Scored, num_entries
 from cpuserve.serving.threads import run_sized
 
@@ -21,8 +21,8 @@ class Writer(Protocol):
     """The bytes of one dialect's answer."""
 
     @property
-    def done(self) -> bytes:
-        """What ends a stream."""
+    def form(self) -> StreamFormat:
+        """How the dialect streams."""
 
     def failed(self, error: BaseException) -> bytes:
         """Return the frame of an error after the beginning of the stream."""
@@ -39,7 +39,7 @@ def respond(generation: Generation, writer: Writer) -> Response:
     if not generation.call.stream:
         return respond_whole(generation, writer.whole)
     silent_s = generation.context.limits.silent_s
-    return EventStream(_frames(generation, writer), silent_s, writer.done, writer.failed)
+    return EventStream(_frames(generation, writer), silent_s, writer.form, writer.failed)
 
 
 def respond_whole(generation: Generation, write: Callable[[Folded], bytes]) -> Response:

@@ -1,9 +1,10 @@
-"""Responses that are cancelled when the client disconnects: JSON and server-sent events."""
+"""Responses that are cancelled when the client disconnects: JSON and streams."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
@@ -20,9 +21,17 @@ if TYPE_CHECKING:
 
     from cpuserve.api.http import DirectBody
 
-PING = b": keep-alive\n\n"
-_SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+
+@dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """How a dialect streams: its media type, what it sends during silence, and its end."""
+
+    media_type: bytes = b"text/event-stream; charset=utf-8"
+    ping: bytes = b": keep-alive\n\n"
+    done: bytes = b""
+
+
+_HEADERS = [
     (b"cache-control", b"no-cache"),
     # nginx buffers responses by default, and then a stream arrives in one piece.
     (b"x-accel-buffering", b"no"),
@@ -66,10 +75,10 @@ class JsonResult(Response):
 
 
 class EventStream(Response):
-    """Sends server-sent events from a generator of encoded events, then `done`.
+    """Sends events from a generator of encoded events, then what ends a stream of `form`.
 
     The headers wait for the first event, so that an error before it has its own status. After
-    `silent_s` without an event the headers and a comment are sent, and then a comment after each
+    `silent_s` without an event the headers and a ping are sent, and then a ping after each
     further `silent_s`, so that proxies do not close the connection during a long prompt. An error
     after the headers is sent as the event that `failed` makes of it. The generator is closed when
     the client disconnects.
@@ -79,11 +88,11 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[bytes, None],
         silent_s: float,
-        done: bytes,
+        form: StreamFormat,
         failed: Callable[[BaseException], bytes],
     ) -> None:
         super().__init__()
-        self._done = done
+        self._form = form
         self._failed = failed
         self._events = events
         self._silent_s = silent_s
@@ -92,7 +101,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream, or raise an error that occurs before the headers are sent."""
-        await until_gone(receive, self._run(_Writer(send, scope.get(DIRECT_BODY)), scope))
+        writer = _Writer(send, scope.get(DIRECT_BODY), self._form.media_type)
+        await until_gone(receive, self._run(writer, scope))
 
     async def _run(self, writer: _Writer, scope: Scope) -> None:
         pings: asyncio.Task[None] | None = None
@@ -116,23 +126,23 @@ class EventStream(Response):
             finally:
                 if pings is not None:
                     pings.cancel()
-        await writer.end(self._done)
+        await writer.end(self._form.done)
 
     async def _ping(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Write a comment if nothing was written for silent_s, checked once per silent_s."""
+        """Write a ping if nothing was written for silent_s, checked once per silent_s."""
         before = -1
         while True:
             if self._num_written == before and not self._writing:
-                await write(PING)
+                await write(self._form.ping)
             before = self._num_written
             await asyncio.sleep(self._silent_s)
 
     async def _first(self, events: AsyncGenerator[bytes, None], writer: _Writer) -> bytes:
-        """Return the first event; comments are written while waiting for it."""
+        """Return the first event; pings are written while waiting for it."""
         waiting = asyncio.ensure_future(_next(events))
         try:
             while not (await asyncio.wait((waiting,), timeout=self._silent_s))[0]:
-                await writer.write(PING)
+                await writer.write(self._form.ping)
             return waiting.result()
         finally:
             if not waiting.done():
@@ -149,8 +159,9 @@ async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
 class _Writer:
     """Sends the headers with the first bytes; `body`, if any, writes later bytes directly."""
 
-    def __init__(self, send: Send, body: DirectBody | None) -> None:
+    def __init__(self, send: Send, body: DirectBody | None, media_type: bytes) -> None:
         self._send = send
+        self._headers = [(b"content-type", media_type), *_HEADERS]
         self.body = body
         self.started = False
 
@@ -158,9 +169,8 @@ class _Writer:
         """Send `data`; wait while the write buffer is full."""
         if not self.started:
             self.started = True
-            await self._send(
-                {"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS}
-            )
+            start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+            await self._send(start)
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes) -> None:

@@ -26,6 +26,8 @@ MAX_TIMEOUT_S = 1e6
 class Job:
     """One sequence: choice `index` of the answer, `started` at time.monotonic().
 
+    answering: that clock at its first output, 0.0 before it.
+
     held: whether its context counts it as active. waits: whether the backlog counts it, with
     num_queued prompt tokens. scored_by: the index of the job that computes the prompt logprobs for
     this one, None if it computes them itself.
@@ -45,6 +47,7 @@ class Job:
     waits: bool = False
     num_queued: int = 0
     started: float = field(default_factory=time.monotonic)
+    answering: float = 0.0
 
     def progress_of(self, output: Output) -> Progress:
         """Return the event of an output that only reports the prompt's progress."""
@@ -156,6 +159,7 @@ def admit(context: ModelContext, jobs: Sequence[Job]) -> None:
 def start(context: ModelContext, job: Job, cached_tokens: int) -> None:
     """Count `job` as running; `cached_tokens` of its prompt were found in the prefix cache."""
     job.waits = False
+    job.answering = time.monotonic()
     context.backlog.start(job.num_queued, len(job.prompt.ids) - cached_tokens)
 
 

@@ -1,10 +1,10 @@
-"""EventStream without a server: the order of events and comments."""
+"""EventStream without a server: the order of events and pings."""
 
 import asyncio
 
 from cpuserve.api.http import DIRECT_BODY
-from cpuserve.api.openai.chunks import DONE, error_chunk
-from cpuserve.api.stream import PING, EventStream
+from cpuserve.api.openai.chunks import FORM, error_chunk
+from cpuserve.api.stream import EventStream
 from cpuserve.engine.ipc import Output
 from tests.api.fakes import Api, tokenizer
 from tests.helpers.patience import PATIENCE_S
@@ -31,7 +31,7 @@ class SlowReader:
 
     async def write(self, data):
         assert not self.busy, f"{data} in the middle of another write"
-        if data == PING:
+        if data == FORM.ping:
             self.pinged.set()
             return
         self.busy = True
@@ -56,10 +56,10 @@ def test_no_comment_is_written_in_the_middle_of_an_event():
             await reader.pinged.wait()  # comments come again as soon as nothing is being written
             yield b"last"
 
-        stream = EventStream(events(), 0, DONE, error_chunk)
+        stream = EventStream(events(), 0, FORM, error_chunk)
         await stream({DIRECT_BODY: reader}, connected, reader.send)
-        texts = [data for data in reader.written if data != PING]
-        assert texts == [b"first", b"second", b"third", b"last", DONE]
+        texts = [data for data in reader.written if data != FORM.ping]
+        assert texts == [b"first", b"second", b"third", b"last", FORM.done]
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 

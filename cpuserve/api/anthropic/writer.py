@@ -8,6 +8,7 @@ import msgspec
 
 from cpuserve.api.anthropic.errors import error_frame
 from cpuserve.api.anthropic.schema import Message, MessageUsage, TextBlock, ToolUseBlock
+from cpuserve.api.stream import StreamFormat
 from cpuserve.serving.events import (
     Choice,
     Event,
@@ -30,7 +31,7 @@ _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 class MessageWriter:
     """Writes the answer to one request: content blocks, one after the other."""
 
-    done = b""
+    form = StreamFormat()
 
     def __init__(self, received: Received, generation: Generation, model: str) -> None:
         self._received = received

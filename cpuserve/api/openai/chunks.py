@@ -12,6 +12,7 @@ import msgspec
 
 from cpuserve.api.errors import error_json
 from cpuserve.api.openai.usage import usage_body
+from cpuserve.api.stream import StreamFormat
 
 if TYPE_CHECKING:
     from cpuserve.api.endpoint import Received
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 to_json = msgspec.json.Encoder().encode
 
 
-DONE = b"data: [DONE]\n\n"
+FORM = StreamFormat(done=b"data: [DONE]\n\n")
 
 
 def error_chunk(error: BaseException) -> bytes:

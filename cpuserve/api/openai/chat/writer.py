@@ -8,7 +8,7 @@ import msgspec
 
 from cpuserve.api.openai.chat import schema
 from cpuserve.api.openai.chat.schema import ChatChoice, ChatCompletion, ChatMessage
-from cpuserve.api.openai.chunks import DONE, ChunkFormat, error_chunk, progress_member, to_json
+from cpuserve.api.openai.chunks import FORM, ChunkFormat, error_chunk, progress_member, to_json
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from cpuserve.api.openai.usage import usage_body
 from cpuserve.serving.events import (
@@ -34,7 +34,7 @@ _NOTHING = b',"delta":{},"logprobs":null,"finish_reason":null'
 class ChatWriter:
     """Writes the answer to one request."""
 
-    done = DONE
+    form = FORM
 
     def __init__(
         self, received: Received, asked: ChatRequest, generation: Generation, model: str

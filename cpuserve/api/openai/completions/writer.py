@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.api.openai.chunks import DONE, ChunkFormat, error_chunk, progress_member, to_json
+from cpuserve.api.openai.chunks import FORM, ChunkFormat, error_chunk, progress_member, to_json
 from cpuserve.api.openai.completions.schema import Completion, CompletionChoice
 from cpuserve.api.openai.logprobs import LegacyBuilder, TokenNames, joined, prompt_logprobs
 from cpuserve.api.openai.usage import usage_body
@@ -27,7 +27,7 @@ _Scores = list["TokenLogprob | None"]
 class CompletionWriter:
     """Writes the answer to one request."""
 
-    done = DONE
+    form = FORM
 
     def __init__(
         self, received: Received, asked: CompletionRequest, generation: Generation, model: str

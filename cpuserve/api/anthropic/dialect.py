@@ -1,0 +1,9 @@
+"""Anthropic's API."""
+
+from __future__ import annotations
+
+from cpuserve.api.anthropic import router as messages
+from cpuserve.api.anthropic.errors import anthropic_error
+from cpuserve.api.dialect import Dialect
+
+ANTHROPIC = Dialect((messages.router,), anthropic_error, ("/v1/messages",))

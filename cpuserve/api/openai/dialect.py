@@ -1,0 +1,11 @@
+"""OpenAI's API, with vLLM's extensions."""
+
+from __future__ import annotations
+
+from cpuserve.api.dialect import Dialect
+from cpuserve.api.openai import models
+from cpuserve.api.openai.chat import router as chat
+from cpuserve.api.openai.completions import router as completions
+from cpuserve.api.openai.embeddings import router as embeddings
+
+OPENAI = Dialect((chat.router, completions.router, embeddings.router, models.router))
