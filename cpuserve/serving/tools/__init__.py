@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from cpuserve.serving.tools.base import ToolFormat
 
 # The first format whose mark a template has is used.
-FORMATS: tuple[ToolFormat, ...] = (HERMES,)
+FORMATS: tuple[ToolFormat, ...] = (
+    HERMES,
+)
 
 
 def find_format(template: str | None) -> ToolFormat | None:
