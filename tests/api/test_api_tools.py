@@ -198,3 +198,24 @@ def test_a_marker_that_is_a_special_token_is_seen(monkeypatch):
     message = api.chat(tools=[WEATHER]).json()["choices"][0]["message"]
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {}
     assert api.chat().json()["choices"][0]["message"]["content"].startswith("{")
+
+
+LLAMA3 = """{% if tools %}Respond in the format {"name": function name, \
+"parameters": dictionary of argument name and its value}.
+{{ tools | tojson }}{% endif %}{{ messages[-1].content }}"""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_llama_3_calls_with_an_object_alone(stream):
+    call = '{"name": "weather", "parameters": {"city": "Paris"}}'
+    api = tool_api(says(call), source=LLAMA3)
+    answer = api.chat(tools=[WEATHER], stream=stream)
+    if stream:
+        chunks = [chunk["choices"][0] for chunk in events_of(answer)]
+        calls = calls_of([chunk["delta"] for chunk in chunks])
+        assert chunks[-1]["finish_reason"] == "tool_calls"
+    else:
+        choice = answer.json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+        calls = [c["function"] for c in choice["message"]["tool_calls"]]
+    assert [(c["name"], c["arguments"]) for c in calls] == [("weather", '{"city": "Paris"}')]

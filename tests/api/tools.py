@@ -1,4 +1,4 @@
-"""An Api whose model calls tools in Hermes' format, and scripts that do."""
+"""An Api whose model calls tools, in Hermes' format unless asked otherwise, and scripts that do."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def says(text: str, per_output: int = 3, finish: str = "stop") -> Script:
 
 
 @functools.cache
-def template() -> ChatTemplate:
+def template(source: str = TEMPLATE) -> ChatTemplate:
     """The template."""
-    return ChatTemplate(TEMPLATE, tokenizer())
+    return ChatTemplate(source, tokenizer())
 
 
-def tool_api(script: Script, **options: Any) -> Api:
+def tool_api(script: Script, *, source: str = TEMPLATE, **options: Any) -> Api:
     """Return an Api whose chat template has tools, with room for them in its context."""
     api = Api(script, **options)
     api.engine.info.update(kv_tokens=4096, max_model_len=4096)
     api.context.max_model_len = 4096
-    api.context.set_ready(tokenizer(), template())
+    api.context.set_ready(tokenizer(), template(source))
     return api
 
 

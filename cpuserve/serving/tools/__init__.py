@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpuserve.serving.tools.hermes import HERMES
+from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
 
 if TYPE_CHECKING:
     from cpuserve.serving.tools.base import ToolFormat
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 # The first format whose mark a template has is used.
 FORMATS: tuple[ToolFormat, ...] = (
     HERMES,
+    LLAMA3_JSON,
 )
 
 

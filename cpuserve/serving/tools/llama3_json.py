@@ -1,0 +1,115 @@
+"""Llama 3's format: an answer that is one JSON object, or several behind each other.
+
+    {"name": "get_weather", "parameters": {"city": "Paris"}}
+
+The token <|python_tag|> may come before a call; after other text, it must. White space and
+semicolons beside calls belong to the format and are dropped. An object that is no call, such as an
+answer in JSON, passes on as text, and so does all text behind it up to a tag. What tells a call
+from it is that it has arguments beside its name; so a call is known when its arguments begin.
+"""
+
+from __future__ import annotations
+
+import json
+
+from cpuserve.serving.tools.base import Piece
+from cpuserve.serving.tools.json_call import JsonCall, JsonCallParser
+
+TAG = "<|python_tag|>"
+# What the templates of Llama 3.1, 3.2 and 3.3 ask for.
+_MARK = '"parameters": dictionary of argument name and its value'
+_SPACE = " \t\r\n"
+
+
+class Llama3Json:
+    """The format."""
+
+    name = "llama3_json"
+    markers = frozenset({TAG})
+
+    def matches(self, template: str) -> bool:
+        """Return whether the template asks for calls with Meta's words."""
+        return _MARK in template
+
+    def opening(self, function: str | None) -> str:
+        """Return the beginning of a call. It ends where the tokens of such a call do."""
+        if function is None:
+            return '{"name": "'
+        return f'{{"name": {json.dumps(function)}, "parameters":'
+
+    def parser(self, index: int, opening: str = "") -> Llama3JsonParser:
+        """Return a parser for choice `index`, whose text continues `opening`."""
+        return Llama3JsonParser(index, opening)
+
+
+LLAMA3_JSON = Llama3Json()
+
+
+class Llama3JsonParser(JsonCallParser):
+    """In text, where a call may begin or not, or in an object."""
+
+    _may_begin = True  # a call may begin, because there was nothing but calls, or a tag
+    _follows_call = False  # nothing but white space and semicolons has followed a call
+    _lead = ""  # what came before an object or the place where it may begin, if it is no call
+
+    def flush(self) -> list[Piece]:
+        """Return what was held back: text, or an object that never became a call."""
+        call, self._call = self._call, None
+        rest = "" if call is None else "".join(call.raw)
+        if call is None or not call.told:
+            text = self._lead + rest + self._held
+            if text.strip() or not self.num_calls:
+                self._say(text)
+        self._lead = self._held = ""
+        return self._take()
+
+    def _in_text(self) -> bool:
+        if self._may_begin:
+            return self._at_beginning()
+        at = self._held.find(TAG)
+        if at < 0:
+            self._say_before(TAG)
+            return False
+        text = self._held[:at].rstrip()
+        self._say(text)
+        self._lead, self._held = self._held[len(text) : at], self._held[at:]
+        self._may_begin = True
+        return True
+
+    def _at_beginning(self) -> bool:
+        rest = self._held.lstrip(_SPACE + ";" if self._follows_call else _SPACE)
+        if not self._follows_call:
+            self._lead += self._held[: len(self._held) - len(rest)]
+        self._held = rest
+        if rest.startswith("{"):
+            self._call, self._state = JsonCall(), self._in_call
+            return True
+        if rest.startswith(TAG):
+            self._lead, self._held = self._lead + TAG, rest[len(TAG) :]
+            self._follows_call = False
+            return True
+        if TAG.startswith(rest):  # it may become a tag; also if nothing is left
+            return False
+        self._text_again("")
+        return True
+
+    def _text_again(self, raw: str) -> None:
+        """Say what came before, and `raw`; a call begins with a tag from here on."""
+        self._say(self._lead + raw)
+        self._lead, self._may_begin, self._follows_call = "", False, False
+
+    def _in_call(self) -> bool:
+        call, text = self._call, self._held
+        assert call is not None
+        self._held = text[call.read(text) :]
+        if call.has_arguments or (call.closed and self._forced and not self.num_calls):
+            self._tell(call)
+        if not (call.closed or call.broken):
+            return False
+        self._call, self._state = None, self._in_text
+        if not call.told:
+            self._text_again("".join(call.raw))
+            return True
+        self._lead, self._may_begin, self._follows_call = "", call.closed, call.closed
+        self.num_closed += call.closed
+        return True

@@ -1,0 +1,129 @@
+"""Llama 3's tool calls: what is told does not depend on where the text is cut."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpuserve.serving.events import Text
+from cpuserve.serving.tools import find_format
+from cpuserve.serving.tools.hermes import HERMES
+from cpuserve.serving.tools.llama3_json import LLAMA3_JSON, TAG, Llama3JsonParser
+
+# The words of the templates of Llama 3.1, 3.2 and 3.3.
+TEMPLATE = """{{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.' }}"""  # noqa: E501
+F = '{"name": "f", "parameters": {"a": [1, {"b": "}; {"}]}}'
+G = '{"type": "function", "parameters": {"c":"\\"x\\\\"}, "name": "g"}'
+CALL_F = ["f", '{"a": [1, {"b": "}; {"}]}']
+CALL_G = ["g", '{"c":"\\"x\\\\"}']
+
+
+def parsed(*texts, opening=""):
+    """Text, and [name, arguments] of calls, in order, neighbours joined."""
+    parser = Llama3JsonParser(3, opening, map("id{}".format, itertools.count()).__next__)
+    pieces = [piece for text in texts for piece in parser.push(text)] + parser.flush()
+    found, ids = [], []
+    for piece in pieces:
+        assert piece.index == 3
+        if isinstance(piece, Text):
+            assert piece.text
+            joined = found.pop() if found and isinstance(found[-1], str) else ""
+            found.append(joined + piece.text)
+        elif piece.id is None:
+            assert (piece.name, piece.call) == (None, len(ids) - 1)
+            found[-1][1] += piece.arguments
+        else:
+            assert piece.call == len(ids)
+            ids.append(piece.id)
+            found.append([piece.name, piece.arguments])
+    assert ids == [f"id{i}" for i in range(len(ids))]
+    assert (parser.num_calls, parser.num_closed <= parser.num_calls) == (len(ids), True)
+    return found
+
+
+CASES = {
+    "no call": (" just {text} \n", [" just {text} \n"]),
+    "white space only": (" \n", [" \n"]),
+    "one": (F, [CALL_F]),
+    "white space around": (f"\n {F}\n", [CALL_F]),
+    "tagged": (TAG + F, [CALL_F]),
+    "two": (f"{F}; {G}", [CALL_F, CALL_G]),
+    "two lines, tagged": (f"{TAG}{F}\n{TAG}{G}", [CALL_F, CALL_G]),
+    "text, then a tag": (f"I look.\n\n{TAG}{F}", ["I look.", CALL_F]),
+    "text, then an object": (f"I look.\n\n{F}", [f"I look.\n\n{F}"]),
+    "text after": (f"{F} so. ", [CALL_F, "so."]),
+    "text after, then an object": (f"{F} and {G}", [CALL_F, f"and {G}"]),
+    "text after, then a tag": (f"{F} and {TAG}{G}", [CALL_F, "and", CALL_G]),
+    "code": (f"{TAG}print('{{}}')", [f"{TAG}print('{{}}')"]),
+    "code after text": (f"See:\n{TAG} x = 1", [f"See:\n{TAG} x = 1"]),
+    "a JSON answer": ('{"city": "Paris"}', ['{"city": "Paris"}']),
+    "a JSON answer with a name": (' {"name": "Paris", "a": 2} ', [' {"name": "Paris", "a": 2} ']),
+    "a JSON answer, then a call": (f'{{"name": "x"}} {F}', [f'{{"name": "x"}} {F}']),
+    "a JSON answer, then a tag": (f'{{"name": "x"}} {TAG}{F}', ['{"name": "x"}', CALL_F]),
+    "arguments": ('{"name": "f", "arguments": {"a": 1}}', [["f", '{"a": 1}']]),
+    "null": ('{"name": "f", "parameters": null}', [["f", "{}"]]),
+    "cut short": ('{"name": "f", "parameters": {"a": "b', [["f", '{"a": "b']]),
+    "cut before the arguments": ('{"name": "f", "param', ['{"name": "f", "param']),
+    "cut in a tag": (f"{F}<|pyth", [CALL_F, "<|pyth"]),
+    "broken": ('\n{"name": "f", x', ['\n{"name": "f", x']),
+    "broken after the name": ('{"name": "f", "parameters": {}, 3', [["f", "{}"], "3"]),
+    "no name": ('{"parameters": {}}', ['{"parameters": {}}']),
+}
+
+
+@pytest.mark.parametrize(("text", "wanted"), CASES.values(), ids=CASES)
+def test_calls_are_found(text, wanted):
+    assert parsed(text) == wanted
+    assert parsed(*text) == wanted
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [F, G, TAG, "<|", "{", "}", '{"name": "f"', ", ", '"', "\\", '"parameters":', "[1]",
+             " ", "\n", ";", "ab", ":", "<", '{"name":"f","parameters":{"a":"']
+        ),
+        max_size=8,
+    ).map("".join),
+    st.lists(st.integers(1, 9), max_size=40),
+    st.sampled_from(["", '{"name": "', '{"name": "f", "parameters":']),
+)  # fmt: skip
+def test_where_the_text_is_cut_changes_nothing(text, cuts, opening):
+    pieces, start = [], 0
+    for cut in cuts:
+        pieces.append(text[start : start + cut])
+        start += cut
+    whole = parsed(text, opening=opening)
+    assert parsed(*pieces, text[start:], opening=opening) == whole
+    assert parsed(*text, opening=opening) == whole
+
+
+def test_arguments_are_told_while_they_are_written():
+    parser = Llama3JsonParser(0)
+    assert parser.push('{"name": "f", ') == []
+    (call,) = parser.push('"parameters": {"a')
+    assert (call.name, call.arguments) == ("f", '{"a')
+    (more,) = parser.push('": 1')
+    assert (more.id, more.arguments) == (None, '": 1')
+    assert parser.num_closed == 0
+    parser.push("}}")
+    assert parser.num_closed == 1
+
+
+@pytest.mark.parametrize("name", [None, "get_weather"])
+def test_the_text_continues_an_opening(name):
+    opening = LLAMA3_JSON.opening(name)
+    rest = 'h", "parameters": {"a": 1}}' if name is None else ' {"a": 1}}'
+    assert parsed(rest, opening=opening) == [[name or "h", '{"a": 1}']]
+
+
+def test_a_forced_call_needs_no_arguments():
+    assert parsed('h"}', opening=LLAMA3_JSON.opening(None)) == [["h", "{}"]]
+
+
+def test_the_format_is_found_from_the_template():
+    assert find_format(TEMPLATE) is LLAMA3_JSON
+    assert find_format(f"{TEMPLATE}<tool_call>") is HERMES  # a fine-tune with Hermes' calls
+    assert find_format("{{ 'parameters' }}") is None
