@@ -19,6 +19,7 @@ from cpuserve.api.middleware import (
     RequestIds,
     UnexpectedErrors,
 )
+from cpuserve.api.ollama import OLLAMA
 from cpuserve.api.openai.dialect import OPENAI
 from cpuserve.api.openapi import install_schema
 from cpuserve.api.request_line import RequestLine
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 DIALECTS = (
     OPENAI,
     ANTHROPIC,
+    OLLAMA,
 )
 ROUTERS = (
     *(router for dialect in DIALECTS for router in dialect.routers),

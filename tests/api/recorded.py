@@ -22,16 +22,19 @@ from tests.api.tools import CALL, says, tool_api
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "api_answers.json"
 
-# What differs between two runs: a version, two clocks, random ids and a digest of the version.
+# What differs between two runs: a version, clocks, random ids and a digest of the version.
 _VARIES = (
     (re.compile(r'"created":\d+'), '"created":0'),
     (re.compile(r'"time_ms":\d+'), '"time_ms":0'),
+    (re.compile(r'_at":"[^"]+"'), '_at":""'),
+    (re.compile(r'_duration":\d+'), '_duration":0'),
     (re.compile(r'"call_[0-9a-f]{24}"'), '"call_"'),
     (re.compile(r'"fp_[0-9a-f]{10}"'), '"fp_"'),
     (re.compile(f'"version":"{re.escape(version())}"'), '"version":""'),
 )
 _HEADERS = ("content-type", "cache-control", "retry-after", "x-should-retry", "connection", "allow")
 CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+OLLAMA_CHAT, OLLAMA_TEXT = "/api/chat", "/api/generate"
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -225,6 +228,10 @@ _OTHERS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "detokenize": ("POST", "/detokenize", {"tokens": [40, 41, 1, 42]}),
     "detokenize outside": ("POST", "/detokenize", {"tokens": [-1]}),
     "detokenize nothing": ("POST", "/detokenize", {}),
+    "ollama tags": ("GET", "/api/tags", None),
+    "ollama show": ("POST", "/api/show", {"model": "alias:latest"}),
+    "ollama version": ("GET", "/api/version", None),
+    "ollama unknown": ("POST", "/api/embed", {}),
 }
 
 
@@ -237,12 +244,23 @@ _OF_MESSAGES: dict[str, dict[str, Any]] = {
     "image": {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
     "model": {"model": "other"},
 }
+_OF_OLLAMA: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (OLLAMA_CHAT, {"messages": HI}),
+    "length": (OLLAMA_CHAT, {"messages": HI, "options": {"num_predict": 3}}),
+    "load": (OLLAMA_CHAT, {}),
+    "image": (OLLAMA_CHAT, {"messages": [{**HI[0], "images": ["aGk="]}]}),
+    "think": (OLLAMA_CHAT, {"messages": HI, "think": True}),
+    "prompt": (OLLAMA_TEXT, {"prompt": "hi", "system": "Be kind."}),
+    "raw": (OLLAMA_TEXT, {"prompt": "hi", "raw": True, "options": {"stop": ["wör"]}}),
+    "model": (OLLAMA_TEXT, {"prompt": "hi", "model": "other"}),
+}
 _TOOL = {"type": "function", "function": {"name": "weather"}}
 _OF_TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {"tools": [_TOOL]}),
     "chat of two": (CHAT, {"tools": [_TOOL], "n": 2}),
     "chat with logprobs": (CHAT, {"tools": [_TOOL], "return_token_ids": True}),
     "message": (MESSAGES, {"tools": [{"name": "weather", "input_schema": {}}], "max_tokens": 99}),
+    "ollama": (OLLAMA_CHAT, {"tools": [_TOOL], "model": "tiny"}),
 }
 
 
@@ -280,8 +298,14 @@ def requests() -> dict[str, dict[str, Any]]:
         found[f"message stream: script {name}"] = {"path": MESSAGES, "body": body, "script": name}
     count = {"path": f"{MESSAGES}/count_tokens", "body": {"messages": HI}}
     found["message: count_tokens"] = count
+    for name, (path, fields) in _OF_OLLAMA.items():
+        body = {"model": "tiny", **fields}
+        found[f"ollama stream: {name}"] = {"path": path, "body": body}
+        found[f"ollama: {name}"] = {"path": path, "body": {**body, "stream": False}}
+    fails = {"path": OLLAMA_CHAT, "body": {"model": "tiny", "messages": HI}, "script": "fails"}
+    found["ollama stream: script fails"] = fails
     for name, (path, fields) in _OF_TOOLS.items():
-        body = {"messages": HI, **fields}
+        body = {"messages": HI, "stream": False, **fields}
         found[f"tools: {name}"] = {"path": path, "body": body, "state": "tools"}
         stream = {"path": path, "body": {**body, "stream": True}, "state": "tools"}
         found[f"tools stream: {name}"] = stream

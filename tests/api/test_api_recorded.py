@@ -26,5 +26,6 @@ def test_recorded_streams_end_and_whole_answers_are_json():
             ends = ("data: [DONE]\n\n", 'data: {"type":"message_stop"}\n\n', "}}\n\n")
             assert body.endswith(ends), name
             assert '"stream": true' in json.dumps(REQUESTS[name]["body"])
-        elif body:
-            json.loads(body)
+        else:  # a whole answer, or lines of JSON
+            for line in body.splitlines():
+                json.loads(line)

@@ -1,0 +1,238 @@
+"""Ollama's API: lines of JSON, whole answers, options, forms, tools and what is refused."""
+
+import json
+
+import pytest
+
+from cpuserve.serving.limits import ClientLimits
+from tests.api.fakes import ANSWER, Api, tokenizer
+from tests.api.recorded import fails
+from tests.api.tools import CALL, WEATHER, prompt_of, says, tool_api
+
+HI = [{"role": "user", "content": "hi"}]
+NUM_TOKENS = len(tokenizer().encode(ANSWER, add_special_tokens=False)) + 1
+COUNTED = {"total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration",
+           "eval_count", "eval_duration"}  # fmt: skip
+
+
+def chat(api, **fields):
+    return api.post("/api/chat", **{"model": "tiny", "messages": HI, **fields})
+
+
+def generate(api, **fields):
+    return api.post("/api/generate", **{"model": "tiny", "prompt": "hi", **fields})
+
+
+def lines_of(response):
+    """Return the parts of a stream, of which the last one alone is done."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/x-ndjson"
+    assert response.text.endswith("\n")
+    parts = [json.loads(line) for line in response.text.splitlines()]
+    assert [part["done"] for part in parts] == [False] * (len(parts) - 1) + [True]
+    return parts
+
+
+def told(part):
+    """Return a part without its clocks."""
+    return {k: v for k, v in part.items() if k != "created_at" and not k.endswith("_duration")}
+
+
+def test_a_chat_streams_lines_unless_asked_not_to():
+    api = Api()
+    *parts, last = lines_of(chat(api, options={"seed": 3}))
+    assert {tuple(part) for part in parts} == {("model", "created_at", "message", "done")}
+    assert len(parts) > 5
+    assert "".join(part["message"]["content"] for part in parts) == ANSWER
+    assert last["message"] == {"role": "assistant", "content": ""}
+    assert (last["done_reason"], last["eval_count"]) == ("stop", NUM_TOKENS)
+    assert last["prompt_eval_count"] == len(api.engine.asked[0][0])
+
+    whole = chat(api, options={"seed": 3}, stream=False).json()
+    assert told(whole) == {**told(last), "message": {"role": "assistant", "content": ANSWER}}
+    assert api.engine.asked[0] == api.engine.asked[1]
+    for part in (last, whole):
+        assert COUNTED <= set(part)
+        took = part["prompt_eval_duration"] + part["eval_duration"]
+        assert 0 < took == pytest.approx(part["total_duration"], abs=2)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_generate_answers_with_a_response(stream):
+    answer = generate(Api(), stream=stream)
+    parts = lines_of(answer) if stream else [answer.json()]
+    assert "".join(part["response"] for part in parts) == ANSWER
+    assert not any("message" in part for part in parts)
+    assert parts[-1]["done_reason"] == "stop"
+
+
+def test_generate_uses_the_chat_template_unless_raw():
+    api = Api()
+    generate(api, system="Be kind.")
+    chat(api, messages=[{"role": "system", "content": "Be kind."}, *HI])
+    generate(api, raw=True)
+    api.complete("hi")
+    prompts = [ids for ids, _ in api.engine.asked]
+    assert prompts[0] == prompts[1]
+    assert prompts[2] == prompts[3] != prompts[0]
+
+
+def test_a_model_without_a_template_continues_the_prompt():
+    api = Api()
+    api.context.chat_template.source = None
+    generate(api)
+    assert api.engine.asked[0][0] == tokenizer().encode("hi", add_special_tokens=True)
+
+
+def test_options_are_sampling_parameters():
+    api = Api()
+    options = {"num_predict": 5, "temperature": 1, "top_p": 0.5, "top_k": 4, "min_p": 0.1,
+               "seed": 7, "stop": "zz", "repeat_penalty": 1.5, "presence_penalty": 0.5,
+               "frequency_penalty": 0.25, "num_ctx": 2048, "num_thread": 64}  # fmt: skip
+    *_, last = lines_of(chat(api, options=options))
+    params = api.engine.asked[0][1]
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (5, 1.0, 0.5, 4)
+    assert (params.min_p, params.seed, params.stop) == (0.1, 7, ["zz"])
+    assert (params.repetition_penalty, params.presence_penalty) == (1.5, 0.5)
+    assert params.frequency_penalty == 0.25
+    assert (last["done_reason"], last["eval_count"]) == ("length", 5)
+
+
+@pytest.mark.parametrize("most", [-2, -1, 0, 100_000])
+def test_a_limit_beyond_the_context_is_none(most):
+    api = Api()
+    assert chat(api, stream=False, options={"num_predict": most, "seed": -1}).status_code == 200
+    prompt, params = api.engine.asked[0]
+    assert params.max_tokens == api.context.max_model_len - len(prompt)
+    assert params.seed is None
+
+
+def test_defaults_are_those_of_the_server():
+    api = Api(default_sampling={"temperature": 0.25, "max_tokens": 2})
+    chat(api, stream=False)
+    params = api.engine.asked[0][1]
+    assert (params.temperature, params.max_tokens) == (0.25, 2)
+
+
+@pytest.mark.parametrize(
+    ("form", "key"),
+    [
+        ("json", ("json", '{"type":"object"}')),
+        ({"type": "integer"}, ("json", '{"type":"integer"}')),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_form_is_kept(form, key):
+    api = Api()
+    assert chat(api, format=form, stream=False).status_code == 200
+    form = api.engine.asked[0][1].structured_outputs
+    assert (form and form.key) == key
+
+
+def test_an_earlier_beginning_of_the_answer_is_continued():
+    api = Api()
+    chat(api, messages=[*HI, {"role": "assistant", "content": "I am", "thinking": "Hm."}])
+    assert prompt_of(api).endswith("I am")
+
+
+@pytest.mark.parametrize("per_output", [1, 1000])
+def test_calls_are_objects_and_come_whole(per_output):
+    api = tool_api(says(f"I look.\n{CALL}{CALL}", per_output))
+    *parts, last = lines_of(chat(api, tools=[WEATHER]))
+    calls = [call for part in parts for call in part["message"].get("tool_calls", [])]
+    assert [call["function"] for call in calls] == [
+        {"index": index, "name": "weather", "arguments": {"city": "Paris"}} for index in (0, 1)
+    ]
+    assert last["done_reason"] == "stop"
+    message = chat(api, tools=[WEATHER], stream=False).json()["message"]
+    assert message["content"] == "I look."
+    assert [c["function"] for c in message["tool_calls"]] == [c["function"] for c in calls]
+
+
+def test_arguments_that_are_cut_short_are_empty():
+    api = tool_api(says(CALL.partition("Par")[0], finish="length"))
+    answer = chat(api, tools=[WEATHER], stream=False).json()
+    assert answer["message"]["tool_calls"][0]["function"]["arguments"] == {}
+    assert answer["done_reason"] == "length"
+
+
+def test_results_of_tools_go_back_to_the_model():
+    api = tool_api(says("Fine."))
+    called = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    messages = [*HI, {"role": "assistant", "content": "", "tool_calls": [called]},
+                {"role": "tool", "content": "sunny", "tool_name": "weather"}]  # fmt: skip
+    assert chat(api, messages=messages, tools=[WEATHER]).status_code == 200
+    assert '{"name": "weather", "arguments": {"city": "Rome"}}' in prompt_of(api)
+    assert "sunny" in prompt_of(api)
+
+
+def test_thinking_can_be_turned_off_in_the_template():
+    api = Api()
+    api.context.chat_template.source = "{{ 'thinks' if enable_thinking is not false else 'acts' }}"
+    chat(api)
+    chat(api, think=False)
+    assert (prompt_of(api, 0), prompt_of(api, 1)) == ("thinks", "acts")
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_a_request_for_nothing_loads_the_model(path):
+    api = Api()
+    answer = api.post(path, model="tiny", keep_alive=-1).json()
+    assert (answer["done"], answer["done_reason"]) == (True, "load")
+    assert not api.engine.asked
+
+
+BAD = {
+    "no-model": ("/api/chat", {"model": None}, 400, "model must be a string"),
+    "other-model": ("/api/chat", {"model": "other:latest"}, 404, "'other' does not exist"),
+    "image": ("/api/chat", {"messages": [{**HI[0], "images": ["x"]}]}, 400, "reads text only"),
+    "role": ("/api/chat", {"messages": [{"role": "a b", "content": ""}]}, 400, "messages[0].role"),
+    "think": ("/api/chat", {"think": "high"}, 400, "think is not supported"),
+    "format": ("/api/chat", {"format": "xml"}, 400, 'format must be "json" or a JSON schema'),
+    "mirostat": ("/api/chat", {"options": {"mirostat": 2}}, 400, "mirostat is not supported"),
+    "logprobs": ("/api/generate", {"logprobs": True}, 400, "logprobs is not supported"),
+    "top-p": ("/api/generate", {"options": {"top_p": 2}}, 400, "top_p must be in (0, 1]"),
+    "suffix": ("/api/generate", {"suffix": "x"}, 400, "suffix is not supported"),
+    "context": ("/api/generate", {"context": [1]}, 400, "context is not supported"),
+    "embed": ("/api/embed", {}, 404, "use /v1/embeddings"),
+    "too-long": ("/api/generate", {"prompt": "x " * 400}, 400, "maximum context length"),
+}
+
+
+@pytest.mark.parametrize(("path", "fields", "status", "message"), BAD.values(), ids=BAD.keys())
+def test_errors_are_ollamas(path, fields, status, message):
+    api = Api()
+    answer = api.post(path, **{"model": "tiny", "messages": HI, "prompt": "hi", **fields})
+    assert answer.status_code == status
+    assert list(answer.json()) == ["error"]
+    assert message in answer.json()["error"]
+    assert api.alive()
+
+
+def test_an_error_after_the_first_line_is_a_line():
+    answer = chat(Api(fails))
+    assert answer.status_code == 200
+    *parts, last = map(json.loads, answer.text.splitlines())
+    assert len(parts) == 3
+    assert last == {"error": "the engine was killed by SIGKILL"}
+
+
+def test_silence_is_filled_with_empty_parts():
+    def slow(engine, number, prompt, params):
+        yield 0.05
+        yield from says("Fine.")(engine, number, prompt, params)
+
+    parts = lines_of(chat(Api(slow, http=ClientLimits(silent_s=0.001))))
+    assert parts[0]["message"] == {"role": "assistant", "content": ""}
+    assert "".join(part["message"]["content"] for part in parts) == "Fine."
+
+
+def test_models_are_listed_and_shown():
+    api = tool_api(says(""))
+    listed = api.get("/api/tags").json()["models"]
+    assert [model["name"] for model in listed] == ["tiny", "alias"]
+    shown = api.post("/api/show", model="alias:latest").json()
+    assert shown["capabilities"] == ["completion", "tools"]
+    assert shown["model_info"]["model.context_length"] == 4096
+    assert api.get("/api/version").json() == api.get("/version").json()
