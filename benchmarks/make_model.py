@@ -178,6 +178,23 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny-mixtral": _decoder(
         "Mixtral", _TINY, **_TINY_KEYS, num_local_experts=5, num_experts_per_tok=2
     ),
+    "tiny-mellum": _decoder(
+        "Mellum",
+        (*_TINY[:3], 3, *_TINY[4:]),
+        **_TINY_KEYS,
+        head_dim=32,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        sliding_window=20,
+        rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        num_experts=9,
+        num_experts_per_tok=3,
+        moe_intermediate_size=96,
+        norm_topk_prob=True,
+    ),
     "tiny-gemma2": _decoder(
         "Gemma2",
         (*_TINY[:3], 4, *_TINY[4:]),

@@ -15,6 +15,7 @@ BUILTIN = {
     "Gemma2ForCausalLM": "cpuserve.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "cpuserve.models.gemma:Gemma3",
     "LlamaForCausalLM": "cpuserve.models.llama:Llama",
+    "MellumForCausalLM": "cpuserve.models.mellum:Mellum",
     "MistralForCausalLM": "cpuserve.models.llama:Mistral",
     "MixtralForCausalLM": "cpuserve.models.mixtral:Mixtral",
     "OPTForCausalLM": "cpuserve.models.opt:Opt",

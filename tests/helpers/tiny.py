@@ -40,6 +40,7 @@ FAMILIES = (
     "qwen3",
     "qwen3-moe",
     "mixtral",
+    "mellum",
     "gemma2",
     "gemma3",
     "opt",

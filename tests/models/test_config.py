@@ -172,6 +172,11 @@ BAD = {
         {"mlp_only_layers": "0"},
         "mlp_only_layers is '0', but it must be a list of layer numbers",
     ),
+    "kinds-of-layers": (
+        "mellum",
+        {"mlp_layer_types": ["sparse", "none", "dense"]},
+        "mlp_layer_types is ['sparse', 'none', 'dense'], but it must be 3 entries of dense or",
+    ),
     "tied-text": ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
     "dtype": ("llama", {"torch_dtype": "int8"}, "one of bfloat16, float16, float32"),
     "eos-text": ("llama", {"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),

@@ -60,6 +60,19 @@ VARIANTS = {
         {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
     ),
     "qwen3-moe-plain-weights": ("qwen3-moe", {"norm_topk_prob": False, "num_experts_per_tok": 1}),
+    "mellum-all-sparse": (
+        "mellum",
+        {"layer_types": None, "mlp_layer_types": None, "norm_topk_prob": False, "head_dim": 16},
+    ),
+    "mellum-yarn": (
+        "mellum",
+        {
+            "rope_parameters": {
+                "full_attention": {**YARN5, "rope_theta": 3e5, "truncate": True},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e3},
+            },
+        },
+    ),
     "gemma2-plain": (
         "gemma2",
         {"attn_logit_softcapping": None, "final_logit_softcapping": None, "head_dim": 24},
@@ -112,6 +125,7 @@ def test_every_family_agrees_with_transformers(checkpoint):
         ("llama3", {"rope_scaling": None}),
         ("qwen3", {"rms_norm_eps": 0.01}),
         ("opt", {"activation_function": "gelu_new"}),
+        ("mellum", {"rope_parameters": {"sliding_attention": {"rope_theta": 1.1e4}}}),
     ],
     ids=lambda v: v if isinstance(v, str) else next(iter(v)),
 )

@@ -105,10 +105,13 @@ def test_a_row_has_the_same_bits_over_a_kv_cache_of_eight_bits(isa, kv, threads)
     [("dense_bf16", 8), ("w8_g32", 16), ("w4m_g128", 8), ("w8_channel", 8)],
     ids=lambda x: str(x),
 )
+@pytest.mark.parametrize("family", ["qwen3-moe", "mellum"])
 @each_level
-def test_a_row_of_a_mixture_has_the_same_bits_however_it_is_computed(isa, kind, bits, threads):
+def test_a_row_of_a_mixture_has_the_same_bits_however_it_is_computed(
+    isa, family, kind, bits, threads
+):
     """Its experts multiply rows of whichever other tokens have chosen them."""
-    check_every_way(isa, kind, bits, threads, family="qwen3-moe")
+    check_every_way(isa, kind, bits, threads, family=family)
 
 
 def check_every_way(isa, kind, bits, threads, kv=None, family="llama"):

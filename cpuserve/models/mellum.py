@@ -1,0 +1,62 @@
+"""Mellum 2: Qwen3-MoE whose layers with a window have a RoPE of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_bool, read_int, read_windows, refuse
+from cpuserve.models.experts import read_experts
+from cpuserve.models.llama import build_decoder, read_decoder
+from cpuserve.models.qwen3_moe import qwen_mlp
+from cpuserve.models.rope import split_ropes
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+
+
+@register_model("MellumForCausalLM")
+class Mellum:
+    """JetBrains' models for code, of 12B weights with 2.5B in use. Source: modeling_mellum."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Mellum config.
+
+        Layers have a window if layer_types says so (missing: none), and are dense if
+        mlp_layer_types says so (missing: none).
+        """
+        bias = read_bool(config, "attention_bias", False)
+        window = read_int(config, "sliding_window", 1024)
+        head_dim = read_int(config, "head_dim", 128)
+        extra = {
+            "windows": read_windows(config, window, default=lambda _: False),
+            "dense_layers": _dense_layers(config),
+            "renormalize": read_bool(config, "norm_topk_prob", True),
+            **read_experts(config, count="num_experts", width="moe_intermediate_size"),
+        }
+        config, extra["local_rope"] = split_ropes(
+            config, head_dim, 131072, theta=500000.0, local_theta=10000.0
+        )
+        return read_decoder(
+            {**config, "head_dim": head_dim},
+            architecture="MellumForCausalLM",
+            positions=131072,
+            qkv_bias=bias,
+            out_bias=bias,
+            extra=extra,
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_decoder(b, s, qk_norm=True, mlp=qwen_mlp)
+
+
+def _dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    kinds = config.get("mlp_layer_types") or ["sparse"] * layers
+    known = ("dense", "sparse")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
+        refuse("mlp_layer_types", kinds, f"{layers} entries of dense or sparse")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
