@@ -12,7 +12,11 @@ from cpuserve.program.ops import Then, ValueId
 
 
 def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[str, object]:
-    """What `add_mixture` needs of `ModelSpec.extra`; count, width: the config's keys for them."""
+    """What `add_mixture` needs of `ModelSpec.extra`; count, width: the config's keys for them.
+
+    transformers 5 saves the number of experts of every family under Mixtral's key.
+    """
+    count = count if config.get("num_local_experts") is None else "num_local_experts"
     experts = read_int(config, count, high=4096)
     chosen = read_int(config, "num_experts_per_tok")
     if chosen > experts:

@@ -234,6 +234,12 @@ def test_a_qwen_window_counts_only_where_it_is_used():
     assert spec_from_config(tiny_config("qwen2", **every)).window == 16
 
 
+def test_the_number_of_experts_is_read_as_transformers_5_saves_it():
+    plain = tiny_config("qwen3-moe")
+    saved = {**plain, "num_experts": None, "num_local_experts": plain["num_experts"]}
+    assert spec_from_config(saved) == spec_from_config(plain)
+
+
 def test_every_builtin_architecture_can_be_imported():
     assert set(BUILTIN) == set(MODELS.names())
     for name in BUILTIN:
