@@ -54,6 +54,22 @@ DRAFT_COUNTERS = {
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 
 
+class TierFigures(Protocol):
+    """What an offload tier holds, and how many blocks were restored from it."""
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks."""
+
+    @property
+    def bytes(self) -> int:
+        """Their size."""
+
+    @property
+    def hits(self) -> int:
+        """Restored blocks."""
+
+
 class StepStats(Protocol):
     """The engine's gauges, and its counters since the start (engine/ipc.py Stats)."""
 
@@ -65,12 +81,11 @@ class StepStats(Protocol):
     generation_tokens: int
     prefix_queries: int
     prefix_hits: int
-    swap_blocks: int
-    swap_bytes: int
-    swap_hits: int
-    disk_blocks: int
-    disk_bytes: int
-    disk_hits: int
+
+    @property
+    def tiers(self) -> Mapping[str, TierFigures]:
+        """The offload tiers of the KV cache by name."""
+
     drafts: int
     draft_tokens: int
     accepted_tokens: int
@@ -162,7 +177,7 @@ class ServerMetrics:
     """All metrics of one endpoint with one engine or several.
 
     `stats` returns the engine's latest StepStats. `cache` gives the labels of cache_config_info.
-    `cpu` adds the CPU metrics and `tiers` ("swap", "disk") those of the KV cache's offload tiers;
+    `cpu` adds the CPU metrics, and `tiers` those of the KV cache's offload tiers with these names;
     their names begin with "cpuserve:". `drafts` adds those of speculative decoding. With several
     engines, `stats` returns their sums and `replicas` the figures of each. Metrics of an engine
     then have its number as the label `engine`, and metrics measured at the endpoint have "all".
@@ -366,7 +381,7 @@ class ServerMetrics:
         yield success
 
     def _collect_tiers(self) -> Iterable[Metric]:
-        """Yield the size and the hits of the KV cache's offload tiers, in memory and on disk."""
+        """Yield the size and the hits of the KV cache's offload tiers."""
         names = [*self._labels, "tier"]
         blocks = GaugeMetricFamily("cpuserve:kv_tier_blocks", "KV blocks in a tier.", labels=names)
         size = GaugeMetricFamily("cpuserve:kv_tier_bytes", "Bytes in a tier.", labels=names)
@@ -374,9 +389,10 @@ class ServerMetrics:
             "cpuserve:kv_tier_hits", "KV blocks restored instead of recomputed.", labels=names
         )
         for labels, stats in self._engines():
-            for tier in self._tiers:
+            for name in self._tiers:
+                tier = stats.tiers.get(name)
                 for family, what in ((blocks, "blocks"), (size, "bytes"), (hits, "hits")):
-                    family.add_metric([*labels, tier], getattr(stats, f"{tier}_{what}"))
+                    family.add_metric([*labels, name], getattr(tier, what, 0))
         yield from (blocks, size, hits)
 
     def _collect_drafts(self) -> Iterable[Metric]:

@@ -28,6 +28,7 @@ from cpuserve.engine.ipc import (
     Output,
     Stats,
     StepOutput,
+    TierStats,
     TokenLogprob,
 )
 from cpuserve.engine.offload import check_prefix_cache_dir, make_offload
@@ -318,9 +319,10 @@ class EngineCore:
         stats, offload = self.stats, self.kv.offload
         if offload is None:
             return
-        stats.swap_blocks, stats.swap_bytes = offload.swap_blocks, offload.swap_bytes
-        stats.disk_blocks, stats.disk_bytes = offload.disk_files, offload.disk_bytes
-        stats.swap_hits, stats.disk_hits = offload.hits["swap"], offload.hits["disk"]
+        stats.tiers = {
+            tier.name: TierStats(tier.num_blocks, tier.num_bytes, offload.hits[tier.name])
+            for tier in offload.tiers
+        }
 
     @property
     def decodes_only(self) -> bool:

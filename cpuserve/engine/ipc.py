@@ -99,14 +99,22 @@ class Output(msgspec.Struct, array_like=True):
     fault: str | None = None
 
 
+class TierStats(msgspec.Struct, array_like=True, frozen=True):
+    """The blocks that an offload tier holds, their bytes, and the blocks restored from it."""
+
+    blocks: int = 0
+    bytes: int = 0
+    hits: int = 0
+
+
 class Stats(msgspec.Struct, array_like=True):
     """The engine's gauges after a step, and counters since start.
 
     prefix_queries, prefix_hits: prompt tokens looked up and found. prompt_rate: prompt tokens
     computed per second while prompts run, 0 before the first. busy_s, weight_bytes: seconds in
     steps, and bytes of packed weights that they read (each step reads all of them once);
-    roofline_bytes_per_s: measured bandwidth, 0 before the measurement. swap_*, disk_*: the offload
-    tiers of the KV cache; hits are restored blocks. drafts, draft_tokens, accepted_tokens: how
+    roofline_bytes_per_s: measured bandwidth, 0 before the measurement. tiers: the offload tiers of
+    the KV cache by name. drafts, draft_tokens, accepted_tokens: how
     often a sequence got drafts, the tokens of all drafts, and those that were right.
     """
 
@@ -124,12 +132,7 @@ class Stats(msgspec.Struct, array_like=True):
     busy_s: float = 0.0
     weight_bytes: float = 0.0
     roofline_bytes_per_s: float = 0.0
-    swap_blocks: int = 0
-    swap_bytes: int = 0
-    swap_hits: int = 0
-    disk_blocks: int = 0
-    disk_bytes: int = 0
-    disk_hits: int = 0
+    tiers: dict[str, TierStats] = {}
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0

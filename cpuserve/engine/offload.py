@@ -14,7 +14,8 @@ from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES
 from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.offload import Offload
 from cpuserve.core.kv.owned import claim
-from cpuserve.core.kv.swap import Data, SwapSpace
+from cpuserve.core.kv.swap import SwapSpace
+from cpuserve.core.kv.tier import Data, Tier
 from cpuserve.ids import BlockId
 from cpuserve.log import get_logger
 from cpuserve.version import version
@@ -85,26 +86,28 @@ def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
     if not config.enable_prefix_caching:
         return None
     blocks = ExecutorBlocks(executor)
-    swap = disk = None
+    tiers: list[Tier] = []
     if swapped := config.swap_bytes // blocks.block_bytes:
-        swap = SwapSpace(swapped)
+        tiers.append(SwapSpace(swapped, blocks.block_bytes))
     if config.prefix_cache_dir is not None:
         directory = Path(config.prefix_cache_dir).expanduser()
         try:
-            disk = DiskCache(
-                directory,
-                fingerprint(config, blocks.block_bytes),
-                blocks.block_bytes,
-                config.prefix_cache_bytes,
-                PREFIX_CACHE_QUEUE_BYTES,
-                config.frontend_cpus or config.cpus or (),
+            tiers.append(
+                DiskCache(
+                    directory,
+                    fingerprint(config, blocks.block_bytes),
+                    blocks.block_bytes,
+                    config.prefix_cache_bytes,
+                    PREFIX_CACHE_QUEUE_BYTES,
+                    config.frontend_cpus or config.cpus or (),
+                )
             )
         except OSError as error:
             log.warning(
                 "the prefix cache directory cannot be used, so no KV blocks are kept on disk: %s",
                 error,
             )
-    return Offload(blocks, swap, disk) if swap is not None or disk is not None else None
+    return Offload(blocks, tiers) if tiers else None
 
 
 def fingerprint(config: EngineConfig, block_bytes: int) -> bytes:

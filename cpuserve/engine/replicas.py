@@ -14,7 +14,7 @@ import msgspec
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.engine.client import EngineClient, ReplicaStatus
-from cpuserve.engine.ipc import Output, Progress, Stats
+from cpuserve.engine.ipc import Output, Progress, Stats, TierStats
 from cpuserve.engine.process import CHILD_MODULE, DiedAtStart, ProcessClient
 from cpuserve.engine.router import SEQUENCE_TOKENS, Router
 from cpuserve.errors import CpuserveError, EngineDead
@@ -30,16 +30,12 @@ COUNTERS = (
     "steps",
     "prefix_queries",
     "prefix_hits",
-    "swap_hits",
-    "disk_hits",
     "busy_s",
     "weight_bytes",
     "drafts",
     "draft_tokens",
     "accepted_tokens",
 )
-
-TIER_GAUGES = ("swap_blocks", "swap_bytes", "disk_blocks", "disk_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +146,18 @@ class _Replica:
         self._buried = False
 
 
-def _add(to: Stats, more: Stats) -> None:
-    """Add the counters of `more` to those of `to`."""
+def _add(to: Stats, more: Stats, *, held: bool = False) -> None:
+    """Add the counters of `more` to those of `to`; held: also what its tiers hold now."""
     for name in COUNTERS:
         setattr(to, name, getattr(to, name) + getattr(more, name))
+    tiers = dict(to.tiers)
+    for name, tier in more.tiers.items():
+        before = tiers.get(name, TierStats())
+        blocks, size = (tier.blocks, tier.bytes) if held else (0, 0)
+        tiers[name] = TierStats(
+            before.blocks + blocks, before.bytes + size, before.hits + tier.hits
+        )
+    to.tiers = tiers
 
 
 class ReplicaClient:
@@ -231,12 +235,10 @@ class ReplicaClient:
         num_serving = sum(r.serves for r in self._replicas)
         for replica in self._replicas:
             stats = replica.stats
-            _add(total, stats)
+            _add(total, stats, held=True)
             total.running += stats.running
             total.waiting += stats.waiting
             total.prompt_rate += stats.prompt_rate
-            for name in TIER_GAUGES:
-                setattr(total, name, getattr(total, name) + getattr(stats, name))
             if replica.serves:
                 total.kv_usage += stats.kv_usage / num_serving
                 total.step_s += stats.step_s / num_serving

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cpuserve.engine.ipc import Output, Stats
+from cpuserve.engine.ipc import Output, Stats, TierStats
 from cpuserve.errors import EngineDead
 from cpuserve.metrics import CONTENT_TYPE, Histogram, ServerMetrics, buckets_1_2_5
 from tests.api.fakes import Api, events_of, tokenizer
@@ -143,7 +143,7 @@ def test_gauges_and_engine_counters_are_the_engines():
 
 def test_tiers_of_the_kv_cache_have_series_where_there_are_any():
     assert "kv_tier" not in Api().get("/metrics").text
-    stats = Stats(swap_blocks=3, swap_bytes=96, swap_hits=7, disk_blocks=2, disk_bytes=80)
+    stats = Stats(tiers={"swap": TierStats(3, 96, 7), "disk": TierStats(2, 80)})
     metrics = ServerMetrics(
         model_name="m", max_model_len=8, stats=lambda: stats, tiers=("swap", "disk")
     )

@@ -49,9 +49,21 @@ def entries_of(cache, tokens, salt=""):
 def fill(cache, tokens, salt=""):
     chain, entries = entries_of(cache, tokens, salt)
     for entry, data in zip(entries, DATA, strict=False):
-        assert cache.wants(entry)
-        assert cache.put(entry, data, 5.0)
+        assert cache.wants(entry, 0)
+        assert cache.put(entry, 0, data, 5.0)
     return chain
+
+
+def load(cache, chain, index):
+    """Return the bytes of a block of the first cache group, or None."""
+    loaded = cache.load(chain, index, 0)
+    assert loaded is None or loaded[1] is None
+    return None if loaded is None else loaded[0]
+
+
+def found(cache, chain):
+    """Return for each block of `chain` whether there is a file."""
+    return [cache.find(chain, index, 0) for index in range(len(chain.keys))]
 
 
 def files(directory):
@@ -73,7 +85,7 @@ def test_blocks_come_back_after_a_restart(made):
     again, _ = entries_of(cache, list(range(12)))
     assert again.keys == chain.keys
     assert len(cache) == 3
-    assert [cache.load(again, i) for i in range(3)] == DATA[:3]
+    assert [load(cache, again, i) for i in range(3)] == DATA[:3]
     assert cache.num_bytes == sum(path.stat().st_size for path in files(directory))
     cache.close()
 
@@ -83,11 +95,11 @@ def test_names_depend_on_tokens_salt_and_directory(made, tmp_path):
     cache = open_cache(directory)
     for tokens, salt in (([1, *range(1, 12)], ""), (list(range(12)), "tenant")):
         chain, entries = entries_of(cache, tokens, salt)
-        assert not any(cache.has(key) for key in chain.keys)
-        assert all(cache.wants(entry) for entry in entries)
+        assert not any(found(cache, chain))
+        assert all(cache.wants(entry, 0) for entry in entries)
     elsewhere = open_cache(tmp_path / "elsewhere")
     chain, _ = entries_of(elsewhere, list(range(12)))
-    assert not any(cache.has(key) for key in chain.keys)
+    assert not any(found(cache, chain))
 
 
 def test_a_block_of_another_salt_or_other_tokens_is_refused_even_under_its_name(made):
@@ -98,7 +110,7 @@ def test_a_block_of_another_salt_or_other_tokens_is_refused_even_under_its_name(
         before, other = len(cache), PrefixChain()
         other.keys, other.contents = chain.keys, chain.contents
         setattr(other, field, value)
-        assert cache.load(other, index) is None
+        assert load(cache, other, index) is None
         assert len(cache) == before - 1
         cache.close()
 
@@ -112,12 +124,12 @@ def test_a_changed_byte_anywhere_is_a_miss_and_the_file_goes(made, caplog, place
     path.write_bytes(raw)
     cache = open_cache(directory)
     with caplog.at_level(logging.WARNING, "cpuserve"):
-        assert cache.load(chain, 1) is None
-        assert cache.load(chain, 1) is None
+        assert load(cache, chain, 1) is None
+        assert load(cache, chain, 1) is None
     assert len(caplog.records) == 1
     assert not path.exists()
-    assert cache.load(chain, 0) == DATA[0]
-    assert not cache.has(chain.keys[1])
+    assert load(cache, chain, 0) == DATA[0]
+    assert not cache.find(chain, 1, 0)
 
 
 @pytest.mark.parametrize("length", [0, 1, _HEAD.size - 1, _HEAD.size, _HEAD.size + 20, -1])
@@ -126,7 +138,7 @@ def test_a_torn_file_is_a_miss(made, length):
     for path in files(directory):
         path.write_bytes(path.read_bytes()[:length])
     cache = open_cache(directory)
-    assert all(cache.load(chain, i) is None for i in range(3))
+    assert all(load(cache, chain, i) is None for i in range(3))
     assert not files(directory)
     assert cache.num_bytes == 0
 
@@ -137,7 +149,7 @@ def test_only_the_first_broken_file_is_reported(made, caplog):
         path.write_bytes(b"?")
     cache = open_cache(directory)
     with caplog.at_level(logging.WARNING, "cpuserve"):
-        assert all(cache.load(chain, i) is None for i in range(3))
+        assert all(load(cache, chain, i) is None for i in range(3))
     assert len(caplog.records) == 1
 
 
@@ -145,7 +157,7 @@ def test_files_of_another_model_are_kept_and_count(made):
     directory, chain = made
     other = open_cache(directory, fingerprint=bytes(32))
     assert len(other) == 0
-    assert not other.has(chain.keys[0])
+    assert not other.find(chain, 0, 0)
     assert other.num_bytes > 300
     assert len(open_cache(directory)) == 3
 
@@ -155,7 +167,7 @@ def test_a_foreign_file_under_a_good_name_is_a_miss(made):
     foreign = directory / FOLDER / FINGERPRINT.hex()[:32]
     other = open_cache(directory, fingerprint=FINGERPRINT[:16] + bytes(16))
     assert other._directory == foreign  # the folder has only half of the fingerprint in its name
-    assert other.load(chain, 0) is None
+    assert load(other, chain, 0) is None
 
 
 def test_the_longest_unused_goes_when_the_size_is_reached(tmp_path):
@@ -169,13 +181,13 @@ def test_the_longest_unused_goes_when_the_size_is_reached(tmp_path):
     cache = open_cache(tmp_path, max_bytes=4 * one)
     fill(cache, [2] * 12)
     cache.close()
-    assert [cache.has(key) for key in first.keys] == [True, False]
+    assert found(cache, first) == [True, False]
     assert len(files(tmp_path)) == 4
     cache = open_cache(tmp_path, max_bytes=4 * one)
-    assert cache.load(first, 0) == DATA[0]
+    assert load(cache, first, 0) == DATA[0]
     fill(cache, [3] * 12)
     cache.close()
-    assert cache.has(first.keys[0]), "the most recently read block was removed"
+    assert cache.find(first, 0, 0), "the most recently read block was removed"
     assert cache.num_bytes == 4 * one
     small = open_cache(tmp_path, max_bytes=one - 1)
     fill(small, [4] * 4)
@@ -188,22 +200,22 @@ def test_a_block_that_another_process_removed_is_a_miss(made):
     cache = open_cache(directory)
     for path in files(directory):
         path.unlink()
-    assert cache.has(chain.keys[0])
-    assert cache.load(chain, 0) is None
-    assert not cache.has(chain.keys[0])
+    assert cache.find(chain, 0, 0)
+    assert load(cache, chain, 0) is None
+    assert not cache.find(chain, 0, 0)
 
 
 def test_too_much_waiting_is_not_kept(tmp_path, monkeypatch):
     cache, go_on = open_cache(tmp_path), threading.Event()
     monkeypatch.setattr(cache, "_write", lambda *_: go_on.wait())
     _, entries = entries_of(cache, list(range(400)))
-    taken = [cache.put(entry, DATA[0]) for entry in entries]
+    taken = [cache.put(entry, 0, DATA[0]) for entry in entries]
     assert 32 <= sum(taken) <= 33
     assert taken[0]
     assert not taken[-1]
-    assert not cache.can_queue
-    assert cache.wants(entries[-1])
-    assert not cache.wants(entries[0])
+    assert not cache.ready
+    assert cache.wants(entries[-1], 0)
+    assert not cache.wants(entries[0], 0)
     go_on.set()
     cache.close()
 
@@ -212,13 +224,13 @@ def test_a_block_larger_than_the_memory_to_wait_in_is_written(tmp_path):
     cache = open_cache(tmp_path, queue_bytes=99)
     chain = fill(cache, list(range(12)))
     cache.close()
-    assert [cache.load(chain, i) for i in range(3)] == DATA[:3]
+    assert [load(cache, chain, i) for i in range(3)] == DATA[:3]
 
 
 def test_a_full_disk_ends_writing_with_one_line(tmp_path, monkeypatch, caplog):
     cache = open_cache(tmp_path)
     before = fill(cache, [1] * 8)
-    wait_until(lambda: cache.has(before.keys[1]))
+    wait_until(lambda: cache.find(before, 1, 0))
 
     def full(fd, mode):
         os.close(fd)
@@ -228,13 +240,13 @@ def test_a_full_disk_ends_writing_with_one_line(tmp_path, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "cpuserve"):
         _, entries = entries_of(cache, list(range(12)))
         for entry in entries:
-            cache.put(entry, DATA[0], 1.0)
+            cache.put(entry, 0, DATA[0], 1.0)
         cache.close()
     assert len(caplog.records) == 1
     assert "No space left" in caplog.text
-    assert not cache.wants(entries[0])
-    assert not cache.has(before.keys[0]), "the oldest block was not removed to free space"
-    assert cache.load(before, 1) == DATA[1]
+    assert not cache.wants(entries[0], 0)
+    assert not cache.find(before, 0, 0), "the oldest block was not removed to free space"
+    assert load(cache, before, 1) == DATA[1]
     assert not list(tmp_path.glob("**/*.tmp"))
 
 
@@ -260,11 +272,11 @@ def test_a_disk_smaller_than_the_size_goes_on_with_the_latest(tmp_path, monkeypa
         chain = fill(cache, list(range(20)))
         cache.close()
     assert not caplog.records
-    assert [cache.has(key) for key in chain.keys] == [False, False, True, True, True]
+    assert found(cache, chain) == [False, False, True, True, True]
     assert disk.refused == 1, "the limit was not lowered to what fits on the disk"
     assert cache.num_bytes == sum(path.stat().st_size for path in files(tmp_path))
     _, entries = entries_of(cache, [9] * 4)
-    assert cache.wants(entries[0])
+    assert cache.wants(entries[0], 0)
 
 
 @pytest.mark.parametrize("error", [errno.EDQUOT, errno.EIO])
@@ -278,10 +290,10 @@ def test_a_disk_full_of_other_things_or_broken_is_given_up(tmp_path, monkeypatch
     monkeypatch.setattr("cpuserve.core.kv.disk.os.fdopen", full)
     _, entries = entries_of(cache, [1] * 4)
     with caplog.at_level(logging.WARNING, "cpuserve"):
-        cache.put(entries[0], DATA[0])
+        cache.put(entries[0], 0, DATA[0])
         cache.close()
     assert len(caplog.records) == 1
-    assert not cache.wants(entries[0])
+    assert not cache.wants(entries[0], 0)
 
 
 def test_a_directory_that_was_emptied_is_filled_again(made, caplog):
@@ -294,7 +306,7 @@ def test_a_directory_that_was_emptied_is_filled_again(made, caplog):
     assert not caplog.records
     again = open_cache(directory)
     assert (len(again), again.seed) == (1, cache.seed)
-    assert not again.has(chain.keys[0])
+    assert not again.find(chain, 0, 0)
     assert cache.num_bytes == again.num_bytes == files(directory)[0].stat().st_size
 
 
@@ -306,7 +318,7 @@ def test_a_file_system_without_links_will_do(tmp_path, monkeypatch):
     cache = open_cache(tmp_path)
     chain = fill(cache, [1] * 4)
     cache.close()
-    assert open_cache(tmp_path).load(chain, 0) == DATA[0]
+    assert load(open_cache(tmp_path), chain, 0) == DATA[0]
     names = {path.name for path in (tmp_path / FOLDER).iterdir()}
     assert names == {FINGERPRINT.hex()[:32], "seed", MARK}
 
@@ -369,8 +381,8 @@ def test_what_is_too_much_goes_at_the_start_and_the_longest_unused_first(tmp_pat
         path = next(p for p in files(tmp_path) if p.stem == key.hex())
         os.utime(path, (1000 + index,) * 2)
     cache = open_cache(tmp_path, max_bytes=3 * ONE + 5)
-    assert [cache.has(key) for key in chain.keys] == [False] * 5 + [True] * 3
-    assert len(files(tmp_path)) == len(cache) == cache.num_files == 3
+    assert found(cache, chain) == [False] * 5 + [True] * 3
+    assert len(files(tmp_path)) == len(cache) == cache.num_blocks == 3
 
 
 def test_files_of_engines_that_had_folders_of_their_own_count_and_go(tmp_path):
@@ -379,7 +391,7 @@ def test_files_of_engines_that_had_folders_of_their_own_count_and_go(tmp_path):
         fill(cache, list(range(8)))
         cache.close()
     cache = open_cache(tmp_path, max_bytes=5 * ONE)
-    assert (cache.num_files, cache.num_bytes, len(cache)) == (4, 4 * ONE, 0)
+    assert (cache.num_blocks, cache.num_bytes, len(cache)) == (4, 4 * ONE, 0)
     fill(cache, list(range(16)))
     cache.close()
     assert len(cache) == 4
@@ -396,9 +408,9 @@ def test_a_file_that_cannot_be_read_just_now_still_counts(made, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("pathlib.Path.read_bytes", fail)
-        assert cache.load(chain, 0) is None
+        assert load(cache, chain, 0) is None
     assert cache.num_bytes == before
-    assert cache.load(chain, 0) == DATA[0]
+    assert load(cache, chain, 0) == DATA[0]
 
 
 def test_what_goes_while_others_files_are_looked_for_is_not_found_again(made, monkeypatch):
@@ -409,13 +421,13 @@ def test_what_goes_while_others_files_are_looked_for_is_not_found_again(made, mo
     def meanwhile():
         found = list(scan())
         next(path for path in files(directory) if path.stem == chain.keys[1].hex()).unlink()
-        assert cache.load(chain, 1) is None
+        assert load(cache, chain, 1) is None
         return found
 
     monkeypatch.setattr(cache._files, "_scan", meanwhile)
     cache._rescan()
-    assert [cache.has(key) for key in chain.keys] == [True, False, True]
-    assert len(cache) == cache.num_files == 2
+    assert found(cache, chain) == [True, False, True]
+    assert len(cache) == cache.num_blocks == 2
     assert cache.num_bytes == sum(path.stat().st_size for path in files(directory))
 
 
@@ -425,15 +437,15 @@ def test_own_blocks_are_counted_as_they_come_and_go(made):
     fill(other, [1] * 4)
     other.close()
     cache = open_cache(directory)
-    assert (len(cache), cache.num_files) == (3, 4)
+    assert (len(cache), cache.num_blocks) == (3, 4)
     fill(cache, [5] * 8)
     cache.close()
-    assert (len(cache), cache.num_files) == (5, 6)
+    assert (len(cache), cache.num_blocks) == (5, 6)
     next(path for path in files(directory) if path.stem == chain.keys[0].hex()).write_bytes(b"?")
-    assert cache.load(chain, 0) is None
-    assert (len(cache), cache.num_files) == (4, 5)
+    assert load(cache, chain, 0) is None
+    assert (len(cache), cache.num_blocks) == (4, 5)
     cache.clear()
-    assert (len(cache), cache.num_files) == (0, 1)
+    assert (len(cache), cache.num_blocks) == (0, 1)
 
 
 def test_reporting_sizes_looks_at_no_file(made):
@@ -474,7 +486,7 @@ def fill_beyond_its_size(directory):
     cache.close()
     cache = open_cache(directory, max_bytes=2 * ONE)
     cache._rescan()
-    assert (cache.num_files, cache.num_bytes) == (2, 2 * ONE)
+    assert (cache.num_blocks, cache.num_bytes) == (2, 2 * ONE)
     cache.clear()
     cache.close()
 

@@ -89,8 +89,8 @@ def tokens_of(data, group):
 class WrittenDisk(DiskCache):
     """Writes each file before `put` returns, so that every run has the same files."""
 
-    def put(self, entry, data, wait_s=0.0, group=0):
-        taken = super().put(entry, data, 5.0, group)
+    def put(self, entry, group, data, wait_s=0.0):
+        taken = super().put(entry, group, data, 5.0)
         while self._pending:
             time.sleep(1e-5)
         return taken
@@ -169,11 +169,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         swap, disk_bytes = self.options["swap"], self.options["disk_bytes"]
         if swap is None and disk_bytes is None:
             return None
-        blocks, disk = ModelBlocks(self.model), None
+        blocks, tiers = ModelBlocks(self.model), []
+        if swap is not None:
+            tiers.append(SwapSpace(swap, blocks.block_bytes))
         if disk_bytes is not None:
             where = Path(self.directory.name)
-            disk = WrittenDisk(where, bytes(32), blocks.block_bytes, disk_bytes, 1 << 20)
-        return Offload(blocks, SwapSpace(swap) if swap is not None else None, disk)
+            tiers.append(WrittenDisk(where, bytes(32), blocks.block_bytes, disk_bytes, 1 << 20))
+        return Offload(blocks, tiers)
 
     @property
     def num_moved(self):
@@ -181,10 +183,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         offload = self.kv.offload
         return offload.num_restored + offload.num_saved if offload is not None else 0
 
+    def tier(self, name):
+        """The tier of that name, or None."""
+        tiers = self.kv.offload.tiers if self.kv.offload is not None else ()
+        return next((tier for tier in tiers if tier.name == name), None)
+
     @property
     def disk(self):
         """The disk tier, or None."""
-        return self.kv.offload.disk if self.kv.offload is not None else None
+        return self.tier("disk")
 
     @rule(
         target=requests,
@@ -525,14 +532,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def swapped_content_is_what_its_name_says(self):
-        if (
-            not hasattr(self, "scheduler")
-            or self.kv.offload is None
-            or self.kv.offload.swap is None
-        ):
+        swap = self.tier("swap") if hasattr(self, "scheduler") else None
+        if swap is None:
             return
-        swap = self.kv.offload.swap
-        assert len(swap) <= swap.num_blocks
+        assert len(swap) <= self.options["swap"]
         for entry, group, data in swap:
             assert tokens_of(data, group) == entry.content
             assert entry.blocks[group] == FORGOTTEN, "a block is in the cache and in the swap space"
@@ -550,8 +553,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.kv.index.name(chain, request.token_ids, count)
             for index in range(count):
                 for group in range(len(self.windows)):
-                    data = self.disk.load(chain, index, group)
-                    assert data is None or tokens_of(data, group) == chain.contents[index], (
+                    loaded = self.disk.load(chain, index, group)
+                    assert loaded is None or tokens_of(loaded[0], group) == chain.contents[index], (
                         "a file is not what it is named"
                     )
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from cpuserve.engine.core import build_engine
-from cpuserve.engine.ipc import Abort, AddRequest
+from cpuserve.engine.ipc import Abort, AddRequest, TierStats
 from cpuserve.engine.offload import fingerprint
 from cpuserve.errors import ConfigError
 from cpuserve.sampling.params import SamplingParams
@@ -69,8 +69,7 @@ def test_evicted_blocks_come_back_from_the_swap_space():
     assert ask(core, PROMPT[:20]) == 16
     assert core.report()["blocks_restored"] == 10
     stats = core.stats
-    assert (stats.swap_blocks, stats.swap_hits, stats.disk_hits) == (1, 10, 0)
-    assert stats.swap_bytes == core.kv.offload.blocks.block_bytes
+    assert stats.tiers == {"swap": TierStats(1, core.kv.offload.blocks.block_bytes, 10)}
 
 
 def test_swap_space_keeps_its_size_and_salts_apart():
@@ -130,8 +129,8 @@ def test_prefixes_survive_a_restart(tmp_path):
     assert core.report()["disk_blocks"] == 11
     assert ask(core) == 40
     stats = core.stats
-    assert (stats.disk_blocks, stats.disk_hits, stats.swap_hits) == (11, 10, 0)
-    assert stats.disk_bytes == sum(f.stat().st_size for f in tmp_path.glob("**/*.kv"))
+    size = sum(f.stat().st_size for f in tmp_path.glob("**/*.kv"))
+    assert stats.tiers == {"disk": TierStats(11, size, 10)}
     assert ask(core, cache_salt="other") == 0
     assert ask(core, [1, *PROMPT[1:]]) == 0
     evict_all(core)
@@ -398,7 +397,7 @@ def test_blocks_are_not_copied_for_a_disk_that_takes_no_more(tmp_path, monkeypat
     monkeypatch.setattr("cpuserve.engine.offload.PREFIX_CACHE_QUEUE_BYTES", 32)
     core = make(prefix_cache_dir=str(tmp_path))
     goes_on = threading.Event()
-    monkeypatch.setattr(core.kv.offload.disk, "_write", lambda *_: goes_on.wait(5))
+    monkeypatch.setattr(core.kv.offload.tiers[0], "_write", lambda *_: goes_on.wait(5))
     ask(core)
     reads, read = [], core.kv.offload.blocks.read
     core.kv.offload.blocks.read = lambda *of: reads.append(of) or read(*of)

@@ -170,7 +170,7 @@ def test_preemption_changes_no_bit_of_a_mixed_model(want, name, swap):
         assert llm._client.stats.preemptions > 0
         assert answers(llm) == want(name)
         if swap:
-            assert llm._client.stats.swap_hits > 0
+            assert llm._client.stats.tiers["swap"].hits > 0
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma3"])
@@ -182,7 +182,7 @@ def test_a_mixed_model_restores_all_its_groups_after_a_restart(want, name, tmp_p
     with make(path_of(name), **options) as llm:
         assert answers(llm) == want(name)
         groups = len(llm.config.kv_groups)
-        hits = llm._client.stats.disk_hits
+        hits = llm._client.stats.tiers["disk"].hits
     assert hits >= 4 * 2 * groups, "two full blocks of each prompt, of every group"
 
 

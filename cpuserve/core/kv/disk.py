@@ -33,7 +33,7 @@ from pathlib import Path
 from cpuserve.core.kv.files import BlockFiles
 from cpuserve.core.kv.owned import claim
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
-from cpuserve.core.kv.swap import Data
+from cpuserve.core.kv.tier import Data, Loaded
 from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
 
@@ -76,6 +76,9 @@ class DiskCache:
         ConfigError: the folder contains files of another program.
     """
 
+    name = "disk"
+    durable = True
+
     def __init__(
         self,
         directory: Path,
@@ -91,7 +94,7 @@ class DiskCache:
         self._block_bytes = block_bytes
         self._max_bytes = max_bytes
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        self.seed = _read_seed(root / "seed")
+        self.seed: bytes | None = _read_seed(root / "seed")
         self._files = BlockFiles(root, self._directory)
         self._files.trim(max_bytes)
         self._written = 0  # bytes written since the last rescan
@@ -115,20 +118,23 @@ class DiskCache:
         return self._files.num_bytes
 
     @property
-    def num_files(self) -> int:
+    def num_blocks(self) -> int:
         """The number of blocks with any fingerprint, which num_bytes counts."""
         return len(self._files)
 
     # --- reading ------------------------------------------------------------------------------
 
-    def has(self, key: BlockHash, group: int = 0) -> bool:
-        """Whether a file of this block existed at the last rescan or was written since."""
+    def find(self, chain: PrefixChain, index: int, group: int) -> bool:
+        """Whether a file of block `index` of `chain` existed at the last rescan, or came since."""
+        return self._has(chain.keys[index], group)
+
+    def _has(self, key: BlockHash, group: int) -> bool:
         return self._path(_file_key(key, group)) in self._files
 
-    def load(self, chain: PrefixChain, index: int, group: int = 0) -> bytes | None:
+    def load(self, chain: PrefixChain, index: int, group: int) -> Loaded | None:
         """Return the bytes of block `index` of `chain` in a cache group.
 
-        Returns None if the file is missing, damaged or from other settings.
+        Returns None if there is no file, or if it is damaged or from other settings.
         """
         parent = chain.keys[index - 1] if index else b""
         key = _file_key(chain.keys[index], group)
@@ -147,7 +153,7 @@ class DiskCache:
             self._remove_broken(path)
             return None
         self._files.used(path)
-        return data
+        return data, None
 
     def _unpack(self, name: _Name, raw: bytes) -> bytes | None:
         if len(raw) < _HEAD.size:
@@ -175,17 +181,17 @@ class DiskCache:
 
     # --- writing ------------------------------------------------------------------------------
 
-    def wants(self, entry: CachedBlock, group: int = 0) -> bool:
+    def wants(self, entry: CachedBlock, group: int) -> bool:
         """Whether the block of `entry` should be put: it is not saved yet, and writing works."""
         pending = _file_key(entry.key, group) in self._pending
-        return not (self._failed or pending or self.has(entry.key, group))
+        return not (self._failed or pending or self._has(entry.key, group))
 
     @property
-    def can_queue(self) -> bool:
+    def ready(self) -> bool:
         """Whether the write queue accepts another block at once."""
         return not self._queue.full()
 
-    def put(self, entry: CachedBlock, data: Data, wait_s: float = 0.0, group: int = 0) -> bool:
+    def put(self, entry: CachedBlock, group: int, data: Data, wait_s: float = 0.0) -> bool:
         """Queue `data`, the content of the block of `entry` in a cache group, for writing.
 
         wait_s: how long to wait while the queue is full; False if it still is after that.
@@ -199,6 +205,9 @@ class DiskCache:
             self._pending.discard(name.key)
             return False
         return True
+
+    def filled(self, entry: CachedBlock, group: int) -> None:
+        """Keep the file, which is still right."""
 
     def clear(self) -> None:
         """Remove all blocks with this fingerprint."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from cpuserve.config.cache_groups import CacheUse
-from cpuserve.core.kv.offload import Offload, Where
+from cpuserve.core.kv.offload import Offload
 from cpuserve.core.kv.pool import BlockPool
 from cpuserve.core.kv.prefix import (
     FORGOTTEN,
@@ -59,8 +59,7 @@ class KvManager:
         self.prefix_caching = prefix_caching
         self.offload = offload
         self._spans = [self.use.span(group) for group in range(len(self.windows))]
-        disk = offload.disk if offload is not None else None
-        self.index = PrefixIndex(block_size, digest, disk.seed if disk is not None else None)
+        self.index = PrefixIndex(block_size, digest, offload.seed if offload is not None else None)
         self.pool = BlockPool(num_blocks, self._evicted, self._continuations)
 
     @property
@@ -359,7 +358,7 @@ class KvManager:
 
     def restorable(
         self, tables: Tables, chain: PrefixChain, token_ids: Sequence[int], computed: int
-    ) -> Where | None:
+    ) -> str | None:
         """Return the tier that holds the block after `computed` tokens (never the last token's).
 
         Of several tiers that hold it for different groups, it is the slowest.
@@ -374,14 +373,15 @@ class KvManager:
         entry = self.index.find(chain, index, chain.last)
         if entry is None and not self.index.can_insert(chain, [table[index] for table in tables]):
             return None
-        found: set[Where | None] = {
+        found = {
             self.offload.find(chain, index, group)
             for group in range(self.num_groups)
             if entry is None or entry.blocks[group] == FORGOTTEN
         }
-        if not found or None in found:
+        places = {place for place in found if place is not None}
+        if not places or None in found:
             return None
-        return "disk" if "disk" in found else "swap"
+        return self.offload.tiers[max(places)].name
 
     def restore(self, tables: Tables, chain: PrefixChain) -> bool:
         """Fill the next block of `chain` from the tiers; False if it is gone or damaged."""

@@ -1,18 +1,17 @@
-"""Offload: keep the content of evicted KV blocks in memory or on disk, and restore it."""
+"""Offload: keep the content of evicted KV blocks in tiers behind the cache, and restore it."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
-from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.prefix import CachedBlock, PrefixChain
-from cpuserve.core.kv.swap import Data, SwapSpace
+from cpuserve.core.kv.tier import Data, Tier
 from cpuserve.ids import BlockId
 
-Where = Literal["swap", "disk"]
 PATIENCE_S = 0.01
 
 
@@ -32,20 +31,24 @@ class BlockBytes(Protocol):
 
 @dataclass(slots=True)
 class Offload:
-    """The offload tiers behind the KV cache: memory (`swap`) and files (`disk`), both optional.
+    """The offload tiers behind the KV cache, the fastest one first.
 
     seconds: total time spent on moving bytes. left_s: time that may still be spent before the
-    engine takes its messages again. num_saved, hits: blocks saved and restored so far.
+    engine takes its messages again. num_saved, hits: blocks saved, and restored from each tier.
     """
 
     blocks: BlockBytes
-    swap: SwapSpace | None = None
-    disk: DiskCache | None = None
+    tiers: Sequence[Tier]
     seconds: float = 0.0
     left_s: float = math.inf
     num_saved: int = 0
-    hits: dict[Where, int] = field(default_factory=lambda: {"swap": 0, "disk": 0})
+    hits: dict[str, int] = field(init=False)
+    _durable: list[Tier] = field(init=False)
     _unsaved: dict[tuple[CachedBlock, int], None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.hits = dict.fromkeys((tier.name for tier in self.tiers), 0)
+        self._durable = [tier for tier in self.tiers if tier.durable]
 
     @property
     def has_time(self) -> bool:
@@ -58,34 +61,19 @@ class Offload:
         return sum(self.hits.values())
 
     @property
-    def swap_blocks(self) -> int:
-        """Number of blocks in swap memory."""
-        return 0 if self.swap is None else len(self.swap)
-
-    @property
-    def swap_bytes(self) -> int:
-        """Bytes of the blocks in swap memory."""
-        return self.swap_blocks * self.blocks.block_bytes if self.swap is not None else 0
-
-    @property
-    def disk_files(self) -> int:
-        """Number of blocks on disk, including those of other models."""
-        return 0 if self.disk is None else self.disk.num_files
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes of all files."""
-        return 0 if self.disk is None else self.disk.num_bytes
+    def seed(self) -> bytes | None:
+        """The bytes that keys must start from; None = any."""
+        return next((tier.seed for tier in self.tiers if tier.seed is not None), None)
 
     def added(self, entry: CachedBlock, group: int) -> None:
         """Note that the block of `entry` in `group` has been published in the cache."""
-        if self.disk is not None and self.disk.wants(entry, group):
+        if any(tier.wants(entry, group) for tier in self._durable):
             self._unsaved[entry, group] = None
 
     def filled(self, entry: CachedBlock, group: int) -> None:
         """Note that `entry`, which had no block in `group`, has one again."""
-        if self.swap is not None:
-            self.swap.discard(entry, group)
+        for tier in self.tiers:
+            tier.filled(entry, group)
         self.added(entry, group)
 
     def removed(self, entry: CachedBlock) -> None:
@@ -99,57 +87,51 @@ class Offload:
         Its content is lost if there is no time left to save it.
         """
         self._unsaved.pop((entry, group), None)
-        disk = self.disk
-        to_disk = disk is not None and disk.can_queue and disk.wants(entry, group)
-        if not self.has_time or (self.swap is None and not to_disk):
+        takers = [tier for tier in self.tiers if tier.ready and tier.wants(entry, group)]
+        if not self.has_time or not takers:
             return
         began = time.perf_counter()
         data = self.blocks.read(entry.blocks[group], group)
-        if self.swap is not None:
-            self.swap.put(entry, group, data)
-        if to_disk and disk is not None:
-            disk.put(entry, data, group=group)
+        for tier in takers:
+            tier.put(entry, group, data)
         self.num_saved += 1
         self._spent(began)
 
     def tidy(self) -> bool:
-        """Write one block to disk while the engine is idle; False if all are on disk."""
-        disk = self.disk
-        if disk is None or not self._unsaved:
+        """Save one block to the durable tiers while the engine is idle; False if all are saved."""
+        if not self._unsaved:
             return False
         unsaved = next(iter(self._unsaved))
         entry, group = unsaved
-        data = self.blocks.read(entry.blocks[group], group) if disk.wants(entry, group) else None
-        if data is None or disk.put(entry, data, PATIENCE_S, group):
+        takers = [tier for tier in self._durable if tier.wants(entry, group)]
+        data = self.blocks.read(entry.blocks[group], group) if takers else b""
+        if all(tier.put(entry, group, data, PATIENCE_S) for tier in takers):
             del self._unsaved[unsaved]
         return bool(self._unsaved)
 
-    def find(self, chain: PrefixChain, index: int, group: int) -> Where | None:
-        """Return the tier that holds block `index` of `chain`, the next after its entries."""
-        if self.swap is not None and self.swap.find(chain, index, chain.last, group) is not None:
-            return "swap"
-        if self.disk is not None and self.disk.has(chain.keys[index], group):
-            return "disk"
-        return None
+    def find(self, chain: PrefixChain, index: int, group: int) -> int | None:
+        """Return the place in `tiers` of the first one that has block `index` of `chain`.
+
+        The block is the next one after the chain's entries.
+        """
+        found = (i for i, tier in enumerate(self.tiers) if tier.find(chain, index, group))
+        return next(found, None)
 
     def restore(
         self, chain: PrefixChain, group: int, block: BlockId
     ) -> tuple[bool, CachedBlock | None]:
         """Fill `block` with the next block of `chain`; return (whether it was found, its entry)."""
-        index, began = chain.num_entries, time.perf_counter()
-        entry: CachedBlock | None = None
-        data: Data | None = None
-        where: Where = "swap"
-        if self.swap is not None:
-            entry = self.swap.find(chain, index, chain.last, group)
-            data = None if entry is None else self.swap.take(entry, group)
-        if data is None and self.disk is not None:
-            where, data = "disk", self.disk.load(chain, index, group)
-        if data is not None:
-            self.blocks.write(block, group, data)
-            self.hits[where] += 1
+        began = time.perf_counter()
+        loaded = None
+        for tier in self.tiers:
+            index = chain.num_entries
+            loaded = tier.load(chain, index, group) if tier.find(chain, index, group) else None
+            if loaded is not None:
+                self.blocks.write(block, group, loaded[0])
+                self.hits[tier.name] += 1
+                break
         self._spent(began)
-        return data is not None, entry
+        return (False, None) if loaded is None else (True, loaded[1])
 
     def _spent(self, began: float) -> None:
         took = time.perf_counter() - began
@@ -159,26 +141,20 @@ class Offload:
     def clear(self) -> None:
         """Forget everything."""
         self._unsaved.clear()
-        if self.swap is not None:
-            self.swap.clear()
-        if self.disk is not None:
-            self.disk.clear()
+        for tier in self.tiers:
+            tier.clear()
 
     def report(self) -> dict[str, object]:
         """Sizes and counters."""
-        return {
-            "swap_blocks": self.swap_blocks,
-            "disk_blocks": len(self.disk) if self.disk is not None else 0,
-            "disk_bytes": self.disk_bytes,
-            "blocks_saved": self.num_saved,
-            "blocks_restored": self.num_restored,
-        }
+        sizes: dict[str, object] = {}
+        for tier in self.tiers:
+            sizes |= {f"{tier.name}_blocks": len(tier), f"{tier.name}_bytes": tier.num_bytes}
+        return {**sizes, "blocks_saved": self.num_saved, "blocks_restored": self.num_restored}
 
     def close(self, wait_s: float = 3.0) -> None:
-        """Write blocks that are not on disk yet, for at most `wait_s` seconds."""
-        if self.disk is None:
-            return
+        """Save blocks that are not in the durable tiers yet, for at most `wait_s` seconds."""
         end = time.monotonic() + wait_s
         while self.tidy() and time.monotonic() < end:
             pass
-        self.disk.close(max(0.1, end - time.monotonic()))
+        for tier in self.tiers:
+            tier.close(max(0.1, end - time.monotonic()))

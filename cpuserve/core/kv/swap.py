@@ -6,19 +6,24 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
-
-Data = bytes | bytearray | memoryview
+from cpuserve.core.kv.tier import Data, Loaded
 
 
 class SwapSpace:
-    """Holds at most `num_blocks` evicted blocks; when it is full, a new one replaces the oldest.
+    """Holds at most `most` evicted blocks of `block_bytes`; a new one replaces the oldest.
 
     An entry that is restored to the cache is removed here. As in PrefixIndex, the hash alone is not
     trusted: the tokens of the block and all tokens before it are compared.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+    name = "swap"
+    durable = False
+    seed = None
+    ready = True
+
+    def __init__(self, most: int, block_bytes: int) -> None:
+        self._most = most
+        self._block_bytes = block_bytes
         self._blocks: OrderedDict[tuple[BlockHash, int], tuple[CachedBlock, Data]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -27,19 +32,40 @@ class SwapSpace:
     def __iter__(self) -> Iterator[tuple[CachedBlock, int, Data]]:
         return ((entry, group, data) for (_, group), (entry, data) in self._blocks.items())
 
-    def put(self, entry: CachedBlock, group: int, data: Data) -> None:
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks."""
+        return len(self._blocks)
+
+    @property
+    def num_bytes(self) -> int:
+        """Their size."""
+        return len(self._blocks) * self._block_bytes
+
+    def wants(self, entry: CachedBlock, group: int) -> bool:  # noqa: ARG002
+        """Whether there is room for any block; one that is here already is replaced."""
+        return self._most > 0
+
+    def put(self, entry: CachedBlock, group: int, data: Data, wait_s: float = 0.0) -> bool:  # noqa: ARG002
         """Keep `data`, the content of the evicted block of `entry` in a cache group."""
         self._blocks.pop((entry.key, group), None)
-        if not self.num_blocks:
-            return
-        while len(self._blocks) >= self.num_blocks:
+        while len(self._blocks) >= self._most:
             self._blocks.popitem(last=False)
         self._blocks[entry.key, group] = entry, data
+        return True
 
-    def find(
-        self, chain: PrefixChain, index: int, parent: CachedBlock | None, group: int
-    ) -> CachedBlock | None:
-        """Return the entry of block `index` of `chain` whose parent equals `parent`, or None."""
+    def find(self, chain: PrefixChain, index: int, group: int) -> bool:
+        """Whether block `index` of `chain`, the next after its entries, is here."""
+        return self._entry(chain, index, group) is not None
+
+    def load(self, chain: PrefixChain, index: int, group: int) -> Loaded | None:
+        """Remove the block that `find` has found, and return it with its entry."""
+        entry = self._entry(chain, index, group)
+        return None if entry is None else (self._blocks.pop((entry.key, group))[1], entry)
+
+    def _entry(self, chain: PrefixChain, index: int, group: int) -> CachedBlock | None:
+        """Return the entry of block `index` of `chain` whose parent equals the chain's last one."""
+        parent = chain.last
         entry, _ = self._blocks.get((chain.keys[index], group), (None, b""))
         if entry is None or entry.content != chain.contents[index] or entry.salt != chain.salt:
             return None
@@ -48,17 +74,16 @@ class SwapSpace:
         entry.parent = parent  # so that the next comparison ends at once
         return entry
 
-    def take(self, entry: CachedBlock, group: int) -> Data:
-        """Remove the block of `entry` in `group` and return its data."""
-        return self._blocks.pop((entry.key, group))[1]
-
-    def discard(self, entry: CachedBlock, group: int) -> None:
-        """Remove the block of `entry` in `group`, if there is one."""
+    def filled(self, entry: CachedBlock, group: int) -> None:
+        """Remove the block of `entry` in `group`, which the cache has again."""
         self._blocks.pop((entry.key, group), None)
 
     def clear(self) -> None:
         """Remove all entries."""
         self._blocks.clear()
+
+    def close(self, wait_s: float) -> None:
+        """Do nothing: the memory ends with the process."""
 
 
 def _same_prefix(a: CachedBlock | None, b: CachedBlock | None) -> bool:

@@ -1,0 +1,68 @@
+"""The interface of an offload tier, which keeps the content of KV blocks outside the cache."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cpuserve.core.kv.prefix import CachedBlock, PrefixChain
+
+Data = bytes | bytearray | memoryview
+# The content of a block, and the evicted entry that it belongs to, if the tier still has it.
+Loaded = tuple[Data, CachedBlock | None]
+
+
+class Tier(Protocol):
+    """Keeps blocks by entry of the prefix index and cache group. No failure fails a request.
+
+    A block is found by its key, but neither is the key trusted alone: the tokens of the block and
+    all tokens before it must be equal.
+
+    name: what metrics and the cost model call it. durable: what it keeps outlives the process, so
+    blocks are saved before they are evicted. num_blocks, num_bytes: what it holds, also for others.
+    """
+
+    name: str
+    durable: bool
+
+    @property
+    def seed(self) -> bytes | None:
+        """The bytes that keys must start from; None = any."""
+
+    def __len__(self) -> int:
+        """Return the number of blocks that this engine can use."""
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Their size."""
+
+    def find(self, chain: PrefixChain, index: int, group: int) -> bool:
+        """Whether it has block `index` of `chain`, the next one after the chain's entries."""
+
+    def load(self, chain: PrefixChain, index: int, group: int) -> Loaded | None:
+        """Return what `find` has found, or None if it is gone or damaged."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether `put` takes a block at once."""
+
+    def wants(self, entry: CachedBlock, group: int) -> bool:
+        """Whether the block of `entry` should be put: it is not here, and can be kept."""
+
+    def put(self, entry: CachedBlock, group: int, data: Data, wait_s: float = 0.0) -> bool:
+        """Keep `data`, the content of the block of `entry`.
+
+        wait_s: how long to wait until the tier is ready; False if it still is not after that.
+        """
+
+    def filled(self, entry: CachedBlock, group: int) -> None:
+        """Note that the cache has the block of `entry` again."""
+
+    def clear(self) -> None:
+        """Forget everything that this engine has put."""
+
+    def close(self, wait_s: float) -> None:
+        """Finish what was put, within about `wait_s` seconds."""
