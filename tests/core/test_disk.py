@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from cpuserve.core.kv.disk import _HEAD, SEED_BYTES, DiskCache
+from cpuserve.core.kv.block_file import HEAD, SEED_BYTES
+from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.owned import FOLDER, MARK, MARK_TEXT, claim
 from cpuserve.core.kv.prefix import PrefixChain, PrefixIndex
 from cpuserve.errors import ConfigError
@@ -132,7 +133,7 @@ def test_a_changed_byte_anywhere_is_a_miss_and_the_file_goes(made, caplog, place
     assert not cache.find(chain, 1, 0)
 
 
-@pytest.mark.parametrize("length", [0, 1, _HEAD.size - 1, _HEAD.size, _HEAD.size + 20, -1])
+@pytest.mark.parametrize("length", [0, 1, HEAD.size - 1, HEAD.size, HEAD.size + 20, -1])
 def test_a_torn_file_is_a_miss(made, length):
     directory, chain = made
     for path in files(directory):
@@ -171,7 +172,7 @@ def test_a_foreign_file_under_a_good_name_is_a_miss(made):
 
 
 def test_the_longest_unused_goes_when_the_size_is_reached(tmp_path):
-    one = _HEAD.size + 16 + 100
+    one = HEAD.size + 16 + 100
     cache = open_cache(tmp_path, max_bytes=4 * one)
     first = fill(cache, [1] * 8)
     cache.close()
@@ -360,7 +361,7 @@ def test_an_unusable_directory_is_an_oserror(tmp_path):
         open_cache(tmp_path / "file" / "cache")
 
 
-ONE = _HEAD.size + 4 * SIZE + 100  # bytes of a file
+ONE = HEAD.size + 4 * SIZE + 100  # bytes of a file
 
 
 def test_servers_on_one_directory_share_its_size(tmp_path):

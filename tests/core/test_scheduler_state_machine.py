@@ -25,7 +25,8 @@ from hypothesis.stateful import (
 from cpuserve.config.cache_groups import CacheUse
 from cpuserve.core.admission import Limits, check_request, output_limit
 from cpuserve.core.drafts import Drafter
-from cpuserve.core.kv.disk import SEED_BYTES, DiskCache
+from cpuserve.core.kv.block_file import SEED_BYTES
+from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.offload import Offload
 from cpuserve.core.kv.owned import claim

@@ -5,7 +5,7 @@ FOLDER is DIR/cpuserve-prefix-cache (owned.py); nothing else in DIR is touched.
 FOLDER/CACHEDIR.TAG          marks the folder as made by cpuserve
 FOLDER/seed                  32 random bytes that block hashes start from, so that nobody can
                              prepare prompts whose hashes collide
-FOLDER/FINGERPRINT/KEY.kv    one block of a model with its settings; `_HEAD` describes the format.
+FOLDER/FINGERPRINT/KEY.kv    one block of a model with its settings (block_file.py).
                              KEY is the block's hash; behind the first cache group, a hash of it
                              and the group
 
@@ -18,18 +18,15 @@ limit; each may exceed it by up to a sixteenth. No failure here fails a request:
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import queue
 import secrets
-import struct
 import threading
-import zlib
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from cpuserve.core.kv.block_file import SEED_BYTES, BlockFormat, BlockName, file_key, file_name
 from cpuserve.core.kv.files import BlockFiles
 from cpuserve.core.kv.owned import claim
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
@@ -37,12 +34,6 @@ from cpuserve.core.kv.tier import Data, Loaded
 from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
 
-MAGIC = b"cpuskv1\n"
-SEED_BYTES = 32
-# Magic, fingerprint, key, key of the parent (zeros for a first block), hash of seed and salt,
-# number of bytes of tokens and of data, CRC-32 over the head before this field, tokens and data.
-_HEAD = struct.Struct("<8s32s32s32s32sQQI")
-_HEAD_BEFORE_CRC = _HEAD.size - 4
 # A process rescans the folder for files of other processes after it has written 1/16 of the limit.
 _RESCANS = 16
 
@@ -51,16 +42,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 log = get_logger("kv")
-
-
-@dataclass(frozen=True, slots=True)
-class _Name:
-    """The fields of a file's head that identify its block."""
-
-    key: bytes
-    parent: bytes
-    root: bytes
-    content: bytes
 
 
 class DiskCache:
@@ -89,19 +70,18 @@ class DiskCache:
         cpus: Collection[int] = (),
     ) -> None:
         root = claim(directory)
-        self._directory = root / fingerprint.hex()[:32]
-        self._fingerprint = fingerprint
-        self._block_bytes = block_bytes
+        self.seed = _read_seed(root / "seed")
+        self._format = BlockFormat(fingerprint, block_bytes, self.seed)
+        self._directory = root / self._format.folder
         self._max_bytes = max_bytes
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        self.seed: bytes | None = _read_seed(root / "seed")
         self._files = BlockFiles(root, self._directory)
         self._files.trim(max_bytes)
         self._written = 0  # bytes written since the last rescan
         self._broken = 0
         self._failed = False
         self._pending: set[bytes] = set()
-        self._queue: queue.Queue[tuple[_Name, Data] | None] = queue.Queue(
+        self._queue: queue.Queue[tuple[BlockName, Data] | None] = queue.Queue(
             max(1, queue_bytes // block_bytes)
         )
         self._cpus = cpus
@@ -129,7 +109,7 @@ class DiskCache:
         return self._has(chain.keys[index], group)
 
     def _has(self, key: BlockHash, group: int) -> bool:
-        return self._path(_file_key(key, group)) in self._files
+        return self._path(file_key(key, group)) in self._files
 
     def load(self, chain: PrefixChain, index: int, group: int) -> Loaded | None:
         """Return the bytes of block `index` of `chain` in a cache group.
@@ -137,8 +117,8 @@ class DiskCache:
         Returns None if there is no file, or if it is damaged or from other settings.
         """
         parent = chain.keys[index - 1] if index else b""
-        key = _file_key(chain.keys[index], group)
-        name = self._name(key, parent, chain.salt, chain.contents[index])
+        key = file_key(chain.keys[index], group)
+        name = self._format.name(key, parent, chain.salt, chain.contents[index])
         path = self._path(name.key)
         try:
             raw = path.read_bytes()
@@ -148,24 +128,12 @@ class DiskCache:
                 self._files.forget(path)
             log.debug("%s cannot be read: %s", path, error)
             return None
-        data = self._unpack(name, raw)
+        data = self._format.unpack(name, raw)
         if data is None:
             self._remove_broken(path)
             return None
         self._files.used(path)
         return data, None
-
-    def _unpack(self, name: _Name, raw: bytes) -> bytes | None:
-        if len(raw) < _HEAD.size:
-            return None
-        *head, content_bytes, data_bytes, crc = _HEAD.unpack_from(raw)
-        want = [MAGIC, self._fingerprint, name.key, name.parent, name.root]
-        begin = _HEAD.size + content_bytes
-        if head != want or data_bytes != self._block_bytes or len(raw) != begin + data_bytes:
-            return None
-        if zlib.crc32(memoryview(raw)[_HEAD.size :], zlib.crc32(raw[:_HEAD_BEFORE_CRC])) != crc:
-            return None
-        return raw[begin:] if raw[_HEAD.size : begin] == name.content else None
 
     def _remove_broken(self, path: Path) -> None:
         self._broken += 1
@@ -183,7 +151,7 @@ class DiskCache:
 
     def wants(self, entry: CachedBlock, group: int) -> bool:
         """Whether the block of `entry` should be put: it is not saved yet, and writing works."""
-        pending = _file_key(entry.key, group) in self._pending
+        pending = file_key(entry.key, group) in self._pending
         return not (self._failed or pending or self._has(entry.key, group))
 
     @property
@@ -197,7 +165,7 @@ class DiskCache:
         wait_s: how long to wait while the queue is full; False if it still is after that.
         """
         parent = entry.parent.key if entry.parent is not None else b""
-        name = self._name(_file_key(entry.key, group), parent, entry.salt, entry.content)
+        name = self._format.name(file_key(entry.key, group), parent, entry.salt, entry.content)
         self._pending.add(name.key)
         try:
             self._queue.put((name, data), block=wait_s > 0, timeout=wait_s or None)
@@ -233,19 +201,8 @@ class DiskCache:
                 self._write(name, data)
             self._pending.discard(name.key)
 
-    def _write(self, name: _Name, data: Data) -> None:
-        head = _HEAD.pack(
-            MAGIC,
-            self._fingerprint,
-            name.key,
-            name.parent,
-            name.root,
-            len(name.content),
-            len(data),
-            0,
-        )[:_HEAD_BEFORE_CRC]
-        crc = zlib.crc32(data, zlib.crc32(name.content, zlib.crc32(head)))
-        parts = (head, struct.pack("<I", crc), name.content, data)
+    def _write(self, name: BlockName, data: Data) -> None:
+        parts = self._format.pack(name, data)
         try:
             self._store_or_repair(self._path(name.key), parts)
         except (OSError, ConfigError) as error:
@@ -322,17 +279,8 @@ class DiskCache:
 
     # --- common -------------------------------------------------------------------------------
 
-    def _name(self, key: bytes, parent: bytes, salt: str, content: bytes) -> _Name:
-        root = hashlib.sha256(self.seed + salt.encode("utf-8", "surrogatepass")).digest()
-        return _Name(key, parent or bytes(32), root, content)
-
     def _path(self, key: bytes) -> Path:
-        return self._directory / f"{key.hex()}.kv"
-
-
-def _file_key(key: BlockHash, group: int) -> bytes:
-    """Return the key of the file with the block of a cache group."""
-    return hashlib.sha256(key + group.to_bytes(2, "little")).digest() if group else key
+        return self._directory / file_name(key)
 
 
 def _read_seed(path: Path, new: bytes = b"") -> bytes:

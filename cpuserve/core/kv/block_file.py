@@ -1,0 +1,92 @@
+"""The format of a file with one KV block: what it is, what it follows, and that it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from dataclasses import dataclass
+
+from cpuserve.core.kv.prefix import BlockHash
+from cpuserve.core.kv.tier import Data
+
+MAGIC = b"cpuskv1\n"
+SEED_BYTES = 32
+# Magic, fingerprint, key, key of the parent (zeros for a first block), hash of seed and salt,
+# number of bytes of tokens and of data, CRC-32 over the head before this field, tokens and data.
+HEAD = struct.Struct("<8s32s32s32s32sQQI")
+_HEAD_BEFORE_CRC = HEAD.size - 4
+
+
+@dataclass(frozen=True, slots=True)
+class BlockName:
+    """The fields of a file's head that identify its block."""
+
+    key: bytes
+    parent: bytes
+    root: bytes
+    content: bytes
+
+
+class BlockFormat:
+    """The files of blocks of `block_bytes` in one folder.
+
+    fingerprint: 32 bytes, different for any two configurations in which the KV bytes of the same
+    tokens may differ. seed: the bytes that the keys of the blocks start from.
+    """
+
+    def __init__(self, fingerprint: bytes, block_bytes: int, seed: bytes) -> None:
+        self.block_bytes = block_bytes
+        self.seed = seed
+        self._fingerprint = fingerprint
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder with these files."""
+        return self._fingerprint.hex()[:32]
+
+    def name(self, key: bytes, parent: bytes, salt: str, content: bytes) -> BlockName:
+        """Return the name of a block; parent: b"" for a first one."""
+        return BlockName(key, parent or bytes(32), self.root(salt), content)
+
+    def root(self, salt: str) -> bytes:
+        """Return what the keys of texts with this salt start from."""
+        return hashlib.sha256(self.seed + salt.encode("utf-8", "surrogatepass")).digest()
+
+    def pack(self, name: BlockName, data: Data) -> tuple[Data, ...]:
+        """Return the parts of a file."""
+        head = HEAD.pack(
+            MAGIC,
+            self._fingerprint,
+            name.key,
+            name.parent,
+            name.root,
+            len(name.content),
+            len(data),
+            0,
+        )[:_HEAD_BEFORE_CRC]
+        crc = zlib.crc32(data, zlib.crc32(name.content, zlib.crc32(head)))
+        return head, struct.pack("<I", crc), name.content, data
+
+    def unpack(self, name: BlockName, raw: bytes) -> bytes | None:
+        """Return the data of a file; None if it is damaged, or has another block or settings."""
+        if len(raw) < HEAD.size:
+            return None
+        *head, content_bytes, data_bytes, crc = HEAD.unpack_from(raw)
+        want = [MAGIC, self._fingerprint, name.key, name.parent, name.root]
+        begin = HEAD.size + content_bytes
+        if head != want or data_bytes != self.block_bytes or len(raw) != begin + data_bytes:
+            return None
+        if zlib.crc32(memoryview(raw)[HEAD.size :], zlib.crc32(raw[:_HEAD_BEFORE_CRC])) != crc:
+            return None
+        return raw[begin:] if raw[HEAD.size : begin] == name.content else None
+
+
+def file_key(key: BlockHash | bytes, group: int) -> bytes:
+    """Return the key of the file with the block of a cache group."""
+    return hashlib.sha256(key + group.to_bytes(2, "little")).digest() if group else key
+
+
+def file_name(key: bytes) -> str:
+    """Return the name of the file with this key."""
+    return f"{key.hex()}.kv"
