@@ -38,6 +38,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     prefix_cache_dir: str | None = None
     prefix_cache_size: str | None = None
     swap_space: str | None = None
+    kv_tiers: list[str] | None = None
     kv_cache_space: str | None = None
     kv_cache_dtype: str | None = None
     block_size: int | None = None
@@ -122,6 +123,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     as "bf16", "f16", "f32" or an 8-bit type.
     swap_bytes, prefix_cache_bytes: limits on evicted blocks in memory, and on the files in
     prefix_cache_dir.
+    kv_tiers: further offload tiers, the place of each by its name.
     pooling: how the vectors of a prompt's tokens become an embedding: "last" (token), "first",
     "mean"; "none" for a model that generates text.
     adapters: LoRA adapters, the directory of each by its name.
@@ -174,6 +176,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     speculation: Speculation | None = None
     pooling: str = "none"
     adapters: dict[str, str] = {}
+    kv_tiers: dict[str, str] = {}
     kv_groups: list[KvGroup] = []
 
 

@@ -187,11 +187,19 @@ def not_empty(value: str) -> None:
         raise ValueError(msg)
 
 
-def _named_models(value: list[str]) -> None:
-    names = [name for name, found, model in (item.partition("=") for item in value) if model]
+def _named(value: list[str], what: str) -> None:
+    names = [name for name, _, named in (item.partition("=") for item in value) if named]
     if len(names) < len(value) or not all(names) or len({*names}) < len(names):
-        msg = "must be pairs NAME=MODEL, each with a name of its own"
+        msg = f"must be pairs NAME={what}, each with a name of its own"
         raise ValueError(msg)
+
+
+def _named_models(value: list[str]) -> None:
+    _named(value, "MODEL")
+
+
+def _named_places(value: list[str]) -> None:
+    _named(value, "PLACE")
 
 
 def _hosts(value: list[str]) -> None:
@@ -852,6 +860,17 @@ FIELDS: tuple[Field, ...] = (
         env="CPUSERVE_SWAP_SPACE",
         check=_amount,
         metavar="SIZE",
+    ),
+    Field(
+        "kv_tiers",
+        "Further places that keep blocks of the KV cache, as NAME=PLACE (docs/serving.md).",
+        "none",
+        MEMORY,
+        kind="list",
+        flags=("--kv-tiers",),
+        env="CPUSERVE_KV_TIERS",
+        check=_named_places,
+        metavar="NAME=PLACE",
     ),
     # -- CPU ---------------------------------------------------------------------------------
     Field(

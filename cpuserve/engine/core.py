@@ -31,7 +31,7 @@ from cpuserve.engine.ipc import (
     TierStats,
     TokenLogprob,
 )
-from cpuserve.engine.offload import check_prefix_cache_dir, make_offload
+from cpuserve.engine.offload import check_tiers, make_offload
 from cpuserve.engine.resident import resident_bytes
 from cpuserve.errors import RequestError
 from cpuserve.ids import RequestId
@@ -483,7 +483,7 @@ def build_engine(
     from cpuserve.tokenizer.ends import end_ids
 
     started = time.perf_counter()
-    check_prefix_cache_dir(config)
+    check_tiers(config)
     build = _on_transformers if config.model_impl == "transformers" else _on_program
     before, _ = resident_bytes()
     executor, vocab, eos_ids, facts = build(config, progress, team)

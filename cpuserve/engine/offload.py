@@ -1,8 +1,9 @@
-"""Set up the offload tiers of one engine's KV cache: memory and files."""
+"""Set up the offload tiers of one engine's KV cache: memory, files, and those in TIERS."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,14 +16,23 @@ from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.offload import Offload
 from cpuserve.core.kv.owned import claim
 from cpuserve.core.kv.swap import SwapSpace
-from cpuserve.core.kv.tier import Data, Tier
+from cpuserve.core.kv.tier import Data, Tier, TierNeeds
+from cpuserve.errors import ConfigError
 from cpuserve.ids import BlockId
 from cpuserve.log import get_logger
+from cpuserve.registry import Registry
 from cpuserve.version import version
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.runtime.executor import Executor
+
+# What makes a further tier from its place in the option kv_tiers; an OSError leaves it out.
+MakeTier = Callable[[str, TierNeeds], Tier]
+TIERS: Registry[MakeTier] = Registry(
+    "KV tier",
+    {},
+)
 
 # Increment this if a new version stores the same keys and values as different bytes.
 KV_FORM = 2
@@ -66,26 +76,33 @@ class ExecutorBlocks:
         self._executor.write_blocks(np.array([block], np.int32), rows, group)
 
 
-def check_prefix_cache_dir(config: EngineConfig) -> None:
-    """Raise ConfigError if the prefix cache directory has foreign files in place of ours.
+def check_tiers(config: EngineConfig) -> None:
+    """Raise ConfigError if there is no such tier, or foreign files are in place of ours.
 
-    This check runs before the weights are read. Any other failure of the directory is only a
-    warning later.
+    This check runs before the weights are read. Any other failure of a tier is only a warning
+    later.
     """
+    for name in config.kv_tiers:
+        if name not in TIERS:
+            msg = f"kv_tiers: there is no tier {name[:80]!r}; there are: {', '.join(TIERS)}"
+            raise ConfigError(msg)
     if config.enable_prefix_caching and config.prefix_cache_dir is not None:
         with suppress(OSError):
             claim(Path(config.prefix_cache_dir).expanduser())
 
 
 def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
-    """Return the offload tiers of `config`, or None; a directory that fails is a warning.
+    """Return the offload tiers of `config`, or None; one that fails is a warning.
 
     Raises:
-        ConfigError: see check_prefix_cache_dir.
+        ConfigError: see check_tiers.
     """
     if not config.enable_prefix_caching:
         return None
     blocks = ExecutorBlocks(executor)
+    files = config.prefix_cache_dir is not None or config.kv_tiers
+    mark = fingerprint(config, blocks.block_bytes) if files else b""
+    needs = TierNeeds(blocks.block_bytes, mark)
     tiers: list[Tier] = []
     if swapped := config.swap_bytes // blocks.block_bytes:
         tiers.append(SwapSpace(swapped, blocks.block_bytes))
@@ -95,8 +112,8 @@ def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
             tiers.append(
                 DiskCache(
                     directory,
-                    fingerprint(config, blocks.block_bytes),
-                    blocks.block_bytes,
+                    needs.fingerprint,
+                    needs.block_bytes,
                     config.prefix_cache_bytes,
                     PREFIX_CACHE_QUEUE_BYTES,
                     config.frontend_cpus or config.cpus or (),
@@ -107,6 +124,13 @@ def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
                 "the prefix cache directory cannot be used, so no KV blocks are kept on disk: %s",
                 error,
             )
+    for name in (name for name in TIERS if name in config.kv_tiers):
+        make = TIERS.get(name)
+        assert make is not None
+        try:
+            tiers.append(make(config.kv_tiers[name], needs))
+        except OSError as error:
+            log.warning("the KV tier %s cannot be used, so nothing is found there: %s", name, error)
     return Offload(blocks, tiers) if tiers else None
 
 

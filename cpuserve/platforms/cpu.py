@@ -230,6 +230,7 @@ class CpuPlatform:
             prefix_cache_dir=scheduling.prefix_cache_dir,
             prefix_cache_bytes=scheduling.prefix_cache_bytes,
             swap_bytes=memory.swap_bytes,
+            kv_tiers=scheduling.kv_tiers,
             kv_groups=memory.kv_groups,
             block_size=BLOCK,
             kv_blocks=memory.kv_blocks,
@@ -519,6 +520,7 @@ class _Scheduling(NamedTuple):
     prefix_caching: bool
     prefix_cache_dir: str | None
     prefix_cache_bytes: int
+    kv_tiers: dict[str, str]
     speculation: Speculation | None
 
 
@@ -542,7 +544,8 @@ def _scheduling(options: EngineOptions, ledger: Ledger) -> _Scheduling:
     why = "equal prefixes are computed once" if caching else "as requested"
     ledger.decide("enable_prefix_caching", caching, why)
     directory, size = _prefix_files(options, ledger, caching)
-    return _Scheduling(got, threshold, policy, caching, directory, size, speculation)
+    tiers = _kv_tiers(options, ledger, caching)
+    return _Scheduling(got, threshold, policy, caching, directory, size, tiers, speculation)
 
 
 def _speculation(options: EngineOptions, ledger: Ledger) -> Speculation | None:
@@ -570,6 +573,17 @@ def _prefix_files(options: EngineOptions, ledger: Ledger, caching: bool) -> tupl
         "prefix_cache_dir", directory, f"at most {format_bytes(size)}, kept over restarts"
     )
     return str(Path(directory).expanduser().absolute()), size
+
+
+def _kv_tiers(options: EngineOptions, ledger: Ledger, caching: bool) -> dict[str, str]:
+    """Return the place of each further tier by its name."""
+    if options.kv_tiers is None:
+        return {}
+    if not caching:
+        ledger.decide("kv_tiers", None, "blocks are found by prefix caching, which is off")
+        return {}
+    ledger.decide("kv_tiers", options.kv_tiers, "searched after the swap space and the disk")
+    return dict(item.split("=", 1) for item in options.kv_tiers)
 
 
 def _served_names(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> list[str]:

@@ -71,6 +71,7 @@ BAD = {
     "prefix_cache_dir": [""],
     "prefix_cache_size": ["30%", "auto", "x", ""],
     "swap_space": ["30%", "auto", "-1", ""],
+    "kv_tiers": ["", "name", "=dir", "a=", "a=x,a=y"],
     "allow_long_model_len": ["perhaps"],
     "disable_sliding_window": ["perhaps"],
     "max_num_queued_reqs": ["0", "-1", "x", "70000"],

@@ -279,6 +279,16 @@ def test_swap_space_that_does_not_fit_beside_the_cache_is_refused_with_the_most_
     assert resolve("vm_2core_zen5", swap_space="16.13").config.swap_bytes < 16.13 * GIB + 1
 
 
+def test_further_tiers_are_kept_by_name_and_need_prefix_caching():
+    asked = {"kv_tiers": ["a=/x=y", "b=host:1"]}
+    resolved = resolve("vm_2core_zen5", **asked)
+    assert resolved.config.kv_tiers == {"a": "/x=y", "b": "host:1"}
+    assert got(resolved, "kv_tiers") == asked["kv_tiers"]
+    off = resolve("vm_2core_zen5", **asked, enable_prefix_caching=False)
+    assert off.config.kv_tiers == {}
+    assert "off" in why(off, "kv_tiers")
+
+
 def test_swap_space_without_prefix_caching_is_none():
     resolved = resolve("vm_2core_zen5", swap_space="2", enable_prefix_caching=False)
     assert resolved.config.swap_bytes == 0

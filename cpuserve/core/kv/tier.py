@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from cpuserve.core.kv.prefix import CachedBlock, PrefixChain
@@ -9,6 +10,17 @@ from cpuserve.core.kv.prefix import CachedBlock, PrefixChain
 Data = bytes | bytearray | memoryview
 # The content of a block, and the evicted entry that it belongs to, if the tier still has it.
 Loaded = tuple[Data, CachedBlock | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TierNeeds:
+    """What a tier has to know of the model and its settings.
+
+    fingerprint: 32 bytes that differ if equal tokens could have different keys and values.
+    """
+
+    block_bytes: int
+    fingerprint: bytes
 
 
 class Tier(Protocol):
