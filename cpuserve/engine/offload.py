@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 MakeTier = Callable[[str, TierNeeds], Tier]
 TIERS: Registry[MakeTier] = Registry(
     "KV tier",
-    {},
+    {
+        "shared": "cpuserve.core.kv.shared:make_shared",
+    },
 )
 
 # Increment this if a new version stores the same keys and values as different bytes.

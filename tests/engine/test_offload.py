@@ -11,7 +11,7 @@ import pytest
 
 from cpuserve.engine.core import build_engine
 from cpuserve.engine.ipc import Abort, AddRequest, TierStats
-from cpuserve.engine.offload import fingerprint
+from cpuserve.engine.offload import check_tiers, fingerprint
 from cpuserve.errors import ConfigError
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference
@@ -136,6 +136,38 @@ def test_prefixes_survive_a_restart(tmp_path):
     evict_all(core)
     assert ask(core) == 40
     core.close()
+
+
+def test_prefixes_of_another_server_are_found_and_kept_as_they_are(tmp_path):
+    theirs, own = tmp_path / "theirs", tmp_path / "own"
+    core = make(prefix_cache_dir=str(theirs))
+    ask(core)
+    core.close()
+    before = {path: path.stat().st_mtime_ns for path in theirs.glob("**/*")}
+    config = {"kv_tiers": {"shared": str(theirs)}, "prefix_cache_dir": str(own)}
+    core = make(**config)
+    assert ask(core) == 40
+    assert (core.stats.tiers["shared"].hits, core.stats.tiers["disk"].hits) == (10, 0)
+    assert core.report()["shared_blocks"] == 11
+    assert ask(core, [1, *PROMPT[1:]]) == 0
+    core.close()
+    core = make(**config)
+    assert ask(core) == 40
+    assert core.stats.tiers["disk"].hits == 10, "its own files are faster"
+    core.close()
+    assert {path: path.stat().st_mtime_ns for path in theirs.glob("**/*")} == before
+
+
+def test_a_tier_that_cannot_be_used_is_left_out(tmp_path, caplog):
+    core = make(kv_tiers={"shared": str(tmp_path / "missing")})
+    assert core.kv.offload is None
+    assert "the KV tier shared cannot be used" in caplog.text
+    assert ask(core) == 0
+
+
+def test_a_tier_that_does_not_exist_is_refused():
+    with pytest.raises(ConfigError, match="there is no tier 'cloud'; there are: shared"):
+        check_tiers(fake_config(kv_tiers={"cloud": "x"}))
 
 
 def test_close_saves_what_no_idle_moment_has(tmp_path):

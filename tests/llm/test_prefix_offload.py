@@ -37,6 +37,15 @@ def test_a_restart_with_a_cache_directory_changes_no_bit(tmp_path, executor, dty
         assert answer(warm) == answer(cold)
 
 
+def test_the_files_of_another_server_change_no_bit(tmp_path):
+    with make(prefix_cache_dir=str(tmp_path)) as llm:
+        (cold,) = llm.generate([PROMPT], PARAMS)
+    with make(kv_tiers=[f"shared={tmp_path}"]) as llm:
+        (warm,) = llm.generate([PROMPT], PARAMS)
+        assert warm.num_cached_tokens == 96
+        assert answer(warm) == answer(cold)
+
+
 def test_another_type_of_cache_does_not_read_the_files(tmp_path):
     for kv in ("float32", "bfloat16", "float16"):
         with make(prefix_cache_dir=str(tmp_path), kv_cache_dtype=kv, dtype="bfloat16") as llm:

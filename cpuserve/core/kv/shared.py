@@ -1,0 +1,160 @@
+"""SharedFiles: KV blocks in files that others have written, which are read and never changed.
+
+`shared=DIR` finds the prefixes that a server with `--prefix-cache-dir DIR` has kept: a copy of its
+directory in a container image, or the directory itself on a network file system. The keys of these
+blocks start from that directory's own seed, so it can be combined with any other tier. The list of
+files is read once, at the start.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+from cpuserve.core.kv.block_file import HEAD, SEED_BYTES, BlockFormat, file_key, file_name
+from cpuserve.core.kv.owned import FOLDER
+from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
+from cpuserve.core.kv.tier import Data, Loaded, TierNeeds
+from cpuserve.log import get_logger
+
+# Keys of recently asked blocks; each takes about 200 bytes, and its SHA-256 a microsecond.
+_MOST_KEYS = 1 << 16
+# A file has the tokens of its block, too; a larger one is not of this model.
+_MOST_TOKEN_BYTES = 1 << 16
+# Temporary errors: the file exists and may be readable later.
+_TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+log = get_logger("kv")
+
+
+class SharedFiles:
+    """Reads the blocks in the prefix cache at `directory`.
+
+    Raises:
+        OSError: there is no prefix cache, or it cannot be read.
+    """
+
+    name = "shared"
+    durable = False
+    seed = None
+    ready = False
+
+    def __init__(self, directory: Path, needs: TierNeeds) -> None:
+        root = directory / FOLDER
+        seed = (root / "seed").read_bytes()
+        if len(seed) != SEED_BYTES:
+            raise OSError(
+                errno.EINVAL, "this is not the seed of a prefix cache", str(root / "seed")
+            )
+        self._format = BlockFormat(needs.fingerprint, needs.block_bytes, seed)
+        self._folder = root / self._format.folder
+        self._sizes = _sizes(self._folder, HEAD.size + needs.block_bytes + _MOST_TOKEN_BYTES)
+        self._num_bytes = sum(self._sizes.values())
+        self._keys: dict[BlockHash, bytes] = {}
+        self._broken = 0
+        if not self._sizes:
+            log.warning(
+                "%s has no KV blocks of this model, version and settings, so none are found there",
+                root,
+            )
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks of this model."""
+        return len(self._sizes)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of their files."""
+        return self._num_bytes
+
+    def find(self, chain: PrefixChain, index: int, group: int) -> bool:
+        """Whether there is a file of block `index` of `chain`."""
+        return bool(self._sizes) and self._file(chain, index, group) in self._sizes
+
+    def load(self, chain: PrefixChain, index: int, group: int) -> Loaded | None:
+        """Return the bytes of the block, or None if its file is gone or damaged."""
+        file = self._file(chain, index, group)
+        try:
+            raw = (self._folder / file).read_bytes()
+        except OSError as error:
+            if error.errno not in _TEMPORARY:
+                self._forget(file)
+            log.debug("%s cannot be read: %s", self._folder / file, error)
+            return None
+        parent = self._key(chain, index - 1) if index else b""
+        key = file_key(self._key(chain, index), group)
+        name = self._format.name(key, parent, chain.salt, chain.contents[index])
+        data = self._format.unpack(name, raw)
+        if data is None:
+            self._forget_broken(file)
+            return None
+        return data, None
+
+    def _forget(self, file: str) -> None:
+        self._num_bytes -= self._sizes.pop(file, 0)
+
+    def _forget_broken(self, file: str) -> None:
+        self._broken += 1
+        self._forget(file)
+        if self._broken == 1:
+            log.warning(
+                "%s is damaged, so its block is computed again; further ones are silently ignored",
+                self._folder / file,
+            )
+
+    def _file(self, chain: PrefixChain, index: int, group: int) -> str:
+        return file_name(file_key(self._key(chain, index), group))
+
+    def _key(self, chain: PrefixChain, index: int) -> bytes:
+        """Return the key of block `index` of `chain` in this directory.
+
+        Keys are kept under the engine's keys of the same blocks.
+        """
+        if len(self._keys) > _MOST_KEYS:
+            self._keys.clear()
+        known, first = self._keys, index + 1
+        while first and chain.keys[first - 1] not in known:
+            first -= 1
+        key = known[chain.keys[first - 1]] if first else self._format.root(chain.salt)
+        for at in range(first, index + 1):
+            key = known[chain.keys[at]] = hashlib.sha256(key + chain.contents[at]).digest()
+        return key
+
+    def wants(self, entry: CachedBlock, group: int) -> bool:  # noqa: ARG002
+        """Nothing: the files belong to others."""
+        return False
+
+    def put(self, entry: CachedBlock, group: int, data: Data, wait_s: float = 0.0) -> bool:  # noqa: ARG002
+        """Keep nothing."""
+        return False
+
+    def filled(self, entry: CachedBlock, group: int) -> None:
+        """Do nothing: the file is still right."""
+
+    def clear(self) -> None:
+        """Do nothing: the files belong to others, and their content does not change."""
+
+    def close(self, wait_s: float) -> None:
+        """Do nothing."""
+
+
+def _sizes(folder: Path, most: int) -> dict[str, int]:
+    """Return the size of each file of at most `most` bytes in `folder`; no folder: none."""
+    try:
+        with os.scandir(folder) as entries:
+            files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+            sizes = {file.name: file.stat().st_size for file in files}
+    except FileNotFoundError:
+        return {}
+    return {name: size for name, size in sizes.items() if size <= most}
+
+
+def make_shared(place: str, needs: TierNeeds) -> SharedFiles:
+    """Return the tier `shared=PLACE`."""
+    return SharedFiles(Path(place).expanduser(), needs)
