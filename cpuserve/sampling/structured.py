@@ -12,6 +12,10 @@ MAX_CHARS = 1 << 18  # of a schema, regular expression, grammar, or of all choic
 MAX_CHOICES = 4096
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
+# Between the parts of JSON: nothing, a space, or a line break and its indentation. A model that may
+# write any white space may write nothing else until max_tokens.
+WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
+
 _ANY_OBJECT = '{"type":"object"}'
 
 

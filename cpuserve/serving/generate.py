@@ -48,7 +48,8 @@ async def prepare(context: ModelContext, call: GenerateCall, num_bytes: int) -> 
     ids = [prompt.ids for prompt in prompts]
 
     def make_jobs() -> list[Job]:
-        params = sampling_params(call, ids, context.bounds, context.default_sampling)
+        form = tools.form if tools else None
+        params = sampling_params(call, ids, context.bounds, context.default_sampling, form)
         return fan_out(call, prompts, params, context.limits.longest_s)
 
     num_ids = sum(map(len, ids))

@@ -10,6 +10,7 @@ import msgspec
 from cpuserve.core.admission import Limits, check_params, check_prompt
 from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import (
     MAX_ID_LIST,
     MAX_LOGPROBS,
@@ -41,9 +42,15 @@ class Lengths:
 
 
 def sampling_params(
-    call: GenerateCall, prompts: Sequence[list[int]], limits: Limits, defaults: Defaults
+    call: GenerateCall,
+    prompts: Sequence[list[int]],
+    limits: Limits,
+    defaults: Defaults,
+    form: StructuredOutputs | None = None,
 ) -> list[SamplingParams]:
     """Return the parameters of each prompt's sequences; `defaults` are the server's.
+
+    form: what a tool call must look like that the call forces.
 
     They share their lists, which are checked once: otherwise a thousand prompts with a list of the
     whole vocabulary would take seconds.
@@ -65,7 +72,8 @@ def sampling_params(
     if asked is None and shortest:
         default = max(int(min(shortest)), call.min_tokens or 0)
         budgets = [min(budget, default) for budget in budgets]
-    shared = _params(call, limits, defaults, budgets[0], prompt_logprobs)
+    form = structured_outputs(call) or form
+    shared = _params(call, limits, defaults, budgets[0], prompt_logprobs, form)
     params = [msgspec.structs.replace(shared, max_tokens=budget) for budget in budgets]
     for prompt, of_prompt in zip(prompts, params, strict=True):
         check_prompt(prompt, of_prompt, limits)
@@ -136,6 +144,7 @@ def _params(
     defaults: Defaults,
     budget: int,
     prompt_logprobs: int | None,
+    form: StructuredOutputs | None,
 ) -> SamplingParams:
     check_logprobs("prompt_logprobs", prompt_logprobs)
     if not -(2**31) <= (call.priority or 0) < 2**31:
@@ -165,7 +174,7 @@ def _params(
         "allowed_token_ids": call.allowed_token_ids,
         "cache_salt": call.cache_salt,
         "adapter": call.adapter,
-        "structured_outputs": structured_outputs(call),
+        "structured_outputs": form,
     }
     asked = {name: value for name, value in given.items() if value is not None}
     return SamplingParams(

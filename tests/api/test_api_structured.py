@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 
 from cpuserve.tokenizer.tokenizer import Tokenizer
+from tests.api.tools import TEMPLATE
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
@@ -39,6 +40,20 @@ def bomb(letters):
 
 def schema(value):
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": value}}}
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory):
+    """A server whose chat template has tools."""
+    template = tmp_path_factory.mktemp("tools") / "template.jinja"
+    template.write_text(TEMPLATE)
+    model = tiny_model("llama", max_position_embeddings=4096)
+    options = ("--served-model-name", "tiny", "--chat-template", str(template))
+    with (
+        running_server(model, *options) as running,
+        httpx.Client(base_url=running.url, timeout=PATIENCE_S) as http,
+    ):
+        yield http
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +136,40 @@ def test_what_cannot_be_compiled_is_400_with_the_reason(server, stream, fields, 
     assert (error["type"], error["param"]) == ("BadRequestError", param)
     assert reason in error["message"]
     assert chat(server, structured_outputs={"choice": ["fine"]}).status_code == 200
+
+
+def tool(name, schema, **more):
+    return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
+
+
+TOOLS = [
+    tool("thing", SCHEMA, strict=True),
+    tool("count", {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"],
+                   "additionalProperties": False}, strict=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "thing"}}]
+)
+def test_arguments_of_strict_functions_fit_their_schemas(caller, choice):
+    names = set()
+    for seed in range(12):
+        fields = {"tools": TOOLS, "tool_choice": choice, "seed": seed}
+        (answer,) = chat(caller, **fields).json()["choices"]
+        assert (answer["finish_reason"], answer["message"]["content"]) == ("tool_calls", None)
+        (call,) = (c["function"] for c in answer["message"]["tool_calls"])
+        schemas = {t["function"]["name"]: t["function"]["parameters"] for t in TOOLS}
+        jsonschema.validate(json.loads(call["arguments"]), schemas[call["name"]])
+        names.add(call["name"])
+        assert streamed(caller, **fields) == ("", "tool_calls")
+    assert names == ({"thing", "count"} if choice == "required" else {"thing"})
+
+
+def test_a_strict_schema_that_cannot_be_kept_is_400_with_the_reason(caller):
+    tools = [tool("f", {"type": "object", "not": {}}, strict=True)]
+    response = chat(caller, tools=tools, tool_choice="required")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools"
+    assert "not" in response.json()["error"]["message"]
+    assert chat(caller, tools=tools, max_tokens=2).status_code == 200, "auto forces nothing"

@@ -109,7 +109,7 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type", "custom") != "custom":
         msg = f"{where}.type is not supported: only tools that the client runs (custom) are"
         raise unsupported(msg, "tools")
-    shown = {"name": tool.get("name"), "description": tool.get("description")}
+    shown = {name: tool.get(name) for name in ("name", "description", "strict")}
     function = {name: value for name, value in shown.items() if value is not None}
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema")}}
 

@@ -16,13 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.runtime.executor import mask_words
+from cpuserve.sampling.structured import WHITE_SPACE
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.int32]
-
-# Between the parts of JSON: nothing, a space, or a line break and its indentation. A model that may
-# write any white space may write nothing else until max_tokens.
-WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
 
 # What a mask may cost: 14,000 units of fuel take a millisecond, as do 20,000 items. The states of
 # the lexer, at 1 to 2 KB, bound the memory of a grammar.

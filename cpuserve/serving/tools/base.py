@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from typing import Protocol, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
 
 from cpuserve.serving.events import Text, ToolCall
 
 Piece: TypeAlias = Text | ToolCall
+JsonSchema: TypeAlias = Mapping[str, Any]
 
 
 class ToolParser(Protocol):
@@ -44,6 +46,12 @@ class ToolFormat(Protocol):
 
     def opening(self, function: str | None) -> str:
         """Return the beginning of a call of `function` (None: of any), which forces a call."""
+
+    def grammar(self, schemas: Mapping[str, JsonSchema], function: str | None) -> str:
+        """Return the Lark grammar of what follows `opening(function)`, up to the end of one call.
+
+        schemas: of the arguments of each function that may be called.
+        """
 
     def parser(self, index: int, opening: str = "") -> ToolParser:
         """Return a parser for choice `index`, whose text continues `opening`."""

@@ -11,9 +11,10 @@ written, as soon as the name is known. What is no call passes on as text, with i
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
-from cpuserve.serving.tools.base import Piece
-from cpuserve.serving.tools.json_call import JsonCall, JsonCallParser
+from cpuserve.serving.tools.base import JsonSchema, Piece
+from cpuserve.serving.tools.json_call import JsonCall, JsonCallParser, call_grammar
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -33,6 +34,10 @@ class Hermes:
         if function is None:
             return f'{OPEN}\n{{"name": "'
         return f'{OPEN}\n{{"name": {json.dumps(function)}, "arguments":'
+
+    def grammar(self, schemas: Mapping[str, JsonSchema], function: str | None) -> str:
+        """Return the Lark grammar of what follows `opening(function)`, up to the call's end."""
+        return call_grammar(schemas, function, "arguments")
 
     def parser(self, index: int, opening: str = "") -> HermesParser:
         """Return a parser for choice `index`, whose text continues `opening`."""

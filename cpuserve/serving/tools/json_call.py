@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from cpuserve.sampling.structured import WHITE_SPACE
 from cpuserve.serving.events import Text, ToolCall
-from cpuserve.serving.tools.base import Piece, new_call_id
+from cpuserve.serving.tools.base import JsonSchema, Piece, new_call_id
 from cpuserve.serving.tools.json_scan import ObjectScanner
 
 # The members that may hold the arguments; the first one counts.
 _ARGUMENTS = ("arguments", "parameters")
+
+
+def call_grammar(schemas: Mapping[str, JsonSchema], function: str | None, key: str) -> str:
+    """Return the Lark grammar of the rest of an object whose arguments are its member `key`.
+
+    It follows `"KEY":` if `function` is named, else the quotation mark before the name.
+    """
+    options = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+    rules = ["start: " + " | ".join(f"call_{i}" for i in range(len(schemas)))]
+    for i, (name, schema) in enumerate(schemas.items()):
+        begin = "" if function is not None else json.dumps(f'{name}", "{key}":')
+        rules.append(f'call_{i}: {begin} " "? arguments_{i} "}}"')
+        rules.append(f"arguments_{i}: %json {json.dumps({'type': 'object', **schema, **options})}")
+    return "\n".join(rules)
 
 
 class JsonCallParser(ABC):

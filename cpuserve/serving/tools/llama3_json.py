@@ -11,9 +11,10 @@ from it is that it has arguments beside its name; so a call is known when its ar
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
-from cpuserve.serving.tools.base import Piece
-from cpuserve.serving.tools.json_call import JsonCall, JsonCallParser
+from cpuserve.serving.tools.base import JsonSchema, Piece
+from cpuserve.serving.tools.json_call import JsonCall, JsonCallParser, call_grammar
 
 TAG = "<|python_tag|>"
 # What the templates of Llama 3.1, 3.2 and 3.3 ask for.
@@ -36,6 +37,10 @@ class Llama3Json:
         if function is None:
             return '{"name": "'
         return f'{{"name": {json.dumps(function)}, "parameters":'
+
+    def grammar(self, schemas: Mapping[str, JsonSchema], function: str | None) -> str:
+        """Return the Lark grammar of what follows `opening(function)`, up to the call's end."""
+        return call_grammar(schemas, function, "parameters")
 
     def parser(self, index: int, opening: str = "") -> Llama3JsonParser:
         """Return a parser for choice `index`, whose text continues `opening`."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import unsupported
 from cpuserve.serving.tools import FORMATS
 
@@ -22,11 +23,15 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The format of the calls, the beginning that forces one ("" = none), and the most calls."""
+    """The format of the calls, the beginning that forces one ("" = none), and the most calls.
+
+    form: what a forced call must look like behind its beginning, None = anything.
+    """
 
     format: ToolFormat
     opening: str = ""
     most_calls: int | None = None
+    form: StructuredOutputs | None = None
 
     def parser(self, index: int) -> ToolParser:
         """Return the parser of one choice's text."""
@@ -65,7 +70,30 @@ def tool_use(call: GenerateCall, found: ToolFormat | None) -> ToolUse | None:
         msg = "continue_final_message and a forced tool_choice exclude each other: set one of them"
         raise InvalidRequest(msg, param="tool_choice")
     most = 1 if call.tool_name is not None or call.parallel_tool_calls is False else None
-    return ToolUse(found, found.opening(call.tool_name) if choice == "required" else "", most)
+    if choice != "required":
+        return ToolUse(found, "", most)
+    return ToolUse(found, found.opening(call.tool_name), most, _form(call, found))
+
+
+def _form(call: GenerateCall, found: ToolFormat) -> StructuredOutputs | None:
+    """Return the form of a forced call if a function that it may call is strict.
+
+    The arguments of a function that is not strict are any object.
+    """
+    functions = [tool["function"] for tool in call.tools or []]
+    offered = {f["name"]: f for f in functions if call.tool_name in (None, f["name"])}
+    if not any(f.get("strict") is True for f in offered.values()):
+        return None
+    schemas = {
+        name: (f.get("parameters") or {}) if f.get("strict") is True else {}
+        for name, f in offered.items()
+    }
+    try:
+        grammar = found.grammar(schemas, call.tool_name)
+    except (RecursionError, TypeError, ValueError) as error:
+        msg = f"the parameters of a strict function are no JSON schema: {error}"
+        raise InvalidRequest(msg, param="tools") from error
+    return StructuredOutputs(grammar=grammar, field="tools")
 
 
 def _checked_names(tools: list[Any]) -> set[str]:
