@@ -64,7 +64,7 @@ def _decoder(kind: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
     )
     return {
         "architectures": [f"{kind}ForCausalLM"],
-        "model_type": kind.lower().replace("moe", "_moe"),
+        "model_type": kind.lower().replace("moe", "_moe").replace("seekv", "seek_v"),
         "torch_dtype": "bfloat16",
         "hidden_act": "silu",
         **dict(zip(keys, sizes, strict=True)),
@@ -84,6 +84,19 @@ def _opt(sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
         "word_embed_proj_dim": sizes[1],
         **dict(zip(keys, sizes, strict=True)),
         **more,
+    }
+
+
+def _yarn(original: int) -> dict[str, Any]:
+    """DeepSeek V2's rope_scaling: YaRN that keeps cos and sin, and scales the scores instead."""
+    return {
+        "type": "yarn",
+        "factor": 40,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": original,
     }
 
 
@@ -151,6 +164,28 @@ SHAPES: dict[str, dict[str, Any]] = {
         moe_intermediate_size=384,
         norm_topk_prob=True,
     ),
+    "deepseek-v2-lite": _decoder(
+        "DeepseekV2",
+        (102400, 2048, 10944, 27, 16, 16),
+        max_position_embeddings=163840,
+        rope_theta=10000,
+        rope_scaling=_yarn(4096),
+        rms_norm_eps=1e-6,
+        q_lora_rank=None,
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        n_routed_experts=64,
+        n_shared_experts=2,
+        num_experts_per_tok=6,
+        moe_intermediate_size=1408,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.0,
+        topk_method="greedy",
+        n_group=1,
+        topk_group=1,
+    ),
     "opt-125m": _opt((50272, 768, 3072, 12, 12), max_position_embeddings=2048),
     "tiny-llama": _decoder("Llama", _TINY, **_TINY_KEYS, rope_theta=10000.0),
     "tiny-llama3": _decoder(
@@ -194,6 +229,41 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_experts_per_tok=3,
         moe_intermediate_size=96,
         norm_topk_prob=True,
+    ),
+    "tiny-deepseek-v2": _decoder(
+        "DeepseekV2",
+        (*_TINY[:3], 3, 4, 4),
+        **_TINY_KEYS,
+        rope_scaling=_yarn(64),
+        q_lora_rank=None,
+        kv_lora_rank=64,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        n_routed_experts=9,
+        n_shared_experts=2,
+        num_experts_per_tok=3,
+        moe_intermediate_size=96,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.5,
+    ),
+    "tiny-deepseek-v3": _decoder(
+        "DeepseekV3",
+        (*_TINY[:3], 3, 4, 4),
+        **_TINY_KEYS,
+        q_lora_rank=48,
+        kv_lora_rank=64,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=32,
+        v_head_dim=32,
+        n_routed_experts=9,
+        n_shared_experts=1,
+        num_experts_per_tok=3,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=96,
+        first_k_dense_replace=1,
+        routed_scaling_factor=2.5,
     ),
     "tiny-gemma2": _decoder(
         "Gemma2",

@@ -87,7 +87,9 @@ class Program:
         """Bytes of an [n, k] matrix when packed."""
     def vector(self, name: str, count: int) -> int:
         """fp32 [count], for norms, biases (in logical column order), position tables and rope."""
-    def kv_layer(self, kv_heads: int, head_dim: int, group: int = 0) -> int: ...
+    def kv_layer(
+        self, kv_heads: int, head_dim: int, group: int = 0, latent: bool = False
+    ) -> int: ...
     # ops; -1 = absent vector
     def embed(self, out: int, matrix: int, scale: float) -> None: ...
     def position_embed(self, x: int, table: int, rows: int, offset: int) -> None: ...
@@ -129,6 +131,24 @@ class Program:
         glu: bool,
     ) -> None: ...
     def combine(self, x: int, routing: int, out: int) -> None: ...
+    def head_linear(self, x: int, out: int, matrices: list[int], step: int) -> None: ...
+    def latent_store_kv(
+        self,
+        q: int,
+        latent: int,
+        kv: int,
+        out: int,
+        layer: int,
+        q_heads: int,
+        nope: int,
+        rank: int,
+        rotary: int,
+        cos: int,
+        sin: int,
+        norm: int,
+        eps: float,
+        interleaved: bool,
+    ) -> None: ...
     def rope_store_kv(
         self,
         qkv: int,

@@ -269,7 +269,7 @@ def _kv_layers(spec: ModelSpec, program: Program | None) -> tuple[KvLayerFacts, 
     """Return the KV heads, head size and sliding window of each layer."""
     if program is None:
         return (KvLayerFacts(spec.kv_heads, spec.head_dim),) * spec.layers
-    return tuple(KvLayerFacts(c.heads, c.key_width, c.window) for c in program.cache)
+    return tuple(KvLayerFacts(c.heads, c.key_width, c.window, c.latent) for c in program.cache)
 
 
 def _matrix_weights(program: Program) -> int:
@@ -280,9 +280,11 @@ def _matrix_weights(program: Program) -> int:
 def _activation_width(spec: ModelSpec) -> int:
     """Return the scratch floats per token: residual, norm, qkv, attention and feed-forward.
 
-    Of a mixture, every chosen expert has a row of its own: input, hidden values and output.
+    Of a mixture, every chosen expert has a row of its own: input, hidden values and output. Latent
+    attention has further values for each head: what its matrix makes of queries and of the output.
     """
-    attention = (2 * spec.q_heads + 2 * spec.kv_heads) * spec.head_dim
+    by_head = 4 if "rank" in spec.extra else 2
+    attention = (by_head * spec.q_heads + 2 * spec.kv_heads) * spec.head_dim
     chosen = cast("int", spec.extra.get("chosen", 0))
     routed = chosen * (2 * spec.width + 2 * cast("int", spec.extra.get("expert_width", 0)))
     return 2 * spec.width + attention + 2 * spec.intermediate + routed

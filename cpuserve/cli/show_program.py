@@ -9,8 +9,9 @@ from typing import Any
 from cpuserve.program.ops import Op, Rope
 from cpuserve.program.program import Program
 
-VALUES = ("x", "qkv", "routing", "out")  # fields that contain the id of a value
-WEIGHTS = ("weight", "weights", "bias", "biases", "q_norm", "k_norm", "sinks")
+# Fields that contain the id of a value.
+VALUES = ("x", "qkv", "q", "latent", "kv", "routing", "out")
+WEIGHTS = ("weight", "weights", "bias", "biases", "q_norm", "k_norm", "norm", "sinks")
 MOST_WEIGHTS = 4  # in one line
 SHAPES = ("width", "vocab", "rows", "in_features", "features")  # already visible in the shapes
 

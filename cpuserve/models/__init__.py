@@ -66,6 +66,14 @@ def plugin_notes() -> list[str]:
     return [f"architecture {name}: {why}" for name, why in refused.items()]
 
 
+def _supported() -> str:
+    """The known architectures in few words, because a message is one line."""
+    ending = "ForCausalLM"
+    names = [n.removesuffix(ending) for n in MODELS.names() if n.endswith(ending)]
+    others = [n for n in MODELS.names() if not n.endswith(ending)]
+    return ", ".join([*others, f"{', '.join(names)} (each with {ending})"])
+
+
 def _faults(family: object) -> str:
     return plugins.lacking(family, ("spec", "build"))
 
@@ -74,10 +82,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     """The first entry of "architectures" in a config.json; ModelError if there is none."""
     names = config.get("architectures")
     if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
-        msg = (
-            'config.json names no architecture (key "architectures"); '
-            f"supported: {', '.join(MODELS.names())}"
-        )
+        msg = f'config.json names no architecture (key "architectures"); supported: {_supported()}'
         raise ModelError(msg)
     return names[0]
 
@@ -105,8 +110,7 @@ def _family(architecture: str) -> type[ModelDef]:
     found = find_model(architecture)
     if found is None:
         msg = (
-            f"architecture {architecture} is not implemented in cpuserve; "
-            f"supported: {', '.join(MODELS.names())}"
+            f"architecture {architecture} is not implemented in cpuserve; supported: {_supported()}"
         )
         raise ModelError(msg)
     return found

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from cpuserve.program.builder import Builder
 
 BUILTIN = {
+    "DeepseekV2ForCausalLM": "cpuserve.models.deepseek:DeepseekV2",
+    "DeepseekV3ForCausalLM": "cpuserve.models.deepseek:DeepseekV3",
     "Gemma2ForCausalLM": "cpuserve.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "cpuserve.models.gemma:Gemma3",
     "LlamaForCausalLM": "cpuserve.models.llama:Llama",

@@ -8,7 +8,7 @@ from typing import Any, cast
 from cpuserve.models.config import read_int, refuse
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import Score, Then, ValueId
 
 
 def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[str, object]:
@@ -37,8 +37,14 @@ def add_mixture(
     *,
     parts: Sequence[str],
     renormalize: bool,
+    score: Score = "softmax",
+    scale: float = 1.0,
+    bias: str | None = None,
 ) -> None:
-    """Add the mixture `at` of h to x; parts: an expert's gate, up and down by their names."""
+    """Add the mixture `at` of h to x; parts: an expert's gate, up and down by their names.
+
+    score, scale and bias are those of the router (`Builder.mixture`).
+    """
     experts = range(cast("int", s.extra["experts"]))
     b.mixture(
         h,
@@ -48,5 +54,8 @@ def add_mixture(
         chosen=cast("int", s.extra["chosen"]),
         to=x,
         then=cast("Then", f"{s.activation}_mul"),
+        score=score,
         renormalize=renormalize,
+        scale=scale,
+        bias=bias,
     )

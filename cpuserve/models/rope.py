@@ -65,6 +65,21 @@ def split_ropes(
     return {**plain, "rope_parameters": full}, rope
 
 
+def attention_mscale(config: Mapping[str, Any]) -> float:
+    """The factor of attention scores that a YaRN config with mscale_all_dim asks for (DeepSeek)."""
+    params = _rope_params(config)
+    if params.get("rope_type", params.get("type", "default")) == "default":
+        return 1.0
+    if not params.get("mscale_all_dim"):
+        return 1.0
+    weight, factor = read_float(params, "mscale_all_dim"), read_float(params, "factor")
+    return _mscale(factor, weight) ** 2
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
 def _rope_params(config: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of both spellings in one dictionary; rope_parameters has priority."""
     merged: dict[str, Any] = {}
@@ -158,16 +173,12 @@ def _yarn(params: Params, base: list[float], max_position: int) -> tuple[Rope, i
 
 def _yarn_attention(params: Params, factor: float) -> float:
     """Factor of cos and sin: attention_factor, else from mscale, else 0.1 ln(factor) + 1."""
-
-    def mscale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if params.get("attention_factor") is not None:
         return read_float(params, "attention_factor")
     if params.get("mscale") and params.get("mscale_all_dim"):
         top, bottom = read_float(params, "mscale"), read_float(params, "mscale_all_dim")
-        return mscale(top) / mscale(bottom)
-    return mscale(1.0)
+        return _mscale(factor, top) / _mscale(factor, bottom)
+    return _mscale(factor, 1.0)
 
 
 _SCALINGS: dict[str, Callable[[Params, list[float], int], tuple[Rope, int]]] = {

@@ -12,11 +12,15 @@ from cpuserve.platforms.host import Host
 
 @dataclass(frozen=True, slots=True)
 class KvLayerFacts:
-    """KV geometry of one attention layer; window: most keys that a token sees (0 = all)."""
+    """KV geometry of one attention layer; window: most keys that a token sees (0 = all).
+
+    latent: the keys are the values too, and are stored once.
+    """
 
     kv_heads: int
     head_dim: int
     window: int = 0
+    latent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

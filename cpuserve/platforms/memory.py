@@ -1,10 +1,10 @@
 """Plan memory: the number of KV blocks, and the longest request.
 
-Bytes of one block of 32 tokens, over the layers of a cache group (cache_groups.py): 2 (K and V) x
-kv_heads x head_dim (rounded up to 16) x 32 x element bytes. A sequence has blocks of every group;
-of a group with a sliding window, those in the window and of one step. The free memory is the least
-that any bound leaves (`memory_bounds.py`) beside the weights (a packed copy is made) and the memory
-that the processes themselves need.
+Bytes of one block of 32 tokens, over the layers of a cache group (cache_groups.py): 2 (K and V; 1
+in latent layers) x kv_heads x head_dim (rounded up to 16) x 32 x element bytes. A sequence has
+blocks of every group; of a group with a sliding window, those in the window and of one step. The
+free memory is the least that any bound leaves (`memory_bounds.py`) beside the weights (a packed
+copy is made) and the memory that the processes themselves need.
 """
 
 from __future__ import annotations
@@ -99,7 +99,10 @@ def kv_layer_bytes(facts: ModelFacts, kv_dtype: str) -> list[int]:
     """Return the bytes of each layer in a block."""
     element, scale = KV_BYTES[kv_dtype], _scale_bytes(kv_dtype)
     return [
-        2 * BLOCK * (-(-k.head_dim // HEAD_ALIGN) * HEAD_ALIGN * element + scale) * k.kv_heads
+        (1 if k.latent else 2)
+        * BLOCK
+        * k.kv_heads
+        * (-(-k.head_dim // HEAD_ALIGN) * HEAD_ALIGN * element + scale)
         for k in facts.kv_layers
     ]
 
@@ -276,6 +279,7 @@ def _formula(facts: ModelFacts, kv_dtype: str) -> str:
     """ "2 x 30 layers x 3 heads x 64 x 2 bytes": the bytes of a token's keys and values."""
     element, scale = KV_BYTES[kv_dtype], _scale_bytes(kv_dtype)
     groups: dict[tuple[int, int], int] = {}
+    latent = any(kv.latent for kv in facts.kv_layers)
     for kv in facts.kv_layers:
         head = -(-kv.head_dim // HEAD_ALIGN) * HEAD_ALIGN
         groups[kv.kv_heads, head] = groups.get((kv.kv_heads, head), 0) + 1
@@ -285,7 +289,8 @@ def _formula(facts: ModelFacts, kv_dtype: str) -> str:
         f"{n} layers x {heads} heads x {opening}{dim}{each}" for (heads, dim), n in groups.items()
     ]
     layers = parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
-    return f"2 x {layers} bytes" if scale else f"2 x {layers} x {element} bytes"
+    halves = "" if latent else "2 x "  # no model has latent layers beside others
+    return f"{halves}{layers} bytes" if scale else f"{halves}{layers} x {element} bytes"
 
 
 def _require_room(budget: _Budget, needs: Needs) -> None:

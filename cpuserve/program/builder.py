@@ -15,7 +15,9 @@ from cpuserve.program.ops import (
     Combine,
     Embed,
     ExpertLinear,
+    HeadLinear,
     Hidden,
+    LatentStoreKV,
     LayerNorm,
     Linear,
     Logits,
@@ -32,6 +34,9 @@ from cpuserve.program.ops import (
     ValueId,
 )
 from cpuserve.program.program import CacheLayer, Program, Value, WeightNeed
+
+# The kernels multiply heads by columns that begin and end at whole vectors.
+HEAD_GROUP = 32
 
 
 class Sizes(Protocol):
@@ -216,11 +221,13 @@ class Builder:
         score: Score = "softmax",
         renormalize: bool = False,
         scale: float = 1.0,
+        bias: str | None = None,
     ) -> None:
         """Add a mixture of experts of h to the value `to`.
 
         router: the matrix [experts, width of h] of the router. experts: the names of each expert's
-        matrices: gate and up [features, width of h], then down [width of `to`, features].
+        matrices: gate and up [features, width of h], then down [width of `to`, features]. bias: the
+        full name of a weight [experts], added to the scores for the choice alone.
         """
         count, width = len(experts), self._width(h)
         if self._adapters is not None:
@@ -231,7 +238,9 @@ class Builder:
             raise ModelError(msg)
         logits = self.linear(h, router, features=count)
         routing = self._value(f"{router} routing", 2 * chosen)
-        self._ops.append(Route(logits, routing, count, chosen, score, renormalize, scale))
+        if bias is not None:
+            self._need(bias, (count,), "vector")
+        self._ops.append(Route(logits, routing, count, chosen, score, renormalize, scale, bias))
         rows = self._value(f"{router} rows", width, chosen)
         self._ops.append(Spread(h, routing, rows, width, chosen))
         gate_up = [tuple(self._matrix(n, features, width) for n in names[:2]) for names in experts]
@@ -264,9 +273,7 @@ class Builder:
         """
         s = self._spec
         self._check_width(f"layer {layer}: qkv", qkv, (s.q_heads + 2 * s.kv_heads) * s.head_dim)
-        if layer != len(self._cache):
-            msg = f"layer {layer}: rope_store_kv of layer {len(self._cache)} is next; keep order"
-            raise ModelError(msg)
+        self._check_layer(layer)
         if rope is not None:
             _check_rope(rope, s.head_dim)
         self._cache.append(CacheLayer(s.kv_heads, s.head_dim, s.head_dim))
@@ -276,6 +283,65 @@ class Builder:
         self._ops.append(
             RopeStoreKV(qkv, layer, *heads, rope, q_weight, k_weight, self._eps(eps), plus_one)
         )
+
+    def latent_attention(
+        self,
+        q: ValueId,
+        kv: ValueId,
+        kv_b: str,
+        *,
+        layer: int,
+        nope: int,
+        rope: Rope,
+        values: int,
+        norm: str,
+        scale: float,
+        eps: float | None = None,
+        interleaved: bool = True,
+    ) -> ValueId:
+        """Attention over one compressed row of each token (DeepSeek's MLA): [T, q_heads * values].
+
+        q [T, q_heads * (nope + rotary)]; kv [T, rank + rotary] is the token's row, whose first rank
+        columns are normalized with the weight `norm`. kv_b: the matrix [q_heads * (nope + values),
+        rank] that makes keys and values of a row. Its part of the keys multiplies the queries
+        instead, and its part of the values what attention gives, so rows stay compressed.
+        """
+        heads, head, rotary = self._spec.q_heads, nope + values, rope.rotary
+        self._check_width(f"layer {layer}: q", q, heads * (nope + rotary))
+        rank = self._width(kv) - rotary
+        for what, width in (("nope", nope), ("values", values), ("rank", rank)):
+            if width < HEAD_GROUP or width % HEAD_GROUP:
+                msg = f"layer {layer}: {what} is {width}, but must be a multiple of {HEAD_GROUP}"
+                raise ModelError(msg)
+        if self._adapters is not None and kv_b in self._adapters.modules:
+            msg = f"{kv_b}: adapters of this matrix are not supported"
+            raise ModelError(msg)
+        self._check_layer(layer)
+        _check_rope(rope, nope + rotary)
+        weight = self._matrix(kv_b, heads * head, rank)
+        gain = self._need(f"{norm}.weight", (rank,), "vector")
+        at = f"layers.{layer}"
+        latent = self._value(f"{at}.latent_queries", heads * rank)
+        parts = (weight, heads, head)
+        self._ops.append(HeadLinear(q, latent, *parts, 0, rank, nope, nope + rotary, True))
+        queries = self._value(f"{at}.queries", heads * (rank + rotary))
+        sizes = (layer, heads, nope, rank)
+        store = LatentStoreKV(
+            q, latent, kv, queries, *sizes, rope, gain, self._eps(eps), interleaved
+        )
+        self._ops.append(store)
+        width = store.head_dim
+        self._cache.append(CacheLayer(1, width, width, latent=True))
+        rows = self._value(f"{at}.attention", heads * width)
+        self._ops.append(Attention(queries, rows, layer, heads, 1, width, scale))
+        out = self._value(f"{at}.values", heads * values)
+        self._ops.append(HeadLinear(rows, out, *parts, nope, values, rank, width))
+        return out
+
+    def _check_layer(self, layer: int) -> None:
+        if layer != len(self._cache):
+            msg = f"layer {layer}: rope_store_kv of layer {len(self._cache)} is next; keep order"
+            raise ModelError(msg)
 
     def attention(
         self,

@@ -17,6 +17,8 @@ from cpuserve.program.dataflow import reads, written
 from cpuserve.program.ops import (
     Attention,
     ExpertLinear,
+    HeadLinear,
+    LatentStoreKV,
     Linear,
     Logits,
     Op,
@@ -41,6 +43,7 @@ ACT_FORMAT = {
     "w8_channel": "q8row",
     "w8_channel_g128": "q8g128",
 }
+FLOAT_ROWS = ("dense_f16", "dense_f32")
 WHOLE_ROW = ("q8g128", "q8row")  # linears and attention write parts of rows, so not these
 # fp32 sums of up to 10^4 products in different orders differ by less than 1e-5 of the largest
 # element in the row; the fast exp and erf differ by as much again.
@@ -103,7 +106,7 @@ def compare(
         inputs, got = _gather(executor, arrays, taps)
         lowered = source_op is not None
         expected = _run(interpreter, index, op, inputs, lowered)
-        if lowered and isinstance(op, RopeStoreKV):
+        if lowered and isinstance(op, RopeStoreKV | LatentStoreKV):
             got, expected = _unpad_heads(got, op), expected[:, : op.q_heads * op.head_dim]
         found = _worst(got, expected, _tolerance(interpreter, op, expected))
         if found is not None:
@@ -120,6 +123,8 @@ def stored_format(program: Program, kinds: Mapping[str, str], value: ValueId) ->
             formats |= {ACT_FORMAT.get(kinds.get(w, ""), "f32") for w in weights}
         elif isinstance(op, ExpertLinear) and op.x == value:
             formats.add(ACT_FORMAT.get(kinds.get(op.weights[0][0], ""), "f32"))
+        elif isinstance(op, HeadLinear) and op.x == value:
+            formats.add("f32" if kinds.get(op.weight, "dense_f32") in FLOAT_ROWS else "bf16")
         elif isinstance(op, Spread) and op.x == value:
             formats.add(stored_format(program, kinds, op.out))
         elif value in reads(op):
@@ -130,6 +135,9 @@ def stored_format(program: Program, kinds: Mapping[str, str], value: ValueId) ->
         for op in program.ops
         if isinstance(op, Linear | ExpertLinear | Attention)
     )
+    by_heads = any(isinstance(op, HeadLinear) and op.out == value for op in program.ops)
+    if by_heads and chosen.startswith("q8"):
+        return "f32"
     return "f32" if chosen in WHOLE_ROW and in_pieces else chosen
 
 
@@ -161,7 +169,7 @@ def _run(
     return out
 
 
-def _unpad_heads(q: Float32, op: RopeStoreKV | Attention) -> Float32:
+def _unpad_heads(q: Float32, op: RopeStoreKV | LatentStoreKV | Attention) -> Float32:
     """q [T, heads * padded head_dim] without the padding that the native executor adds."""
     return q.reshape(len(q), op.q_heads, -1)[:, :, : op.head_dim].reshape(len(q), -1)
 
@@ -177,7 +185,8 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
     stored = "f32"
     if target is not None:
         stored = stored_format(interpreter.program, interpreter.kinds, target)
-    if stored == "bf16" or (isinstance(op, RopeStoreKV) and kv_type not in ("f16", "f32")):
+    stores = isinstance(op, RopeStoreKV | LatentStoreKV)
+    if stored == "bf16" or (stores and kv_type not in ("f16", "f32")):
         bound += np.float32(STEP["bf16"]) * size
     elif stored.startswith("q8"):
         width = size.shape[1]

@@ -9,6 +9,7 @@ from cpuserve.program.ops import (
     Embed,
     ExpertLinear,
     Hidden,
+    LatentStoreKV,
     Linear,
     Logits,
     Op,
@@ -36,6 +37,8 @@ def reads(op: Op) -> tuple[ValueId, ...]:
         return ()
     if isinstance(op, RopeStoreKV | Attention):
         return (op.qkv,)
+    if isinstance(op, LatentStoreKV):
+        return (op.q, op.latent, op.kv)
     if isinstance(op, Spread | ExpertLinear):
         return (op.x, op.routing)
     if isinstance(op, Combine):

@@ -22,7 +22,9 @@ from cpuserve.program.ops import (
     Combine,
     Embed,
     ExpertLinear,
+    HeadLinear,
     Hidden,
+    LatentStoreKV,
     LayerNorm,
     Linear,
     Logits,
@@ -35,7 +37,7 @@ from cpuserve.program.ops import (
     Then,
     ValueId,
 )
-from cpuserve.program.program import Program, group_of
+from cpuserve.program.program import CacheLayer, Program, group_of
 from cpuserve.program.tables import alibi_slopes, rope_tables
 from cpuserve.program.view import HasWords, StepView, check_step, key_slots, token_slots, view
 
@@ -64,6 +66,7 @@ DENSE_DTYPES = {
     "dense_f16": torch.float16,
     "dense_bf16": torch.bfloat16,
 }
+FLOAT_ROWS = ("dense_f16", "dense_f32")  # kinds that multiply rows of fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ class Interpreter:
             taken: list[slice] = []
             for end, width in zip(ends, (kv.key_width, 1), strict=True):
                 start = end[group]
-                end[group] += 2 * BLOCK * kv.heads * width
+                end[group] += halves(kv) * BLOCK * kv.heads * width
                 taken.append(slice(start, end[group]))
             spans.append((taken[0], taken[1]))
         self._rows = torch.zeros(self.num_blocks, max(ends[0]), dtype=self._kv_dtype)
@@ -161,7 +164,7 @@ class Interpreter:
         self._cache: list[Tensor] = []  # by layer: [block, keys or values, token, head, d]
         self._scales: list[Tensor | None] = []  # the same without d
         for kv, (values, scales) in zip(self.program.cache, spans, strict=True):
-            shape = (self.num_blocks, 2, BLOCK, kv.heads)
+            shape = (self.num_blocks, halves(kv), BLOCK, kv.heads)
             self._cache.append(self._rows[:, values].view(*shape, kv.key_width))
             own = self._row_scales[:, scales].view(shape) if self._kv_scaled else None
             self._scales.append(own)
@@ -325,16 +328,49 @@ class Interpreter:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.kv_type in MIXED_KV:
             q, k = mix(q) / mix_width(op.head_dim), mix(k)
-        scales, slots = self._scales[op.layer], self._slots[self._group_of[op.layer]]
+        self._store(op.layer, k, v)
+        return torch.cat([q, k, v], dim=1).reshape(len(qkv), -1)
+
+    def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Write k and v [T, heads, d] of the step's tokens to the cache of a layer."""
+        scales, slots = self._scales[layer], self._slots[self._group_of[layer]]
         at = slots // BLOCK, slots % BLOCK
-        for half, x in enumerate((k, v)):
+        for half, x in enumerate((k, v)[: self._cache[layer].shape[1]]):
             if scales is None:
-                self._cache[op.layer][:, half][at] = x.to(self._kv_dtype)
+                self._cache[layer][:, half][at] = x.to(self._kv_dtype)
             else:
                 codes, scale = encode_kv(x, self.kv_type)
-                self._cache[op.layer][:, half][at] = codes.view(self._kv_dtype)
+                self._cache[layer][:, half][at] = codes.view(self._kv_dtype)
                 scales[:, half][at] = scale
-        return torch.cat([q, k, v], dim=1).reshape(len(qkv), -1)
+
+    def _headlinear(self, op: HeadLinear, x: Tensor) -> Tensor:
+        weight = self._matrix(op.weight)
+        if self.mode == "emulated" and self.kinds.get(op.weight, "dense_f32") not in FLOAT_ROWS:
+            x = x.bfloat16().float()
+        out = []
+        for h in range(op.heads):
+            begin, rows = h * op.rows + op.first, op.in_features if op.transposed else op.features
+            at = slice(begin, begin + rows)
+            w = weight.rows(at) if isinstance(weight, QuantMatrix) else weight[at].float()
+            if isinstance(weight, QuantMatrix) and self.mode == "emulated":
+                w = w.bfloat16().float()
+            part = x[:, h * op.step :][:, : op.in_features]
+            out.append(part @ (w if op.transposed else w.T))
+        return torch.cat(out, dim=1)
+
+    def _latentstorekv(self, op: LatentStoreKV, q: Tensor, latent: Tensor, kv: Tensor) -> Tensor:
+        row = rms_norm(kv[:, : op.rank], self._vector(op.norm), op.eps)
+        cos, sin = (
+            torch.from_numpy(t)[:, None] for t in rope_tables(op.rope, self._step.positions)
+        )
+        turned = []
+        for x in (q.reshape(len(q), op.q_heads, -1)[:, :, op.nope :], kv[:, None, op.rank :]):
+            pairs = torch.cat([x[..., ::2], x[..., 1::2]], dim=-1) if op.interleaved else x
+            turned.append(rotate(pairs, cos, sin))
+        k = torch.cat([row[:, None], turned[1]], dim=2)
+        self._store(op.layer, k, k)
+        absorbed = latent.reshape(len(q), op.q_heads, op.rank)
+        return torch.cat([absorbed, turned[0]], dim=2).reshape(len(q), -1)
 
     def _attention(self, op: Attention, qkv: Tensor) -> Tensor:
         q = qkv[:, : op.q_heads * op.head_dim].reshape(len(qkv), op.q_heads, op.head_dim)
@@ -345,11 +381,12 @@ class Interpreter:
             slots = torch.from_numpy(key_slots(self._step, seq, BLOCK, group)).long()
             blocks, tokens = slots // BLOCK, slots % BLOCK
             stored = self._cache[op.layer][blocks, :, tokens]
-            k, v = stored.view(FP8.get(self.kv_type, self._kv_dtype)).float().unbind(1)
+            stored = stored.view(FP8.get(self.kv_type, self._kv_dtype)).float()
+            k, v = stored[:, 0], stored[:, -1]  # one and the same of a latent layer
             scales, v_scale = self._scales[op.layer], None
             if scales is not None:
                 k = k * scales[blocks, 0, tokens][..., None]
-                v_scale = scales[blocks, 1, tokens]
+                v_scale = scales[blocks, -1, tokens]
             if v_scale is not None and self.mode == "reference":
                 v, v_scale = v * v_scale[..., None], None
             if op.window:
@@ -451,6 +488,11 @@ class Interpreter:
             if shape != need.shape:
                 msg = f"{need.name} has shape {shape}, but the program needs {need.shape}"
                 raise ValueError(msg)
+
+
+def halves(layer: CacheLayer) -> int:
+    """2 for keys and values, 1 if they are the same."""
+    return 1 if layer.latent else 2
 
 
 def row_blocks(weight: Matrix) -> list[slice]:

@@ -24,7 +24,9 @@ from cpuserve.program.ops import (
     Combine,
     Embed,
     ExpertLinear,
+    HeadLinear,
     Hidden,
+    LatentStoreKV,
     LayerNorm,
     Linear,
     Logits,
@@ -71,11 +73,20 @@ KV_ROW_FORMAT = {
 
 
 @dataclass(frozen=True, slots=True)
+class HeadPart:
+    """The rows of a tensor that make one head's matrix, or its transpose."""
+
+    rows: slice
+    transposed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MatrixLoad:
-    """Pack checkpoint tensors `names` into native matrix `id`."""
+    """Pack checkpoint tensors `names` into native matrix `id`; part: a part of the only one."""
 
     id: int
     names: tuple[str, ...]
+    part: HeadPart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +193,7 @@ class Lowering:
             if cache.key_width != cache.value_width:
                 msg = "kernels need keys and values of one width, not of two"
                 raise ModelError(msg)
-            self.native.kv_layer(cache.heads, cache.key_width, group)
+            self.native.kv_layer(cache.heads, cache.key_width, group, cache.latent)
         for index, op in enumerate(self.program.ops):
             self._op = index
             getattr(self, f"_{type(op).__name__.lower()}")(op)
@@ -200,18 +211,30 @@ class Lowering:
                 wanted.add(self._act_format(op.weight))
             elif isinstance(op, ExpertLinear) and op.x == value:
                 wanted.add(self._act_format(op.weights[0][0]))
+            elif isinstance(op, HeadLinear) and op.x == value:
+                wanted.add(ACT_FORMAT[self._head_kind(op)])
             elif isinstance(op, Spread) and op.x == value:
                 wanted.add(self._choose_format(op.out))
             elif value in reads(op):
                 return "f32"
             if written(op) == value and not isinstance(
                 op,
-                RmsNorm | LayerNorm | Attention | Linear | ActivationOp | Spread | ExpertLinear,
+                RmsNorm
+                | LayerNorm
+                | Attention
+                | Linear
+                | ActivationOp
+                | Spread
+                | ExpertLinear
+                | HeadLinear,
             ):
                 return "f32"
             if isinstance(op, Linear) and op.out == value and self._splits(op):
                 return "f32"
         chosen = wanted.pop() if len(wanted) == 1 else "f32"
+        by_heads = any(isinstance(op, HeadLinear) and op.out == value for op in self.program.ops)
+        if by_heads and chosen.startswith("q8"):
+            return "f32"  # each head writes its own columns
         if chosen in WHOLE_ROW and self._in_pieces(value):
             return "f32"
         return "f32" if chosen.startswith("q8g32") and self._heads_cross_groups(value) else chosen
@@ -465,15 +488,52 @@ class Lowering:
             lambda: self.native.expert_linear(x, routing, out, matrices, activation, glu), read
         )
 
+    def _head_kind(self, op: HeadLinear) -> str:
+        """The kind of its matrices: columns of quantized rows cannot be multiplied alone."""
+        kind = self.kind_of(op.weight)
+        return kind if kind.startswith("dense") else "dense_bf16"
+
+    def _headlinear(self, op: HeadLinear) -> None:
+        kind, n, k = self._head_kind(op), op.features, op.in_features
+        matrices = []
+        for h in range(op.heads):
+            begin = h * op.rows + op.first
+            part = HeadPart(slice(begin, begin + (k if op.transposed else n)), op.transposed)
+            name = f"{op.weight} {part.rows.start}"
+            matrices.append(self.native.matrix(name, kind, n, k, [n], False))
+            self.out.matrices.append(MatrixLoad(matrices[-1], (op.weight,), part))
+        x, out = self._as(op.x, ACT_FORMAT[kind]), self._value(op.out)
+        size = op.heads * self.native.packed_bytes(kind, n, k)
+        read = OpWeights(kind, op.heads * n, k, size)
+        self.out.read_bytes += read.num_bytes
+        self.out.linear_weights += read.n * read.k
+        self._emit(lambda: self.native.head_linear(x, out, matrices, op.step), read)
+
+    def _latentstorekv(self, op: LatentStoreKV) -> None:
+        q = self._take_queries(op.out, op.q_heads, op.head_dim)
+        cos, sin = self._rope_tables(op.rope)
+        norm = self._plain(op.norm, op.rank)
+        values = self._value(op.q), self._value(op.latent), self._value(op.kv)
+        sizes = (op.layer, op.q_heads, op.nope, op.rank, op.rope.rotary)
+        self._emit(
+            lambda: self.native.latent_store_kv(
+                *values, q, *sizes, cos, sin, norm, op.eps, op.interleaved
+            )
+        )
+
+    def _take_queries(self, value: ValueId, heads: int, head_dim: int) -> int:
+        """The buffer of the queries that attention reads by the name of `value`."""
+        key = (heads * (-(-head_dim // 16) * 16), KV_ROW_FORMAT[self.kv_type])
+        q = self._take(*key)
+        self._q[value] = (q, key)
+        return q
+
     def _combine(self, op: Combine) -> None:
         x, routing, out = self._value(op.x), self._value(op.routing), self._value(op.out)
         self._emit(lambda: self.native.combine(x, routing, out))
 
     def _ropestorekv(self, op: RopeStoreKV) -> None:
-        width = op.q_heads * (-(-op.head_dim // 16) * 16)
-        key = (width, KV_ROW_FORMAT[self.kv_type])
-        q = self._take(*key)
-        self._q[op.qkv] = (q, key)
+        q = self._take_queries(op.qkv, op.q_heads, op.head_dim)
         cos, sin = self._rope_tables(op.rope) if op.rope else (-1, -1)
         rotary = op.rope.rotary if op.rope else 0
         q_norm = self._norm_weight(op.q_norm, op.head_dim, op.plus_one)

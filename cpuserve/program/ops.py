@@ -9,8 +9,9 @@ need (`csrc/kernels/table.h: ActFormat`). Ops run in program order. `PositionEmb
 Families that these ops cover: Llama 2/3, Mistral, SmolLM2; Qwen2/2.5 (q/k/v bias); Qwen3 (q/k norm
 inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, optional
 word_embed projection); Qwen3-MoE; Gemma 2 and 3 (RmsNorm `plus_one`, Embed `scale`, post-norms as
-RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and `softcap`). docs/contracts.md
-says what further families need.
+RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and `softcap`); DeepSeek V2 and
+V3 (LatentStoreKV, then Attention with one KV head). docs/contracts.md says what further families
+need.
 """
 
 from __future__ import annotations
@@ -205,6 +206,57 @@ class RopeStoreKV:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadLinear:
+    """Multiply each head of x by its own part of one matrix: out [T, heads * features].
+
+    Head h reads the in_features columns of x from h * step on. Its part of `weight` [heads * rows,
+    columns] begins at row h * rows + first: in_features rows [in_features, features] if
+    `transposed`, else features rows [features, in_features]. The parts are not quantized.
+    """
+
+    x: ValueId
+    out: ValueId
+    weight: str
+    heads: int
+    rows: int
+    first: int
+    features: int
+    in_features: int
+    step: int
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LatentStoreKV:
+    """Store one compressed row of each token, and make queries for it (DeepSeek's MLA).
+
+    kv [T, rank + rotary] gives the row: the RmsNorm of its first `rank` columns with weight `norm`,
+    then the others, rotated. It is key and value of the only KV head. q [T, q_heads (nope +
+    rotary)]: its last `rotary` columns of each head are rotated; latent [T, q_heads rank] takes the
+    place of the others (HeadLinear). out [T, q_heads (rank + rotary)]. interleaved: neighbouring
+    dims are rotated as a pair; the result has the first ones of all pairs before the second ones.
+    """
+
+    q: ValueId
+    latent: ValueId
+    kv: ValueId
+    out: ValueId
+    layer: int
+    q_heads: int
+    nope: int
+    rank: int
+    rope: Rope
+    norm: str
+    eps: float
+    interleaved: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        """Width of the stored row, and of a query."""
+        return self.rank + self.rope.rotary
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """out = softmax(scale q k^T, causal) v over the layer's KV cache; reads the q part of `qkv`.
 
@@ -286,6 +338,8 @@ Op = (
     | ExpertLinear
     | Combine
     | RopeStoreKV
+    | HeadLinear
+    | LatentStoreKV
     | Attention
     | Add
     | ActivationOp

@@ -35,13 +35,15 @@ class WeightNeed:
 class CacheLayer:
     """What one layer keeps of every token: `heads` keys and values of these widths.
 
-    window: only the last `window` tokens are read again (0 = all of them).
+    window: only the last `window` tokens are read again (0 = all of them). latent: the keys are
+    the values too, and are stored once.
     """
 
     heads: int
     key_width: int
     value_width: int
     window: int = 0
+    latent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ ONE_SCALE = ("o_proj.weight",)
 PER_TOKEN = ("embed_tokens.weight", "lm_head.weight")
 # Small matrices that choose experts: an error there changes which weights a token is multiplied by.
 ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight")
+BY_HEADS = ("kv_b_proj.weight",)  # whose parts multiply columns of rows, which have no scales
 
 
 class OnlineWeights:
@@ -64,7 +65,7 @@ class OnlineWeights:
     def kind(self, name: str, dtype: str) -> WeightKind:
         """The kind of the scheme; tensors that the checkpoint has quantized keep their kind."""
         stored = self._weights.kind(name, dtype)
-        if stored in QUANTIZED_KINDS.values() or name.endswith(ROUTERS):
+        if stored in QUANTIZED_KINDS.values() or name.endswith((*ROUTERS, *BY_HEADS)):
             return stored
         return kind_of(name, self._scheme)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ import numpy.typing as npt
 from cpuserve import _C
 from cpuserve.config.engine import EngineConfig
 from cpuserve.platforms.probe import DOT_KINDS
-from cpuserve.program.lower import Lowered, Lowering
+from cpuserve.program.lower import HeadPart, Lowered, Lowering, MatrixLoad
 from cpuserve.program.program import Program
 from cpuserve.quant import dequantize
-from cpuserve.quant.base import Weights
+from cpuserve.quant.base import QuantTensor, SourceType, Weights
 from cpuserve.runtime.executor import Bytes, Float32, Int32, StepArrays, StepOutputs
 from cpuserve.sampling.params import SamplingParams
 
@@ -219,17 +220,45 @@ def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
     ).run()
 
 
+def _part_of(matrix: MatrixLoad, size: int, rows: int) -> int:
+    """Bytes that a matrix takes of a tensor of `size` bytes and `rows` rows."""
+    part = matrix.part
+    return size * (part.rows.stop - part.rows.start) // rows if part else size
+
+
+def head_rows(tensor: QuantTensor, part: HeadPart, values: Callable[[str], Float32]) -> QuantTensor:
+    """Return rows of a tensor, or their transpose, as a tensor of its own.
+
+    Rows of a dense tensor are a view of the file, and their transpose is a copy in its type. Those
+    of a quantized one are taken from `values` of its name, in fp32.
+    """
+    source: SourceType = "f32"
+    if tensor.source in ("f32", "f16", "bf16") and tensor.row_order is None:
+        element = np.uint32 if tensor.source == "f32" else np.uint16
+        rows, source = tensor.data[part.rows].view(element), tensor.source
+    else:
+        rows = values(tensor.name)[part.rows]
+    rows = np.ascontiguousarray(rows.T if part.transposed else rows)
+    return QuantTensor(tensor.name, rows.shape, source, rows.view(np.uint8))
+
+
 def load(
     native: _C.Executor, lowered: Lowered, weights: Weights, progress: ProgressFn | None
 ) -> None:
     """Pack all matrices and fill all vectors; calls `progress("load", done, total)` in bytes."""
-    matrices = [(m.id, [weights.get(n) for n in m.names]) for m in lowered.matrices]
-    total = sum(t.nbytes for _, tensors in matrices for t in tensors)
+    matrices = [(m, [weights.get(n) for n in m.names]) for m in lowered.matrices]
+    total = sum(_part_of(m, t.nbytes, t.shape[0]) for m, tensors in matrices for t in tensors)
     done = 0
+
+    @lru_cache(maxsize=1)  # the heads of a quantized matrix come one after another
+    def values(name: str) -> Float32:
+        return dequantize(weights.get(name))
+
     for matrix, tensors in matrices:
-        native.load_matrix(matrix, [(t.data, t.source, t.row_order) for t in tensors])
+        parts = [head_rows(t, matrix.part, values) if matrix.part else t for t in tensors]
+        native.load_matrix(matrix.id, [(t.data, t.source, t.row_order) for t in parts])
         for t in tensors:
-            done += t.nbytes
+            done += _part_of(matrix, t.nbytes, t.shape[0])
             if t.release:
                 t.release()
         if progress:

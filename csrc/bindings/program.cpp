@@ -35,7 +35,7 @@ void register_program(py::module_& m) {
           py::arg("kind"), py::arg("n"), py::arg("k"))
       .def("vector", &Program::add_vector, py::arg("name"), py::arg("count"))
       .def("kv_layer", &Program::add_kv_layer, py::arg("kv_heads"), py::arg("head_dim"),
-           py::arg("group") = 0)
+           py::arg("group") = 0, py::arg("latent") = false)
       .def("embed", &Program::embed, py::arg("out"), py::arg("matrix"), py::arg("scale"))
       .def("position_embed", &Program::position_embed, py::arg("x"), py::arg("table"),
            py::arg("rows"), py::arg("offset"))
@@ -97,6 +97,22 @@ void register_program(py::module_& m) {
           },
           py::arg("qkv"), py::arg("q"), py::arg("layer"), py::arg("q_heads"), py::arg("rotary"),
           py::arg("cos"), py::arg("sin"), py::arg("q_norm"), py::arg("k_norm"), py::arg("eps"))
+      .def(
+          "head_linear",
+          [](Program& p, Id x, Id out, const std::vector<Id>& matrices, int64_t step) {
+            p.head_linear({x, out, kNone, 0, step}, matrices);
+          },
+          py::arg("x"), py::arg("out"), py::arg("matrices"), py::arg("step"))
+      .def(
+          "latent_store_kv",
+          [](Program& p, Id q, Id latent, Id kv, Id out, Id layer, int32_t q_heads, int32_t nope,
+             int32_t rank, int32_t rotary, Id cos, Id sin, Id norm, float eps, bool interleaved) {
+            p.latent_store({q, latent, kv, out, layer, q_heads, nope, rank, rotary, cos, sin, norm,
+                            eps, interleaved});
+          },
+          py::arg("q"), py::arg("latent"), py::arg("kv"), py::arg("out"), py::arg("layer"),
+          py::arg("q_heads"), py::arg("nope"), py::arg("rank"), py::arg("rotary"), py::arg("cos"),
+          py::arg("sin"), py::arg("norm"), py::arg("eps"), py::arg("interleaved"))
       .def(
           "attention",
           [](Program& p, Id q, Id out, Id layer, int32_t q_heads, float scale, int32_t window,

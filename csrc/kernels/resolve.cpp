@@ -52,6 +52,7 @@ void for_each_entry(KernelTable& to, const KernelTable& from, Visit visit) {
   ENTRY(add);
   ENTRY(activation);
   ENTRY(rope_store);
+  ENTRY(latent_store);
   ENTRY(attention);
   ENTRY(attention_merge);
   ENTRY(recurrent);

@@ -271,7 +271,7 @@ struct KvLayer {
   size_t slab_stride;   // bytes from a slab of kSlabBlocks blocks to the next
   size_t block_stride;  // bytes from block b to b + 1 of a slab
   size_t head_stride;   // bytes from kv head h to h + 1 of a slab
-  size_t value_offset;  // bytes from K to V of a head in a block
+  size_t value_offset;  // bytes from K to V of a head in a block; 0: the keys are the values
   int32_t kv_heads, head_dim, hd_pad;
   KvType type;
 };
@@ -305,6 +305,28 @@ struct RopeStoreArgs {
   const KvLayer* pieces = nullptr;
 };
 
+// Compressed rows (MLA): the row of a token is key and value of the layer's only KV head. It
+// consists of the first `rank` columns of kv, normalized, and its other `rotary` columns, rotated.
+// A query consists of `rank` columns of `latent` and the last `rotary` columns of a head of q,
+// rotated. Eight-bit rows are not mixed (kv_mixed).
+struct LatentStoreArgs {
+  Rows q;       // f32 [T, q_heads * (nope + rotary)]
+  Rows latent;  // f32 [T, q_heads * rank]
+  Rows kv;      // f32 [T, rank + rotary]
+  Rows out;     // queries, as `q` of RopeStoreArgs
+  KvLayer layer;
+  int32_t q_heads, nope, rank, rotary;
+  const float* cos;  // row = position
+  const float* sin;
+  const float* norm;  // [rank]
+  float eps;
+  bool
+      interleaved;  // neighbouring columns are rotated as a pair, else columns i and i + rotary / 2
+  const int32_t* positions;  // [T]
+  const int32_t* slots;      // [T]
+  int64_t m0, m1;            // tokens
+};
+
 // One unit of attention: rows (token, head of the group) of one KV head against chunks [chunk0,
 // chunk1).
 // Row r of the unit is token `t0 + r / group`, head `kv_head * group + r % group`.
@@ -333,8 +355,14 @@ struct AttentionArgs {
   int32_t heads = 1;  // KV heads [kv_head, kv_head + heads) one after another; 1 with `partial`
   // Bytes of the scratch that rows may fill (WorkSizes::attention_bytes).
   int32_t scratch_bytes = kAttentionScratch / 2;
+  // Where the keys are the values: memory for a chunk of values (kv_chunk_bytes), aligned to 64.
+  void* values = nullptr;
 };
-constexpr int kMaxHeadDim = 512;  // padded
+constexpr int kMaxHeadDim = 576;  // padded
+// K or V of one head in the blocks of a chunk.
+inline size_t kv_chunk_bytes(KvType t, int32_t hd_pad) {
+  return kv_half_bytes(t, hd_pad) * (kChunk / kBlock);
+}
 
 struct AttentionMergeArgs {
   const float* partial;  // [rows][chunks][16 + hd_pad]
@@ -522,6 +550,7 @@ struct KernelTable {
   void (*add)(const AddArgs&) noexcept;
   void (*activation)(const ActivationArgs&) noexcept;
   void (*rope_store)(const RopeStoreArgs&) noexcept;
+  void (*latent_store)(const LatentStoreArgs&) noexcept;
   void (*attention)(const AttentionArgs&) noexcept;
   void (*attention_merge)(const AttentionMergeArgs&) noexcept;
   void (*recurrent)(const RecurrentArgs&) noexcept;

@@ -11,8 +11,11 @@
 namespace cpuserve {
 namespace {
 
-size_t scratch_bytes(const Program& program) {
+size_t scratch_bytes(const Program& program, KvType type) {
   size_t bytes = std::max(kLinearScratch, kAttentionScratch);
+  for (const CacheLayer& s : program.kv_layers()) {  // AttentionArgs::values, behind its scratch
+    if (s.latent) bytes = std::max(bytes, kAttentionScratch + kv_chunk_bytes(type, s.hd_pad));
+  }
   for (const Value& v : program.values()) {  // norms and activations: a row of floats
     bytes = std::max(bytes, row_bytes(ActFormat::f32, v.width));
   }
@@ -102,15 +105,17 @@ Buffer Executor::make_activations(const Program& program, std::vector<Rows>& val
 void Executor::check_kernels() const {
   const KernelTable& t = *table_;
   check_argument(t.rms_norm && t.layer_norm && t.convert && t.add && t.activation && t.rope_store &&
-                     t.attention && t.attention_merge && t.recurrent && t.short_conv &&
-                     t.gated_norm && t.scale_logits && t.sample && t.probe_read &&
+                     t.latent_store && t.attention && t.attention_merge && t.recurrent &&
+                     t.short_conv && t.gated_norm && t.scale_logits && t.sample && t.probe_read &&
                      std::all_of(std::begin(t.probe_dot), std::end(t.probe_dot),
                                  [](auto probe) { return probe != nullptr; }),
                  "level ", t.isa, " lacks a kernel");
   for (const Op& op : program_->ops()) {
     const auto* rope = std::get_if<RopeStoreOp>(&op);
-    if (!rope || kv_.type() == KvType::bf16 || kv_scaled(kv_.type())) continue;
-    check_argument(values_[static_cast<size_t>(rope->q)].format == ActFormat::f32,
+    const auto* latent = std::get_if<LatentStoreOp>(&op);
+    if ((!rope && !latent) || kv_.type() == KvType::bf16 || kv_scaled(kv_.type())) continue;
+    const Id q = rope ? rope->q : latent->out;
+    check_argument(values_[static_cast<size_t>(q)].format == ActFormat::f32,
                    "queries of an f16 or f32 KV cache must be f32");
   }
 }
@@ -135,7 +140,7 @@ void Executor::plan_attention() {
 }
 
 void Executor::carve_work_memory() {
-  const auto scratch = static_cast<int64_t>(scratch_bytes(*program_));
+  const auto scratch = static_cast<int64_t>(scratch_bytes(*program_, kv_.type()));
   for (const Op& op : program_->ops()) {
     const auto* l = std::get_if<LogitsOp>(&op);
     if (l) logit_input_ = values_[static_cast<size_t>(l->x)];

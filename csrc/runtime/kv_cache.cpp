@@ -16,7 +16,7 @@ static bool groups_alike(const std::vector<CacheLayer>& layers, int32_t groups) 
   const auto shorter = [](const auto& a, const auto& b) { return a.size() < b.size(); };
   const auto& most = *std::max_element(of.begin(), of.end(), shorter);
   const auto same = [](const CacheLayer& a, const CacheLayer& b) {
-    return a.kv_heads == b.kv_heads && a.hd_pad == b.hd_pad;
+    return a.kv_heads == b.kv_heads && a.hd_pad == b.hd_pad && a.latent == b.latent;
   };
   return std::all_of(of.begin(), of.end(), [&](const auto& group) {
     return std::equal(group.begin(), group.end(), most.begin(), same);
@@ -34,19 +34,19 @@ KvCache::KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvTy
   const size_t together = alike ? kSlabBlocks : 1;  // blocks whose pieces lie side by side
   std::vector<size_t> bytes(static_cast<size_t>(groups));
   for (const CacheLayer& s : layers) {
-    const size_t half = kv_half_bytes(type, s.hd_pad);
+    const size_t half = kv_half_bytes(type, s.hd_pad), halves = static_cast<size_t>(s.halves());
     const KvLayer head{nullptr,
                        0,
                        alike ? half : 0,
-                       2 * together * half,
-                       together * half,
+                       halves * together * half,
+                       s.latent ? 0 : together * half,
                        s.kv_heads,
                        s.head_dim,
                        s.hd_pad,
                        type};
     heads_.emplace_back(static_cast<size_t>(s.kv_heads), head);
     groups_.push_back(s.group);
-    bytes[static_cast<size_t>(s.group)] += 2 * half * static_cast<size_t>(s.kv_heads);
+    bytes[static_cast<size_t>(s.group)] += halves * half * static_cast<size_t>(s.kv_heads);
   }
   block_bytes_ = *std::max_element(bytes.begin(), bytes.end());
   for (int rank = 0; rank < ranks.count(); rank++) place_rank(ranks, rank, groups);
@@ -70,7 +70,9 @@ void KvCache::place_rank(const Ranks& ranks, int rank, int32_t groups) {
       }
     }
   };
-  const auto bytes = [](const KvLayer& head) { return 2 * kv_half_bytes(head.type, head.hd_pad); };
+  const auto bytes = [](const KvLayer& head) {
+    return (head.value_offset ? 2 : 1) * kv_half_bytes(head.type, head.hd_pad);
+  };
   size_t block = 0;
   for (int32_t g = 0; g < groups; g++) {
     size_t own = 0;
@@ -168,7 +170,7 @@ void KvCache::each_half(int64_t block, int32_t group, const Copy& copy) const {
       const size_t half = kv_half_bytes(head.type, head.hd_pad);
       uint8_t* keys = kv_block(head, block, static_cast<int>(h));
       copy(keys, half);
-      copy(keys + head.value_offset, half);
+      if (head.value_offset) copy(keys + head.value_offset, half);
     }
   }
 }

@@ -3,6 +3,7 @@
 // of a block, so any block can serve any of them, and a block is as large as the largest group
 // needs. Where the layers of groups differ in shape, the blocks of a slab would overlap in this
 // order, and the order is [slab][block of the slab][layer][head of the rank] { K, V } instead.
+// A latent layer has only K.
 //
 // Its address space is reserved once, and the address of a block never changes. Memory is allocated
 // slab by slab: between steps for what the next step could use, otherwise when a step needs it.

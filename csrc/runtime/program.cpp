@@ -104,6 +104,8 @@ const char* op_name(const Op& op) {
     const char* operator()(const ExpertLinearOp&) { return "expert_linear"; }
     const char* operator()(const CombineOp&) { return "combine"; }
     const char* operator()(const RopeStoreOp&) { return "rope_store_kv"; }
+    const char* operator()(const HeadLinearOp&) { return "head_linear"; }
+    const char* operator()(const LatentStoreOp&) { return "latent_store_kv"; }
     const char* operator()(const AttentionOp&) { return "attention"; }
     const char* operator()(const AddOp&) { return "add"; }
     const char* operator()(const ActivationOp&) { return "activation"; }
@@ -168,7 +170,7 @@ Id Program::add_vector(std::string name, int64_t count) {
   return last_id(vectors_.size());
 }
 
-Id Program::add_kv_layer(int32_t kv_heads, int32_t head_dim, int32_t group) {
+Id Program::add_kv_layer(int32_t kv_heads, int32_t head_dim, int32_t group, bool latent) {
   check_argument(kv_heads >= 1 && head_dim >= 1, "a KV layer cannot have ", kv_heads, " heads of ",
                  head_dim, " dimensions; both must be at least 1");
   check_argument(head_dim <= kMaxHeadDim, "head_dim ", head_dim, " is above the limit of ",
@@ -176,7 +178,8 @@ Id Program::add_kv_layer(int32_t kv_heads, int32_t head_dim, int32_t group) {
   check_argument(group >= 0 && group <= kMostGroups, "KV layer ", kv_layers_.size(),
                  " cannot be in group ", group, "; groups are 0 to ", kMostGroups);
   cache_groups_ = std::max(cache_groups_, group + 1);
-  kv_layers_.push_back({kv_heads, head_dim, static_cast<int32_t>(round_up(head_dim, 16)), group});
+  const auto hd_pad = static_cast<int32_t>(round_up(head_dim, 16));
+  kv_layers_.push_back({kv_heads, head_dim, hd_pad, group, latent});
   return last_id(kv_layers_.size());
 }
 
@@ -398,16 +401,71 @@ void Program::rope_store(const RopeStoreOp& op) {
       "rope_store_kv: q must be f32 or bf16 of q_heads padded heads");
   check_argument(op.rotary >= 0 && op.rotary % 2 == 0 && op.rotary <= kv.head_dim,
                  "rope_store_kv: cannot rotate ", op.rotary, " of ", kv.head_dim, " dimensions");
-  if (op.rotary > 0) {
-    const int64_t half = op.rotary / 2, count = vector(op.cos).count;
-    check_argument(count % half == 0, "rope_store_kv: a table of ", count,
-                   " elements does not hold whole rows of ", half);
-    check_vector(op.sin, count, "rope sin");
-    check_argument(op.sin != kNone, "rope_store_kv: cos is given, but sin is missing");
-    max_positions_ = std::min(max_positions_, count / half);
-  }
+  check_argument(!kv.latent, "rope_store_kv: layer ", op.layer, " keeps no values");
+  if (op.rotary > 0) check_rope("rope_store_kv", op.rotary, op.cos, op.sin);
   check_vector(op.q_norm, kv.head_dim, "q norm");
   check_vector(op.k_norm, kv.head_dim, "k norm");
+  ops_.emplace_back(op);
+}
+
+void Program::check_rope(const char* op, int32_t rotary, Id cos, Id sin) {
+  const int64_t half = rotary / 2, count = vector(cos).count;
+  check_argument(count % half == 0, op, ": a table of ", count,
+                 " elements does not hold whole rows of ", half);
+  check_vector(sin, count, "rope sin");
+  check_argument(sin != kNone, op, ": cos is given, but sin is missing");
+  max_positions_ = std::min(max_positions_, count / half);
+}
+
+void Program::head_linear(HeadLinearOp op, const std::vector<Id>& matrices) {
+  check_argument(!matrices.empty(), "head_linear: there are no matrices");
+  check_tokens("head_linear", {op.x, op.out});
+  op.first = matrices[0];
+  op.heads = static_cast<int32_t>(matrices.size());
+  const Matrix& one = matrix(op.first);
+  for (size_t h = 0; h < matrices.size(); h++) {
+    const Matrix& m = matrix(matrices[h]);
+    check_argument(matrices[h] == op.first + static_cast<Id>(h), "head_linear: matrix ", m.name,
+                   " does not follow that of the head before");
+    check_argument(m.n == one.n && m.k == one.k && m.kind == one.kind && !m.glu,
+                   "head_linear: matrices ", one.name, " and ", m.name, " differ in shape");
+  }
+  const Value &x = value(op.x), &out = value(op.out);
+  // The columns of two heads must not share a scale or a vector.
+  check_argument(x.format == table_->linear[static_cast<int>(one.kind)].act &&
+                     !quantized(x.format) && !quantized(out.format),
+                 "head_linear: values ", x.name, " and ", out.name,
+                 " must be f32 or bf16, as the matrices multiply them");
+  check_argument(one.n % 32 == 0 && one.k % 32 == 0, "head_linear: matrix ", one.name, " is ",
+                 one.n, " x ", one.k, ", but both must be multiples of 32");
+  check_argument(op.step >= one.k && op.step % 2 == 0 && x.width == op.heads * op.step,
+                 "head_linear: value ", x.name, " of width ", x.width, " is not ", op.heads,
+                 " heads of ", op.step);
+  check_argument(op.x != op.out && out.width == op.heads * one.n, "head_linear: value ", out.name,
+                 " has width ", out.width, ", not ", op.heads * one.n);
+  ops_.emplace_back(op);
+}
+
+void Program::latent_store(const LatentStoreOp& op) {
+  const CacheLayer& kv = kv_layer(op.layer);
+  check_tokens("latent_store_kv", {op.q, op.latent, op.kv, op.out});
+  check_argument(
+      op.q_heads >= 1 && op.nope >= 0 && op.rank >= 1 && op.rotary >= 2 && op.rotary % 2 == 0,
+      "latent_store_kv: cannot have ", op.q_heads, " heads of ", op.nope, ", ", op.rank, " and ",
+      op.rotary, " columns");
+  check_argument(kv.kv_heads == 1 && kv.head_dim == op.rank + op.rotary, "latent_store_kv: layer ",
+                 op.layer, " does not keep rows of ", op.rank, " + ", op.rotary);
+  const int64_t heads = op.q_heads;
+  check_argument(f32_value(op.q, "latent_store_kv q").width == heads * (op.nope + op.rotary) &&
+                     f32_value(op.latent, "latent_store_kv latent").width == heads * op.rank &&
+                     f32_value(op.kv, "latent_store_kv kv").width == kv.head_dim,
+                 "latent_store_kv: values ", value(op.q).name, ", ", value(op.latent).name, " and ",
+                 value(op.kv).name, " have other widths than the heads");
+  check_argument(value(op.out).width == heads * kv.hd_pad && !quantized(value(op.out).format),
+                 "latent_store_kv: out must be f32 or bf16 of q_heads padded heads");
+  check_rope("latent_store_kv", op.rotary, op.cos, op.sin);
+  check_argument(op.norm != kNone, "latent_store_kv: the norm is missing");
+  check_vector(op.norm, op.rank, "latent norm");
   ops_.emplace_back(op);
 }
 
@@ -478,7 +536,7 @@ int64_t Program::kv_block_bytes(KvType type) const {
   std::vector<int64_t> bytes(static_cast<size_t>(cache_groups_));
   for (const CacheLayer& s : kv_layers_) {
     bytes[static_cast<size_t>(s.group)] +=
-        int64_t{2} * s.kv_heads * static_cast<int64_t>(kv_half_bytes(type, s.hd_pad));
+        s.halves() * s.kv_heads * static_cast<int64_t>(kv_half_bytes(type, s.hd_pad));
   }
   return *std::max_element(bytes.begin(), bytes.end());
 }

@@ -60,6 +60,8 @@ struct Vector {
 struct CacheLayer {
   int32_t kv_heads, head_dim, hd_pad;
   int32_t group = 0;
+  bool latent = false;  // the keys are the values, and are stored once
+  int64_t halves() const { return latent ? 1 : 2; }
 };
 
 struct EmbedOp {
@@ -117,6 +119,20 @@ struct RopeStoreOp {
   Id cos, sin, q_norm, k_norm;
   float eps;
 };
+// Head h multiplies matrix `first` + h and the columns of x from h * step on; its result begins at
+// column h * n of out.
+struct HeadLinearOp {
+  Id x, out, first;
+  int32_t heads;
+  int64_t step;
+};
+struct LatentStoreOp {
+  Id q, latent, kv, out, layer;
+  int32_t q_heads, nope, rank, rotary;
+  Id cos, sin, norm;
+  float eps;
+  bool interleaved;
+};
 struct AttentionOp {
   Id q, out, layer;
   int32_t q_heads, window;
@@ -140,8 +156,8 @@ struct HiddenOp {
   Id x;
 };
 using Op = std::variant<EmbedOp, PositionEmbedOp, NormOp, ConvertOp, LinearOp, RouteOp, AdapterOp,
-                        SpreadOp, ExpertLinearOp, CombineOp, RopeStoreOp, AttentionOp, AddOp,
-                        ActivationOp, LogitsOp, HiddenOp>;
+                        SpreadOp, ExpertLinearOp, CombineOp, RopeStoreOp, HeadLinearOp,
+                        LatentStoreOp, AttentionOp, AddOp, ActivationOp, LogitsOp, HiddenOp>;
 
 const char* op_name(const Op& op);
 
@@ -157,7 +173,7 @@ class Program {
   size_t packed_bytes(WeightKind kind, int64_t n,
                       int64_t k) const;  // of a matrix that is not added
   Id add_vector(std::string name, int64_t count);
-  Id add_kv_layer(int32_t kv_heads, int32_t head_dim, int32_t group = 0);
+  Id add_kv_layer(int32_t kv_heads, int32_t head_dim, int32_t group = 0, bool latent = false);
 
   void embed(Id out, Id matrix, float scale);
   void position_embed(Id x, Id table, int64_t rows, int64_t offset);
@@ -171,6 +187,9 @@ class Program {
   void expert_linear(ExpertLinearOp op, const std::vector<Id>& matrices, bool glu);
   void combine(const CombineOp& op);
   void rope_store(const RopeStoreOp& op);
+  // matrices: one for each head, in order, of equal shape and kind.
+  void head_linear(HeadLinearOp op, const std::vector<Id>& matrices);
+  void latent_store(const LatentStoreOp& op);
   void attention(const AttentionOp& op);
   void add(Id x, Id out);
   void activation(const ActivationOp& op);
@@ -209,6 +228,7 @@ class Program {
   void check_tokens(const char* op, std::initializer_list<Id> ids) const;
   void set_grain(Id matrix, ActFormat out);
   void check_vector(Id id, int64_t count, const char* role) const;
+  void check_rope(const char* op, int32_t rotary, Id cos, Id sin);
   void check_multiplies(Id x, const Matrix& m) const;
   Id packed_bias(Id bias, const Matrix& m);
 

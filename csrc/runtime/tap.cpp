@@ -25,6 +25,8 @@ struct EndsOf {
   Ends operator()(const ExpertLinearOp& o) { return {{o.x, o.routing}, o.out}; }
   Ends operator()(const CombineOp& o) { return {{o.x, o.routing, o.out}, o.out}; }
   Ends operator()(const RopeStoreOp& o) { return {{o.qkv}, o.q}; }
+  Ends operator()(const HeadLinearOp& o) { return {{o.x}, o.out}; }
+  Ends operator()(const LatentStoreOp& o) { return {{o.q, o.latent, o.kv}, o.out}; }
   Ends operator()(const AttentionOp& o) { return {{o.q}, o.out}; }
   Ends operator()(const AddOp& o) { return {{o.x, o.out}, o.out}; }
   Ends operator()(const ActivationOp& o) { return {{o.x}, o.out}; }

@@ -151,6 +151,67 @@ void Executor::Worker::operator()(const RopeStoreOp& op) noexcept {
   e.table_->rope_store(args);
 }
 
+// The tasks of all heads are one list, head after head, each with the plan of a linear of its own
+// for its part of the threads.
+void Executor::Worker::operator()(const HeadLinearOp& op) noexcept {
+  const Rows &x = value(op.x), &out = value(op.out);
+  const Matrix& m = matrix(op.first);
+  const auto columns = [](const Rows& rows, int64_t first, int64_t width) {
+    const size_t element = rows.format == ActFormat::f32 ? sizeof(float) : sizeof(uint16_t);
+    Rows some = rows;
+    some.data = static_cast<uint8_t*>(rows.data) + static_cast<size_t>(first) * element;
+    some.width = width;
+    return some;
+  };
+  const auto run = [&](int64_t head, const auto& use) {
+    const Rows from = columns(x, head * op.step, m.k);
+    const Epilogue ep{nullptr, Activation::none, false, false, columns(out, head * m.n, m.n)};
+    const Product p = product(op.first, from, ep, scratch);
+    use(p, p.plan(tokens(), static_cast<int>((crew.size + op.heads - 1) / op.heads)));
+  };
+  int64_t tasks = 0, chunk = 1;
+  run(0, [&](const Product& p, const LinearPlan& plan) {
+    if (p.panels.size() == 0) return;
+    tasks = plan.tasks();
+    chunk = plan.chunk();
+  });
+  drain(crew, op.heads * tasks, chunk, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t head = begin / tasks, first = head * tasks, last = std::min(end, first + tasks);
+      const PackedWeight& w = e.weights_.matrix(op.first + static_cast<Id>(head), crew.rank);
+      run(head, [&](const Product& p, const LinearPlan& plan) {
+        p.run(w, 0, plan.task(begin - first, last - first));
+      });
+      begin = last;
+    }
+  });
+}
+
+void Executor::Worker::operator()(const LatentStoreOp& op) noexcept {
+  const Range rows = share(tokens());
+  if (rows.size() == 0) return;
+  LatentStoreArgs args{};
+  args.q = value(op.q);
+  args.latent = value(op.latent);
+  args.kv = value(op.kv);
+  args.out = value(op.out);
+  args.layer = *e.kv_.heads(op.layer);
+  args.q_heads = op.q_heads;
+  args.nope = op.nope;
+  args.rank = op.rank;
+  args.rotary = op.rotary;
+  args.cos = vector(op.cos);
+  args.sin = vector(op.sin);
+  args.norm = vector(op.norm);
+  args.eps = op.eps;
+  args.interleaved = op.interleaved;
+  args.positions = e.input_.positions;
+  args.slots = e.slots_.data() + e.kv_.group(op.layer) * e.program_->max_tokens();
+  args.m0 = rows.begin;
+  args.m1 = rows.end;
+  e.table_->latent_store(args);
+}
+
 void Executor::Worker::attend(const AttentionOp& op, const AttentionUnit& u) noexcept {
   const StepInput& in = e.input_;
   AttentionArgs args{};
@@ -176,6 +237,7 @@ void Executor::Worker::attend(const AttentionOp& op, const AttentionUnit& u) noe
   args.partial_stride = u.partial_stride;
   args.scratch = scratch;
   args.scratch_bytes = e.work_sizes_.attention_bytes;
+  args.values = scratch + kAttentionScratch;
   e.table_->attention(args);
 }
 

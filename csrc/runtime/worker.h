@@ -65,6 +65,8 @@ struct Executor::Worker {
   void operator()(const ExpertLinearOp& op) noexcept;
   void operator()(const CombineOp& op) noexcept;
   void operator()(const RopeStoreOp& op) noexcept;
+  void operator()(const HeadLinearOp& op) noexcept;
+  void operator()(const LatentStoreOp& op) noexcept;
   void operator()(const AttentionOp& op) noexcept;
   void operator()(const AddOp& op) noexcept;
   void operator()(const ActivationOp& op) noexcept;

@@ -1,4 +1,5 @@
-// attention, attention_merge and rope_store against fp64 loops, and the numerics law bit for bit.
+// attention, attention_merge, rope_store and latent_store against fp64 loops, and the numerics law
+// bit for bit.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -24,6 +25,7 @@ struct Case {
   int group = 1, kv_heads = 2, head_dim = 64, context = 1, queries = 1, window = 0;
   float softcap = 0.0f;
   bool sinks = false, alibi = false;
+  bool latent = false;  // the keys are the values
   ActFormat q_format = ActFormat::f32;
   int q_heads() const { return group * kv_heads; }
   int hd_pad() const { return (head_dim + 15) / 16 * 16; }
@@ -87,6 +89,7 @@ class Cache {
     layer_ = {
         nullptr, 2 * run * heads + 192, half, 2 * run, run, c.kv_heads, c.head_dim, c.hd_pad(),
         c.type};
+    if (c.latent) layer_.value_offset = 0;  // values would leave NaN where they are not read
     bytes_.resize(layer_.slab_stride * static_cast<size_t>(blocks / kSlabBlocks + 1));
     layer_.base = bytes_.data();
     if (kv_scaled(c.type)) {
@@ -105,6 +108,7 @@ class Cache {
       scale_at(base, at) = scale_at(base + layer_.value_offset, at) = scale * widen;
       for (int d = 0; d < c_.hd_pad(); d++) {
         base[key_index(d, at)] = code_of(c_.type, d < c_.head_dim ? std::round(k[d] / scale) : 0);
+        if (c_.latent) continue;
         base[layer_.value_offset + value_index(d, at)] =
             code_of(c_.type, d < c_.head_dim ? std::round(v[d] / scale) : 0);
       }
@@ -112,6 +116,7 @@ class Cache {
     }
     for (int d = 0; d < c_.hd_pad(); d++) {
       put(base, key_index(d, at), d < c_.head_dim ? k[d] : 0.0f);
+      if (c_.latent) continue;
       put(base + layer_.value_offset, value_index(d, at), d < c_.head_dim ? v[d] : 0.0f);
     }
   }
@@ -173,6 +178,7 @@ class Problem {
     const auto size = [](int a, int b, int d) { return static_cast<size_t>(a) * b * d; };
     fill(keys, size(c.context, c.kv_heads, c.head_dim), 127);
     fill(values, size(c.context, c.kv_heads, c.head_dim), 127);
+    if (c.latent) values = keys;
     fill(queries, size(c.queries, c.q_heads(), c.head_dim), 127);
     fill(slopes, static_cast<size_t>(c.q_heads()), 30);
     fill(sinks, static_cast<size_t>(c.q_heads()), 255);
@@ -280,7 +286,7 @@ class Runner {
       : kernels_(kernels),
         p_(p),
         q_(p.c.queries, static_cast<int64_t>(p.c.q_heads()) * p.c.hd_pad(), p.c.q_format),
-        scratch_(kAttentionScratch + 64, 0xff) {
+        scratch_(kAttentionScratch + kv_chunk_bytes(p.c.type, p.c.hd_pad()) + 64, 0xff) {
     for (int t = 0; t < p.c.queries; t++) {
       for (int h = 0; h < p.c.q_heads(); h++) {
         for (int d = 0; d < p.c.hd_pad(); d++) {
@@ -320,6 +326,7 @@ class Runner {
     a.out = out.rows();
     a.scratch = scratch();
     a.scratch_bytes = scratch_bytes;
+    a.values = static_cast<uint8_t*>(scratch()) + kAttentionScratch;
     return a;
   }
 
@@ -384,10 +391,10 @@ std::string describe(const Case& c) {
   const char* types[] = {"bf16", "f16", "f32", "int8", "e4m3", "e5m2"};
   char text[200];
   std::snprintf(text, sizeof text,
-                "%s group %d kv_heads %d head_dim %d context %d queries %d window %d%s%s%s",
+                "%s group %d kv_heads %d head_dim %d context %d queries %d window %d%s%s%s%s",
                 types[static_cast<int>(c.type)], c.group, c.kv_heads, c.head_dim, c.context,
                 c.queries, c.window, c.softcap > 0 ? " softcap" : "", c.sinks ? " sinks" : "",
-                c.alibi ? " alibi" : "");
+                c.alibi ? " alibi" : "", c.latent ? " latent" : "");
   return text;
 }
 
@@ -501,6 +508,29 @@ KERNEL_TEST(attention_f32_matches_fp64_and_the_law) { check_type(KvType::f32, k)
 KERNEL_TEST(attention_int8_matches_fp64_and_the_law) { check_type(KvType::int8, k); }
 KERNEL_TEST(attention_e4m3_matches_fp64_and_the_law) { check_type(KvType::e4m3, k); }
 KERNEL_TEST(attention_e5m2_matches_fp64_and_the_law) { check_type(KvType::e5m2, k); }
+
+// MLA: one KV head, whose keys are the values. DeepSeek's rows are 576 wide.
+KERNEL_TEST(attention_over_keys_that_are_the_values) {
+  unsigned turn = 0;
+  for (KvType type :
+       {KvType::bf16, KvType::f16, KvType::f32, KvType::int8, KvType::e4m3, KvType::e5m2}) {
+    for (int head_dim : {40, 80, 576}) {
+      for (int context : {33, 300}) {
+        Case c;
+        c.type = type;
+        c.latent = true;
+        c.kv_heads = 1;
+        c.head_dim = head_dim;
+        c.context = context;
+        c.group = kGroups[turn * 5 % 9];
+        c.queries = kQueries[turn % 3];
+        c.q_format = tolerance(type) > 1e-3 && turn % 2 ? ActFormat::bf16 : ActFormat::f32;
+        check_case(c, 300 + turn, k);
+        turn++;
+      }
+    }
+  }
+}
 
 KERNEL_TEST(attention_bf16_error_is_the_rounding_of_probabilities) {
   Case c;
@@ -736,6 +766,117 @@ KERNEL_TEST(rope_store_turns_norms_and_places_every_element) {
     check_rope({type, 2, 2, 64, 0, false, ActFormat::f32}, k);
   }
   check_rope({KvType::bf16, 6, 2, 80, 80, true, ActFormat::bf16}, k);
+}
+
+namespace {
+
+// Columns of a query or row: `latent` of them as they are, then the others, rotated, the first ones
+// of all pairs before the second ones.
+std::vector<double> latent_row(std::vector<double> latent, const float* x, int rotary,
+                               bool interleaved, const float* cosine, const float* sine) {
+  const int half = rotary / 2;
+  std::vector<double> second;
+  for (int i = 0; i < half; i++) {
+    const double a = interleaved ? x[2 * i] : x[i], b = interleaved ? x[2 * i + 1] : x[half + i];
+    latent.push_back(a * cosine[i] - b * sine[i]);
+    second.push_back(b * cosine[i] + a * sine[i]);
+  }
+  latent.insert(latent.end(), second.begin(), second.end());
+  return latent;
+}
+
+void check_latent(KvType type, int rank, int rotary, bool interleaved, bool once,
+                  const KernelTable& k) {
+  constexpr int kTokens = 4, kHeads = 3, kNope = 5, kPositions = 40;
+  std::mt19937 rng(static_cast<uint32_t>(rank + rotary));
+  std::normal_distribution<float> normal;
+  Case shape;
+  shape.type = type;
+  shape.kv_heads = 1;
+  shape.head_dim = rank + rotary;
+  shape.latent = once;
+  Cache cache(shape, 2);
+  const ActFormat format = type == KvType::bf16 ? ActFormat::bf16 : ActFormat::f32;
+  Matrix q(kTokens, kHeads * (kNope + rotary), ActFormat::f32);
+  Matrix latent(kTokens, int64_t{kHeads} * rank, ActFormat::f32);
+  Matrix kv(kTokens, shape.head_dim, ActFormat::f32);
+  Matrix out(kTokens, int64_t{kHeads} * shape.hd_pad(), format);
+  for (int t = 0; t < kTokens; t++) {
+    for (Matrix* m : {&q, &latent, &kv}) {
+      for (int64_t i = 0; i < m->rows().width; i++) m->f32(t)[i] = normal(rng);
+    }
+  }
+  std::vector<float> cosine, sine, norm;
+  for (int i = 0; i < kPositions * rotary / 2; i++) {
+    cosine.push_back(std::cos(static_cast<float>(i)));
+    sine.push_back(std::sin(static_cast<float>(i)));
+  }
+  for (int i = 0; i < rank; i++) norm.push_back(1 + normal(rng) / 8);
+  const int32_t positions[kTokens] = {0, 39, 7, 8}, slots[kTokens] = {63, 31, 32, 0};
+  for (int t : {2, 0}) {  // in two calls, so that rows outside [m0, m1) must stay
+    k.latent_store({q.rows(), latent.rows(), kv.rows(), out.rows(), cache.layer(), kHeads, kNope,
+                    rank, rotary, cosine.data(), sine.data(), norm.data(), 1e-5f, interleaved,
+                    positions, slots, t, t ? kTokens : 2});
+  }
+  const double q_error = format == ActFormat::bf16 ? 1.0 / 256 : 2e-6;
+  const double kv_error = type == KvType::bf16   ? 1.0 / 256
+                          : type == KvType::f16  ? 1.0 / 2048
+                          : type == KvType::e4m3 ? 1.0 / 16
+                                                 : 2e-6;
+  bool ok = true;
+  for (int t = 0; t < kTokens; t++) {
+    const float *cs = &cosine[static_cast<size_t>(positions[t] * rotary / 2)],
+                *sn = &sine[static_cast<size_t>(positions[t] * rotary / 2)];
+    const float* x = kv.f32(t);
+    const double scale = rms_scale(x, rank, 1e-5);
+    std::vector<double> row;
+    for (int i = 0; i < rank; i++) row.push_back(x[i] * scale * norm[static_cast<size_t>(i)]);
+    row = latent_row(row, x + rank, rotary, interleaved, cs, sn);
+    const double step = type == KvType::int8   ? largest(row) * 0.501 / 127
+                        : type == KvType::e4m3 ? largest(row) / (448 * 1024)
+                                               : 0.0;
+    for (int d = 0; d < shape.head_dim; d++) {
+      const double want = row[static_cast<size_t>(d)];
+      ok &= close_to(cache.key(slots[t] / kBlock, slots[t] % kBlock, 0, d), want, kv_error, step);
+      if (once) continue;
+      ok &= close_to(cache.value(slots[t] / kBlock, slots[t] % kBlock, 0, d), want, kv_error, step);
+    }
+    for (int h = 0; h < kHeads; h++) {
+      const float* absorbed = latent.f32(t) + h * rank;
+      const std::vector<double> want =
+          latent_row({absorbed, absorbed + rank}, q.f32(t) + h * (kNope + rotary) + kNope, rotary,
+                     interleaved, cs, sn);
+      for (int d = 0; d < shape.hd_pad(); d++) {
+        const int column = h * shape.hd_pad() + d;
+        const float got =
+            format == ActFormat::bf16 ? from_bf16(out.bf16(t)[column]) : out.f32(t)[column];
+        ok &=
+            d < shape.head_dim ? close_to(got, want[static_cast<size_t>(d)], q_error) : got == 0.0f;
+      }
+    }
+  }
+  int untouched = 0;  // every other slot still holds NaN
+  for (int slot = 0; slot < 2 * kBlock; slot++) {
+    untouched += std::isnan(cache.key(slot / kBlock, slot % kBlock, 0, 0));
+  }
+  if (!ok) {
+    harness::fail(__FILE__, __LINE__,
+                  "latent_store: rank " + std::to_string(rank) + " rotary " +
+                      std::to_string(rotary) + " type " + std::to_string(static_cast<int>(type)));
+  }
+  CHECK(untouched == 2 * kBlock - kTokens);
+}
+
+}  // namespace
+
+KERNEL_TEST(latent_store_makes_rows_and_queries) {
+  for (KvType type : {KvType::bf16, KvType::f16, KvType::f32, KvType::int8, KvType::e4m3}) {
+    for (bool once : {true, false}) {
+      check_latent(type, 32, 16, true, once, k);
+      check_latent(type, 48, 10, false, once, k);
+    }
+  }
+  check_latent(KvType::bf16, 512, 64, true, true, k);
 }
 
 namespace {

@@ -41,6 +41,8 @@ FAMILIES = (
     "qwen3-moe",
     "mixtral",
     "mellum",
+    "deepseek-v2",
+    "deepseek-v3",
     "gemma2",
     "gemma3",
     "opt",

@@ -167,6 +167,26 @@ BAD = {
         {"num_experts_per_tok": 10},
         "num_experts_per_tok is 10, but it must be at most num_experts, 9",
     ),
+    "groups-of-experts": (
+        "deepseek-v2",
+        {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2},
+        "topk_group is 2, but it must be n_group, 3: groups are not supported",
+    ),
+    "groups-of-experts-by-default": (
+        "deepseek-v3",
+        {"n_group": 3, "topk_group": 1},
+        "topk_group is 1, but it must be n_group, 3: groups are not supported",
+    ),
+    "weights-that-add-up": (
+        "deepseek-v2",
+        {"norm_topk_prob": True},
+        "norm_topk_prob is True, but it must be false for DeepSeek V2",
+    ),
+    "narrow-latent-heads": (
+        "deepseek-v2",
+        {"qk_nope_head_dim": 40},
+        "layer 0: nope is 40, but must be a multiple of 32",
+    ),
     "dense-layers": (
         "qwen3-moe",
         {"mlp_only_layers": "0"},
@@ -184,7 +204,7 @@ BAD = {
     "architecture": (
         "llama",
         {"architectures": ["GPTNeoXForCausalLM"]},
-        "GPTNeoXForCausalLM is not implemented in cpuserve; supported: Gemma2ForCausalLM, ",
+        "GPTNeoXForCausalLM is not implemented in cpuserve; supported: DeepseekV2, ",
     ),
     "architectures-missing": ("llama", {"architectures": []}, "names no architecture"),
     "architectures-number": ("llama", {"architectures": [7]}, "names no architecture"),

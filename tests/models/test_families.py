@@ -73,6 +73,34 @@ VARIANTS = {
             },
         },
     ),
+    "deepseek-v2-low-rank": (
+        "deepseek-v2",
+        {"q_lora_rank": 40, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3},
+    ),
+    "deepseek-v2-plain": (
+        "deepseek-v2",
+        {"rope_scaling": None, "first_k_dense_replace": 0, "tie_word_embeddings": True},
+    ),
+    "deepseek-v2-odd-sizes": (
+        "deepseek-v2",
+        {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "kv_lora_rank": 96,
+            "qk_nope_head_dim": 96,
+            "qk_rope_head_dim": 10,
+            "v_head_dim": 64,
+            "num_experts_per_tok": 1,
+        },
+    ),
+    "deepseek-v3-halves": (
+        "deepseek-v3",
+        {"rope_interleave": False, "norm_topk_prob": False, "attention_bias": True},
+    ),
+    "deepseek-v3-yarn": (
+        "deepseek-v3",
+        {"rope_theta": None, "rope_parameters": YARN5, "q_lora_rank": None},
+    ),
     "gemma2-plain": (
         "gemma2",
         {"attn_logit_softcapping": None, "final_logit_softcapping": None, "head_dim": 24},
@@ -126,6 +154,9 @@ def test_every_family_agrees_with_transformers(checkpoint):
         ("qwen3", {"rms_norm_eps": 0.01}),
         ("opt", {"activation_function": "gelu_new"}),
         ("mellum", {"rope_parameters": {"sliding_attention": {"rope_theta": 1.1e4}}}),
+        ("deepseek-v2", {"routed_scaling_factor": 1.6}),
+        ("deepseek-v2", {"rope_scaling": None}),
+        ("deepseek-v3", {"rope_interleave": False}),
     ],
     ids=lambda v: v if isinstance(v, str) else next(iter(v)),
 )

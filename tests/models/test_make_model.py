@@ -22,6 +22,7 @@ PARAMETERS = {  # of the published models, embedding counted once where tied
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
     "qwen3-0.6b": 596_049_920,
+    "deepseek-v2-lite": 15_706_484_224,
     "opt-125m": 125_239_296,
 }
 

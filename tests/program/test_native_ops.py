@@ -143,9 +143,17 @@ def test_every_op_agrees_at_every_level_across_a_chunk_border(dtype, isa):
 
 
 @each_level
+@pytest.mark.parametrize("dtype", KV)
+def test_every_op_of_latent_attention_agrees_at_every_level(dtype, isa):
+    checkpoint = checkpoint_of("deepseek-v3", dtype)
+    assert first_difference(checkpoint.weights, checkpoint.config, dtype, isa, 270) is None
+
+
+@each_level
 @pytest.mark.parametrize("kv", ["int8", "fp8_e4m3", "fp8_e5m2"])
-def test_every_op_over_a_kv_cache_of_eight_bits_agrees(kv, isa):
-    checkpoint = checkpoint_of("qwen3", "bfloat16")
+@pytest.mark.parametrize("family", ["qwen3", "deepseek-v2"])
+def test_every_op_over_a_kv_cache_of_eight_bits_agrees(family, kv, isa):
+    checkpoint = checkpoint_of(family, "bfloat16")
     assert first_difference(checkpoint.weights, checkpoint.config, "bfloat16", isa, 270, kv) is None
 
 
@@ -169,22 +177,24 @@ MIXES = {
 @each_level
 @pytest.mark.parametrize("sources", MIXES.values(), ids=MIXES.keys())
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "qwen3-moe"], ids=["heads-of-16", "heads-of-32", "experts"]
+    "family",
+    ["llama", "qwen3", "qwen3-moe", "deepseek-v2"],
+    ids=["heads-of-16", "heads-of-32", "experts", "latent"],
 )
 def test_every_op_over_quantized_weights_agrees(family, sources, isa):
     checkpoint = checkpoint_of(family, "bfloat16")
     weights = QuantizedWeights(checkpoint.weights, sources)
-    if family == "qwen3-moe" and sources is MIXES["gate-and-up-differ"]:
+    if family in ("qwen3-moe", "deepseek-v2") and sources is MIXES["gate-and-up-differ"]:
         with pytest.raises(ModelError, match=r"kinds w4_g32, w8_g32; .* must have one kind"):
             first_difference(weights, checkpoint.config, "bfloat16", isa, 40)
         return
-    assert isinstance(weights.get("model.layers.0.self_attn.v_proj.weight"), QuantTensor)
+    assert isinstance(weights.get("model.layers.0.self_attn.o_proj.weight"), QuantTensor)
     assert first_difference(weights, checkpoint.config, "bfloat16", isa, 40) is None
 
 
 @each_level
 @pytest.mark.parametrize("scheme", ["int8", "int8_fine", "w8a8", "int4", "int4_fine"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe", "opt"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe", "deepseek-v2", "opt"])
 def test_every_op_over_weights_quantized_while_loading_agrees(family, scheme, isa):
     checkpoint = checkpoint_of(family, "bfloat16")
     weights = OnlineWeights(checkpoint.weights, scheme)

@@ -25,6 +25,11 @@ from tests.helpers.tiny import tiny_model
 SAME = {"f32": 5e-6, "f16": 1e-4, "bf16": 1e-3, "int8": 1.5e-3, "fp8_e4m3": 2e-3, "fp8_e5m2": 2e-3}
 COST = {"f32": 2e-5, "f16": 1e-3, "bf16": 8e-3, "int8": 2.5e-2, "fp8_e4m3": 0.1, "fp8_e5m2": 0.2}
 CASES = [("llama", {}), ("mistral", {}), ("qwen3", {}), ("opt", {})]
+# Without experts, because rounding may change which ones are chosen.
+CASES += [
+    ("deepseek-v2", {"first_k_dense_replace": 3}),
+    ("deepseek-v3", {"first_k_dense_replace": 3, "kv_lora_rank": 512, "qk_rope_head_dim": 64}),
+]
 CASES += [("qwen3", {"head_dim": size}) for size in (64, 80, 96, 128)]
 TOKENS = [(i * 37 + i * i * 5) % 509 for i in range(330)]
 

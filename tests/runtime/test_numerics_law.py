@@ -114,6 +114,26 @@ def test_a_row_of_a_mixture_has_the_same_bits_however_it_is_computed(
     check_every_way(isa, kind, bits, threads, family=family)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 5], ids=lambda t: f"{t}-threads")
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [("dense_bf16", 8), ("dense_f32", 8), ("w8_g32", 16), ("w4m_g128", 8)],
+    ids=lambda x: str(x),
+)
+@each_level
+def test_a_row_of_latent_attention_has_the_same_bits_however_it_is_computed(
+    isa, kind, bits, threads
+):
+    """Its heads share one row of each token, which is key and value."""
+    check_every_way(isa, kind, bits, threads, family="deepseek-v2")
+
+
+@pytest.mark.parametrize("kv", ["int8", "fp8_e4m3", "fp8_e5m2"])
+@each_level
+def test_a_row_has_the_same_bits_over_latent_rows_of_eight_bits(isa, kv):
+    check_every_way(isa, "dense_bf16", 8, 3, kv, family="deepseek-v2")
+
+
 def check_every_way(isa, kind, bits, threads, kv=None, family="llama"):
     def one_way(step):
         step(chunk(TOKENS[:-1], 0, 0, rows=[0]))
@@ -149,6 +169,12 @@ def test_ranks_change_no_bit_of_any_weight_kind(kind, bits, ranks):
 @pytest.mark.parametrize(("kind", "bits"), [("dense_bf16", 8), ("w4_g32", 16)])
 def test_ranks_change_no_bit_of_a_mixture(kind, bits, ranks):
     check_ranks(kind, bits, ranks, "qwen3-moe")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 6], ids=lambda r: f"{r}-ranks")
+@pytest.mark.parametrize(("kind", "bits"), [("dense_bf16", 8), ("dense_f32", 8), ("w4_g32", 16)])
+def test_ranks_change_no_bit_of_latent_attention(kind, bits, ranks):
+    check_ranks(kind, bits, ranks, "deepseek-v2")
 
 
 def check_ranks(kind, bits, ranks, family):

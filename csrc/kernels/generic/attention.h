@@ -187,6 +187,29 @@ static inline const uint8_t* block_at(const AttentionArgs& a, int kv_head, int64
   return kv_block(a.kv, a.block_table[index], kv_head);
 }
 
+// The values of a block whose keys they are, in the order of values: every 2 dims of 2 keys (or 1
+// of 1) change places. Slots that were never written may hold anything, as in the cache.
+template <class Kv>
+static inline void values_of_keys(const typename Kv::Elem* keys, int hd, typename Kv::Elem* to) {
+  using Elem = typename Kv::Elem;
+  if constexpr (Kv::kSide == 2) {
+    static_assert(sizeof(Elem) == 2, "two pairs are 64 bits");
+    for (int d = 0; d < hd; d += 2, keys += 2 * kBlock) {
+      for (int t = 0; t < kBlock; t += 2) {
+        uint64_t x;
+        memcpy(&x, keys + 2 * t, sizeof x);
+        x = (x & 0xffff00000000ffff) | (x >> 16 & 0xffff0000) | (x << 16 & 0xffff00000000);
+        memcpy(to + t * hd + 2 * d, &x, sizeof x);
+      }
+    }
+  } else {
+    for (int d = 0; d < hd; d++, keys += kBlock) {
+      for (int t = 0; t < kBlock; t++) to[t * hd + d] = keys[t];
+    }
+  }
+  if constexpr (Kv::kScaled) memcpy(to + kBlock * hd, keys, kBlock * sizeof(float));
+}
+
 // Only `count` blocks of the chunk exist; the pointers of the others are never read.
 template <class Kv>
 static inline void find_blocks(const AttentionArgs& a, int kv_head, int chunk, int count,
@@ -197,6 +220,11 @@ static inline void find_blocks(const AttentionArgs& a, int kv_head, int chunk, i
     const uint8_t* block = b < count ? block_at(a, kv_head, chunk * kChunkBlocks + b) : nullptr;
     c.k[b] = reinterpret_cast<const Elem*>(block);
     c.v[b] = block ? reinterpret_cast<const Elem*>(block + a.kv.value_offset) : nullptr;
+    if (!block || a.kv.value_offset) continue;
+    uint8_t* values =
+        static_cast<uint8_t*>(a.values) + static_cast<size_t>(b) * kv_half_bytes(a.kv.type, c.hd);
+    values_of_keys<Kv>(c.k[b], c.hd, reinterpret_cast<Elem*>(values));
+    c.v[b] = reinterpret_cast<const Elem*>(values);
   }
 }
 
@@ -204,12 +232,13 @@ static inline void find_blocks(const AttentionArgs& a, int kv_head, int chunk, i
 static inline void add_chunk(const AttentionArgs& a, int kv_head, int chunk, int blocks, Fetch& f) {
   const int left = blocks - chunk * kChunkBlocks;
   const int count = left < kChunkBlocks ? left : kChunkBlocks;
+  const int halves = a.kv.value_offset ? 2 : 1;
   for (int b = 0; b < count; b++) {
     const uint8_t* block = block_at(a, kv_head, chunk * kChunkBlocks + b);
     f.piece[f.count + b] = block;
-    f.piece[f.count + count + b] = block + a.kv.value_offset;
+    if (halves == 2) f.piece[f.count + count + b] = block + a.kv.value_offset;
   }
-  f.count += count > 0 ? 2 * count : 0;
+  f.count += count > 0 ? halves * count : 0;
 }
 
 // Prepares prefetching before `chunk` of `kv_head`. After it comes the next chunk, or the first

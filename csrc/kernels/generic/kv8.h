@@ -62,14 +62,16 @@ static inline float encode_row(const float* x, int n, int hd, uint8_t* codes) {
   return largest / Kv::kLargest * Kv::kWiden + reduce_add(poison);
 }
 
+// v nullptr: the keys are the values.
 template <class Kv>
 static inline void store_head(const KvLayer& kv, uint8_t* block, int at, const float* k,
                               const float* v) {
   const int hd = kv.hd_pad;
   alignas(64) uint8_t codes[kMaxHeadDim];
-  uint8_t* values = block + kv.value_offset;
   key_scales(block, hd)[at] = encode_row<Kv>(k, kv.head_dim, hd, codes);
   for (int i = 0; i < hd; i++) block[i * kBlock + at] = codes[i];
+  if (!v) return;
+  uint8_t* values = block + kv.value_offset;
   key_scales(values, hd)[at] = encode_row<Kv>(v, kv.head_dim, hd, codes);
   memcpy(values + at * hd, codes, static_cast<size_t>(hd));
 }

@@ -1,5 +1,5 @@
-// For each token: normalizes and rotates q and k, writes q to its own rows, and stores k and v in
-// their KV slot.
+// For each token: normalizes and rotates q and k, writes q to its own rows, and stores k and v, or
+// the compressed row that is both, in their KV slot.
 #pragma once
 #include "kernels/generic/attention_tile.h"
 #include "kernels/generic/hadamard.h"
@@ -42,12 +42,13 @@ CPUSERVE_INLINE F load_padded(const float* x, int i, int n) {
   return i + kLanes <= n ? load(x + i) : i < n ? load_n(x + i, n - i) : zero();
 }
 
-static inline void write_query(const RopeStoreArgs& a, int64_t token, int head, const float* x) {
-  uint8_t* row = row_at(a.q, token);
-  const int64_t column = static_cast<int64_t>(head) * a.kv.hd_pad;
-  for (int i = 0; i < a.kv.hd_pad; i += kLanes) {
-    const F v = load_padded(x, i, a.kv.head_dim);
-    if (a.q.format == ActFormat::bf16) {
+static inline void write_query(const Rows& q, const KvLayer& kv, int64_t token, int head,
+                               const float* x) {
+  uint8_t* row = row_at(q, token);
+  const int64_t column = static_cast<int64_t>(head) * kv.hd_pad;
+  for (int i = 0; i < kv.hd_pad; i += kLanes) {
+    const F v = load_padded(x, i, kv.head_dim);
+    if (q.format == ActFormat::bf16) {
       store_bf16(reinterpret_cast<uint16_t*>(row) + column + i, v);
     } else {
       store(reinterpret_cast<float*>(row) + column + i, v);
@@ -84,6 +85,18 @@ static inline void store_value(const KvLayer& kv, uint8_t* block, int at, const 
   }
 }
 
+// v nullptr: the keys are the values.
+template <class Kv>
+static inline void store_key_and_value(const KvLayer& kv, uint8_t* block, int at, const float* k,
+                                       const float* v) {
+  if constexpr (Kv::kScaled) {
+    store_head<Kv>(kv, block, at, k, v);
+  } else {
+    store_key<Kv>(kv, block, at, k);
+    if (v) store_value<Kv>(kv, block, at, v);
+  }
+}
+
 template <class Kv>
 static inline void rope_store_rows(const RopeStoreArgs& a) {
   const int hd = a.kv.head_dim;
@@ -96,18 +109,13 @@ static inline void rope_store_rows(const RopeStoreArgs& a) {
     for (int h = 0; h < a.q_heads; h++, q += hd) {
       turn_head(a, q, a.q_norm, a.positions[t]);
       if (mixed) mix_query(q, hd);
-      write_query(a, t, h, q);
+      write_query(a.q, a.kv, t, h, q);
     }
     for (int h = 0; h < a.kv.kv_heads; h++, k += hd, v += hd) {
       uint8_t* block = kv_block(a.pieces ? a.pieces[h] : a.kv, a.slots[t] / kBlock, h);
       turn_head(a, k, a.k_norm, a.positions[t]);
       if (mixed) mix_key(k, hd);
-      if constexpr (Kv::kScaled) {
-        store_head<Kv>(a.kv, block, at, k, v);
-      } else {
-        store_key<Kv>(a.kv, block, at, k);
-        store_value<Kv>(a.kv, block, at, v);
-      }
+      store_key_and_value<Kv>(a.kv, block, at, k, v);
     }
   }
 }
@@ -115,6 +123,43 @@ static inline void rope_store_rows(const RopeStoreArgs& a) {
 // q and k are normalized and rotated in place in qkv.
 static inline void rope_store(const RopeStoreArgs& a) noexcept {
   with_kv(a.kv.type, [&](auto kv) { rope_store_rows<decltype(kv)>(a); });
+}
+
+// Rotated columns of a query or row: the first ones of all pairs, then the second ones.
+static inline void turn_latent(const LatentStoreArgs& a, const float* x, float* to,
+                               int32_t position) {
+  const int half = a.rotary / 2;
+  for (int i = 0; i < half; i++) {
+    to[i] = a.interleaved ? x[2 * i] : x[i];
+    to[half + i] = a.interleaved ? x[2 * i + 1] : x[half + i];
+  }
+  const int64_t row = static_cast<int64_t>(position) * half;
+  rotate(to, a.cos + row, a.sin + row, half);
+}
+
+template <class Kv>
+static inline void latent_store_rows(const LatentStoreArgs& a) {
+  alignas(64) float x[kMaxHeadDim];
+  const size_t latent = static_cast<size_t>(a.rank) * sizeof(float);
+  for (int64_t t = a.m0; t < a.m1; t++) {
+    const float* kv = f32_row(a.kv, t);
+    scale_columns(x, kv, a.rank, 0.0f, rms_inverse(kv, a.rank, a.eps), a.norm, nullptr);
+    turn_latent(a, kv + a.rank, x + a.rank, a.positions[t]);
+    uint8_t* block = kv_block(a.layer, a.slots[t] / kBlock, 0);
+    store_key_and_value<Kv>(a.layer, block, a.slots[t] % kBlock, x,
+                            a.layer.value_offset ? x : nullptr);
+    const float* q = f32_row(a.q, t) + a.nope;
+    const float* absorbed = f32_row(a.latent, t);
+    for (int h = 0; h < a.q_heads; h++, q += a.nope + a.rotary, absorbed += a.rank) {
+      memcpy(x, absorbed, latent);
+      turn_latent(a, q, x + a.rank, a.positions[t]);
+      write_query(a.out, a.layer, t, h, x);
+    }
+  }
+}
+
+static inline void latent_store(const LatentStoreArgs& a) noexcept {
+  with_kv(a.layer.type, [&](auto kv) { latent_store_rows<decltype(kv)>(a); });
 }
 
 }  // namespace CPUSERVE_NS

@@ -104,6 +104,7 @@ constexpr KernelTable make_table(const char* isa) {
   t.add = add;
   t.activation = activation;
   t.rope_store = rope_store;
+  t.latent_store = latent_store;
   t.recurrent = recurrent;
   t.short_conv = short_conv;
   t.gated_norm = gated_norm;

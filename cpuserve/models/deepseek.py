@@ -1,0 +1,201 @@
+"""DeepSeek V2 and V3: latent attention (MLA), and mixtures of experts with shared experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import (
+    read_bool,
+    read_choice,
+    read_dtype,
+    read_float,
+    read_ids,
+    read_int,
+    refuse,
+)
+from cpuserve.models.experts import add_mixture, read_experts
+from cpuserve.models.llama import GATED_ACTIVATIONS, dense_mlp
+from cpuserve.models.rope import attention_mscale, read_rope
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Score, Then, ValueId
+
+
+@register_model("DeepseekV2ForCausalLM")
+class DeepseekV2:
+    """V2 and V2-Lite: experts chosen by a softmax. Source: transformers modeling_deepseek_v2."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a DeepSeek V2 config."""
+        if read_bool(config, "norm_topk_prob", False):
+            refuse("norm_topk_prob", True, "false for DeepSeek V2")
+        grouped = config.get("topk_method") not in (None, "greedy")
+        return _read(
+            config,
+            architecture="DeepseekV2ForCausalLM",
+            positions=2048,
+            grouped=grouped,
+            mlp_bias=read_bool(config, "mlp_bias", False),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        _build(b, s, score="softmax")
+
+
+@register_model("DeepseekV3ForCausalLM")
+class DeepseekV3:
+    """V3 and Moonlight: experts chosen by a sigmoid and a bias. Source: modeling_deepseek_v3."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a DeepSeek V3 config."""
+        return _read(
+            config,
+            architecture="DeepseekV3ForCausalLM",
+            positions=4096,
+            grouped=True,
+            renormalize=read_bool(config, "norm_topk_prob", True),
+            interleaved=read_bool(config, "rope_interleave", True),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        _build(b, s, score="sigmoid")
+
+
+def _read(
+    config: Mapping[str, Any],
+    *,
+    architecture: str,
+    positions: int,
+    grouped: bool,
+    mlp_bias: bool = False,
+    renormalize: bool = False,
+    interleaved: bool = True,
+) -> ModelSpec:
+    """The hyperparameters of V2 and V3; grouped: experts are chosen inside the best groups.
+
+    `head_dim` is the width of the row that a layer keeps of a token, for its only KV head.
+    """
+    groups = read_int(config, "n_group", 1)
+    if grouped and read_int(config, "topk_group", groups) < groups:
+        refuse("topk_group", config["topk_group"], f"n_group, {groups}: groups are not supported")
+    vocab = read_int(config, "vocab_size")
+    rank, rotary = read_int(config, "kv_lora_rank"), read_int(config, "qk_rope_head_dim", high=1024)
+    nope = read_int(config, "qk_nope_head_dim", high=1 << 16)
+    rope, max_position = read_rope(config, rotary, positions)
+    q_rank = 0
+    if "q_lora_rank" not in config or config["q_lora_rank"] is not None:
+        q_rank = read_int(config, "q_lora_rank", 1536)
+    extra = {
+        **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
+        "shared": read_int(config, "n_shared_experts"),
+        "first_mixture": read_int(config, "first_k_dense_replace", 0, low=0),
+        "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
+        "renormalize": renormalize,
+        "interleaved": interleaved,
+        "q_rank": q_rank,
+        "nope": nope,
+        "rank": rank,
+        "values": read_int(config, "v_head_dim", high=1 << 16),
+        "scale": (nope + rotary) ** -0.5 * attention_mscale(config),
+    }
+    bias = read_bool(config, "attention_bias", False)
+    return ModelSpec(
+        architecture=architecture,
+        vocab=vocab,
+        width=read_int(config, "hidden_size", high=1 << 20),
+        layers=read_int(config, "num_hidden_layers", high=4096),
+        q_heads=read_int(config, "num_attention_heads", high=65536),
+        kv_heads=1,
+        head_dim=rank + rotary,
+        intermediate=read_int(config, "intermediate_size", high=1 << 24),
+        max_position=max_position,
+        norm_eps=read_float(config, "rms_norm_eps", 1e-6),
+        tied=read_bool(config, "tie_word_embeddings", False),
+        dtype=read_dtype(config),
+        rope=rope,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=mlp_bias,
+        activation=read_choice(config, "hidden_act", "silu", GATED_ACTIVATIONS),
+        bos_ids=read_ids(config, "bos_token_id", vocab),
+        eos_ids=read_ids(config, "eos_token_id", vocab),
+        extra=extra,
+    )
+
+
+def _build(b: Builder, s: ModelSpec, *, score: Score) -> None:
+    x = b.embed("model.embed_tokens")
+    for i in range(s.layers):
+        at = f"model.layers.{i}"
+        _attention(b, s, i, b.rms_norm(x, f"{at}.input_layernorm"), x)
+        h = b.rms_norm(x, f"{at}.post_attention_layernorm")
+        if i < cast("int", s.extra["first_mixture"]):
+            dense_mlp(b, s, i, h, x)
+        else:
+            _experts(b, s, f"{at}.mlp", h, x, score)
+    tied_to = "model.embed_tokens" if s.tied else None
+    b.logits(b.rms_norm(x, "model.norm"), "lm_head", tied_to=tied_to)
+
+
+def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    at, rope = f"model.layers.{layer}.self_attn", s.rope
+    assert rope is not None, "_read sets it"
+    nope, values, rank, q_rank = (
+        cast("int", s.extra[k]) for k in ("nope", "values", "rank", "q_rank")
+    )
+    wide = s.q_heads * (nope + rope.rotary)
+    if q_rank:
+        low = b.linear(h, f"{at}.q_a_proj", features=q_rank, bias=s.qkv_bias)
+        # The norms inside attention have the default epsilon, whatever the config says.
+        low = b.rms_norm(low, f"{at}.q_a_layernorm", eps=1e-6)
+        q = b.linear(low, f"{at}.q_b_proj", features=wide)
+    else:
+        q = b.linear(h, f"{at}.q_proj", features=wide)
+    kv = b.linear(h, f"{at}.kv_a_proj_with_mqa", features=rank + rope.rotary, bias=s.qkv_bias)
+    out = b.latent_attention(
+        q,
+        kv,
+        f"{at}.kv_b_proj",
+        layer=layer,
+        nope=nope,
+        rope=rope,
+        values=values,
+        norm=f"{at}.kv_a_layernorm",
+        scale=cast("float", s.extra["scale"]),
+        eps=1e-6,
+        interleaved=cast("bool", s.extra["interleaved"]),
+    )
+    b.linear(out, f"{at}.o_proj", bias=s.out_bias, add_to=x)
+
+
+def _experts(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId, score: Score) -> None:
+    """Add the chosen experts of h to x, and the shared ones, which are one wide expert."""
+    add_mixture(
+        b,
+        s,
+        at,
+        h,
+        x,
+        parts=("gate_proj", "up_proj", "down_proj"),
+        renormalize=cast("bool", s.extra["renormalize"]),
+        score=score,
+        scale=cast("float", s.extra["expert_scale"]),
+        bias=f"{at}.gate.e_score_correction_bias" if score == "sigmoid" else None,
+    )
+    shared = f"{at}.shared_experts"
+    g = b.linear(
+        h,
+        [f"{shared}.gate_proj", f"{shared}.up_proj"],
+        features=cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"]),
+        bias=s.mlp_bias,
+        then=cast("Then", f"{s.activation}_mul"),
+    )
+    b.linear(g, f"{shared}.down_proj", bias=s.mlp_bias, add_to=x)
