@@ -193,7 +193,10 @@ class Lowering:
             if cache.key_width != cache.value_width:
                 msg = "kernels need keys and values of one width, not of two"
                 raise ModelError(msg)
-            self.native.kv_layer(cache.heads, cache.key_width, group, cache.latent)
+            if cache.latent:
+                self.native.latent_layer(cache.key_width, group)
+            else:
+                self.native.kv_layer(cache.heads, cache.key_width, group)
         for index, op in enumerate(self.program.ops):
             self._op = index
             getattr(self, f"_{type(op).__name__.lower()}")(op)

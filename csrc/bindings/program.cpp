@@ -34,8 +34,18 @@ void register_program(py::module_& m) {
           },
           py::arg("kind"), py::arg("n"), py::arg("k"))
       .def("vector", &Program::add_vector, py::arg("name"), py::arg("count"))
-      .def("kv_layer", &Program::add_kv_layer, py::arg("kv_heads"), py::arg("head_dim"),
-           py::arg("group") = 0, py::arg("latent") = false)
+      .def(
+          "kv_layer",
+          [](Program& p, int32_t kv_heads, int32_t head_dim, int32_t group) {
+            return p.add_kv_layer(kv_heads, head_dim, group);
+          },
+          py::arg("kv_heads"), py::arg("head_dim"), py::arg("group") = 0)
+      .def(
+          "latent_layer",
+          [](Program& p, int32_t width, int32_t group) {
+            return p.add_kv_layer(1, width, group, true);
+          },
+          py::arg("width"), py::arg("group") = 0)
       .def("embed", &Program::embed, py::arg("out"), py::arg("matrix"), py::arg("scale"))
       .def("position_embed", &Program::position_embed, py::arg("x"), py::arg("table"),
            py::arg("rows"), py::arg("offset"))
