@@ -409,6 +409,9 @@ struct RecurrentArgs {
   float* out;  // row t: [heads][value_width] at out + t * out_stride
   int64_t out_stride;
   uint8_t* scratch;  // recurrent_scratch_bytes() bytes
+  // `closed` of the unit that this thread computes next, to fetch the beginning of its states
+  // ahead; or nullptr.
+  const float* next = nullptr;
 };
 
 // Rows of k and u are padded to whole vectors of any level.
@@ -421,12 +424,13 @@ inline int64_t recurrent_open_floats(const RecurrentShape& s) {
   return kStateChunk * row;
 }
 
-// Scratch: q, and the closing keys; S^T k and S^T q of one head; five matrices of one number for
-// each pair of rows, and one line to align them.
+// Scratch: q [16][key row]; u until the chunk's end [16][value row], and products of states and
+// vectors; five matrices of one number for each pair of rows; and a line to align them.
+constexpr int64_t kRecurrentSums = 48;
 inline size_t recurrent_scratch_bytes(const RecurrentShape& s) {
-  const int64_t rows = recurrent_row_floats(s.key_width) + recurrent_row_floats(s.value_width);
-  return static_cast<size_t>(2 * kStateChunk * rows + 5 * kStateChunk * kStateChunk + 16) *
-         sizeof(float);
+  const int64_t rows = kStateChunk * recurrent_row_floats(s.key_width) +
+                       (kStateChunk + kRecurrentSums) * recurrent_row_floats(s.value_width);
+  return static_cast<size_t>(rows + 5 * kStateChunk * kStateChunk + 16) * sizeof(float);
 }
 
 // The causal convolution of each channel before a recurrent layer, then silu if `silu`:

@@ -4,17 +4,24 @@
 // elements, as in a linear. A column of u and of the result needs that column of the state only.
 // k_i . k_t has the only sums across lanes; their order is the same for all pairs of rows.
 //
-// One token is bound by reading the state, so all that it does besides is to stay behind the
-// memory: it reads blocks of consecutive rows, asks for the block after the one in use, and
-// meanwhile for the open rows that come next. Many tokens are bound by their products, with tiles
-// as in linear/dense.h. Neither changes the order of a sum. A state is closed one head at a time,
-// right after that head's rows, while it is still in L2.
+// Few tokens are bound by reading the states, and all that they do besides is to stay behind the
+// memory. Many are bound by their products, in tiles as in linear/dense.h. Neither changes the
+// order of a sum. A state is closed right after its rows, while it is in L2.
 #pragma once
 #include "kernels/generic/convert.h"
 #include "kernels/generic/math.h"
 #include "kernels/table.h"
 
+// Inlined into one function, the steps of a unit would have too few registers.
+#define CPUSERVE_NOINLINE __attribute__((noinline))
+
 namespace CPUSERVE_NS {
+
+// States that are read side by side by few vectors. A core has more lines on their way from memory
+// when it reads several pages at once: 128 KiB at a time, 8 streams are read 1.3 times as fast as
+// one, and 2 streams 1.1 times (2 cores of an Ice Lake Xeon, November 2026). All their sums stay in
+// L1.
+constexpr int64_t kStreams = 8, kFewVectors = kTileRows;
 
 // A unit's memory, and what has been computed of it.
 struct Recurrence {
@@ -26,8 +33,8 @@ struct Recurrence {
   float* u;                    // [heads][C][value_row]
   float* decay;                // [heads][C], G
   float* queries;              // [rows][key_row]; zeros behind key_width
-  float* closing;              // [C][key_row] keys times the decay until the chunk's end
-  float* sums;                 // [vectors][value_row] the closed state times a vector
+  float* closing;              // [C][value_row] u times the decay until the chunk's end
+  float* sums;                 // [heads at a time][vectors][value_row] closed states times vectors
   float *kk, *kq;              // [rows][C] k_i . k_t and k_i . q_t
   float *to_u, *to_out;        // [rows][C] the same times exp(G_t - G_i)
   float* fade;                 // [C] exp(G_i); [C] exp(G_end - G_i)
@@ -41,11 +48,12 @@ struct Recurrence {
     keys = a.open;
     u = keys + C * key_row;
     decay = u + a.shape.heads * C * value_row;
+    static_assert(kStreams * kFewVectors <= kRecurrentSums && 2 * C <= kRecurrentSums, "sums fit");
     const uintptr_t scratch = (reinterpret_cast<uintptr_t>(a.scratch) + 63) & ~uintptr_t{63};
     queries = reinterpret_cast<float*>(scratch);
     closing = queries + C * key_row;
-    sums = closing + C * key_row;
-    kk = sums + 2 * C * value_row;
+    sums = closing + C * value_row;
+    kk = sums + kRecurrentSums * value_row;
     kq = kk + C * C;
     to_u = kq + C * C;
     to_out = to_u + C * C;
@@ -64,7 +72,7 @@ CPUSERVE_INLINE void copy_padded(float* to, const float* x, int64_t width, int64
   for (int64_t i = width; i < row; i++) to[i] = 0.0f;
 }
 
-static inline void append_rows(const Recurrence& r) {
+static CPUSERVE_NOINLINE void append_rows(const Recurrence& r) {
   const RecurrentArgs& a = r.a;
   for (int64_t t = 0; t < a.rows; t++) {
     const int64_t n = a.num_open + t;
@@ -94,58 +102,77 @@ CPUSERVE_INLINE void with_height(int n, const Call& call) {
 // calls f with the first row of each and its height as a type.
 template <class Call>
 CPUSERVE_INLINE void in_tiles(int64_t n, const Call& call) {
-  const int64_t tiles = (n + kTileRows - 1) / kTileRows;
+  const int64_t tiles = (n + kTileRows - 1) / kTileRows, least = n / tiles, higher = n % tiles;
   for (int64_t i = 0, row = 0; i < tiles; i++) {
-    const int64_t end = n * (i + 1) / tiles;
-    with_height(static_cast<int>(end - row), [&](auto height) { call(row, height); });
-    row = end;
+    const int64_t rows = least + (i < higher ? 1 : 0);
+    with_height(static_cast<int>(rows), [&](auto height) { call(row, height); });
+    row += rows;
   }
 }
 
-// Lines that are fetched beside the state, in pieces.
-struct Aside {
-  struct Piece {
-    const float *at, *end;
-  } piece[2];
-  int64_t step;  // lines at a time
+// What a unit needs besides its states, in the order of its use: the open keys, then u, v and the
+// result of one head after the other. A prompt's next chunk probably follows in k and q.
+struct Piece {
+  const float* at;
+  int64_t rows, stride, width;
+};
+static inline int64_t num_pieces(const Recurrence& r) { return 3 * r.a.shape.heads + 3; }
+static inline Piece piece_of(const Recurrence& r, int64_t index) {
+  const RecurrentArgs& a = r.a;
+  const int64_t width = a.shape.value_width, head = (index - 1) / 3;
+  if (index == 0) return {r.keys, a.num_open, r.key_row, r.key_row};
+  if (head == a.shape.heads) {
+    const int64_t next = a.rows > 1 && a.num_open + a.rows == kStateChunk ? kStateChunk : 0;
+    if (index % 3 == 1) return {a.k + a.rows * a.k_stride, next, a.k_stride, a.shape.key_width};
+    return {a.q + a.rows * a.q_stride, next, a.q_stride, a.shape.key_width};
+  }
+  if (index % 3 == 1) {
+    return {r.u + head * kStateChunk * r.value_row, a.num_open + a.rows, r.value_row, r.value_row};
+  }
+  if (index % 3 == 2) return {a.v + head * width, a.rows, a.v_stride, width};
+  return {a.out + head * width, a.rows, a.out_stride, width};
+}
 
-  void fetch() {
-    for (int64_t i = 0; i < step; i++) {
-      Piece& p = piece[piece[0].at >= piece[0].end];
-      if (p.at >= p.end) return;
-      prefetch_l2(p.at);
-      p.at += 16;
+// Fetches these pieces into L2, a few lines with every tile, so that memory always has work but
+// never more of it than a core can wait for at once.
+class Fetch {
+ public:
+  explicit Fetch(const Recurrence& r) : r_(r) {}
+  void few() {
+    for (int64_t lines = 0; lines < kFew;) {
+      if (rows_ == 0) {
+        if (index_ == num_pieces(r_)) return;
+        const Piece piece = piece_of(r_, index_++);
+        at_ = piece.at, rows_ = piece.rows, stride_ = piece.stride, width_ = piece.width;
+        continue;
+      }
+      for (int64_t c = 0; c < width_; c += 16) prefetch_l2(at_ + c);
+      lines += width_ / 16 + 1;
+      at_ += stride_;
+      rows_--;
     }
   }
+
+ private:
+  static constexpr int64_t kFew = 16;
+  const Recurrence& r_;
+  const float* at_;
+  int64_t index_ = 0, rows_ = 0, stride_, width_;
 };
 
-// Rows [row0, row0 + rows) of one state.
-struct StateBlock {
-  const float* state;  // of row0
-  int64_t row0, rows;
-  int64_t ahead;  // floats from a row to the one to fetch with it
-};
-
-// Adds the products of R vectors with a block to W vectors of columns from c.
+// Adds the products of vectors [first, first + R) and `rows` rows of a state to W vectors of
+// columns, from `s` on; element `begin` of the vectors meets the first of these rows. Fetches as
+// many rows from `ahead`.
 template <int R, int W, bool kTail>
-static inline void state_tile(const Recurrence& r, const StateBlock& b, int64_t first, int64_t c) {
+CPUSERVE_INLINE void add_products(F (&sum)[R][W], const Recurrence& r, int64_t first, int64_t begin,
+                                  int64_t rows, const float* s, const float* ahead, int tail) {
   const int64_t width = r.a.shape.value_width;
-  const int tail = static_cast<int>(width - c);
-  float* const sums = r.sums + first * r.value_row + c;
   const float* x[R];
-  F sum[R][W];
 #pragma GCC unroll 8
-  for (int i = 0; i < R; i++) {
-    x[i] = r.vector[first + i] + b.row0;
+  for (int i = 0; i < R; i++) x[i] = r.vector[first + i] + begin;
+  for (int64_t d = 0; d < rows; d++, s += width, ahead += width) {
 #pragma GCC unroll 8
-    for (int w = 0; w < W; w++) {
-      sum[i][w] = b.row0 ? load(sums + i * r.value_row + w * kLanes) : zero();
-    }
-  }
-  const float* s = b.state + c;
-  for (int64_t d = 0; d < b.rows; d++, s += width) {
-#pragma GCC unroll 8
-    for (int i = 0; i < W * kLanes; i += 16) prefetch(s + b.ahead + i);
+    for (int i = 0; i < W * kLanes; i += 16) prefetch(ahead + i);
     F state[W];
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) state[w] = kTail ? load_n(s, tail) : load(s + w * kLanes);
@@ -156,10 +183,54 @@ static inline void state_tile(const Recurrence& r, const StateBlock& b, int64_t 
       for (int w = 0; w < W; w++) sum[i][w] = fma(k, state[w], sum[i][w]);
     }
   }
+}
+
+// The products of a whole state with R of many vectors.
+template <int R, int W, bool kTail>
+static CPUSERVE_NOINLINE void panel_tile(const Recurrence& r, int64_t head, int64_t first,
+                                         int64_t c) {
+  constexpr int64_t kAhead = 512;  // floats; the lines come from L2
+  const int64_t width = r.a.shape.value_width, depth = r.a.shape.key_width, row = r.value_row;
+  const float* state = r.a.closed + head * depth * width + c;
+  F sum[R][W];
 #pragma GCC unroll 8
   for (int i = 0; i < R; i++) {
 #pragma GCC unroll 8
-    for (int w = 0; w < W; w++) store(sums + i * r.value_row + w * kLanes, sum[i][w]);
+    for (int w = 0; w < W; w++) sum[i][w] = zero();
+  }
+  add_products<R, W, kTail>(sum, r, first, 0, depth, state, state + kAhead,
+                            static_cast<int>(width - c));
+  float* sums = r.sums + first * row + c;
+#pragma GCC unroll 8
+  for (int i = 0; i < R; i++, sums += row) {
+#pragma GCC unroll 8
+    for (int w = 0; w < W; w++) store(sums + w * kLanes, sum[i][w]);
+  }
+}
+
+// Some rows of one state, whose products with all of few vectors are added to `sums`.
+struct StreamRows {
+  const float *state, *ahead;
+  int64_t begin, rows;
+  float* sums;  // [vectors][value_row]
+};
+template <int R, int W, bool kTail>
+static CPUSERVE_NOINLINE void stream_tile(const Recurrence& r, const StreamRows& s, int64_t c) {
+  const int64_t row = r.value_row;
+  const int tail = static_cast<int>(r.a.shape.value_width - c);
+  F sum[R][W];
+  float* sums = s.sums + c;
+#pragma GCC unroll 8
+  for (int i = 0; i < R; i++, sums += row) {
+#pragma GCC unroll 8
+    for (int w = 0; w < W; w++) sum[i][w] = s.begin ? load(sums + w * kLanes) : zero();
+  }
+  add_products<R, W, kTail>(sum, r, 0, s.begin, s.rows, s.state + c, s.ahead + c, tail);
+  sums = s.sums + c;
+#pragma GCC unroll 8
+  for (int i = 0; i < R; i++, sums += row) {
+#pragma GCC unroll 8
+    for (int w = 0; w < W; w++) store(sums + w * kLanes, sum[i][w]);
   }
 }
 
@@ -176,57 +247,89 @@ CPUSERVE_INLINE void over_last_columns(int64_t c, int64_t width, const Call& cal
   if (c < width) call(c, Height<1>{}, Height<1>{});
 }
 
-// The products of all vectors with the state of one head. Blocks are small for few vectors, so that
-// what is fetched ahead arrives in time; otherwise they are as large as L1 allows besides the sums.
-static inline void state_products(const Recurrence& r, int64_t head, Aside& aside) {
-  const int64_t width = r.a.shape.value_width, depth = r.a.shape.key_width;
-  const int64_t floats = r.vectors <= 2 ? 1024 : 4096;
-  const int64_t block = floats > width ? floats / width : 1;
-  const int64_t blocks = (depth + block - 1) / block;
-  int64_t lines = 0;
-  for (const Aside::Piece& p : aside.piece) lines += (p.end - p.at + 15) / 16;
-  aside.step = (lines + blocks - 1) / blocks;
-  const float* state = r.a.closed + head * depth * width;
-  for (int64_t row = 0; row < depth; row += block) {
-    const int64_t rows = depth - row < block ? depth - row : block;
-    const StateBlock b{state + row * width, row, rows, block * width};
-    aside.fetch();
-    in_tiles(r.vectors, [&](int64_t first, auto height) {
-      constexpr int R = decltype(height)::value;
-      const auto tile = [&](int64_t c, auto wide, auto tail) {
-        state_tile<R, decltype(wide)::value, decltype(tail)::value != 0>(r, b, first, c);
-      };
-      int64_t c = 0;
-      if constexpr (R <= 2) c = over_columns<2 * kTileVecs>(c, width, tile);
-      c = over_columns<kTileVecs>(c, width, tile);
-      over_last_columns(c, width, tile);
-    });
-  }
+// The products of many vectors with the state of one head, a panel of columns after the other. The
+// second tile of a panel finds it in L2, which is fast enough.
+static CPUSERVE_NOINLINE void panel_products(const Recurrence& r, int64_t head, Fetch& fetch) {
+  const int64_t width = r.a.shape.value_width;
+  in_tiles(r.vectors, [&](int64_t first, auto height) {
+    const auto tile = [&](int64_t c, auto wide, auto tail) {
+      fetch.few();
+      panel_tile<decltype(height)::value, decltype(wide)::value, decltype(tail)::value != 0>(
+          r, head, first, c);
+    };
+    over_last_columns(over_columns<kTileVecs>(0, width, tile), width, tile);
+  });
 }
 
-// k_i . k_t and k_i . q_t for all rows t of this call and i <= t.
+// The products of few vectors with the states of heads [head, end), side by side: some rows of each
+// in turn. Where a state ends, the lines ahead are those of the state that comes next.
+static CPUSERVE_NOINLINE void stream_products(const Recurrence& r, int64_t head, int64_t end,
+                                              Fetch& fetch) {
+  constexpr int64_t kRowFloats = 256, kAheadFloats = 512;
+  const int64_t width = r.a.shape.value_width, depth = r.a.shape.key_width;
+  const int64_t state_floats = depth * width;
+  const int64_t block = width < kRowFloats ? kRowFloats / width : 1;
+  const int64_t ahead = width < kAheadFloats ? kAheadFloats / width : 1;
+  const float* const now = r.a.closed + head * state_floats;
+  const float* const next = end < r.a.shape.heads ? r.a.closed + end * state_floats : r.a.next;
+  with_height(r.vectors, [&](auto height) {
+    constexpr int R = decltype(height)::value;
+    for (int64_t begin = 0; begin < depth; begin += block) {
+      const int64_t rows = depth - begin < block ? depth - begin : block;
+      const bool ends = begin + ahead >= depth && next != nullptr;
+      const float* later =
+          ends ? next + (begin + ahead - depth) * width : now + (begin + ahead) * width;
+      StreamRows s{now + begin * width, later, begin, rows, r.sums};
+      for (int64_t h = head; h < end; h++) {
+        fetch.few();
+        const auto tile = [&](int64_t c, auto wide, auto tail) {
+          stream_tile<R, decltype(wide)::value, decltype(tail)::value != 0>(r, s, c);
+        };
+        int64_t c = 0;
+        if constexpr (R <= 2) c = over_columns<2 * kTileVecs>(c, width, tile);
+        c = over_columns<kTileVecs>(c, width, tile);
+        over_last_columns(c, width, tile);
+        s.state += state_floats;
+        s.ahead += state_floats;
+        s.sums += r.vectors * r.value_row;
+      }
+    }
+  });
+}
+
+// k_i . k_t and k_i . q_t for all rows t of this call and i <= t; two rows i at a time.
 template <bool kDelta>
-static inline void key_products(const Recurrence& r) {
+static CPUSERVE_NOINLINE void key_products(const Recurrence& r) {
+  const int64_t row = r.key_row;
   for (int64_t t = 0; t < r.a.rows; t++) {
     const int64_t n = r.a.num_open + t;
-    const float *k = r.keys + n * r.key_row, *q = r.queries + t * r.key_row;
-    for (int64_t i = 0; i <= n; i++) {
-      const float* key = r.keys + i * r.key_row;
-      F with_k = zero(), with_q = zero();
-      for (int64_t d = 0; d < r.key_row; d += kLanes) {
-        const F x = load(key + d);
-        if (kDelta) with_k = fma(x, load(k + d), with_k);
-        with_q = fma(x, load(q + d), with_q);
+    const float *k = r.keys + n * row, *q = r.queries + t * row;
+    float *kk = r.kk + t * kStateChunk, *kq = r.kq + t * kStateChunk;
+    for (int64_t i = 0; i <= n; i += 2) {
+      const int64_t j = i < n ? i + 1 : i;
+      const float *first = r.keys + i * row, *second = r.keys + j * row;
+      F first_k = zero(), first_q = zero(), second_k = zero(), second_q = zero();
+      for (int64_t d = 0; d < row; d += kLanes) {
+        const F x = load(first + d), y = load(second + d), by_q = load(q + d);
+        first_q = fma(x, by_q, first_q);
+        second_q = fma(y, by_q, second_q);
+        if (!kDelta) continue;
+        const F by_k = load(k + d);
+        first_k = fma(x, by_k, first_k);
+        second_k = fma(y, by_k, second_k);
       }
-      if (kDelta) r.kk[t * kStateChunk + i] = reduce_add(with_k);
-      r.kq[t * kStateChunk + i] = reduce_add(with_q);
+      kq[i] = reduce_add(first_q);
+      kq[j] = reduce_add(second_q);
+      if (!kDelta) continue;
+      kk[i] = reduce_add(first_k);
+      kk[j] = reduce_add(second_k);
     }
   }
 }
 
 // What the rows of one head are multiplied by. Lanes behind row t hold anything and are not used.
 template <bool kDelta>
-static inline void decay_products(const Recurrence& r, int64_t head) {
+static CPUSERVE_NOINLINE void decay_products(const Recurrence& r, int64_t head) {
   const float* decay = r.decay + head * kStateChunk;
   for (int64_t i = 0; i < kStateChunk; i += kLanes) store(r.fade + i, exp(load(decay + i)));
   for (int64_t t = 0; t < r.a.rows; t++) {
@@ -242,69 +345,69 @@ static inline void decay_products(const Recurrence& r, int64_t head) {
 
 // u and the result of all rows of this call, for W vectors of columns from c.
 template <bool kDelta, int W, bool kTail>
-static inline void solve_tile(const Recurrence& r, int64_t head, int64_t c) {
-  const int64_t width = r.a.shape.value_width;
-  const int tail = static_cast<int>(width - c);
-  const float* read = r.sums + (r.vectors - r.a.rows) * r.value_row + c;
-  float* const u = r.u + head * kStateChunk * r.value_row + c;
-  for (int64_t t = 0; t < r.a.rows; t++) {
-    const int64_t n = r.a.num_open + t;
-    const float *to_u = r.to_u + t * kStateChunk, *to_out = r.to_out + t * kStateChunk;
-    const F fade = set1(r.fade[n]);
+static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, const float* sums,
+                                         int64_t c) {
+  const int64_t rows = r.a.rows, open = r.a.num_open, row = r.value_row;
+  const int64_t column = head * r.a.shape.value_width + c;
+  const int tail = static_cast<int>(r.a.shape.value_width - c);
+  const float *kept_sums = sums + c, *out_sums = sums + (r.vectors - rows) * row + c;
+  const float *v = r.a.v + column, *beta = r.a.beta + head, *fade = r.fade + open;
+  const float *to_u = r.to_u, *to_out = r.to_out;
+  const int64_t v_stride = r.a.v_stride, out_stride = r.a.out_stride, gates = r.a.gate_stride;
+  float* const first = r.u + head * kStateChunk * row + c;
+  float* result = r.a.out + column;
+  for (int64_t t = 0; t < rows; t++) {
+    const F faded = set1(fade[t]);
     F kept[W], out[W];
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) {
-      const int64_t at = t * r.value_row + w * kLanes;
-      if (kDelta) kept[w] = mul(fade, load(r.sums + at + c));
-      out[w] = mul(fade, load(read + at));
+      if (kDelta) kept[w] = mul(faded, load(kept_sums + w * kLanes));
+      out[w] = mul(faded, load(out_sums + w * kLanes));
     }
-    for (int64_t i = 0; i < n; i++) {
+    float* u = first;
+    for (int64_t i = 0; i < open + t; i++, u += row) {
       const F by_u = kDelta ? set1(to_u[i]) : zero(), by_out = set1(to_out[i]);
 #pragma GCC unroll 8
       for (int w = 0; w < W; w++) {
-        const F x = load(u + i * r.value_row + w * kLanes);
+        const F x = load(u + w * kLanes);
         if (kDelta) kept[w] = fma(by_u, x, kept[w]);
         out[w] = fma(by_out, x, out[w]);
       }
     }
-    const float* v = r.a.v + t * r.a.v_stride + head * width + c;
-    float* to = r.a.out + t * r.a.out_stride + head * width + c;
-    const F beta = set1(r.a.beta[t * r.a.gate_stride + head]), by_out = set1(to_out[n]);
+    const F by_v = set1(*beta), by_out = set1(to_out[open + t]);
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) {
       F x = kTail ? load_n(v, tail) : load(v + w * kLanes);
       if (kDelta) x = sub(x, kept[w]);
-      x = mul(beta, x);
-      store(u + n * r.value_row + w * kLanes, x);
+      x = mul(by_v, x);
+      store(u + w * kLanes, x);
       x = fma(by_out, x, out[w]);
-      kTail ? store_n(to, x, tail) : store(to + w * kLanes, x);
+      kTail ? store_n(result, x, tail) : store(result + w * kLanes, x);
     }
+    kept_sums += row, out_sums += row, v += v_stride, result += out_stride, beta += gates;
+    to_u += kStateChunk, to_out += kStateChunk;
   }
 }
 
 // Rows [d, d + R) and W vectors of columns of the state after a full chunk.
 template <int R, int W, bool kTail>
-static inline void close_tile(const Recurrence& r, int64_t head, int64_t d, int64_t c) {
+static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int64_t d, int64_t c) {
   const int64_t width = r.a.shape.value_width;
   const int tail = static_cast<int>(width - c);
   const int64_t at = (head * r.a.shape.key_width + d) * width + c;
-  const float* from = r.a.closed + at;
-  float* to = r.a.closed_to + at;
   const F fade = set1(r.fade[kStateChunk - 1]);
   F sum[R][W];
+  const float* from = r.a.closed + at;
 #pragma GCC unroll 8
-  for (int i = 0; i < R; i++) {
+  for (int i = 0; i < R; i++, from += width) {
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) {
-      const float* p = from + i * width + w * kLanes;
-      sum[i][w] = mul(fade, kTail ? load_n(p, tail) : load(p));
+      sum[i][w] = mul(fade, kTail ? load_n(from, tail) : load(from + w * kLanes));
     }
-#pragma GCC unroll 8
-    for (int w = 0; w < W * kLanes; w += 16) prefetch(from + (R + i) * width + w);
   }
-  const float* u = r.u + head * kStateChunk * r.value_row + c;
-  const float* k = r.closing + d;
-  for (int64_t t = 0; t < kStateChunk; t++, u += r.value_row, k += r.key_row) {
+  const float *u = r.closing + c, *k = r.keys + d;
+  const int64_t u_step = r.value_row, k_step = r.key_row;
+  for (int64_t t = 0; t < kStateChunk; t++, u += u_step, k += k_step) {
     F row[W];
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) row[w] = load(u + w * kLanes);
@@ -315,34 +418,35 @@ static inline void close_tile(const Recurrence& r, int64_t head, int64_t d, int6
       for (int w = 0; w < W; w++) sum[i][w] = fma(key, row[w], sum[i][w]);
     }
   }
+  float* to = r.a.closed_to + at;
 #pragma GCC unroll 8
-  for (int i = 0; i < R; i++) {
+  for (int i = 0; i < R; i++, to += width) {
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) {
-      float* p = to + i * width + w * kLanes;
-      kTail ? store_n(p, sum[i][w], tail) : store(p, sum[i][w]);
+      kTail ? store_n(to, sum[i][w], tail) : store(to + w * kLanes, sum[i][w]);
     }
   }
 }
 
-// S <- exp(G_end) S + sum_i (exp(G_end - G_i) k_i) (x) u_i, i ascending
-static inline void close_state(const Recurrence& r, int64_t head) {
-  const int64_t width = r.a.shape.value_width;
+// S <- exp(G_end) S + sum_i k_i (x) (exp(G_end - G_i) u_i), i ascending
+static CPUSERVE_NOINLINE void close_state(const Recurrence& r, int64_t head, Fetch& fetch) {
+  const int64_t width = r.a.shape.value_width, row = r.value_row;
   const float* decay = r.decay + head * kStateChunk;
-  float* until_end = r.fade + kStateChunk;
+  const float* u = r.u + head * kStateChunk * row;
+  float *const until_end = r.fade + kStateChunk, *const closing = r.closing;
   const F end = set1(decay[kStateChunk - 1]);
   for (int64_t i = 0; i < kStateChunk; i += kLanes) {
     store(until_end + i, exp(sub(end, load(decay + i))));
   }
   for (int64_t i = 0; i < kStateChunk; i++) {
     const F by = set1(until_end[i]);
-    for (int64_t d = 0; d < r.key_row; d += kLanes) {
-      const int64_t at = i * r.key_row + d;
-      store(r.closing + at, mul(by, load(r.keys + at)));
+    for (int64_t c = 0; c < row; c += kLanes) {
+      store(closing + i * row + c, mul(by, load(u + i * row + c)));
     }
   }
   in_tiles(r.a.shape.key_width, [&](int64_t d, auto height) {
     const auto tile = [&](int64_t c, auto wide, auto tail) {
+      fetch.few();
       close_tile<decltype(height)::value, decltype(wide)::value, decltype(tail)::value != 0>(
           r, head, d, c);
     };
@@ -352,23 +456,26 @@ static inline void close_state(const Recurrence& r, int64_t head) {
 
 template <bool kDelta>
 static inline void recurrent_unit(const Recurrence& r) {
-  constexpr int kSolveVecs = 4;  // as many chains as keep two multipliers busy
   const RecurrentArgs& a = r.a;
   const int64_t width = a.shape.value_width, open = a.num_open + a.rows;
   append_rows(r);
-  for (int64_t head = 0; head < a.shape.heads; head++) {
-    const float* u = r.u + head * kStateChunk * r.value_row;
-    Aside aside{
-        {{r.keys, head ? r.keys : r.keys + a.num_open * r.key_row}, {u, u + open * r.value_row}},
-        0};
-    state_products(r, head, aside);
-    if (head == 0) key_products<kDelta>(r);
-    decay_products<kDelta>(r, head);
-    const auto tile = [&](int64_t c, auto wide, auto tail) {
-      solve_tile<kDelta, decltype(wide)::value, decltype(tail)::value != 0>(r, head, c);
-    };
-    over_last_columns(over_columns<kSolveVecs>(0, width, tile), width, tile);
-    if (open == kStateChunk) close_state(r, head);
+  Fetch fetch(r);
+  const bool few = r.vectors <= kFewVectors;
+  const int64_t heads = a.shape.heads, together = few ? kStreams : 1;
+  for (int64_t first = 0; first < heads; first += together) {
+    const int64_t end = first + together < heads ? first + together : heads;
+    few ? stream_products(r, first, end, fetch) : panel_products(r, first, fetch);
+    if (first == 0) key_products<kDelta>(r);
+    for (int64_t head = first; head < end; head++) {
+      const float* sums = r.sums + (head - first) * r.vectors * r.value_row;
+      decay_products<kDelta>(r, head);
+      const auto tile = [&](int64_t c, auto wide, auto tail) {
+        solve_tile<kDelta, decltype(wide)::value, decltype(tail)::value != 0>(r, head, sums, c);
+      };
+      const int64_t c = over_columns<2 * kTileVecs>(0, width, tile);
+      over_last_columns(over_columns<kTileVecs>(c, width, tile), width, tile);
+      if (open == kStateChunk) close_state(r, head, fetch);
+    }
   }
 }
 
@@ -378,3 +485,5 @@ static inline void recurrent(const RecurrentArgs& a) noexcept {
 }
 
 }  // namespace CPUSERVE_NS
+
+#undef CPUSERVE_NOINLINE
