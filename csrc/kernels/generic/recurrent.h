@@ -135,9 +135,9 @@ static inline Piece piece_of(const Recurrence& r, int64_t index) {
 
 // Fetches these pieces into L2, a few lines with every tile, so that memory always has work but
 // never more of it than a core can wait for at once.
-class Fetch {
+class UnitFetch {
  public:
-  explicit Fetch(const Recurrence& r) : r_(r) {}
+  explicit UnitFetch(const Recurrence& r) : r_(r) {}
   void few() {
     for (int64_t lines = 0; lines < kFew;) {
       if (rows_ == 0) {
@@ -249,7 +249,7 @@ CPUSERVE_INLINE void over_last_columns(int64_t c, int64_t width, const Call& cal
 
 // The products of many vectors with the state of one head, a panel of columns after the other. The
 // second tile of a panel finds it in L2, which is fast enough.
-static CPUSERVE_NOINLINE void panel_products(const Recurrence& r, int64_t head, Fetch& fetch) {
+static CPUSERVE_NOINLINE void panel_products(const Recurrence& r, int64_t head, UnitFetch& fetch) {
   const int64_t width = r.a.shape.value_width;
   in_tiles(r.vectors, [&](int64_t first, auto height) {
     const auto tile = [&](int64_t c, auto wide, auto tail) {
@@ -264,7 +264,7 @@ static CPUSERVE_NOINLINE void panel_products(const Recurrence& r, int64_t head, 
 // The products of few vectors with the states of heads [head, end), side by side: some rows of each
 // in turn. Where a state ends, the lines ahead are those of the state that comes next.
 static CPUSERVE_NOINLINE void stream_products(const Recurrence& r, int64_t head, int64_t end,
-                                              Fetch& fetch) {
+                                              UnitFetch& fetch) {
   constexpr int64_t kRowFloats = 256, kAheadFloats = 512;
   const int64_t width = r.a.shape.value_width, depth = r.a.shape.key_width;
   const int64_t state_floats = depth * width;
@@ -429,7 +429,7 @@ static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int6
 }
 
 // S <- exp(G_end) S + sum_i k_i (x) (exp(G_end - G_i) u_i), i ascending
-static CPUSERVE_NOINLINE void close_state(const Recurrence& r, int64_t head, Fetch& fetch) {
+static CPUSERVE_NOINLINE void close_state(const Recurrence& r, int64_t head, UnitFetch& fetch) {
   const int64_t width = r.a.shape.value_width, row = r.value_row;
   const float* decay = r.decay + head * kStateChunk;
   const float* u = r.u + head * kStateChunk * row;
@@ -459,7 +459,7 @@ static inline void recurrent_unit(const Recurrence& r) {
   const RecurrentArgs& a = r.a;
   const int64_t width = a.shape.value_width, open = a.num_open + a.rows;
   append_rows(r);
-  Fetch fetch(r);
+  UnitFetch fetch(r);
   const bool few = r.vectors <= kFewVectors;
   const int64_t heads = a.shape.heads, together = few ? kStreams : 1;
   for (int64_t first = 0; first < heads; first += together) {
