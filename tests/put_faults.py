@@ -323,7 +323,7 @@ FAULTS = [
         "tests/api/test_api_stream.py -k middle",
     ),
     Fault(
-        "cpuserve/serving/tools/json_call.py",
+        "cpuserve/serving/tools/machine.py",
         "kept = size + len(held[:-size]) - len(held[:-size].rstrip())",
         "kept = size",
         "tests/serving/test_hermes.py -k cut",

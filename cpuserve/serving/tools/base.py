@@ -10,6 +10,8 @@ from cpuserve.serving.events import Text, ToolCall
 
 Piece: TypeAlias = Text | ToolCall
 JsonSchema: TypeAlias = Mapping[str, Any]
+Schemas: TypeAlias = Mapping[str, JsonSchema]
+NO_SCHEMAS: Schemas = {}
 
 
 class ToolParser(Protocol):
@@ -36,9 +38,11 @@ class ToolFormat(Protocol):
     """How a family of models writes tool calls.
 
     markers: texts of tokens that the parser must see, also if the tokenizer calls them special.
+    reads_schemas: the text alone does not tell the types of the arguments.
     """
 
     name: str
+    reads_schemas: bool
     markers: frozenset[str]
 
     def matches(self, template: str) -> bool:
@@ -47,14 +51,17 @@ class ToolFormat(Protocol):
     def opening(self, function: str | None) -> str:
         """Return the beginning of a call of `function` (None: of any), which forces a call."""
 
-    def grammar(self, schemas: Mapping[str, JsonSchema], function: str | None) -> str:
+    def grammar(self, schemas: Schemas, function: str | None) -> str:
         """Return the Lark grammar of what follows `opening(function)`, up to the end of one call.
 
         schemas: of the arguments of each function that may be called.
         """
 
-    def parser(self, index: int, opening: str = "") -> ToolParser:
-        """Return a parser for choice `index`, whose text continues `opening`."""
+    def parser(self, index: int, opening: str = "", schemas: Schemas = NO_SCHEMAS) -> ToolParser:
+        """Return a parser for choice `index`, whose text continues `opening`.
+
+        schemas: of the arguments of each function, if it reads them.
+        """
 
 
 def new_call_id() -> str:

@@ -11,9 +11,8 @@ written, as soon as the name is known. What is no call passes on as text, with i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
-from cpuserve.serving.tools.base import JsonSchema, Piece
+from cpuserve.serving.tools.base import NO_SCHEMAS, Piece, Schemas
 from cpuserve.serving.tools.json_call import JsonCall, JsonCallParser, call_grammar
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -23,6 +22,7 @@ class Hermes:
     """The format."""
 
     name = "hermes"
+    reads_schemas = False
     markers = frozenset({OPEN, CLOSE})
 
     def matches(self, template: str) -> bool:
@@ -35,11 +35,16 @@ class Hermes:
             return f'{OPEN}\n{{"name": "'
         return f'{OPEN}\n{{"name": {json.dumps(function)}, "arguments":'
 
-    def grammar(self, schemas: Mapping[str, JsonSchema], function: str | None) -> str:
+    def grammar(self, schemas: Schemas, function: str | None) -> str:
         """Return the Lark grammar of what follows `opening(function)`, up to the call's end."""
         return call_grammar(schemas, function, "arguments")
 
-    def parser(self, index: int, opening: str = "") -> HermesParser:
+    def parser(
+        self,
+        index: int,
+        opening: str = "",
+        schemas: Schemas = NO_SCHEMAS,  # noqa: ARG002
+    ) -> HermesParser:
         """Return a parser for choice `index`, whose text continues `opening`."""
         return HermesParser(index, opening)
 

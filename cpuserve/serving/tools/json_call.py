@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
 
 from cpuserve.sampling.structured import WHITE_SPACE
-from cpuserve.serving.events import Text, ToolCall
-from cpuserve.serving.tools.base import JsonSchema, Piece, new_call_id
+from cpuserve.serving.tools.base import Schemas
 from cpuserve.serving.tools.json_scan import ObjectScanner
+from cpuserve.serving.tools.machine import CallParser
 
 # The members that may hold the arguments; the first one counts.
 _ARGUMENTS = ("arguments", "parameters")
 
 
-def call_grammar(schemas: Mapping[str, JsonSchema], function: str | None, key: str) -> str:
+def call_grammar(schemas: Schemas, function: str | None, key: str) -> str:
     """Return the Lark grammar of the rest of an object whose arguments are its member `key`.
 
     It follows `"KEY":` if `function` is named, else the quotation mark before the name.
@@ -29,70 +27,21 @@ def call_grammar(schemas: Mapping[str, JsonSchema], function: str | None, key: s
     return "\n".join(rules)
 
 
-class JsonCallParser(ABC):
-    """A state machine over the text of one choice; it begins in text. _forced: a call begins it.
+class JsonCallParser(CallParser):
+    """A parser of calls that are JSON objects."""
 
-    A state looks at the text that is held, and returns whether it has changed to another one,
-    which then looks at what is left.
-    """
-
-    def __init__(
-        self, index: int, opening: str = "", new_id: Callable[[], str] = new_call_id
-    ) -> None:
-        self.num_closed = 0
-        self.num_calls = 0
-        self._index = index
-        self._new_id = new_id
-        self._state: Callable[[], bool] = self._in_text
-        self._held = ""  # text that is not decided yet
-        self._call: JsonCall | None = None
-        self._pieces: list[Piece] = []
-        self._forced = bool(opening)
-        self._pieces = self.push(opening)
-
-    def push(self, text: str) -> list[Piece]:
-        """Return what can be told after `text`."""
-        self._held += text
-        while self._held and self._state():
-            pass
-        return self._take()
-
-    @abstractmethod
-    def _in_text(self) -> bool:
-        """The first state."""
-
-    def _take(self) -> list[Piece]:
-        pieces, self._pieces = self._pieces, []
-        return pieces
-
-    def _say(self, text: str) -> None:
-        if text:
-            self._pieces.append(Text(self._index, text, []))
-
-    def _say_before(self, marker: str) -> None:
-        """Say what is held, except for its end if `marker` may begin there or after it."""
-        held = self._held
-        # White space may come before a marker, whose beginning may be here already.
-        kept = len(held) - len(held.rstrip())
-        for size in range(min(len(marker) - 1, len(held)), 0, -1):
-            if held.endswith(marker[:size]):
-                kept = size + len(held[:-size]) - len(held[:-size].rstrip())
-                break
-        self._say(held[: len(held) - kept])
-        self._held = held[len(held) - kept :]
+    _call: JsonCall | None = None
 
     def _tell(self, call: JsonCall) -> None:
         """Pass on what is new of a call whose name is known."""
         if not call.name:
             return
         new = call.take_arguments()
-        if not call.told:
+        if call.told:
+            self._continue_call(new)
+        else:
             call.told = True
-            self.num_calls += 1
-            number = self.num_calls - 1
-            self._pieces.append(ToolCall(self._index, number, new, self._new_id(), call.name))
-        elif new:
-            self._pieces.append(ToolCall(self._index, self.num_calls - 1, new))
+            self._begin_call(call.name, new)
 
 
 class JsonCall:

@@ -11,9 +11,8 @@ from it is that it has arguments beside its name; so a call is known when its ar
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
-from cpuserve.serving.tools.base import JsonSchema, Piece
+from cpuserve.serving.tools.base import NO_SCHEMAS, Piece, Schemas
 from cpuserve.serving.tools.json_call import JsonCall, JsonCallParser, call_grammar
 
 TAG = "<|python_tag|>"
@@ -26,6 +25,7 @@ class Llama3Json:
     """The format."""
 
     name = "llama3_json"
+    reads_schemas = False
     markers = frozenset({TAG})
 
     def matches(self, template: str) -> bool:
@@ -38,11 +38,16 @@ class Llama3Json:
             return '{"name": "'
         return f'{{"name": {json.dumps(function)}, "parameters":'
 
-    def grammar(self, schemas: Mapping[str, JsonSchema], function: str | None) -> str:
+    def grammar(self, schemas: Schemas, function: str | None) -> str:
         """Return the Lark grammar of what follows `opening(function)`, up to the call's end."""
         return call_grammar(schemas, function, "parameters")
 
-    def parser(self, index: int, opening: str = "") -> Llama3JsonParser:
+    def parser(
+        self,
+        index: int,
+        opening: str = "",
+        schemas: Schemas = NO_SCHEMAS,  # noqa: ARG002
+    ) -> Llama3JsonParser:
         """Return a parser for choice `index`, whose text continues `opening`."""
         return Llama3JsonParser(index, opening)
 

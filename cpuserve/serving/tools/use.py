@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import unsupported
 from cpuserve.serving.tools import FORMATS
+from cpuserve.serving.tools.base import NO_SCHEMAS, Schemas
 
 if TYPE_CHECKING:
     from cpuserve.serving.call import GenerateCall
@@ -25,17 +26,19 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 class ToolUse:
     """The format of the calls, the beginning that forces one ("" = none), and the most calls.
 
-    form: what a forced call must look like behind its beginning, None = anything.
+    form: what a forced call must look like behind its beginning, None = anything. schemas: of the
+    arguments of each function, if the format reads them.
     """
 
     format: ToolFormat
     opening: str = ""
     most_calls: int | None = None
     form: StructuredOutputs | None = None
+    schemas: Schemas = field(default_factory=dict)
 
     def parser(self, index: int) -> ToolParser:
         """Return the parser of one choice's text."""
-        return self.format.parser(index, self.opening)
+        return self.format.parser(index, self.opening, self.schemas)
 
 
 def tool_use(call: GenerateCall, found: ToolFormat | None) -> ToolUse | None:
@@ -70,9 +73,15 @@ def tool_use(call: GenerateCall, found: ToolFormat | None) -> ToolUse | None:
         msg = "continue_final_message and a forced tool_choice exclude each other: set one of them"
         raise InvalidRequest(msg, param="tool_choice")
     most = 1 if call.tool_name is not None or call.parallel_tool_calls is False else None
+    schemas = _schemas(call.tools) if found.reads_schemas else NO_SCHEMAS
     if choice != "required":
-        return ToolUse(found, "", most)
-    return ToolUse(found, found.opening(call.tool_name), most, _form(call, found))
+        return ToolUse(found, "", most, None, schemas)
+    return ToolUse(found, found.opening(call.tool_name), most, _form(call, found), schemas)
+
+
+def _schemas(tools: list[Any]) -> Schemas:
+    functions = [tool["function"] for tool in tools]
+    return {function["name"]: function.get("parameters") or {} for function in functions}
 
 
 def _form(call: GenerateCall, found: ToolFormat) -> StructuredOutputs | None:
