@@ -219,3 +219,19 @@ def test_llama_3_calls_with_an_object_alone(stream):
         assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
         calls = [c["function"] for c in choice["message"]["tool_calls"]]
     assert [(c["name"], c["arguments"]) for c in calls] == [("weather", '{"city": "Paris"}')]
+
+
+CODER = """{% if tools %}<tool_call> <function=x> <parameter=y> {{ tools | tojson }}{% endif %}
+{{ messages[-1].content }}"""
+
+
+@pytest.mark.parametrize("per_output", [1, 1000])
+def test_types_of_arguments_come_from_the_tools_of_the_request(per_output):
+    number = {"city": {"type": "string"}, "days": {"type": "integer"}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": number}}}
+    values = "<parameter=city>\n7\n</parameter>\n<parameter=days>\n7\n</parameter>"
+    call = f"<tool_call>\n<function=f>\n{values}\n</function>\n</tool_call>"
+    api = tool_api(says(f"So:\n{call}", per_output), source=CODER)
+    message = api.chat(tools=[tool]).json()["choices"][0]["message"]
+    assert message["content"] == "So:"
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "7", "days": 7}'

@@ -90,6 +90,6 @@ def test_a_schema_that_is_no_json_is_refused():
     deep = {}
     for _ in range(100_000):
         deep = {"items": deep}
-    with pytest.raises(InvalidRequest, match="no JSON schema") as raised:
+    with pytest.raises(InvalidRequest, match="cannot be kept") as raised:
         use(tool("f", deep, strict=True), tool_choice="required")
     assert raised.value.param == "tools"

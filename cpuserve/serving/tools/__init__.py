@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
+from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER
 
 if TYPE_CHECKING:
     from cpuserve.serving.tools.base import ToolFormat
 
 # The first format whose mark a template has is used.
 FORMATS: tuple[ToolFormat, ...] = (
+    QWEN3_CODER,  # whose templates have Hermes' marker, too
     HERMES,
     LLAMA3_JSON,
 )

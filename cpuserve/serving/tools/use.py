@@ -100,7 +100,7 @@ def _form(call: GenerateCall, found: ToolFormat) -> StructuredOutputs | None:
     try:
         grammar = found.grammar(schemas, call.tool_name)
     except (RecursionError, TypeError, ValueError) as error:
-        msg = f"the parameters of a strict function are no JSON schema: {error}"
+        msg = f"the parameters of a strict function cannot be kept: {error}"
         raise InvalidRequest(msg, param="tools") from error
     return StructuredOutputs(grammar=grammar, field="tools")
 

@@ -1,0 +1,209 @@
+"""Qwen3-Coder's tool calls: what is told does not depend on where the text is cut."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpuserve.engine.grammars.compiler import Compiler
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import GenerateCall
+from cpuserve.serving.events import Text
+from cpuserve.serving.tools import find_format
+from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER, Qwen3CoderParser
+from cpuserve.serving.tools.use import tool_use
+from cpuserve.tokenizer.tokenizer import Tokenizer
+from tests.helpers.tiny import tiny_end_ids, tiny_model
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "n": {"type": "integer"},
+        "yes": {"type": "boolean"},
+        "list": {"type": "array", "items": {"type": "string"}},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+    "required": ["text"],
+}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
+SCHEMAS = {"f": PARAMETERS}
+
+
+def call(*arguments, name="f"):
+    """A call in the format; arguments: pairs of a key and a text."""
+    inner = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in arguments)
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+
+
+def parsed(*texts, opening=""):
+    """Text, and [name, arguments] of calls, in order, neighbours joined."""
+    new_id = map("id{}".format, itertools.count()).__next__
+    parser = Qwen3CoderParser(3, opening, SCHEMAS, new_id)
+    pieces = [piece for text in texts for piece in parser.push(text)] + parser.flush()
+    found, ids = [], []
+    for piece in pieces:
+        assert piece.index == 3
+        if isinstance(piece, Text):
+            assert piece.text
+            joined = found.pop() if found and isinstance(found[-1], str) else ""
+            found.append(joined + piece.text)
+        elif piece.id is None:
+            assert (piece.name, piece.call) == (None, len(ids) - 1)
+            found[-1][1] += piece.arguments
+        else:
+            assert piece.call == len(ids)
+            ids.append(piece.id)
+            found.append([piece.name, piece.arguments])
+    assert ids == [f"id{i}" for i in range(len(ids))]
+    assert (parser.num_calls, parser.num_closed <= parser.num_calls) == (len(ids), True)
+    return found
+
+
+ONE, NONE = call(("text", "Paris")), call()
+CALL_ONE, CALL_NONE = ["f", '{"text": "Paris"}'], ["f", "{}"]
+BARE = ONE.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+CASES = {
+    "no call": (" just <b>text</b> \n", [" just <b>text</b> \n"]),
+    "white space only": (" \n", [" \n"]),
+    "one": (ONE, [CALL_ONE]),
+    "after text": (f"I look.\n\n{ONE}\n", ["I look.", CALL_ONE]),
+    "two": (f"{ONE}\n{NONE}", [CALL_ONE, CALL_NONE]),
+    "text between": (f"{ONE} and {NONE}", [CALL_ONE, "and", CALL_NONE]),
+    "without a marker": (f"So: {BARE} then", ["So:", CALL_ONE, "then"]),
+    "values": (
+        call(("n", "-3"), ("yes", "True"), ("list", '["a"]'), ("new", "1.5")),
+        [["f", '{"n": -3, "yes": true, "list": ["a"], "new": 1.5}']],
+    ),
+    "no JSON": (
+        call(("n", "many"), ("list", "NaN"), ("new", "a b")),
+        [["f", '{"n": "many", "list": "NaN", "new": "a b"}']],
+    ),
+    "strings": (
+        call(("text", '"7"\n\n <b>\\n</b>'), ("maybe", "null"), ("text", "")),
+        [["f", '{"text": "\\"7\\"\\n\\n <b>\\\\n</b>", "maybe": "null", "text": ""}']],
+    ),
+    "line breaks of the value": (call(("text", "\n a \n")), [["f", '{"text": "\\n a \\n"}']]),
+    "other line breaks": (
+        "<function=f>\r\n<parameter=text>\r\na\r\n</parameter></function>",
+        [["f", '{"text": "a"}']],
+    ),
+    "on one line": (
+        "<function=f><parameter=text>a</parameter></function>",
+        [["f", '{"text": "a"}']],
+    ),
+    "another function": (call(("text", "1"), name="g"), [["g", '{"text": 1}']]),
+    "cut in a string": (ONE.partition("is")[0], [["f", '{"text": "Par']]),
+    "cut in an end": (ONE.partition("ameter>\n</f")[0], [["f", '{"text": "Paris\\n</par']]),
+    "cut in a number": (call(("n", "1")).partition("\n</par")[0], [["f", '{"n": ']]),
+    "cut in the name": ("<tool_call>\n<function=f", ["<tool_call>\n<function=f"]),
+    "cut in a marker": ("ok <func", ["ok <func"]),
+    "no function": ("<tool_call>\n{}</tool_call>", ["<tool_call>\n{}</tool_call>"]),
+    "no name": ("<function=>x", ["<function=>x"]),
+    "broken": ("<function=f>\nx</function>", [["f", "{"], "x</function>"]),
+    "broken, then a call": (f"<tool_call> <function=\n{ONE}", ["<tool_call> <function=", CALL_ONE]),
+}
+
+
+@pytest.mark.parametrize(("text", "wanted"), CASES.values(), ids=CASES)
+def test_calls_are_found(text, wanted):
+    assert parsed(text) == wanted
+    assert parsed(*text) == wanted
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [ONE, NONE, BARE, "<tool_call>", "</tool_call>", "<function=", "f>", "</function>", ">",
+             "<parameter=", "text>", "n>", "</parameter>", "\n", "\r\n", " ", "<", "1", '"a', "</"]
+        ),
+        max_size=9,
+    ).map("".join),
+    st.lists(st.integers(1, 9), max_size=40),
+    st.sampled_from(["", QWEN3_CODER.opening(None), QWEN3_CODER.opening("f")]),
+)  # fmt: skip
+def test_where_the_text_is_cut_changes_nothing(text, cuts, opening):
+    pieces, start = [], 0
+    for cut in cuts:
+        pieces.append(text[start : start + cut])
+        start += cut
+    whole = parsed(text, opening=opening)
+    assert parsed(*pieces, text[start:], opening=opening) == whole
+    assert parsed(*text, opening=opening) == whole
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\r")), st.integers(-99, 99))
+def test_any_string_and_number_pass(text, number):
+    ((name, arguments),) = parsed(call(("text", text), ("n", str(number))))
+    assert (name, json.loads(arguments)) == ("f", {"text": text, "n": number})
+
+
+def test_strings_are_told_while_they_are_written():
+    parser = Qwen3CoderParser(0, "", SCHEMAS)
+    (begun,) = parser.push("<tool_call>\n<function=f>\n<par")
+    assert (begun.name, begun.arguments) == ("f", "{")
+    pieces = parser.push("ameter=text>\nPar")
+    assert "".join(piece.arguments for piece in pieces) == '"text": "Par'
+    assert [piece.arguments for piece in parser.push("is\n</param")] == ["i"]
+    assert parser.num_closed == 0
+    pieces = parser.push("eter>\n</function>")
+    assert "".join(piece.arguments for piece in pieces) == 's"}'
+    assert parser.num_closed == 1
+
+
+@pytest.fixture(scope="module")
+def matches():
+    """Whether a grammar allows a text, and no more behind it."""
+    compiler = Compiler(tiny_model("llama"), 512, sorted(tiny_end_ids("llama")))
+    tokenizer = Tokenizer.load(tiny_model("llama"))
+
+    def matches(form, text):
+        matcher = compiler.compile(compiler.prepare(*form.key))
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_stopped()
+
+    return matches
+
+
+def forced(tool, name=None):
+    strict = {**tool, "function": {**tool["function"], "strict": True}}
+    asked = GenerateCall(tools=[strict], tool_choice="required", tool_name=name)
+    return tool_use(asked, QWEN3_CODER)
+
+
+@pytest.mark.parametrize("name", [None, "f"])
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
+        ([("text", "a <b>\n</b>\n")], True),
+        ([("text", ""), ("n", "7"), ("list", '["x"]'), ("maybe", "?")], True),
+        ([("n", "7")], False),
+        ([("text", ""), ("n", "seven")], False),
+        ([("text", ""), ("other", "7")], False),
+    ],
+    ids=str,
+)
+def test_a_strict_call_has_the_arguments_of_its_schema(matches, name, arguments, fits):
+    use = forced(TOOL, name)
+    text = call(*arguments).removeprefix(use.opening).removesuffix("\n</tool_call>")
+    assert matches(use.form, text) == fits
+    if fits:
+        pieces = use.parser(0).push(text)
+        written = json.loads("".join(piece.arguments for piece in pieces))
+        assert written["text"] == arguments[0][1]
+
+
+def test_what_a_strict_string_cannot_keep_is_refused():
+    limited = {"type": "object", "properties": {"text": {"type": "string", "maxLength": 3}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": limited}}
+    with pytest.raises(InvalidRequest, match="maxLength of a string is not supported"):
+        forced(tool)
+
+
+def test_the_format_is_found_before_hermes_whose_marker_its_template_has():
+    template = "{{ '<tool_call>\n<function=x>\n<parameter=y>\n' }}"
+    assert find_format(template) is QWEN3_CODER
