@@ -96,8 +96,15 @@ def check_weights(program: Program, weights: Weights) -> None:
         for name, shape in sorted(needs.items())
         if name in names and weights.get(name).shape != shape
     ]
-    # A tied checkpoint may store the output matrix again; that copy is not reported as unused.
-    unused = sorted(n for n in names - needs.keys() if not is_ignored(n) and n != "lm_head.weight")
+    # A tied checkpoint may store the output matrix again; that copy is not reported as unused. Nor
+    # are layers behind the others that guess further tokens (DeepSeek): they alone have an eh_proj.
+    last = ".eh_proj.weight"
+    guessers = tuple(n.removesuffix(last) + "." for n in names if n.endswith(last))
+    unused = sorted(
+        n
+        for n in names - needs.keys()
+        if not is_ignored(n) and n != "lm_head.weight" and not n.startswith(guessers)
+    )
     groups = (("missing", missing), ("wrong shape", misshapen), ("unused", unused))
     found = [f"{what} ({len(items)}): {', '.join(items)}" for what, items in groups if items]
     if found:

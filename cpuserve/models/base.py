@@ -16,6 +16,7 @@ BUILTIN = {
     "DeepseekV3ForCausalLM": "cpuserve.models.deepseek:DeepseekV3",
     "Gemma2ForCausalLM": "cpuserve.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "cpuserve.models.gemma:Gemma3",
+    "Glm4MoeLiteForCausalLM": "cpuserve.models.deepseek:Glm4MoeLite",
     "LlamaForCausalLM": "cpuserve.models.llama:Llama",
     "MellumForCausalLM": "cpuserve.models.mellum:Mellum",
     "MistralForCausalLM": "cpuserve.models.llama:Mistral",

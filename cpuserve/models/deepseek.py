@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: latent attention (MLA), and mixtures of experts with shared experts."""
+"""DeepSeek V2 and V3, GLM-4.7-Flash: latent attention (MLA), and mixtures with shared experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpuserve.models.config import (
     read_int,
     refuse,
 )
-from cpuserve.models.experts import add_mixture, read_experts
+from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
 from cpuserve.models.llama import GATED_ACTIVATIONS, dense_mlp
 from cpuserve.models.rope import attention_mscale, read_rope
 from cpuserve.models.spec import ModelSpec
@@ -37,6 +37,7 @@ class DeepseekV2:
             config,
             architecture="DeepseekV2ForCausalLM",
             positions=2048,
+            dense=_first_layers(config, 0),
             grouped=grouped,
             mlp_bias=read_bool(config, "mlp_bias", False),
         )
@@ -54,13 +55,11 @@ class DeepseekV3:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in a DeepSeek V3 config."""
-        return _read(
+        return _read_v3(
             config,
             architecture="DeepseekV3ForCausalLM",
             positions=4096,
-            grouped=True,
-            renormalize=read_bool(config, "norm_topk_prob", True),
-            interleaved=read_bool(config, "rope_interleave", True),
+            dense=_first_layers(config, 3),
         )
 
     @staticmethod
@@ -69,19 +68,61 @@ class DeepseekV3:
         _build(b, s, score="sigmoid")
 
 
+@register_model("Glm4MoeLiteForCausalLM")
+class Glm4MoeLite:
+    """GLM-4.7-Flash: V3 in other sizes. Source: transformers modeling_glm4_moe_lite."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a GLM-4.7-Flash config."""
+        return _read_v3(
+            config,
+            architecture="Glm4MoeLiteForCausalLM",
+            positions=202752,
+            dense=read_dense_layers(config, first=1),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        _build(b, s, score="sigmoid")
+
+
+def _first_layers(config: Mapping[str, Any], default: int) -> tuple[int, ...]:
+    """The layers without experts: those before first_k_dense_replace."""
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    return tuple(range(min(layers, read_int(config, "first_k_dense_replace", default, low=0))))
+
+
+def _read_v3(
+    config: Mapping[str, Any], *, architecture: str, positions: int, dense: tuple[int, ...]
+) -> ModelSpec:
+    return _read(
+        config,
+        architecture=architecture,
+        positions=positions,
+        dense=dense,
+        grouped=True,
+        renormalize=read_bool(config, "norm_topk_prob", True),
+        interleaved=read_bool(config, "rope_interleave", True),
+    )
+
+
 def _read(
     config: Mapping[str, Any],
     *,
     architecture: str,
     positions: int,
+    dense: tuple[int, ...],
     grouped: bool,
     mlp_bias: bool = False,
     renormalize: bool = False,
     interleaved: bool = True,
 ) -> ModelSpec:
-    """The hyperparameters of V2 and V3; grouped: experts are chosen inside the best groups.
+    """The hyperparameters of all; dense: layers without experts.
 
-    `head_dim` is the width of the row that a layer keeps of a token, for its only KV head.
+    grouped: experts are chosen inside the best groups. `head_dim` is the width of the row that a
+    layer keeps of a token, for its only KV head.
     """
     groups = read_int(config, "n_group", 1)
     if grouped and read_int(config, "topk_group", groups) < groups:
@@ -96,7 +137,7 @@ def _read(
     extra = {
         **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
         "shared": read_int(config, "n_shared_experts"),
-        "first_mixture": read_int(config, "first_k_dense_replace", 0, low=0),
+        "dense_layers": dense,
         "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
         "renormalize": renormalize,
         "interleaved": interleaved,
@@ -137,7 +178,7 @@ def _build(b: Builder, s: ModelSpec, *, score: Score) -> None:
         at = f"model.layers.{i}"
         _attention(b, s, i, b.rms_norm(x, f"{at}.input_layernorm"), x)
         h = b.rms_norm(x, f"{at}.post_attention_layernorm")
-        if i < cast("int", s.extra["first_mixture"]):
+        if i in cast("tuple[int, ...]", s.extra["dense_layers"]):
             dense_mlp(b, s, i, h, x)
         else:
             _experts(b, s, f"{at}.mlp", h, x, score)

@@ -28,6 +28,16 @@ def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[s
     }
 
 
+def read_dense_layers(config: Mapping[str, Any], *, first: int = 0) -> tuple[int, ...]:
+    """The layers that mlp_layer_types calls dense; if it is missing, the `first` ones."""
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    kinds = config.get("mlp_layer_types") or [("sparse", "dense")[i < first] for i in range(layers)]
+    known = ("dense", "sparse")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
+        refuse("mlp_layer_types", kinds, f"{layers} entries of dense or sparse")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
+
+
 def add_mixture(
     b: Builder,
     s: ModelSpec,

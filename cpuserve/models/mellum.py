@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpuserve.models.base import register_model
-from cpuserve.models.config import read_bool, read_int, read_windows, refuse
-from cpuserve.models.experts import read_experts
+from cpuserve.models.config import read_bool, read_int, read_windows
+from cpuserve.models.experts import read_dense_layers, read_experts
 from cpuserve.models.llama import build_decoder, read_decoder
 from cpuserve.models.qwen3_moe import qwen_mlp
 from cpuserve.models.rope import split_ropes
@@ -31,7 +31,7 @@ class Mellum:
         head_dim = read_int(config, "head_dim", 128)
         extra = {
             "windows": read_windows(config, window, default=lambda _: False),
-            "dense_layers": _dense_layers(config),
+            "dense_layers": read_dense_layers(config),
             "renormalize": read_bool(config, "norm_topk_prob", True),
             **read_experts(config, count="num_experts", width="moe_intermediate_size"),
         }
@@ -51,12 +51,3 @@ class Mellum:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
         build_decoder(b, s, qk_norm=True, mlp=qwen_mlp)
-
-
-def _dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
-    layers = read_int(config, "num_hidden_layers", high=4096)
-    kinds = config.get("mlp_layer_types") or ["sparse"] * layers
-    known = ("dense", "sparse")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
-        refuse("mlp_layer_types", kinds, f"{layers} entries of dense or sparse")
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")

@@ -10,8 +10,8 @@ Families that these ops cover: Llama 2/3, Mistral, SmolLM2; Qwen2/2.5 (q/k/v bia
 inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, optional
 word_embed projection); Qwen3-MoE; Gemma 2 and 3 (RmsNorm `plus_one`, Embed `scale`, post-norms as
 RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and `softcap`); DeepSeek V2 and
-V3 (LatentStoreKV, then Attention with one KV head). docs/contracts.md says what further families
-need.
+V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head). docs/contracts.md says what
+further families need.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ FAMILIES = (
     "mellum",
     "deepseek-v2",
     "deepseek-v3",
+    "glm4-moe-lite",
     "gemma2",
     "gemma3",
     "opt",

@@ -10,7 +10,16 @@ from cpuserve import LLM, SamplingParams
 from tests.helpers.oracle import transformers_of
 from tests.helpers.tiny import tiny_model
 
-FAMILIES = ["qwen3-moe", "mixtral", "mellum", "deepseek-v2", "deepseek-v3", "gemma2", "gemma3"]
+FAMILIES = [
+    "qwen3-moe",
+    "mixtral",
+    "mellum",
+    "deepseek-v2",
+    "deepseek-v3",
+    "glm4-moe-lite",
+    "gemma2",
+    "gemma3",
+]
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(3 + 13 * n)] for n in range(5)]
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=32, temperature=0.8, seed=4, ignore_eos=True, logprobs=2)

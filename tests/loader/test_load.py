@@ -65,6 +65,13 @@ def test_computed_buffers_and_a_tied_output_matrix_may_be_left_over():
     check_weights(program(a=(1,)), weights)
 
 
+def test_layers_that_guess_further_tokens_are_not_reported_as_unused():
+    names = ("model.layers.3.eh_proj.weight", "model.layers.3.mlp.up_proj.weight")
+    check_weights(program(a=(1,)), Weights({"a": (1,), **dict.fromkeys(names, (1,))}))
+    with pytest.raises(ModelError, match=r"unused \(1\): model.layers.3.mlp"):
+        check_weights(program(a=(1,)), Weights({"a": (1,), names[1]: (1,)}))
+
+
 def test_config_merges_the_end_tokens_of_generation_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2, "x": 1}))
     assert read_config(tmp_path) == {"eos_token_id": 2, "x": 1}

@@ -97,6 +97,10 @@ VARIANTS = {
         "deepseek-v3",
         {"rope_interleave": False, "norm_topk_prob": False, "attention_bias": True},
     ),
+    "glm4-moe-lite-layers": (
+        "glm4-moe-lite",
+        {"mlp_layer_types": ["sparse", "dense", "sparse"], "q_lora_rank": None},
+    ),
     "deepseek-v3-yarn": (
         "deepseek-v3",
         {"rope_theta": None, "rope_parameters": YARN5, "q_lora_rank": None},
