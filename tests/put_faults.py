@@ -370,6 +370,48 @@ FAULTS = [
         'ids("eos", "eot")',
         "tests/llm/test_end_of_turn.py -k each_key",
     ),
+    Fault(
+        "cpuserve/api/ollama.py",
+        "model if model in received.models.names else plain",
+        "model",
+        "tests/api/test_api_ollama.py -k listed_and_shown",
+    ),
+    Fault(
+        "cpuserve/api/ollama.py",
+        "call.default_max_tokens = options.num_predict",
+        "call.max_tokens = options.num_predict",
+        "tests/api/test_api_ollama.py -k beyond_the_context",
+    ),
+    Fault(
+        "cpuserve/serving/tools/llama3_json.py",
+        "if call.has_arguments or (",
+        "if call.name or (",
+        "tests/serving/test_llama3_json.py -k found",
+    ),
+    Fault(
+        "cpuserve/serving/tools/qwen3_coder.py",
+        'shown = max(0, shown - len("\\r\\n"))',
+        "shown -= 1",
+        "tests/serving/test_qwen3_coder.py -k cut",
+    ),
+    Fault(
+        "cpuserve/serving/tools/use.py",
+        'if call.tool_name in (None, f["name"])',
+        "",
+        "tests/serving/test_tool_forms.py -k nothing_is_formed",
+    ),
+    Fault(
+        "cpuserve/models/llama.py",
+        's.extra.get("local_rope", s.rope)) if window else s.rope',
+        's.extra.get("local_rope", s.rope))',
+        "tests/models/test_families.py -k agrees_with_transformers",
+    ),
+    Fault(
+        "cpuserve/core/kv/shared.py",
+        "else self._format.root(chain.salt)",
+        'else self._format.root("")',
+        "tests/core/test_shared.py -k salts",
+    ),
     # --- formats ------------------------------------------------------------------------------
     Fault(
         "cpuserve/quant/gptq.py",

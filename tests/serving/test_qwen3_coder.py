@@ -117,7 +117,7 @@ def test_calls_are_found(text, wanted):
 @given(
     st.lists(
         st.sampled_from(
-            [ONE, NONE, BARE, "<tool_call>", "</tool_call>", "<function=", "f>", "</function>", ">",
+            [ONE, NONE, BARE, "<function=f>\n<parameter=text>", "\r\n</parameter>", "<tool_call>", "</tool_call>", "<function=", "f>", "</function>", ">",
              "<parameter=", "text>", "n>", "</parameter>", "\n", "\r\n", " ", "<", "1", '"a', "</"]
         ),
         max_size=9,
