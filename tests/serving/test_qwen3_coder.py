@@ -117,8 +117,9 @@ def test_calls_are_found(text, wanted):
 @given(
     st.lists(
         st.sampled_from(
-            [ONE, NONE, BARE, "<function=f>\n<parameter=text>", "\r\n</parameter>", "<tool_call>", "</tool_call>", "<function=", "f>", "</function>", ">",
-             "<parameter=", "text>", "n>", "</parameter>", "\n", "\r\n", " ", "<", "1", '"a', "</"]
+            [ONE, NONE, BARE, "<tool_call>", "</tool_call>", "<function=", "f>", "</function>", ">",
+             "<parameter=", "text>", "n>", "</parameter>", "\n", "\r\n", " ", "<", "1", '"a', "</",
+             "<function=f>\n<parameter=text>", "\r\n</parameter>"]
         ),
         max_size=9,
     ).map("".join),
