@@ -210,6 +210,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         moe_intermediate_size=96,
         norm_topk_prob=True,
     ),
+    "tiny-qwen3-next": _decoder(
+        "Qwen3Next",
+        (*_TINY[:3], 4, *_TINY[4:]),
+        **_TINY_KEYS,
+        model_type="qwen3_next",
+        head_dim=32,
+        full_attention_interval=2,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=24,
+        linear_conv_kernel_dim=4,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=96,
+        shared_expert_intermediate_size=32,
+    ),
     "tiny-mixtral": _decoder(
         "Mixtral", _TINY, **_TINY_KEYS, num_local_experts=5, num_experts_per_tok=2
     ),
@@ -422,11 +439,13 @@ def _random_values(need: WeightNeed, seed: int, offset: bool) -> Iterator[npt.ND
 
     Matrices have variance 1 / columns, so products keep the variance of their input. Norm weights
     are near 1 (near 0 if they are an `offset` from 1) and biases near 0, but not equal to these
-    values, so a test notices a missing one.
+    values, so a test notices a missing one. Recurrent states halve in about 20 tokens.
     """
     stream = np.random.default_rng([seed, zlib.crc32(need.name.encode())])
     norm = "norm" in need.name and need.name.endswith(".weight")
     middle, spread = 1.0 if norm and not offset else 0.0, 0.2
+    if need.name.endswith(".A_log"):
+        middle = -3.0
     if need.role != "vector":
         spread = math.sqrt(3.0 / need.shape[-1])  # uniform in +-spread has variance spread^2 / 3
     left = math.prod(need.shape)

@@ -174,12 +174,34 @@ class Program:
         slopes: int,
         sinks: int,
     ) -> None: ...
+    def split_gates(self, x: int, out: int, heads: int, head_dim: int) -> None: ...
+    def gate(self, x: int, out: int, column: int, single: bool) -> None: ...
+    def gated_delta(
+        self,
+        x: int,
+        gates: int,
+        out: int,
+        key_heads: int,
+        value_heads: int,
+        key_width: int,
+        value_width: int,
+        taps: int,
+        conv: int,
+        rates: int,
+        dt_bias: int,
+        norm: int,
+        eps: float,
+    ) -> None:
+        """conv: [key heads, taps, channels of a key head]; rates: -exp(A_log) of value heads."""
     def add(self, x: int, out: int) -> None: ...
     def activation(self, x: int, out: int, activation: str, glu: bool) -> None: ...
     def hidden(self, x: int) -> None: ...
     def logits(self, x: int, matrix: int, bias: int, scale: float, softcap: float) -> None: ...
     @property
     def weight_bytes(self) -> int: ...
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of what recurrent layers keep of a sequence."""
     @property
     def kv_block_bytes(self) -> int:
         """Bytes of one block in all layers with `kv_type` "bf16" (twice as many with "f32")."""
@@ -196,6 +218,7 @@ class Executor:
         kv_type: str,
         num_slots: int,
         max_top: int = 20,
+        num_states: int = 0,
     ) -> None: ...
     def load_matrix(
         self,

@@ -86,6 +86,7 @@ def kv_cache_bytes(prepared: Prepared) -> int:
         config.kv_blocks
         * block_bytes(config.kv_groups, kv_layer_bytes(prepared.facts, config.kv_dtype))
         + config.swap_bytes
+        + config.state_slots * prepared.facts.state_bytes
         for config in prepared.resolved.replicas
     )
 
@@ -204,6 +205,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         quantization=quantization,
         max_position=spec.max_position,
         kv_layers=_kv_layers(spec, program),
+        state_bytes=sum(layer.bytes for layer in program.states) if program else 0,
         weight_bytes=weight_bytes,
         activation_width=_activation_width(spec),
         has_program=has_program,

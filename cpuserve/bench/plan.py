@@ -54,7 +54,8 @@ class Capacity:
     def of(cls, config: EngineConfig) -> Capacity:
         """The limits of an engine with this configuration."""
         windows = [group.window for group in config.kv_groups] or [0]
-        blocks, budget = config.kv_blocks - any(windows), config.max_num_batched_tokens
+        spare = any(windows) or config.state_slots > 0
+        blocks, budget = config.kv_blocks - spare, config.max_num_batched_tokens
         use = cache_use(windows, budget, config.block_size)
         return cls(
             batch=min(config.max_num_seqs, budget),

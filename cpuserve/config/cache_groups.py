@@ -1,4 +1,4 @@
-"""CacheUse: how many KV blocks a sequence needs, for the memory plan and the block manager."""
+"""What a sequence needs of the caches, for the memory plan and the block manager."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The block tables of sliding windows reach this many tokens ahead at most, so a step computes no
-# more of one prompt. Longer parts would hold more memory and save about 1 % of the time.
+# The block tables of sliding windows reach at most this many tokens ahead, so a step computes no
+# more of one prompt. Longer parts would hold more memory, and would save about 1 % of the time.
 MOST_AHEAD = 512
+
+STATE_CHUNK = 16  # tokens after which recurrent layers close their states; kStateChunk in table.h
+# The states that a request can hold: of the prefix that it began with, where prompts branch, of its
+# last full block, and of the block in progress.
+STATES_OF_ONE = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     activation scale per row), "int4", or with groups of 32 values "int8_fine" or "int4_fine".
     kv_groups: the cache groups, of which every sequence has a block table each; [] = one group that
     keeps everything.
+    state_slots: how many states of recurrent layers there is memory for; 0 = the model has none.
     kv_blocks, block_size, kv_dtype: the KV cache has kv_blocks blocks of block_size tokens, stored
     as "bf16", "f16", "f32" or an 8-bit type.
     swap_bytes, prefix_cache_bytes: limits on evicted blocks in memory, and on the files in
@@ -178,6 +179,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     adapters: dict[str, str] = {}
     kv_tiers: dict[str, str] = {}
     kv_groups: list[KvGroup] = []
+    state_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,11 @@ class Drafter:
         The row behind the last draft gives a token, too, so that one may end the answer.
         """
         left = request.max_tokens - request.num_output
-        drafts = index.guess(request.token_ids, min(self._num_tokens, left - 1))
+        most = min(self._num_tokens, left - 1)
+        if self._kv.has_states:  # a draft never fills a chunk: its state could not be taken back
+            chunk = self._kv.state_chunk
+            most = min(most, chunk - 2 - request.num_computed % chunk)
+        drafts = index.guess(request.token_ids, most) if most > 0 else []
         if not request.stop_ids.isdisjoint(drafts):
             del drafts[next(i for i, d in enumerate(drafts) if d in request.stop_ids) :]
         return drafts

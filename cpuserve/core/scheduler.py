@@ -34,7 +34,7 @@ from cpuserve.core.budget import SHORT, PromptBudget, may_lose, part_of
 from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
 from cpuserve.core.drafts import DraftBudget, Drafter
 from cpuserve.core.kv.manager import KvManager, Tables
-from cpuserve.core.kv.prefix import ChainMark, PrefixMatch
+from cpuserve.core.kv.prefix import FORGOTTEN, ChainMark, PrefixMatch
 from cpuserve.core.pool import Pool
 from cpuserve.core.queue import Policy, Rank, WaitingQueue, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, FinishReason, Request
@@ -110,7 +110,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self._itl_target_s = itl_target_s
         self._chunk_limit = long_prefill_token_threshold or max_num_batched_tokens
-        if kv.slides and kv.use.ahead:
+        if any(kv.use.windows) and kv.use.ahead:
             self._chunk_limit = min(self._chunk_limit, kv.use.ahead)
         self._policy: Policy = policy
         self._moving_s = moving_s
@@ -264,6 +264,8 @@ class Scheduler:
         as its own prompt takes. `rewind` must follow.
         """
         if self.work.rows or not self._itl_target_s or not request.ready:
+            return False
+        if self.kv.has_states:  # half a step may have changed them; it could not run again
             return False
         predicted = self._predicted_s
         if elapsed > predicted * self._loss_allowed or not self._can_start(request):
@@ -442,7 +444,7 @@ class Scheduler:
         if head is None:
             return
         below = [r for r in self.running if head.rank < r.rank and head.priority < r.priority]
-        free = kv.num_free + sum(len(kv.held(r.tables)) for r in below)
+        free = kv.num_free + sum(kv.num_held(r.tables) for r in below)
         spare = kv.num_groups * (len(self.running) - len(below))
         if free < kv.needs(len(head.token_ids)) + spare:
             return
@@ -558,7 +560,8 @@ class Scheduler:
         if match is None or not self._vacate(match, len(request.token_ids), budget):
             return False
         self.kv.adopt(request.tables, request.chain, match)
-        grown = self.kv.grow(request.tables, len(request.token_ids), match.num_tokens)
+        request.chain.snapshots = kept = self.kv.snapshots_of(match, len(request.token_ids))
+        grown = self.kv.grow(request.tables, len(request.token_ids), match.num_tokens, kept)
         assert grown, "can_admit was true, but there are no blocks"
         request.num_computed = match.num_tokens
         if request.reads_prefixes and not request.num_preemptions and self.kv.prefix_caching:
@@ -614,6 +617,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Free the slot and all blocks of a running request, and queue it to be recomputed."""
         self.running.remove(request)
+        self.kv.publish_end(request.tables, request.chain, request.num_computed)
         self._free(request)
         request.num_computed = 0
         request.num_preemptions += 1
@@ -699,6 +703,7 @@ class Scheduler:
         delta.finish = finish
         if finish == "stop" and delta.tokens and delta.tokens[-1] in request.params.stop_token_ids:
             delta.stop_id = delta.tokens[-1]
+        self.kv.publish_end(request.tables, request.chain, request.num_computed)
         self._drop(request)
         return delta
 
@@ -758,7 +763,8 @@ class Scheduler:
             if chain.last is not None and not chain.last.forgotten:
                 for table, block in zip(request.tables, chain.last.blocks, strict=True):
                     own = table[chain.num_entries - 1]
-                    assert own in (block, self.kv.gone), "the chain has left the table"
+                    known = (block, self.kv.gone) if block != FORGOTTEN else (own,)
+                    assert own in known, "the chain has left the table"
             tables.append(request.tables)
         self.kv.check_invariants(tables)
 

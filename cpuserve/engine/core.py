@@ -69,12 +69,13 @@ class EngineCore:
         windows = [group.window for group in config.kv_groups] or [0]
         self.stats = Stats()
         self.kv = KvManager(
-            # One block stands for all blocks that sliding windows have passed.
-            config.kv_blocks - any(windows),
+            # One block stands for all blocks that sliding windows have passed, or have no state.
+            config.kv_blocks - (any(windows) or config.state_slots > 0),
             config.block_size,
             use=cache_use(windows, config.max_num_batched_tokens, config.block_size),
             prefix_caching=config.enable_prefix_caching,
             offload=make_offload(config, executor),
+            num_states=config.state_slots,
         )
         longest = max(config.max_model_len, config.kv_blocks * config.block_size)
         kv_tokens = self.kv.use.most_tokens(self.kv.num_blocks, longest)

@@ -25,6 +25,7 @@ BUILTIN = {
     "Qwen2ForCausalLM": "cpuserve.models.qwen2:Qwen2",
     "Qwen3ForCausalLM": "cpuserve.models.qwen3:Qwen3",
     "Qwen3MoeForCausalLM": "cpuserve.models.qwen3_moe:Qwen3Moe",
+    "Qwen3NextForCausalLM": "cpuserve.models.qwen3_next:Qwen3Next",
 }
 
 

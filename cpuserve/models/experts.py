@@ -38,6 +38,18 @@ def read_dense_layers(config: Mapping[str, Any], *, first: int = 0) -> tuple[int
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
 
+def read_sparse_step(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """The layers without experts: those in mlp_only_layers, and those that a sparse step skips.
+
+    A layer is skipped if its number, counted from 1, is not a multiple of decoder_sparse_step.
+    """
+    step = read_int(config, "decoder_sparse_step", 1)
+    listed = config.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or not all(type(i) is int for i in listed):
+        refuse("mlp_only_layers", listed, "a list of layer numbers")
+    return tuple(i for i in range(layers) if i in listed or (i + 1) % step)
+
+
 def add_mixture(
     b: Builder,
     s: ModelSpec,

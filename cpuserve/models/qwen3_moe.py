@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from cpuserve.models.base import register_model
-from cpuserve.models.config import read_bool, read_int, refuse
-from cpuserve.models.experts import add_mixture, read_experts
+from cpuserve.models.config import read_bool, read_int
+from cpuserve.models.experts import add_mixture, read_experts, read_sparse_step
 from cpuserve.models.llama import build_decoder, dense_mlp, read_decoder
 from cpuserve.models.qwen2 import read_qwen_windows
 from cpuserve.models.spec import ModelSpec
@@ -21,24 +21,15 @@ class Qwen3Moe:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Qwen3-MoE config.
-
-        Layers are dense if mlp_only_layers lists them, or if their number, counted from 1, is not a
-        multiple of decoder_sparse_step.
-        """
+        """The hyperparameters in a Qwen3-MoE config."""
         bias = read_bool(config, "attention_bias", False)
         layers = read_int(config, "num_hidden_layers", high=4096)
-        step = read_int(config, "decoder_sparse_step", 1)
-        listed = config.get("mlp_only_layers") or []
-        if not isinstance(listed, list) or not all(type(i) is int for i in listed):
-            refuse("mlp_only_layers", listed, "a list of layer numbers")
-        dense = tuple(i for i in range(layers) if i in listed or (i + 1) % step)
         more = read_qwen_windows(config)
         extra = {
             **more.pop("extra", {}),
             **read_experts(config, count="num_experts", width="moe_intermediate_size"),
             "renormalize": read_bool(config, "norm_topk_prob", False),
-            "dense_layers": dense,
+            "dense_layers": read_sparse_step(config, layers),
         }
         return read_decoder(
             {**config, "head_dim": config.get("head_dim") or 128},

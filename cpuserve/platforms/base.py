@@ -33,7 +33,8 @@ class ModelFacts:
     matrix_weights: number of weights in all matrices, a tied one counted once (0 without a
     Program). activation_width: floats of scratch memory per token of a step. has_program: cpuserve
     implements the architecture. generation: sampling parameters that the model recommends;
-    generation_why: the source of the recommendation. adapters, pooling: as in
+    generation_why: the source of the recommendation. state_bytes: what recurrent layers keep of a
+    sequence. adapters, pooling: as in
     EngineConfig.
     """
 
@@ -53,6 +54,7 @@ class ModelFacts:
     generation: Mapping[str, int | float] = field(default_factory=dict)
     generation_why: str = "the model recommends nothing"
     adapters: Mapping[str, str] = field(default_factory=dict)
+    state_bytes: int = 0
     pooling: str = "none"
     pooling_why: str = "the model generates text"
 

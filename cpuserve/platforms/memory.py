@@ -10,7 +10,7 @@ copy is made) and the memory that the processes themselves need.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cpuserve.config.cache_groups import CacheUse, cache_use
 from cpuserve.config.decisions import Ledger
@@ -22,6 +22,7 @@ from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.cache_groups import block_bytes, group_layers
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory_bounds import HEADROOM, Bound, Needs, tightest
+from cpuserve.platforms.states import plan_states
 
 BLOCK = 32  # csrc/kernels/table.h: kBlock
 HEAD_ALIGN = 16  # table.h: hd_pad
@@ -40,12 +41,14 @@ LEAST_TOKENS = 256  # a smaller KV cache is not useful
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The size of the KV cache, and the longest request that it holds."""
+    """The size of the KV cache, the longest request that it holds, and the slots for states."""
 
     kv_blocks: int
     max_model_len: int
     swap_bytes: int
     kv_groups: list[KvGroup]
+    state_slots: int
+    max_num_seqs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ def plan_memory(
     nodes: Iterable[NodeId],
     frees_windows: bool = True,
 ) -> MemoryPlan:
-    """Choose the size of the KV cache, the longest request and the swap space.
+    """Choose the size of the KV cache, the longest request, the swap space and state slots.
 
     nodes: NUMA nodes of the threads, whose memory is preferred. frees_windows: the executor has
     block tables for each cache group (through transformers it has one for all layers).
@@ -156,9 +159,15 @@ def plan_memory(
     groups = group_layers(windows, sizes)
     slides = any(group.window for group in groups)
     block = block_bytes(groups, sizes)
+    state = facts.state_bytes if frees_windows else 0
     other = PROCESS_BYTES + max_num_batched_tokens * facts.activation_width * 4
     other += _written_bytes(options, block)
     needs = Needs(weights, other, facts.weight_bytes, threads)
+    free = tightest(host, needs).free
+    states = plan_states(options, ledger, state, free, max_num_seqs)
+    max_num_seqs = states.max_num_seqs
+    other += states.bytes
+    needs = replace(needs, other=other)
     near = host.node_memory(nodes)
     budget = _Budget(
         tightest(host, needs),
@@ -167,7 +176,7 @@ def plan_memory(
         cache_use([group.window for group in groups], max_num_batched_tokens, BLOCK),
         wanted,
         explicit,
-        spare=int(slides),
+        spare=int(slides or states.slots > 0),
     )
     _require_room(budget, needs)
     space = parse_space(options.kv_cache_space or "0")
@@ -184,7 +193,7 @@ def plan_memory(
     if slides:
         ledger.decide("kv_groups", _named(groups), "blocks left of a sliding window are freed")
     swap = _swap(options, ledger, budget, blocks * budget.block)
-    return MemoryPlan(blocks, length, swap, groups)
+    return MemoryPlan(blocks, length, swap, groups, states.slots, states.max_num_seqs)
 
 
 def _holds(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from cpuserve.config.cache_groups import STATE_CHUNK
 from cpuserve.errors import ModelError
 from cpuserve.program.adapters import SCALES, Adapters, name_a, name_b
 from cpuserve.program.ops import (
@@ -15,6 +16,8 @@ from cpuserve.program.ops import (
     Combine,
     Embed,
     ExpertLinear,
+    Gate,
+    GatedDelta,
     HeadLinear,
     Hidden,
     LatentStoreKV,
@@ -29,11 +32,19 @@ from cpuserve.program.ops import (
     Route,
     RouteAdapters,
     Score,
+    SplitGates,
     Spread,
     Then,
     ValueId,
 )
-from cpuserve.program.program import CacheLayer, Program, Value, WeightNeed
+from cpuserve.program.program import (
+    CacheLayer,
+    Program,
+    StateLayer,
+    Value,
+    WeightNeed,
+    whole_lines,
+)
 
 # The kernels multiply heads by columns that begin and end at whole vectors.
 HEAD_GROUP = 32
@@ -89,6 +100,7 @@ class Builder:
         self._values: list[Value] = []
         self._weights: dict[str, WeightNeed] = {}
         self._cache: list[CacheLayer] = []
+        self._states: list[StateLayer] = []
         self._adapters = spec.adapters
         self._adapted: ValueId | None = None  # the routing to adapters
 
@@ -269,10 +281,11 @@ class Builder:
     ) -> None:
         """Normalize (optional) and rotate q and k of `qkv` in place; store k and v in the KV cache.
 
-        qkv [T, (q_heads + 2 kv_heads) * head_dim]. Call it for layers in order, starting at 0.
+        qkv [T, (q_heads + 2 kv_heads) * head_dim], or wider. Call it for layers in order, starting
+        at 0; layers without attention are not counted.
         """
         s = self._spec
-        self._check_width(f"layer {layer}: qkv", qkv, (s.q_heads + 2 * s.kv_heads) * s.head_dim)
+        self._check_qkv(layer, qkv)
         self._check_layer(layer)
         if rope is not None:
             _check_rope(rope, s.head_dim)
@@ -365,12 +378,82 @@ class Builder:
             raise ModelError(msg)
         if sinks is not None:
             self._need(sinks, (s.q_heads,), "vector")
-        self._check_width(f"layer {layer}: qkv", qkv, (s.q_heads + 2 * s.kv_heads) * s.head_dim)
+        self._check_qkv(layer, qkv)
         out = self._value(f"layers.{layer}.attention", s.q_heads * s.head_dim)
         scale = s.head_dim**-0.5 if scale is None else scale
         heads = (s.q_heads, s.kv_heads, s.head_dim)
         self._ops.append(Attention(qkv, out, layer, *heads, scale, window, softcap, sinks, alibi))
         self._cache[layer] = replace(self._cache[layer], window=window)
+        return out
+
+    def _check_qkv(self, layer: int, qkv: ValueId) -> None:
+        s, value = self._spec, self._values[qkv]
+        least = (s.q_heads + 2 * s.kv_heads) * s.head_dim
+        if value.width < least:
+            msg = f"layer {layer}: {value.name} is {value.width} wide, but qkv needs {least}"
+            raise ModelError(msg)
+
+    def split_gates(self, x: ValueId) -> ValueId:
+        """Queries, keys and values of x, whose heads have a query and a gate each; gates last."""
+        heads, head_dim, width = self._spec.q_heads, self._spec.head_dim, self._width(x)
+        out = self._value(f"{self._values[x].name} sorted", width)
+        self._ops.append(SplitGates(x, out, heads, head_dim, width))
+        return out
+
+    def gate(self, x: ValueId, *, to: ValueId) -> None:
+        """Multiply `to` by the sigmoid of the last columns of x; of its one column, if it has one.
+
+        It works in place.
+        """
+        width, gates = self._width(to), self._width(x)
+        if gates == 1:
+            self._ops.append(Gate(x, to, width, single=True))
+            return
+        if gates < width:
+            msg = f"gate: {self._values[x].name} has {gates} columns for {width} gates"
+            raise ModelError(msg)
+        self._ops.append(Gate(x, to, width, gates - width))
+
+    def gated_delta(
+        self,
+        x: ValueId,
+        gates: ValueId,
+        name: str,
+        *,
+        key_heads: int,
+        value_heads: int,
+        key_width: int,
+        value_width: int,
+        taps: int,
+        eps: float | None = None,
+    ) -> ValueId:
+        """A gated delta net over x and its gates: [T, value_heads * value_width].
+
+        name: of the layer, whose weights are conv1d.weight, A_log, dt_bias and norm.weight. See
+        `ops.GatedDelta` for the columns of x and gates.
+        """
+        if value_heads % key_heads:
+            msg = f"{name}: {value_heads} value heads cannot share {key_heads} key heads evenly"
+            raise ModelError(msg)
+        each = value_heads // key_heads
+        channels = 2 * key_width + each * value_width
+        wide = key_heads * (channels + each * value_width)
+        self._check_width(f"{name}: x", x, wide)
+        self._check_width(f"{name}: gates", gates, 2 * value_heads)
+        out = self._value(name, value_heads * value_width)
+        conv = self._need(f"{name}.conv1d.weight", (key_heads * channels, 1, taps), "table")
+        a_log = self._need(f"{name}.A_log", (value_heads,), "vector")
+        dt_bias = self._need(f"{name}.dt_bias", (value_heads,), "vector")
+        norm = self._need(f"{name}.norm.weight", (value_width,), "vector")
+        sizes = (key_heads, value_heads, key_width, value_width, taps)
+        state = len(self._states)
+        weights = (conv, a_log, dt_bias, norm)
+        self._ops.append(GatedDelta(x, gates, out, state, *sizes, *weights, self._eps(eps)))
+        # A unit is a key head: the states of its value heads and the last inputs of its channels;
+        # of every open token its key, each value head's u and decay, and its channels' inputs.
+        closed = each * key_width * value_width + (taps - 1) * channels
+        row = whole_lines(key_width) + each * (whole_lines(value_width) + 1) + channels
+        self._states.append(StateLayer(key_heads, closed, STATE_CHUNK * row))
         return out
 
     def add(self, x: ValueId, *, to: ValueId) -> None:
@@ -433,6 +516,7 @@ class Builder:
             cache=tuple(self._cache),
             vocab=self._spec.vocab,
             width=self._spec.width,
+            states=tuple(self._states),
         )
 
     def _value(self, name: str, width: int, copies: int = 1) -> ValueId:

@@ -8,6 +8,8 @@ from cpuserve.program.ops import (
     Combine,
     Embed,
     ExpertLinear,
+    Gate,
+    GatedDelta,
     Hidden,
     LatentStoreKV,
     Linear,
@@ -43,7 +45,9 @@ def reads(op: Op) -> tuple[ValueId, ...]:
         return (op.x, op.routing)
     if isinstance(op, Combine):
         return (op.x, op.routing, op.out)
-    if isinstance(op, Add) or (isinstance(op, Linear) and op.add):
+    if isinstance(op, GatedDelta):
+        return (op.x, op.gates)
+    if isinstance(op, Add | Gate) or (isinstance(op, Linear) and op.add):
         return (op.x, op.out)
     return (op.x,)
 

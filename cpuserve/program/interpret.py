@@ -22,6 +22,8 @@ from cpuserve.program.ops import (
     Combine,
     Embed,
     ExpertLinear,
+    Gate,
+    GatedDelta,
     HeadLinear,
     Hidden,
     LatentStoreKV,
@@ -33,11 +35,13 @@ from cpuserve.program.ops import (
     RopeStoreKV,
     Route,
     RouteAdapters,
+    SplitGates,
     Spread,
     Then,
     ValueId,
 )
 from cpuserve.program.program import CacheLayer, Program, group_of
+from cpuserve.program.recurrent import DeltaStates, DeltaWeights
 from cpuserve.program.tables import alibi_slopes, rope_tables
 from cpuserve.program.view import HasWords, StepView, check_step, key_slots, token_slots, view
 
@@ -107,8 +111,8 @@ class Interpreter:
     quantized kinds in the emulated mode, a QuantMatrix. kinds: weight kind of each matrix in the
     emulated mode (default dense_f32). kv_dtype: storage of keys and values in both modes: "f32",
     "f16", "bf16", or "int8", "fp8_e4m3", "fp8_e5m2" with one scale per token and head. The cache
-    has `num_blocks` blocks of 32 tokens. Any thread may set `cancelled`, which ends a run after its
-    current op with RuntimeError.
+    has `num_blocks` blocks of 32 tokens, and `num_states` slots for states of recurrent layers. Any
+    thread may set `cancelled`, which ends a run after its current op with RuntimeError.
     """
 
     def __init__(
@@ -122,9 +126,12 @@ class Interpreter:
         num_blocks: int = 64,
         activation_bits: int = 8,
         groups: Sequence[Sequence[int]] = (),
+        num_states: int = 0,
     ) -> None:
         self.program = program
-        self._groups = len(groups) or 1
+        self._kv_groups = len(groups) or 1
+        self._groups = self._kv_groups + bool(program.states)
+        self._num_states = num_states
         self._group_of = group_of(program, groups)
         self.cancelled = False
         self.mode = mode
@@ -137,6 +144,9 @@ class Interpreter:
         self._tensors = {need.name: tensors[need.name] for need in program.weights}
         self._check_shapes()
         self._make_cache()
+        self._states = [
+            DeltaStates(op, num_states, BLOCK) for op in program.ops if isinstance(op, GatedDelta)
+        ]
         self._last_use = last_uses(program)
         self._alibi = {
             op.q_heads: torch.from_numpy(alibi_slopes(op.q_heads))
@@ -149,7 +159,7 @@ class Interpreter:
 
         A block serves any group, so the layers of each group begin at the first column of its row.
         """
-        ends = [0] * self._groups, [0] * self._groups
+        ends = [0] * self._kv_groups, [0] * self._kv_groups
         spans: list[tuple[slice, slice]] = []
         for kv, group in zip(self.program.cache, self._group_of, strict=True):
             taken: list[slice] = []
@@ -197,11 +207,12 @@ class Interpreter:
             num_blocks=self.num_blocks,
             block=BLOCK,
             groups=self._groups,
+            num_states=self._num_states,
         )
         self._step: StepView = step
         self._slots = [
             torch.from_numpy(token_slots(step, BLOCK, group)).long()
-            for group in range(self._groups)
+            for group in range(self._kv_groups)
         ]
         self._positions = torch.from_numpy(step.positions).long()
         self._row_token = torch.from_numpy(step.row_token).long()
@@ -313,7 +324,8 @@ class Interpreter:
         return out
 
     def _ropestorekv(self, op: RopeStoreKV, qkv: Tensor) -> Tensor:
-        heads = qkv.reshape(len(qkv), op.q_heads + 2 * op.kv_heads, op.head_dim)
+        width = (op.q_heads + 2 * op.kv_heads) * op.head_dim
+        heads = qkv[:, :width].reshape(len(qkv), -1, op.head_dim)
         q, kv = heads[:, : op.q_heads], heads[:, op.q_heads :]
         k, v = kv.chunk(2, dim=1)
         more = 1 if op.plus_one else 0
@@ -329,7 +341,8 @@ class Interpreter:
         if self.kv_type in MIXED_KV:
             q, k = mix(q) / mix_width(op.head_dim), mix(k)
         self._store(op.layer, k, v)
-        return torch.cat([q, k, v], dim=1).reshape(len(qkv), -1)
+        changed = torch.cat([q, k, v], dim=1).reshape(len(qkv), -1)
+        return torch.cat([changed, qkv[:, width:]], dim=1)
 
     def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Write k and v [T, heads, d] of the step's tokens to the cache of a layer."""
@@ -371,6 +384,27 @@ class Interpreter:
         self._store(op.layer, k, k)
         absorbed = latent.reshape(len(q), op.q_heads, op.rank)
         return torch.cat([absorbed, turned[0]], dim=2).reshape(len(q), -1)
+
+    def _splitgates(self, op: SplitGates, x: Tensor) -> Tensor:
+        width = 2 * op.heads * op.head_dim
+        queries, gates = x[:, :width].reshape(len(x), op.heads, 2, op.head_dim).unbind(2)
+        parts = queries.reshape(len(x), -1), x[:, width:], gates.reshape(len(x), -1)
+        return torch.cat(parts, dim=1)
+
+    def _gate(self, op: Gate, x: Tensor, out: Tensor) -> Tensor:
+        gates = x[:, op.column : op.column + (1 if op.single else op.width)]
+        return out * torch.sigmoid(gates)
+
+    def _gateddelta(self, op: GatedDelta, x: Tensor, gates: Tensor) -> Tensor:
+        step, names = self._step, (op.conv, op.a_log, op.dt_bias, op.norm)
+        weights = DeltaWeights(*map(self._vector, names))
+        out = torch.empty(len(x), op.value_heads * op.value_width)
+        for seq in range(step.num_seqs):
+            at, table = step.queries(seq), step.table(seq, self._kv_groups)
+            start, gone = int(step.positions[at.start]), self.num_blocks - 1
+            states = self._states[op.state]
+            out[at] = states.run(x[at], gates[at], start, table, gone, weights)
+        return out
 
     def _attention(self, op: Attention, qkv: Tensor) -> Tensor:
         q = qkv[:, : op.q_heads * op.head_dim].reshape(len(qkv), op.q_heads, op.head_dim)

@@ -24,6 +24,8 @@ from cpuserve.program.ops import (
     Combine,
     Embed,
     ExpertLinear,
+    Gate,
+    GatedDelta,
     HeadLinear,
     Hidden,
     LatentStoreKV,
@@ -37,6 +39,7 @@ from cpuserve.program.ops import (
     RopeStoreKV,
     Route,
     RouteAdapters,
+    SplitGates,
     Spread,
     Then,
     ValueId,
@@ -577,6 +580,36 @@ class Lowering:
                 sinks,
             )
         )
+
+    def _splitgates(self, op: SplitGates) -> None:
+        x, out = self._value(op.x), self._value(op.out)
+        self._emit(lambda: self.native.split_gates(x, out, op.heads, op.head_dim))
+
+    def _gate(self, op: Gate) -> None:
+        x, out = self._value(op.x), self._value(op.out)
+        self._emit(lambda: self.native.gate(x, out, op.column, op.single))
+
+    def _gateddelta(self, op: GatedDelta) -> None:
+        heads, width = op.key_heads, op.key_width
+        values = op.value_heads * op.value_width
+        channels = 2 * heads * width + values
+
+        def conv(read: ReadFn) -> Float32:
+            """[channels, 1, taps] as [key heads, taps, the channels of a key head]."""
+            weight = read(op.conv).reshape(channels, op.taps)
+            parts = np.split(weight, [heads * width, 2 * heads * width])
+            by_head = np.concatenate([p.reshape(heads, -1, op.taps) for p in parts], axis=1)
+            return by_head.transpose(0, 2, 1)
+
+        vectors = (
+            self._vector(("conv", op.conv), channels * op.taps, conv),
+            self._vector(("rates", op.a_log), op.value_heads, lambda read: -np.exp(read(op.a_log))),
+            self._plain(op.dt_bias, op.value_heads),
+            self._plain(op.norm, op.value_width),
+        )
+        x, gates, out = self._value(op.x), self._value(op.gates), self._value(op.out)
+        sizes = (heads, op.value_heads, width, op.value_width, op.taps)
+        self._emit(lambda: self.native.gated_delta(x, gates, out, *sizes, *vectors, op.eps))
 
     def _add(self, op: Add) -> None:
         self._emit(lambda: self.native.add(self._value(op.x), self._value(op.out)))

@@ -188,9 +188,9 @@ class Combine:
 class RopeStoreKV:
     """Normalize (optional) and rotate q and k of `qkv` in place; store k and v in the KV cache.
 
-    qkv [T, (q_heads + 2 kv_heads) head_dim], q first. q_norm/k_norm: RmsNorm weights [head_dim]
-    applied per head before rotation (Qwen3), or weight + 1 with `plus_one` (Gemma 3). rope None: no
-    rotation (OPT).
+    qkv [T, (q_heads + 2 kv_heads) head_dim], q first; further columns are left alone.
+    q_norm/k_norm: RmsNorm weights [head_dim] applied per head before rotation (Qwen3), or weight +
+    1 with `plus_one` (Gemma 3). rope None: no rotation (OPT).
     """
 
     qkv: ValueId
@@ -280,6 +280,70 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitGates:
+    """Bring the gates of attention's heads behind everything else.
+
+    The first columns of x [T, width] are, for each of `heads` heads, `head_dim` queries and
+    `head_dim` gates. out [T, width]: all queries, then the other columns of x, then all gates.
+    """
+
+    x: ValueId
+    out: ValueId
+    heads: int
+    head_dim: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """out[t] *= sigmoid(x[t, column:]), by one gate for each of the `width` columns of out.
+
+    single: x has one gate, which multiplies the whole row.
+    """
+
+    x: ValueId
+    out: ValueId
+    width: int
+    column: int = 0
+    single: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """A gated delta net: short convolution, gated delta rule, and gated norm of each head.
+
+    x [T, ...]: for each key head its query and key (`key_width` each), then the values of its value
+    heads, then their output gates z (`value_width` each). gates [T, 2 value_heads]: for each key
+    head, b of its value heads, then a. out [T, value_heads value_width].
+
+    Queries, keys and values pass a causal convolution over `taps` tokens (weight `conv` [channels,
+    1, taps]; channels: all queries, all keys, all values) and SiLU; queries and keys are then
+    divided by their length, and queries by sqrt(key_width). With beta = sigmoid(b) and decay =
+    exp(-exp(a_log) softplus(a + dt_bias)), each value head has a state S [key_width, value_width]:
+
+        S_t = decay S_(t-1) + k (x) u,  u = beta (v - decay S_(t-1)^T k),  o = S_t^T q
+
+    and out = RmsNorm(o) norm silu(z). What a sequence keeps stands in state layer `state`. Source:
+    transformers modeling_qwen3_next; Yang et al. 2024 (Gated Delta Networks).
+    """
+
+    x: ValueId
+    gates: ValueId
+    out: ValueId
+    state: int
+    key_heads: int
+    value_heads: int
+    key_width: int
+    value_width: int
+    taps: int
+    conv: str
+    a_log: str
+    dt_bias: str
+    norm: str
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class Add:
     """out += x."""
 
@@ -341,6 +405,9 @@ Op = (
     | HeadLinear
     | LatentStoreKV
     | Attention
+    | SplitGates
+    | Gate
+    | GatedDelta
     | Add
     | ActivationOp
     | Logits

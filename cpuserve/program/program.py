@@ -47,6 +47,29 @@ class CacheLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class StateLayer:
+    """What a recurrent layer keeps of a sequence, in fp32, for each of `units` independent parts.
+
+    closed: floats of a unit's state, which has taken in all tokens up to a multiple of STATE_CHUNK.
+    open: floats of what it keeps of each token since then.
+    """
+
+    units: int
+    closed: int
+    open: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a sequence."""
+        return 4 * self.units * (whole_lines(self.closed) + whole_lines(self.open))
+
+
+def whole_lines(floats: int) -> int:
+    """Floats rounded up to cache lines of 64 bytes, at which each part begins."""
+    return (floats + 15) // 16 * 16
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """The ops of a model and the list of weights to load; immutable, made by Builder.finish()."""
 
@@ -56,6 +79,7 @@ class Program:
     cache: tuple[CacheLayer, ...]
     vocab: int
     width: int
+    states: tuple[StateLayer, ...] = ()
 
 
 def group_of(program: Program, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -108,13 +108,27 @@ def view(arrays: HasWords) -> StepView:
     return StepView(*(words[a:b] for a, b in pairwise(ends)))
 
 
-def check_step(step: StepView, *, vocab: int, num_blocks: int, block: int, groups: int = 1) -> None:
-    """Raise ValueError if an index in `step` is out of range; call it before the step runs."""
+def check_step(
+    step: StepView,
+    *,
+    vocab: int,
+    num_blocks: int,
+    block: int,
+    groups: int = 1,
+    num_states: int = 0,
+) -> None:
+    """Raise ValueError if an index in `step` is out of range; call it before the step runs.
+
+    groups: cache groups, of which the last one has states if num_states is not 0.
+    """
     if step.num_groups != groups:
         msg = f"the step has block tables for {step.num_groups} cache groups, not {groups}"
         raise ValueError(msg)
     _check_range("token id", step.token_ids, vocab)
-    _check_range("block id", step.block_tables, num_blocks)
+    blocks = len(step.block_tables) // groups * (groups - bool(num_states))
+    _check_range("block id", step.block_tables[:blocks], num_blocks)
+    if num_states:
+        _check_states(step, num_blocks, block, num_states)
     _check_range("row token", step.row_token, step.num_tokens)
     if len(step.row_target):
         _check_range("row target", np.maximum(step.row_target, 0), vocab)
@@ -134,6 +148,20 @@ def check_step(step: StepView, *, vocab: int, num_blocks: int, block: int, group
             msg = (
                 f"sequence {seq} has {kv_len} keys and {len(step.table(seq))} blocks of {block}, "
                 "which cannot hold them"
+            )
+            raise ValueError(msg)
+
+
+def _check_states(step: StepView, num_blocks: int, block: int, num_states: int) -> None:
+    """Raise ValueError unless every sequence has a state slot for its last token."""
+    for seq in range(step.num_seqs):
+        table = step.table(seq, step.num_groups - 1)
+        known = table[table != num_blocks - 1] - num_blocks
+        _check_range("state slot", known, num_states)
+        last = (int(step.kv_len[seq]) - 1) // block
+        if np.all(table[last:] == num_blocks - 1):
+            msg = (
+                f"sequence {seq} of the step has no state slot for its block {last} or a later one"
             )
             raise ValueError(msg)
 
@@ -174,3 +202,14 @@ def key_slots(step: StepView, seq: int, block: int, group: int = 0) -> Int32:
     table = step.table(seq, group)
     slots: Int32 = np.add.outer(table * np.int32(block), np.arange(block, dtype=np.int32))
     return slots.reshape(-1)[: int(step.kv_len[seq])]
+
+
+def state_slot(table: Int32, block: int, gone: int) -> int:
+    """The state slot that serves `block` of a sequence: its own, or that of the next which has one.
+
+    table: the slots by block, counted on from the KV blocks; `gone`, the last of these, where there
+    is none.
+    """
+    while table[block] == gone:
+        block += 1
+    return int(table[block]) - gone - 1

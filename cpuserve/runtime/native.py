@@ -47,6 +47,7 @@ class NativeExecutor:
             config.kv_blocks,
             config.kv_dtype,
             config.max_num_seqs,
+            num_states=config.state_slots,
         )
         if config.work_sizes:
             self.native.work_sizes = config.work_sizes

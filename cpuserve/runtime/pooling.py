@@ -13,7 +13,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 class LastToken:
-    """The vector of the last token, which has seen all others (decoders)."""
+    """The vector of the last token: in a decoder, only that token attends to all others."""
 
     reads_prefixes = True
 

@@ -246,6 +246,7 @@ class TorchExecutor(TorchSampling, Executor):
             kv_dtype=config.kv_dtype,
             num_blocks=config.kv_blocks,
             groups=[group.layers for group in config.kv_groups],
+            num_states=config.state_slots,
         )
         super().__init__(config, program.vocab, self._interpreter)
 

@@ -139,12 +139,14 @@ void register_executor(py::module_& m) {
   const auto free_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<Executor>(m, "Executor")
       .def(py::init([](Team& team, const Program& program, int64_t num_blocks,
-                       const std::string& kv_type, int64_t num_slots, int64_t max_top) {
+                       const std::string& kv_type, int64_t num_slots, int64_t max_top,
+                       int64_t num_states) {
              return std::make_unique<Executor>(team, program, num_blocks, parse_kv_type(kv_type),
-                                               num_slots, max_top);
+                                               num_slots, max_top, num_states);
            }),
            py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("team"), py::arg("program"),
-           py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"), py::arg("max_top") = 20)
+           py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"), py::arg("max_top") = 20,
+           py::arg("num_states") = 0)
       .def("load_matrix", &load_matrix, py::arg("matrix"), py::arg("sources"))
       .def(
           "load_vector",

@@ -131,6 +131,29 @@ void register_program(py::module_& m) {
           },
           py::arg("q"), py::arg("out"), py::arg("layer"), py::arg("q_heads"), py::arg("scale"),
           py::arg("window"), py::arg("softcap"), py::arg("slopes"), py::arg("sinks"))
+      .def(
+          "split_gates",
+          [](Program& p, Id x, Id out, int32_t heads, int32_t head_dim) {
+            p.split_gates({x, out, heads, head_dim});
+          },
+          py::arg("x"), py::arg("out"), py::arg("heads"), py::arg("head_dim"))
+      .def(
+          "gate",
+          [](Program& p, Id x, Id out, int64_t column, bool single) {
+            p.gate({x, out, column, single});
+          },
+          py::arg("x"), py::arg("out"), py::arg("column"), py::arg("single"))
+      .def(
+          "gated_delta",
+          [](Program& p, Id x, Id gates, Id out, int32_t key_heads, int32_t value_heads,
+             int32_t key_width, int32_t value_width, int32_t taps, Id conv, Id rates, Id dt_bias,
+             Id norm, float eps) {
+            p.gated_delta({x, gates, out, kNone, key_heads, value_heads, key_width, value_width,
+                           taps, conv, rates, dt_bias, norm, eps});
+          },
+          py::arg("x"), py::arg("gates"), py::arg("out"), py::arg("key_heads"),
+          py::arg("value_heads"), py::arg("key_width"), py::arg("value_width"), py::arg("taps"),
+          py::arg("conv"), py::arg("rates"), py::arg("dt_bias"), py::arg("norm"), py::arg("eps"))
       .def("add", &Program::add, py::arg("x"), py::arg("out"))
       .def(
           "activation",
@@ -146,6 +169,7 @@ void register_program(py::module_& m) {
           py::arg("x"), py::arg("matrix"), py::arg("bias"), py::arg("scale"), py::arg("softcap"))
       .def("hidden", &Program::hidden, py::arg("x"))
       .def_property_readonly("weight_bytes", &Program::weight_bytes)
+      .def_property_readonly("state_bytes", &Program::state_bytes)
       .def_property_readonly("kv_block_bytes",
                              [](const Program& p) { return p.kv_block_bytes(KvType::bf16); });
 }

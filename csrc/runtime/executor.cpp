@@ -19,6 +19,15 @@ size_t scratch_bytes(const Program& program, KvType type) {
   for (const Value& v : program.values()) {  // norms and activations: a row of floats
     bytes = std::max(bytes, row_bytes(ActFormat::f32, v.width));
   }
+  for (const Op& op : program.ops()) {  // as delta_rows() divides it
+    const auto* d = std::get_if<GatedDeltaOp>(&op);
+    if (!d) continue;
+    const RecurrentShape s = d->shape();
+    const int64_t rows = d->channels() + 2 * s.heads + s.heads * int64_t{s.value_width};
+    const int64_t floats = kStateChunk * rows + (d->taps - 1) * d->channels();
+    bytes = std::max(
+        bytes, static_cast<size_t>(floats) * sizeof(float) + recurrent_scratch_bytes(s) + 5 * 64);
+  }
   const auto sampling = static_cast<size_t>(program.vocab()) * 8 + 65536;  // SampleArgs::scratch
   bytes = std::max(bytes, sampling);
   for (const Op& op : program.ops()) {  // the ends of the experts' tasks, before a linear's scratch
@@ -28,10 +37,12 @@ size_t scratch_bytes(const Program& program, KvType type) {
   return bytes;
 }
 
-StepLimits limits_of(const Program& p, int64_t num_blocks, int64_t num_slots, int64_t max_top) {
-  return {p.max_tokens(),  p.max_seqs(), p.max_positions(), num_blocks,           num_slots,
-          p.embed_rows(),  p.vocab(),    max_top,           p.hidden_width() > 0, p.adapters(),
-          p.cache_groups()};
+StepLimits limits_of(const Program& p, int64_t num_blocks, int64_t num_slots, int64_t max_top,
+                     int64_t num_states) {
+  return {p.max_tokens(), p.max_seqs(),     p.max_positions(),
+          num_blocks,     num_slots,        p.embed_rows(),
+          p.vocab(),      max_top,          p.hidden_width() > 0,
+          p.adapters(),   p.table_groups(), p.states().empty() ? 0 : num_states};
 }
 
 int64_t checked(const char* what, int64_t value, int64_t least) {
@@ -42,7 +53,7 @@ int64_t checked(const char* what, int64_t value, int64_t least) {
 }  // namespace
 
 Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvType kv_type,
-                   int64_t num_slots, int64_t max_top)
+                   int64_t num_slots, int64_t max_top, int64_t num_states)
     : team_(&team),
       program_(&program),
       table_(&program.table()),
@@ -50,8 +61,10 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
       weights_(program, team.ranks()),
       activations_(make_activations(program, values_)),
       kv_(program.kv_layers(), num_blocks, kv_type, team.ranks()),
+      states_(program.states(), num_states, team.ranks()),
       sampler_(checked("num_slots", num_slots, 1), program.vocab(), program.max_positions()),
-      limits_(limits_of(program, num_blocks, num_slots, checked("max_top", max_top, 0))),
+      limits_(
+          limits_of(program, num_blocks, num_slots, checked("max_top", max_top, 0), num_states)),
       queue_(team.threads()),
       slots_(static_cast<size_t>(program.max_tokens() * program.cache_groups())),
       routing_(make_routing(program)),
@@ -178,7 +191,7 @@ void Executor::bind_memory() {
   binding_.nodes = team_->nodes_of_ranks();
   for (size_t r = 0; r < binding_.nodes.size(); r++) {
     const int node = binding_.nodes[r];
-    for (Buffer* arena : {&weights_.matrix_arenas()[r], &kv_.arenas()[r]}) {
+    for (Buffer* arena : {&weights_.matrix_arenas()[r], &kv_.arenas()[r], &states_.arenas()[r]}) {
       const int error = node < 0 ? 0 : arena->prefer_node(node);
       if (node >= 0 && error == 0) continue;
       binding_.mode = "first_touch";
@@ -190,7 +203,8 @@ void Executor::bind_memory() {
 
 void Executor::interleave(const std::vector<int>& nodes) {
   binding_ = {"interleave", "", nodes};
-  for (std::vector<Buffer>* arenas : {&weights_.matrix_arenas(), &kv_.arenas()}) {
+  for (std::vector<Buffer>* arenas :
+       {&weights_.matrix_arenas(), &kv_.arenas(), &states_.arenas()}) {
     for (Buffer& arena : *arenas) {
       const int error = arena.interleave(nodes);
       if (error == 0) continue;

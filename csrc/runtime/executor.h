@@ -19,6 +19,7 @@
 #include "runtime/program.h"
 #include "runtime/routing.h"
 #include "runtime/sampler.h"
+#include "runtime/state_cache.h"
 #include "runtime/step_input.h"
 #include "runtime/weights.h"
 #include "runtime/work_sizes.h"
@@ -61,7 +62,7 @@ struct MemoryNodes {
 class Executor {
  public:
   Executor(Team& team, const Program& program, int64_t num_blocks, KvType kv_type,
-           int64_t num_slots, int64_t max_top);
+           int64_t num_slots, int64_t max_top, int64_t num_states = 0);
 
   // How much the kernels work on at a time. To be set between steps.
   const WorkSizes& work_sizes() const { return work_sizes_; }
@@ -161,6 +162,7 @@ class Executor {
   std::vector<Rows> values_;
   Buffer activations_;
   KvCache kv_;
+  StateCache states_;
   MemoryBinding binding_;
   Sampler sampler_;
   StepLimits limits_;

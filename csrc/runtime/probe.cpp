@@ -114,7 +114,8 @@ std::map<std::string, int64_t> Executor::memory() const {
     }
     return sum;
   };
-  int64_t kv_bytes = 0, weight_bytes = 0;
+  int64_t kv_bytes = 0, weight_bytes = 0, state_bytes = 0;
+  const Buffer::Residency states = all(states_.arenas(), &state_bytes);
   const Buffer::Residency kv = all(kv_.arenas(), &kv_bytes);
   const Buffer::Residency weights = all(weights_.matrix_arenas(), &weight_bytes);
   return {{"weights", weight_bytes},
@@ -125,6 +126,8 @@ std::map<std::string, int64_t> Executor::memory() const {
           {"activations_resident", activations_.residency().resident},
           {"work_reserved", bytes(work_)},
           {"work_resident", work_.residency().resident},
+          {"state_reserved", state_bytes},
+          {"state_resident", states.resident},
           {"kv_reserved", kv_bytes},
           {"kv_committed", static_cast<int64_t>(kv_.committed())},
           {"kv_resident", kv.resident},

@@ -107,6 +107,9 @@ const char* op_name(const Op& op) {
     const char* operator()(const HeadLinearOp&) { return "head_linear"; }
     const char* operator()(const LatentStoreOp&) { return "latent_store_kv"; }
     const char* operator()(const AttentionOp&) { return "attention"; }
+    const char* operator()(const SplitGatesOp&) { return "split_gates"; }
+    const char* operator()(const GateOp&) { return "gate"; }
+    const char* operator()(const GatedDeltaOp&) { return "gated_delta"; }
     const char* operator()(const AddOp&) { return "add"; }
     const char* operator()(const ActivationOp&) { return "activation"; }
     const char* operator()(const LogitsOp&) { return "logits"; }
@@ -394,8 +397,9 @@ void Program::rope_store(const RopeStoreOp& op) {
   const Value& qkv = f32_value(op.qkv, "rope_store_kv qkv");
   check_argument(op.q_heads >= 1 && op.q_heads % kv.kv_heads == 0, "rope_store_kv: ", op.q_heads,
                  " query heads over ", kv.kv_heads, " KV heads");
-  check_argument(qkv.width == int64_t{op.q_heads + 2 * kv.kv_heads} * kv.head_dim,
-                 "rope_store_kv: value ", qkv.name, " of width ", qkv.width, " is not q, k and v");
+  check_argument(qkv.width >= int64_t{op.q_heads + 2 * kv.kv_heads} * kv.head_dim,
+                 "rope_store_kv: value ", qkv.name, " of width ", qkv.width,
+                 " does not hold q, k and v");
   check_argument(
       value(op.q).width == int64_t{op.q_heads} * kv.hd_pad && !quantized(value(op.q).format),
       "rope_store_kv: q must be f32 or bf16 of q_heads padded heads");
@@ -523,6 +527,64 @@ void Program::hidden(Id x) {
   check_tokens("hidden", {x});
   hidden_width_ = f32_value(x, "hidden x").width;
   ops_.emplace_back(HiddenOp{x});
+}
+
+void Program::split_gates(const SplitGatesOp& op) {
+  check_tokens("split_gates", {op.x, op.out});
+  const int64_t width = f32_value(op.x, "split_gates x").width;
+  check_argument(op.x != op.out && f32_value(op.out, "split_gates out").width == width,
+                 "split_gates: x and out must be two values of one width");
+  check_argument(op.heads >= 1 && op.head_dim >= 1 && int64_t{2} * op.heads * op.head_dim <= width,
+                 "split_gates: ", op.heads, " heads of ", op.head_dim,
+                 " dimensions and as many gates do not fit ", width, " columns");
+  ops_.emplace_back(op);
+}
+
+void Program::gate(const GateOp& op) {
+  check_tokens("gate", {op.x, op.out});
+  const int64_t gates = op.single ? 1 : f32_value(op.out, "gate out").width;
+  f32_value(op.out, "gate out");
+  check_argument(
+      op.x != op.out && op.column >= 0 && op.column + gates <= f32_value(op.x, "gate x").width,
+      "gate: x has width ", value(op.x).width, ", which does not hold ", gates,
+      " gates from column ", op.column, " on");
+  ops_.emplace_back(op);
+}
+
+void Program::gated_delta(GatedDeltaOp op) {
+  check_tokens("gated_delta", {op.x, op.gates, op.out});
+  check_argument(op.key_heads >= 1 && op.value_heads >= 1 && op.value_heads % op.key_heads == 0,
+                 "gated_delta: ", op.value_heads, " value heads cannot share ", op.key_heads,
+                 " key heads evenly");
+  check_argument(op.key_width >= 1 && op.value_width >= 1, "gated_delta: heads of ", op.key_width,
+                 " and ", op.value_width, " dimensions; both must be at least 1");
+  check_argument(op.taps >= 2 && op.taps <= kMaxTaps, "gated_delta: a convolution over ", op.taps,
+                 " tokens is not between 2 and ", kMaxTaps);
+  const int64_t values = int64_t{op.value_heads} * op.value_width;
+  check_argument(f32_value(op.x, "gated_delta x").width == op.key_heads * op.channels() + values,
+                 "gated_delta: x has width ", value(op.x).width, ", not ",
+                 op.key_heads * op.channels() + values);
+  check_argument(f32_value(op.gates, "gated_delta gates").width == int64_t{2} * op.value_heads,
+                 "gated_delta: gates must have two columns for each value head");
+  check_argument(f32_value(op.out, "gated_delta out").width == values,
+                 "gated_delta: out must have the width of all values, ", values);
+  check_argument(op.conv != kNone && op.rates != kNone && op.dt_bias != kNone && op.norm != kNone,
+                 "gated_delta: a weight is missing");
+  check_vector(op.conv, op.key_heads * op.channels() * op.taps, "gated_delta conv");
+  check_vector(op.rates, op.value_heads, "gated_delta rates");
+  check_vector(op.dt_bias, op.value_heads, "gated_delta dt_bias");
+  check_vector(op.norm, op.value_width, "gated_delta norm");
+  op.state = static_cast<Id>(states_.size());
+  states_.push_back(op.layer());
+  ops_.emplace_back(op);
+}
+
+int64_t Program::state_bytes() const {
+  int64_t floats = 0;
+  for (const StateLayer& s : states_) {
+    floats += s.units * (round_up(s.closed, 16) + round_up(s.open, 16));
+  }
+  return floats * static_cast<int64_t>(sizeof(float));
 }
 
 int64_t Program::weight_bytes() const {

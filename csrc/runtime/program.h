@@ -64,6 +64,13 @@ struct CacheLayer {
   int64_t halves() const { return latent ? 1 : 2; }
 };
 
+// What one recurrent layer keeps of a sequence: for each of its units, which are independent, the
+// floats of the closed state and of the open rows.
+struct StateLayer {
+  int32_t units;
+  int64_t closed, open;
+};
+
 struct EmbedOp {
   Id out, matrix;
   float scale;
@@ -139,6 +146,32 @@ struct AttentionOp {
   float scale, softcap;
   Id slopes, sinks;
 };
+struct SplitGatesOp {  // x: [query, gate] of each head, then more; out: queries, the rest, gates
+  Id x, out;
+  int32_t heads, head_dim;
+};
+struct GateOp {  // multiplies out by the sigmoid of x, from `column` on; `single`: of one gate
+  Id x, out;
+  int64_t column;
+  bool single;
+};
+// conv: [key_heads][taps][channels of a key head: q, k, v]. rates: by value head, -exp(A_log).
+struct GatedDeltaOp {
+  Id x, gates, out, state;
+  int32_t key_heads, value_heads, key_width, value_width, taps;
+  Id conv, rates, dt_bias, norm;
+  float eps;
+
+  RecurrentShape shape() const {  // of a unit, which is a key head
+    return {key_width, value_width, value_heads / key_heads, true};
+  }
+  int64_t channels() const { return 2 * key_width + shape().heads * int64_t{value_width}; }
+  StateLayer layer() const {
+    const RecurrentShape s = shape();
+    return {key_heads, s.heads * int64_t{key_width} * value_width + (taps - 1) * channels(),
+            recurrent_open_floats(s) + kStateChunk * channels()};
+  }
+};
 struct AddOp {
   Id x, out;
 };
@@ -157,7 +190,8 @@ struct HiddenOp {
 };
 using Op = std::variant<EmbedOp, PositionEmbedOp, NormOp, ConvertOp, LinearOp, RouteOp, AdapterOp,
                         SpreadOp, ExpertLinearOp, CombineOp, RopeStoreOp, HeadLinearOp,
-                        LatentStoreOp, AttentionOp, AddOp, ActivationOp, LogitsOp, HiddenOp>;
+                        LatentStoreOp, AttentionOp, SplitGatesOp, GateOp, GatedDeltaOp, AddOp,
+                        ActivationOp, LogitsOp, HiddenOp>;
 
 const char* op_name(const Op& op);
 
@@ -191,6 +225,9 @@ class Program {
   void head_linear(HeadLinearOp op, const std::vector<Id>& matrices);
   void latent_store(const LatentStoreOp& op);
   void attention(const AttentionOp& op);
+  void split_gates(const SplitGatesOp& op);
+  void gate(const GateOp& op);
+  void gated_delta(GatedDeltaOp op);
   void add(Id x, Id out);
   void activation(const ActivationOp& op);
   void logits(const LogitsOp& op);
@@ -203,6 +240,7 @@ class Program {
   const std::vector<Matrix>& matrices() const { return matrices_; }
   const std::vector<Vector>& vectors() const { return vectors_; }
   const std::vector<CacheLayer>& kv_layers() const { return kv_layers_; }
+  const std::vector<StateLayer>& states() const { return states_; }
   const std::vector<Op>& ops() const { return ops_; }
 
   int64_t embed_rows() const { return embed_rows_; }      // token ids must be below it
@@ -210,7 +248,10 @@ class Program {
   int64_t adapters() const { return adapters_; }          // of an adapter op; 0 = there is none
   int64_t hidden_width() const { return hidden_width_; }  // of a hidden op; 0 = there is none
   int64_t max_positions() const { return max_positions_; }
-  int32_t cache_groups() const { return cache_groups_; }  // at least 1
+  int32_t cache_groups() const { return cache_groups_; }  // of KV layers; at least 1
+  // Block tables of each sequence: those of the KV layers, then that of the states, if any.
+  int32_t table_groups() const { return cache_groups_ + (states_.empty() ? 0 : 1); }
+  int64_t state_bytes() const;  // of one slot
   int64_t weight_bytes() const;
   int64_t kv_block_bytes(KvType type) const;  // that a block of any group fits
 
@@ -238,6 +279,7 @@ class Program {
   std::vector<Matrix> matrices_;
   std::vector<Vector> vectors_;
   std::vector<CacheLayer> kv_layers_;
+  std::vector<StateLayer> states_;
   std::vector<Op> ops_;
   int64_t embed_rows_ = 0, vocab_ = 0, hidden_width_ = 0, adapters_ = 0;
   int32_t cache_groups_ = 1;

@@ -55,12 +55,24 @@ void check_sequence(const StepInput& in, const StepLimits& limits, int64_t s) {
                    ", but sequence ", s, " is at ", keys - queries + i);
     check_range("token_ids", t, in.token_ids[t], 0, limits.embed_rows);
   }
-  for (int64_t g = 0; g < limits.groups; g++) {
+  const int64_t kv_groups = limits.groups - (limits.states > 0 ? 1 : 0);
+  for (int64_t g = 0; g < kv_groups; g++) {
     for (int64_t b = g * in.blocks + in.table_start[s]; b < g * in.blocks + in.table_start[s + 1];
          b++) {
       check_range("block_tables", b, in.block_tables[b], 0, limits.num_blocks);
     }
   }
+  if (limits.states == 0) return;
+  // State slots are counted on from the blocks; the last block stands where there is none. A slot
+  // serves the blocks before it, so there must be one for the last token's block, or behind it.
+  const int32_t* table = in.block_tables + kv_groups * in.blocks + in.table_start[s];
+  const int64_t gone = limits.num_blocks - 1;
+  for (int64_t b = 0; b < blocks; b++) {
+    check_range("state table", b, table[b], gone, limits.num_blocks + limits.states);
+  }
+  const int32_t* last = table + (keys - 1) / kBlock;
+  check_argument(std::any_of(last, table + blocks, [&](int32_t slot) { return slot != gone; }),
+                 "sequence ", s, " has no state slot for its last token");
 }
 
 void check_row(const StepInput& in, const StepLimits& limits, int64_t r) {

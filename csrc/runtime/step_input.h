@@ -35,6 +35,7 @@ struct StepLimits {
   bool hidden = false;   // the program gives vectors of rows instead of logits
   int64_t adapters = 0;  // that sequences may name
   int64_t groups = 1;    // of layers, each with block tables of its own
+  int64_t states = 0;    // slots of states, which the tables of the last group name; 0 = none
 };
 
 // Throws std::invalid_argument that names the first index out of range, before anything runs.

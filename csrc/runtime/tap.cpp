@@ -28,6 +28,9 @@ struct EndsOf {
   Ends operator()(const HeadLinearOp& o) { return {{o.x}, o.out}; }
   Ends operator()(const LatentStoreOp& o) { return {{o.q, o.latent, o.kv}, o.out}; }
   Ends operator()(const AttentionOp& o) { return {{o.q}, o.out}; }
+  Ends operator()(const SplitGatesOp& o) { return {{o.x}, o.out}; }
+  Ends operator()(const GateOp& o) { return {{o.x, o.out}, o.out}; }
+  Ends operator()(const GatedDeltaOp& o) { return {{o.x, o.gates}, o.out}; }
   Ends operator()(const AddOp& o) { return {{o.x, o.out}, o.out}; }
   Ends operator()(const ActivationOp& o) { return {{o.x}, o.out}; }
   Ends operator()(const LogitsOp& o) { return {{o.x}, kNone}; }

@@ -68,6 +68,9 @@ struct Executor::Worker {
   void operator()(const HeadLinearOp& op) noexcept;
   void operator()(const LatentStoreOp& op) noexcept;
   void operator()(const AttentionOp& op) noexcept;
+  void operator()(const SplitGatesOp& op) noexcept;
+  void operator()(const GateOp& op) noexcept;
+  void operator()(const GatedDeltaOp& op) noexcept;
   void operator()(const AddOp& op) noexcept;
   void operator()(const ActivationOp& op) noexcept;
   void operator()(const LogitsOp& op) noexcept;
@@ -93,6 +96,10 @@ struct Executor::Worker {
   Product product(Id matrix, const Rows& x, const Epilogue& ep, uint8_t* work) const noexcept;
   void attend(const AttentionOp& op, const AttentionUnit& unit) noexcept;
   void merge(const AttentionOp& op, const MergeUnit& unit) noexcept;
+  int64_t state_slot(const int32_t* table, int64_t block) const noexcept;
+  void delta_unit(const GatedDeltaOp& op, int64_t seq, int64_t unit) noexcept;
+  void delta_rows(const GatedDeltaOp& op, int64_t unit, int64_t t0, int64_t rows, int64_t num_open,
+                  int64_t slot, int64_t before) noexcept;
   void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count) noexcept;
   void scale_logits(const LogitsOp& op, int64_t rows) noexcept;
   void sample_rows(int64_t first, int64_t row, int64_t count) noexcept;

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cpuserve.config.cache_groups import CacheUse
+from cpuserve.config.cache_groups import STATES_OF_ONE, CacheUse
 from cpuserve.core.admission import Limits, check_request, output_limit
 from cpuserve.core.drafts import Drafter
 from cpuserve.core.kv.block_file import SEED_BYTES
@@ -120,9 +120,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             [(0,), (0,), (1,), (3,), (6,), (33,), (0, 5), (4, 0, 4), (9, 3), (0, 0), (0, 1)]
         ),
         drafts=st.sampled_from([None, (1, 1, 1), (3, 1, 2), (5, 2, 4), (12, 1, 3)]),
+        snapshots=st.sampled_from([None, None, 0, 1, 5, 40]),
     )
     def start(self, **options):
         self.options = options
+        if options["snapshots"] is not None:  # offload tiers do not hold states
+            options["swap"] = options["disk_bytes"] = None
         self.windows = options["windows"]
         self.window = widest(self.windows)
         self.directory = tempfile.TemporaryDirectory(prefix="cpuserve-")
@@ -142,7 +145,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks, block_size = options["num_blocks"], options["block_size"]
         max_num_seqs, budget = options["max_num_seqs"], options["budget"]
         # one block more, which stands for those that have left the window and is never written
-        self.model = FakeModel(num_blocks + 1, block_size, max_num_seqs, budget, self.windows)
+        snapshots, chunk = options["snapshots"], max(1, block_size // 2)
+        num_states = 0 if snapshots is None else snapshots + STATES_OF_ONE * max_num_seqs
+        self.model = FakeModel(
+            num_blocks + 1, block_size, max_num_seqs, budget, self.windows, num_states, chunk
+        )
         self.kv = KvManager(
             num_blocks,
             block_size,
@@ -150,6 +157,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             digest=options["digest"],
             offload=self.make_offload(),
             use=CacheUse(self.windows, budget, block_size),
+            num_states=num_states,
+            state_chunk=chunk,
         )
         self.limits = Limits(60, self.kv.use.most_tokens(num_blocks, 60), VOCAB)
         self.scheduler = Scheduler(
@@ -332,6 +341,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         for block in taken:
             self.model.kv[block] = [-7] * self.kv.block_size
         self.kv.pool.release(taken)
+        states = self.kv.states
+        free = states.num_free - states.num_cached
+        taken = states.take(min(free + count, states.num_free))
+        for slot in taken:
+            self.model.states.spoil_slot(slot - self.kv.gone - 1)
+        states.release(taken)
 
     @precondition(lambda self: self.disk is not None)
     @rule(count=st.integers(1, 20))
@@ -402,6 +417,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not any(self.scheduler.abort(number) for number in gone)
         self.aborted |= gone
 
+    @precondition(lambda self: self.options["snapshots"] is None)
     @rule(prompts=st.lists(PROMPTS, max_size=4), prompt_logprobs=st.sampled_from([None, None, 1]))
     def rewind(self, prompts, prompt_logprobs):
         """End a step without decode rows early, because a new request has arrived."""
@@ -505,13 +521,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_sliding_window_holds_no_more_than_it_covers(self):
-        if not hasattr(self, "scheduler") or not any(self.windows):
+        if not hasattr(self, "scheduler") or not self.kv.slides:
             return
         assert set(self.model.kv[self.kv.gone]) == {NOTHING}, "the stand-in was written"
         sliding = [
             (request, table, window)
             for request in self.scheduler.running
-            for table, window in zip(request.tables, self.windows, strict=True)
+            for table, window in zip(request.tables, self.kv.windows, strict=True)
             if window
         ]
         for request, table, window in sliding:
@@ -571,7 +587,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 tokens = [*prompt, 0]
                 match = self.kv.match_prefix(chain, tokens)
                 assert all(owners.setdefault(b, salt) == salt for b in match.blocks)
-                for group, table in enumerate(match.tables):
+                if self.kv.has_states and match.entries:
+                    slot = match.tables.pop()[-1] - self.kv.gone - 1
+                    closed = self.model.states.slots[slot][0]
+                    assert closed == tokens[: match.num_tokens], "a state is not what it is"
+                for group, table in enumerate(match.tables[: len(self.windows)]):
                     gone = table.count(self.kv.gone)
                     held = [t for block in table[gone:] for t in self.model.kv[block]]
                     named = tokens[gone * self.kv.block_size : match.num_tokens]
@@ -588,6 +608,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.run_step()
         assert set(self.added) == set(self.finished) | self.aborted, "a request never ended"
         assert self.kv.num_free == self.kv.num_blocks, "blocks leak"
+        assert self.kv.states.num_free == self.kv.states.num_blocks, "state slots leak"
         assert not self.model.slots, "slots leak"
         if self.disk is not None:
             self.check_files()

@@ -24,7 +24,7 @@ from cpuserve.core.step import (
     StepResult,
     VectorResult,
 )
-from cpuserve.program.view import MORE_GROUPS
+from cpuserve.program.view import MORE_GROUPS, state_slot
 from cpuserve.runtime.executor import HEADER, Executor, StepOutputs
 from cpuserve.runtime.sampler import allowed_by
 from cpuserve.sampling.params import SamplingParams
@@ -99,7 +99,7 @@ class FakeModel:
     """Runs StepBatches; also the scheduler's SlotHost. Asserts all an executor would check.
 
     windows: for each cache group, the tokens that its layers see at most (0 = all). Blocks hold
-    what `stored` gives, which tells groups apart.
+    what `stored` gives, which tells groups apart. num_states, state_chunk: as in KvManager.
     """
 
     def __init__(
@@ -109,7 +109,10 @@ class FakeModel:
         num_slots: int,
         max_tokens: int,
         windows: Sequence[int] = (0,),
+        num_states: int = 0,
+        state_chunk: int = 1,
     ) -> None:
+        self.states = FakeStates(num_blocks, block_size, num_states, state_chunk)
         self.block_size = block_size
         self.windows = tuple(windows)
         self.window = widest(windows)
@@ -136,8 +139,10 @@ class FakeModel:
         self.masks = masks
         self.largest_step = max(self.largest_step, batch.num_tokens)
         self._check_places(batch)
+        self.states.begin()
         for chunk in batch.chunks:
             self._store(chunk)
+            self.states.run(chunk)
         return [result for chunk in batch.chunks for result in self._rows(chunk)]
 
     def _check_places(self, batch: StepBatch) -> None:
@@ -145,22 +150,26 @@ class FakeModel:
         places = [
             (table[position // size], position % size)
             for chunk in batch.chunks
-            for table in chunk.tables
+            for table in self._kv_tables(chunk)
             for position in range(chunk.start, chunk.start + len(chunk.token_ids))
         ]
         assert len(set(places)) == len(places), "two tokens of a step go to one place"
 
     def _store(self, chunk: SeqChunk) -> None:
-        assert len(chunk.tables) == len(self.windows)
-        for group, table in enumerate(chunk.tables):
+        for group, table in enumerate(self._kv_tables(chunk)):
             for position, token in enumerate(chunk.token_ids, chunk.start):
                 block = table[position // self.block_size]
                 self.kv[block][position % self.block_size] = stored(token, group)
 
+    def _kv_tables(self, chunk: SeqChunk) -> list[list[int]]:
+        assert len(chunk.tables) == len(self.windows) + bool(self.states.slots)
+        return chunk.tables[: len(self.windows)]
+
     def spoil(self, batch: StepBatch) -> None:
         """Write a wrong token to every slot of `batch`, as a step that was cut short may."""
         for chunk in batch.chunks:
-            for table in chunk.tables:
+            self.states.spoil(chunk)
+            for table in self._kv_tables(chunk):
                 for position in range(chunk.start, chunk.start + len(chunk.token_ids)):
                     block = table[position // self.block_size]
                     self.kv[block][position % self.block_size] = -7
@@ -169,9 +178,12 @@ class FakeModel:
         """What the tokens up to `end` see: the same in all groups, as far as they reach."""
         seen = [
             [token - stored(0, group) for token in self._read(table, window, end)]
-            for group, (table, window) in enumerate(zip(chunk.tables, self.windows, strict=True))
+            for group, (table, window) in enumerate(
+                zip(self._kv_tables(chunk), self.windows, strict=True)
+            )
         ]
         longest = max(seen, key=len)
+        self.states.check(chunk, end, longest)
         assert all(tokens == longest[len(longest) - len(tokens) :] for tokens in seen), (
             "the groups of layers see different tokens"
         )
@@ -217,6 +229,68 @@ class FakeModel:
         if row.num_top < 0:
             return RowResult(token)
         return RowResult(token, score(history, token), 1, top(history, row.num_top))
+
+
+class FakeStates:
+    """The states of a recurrent layer: all tokens up to the last closed chunk, and the open ones.
+
+    A slot is read and written where the kernels read and write it, so a state that a later step
+    has changed, or that belongs to other tokens, is noticed. It has no slots for other models.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, num_states: int, chunk: int) -> None:
+        self.gone, self.block_size, self.chunk = num_blocks - 1, block_size, chunk
+        self.slots: list[tuple[list[int], list[int]]] = [
+            ([NOTHING], [NOTHING] * chunk) for _ in range(num_states)
+        ]
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._seen: dict[tuple[int, int], list[int]] = {}
+        self._written: dict[int, int] = {}
+
+    def run(self, chunk: SeqChunk) -> None:
+        """Take in the tokens of a chunk."""
+        if not self.slots:
+            return
+        table, last = chunk.tables[-1], chunk.start + len(chunk.token_ids) - 1
+        for position, token in enumerate(chunk.token_ids, chunk.start):
+            begin = position - position % self.chunk
+            number = state_slot(table, position // self.block_size, self.gone)
+            assert self._written.setdefault(number, chunk.slot) == chunk.slot, "a slot is shared"
+            closed, before = self.slots[number], []
+            if begin:
+                where = state_slot(table, (begin - 1) // self.block_size, self.gone)
+                writer = self._written.get(where, chunk.slot)
+                assert writer == chunk.slot, "a state is read in the step that computes it"
+                before = self.slots[where][0]
+            closed[1][position - begin] = token
+            history = [*before, *closed[1][: position - begin + 1]]
+            self._seen[chunk.slot, position + 1] = history
+            if len(history) == begin + self.chunk:
+                draft = position > last - chunk.num_drafts
+                assert not draft, "a draft fills a chunk, which cannot be undone"
+                self.slots[number] = history, closed[1]
+
+    def check(self, chunk: SeqChunk, end: int, seen: Sequence[int]) -> None:
+        """Assert that the layer saw `seen`, or more, of the first `end` tokens."""
+        if self.slots:
+            history = self._seen[chunk.slot, end]
+            assert len(history) == end, "a state is of other tokens"
+            assert history[end - len(seen) :] == list(seen), "a state is of other tokens"
+
+    def spoil(self, chunk: SeqChunk) -> None:
+        """Write wrong tokens to every slot that a chunk may change."""
+        if not self.slots:
+            return
+        for position in range(chunk.start, chunk.start + len(chunk.token_ids)):
+            number = state_slot(chunk.tables[-1], position // self.block_size, self.gone)
+            self.spoil_slot(number)
+
+    def spoil_slot(self, number: int) -> None:
+        """Write wrong tokens to a slot."""
+        self.slots[number] = [-7], [-7] * self.chunk
 
 
 class ModelBlocks:

@@ -28,8 +28,15 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
 
 
 def interpreter_of(path: Path, **options) -> Interpreter:
-    """An Interpreter of a checkpoint directory."""
-    return Interpreter(program_of(path), tensors_of(path), **options)
+    """An Interpreter of a checkpoint directory; recurrent layers get a state slot by block."""
+    program = program_of(path)
+    states = {"num_states": 64} if program.states else {}
+    return Interpreter(program, tensors_of(path), **states, **options)
+
+
+def first_state(interpreter: Interpreter) -> int:
+    """`Sequence.first_state` for an Interpreter."""
+    return interpreter.num_blocks if interpreter.program.states else 0
 
 
 @functools.cache

@@ -13,11 +13,16 @@ BLOCK = 32
 
 @dataclass
 class Sequence:
-    """Tokens of one sequence, how many have run, and the KV blocks it was given."""
+    """Tokens of one sequence, how many have run, and the KV blocks it was given.
+
+    first_state: for models with recurrent layers, the number of KV blocks. Block i then has state
+    slot i.
+    """
 
     slot: int
     tokens: list[int]
     blocks: list[int]
+    first_state: int = 0
     done: int = 0
     rows: list[LogitRow] = field(default_factory=list)
 
@@ -27,7 +32,10 @@ class Sequence:
         start, self.done = self.done, self.done + length
         used = self.blocks[: -(-self.done // BLOCK)]
         rows = [LogitRow(length - 1)] if rows is None else rows
-        return SeqChunk(self.slot, self.tokens[start : self.done], start, [used], rows)
+        tables = [used]
+        if self.first_state:
+            tables.append([self.first_state + block for block in used])
+        return SeqChunk(self.slot, self.tokens[start : self.done], start, tables, rows)
 
 
 def step(*chunks: SeqChunk) -> StepArrays:

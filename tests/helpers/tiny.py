@@ -39,6 +39,7 @@ FAMILIES = (
     "qwen2",
     "qwen3",
     "qwen3-moe",
+    "qwen3-next",
     "mixtral",
     "mellum",
     "deepseek-v2",

@@ -12,6 +12,7 @@ from tests.helpers.tiny import tiny_model
 
 FAMILIES = [
     "qwen3-moe",
+    "qwen3-next",
     "mixtral",
     "mellum",
     "deepseek-v2",

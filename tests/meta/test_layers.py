@@ -39,6 +39,7 @@ NATIVE = {"program/lower.py", "runtime/native.py", "platforms/cpu.py"}
 TORCH = {
     "program/interpret.py",
     "program/compare.py",  # holds native ops against the interpreter
+    "program/recurrent.py",  # the interpreter's recurrent layers
     "runtime/torch_executor.py",
     "runtime/transformers_fallback.py",
 }

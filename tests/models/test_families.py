@@ -7,7 +7,13 @@ import torch
 
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
-from tests.helpers.oracle import interpreter_of, program_of, tensors_of, transformers_logits
+from tests.helpers.oracle import (
+    first_state,
+    interpreter_of,
+    program_of,
+    tensors_of,
+    transformers_logits,
+)
 from tests.helpers.steps import Sequence, all_rows, step
 from tests.helpers.tiny import FAMILIES, tiny_config, tiny_model
 
@@ -105,6 +111,16 @@ VARIANTS = {
         "deepseek-v3",
         {"rope_theta": None, "rope_parameters": YARN5, "q_lora_rank": None},
     ),
+    "qwen3-next-all-delta": (
+        "qwen3-next",
+        {
+            "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+            "mlp_only_layers": [1],
+            "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 3,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
     "gemma2-plain": (
         "gemma2",
         {"attn_logit_softcapping": None, "final_logit_softcapping": None, "head_dim": 24},
@@ -134,7 +150,7 @@ def checkpoint(request):
 
 def logits_of(interpreter, tokens, lengths=(), blocks=(5, 2, 9, 1)):
     """Logits of every token; the prompt runs in chunks of `lengths`, then the remaining tokens."""
-    sequence, out = Sequence(0, list(tokens), list(blocks)), []
+    sequence, out = Sequence(0, list(tokens), list(blocks), first_state(interpreter)), []
     for length in (*lengths, None):
         rest = len(tokens) - sequence.done if length is None else length
         if rest:
@@ -174,7 +190,7 @@ def test_the_comparison_notices_one_changed_number(family, change):
 
 def test_every_family_continues_greedily_like_transformers(checkpoint):
     interpreter = interpreter_of(checkpoint)
-    tokens, sequence = TOKENS[:20], Sequence(0, TOKENS[:20], [3, 0])
+    tokens, sequence = TOKENS[:20], Sequence(0, TOKENS[:20], [3, 0], first_state(interpreter))
     for _ in range(16):
         sequence.tokens.append(int(interpreter.run(step(sequence.chunk()))[0].argmax()))
     for _ in range(16):
@@ -197,7 +213,8 @@ def test_sequences_of_one_step_do_not_see_each_other(family):
     alone = [logits_of(interpreter_of(path), tokens) for tokens in texts]
     together, seqs = interpreter_of(path), []
     for i, tokens in enumerate(texts):
-        seqs.append(Sequence(i, list(tokens), [i, i + 10, i + 20]))
+        states = first_state(together)
+        seqs.append(Sequence(i, list(tokens), [i, i + 10, i + 20], states))
     out = together.run(step(seqs[0].chunk(39, []), seqs[1].chunk(), seqs[2].chunk(69, [])))
     torch.testing.assert_close(out, alone[1][-1:], atol=1e-5, rtol=0)
     out = together.run(step(seqs[0].chunk(), seqs[2].chunk()))

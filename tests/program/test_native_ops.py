@@ -19,9 +19,9 @@ from cpuserve.quant.online import OnlineWeights
 from cpuserve.quant.stored import QUANTIZED_KINDS
 from cpuserve.runtime.torch_executor import load_tensors
 from cpuserve.sampling.params import SamplingParams
-from tests.helpers import oracle as _one_torch_thread  # noqa: F401
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.levels import LEVELS, each_level
+from tests.helpers.oracle import first_state  # it also gives torch one thread
 from tests.helpers.steps import Sequence, all_rows, step
 from tests.helpers.tiny import FAMILIES, tiny_model
 
@@ -93,6 +93,7 @@ def executor_and_oracle(weights, config_dict, dtype, isa, kv=None):
         kv_dtype=kv or KV[dtype],
         isa=isa,
         executor="native",
+        state_slots=16,
     )
     program = build_program(spec_from_config(config_dict))
     executor = NativeExecutor(config, program, weights, _C.Team(1, None))
@@ -106,21 +107,22 @@ def executor_and_oracle(weights, config_dict, dtype, isa, kv=None):
         kinds={name: weights.kind(name, dtype) for name in matrices},
         kv_dtype=kv or KV[dtype],
         num_blocks=16,
+        num_states=16 if program.states else 0,
     )
     return executor, oracle
 
 
-def mixed_steps(length):
+def mixed_steps(length, first_state):
     """Steps: a prompt, then a decode row of it together with the prompt of a second sequence."""
-    a = Sequence(0, TOKENS[:length], [5, 2, 9, 1, 15, 0, 7, 8, 11, 3])
-    b = Sequence(1, TOKENS[3:13], [4])
+    a = Sequence(0, TOKENS[:length], [5, 2, 9, 1, 15, 0, 7, 8, 11, 3], first_state)
+    b = Sequence(1, TOKENS[3:13], [4], first_state)
     yield step(a.chunk(length - 1, all_rows(3)))
     yield step(a.chunk(), b.chunk(None, all_rows(10)))
 
 
 def first_difference(weights, config_dict, dtype, isa, length, kv=None):
     executor, oracle = executor_and_oracle(weights, config_dict, dtype, isa, kv)
-    for i, arrays in enumerate(mixed_steps(length)):
+    for i, arrays in enumerate(mixed_steps(length, first_state(oracle))):
         found = compare(executor, oracle, arrays, executor.lowered.source_op)
         if found is not None:
             return f"step {i}: {found}"
@@ -137,8 +139,9 @@ def test_every_op_of_every_family_agrees(family, dtype):
 
 @each_level
 @pytest.mark.parametrize("dtype", KV)
-def test_every_op_agrees_at_every_level_across_a_chunk_border(dtype, isa):
-    checkpoint = checkpoint_of("qwen3", dtype)
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-next"])
+def test_every_op_agrees_at_every_level_across_a_chunk_border(family, dtype, isa):
+    checkpoint = checkpoint_of(family, dtype)
     assert first_difference(checkpoint.weights, checkpoint.config, dtype, isa, 270) is None
 
 

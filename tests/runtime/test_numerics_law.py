@@ -35,6 +35,7 @@ KV = {"dense_f32": "f32", "dense_f16": "f16"}
 ROWS = [1, 2, 5, 6, 7, 13, 64, 512]
 THREADS = [1, 2, 3, 5]
 TOKENS = [(i * 37 + i * i * 5) % 250 for i in range(290)]  # the last one is in the second chunk
+BLOCKS = 64  # of the KV cache
 OTHERS = [(i * 11 + 7) % 250 for i in range(512)]
 
 
@@ -60,9 +61,16 @@ def run(isa, kind, bits, threads, use, kv=None, ranks=(), family="llama"):
             kv_type=kv_type,
             activation_bits=bits,
         ).run()
-        executor = _C.Executor(team, lowered.native, 64, kv_type, 8)
+        executor = _C.Executor(team, lowered.native, BLOCKS, kv_type, 8, num_states=BLOCKS)
         load(executor, lowered, checkpoint.weights, None)
-        out.append(use(lambda *chunks: executor.step_logits(pack(StepBatch(list(chunks))).words)))
+
+        def step(*chunks):
+            if program.states:  # each block has a state slot
+                for c in chunks:
+                    c.tables.append([BLOCKS + block for block in c.tables[0]])
+            return executor.step_logits(pack(StepBatch(list(chunks))).words)
+
+        out.append(use(step))
 
     team = _C.Team(threads, ranks=ranks)
     team.run(main)
@@ -134,6 +142,13 @@ def test_a_row_has_the_same_bits_over_latent_rows_of_eight_bits(isa, kv):
     check_every_way(isa, "dense_bf16", 8, 3, kv, family="deepseek-v2")
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 5], ids=lambda t: f"{t}-threads")
+@each_level
+def test_a_row_of_a_hybrid_has_the_same_bits_however_it_is_computed(isa, threads):
+    """Its states are read, and closed, wherever a step happens to begin."""
+    check_every_way(isa, "dense_bf16", 8, threads, family="qwen3-next")
+
+
 def check_every_way(isa, kind, bits, threads, kv=None, family="llama"):
     def one_way(step):
         step(chunk(TOKENS[:-1], 0, 0, rows=[0]))
@@ -175,6 +190,11 @@ def test_ranks_change_no_bit_of_a_mixture(kind, bits, ranks):
 @pytest.mark.parametrize(("kind", "bits"), [("dense_bf16", 8), ("dense_f32", 8), ("w4_g32", 16)])
 def test_ranks_change_no_bit_of_latent_attention(kind, bits, ranks):
     check_ranks(kind, bits, ranks, "deepseek-v2")
+
+
+@pytest.mark.parametrize("ranks", [2, 3], ids=lambda r: f"{r}-ranks")
+def test_ranks_change_no_bit_of_a_hybrid(ranks):
+    check_ranks("dense_bf16", 8, ranks, "qwen3-next")
 
 
 def check_ranks(kind, bits, ranks, family):

@@ -5,6 +5,14 @@ block can serve any group. A group either keeps everything, or what the last `wi
 blocks left of the window are freed while their sequence runs. Their entries in the table then name
 block `num_blocks`, which is not in the pool and is never written.
 
+The states of recurrent layers are one more group, the last one. Its blocks are the slots of a pool
+of their own (ids behind those of all others): a slot is as large as hundreds of blocks. The slot of
+block i holds the state at the last multiple of 16 tokens in that block, and what the layers keep of
+the tokens since then; once the block is full, it is the state at its end. A slot also serves the
+blocks before it that have none. So a sequence needs two: that of the last full block, with which a
+prefix can end, and that of the block in progress. Only the states at the end of a prompt or an
+answer, and where prompts branch, are published ("snapshots").
+
 An entry of the prefix index names a block for each group. Evicting a block of a group that keeps
 everything evicts the entry, since no prefix beyond it could be used. A block of a window can be
 evicted alone: the entry then cannot end a prefix until its tokens have left that window.
@@ -14,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from cpuserve.config.cache_groups import CacheUse
+from cpuserve.config.cache_groups import STATE_CHUNK, CacheUse
 from cpuserve.core.kv.offload import Offload
 from cpuserve.core.kv.pool import BlockPool
 from cpuserve.core.kv.prefix import (
@@ -38,7 +46,9 @@ class KvManager:
     With `prefix_caching`, full blocks are published under a hash of their tokens, and stay cached
     after their last use until their memory is needed. `offload` may keep them for longer.
 
-    use: the cache groups and their windows; None = one group that keeps everything.
+    use: the cache groups and their windows; None = one group that keeps everything. num_states:
+    slots for the states of recurrent layers, 0 = the model has none. state_chunk: the tokens after
+    which these close their states; it divides block_size.
     """
 
     def __init__(
@@ -50,17 +60,26 @@ class KvManager:
         digest: Digest = sha256,
         offload: Offload | None = None,
         use: CacheUse | None = None,
+        num_states: int = 0,
+        state_chunk: int = STATE_CHUNK,
     ) -> None:
         self.use = use or CacheUse((0,), 0, block_size)
         self.block_size = block_size
-        self.windows = self.use.windows
+        self.has_states = num_states > 0
+        self.state_chunk = state_chunk
+        # A token needs the state before its own block: that of the token block_size before it.
+        self.windows = self.use.windows + (block_size + 1,) * self.has_states
         self.slides = any(self.windows)
         self.gone = BlockId(num_blocks)
         self.prefix_caching = prefix_caching
         self.offload = offload
-        self._spans = [self.use.span(group) for group in range(len(self.windows))]
+        self._spans = [self.use.span(group) for group in range(self.num_groups)]
         self.index = PrefixIndex(block_size, digest, offload.seed if offload is not None else None)
         self.pool = BlockPool(num_blocks, self._evicted, self._continuations)
+        # The block `gone` lies between the ids of the two pools.
+        self.states = BlockPool(num_states, self._evicted, self._continuations, num_blocks + 1)
+        assert offload is None or not self.has_states, "offload tiers cannot hold states"
+        self._pools = [self.pool] * len(self.use.windows) + [self.states] * self.has_states
 
     @property
     def num_blocks(self) -> int:
@@ -79,8 +98,8 @@ class KvManager:
 
     @property
     def num_groups(self) -> int:
-        """Number of cache groups."""
-        return len(self.windows)
+        """Number of cache groups of keys and values."""
+        return len(self.use.windows)
 
     @property
     def usage(self) -> float:
@@ -105,10 +124,10 @@ class KvManager:
         return max(0, num_tokens - window + 1) // self.block_size if window else 0
 
     def _ends(self, computed: int, num_tokens: int) -> list[int]:
-        """Return the lengths of the tables that `num_tokens` need when `computed` have run."""
+        """Return the lengths of the KV tables for `num_tokens` when `computed` have run."""
         full = self.blocks_for(num_tokens)
-        if not self.slides:
-            return [full] * len(self.windows)
+        if not any(self.use.windows):
+            return [full] * self.num_groups
         return [
             full if span is None else min(full, self._first(group, computed) + span)
             for group, span in enumerate(self._spans)
@@ -121,7 +140,7 @@ class KvManager:
 
         The last token is left out: it has to run in any case, since its logits are needed.
         """
-        entries = self._cached(chain, token_ids)
+        entries, branch = self._cached(chain, token_ids)
         end = len(entries)
         tables, blocks = self.new_tables(), []
         for group, table in enumerate(tables):
@@ -129,20 +148,24 @@ class KvManager:
             shared = [entry.blocks[group] for entry in entries[first:]]
             table += [self.gone] * first + shared
             blocks += shared
-        return PrefixMatch(entries, end * self.block_size, tables, blocks)
+        return PrefixMatch(entries, end * self.block_size, tables, blocks, branch)
 
     def num_cached_tokens(self, chain: PrefixChain, token_ids: Sequence[int]) -> int:
         """Return the length of the prefix that `match_prefix` would find."""
-        return len(self._cached(chain, token_ids)) * self.block_size
+        return len(self._cached(chain, token_ids)[0]) * self.block_size
 
-    def _cached(self, chain: PrefixChain, token_ids: Sequence[int]) -> list[CachedBlock]:
+    def _cached(
+        self, chain: PrefixChain, token_ids: Sequence[int]
+    ) -> tuple[list[CachedBlock], int]:
+        """Return (the entries that every group can serve, how many entries there are)."""
         if not self.prefix_caching:
-            return []
+            return [], 0
         most = (len(token_ids) - 1) // self.block_size
         self.index.name(chain, token_ids, most)
         entries = self.index.walk(chain, most)
+        branch = len(entries)
         del entries[self._served(entries, 0) :]
-        return entries
+        return entries, branch
 
     def _served(self, entries: Sequence[CachedBlock], begin: int) -> int:
         """Return the longest prefix, in blocks, that every group can serve.
@@ -170,7 +193,7 @@ class KvManager:
     def adopt(self, tables: Tables, chain: PrefixChain, match: PrefixMatch) -> None:
         """Start the empty `tables` with the shared blocks of `match`."""
         assert not any(tables), "only a new sequence can adopt a prefix"
-        self.pool.share(match.blocks)
+        self._share(match.blocks)
         for table, begin in zip(tables, match.tables, strict=True):
             table.extend(begin)
         for entry in match.entries:
@@ -210,13 +233,23 @@ class KvManager:
     def _put(self, table: list[BlockId], index: int, block: BlockId) -> None:
         """Make `block` block `index` of `table`, instead of another one or behind all."""
         if block != self.gone:
-            self.pool.share((block,))
+            self._share((block,))
         if index == len(table):
             table.append(block)
             return
         if table[index] != self.gone:
-            self.pool.release((table[index],))
+            self._pool_of(table[index]).release((table[index],))
         table[index] = block
+
+    def _pool_of(self, block: BlockId) -> BlockPool:
+        return self.states if block > self.gone else self.pool
+
+    def _share(self, blocks: Sequence[BlockId]) -> None:
+        if not self.has_states:
+            self.pool.share(blocks)
+            return
+        for block in blocks:
+            self._pool_of(block).share((block,))
 
     def publish(
         self,
@@ -230,9 +263,10 @@ class KvManager:
         """Publish the full blocks among the first `num_tokens` tokens, so that others find them.
 
         computed: the tokens have run. Then a block is replaced by a published one with equal
-        content. Before that it is kept, because its tokens still have to be written to it.
+        content. Before that it is kept, because its tokens still have to be written to it. A state
+        cannot be found before it is computed: recurrent layers would read it in the same step.
         """
-        if not self.prefix_caching:
+        if not self.prefix_caching or (self.has_states and not computed):
             return
         full = num_tokens // self.block_size
         if chain.num_entries >= full:
@@ -240,6 +274,8 @@ class KvManager:
         self.index.name(chain, token_ids, full)
         for index in range(chain.num_entries, full):
             blocks = [FORGOTTEN if t[index] == self.gone else t[index] for t in tables]
+            if self.has_states and index not in chain.snapshots:
+                blocks[-1] = FORGOTTEN
             if all(block == FORGOTTEN for block in blocks):
                 return
             entry = self.index.insert(chain, blocks)
@@ -251,27 +287,50 @@ class KvManager:
             elif not computed:
                 return
             else:
-                self._unite(tables, index, entry)
+                self._unite(tables, chain, entry)
             chain.advance(entry)
+
+    def publish_end(self, tables: Tables, chain: PrefixChain, computed: int) -> None:
+        """Publish the state at the end of the last full block of a sequence that is about to end.
+
+        computed: the tokens that have run.
+        """
+        entry, index = chain.last, chain.num_entries - 1
+        if not self.has_states or not self.prefix_caching or entry is None or entry.forgotten:
+            return
+        if entry.blocks[-1] != FORGOTTEN or computed // self.block_size != index + 1:
+            return
+        own = next((s for s in tables[-1][index:] if s != self.gone), self.gone)
+        # A slot that serves later tokens, too, has been changed by the next chunk that was full.
+        if tables[-1][index] == self.gone and computed % self.block_size >= self.state_chunk:
+            return
+        if own != self.gone and self.index.fill(entry, self.num_groups, own):
+            self.states.keep(own)
+
+    def _is_state(self, group: int) -> bool:
+        return group == self.num_groups
 
     def _keep(self, entry: CachedBlock) -> None:
         """Keep the blocks of the new `entry` after their last use."""
         for group, block in enumerate(entry.blocks):
             if block != FORGOTTEN:
-                self.pool.keep(block)
+                self._pool_of(block).keep(block)
                 if self.offload is not None:
                     self.offload.added(entry, group)
 
-    def _unite(self, tables: Tables, index: int, entry: CachedBlock) -> None:
-        """Use the blocks of `entry` in `tables`, and give it those that it has lost."""
+    def _unite(self, tables: Tables, chain: PrefixChain, entry: CachedBlock) -> None:
+        """Use the blocks of `entry`, the next of `chain`, and give it those that it has lost."""
+        index = chain.num_entries
         for group, table in enumerate(tables):
             own, published = table[index], entry.blocks[group]
             if own in (published, self.gone):
                 continue
             if published != FORGOTTEN:
                 self._put(table, index, published)
+            elif self._is_state(group) and index not in chain.snapshots:
+                continue
             elif self.index.fill(entry, group, own):
-                self.pool.keep(own)
+                self._pools[group].keep(own)
                 if self.offload is not None:
                     self.offload.filled(entry, group)
 
@@ -305,7 +364,7 @@ class KvManager:
             blocks = each.held
             self.index.forget(each)
             for block in blocks:
-                self.pool.drop(block)
+                self._pool_of(block).drop(block)
         self._prune(parent)
 
     def _prune(self, entry: CachedBlock | None) -> None:
@@ -340,7 +399,7 @@ class KvManager:
                     self.offload.evicted(entry, each)
         self.index.forget(entry)
         for other in others:
-            self.pool.drop(other)
+            self._pool_of(other).drop(other)
 
     def _continuations(self, block: BlockId) -> list[BlockId]:
         """Return the blocks that can only be used together with `block`, each after its parent.
@@ -401,7 +460,7 @@ class KvManager:
             assert entry is not None, "restorable() was true, but the block cannot be published"
             self._keep(entry)
         else:
-            self._unite(tables, index, entry)
+            self._unite(tables, chain, entry)
         chain.advance(entry)
         return True
 
@@ -415,7 +474,7 @@ class KvManager:
     def can_admit(self, match: PrefixMatch, num_tokens: int, *, spare: int = 0) -> bool:
         """Whether a sequence of `num_tokens` that adopts `match` leaves `spare` free blocks."""
         references = self.pool.references
-        idle = sum(not references(block) for block in match.blocks)
+        idle = sum(not references(block) for block in match.blocks if block < self.gone)
         return self._missing(match, num_tokens) + spare <= self.pool.num_free - idle
 
     def vacate(self, match: PrefixMatch, num_tokens: int) -> bool:
@@ -428,26 +487,56 @@ class KvManager:
         offload, missing = self.offload, self._missing(match, num_tokens)
         return self.pool.vacate(missing, match.blocks, lambda: offload.has_time)
 
-    def grow(self, tables: Tables, num_tokens: int, computed: int = 0) -> bool:
+    def grow(
+        self,
+        tables: Tables,
+        num_tokens: int,
+        computed: int = 0,
+        snapshots: Iterable[int] = (),
+    ) -> bool:
         """Extend `tables` to hold `num_tokens` tokens; False, without a change, if it cannot.
 
         Tables of windows are extended as far as the next step needs after `computed` tokens.
+        snapshots: new blocks at whose end the state is kept.
         """
         ends = self._ends(computed, num_tokens)
-        missing = [max(0, end - len(table)) for end, table in zip(ends, tables, strict=True)]
+        missing = [max(0, end - len(table)) for end, table in zip(ends, tables, strict=False)]
         if sum(missing) > self.pool.num_free:
             return False
-        for table, count in zip(tables, missing, strict=True):
+        for table, count in zip(tables, missing, strict=False):
             if count:
                 table.extend(self.pool.take(count))
+        if self.has_states:
+            self._grow_states(tables[-1], num_tokens, snapshots)
         return True
+
+    def _grow_states(self, table: list[BlockId], num_tokens: int, snapshots: Iterable[int]) -> None:
+        """Give the last block a slot, and the last full one; those before share the next.
+
+        There are slots for that: STATES_OF_ONE for each request that can run.
+        """
+        end = self.blocks_for(num_tokens)
+        wanted = {end - 1, num_tokens // self.block_size - 1, *snapshots}
+        for index in range(len(table), end):
+            table += self.states.take(1) if index in wanted else [self.gone]
+
+    def snapshots_of(self, match: PrefixMatch, num_tokens: int) -> frozenset[int]:
+        """Return the blocks at whose end a sequence that adopts `match` keeps its states.
+
+        These are the end of its `num_tokens` tokens, and the end of what it has in common with
+        another sequence, if there was no state there: a third one may begin like these two.
+        """
+        if not self.has_states:
+            return frozenset()
+        begin, last = len(match.entries), num_tokens // self.block_size - 1
+        return frozenset(i for i in (match.branch - 1, last) if begin <= i <= last)
 
     def truncate(self, tables: Tables, num_tokens: int) -> None:
         """Free the blocks of `tables` behind the first `num_tokens` tokens."""
         end = self.blocks_for(num_tokens)
-        for table in tables:
+        for pool, table in zip(self._pools, tables, strict=True):
             if end < len(table):
-                self.pool.release(reversed(table[end:]))
+                pool.release(block for block in reversed(table[end:]) if block != self.gone)
                 del table[end:]
 
     def slide(self, tables: Tables, num_tokens: int) -> None:
@@ -456,9 +545,10 @@ class KvManager:
             return
         for group, table in enumerate(tables):
             end = first = min(self._first(group, num_tokens), len(table))
-            while first > 0 and table[first - 1] != self.gone:
+            sparse = self._is_state(group)
+            while first > 0 and (sparse or table[first - 1] != self.gone):
                 first -= 1
-            self.pool.release(reversed(table[first:end]))
+            self._pools[group].release(b for b in reversed(table[first:end]) if b != self.gone)
             table[first:end] = [self.gone] * (end - first)
 
     def reach(self, tables: Tables, computed: int, num_tokens: int) -> int:
@@ -469,7 +559,7 @@ class KvManager:
         if not self.slides:
             return num_tokens
         self.slide(tables, computed)
-        if self.use.ahead:
+        if self.use.ahead and any(self.use.windows):
             num_tokens = min(num_tokens, computed + self.use.ahead)
         while num_tokens > computed and not self.grow(tables, num_tokens, computed):
             num_tokens = (num_tokens - 1) // self.block_size * self.block_size
@@ -479,19 +569,25 @@ class KvManager:
         """Return the blocks of `tables` that have not been freed by a sliding window."""
         return [block for table in tables for block in table if block != self.gone]
 
+    def num_held(self, tables: Tables) -> int:
+        """Return how many KV blocks `tables` hold, without slots of states."""
+        return sum(block < self.gone for table in tables for block in table)
+
     def free(self, tables: Tables) -> None:
         """Free the blocks of `tables` and empty them.
 
         The last block is freed first, so that a cached block is evicted after those that continue
         it.
         """
-        for table in tables:
-            self.pool.release(block for block in reversed(table) if block != self.gone)
+        for pool, table in zip(self._pools, tables, strict=True):
+            pool.release(block for block in reversed(table) if block != self.gone)
             table.clear()
 
     def check_invariants(self, tables: Iterable[Tables]) -> None:
         """Raise AssertionError unless all blocks are free, cached, or used by `tables`."""
-        uses = [block for each in tables for block in self.held(each)]
+        held = [block for each in tables for block in self.held(each)]
+        self.states.check_invariants(block for block in held if block > self.gone)
+        uses = [block for block in held if block < self.gone]
         self.pool.check_invariants(uses)
         self.index.check_invariants()
         free = self.pool.num_free - self.pool.num_cached

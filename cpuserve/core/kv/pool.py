@@ -9,7 +9,7 @@ from cpuserve.ids import BlockId
 
 
 class BlockPool:
-    """Owns the block ids 0 .. num_blocks - 1.
+    """Owns the block ids first .. first + num_blocks - 1.
 
     A block is in use (it has references), cached (it has none, but its content is kept: see `keep`)
     or free. `take` hands out free blocks first and then evicts cached ones in least-recently-used
@@ -27,12 +27,14 @@ class BlockPool:
         num_blocks: int,
         on_evict: Callable[[BlockId], object] | None = None,
         continuations: Callable[[BlockId], Iterable[BlockId]] = lambda _: (),
+        first: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
-        self._free = [BlockId(i) for i in range(num_blocks - 1, -1, -1)]
+        self._first, end = first, first + num_blocks
+        self._free = [BlockId(i) for i in range(end - 1, first - 1, -1)]
         self._cached: OrderedDict[BlockId, None] = OrderedDict()
-        self._references = [0] * num_blocks
-        self._kept = bytearray(num_blocks)
+        self._references = [0] * end  # by id, those below `first` unused
+        self._kept = bytearray(end)
         self._on_evict = on_evict
         self._continuations = continuations
 
@@ -122,14 +124,14 @@ class BlockPool:
 
     def check_invariants(self, uses: Iterable[BlockId]) -> None:
         """Raise AssertionError unless references equal `uses` (one entry per holder and block)."""
-        wanted = [0] * self.num_blocks
+        wanted = [0] * len(self._references)
         for block in uses:
             wanted[block] += 1
         assert wanted == self._references, "reference counts differ from the block tables"
         free = set(self._free)
         assert len(free) == len(self._free), "a block is twice in the free list"
         assert not free & self._cached.keys(), "a block is free and cached"
-        idle = {block for block, count in enumerate(wanted) if not count}
+        idle = {i for i, count in enumerate(wanted) if not count and i >= self._first}
         assert free | self._cached.keys() == idle, "free list and reference counts disagree"
         assert all(self._kept[block] for block in self._cached), "a cached block is not kept"
         assert not any(self._kept[block] for block in free), "a kept block is in the free list"

@@ -58,12 +58,14 @@ class PrefixMatch:
     """The entries whose blocks hold the first `num_tokens` tokens of a sequence.
 
     tables: the beginning of the block table of each cache group. blocks: those that they share.
+    branch: how many entries were found; fewer of them can be used if a group has lost blocks.
     """
 
     entries: list[CachedBlock] = field(default_factory=list)
     num_tokens: int = 0
     tables: list[list[BlockId]] = field(default_factory=list)
     blocks: list[BlockId] = field(default_factory=list)
+    branch: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +74,8 @@ class PrefixChain:
 
     Sequences with a different `salt` share no blocks. The first `num_entries` blocks of the
     sequence's block table have entries in the index; `last` is the last of these entries, and `own`
-    lists the ones that this sequence has created.
+    lists the ones that this sequence has created. snapshots: the blocks at whose end the states of
+    recurrent layers are kept for others.
     """
 
     salt: str = ""
@@ -81,6 +84,7 @@ class PrefixChain:
     num_entries: int = 0
     last: CachedBlock | None = None
     own: list[CachedBlock] = field(default_factory=list)
+    snapshots: frozenset[int] = frozenset()
 
     def reset(self) -> None:
         """Go back to the beginning, because the sequence lost its blocks; the keys stay valid."""

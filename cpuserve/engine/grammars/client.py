@@ -86,7 +86,10 @@ class Process:
         self._send(self._compiling, start)
 
     def compile(self, grammar: Compile) -> str:
-        """Compile a grammar and return why that failed; "" = it is ready. Raises Lost."""
+        """Return why a grammar does not compile, or "" if it is ready.
+
+        Raises Lost if the process does not answer.
+        """
         self._send(self._compiling, grammar)
         answer = self._receive(self._compiling)
         assert isinstance(answer, Compiled), f"{answer} is no answer to Compile"
@@ -94,15 +97,15 @@ class Process:
         return answer.error
 
     def drop(self, numbers: list[int]) -> None:
-        """Forget these grammars. Raises Lost."""
+        """Forget these grammars. Raises Lost if the process does not answer."""
         self._send(self._filling, Drop(numbers))
 
     def ask(self, fill: Fill) -> None:
-        """Ask for masks; `answer` must follow. Raises Lost."""
+        """Ask for masks; `answer` must follow. Raises Lost if the process does not answer."""
         self._send(self._filling, fill)
 
     def answer(self) -> Filled:
-        """Wait for the masks that were asked for. Raises Lost."""
+        """Wait for the masks that were asked for. Raises Lost if the process does not answer."""
         answer = self._receive(self._filling)
         assert isinstance(answer, Filled), f"{answer} is no answer to Fill"
         return answer

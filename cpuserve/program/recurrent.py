@@ -1,0 +1,140 @@
+"""The reference of recurrent layers, in torch: closed states and open rows (see DeltaStates)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cpuserve.config.cache_groups import STATE_CHUNK
+from cpuserve.program.ops import GatedDelta
+from cpuserve.program.view import Int32, state_slot
+
+LENGTH_EPS = 1e-6  # of the squared length of a query or key
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaWeights:
+    """The weights of a GatedDelta layer in fp32, by the names of the op."""
+
+    conv: Tensor
+    a_log: Tensor
+    dt_bias: Tensor
+    norm: Tensor
+
+
+class DeltaStates:
+    """What one GatedDelta layer keeps, by state slot, and its computation.
+
+    The state at the last multiple of 16 tokens is closed. Of each token since then ("open rows"),
+    the layer keeps its key, u, cumulated log decay G and inputs of the convolution. A token's
+    output is the closed state, read once, and a chain over the open rows in ascending order:
+
+        mem_t = exp(G_t) (S^T k_t) + sum over i < t of exp(G_t - G_i) (k_i . k_t) u_i
+
+    and so for o_t, with q_t and i <= t. So nothing depends on how a sequence is cut into steps, and
+    rejected tokens are dropped by forgetting their rows.
+    """
+
+    def __init__(self, op: GatedDelta, slots: int, block: int) -> None:
+        self._op, self._block = op, block
+        self._each = op.value_heads // op.key_heads
+        channels = 2 * op.key_heads * op.key_width + op.value_heads * op.value_width
+        self._state = torch.zeros(slots, op.value_heads, op.key_width, op.value_width)
+        self._tail = torch.zeros(slots, op.taps - 1, channels)
+        self._inputs = torch.zeros(slots, STATE_CHUNK, channels)
+        self._keys = torch.zeros(slots, STATE_CHUNK, op.value_heads, op.key_width)
+        self._u = torch.zeros(slots, STATE_CHUNK, op.value_heads, op.value_width)
+        self._decays = torch.zeros(slots, STATE_CHUNK, op.value_heads)
+
+    def run(
+        self, x: Tensor, gates: Tensor, start: int, table: Int32, gone: int, w: DeltaWeights
+    ) -> Tensor:
+        """The output [n, value_heads * value_width] of tokens start, start + 1... of a sequence.
+
+        table: the sequence's state slots by block; `gone` stands where there is none.
+        """
+        op, n = self._op, len(x)
+        heads = x.reshape(n, op.key_heads, -1)
+        d, v = op.key_width, self._each * op.value_width
+        q, k, values, z = torch.split(heads, [d, d, v, v], dim=2)
+        inputs = torch.cat([part.reshape(n, -1) for part in (q, k, values)], dim=1)
+        b, a = (part.reshape(n, -1) for part in gates.reshape(n, op.key_heads, 2, -1).unbind(2))
+        beta = torch.sigmoid(b)
+        g = -torch.exp(w.a_log) * F.softplus(a + w.dt_bias)
+        out, done = torch.empty(n, op.value_heads, op.value_width), 0
+        while done < n:
+            at = start + done
+            base = at // STATE_CHUNK * STATE_CHUNK
+            rows = slice(done, min(n, done + base + STATE_CHUNK - at))
+            slot = state_slot(table, at // self._block, gone)
+            closed = state_slot(table, (base - 1) // self._block, gone) if base else -1
+            part = inputs[rows], beta[rows], g[rows]
+            out[rows] = self._run_rows(slot, closed, at - base, *part, w.conv)
+            done = rows.stop
+        normed = out * torch.rsqrt(out.square().mean(dim=-1, keepdim=True) + op.eps) * w.norm
+        return (normed * F.silu(z.reshape(out.shape))).reshape(n, -1)
+
+    def _run_rows(
+        self,
+        slot: int,
+        closed: int,
+        num_open: int,
+        x: Tensor,
+        beta: Tensor,
+        g: Tensor,
+        conv: Tensor,
+    ) -> Tensor:
+        """Some rows of one chunk, of which `num_open` stand in `slot`; closes it if it is full.
+
+        closed: the slot of the closed state, -1 at the beginning of a sequence.
+        """
+        op, n = self._op, len(x)
+        end = num_open + n
+        self._inputs[slot, num_open:end] = x
+        tail = self._tail[closed] if closed >= 0 else torch.zeros_like(self._tail[0])
+        state = self._state[closed] if closed >= 0 else torch.zeros_like(self._state[0])
+        known = torch.cat([tail, self._inputs[slot, :end]])
+        mixed = torch.zeros_like(x)
+        for tap in range(op.taps):
+            mixed = mixed + conv[:, 0, tap] * known[num_open + tap : num_open + tap + n]
+        width = op.key_heads * op.key_width
+        sizes = [width, width, mixed.shape[1] - 2 * width]
+        q, k, values = torch.split(F.silu(mixed), sizes, dim=1)
+        q = _unit(q.reshape(n, op.key_heads, -1)) * op.key_width**-0.5
+        q = q.repeat_interleave(self._each, dim=1)
+        k = _unit(k.reshape(n, op.key_heads, -1)).repeat_interleave(self._each, dim=1)
+        values = values.reshape(n, op.value_heads, -1)
+        keys, us, decays = self._keys[slot], self._u[slot], self._decays[slot]
+        out = torch.empty_like(values)
+        for i in range(n):
+            row = num_open + i
+            keys[row] = k[i]
+            decays[row] = g[i] + (decays[row - 1] if row else 0)
+            since = torch.exp(decays[row] - decays[: row + 1])[..., None]  # [rows, heads, 1]
+            total = torch.exp(decays[row])[:, None]
+            memory = total * torch.einsum("hdv,hd->hv", state, k[i])
+            kk = (keys[:row] * k[i]).sum(dim=2, keepdim=True)
+            memory = memory + (since[:row] * kk * us[:row]).sum(dim=0)
+            us[row] = beta[i][:, None] * (values[i] - memory)
+            kq = (keys[: row + 1] * q[i]).sum(dim=2, keepdim=True)
+            o = total * torch.einsum("hdv,hd->hv", state, q[i])
+            out[i] = o + (since * kq * us[: row + 1]).sum(dim=0)
+        if end == STATE_CHUNK:
+            self._close(slot, state, known)
+        return out
+
+    def _close(self, slot: int, state: Tensor, known: Tensor) -> None:
+        """Take the open rows into the state, and keep the last inputs of the convolution."""
+        decays = self._decays[slot]
+        since = torch.exp(decays[-1] - decays)[..., None]
+        added = torch.einsum("ihd,ihv->hdv", self._keys[slot], since * self._u[slot])
+        self._state[slot] = torch.exp(decays[-1])[:, None, None] * state + added
+        self._tail[slot] = known[STATE_CHUNK:]
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Vectors of length 1 along the last dimension."""
+    return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + LENGTH_EPS)

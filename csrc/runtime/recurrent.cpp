@@ -1,0 +1,173 @@
+// The operations of recurrent layers in a step, and of gates.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "runtime/worker.h"
+
+namespace cpuserve {
+namespace {
+
+constexpr float kLengthEps = 1e-6f;  // of the squared length of a query or key
+
+float* floats_of(const Rows& rows, int64_t r) noexcept {
+  return reinterpret_cast<float*>(row_of(rows, r));
+}
+
+float sigmoid(float x) noexcept { return 1.0f / (1.0f + std::exp(-x)); }
+float softplus(float x) noexcept { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+// Divides x by its length and multiplies it by `scale`. Sixteen sums, so that compilers vectorize
+// them, are added in one order.
+void to_length(float* x, int64_t n, float scale) noexcept {
+  float sums[16] = {};
+  for (int64_t i = 0; i < n; i++) sums[i % 16] += x[i] * x[i];
+  float sum = kLengthEps;
+  for (const float s : sums) sum += s;
+  const float factor = scale / std::sqrt(sum);
+  for (int64_t i = 0; i < n; i++) x[i] *= factor;
+}
+
+}  // namespace
+
+void Executor::Worker::operator()(const SplitGatesOp& op) noexcept {
+  const Rows &x = value(op.x), &out = value(op.out);
+  const int64_t d = op.head_dim, queries = op.heads * d, rest = x.width - 2 * queries;
+  const Range mine = share(tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    const float* from = floats_of(x, t);
+    float* to = floats_of(out, t);
+    for (int64_t h = 0; h < op.heads; h++) {
+      std::copy_n(from + 2 * h * d, d, to + h * d);
+      std::copy_n(from + (2 * h + 1) * d, d, to + queries + rest + h * d);
+    }
+    std::copy_n(from + 2 * queries, rest, to + queries);
+  }
+}
+
+void Executor::Worker::operator()(const GateOp& op) noexcept {
+  const Rows &x = value(op.x), &out = value(op.out);
+  const Range mine = share(tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    const float* gates = floats_of(x, t) + op.column;
+    float* to = floats_of(out, t);
+    const float first = sigmoid(gates[0]);
+    for (int64_t i = 0; i < out.width; i++) to[i] *= op.single ? first : sigmoid(gates[i]);
+  }
+}
+
+void Executor::Worker::operator()(const GatedDeltaOp& op) noexcept {
+  const Range own = e.team_->ranks().share(op.key_heads, crew.rank);
+  drain(crew, e.input_.seqs * own.size(), 1,
+        [&](int64_t i, int64_t) { delta_unit(op, i / own.size(), own.begin + i % own.size()); });
+}
+
+// The state slot that serves a block of a sequence: its own, or that of the next which has one.
+int64_t Executor::Worker::state_slot(const int32_t* table, int64_t block) const noexcept {
+  const int64_t gone = e.limits_.num_blocks - 1;
+  while (table[block] == gone) block++;
+  return table[block] - gone - 1;
+}
+
+// The tokens of one sequence for one key head, chunk by chunk.
+void Executor::Worker::delta_unit(const GatedDeltaOp& op, int64_t seq, int64_t unit) noexcept {
+  const StepInput& in = e.input_;
+  const int64_t t0 = in.query_start[seq], end = in.query_start[seq + 1];
+  const int32_t* table =
+      in.block_tables + e.program_->cache_groups() * in.blocks + in.table_start[seq];
+  for (int64_t t = t0; t < end;) {
+    const int64_t p = in.positions[t], base = p / kStateChunk * kStateChunk;
+    const int64_t rows = std::min(end - t, base + kStateChunk - p);
+    const int64_t slot = state_slot(table, p / kBlock);
+    const int64_t before = base ? state_slot(table, (base - 1) / kBlock) : -1;
+    delta_rows(op, unit, t, rows, p - base, slot, before);
+    t += rows;
+  }
+}
+
+// Tokens [t0, t0 + rows) of a chunk that has `num_open` open rows before them. They stand in
+// `slot`, which also takes the state once the chunk is full; `before` holds the last closed state,
+// or is -1 at the beginning of a sequence.
+void Executor::Worker::delta_rows(const GatedDeltaOp& op, int64_t unit, int64_t t0, int64_t rows,
+                                  int64_t num_open, int64_t slot, int64_t before) noexcept {
+  const RecurrentShape shape = op.shape();
+  const int64_t d = op.key_width, heads = shape.heads, values = heads * op.value_width;
+  const int64_t channels = 2 * d + values, tail = op.taps - 1;
+  const int64_t state = heads * d * op.value_width;  // floats before the tail
+  const float* closed = before < 0 ? e.states_.empty() : e.states_.closed(op.state, unit, before);
+  float* closed_to = e.states_.closed(op.state, unit, slot);
+  float* open = e.states_.open(op.state, unit, slot);
+  float* inputs = open + recurrent_open_floats(shape);  // [kStateChunk][channels]
+
+  Carver carver(scratch);
+  float* known = carver.take<float>(tail * channels);
+  float* mixed = carver.take<float>(kStateChunk * channels);
+  float* gates = carver.take<float>(2 * kStateChunk * heads);
+  float* out = carver.take<float>(kStateChunk * values);
+  uint8_t* rest = carver.take<uint8_t>(static_cast<int64_t>(recurrent_scratch_bytes(shape)));
+
+  const Rows& x = value(op.x);
+  const int64_t column = unit * (channels + values);  // q, k, v, z of this head
+  for (int64_t i = 0; i < rows; i++) {
+    std::copy_n(floats_of(x, t0 + i) + column, channels, inputs + (num_open + i) * channels);
+  }
+  for (int64_t i = 0; i < tail; i++) {  // the inputs before row num_open
+    const int64_t row = num_open - tail + i;
+    const float* from =
+        row >= 0 ? inputs + row * channels : closed + state + (tail + row) * channels;
+    std::copy_n(from, channels, known + i * channels);
+  }
+  e.table_->short_conv({inputs + num_open * channels, channels, known,
+                        vector(op.conv) + unit * op.taps * channels, nullptr, true, op.taps,
+                        channels, rows, mixed, channels});
+  const float q_scale = 1.0f / std::sqrt(static_cast<float>(d));
+  for (int64_t i = 0; i < rows; i++) {
+    to_length(mixed + i * channels, d, q_scale);
+    to_length(mixed + i * channels + d, d, 1.0f);
+    const float* from = floats_of(value(op.gates), t0 + i) + unit * 2 * heads;
+    for (int64_t h = 0; h < heads; h++) {
+      const int64_t head = unit * heads + h;
+      gates[i * heads + h] =
+          vector(op.rates)[head] * softplus(from[heads + h] + vector(op.dt_bias)[head]);
+      gates[(kStateChunk + i) * heads + h] = sigmoid(from[h]);
+    }
+  }
+  RecurrentArgs args{};
+  args.shape = shape;
+  args.closed = closed;
+  args.closed_to = closed_to;
+  args.open = open;
+  args.num_open = num_open;
+  args.rows = rows;
+  args.q = mixed;
+  args.k = mixed + d;
+  args.v = mixed + 2 * d;
+  args.q_stride = args.k_stride = args.v_stride = channels;
+  args.g = gates;
+  args.beta = gates + kStateChunk * heads;
+  args.gate_stride = heads;
+  args.out = out;
+  args.out_stride = values;
+  args.scratch = rest;
+  e.table_->recurrent(args);
+  if (num_open + rows == kStateChunk) {
+    std::copy_n(inputs + (kStateChunk - tail) * channels, tail * channels, closed_to + state);
+  }
+  const Rows& to = value(op.out);
+  GatedNormArgs norm{};
+  norm.x = out;
+  norm.x_stride = values;
+  norm.z = floats_of(x, t0) + column + channels;
+  norm.z_stride = static_cast<int64_t>(x.stride / sizeof(float));
+  norm.weight = vector(op.norm);
+  norm.groups = heads;
+  norm.width = op.value_width;
+  norm.eps = op.eps;
+  norm.shared_weight = true;
+  norm.out = floats_of(to, t0) + unit * values;
+  norm.out_stride = static_cast<int64_t>(to.stride / sizeof(float));
+  norm.rows = rows;
+  e.table_->gated_norm(norm);
+}
+
+}  // namespace cpuserve

@@ -1,0 +1,114 @@
+"""Models with recurrent layers: cached states, preemption, drafts, and what cannot be had."""
+
+import pytest
+
+from cpuserve import _C, LLM, SamplingParams
+from cpuserve.errors import ConfigError
+from cpuserve.models import build_program, spec_from_config
+from cpuserve.program.lower import Lowering
+from tests.helpers.tiny import tiny_config, tiny_model
+
+PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(20 + 37 * n)] for n in range(4)]
+SAMPLED = SamplingParams(max_tokens=70, temperature=0.8, seed=4, ignore_eos=True, logprobs=1)
+
+
+def make(family="qwen3-next", **options):
+    sizes = {"max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+    path = tiny_model(family, max_position_embeddings=2048)
+    return LLM(str(path), **{**sizes, "executor": "native", **options})
+
+
+def answers(llm, prompts=PROMPTS, params=SAMPLED):
+    return [
+        (o.token_ids, [{t: p.logprob for t, p in row.items()} for row in o.logprobs])
+        for output in llm.generate(prompts, params)
+        for o in output.outputs
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The answers of an engine that caches nothing, one after another, on one thread."""
+    with make(enable_prefix_caching=False, omp_threads_bind="0") as llm:
+        return [answers(llm, [prompt])[0] for prompt in PROMPTS]
+
+
+def test_answers_are_the_same_beside_others_and_after_a_preemption(alone):
+    with make(kv_cache_memory="0.35MiB", max_model_len=256) as llm:  # 11 blocks
+        assert answers(llm) == alone
+        assert llm._client.stats.preemptions > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafts_change_nothing_however_many_are_rejected(temperature):
+    # A few tokens are likely, so that at any temperature some guesses are right and some wrong.
+    params = SamplingParams(
+        max_tokens=100,
+        temperature=temperature,
+        seed=4,
+        ignore_eos=True,
+        logprobs=1,
+        logit_bias=dict.fromkeys(range(5, 12), 8.0),
+    )
+    prompts = [prompt * 3 for prompt in PROMPTS[:2]]  # so that n-grams are found
+    with make(enable_prefix_caching=False) as llm:
+        want = answers(llm, prompts, params)
+    drafts = {
+        "method": "ngram",
+        "num_speculative_tokens": 5,
+        "prompt_lookup_max": 4,
+        "prompt_lookup_min": 1,
+    }
+    with make(speculative_config=drafts) as llm:
+        assert answers(llm, prompts, params) == want
+        stats = llm._client.stats
+        assert 0 < stats.accepted_tokens < stats.draft_tokens
+
+
+def test_a_conversation_of_ten_turns_computes_each_token_about_once():
+    """Every turn begins where the answer before it ended, less one block at most."""
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    history, prompts, cached = list(PROMPTS[0]), 0, 0
+    question: list[int] = []
+    with make(max_model_len=1024) as llm:
+        for turn in range(10):
+            (output,) = llm.generate([history], params)
+            if turn:
+                known = len(history) - len(question) - 1  # the last token has not run
+                assert known - 32 < output.num_cached_tokens <= known
+            prompts += len(history)
+            cached += output.num_cached_tokens
+            question = [(11 * i + turn) % 300 + 5 for i in range(9)]
+            history += [*output.outputs[0].token_ids, *question]
+    new = 10 * 9 + len(PROMPTS[0])
+    assert prompts - cached <= new + 10 * 32
+    with make("qwen3", max_model_len=1024) as llm:  # a dense model finds no more
+        llm.generate([history[:-40]], params)
+        (output,) = llm.generate([history], params)
+    assert output.num_cached_tokens - 32 <= len(history)
+
+
+def test_the_third_prompt_with_one_beginning_reuses_its_state(alone):
+    """The second finds keys and values but no state where it branches, and leaves one there."""
+    begin = PROMPTS[3][:96]
+    tails = [[n + 5] * 40 for n in range(3)]
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=1)
+    with make(enable_prefix_caching=False) as llm:
+        want = [answers(llm, [begin + tail], params)[0] for tail in tails]
+    with make() as llm:
+        outputs = [llm.generate([begin + tail], params)[0] for tail in tails]
+    assert [o.num_cached_tokens for o in outputs] == [0, 0, 96]
+    assert [o.outputs[0].token_ids for o in outputs] == [tokens for tokens, _ in want]
+
+
+def test_the_plan_counts_what_the_kernels_keep():
+    program = build_program(spec_from_config(tiny_config("qwen3-next")))
+    sizes = {"max_tokens": 8, "max_seqs": 1, "max_position": 64, "kv_type": "bf16"}
+    lowered = Lowering(program, lambda _: "dense_f32", isa="scalar", **sizes).run()
+    assert isinstance(lowered.native, _C.Program)
+    assert lowered.native.state_bytes == sum(layer.bytes for layer in program.states)
+
+
+def test_states_cannot_be_swapped_out():
+    with pytest.raises(ConfigError, match="states cannot be moved there; leave the option out"):
+        make(swap_space="1")
