@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -166,11 +167,14 @@ async def tags(request: Request) -> Response:
     """List the served models."""
     models = get_state(request).models
     at = _timestamp(models.first.started)
-    listed = [
-        {"name": name, "model": name, "modified_at": at, "size": 0, "digest": "", "details": {}}
-        for name in models.names
-    ]
-    return _json(OllamaModels(listed))
+    return _json(OllamaModels([_listed(name, at) for name in models.names]))
+
+
+def _listed(name: str, at: str) -> dict[str, Any]:
+    # Ollama's own client shows the first digits of a digest, and fails without any.
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    named: dict[str, Any] = {"name": name, "model": name, "modified_at": at}
+    return {**named, "size": 0, "digest": digest, "details": {}}
 
 
 @router.post("/api/show", openapi_extra=json_body(OllamaShow, OllamaModel, OllamaError))

@@ -232,6 +232,7 @@ def test_models_are_listed_and_shown():
     api = tool_api(says(""))
     listed = api.get("/api/tags").json()["models"]
     assert [model["name"] for model in listed] == ["tiny", "alias"]
+    assert [len(model["digest"]) for model in listed] == [64, 64]
     shown = api.post("/api/show", model="alias:latest").json()
     assert shown["capabilities"] == ["completion", "tools"]
     assert shown["model_info"]["model.context_length"] == 4096
