@@ -38,7 +38,7 @@ def plan_states(
     """
     if not slot_bytes:
         return StatePlan(0, 0, max_num_seqs)
-    for option in ("swap_space", "prefix_cache_dir"):
+    for option in ("swap_space", "prefix_cache_dir", "kv_tiers"):
         if getattr(options, option) not in (None, "0", 0):
             msg = (
                 f"{ledger.asked(option)}: this model has recurrent layers, whose states cannot be "

@@ -289,6 +289,18 @@ def test_further_tiers_are_kept_by_name_and_need_prefix_caching():
     assert "off" in why(off, "kv_tiers")
 
 
+@pytest.mark.parametrize(
+    "option",
+    [{"swap_space": "1"}, {"prefix_cache_dir": "/a"}, {"kv_tiers": ["shared=/a"]}],
+    ids=lambda option: next(iter(option)),
+)
+def test_tiers_that_cannot_hold_states_are_refused(option):
+    recurrent = dataclasses.replace(SMOLLM2, state_bytes=1 << 20)
+    assert resolve("vm_2core_zen5", recurrent).config.state_slots > 0
+    with pytest.raises(ConfigError, match=f"{next(iter(option))}.*states cannot be moved there"):
+        resolve("vm_2core_zen5", recurrent, **option)
+
+
 def test_swap_space_without_prefix_caching_is_none():
     resolved = resolve("vm_2core_zen5", swap_space="2", enable_prefix_caching=False)
     assert resolved.config.swap_bytes == 0
