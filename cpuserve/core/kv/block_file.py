@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import struct
 import zlib
@@ -11,6 +12,8 @@ from cpuserve.core.kv.prefix import BlockHash
 from cpuserve.core.kv.tier import Data
 
 MAGIC = b"cpuskv1\n"
+# Errors of reading after which the file exists and may be readable later.
+TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 SEED_BYTES = 32
 # Magic, fingerprint, key, key of the parent (zeros for a first block), hash of seed and salt,
 # number of bytes of tokens and of data, CRC-32 over the head before this field, tokens and data.

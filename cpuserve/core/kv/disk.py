@@ -26,7 +26,14 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from cpuserve.core.kv.block_file import SEED_BYTES, BlockFormat, BlockName, file_key, file_name
+from cpuserve.core.kv.block_file import (
+    SEED_BYTES,
+    TEMPORARY,
+    BlockFormat,
+    BlockName,
+    file_key,
+    file_name,
+)
 from cpuserve.core.kv.files import BlockFiles
 from cpuserve.core.kv.owned import claim
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
@@ -38,8 +45,6 @@ from cpuserve.log import get_logger
 _RESCANS = 16
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# Temporary errors: the file exists and may be readable later.
-_TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 log = get_logger("kv")
 
@@ -124,7 +129,7 @@ class DiskCache:
             raw = path.read_bytes()
         except OSError as error:
             # The file is gone or the disk fails: do not wait for it a second time.
-            if error.errno not in _TEMPORARY:
+            if error.errno not in TEMPORARY:
                 self._files.forget(path)
             log.debug("%s cannot be read: %s", path, error)
             return None

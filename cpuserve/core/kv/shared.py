@@ -13,7 +13,14 @@ import hashlib
 import os
 from pathlib import Path
 
-from cpuserve.core.kv.block_file import HEAD, SEED_BYTES, BlockFormat, file_key, file_name
+from cpuserve.core.kv.block_file import (
+    HEAD,
+    SEED_BYTES,
+    TEMPORARY,
+    BlockFormat,
+    file_key,
+    file_name,
+)
 from cpuserve.core.kv.owned import FOLDER
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, Loaded, TierNeeds
@@ -23,8 +30,6 @@ from cpuserve.log import get_logger
 _MOST_KEYS = 1 << 16
 # A file has the tokens of its block, too; a larger one is not of this model.
 _MOST_TOKEN_BYTES = 1 << 16
-# Temporary errors: the file exists and may be readable later.
-_TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 log = get_logger("kv")
 
@@ -83,7 +88,7 @@ class SharedFiles:
         try:
             raw = (self._folder / file).read_bytes()
         except OSError as error:
-            if error.errno not in _TEMPORARY:
+            if error.errno not in TEMPORARY:
                 self._forget(file)
             log.debug("%s cannot be read: %s", self._folder / file, error)
             return None
