@@ -208,6 +208,7 @@ class Bench {
   void prefill(int rounds) {
     std::vector<double> rate, share;
     const double work = prefill_operations();
+    prefill_layer();
     for (int i = 0; i < rounds; i++) {
       const double before = peak(), s = prefill_layer(), after = peak();
       rate.push_back(work / s);

@@ -85,85 +85,97 @@ static CPUSERVE_NOINLINE void append_rows(const Recurrence& r) {
   }
 }
 
-// Calls f with 1 <= n <= kTileRows as a type.
+// Calls f with 1 <= n <= kMost as a type.
 template <int N>
 struct Height {
   static constexpr int value = N;
 };
-template <int N = 1, class Call>
+template <int kMost, int N = 1, class Call>
 CPUSERVE_INLINE void with_height(int n, const Call& call) {
-  if constexpr (N == kTileRows) {
+  if constexpr (N == kMost) {
     call(Height<N>{});
   } else {
-    n == N ? call(Height<N>{}) : with_height<N + 1>(n, call);
+    n == N ? call(Height<N>{}) : with_height<kMost, N + 1>(n, call);
   }
 }
-// Divides [0, n) into the fewest pieces of up to kTileRows, all about as high as each other, and
+// Divides [0, n) into the fewest pieces of up to kMost rows, all about as high as each other, and
 // calls f with the first row of each and its height as a type.
-template <class Call>
+template <int kMost = kTileRows, class Call>
 CPUSERVE_INLINE void in_tiles(int64_t n, const Call& call) {
-  const int64_t tiles = (n + kTileRows - 1) / kTileRows, least = n / tiles, higher = n % tiles;
+  const int64_t tiles = (n + kMost - 1) / kMost, least = n / tiles, higher = n % tiles;
   for (int64_t i = 0, row = 0; i < tiles; i++) {
     const int64_t rows = least + (i < higher ? 1 : 0);
-    with_height(static_cast<int>(rows), [&](auto height) { call(row, height); });
+    with_height<kMost>(static_cast<int>(rows), [&](auto height) { call(row, height); });
     row += rows;
   }
 }
 
-// What a unit needs besides its states, in the order of its use: the open keys, then u, v and the
-// result of one head after the other. A prompt's next chunk probably follows in k and q.
+// Rows that a unit needs besides its states.
 struct Piece {
   const float* at;
   int64_t rows, stride, width;
 };
-static inline int64_t num_pieces(const Recurrence& r) { return 3 * r.a.shape.heads + 3; }
+// In the order of their use: the open keys, v and the results, u of one head after the other. A
+// prompt's next chunk probably follows in k and q.
 static inline Piece piece_of(const Recurrence& r, int64_t index) {
   const RecurrentArgs& a = r.a;
-  const int64_t width = a.shape.value_width, head = (index - 1) / 3;
-  if (index == 0) return {r.keys, a.num_open, r.key_row, r.key_row};
-  if (head == a.shape.heads) {
-    const int64_t next = a.rows > 1 && a.num_open + a.rows == kStateChunk ? kStateChunk : 0;
-    if (index % 3 == 1) return {a.k + a.rows * a.k_stride, next, a.k_stride, a.shape.key_width};
-    return {a.q + a.rows * a.q_stride, next, a.q_stride, a.shape.key_width};
+  const int64_t values = int64_t{a.shape.heads} * a.shape.value_width;
+  const int64_t open = a.num_open + a.rows;
+  const int64_t next = a.rows > 1 && open == kStateChunk ? kStateChunk : 0;
+  switch (index) {
+    case 0:
+      return {r.keys, 1, 0, a.num_open * r.key_row};
+    case 1:
+      return {a.v, a.rows, a.v_stride, values};
+    case 2:
+      return {a.out, a.rows, a.out_stride, values};
+    case 3:
+      return {a.k + a.rows * a.k_stride, next, a.k_stride, a.shape.key_width};
+    case 4:
+      return {a.q + a.rows * a.q_stride, next, a.q_stride, a.shape.key_width};
+    default:
+      return {r.u, a.shape.heads, kStateChunk * r.value_row, open * r.value_row};
   }
-  if (index % 3 == 1) {
-    return {r.u + head * kStateChunk * r.value_row, a.num_open + a.rows, r.value_row, r.value_row};
-  }
-  if (index % 3 == 2) return {a.v + head * width, a.rows, a.v_stride, width};
-  return {a.out + head * width, a.rows, a.out_stride, width};
 }
 
 // Fetches these pieces into L2, a few lines with every tile, so that memory always has work but
 // never more of it than a core can wait for at once.
 class UnitFetch {
  public:
-  explicit UnitFetch(const Recurrence& r) : r_(r) {}
-  void few() {
-    for (int64_t lines = 0; lines < kFew;) {
-      if (rows_ == 0) {
-        if (index_ == num_pieces(r_)) return;
-        const Piece piece = piece_of(r_, index_++);
-        at_ = piece.at, rows_ = piece.rows, stride_ = piece.stride, width_ = piece.width;
-        continue;
-      }
-      for (int64_t c = 0; c < width_; c += 16) prefetch_l2(at_ + c);
-      lines += width_ / 16 + 1;
-      at_ += stride_;
-      rows_--;
+  explicit UnitFetch(const Recurrence& r) : r_(r) { next_row(); }
+  __attribute__((always_inline)) inline void few() {
+    for (int i = 0; i < kSegments; i++) {
+      if (segments_ == 0) return;
+#pragma GCC unroll 8
+      for (int64_t c = 0; c < kSegment; c += 16) prefetch_l2(at_ + c);
+      at_ += kSegment;
+      if (--segments_ == 0) next_row();
     }
   }
 
  private:
-  static constexpr int64_t kFew = 16;
+  static constexpr int kSegments = 2;
+  static constexpr int64_t kSegment = 128;  // floats, 8 lines
+  CPUSERVE_NOINLINE void next_row() {
+    while (row_ == piece_.rows || piece_.width == 0) {
+      if (index_ == kPieces) return;
+      piece_ = piece_of(r_, index_++);
+      row_ = 0;
+    }
+    at_ = piece_.at + row_++ * piece_.stride;
+    segments_ = (piece_.width + kSegment - 1) / kSegment;
+  }
+  static constexpr int64_t kPieces = 6;
   const Recurrence& r_;
-  const float* at_;
-  int64_t index_ = 0, rows_ = 0, stride_, width_;
+  Piece piece_ = {nullptr, 0, 0, 0};
+  const float* at_ = nullptr;
+  int64_t index_ = 0, row_ = 0, segments_ = 0;
 };
 
 // Adds the products of vectors [first, first + R) and `rows` rows of a state to W vectors of
-// columns, from `s` on; element `begin` of the vectors meets the first of these rows. Fetches as
-// many rows from `ahead`.
-template <int R, int W, bool kTail>
+// columns, from `s` on; element `begin` of the vectors meets the first of these rows. With kFetch,
+// asks for as many rows from `ahead`.
+template <int R, int W, bool kTail, bool kFetch>
 CPUSERVE_INLINE void add_products(F (&sum)[R][W], const Recurrence& r, int64_t first, int64_t begin,
                                   int64_t rows, const float* s, const float* ahead, int tail) {
   const int64_t width = r.a.shape.value_width;
@@ -172,7 +184,7 @@ CPUSERVE_INLINE void add_products(F (&sum)[R][W], const Recurrence& r, int64_t f
   for (int i = 0; i < R; i++) x[i] = r.vector[first + i] + begin;
   for (int64_t d = 0; d < rows; d++, s += width, ahead += width) {
 #pragma GCC unroll 8
-    for (int i = 0; i < W * kLanes; i += 16) prefetch(ahead + i);
+    for (int i = 0; i < W * kLanes && kFetch; i += 16) prefetch(ahead + i);
     F state[W];
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) state[w] = kTail ? load_n(s, tail) : load(s + w * kLanes);
@@ -185,8 +197,8 @@ CPUSERVE_INLINE void add_products(F (&sum)[R][W], const Recurrence& r, int64_t f
   }
 }
 
-// The products of a whole state with R of many vectors.
-template <int R, int W, bool kTail>
+// The products of W vectors of columns of a state, a panel, with R of many vectors.
+template <int R, int W, bool kTail, bool kFetch>
 static CPUSERVE_NOINLINE void panel_tile(const Recurrence& r, int64_t head, int64_t first,
                                          int64_t c) {
   constexpr int64_t kAhead = 512;  // floats; the lines come from L2
@@ -198,8 +210,8 @@ static CPUSERVE_NOINLINE void panel_tile(const Recurrence& r, int64_t head, int6
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) sum[i][w] = zero();
   }
-  add_products<R, W, kTail>(sum, r, first, 0, depth, state, state + kAhead,
-                            static_cast<int>(width - c));
+  add_products<R, W, kTail, kFetch>(sum, r, first, 0, depth, state, state + kAhead,
+                                    static_cast<int>(width - c));
   float* sums = r.sums + first * row + c;
 #pragma GCC unroll 8
   for (int i = 0; i < R; i++, sums += row) {
@@ -225,7 +237,7 @@ static CPUSERVE_NOINLINE void stream_tile(const Recurrence& r, const StreamRows&
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) sum[i][w] = s.begin ? load(sums + w * kLanes) : zero();
   }
-  add_products<R, W, kTail>(sum, r, 0, s.begin, s.rows, s.state + c, s.ahead + c, tail);
+  add_products<R, W, kTail, true>(sum, r, 0, s.begin, s.rows, s.state + c, s.ahead + c, tail);
   sums = s.sums + c;
 #pragma GCC unroll 8
   for (int i = 0; i < R; i++, sums += row) {
@@ -248,17 +260,19 @@ CPUSERVE_INLINE void over_last_columns(int64_t c, int64_t width, const Call& cal
 }
 
 // The products of many vectors with the state of one head, a panel of columns after the other. The
-// second tile of a panel finds it in L2, which is fast enough.
+// first tile brings the panel into L1, or at least L2, which is fast enough for the others.
 static CPUSERVE_NOINLINE void panel_products(const Recurrence& r, int64_t head, UnitFetch& fetch) {
   const int64_t width = r.a.shape.value_width;
-  in_tiles(r.vectors, [&](int64_t first, auto height) {
-    const auto tile = [&](int64_t c, auto wide, auto tail) {
+  const auto panel = [&](int64_t c, auto wide, auto tail) {
+    in_tiles(r.vectors, [&](int64_t first, auto height) {
+      constexpr int R = decltype(height)::value, W = decltype(wide)::value;
+      constexpr bool kTail = decltype(tail)::value != 0;
       fetch.few();
-      panel_tile<decltype(height)::value, decltype(wide)::value, decltype(tail)::value != 0>(
-          r, head, first, c);
-    };
-    over_last_columns(over_columns<kTileVecs>(0, width, tile), width, tile);
-  });
+      first == 0 ? panel_tile<R, W, kTail, true>(r, head, first, c)
+                 : panel_tile<R, W, kTail, false>(r, head, first, c);
+    });
+  };
+  over_last_columns(over_columns<kTileVecs>(0, width, panel), width, panel);
 }
 
 // The products of few vectors with the states of heads [head, end), side by side: some rows of each
@@ -272,7 +286,7 @@ static CPUSERVE_NOINLINE void stream_products(const Recurrence& r, int64_t head,
   const int64_t ahead = width < kAheadFloats ? kAheadFloats / width : 1;
   const float* const now = r.a.closed + head * state_floats;
   const float* const next = end < r.a.shape.heads ? r.a.closed + end * state_floats : r.a.next;
-  with_height(r.vectors, [&](auto height) {
+  with_height<kFewVectors>(r.vectors, [&](auto height) {
     constexpr int R = decltype(height)::value;
     for (int64_t begin = 0; begin < depth; begin += block) {
       const int64_t rows = depth - begin < block ? depth - begin : block;
@@ -343,49 +357,61 @@ static CPUSERVE_NOINLINE void decay_products(const Recurrence& r, int64_t head) 
   }
 }
 
-// u and the result of all rows of this call, for W vectors of columns from c.
-template <bool kDelta, int W, bool kTail>
+// u and the result of rows [first, first + T) of this call, for W vectors of columns from c: chains
+// over the rows before them, then over each other.
+template <bool kDelta, int T, int W, bool kTail>
 static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, const float* sums,
-                                         int64_t c) {
-  const int64_t rows = r.a.rows, open = r.a.num_open, row = r.value_row;
-  const int64_t column = head * r.a.shape.value_width + c;
+                                         int64_t first, int64_t c) {
+  const int64_t row = r.value_row, column = head * r.a.shape.value_width + c;
+  const int64_t before = r.a.num_open + first;
   const int tail = static_cast<int>(r.a.shape.value_width - c);
-  const float *kept_sums = sums + c, *out_sums = sums + (r.vectors - rows) * row + c;
-  const float *v = r.a.v + column, *beta = r.a.beta + head, *fade = r.fade + open;
-  const float *to_u = r.to_u, *to_out = r.to_out;
-  const int64_t v_stride = r.a.v_stride, out_stride = r.a.out_stride, gates = r.a.gate_stride;
-  float* const first = r.u + head * kStateChunk * row + c;
-  float* result = r.a.out + column;
-  for (int64_t t = 0; t < rows; t++) {
-    const F faded = set1(fade[t]);
-    F kept[W], out[W];
+  const float *kept_sums = sums + first * row + c, *to_u = r.to_u + first * kStateChunk;
+  const float* out_sums = kept_sums + (r.vectors - r.a.rows) * row;
+  const float* to_out = r.to_out + first * kStateChunk;
+  F kept[T][W], out[T][W];
+#pragma GCC unroll 8
+  for (int t = 0; t < T; t++) {
+    const F fade = set1(r.fade[before + t]);
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) {
-      if (kDelta) kept[w] = mul(faded, load(kept_sums + w * kLanes));
-      out[w] = mul(faded, load(out_sums + w * kLanes));
+      const int64_t at = t * row + w * kLanes;
+      kept[t][w] = kDelta ? mul(fade, load(kept_sums + at)) : zero();
+      out[t][w] = mul(fade, load(out_sums + at));
     }
-    float* u = first;
-    for (int64_t i = 0; i < open + t; i++, u += row) {
-      const F by_u = kDelta ? set1(to_u[i]) : zero(), by_out = set1(to_out[i]);
+  }
+  float* u = r.u + head * kStateChunk * row + c;
+  for (int64_t i = 0; i < before; i++, u += row) {
+    F x[W];
+#pragma GCC unroll 8
+    for (int w = 0; w < W; w++) x[w] = load(u + w * kLanes);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; t++) {
+      const F by_u = set1(to_u[t * kStateChunk + i]), by_out = set1(to_out[t * kStateChunk + i]);
 #pragma GCC unroll 8
       for (int w = 0; w < W; w++) {
-        const F x = load(u + w * kLanes);
-        if (kDelta) kept[w] = fma(by_u, x, kept[w]);
-        out[w] = fma(by_out, x, out[w]);
+        if (kDelta) kept[t][w] = fma(by_u, x[w], kept[t][w]);
+        out[t][w] = fma(by_out, x[w], out[t][w]);
       }
     }
-    const F by_v = set1(*beta), by_out = set1(to_out[open + t]);
+  }
+#pragma GCC unroll 8
+  for (int t = 0; t < T; t++, u += row) {
+    const float* v = r.a.v + (first + t) * r.a.v_stride + column;
+    float* result = r.a.out + (first + t) * r.a.out_stride + column;
+    const F beta = set1(r.a.beta[(first + t) * r.a.gate_stride + head]);
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) {
-      F x = kTail ? load_n(v, tail) : load(v + w * kLanes);
-      if (kDelta) x = sub(x, kept[w]);
-      x = mul(by_v, x);
+      const F value = kTail ? load_n(v, tail) : load(v + w * kLanes);
+      const F x = mul(beta, kDelta ? sub(value, kept[t][w]) : value);
       store(u + w * kLanes, x);
-      x = fma(by_out, x, out[w]);
-      kTail ? store_n(result, x, tail) : store(result + w * kLanes, x);
+#pragma GCC unroll 8
+      for (int later = t; later < T; later++) {
+        const int64_t at = later * kStateChunk + before + t;
+        if (kDelta && later > t) kept[later][w] = fma(set1(to_u[at]), x, kept[later][w]);
+        out[later][w] = fma(set1(to_out[at]), x, out[later][w]);
+      }
+      kTail ? store_n(result, out[t][w], tail) : store(result + w * kLanes, out[t][w]);
     }
-    kept_sums += row, out_sums += row, v += v_stride, result += out_stride, beta += gates;
-    to_u += kStateChunk, to_out += kStateChunk;
   }
 }
 
@@ -397,17 +423,19 @@ static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int6
   const int64_t at = (head * r.a.shape.key_width + d) * width + c;
   const F fade = set1(r.fade[kStateChunk - 1]);
   F sum[R][W];
-  const float* from = r.a.closed + at;
 #pragma GCC unroll 8
-  for (int i = 0; i < R; i++, from += width) {
+  for (int i = 0; i < R; i++) {
 #pragma GCC unroll 8
-    for (int w = 0; w < W; w++) {
-      sum[i][w] = mul(fade, kTail ? load_n(from, tail) : load(from + w * kLanes));
-    }
+    for (int w = 0; w < W; w++) sum[i][w] = zero();
   }
   const float *u = r.closing + c, *k = r.keys + d;
   const int64_t u_step = r.value_row, k_step = r.key_row;
-  for (int64_t t = 0; t < kStateChunk; t++, u += u_step, k += k_step) {
+  // With each row of u, as much of the state's next rows.
+  constexpr int64_t kSpan = R * W * kLanes / kStateChunk;
+  const float* ahead = r.a.closed + (head * r.a.shape.key_width + d + R) * width + R * c;
+  for (int64_t t = 0; t < kStateChunk; t++, u += u_step, k += k_step, ahead += kSpan) {
+    prefetch(ahead);
+    if (kSpan > 16) prefetch(ahead + 16);
     F row[W];
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) row[w] = load(u + w * kLanes);
@@ -418,12 +446,14 @@ static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int6
       for (int w = 0; w < W; w++) sum[i][w] = fma(key, row[w], sum[i][w]);
     }
   }
+  const float* from = r.a.closed + at;
   float* to = r.a.closed_to + at;
 #pragma GCC unroll 8
-  for (int i = 0; i < R; i++, to += width) {
+  for (int i = 0; i < R; i++, from += width, to += width) {
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) {
-      kTail ? store_n(to, sum[i][w], tail) : store(to + w * kLanes, sum[i][w]);
+      const F x = fma(fade, kTail ? load_n(from, tail) : load(from + w * kLanes), sum[i][w]);
+      kTail ? store_n(to, x, tail) : store(to + w * kLanes, x);
     }
   }
 }
@@ -469,11 +499,13 @@ static inline void recurrent_unit(const Recurrence& r) {
     for (int64_t head = first; head < end; head++) {
       const float* sums = r.sums + (head - first) * r.vectors * r.value_row;
       decay_products<kDelta>(r, head);
-      const auto tile = [&](int64_t c, auto wide, auto tail) {
-        solve_tile<kDelta, decltype(wide)::value, decltype(tail)::value != 0>(r, head, sums, c);
-      };
-      const int64_t c = over_columns<2 * kTileVecs>(0, width, tile);
-      over_last_columns(over_columns<kTileVecs>(c, width, tile), width, tile);
+      in_tiles<kDelta ? kTileRows / 2 : kTileRows>(a.rows, [&](int64_t row, auto height) {
+        const auto tile = [&](int64_t c, auto wide, auto tail) {
+          solve_tile<kDelta, decltype(height)::value, decltype(wide)::value,
+                     decltype(tail)::value != 0>(r, head, sums, row, c);
+        };
+        over_last_columns(over_columns<kTileVecs>(0, width, tile), width, tile);
+      });
       if (open == kStateChunk) close_state(r, head, fetch);
     }
   }
