@@ -144,17 +144,14 @@ class UnitFetch {
  public:
   explicit UnitFetch(const Recurrence& r) : r_(r) { next_row(); }
   __attribute__((always_inline)) inline void few() {
-    for (int i = 0; i < kSegments; i++) {
-      if (segments_ == 0) return;
+    if (segments_ == 0) return;
 #pragma GCC unroll 8
-      for (int64_t c = 0; c < kSegment; c += 16) prefetch_l2(at_ + c);
-      at_ += kSegment;
-      if (--segments_ == 0) next_row();
-    }
+    for (int64_t c = 0; c < kSegment; c += 16) prefetch_l2(at_ + c);
+    at_ += kSegment;
+    if (--segments_ == 0) next_row();
   }
 
  private:
-  static constexpr int kSegments = 2;
   static constexpr int64_t kSegment = 128;  // floats, 8 lines
   CPUSERVE_NOINLINE void next_row() {
     while (row_ == piece_.rows || piece_.width == 0) {
