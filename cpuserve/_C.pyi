@@ -117,6 +117,9 @@ class Program:
         renormalize: bool,
         scale: float,
         bias: int,
+        groups: int = 1,
+        kept: int = 1,
+        best: int = 1,
     ) -> None: ...
     def adapter(self, out: int, adapters: int, scales: int) -> None: ...
     def spread(self, x: int, routing: int, out: int) -> None: ...

@@ -20,7 +20,9 @@ from cpuserve.models.llama import GATED_ACTIVATIONS, dense_mlp
 from cpuserve.models.rope import attention_mscale, read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Score, Then, ValueId
+from cpuserve.program.ops import Groups, Score, Then, ValueId
+
+TOPK_METHODS = {"greedy": "all", "group_limited_greedy": "groups"}
 
 
 @register_model("DeepseekV2ForCausalLM")
@@ -32,13 +34,13 @@ class DeepseekV2:
         """The hyperparameters in a DeepSeek V2 config."""
         if read_bool(config, "norm_topk_prob", False):
             refuse("norm_topk_prob", True, "false for DeepSeek V2")
-        grouped = config.get("topk_method") not in (None, "greedy")
+        grouped = read_choice(config, "topk_method", "greedy", TOPK_METHODS) == "groups"
         return _read(
             config,
             architecture="DeepseekV2ForCausalLM",
             positions=2048,
             dense=_first_layers(config, 0),
-            grouped=grouped,
+            groups=_groups(config, (1, 1), best=1) if grouped else None,
             mlp_bias=read_bool(config, "mlp_bias", False),
         )
 
@@ -60,6 +62,7 @@ class DeepseekV3:
             architecture="DeepseekV3ForCausalLM",
             positions=4096,
             dense=_first_layers(config, 3),
+            groups=_groups(config, (8, 4), best=2),
         )
 
     @staticmethod
@@ -79,6 +82,7 @@ class Glm4MoeLite:
             config,
             architecture="Glm4MoeLiteForCausalLM",
             positions=202752,
+            groups=_groups(config, (1, 1), best=2),
             dense=read_dense_layers(config, first=1),
         )
 
@@ -94,15 +98,29 @@ def _first_layers(config: Mapping[str, Any], default: int) -> tuple[int, ...]:
     return tuple(range(min(layers, read_int(config, "first_k_dense_replace", default, low=0))))
 
 
+def _groups(config: Mapping[str, Any], default: tuple[int, int], *, best: int) -> Groups | None:
+    """The groups of experts; default: n_group and topk_group of a config without them."""
+    count, kept = (
+        read_int(config, "n_group", default[0]),
+        read_int(config, "topk_group", default[1]),
+    )
+    return Groups(count, kept, best) if kept != count else None
+
+
 def _read_v3(
-    config: Mapping[str, Any], *, architecture: str, positions: int, dense: tuple[int, ...]
+    config: Mapping[str, Any],
+    *,
+    architecture: str,
+    positions: int,
+    dense: tuple[int, ...],
+    groups: Groups | None,
 ) -> ModelSpec:
     return _read(
         config,
         architecture=architecture,
         positions=positions,
         dense=dense,
-        grouped=True,
+        groups=groups,
         renormalize=read_bool(config, "norm_topk_prob", True),
         interleaved=read_bool(config, "rope_interleave", True),
     )
@@ -114,19 +132,15 @@ def _read(
     architecture: str,
     positions: int,
     dense: tuple[int, ...],
-    grouped: bool,
+    groups: Groups | None,
     mlp_bias: bool = False,
     renormalize: bool = False,
     interleaved: bool = True,
 ) -> ModelSpec:
     """The hyperparameters of all; dense: layers without experts.
 
-    grouped: experts are chosen inside the best groups. `head_dim` is the width of the row that a
-    layer keeps of a token, for its only KV head.
+    `head_dim` is the width of the row that a layer keeps of a token, for its only KV head.
     """
-    groups = read_int(config, "n_group", 1)
-    if grouped and read_int(config, "topk_group", groups) < groups:
-        refuse("topk_group", config["topk_group"], f"n_group, {groups}: groups are not supported")
     vocab = read_int(config, "vocab_size")
     rank, rotary = read_int(config, "kv_lora_rank"), read_int(config, "qk_rope_head_dim", high=1024)
     nope = read_int(config, "qk_nope_head_dim", high=1 << 16)
@@ -138,6 +152,7 @@ def _read(
         **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
         "shared": read_int(config, "n_shared_experts"),
         "dense_layers": dense,
+        "groups": groups,
         "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
         "renormalize": renormalize,
         "interleaved": interleaved,
@@ -230,6 +245,7 @@ def _experts(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId, score: S
         score=score,
         scale=cast("float", s.extra["expert_scale"]),
         bias=f"{at}.gate.e_score_correction_bias" if score == "sigmoid" else None,
+        groups=cast("Groups | None", s.extra["groups"]),
     )
     shared = f"{at}.shared_experts"
     g = b.linear(

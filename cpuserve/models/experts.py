@@ -8,7 +8,7 @@ from typing import Any, cast
 from cpuserve.models.config import read_int, refuse
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Score, Then, ValueId
+from cpuserve.program.ops import Groups, Score, Then, ValueId
 
 
 def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[str, object]:
@@ -62,10 +62,11 @@ def add_mixture(
     score: Score = "softmax",
     scale: float = 1.0,
     bias: str | None = None,
+    groups: Groups | None = None,
 ) -> None:
     """Add the mixture `at` of h to x; parts: an expert's gate, up and down by their names.
 
-    score, scale and bias are those of the router (`Builder.mixture`).
+    score, scale, bias and groups are those of the router (`Builder.mixture`).
     """
     experts = range(cast("int", s.extra["experts"]))
     b.mixture(
@@ -80,4 +81,5 @@ def add_mixture(
         renormalize=renormalize,
         scale=scale,
         bias=bias,
+        groups=groups,
     )

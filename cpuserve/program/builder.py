@@ -18,6 +18,7 @@ from cpuserve.program.ops import (
     ExpertLinear,
     Gate,
     GatedDelta,
+    Groups,
     HeadLinear,
     Hidden,
     LatentStoreKV,
@@ -234,12 +235,14 @@ class Builder:
         renormalize: bool = False,
         scale: float = 1.0,
         bias: str | None = None,
+        groups: Groups | None = None,
     ) -> None:
         """Add a mixture of experts of h to the value `to`.
 
         router: the matrix [experts, width of h] of the router. experts: the names of each expert's
         matrices: gate and up [features, width of h], then down [width of `to`, features]. bias: the
-        full name of a weight [experts], added to the scores for the choice alone.
+        full name of a weight [experts], added to the scores for the choice alone. groups: of
+        experts, which limit the choice.
         """
         count, width = len(experts), self._width(h)
         if self._adapters is not None:
@@ -248,11 +251,14 @@ class Builder:
         if not 1 <= chosen <= count:
             msg = f"{router}: {chosen} of {count} experts cannot be chosen for a token"
             raise ModelError(msg)
+        if groups is not None:
+            _check_groups(router, groups, count, chosen)
         logits = self.linear(h, router, features=count)
         routing = self._value(f"{router} routing", 2 * chosen)
         if bias is not None:
             self._need(bias, (count,), "vector")
-        self._ops.append(Route(logits, routing, count, chosen, score, renormalize, scale, bias))
+        weights = (score, renormalize, scale, bias)
+        self._ops.append(Route(logits, routing, count, chosen, *weights, groups))
         rows = self._value(f"{router} rows", width, chosen)
         self._ops.append(Spread(h, routing, rows, width, chosen))
         gate_up = [tuple(self._matrix(n, features, width) for n in names[:2]) for names in experts]
@@ -553,6 +559,17 @@ def _then_width(what: str, features: tuple[int, ...], then: Then) -> int:
         msg = f"{what}: {then} needs two matrices of equal features, got {features}"
         raise ModelError(msg)
     return features[0]
+
+
+def _check_groups(router: str, groups: Groups, experts: int, chosen: int) -> None:
+    size = experts // groups.count
+    fits = experts == size * groups.count and groups.best <= size
+    if not fits or not 1 <= groups.kept <= groups.count or groups.kept * size < chosen:
+        msg = (
+            f"{router}: {chosen} of {experts} experts cannot be chosen from {groups.kept} of "
+            f"{groups.count} groups"
+        )
+        raise ModelError(msg)
 
 
 def _check_rope(rope: Rope, head_dim: int) -> None:

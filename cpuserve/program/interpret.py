@@ -24,6 +24,7 @@ from cpuserve.program.ops import (
     ExpertLinear,
     Gate,
     GatedDelta,
+    Groups,
     HeadLinear,
     Hidden,
     LatentStoreKV,
@@ -284,6 +285,8 @@ class Interpreter:
     def _route(self, op: Route, x: Tensor) -> Tensor:
         scores = torch.sigmoid(x) if op.score == "sigmoid" else x
         wanted = scores if op.bias is None else scores + self._vector(op.bias)
+        if op.groups is not None:
+            wanted = keep_groups(wanted, op.groups)
         ids = torch.sort(wanted, dim=1, descending=True, stable=True).indices[:, : op.chosen]
         if op.score == "softmax":
             scores = torch.softmax(x, dim=1)
@@ -522,6 +525,15 @@ class Interpreter:
             if shape != need.shape:
                 msg = f"{need.name} has shape {shape}, but the program needs {need.shape}"
                 raise ValueError(msg)
+
+
+def keep_groups(scores: Tensor, groups: Groups) -> Tensor:
+    """Scores [T, experts], -inf outside each token's best groups."""
+    by_group = scores.reshape(len(scores), groups.count, -1)
+    totals = by_group.topk(groups.best, dim=2).values.sum(dim=2)
+    best = torch.sort(totals, dim=1, descending=True, stable=True).indices[:, : groups.kept]
+    kept = torch.zeros_like(totals, dtype=torch.bool).scatter_(1, best, True)
+    return by_group.masked_fill(~kept[..., None], -torch.inf).reshape(scores.shape)
 
 
 def halves(layer: CacheLayer) -> int:

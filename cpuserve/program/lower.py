@@ -461,10 +461,11 @@ class Lowering:
 
     def _route(self, op: Route) -> None:
         bias = self._plain(op.bias, op.experts)
-        x, out = self._value(op.x), self._value(op.out)
+        x, out, g = self._value(op.x), self._value(op.out), op.groups
+        groups = (g.count, g.kept, g.best) if g else ()
         self._emit(
             lambda: self.native.route(
-                x, out, op.experts, op.chosen, op.score, op.renormalize, op.scale, bias
+                x, out, op.experts, op.chosen, op.score, op.renormalize, op.scale, bias, *groups
             )
         )
 

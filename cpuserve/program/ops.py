@@ -104,6 +104,18 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """Experts in `count` equal groups, of which a token takes experts of the `kept` best only.
+
+    The score of a group is the sum of its `best` (1 or 2) highest scores.
+    """
+
+    count: int
+    kept: int
+    best: int
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """Choose experts for every token from its router logits x [T, experts].
 
@@ -111,8 +123,8 @@ class Route:
     order (of equal scores the lower id first), then their weights in the same order. score: what
     the weights are before they are normalized: the softmax or sigmoid of all logits, or
     ("chosen_softmax") the softmax of the chosen ones. renormalize: weights are divided by their
-    sum. scale multiplies them. bias [experts] is added to the scores for the choice alone
-    (DeepSeek).
+    sum. scale multiplies them. bias [experts] is added to the scores for the choice alone, and
+    groups limit it (DeepSeek). Without a sigmoid, logits are the scores that choose.
     """
 
     x: ValueId
@@ -123,6 +135,7 @@ class Route:
     renormalize: bool = False
     scale: float = 1.0
     bias: str | None = None
+    groups: Groups | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,11 +73,13 @@ void register_program(py::module_& m) {
       .def(
           "route",
           [](Program& p, Id x, Id out, int32_t experts, int32_t chosen, const std::string& score,
-             bool renormalize, float scale, Id bias) {
-            p.route({x, out, experts, chosen, parse_score(score), renormalize, scale, bias});
+             bool renormalize, float scale, Id bias, int32_t groups, int32_t kept, int32_t best) {
+            p.route({x, out, experts, chosen, parse_score(score), renormalize, scale, bias, groups,
+                     kept, best});
           },
           py::arg("x"), py::arg("out"), py::arg("experts"), py::arg("chosen"), py::arg("score"),
-          py::arg("renormalize"), py::arg("scale"), py::arg("bias"))
+          py::arg("renormalize"), py::arg("scale"), py::arg("bias"), py::arg("groups") = 1,
+          py::arg("kept") = 1, py::arg("best") = 1)
       .def(
           "adapter",
           [](Program& p, Id out, int32_t adapters, Id scales) {

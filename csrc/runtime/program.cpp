@@ -334,6 +334,13 @@ void Program::route(const RouteOp& op) {
   check_argument(f32_value(op.out, "route out").width == 2 * op.chosen,
                  "route: out must hold an id and a weight for each chosen expert");
   check_vector(op.bias, op.experts, "router bias");
+  check_argument(op.groups >= 1 && op.experts % op.groups == 0, "route: ", op.experts,
+                 " experts are not ", op.groups, " equal groups");
+  const int32_t size = op.experts / op.groups;
+  check_argument(op.kept >= 1 && op.kept <= op.groups && op.kept * size >= op.chosen &&
+                     op.best >= 1 && op.best <= std::min(size, 2),
+                 "route: cannot choose ", op.chosen, " experts from ", op.kept, " groups of ", size,
+                 " by their best ", op.best);
   ops_.emplace_back(op);
 }
 

@@ -101,6 +101,9 @@ struct RouteOp {  // sets the routing that the ops up to the next RouteOp use
   bool renormalize;
   float scale;
   Id bias;
+  // Only experts of the `kept` best of `groups` equal groups are chosen, by the sums of their
+  // `best` highest scores.
+  int32_t groups = 1, kept = 1, best = 1;
 };
 // Routes each token to its sequence's adapter, or nowhere. Row t of out: the adapter (-1: none) and
 // its scale.

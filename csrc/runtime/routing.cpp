@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "runtime/rows.h"
 
@@ -16,6 +17,32 @@ void softmax(float* x, int64_t n) noexcept {
   for (int64_t i = 0; i < n; i++) x[i] /= sum;
 }
 
+// Replaces the scores of experts outside the op's best groups (of equal ones, the first) by -inf.
+// `totals` holds op.groups floats.
+void keep_groups(const RouteOp& op, float* scores, float* totals) noexcept {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  const int64_t size = op.experts / op.groups;
+  for (int64_t g = 0; g < op.groups; g++) {
+    float first = kNone, second = kNone;
+    for (int64_t i = g * size; i < (g + 1) * size; i++) {
+      if (scores[i] > first) {
+        second = first;
+        first = scores[i];
+      } else if (scores[i] > second) {
+        second = scores[i];
+      }
+    }
+    totals[g] = op.best == 2 ? first + second : first;
+  }
+  for (int64_t g = 0; g < op.groups; g++) {
+    int64_t better = 0;
+    for (int64_t o = 0; o < op.groups; o++) {
+      better += totals[o] > totals[g] || (totals[o] == totals[g] && o < g);
+    }
+    if (better >= op.kept) std::fill(scores + g * size, scores + (g + 1) * size, kNone);
+  }
+}
+
 }  // namespace
 
 void route_row(const RouteOp& op, const float* logits, const float* bias, float* out,
@@ -28,6 +55,7 @@ void route_row(const RouteOp& op, const float* logits, const float* bias, float*
   }
   for (int64_t i = 0; i < experts; i++) wanted[i] = bias ? scores[i] + bias[i] : scores[i];
   if (op.score == Score::softmax) softmax(scores, experts);
+  if (op.groups > 1) keep_groups(op, wanted, scratch + 2 * experts);
   const auto taken = [&](int64_t expert, int64_t ranks) {
     return std::find(out, out + ranks, static_cast<float>(expert)) != out + ranks;
   };

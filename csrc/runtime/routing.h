@@ -10,7 +10,7 @@
 namespace cpuserve {
 
 // Writes the row of a Route op for one token: the ids of the chosen experts, best first (of equal
-// scores the lower id first), then their weights. `scratch` holds 2 * experts floats. Logits that
+// scores the lower id first), then their weights. `scratch` holds 3 * experts floats. Logits that
 // are NaN give NaN weights and valid ids.
 void route_row(const RouteOp& op, const float* logits, const float* bias, float* out,
                float* scratch) noexcept;

@@ -19,7 +19,7 @@ RouteOp op(int32_t experts, int32_t chosen, Score score = Score::softmax, bool r
 // The row that `of` makes of these logits: ids, then weights.
 std::vector<float> route(const RouteOp& of, const std::vector<float>& logits,
                          const float* bias = nullptr) {
-  std::vector<float> out(static_cast<size_t>(2 * of.chosen)), scratch(2 * logits.size());
+  std::vector<float> out(static_cast<size_t>(2 * of.chosen)), scratch(3 * logits.size());
   route_row(of, logits.data(), bias, out.data(), scratch.data());
   return out;
 }
@@ -49,6 +49,25 @@ TEST(a_bias_chooses_but_does_not_weigh) {
   const float bias[] = {0, 0, 5};
   const std::vector<float> row = route(op(3, 1, Score::sigmoid), {3, 2, -3}, bias);
   EXPECT(row[0] == 2 && close(row[1], 1 / (1 + std::exp(3.0))));
+}
+
+TEST(only_experts_of_the_best_groups_are_chosen) {
+  RouteOp of = op(6, 3, Score::sigmoid);
+  of.groups = 3;
+  of.kept = 2;
+  // The best expert is in the group of the second one, but the sums of two leave that group out.
+  const std::vector<float> logits{2, 1.9f, 3, -9, 1.5f, 1.6f};
+  of.best = 1;
+  std::vector<float> row = route(of, logits);
+  EXPECT(row[0] == 2 && row[1] == 0 && row[2] == 1);
+  of.best = 2;
+  row = route(of, logits);
+  EXPECT(row[0] == 0 && row[1] == 1 && row[2] == 5);
+  EXPECT(close(row[3], 1 / (1 + std::exp(-2.0))));
+  of.kept = 1;
+  of.chosen = 2;
+  row = route(of, {1, 1, 1, 1, 1, 1});  // of equal groups, the first
+  EXPECT(row[0] == 0 && row[1] == 1);
 }
 
 TEST(logits_that_are_not_numbers_choose_different_experts) {

@@ -167,15 +167,20 @@ BAD = {
         {"num_experts_per_tok": 10},
         "num_experts_per_tok is 10, but it must be at most num_experts, 9",
     ),
-    "groups-of-experts": (
+    "unequal-groups-of-experts": (
         "deepseek-v2",
-        {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2},
-        "topk_group is 2, but it must be n_group, 3: groups are not supported",
+        {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+        "3 of 9 experts cannot be chosen from 2 of 4 groups",
     ),
-    "groups-of-experts-by-default": (
+    "groups-by-default": (
         "deepseek-v3",
-        {"n_group": 3, "topk_group": 1},
-        "topk_group is 1, but it must be n_group, 3: groups are not supported",
+        {"n_group": None, "topk_group": None},
+        "3 of 12 experts cannot be chosen from 4 of 8 groups",
+    ),
+    "more-groups-than-there-are": (
+        "deepseek-v3",
+        {"n_group": 3, "topk_group": 4},
+        "3 of 12 experts cannot be chosen from 4 of 3 groups",
     ),
     "weights-that-add-up": (
         "deepseek-v2",

@@ -83,6 +83,14 @@ VARIANTS = {
         "deepseek-v2",
         {"q_lora_rank": 40, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3},
     ),
+    "deepseek-v2-groups": (
+        "deepseek-v2",
+        {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2},
+    ),
+    "deepseek-v3-groups": (
+        "deepseek-v3",
+        {"n_routed_experts": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 5},
+    ),
     "deepseek-v2-plain": (
         "deepseek-v2",
         {"rope_scaling": None, "first_k_dense_replace": 0, "tie_word_embeddings": True},
