@@ -80,7 +80,7 @@ WRONG = {
         lambda b, x: b.add(b.linear(x, "w", features=32), to=x),
         "e is 64 wide, not 32",
     ),
-    "qkv-width": (lambda b, x: b.rope_store_kv(x, layer=0, rope=None), "not 128"),
+    "qkv-width": (lambda b, x: b.rope_store_kv(x, layer=0, rope=None), "needs 128"),
     "layer-skipped": (
         lambda b, x: b.rope_store_kv(_qkv(b, x), layer=1, rope=None),
         "rope_store_kv of layer 0 is next",
