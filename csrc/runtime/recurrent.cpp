@@ -80,16 +80,21 @@ void Executor::Worker::delta_unit(const GatedDeltaOp& op, int64_t seq, int64_t u
     const int64_t rows = std::min(end - t, base + kStateChunk - p);
     const int64_t slot = state_slot(table, p / kBlock);
     const int64_t before = base ? state_slot(table, (base - 1) / kBlock) : -1;
-    delta_rows(op, unit, t, rows, p - base, slot, before);
+    // A thread usually goes on with the next head of the sequence: the kernel fetches its state.
+    const bool goes_on = before >= 0 && t + rows == end && unit + 1 < op.key_heads;
+    const float* next = goes_on ? e.states_.closed(op.state, unit + 1, before) : nullptr;
+    delta_rows(op, unit, t, rows, p - base, slot, before, next);
     t += rows;
   }
 }
 
 // Tokens [t0, t0 + rows) of a chunk that has `num_open` open rows before them. They stand in
 // `slot`, which also takes the state once the chunk is full; `before` holds the last closed state,
-// or is -1 at the beginning of a sequence.
+// or is -1 at the beginning of a sequence. `next` is a state that is likely to be read next, or
+// null.
 void Executor::Worker::delta_rows(const GatedDeltaOp& op, int64_t unit, int64_t t0, int64_t rows,
-                                  int64_t num_open, int64_t slot, int64_t before) noexcept {
+                                  int64_t num_open, int64_t slot, int64_t before,
+                                  const float* next) noexcept {
   const RecurrentShape shape = op.shape();
   const int64_t d = op.key_width, heads = shape.heads, values = heads * op.value_width;
   const int64_t channels = 2 * d + values, tail = op.taps - 1;
@@ -149,6 +154,7 @@ void Executor::Worker::delta_rows(const GatedDeltaOp& op, int64_t unit, int64_t 
   args.out = out;
   args.out_stride = values;
   args.scratch = rest;
+  args.next = next;
   e.table_->recurrent(args);
   if (num_open + rows == kStateChunk) {
     std::copy_n(inputs + (kStateChunk - tail) * channels, tail * channels, closed_to + state);

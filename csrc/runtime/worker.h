@@ -99,7 +99,7 @@ struct Executor::Worker {
   int64_t state_slot(const int32_t* table, int64_t block) const noexcept;
   void delta_unit(const GatedDeltaOp& op, int64_t seq, int64_t unit) noexcept;
   void delta_rows(const GatedDeltaOp& op, int64_t unit, int64_t t0, int64_t rows, int64_t num_open,
-                  int64_t slot, int64_t before) noexcept;
+                  int64_t slot, int64_t before, const float* next) noexcept;
   void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count) noexcept;
   void scale_logits(const LogitsOp& op, int64_t rows) noexcept;
   void sample_rows(int64_t first, int64_t row, int64_t count) noexcept;
