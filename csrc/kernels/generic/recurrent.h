@@ -138,36 +138,45 @@ static inline Piece piece_of(const Recurrence& r, int64_t index) {
   }
 }
 
+class UnitFetch;
+static void begin_row(UnitFetch& f);
+
 // Fetches these pieces into L2, a few lines with every tile, so that memory always has work but
 // never more of it than a core can wait for at once.
 class UnitFetch {
  public:
-  explicit UnitFetch(const Recurrence& r) : r_(r) { next_row(); }
+  __attribute__((always_inline)) explicit UnitFetch(const Recurrence& r) : r_(r) {
+    begin_row(*this);
+  }
   __attribute__((always_inline)) inline void few() {
     if (segments_ == 0) return;
 #pragma GCC unroll 8
     for (int64_t c = 0; c < kSegment; c += 16) prefetch_l2(at_ + c);
     at_ += kSegment;
-    if (--segments_ == 0) next_row();
+    if (--segments_ == 0) begin_row(*this);
   }
 
  private:
   static constexpr int64_t kSegment = 128;  // floats, 8 lines
-  CPUSERVE_NOINLINE void next_row() {
-    while (row_ == piece_.rows || piece_.width == 0) {
-      if (index_ == kPieces) return;
-      piece_ = piece_of(r_, index_++);
-      row_ = 0;
-    }
-    at_ = piece_.at + row_++ * piece_.stride;
-    segments_ = (piece_.width + kSegment - 1) / kSegment;
-  }
+  friend void begin_row(UnitFetch& f);
   static constexpr int64_t kPieces = 6;
   const Recurrence& r_;
   Piece piece_ = {nullptr, 0, 0, 0};
   const float* at_ = nullptr;
   int64_t index_ = 0, row_ = 0, segments_ = 0;
 };
+
+// Goes on with the next row that is to be fetched, if there is one. It is static, not a member: the
+// symbol of a member that is not inlined would leak out of the ISA unit.
+static CPUSERVE_NOINLINE void begin_row(UnitFetch& f) {
+  while (f.row_ == f.piece_.rows || f.piece_.width == 0) {
+    if (f.index_ == UnitFetch::kPieces) return;
+    f.piece_ = piece_of(f.r_, f.index_++);
+    f.row_ = 0;
+  }
+  f.at_ = f.piece_.at + f.row_++ * f.piece_.stride;
+  f.segments_ = (f.piece_.width + UnitFetch::kSegment - 1) / UnitFetch::kSegment;
+}
 
 // Adds the products of vectors [first, first + R) and `rows` rows of a state to W vectors of
 // columns, from `s` on; element `begin` of the vectors meets the first of these rows. With kFetch,
