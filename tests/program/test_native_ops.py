@@ -229,7 +229,7 @@ def test_a_wrong_weight_shows_in_its_own_op():
         checkpoint.weights, checkpoint.config, "float32", LEVELS[-1]
     )
     oracle._tensors["model.layers.1.mlp.up_proj.weight"][5, 7] += 0.5
-    found = compare(executor, oracle, next(mixed_steps(20)), executor.lowered.source_op)
+    found = compare(executor, oracle, next(mixed_steps(20, 0)), executor.lowered.source_op)
     assert found is not None
     assert "model.layers.1.mlp.up_proj.weight" in found.op.weights
     assert found.column == 5
@@ -242,5 +242,5 @@ def test_quantized_activations_show_against_the_reference():
     executor, _ = executor_and_oracle(weights, checkpoint.config, "bfloat16", LEVELS[-1])
     program = build_program(spec_from_config(checkpoint.config))
     reference = Interpreter(program, load_tensors(program, weights))
-    found = compare(executor, reference, next(mixed_steps(40)), executor.lowered.source_op)
+    found = compare(executor, reference, next(mixed_steps(40, 0)), executor.lowered.source_op)
     assert found is not None

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from cpuserve.program.lower import MatrixLoad
 from cpuserve.quant.base import QuantTensor
 from cpuserve.runtime.native import load
 
@@ -32,7 +33,7 @@ class Recorder:
 
 def test_a_tensor_is_asked_for_once_and_released_when_it_is_packed():
     it, told = Recorder(), []
-    matrices = [SimpleNamespace(id=0, names=("q", "k")), SimpleNamespace(id=1, names=("o",))]
+    matrices = [MatrixLoad(0, ("q", "k")), MatrixLoad(1, ("o",))]
     vectors = [SimpleNamespace(id=2, make=lambda read: read("norm") + np.float32(1))]
     lowered = SimpleNamespace(matrices=matrices, vectors=vectors)
     load(it, lowered, it, lambda *report: told.append(report))
