@@ -40,7 +40,7 @@ def test_answers_are_the_same_beside_others_and_after_a_preemption(alone):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_drafts_change_nothing_however_many_are_rejected(temperature):
+def test_drafts_change_nothing_however_many_are_rejected(eager, temperature):
     # A few tokens are likely, so that at any temperature some guesses are right and some wrong.
     params = SamplingParams(
         max_tokens=100,

@@ -138,8 +138,7 @@ def test_a_mixed_model_answers_bit_for_bit_as_if_it_kept_everything(want, name, 
         assert answers(llm, PROMPTS[:2]) == want(name)[:2]
 
 
-def test_rejected_drafts_leave_the_windows_of_a_mixed_model_alone(want, monkeypatch):
-    monkeypatch.setattr("cpuserve.core.ngram.NgramIndex.chance", lambda *_: 1.0)
+def test_rejected_drafts_leave_the_windows_of_a_mixed_model_alone(eager, want):
     drafts = {
         "method": "ngram",
         "num_speculative_tokens": 5,

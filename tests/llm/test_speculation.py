@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cpuserve import LLM, SamplingParams
-from cpuserve.core.ngram import NgramIndex
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
@@ -71,12 +70,6 @@ def want():
         assert llm._client.stats.draft_tokens == 0
     assert {reason for _, reason, *_ in found} == {"stop", "length"}
     return found
-
-
-@pytest.fixture
-def eager(monkeypatch):
-    """Every guess is verified, whatever it costs."""
-    monkeypatch.setattr(NgramIndex, "chance", lambda _self, _place: 1.0)
 
 
 @pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
