@@ -179,7 +179,7 @@ def _listed(name: str, at: str) -> dict[str, Any]:
 
 @router.post("/api/show", openapi_extra=json_body(OllamaShow, OllamaModel, OllamaError))
 async def show(request: Request) -> Response:
-    """Tell what a model can do; it is loaded for that if it is not."""
+    """Describe a model and what it can do. A model that is not loaded yet is loaded first."""
     async with read_call(request, "ollama-", OllamaShow) as (received, asked):
         await _choose(received, asked.model)
         context = received.context

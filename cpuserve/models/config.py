@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from cpuserve.errors import ModelError
@@ -99,14 +99,25 @@ def read_windows(
 
     default: whether a layer has a window, if the config has no layer_types.
     """
-    layers = read_int(config, "num_hidden_layers", high=4096)
-    kinds = config.get("layer_types")
-    if kinds is None:
-        return tuple(window if default(i) else 0 for i in range(layers))
     known = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
-        refuse("layer_types", kinds, f"{layers} entries of full_attention or sliding_attention")
+    kinds = read_kinds(config, "layer_types", known, lambda i: known[default(i)])
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def read_kinds(
+    config: Mapping[str, Any], key: str, known: Sequence[str], default: Callable[[int], str]
+) -> tuple[str, ...]:
+    """config[key], one of the `known` kinds for each layer.
+
+    default: the kind of a layer, if the key is missing or null.
+    """
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    kinds = config.get(key)
+    if kinds is None:
+        return tuple(default(i) for i in range(layers))
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
+        refuse(key, kinds, f"{layers} entries of {' or '.join(known)}")
+    return tuple(kinds)
 
 
 def read_object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

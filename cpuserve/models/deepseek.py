@@ -16,11 +16,11 @@ from cpuserve.models.config import (
     refuse,
 )
 from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
-from cpuserve.models.llama import GATED_ACTIVATIONS, dense_mlp
+from cpuserve.models.llama import GATED_ACTIVATIONS, build_decoder, dense_mlp, gated_mlp
 from cpuserve.models.rope import attention_mscale, read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Groups, Score, Then, ValueId
+from cpuserve.program.ops import Groups, Score, ValueId
 
 TOPK_METHODS = {"greedy": "all", "group_limited_greedy": "groups"}
 
@@ -100,10 +100,8 @@ def _first_layers(config: Mapping[str, Any], default: int) -> tuple[int, ...]:
 
 def _groups(config: Mapping[str, Any], default: tuple[int, int], *, best: int) -> Groups | None:
     """The groups of experts; default: n_group and topk_group of a config without them."""
-    count, kept = (
-        read_int(config, "n_group", default[0]),
-        read_int(config, "topk_group", default[1]),
-    )
+    count = read_int(config, "n_group", default[0])
+    kept = read_int(config, "topk_group", default[1])
     return Groups(count, kept, best) if kept != count else None
 
 
@@ -188,17 +186,13 @@ def _read(
 
 
 def _build(b: Builder, s: ModelSpec, *, score: Score) -> None:
-    x = b.embed("model.embed_tokens")
-    for i in range(s.layers):
-        at = f"model.layers.{i}"
-        _attention(b, s, i, b.rms_norm(x, f"{at}.input_layernorm"), x)
-        h = b.rms_norm(x, f"{at}.post_attention_layernorm")
-        if i in cast("tuple[int, ...]", s.extra["dense_layers"]):
-            dense_mlp(b, s, i, h, x)
+    def mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+        if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+            dense_mlp(b, s, layer, h, x)
         else:
-            _experts(b, s, f"{at}.mlp", h, x, score)
-    tied_to = "model.embed_tokens" if s.tied else None
-    b.logits(b.rms_norm(x, "model.norm"), "lm_head", tied_to=tied_to)
+            _experts(b, s, f"model.layers.{layer}.mlp", h, x, score)
+
+    build_decoder(b, s, attention=_attention, mlp=mlp)
 
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
@@ -247,12 +241,5 @@ def _experts(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId, score: S
         bias=f"{at}.gate.e_score_correction_bias" if score == "sigmoid" else None,
         groups=cast("Groups | None", s.extra["groups"]),
     )
-    shared = f"{at}.shared_experts"
-    g = b.linear(
-        h,
-        [f"{shared}.gate_proj", f"{shared}.up_proj"],
-        features=cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"]),
-        bias=s.mlp_bias,
-        then=cast("Then", f"{s.activation}_mul"),
-    )
-    b.linear(g, f"{shared}.down_proj", bias=s.mlp_bias, add_to=x)
+    shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
+    gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from cpuserve.models.config import read_int, refuse
+from cpuserve.models.config import read_int, read_kinds, refuse
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Groups, Score, Then, ValueId
@@ -29,12 +29,9 @@ def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[s
 
 
 def read_dense_layers(config: Mapping[str, Any], *, first: int = 0) -> tuple[int, ...]:
-    """The layers that mlp_layer_types calls dense; if it is missing, the `first` ones."""
-    layers = read_int(config, "num_hidden_layers", high=4096)
-    kinds = config.get("mlp_layer_types") or [("sparse", "dense")[i < first] for i in range(layers)]
+    """The layers without experts, by mlp_layer_types; without that key, the `first` layers."""
     known = ("dense", "sparse")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
-        refuse("mlp_layer_types", kinds, f"{layers} entries of dense or sparse")
+    kinds = read_kinds(config, "mlp_layer_types", known, lambda i: known[i >= first])
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
 

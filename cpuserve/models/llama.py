@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from cpuserve.models.base import register_model
@@ -20,8 +21,8 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, Then, ValueId
 
-# Adds a layer's feed-forward part of h to x: (builder, spec, layer, h, x).
-Mlp = Callable[[Builder, ModelSpec, int, ValueId, ValueId], None]
+# Adds a part of a layer to x, such as its attention or MLP of h: (builder, spec, layer, h, x).
+Part = Callable[[Builder, ModelSpec, int, ValueId, ValueId], None]
 
 # "hidden_act" in config.json -> the name of the gated activation's kernel.
 GATED_ACTIVATIONS = {
@@ -127,38 +128,63 @@ def layer_rope(s: ModelSpec, window: int) -> Rope | None:
     return cast("Rope | None", s.extra.get("local_rope", s.rope)) if window else s.rope
 
 
-def dense_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add down(act(gate(h)) * up(h)) to x."""
-    mlp = f"model.layers.{layer}.mlp"
+def gated_mlp(
+    b: Builder, s: ModelSpec, at: str, h: ValueId, features: int, *, to: ValueId | None = None
+) -> ValueId:
+    """down(act(gate(h)) * up(h)) of the matrices below `at`, added to `to` if that is given."""
     g = b.linear(
         h,
-        [f"{mlp}.gate_proj", f"{mlp}.up_proj"],
-        features=s.intermediate,
+        [f"{at}.gate_proj", f"{at}.up_proj"],
+        features=features,
         bias=s.mlp_bias,
         then=cast("Then", f"{s.activation}_mul"),
     )
-    b.linear(g, f"{mlp}.down_proj", bias=s.mlp_bias, add_to=x)
+    return b.linear(g, f"{at}.down_proj", features=s.width, bias=s.mlp_bias, add_to=to)
 
 
-def build_decoder(b: Builder, s: ModelSpec, *, qk_norm: bool = False, mlp: Mlp = dense_mlp) -> None:
-    """Append the ops of a Llama-like decoder; qk_norm: RMS norm of each q and k head (Qwen3)."""
-    d = s.head_dim
-    qkv_features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
+def dense_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's gated MLP of h to x."""
+    gated_mlp(b, s, f"model.layers.{layer}.mlp", h, s.intermediate, to=x)
+
+
+def self_attention(
+    b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, qk_norm: bool = False
+) -> None:
+    """Add the layer's attention of h to x; qk_norm: RMS norm of each q and k head (Qwen3)."""
+    d, window = s.head_dim, layer_window(s, layer)
+    at = f"model.layers.{layer}.self_attn"
+    features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
+    qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=features, bias=s.qkv_bias)
+    b.rope_store_kv(
+        qkv,
+        layer=layer,
+        rope=layer_rope(s, window),
+        q_norm=f"{at}.q_norm" if qk_norm else None,
+        k_norm=f"{at}.k_norm" if qk_norm else None,
+    )
+    a = b.attention(qkv, layer=layer, window=window)
+    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
+
+
+qk_norm_attention = partial(self_attention, qk_norm=True)
+
+
+def build_decoder(
+    b: Builder,
+    s: ModelSpec,
+    *,
+    attention: Part = self_attention,
+    mlp: Part = dense_mlp,
+    plus_one: bool = False,
+) -> None:
+    """Append the ops of a pre-norm decoder, whose layers are `attention`, then `mlp`.
+
+    plus_one: the weights of norms are offsets from 1.
+    """
     x = b.embed("model.embed_tokens")
     for i in range(s.layers):
-        at, window = f"model.layers.{i}.self_attn", layer_window(s, i)
-        h = b.rms_norm(x, f"model.layers.{i}.input_layernorm")
-        qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=qkv_features, bias=s.qkv_bias)
-        b.rope_store_kv(
-            qkv,
-            layer=i,
-            rope=layer_rope(s, window),
-            q_norm=f"{at}.q_norm" if qk_norm else None,
-            k_norm=f"{at}.k_norm" if qk_norm else None,
-        )
-        a = b.attention(qkv, layer=i, window=window)
-        b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
-        h = b.rms_norm(x, f"model.layers.{i}.post_attention_layernorm")
-        mlp(b, s, i, h, x)
+        at = f"model.layers.{i}"
+        attention(b, s, i, b.rms_norm(x, f"{at}.input_layernorm", plus_one=plus_one), x)
+        mlp(b, s, i, b.rms_norm(x, f"{at}.post_attention_layernorm", plus_one=plus_one), x)
     tied_to = "model.embed_tokens" if s.tied else None
-    b.logits(b.rms_norm(x, "model.norm"), "lm_head", tied_to=tied_to)
+    b.logits(b.rms_norm(x, "model.norm", plus_one=plus_one), "lm_head", tied_to=tied_to)

@@ -8,7 +8,7 @@ from typing import Any
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_int, read_windows
 from cpuserve.models.experts import read_dense_layers, read_experts
-from cpuserve.models.llama import build_decoder, read_decoder
+from cpuserve.models.llama import build_decoder, qk_norm_attention, read_decoder
 from cpuserve.models.qwen3_moe import qwen_mlp
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
@@ -50,4 +50,4 @@ class Mellum:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        build_decoder(b, s, qk_norm=True, mlp=qwen_mlp)
+        build_decoder(b, s, attention=qk_norm_attention, mlp=qwen_mlp)

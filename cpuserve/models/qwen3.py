@@ -7,7 +7,7 @@ from typing import Any
 
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool
-from cpuserve.models.llama import build_decoder, read_decoder
+from cpuserve.models.llama import build_decoder, qk_norm_attention, read_decoder
 from cpuserve.models.qwen2 import read_qwen_windows
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -34,4 +34,4 @@ class Qwen3:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        build_decoder(b, s, qk_norm=True)
+        build_decoder(b, s, attention=qk_norm_attention)

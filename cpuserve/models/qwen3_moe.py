@@ -8,7 +8,7 @@ from typing import Any, cast
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_int
 from cpuserve.models.experts import add_mixture, read_experts, read_sparse_step
-from cpuserve.models.llama import build_decoder, dense_mlp, read_decoder
+from cpuserve.models.llama import build_decoder, dense_mlp, qk_norm_attention, read_decoder
 from cpuserve.models.qwen2 import read_qwen_windows
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -44,11 +44,11 @@ class Qwen3Moe:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        build_decoder(b, s, qk_norm=True, mlp=qwen_mlp)
+        build_decoder(b, s, attention=qk_norm_attention, mlp=qwen_mlp)
 
 
 def qwen_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the mixture of h to x, or in one of extra["dense_layers"] the dense part."""
+    """Add the layer's mixture of experts of h to x; in extra["dense_layers"], its dense MLP."""
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
         dense_mlp(b, s, layer, h, x)
         return

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from cpuserve.models.base import register_model
-from cpuserve.models.config import read_bool, read_int, refuse
-from cpuserve.models.experts import add_mixture, read_experts, read_sparse_step
-from cpuserve.models.llama import dense_mlp, read_decoder
+from cpuserve.models.config import read_bool, read_int, read_kinds, refuse
+from cpuserve.models.experts import read_experts, read_sparse_step
+from cpuserve.models.llama import build_decoder, gated_mlp, read_decoder
+from cpuserve.models.qwen3_moe import qwen_mlp
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import ValueId
 
 KINDS = ("linear_attention", "full_attention")
 # Keys of config.json for the sizes of a gated delta net, with transformers' defaults.
@@ -44,7 +45,7 @@ class Qwen3Next:
             "renormalize": renormalize,
             "dense_layers": read_sparse_step(config, layers),
             "shared_width": read_int(config, "shared_expert_intermediate_size", high=1 << 24),
-            "attends": _attends(config, layers),
+            "attends": _attends(config),
             "delta": _read_delta(config),
         }
         return read_decoder(
@@ -63,30 +64,16 @@ class Qwen3Next:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        attended = 0
-        x = b.embed("model.embed_tokens")
-        for i, attends in enumerate(cast("tuple[bool, ...]", s.extra["attends"])):
-            layer = f"model.layers.{i}"
-            h = b.rms_norm(x, f"{layer}.input_layernorm", plus_one=True)
-            if attends:
-                _attention(b, s, f"{layer}.self_attn", attended, h, x)
-                attended += 1
-            else:
-                _delta(b, s, f"{layer}.linear_attn", h, x)
-            h = b.rms_norm(x, f"{layer}.post_attention_layernorm", plus_one=True)
-            _mlp(b, s, i, h, x)
-        tied_to = "model.embed_tokens" if s.tied else None
-        b.logits(b.rms_norm(x, "model.norm", plus_one=True), "lm_head", tied_to=tied_to)
+        build_decoder(b, s, attention=_mix, mlp=_mlp, plus_one=True)
 
 
-def _attends(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+def _attends(config: Mapping[str, Any]) -> tuple[bool, ...]:
     """Whether each layer has attention, rather than a gated delta net."""
-    kinds = config.get("layer_types")
-    if kinds is None:
-        interval = read_int(config, "full_attention_interval", 4)
-        return tuple((i + 1) % interval == 0 for i in range(layers))
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in KINDS for k in kinds):
-        refuse("layer_types", kinds, f"{layers} entries of {' or '.join(KINDS)}")
+
+    def default(layer: int) -> str:
+        return KINDS[(layer + 1) % read_int(config, "full_attention_interval", 4) == 0]
+
+    kinds = read_kinds(config, "layer_types", KINDS, default)
     return tuple(kind == "full_attention" for kind in kinds)
 
 
@@ -103,8 +90,20 @@ def _read_delta(config: Mapping[str, Any]) -> dict[str, int]:
     return sizes
 
 
+def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's attention or gated delta net of h to x."""
+    attends = cast("tuple[bool, ...]", s.extra["attends"])
+    if attends[layer]:
+        _attention(b, s, f"model.layers.{layer}.self_attn", sum(attends[:layer]), h, x)
+    else:
+        _delta(b, s, f"model.layers.{layer}.linear_attn", h, x)
+
+
 def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add attention, whose output is multiplied by the sigmoid of its heads' gates, to x."""
+    """Add attention to x; gates of its heads multiply its output by their sigmoid.
+
+    layer: its number among the layers with attention.
+    """
     d = s.head_dim
     features = [2 * s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
     qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=features, bias=s.qkv_bias)
@@ -134,18 +133,10 @@ def _delta(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x a dense layer, or a mixture of experts and one expert that all tokens share."""
+    qwen_mlp(b, s, layer, h, x)
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
-        dense_mlp(b, s, layer, h, x)
         return
     at = f"model.layers.{layer}.mlp"
-    parts = ("gate_proj", "up_proj", "down_proj")
-    add_mixture(b, s, at, h, x, parts=parts, renormalize=cast("bool", s.extra["renormalize"]))
-    shared = b.linear(
-        h,
-        [f"{at}.shared_expert.gate_proj", f"{at}.shared_expert.up_proj"],
-        features=cast("int", s.extra["shared_width"]),
-        then=cast("Then", f"{s.activation}_mul"),
-    )
-    out = b.linear(shared, f"{at}.shared_expert.down_proj", features=s.width)
+    out = gated_mlp(b, s, f"{at}.shared_expert", h, cast("int", s.extra["shared_width"]))
     b.gate(b.linear(h, f"{at}.shared_expert_gate", features=1), to=out)
     b.add(out, to=x)

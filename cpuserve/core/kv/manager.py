@@ -157,7 +157,7 @@ class KvManager:
     def _cached(
         self, chain: PrefixChain, token_ids: Sequence[int]
     ) -> tuple[list[CachedBlock], int]:
-        """Return (the entries that every group can serve, how many entries there are)."""
+        """Return (the entries of the longest prefix that every group has, how many are cached)."""
         if not self.prefix_caching:
             return [], 0
         most = (len(token_ids) - 1) // self.block_size

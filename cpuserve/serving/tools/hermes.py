@@ -53,7 +53,7 @@ HERMES = Hermes()
 
 
 class HermesParser(JsonCallParser):
-    """In text, in a call's object, or between the object and its end marker."""
+    """A state machine: it is in text, in a call's object, or between that and its end marker."""
 
     def flush(self) -> list[Piece]:
         """Return what was held back: text, or a call that never became one."""

@@ -56,7 +56,7 @@ LLAMA3_JSON = Llama3Json()
 
 
 class Llama3JsonParser(JsonCallParser):
-    """In text, where a call may begin or not, or in an object."""
+    """A state machine: it is in text, where a call may or may not begin, or in a call's object."""
 
     _may_begin = True  # a call may begin, because there was nothing but calls, or a tag
     _follows_call = False  # nothing but white space and semicolons has followed a call

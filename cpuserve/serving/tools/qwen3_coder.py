@@ -84,7 +84,7 @@ def _properties(schema: JsonSchema) -> dict[str, Any]:
 
 
 def _is_string(schema: Any) -> bool:
-    """Whether a schema allows strings, of all values that a model may mean by some text."""
+    """Whether strings are among the values that a schema allows."""
     if not isinstance(schema, dict):
         return False
     kinds = schema.get("type")

@@ -12,7 +12,7 @@
 #include "kernels/generic/math.h"
 #include "kernels/table.h"
 
-// Inlined into one function, the steps of a unit would have too few registers.
+// Were the steps of a unit inlined into one function, they would have too few registers.
 #define CPUSERVE_NOINLINE __attribute__((noinline))
 
 namespace CPUSERVE_NS {
