@@ -268,6 +268,13 @@ class Executor:
     ) -> None:
         """Between steps: fill these blocks with bytes from read_blocks."""
     @property
+    def snapshot_bytes(self) -> int:
+        """Size of the states in a slot that end with a block."""
+    def read_snapshot(self, slot: int) -> npt.NDArray[np.uint8]:
+        """Between steps: return the closed states of a slot, [snapshot_bytes] (GIL released)."""
+    def write_snapshot(self, slot: int, data: npt.NDArray[np.uint8]) -> None:
+        """Between steps: fill a slot with bytes from read_snapshot."""
+    @property
     def step_allocations(self) -> int:
         """Heap allocations during steps so far. Tests check that it is 0."""
     tokens: npt.NDArray[np.int32]

@@ -12,6 +12,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cpuserve.core.kv.prefix import RestorePlan
 
 # Prompt chunks end at a multiple of a KV block, or of an attention chunk if they are long: that is
 # where kernels are fastest.
@@ -73,7 +77,7 @@ class StepWork:
 class CostModel:
     """Predicts step times. The initial weights are slower than any machine should be.
 
-    restore_s: seconds to restore a KV block, by offload tier; initially 0, faster than any memory.
+    restore_s: seconds to restore a block, by kind; initially 0, faster than any memory.
     """
 
     def __init__(self) -> None:
@@ -198,21 +202,24 @@ class CostModel:
 
     # --- restoring ----------------------------------------------------------------------------
 
-    def restores(self, where: str, start: int, tokens: int) -> bool:
-        """Whether restoring a block of `tokens` at position `start` is faster than computing it."""
-        seconds = self.restore_s.get(where, 0.0)
+    def restores(self, plan: RestorePlan, block_size: int) -> bool:
+        """Whether restoring the blocks of `plan` is faster than computing them."""
+        blocks = range(plan.begin, plan.end)
+        start, tokens = plan.begin * block_size, len(blocks) * block_size
+        seconds = sum(self.restore_s.get(plan.kind(block), 0.0) for block in blocks)
         if seconds <= self.prompt_seconds(tokens, tokens * (start + 0.5 * tokens)):
             return True
         # The disk may have been busy only for a moment: forget the time slowly, to try it again
         # after some dozens of refusals.
-        self.restore_s[where] = _FORGIVING * seconds
+        for kind in {plan.kind(block) for block in blocks} & self.restore_s.keys():
+            self.restore_s[kind] *= _FORGIVING
         return False
 
-    def observe_restore(self, where: str, seconds: float) -> None:
-        """Learn that restoring a block from `where` took `seconds`."""
-        before = self.restore_s.get(where)
+    def observe_restore(self, kind: str, seconds: float) -> None:
+        """Learn that restoring a block took `seconds`; kind: see RestorePlan."""
+        before = self.restore_s.get(kind)
         gain = _RESTORE_GAIN if before is not None else 1.0
-        self.restore_s[where] = (before or 0.0) + gain * (seconds - (before or 0.0))
+        self.restore_s[kind] = (before or 0.0) + gain * (seconds - (before or 0.0))
 
     # --- chunks -------------------------------------------------------------------------------
 

@@ -471,27 +471,41 @@ class Scheduler:
         tables, chain, ids = request.tables, request.chain, request.token_ids
         while offload is not None and request.reads_prefixes:
             kv.reach(tables, request.num_computed, len(ids))
-            where = kv.restorable(tables, chain, ids, request.num_computed)
-            if where is None or not self.cost.restores(where, request.num_computed, size):
+            plan = chain.plan or kv.restorable(tables, chain, ids, request.num_computed)
+            if plan is None or not (chain.plan or self.cost.restores(plan, size)):
                 return True
-            if budget.seconds < self.cost.restore_s.get(where, 0.0) and not budget.least:
+            kind = plan.kind(chain.num_entries)
+            if budget.seconds < self.cost.restore_s.get(kind, 0.0) and not budget.least:
                 return False
             if budget.restored and not offload.has_time:
                 budget.closed = True
                 return False
             began = time.perf_counter()
-            found = kv.restore(tables, chain)
+            found = kv.restore(tables, chain, plan)
             took = time.perf_counter() - began
-            self.cost.observe_restore(where, took)
+            self.cost.observe_restore(kind, took)
             budget.seconds -= took
             budget.least = 0
             budget.restored = True
             if not found:
-                return True
+                return self._give_up_restoring(request, budget)
             request.num_computed += size
-            self._count_hits(request, size)
-            self._catch_up(request)
+            if chain.plan is None:
+                self._count_hits(request, (plan.end - plan.begin) * size)
+                self._catch_up(request)
         return True
+
+    def _give_up_restoring(self, request: Request, budget: PromptBudget) -> bool:
+        """Compute what a tier has lost; False if `request` cannot start again for that now."""
+        chain = request.chain
+        if not self.kv.slides:
+            chain.plan = None
+            return True
+        # Blocks of windows or states before this one are missing. So it starts again behind the
+        # last block that every cache group has, and computes all from there on.
+        self._preempt(request)
+        chain.failed = True
+        return self._start(request, budget)
 
     def _catch_up(self, request: Request) -> None:
         """Skip tokens that another request has published since this one started."""

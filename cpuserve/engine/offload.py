@@ -58,22 +58,33 @@ log = get_logger("engine")
 
 
 class ExecutorBlocks:
-    """BlockBytes of an executor."""
+    """BlockBytes of an executor. The group behind those of KV blocks has the states, if any."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, num_groups: int) -> None:
         self._executor = executor
+        self._num_groups = num_groups
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes of one block."""
-        return self._executor.kv_block_bytes
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of a block of each group."""
+        states = self._executor.snapshot_bytes
+        return (self._executor.kv_block_bytes,) * self._num_groups + (states,) * bool(states)
+
+    def _slot(self, block: BlockId) -> int:
+        """Return the state slot of `block`; the ids of slots follow those of KV blocks."""
+        return block - self._executor.num_blocks
 
     def read(self, block: BlockId, group: int) -> Data:
         """Return a copy of the content of `block`."""
+        if group == self._num_groups:
+            return self._executor.read_snapshot(self._slot(block)).data
         return self._executor.read_blocks(np.array([block], np.int32), group).reshape(-1).data
 
     def write(self, block: BlockId, group: int, data: Data) -> None:
         """Overwrite the content of `block`."""
+        if group == self._num_groups:
+            self._executor.write_snapshot(self._slot(block), np.frombuffer(data, np.uint8))
+            return
         rows = np.frombuffer(data, np.uint8).reshape(1, -1)
         self._executor.write_blocks(np.array([block], np.int32), rows, group)
 
@@ -101,21 +112,20 @@ def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
     """
     if not config.enable_prefix_caching:
         return None
-    blocks = ExecutorBlocks(executor)
+    blocks = ExecutorBlocks(executor, max(1, len(config.kv_groups)))
     files = config.prefix_cache_dir is not None or config.kv_tiers
-    mark = fingerprint(config, blocks.block_bytes) if files else b""
-    needs = TierNeeds(blocks.block_bytes, mark)
+    mark = fingerprint(config, blocks.sizes) if files else b""
+    needs = TierNeeds(blocks.sizes, mark)
     tiers: list[Tier] = []
-    if swapped := config.swap_bytes // blocks.block_bytes:
-        tiers.append(SwapSpace(swapped, blocks.block_bytes))
+    if config.swap_bytes >= min(blocks.sizes):
+        tiers.append(SwapSpace(config.swap_bytes, blocks.sizes))
     if config.prefix_cache_dir is not None:
         directory = Path(config.prefix_cache_dir).expanduser()
         try:
             tiers.append(
                 DiskCache(
                     directory,
-                    needs.fingerprint,
-                    needs.block_bytes,
+                    needs,
                     config.prefix_cache_bytes,
                     PREFIX_CACHE_QUEUE_BYTES,
                     config.frontend_cpus or config.cpus or (),
@@ -136,12 +146,12 @@ def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
     return Offload(blocks, tiers) if tiers else None
 
 
-def fingerprint(config: EngineConfig, block_bytes: int) -> bytes:
-    """Return 32 bytes that differ if equal tokens could have different keys and values."""
+def fingerprint(config: EngineConfig, sizes: tuple[int, ...]) -> bytes:
+    """Return 32 bytes that differ if equal tokens could have different keys, values or states."""
     facts = {
         "version": version(),
         "kv_form": KV_FORM,
-        "block_bytes": block_bytes,
+        "sizes": sizes,
         "groups": [group.layers for group in config.kv_groups],
         "files": _files(Path(config.model_path)),
         **{name: getattr(config, name) for name in SETTINGS},

@@ -161,7 +161,7 @@ def plan_memory(
     block = block_bytes(groups, sizes)
     state = facts.state_bytes if frees_windows else 0
     other = PROCESS_BYTES + max_num_batched_tokens * facts.activation_width * 4
-    other += _written_bytes(options, block)
+    other += _written_bytes(options, max(block, state))
     needs = Needs(weights, other, facts.weight_bytes, threads)
     free = tightest(host, needs).free
     states = plan_states(options, ledger, state, free, max_num_seqs)

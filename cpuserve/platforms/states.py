@@ -33,18 +33,10 @@ def plan_states(
     requested.
 
     Raises:
-        ConfigError: a requested number of requests does not fit, or blocks should be moved to swap
-            space or files, which cannot hold states.
+        ConfigError: a requested number of requests does not fit.
     """
     if not slot_bytes:
         return StatePlan(0, 0, max_num_seqs)
-    for option in ("swap_space", "prefix_cache_dir", "kv_tiers"):
-        if getattr(options, option) not in (None, "0", 0):
-            msg = (
-                f"{ledger.asked(option)}: this model has recurrent layers, whose states cannot be "
-                "moved there; leave the option out"
-            )
-            raise ConfigError(msg)
     asked = options.max_num_seqs is not None
     share = max(0, free) // (MOST_SHARE if asked else AUTO_SHARE) // slot_bytes
     most = share // STATES_OF_ONE

@@ -241,6 +241,10 @@ class Interpreter:
         parts = self._rows[block], self._row_scales[block]
         return [part for part in parts if part.numel()]
 
+    def closed_states(self, slot: int) -> list[Tensor]:
+        """Views of the closed states of all recurrent layers in a slot."""
+        return [part for states in self._states for part in states.closed(slot)]
+
     def _run_to(self, index: int) -> dict[ValueId, Tensor]:
         values: dict[ValueId, Tensor] = {}
         for i, op in enumerate(self.program.ops[:index]):

@@ -49,6 +49,10 @@ class DeltaStates:
         self._u = torch.zeros(slots, STATE_CHUNK, op.value_heads, op.value_width)
         self._decays = torch.zeros(slots, STATE_CHUNK, op.value_heads)
 
+    def closed(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Views of the closed state in a slot, and of the inputs of the convolution before it."""
+        return self._state[slot], self._tail[slot]
+
     def run(
         self, x: Tensor, gates: Tensor, start: int, table: Int32, gone: int, w: DeltaWeights
     ) -> Tensor:

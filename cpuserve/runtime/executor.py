@@ -91,6 +91,19 @@ class Executor(Protocol):
         The bytes must come from an executor of the same model and settings.
         """
 
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of the states in a slot that end with a block; 0 without recurrent layers."""
+
+    def read_snapshot(self, slot: int) -> Bytes:
+        """Return the states in a slot that end with a block, [snapshot_bytes]; between steps."""
+
+    def write_snapshot(self, slot: int, data: Bytes) -> None:
+        """Overwrite these states, between steps, with the result of read_snapshot.
+
+        The bytes must come from an executor of the same model and settings.
+        """
+
     def admit(
         self,
         slot: int,

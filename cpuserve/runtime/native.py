@@ -124,6 +124,19 @@ class NativeExecutor:
         """Overwrite these KV blocks with the result of read_blocks."""
         self.native.write_blocks(blocks, data, group)
 
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of the states in a slot that end with a block; 0 without recurrent layers."""
+        return self.native.snapshot_bytes
+
+    def read_snapshot(self, slot: int) -> Bytes:
+        """Return the states in a slot that end with a block, [snapshot_bytes]."""
+        return self.native.read_snapshot(slot)
+
+    def write_snapshot(self, slot: int, data: Bytes) -> None:
+        """Overwrite these states with the result of read_snapshot."""
+        self.native.write_snapshot(slot, data)
+
     def prepare(self) -> bool:
         """Prepare KV memory for at most a few milliseconds; False = all is prepared."""
         return self.native.grow_kv()

@@ -64,6 +64,9 @@ class LogitModel(Protocol):
     def kv_parts(self, block: int) -> list[torch.Tensor]:
         """Return views of the content of KV block `block`, in a fixed order."""
 
+    def closed_states(self, slot: int) -> list[torch.Tensor]:
+        """Return views of the closed states in a slot, in a fixed order; [] without any."""
+
 
 class TorchSampling:
     """Steps, slots and sampling of a torch executor; a `LogitModel` does the forward pass."""
@@ -121,7 +124,7 @@ class TorchSampling:
     @property
     def kv_block_bytes(self) -> int:
         """Bytes of one KV block: the layers of the largest cache group."""
-        return sum(part.numel() * part.element_size() for part in self._model.kv_parts(0))
+        return sum(map(_num_bytes, self._model.kv_parts(0)))
 
     def read_blocks(self, blocks: Int32, group: int = 0) -> Bytes:  # noqa: ARG002 blocks are alike
         """Return the content of KV blocks, [n, kv_block_bytes], whatever their cache group."""
@@ -132,15 +135,12 @@ class TorchSampling:
 
     def write_blocks(self, blocks: Int32, data: Bytes, group: int = 0) -> None:  # noqa: ARG002
         """Overwrite these KV blocks with the result of read_blocks."""
-        import torch
-
         wanted = (len(blocks), self.kv_block_bytes)
         if data.shape != wanted:
             msg = f"{wanted[0]} blocks of {wanted[1]} bytes are wanted, not {data.shape}"
             raise ValueError(msg)
         for row, at, part in self._spans(blocks):
-            piece = torch.from_numpy(data[row, at].copy())
-            part.copy_(piece.view(part.dtype).view(part.shape))
+            _fill(part, data[row, at])
 
     def _spans(self, blocks: Int32) -> Iterator[tuple[int, slice, torch.Tensor]]:
         """Yield (row of the data, slice of its bytes, tensor with these bytes) of `blocks`."""
@@ -150,9 +150,25 @@ class TorchSampling:
                 raise ValueError(msg)
             start = 0
             for part in self._model.kv_parts(block):
-                end = start + part.numel() * part.element_size()
+                end = start + _num_bytes(part)
                 yield row, slice(start, end), part
                 start = end
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of the states in a slot that end with a block; 0 without recurrent layers."""
+        return sum(map(_num_bytes, self._model.closed_states(0)))
+
+    def read_snapshot(self, slot: int) -> Bytes:
+        """Return the states in a slot that end with a block, [snapshot_bytes]."""
+        return np.concatenate([_bytes_of(part) for part in self._model.closed_states(slot)])
+
+    def write_snapshot(self, slot: int, data: Bytes) -> None:
+        """Overwrite these states with the result of read_snapshot."""
+        parts = self._model.closed_states(slot)
+        ends = np.cumsum([_num_bytes(part) for part in parts])
+        for part, piece in zip(parts, np.split(data, ends[:-1]), strict=True):
+            _fill(part, piece)
 
     def close(self) -> None:
         """Free all memory."""
@@ -212,6 +228,17 @@ def _vectors(rows: Float32) -> StepOutputs:
     none, floats = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.float32)
     tops = np.zeros((len(rows), 0))
     return StepOutputs(none, floats, none, tops.astype(np.int32), tops.astype(np.float32), rows)
+
+
+def _num_bytes(part: torch.Tensor) -> int:
+    return part.numel() * part.element_size()
+
+
+def _fill(part: torch.Tensor, data: Bytes) -> None:
+    """Overwrite `part` with these bytes."""
+    import torch
+
+    part.copy_(torch.from_numpy(data.copy()).view(part.dtype).view(part.shape))
 
 
 def _bytes_of(part: torch.Tensor) -> Bytes:

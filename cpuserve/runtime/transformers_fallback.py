@@ -133,6 +133,10 @@ class PagedModel:
         at = slice(block * BLOCK, (block + 1) * BLOCK)
         return [state[at] for layer in self._pools for state in layer]
 
+    def closed_states(self, slot: int) -> list[Tensor]:  # noqa: ARG002
+        """Nothing: models with recurrent layers are not run this way."""
+        return []
+
     def _run_sequence(self, step: StepView, seq: int, rows: Tensor) -> Tensor:
         at = step.queries(seq)
         tokens = torch.from_numpy(step.token_ids[at]).long()

@@ -100,6 +100,23 @@ void write_blocks(Executor& e, const Words& blocks, const Array<uint8_t>& data, 
   e.write_blocks(span, group, from);
 }
 
+Array<uint8_t> read_snapshot(const Executor& e, int64_t slot) {
+  Array<uint8_t> out(static_cast<py::ssize_t>(e.snapshot_bytes()));
+  uint8_t* data = out.mutable_data();
+  const py::gil_scoped_release release;
+  e.read_snapshot(slot, data);
+  return out;
+}
+
+void write_snapshot(Executor& e, int64_t slot, const Array<uint8_t>& data) {
+  const auto wanted = static_cast<py::ssize_t>(e.snapshot_bytes());
+  check_argument(data.size() == wanted, "write_snapshot: ", wanted, " bytes are needed, but got ",
+                 data.size());
+  const uint8_t* from = data.data();
+  const py::gil_scoped_release release;
+  e.write_snapshot(slot, from);
+}
+
 int probe_kind(const std::string& kind) {
   const std::vector<std::string> names{"f32", "bf16", "int8", "int4"};
   for (size_t i = 0; i < names.size(); i++) {
@@ -172,6 +189,9 @@ void register_executor(py::module_& m) {
           py::arg("words").noconvert(), py::arg("masks").noconvert() = py::none())
       .def_property_readonly("kv_block_bytes", &Executor::kv_block_bytes)
       .def("read_blocks", &read_blocks, py::arg("blocks").noconvert(), py::arg("group") = 0)
+      .def_property_readonly("snapshot_bytes", &Executor::snapshot_bytes)
+      .def("read_snapshot", &read_snapshot, py::arg("slot"))
+      .def("write_snapshot", &write_snapshot, py::arg("slot"), py::arg("data").noconvert())
       .def("write_blocks", &write_blocks, py::arg("blocks").noconvert(),
            py::arg("data").noconvert(), py::arg("group") = 0)
       .def("grow_kv", &Executor::grow_kv, free_gil)

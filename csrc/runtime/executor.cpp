@@ -316,6 +316,21 @@ void Executor::write_blocks(Span<const int32_t> blocks, int32_t group, const uin
   }
 }
 
+void Executor::check_slot(int64_t slot) const {
+  check_argument(slot >= 0 && slot < states_.slots(), "there is no state slot ", slot,
+                 "; there are ", states_.slots());
+}
+
+void Executor::read_snapshot(int64_t slot, uint8_t* to) const {
+  check_slot(slot);
+  states_.read_snapshot(slot, to);
+}
+
+void Executor::write_snapshot(int64_t slot, const uint8_t* from) {
+  check_slot(slot);
+  states_.write_snapshot(slot, from);
+}
+
 int64_t Executor::step(Span<const int32_t> words, Span<const int32_t> masks) {
   return run_step(words, masks, nullptr);
 }

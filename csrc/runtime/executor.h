@@ -95,6 +95,10 @@ class Executor {
   size_t kv_block_bytes() const { return kv_.block_bytes(); }
   void read_blocks(Span<const int32_t> blocks, int32_t group, uint8_t* to) const;
   void write_blocks(Span<const int32_t> blocks, int32_t group, const uint8_t* from);
+  // The same for the states in a slot that end with a block.
+  size_t snapshot_bytes() const { return states_.snapshot_bytes(); }
+  void read_snapshot(int64_t slot, uint8_t* to) const;
+  void write_snapshot(int64_t slot, const uint8_t* from);
   // Between steps: allocates memory for some of the KV blocks that the next step could use. Takes
   // 0.1 ms (in a VM whose host must first find the memory, 7 ms). Returns false when all of them
   // have memory.
@@ -145,6 +149,7 @@ class Executor {
   void check_kernels() const;
   void check_block(int32_t block) const;
   void check_group(int32_t group) const;
+  void check_slot(int64_t slot) const;
   void bind_memory();
   void plan_attention();
   void carve_work_memory();

@@ -1,6 +1,7 @@
 #include "runtime/state_cache.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/check.h"
 
@@ -16,6 +17,8 @@ StateCache::StateCache(const std::vector<StateLayer>& layers, int64_t slots, con
   int64_t longest = 0;
   for (const StateLayer& l : layers) {
     open_at_.push_back(in_lines(l.closed));
+    closed_bytes_.push_back(static_cast<size_t>(l.closed) * sizeof(float));
+    snapshot_bytes_ += static_cast<size_t>(l.units) * closed_bytes_.back();
     units_.emplace_back(static_cast<size_t>(l.units));
     longest = std::max(longest, l.closed);
   }
@@ -36,6 +39,30 @@ StateCache::StateCache(const std::vector<StateLayer>& layers, int64_t slots, con
                floats * static_cast<int64_t>(sizeof(float))};
     }
   }
+}
+
+template <class Copy>
+void StateCache::each_closed(int64_t slot, const Copy& copy) const {
+  for (size_t l = 0; l < units_.size(); l++) {
+    for (size_t u = 0; u < units_[l].size(); u++) {
+      copy(reinterpret_cast<uint8_t*>(closed(static_cast<Id>(l), static_cast<int64_t>(u), slot)),
+           closed_bytes_[l]);
+    }
+  }
+}
+
+void StateCache::read_snapshot(int64_t slot, uint8_t* to) const {
+  each_closed(slot, [&](const uint8_t* state, size_t bytes) {
+    std::memcpy(to, state, bytes);
+    to += bytes;
+  });
+}
+
+void StateCache::write_snapshot(int64_t slot, const uint8_t* from) {
+  each_closed(slot, [&](uint8_t* state, size_t bytes) {
+    std::memcpy(state, from, bytes);
+    from += bytes;
+  });
 }
 
 }  // namespace cpuserve

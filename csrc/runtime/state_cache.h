@@ -24,6 +24,11 @@ class StateCache {
   float* open(Id layer, int64_t unit, int64_t slot) const noexcept {
     return closed(layer, unit, slot) + open_at_[static_cast<size_t>(layer)];
   }
+  // A snapshot is the closed states of a slot, in the order of layers and units for any number of
+  // ranks. It says all about a slot whose tokens end with a chunk, as blocks do.
+  size_t snapshot_bytes() const { return snapshot_bytes_; }
+  void read_snapshot(int64_t slot, uint8_t* to) const;
+  void write_snapshot(int64_t slot, const uint8_t* from);
   // A state before any token.
   const float* empty() const noexcept { return empty_.data(); }
   std::vector<Buffer>& arenas() { return arenas_; }  // by rank
@@ -34,7 +39,13 @@ class StateCache {
     uint8_t* base;  // in slot 0
     int64_t stride;
   };
+  // Calls copy(closed state, bytes) for every unit of a slot.
+  template <class Copy>
+  void each_closed(int64_t slot, const Copy& copy) const;
+
   int64_t slots_;
+  size_t snapshot_bytes_ = 0;
+  std::vector<size_t> closed_bytes_;      // by layer
   std::vector<int64_t> open_at_;          // by layer: where the open rows begin, in floats
   std::vector<std::vector<Unit>> units_;  // [layer][unit]
   std::vector<Buffer> arenas_;

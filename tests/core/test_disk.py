@@ -13,6 +13,7 @@ from cpuserve.core.kv.block_file import HEAD, SEED_BYTES
 from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.owned import FOLDER, MARK, MARK_TEXT, claim
 from cpuserve.core.kv.prefix import PrefixChain, PrefixIndex
+from cpuserve.core.kv.tier import TierNeeds
 from cpuserve.errors import ConfigError
 from tests.helpers.patience import wait_until
 
@@ -31,7 +32,8 @@ def open_cache(
     queue_bytes=3200,
     cpus=(),
 ):
-    return DiskCache(directory, fingerprint, block_bytes, max_bytes, queue_bytes, cpus)
+    needs = TierNeeds((block_bytes,) * 8, fingerprint)
+    return DiskCache(directory, needs, max_bytes, queue_bytes, cpus)
 
 
 def entries_of(cache, tokens, salt=""):
@@ -214,7 +216,7 @@ def test_too_much_waiting_is_not_kept(tmp_path, monkeypatch):
     assert 32 <= sum(taken) <= 33
     assert taken[0]
     assert not taken[-1]
-    assert not cache.ready
+    assert not cache.ready(0)
     assert cache.wants(entries[-1], 0)
     assert not cache.wants(entries[0], 0)
     go_on.set()

@@ -32,6 +32,7 @@ from cpuserve.core.kv.offload import Offload
 from cpuserve.core.kv.owned import claim
 from cpuserve.core.kv.prefix import FORGOTTEN, PrefixChain
 from cpuserve.core.kv.swap import SwapSpace
+from cpuserve.core.kv.tier import TierNeeds
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.errors import InvalidRequest
@@ -46,6 +47,7 @@ from tests.helpers.fake_executor import (
     reference,
     score,
     stored,
+    tokens_of_state,
     top,
     widest,
 )
@@ -124,8 +126,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(self, **options):
         self.options = options
-        if options["snapshots"] is not None:  # offload tiers do not hold states
-            options["swap"] = options["disk_bytes"] = None
         self.windows = options["windows"]
         self.window = widest(self.windows)
         self.directory = tempfile.TemporaryDirectory(prefix="cpuserve-")
@@ -174,6 +174,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         for where in ("swap", "disk"):
             self.scheduler.cost.restore_s[where] = options["restore_s"]
+            self.scheduler.cost.restore_s[f"{where} state"] = 2 * options["restore_s"]
 
     def make_offload(self):
         swap, disk_bytes = self.options["swap"], self.options["disk_bytes"]
@@ -181,10 +182,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             return None
         blocks, tiers = ModelBlocks(self.model), []
         if swap is not None:
-            tiers.append(SwapSpace(swap, blocks.block_bytes))
+            tiers.append(SwapSpace(swap * max(blocks.sizes), blocks.sizes))
         if disk_bytes is not None:
             where = Path(self.directory.name)
-            tiers.append(WrittenDisk(where, bytes(32), blocks.block_bytes, disk_bytes, 1 << 20))
+            needs = TierNeeds(blocks.sizes, bytes(32))
+            tiers.append(WrittenDisk(where, needs, disk_bytes, 1 << 20))
         return Offload(blocks, tiers)
 
     @property
@@ -445,9 +447,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             if len(r.token_ids) - r.num_computed == 1 and r.num_computed >= r.num_prompt
         }
         before = {r.id: r.num_computed for r in self.scheduler.running}
-        moved = self.num_moved
+        moved, preempted = self.num_moved, self.scheduler.num_preemptions
         batch = self.scheduler.schedule()
         runs = bool(batch.chunks) or self.num_moved > moved
+        # What a tier had may be gone, so that a request has to start again.
+        runs |= self.scheduler.num_preemptions > preempted
         assert runs == self.scheduler.has_work, "requests wait, but no step was scheduled"
         self.check_order(batch, decoding, before)
         self.finish_step(batch, seconds)
@@ -547,14 +551,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             for block in self.kv.held(request.tables):
                 assert owners.setdefault(block, salt) == salt, "salts share a block"
 
+    def content(self, data, group):
+        """The tokens, as bytes, of the block whose content in `group` is `data`."""
+        if group < len(self.windows):
+            return tokens_of(data, group)
+        tokens = tokens_of_state(data)[-self.kv.block_size :]
+        return np.array(tokens, np.int32).tobytes()
+
     @invariant()
     def swapped_content_is_what_its_name_says(self):
         swap = self.tier("swap") if hasattr(self, "scheduler") else None
         if swap is None:
             return
-        assert len(swap) <= self.options["swap"]
+        sizes = self.kv.offload.blocks.sizes
+        assert swap.num_bytes == sum(sizes[group] for _, group, _ in swap)
+        assert swap.num_bytes <= self.options["swap"] * max(sizes)
         for entry, group, data in swap:
-            assert tokens_of(data, group) == entry.content
+            assert self.content(data, group) == entry.content
             assert entry.blocks[group] == FORGOTTEN, "a block is in the cache and in the swap space"
 
     @invariant()
@@ -569,9 +582,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             count = len(request.token_ids) // self.kv.block_size
             self.kv.index.name(chain, request.token_ids, count)
             for index in range(count):
-                for group in range(len(self.windows)):
+                for group in range(len(self.kv.windows)):
                     loaded = self.disk.load(chain, index, group)
-                    assert loaded is None or tokens_of(loaded[0], group) == chain.contents[index], (
+                    content = chain.contents[index]
+                    assert loaded is None or self.content(loaded[0], group) == content, (
                         "a file is not what it is named"
                     )
 

@@ -11,7 +11,7 @@ from cpuserve.core.kv.tier import TierNeeds
 
 SIZE, BYTES = 4, 100
 FINGERPRINT = bytes(range(32))
-NEEDS = TierNeeds(BYTES, FINGERPRINT)
+NEEDS = TierNeeds((BYTES, BYTES), FINGERPRINT)
 TOKENS = list(range(40, 56))
 BLOCKS = [bytes([number]) * BYTES for number in range(4)]
 
@@ -25,7 +25,7 @@ def chain_of(tokens, salt="", seed=None):
 
 def fill(directory, tokens=TOKENS, salt="", groups=1, fingerprint=FINGERPRINT):
     """Write the blocks of `tokens`; the bytes of group g begin with g."""
-    disk = DiskCache(directory, fingerprint, BYTES, 1 << 20, 1 << 20)
+    disk = DiskCache(directory, TierNeeds((BYTES,) * groups, fingerprint), 1 << 20, 1 << 20)
     index, chain = PrefixIndex(SIZE, seed=disk.seed), PrefixChain(salt)
     index.name(chain, tokens, len(tokens) // SIZE)
     for number in range(len(tokens) // SIZE):
@@ -94,7 +94,7 @@ def test_other_texts_salts_and_settings_have_no_blocks(tmp_path, caplog):
     assert loaded(tier, chain_of(TOKENS)) == []
     assert loaded(tier, chain_of(TOKENS[1:], "a")) == []
     assert not caplog.records
-    other = SharedFiles(tmp_path, TierNeeds(BYTES, bytes(32)))
+    other = SharedFiles(tmp_path, TierNeeds((BYTES,), bytes(32)))
     assert loaded(other, chain_of(TOKENS, "a")) == []
     assert "no KV blocks of this model" in caplog.text
 

@@ -69,7 +69,7 @@ def test_evicted_blocks_come_back_from_the_swap_space():
     assert ask(core, PROMPT[:20]) == 16
     assert core.report()["blocks_restored"] == 10
     stats = core.stats
-    assert stats.tiers == {"swap": TierStats(1, core.kv.offload.blocks.block_bytes, 10)}
+    assert stats.tiers == {"swap": TierStats(1, core.kv.offload.blocks.sizes[0], 10)}
 
 
 def test_swap_space_keeps_its_size_and_salts_apart():

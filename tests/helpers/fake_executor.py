@@ -294,20 +294,49 @@ class FakeStates:
 
 
 class ModelBlocks:
-    """BlockBytes of a FakeModel: the tokens of a block as int32."""
+    """BlockBytes of a FakeModel: the tokens of a block as int32.
+
+    A state has all tokens of its sequence up to `LONGEST`, and before them their number.
+    """
+
+    LONGEST = 64
 
     def __init__(self, model: FakeModel) -> None:
         self._model = model
+        self._groups = len(model.windows)
 
     @property
-    def block_bytes(self) -> int:
-        return 4 * self._model.block_size
+    def sizes(self) -> tuple[int, ...]:
+        states = (4 * (1 + self.LONGEST),) * bool(self._model.states.slots)
+        return (4 * self._model.block_size,) * self._groups + states
 
     def read(self, block, group) -> bytes:
-        return np.array(self._model.kv[block], np.int32).tobytes()
+        if group < self._groups:
+            return np.array(self._model.kv[block], np.int32).tobytes()
+        closed, _ = self._slots[self._slot(block)]
+        padding = [0] * (self.LONGEST - len(closed))
+        return np.array([len(closed), *closed, *padding], np.int32).tobytes()
 
     def write(self, block, group, data) -> None:
-        self._model.kv[block] = np.frombuffer(data, np.int32).tolist()
+        if group < self._groups:
+            self._model.kv[block] = np.frombuffer(data, np.int32).tolist()
+        else:
+            states, slot = self._model.states, self._slot(block)
+            states.spoil_slot(slot)  # a snapshot has no open tokens
+            states.slots[slot] = tokens_of_state(data), states.slots[slot][1]
+
+    @property
+    def _slots(self) -> list[tuple[list[int], list[int]]]:
+        return self._model.states.slots
+
+    def _slot(self, block: int) -> int:
+        return block - self._model.states.gone - 1
+
+
+def tokens_of_state(data: bytes) -> list[int]:
+    """The tokens that a state of ModelBlocks was computed from."""
+    count, *tokens = np.frombuffer(data, np.int32).tolist()
+    return tokens[:count]
 
 
 class FakeExecutor(Executor):
@@ -341,6 +370,8 @@ class FakeExecutor(Executor):
     @property
     def kv_block_bytes(self) -> int:
         return 4 * self.model.block_size
+
+    snapshot_bytes = 0
 
     def read_blocks(self, blocks, group=0):
         return np.array([self.model.kv[b] for b in blocks], np.int32).view(np.uint8)

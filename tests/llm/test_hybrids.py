@@ -3,7 +3,6 @@
 import pytest
 
 from cpuserve import _C, LLM, SamplingParams
-from cpuserve.errors import ConfigError
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.lower import Lowering
 from tests.helpers.tiny import tiny_config, tiny_model
@@ -110,6 +109,67 @@ def test_the_plan_counts_what_the_kernels_keep():
     assert lowered.native.state_bytes == sum(layer.bytes for layer in program.states)
 
 
-def test_states_cannot_be_swapped_out():
-    with pytest.raises(ConfigError, match="states cannot be moved there; leave the option out"):
-        make(swap_space="1")
+def cached_answers(llm, prompts=PROMPTS):
+    """What `answers` gives, and how many tokens of each prompt were found in the cache."""
+    outputs = llm.generate(prompts, SAMPLED)
+    rows = [
+        (o.token_ids, [{t: p.logprob for t, p in row.items()} for row in o.logprobs])
+        for output in outputs
+        for o in output.outputs
+    ]
+    return rows, [output.num_cached_tokens for output in outputs]
+
+
+FOUND = [(len(prompt) - 1) // 32 * 32 for prompt in PROMPTS]  # whole blocks, not the last token
+
+
+def test_a_restart_finds_states_in_files(tmp_path, alone):
+    with make(prefix_cache_dir=str(tmp_path)) as llm:
+        assert cached_answers(llm) == (alone, [0] * len(PROMPTS))
+    with make(prefix_cache_dir=str(tmp_path)) as llm:
+        assert cached_answers(llm) == (alone, FOUND)
+
+
+def test_a_restart_of_the_torch_executor_finds_states_in_files(tmp_path):
+    """Torch's sums depend on the number of rows, so the tokens of one prompt are compared."""
+    options = {"executor": "torch", "prefix_cache_dir": str(tmp_path), "omp_threads_bind": "0"}
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    found = []
+    for _ in range(2):
+        with make(**options) as llm:
+            (output,) = llm.generate(PROMPTS[2:3], params)
+            found.append((output.outputs[0].token_ids, output.num_cached_tokens))
+    (want, first), again = found
+    assert first == 0
+    assert again == (want, FOUND[2])
+
+
+def test_states_fit_other_ranks_and_other_servers(tmp_path, alone):
+    threads = {"omp_num_threads": 1, "tensor_parallel_size": 2, "omp_threads_bind": "nobind"}
+    with make(prefix_cache_dir=str(tmp_path), **threads) as llm:
+        assert cached_answers(llm)[0] == alone
+    with make(kv_tiers=[f"shared={tmp_path}"]) as llm:
+        assert cached_answers(llm) == (alone, FOUND)
+
+
+def test_swapped_states_come_back_after_others_have_taken_their_place(alone):
+    others = [[(13 * i + n) % 300 + 5 for i in range(120)] for n in range(6)]
+    with make(kv_cache_memory="0.35MiB", max_model_len=256, swap_space="16MiB") as llm:
+        assert answers(llm) == alone
+        llm.generate(others, SAMPLED)
+        assert cached_answers(llm) == (alone, FOUND)
+
+
+def test_a_lost_state_is_computed_again(tmp_path, alone):
+    """Keys and values of a prefix without the state at its end are of no use."""
+    with make(prefix_cache_dir=str(tmp_path)) as llm:
+        assert answers(llm) == alone
+    files = list(tmp_path.glob("**/*.kv"))
+    sizes = sorted({file.stat().st_size for file in files})
+    assert len(sizes) == 2  # in this model a state is smaller than a block of keys and values
+    for file in (file for file in files if file.stat().st_size == sizes[0]):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+    with make(prefix_cache_dir=str(tmp_path)) as llm:
+        assert cached_answers(llm) == (alone, [0] * len(PROMPTS))

@@ -48,9 +48,3 @@ def test_requested_requests_get_up_to_half_of_the_memory_or_are_refused():
     assert plan(100 * MIB, 8000 * MIB, 10, max_num_seqs=10).max_num_seqs == 10
     with pytest.raises(ConfigError, match=r"max_num_seqs=11.* give at most 10"):
         plan(100 * MIB, 8000 * MIB, 11, max_num_seqs=11)
-
-
-@pytest.mark.parametrize("option", ["swap_space", "prefix_cache_dir"])
-def test_tiers_that_cannot_hold_states_are_refused(option):
-    with pytest.raises(ConfigError, match=f"{option}.* states cannot be moved there"):
-        plan(MIB, 1 << 40, 16, **{option: "4"})

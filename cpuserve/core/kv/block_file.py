@@ -9,7 +9,7 @@ import zlib
 from dataclasses import dataclass
 
 from cpuserve.core.kv.prefix import BlockHash
-from cpuserve.core.kv.tier import Data
+from cpuserve.core.kv.tier import Data, TierNeeds
 
 MAGIC = b"cpuskv1\n"
 # Errors of reading after which the file exists and may be readable later.
@@ -23,34 +23,35 @@ _HEAD_BEFORE_CRC = HEAD.size - 4
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
-    """The fields of a file's head that identify its block."""
+    """The fields of a file's head that identify its block, and the bytes of data behind it."""
 
     key: bytes
     parent: bytes
     root: bytes
     content: bytes
+    size: int
 
 
 class BlockFormat:
-    """The files of blocks of `block_bytes` in one folder.
+    """The files of the blocks of a model in one folder.
 
-    fingerprint: 32 bytes, different for any two configurations in which the KV bytes of the same
-    tokens may differ. seed: the bytes that the keys of the blocks start from.
+    seed: the bytes that the keys of the blocks start from.
     """
 
-    def __init__(self, fingerprint: bytes, block_bytes: int, seed: bytes) -> None:
-        self.block_bytes = block_bytes
+    def __init__(self, needs: TierNeeds, seed: bytes) -> None:
         self.seed = seed
-        self._fingerprint = fingerprint
+        self._fingerprint = needs.fingerprint
+        self._sizes = needs.sizes
 
     @property
     def folder(self) -> str:
         """The name of the folder with these files."""
         return self._fingerprint.hex()[:32]
 
-    def name(self, key: bytes, parent: bytes, salt: str, content: bytes) -> BlockName:
-        """Return the name of a block; parent: b"" for a first one."""
-        return BlockName(key, parent or bytes(32), self.root(salt), content)
+    def name(self, key: bytes, group: int, parent: bytes, salt: str, content: bytes) -> BlockName:
+        """Return the name of a block of a cache group; parent: b"" for a first one."""
+        root, size = self.root(salt), self._sizes[group]
+        return BlockName(file_key(key, group), parent or bytes(32), root, content, size)
 
     def root(self, salt: str) -> bytes:
         """Return what the keys of texts with this salt start from."""
@@ -78,7 +79,7 @@ class BlockFormat:
         *head, content_bytes, data_bytes, crc = HEAD.unpack_from(raw)
         want = [MAGIC, self._fingerprint, name.key, name.parent, name.root]
         begin = HEAD.size + content_bytes
-        if head != want or data_bytes != self.block_bytes or len(raw) != begin + data_bytes:
+        if head != want or data_bytes != name.size or len(raw) != begin + data_bytes:
             return None
         if zlib.crc32(memoryview(raw)[HEAD.size :], zlib.crc32(raw[:_HEAD_BEFORE_CRC])) != crc:
             return None

@@ -37,7 +37,7 @@ from cpuserve.core.kv.block_file import (
 from cpuserve.core.kv.files import BlockFiles
 from cpuserve.core.kv.owned import claim
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
-from cpuserve.core.kv.tier import Data, Loaded
+from cpuserve.core.kv.tier import Data, Loaded, TierNeeds
 from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
 
@@ -50,12 +50,11 @@ log = get_logger("kv")
 
 
 class DiskCache:
-    """Keeps blocks of `block_bytes` in `directory`, at most `max_bytes` of files for all models.
+    """Keeps blocks in `directory`, at most `max_bytes` of files for all models.
 
-    fingerprint: 32 bytes, different for any two configurations in which the KV bytes of the same
-    tokens may differ. queue_bytes: memory for blocks that wait to be written (at least one block);
-    blocks beyond that are not saved. cpus: CPUs of the writing thread; empty: those of the creating
-    thread. `seed`: the bytes that block hashes start from.
+    queue_bytes: memory for blocks that wait to be written (at least one block); blocks beyond that
+    are not saved. cpus: CPUs of the writing thread; empty: those of the creating thread. `seed`:
+    the bytes that block hashes start from.
 
     Raises:
         OSError: the directory cannot be used.
@@ -68,15 +67,14 @@ class DiskCache:
     def __init__(
         self,
         directory: Path,
-        fingerprint: bytes,
-        block_bytes: int,
+        needs: TierNeeds,
         max_bytes: int,
         queue_bytes: int,
         cpus: Collection[int] = (),
     ) -> None:
         root = claim(directory)
         self.seed = _read_seed(root / "seed")
-        self._format = BlockFormat(fingerprint, block_bytes, self.seed)
+        self._format = BlockFormat(needs, self.seed)
         self._directory = root / self._format.folder
         self._max_bytes = max_bytes
         self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -86,9 +84,11 @@ class DiskCache:
         self._broken = 0
         self._failed = False
         self._pending: set[bytes] = set()
-        self._queue: queue.Queue[tuple[BlockName, Data] | None] = queue.Queue(
-            max(1, queue_bytes // block_bytes)
-        )
+        self._sizes = needs.sizes
+        self._queue: queue.SimpleQueue[tuple[BlockName, Data] | None] = queue.SimpleQueue()
+        self._queue_bytes = queue_bytes
+        self._queued_bytes = 0
+        self._room = threading.Condition()  # of the queue; guards _queued_bytes
         self._cpus = cpus
         self._thread = threading.Thread(target=self._run, name="cpuserve-kv-disk", daemon=True)
         self._thread.start()
@@ -122,8 +122,8 @@ class DiskCache:
         Returns None if there is no file, or if it is damaged or from other settings.
         """
         parent = chain.keys[index - 1] if index else b""
-        key = file_key(chain.keys[index], group)
-        name = self._format.name(key, parent, chain.salt, chain.contents[index])
+        key, content = chain.keys[index], chain.contents[index]
+        name = self._format.name(key, group, parent, chain.salt, content)
         path = self._path(name.key)
         try:
             raw = path.read_bytes()
@@ -159,10 +159,12 @@ class DiskCache:
         pending = file_key(entry.key, group) in self._pending
         return not (self._failed or pending or self._has(entry.key, group))
 
-    @property
-    def ready(self) -> bool:
-        """Whether the write queue accepts another block at once."""
-        return not self._queue.full()
+    def ready(self, group: int) -> bool:
+        """Whether the write queue has room for a block of a cache group."""
+        return self._fits(self._sizes[group])
+
+    def _fits(self, size: int) -> bool:
+        return not self._queued_bytes or self._queued_bytes + size <= self._queue_bytes
 
     def put(self, entry: CachedBlock, group: int, data: Data, wait_s: float = 0.0) -> bool:
         """Queue `data`, the content of the block of `entry` in a cache group, for writing.
@@ -170,13 +172,13 @@ class DiskCache:
         wait_s: how long to wait while the queue is full; False if it still is after that.
         """
         parent = entry.parent.key if entry.parent is not None else b""
-        name = self._format.name(file_key(entry.key, group), parent, entry.salt, entry.content)
+        name = self._format.name(entry.key, group, parent, entry.salt, entry.content)
+        with self._room:
+            if not self._room.wait_for(lambda: self._fits(name.size), wait_s):
+                return False
+            self._queued_bytes += name.size
         self._pending.add(name.key)
-        try:
-            self._queue.put((name, data), block=wait_s > 0, timeout=wait_s or None)
-        except queue.Full:
-            self._pending.discard(name.key)
-            return False
+        self._queue.put((name, data))
         return True
 
     def filled(self, entry: CachedBlock, group: int) -> None:
@@ -187,11 +189,8 @@ class DiskCache:
         self._files.clear()
 
     def close(self, wait_s: float = 2.0) -> None:
-        """Write the queued blocks, but wait for each of two stages at most `wait_s`."""
-        try:
-            self._queue.put(None, timeout=wait_s)
-        except queue.Full:
-            return
+        """Write the queued blocks, but wait for that at most `wait_s`."""
+        self._queue.put(None)
         self._thread.join(wait_s)
 
     def _run(self) -> None:
@@ -205,6 +204,9 @@ class DiskCache:
             if not self._failed:
                 self._write(name, data)
             self._pending.discard(name.key)
+            with self._room:
+                self._queued_bytes -= name.size
+                self._room.notify()
 
     def _write(self, name: BlockName, data: Data) -> None:
         parts = self._format.pack(name, data)

@@ -33,6 +33,7 @@ from cpuserve.core.kv.prefix import (
     PrefixChain,
     PrefixIndex,
     PrefixMatch,
+    RestorePlan,
     sha256,
 )
 from cpuserve.ids import BlockId
@@ -70,6 +71,9 @@ class KvManager:
         # A token needs the state before its own block: that of the token block_size before it.
         self.windows = self.use.windows + (block_size + 1,) * self.has_states
         self.slides = any(self.windows)
+        # Groups of which every block is restored: each entry of the index has to hold a block.
+        self._whole = [not window for window in self.windows]
+        self._whole[0] |= not any(self._whole)
         self.gone = BlockId(num_blocks)
         self.prefix_caching = prefix_caching
         self.offload = offload
@@ -78,7 +82,6 @@ class KvManager:
         self.pool = BlockPool(num_blocks, self._evicted, self._continuations)
         # The block `gone` lies between the ids of the two pools.
         self.states = BlockPool(num_states, self._evicted, self._continuations, num_blocks + 1)
-        assert offload is None or not self.has_states, "offload tiers cannot hold states"
         self._pools = [self.pool] * len(self.use.windows) + [self.states] * self.has_states
 
     @property
@@ -208,7 +211,7 @@ class KvManager:
         """
         size = self.block_size
         begin = chain.num_entries
-        if not self.prefix_caching or computed != begin * size:
+        if not self.prefix_caching or computed != begin * size or chain.plan is not None:
             return 0
         most = (len(token_ids) - 1) // size
         self.index.name(chain, token_ids, most)
@@ -298,14 +301,16 @@ class KvManager:
         entry, index = chain.last, chain.num_entries - 1
         if not self.has_states or not self.prefix_caching or entry is None or entry.forgotten:
             return
+        if chain.plan is not None:  # the states of these tokens were neither computed nor restored
+            return
         if entry.blocks[-1] != FORGOTTEN or computed // self.block_size != index + 1:
             return
         own = next((s for s in tables[-1][index:] if s != self.gone), self.gone)
         # A slot that serves later tokens, too, has been changed by the next chunk that was full.
         if tables[-1][index] == self.gone and computed % self.block_size >= self.state_chunk:
             return
-        if own != self.gone and self.index.fill(entry, self.num_groups, own):
-            self.states.keep(own)
+        if own != self.gone:
+            self._fill(entry, self.num_groups, own)
 
     def _is_state(self, group: int) -> bool:
         return group == self.num_groups
@@ -329,10 +334,15 @@ class KvManager:
                 self._put(table, index, published)
             elif self._is_state(group) and index not in chain.snapshots:
                 continue
-            elif self.index.fill(entry, group, own):
-                self._pools[group].keep(own)
-                if self.offload is not None:
-                    self.offload.filled(entry, group)
+            else:
+                self._fill(entry, group, own)
+
+    def _fill(self, entry: CachedBlock, group: int, block: BlockId) -> None:
+        """Give `entry` a block for a group that has none, unless `block` has another entry."""
+        if self.index.fill(entry, group, block):
+            self._pools[group].keep(block)
+            if self.offload is not None:
+                self.offload.filled(entry, group)
 
     def unpublish(self, blocks: Iterable[BlockId]) -> None:
         """Remove these blocks from the index, because their step failed."""
@@ -417,52 +427,105 @@ class KvManager:
 
     def restorable(
         self, tables: Tables, chain: PrefixChain, token_ids: Sequence[int], computed: int
-    ) -> str | None:
-        """Return the tier that holds the block after `computed` tokens (never the last token's).
+    ) -> RestorePlan | None:
+        """Return what can be restored after `computed` tokens (never the last token), or None.
 
-        Of several tiers that hold it for different groups, it is the slowest.
+        A sequence can only go on where every group can serve it. Of a group that keeps everything
+        (or one, if none does), all blocks up to there are restored; of a window those that it
+        covers; of states the last.
         """
         size, index = self.block_size, chain.num_entries
-        if self.offload is None or not self.prefix_caching or computed != index * size:
+        if self.offload is None or not self.prefix_caching or chain.failed:
             return None
         most = (len(token_ids) - 1) // size
+        if computed != index * size or index >= most:
+            return None
         self.index.name(chain, token_ids, most)
-        if index >= most or any(index >= len(table) for table in tables):
-            return None
         entry = self.index.find(chain, index, chain.last)
-        if entry is None and not self.index.can_insert(chain, [table[index] for table in tables]):
+        own = [table[index] for table in tables if index < len(table)]
+        if entry is None and not self.index.can_insert(chain, own):
             return None
-        found = {
-            self.offload.find(chain, index, group)
-            for group in range(self.num_groups)
-            if entry is None or entry.blocks[group] == FORGOTTEN
-        }
-        places = {place for place in found if place is not None}
-        if not places or None in found:
-            return None
-        return self.offload.tiers[max(places)].name
+        return self._restore_plan(self.offload, chain, most)
 
-    def restore(self, tables: Tables, chain: PrefixChain) -> bool:
-        """Fill the next block of `chain` from the tiers; False if it is gone or damaged."""
+    def _restore_plan(self, offload: Offload, chain: PrefixChain, most: int) -> RestorePlan | None:
+        """Return the plan for the most blocks that can be restored, up to block `most` - 1.
+
+        Without windows it has one block: each is a decision of its own.
+        """
+        begin, slides = chain.num_entries, self.slides
+        held_from = [0] * len(self.windows)  # as in `_served`
+        entry, places, plan = chain.last, {-1}, None
+        for index in range(begin, most if slides else begin + 1):
+            entry = self.index.find(chain, index, entry) if index == begin or entry else None
+            for group, whole in enumerate(self._whole):
+                if entry is not None and entry.blocks[group] != FORGOTTEN:
+                    continue
+                place = offload.find(chain, index, group)
+                if place is not None:
+                    places.add(place)
+                elif whole:
+                    return plan
+                else:
+                    held_from[group] = index + 1
+            seen = (index + 1) * self.block_size
+            if all(first <= self._first(g, seen) for g, first in enumerate(held_from)):
+                at_end = entry.blocks[-1] if entry is not None else FORGOTTEN
+                place = max(places)
+                plan = RestorePlan(
+                    begin,
+                    index + 1,
+                    offload.tiers[place].name if place >= 0 else "",
+                    self.has_states and at_end == FORGOTTEN,
+                )
+        return plan
+
+    def restore(self, tables: Tables, chain: PrefixChain, plan: RestorePlan) -> bool:
+        """Restore the next block of `chain` by `plan`; False if it is gone or damaged.
+
+        Until all blocks of the plan are there, the sequence cannot go on (`PrefixChain.plan`).
+        """
         assert self.offload is not None, "nothing to restore from"
         index = chain.num_entries
+        chain.plan = plan
         entry = self.index.find(chain, index, chain.last)
-        old: CachedBlock | None = None
+        held = entry.blocks if entry is not None else [FORGOTTEN] * len(tables)
+        blocks, old = [FORGOTTEN] * len(tables), None
         for group, table in enumerate(tables):
-            if entry is not None and entry.blocks[group] != FORGOTTEN:
+            if not self._whole[group] and index < self._first(group, plan.end * self.block_size):
+                continue  # no token after the plan sees it
+            if held[group] != FORGOTTEN:
+                self._put(table, index, held[group])
                 continue
-            found, known = self.offload.restore(chain, group, table[index])
+            if index >= len(table):  # of a window, if the cache is full
+                return False
+            block = self._block_to_fill(group, table, index)
+            found, known = self.offload.restore(chain, group, block)
             if not found:
                 return False
+            blocks[group] = block
             old = old or known
         if entry is None:
-            entry = self.index.insert(chain, [table[index] for table in tables], old)
-            assert entry is not None, "restorable() was true, but the block cannot be published"
+            entry = self.index.insert(chain, blocks, old)
+            if entry is None:
+                return False
             self._keep(entry)
         else:
-            self._unite(tables, chain, entry)
+            for group, block in enumerate(blocks):
+                if block != FORGOTTEN:
+                    self._fill(entry, group, block)
         chain.advance(entry)
         return True
+
+    def _block_to_fill(self, group: int, table: list[BlockId], index: int) -> BlockId:
+        """Return block `index` of `table`; of the states, a slot that becomes this block.
+
+        The slots before it are not needed any more, so the sequence has STATES_OF_ONE at most.
+        """
+        if self._is_state(group) and table[index] == self.gone:
+            self.states.release(slot for slot in table[:index] if slot != self.gone)
+            table[:index] = [self.gone] * index
+            table[index] = self.states.take(1)[0]
+        return table[index]
 
     # --- blocks -------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Offload: keep the content of evicted KV blocks in tiers behind the cache, and restore it."""
+"""Offload: keep the content of evicted blocks in tiers behind the cache, and restore it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PATIENCE_S = 0.01
 
 
 class BlockBytes(Protocol):
-    """The content of KV blocks of a cache group as bytes, between steps."""
+    """The content of blocks of a cache group as bytes, between steps."""
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes of one block."""
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of a block of each group."""
 
     def read(self, block: BlockId, group: int) -> Data:
         """Return a copy of the content of `block`."""
@@ -87,7 +87,7 @@ class Offload:
         Its content is lost if there is no time left to save it.
         """
         self._unsaved.pop((entry, group), None)
-        takers = [tier for tier in self.tiers if tier.ready and tier.wants(entry, group)]
+        takers = [tier for tier in self.tiers if tier.ready(group) and tier.wants(entry, group)]
         if not self.has_time or not takers:
             return
         began = time.perf_counter()
@@ -112,7 +112,7 @@ class Offload:
     def find(self, chain: PrefixChain, index: int, group: int) -> int | None:
         """Return the place in `tiers` of the first one that has block `index` of `chain`.
 
-        The block is the next one after the chain's entries.
+        The block is one behind the chain's entries.
         """
         found = (i for i, tier in enumerate(self.tiers) if tier.find(chain, index, group))
         return next(found, None)

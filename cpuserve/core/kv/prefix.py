@@ -68,6 +68,24 @@ class PrefixMatch:
     branch: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """The blocks begin .. end - 1 of a sequence, which come from the cache or an offload tier.
+
+    tier: the slowest one of those that have them. has_state: the last block comes with the states
+    of recurrent layers, from such a tier.
+    """
+
+    begin: int
+    end: int
+    tier: str
+    has_state: bool = False
+
+    def kind(self, block: int) -> str:
+        """Blocks of one kind are expected to take the same time: a state is far more bytes."""
+        return f"{self.tier} state" if self.has_state and block == self.end - 1 else self.tier
+
+
 @dataclass(slots=True, eq=False)
 class PrefixChain:
     """The keys of one sequence's full blocks, each computed once, when its tokens are known.
@@ -75,7 +93,9 @@ class PrefixChain:
     Sequences with a different `salt` share no blocks. The first `num_entries` blocks of the
     sequence's block table have entries in the index; `last` is the last of these entries, and `own`
     lists the ones that this sequence has created. snapshots: the blocks at whose end the states of
-    recurrent layers are kept for others.
+    recurrent layers are kept for others. plan: the blocks that are being restored; until all of
+    them are there, a cache group may lack what the next token sees. failed: what a tier promised
+    was gone or damaged, so no more is restored for this sequence.
     """
 
     salt: str = ""
@@ -85,10 +105,12 @@ class PrefixChain:
     last: CachedBlock | None = None
     own: list[CachedBlock] = field(default_factory=list)
     snapshots: frozenset[int] = frozenset()
+    plan: RestorePlan | None = None
+    failed: bool = False
 
     def reset(self) -> None:
         """Go back to the beginning, because the sequence lost its blocks; the keys stay valid."""
-        self.num_entries, self.last = 0, None
+        self.num_entries, self.last, self.plan = 0, None, None
         self.own.clear()
 
     @property
@@ -107,6 +129,8 @@ class PrefixChain:
         """Record that the next block of the sequence is the block of `entry`."""
         self.num_entries += 1
         self.last = entry
+        if self.plan is not None and self.num_entries == self.plan.end:
+            self.plan = None
 
 
 class PrefixIndex:

@@ -44,7 +44,6 @@ class SharedFiles:
     name = "shared"
     durable = False
     seed = None
-    ready = False
 
     def __init__(self, directory: Path, needs: TierNeeds) -> None:
         root = directory / FOLDER
@@ -53,9 +52,9 @@ class SharedFiles:
             raise OSError(
                 errno.EINVAL, "this is not the seed of a prefix cache", str(root / "seed")
             )
-        self._format = BlockFormat(needs.fingerprint, needs.block_bytes, seed)
+        self._format = BlockFormat(needs, seed)
         self._folder = root / self._format.folder
-        self._sizes = _sizes(self._folder, HEAD.size + needs.block_bytes + _MOST_TOKEN_BYTES)
+        self._sizes = _sizes(self._folder, HEAD.size + max(needs.sizes) + _MOST_TOKEN_BYTES)
         self._num_bytes = sum(self._sizes.values())
         self._keys: dict[BlockHash, bytes] = {}
         self._broken = 0
@@ -93,8 +92,8 @@ class SharedFiles:
             log.debug("%s cannot be read: %s", self._folder / file, error)
             return None
         parent = self._key(chain, index - 1) if index else b""
-        key = file_key(self._key(chain, index), group)
-        name = self._format.name(key, parent, chain.salt, chain.contents[index])
+        key, content = self._key(chain, index), chain.contents[index]
+        name = self._format.name(key, group, parent, chain.salt, content)
         data = self._format.unpack(name, raw)
         if data is None:
             self._forget_broken(file)
@@ -130,6 +129,10 @@ class SharedFiles:
         for at in range(first, index + 1):
             key = known[chain.keys[at]] = hashlib.sha256(key + chain.contents[at]).digest()
         return key
+
+    def ready(self, group: int) -> bool:  # noqa: ARG002
+        """Never: the files belong to others."""
+        return False
 
     def wants(self, entry: CachedBlock, group: int) -> bool:  # noqa: ARG002
         """Nothing: the files belong to others."""

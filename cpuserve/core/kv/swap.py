@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, Loaded
 
 
 class SwapSpace:
-    """Holds at most `most` evicted blocks of `block_bytes`; a new one replaces the oldest.
+    """Holds evicted blocks of at most `max_bytes`; a new one replaces the oldest.
 
-    An entry that is restored to the cache is removed here. As in PrefixIndex, the hash alone is not
-    trusted: the tokens of the block and all tokens before it are compared.
+    sizes: bytes of a block of each cache group. A block that is restored to the cache is removed
+    here. As in PrefixIndex, the hash alone is not trusted: the tokens of the block and all tokens
+    before it are compared.
     """
 
     name = "swap"
     durable = False
     seed = None
-    ready = True
 
-    def __init__(self, most: int, block_bytes: int) -> None:
-        self._most = most
-        self._block_bytes = block_bytes
+    def __init__(self, max_bytes: int, sizes: Sequence[int]) -> None:
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+        self._sizes = sizes
         self._blocks: OrderedDict[tuple[BlockHash, int], tuple[CachedBlock, Data]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -37,38 +38,51 @@ class SwapSpace:
         """The number of blocks."""
         return len(self._blocks)
 
-    @property
-    def num_bytes(self) -> int:
-        """Their size."""
-        return len(self._blocks) * self._block_bytes
+    def ready(self, group: int) -> bool:  # noqa: ARG002
+        """Always: memory takes a block at once."""
+        return True
 
     def wants(self, entry: CachedBlock, group: int) -> bool:  # noqa: ARG002
-        """Whether there is room for any block; one that is here already is replaced."""
-        return self._most > 0
+        """Whether there is room for such a block; one that is here already is replaced."""
+        return self._sizes[group] <= self._max_bytes
 
     def put(self, entry: CachedBlock, group: int, data: Data, wait_s: float = 0.0) -> bool:  # noqa: ARG002
         """Keep `data`, the content of the evicted block of `entry` in a cache group."""
-        self._blocks.pop((entry.key, group), None)
-        while len(self._blocks) >= self._most:
-            self._blocks.popitem(last=False)
+        self._take(entry.key, group)
+        while self.num_bytes + self._sizes[group] > self._max_bytes:
+            self._take(*next(iter(self._blocks)))
         self._blocks[entry.key, group] = entry, data
+        self.num_bytes += self._sizes[group]
         return True
 
+    def _take(self, key: BlockHash, group: int) -> Data:
+        """Remove a block, if it is here, and return its content."""
+        _, data = self._blocks.pop((key, group), (None, None))
+        if data is None:
+            return b""
+        self.num_bytes -= self._sizes[group]
+        return data
+
     def find(self, chain: PrefixChain, index: int, group: int) -> bool:
-        """Whether block `index` of `chain`, the next after its entries, is here."""
+        """Whether block `index` of `chain`, one behind its entries, is here."""
         return self._entry(chain, index, group) is not None
 
     def load(self, chain: PrefixChain, index: int, group: int) -> Loaded | None:
         """Remove the block that `find` has found, and return it with its entry."""
         entry = self._entry(chain, index, group)
-        return None if entry is None else (self._blocks.pop((entry.key, group))[1], entry)
+        return None if entry is None else (self._take(entry.key, group), entry)
 
     def _entry(self, chain: PrefixChain, index: int, group: int) -> CachedBlock | None:
-        """Return the entry of block `index` of `chain` whose parent equals the chain's last one."""
+        """Return the entry of block `index` of `chain`, one behind its entries.
+
+        Of the next one, the parent equals the chain's last entry.
+        """
         parent = chain.last
         entry, _ = self._blocks.get((chain.keys[index], group), (None, b""))
         if entry is None or entry.content != chain.contents[index] or entry.salt != chain.salt:
             return None
+        if index > chain.num_entries:  # the block before it may not be in the cache yet
+            return entry
         if not _same_prefix(entry.parent, parent):
             return None
         entry.parent = parent  # so that the next comparison ends at once
@@ -76,11 +90,12 @@ class SwapSpace:
 
     def filled(self, entry: CachedBlock, group: int) -> None:
         """Remove the block of `entry` in `group`, which the cache has again."""
-        self._blocks.pop((entry.key, group), None)
+        self._take(entry.key, group)
 
     def clear(self) -> None:
         """Remove all entries."""
         self._blocks.clear()
+        self.num_bytes = 0
 
     def close(self, wait_s: float) -> None:
         """Do nothing: the memory ends with the process."""

@@ -1,4 +1,7 @@
-"""The interface of an offload tier, which keeps the content of KV blocks outside the cache."""
+"""The interface of an offload tier, which keeps the content of blocks outside the cache.
+
+The states of recurrent layers at the end of a block of tokens are a block of their cache group.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ Loaded = tuple[Data, CachedBlock | None]
 class TierNeeds:
     """What a tier has to know of the model and its settings.
 
-    fingerprint: 32 bytes that differ if equal tokens could have different keys and values.
+    sizes: bytes of a block of each cache group. fingerprint: 32 bytes that differ if equal tokens
+    could have different keys, values or states.
     """
 
-    block_bytes: int
+    sizes: tuple[int, ...]
     fingerprint: bytes
 
 
@@ -52,14 +56,16 @@ class Tier(Protocol):
         """Their size."""
 
     def find(self, chain: PrefixChain, index: int, group: int) -> bool:
-        """Whether it has block `index` of `chain`, the next one after the chain's entries."""
+        """Whether it has block `index` of `chain`, one behind the chain's entries.
+
+        That the tokens before are equal must be certain only for the next block after the entries.
+        """
 
     def load(self, chain: PrefixChain, index: int, group: int) -> Loaded | None:
-        """Return what `find` has found, or None if it is gone or damaged."""
+        """Return what `find` has found for the next block, or None if it is gone or damaged."""
 
-    @property
-    def ready(self) -> bool:
-        """Whether `put` takes a block at once."""
+    def ready(self, group: int) -> bool:
+        """Whether `put` takes a block of a cache group at once."""
 
     def wants(self, entry: CachedBlock, group: int) -> bool:
         """Whether the block of `entry` should be put: it is not here, and can be kept."""
