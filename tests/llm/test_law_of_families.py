@@ -1,0 +1,123 @@
+"""The numerics law through the whole engine, for each kind of model and with everything on.
+
+What a request answers, tokens and logprobs, is compared bit for bit with what an engine on one
+thread answers that serves it alone, caches no prefixes and guesses nothing.
+"""
+
+import functools
+
+import msgspec
+import pytest
+
+from cpuserve import LLM, SamplingParams
+from tests.helpers.adapter import adapter_of
+from tests.helpers.tiny import tiny_model
+
+# What a model of each kind adds to a dense one. "lora" is the dense one with an adapter.
+KINDS = {
+    "dense": "llama",
+    "mixture": "qwen3-moe",
+    "hybrid": "qwen3-next",
+    "latent": "deepseek-v2",
+    "windows": "gemma3",
+    "lora": "llama",
+}
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 5,
+    "prompt_lookup_max": 4,
+    "prompt_lookup_min": 1,
+}
+# 32 texts that repeat themselves, so that guesses are right at times: of 6 to 130 tokens.
+ALL = range(32)
+PROMPTS = [[(7 * i) % (3 + n % 7) + 5 + n for i in range(6 + 4 * n)] for n in ALL]
+
+
+@functools.cache
+def model_of(kind):
+    return tiny_model(KINDS[kind], dtype="bfloat16")
+
+
+def make(kind, **options):
+    sizes = {"max_model_len": 224, "max_num_seqs": 32, "max_num_batched_tokens": 128}
+    if kind == "lora":
+        sizes["lora_modules"] = [f"a={adapter_of(model_of(kind))}"]
+    return LLM(str(model_of(kind)), executor="native", **{**sizes, **options})
+
+
+def params_of(kind, number):
+    """Greedy or at temperature 0.8; some tokens are likely, so that guesses are right at times."""
+    params = SamplingParams(
+        max_tokens=100 - number,  # the first ones, of short prompts, grow most
+        temperature=0.8 if number % 2 else 0.0,
+        seed=number,
+        ignore_eos=True,
+        logprobs=1,
+        logit_bias=dict.fromkeys(range(5, 12), 6.0),
+    )
+    adapter = "a" if kind == "lora" and number % 3 else None
+    return msgspec.structs.replace(params, adapter=adapter)
+
+
+def answers(llm, kind, numbers=ALL):
+    params = [params_of(kind, number) for number in numbers]
+    outputs = llm.generate([PROMPTS[n] for n in numbers], params, use_tqdm=False)
+    return [
+        (o.token_ids, [{t: p.logprob for t, p in row.items()} for row in o.logprobs])
+        for output in outputs
+        for o in output.outputs
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Return what each request of a kind of model answers alone."""
+
+    @functools.cache
+    def of(kind):
+        options = {"enable_prefix_caching": False, "omp_threads_bind": "0"}
+        with make(kind, max_num_batched_tokens=256, **options) as llm:
+            return [answers(llm, kind, [number])[0] for number in ALL]
+
+    return of
+
+
+@functools.cache
+def block_bytes(kind):
+    with make(kind, kv_cache_memory="8MiB") as llm:
+        return (8 << 20) // llm.config.kv_blocks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_among_31_others_cut_into_chunks_and_from_cached_prefixes(alone, kind, threads):
+    options = {"omp_num_threads": threads, "max_num_batched_tokens": (37, 64, 128)[threads % 3]}
+    with make(kind, omp_threads_bind="nobind", **options) as llm:
+        assert answers(llm, kind) == alone(kind)
+        hits = llm._client.stats.prefix_hits
+        assert answers(llm, kind) == alone(kind)
+        assert llm._client.stats.prefix_hits > hits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_preempted_swapped_and_guessed(eager, alone, kind):
+    room = {"kv_cache_memory": f"{(24 * block_bytes(kind) + 64) / 2**20:.6f}MiB"}
+    with make(kind, **room, swap_space="64MiB", speculative_config=NGRAM) as llm:
+        assert answers(llm, kind) == alone(kind)
+        stats = llm._client.stats
+        assert stats.preemptions > 0
+        assert 0 < stats.accepted_tokens < stats.draft_tokens
+        assert answers(llm, kind) == alone(kind)
+        assert llm._client.stats.tiers["swap"].hits > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_and_a_restart_on_files(eager, alone, kind, tmp_path, monkeypatch):
+    # Tiny models compute faster than any disk reads.
+    monkeypatch.setattr("cpuserve.core.cost.CostModel.restores", lambda *_: True)
+    ranks = {"tensor_parallel_size": 2, "omp_threads_bind": "nobind", "omp_num_threads": 1}
+    with make(kind, prefix_cache_dir=str(tmp_path), **ranks, speculative_config=NGRAM) as llm:
+        assert answers(llm, kind) == alone(kind)
+    with make(kind, prefix_cache_dir=str(tmp_path)) as llm:
+        assert answers(llm, kind) == alone(kind)
+        assert llm._client.stats.tiers["disk"].hits > 0
