@@ -4,12 +4,17 @@
 usage: bench_grammars.py [--model MODEL] [--rounds 3] [--flag=value of serve]
 
 The vocabulary is random: words, numbers, punctuation and other scripts, with their bytes in GPT-2's
-alphabet. `mask` and `mask_median` are the CPU time of one mask, on a walk through documents that
-fit the schema, whose states the library has not seen before; `mask_again` is that of the same walks
-once more, `accept` that of taking a token. Formats ("email") cost most: a few of their masks take
-milliseconds. `batch_of_32` is the time that an engine waits for the masks of 32 requests, with the
-message to the process and back. `compile` and `first` are what a client waits for a grammar: with
-the process running, and including its start.
+alphabet. 32 schemas, equal but for the name of one property, are compiled, and documents that fit
+are cut into tokens. `mask` and `mask_median` are the CPU time of one mask, mean and median over all
+masks of the first document of each schema: its automaton knows the first mask alone, as in the
+process for grammars. `mask_again` is the mean of the same masks once more, `accept` that of taking
+a token. The rest is measured with the process, as an engine uses it. `token_of_32` is the time from
+asking for the masks of 32 requests, each with its own grammar, to the answer, divided by 32: the
+mean over all steps of three documents for each request. `token_of_32_cpu` is the CPU time that the
+process takes for it, on all threads, and `token_of_32_shared` is `token_of_32` where all requests
+have one grammar, whose masks the library fills on one thread. `batch_p99` is the 99th percentile of
+the time of 32 masks. `compile` and `first` are what a client waits for a grammar: with the process
+running, and including its start.
 
 With --model, streams decode while requests with new schemas arrive, one after another. `gap_p99`
 and `gap_longest` are their gaps divided by the median gap beside equal requests without a schema,
@@ -19,6 +24,7 @@ and `free_gap_longest` is the longest gap beside those.
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
 import tempfile
@@ -40,6 +46,7 @@ from cpuserve.tokenizer.tokenizer import Tokenizer
 VOCAB = 262144
 END = VOCAB - 1
 BATCH = 32
+DOCUMENTS = 3
 STREAMS = 4
 LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
 
@@ -78,14 +85,14 @@ def word(rng):
     return "".join(rng.choice(LETTERS) for _ in range(min(1 + int(rng.expovariate(0.22)), 16)))
 
 
-def document(rng):
-    """A text that fits schema(0)."""
+def document(rng, number):
+    """A text that fits schema(number)."""
     node = None
     for _ in range(rng.randrange(4)):
         node = {"value": " ".join(word(rng) for _ in range(5)), "next": node}
     return json.dumps(
         {
-            "id0": rng.randrange(10**6),
+            f"id{number}": rng.randrange(10**6),
             "name": f"{word(rng).title()} {word(rng).title()}",
             "email": f"{word(rng)}@{word(rng)}.org",
             "zip": f"{rng.randrange(10**5):05}",
@@ -170,40 +177,77 @@ def timed(function):
 
 
 def in_process(folder, pieces, rng):
-    """A round: us of a mask, one again, a token taken, and the median mask; the texts as ids."""
+    """A round: us of a mask, one again, a token taken, and the median mask; documents as ids.
+
+    The documents are lists for each request: of a grammar for each, and of grammar 0 for all.
+    """
     compiler = Compiler(folder, VOCAB, [END])
-    begin = compiler.compile(compiler.prepare("json", json.dumps(schema(0))))
-    documents = [document(rng).encode() for _ in range(BATCH)]
-    times = []
-    for _ in range(2):
-        walks = [walk(compiler, begin.deep_copy(), pieces, text) for text in documents]
-        times.append([1e6 * np.concatenate([w[i] for w in walks]) for i in (0, 1)])
-    (masks, taken), (again, _) = times
+    times, texts, shared = ([], []), [], []
+    for number in range(BATCH):
+        begin = compiler.compile(compiler.prepare("json", json.dumps(schema(number))))
+        compiler.fill(begin.deep_copy(), np.zeros(compiler.words, np.int32), ())
+
+        def walked(text, begin=begin):
+            return walk(compiler, begin.deep_copy(), pieces, text)
+
+        some = [document(rng, number).encode() for _ in range(DOCUMENTS)]
+        for walks in times:
+            walks.append(walked(some[0]))
+        texts.append([walked(text)[2] for text in some])
+        if number == 0:
+            shared = [[walked(document(rng, 0).encode())[2]] for _ in range(BATCH)]
+    masks, again = (1e6 * np.concatenate([w[0] for w in some]) for some in times)
+    taken = 1e6 * np.concatenate([w[1] for w in times[0]])
     means = [float(np.mean(some)) for some in (masks, again, taken)]
-    return [*means, float(np.median(masks))], [w[2] for w in walks]
+    return [*means, float(np.median(masks))], texts, shared
 
 
-def of_process(folder, texts):
-    """A round with the process: ms of 32 masks together, ms to compile, s of the first grammar."""
-    start = Start(str(folder), VOCAB, [END], BATCH, mask_words(VOCAB), None)
+def of_process(folder, texts, shared):
+    """A round with the process: figures of 32 masks, ms to compile, s of the first grammar."""
+    threads = len(os.sched_getaffinity(0))
+    start = Start(str(folder), VOCAB, [END], BATCH, mask_words(VOCAB), None, threads)
     first, process = timed(lambda: compiled(Process(start), 0))
-    again = [timed(lambda n=n: compiled(process, n))[0] for n in range(1, 6)]
+    again = [timed(lambda n=n: compiled(process, n))[0] for n in range(1, BATCH)]
+    before = cpu_seconds(process)
+    waits = batches(process, texts, range(BATCH))
+    cpu = (cpu_seconds(process) - before) / len(waits)
+    of_one = batches(process, shared, [0] * BATCH)
+    process.end()
+    means = [1e6 / BATCH * float(t) for t in (np.mean(waits), cpu, np.mean(of_one))]
+    return [*means, 1e3 * percentile(waits, 99), 1e3 * percentile(again, 50), first]
+
+
+def batches(process, texts, grammars):
+    """Seconds until BATCH masks are there, for each step until a request has no document left.
+
+    texts: for each request its documents, one after another.
+    """
+    steps = []
+    for i, (documents, grammar) in enumerate(zip(texts, grammars, strict=True)):
+        rows = []
+        for text in documents:  # the mask after the last token would allow an end alone
+            rows += [
+                Row(i, grammar, i, text[k - 1 : k] if k else [], k == 0, [])
+                for k in range(len(text))
+            ]
+        steps.append(rows)
     waits = []
-    for step in range(min(map(len, texts))):
-        rows = [
-            Row(i, 0, i, text[step - 1 : step] if step else [], step == 0, [])
-            for i, text in enumerate(texts)
-        ]
+    for rows in zip(*steps, strict=False):
 
         def exchange(rows=rows):
-            process.ask(Fill(rows, []))
+            process.ask(Fill(list(rows), []))
             return process.answer()
 
         seconds, filled = timed(exchange)
         assert not filled.failed, filled
-        waits.append(1e3 * seconds)
-    process.end()
-    return float(np.mean(waits)), 1e3 * float(np.median(again)), first
+        waits.append(seconds)
+    return waits
+
+
+def cpu_seconds(process):
+    """The CPU time that the process has used until now, with its threads."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def compiled(process, number):
@@ -263,17 +307,22 @@ def main():
         make_tokenizer(folder)
         pieces = Pieces(folder)
         for _ in range(args.rounds):
-            means, texts = in_process(folder, pieces, rng)
-            found.append((*means, *of_process(folder, texts)))
-    rows = [
-        ("mask", "us", [f[0] for f in found]),
-        ("mask_again", "us", [f[1] for f in found]),
-        ("accept", "us", [f[2] for f in found]),
-        ("mask_median", "us", [f[3] for f in found]),
-        ("batch_of_32", "ms", [f[4] for f in found]),
-        ("compile", "ms", [f[5] for f in found]),
-        ("first", "s", [f[6] for f in found]),
+            means, texts, shared = in_process(folder, pieces, rng)
+            found.append((*means, *of_process(folder, texts, shared)))
+    metrics = [
+        ("mask", "us"),
+        ("mask_again", "us"),
+        ("accept", "us"),
+        ("mask_median", "us"),
+        ("token_of_32", "us"),
+        ("token_of_32_cpu", "us"),
+        ("token_of_32_shared", "us"),
+        ("batch_p99", "ms"),
+        ("compile", "ms"),
+        ("first", "s"),
     ]
+    columns = zip(metrics, zip(*found, strict=True), strict=True)
+    rows = [(name, unit, list(some)) for (name, unit), some in columns]
     if args.model:
         rounds = [round_of([args.model, *more], rng) for _ in range(args.rounds)]
         normal = [percentile(r[0], 50) for r in rounds]

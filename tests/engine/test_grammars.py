@@ -130,6 +130,22 @@ def test_answers_with_a_schema_are_valid_and_streams_beside_them_unchanged(engin
     engine.check_idle()
 
 
+def test_requests_with_different_grammars_get_their_own_masks():
+    engine = Engine(max_num_seqs=8, threads=3)
+    words = ["".join(pair) for pair in itertools.product("abcd", repeat=2)]
+    forms = [StructuredOutputs(regex=f"{word}{{1,30}}") for word in words]
+    for form in forms:
+        engine.add(structured_outputs=form, max_tokens=1)
+    engine.run()  # all grammars are ready now
+    numbers = [engine.add(structured_outputs=form) for form in forms[::-1]]
+    engine.run()
+    for number, word in zip(numbers, words[::-1], strict=True):
+        text = engine.text(number)
+        assert text[0] == word[0]
+        assert set(text[1:]) == {word[1]}
+    engine.core.close()
+
+
 def test_without_a_grammar_there_is_neither_a_process_nor_a_mask(engine):
     seen = []
     step = engine.core.executor.step

@@ -85,6 +85,11 @@ class Process:
         self._frames = {sock: outbound_frames() for sock in (self._compiling, self._filling)}
         self._send(self._compiling, start)
 
+    @property
+    def pid(self) -> int:
+        """Its number in the system."""
+        return self._process.pid
+
     def compile(self, grammar: Compile) -> str:
         """Return why a grammar does not compile, or "" if it is ready.
 
@@ -211,7 +216,9 @@ class Grammars:
     ) -> None:
         num_masks = min(config.max_num_seqs, config.max_num_batched_tokens)
         ends, words = sorted(eos_ids), mask_words(vocab)
-        self._start = Start(config.tokenizer_path, vocab, ends, num_masks, words, config.cpus)
+        self._start = Start(
+            config.tokenizer_path, vocab, ends, num_masks, words, config.cpus, config.threads
+        )
         self._wake = wake
         self._known: OrderedDict[Key, _Grammar] = OrderedDict()
         self._answers: dict[RequestId, _Answer] = {}

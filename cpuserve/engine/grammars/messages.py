@@ -17,7 +17,7 @@ class Start(msgspec.Struct, tag="start", array_like=True):
     """The first message: where the tokenizer is, and the shape of the memory of the masks.
 
     vocab: ids of the model. eos_ids: tokens that end an answer. num_masks: masks of mask_words
-    words. cpus: the CPUs that the process may use, None = all.
+    words. cpus: the CPUs that the process may use, None = all. threads: how many fill masks.
     """
 
     tokenizer_path: str
@@ -26,6 +26,7 @@ class Start(msgspec.Struct, tag="start", array_like=True):
     num_masks: int
     mask_words: int
     cpus: list[int] | None
+    threads: int
 
 
 class Compile(msgspec.Struct, tag="compile", array_like=True):

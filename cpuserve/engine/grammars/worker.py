@@ -6,7 +6,8 @@ seconds. An engine would stop all streams meanwhile, or end.
 
 Each grammar is compiled twice. First in a fork, which ends at a limit of CPU time or memory; a
 grammar that passes is compiled again, on a thread, and kept. Meanwhile this thread fills masks.
-This process forks only while it has one thread.
+This process forks only while no other thread of it works: the library's threads, which fill masks
+of several grammars, sleep then, and the fork does not use them.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Worker:
 
         def load() -> None:
             path = Path(start.tokenizer_path)
-            self._compiler = Compiler(path, start.vocab, start.eos_ids)
+            self._compiler = Compiler(path, start.vocab, start.eos_ids, start.threads)
 
         try:
             gently(load)
@@ -159,22 +160,35 @@ class Worker:
         for number in message.gone:
             self._matchers.pop(number, None)
         answer = Filled({}, [])
-        for row in message.rows:
+        ready = []
+        for row in sorted(message.rows, key=lambda row: row.grammar):
             try:
-                if self._fill_row(row):
+                ready.append((row, *self._advance(row)))
+            except Exception as error:
+                self._fail(row, error, answer)
+        rows = [(matcher, row.mask) for row, matcher, _ in ready]
+        self._compiler.compute(self._masks, rows, len({row.grammar for row, _, _ in ready}))
+        for row, matcher, stop_ids in ready:
+            try:
+                if self._compiler.finish(matcher, self._masks[row.mask], stop_ids):
                     answer.ended.append(row.request)
-            except Exception as error:  # ends this request alone
-                self._masks[row.mask] = 0
-                answer.failed[row.request] = str(error)
+            except Exception as error:
+                self._fail(row, error, answer)
         return answer
 
-    def _fill_row(self, row: Row) -> bool:
+    def _fail(self, row: Row, error: Exception, answer: Filled) -> None:
+        """End this request alone."""
+        self._masks[row.mask] = 0
+        answer.failed[row.request] = str(error)
+
+    def _advance(self, row: Row) -> tuple[Any, list[int]]:
+        """Return the matcher of a request after it has taken the row's tokens, and its stop_ids."""
         if row.begins:
             copy = self._grammars[row.grammar].deep_copy()
             self._matchers[row.request] = copy, row.stop_ids
         matcher, stop_ids = self._matchers[row.request]
         take(matcher, row.tokens)
-        return self._compiler.fill(matcher, self._masks[row.mask], stop_ids)
+        return matcher, stop_ids
 
 
 class _Trial:
