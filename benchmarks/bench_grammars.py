@@ -16,9 +16,13 @@ have one grammar, whose masks the library fills on one thread. `batch_p99` is th
 the time of 32 masks. `compile` and `first` are what a client waits for a grammar: with the process
 running, and including its start.
 
-With --model, streams decode while requests with new schemas arrive, one after another. `gap_p99`
-and `gap_longest` are their gaps divided by the median gap beside equal requests without a schema,
-and `free_gap_longest` is the longest gap beside those.
+With --model, streams decode alone, then beside requests without a schema, beside the first request
+with one (the process starts, and loads the tokenizer), and beside more requests with new schemas,
+one after another. `gap` is the median gap of the streams alone. The others are gaps divided by it:
+the median, the 95th and 99th percentile and the longest, `alone_`, beside requests without a schema
+(`free_`), beside the `first_` one with a schema, and beside those that `compile_`. What streams
+notice of a compilation is the difference to `free_`; what other work on the machine does is seen in
+those of `alone_`.
 """
 
 import argparse
@@ -205,7 +209,7 @@ def in_process(folder, pieces, rng):
 def of_process(folder, texts, shared):
     """A round with the process: figures of 32 masks, ms to compile, s of the first grammar."""
     threads = len(os.sched_getaffinity(0))
-    start = Start(str(folder), VOCAB, [END], BATCH, mask_words(VOCAB), None, threads)
+    start = Start(str(folder), VOCAB, [END], BATCH, mask_words(VOCAB), None, threads, None)
     first, process = timed(lambda: compiled(Process(start), 0))
     again = [timed(lambda n=n: compiled(process, n))[0] for n in range(1, BATCH)]
     before = cpu_seconds(process)
@@ -260,7 +264,10 @@ def compiled(process, number):
 
 
 async def beside(server, rng, numbers):
-    """Gaps in ms of streams while requests arrive; `numbers`: of their schemas, None = without."""
+    """Gaps in ms of streams while requests arrive; `numbers`: of their schemas, None = without.
+
+    Without numbers: those of three seconds.
+    """
     target = await first_model(server.url, server.key)
     timings = [Timing(0.0) for _ in range(STREAMS)]
     streams = [
@@ -273,6 +280,8 @@ async def beside(server, rng, numbers):
     for number in numbers:
         form = {} if number is None else {"structured_outputs": {"json": schema(number)}}
         await complete(target, plain_ids(rng, 4, 4000), 1, **form)
+    if not numbers:
+        await asyncio.sleep(3)
     end = time.perf_counter()
     for task in streams:
         task.cancel()
@@ -286,13 +295,11 @@ async def beside(server, rng, numbers):
 
 
 def round_of(command, rng):
-    """(gaps beside requests without a schema, with the first one, with 20 more)."""
+    """Gaps of streams alone, beside requests without a schema, with the first, with 40 more."""
     with Server(command) as server:
         asyncio.run(beside(server, rng, [None] * 20))  # the engine learns its costs
-        free = asyncio.run(beside(server, rng, [None] * 20))
-        first = asyncio.run(beside(server, rng, [0]))
-        more = asyncio.run(beside(server, rng, range(1, 21)))
-    return free, first, more
+        numbers = {"alone": [], "free": [None] * 60, "first": [0], "compile": range(1, 41)}
+        return {name: asyncio.run(beside(server, rng, some)) for name, some in numbers.items()}
 
 
 def main():
@@ -325,21 +332,13 @@ def main():
     rows = [(name, unit, list(some)) for (name, unit), some in columns]
     if args.model:
         rounds = [round_of([args.model, *more], rng) for _ in range(args.rounds)]
-        normal = [percentile(r[0], 50) for r in rounds]
-
-        def shares(gaps):
-            return [g / n for g, n in zip(gaps, normal, strict=True)]
-
-        rows += [
-            ("free_gap", "ms", normal),
-            ("free_gap_p99", "x median", shares([percentile(r[0], 99) for r in rounds])),
-            ("free_gap_longest", "x median", shares([max(r[0]) for r in rounds])),
-            ("gap_p99", "x median", shares([percentile(r[2], 99) for r in rounds])),
-            ("gap_longest", "x median", shares([max(r[2]) for r in rounds])),
-            ("first_gap", "x median", shares([percentile(r[1], 50) for r in rounds])),
-            ("first_gap_p99", "x median", shares([percentile(r[1], 99) for r in rounds])),
-            ("first_gap_longest", "x median", shares([max(r[1]) for r in rounds])),
-        ]
+        normal = [percentile(r["alone"], 50) for r in rounds]
+        rows.append(("gap", "ms", normal))
+        for name in ("alone", "free", "first", "compile"):
+            for kind, share in (("p50", 50), ("p95", 95), ("p99", 99), ("longest", 100)):
+                gaps = [percentile(r[name], share) for r in rounds]
+                shares = [g / n for g, n in zip(gaps, normal, strict=True)]
+                rows.append((f"{name}_gap_{kind}", "x gap", shares))
     where = Where(host="", isa="", threads=0, model=args.model or "")
     for metric, unit, samples in rows:
         made = record(metric, unit, samples, where, better="less", parameters={"vocab": VOCAB})

@@ -45,10 +45,14 @@ from cpuserve.log import get_logger
 from cpuserve.runtime.executor import Int32, mask_words
 
 MODULE = "cpuserve.engine.grammars.worker"
-BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from {module} import main; sys.exit(main())"
-)
+# Importing what the process needs takes a quarter of a second: streams come first.
+BOOTSTRAP = """
+import importlib, json, sys
+sys.path[:], cpus = json.loads(sys.argv.pop(1))
+from cpuserve.engine.grammars.background import gently
+gently(lambda: importlib.import_module("{module}"), cpus)
+sys.exit(sys.modules["{module}"].main())
+"""
 RECEIVE_BYTES = 1 << 16
 MAX_GRAMMARS = 64  # compiled grammars that are kept, beside those in use
 # A mask takes 50 us, and at most 10 ms. Longer waits mean that the process does not run at all.
@@ -77,7 +81,8 @@ class Process:
             self._compiling, compiling = socket.socketpair()
             self._filling, filling = socket.socketpair()
             with compiling, filling:
-                self._process = _spawn(compiling.fileno(), filling.fileno(), memory)
+                sockets = compiling.fileno(), filling.fileno()
+                self._process = _spawn(sockets, memory, start.background_cpus)
         finally:
             os.close(memory)
         self._compiling.settimeout(COMPILE_S)
@@ -160,11 +165,14 @@ def _shared_memory(size: int) -> int:
     return memory
 
 
-def _spawn(compiling: int, filling: int, memory: int) -> subprocess.Popen[bytes]:
+def _spawn(
+    sockets: tuple[int, int], memory: int, cpus: list[int] | None
+) -> subprocess.Popen[bytes]:
     code = BOOTSTRAP.format(module=MODULE)
-    command = [sys.executable, "-c", code, json.dumps(sys.path)]
-    command += [f"--compiling={compiling}", f"--filling={filling}", f"--memory={memory}"]
-    passed = (compiling, filling, memory)
+    passed = (*sockets, memory)
+    names = ("compiling", "filling", "memory")
+    command = [sys.executable, "-c", code, json.dumps([sys.path, cpus])]
+    command += [f"--{name}={number}" for name, number in zip(names, passed, strict=True)]
     return subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)
 
 
@@ -216,8 +224,10 @@ class Grammars:
     ) -> None:
         num_masks = min(config.max_num_seqs, config.max_num_batched_tokens)
         ends, words = sorted(eos_ids), mask_words(vocab)
+        cpus, threads = config.cpus, config.threads
+        behind = config.frontend_cpus or cpus
         self._start = Start(
-            config.tokenizer_path, vocab, ends, num_masks, words, config.cpus, config.threads
+            config.tokenizer_path, vocab, ends, num_masks, words, cpus, threads, behind
         )
         self._wake = wake
         self._known: OrderedDict[Key, _Grammar] = OrderedDict()

@@ -17,7 +17,8 @@ class Start(msgspec.Struct, tag="start", array_like=True):
     """The first message: where the tokenizer is, and the shape of the memory of the masks.
 
     vocab: ids of the model. eos_ids: tokens that end an answer. num_masks: masks of mask_words
-    words. cpus: the CPUs that the process may use, None = all. threads: how many fill masks.
+    words. cpus: those on which masks are filled, None = all. threads: how many fill them.
+    background_cpus: where grammars are compiled, None = on any CPU.
     """
 
     tokenizer_path: str
@@ -27,6 +28,7 @@ class Start(msgspec.Struct, tag="start", array_like=True):
     mask_words: int
     cpus: list[int] | None
     threads: int
+    background_cpus: list[int] | None
 
 
 class Compile(msgspec.Struct, tag="compile", array_like=True):

@@ -22,16 +22,22 @@ import selectors
 import signal
 import socket
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
+from cpuserve.engine.grammars.background import (
+    NICE,
+    STACK_BYTES,
+    deep_thread,
+    gently,
+    move_to,
+    yield_to_streams,
+)
 from cpuserve.engine.grammars.compiler import Compiler, GrammarError, take
 from cpuserve.engine.grammars.messages import (
     Compile,
@@ -52,10 +58,8 @@ RECEIVE_BYTES = 1 << 16
 MAX_CPU_S = 3
 MAX_WAIT_S = 30.0  # of wall time, where other processes use the CPU
 MAX_GROWTH_BYTES = 512 << 20
-# The forked process has a smaller stack than the thread, so that what passes there fits here.
+# The forked process has a smaller stack than STACK_BYTES, so that what passes there fits here.
 TRIAL_STACK_BYTES = 8 << 20
-STACK_BYTES = 16 << 20
-NICE = 5  # of compilation: streams come first
 
 
 class Worker:
@@ -99,21 +103,20 @@ class Worker:
                 self._filling.sendall(encode_frame(self._fill(message)))
 
     def _start(self, start: Start) -> None:
-        if start.cpus and hasattr(os, "sched_setaffinity"):
-            with suppress(OSError):
-                os.sched_setaffinity(0, start.cpus)
+        move_to(start.cpus)
         size = max(start.num_masks * start.mask_words * 4, 1)
         shared = mmap.mmap(self._memory, size)
         masks = np.frombuffer(shared, np.int32, start.num_masks * start.mask_words)
         self._masks = masks.reshape(start.num_masks, start.mask_words)
         self._error = ""
+        self._background_cpus = start.background_cpus
 
         def load() -> None:
             path = Path(start.tokenizer_path)
             self._compiler = Compiler(path, start.vocab, start.eos_ids, start.threads)
 
         try:
-            gently(load)
+            gently(load, start.background_cpus)
         except Exception as error:  # the answer to every Compile
             self._error = str(error)
 
@@ -129,7 +132,9 @@ class Worker:
             if error:
                 self._answer(job.number, error)
             else:
-                self._watch(_Compilation(self._compiler, job.number, prepared))
+                self._watch(
+                    _Compilation(self._compiler, job.number, prepared, self._background_cpus)
+                )
         elif isinstance(job, _Compilation) and job.is_over():
             self._unwatch(job.pipe)
             self._job = None
@@ -142,7 +147,7 @@ class Worker:
                 self._answer(wanted.number, self._error)
             else:
                 held = (self._compiling, self._filling)
-                self._watch(_Trial(self._compiler, wanted, held))
+                self._watch(_Trial(self._compiler, wanted, held, self._background_cpus))
 
     def _watch(self, job: _Trial | _Compilation) -> None:
         self._job = job
@@ -198,7 +203,11 @@ class _Trial:
     """
 
     def __init__(
-        self, compiler: Compiler, wanted: Compile, held: tuple[socket.socket, ...]
+        self,
+        compiler: Compiler,
+        wanted: Compile,
+        held: tuple[socket.socket, ...],
+        cpus: list[int] | None,
     ) -> None:
         self.number = wanted.number
         self.pipe, theirs = os.pipe()
@@ -210,7 +219,7 @@ class _Trial:
             os.close(self.pipe)
             for sock in held:  # or the engine would not notice the end of this process
                 sock.close()
-            _try_grammar(compiler, wanted, theirs)
+            _try_grammar(compiler, wanted, theirs, cpus)
         os.close(theirs)
         os.set_blocking(self.pipe, False)
 
@@ -243,11 +252,14 @@ class _Trial:
         return "it is too complex: compiling it takes too much memory or nests too deeply"
 
 
-def _try_grammar(compiler: Compiler, wanted: Compile, pipe: int) -> NoReturn:
+def _try_grammar(
+    compiler: Compiler, wanted: Compile, pipe: int, cpus: list[int] | None
+) -> NoReturn:
     """Compile in the forked process; write "+" and the prepared grammar, or "-" and the error."""
     said = b""
     try:
         os.nice(NICE)
+        move_to(cpus)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S + 1))
         limit_growth()
@@ -287,16 +299,18 @@ class _Compilation:
     matcher: the result, or None and `error`. pipe: readable when it is over.
     """
 
-    def __init__(self, compiler: Compiler, number: int, prepared: str) -> None:
+    def __init__(
+        self, compiler: Compiler, number: int, prepared: str, cpus: list[int] | None
+    ) -> None:
         self.number = number
         self.matcher: Any = None
         self.error = "the compiler failed"
         self.pipe, self._theirs = os.pipe()
-        self._thread = deep_thread(lambda: self._run(compiler, prepared), STACK_BYTES)
+        self._thread = deep_thread(lambda: self._run(compiler, prepared, cpus), STACK_BYTES)
 
-    def _run(self, compiler: Compiler, prepared: str) -> None:
+    def _run(self, compiler: Compiler, prepared: str, cpus: list[int] | None) -> None:
         try:
-            yield_to_streams()
+            yield_to_streams(cpus)
             matcher = compiler.compile(prepared)
             # The first mask builds most of the automaton, which copies share.
             compiler.fill(matcher.deep_copy(), np.zeros(compiler.words, np.int32), ())
@@ -313,37 +327,6 @@ class _Compilation:
         self._thread.join()
         os.close(self.pipe)
         return True
-
-
-def deep_thread(work: Callable[[], None], stack_bytes: int) -> threading.Thread:
-    """Start a thread with a stack of this size."""
-    before = threading.stack_size(stack_bytes)
-    thread = threading.Thread(target=work)
-    thread.start()
-    threading.stack_size(before)
-    return thread
-
-
-def yield_to_streams() -> None:
-    """Lower the priority of this thread alone, where the system can do that."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-
-
-def gently(work: Callable[[], None]) -> None:
-    """Call `work` at a lower priority, and wait for it; raises what it raises."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        yield_to_streams()
-        try:
-            work()
-        except BaseException as error:  # raised again below
-            raised.append(error)
-
-    deep_thread(run, STACK_BYTES).join()
-    if raised:
-        raise raised[0]
 
 
 def main() -> int:

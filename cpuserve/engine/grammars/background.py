@@ -1,0 +1,56 @@
+"""Work that must not delay streams: threads of low priority. It imports nothing that takes time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+STACK_BYTES = 16 << 20
+# This takes a tenth of a core that the engine keeps busy, so steps take that much longer. At 15,
+# clients wait twice as long where no core is idle.
+NICE = 10
+
+
+def deep_thread(work: Callable[[], None], stack_bytes: int) -> threading.Thread:
+    """Start a thread with a stack of this size."""
+    before = threading.stack_size(stack_bytes)
+    thread = threading.Thread(target=work)
+    thread.start()
+    threading.stack_size(before)
+    return thread
+
+
+def yield_to_streams(cpus: Sequence[int] | None) -> None:
+    """Lower the priority of this thread alone, where the system can do that, and move it to `cpus`.
+
+    cpus: None = it stays where it is.
+    """
+    if sys.platform == "linux":  # elsewhere this is the priority of the process
+        os.nice(NICE)
+    move_to(cpus)
+
+
+def move_to(cpus: Sequence[int] | None) -> None:
+    """Let this thread run on these CPUs alone, where the system can do that; None = on any."""
+    if cpus and hasattr(os, "sched_setaffinity"):
+        with suppress(OSError):  # the process may no longer use them
+            os.sched_setaffinity(0, cpus)
+
+
+def gently(work: Callable[[], None], cpus: Sequence[int] | None) -> None:
+    """Call `work` on a thread that yields to streams, and wait for it; raises what it raises."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        yield_to_streams(cpus)
+        try:
+            work()
+        except BaseException as error:  # raised again below
+            raised.append(error)
+
+    deep_thread(run, STACK_BYTES).join()
+    if raised:
+        raise raised[0]

@@ -1,0 +1,101 @@
+"""Compilation yields to streams, and masks are filled at the engine's priority."""
+
+import os
+import select
+import sys
+import threading
+
+import pytest
+
+from cpuserve.engine.grammars.background import NICE, gently
+from cpuserve.engine.grammars.worker import _Compilation
+from tests.engine.test_grammars import Engine
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads")
+
+
+def priority():
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def test_work_in_the_background_has_a_low_priority_and_its_own_cpus():
+    before = priority(), os.sched_getaffinity(0)
+    one = {max(before[1])}
+    seen = []
+    gently(lambda: seen.append((priority(), os.sched_getaffinity(0))), list(one))
+    gently(lambda: seen.append((priority(), os.sched_getaffinity(0))), None)
+    low = min(before[0] + NICE, 19)
+    assert seen == [(low, one), (low, before[1])]
+    assert (priority(), os.sched_getaffinity(0)) == before
+
+
+def test_work_in_the_background_may_fail_and_its_cpus_may_be_gone():
+    with pytest.raises(ZeroDivisionError):
+        gently(lambda: 1 // 0, [4095])
+
+
+def test_the_process_fills_masks_at_the_priority_and_on_the_cpus_of_the_engine():
+    cpus = sorted(os.sched_getaffinity(0))
+    engine = Engine(cpus=cpus[-1:], frontend_cpus=cpus[:1])
+    engine.json()
+    engine.run()
+    pid = engine.process.pid
+    assert os.sched_getaffinity(pid) == set(cpus[-1:])
+    assert os.getpriority(os.PRIO_PROCESS, pid) == priority()
+    assert engine.core._grammars._start.background_cpus == cpus[:1]
+    engine.core.close()
+
+
+def test_without_a_front_end_of_its_own_grammars_compile_on_the_cpus_of_the_engine():
+    cpus = sorted(os.sched_getaffinity(0))
+    for given, want in (({"cpus": cpus[:1]}, cpus[:1]), ({}, None)):
+        engine = Engine(frontend_cpus=None, **given)
+        engine.json()
+        assert engine.core._grammars._start.background_cpus == want
+        engine.core.close()
+
+
+def test_what_the_process_needs_is_imported_in_the_background(tmp_path, monkeypatch):
+    """The module that it runs is replaced by one that notes its thread's priority."""
+    note = tmp_path / "note"
+    name = "notes_its_priority"
+    (tmp_path / f"{name}.py").write_text(
+        "import os, pathlib, threading\n"
+        "nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())\n"
+        "def main():\n"
+        "    again = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())\n"
+        f"    pathlib.Path({str(note)!r}).write_text(f'{{nice}} {{again}}')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("cpuserve.engine.grammars.client.MODULE", name)
+    engine = Engine()
+    number = engine.json()
+    engine.run()
+    assert engine.last(number).finish == "error"
+    engine.core.close()
+    assert list(map(int, note.read_text().split())) == [min(priority() + NICE, 19), priority()]
+
+
+class FakeCompiler:
+    """Notes the priority and the CPUs with which it compiles."""
+
+    words = 1
+
+    def compile(self, prepared):
+        self.seen = priority(), os.sched_getaffinity(0)
+        return self
+
+    def deep_copy(self):
+        return self
+
+    def fill(self, matcher, mask, stop_ids):
+        return False
+
+
+def test_what_passed_the_trial_is_compiled_in_the_background():
+    compiler, cpus = FakeCompiler(), sorted(os.sched_getaffinity(0))[:1]
+    job = _Compilation(compiler, 1, "a grammar", cpus)
+    select.select([job.pipe], [], [])
+    assert job.is_over()
+    assert job.matcher is compiler
+    assert compiler.seen == (min(priority() + NICE, 19), set(cpus))
