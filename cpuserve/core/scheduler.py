@@ -186,7 +186,8 @@ class Scheduler:
         if self._policy == "priority":
             self._make_way()
         prompts = self._schedule_decodes()
-        prompts += self._candidates()
+        if self.waiting:
+            prompts += self._candidates()
         if prompts:
             budget = self._prompt_budget(prompts)
             if self.kv.offload is not None and budget.seconds < math.inf:

@@ -221,9 +221,11 @@ class EngineCore:
 
     def _masks(self, batch: StepBatch) -> Int32 | None:
         """Return the masks for a step, or None if no row of it needs one."""
+        if self._grammars is None:  # most servers never have one
+            return None
         pairs = zip(self.scheduler.batch_requests, batch.chunks, strict=True)
         masked = [r for r, c in pairs if r.masked and c.rows and c.rows[-1].masked]
-        if self._grammars is None or not masked:
+        if not masked:
             return None
         masks = self._grammars.masks_for(masked)
         for request in masked:
