@@ -10,7 +10,11 @@
 //   g++ -std=c++17 -O3 -march=native -fopenmp -Icsrc benchmarks/recurrent_bench.cpp
 //     BUILD/libcpuserve_core.a -o recurrent_bench
 //   OMP_PROC_BIND=true ./recurrent_bench [--isa LEVEL] [--shape qwen3_next|granite4]
-//     [--batch N] [--layers N] [--rounds N] [--small-pages]
+//     [--batch N] [--layers N] [--rounds N] [--small-pages] [--compact]
+// A row of k, q, v and of the results is part of a layer's long row, which prefill finds in L3.
+// With
+// --compact the rows of each chunk lie in one small buffer, into which the engine's convolution
+// writes them just before.
 #include <omp.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -78,34 +82,41 @@ float* reserve(int64_t floats, bool huge) {
   return reinterpret_cast<float*>(at);
 }
 
-// The inputs of one unit for some tokens, in rows as wide as those of Qwen3-Next's convolution.
+// The inputs of one unit for some tokens, in rows as wide as those of Qwen3-Next's convolution, or
+// compact: those of a chunk, for all chunks.
 struct Inputs {
-  static constexpr int64_t kStride = 8192 + 16;
+  const bool compact;
+  const int64_t stride, out_stride;  // floats from row to row
   float* const rows;
   std::vector<float> gates;
 
-  Inputs(const RecurrentShape& s, int64_t tokens, bool huge)
-      : rows(reserve(tokens * kStride, huge)), gates(static_cast<size_t>(tokens * 2 * s.heads)) {
+  Inputs(const RecurrentShape& s, int64_t tokens, bool huge, bool compact_rows)
+      : compact(compact_rows),
+        stride(compact ? 2 * s.key_width + s.heads * s.value_width : 8192 + 16),
+        out_stride(compact ? s.heads * s.value_width : stride),
+        rows(reserve(tokens * stride, huge)),
+        gates(static_cast<size_t>(tokens * 2 * s.heads)) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     const float size = 1 / std::sqrt(static_cast<float>(s.key_width));
-    for (int64_t i = 0; i < tokens * kStride; i++) rows[i] = normal(random) * size;
+    for (int64_t i = 0; i < tokens * stride; i++) rows[i] = normal(random) * size;
     for (size_t i = 0; i < gates.size(); i++) {
       const bool is_beta = static_cast<int64_t>(i) / s.heads % 2;
       gates[i] = is_beta ? 1 / (1 + std::exp(-normal(random))) : -std::exp(normal(random) - 3);
     }
   }
+  int64_t row_of(int64_t t) const { return compact ? t % kStateChunk : t; }
   RecurrentArgs args(const RecurrentShape& s, int64_t t) const {
     RecurrentArgs a{};
     a.shape = s;
-    a.k = rows + t * kStride;
-    a.q = a.k + 1024;
-    a.v = a.k + 4096;
-    a.k_stride = a.q_stride = a.v_stride = kStride;
+    a.k = rows + row_of(t) * stride;
+    a.q = a.k + (compact ? s.key_width : 1024);
+    a.v = a.k + (compact ? 2 * s.key_width : 4096);
+    a.k_stride = a.q_stride = a.v_stride = stride;
     a.g = gates.data() + t * 2 * s.heads;
     a.beta = a.g + s.heads;
     a.gate_stride = 2 * s.heads;
-    a.out_stride = kStride;
+    a.out_stride = out_stride;
     return a;
   }
 };
@@ -162,7 +173,7 @@ void rewrite_unit(float* state, const RecurrentArgs& a, bool fetching) {
 
 class Bench {
  public:
-  Bench(const KernelTable& table, const Shape& shape, int64_t batch, bool huge)
+  Bench(const KernelTable& table, const Shape& shape, int64_t batch, bool huge, bool compact)
       : table_(table),
         shape_(shape),
         batch_(batch),
@@ -170,7 +181,7 @@ class Bench {
         unit_floats_(round_up(state_floats_ + recurrent_open_floats(shape.unit), 16)),
         units_(shape.layers * batch * shape.units),
         memory_(reserve(units_ * unit_floats_, huge)),
-        inputs_(shape.unit, kTokens, huge) {
+        inputs_(shape.unit, kTokens, huge, compact) {
     time_threads([&](int thread, int threads) {  // each thread writes the pages that it reads later
       for_units(thread, threads, [&](float* unit, float*) {
         for (int64_t i = 0; i < unit_floats_; i++) unit[i] = static_cast<float>(i % 17) / 17 - 0.4f;
@@ -179,7 +190,7 @@ class Bench {
     for (int t = 0; t < omp_get_max_threads(); t++) {
       const size_t scratch = recurrent_scratch_bytes(shape.unit) / sizeof(float);
       scratch_.push_back(reserve(static_cast<int64_t>(scratch), huge));
-      out_.push_back(reserve(kTokens * Inputs::kStride, huge));
+      out_.push_back(reserve(kTokens * inputs_.out_stride, huge));
     }
   }
 
@@ -216,9 +227,9 @@ class Bench {
     }
     std::printf(
         "{\"metric\":\"recurrent_prefill\",\"shape\":\"%s\",\"isa\":\"%s\",\"threads\":%d,"
-        "\"tokens\":%ld,\"gflop_s\":%.1f,%s}\n",
-        shape_.name, table_.isa, omp_get_max_threads(), static_cast<long>(kTokens),
-        median(rate) / 1e9, range("of_peak", share).c_str());
+        "\"compact\":%s,\"tokens\":%ld,\"gflop_s\":%.1f,%s}\n",
+        shape_.name, table_.isa, omp_get_max_threads(), inputs_.compact ? "true" : "false",
+        static_cast<long>(kTokens), median(rate) / 1e9, range("of_peak", share).c_str());
     std::fflush(stdout);
   }
 
@@ -310,7 +321,7 @@ class Bench {
         for (int64_t t = 0; t < kTokens; t += kStateChunk) {
           RecurrentArgs a = args(thread, memory_ + u * unit_floats_, nullptr, t);
           a.rows = kStateChunk;
-          a.out += t * Inputs::kStride;
+          a.out += inputs_.row_of(t) * a.out_stride;
           table_.recurrent(a);
         }
       }
@@ -348,10 +359,11 @@ int main_of(int argc, char** argv) {
   std::string isa = supported_isa_levels(cpu_info()).back(), only;
   int64_t batch = 0, layers = 0;
   int rounds = 9;
-  bool huge = true;
+  bool huge = true, compact = false;
   for (int i = 1; i < argc; i++) {
     const std::string option = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
     if (option == "--small-pages") huge = false;
+    if (option == "--compact") compact = true;
     if (option == "--isa") isa = value;
     if (option == "--shape") only = value;
     if (option == "--batch") batch = std::atol(value.c_str());
@@ -370,7 +382,7 @@ int main_of(int argc, char** argv) {
     if (layers > 0) shape.layers = layers;
     for (const int64_t sequences : {1, 8}) {
       if (batch > 0 && batch != sequences) continue;
-      Bench bench(*table, shape, sequences, huge);
+      Bench bench(*table, shape, sequences, huge, compact);
       bench.decode(rounds);
       if (sequences == 1) bench.prefill(rounds);
     }

@@ -39,6 +39,7 @@ struct Recurrence {
   float *to_u, *to_out;        // [rows][C] the same times exp(G_t - G_i)
   float* fade;                 // [C] exp(G_i); [C] exp(G_end - G_i)
   int vectors;                 // k (delta only) and then q of each row
+  bool closes, whole;          // this call fills the chunk, or is all of it
   const float* vector[2 * kStateChunk];
 
   explicit Recurrence(const RecurrentArgs& args)
@@ -60,6 +61,8 @@ struct Recurrence {
     fade = to_out + C * C;
     const int rows = static_cast<int>(a.rows);
     vectors = a.shape.delta ? 2 * rows : rows;
+    closes = a.num_open + a.rows == C;
+    whole = a.rows == C;
     for (int t = 0; t < rows; t++) {
       vector[t] = keys + (a.num_open + t) * key_row;
       vector[vectors - rows + t] = queries + t * key_row;
@@ -78,10 +81,11 @@ static CPUSERVE_NOINLINE void append_rows(const Recurrence& r) {
     const int64_t n = a.num_open + t;
     copy_padded(r.keys + n * r.key_row, a.k + t * a.k_stride, a.shape.key_width, r.key_row);
     copy_padded(r.queries + t * r.key_row, a.q + t * a.q_stride, a.shape.key_width, r.key_row);
-    for (int64_t head = 0; head < a.shape.heads; head++) {
-      float* decay = r.decay + head * kStateChunk + n;
-      *decay = (n ? decay[-1] : 0.0f) + a.g[t * a.gate_stride + head];
-    }
+  }
+  for (int64_t head = 0; head < a.shape.heads; head++) {
+    float* decay = r.decay + head * kStateChunk + a.num_open;
+    float sum = a.num_open ? decay[-1] : 0.0f;
+    for (int64_t t = 0; t < a.rows; t++) decay[t] = sum += a.g[t * a.gate_stride + head];
   }
 }
 
@@ -116,25 +120,26 @@ struct Piece {
   int64_t rows, stride, width;
 };
 // In the order of their use: the open keys, v and the results, u of one head after the other. A
-// prompt's next chunk probably follows in k and q.
+// whole chunk is probably one of a prompt, whose next chunk follows in memory: it fetches the rows
+// of that one, as its own were fetched by the chunk before.
 static inline Piece piece_of(const Recurrence& r, int64_t index) {
   const RecurrentArgs& a = r.a;
   const int64_t values = int64_t{a.shape.heads} * a.shape.value_width;
-  const int64_t open = a.num_open + a.rows;
-  const int64_t next = a.rows > 1 && open == kStateChunk ? kStateChunk : 0;
+  const int64_t next = r.whole ? kStateChunk : 0;
   switch (index) {
     case 0:
       return {r.keys, 1, 0, a.num_open * r.key_row};
     case 1:
-      return {a.v, a.rows, a.v_stride, values};
+      return {a.k + next * a.k_stride, next, a.k_stride, a.shape.key_width};
     case 2:
-      return {a.out, a.rows, a.out_stride, values};
+      return {a.q + next * a.q_stride, next, a.q_stride, a.shape.key_width};
     case 3:
-      return {a.k + a.rows * a.k_stride, next, a.k_stride, a.shape.key_width};
+      return {a.v + next * a.v_stride, a.rows, a.v_stride, values};
     case 4:
-      return {a.q + a.rows * a.q_stride, next, a.q_stride, a.shape.key_width};
+      return {a.out + next * a.out_stride, a.rows, a.out_stride, values};
     default:
-      return {r.u, a.shape.heads, kStateChunk * r.value_row, open * r.value_row};
+      return {r.u, r.whole ? 0 : a.shape.heads, kStateChunk * r.value_row,
+              (a.num_open + a.rows) * r.value_row};
   }
 }
 
@@ -317,46 +322,75 @@ static CPUSERVE_NOINLINE void stream_products(const Recurrence& r, int64_t head,
   });
 }
 
-// k_i . k_t and k_i . q_t for all rows t of this call and i <= t; two rows i at a time.
-template <bool kDelta>
-static CPUSERVE_NOINLINE void key_products(const Recurrence& r) {
-  const int64_t row = r.key_row;
-  for (int64_t t = 0; t < r.a.rows; t++) {
-    const int64_t n = r.a.num_open + t;
-    const float *k = r.keys + n * row, *q = r.queries + t * row;
-    float *kk = r.kk + t * kStateChunk, *kq = r.kq + t * kStateChunk;
-    for (int64_t i = 0; i <= n; i += 2) {
-      const int64_t j = i < n ? i + 1 : i;
-      const float *first = r.keys + i * row, *second = r.keys + j * row;
-      F first_k = zero(), first_q = zero(), second_k = zero(), second_q = zero();
-      for (int64_t d = 0; d < row; d += kLanes) {
-        const F x = load(first + d), y = load(second + d), by_q = load(q + d);
-        first_q = fma(x, by_q, first_q);
-        second_q = fma(y, by_q, second_q);
-        if (!kDelta) continue;
-        const F by_k = load(k + d);
-        first_k = fma(x, by_k, first_k);
-        second_k = fma(y, by_k, second_k);
+// k_i . k_t and k_i . q_t for rows [first, first + T) of this call, t, and all rows i up to the
+// last of them, four at a time. The rows behind that are the last one again.
+template <bool kDelta, int T>
+static CPUSERVE_NOINLINE void key_tile(const Recurrence& r, int64_t first) {
+  constexpr int kRows = 4;
+  const int64_t row = r.key_row, last = r.a.num_open + first + T - 1;
+  const float* const k = r.keys + (last - T + 1) * row;
+  const float* const q = r.queries + first * row;
+  for (int64_t i = 0; i <= last; i += kRows) {
+    const float* rows[kRows];
+    F by_k[T][kRows], by_q[T][kRows];
+#pragma GCC unroll 8
+    for (int j = 0; j < kRows; j++) {
+      rows[j] = r.keys + (i + j < last ? i + j : last) * row;
+#pragma GCC unroll 8
+      for (int t = 0; t < T; t++) by_k[t][j] = by_q[t][j] = zero();
+    }
+    for (int64_t d = 0; d < row; d += kLanes) {
+      F x[T], y[T];
+#pragma GCC unroll 8
+      for (int t = 0; t < T; t++) {
+        if (kDelta) x[t] = load(k + t * row + d);
+        y[t] = load(q + t * row + d);
       }
-      kq[i] = reduce_add(first_q);
-      kq[j] = reduce_add(second_q);
-      if (!kDelta) continue;
-      kk[i] = reduce_add(first_k);
-      kk[j] = reduce_add(second_k);
+#pragma GCC unroll 8
+      for (int j = 0; j < kRows; j++) {
+        const F z = load(rows[j] + d);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; t++) {
+          if (kDelta) by_k[t][j] = fma(z, x[t], by_k[t][j]);
+          by_q[t][j] = fma(z, y[t], by_q[t][j]);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; t++) {
+      const int64_t at = (first + t) * kStateChunk + i;
+      const F(&a)[kRows] = by_k[t], (&b)[kRows] = by_q[t];
+      if (kDelta) reduce_add4(a[0], a[1], a[2], a[3], r.kk + at);
+      reduce_add4(b[0], b[1], b[2], b[3], r.kq + at);
     }
   }
 }
+template <bool kDelta>
+static inline void key_products(const Recurrence& r) {
+  constexpr int kSums = kTileRows * kTileVecs, kMost = kSums / (kDelta ? 12 : 6);
+  in_tiles<(kMost > 1 ? kMost : 1)>(r.a.rows, [&](int64_t first, auto height) {
+    key_tile<kDelta, decltype(height)::value>(r, first);
+  });
+}
+
+// exp(g) for g <= 0, within 4e-7: exactly 1 at 0, and never below 2^-125. It takes two thirds of
+// the operations of exp.
+CPUSERVE_INLINE F decayed(F g) { return exp2_nonpositive(mul(g, set1(1.44269504f))); }
 
 // What the rows of one head are multiplied by. Lanes behind row t hold anything and are not used.
 template <bool kDelta>
 static CPUSERVE_NOINLINE void decay_products(const Recurrence& r, int64_t head) {
   const float* decay = r.decay + head * kStateChunk;
-  for (int64_t i = 0; i < kStateChunk; i += kLanes) store(r.fade + i, exp(load(decay + i)));
+  const F end = set1(decay[kStateChunk - 1]);
+  for (int64_t i = 0; i < kStateChunk; i += kLanes) {
+    store(r.fade + i, decayed(load(decay + i)));
+    if (r.closes) store(r.fade + kStateChunk + i, decayed(sub(end, load(decay + i))));
+  }
   for (int64_t t = 0; t < r.a.rows; t++) {
     const F now = set1(decay[r.a.num_open + t]);
     for (int64_t i = 0; i < kStateChunk; i += kLanes) {
       const int64_t at = t * kStateChunk + i;
-      const F faded = exp(sub(now, load(decay + i)));
+      const F faded = decayed(sub(now, load(decay + i)));
       if (kDelta) store(r.to_u + at, mul(faded, load(r.kk + at)));
       store(r.to_out + at, mul(faded, load(r.kq + at)));
     }
@@ -366,12 +400,13 @@ static CPUSERVE_NOINLINE void decay_products(const Recurrence& r, int64_t head) 
 // u and the result of rows [first, first + T) of this call, for W vectors of columns from c: chains
 // over the rows before them, then over each other.
 template <bool kDelta, int T, int W, bool kTail>
-static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, const float* sums,
+static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, float* sums,
                                          int64_t first, int64_t c) {
   const int64_t row = r.value_row, column = head * r.a.shape.value_width + c;
   const int64_t before = r.a.num_open + first;
   const int tail = static_cast<int>(r.a.shape.value_width - c);
-  const float *kept_sums = sums + first * row + c, *to_u = r.to_u + first * kStateChunk;
+  float* const kept_sums = sums + first * row + c;
+  const float* to_u = r.to_u + first * kStateChunk;
   const float* out_sums = kept_sums + (r.vectors - r.a.rows) * row;
   const float* to_out = r.to_out + first * kStateChunk;
   F kept[T][W], out[T][W];
@@ -385,7 +420,9 @@ static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, cons
       out[t][w] = mul(fade, load(out_sums + at));
     }
   }
-  float* u = r.u + head * kStateChunk * row + c;
+  // The u of a whole chunk is not needed later: it takes the place of the sums that it comes from.
+  float *u = (r.whole ? sums : r.u + head * kStateChunk * row) + c,
+        *closing = r.closing + before * row + c;
   for (int64_t i = 0; i < before; i++, u += row) {
     F x[W];
 #pragma GCC unroll 8
@@ -401,7 +438,8 @@ static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, cons
     }
   }
 #pragma GCC unroll 8
-  for (int t = 0; t < T; t++, u += row) {
+  for (int t = 0; t < T; t++, u += row, closing += row) {
+    const F until_end = set1(r.fade[kStateChunk + before + t]);
     const float* v = r.a.v + (first + t) * r.a.v_stride + column;
     float* result = r.a.out + (first + t) * r.a.out_stride + column;
     const F beta = set1(r.a.beta[(first + t) * r.a.gate_stride + head]);
@@ -410,6 +448,7 @@ static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, cons
       const F value = kTail ? load_n(v, tail) : load(v + w * kLanes);
       const F x = mul(beta, kDelta ? sub(value, kept[t][w]) : value);
       store(u + w * kLanes, x);
+      if (r.closes) store(closing + w * kLanes, mul(until_end, x));
 #pragma GCC unroll 8
       for (int later = t; later < T; later++) {
         const int64_t at = later * kStateChunk + before + t;
@@ -467,17 +506,11 @@ static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int6
 // S <- exp(G_end) S + sum_i k_i (x) (exp(G_end - G_i) u_i), i ascending
 static CPUSERVE_NOINLINE void close_state(const Recurrence& r, int64_t head, UnitFetch& fetch) {
   const int64_t width = r.a.shape.value_width, row = r.value_row;
-  const float* decay = r.decay + head * kStateChunk;
   const float* u = r.u + head * kStateChunk * row;
-  float *const until_end = r.fade + kStateChunk, *const closing = r.closing;
-  const F end = set1(decay[kStateChunk - 1]);
-  for (int64_t i = 0; i < kStateChunk; i += kLanes) {
-    store(until_end + i, exp(sub(end, load(decay + i))));
-  }
-  for (int64_t i = 0; i < kStateChunk; i++) {
-    const F by = set1(until_end[i]);
+  for (int64_t i = 0; i < r.a.num_open; i++) {
+    const F by = set1(r.fade[kStateChunk + i]);
     for (int64_t c = 0; c < row; c += kLanes) {
-      store(closing + i * row + c, mul(by, load(u + i * row + c)));
+      store(r.closing + i * row + c, mul(by, load(u + i * row + c)));
     }
   }
   in_tiles(r.a.shape.key_width, [&](int64_t d, auto height) {
@@ -493,7 +526,7 @@ static CPUSERVE_NOINLINE void close_state(const Recurrence& r, int64_t head, Uni
 template <bool kDelta>
 static inline void recurrent_unit(const Recurrence& r) {
   const RecurrentArgs& a = r.a;
-  const int64_t width = a.shape.value_width, open = a.num_open + a.rows;
+  const int64_t width = a.shape.value_width;
   append_rows(r);
   UnitFetch fetch(r);
   const bool few = r.vectors <= kFewVectors;
@@ -503,7 +536,7 @@ static inline void recurrent_unit(const Recurrence& r) {
     few ? stream_products(r, first, end, fetch) : panel_products(r, first, fetch);
     if (first == 0) key_products<kDelta>(r);
     for (int64_t head = first; head < end; head++) {
-      const float* sums = r.sums + (head - first) * r.vectors * r.value_row;
+      float* sums = r.sums + (head - first) * r.vectors * r.value_row;
       decay_products<kDelta>(r, head);
       in_tiles<kDelta ? kTileRows / 2 : kTileRows>(a.rows, [&](int64_t row, auto height) {
         const auto tile = [&](int64_t c, auto wide, auto tail) {
@@ -512,7 +545,7 @@ static inline void recurrent_unit(const Recurrence& r) {
         };
         over_last_columns(over_columns<kTileVecs>(0, width, tile), width, tile);
       });
-      if (open == kStateChunk) close_state(r, head, fetch);
+      if (r.closes) close_state(r, head, fetch);
     }
   }
 }

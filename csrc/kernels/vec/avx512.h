@@ -54,6 +54,15 @@ CPUSERVE_INLINE F keep(F x, int lo, int hi, F other) {
 }
 CPUSERVE_INLINE float reduce_add(F x) { return _mm512_reduce_add_ps(x); }
 CPUSERVE_INLINE float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
+CPUSERVE_INLINE void reduce_add4(F a, F b, F c, F d, float* out) {
+  const F ab = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  const F cd = add(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+  F x = add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  x = add(x, _mm512_permute_ps(x, 0x4e));
+  x = add(x, _mm512_permute_ps(x, 0xb1));
+  const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+  _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, x)));
+}
 CPUSERVE_INLINE I izero() { return _mm512_setzero_si512(); }
 CPUSERVE_INLINE I iset1(int x) { return _mm512_set1_epi32(x); }
 CPUSERVE_INLINE I iadd(I a, I b) { return _mm512_add_epi32(a, b); }

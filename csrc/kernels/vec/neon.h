@@ -71,6 +71,13 @@ CPUSERVE_INLINE float reduce_add(F x) {
   const float32x2_t s = vadd_f32(vget_low_f32(x), vget_high_f32(x));
   return vget_lane_f32(vpadd_f32(s, s), 0);
 }
+CPUSERVE_INLINE void reduce_add4(F a, F b, F c, F d, float* out) {
+  const F ab = vcombine_f32(vadd_f32(vget_low_f32(a), vget_high_f32(a)),
+                            vadd_f32(vget_low_f32(b), vget_high_f32(b)));
+  const F cd = vcombine_f32(vadd_f32(vget_low_f32(c), vget_high_f32(c)),
+                            vadd_f32(vget_low_f32(d), vget_high_f32(d)));
+  vst1q_f32(out, vpaddq_f32(ab, cd));
+}
 CPUSERVE_INLINE float reduce_max(F x) {
   const F y = max(x, vextq_f32(x, x, 2));
   return vgetq_lane_f32(max(y, vextq_f32(y, y, 1)), 0);

@@ -110,6 +110,10 @@ CPUSERVE_INLINE F keep(F x, int lo, int hi, F other) {
   return x;
 }
 CPUSERVE_INLINE float reduce_add(F x) { return (x.v[0] + x.v[2]) + (x.v[1] + x.v[3]); }
+CPUSERVE_INLINE void reduce_add4(F a, F b, F c, F d, float* out) {
+  const F of[4] = {a, b, c, d};
+  for (int i = 0; i < 4; i++) out[i] = reduce_add(of[i]);
+}
 CPUSERVE_INLINE float reduce_max(F x) {
   float m = x.v[0];
   for (int i = 1; i < kLanes; i++) m = m > x.v[i] ? m : x.v[i];

@@ -16,6 +16,7 @@
 //     round, sub and scale2
 //   F keep(F x, int lo, int hi, F other): lanes lo <= i < hi of x, `other` elsewhere
 //   float reduce_add(F) reduce_max(F): one fixed tree
+//   void reduce_add4(F, F, F, F, float*): four of reduce_add at once, with the same bits
 //   I izero() iset1(int)  I iadd(I, I)   F to_float(I)
 //   I round_to_int(F): rne, undefined for NaN     I imax(I, I)
 //   I abs_bits(F): the bits of |x|, in the order of |x|, NaN above infinity
