@@ -208,7 +208,7 @@ def in_process(folder, pieces, rng):
 
 def of_process(folder, texts, shared):
     """A round with the process: figures of 32 masks, ms to compile, s of the first grammar."""
-    threads = len(os.sched_getaffinity(0))
+    threads = max(len(os.sched_getaffinity(0)) // 2, 1)  # as the engine does
     start = Start(str(folder), VOCAB, [END], BATCH, mask_words(VOCAB), None, threads, None)
     first, process = timed(lambda: compiled(Process(start), 0))
     again = [timed(lambda n=n: compiled(process, n))[0] for n in range(1, BATCH)]

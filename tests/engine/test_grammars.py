@@ -131,7 +131,7 @@ def test_answers_with_a_schema_are_valid_and_streams_beside_them_unchanged(engin
 
 
 def test_requests_with_different_grammars_get_their_own_masks():
-    engine = Engine(max_num_seqs=8, threads=3)
+    engine = Engine(max_num_seqs=8, threads=8)
     words = ["".join(pair) for pair in itertools.product("abcd", repeat=2)]
     forms = [StructuredOutputs(regex=f"{word}{{1,30}}") for word in words]
     for form in forms:
