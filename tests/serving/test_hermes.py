@@ -1,48 +1,21 @@
 """Hermes' tool calls: what is told does not depend on where the text is cut."""
 
-import itertools
 import json
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuserve.serving.events import Text, ToolCall
 from cpuserve.serving.tools import find_format
 from cpuserve.serving.tools.hermes import HERMES, HermesParser
+from tests.helpers.tool_calls import INDEX, new_ids, told
 
 ONE = '<tool_call>\n{"name": "f", "arguments": {"a": [1, {"b": "}</tool_call>"}]}}\n</tool_call>'
 TWO = '<tool_call>{"arguments":{"c":"\\"x\\\\"},"name":"g"}</tool_call>'
 
 
-def parsed(*texts, flush=True):
-    """Text and ("name", "arguments") of calls, in order, neighbours joined."""
-    parser = HermesParser(3, "", map("id{}".format, itertools.count()).__next__)
-    pieces = [piece for text in texts for piece in parser.push(text)]
-    pieces += parser.flush() if flush else []
-    assert all(piece.index == 3 for piece in pieces)
-    found, ids = [], []
-    for piece in pieces:
-        if isinstance(piece, Text):
-            assert piece.text
-            assert piece.token_ids == []
-            if found and isinstance(found[-1], str):
-                found[-1] += piece.text
-            else:
-                found.append(piece.text)
-            continue
-        assert isinstance(piece, ToolCall)
-        if piece.id is None:
-            assert piece.name is None
-            assert piece.call == len(ids) - 1
-            found[-1][1] += piece.arguments
-        else:
-            assert piece.call == len(ids)
-            ids.append(piece.id)
-            found.append([piece.name, piece.arguments])
-    assert ids == [f"id{i}" for i in range(len(ids))]
-    assert (parser.num_calls, parser.num_closed <= parser.num_calls) == (len(ids), True)
-    return found
+def parsed(*texts):
+    return told(HermesParser(INDEX, "", new_ids()), texts)
 
 
 CALL_F = ["f", '{"a": [1, {"b": "}</tool_call>"}]}']

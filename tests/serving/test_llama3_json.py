@@ -1,15 +1,13 @@
 """Llama 3's tool calls: what is told does not depend on where the text is cut."""
 
-import itertools
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuserve.serving.events import Text
 from cpuserve.serving.tools import find_format
 from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON, TAG, Llama3JsonParser
+from tests.helpers.tool_calls import INDEX, new_ids, told
 
 # The words of the templates of Llama 3.1, 3.2 and 3.3.
 TEMPLATE = """{{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.' }}"""  # noqa: E501
@@ -20,26 +18,7 @@ CALL_G = ["g", '{"c":"\\"x\\\\"}']
 
 
 def parsed(*texts, opening=""):
-    """Text, and [name, arguments] of calls, in order, neighbours joined."""
-    parser = Llama3JsonParser(3, opening, map("id{}".format, itertools.count()).__next__)
-    pieces = [piece for text in texts for piece in parser.push(text)] + parser.flush()
-    found, ids = [], []
-    for piece in pieces:
-        assert piece.index == 3
-        if isinstance(piece, Text):
-            assert piece.text
-            joined = found.pop() if found and isinstance(found[-1], str) else ""
-            found.append(joined + piece.text)
-        elif piece.id is None:
-            assert (piece.name, piece.call) == (None, len(ids) - 1)
-            found[-1][1] += piece.arguments
-        else:
-            assert piece.call == len(ids)
-            ids.append(piece.id)
-            found.append([piece.name, piece.arguments])
-    assert ids == [f"id{i}" for i in range(len(ids))]
-    assert (parser.num_calls, parser.num_closed <= parser.num_calls) == (len(ids), True)
-    return found
+    return told(Llama3JsonParser(INDEX, opening, new_ids()), texts)
 
 
 CASES = {

@@ -1,6 +1,5 @@
 """Qwen3-Coder's tool calls: what is told does not depend on where the text is cut."""
 
-import itertools
 import json
 
 import pytest
@@ -10,12 +9,12 @@ from hypothesis import strategies as st
 from cpuserve.engine.grammars.compiler import Compiler
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall
-from cpuserve.serving.events import Text
 from cpuserve.serving.tools import find_format
 from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER, Qwen3CoderParser
 from cpuserve.serving.tools.use import tool_use
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_end_ids, tiny_model
+from tests.helpers.tool_calls import INDEX, new_ids, told
 
 PARAMETERS = {
     "type": "object",
@@ -39,27 +38,7 @@ def call(*arguments, name="f"):
 
 
 def parsed(*texts, opening=""):
-    """Text, and [name, arguments] of calls, in order, neighbours joined."""
-    new_id = map("id{}".format, itertools.count()).__next__
-    parser = Qwen3CoderParser(3, opening, SCHEMAS, new_id)
-    pieces = [piece for text in texts for piece in parser.push(text)] + parser.flush()
-    found, ids = [], []
-    for piece in pieces:
-        assert piece.index == 3
-        if isinstance(piece, Text):
-            assert piece.text
-            joined = found.pop() if found and isinstance(found[-1], str) else ""
-            found.append(joined + piece.text)
-        elif piece.id is None:
-            assert (piece.name, piece.call) == (None, len(ids) - 1)
-            found[-1][1] += piece.arguments
-        else:
-            assert piece.call == len(ids)
-            ids.append(piece.id)
-            found.append([piece.name, piece.arguments])
-    assert ids == [f"id{i}" for i in range(len(ids))]
-    assert (parser.num_calls, parser.num_closed <= parser.num_calls) == (len(ids), True)
-    return found
+    return told(Qwen3CoderParser(INDEX, opening, SCHEMAS, new_ids()), texts)
 
 
 ONE, NONE = call(("text", "Paris")), call()

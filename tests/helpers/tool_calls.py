@@ -1,0 +1,46 @@
+"""What a parser of tool calls tells of a text, put together again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cpuserve.serving.events import Text, ToolCall
+
+INDEX = 3  # of the choice
+Found = list[str | list[str]]
+
+
+def new_ids() -> Callable[[], str]:
+    """What gives the ids id0, id1 and so on."""
+    return map("id{}".format, itertools.count()).__next__
+
+
+def told(parser: Any, texts: Iterable[str]) -> Found:
+    """Text, and [name, arguments] of calls, in order, neighbours joined.
+
+    parser: of choice `INDEX`, with the ids of `new_ids`. Each of `texts` is a piece of it.
+    """
+    pieces = [piece for text in texts for piece in parser.push(text)] + parser.flush()
+    assert all(piece.index == INDEX for piece in pieces)
+    found: Found = []
+    ids: list[str] = []
+    for piece in pieces:
+        if isinstance(piece, Text):
+            assert piece.text
+            assert piece.token_ids == []
+            joined = found.pop() if found and isinstance(found[-1], str) else ""
+            found.append(f"{joined}{piece.text}")
+            continue
+        assert isinstance(piece, ToolCall)
+        if piece.id is None:
+            assert (piece.name, piece.call) == (None, len(ids) - 1)
+            found[-1][1] += piece.arguments
+        else:
+            assert piece.call == len(ids)
+            ids.append(piece.id)
+            found.append([piece.name, piece.arguments])
+    assert ids == [f"id{i}" for i in range(len(ids))]
+    assert (parser.num_calls, parser.num_closed <= parser.num_calls) == (len(ids), True)
+    return found
