@@ -8,11 +8,10 @@ from typing import Any, cast
 
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
-from cpuserve.models.llama import layer_rope, read_decoder
+from cpuserve.models.llama import attend, gated_mlp, read_decoder
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then
 
 
 @register_model("Gemma2ForCausalLM")
@@ -118,35 +117,17 @@ def _embed_scale(s: ModelSpec) -> float:
 
 
 def _build(b: Builder, s: ModelSpec, *, qk_norm: bool) -> None:
-    d, then = s.head_dim, cast("Then", f"{s.activation}_mul")
-    qkv_features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
-    windows = cast("tuple[int, ...]", s.extra["windows"])
+    scale = cast("float", s.extra["scale"])
+    softcap = cast("float", s.extra.get("softcap", 0.0))
     x = b.embed("model.embed_tokens", scale=_embed_scale(s))
-    for i, window in enumerate(windows):
+    for i in range(s.layers):
         layer = f"model.layers.{i}"
-        at, mlp = f"{layer}.self_attn", f"{layer}.mlp"
         h = b.rms_norm(x, f"{layer}.input_layernorm", plus_one=True)
-        qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=qkv_features, bias=s.qkv_bias)
-        b.rope_store_kv(
-            qkv,
-            layer=i,
-            rope=layer_rope(s, window),
-            q_norm=f"{at}.q_norm" if qk_norm else None,
-            k_norm=f"{at}.k_norm" if qk_norm else None,
-            plus_one=True,
-        )
-        a = b.attention(
-            qkv,
-            layer=i,
-            window=window,
-            scale=cast("float", s.extra["scale"]),
-            softcap=cast("float", s.extra.get("softcap", 0.0)),
-        )
-        o = b.linear(a, f"{at}.o_proj", features=s.width, bias=s.out_bias)
+        a = attend(b, s, i, h, qk_norm=qk_norm, plus_one=True, scale=scale, softcap=softcap)
+        o = b.linear(a, f"{layer}.self_attn.o_proj", features=s.width, bias=s.out_bias)
         b.add(b.rms_norm(o, f"{layer}.post_attention_layernorm", plus_one=True), to=x)
         h = b.rms_norm(x, f"{layer}.pre_feedforward_layernorm", plus_one=True)
-        g = b.linear(h, [f"{mlp}.gate_proj", f"{mlp}.up_proj"], features=s.intermediate, then=then)
-        o = b.linear(g, f"{mlp}.down_proj", features=s.width)
+        o = gated_mlp(b, s, f"{layer}.mlp", h, s.intermediate)
         b.add(b.rms_norm(o, f"{layer}.post_feedforward_layernorm", plus_one=True), to=x)
     b.logits(
         b.rms_norm(x, "model.norm", plus_one=True),

@@ -147,10 +147,22 @@ def dense_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> N
     gated_mlp(b, s, f"model.layers.{layer}.mlp", h, s.intermediate, to=x)
 
 
-def self_attention(
-    b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, qk_norm: bool = False
-) -> None:
-    """Add the layer's attention of h to x; qk_norm: RMS norm of each q and k head (Qwen3)."""
+def attend(
+    b: Builder,
+    s: ModelSpec,
+    layer: int,
+    h: ValueId,
+    *,
+    qk_norm: bool = False,
+    plus_one: bool = False,
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> ValueId:
+    """The layer's attention of h, [T, q_heads * head_dim], before its output matrix.
+
+    qk_norm: RMS norm of each q and k head (Qwen3); plus_one: its weights are offsets from 1. scale
+    and softcap are those of `Builder.attention`.
+    """
     d, window = s.head_dim, layer_window(s, layer)
     at = f"model.layers.{layer}.self_attn"
     features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
@@ -161,9 +173,17 @@ def self_attention(
         rope=layer_rope(s, window),
         q_norm=f"{at}.q_norm" if qk_norm else None,
         k_norm=f"{at}.k_norm" if qk_norm else None,
+        plus_one=plus_one,
     )
-    a = b.attention(qkv, layer=layer, window=window)
-    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
+    return b.attention(qkv, layer=layer, window=window, scale=scale, softcap=softcap)
+
+
+def self_attention(
+    b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, qk_norm: bool = False
+) -> None:
+    """Add the layer's attention of h to x; qk_norm: RMS norm of each q and k head (Qwen3)."""
+    a = attend(b, s, layer, h, qk_norm=qk_norm)
+    b.linear(a, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x)
 
 
 qk_norm_attention = partial(self_attention, qk_norm=True)
