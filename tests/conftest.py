@@ -111,6 +111,20 @@ def eager(monkeypatch):
     monkeypatch.setattr(DraftBudget, "take", take)
 
 
+@pytest.fixture
+def patient_offload(monkeypatch):
+    """Save every evicted block and restore every saved one, however long this machine takes.
+
+    Both are left out when they take longer than a step may wait, or than computing the tokens.
+    """
+    from cpuserve.core.kv.offload import Offload
+    from tests.helpers.patience import PATIENCE_S
+
+    monkeypatch.setattr("cpuserve.core.cost.CostModel.restores", lambda *_: True)
+    monkeypatch.setattr(Offload, "has_time", True)
+    monkeypatch.setattr(Offload.close, "__defaults__", (PATIENCE_S,))
+
+
 def pytest_report_header() -> str:
     """Which cpuserve is tested, and at which of its levels."""
     import cpuserve

@@ -1,6 +1,7 @@
 """Swap space and disk cache of an engine: less is computed, and tokens never change."""
 
 import logging
+import math
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ from cpuserve.engine.offload import check_tiers, fingerprint
 from cpuserve.errors import ConfigError
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference
-from tests.helpers.patience import wait_until
+from tests.helpers.patience import PATIENCE_S, wait_until
 
 PROMPT = [(7 * i) % 300 for i in range(41)]
 
@@ -43,8 +44,10 @@ def ask(core, prompt=PROMPT, max_tokens=6, **params):
 ask.number = 0
 
 
-def evict_all(core):
-    """Evict all cached blocks, as other requests that fill the cache do."""
+def evict_all(core, left_s=math.inf):
+    """Evict all cached blocks, as other requests do, with `left_s` seconds to save them."""
+    if core.kv.offload is not None:
+        core.kv.offload.left_s = left_s
     taken = core.kv.pool.take(core.kv.num_free)
     for block in taken:
         core.executor.model.kv[block] = [-7] * core.kv.block_size
@@ -411,7 +414,6 @@ def test_room_that_takes_long_to_save_is_made_in_several_steps_and_nothing_is_lo
     assert max(saved) <= 4, "too many blocks were saved in one step, which delays streams"
     for number, prompt in ((600, [5, 6, 7]), (601, other)):
         assert tokens[number] == reference(prompt, SamplingParams(), 1, 25)
-    core.kv.offload.left_s = 1e9
     evict_all(core)
     assert ask(core, long) == 96, "a block was lost"
 
@@ -419,8 +421,7 @@ def test_room_that_takes_long_to_save_is_made_in_several_steps_and_nothing_is_lo
 def test_a_step_that_has_no_time_left_evicts_without_saving():
     core = make(swap_bytes=1 << 20)
     ask(core)
-    core.kv.offload.left_s = 0.0
-    evict_all(core)
+    evict_all(core, left_s=0.0)
     assert core.report()["swap_blocks"] == 0
     assert ask(core) == 0
 
@@ -429,7 +430,7 @@ def test_blocks_are_not_copied_for_a_disk_that_takes_no_more(tmp_path, monkeypat
     monkeypatch.setattr("cpuserve.engine.offload.PREFIX_CACHE_QUEUE_BYTES", 32)
     core = make(prefix_cache_dir=str(tmp_path))
     goes_on = threading.Event()
-    monkeypatch.setattr(core.kv.offload.tiers[0], "_write", lambda *_: goes_on.wait(5))
+    monkeypatch.setattr(core.kv.offload.tiers[0], "_write", lambda *_: goes_on.wait(PATIENCE_S))
     ask(core)
     reads, read = [], core.kv.offload.blocks.read
     core.kv.offload.blocks.read = lambda *of: reads.append(of) or read(*of)

@@ -7,6 +7,7 @@ from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.lower import Lowering
 from tests.helpers.tiny import tiny_config, tiny_model
 
+pytestmark = pytest.mark.usefixtures("patient_offload")
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(20 + 37 * n)] for n in range(4)]
 SAMPLED = SamplingParams(max_tokens=70, temperature=0.8, seed=4, ignore_eos=True, logprobs=1)
 

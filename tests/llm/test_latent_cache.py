@@ -6,6 +6,7 @@ from cpuserve import LLM, SamplingParams
 from cpuserve.engine.core import EngineCore
 from tests.helpers.tiny import tiny_model
 
+pytestmark = pytest.mark.usefixtures("patient_offload")
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(90 + n)] for n in range(6)]
 PARAMS = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=2)
 ROW = (64 + 16) * 3  # elements of a token: rank and rotary columns of three layers

@@ -100,7 +100,7 @@ def test_among_31_others_cut_into_chunks_and_from_cached_prefixes(alone, kind, t
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_preempted_swapped_and_guessed(eager, alone, kind):
+def test_preempted_swapped_and_guessed(eager, patient_offload, alone, kind):
     room = {"kv_cache_memory": f"{(24 * block_bytes(kind) + 64) / 2**20:.6f}MiB"}
     with make(kind, **room, swap_space="64MiB", speculative_config=NGRAM) as llm:
         assert answers(llm, kind) == alone(kind)
@@ -112,9 +112,7 @@ def test_preempted_swapped_and_guessed(eager, alone, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_ranks_and_a_restart_on_files(eager, alone, kind, tmp_path, monkeypatch):
-    # Tiny models compute faster than any disk reads.
-    monkeypatch.setattr("cpuserve.core.cost.CostModel.restores", lambda *_: True)
+def test_two_ranks_and_a_restart_on_files(eager, patient_offload, alone, kind, tmp_path):
     ranks = {"tensor_parallel_size": 2, "omp_threads_bind": "nobind", "omp_num_threads": 1}
     with make(kind, prefix_cache_dir=str(tmp_path), **ranks, speculative_config=NGRAM) as llm:
         assert answers(llm, kind) == alone(kind)

@@ -5,6 +5,7 @@ import pytest
 from cpuserve import LLM, SamplingParams
 from tests.helpers.tiny import tiny_model
 
+pytestmark = pytest.mark.usefixtures("patient_offload")
 PROMPT = [(7 * i) % 300 + 5 for i in range(100)]
 OTHERS = [[(11 * i + n) % 300 + 5 for i in range(120)] for n in range(8)]
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=2)

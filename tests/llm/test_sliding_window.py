@@ -163,7 +163,7 @@ def room(name, sequences):
 
 @pytest.mark.parametrize("swap", [{}, {"swap_space": "4MiB"}], ids=str)
 @pytest.mark.parametrize("name", ["qwen2", "gemma2", "gemma3"])
-def test_preemption_changes_no_bit_of_a_mixed_model(want, name, swap):
+def test_preemption_changes_no_bit_of_a_mixed_model(patient_offload, want, name, swap):
     with make(path_of(name), **room(name, 2), **swap) as llm:
         assert answers(llm) == want(name)
         assert llm._client.stats.preemptions > 0
@@ -173,9 +173,10 @@ def test_preemption_changes_no_bit_of_a_mixed_model(want, name, swap):
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma3"])
-def test_a_mixed_model_restores_what_it_needs_after_a_restart(want, name, tmp_path, monkeypatch):
+def test_a_mixed_model_restores_what_it_needs_after_a_restart(
+    patient_offload, want, name, tmp_path
+):
     """All blocks of layers that keep everything; of windows those that the end of a prompt sees."""
-    monkeypatch.setattr("cpuserve.core.cost.CostModel.restores", lambda *_: True)
     options = {"prefix_cache_dir": str(tmp_path)}
     with make(path_of(name), **options) as llm:
         assert answers(llm) == want(name)
