@@ -11,10 +11,11 @@
 //     BUILD/libcpuserve_core.a -o recurrent_bench
 //   OMP_PROC_BIND=true ./recurrent_bench [--isa LEVEL] [--shape qwen3_next|granite4]
 //     [--batch N] [--layers N] [--rounds N] [--small-pages] [--compact]
+//
 // A row of k, q, v and of the results is part of a layer's long row, which prefill finds in L3.
 // With
-// --compact the rows of each chunk lie in one small buffer, into which the engine's convolution
-// writes them just before.
+// --compact, the rows of each chunk lie in one small buffer, as in the engine, whose convolution
+// writes them there just before.
 #include <omp.h>
 #include <sys/mman.h>
 #include <time.h>

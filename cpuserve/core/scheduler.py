@@ -497,7 +497,7 @@ class Scheduler:
         return True
 
     def _give_up_restoring(self, request: Request, budget: PromptBudget) -> bool:
-        """Compute what a tier has lost; False if `request` cannot start again for that now."""
+        """Let `request` compute a block that no tier has any more; False if it has to wait."""
         chain = request.chain
         if not self.kv.slides:
             chain.plan = None

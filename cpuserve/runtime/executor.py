@@ -99,7 +99,7 @@ class Executor(Protocol):
         """Return the states in a slot that end with a block, [snapshot_bytes]; between steps."""
 
     def write_snapshot(self, slot: int, data: Bytes) -> None:
-        """Overwrite these states, between steps, with the result of read_snapshot.
+        """Overwrite the states in a slot, between steps, with the result of read_snapshot.
 
         The bytes must come from an executor of the same model and settings.
         """

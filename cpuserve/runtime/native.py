@@ -134,7 +134,7 @@ class NativeExecutor:
         return self.native.read_snapshot(slot)
 
     def write_snapshot(self, slot: int, data: Bytes) -> None:
-        """Overwrite these states with the result of read_snapshot."""
+        """Overwrite the states in a slot with the result of read_snapshot."""
         self.native.write_snapshot(slot, data)
 
     def prepare(self) -> bool:

@@ -164,7 +164,7 @@ class TorchSampling:
         return np.concatenate([_bytes_of(part) for part in self._model.closed_states(slot)])
 
     def write_snapshot(self, slot: int, data: Bytes) -> None:
-        """Overwrite these states with the result of read_snapshot."""
+        """Overwrite the states in a slot with the result of read_snapshot."""
         parts = self._model.closed_states(slot)
         ends = np.cumsum([_num_bytes(part) for part in parts])
         for part, piece in zip(parts, np.split(data, ends[:-1]), strict=True):

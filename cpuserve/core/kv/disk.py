@@ -189,7 +189,7 @@ class DiskCache:
         self._files.clear()
 
     def close(self, wait_s: float = 2.0) -> None:
-        """Write the queued blocks, but wait for that at most `wait_s`."""
+        """Write the queued blocks; wait at most `wait_s` seconds until that is done."""
         self._queue.put(None)
         self._thread.join(wait_s)
 

@@ -338,7 +338,7 @@ class KvManager:
                 self._fill(entry, group, own)
 
     def _fill(self, entry: CachedBlock, group: int, block: BlockId) -> None:
-        """Give `entry` a block for a group that has none, unless `block` has another entry."""
+        """Make `block` the block of `entry` in a group without one, unless another entry has it."""
         if self.index.fill(entry, group, block):
             self._pools[group].keep(block)
             if self.offload is not None:
@@ -445,18 +445,25 @@ class KvManager:
         own = [table[index] for table in tables if index < len(table)]
         if entry is None and not self.index.can_insert(chain, own):
             return None
-        return self._restore_plan(self.offload, chain, most)
+        # Without windows, each block is a decision of its own.
+        end = most if self.slides else index + 1
+        return self._restore_plan(self.offload, chain, entry, end)
 
-    def _restore_plan(self, offload: Offload, chain: PrefixChain, most: int) -> RestorePlan | None:
+    def _restore_plan(
+        self, offload: Offload, chain: PrefixChain, entry: CachedBlock | None, most: int
+    ) -> RestorePlan | None:
         """Return the plan for the most blocks that can be restored, up to block `most` - 1.
 
-        Without windows it has one block: each is a decision of its own.
+        entry: of the next block of `chain`, if the cache has one. Where the cache alone can serve
+        all groups there is no plan: `catch_up` takes such blocks.
         """
-        begin, slides = chain.num_entries, self.slides
+        begin = chain.num_entries
         held_from = [0] * len(self.windows)  # as in `_served`
-        entry, places, plan = chain.last, {-1}, None
-        for index in range(begin, most if slides else begin + 1):
-            entry = self.index.find(chain, index, entry) if index == begin or entry else None
+        places: set[int] = set()
+        plan = None
+        for index in range(begin, most):
+            if index > begin and entry is not None:
+                entry = self.index.find(chain, index, entry)
             for group, whole in enumerate(self._whole):
                 if entry is not None and entry.blocks[group] != FORGOTTEN:
                     continue
@@ -468,15 +475,11 @@ class KvManager:
                 else:
                     held_from[group] = index + 1
             seen = (index + 1) * self.block_size
-            if all(first <= self._first(g, seen) for g, first in enumerate(held_from)):
+            if places and all(first <= self._first(g, seen) for g, first in enumerate(held_from)):
                 at_end = entry.blocks[-1] if entry is not None else FORGOTTEN
-                place = max(places)
-                plan = RestorePlan(
-                    begin,
-                    index + 1,
-                    offload.tiers[place].name if place >= 0 else "",
-                    self.has_states and at_end == FORGOTTEN,
-                )
+                slowest = offload.tiers[max(places)].name
+                has_state = self.has_states and at_end == FORGOTTEN
+                plan = RestorePlan(begin, index + 1, slowest, has_state)
         return plan
 
     def restore(self, tables: Tables, chain: PrefixChain, plan: RestorePlan) -> bool:

@@ -112,7 +112,7 @@ class Offload:
     def find(self, chain: PrefixChain, index: int, group: int) -> int | None:
         """Return the place in `tiers` of the first one that has block `index` of `chain`.
 
-        The block is one behind the chain's entries.
+        The block lies behind the chain's entries.
         """
         found = (i for i, tier in enumerate(self.tiers) if tier.find(chain, index, group))
         return next(found, None)

@@ -82,7 +82,10 @@ class RestorePlan:
     has_state: bool = False
 
     def kind(self, block: int) -> str:
-        """Blocks of one kind are expected to take the same time: a state is far more bytes."""
+        """Return the tier of a block, and whether a state comes with it, which is far more bytes.
+
+        The cost model expects that blocks of one kind take the same time.
+        """
         return f"{self.tier} state" if self.has_state and block == self.end - 1 else self.tier
 
 

@@ -64,7 +64,7 @@ class SwapSpace:
         return data
 
     def find(self, chain: PrefixChain, index: int, group: int) -> bool:
-        """Whether block `index` of `chain`, one behind its entries, is here."""
+        """Whether block `index` of `chain`, which lies behind the chain's entries, is here."""
         return self._entry(chain, index, group) is not None
 
     def load(self, chain: PrefixChain, index: int, group: int) -> Loaded | None:
@@ -73,9 +73,9 @@ class SwapSpace:
         return None if entry is None else (self._take(entry.key, group), entry)
 
     def _entry(self, chain: PrefixChain, index: int, group: int) -> CachedBlock | None:
-        """Return the entry of block `index` of `chain`, one behind its entries.
+        """Return the entry of block `index` of `chain`, which lies behind the chain's entries.
 
-        Of the next one, the parent equals the chain's last entry.
+        For the first block behind them, all tokens before it have been compared.
         """
         parent = chain.last
         entry, _ = self._blocks.get((chain.keys[index], group), (None, b""))

@@ -56,13 +56,16 @@ class Tier(Protocol):
         """Their size."""
 
     def find(self, chain: PrefixChain, index: int, group: int) -> bool:
-        """Whether it has block `index` of `chain`, one behind the chain's entries.
+        """Whether it has block `index` of `chain`, which lies behind the chain's entries.
 
-        That the tokens before are equal must be certain only for the next block after the entries.
+        That all tokens before are equal must be certain only for the first block behind them.
         """
 
     def load(self, chain: PrefixChain, index: int, group: int) -> Loaded | None:
-        """Return what `find` has found for the next block, or None if it is gone or damaged."""
+        """Return the content of the first block behind the chain's entries, which `find` has found.
+
+        Returns None if it is gone or damaged.
+        """
 
     def ready(self, group: int) -> bool:
         """Whether `put` takes a block of a cache group at once."""

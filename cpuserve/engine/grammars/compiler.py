@@ -37,9 +37,9 @@ MOST_CHARS = 600  # of a message
 # CPU time, depends on the machine: the client reads the same first words.
 LIMIT_MESSAGES = ("fuel", "too big", "too large", "Too many", "Unable to determine if regex is")
 
-# The library knows which tokens match these, and asks first whether all of them may follow; if not,
-# it tries each token. The first three are not among its own. They cover digits in a number, and
-# letters in formats; it finds one that begins with a single character in an alternative, too.
+# For each of these patterns, the library knows which tokens match. It asks first whether all tokens
+# of a pattern may follow, and tries them one by one only if not. The first three patterns are not
+# among its own: they cover digits in a number, and letters in formats.
 SLICES = [
     "[1-9][0-9]*",
     "[a-zA-Z][a-zA-Z0-9]{0,15}",

@@ -120,8 +120,8 @@ struct Piece {
   int64_t rows, stride, width;
 };
 // In the order of their use: the open keys, v and the results, u of one head after the other. A
-// whole chunk is probably one of a prompt, whose next chunk follows in memory: it fetches the rows
-// of that one, as its own were fetched by the chunk before.
+// whole chunk is probably part of a prompt, whose next chunk follows it in memory. So it fetches
+// the rows of the next chunk; the chunk before has fetched its own.
 static inline Piece piece_of(const Recurrence& r, int64_t index) {
   const RecurrentArgs& a = r.a;
   const int64_t values = int64_t{a.shape.heads} * a.shape.value_width;
