@@ -250,10 +250,10 @@ def _read(path: Path) -> tuple[dict[str, Any], int, str | None]:
         config = read_config(path)
         method = quant_method(config)
         return config, sum(sizes), None if method == "dense" else method
-    from cpuserve.loader.gguf import GgufFile
     from cpuserve.loader.gguf_model import gguf_config
+    from cpuserve.loader.gguf_parts import open_gguf
 
-    file = GgufFile(path)
+    file = open_gguf(path)
     size = sum(tensor.size for tensor in file.tensors.values())
     return gguf_config(file), size, _gguf_quantization(file)
 

@@ -19,6 +19,7 @@ from cpuserve.core.kv.swap import SwapSpace
 from cpuserve.core.kv.tier import Data, Tier, TierNeeds
 from cpuserve.errors import ConfigError
 from cpuserve.ids import BlockId
+from cpuserve.loader.gguf_parts import part_names
 from cpuserve.log import get_logger
 from cpuserve.registry import Registry
 from cpuserve.version import version
@@ -165,7 +166,10 @@ def _files(path: Path) -> list[tuple[str, int, int, str]]:
     Name, size and time are not enough: fine-tunes of one model have the same if a container image
     or an archive has set all times to one value.
     """
-    files = sorted(path.glob("*")) if path.is_dir() else [path]
+    if path.is_dir():
+        files = sorted(path.glob("*"))
+    else:
+        files = [path.parent / name for name in part_names(path.name)]
     kinds = (".safetensors", ".json", ".gguf")
     found = [(file, file.stat()) for file in files if file.suffix in kinds and file.is_file()]
     return [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -91,6 +91,7 @@ class GgufTensor:
     dtype: str
     offset: int
     size: int
+    file: MappedFile = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +198,19 @@ class GgufFile:
 
     def data(self, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
         """The tensor's bytes, mapped; ModelError if the file changed since it was opened."""
-        self.file.check_unchanged()
-        return self.file.view(tensor.offset, tensor.size)
+        tensor.file.check_unchanged()
+        return tensor.file.view(tensor.offset, tensor.size)
+
+    def add_tensors(self, part: GgufFile) -> None:
+        """Add the tensors of another part of this model; ModelError if one is there already."""
+        for name, tensor in part.tensors.items():
+            if name in self.tensors:
+                msg = (
+                    f"GGUF {part.path}: tensor {name} is also in {self.tensors[name].file.path}, "
+                    "another part of this model"
+                )
+                raise ModelError(msg)
+            self.tensors[name] = tensor
 
     def _array(self, key: str, found: _Value) -> list[Any]:
         if found.element == _STRING:
@@ -320,7 +332,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Gguf
                 "may be truncated: download it again"
             )
             cursor.fail(f"tensor {row.name} offset", why)
-        found[row.name] = GgufTensor(row.name, row.shape, row.dtype, start + row.offset, row.size)
+        found[row.name] = replace(row, offset=start + row.offset)
     _check_overlap(cursor, found)
     return found
 
@@ -344,7 +356,8 @@ def _read_tensor(cursor: _Cursor, index: int) -> GgufTensor:
     if dims[0] % block:
         why = f"{dims[0]} is not a multiple of {dtype}'s block of {block}"
         cursor.fail(f"tensor {name} size 0", why)
-    return GgufTensor(name, tuple(reversed(dims)), dtype, offset, elements // block * block_bytes)
+    size = elements // block * block_bytes
+    return GgufTensor(name, tuple(reversed(dims)), dtype, offset, size, cursor.file)
 
 
 def _check_overlap(cursor: _Cursor, tensors: dict[str, GgufTensor]) -> None:

@@ -78,7 +78,6 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     """The equivalent of the model's config.json; reads only metadata and the rope factors."""
     arch = architecture(file)
     keys = _Keys(file, arch)
-    _refuse_parts(file)
     if keys.raw("expert_count"):
         keys.fail("expert_count", keys.raw("expert_count"), "absent (no mixture of experts)")
     name, model_type = ARCHITECTURES[arch]
@@ -101,16 +100,6 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     _add_window(config, keys)
     _add_tokens(config, file)
     return config
-
-
-def _refuse_parts(file: GgufFile) -> None:
-    parts = file.value("split.count")
-    if isinstance(parts, int) and parts > 1:
-        msg = (
-            f"GGUF {file.path} is one of {parts} parts, which are not supported; merge them with "
-            "llama-gguf-split --merge"
-        )
-        raise ModelError(msg)
 
 
 def _vocab_size(file: GgufFile) -> int:
@@ -246,7 +235,7 @@ class GgufStore:
             order = None
 
         def release() -> None:
-            file.file.release(tensor.offset, tensor.size)
+            tensor.file.release(tensor.offset, tensor.size)
 
         return StoredTensor(name, tensor.shape, tensor.dtype, data, order, release)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
+from cpuserve.loader.gguf_parts import first_part, model_files
 from cpuserve.loader.mapped import read_small, regular_file
 from cpuserve.loader.names import is_ignored
 
@@ -39,10 +40,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
         config = read_config(path)
         method = quant_method(config)
         return Checkpoint(config, open_weights(method, SafetensorsStore(path), config), path)
-    from cpuserve.loader.gguf import GgufFile
     from cpuserve.loader.gguf_model import GgufStore, gguf_config
+    from cpuserve.loader.gguf_parts import open_gguf
 
-    file = GgufFile(path)
+    file = open_gguf(path)
     config = gguf_config(file)
     return Checkpoint(config, open_weights("gguf", GgufStore(file, config), config), path)
 
@@ -56,23 +57,27 @@ def read_config(path: Path) -> dict[str, Any]:
     path = find_model(path)
     if path.is_dir():
         return _directory_config(path)
-    from cpuserve.loader.gguf import GgufFile
     from cpuserve.loader.gguf_model import gguf_config
+    from cpuserve.loader.gguf_parts import open_gguf
 
-    return gguf_config(GgufFile(path))
+    return gguf_config(open_gguf(path))
 
 
 def find_model(path: Path) -> Path:
-    """The directory with config.json, or the .gguf file, at `path`; ModelError if unsupported."""
+    """The directory with config.json, or the .gguf file, at `path`; ModelError if unsupported.
+
+    Of a model in several GGUF files this is the first one.
+    """
     path = path.expanduser()
     if path.is_dir():
-        ggufs = sorted(path.glob("*.gguf"))
-        if (path / "config.json").exists() or not ggufs:
+        found = model_files(file.name for file in path.glob("*.gguf"))
+        if (path / "config.json").exists() or not found:
             return path
-        if len(ggufs) > 1:
-            msg = f"{path} holds {len(ggufs)} GGUF files; give the path of one, e.g. {ggufs[0]}"
+        if len(found) > 1:
+            msg = f"{path} holds {len(found)} GGUF models; give the path of one: "
+            msg += ", ".join(found)[:500]
             raise ModelError(msg)
-        return ggufs[0]
+        return path / found[0]
     regular_file(path, "model")
     if path.suffix in (".bin", ".pt", ".pth", ".pkl"):
         msg = (
@@ -83,7 +88,7 @@ def find_model(path: Path) -> Path:
     if path.suffix == ".safetensors":
         msg = f"{path} is only a weight file; give the directory that holds it and its config.json"
         raise ModelError(msg)
-    return path
+    return first_part(path)
 
 
 def check_weights(program: Program, weights: Weights) -> None:
