@@ -269,7 +269,8 @@ FIELDS: tuple[Field, ...] = (
     # -- model -------------------------------------------------------------------------------
     Field(
         "model",
-        "Model: a directory, GGUF file, Hugging Face id or built-in name (see `cpuserve models`).",
+        "Model: a directory, GGUF file, Hugging Face id (of GGUF files: OWNER/MODEL:Q4_K_M) or "
+        "built-in name (see `cpuserve models`).",
         "the built-in model",
         MODEL,
         flags=("--model",),

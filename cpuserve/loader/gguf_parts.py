@@ -18,8 +18,9 @@ from cpuserve.loader.mapped import regular_file
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 # Far more than any model has, and few enough to be opened together.
 MAX_PARTS = 999
-# In the names of GGUF files that lie beside models: vision encoders and statistics of activations.
-_OTHERS = ("mmproj", "imatrix")
+# In the names of GGUF files that lie beside models: vision encoders, statistics of activations, and
+# small models that guess further tokens.
+_OTHERS = ("mmproj", "imatrix", "mtp-", "eagle3-")
 
 
 def part_names(name: str) -> list[str]:

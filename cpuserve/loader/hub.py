@@ -15,6 +15,7 @@ from cpuserve.config.env import cache_dir
 from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN, BuiltinModel, Progress, fetch_builtin
 from cpuserve.loader.conversion import find_conversion
+from cpuserve.loader.gguf_names import default_gguf, gguf_of, parts_of
 from cpuserve.loader.load import find_model
 from cpuserve.log import get_logger
 
@@ -22,6 +23,9 @@ log = get_logger("loader")
 T = TypeVar("T")
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
+# Ways to write that a name is one on the hub: Ollama's, and what a browser shows.
+_HOSTS = ("hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
+_FILE = re.compile(r"(?=.{1,300}$)\w[\w.-]*(/\w[\w.-]*)*")
 _REVISION = re.compile(r"[\w][\w./-]{0,199}")
 # All files that cpuserve reads; pickles and code are never downloaded.
 _PATTERNS = ("*.safetensors", "*.json", "merges.txt", "chat_template.jinja", "tokenizer.model")
@@ -40,9 +44,10 @@ def resolve_model(
 ) -> Path:
     """The model directory or .gguf file of `name`; downloads it if it is not on this machine.
 
-    name: a path, a built-in name, "owner/model" on the Hugging Face hub, or "owner/model:FILE.gguf"
-    ("owner/model:Q4_0" selects the GGUF file of that type). cache: directory of built-in models.
-    Raises ModelError (one line) if there is no such model or it cannot be downloaded.
+    name: a path, a built-in name, "owner/model" on the Hugging Face hub ("hf.co/owner/model" too),
+    or "owner/model:FILE.gguf" ("owner/model:Q4_0" selects the GGUF file of that type). cache:
+    directory of built-in models. Raises ModelError (one line) if there is no such model or it
+    cannot be downloaded.
     """
     _refuse_traps(name)
     local = _local(name)
@@ -50,7 +55,7 @@ def resolve_model(
         return local
     if name in BUILTIN:
         return fetch_builtin(BUILTIN[name], cache or cache_dir(), progress)
-    repo, _, file = name.partition(":")
+    repo, file = _repo_and_file(name)
     if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
         raise _unknown(name)
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
@@ -66,7 +71,7 @@ def may_be_model(name: str) -> bool:
             return True
     except ModelError:  # a path that is not a model
         return True
-    return name in BUILTIN or _REPO.fullmatch(name.partition(":")[0]) is not None
+    return name in BUILTIN or _REPO.fullmatch(_repo_and_file(name)[0]) is not None
 
 
 def pull(name: str, progress: Progress | None = None) -> Path:
@@ -102,6 +107,13 @@ def _local(name: str) -> Path | None:
     return None
 
 
+def _repo_and_file(name: str) -> tuple[str, str]:
+    """("owner/model", what follows a colon) of a name on the hub."""
+    host = next((host for host in _HOSTS if name.startswith(host)), "")
+    repo, _, file = name.removeprefix(host).partition(":")
+    return repo, file
+
+
 def _unknown(name: str) -> ModelError:
     builtin = ", ".join(BUILTIN)
     return ModelError(
@@ -111,7 +123,7 @@ def _unknown(name: str) -> ModelError:
 
 
 def _from_hub(repo: str, file: str, revision: str | None, progress: Progress | None) -> Path:
-    if file and (not re.fullmatch(r"[\w.-]{1,200}", file) or file.startswith(".")):
+    if file and not _FILE.fullmatch(file):
         msg = f"{file[:100]!r} is not a file or quantization of {repo}"
         raise ModelError(msg)
     # huggingface_hub takes 0.3 s to import; local models never need it.
@@ -168,7 +180,7 @@ def _snapshot(home: Path, revision: str) -> Path:
 
 
 def _has_weights(folder: Path) -> bool:
-    return any(folder.glob("*.safetensors")) or any(folder.glob("*.gguf"))
+    return any(folder.glob("*.safetensors")) or any(folder.rglob("*.gguf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,15 +203,15 @@ def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Wanted | Non
             return None
         raise
     if file:
-        return _Wanted([_gguf_of(repo, names, file)], revision)
+        return _Wanted(parts_of(gguf_of(repo, names, file)), revision)
+    if not any(n.endswith(".safetensors") for n in names) and (default := default_gguf(names)):
+        log.info("%s has only GGUF files: using %s", repo, default)
+        return _Wanted(parts_of(default), revision)
     if revision is None and _only_pickles(names):
         revision, names = _converted(repo, names)
-    ggufs = sorted(n for n in names if n.endswith(".gguf"))
     if not any(n.endswith(".safetensors") for n in names):
         msg = f"{repo} has no safetensors weights"
-        if ggufs:
-            msg += f"; name one of its GGUF files, e.g. {repo}:{ggufs[0]}"
-        elif any(n.endswith((".bin", ".pt")) for n in names):
+        if any(n.endswith((".bin", ".pt")) for n in names):
             msg += " (only pickles, which are never read); use a revision that has safetensors"
         raise ModelError(msg)
     # Mistral repositories contain the same weights a second time as consolidated*.safetensors.
@@ -231,11 +243,12 @@ def _converted(repo: str, names: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _file_names(repo: str, revision: str | None) -> list[str]:
-    """Names of the files in the top directory of the repository."""
+    """Names of the files in the top directory of the repository, and of all GGUF files."""
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(repo, revision=revision, timeout=PROBE_TIMEOUT_S)
-    return [s.rfilename for s in info.siblings or [] if "/" not in s.rfilename]
+    found = [s.rfilename for s in info.siblings or []]
+    return [name for name in found if "/" not in name or name.endswith(".gguf")]
 
 
 def _within_deadline(ask: Callable[[], T]) -> T:
@@ -261,23 +274,12 @@ def _within_deadline(ask: Callable[[], T]) -> T:
     return answer
 
 
-def _gguf_of(repo: str, names: list[str], file: str) -> str:
-    """The file called `file`, or the only GGUF whose name ends in that type (model-Q4_0.gguf)."""
-    ggufs = sorted(n for n in names if n.endswith(".gguf"))
-    if file in ggufs:
-        return file
-    tails = tuple(f"{mark}{file.lower()}.gguf" for mark in "-._")
-    found = [n for n in ggufs if n.lower().endswith(tails)]
-    if len(found) != 1:
-        listed = ", ".join(found or ggufs) or "none"
-        msg = f"{repo} must have exactly one GGUF file for {file!r}; it has {listed[:500]}"
-        raise ModelError(msg)
-    return found[0]
-
-
 def _pick(folder: Path, repo: str, file: str) -> Path:
+    ggufs = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
     if file:
-        return folder / _gguf_of(repo, [p.name for p in folder.iterdir()], file)
+        return folder / gguf_of(repo, ggufs, file)
+    if ggufs and not any(folder.glob("*.safetensors")):
+        return folder / (default_gguf(ggufs) or ggufs[0])
     return _model_directory(folder, repo)
 
 

@@ -29,7 +29,8 @@ from tests.helpers.patience import PATIENCE_S
     "name",
     ["", "\0", "a\0b", "a\nb", "x" * 5000, "nope", "a/../b", "../a/b/c", "a/b/c", "a//b", ".a/b",
      "a/..", "/nonexistent/x", "~/nonexistent-model", "./nope", "..", "no.gguf", "a/b:../x.gguf",
-     "a/b:/etc/passwd", "a/b:.gguf", "http://x/y", "-a/b", "a b/c"],
+     "a/b:/etc/passwd", "a/b:.gguf", "http://x/y", "-a/b", "a b/c",
+     "hf.co/a", "hf.co/a/b/c", "hf.co/-a/b", "a/b:c//d", "a/b:c/../d", "a/b:c/.d"],
 )  # fmt: skip
 def test_names_that_cannot_be_models_are_refused_at_once(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -210,11 +211,19 @@ FILES = {
     "m-Q4_0.gguf": b"GGUF4",
     "m-Q8_0.gguf": b"GGUF8",
 }
+PARTS = {f"Q4_K_M/m-Q4_K_M-0000{n}-of-00002.gguf": b"GGUF%d" % n for n in (1, 2)}
+REPOS = {
+    "good": FILES,
+    "pickles": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
+    "ggufs": {"m-Q4_0.gguf": b"GGUF4", "m-Q8_0.gguf": b"GGUF8", "mmproj-F16.gguf": b"GGUFM"},
+    "parts": {**PARTS, "m-Q8_0.gguf": b"GGUF8", "params": b"{}"},
+    "odd": {"m-TQ1_0.gguf": b"GGUFT", "a/x-IQ3_XXS.gguf": b"GGUFX", "b/x-IQ3_XXS.gguf": b"GGUFY"},
+}
 STATES = {"gated": (401, "GatedRepo"), "private": (401, "RepoNotFound")}
 
 
 class FakeHub(http.server.BaseHTTPRequestHandler):
-    """The part of the hub's HTTP interface that one repository, org/good, needs."""
+    """The part of the hub's HTTP interface that downloads of the repositories in REPOS need."""
 
     def log_message(self, *args):
         pass
@@ -233,30 +242,26 @@ class FakeHub(http.server.BaseHTTPRequestHandler):
         if state:
             status, code = STATES[state]
             self.answer(status, b"{}", **{"X-Error-Code": code})
-        elif path.startswith("/api/models/org/") and "/tree/" in path:
+            return
+        name = path.partition("/org/")[2].split("/")[0]
+        files = REPOS.get(name, {})
+        wanted = path.partition(f"/resolve/{SHA}/")[2]
+        if path.startswith("/api/models/org/") and "/tree/" in path:
             rows = [
                 {"type": "file", "path": n, "size": len(d), "oid": hashlib.sha1(d).hexdigest()}
-                for n, d in FILES.items()
+                for n, d in files.items()
             ]
             self.json(rows)
-        elif path.startswith("/api/models/org/"):
-            rows = [{"rfilename": n} for n in self.names(path)]
-            self.json({"id": "org/good", "modelId": "org/good", "sha": SHA, "siblings": rows})
-        elif "/resolve/" in path and path.rsplit("/", 1)[1] in FILES:
-            data = FILES[path.rsplit("/", 1)[1]]
-            etag = hashlib.sha1(data).hexdigest()
-            self.answer(200, data, **{"ETag": f'"{etag}"', "X-Repo-Commit": SHA})
+        elif path.startswith("/api/models/org/") and files:
+            rows = [{"rfilename": n} for n in files]
+            self.json({"id": f"org/{name}", "modelId": f"org/{name}", "sha": SHA, "siblings": rows})
+        elif wanted in files:
+            etag = hashlib.sha1(files[wanted]).hexdigest()
+            self.answer(200, files[wanted], **{"ETag": f'"{etag}"', "X-Repo-Commit": SHA})
         else:
             self.answer(404, b"{}")
 
     do_HEAD = do_GET
-
-    def names(self, path):
-        if "org/pickles" in path:
-            return ["config.json", "pytorch_model.bin"]
-        if "org/ggufs" in path:
-            return ["m-Q4_0.gguf", "m-Q8_0.gguf"]
-        return list(FILES)
 
     def json(self, value):
         self.answer(200, json.dumps(value).encode(), **{"Content-Type": "application/json"})
@@ -309,13 +314,35 @@ def test_hub_models_are_fetched_without_pickles_and_code_and_then_used_offline(e
     assert "cannot be reached" in offline[2][1]
 
 
+def test_names_select_gguf_files_and_all_their_parts(endpoint, tmp_path):
+    names = {
+        "hf.co/org/good:Q8_0": "m-Q8_0.gguf",
+        "https://huggingface.co/org/good:q4_0": "m-Q4_0.gguf",
+        "org/ggufs": "m-Q4_0.gguf",
+        "hf.co/org/parts": "m-Q4_K_M-00001-of-00002.gguf",
+        "org/parts:q4_k_m": "m-Q4_K_M-00001-of-00002.gguf",
+        "org/parts:Q4_K_M/m-Q4_K_M-00002-of-00002.gguf": "m-Q4_K_M-00001-of-00002.gguf",
+        "org/parts:Q8_0": "m-Q8_0.gguf",
+        "org/odd:a/x-IQ3_XXS.gguf": "x-IQ3_XXS.gguf",
+    }
+    whole = sorted(name.rpartition("/")[2] for name in PARTS)
+    for address in (endpoint, "http://127.0.0.1:9"):  # then without a connection
+        answers = dict(zip(names, ask(address, tmp_path, *names), strict=True))
+        assert {name: answer[:2] for name, answer in answers.items()} == {
+            name: ["ok", file] for name, file in names.items()
+        }
+        assert answers["hf.co/org/parts"][2] == whole
+        assert answers["org/ggufs"][2] == ["m-Q4_0.gguf"]
+
+
 def test_what_the_hub_refuses_is_said_in_one_line(endpoint, tmp_path):
     names = {
         "org/gated": "access is restricted",
         "org/private": "there is no such model",
-        "org/good:Q5_K": "exactly one GGUF file for 'Q5_K'; it has m-Q4_0.gguf, m-Q8_0.gguf",
+        "org/good:Q5_K": "no GGUF file called or of type 'Q5_K'; it has Q4_0, Q8_0",
+        "org/pickles:Q4_0": "no GGUF file called or of type 'Q4_0'; it has none",
+        "org/odd:IQ3_XXS": "several GGUF files for 'IQ3_XXS'; name one: a/x-IQ3_XXS.gguf, b/x",
         "org/pickles": "only pickles, which are never read",
-        "org/ggufs": "name one of its GGUF files, e.g. org/ggufs:m-Q4_0.gguf",
     }
     for (name, reason), answer in zip(names.items(), ask(endpoint, tmp_path, *names), strict=True):
         assert answer[0] == "error", name
