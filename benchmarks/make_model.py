@@ -23,6 +23,7 @@ import numpy.typing as npt
 from cpuserve.errors import CpuserveError
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.ops import Op, RopeStoreKV
+from cpuserve.program.parts import stored_needs
 from cpuserve.program.program import Program, WeightNeed
 
 SHARD_BYTES = 2_000_000_000
@@ -102,6 +103,12 @@ def _yarn(original: int) -> dict[str, Any]:
 
 _TINY = (512, 64, 160, 2, 4, 2)
 _TINY_KEYS = {"torch_dtype": "float32", "max_position_embeddings": 512}
+_GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.0625,
+    "logits_scaling": 2.0,
+}
 
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": _decoder(
@@ -323,6 +330,70 @@ SHAPES: dict[str, dict[str, Any]] = {
         rope_theta=1e6,
         rope_local_base_freq=1e4,
     ),
+    "tiny-smollm3": _decoder(
+        "SmolLM3", (512, 64, 160, 4, 4, 2), **_TINY_KEYS, no_rope_layer_interval=2
+    ),
+    "tiny-granite": _decoder("Granite", _TINY, **_TINY_KEYS, **_GRANITE, tie_word_embeddings=True),
+    "tiny-granite-moe": _decoder(
+        "GraniteMoe",
+        (512, 64, 96, 2, 4, 2),
+        **_TINY_KEYS,
+        **_GRANITE,
+        model_type="granitemoe",
+        num_local_experts=7,
+        num_experts_per_tok=3,
+    ),
+    "tiny-granite4": _decoder(
+        "GraniteMoeHybrid",
+        (512, 64, 96, 2, 4, 2),
+        **_TINY_KEYS,
+        **_GRANITE,
+        model_type="granitemoehybrid",
+        layer_types=["attention", "attention"],
+        position_embedding_type="rope",
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        shared_intermediate_size=80,
+    ),
+    "tiny-phi3": _decoder("Phi3", _TINY, **_TINY_KEYS, sliding_window=40),
+    "tiny-glm4": _decoder("Glm4", _TINY, **_TINY_KEYS, head_dim=32),
+    "tiny-glm4-moe": _decoder(
+        "Glm4Moe",
+        _TINY,
+        **_TINY_KEYS,
+        model_type="glm4_moe",
+        head_dim=32,
+        use_qk_norm=True,
+        attention_bias=True,
+        first_k_dense_replace=1,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        routed_scaling_factor=1.5,
+        n_group=1,
+        topk_group=1,
+    ),
+    "tiny-qwen2-moe": _decoder(
+        "Qwen2Moe",
+        _TINY,
+        **_TINY_KEYS,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=96,
+        shared_expert_intermediate_size=128,
+    ),
+    "tiny-stablelm": _decoder("StableLm", _TINY, **_TINY_KEYS, use_qkv_bias=True),
+    "tiny-cohere": _decoder("Cohere", _TINY, **_TINY_KEYS, logit_scale=0.25),
+    "tiny-cohere2": _decoder(
+        "Cohere2", (512, 64, 160, 4, 4, 2), **_TINY_KEYS, logit_scale=0.25, sliding_window=24
+    ),
+    "tiny-gpt-neox": _decoder(
+        "GPTNeoX", (512, 64, 160, 2, 4, 4), **_TINY_KEYS, model_type="gpt_neox", hidden_act="gelu"
+    ),
+    "tiny-starcoder2": _decoder(
+        "Starcoder2", _TINY, **_TINY_KEYS, hidden_act="gelu_pytorch_tanh", sliding_window=40
+    ),
     "tiny-opt": _opt((512, 64, 160, 2, 4), **_TINY_KEYS),
     "tiny-opt-350m": _opt(
         (512, 64, 160, 2, 4), **_TINY_KEYS, do_layer_norm_before=False, word_embed_proj_dim=32
@@ -375,7 +446,8 @@ def write_tokenizer(directory: Path) -> None:
 
 def write_weights(program: Program, directory: Path, dtype: str, seed: int) -> None:
     """Write all tensors of the program to one safetensors file, or to shards of at most 2 GB."""
-    shards = _plan_shards(program.weights, dtype)
+    stored = stored_needs(program.weights)
+    shards = _plan_shards(stored, dtype)
     offsets = {name for op in program.ops if getattr(op, "plus_one", False) for name in _norms(op)}
     if len(shards) == 1:
         _write_safetensors(directory / "model.safetensors", shards[0], dtype, seed, offsets)
@@ -385,7 +457,7 @@ def write_weights(program: Program, directory: Path, dtype: str, seed: int) -> N
         name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
         _write_safetensors(directory / name, needs, dtype, seed, offsets)
         where |= {need.name: name for need in needs}
-    total = sum(_num_bytes(need, dtype) for need in program.weights)
+    total = sum(_num_bytes(need, dtype) for need in stored)
     index = {"metadata": {"total_size": total}, "weight_map": where}
     _write_json(directory / "model.safetensors.index.json", index)
 

@@ -11,6 +11,7 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.gguf_parts import first_part, model_files
 from cpuserve.loader.mapped import read_small, regular_file
 from cpuserve.loader.names import is_ignored
+from cpuserve.program.parts import stored_needs
 
 if TYPE_CHECKING:
     from cpuserve.program.program import Program
@@ -93,7 +94,7 @@ def find_model(path: Path) -> Path:
 
 def check_weights(program: Program, weights: Weights) -> None:
     """Raise one ModelError that lists all missing, wrongly shaped and unused tensors."""
-    needs = {need.name: need.shape for need in program.weights}
+    needs = {need.name: need.shape for need in stored_needs(program.weights)}
     names = weights.names()
     missing = sorted(needs.keys() - names)
     misshapen = [

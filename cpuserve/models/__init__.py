@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from cpuserve import plugins
@@ -66,12 +67,13 @@ def plugin_notes() -> list[str]:
     return [f"architecture {name}: {why}" for name, why in refused.items()]
 
 
-def _supported() -> str:
-    """The known architectures in few words, because a message is one line."""
+def _supported(wanted: str = "") -> str:
+    """Where the known architectures are listed, and those that are spelled almost like `wanted`."""
     ending = "ForCausalLM"
-    names = [n.removesuffix(ending) for n in MODELS.names() if n.endswith(ending)]
-    others = [n for n in MODELS.names() if not n.endswith(ending)]
-    return ", ".join([*others, f"{', '.join(names)} (each with {ending})"])
+    names = {n.removesuffix(ending).lower(): n for n in MODELS.names()}
+    near = get_close_matches(wanted.removesuffix(ending).lower(), names, cutoff=0.75)
+    said = f"the nearest are {', '.join(names[n] for n in near)}, and " if near else ""
+    return f"{said}`cpuserve models` lists the {len(MODELS.names())} that are"
 
 
 def _faults(family: object) -> str:
@@ -82,7 +84,10 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     """The first entry of "architectures" in a config.json; ModelError if there is none."""
     names = config.get("architectures")
     if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
-        msg = f'config.json names no architecture (key "architectures"); supported: {_supported()}'
+        msg = (
+            'config.json names no architecture (key "architectures") that could be supported; '
+            + _supported()
+        )
         raise ModelError(msg)
     return names[0]
 
@@ -90,7 +95,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """The hyperparameters of the model that a Hugging Face style config describes.
 
-    Raises ModelError for an unknown architecture (it lists the supported ones) and for a value
+    Raises ModelError for an unknown architecture (it says which ones are supported) and for a value
     that is missing or out of range.
     """
     architecture = architecture_of(config)
@@ -109,8 +114,7 @@ def build_program(spec: ModelSpec) -> Program:
 def _family(architecture: str) -> type[ModelDef]:
     found = find_model(architecture)
     if found is None:
-        msg = (
-            f"architecture {architecture} is not implemented in cpuserve; supported: {_supported()}"
-        )
+        known = _supported(architecture)
+        msg = f"architecture {architecture} is not implemented in cpuserve; {known}"
         raise ModelError(msg)
     return found

@@ -12,20 +12,34 @@ if TYPE_CHECKING:
     from cpuserve.program.builder import Builder
 
 BUILTIN = {
+    "Cohere2ForCausalLM": "cpuserve.models.cohere:Cohere2",
+    "CohereForCausalLM": "cpuserve.models.cohere:Cohere",
     "DeepseekV2ForCausalLM": "cpuserve.models.deepseek:DeepseekV2",
     "DeepseekV3ForCausalLM": "cpuserve.models.deepseek:DeepseekV3",
+    "GPTNeoXForCausalLM": "cpuserve.models.gpt_neox:GptNeoX",
     "Gemma2ForCausalLM": "cpuserve.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "cpuserve.models.gemma:Gemma3",
+    "Glm4ForCausalLM": "cpuserve.models.glm4:Glm4",
+    "Glm4MoeForCausalLM": "cpuserve.models.glm4:Glm4Moe",
     "Glm4MoeLiteForCausalLM": "cpuserve.models.deepseek:Glm4MoeLite",
+    "GraniteForCausalLM": "cpuserve.models.granite:Granite",
+    "GraniteMoeForCausalLM": "cpuserve.models.granite:GraniteMoe",
+    "GraniteMoeHybridForCausalLM": "cpuserve.models.granite:GraniteMoeHybrid",
+    "GraniteMoeSharedForCausalLM": "cpuserve.models.granite:GraniteMoe",
     "LlamaForCausalLM": "cpuserve.models.llama:Llama",
     "MellumForCausalLM": "cpuserve.models.mellum:Mellum",
     "MistralForCausalLM": "cpuserve.models.llama:Mistral",
     "MixtralForCausalLM": "cpuserve.models.mixtral:Mixtral",
     "OPTForCausalLM": "cpuserve.models.opt:Opt",
+    "Phi3ForCausalLM": "cpuserve.models.phi3:Phi3",
     "Qwen2ForCausalLM": "cpuserve.models.qwen2:Qwen2",
+    "Qwen2MoeForCausalLM": "cpuserve.models.qwen2_moe:Qwen2Moe",
     "Qwen3ForCausalLM": "cpuserve.models.qwen3:Qwen3",
     "Qwen3MoeForCausalLM": "cpuserve.models.qwen3_moe:Qwen3Moe",
     "Qwen3NextForCausalLM": "cpuserve.models.qwen3_next:Qwen3Next",
+    "SmolLM3ForCausalLM": "cpuserve.models.smollm3:SmolLm3",
+    "StableLmForCausalLM": "cpuserve.models.stablelm:StableLm",
+    "Starcoder2ForCausalLM": "cpuserve.models.starcoder2:Starcoder2",
 }
 
 

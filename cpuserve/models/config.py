@@ -120,6 +120,19 @@ def read_kinds(
     return tuple(kinds)
 
 
+def read_flags(
+    config: Mapping[str, Any], key: str, default: Callable[[int], bool]
+) -> tuple[bool, ...]:
+    """config[key], a 0 or 1 (or false, true) for each layer; default: of a layer without it."""
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    flags = config.get(key)
+    if flags is None:
+        return tuple(default(i) for i in range(layers))
+    if not isinstance(flags, list) or len(flags) != layers or any(f not in (0, 1) for f in flags):
+        refuse(key, flags, f"{layers} entries of 0 or 1")
+    return tuple(map(bool, flags))
+
+
 def read_object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """config[key], an object; a missing or null key gives an empty one."""
     value = config.get(key)

@@ -15,8 +15,14 @@ from cpuserve.models.config import (
     read_int,
     refuse,
 )
-from cpuserve.models.experts import add_mixture, read_dense_layers, read_experts
-from cpuserve.models.llama import GATED_ACTIVATIONS, build_decoder, dense_mlp, gated_mlp
+from cpuserve.models.experts import (
+    add_shared_mixture,
+    read_dense_layers,
+    read_experts,
+    read_first_dense,
+    read_groups,
+)
+from cpuserve.models.llama import GATED_ACTIVATIONS, build_decoder, dense_mlp
 from cpuserve.models.rope import attention_mscale, read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -39,8 +45,8 @@ class DeepseekV2:
             config,
             architecture="DeepseekV2ForCausalLM",
             positions=2048,
-            dense=_first_layers(config, 0),
-            groups=_groups(config, (1, 1), best=1) if grouped else None,
+            dense=read_first_dense(config, 0),
+            groups=read_groups(config, (1, 1), best=1) if grouped else None,
             mlp_bias=read_bool(config, "mlp_bias", False),
         )
 
@@ -61,8 +67,8 @@ class DeepseekV3:
             config,
             architecture="DeepseekV3ForCausalLM",
             positions=4096,
-            dense=_first_layers(config, 3),
-            groups=_groups(config, (8, 4), best=2),
+            dense=read_first_dense(config, 3),
+            groups=read_groups(config, (8, 4), best=2),
         )
 
     @staticmethod
@@ -82,7 +88,7 @@ class Glm4MoeLite:
             config,
             architecture="Glm4MoeLiteForCausalLM",
             positions=202752,
-            groups=_groups(config, (1, 1), best=2),
+            groups=read_groups(config, (1, 1), best=2),
             dense=read_dense_layers(config, first=1),
         )
 
@@ -90,19 +96,6 @@ class Glm4MoeLite:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
         _build(b, s, score="sigmoid")
-
-
-def _first_layers(config: Mapping[str, Any], default: int) -> tuple[int, ...]:
-    """The layers without experts: those before first_k_dense_replace."""
-    layers = read_int(config, "num_hidden_layers", high=4096)
-    return tuple(range(min(layers, read_int(config, "first_k_dense_replace", default, low=0))))
-
-
-def _groups(config: Mapping[str, Any], default: tuple[int, int], *, best: int) -> Groups | None:
-    """The groups of experts; default: n_group and topk_group of a config without them."""
-    count = read_int(config, "n_group", default[0])
-    kept = read_int(config, "topk_group", default[1])
-    return Groups(count, kept, best) if kept != count else None
 
 
 def _read_v3(
@@ -190,7 +183,7 @@ def _build(b: Builder, s: ModelSpec, *, score: Score) -> None:
         if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
             dense_mlp(b, s, layer, h, x)
         else:
-            _experts(b, s, f"model.layers.{layer}.mlp", h, x, score)
+            add_shared_mixture(b, s, f"model.layers.{layer}.mlp", h, x, score=score)
 
     build_decoder(b, s, attention=_attention, mlp=mlp)
 
@@ -224,22 +217,3 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
         interleaved=cast("bool", s.extra["interleaved"]),
     )
     b.linear(out, f"{at}.o_proj", bias=s.out_bias, add_to=x)
-
-
-def _experts(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId, score: Score) -> None:
-    """Add the chosen experts of h to x, and the shared ones, which are one wide expert."""
-    add_mixture(
-        b,
-        s,
-        at,
-        h,
-        x,
-        parts=("gate_proj", "up_proj", "down_proj"),
-        renormalize=cast("bool", s.extra["renormalize"]),
-        score=score,
-        scale=cast("float", s.extra["expert_scale"]),
-        bias=f"{at}.gate.e_score_correction_bias" if score == "sigmoid" else None,
-        groups=cast("Groups | None", s.extra["groups"]),
-    )
-    shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
-    gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=x)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from cpuserve.models.config import read_int, read_kinds, refuse
+from cpuserve.models.llama import gated_mlp
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Groups, Score, Then, ValueId
@@ -33,6 +34,19 @@ def read_dense_layers(config: Mapping[str, Any], *, first: int = 0) -> tuple[int
     known = ("dense", "sparse")
     kinds = read_kinds(config, "mlp_layer_types", known, lambda i: known[i >= first])
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
+
+
+def read_first_dense(config: Mapping[str, Any], default: int) -> tuple[int, ...]:
+    """The layers without experts: those before first_k_dense_replace."""
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    return tuple(range(min(layers, read_int(config, "first_k_dense_replace", default, low=0))))
+
+
+def read_groups(config: Mapping[str, Any], default: tuple[int, int], *, best: int) -> Groups | None:
+    """The groups of experts; default: n_group and topk_group of a config without them."""
+    count = read_int(config, "n_group", default[0])
+    kept = read_int(config, "topk_group", default[1])
+    return Groups(count, kept, best) if kept != count else None
 
 
 def read_sparse_step(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
@@ -80,3 +94,27 @@ def add_mixture(
         bias=bias,
         groups=groups,
     )
+
+
+def add_shared_mixture(
+    b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId, *, score: Score
+) -> None:
+    """Add the chosen experts of h to x, and the shared ones, which are one wide expert.
+
+    The router is DeepSeek's, with the numbers of ModelSpec.extra.
+    """
+    add_mixture(
+        b,
+        s,
+        at,
+        h,
+        x,
+        parts=("gate_proj", "up_proj", "down_proj"),
+        renormalize=cast("bool", s.extra["renormalize"]),
+        score=score,
+        scale=cast("float", s.extra["expert_scale"]),
+        bias=f"{at}.gate.e_score_correction_bias" if score == "sigmoid" else None,
+        groups=cast("Groups | None", s.extra["groups"]),
+    )
+    shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
+    gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=x)

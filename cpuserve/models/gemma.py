@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
-from cpuserve.models.llama import attend, gated_mlp, read_decoder
+from cpuserve.models.llama import attend, build_sandwich, offset_norm, read_decoder
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
+
+NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
 
 
 @register_model("Gemma2ForCausalLM")
@@ -79,7 +88,7 @@ def _spec(
     )
     tied = config.get("tie_word_embeddings")
     bias = read_bool(config, "attention_bias", False)
-    return read_decoder(
+    spec = read_decoder(
         {
             **config,
             "head_dim": read_int(config, "head_dim", 256),
@@ -92,10 +101,14 @@ def _spec(
         out_bias=bias,
         extra={
             "windows": read_windows(config, window, default=lambda i: (i + 1) % pattern > 0),
-            "scale": read_float(config, "query_pre_attn_scalar", 256.0) ** -0.5,
             "logit_softcap": _cap(config, "final_logit_softcapping", logit_cap),
             **extra,
         },
+    )
+    return replace(
+        spec,
+        embed_scale=_embed_scale(spec.width, spec.dtype),
+        attention_scale=read_float(config, "query_pre_attn_scalar", 256.0) ** -0.5,
     )
 
 
@@ -104,12 +117,12 @@ def _cap(config: Mapping[str, Any], key: str, default: float) -> float:
     return 0.0 if config.get(key, default) in (None, 0) else read_float(config, key, default)
 
 
-def _embed_scale(s: ModelSpec) -> float:
+def _embed_scale(width: int, dtype: str) -> float:
     """The square root of the width, rounded to the dtype of the checkpoint as in transformers."""
-    scale = float(s.width**0.5)
-    if s.dtype == "float16":
+    scale = float(width**0.5)
+    if dtype == "float16":
         return float(struct.unpack("<e", struct.pack("<e", scale))[0])
-    if s.dtype == "bfloat16":  # round to nearest even in the upper 16 bits
+    if dtype == "bfloat16":  # round to nearest even in the upper 16 bits
         bits = int(struct.unpack("<I", struct.pack("<f", scale))[0])
         bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
         return float(struct.unpack("<f", struct.pack("<I", bits))[0])
@@ -117,21 +130,12 @@ def _embed_scale(s: ModelSpec) -> float:
 
 
 def _build(b: Builder, s: ModelSpec, *, qk_norm: bool) -> None:
-    scale = cast("float", s.extra["scale"])
     softcap = cast("float", s.extra.get("softcap", 0.0))
-    x = b.embed("model.embed_tokens", scale=_embed_scale(s))
-    for i in range(s.layers):
-        layer = f"model.layers.{i}"
-        h = b.rms_norm(x, f"{layer}.input_layernorm", plus_one=True)
-        a = attend(b, s, i, h, qk_norm=qk_norm, plus_one=True, scale=scale, softcap=softcap)
-        o = b.linear(a, f"{layer}.self_attn.o_proj", features=s.width, bias=s.out_bias)
-        b.add(b.rms_norm(o, f"{layer}.post_attention_layernorm", plus_one=True), to=x)
-        h = b.rms_norm(x, f"{layer}.pre_feedforward_layernorm", plus_one=True)
-        o = gated_mlp(b, s, f"{layer}.mlp", h, s.intermediate)
-        b.add(b.rms_norm(o, f"{layer}.post_feedforward_layernorm", plus_one=True), to=x)
-    b.logits(
-        b.rms_norm(x, "model.norm", plus_one=True),
-        "lm_head",
-        tied_to="model.embed_tokens" if s.tied else None,
+    build_sandwich(
+        b,
+        s,
+        attention=partial(attend, qk_norm=qk_norm, plus_one=True, softcap=softcap),
+        norms=NORMS,
+        norm=offset_norm,
         softcap=cast("float", s.extra["logit_softcap"]),
     )

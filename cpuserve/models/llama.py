@@ -20,9 +20,12 @@ from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, Then, ValueId
+from cpuserve.program.parts import rows
 
 # Adds a part of a layer to x, such as its attention or MLP of h: (builder, spec, layer, h, x).
 Part = Callable[[Builder, ModelSpec, int, ValueId, ValueId], None]
+# Normalizes x with the weights of that name.
+Norm = Callable[[Builder, ValueId, str], ValueId]
 
 # "hidden_act" in config.json -> the name of the gated activation's kernel.
 GATED_ACTIVATIONS = {
@@ -86,8 +89,12 @@ def read_decoder(
     out_bias: bool = False,
     mlp_bias: bool = False,
     extra: dict[str, object] | None = None,
+    eps: str = "rms_norm_eps",
 ) -> ModelSpec:
-    """Hyperparameters of a Llama-like config; positions: default of max_position_embeddings."""
+    """Hyperparameters of a Llama-like config.
+
+    positions: default of max_position_embeddings. eps: the config's key for the epsilon of norms.
+    """
     vocab = read_int(config, "vocab_size")
     width = read_int(config, "hidden_size", high=1 << 20)
     q_heads, kv_heads, head_dim = read_heads(config, width)
@@ -102,7 +109,7 @@ def read_decoder(
         head_dim=head_dim,
         intermediate=read_int(config, "intermediate_size", high=1 << 24),
         max_position=max_position,
-        norm_eps=read_float(config, "rms_norm_eps", 1e-6),
+        norm_eps=read_float(config, eps, 1e-6),
         tied=read_bool(config, "tie_word_embeddings", False),
         dtype=read_dtype(config),
         rope=rope,
@@ -123,22 +130,51 @@ def layer_window(s: ModelSpec, layer: int) -> int:
     return windows[layer] if windows else s.window
 
 
-def layer_rope(s: ModelSpec, window: int) -> Rope | None:
-    """RoPE of a layer with this window: layers that have one may have extra["local_rope"]."""
-    return cast("Rope | None", s.extra.get("local_rope", s.rope)) if window else s.rope
+def layer_rope(s: ModelSpec, layer: int) -> Rope | None:
+    """RoPE of `layer`; None for layers in extra["no_rope"].
+
+    Layers with a window may have their own, extra["local_rope"].
+    """
+    if layer in cast("tuple[int, ...]", s.extra.get("no_rope", ())):
+        return None
+    local = cast("Rope | None", s.extra.get("local_rope", s.rope))
+    return local if layer_window(s, layer) else s.rope
+
+
+def rms_norm(b: Builder, x: ValueId, name: str) -> ValueId:
+    """An RMS norm."""
+    return b.rms_norm(x, name)
+
+
+def offset_norm(b: Builder, x: ValueId, name: str) -> ValueId:
+    """An RMS norm whose weights are stored as offsets from 1."""
+    return b.rms_norm(x, name, plus_one=True)
+
+
+def layer_norm(b: Builder, x: ValueId, name: str) -> ValueId:
+    """A layer norm with bias."""
+    return b.layer_norm(x, name)
 
 
 def gated_mlp(
-    b: Builder, s: ModelSpec, at: str, h: ValueId, features: int, *, to: ValueId | None = None
+    b: Builder,
+    s: ModelSpec,
+    at: str,
+    h: ValueId,
+    features: int,
+    *,
+    fused: bool = False,
+    to: ValueId | None = None,
 ) -> ValueId:
-    """down(act(gate(h)) * up(h)) of the matrices below `at`, added to `to` if that is given."""
-    g = b.linear(
-        h,
-        [f"{at}.gate_proj", f"{at}.up_proj"],
-        features=features,
-        bias=s.mlp_bias,
-        then=cast("Then", f"{s.activation}_mul"),
-    )
+    """down(act(gate(h)) * up(h)) of the matrices below `at`, added to `to` if that is given.
+
+    fused: the checkpoint stores gate and up as one tensor, gate_up_proj.
+    """
+    both = [f"{at}.gate_proj", f"{at}.up_proj"]
+    if fused:
+        both = [rows(f"{at}.gate_up_proj", i * features, features) for i in range(2)]
+    then = cast("Then", f"{s.activation}_mul")
+    g = b.linear(h, both, features=features, bias=s.mlp_bias, then=then)
     return b.linear(g, f"{at}.down_proj", features=s.width, bias=s.mlp_bias, add_to=to)
 
 
@@ -147,46 +183,85 @@ def dense_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> N
     gated_mlp(b, s, f"model.layers.{layer}.mlp", h, s.intermediate, to=x)
 
 
+def fused_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """The same if the checkpoint stores gate and up as one tensor."""
+    gated_mlp(b, s, f"model.layers.{layer}.mlp", h, s.intermediate, fused=True, to=x)
+
+
+def unpaired(name: str, heads: int, head_dim: int, rotary: int) -> dict[str, int]:
+    """The rows of matrix `name` in the order that `ops.Rope` needs; their numbers by part.
+
+    The checkpoint is of a model whose RoPE rotates dims 2 i and 2 i + 1 of a head as a pair.
+    """
+    found = {}
+    for first in range(0, heads * head_dim, head_dim):
+        for odd in range(2):
+            found[rows(name, first + odd, rotary // 2, step=2)] = rotary // 2
+        if rotary < head_dim:
+            found[rows(name, first + rotary, head_dim - rotary)] = head_dim - rotary
+    return found
+
+
 def attend(
     b: Builder,
     s: ModelSpec,
     layer: int,
     h: ValueId,
     *,
+    fused: bool = False,
+    paired: bool = False,
     qk_norm: bool = False,
     plus_one: bool = False,
-    scale: float | None = None,
     softcap: float = 0.0,
 ) -> ValueId:
     """The layer's attention of h, [T, q_heads * head_dim], before its output matrix.
 
-    qk_norm: RMS norm of each q and k head (Qwen3); plus_one: its weights are offsets from 1. scale
-    and softcap are those of `Builder.attention`.
+    fused: the checkpoint stores q, k and v as one tensor, qkv_proj. paired: its RoPE rotates
+    neighbouring dims. qk_norm: RMS norm of each q and k head (Qwen3); plus_one: its weights are
+    offsets from 1. softcap is that of `Builder.attention`.
     """
-    d, window = s.head_dim, layer_window(s, layer)
+    d, rope = s.head_dim, layer_rope(s, layer)
     at = f"model.layers.{layer}.self_attn"
-    features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
-    qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=features, bias=s.qkv_bias)
+    heads = {f"{at}.q_proj": s.q_heads, f"{at}.k_proj": s.kv_heads, f"{at}.v_proj": s.kv_heads}
+    parts = {name: n * d for name, n in heads.items()}
+    if fused:
+        parts = {f"{at}.qkv_proj": sum(parts.values())}
+    elif paired and rope is not None:
+        q, k, v = heads
+        rotated = [unpaired(name, heads[name], d, rope.rotary) for name in (q, k)]
+        parts = {**rotated[0], **rotated[1], v: parts[v]}
+    qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias)
     b.rope_store_kv(
         qkv,
         layer=layer,
-        rope=layer_rope(s, window),
+        rope=rope,
         q_norm=f"{at}.q_norm" if qk_norm else None,
         k_norm=f"{at}.k_norm" if qk_norm else None,
         plus_one=plus_one,
     )
+    window, scale = layer_window(s, layer), s.attention_scale
     return b.attention(qkv, layer=layer, window=window, scale=scale, softcap=softcap)
 
 
 def self_attention(
-    b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, qk_norm: bool = False
+    b: Builder,
+    s: ModelSpec,
+    layer: int,
+    h: ValueId,
+    x: ValueId,
+    *,
+    fused: bool = False,
+    paired: bool = False,
+    qk_norm: bool = False,
 ) -> None:
-    """Add the layer's attention of h to x; qk_norm: RMS norm of each q and k head (Qwen3)."""
-    a = attend(b, s, layer, h, qk_norm=qk_norm)
+    """Add the layer's attention of h to x; the options are those of `attend`."""
+    a = attend(b, s, layer, h, fused=fused, paired=paired, qk_norm=qk_norm)
     b.linear(a, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x)
 
 
 qk_norm_attention = partial(self_attention, qk_norm=True)
+fused_attention = partial(self_attention, fused=True)
+paired_attention = partial(self_attention, paired=True)
 
 
 def build_decoder(
@@ -195,16 +270,51 @@ def build_decoder(
     *,
     attention: Part = self_attention,
     mlp: Part = dense_mlp,
-    plus_one: bool = False,
+    norm: Norm = rms_norm,
+    parallel: bool = False,
 ) -> None:
     """Append the ops of a pre-norm decoder, whose layers are `attention`, then `mlp`.
 
-    plus_one: the weights of norms are offsets from 1.
+    parallel: the MLP reads what attention reads, not its result.
     """
-    x = b.embed("model.embed_tokens")
+    x = b.embed("model.embed_tokens", scale=s.embed_scale)
     for i in range(s.layers):
         at = f"model.layers.{i}"
-        attention(b, s, i, b.rms_norm(x, f"{at}.input_layernorm", plus_one=plus_one), x)
-        mlp(b, s, i, b.rms_norm(x, f"{at}.post_attention_layernorm", plus_one=plus_one), x)
+        h = norm(b, x, f"{at}.input_layernorm")
+        attention(b, s, i, h, x)
+        mlp(b, s, i, h if parallel else norm(b, x, f"{at}.post_attention_layernorm"), x)
+    finish_decoder(b, s, norm(b, x, "model.norm"))
+
+
+def build_sandwich(
+    b: Builder,
+    s: ModelSpec,
+    *,
+    attention: Callable[[Builder, ModelSpec, int, ValueId], ValueId],
+    norms: tuple[str, str, str, str],
+    norm: Norm = rms_norm,
+    fused_mlp: bool = False,
+    softcap: float = 0.0,
+) -> None:
+    """The same with a norm after attention and MLP, too, before their result is added.
+
+    norms: the names of those before and after attention, and before and after the MLP. softcap: of
+    the logits.
+    """
+    x = b.embed("model.embed_tokens", scale=s.embed_scale)
+    for i in range(s.layers):
+        layer = f"model.layers.{i}"
+        before, after, before_mlp, after_mlp = (f"{layer}.{name}" for name in norms)
+        a = attention(b, s, i, norm(b, x, before))
+        o = b.linear(a, f"{layer}.self_attn.o_proj", features=s.width, bias=s.out_bias)
+        b.add(norm(b, o, after), to=x)
+        h = norm(b, x, before_mlp)
+        o = gated_mlp(b, s, f"{layer}.mlp", h, s.intermediate, fused=fused_mlp)
+        b.add(norm(b, o, after_mlp), to=x)
+    finish_decoder(b, s, norm(b, x, "model.norm"), softcap=softcap)
+
+
+def finish_decoder(b: Builder, s: ModelSpec, h: ValueId, *, softcap: float = 0.0) -> None:
+    """Append the logits of h, the rows after the last norm."""
     tied_to = "model.embed_tokens" if s.tied else None
-    b.logits(b.rms_norm(x, "model.norm", plus_one=plus_one), "lm_head", tied_to=tied_to)
+    b.logits(h, "lm_head", tied_to=tied_to, scale=s.logit_scale, softcap=softcap)

@@ -8,7 +8,13 @@ from typing import Any, cast
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_int
 from cpuserve.models.experts import add_mixture, read_experts, read_sparse_step
-from cpuserve.models.llama import build_decoder, dense_mlp, qk_norm_attention, read_decoder
+from cpuserve.models.llama import (
+    build_decoder,
+    dense_mlp,
+    gated_mlp,
+    qk_norm_attention,
+    read_decoder,
+)
 from cpuserve.models.qwen2 import read_qwen_windows
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -61,3 +67,14 @@ def qwen_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> No
         parts=("gate_proj", "up_proj", "down_proj"),
         renormalize=cast("bool", s.extra["renormalize"]),
     )
+
+
+def qwen_shared_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """The same with one expert more, which all tokens share and whose gate is a sigmoid."""
+    qwen_mlp(b, s, layer, h, x)
+    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+        return
+    at = f"model.layers.{layer}.mlp"
+    out = gated_mlp(b, s, f"{at}.shared_expert", h, cast("int", s.extra["shared_width"]))
+    b.gate(b.linear(h, f"{at}.shared_expert_gate", features=1), to=out)
+    b.add(out, to=x)

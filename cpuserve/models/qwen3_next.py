@@ -8,8 +8,8 @@ from typing import Any, cast
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_int, read_kinds, refuse
 from cpuserve.models.experts import read_experts, read_sparse_step
-from cpuserve.models.llama import build_decoder, gated_mlp, read_decoder
-from cpuserve.models.qwen3_moe import qwen_mlp
+from cpuserve.models.llama import build_decoder, offset_norm, read_decoder
+from cpuserve.models.qwen3_moe import qwen_shared_mlp
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
@@ -64,7 +64,7 @@ class Qwen3Next:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        build_decoder(b, s, attention=_mix, mlp=_mlp, plus_one=True)
+        build_decoder(b, s, attention=_mix, mlp=qwen_shared_mlp, norm=offset_norm)
 
 
 def _attends(config: Mapping[str, Any]) -> tuple[bool, ...]:
@@ -129,14 +129,3 @@ def _delta(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
     qkvz = b.linear(h, f"{at}.in_proj_qkvz", features=width)
     gates = b.linear(h, f"{at}.in_proj_ba", features=2 * heads)
     b.linear(b.gated_delta(qkvz, gates, at, **sizes), f"{at}.out_proj", add_to=x)
-
-
-def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add to x a dense layer, or a mixture of experts and one expert that all tokens share."""
-    qwen_mlp(b, s, layer, h, x)
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
-        return
-    at = f"model.layers.{layer}.mlp"
-    out = gated_mlp(b, s, f"{at}.shared_expert", h, cast("int", s.extra["shared_width"]))
-    b.gate(b.linear(h, f"{at}.shared_expert_gate", features=1), to=out)
-    b.add(out, to=x)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from cpuserve.models.config import (
@@ -83,7 +84,7 @@ def _mscale(factor: float, weight: float) -> float:
 def _rope_params(config: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of both spellings in one dictionary; rope_parameters has priority."""
     merged: dict[str, Any] = {}
-    for key in ("rope_theta", "partial_rotary_factor"):
+    for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
         if config.get(key) is not None:
             merged[key] = config[key]
     for key in ("rope_scaling", "rope_parameters"):
@@ -146,6 +147,21 @@ def _freq_factors(params: Params, base: list[float], max_position: int) -> tuple
     return _rope([b / f for b, f in zip(base, each, strict=True)]), max_position
 
 
+def _longrope(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
+    """LongRoPE: each frequency is divided by its own factor, cos and sin grow with the context.
+
+    There are other factors for sequences within the original context. As the KV cache holds keys
+    that are rotated already, a server needs one set for all: that of the longest sequences.
+    """
+    original = read_int(params, "original_max_position_embeddings")
+    key = "long_factor" if max_position > original else "short_factor"
+    rope, _ = _freq_factors({"freq_factors": params.get(key)}, base, max_position)
+    factor = read_float(params, "factor", max_position / original)
+    grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    attention = read_float(params, "attention_factor", grown)
+    return replace(rope, attention_factor=attention), max_position
+
+
 def _yarn(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
     """YaRN: NTK-by-parts over dimensions; cos and sin are multiplied by the attention factor."""
     original = read_int(params, "original_max_position_embeddings", max_position)
@@ -187,5 +203,7 @@ _SCALINGS: dict[str, Callable[[Params, list[float], int], tuple[Rope, int]]] = {
     "dynamic": _dynamic,
     "freq_factors": _freq_factors,
     "llama3": _llama3,
+    "longrope": _longrope,
+    "su": _longrope,  # its name in the first Phi-3 configs
     "yarn": _yarn,
 }

@@ -15,8 +15,10 @@ class ModelSpec:
     `vocab` is the number of token ids, `width` the hidden size, `window` the sliding window in keys
     (0 = none). `tied`: embedding and output head share one matrix. `extra` holds values of a single
     family (OPT's word_embed_proj_dim, do_layer_norm_before). `dtype` is that of the checkpoint:
-    "bfloat16", "float16" or "float32". `pooled`: an embedding model, whose program gives vectors
-    instead of logits. `adapters`: the low-rank adapters that requests can name.
+    "bfloat16", "float16" or "float32". Embeddings are multiplied by `embed_scale`, logits by
+    `logit_scale`, and attention scores by `attention_scale` (None = head_dim ** -0.5). `pooled`: an
+    embedding model, whose program gives vectors instead of logits. `adapters`: the low-rank
+    adapters that requests can name.
     """
 
     architecture: str
@@ -37,6 +39,9 @@ class ModelSpec:
     out_bias: bool = False
     mlp_bias: bool = False
     activation: str = "silu"
+    embed_scale: float = 1.0
+    attention_scale: float | None = None
+    logit_scale: float = 1.0
     bos_ids: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] = ()
     pooled: bool = False

@@ -41,6 +41,7 @@ from cpuserve.program.ops import (
     Then,
     ValueId,
 )
+from cpuserve.program.parts import parse
 from cpuserve.program.program import CacheLayer, Program, group_of
 from cpuserve.program.recurrent import DeltaStates, DeltaWeights
 from cpuserve.program.tables import alibi_slopes, rope_tables
@@ -105,6 +106,17 @@ class QuantMatrix:
 Matrix: TypeAlias = Tensor | QuantMatrix
 
 
+def _tensor(tensors: Mapping[str, Matrix], name: str) -> Matrix:
+    """The tensor `name`, or the rows that it stands for of one of `tensors`."""
+    part = None if name in tensors else parse(name)
+    if part is None:
+        return tensors[name]
+    whole = tensors[part.tensor]
+    assert isinstance(whole, Tensor), "quantized parts are given as tensors of their own"
+    matrix = whole if part.index is None else whole[part.index]
+    return matrix[part.first : part.end : part.step]
+
+
 class Interpreter:
     """Runs a Program over packed steps, with its own paged KV cache.
 
@@ -142,7 +154,7 @@ class Interpreter:
         self.activation_bits = activation_bits
         self._kv_scaled = self.kv_type in SCALED_KV
         self._kv_dtype = KV_DTYPES[self.kv_type]
-        self._tensors = {need.name: tensors[need.name] for need in program.weights}
+        self._tensors = {need.name: _tensor(tensors, need.name) for need in program.weights}
         self._check_shapes()
         self._make_cache()
         self._states = [

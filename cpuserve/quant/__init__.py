@@ -31,7 +31,9 @@ def open_weights(name: str, store: TensorStore, config: dict[str, Any]) -> Weigh
             "(use the unquantized checkpoint, if needed with --quantization int8 or int4)"
         )
         raise ModelError(msg)
-    return found(store, config)
+    from cpuserve.quant.parts import PartWeights
+
+    return PartWeights(found(store, config))
 
 
 def quantize_online(weights: Weights, scheme: str) -> Weights:

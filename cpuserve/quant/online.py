@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 BLOCK = 32  # group size of embedding and output head
 CUTS = 4
 CUT_STEP = np.float32(0.05)
-ONE_SCALE = ("o_proj.weight",)
-PER_TOKEN = ("embed_tokens.weight", "lm_head.weight")
+ONE_SCALE = ("o_proj.weight", "attention.dense.weight")
+PER_TOKEN = ("embed_tokens.weight", "lm_head.weight", "embed_in.weight", "embed_out.weight")
 # Small matrices that choose experts: an error there changes which weights a token is multiplied by.
-ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight")
+ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "router.layer.weight")
 BY_HEADS = ("kv_b_proj.weight",)  # whose parts multiply columns of rows, which have no scales
 
 

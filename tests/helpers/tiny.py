@@ -32,7 +32,8 @@ def make_model_module() -> ModuleType:
     return module
 
 
-FAMILIES = (
+# Families whose programs have ops, or ways to use them, that those before have not.
+KINDS = (
     "llama",
     "llama3",
     "mistral",
@@ -49,6 +50,22 @@ FAMILIES = (
     "gemma3",
     "opt",
     "opt-350m",
+)
+FAMILIES = (
+    *KINDS,
+    "smollm3",
+    "granite",
+    "granite-moe",
+    "granite4",
+    "phi3",
+    "glm4",
+    "glm4-moe",
+    "qwen2-moe",
+    "stablelm",
+    "cohere",
+    "cohere2",
+    "gpt-neox",
+    "starcoder2",
 )
 
 

@@ -20,6 +20,17 @@ FAMILIES = [
     "glm4-moe-lite",
     "gemma2",
     "gemma3",
+    "smollm3",
+    "granite-moe",
+    "granite4",
+    "phi3",
+    "glm4",
+    "glm4-moe",
+    "qwen2-moe",
+    "stablelm",
+    "cohere2",
+    "gpt-neox",
+    "starcoder2",
 ]
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(3 + 13 * n)] for n in range(5)]
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)

@@ -116,8 +116,8 @@ BAD = {
     "activation-opt": ("opt", {"activation_function": "mish"}, "one of gelu, gelu_new"),
     "rope-type": (
         "llama",
-        {"rope_scaling": {"rope_type": "longrope", "factor": 2}},
-        "'longrope', but it must be one of default, dynamic, freq_factors, linear, llama3, yarn",
+        {"rope_scaling": {"rope_type": "mrope", "factor": 2}},
+        "'mrope', but it must be one of default, dynamic, freq_factors, linear, llama3, longrope",
     ),
     "rope-factor": ("llama", {"rope_scaling": {"rope_type": "linear"}}, "factor is None"),
     "rope-text": ("llama", {"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
@@ -208,8 +208,13 @@ BAD = {
     "norm-affine": ("opt", {"layer_norm_elementwise_affine": False}, "is not supported"),
     "architecture": (
         "llama",
-        {"architectures": ["GPTNeoXForCausalLM"]},
-        "GPTNeoXForCausalLM is not implemented in cpuserve; supported: DeepseekV2, ",
+        {"architectures": ["BloomForCausalLM"]},
+        "BloomForCausalLM is not implemented in cpuserve; `cpuserve models` lists the ",
+    ),
+    "architecture-spelled": (
+        "llama",
+        {"architectures": ["LLaMAForCausalLM"]},
+        "the nearest are LlamaForCausalLM, and `cpuserve models` lists the ",
     ),
     "architectures-missing": ("llama", {"architectures": []}, "names no architecture"),
     "architectures-number": ("llama", {"architectures": [7]}, "names no architecture"),

@@ -7,6 +7,7 @@ import torch
 
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
+from cpuserve.program.parts import stored_needs
 from tests.helpers.oracle import (
     first_state,
     interpreter_of,
@@ -144,6 +145,33 @@ VARIANTS = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "smollm3-window": (
+        "smollm3",
+        {"use_sliding_window": True, "sliding_window": 20, "no_rope_layers": [1, 1, 0, 1]},
+    ),
+    "granite-moe-shared": (
+        "granite-moe",
+        {
+            "architectures": ["GraniteMoeSharedForCausalLM"],
+            "model_type": "granitemoeshared",
+            "shared_intermediate_size": 72,
+            "attention_bias": True,
+        },
+    ),
+    "granite4-dense": ("granite4", {"num_local_experts": 0, "position_embedding_type": "nope"}),
+    "phi3-partial": ("phi3", {"partial_rotary_factor": 0.5, "sliding_window": None}),
+    "glm4-whole-heads": ("glm4", {"partial_rotary_factor": 1.0, "attention_bias": False}),
+    "glm4-moe-groups": (
+        "glm4-moe",
+        {"n_group": 4, "topk_group": 2, "use_qk_norm": False, "n_shared_experts": 2},
+    ),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": False}),
+    "cohere2-pattern": ("cohere2", {"sliding_window_pattern": 3, "attention_bias": True}),
+    "gpt-neox-serial": (
+        "gpt-neox",
+        {"use_parallel_residual": False, "rotary_pct": 1.0, "tie_word_embeddings": True},
+    ),
+    "starcoder2-plain": ("starcoder2", {"use_bias": False, "sliding_window": None}),
     "opt-no-bias": ("opt", {"enable_bias": False}),
     "opt-gelu-narrow": ("opt", {"activation_function": "gelu", "word_embed_proj_dim": 32}),
     "opt-untied": ("opt", {"tie_word_embeddings": False}),
@@ -173,6 +201,26 @@ def test_every_family_agrees_with_transformers(checkpoint):
     assert (got - expected).abs().max() < 1e-3 * spread
 
 
+@pytest.mark.parametrize("positions", [64, 512])
+@pytest.mark.parametrize("kind", ["longrope", "su"])
+def test_longrope_has_the_factors_of_its_longest_sequences(positions, kind):
+    half = 8  # of a head of 16 dims
+    scaling = {
+        "type": kind,
+        "long_factor": [1.0 + 0.5 * i for i in range(half)],
+        "short_factor": [1.0 + 0.1 * i for i in range(half)],
+    }
+    original = {"original_max_position_embeddings": 64}
+    more = {"max_position_embeddings": positions, **original}
+    if kind == "su":  # transformers then looks for it with the factors
+        scaling |= original
+    path = tiny_model("phi3", rope_scaling=scaling, **more)
+    tokens = TOKENS[:positions]
+    expected = transformers_logits(path, tokens)
+    got = logits_of(interpreter_of(path), tokens)
+    assert (got - expected).abs().max() < 1e-3 * (expected.max() - expected.min())
+
+
 @pytest.mark.parametrize(
     ("family", "change"),
     [
@@ -185,6 +233,9 @@ def test_every_family_agrees_with_transformers(checkpoint):
         ("deepseek-v2", {"routed_scaling_factor": 1.6}),
         ("deepseek-v2", {"rope_scaling": None}),
         ("deepseek-v3", {"rope_interleave": False}),
+        ("granite", {"residual_multiplier": 0.23}),
+        ("glm4", {"partial_rotary_factor": 0.25}),
+        ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}),
     ],
     ids=lambda v: v if isinstance(v, str) else next(iter(v)),
 )
@@ -233,4 +284,5 @@ def test_sequences_of_one_step_do_not_see_each_other(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_program_needs_exactly_the_checkpoint_tensors(family):
     path = tiny_model(family)
-    assert {need.name for need in program_of(path).weights} == set(tensors_of(path))
+    needs = stored_needs(program_of(path).weights)
+    assert {need.name for need in needs} == set(tensors_of(path))

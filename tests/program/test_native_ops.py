@@ -23,7 +23,7 @@ from tests.helpers.fake_executor import fake_config
 from tests.helpers.levels import LEVELS, each_level
 from tests.helpers.oracle import first_state  # it also gives torch one thread
 from tests.helpers.steps import Sequence, all_rows, step
-from tests.helpers.tiny import FAMILIES, tiny_model
+from tests.helpers.tiny import KINDS, tiny_model
 
 KV = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 TOKENS = [(i * 37 + i * i * 5) % 509 for i in range(270)]
@@ -130,7 +130,7 @@ def first_difference(weights, config_dict, dtype, isa, length, kv=None):
 
 
 @pytest.mark.parametrize("dtype", KV)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_every_op_of_every_family_agrees(family, dtype):
     checkpoint = checkpoint_of(family, dtype)
     found = first_difference(checkpoint.weights, checkpoint.config, dtype, LEVELS[-1], 40)

@@ -5,10 +5,11 @@ import pytest
 
 from cpuserve import _C
 from cpuserve.models import build_program, spec_from_config
-from cpuserve.program.ops import Embed, Linear, Logits
+from cpuserve.program.ops import Embed, Linear, Logits, Route
 from cpuserve.quant.online import (
     ONE_SCALE,
     PER_TOKEN,
+    ROUTERS,
     OnlineWeights,
     kind_of,
     quantize,
@@ -120,6 +121,21 @@ def test_embeddings_and_heads_of_all_families_and_no_others_keep_groups_of_32(sc
     ends, linears = matrices()
     assert {kind_of(name, scheme) for name in ends} == {"w8_g32"}
     assert "w8_g32" not in {kind_of(name, scheme) for name in linears}
+
+
+def test_routers_of_all_families_keep_their_precision():
+    programs = [build_program(spec_from_config(tiny_config(family))) for family in FAMILIES]
+    names = {
+        name
+        for program in programs
+        for op in program.ops
+        if isinstance(op, Linear)
+        and any(isinstance(r, Route) and r.x == op.out for r in program.ops)
+        for name in op.weights
+    }
+    assert len(names) > 10
+    assert all(name.endswith(ROUTERS) for name in names)
+    assert all(any(name.endswith(router) for name in names) for router in ROUTERS)
 
 
 @pytest.mark.parametrize("entry", [*PER_TOKEN, *ONE_SCALE])

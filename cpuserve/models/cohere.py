@@ -1,0 +1,78 @@
+"""Command R and Aya (Cohere), and Command R7B and A (Cohere 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
+from cpuserve.models.llama import build_decoder, paired_attention, read_decoder
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import ValueId
+
+
+@register_model("CohereForCausalLM")
+class Cohere:
+    """Attention and MLP read the same rows. Source: transformers modeling_cohere."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Cohere config."""
+        if read_bool(config, "use_qk_norm", False):
+            refuse("use_qk_norm", True, "false: norms of each head (Command R+) are not supported")
+        return _spec({"rope_theta": 500000.0, **config}, "CohereForCausalLM", {})
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        _build(b, s)
+
+
+@register_model("Cohere2ForCausalLM")
+class Cohere2:
+    """Three layers with a window and RoPE for each one with neither. Source: modeling_cohere2."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Cohere 2 config."""
+        pattern = read_int(config, "sliding_window_pattern", 4)
+        window = read_int(config, "sliding_window", 4096)
+        windows = read_windows(config, window, default=lambda i: (i + 1) % pattern > 0)
+        no_rope = tuple(i for i, window in enumerate(windows) if not window)
+        extra: dict[str, object] = {"windows": windows, "no_rope": no_rope}
+        return _spec(config, "Cohere2ForCausalLM", extra)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        _build(b, s)
+
+
+def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]) -> ModelSpec:
+    bias = read_bool(config, "attention_bias", False)
+    tied = config.get("tie_word_embeddings")
+    spec = read_decoder(
+        {
+            **config,
+            "tie_word_embeddings": True if tied is None else tied,
+            "layer_norm_eps": config.get("layer_norm_eps") or 1e-5,
+        },
+        architecture=architecture,
+        positions=8192,
+        qkv_bias=bias,
+        out_bias=bias,
+        extra=extra,
+        eps="layer_norm_eps",
+    )
+    return replace(spec, logit_scale=read_float(config, "logit_scale", 0.0625))
+
+
+def _norm(b: Builder, x: ValueId, name: str) -> ValueId:
+    return b.layer_norm(x, name, bias=False)
+
+
+def _build(b: Builder, s: ModelSpec) -> None:
+    build_decoder(b, s, attention=paired_attention, norm=_norm, parallel=True)

@@ -1,0 +1,97 @@
+"""GLM-4 (dense), and the mixtures GLM-4.5 and 4.6."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, cast
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_bool, read_float, read_int
+from cpuserve.models.experts import (
+    add_shared_mixture,
+    read_experts,
+    read_first_dense,
+    read_groups,
+)
+from cpuserve.models.llama import (
+    attend,
+    build_decoder,
+    build_sandwich,
+    dense_mlp,
+    read_decoder,
+    self_attention,
+)
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import ValueId
+
+NORMS = (
+    "input_layernorm",
+    "post_self_attn_layernorm",
+    "post_attention_layernorm",
+    "post_mlp_layernorm",
+)
+
+
+@register_model("Glm4ForCausalLM")
+class Glm4:
+    """GLM-4-0414: norms around each part, half of a head rotated. Source: modeling_glm4."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a GLM-4 config."""
+        return read_decoder(
+            {**_half_rotated(config), "head_dim": read_int(config, "head_dim", 128)},
+            architecture="Glm4ForCausalLM",
+            positions=131072,
+            qkv_bias=read_bool(config, "attention_bias", True),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_sandwich(b, s, attention=partial(attend, paired=True), norms=NORMS, fused_mlp=True)
+
+
+@register_model("Glm4MoeForCausalLM")
+class Glm4Moe:
+    """GLM-4.5 and 4.6: experts chosen by a sigmoid and a bias. Source: modeling_glm4_moe."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a GLM-4.5 config."""
+        return read_decoder(
+            _half_rotated(config),
+            architecture="Glm4MoeForCausalLM",
+            positions=131072,
+            qkv_bias=read_bool(config, "attention_bias", False),
+            extra={
+                **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
+                "shared": read_int(config, "n_shared_experts", 1),
+                "dense_layers": read_first_dense(config, 1),
+                "groups": read_groups(config, (1, 1), best=2),
+                "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
+                "renormalize": read_bool(config, "norm_topk_prob", True),
+                "qk_norm": read_bool(config, "use_qk_norm", False),
+            },
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        attention = partial(self_attention, qk_norm=cast("bool", s.extra["qk_norm"]))
+        build_decoder(b, s, attention=attention, mlp=_mlp)
+
+
+def _half_rotated(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config, in which half of a head is rotated unless it says otherwise."""
+    share = config.get("partial_rotary_factor")
+    return {**config, "partial_rotary_factor": 0.5 if share is None else share}
+
+
+def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+        dense_mlp(b, s, layer, h, x)
+    else:
+        add_shared_mixture(b, s, f"model.layers.{layer}.mlp", h, x, score="sigmoid")

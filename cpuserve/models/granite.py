@@ -1,0 +1,142 @@
+"""Granite 3 and the dense models of Granite 4: Llama with constants that multiply its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_bool, read_float, read_int, read_kinds, refuse
+from cpuserve.models.experts import read_experts
+from cpuserve.models.llama import build_decoder, read_decoder
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.parts import rows
+
+
+@register_model("GraniteForCausalLM")
+class Granite:
+    """Granite 3, dense. Source: transformers modeling_granite."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Granite config."""
+        mlp_bias = read_bool(config, "mlp_bias", False)
+        return _spec(config, "GraniteForCausalLM", mlp_bias=mlp_bias)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_decoder(b, s)
+
+
+@register_model("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")
+class GraniteMoe:
+    """Granite 3 with experts, and perhaps one that all tokens share.
+
+    Source: transformers modeling_granitemoe, modeling_granitemoeshared.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Granite MoE config; the intermediate size is that of experts."""
+        extra = read_experts(config, count="num_local_experts", width="intermediate_size")
+        shared = config.get("shared_intermediate_size")
+        extra["shared_width"] = read_int(config, "shared_intermediate_size", low=0) if shared else 0
+        return _spec(config, "GraniteMoeForCausalLM", extra=extra)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_decoder(b, s, mlp=_mlp)
+
+
+@register_model("GraniteMoeHybridForCausalLM")
+class GraniteMoeHybrid:
+    """Granite 4 without recurrent layers. Source: transformers modeling_granitemoehybrid."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Granite 4 config."""
+        known = ("attention", "full_attention")
+        if "layer_types" not in config:
+            refuse("layer_types", None, f"a list of {known[0]!r}: Mamba2 layers are not supported")
+        read_kinds(config, "layer_types", known, lambda _: known[0])
+        extra: dict[str, object] = {"experts": 0}
+        if read_int(config, "num_local_experts", low=0):
+            extra = read_experts(config, count="num_local_experts", width="intermediate_size")
+        extra["shared_width"] = read_int(config, "shared_intermediate_size")
+        spec = _spec(config, "GraniteMoeHybridForCausalLM", extra=extra)
+        kind = config.get("position_embedding_type")
+        if kind not in (None, "nope", "rope"):
+            refuse("position_embedding_type", kind, "rope, nope or null")
+        return spec if kind == "rope" else replace(spec, rope=None)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_decoder(b, s, mlp=_mlp)
+
+
+def _spec(
+    config: Mapping[str, Any],
+    architecture: str,
+    *,
+    mlp_bias: bool = False,
+    extra: dict[str, object] | None = None,
+) -> ModelSpec:
+    """What all have in common.
+
+    Each layer adds m times its result to x, where m is the residual multiplier. The program adds
+    the result itself to x / m: the next norm gives the same if its epsilon is divided by m^2.
+    """
+    bias = read_bool(config, "attention_bias", False)
+    spec = read_decoder(
+        config,
+        architecture=architecture,
+        positions=2048,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=mlp_bias,
+        extra=extra,
+    )
+    residual = read_float(config, "residual_multiplier", 1.0)
+    return replace(
+        spec,
+        norm_eps=spec.norm_eps / residual**2,
+        embed_scale=read_float(config, "embedding_multiplier", 1.0) / residual,
+        attention_scale=read_float(config, "attention_multiplier", 1.0),
+        logit_scale=1.0 / read_float(config, "logits_scaling", 1.0),
+    )
+
+
+def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add to x a mixture of experts, if there are some, and the expert that all tokens share."""
+    at, then = f"model.layers.{layer}", cast("Then", f"{s.activation}_mul")
+    moe, shared = f"{at}.block_sparse_moe", cast("int", s.extra["shared_width"])
+    experts = cast("int", s.extra["experts"])
+    if experts:
+        width = cast("int", s.extra["expert_width"])
+        b.mixture(
+            h,
+            f"{moe}.router.layer",
+            [
+                [
+                    rows(f"{moe}.input_linear", 0, width, index=e),
+                    rows(f"{moe}.input_linear", width, width, index=e),
+                    rows(f"{moe}.output_linear", 0, s.width, index=e),
+                ]
+                for e in range(experts)
+            ],
+            features=width,
+            chosen=cast("int", s.extra["chosen"]),
+            to=x,
+            then=then,
+            score="chosen_softmax",
+        )
+    if shared:
+        both = [rows(f"{at}.shared_mlp.input_linear", i * shared, shared) for i in range(2)]
+        g = b.linear(h, both, features=shared, then=then)
+        b.linear(g, f"{at}.shared_mlp.output_linear", add_to=x)

@@ -1,0 +1,31 @@
+"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: Llama with fused matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_int
+from cpuserve.models.llama import build_decoder, fused_attention, fused_mlp, read_decoder
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+
+
+@register_model("Phi3ForCausalLM")
+class Phi3:
+    """q, k and v are one matrix, gate and up another. Source: transformers modeling_phi3."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Phi-3 config.
+
+        Its LongRoPE has the factors of long sequences if the model can take those.
+        """
+        window = read_int(config, "sliding_window", 0, low=0)
+        return read_decoder(config, architecture="Phi3ForCausalLM", positions=4096, window=window)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_decoder(b, s, attention=fused_attention, mlp=fused_mlp)

@@ -1,0 +1,88 @@
+"""Names of parts of stored tensors, which a Program reads like tensors of their own.
+
+Some checkpoints store several matrices as one tensor: gate and up of an MLP (Phi-3), queries, keys
+and values of all heads (GPT-NeoX), or a matrix of every expert (Granite). Others order the rows of
+a matrix in another way than the ops do (GLM-4, whose RoPE rotates neighbouring dimensions).
+
+    "mlp.gate_up_proj[0:160].weight"          rows 0 to 159 of "mlp.gate_up_proj.weight"
+    "moe.input_linear[3][160:320].weight"     rows 160 to 319 of its fourth matrix [3]
+    "self_attn.q_proj[1:64:2].weight"         rows 1, 3, ... 63
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cpuserve.program.program import WeightNeed
+
+_PART = re.compile(r"([^\[\]]+)(?:\[(\d+)\])?\[(\d+):(\d+)(?::(\d+))?\]([^\[\]]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows [first, end) of a stored tensor, or of its matrix `index` if it is a stack of them.
+
+    step: 1, or how many rows further the next one lies.
+    """
+
+    tensor: str
+    first: int
+    end: int
+    step: int = 1
+    index: int | None = None
+
+    def of(self, shape: tuple[int, ...]) -> slice | None:
+        """The same rows counted over all matrices of a tensor of this shape; None if it has less.
+
+        A vector has one number in each row.
+        """
+        outer = 1 if self.index is None else 2
+        if len(shape) < outer or not self.first < self.end <= shape[outer - 1] or self.step < 1:
+            return None
+        if self.index is None:
+            return slice(self.first, self.end, self.step)
+        if self.index >= shape[0]:
+            return None
+        before = self.index * shape[1]
+        return slice(before + self.first, before + self.end, self.step)
+
+
+def rows(name: str, first: int, count: int, *, step: int = 1, index: int | None = None) -> str:
+    """The name of `count` rows of tensor `name`, or of its matrix `index`, from `first` on.
+
+    step: 1, or how many rows further the next one lies.
+    """
+    matrix = "" if index is None else f"[{index}]"
+    every = "" if step == 1 else f":{step}"
+    return f"{name}{matrix}[{first}:{first + (count - 1) * step + 1}{every}]"
+
+
+def parse(name: str) -> Part | None:
+    """What `name` stands for; None if it is the name of a whole tensor."""
+    if not (match := _PART.fullmatch(name)):
+        return None
+    stem, index, first, end, step, rest = match.groups()
+    matrix = None if index is None else int(index)
+    return Part(stem + rest, int(first), int(end), int(step or 1), matrix)
+
+
+def stored_needs(needs: Iterable[WeightNeed]) -> tuple[WeightNeed, ...]:
+    """The whole tensors that a checkpoint must store for `needs`, in their order.
+
+    A tensor ends with the last of the rows that are needed of it.
+    """
+    found: dict[str, WeightNeed] = {}
+    for need in needs:
+        part = parse(need.name)
+        if part is None:
+            found[need.name] = need
+            continue
+        matrices = () if part.index is None else (part.index + 1,)
+        shape = (*matrices, part.end, *need.shape[1:])
+        before = found.get(part.tensor)
+        if before is not None and len(before.shape) == len(shape):
+            shape = tuple(map(max, before.shape, shape))
+        found[part.tensor] = WeightNeed(part.tensor, shape, need.role)
+    return tuple(found.values())

@@ -1,0 +1,132 @@
+"""Names of parts of stored tensors, and the rows that they stand for."""
+
+import numpy as np
+import pytest
+import torch
+
+from cpuserve.errors import ModelError
+from cpuserve.program.interpret import Interpreter
+from cpuserve.program.parts import Part, parse, rows, stored_needs
+from cpuserve.program.program import Program, WeightNeed
+from cpuserve.quant import dequantize
+from cpuserve.quant.base import QuantTensor
+from cpuserve.quant.parts import PartWeights
+
+NAMES = {
+    "a.b[0:160].weight": Part("a.b.weight", 0, 160),
+    "a.b[3][160:320].weight": Part("a.b.weight", 160, 320, 1, 3),
+    "a.b[1:64:2].bias": Part("a.b.bias", 1, 64, 2),
+    "a.b[2:5]": Part("a.b", 2, 5),
+}
+
+
+@pytest.mark.parametrize(("name", "part"), NAMES.items())
+def test_a_name_is_read(name, part):
+    assert parse(name) == part
+
+
+@pytest.mark.parametrize("name", ["a.b.weight", "a.b[3].weight", "a.b[x:2].weight", "[0:2]"])
+def test_other_names_are_those_of_whole_tensors(name):
+    assert parse(name) is None
+
+
+def test_rows_name_what_parse_reads():
+    assert rows("a", 3, 4) == "a[3:7]"
+    assert rows("a", 3, 4, index=2) == "a[2][3:7]"
+    assert rows("a", 1, 3, step=2) == "a[1:6:2]"
+    assert list(range(10))[parse("a[1:6:2]").of((10,))] == [1, 3, 5]
+
+
+def test_stored_tensors_end_with_the_last_rows_that_are_needed():
+    needs = [
+        WeightNeed("a[4:6].weight", (2, 8), "matrix"),
+        WeightNeed("b.weight", (3,), "vector"),
+        WeightNeed("a[0:4].weight", (4, 8), "matrix"),
+        WeightNeed("c[1][0:2].weight", (2, 8), "matrix"),
+        WeightNeed("c[0][2:5].weight", (3, 8), "matrix"),
+        WeightNeed("d[0:4:2].bias", (2,), "vector"),
+        WeightNeed("d[1:4:2].bias", (2,), "vector"),
+    ]
+    assert stored_needs(needs) == (
+        WeightNeed("a.weight", (6, 8), "matrix"),
+        WeightNeed("b.weight", (3,), "vector"),
+        WeightNeed("c.weight", (2, 5, 8), "matrix"),
+        WeightNeed("d.bias", (4,), "vector"),
+    )
+
+
+class Whole:
+    """Weights of three tensors in a given source type; matrix "q" has its rows permuted."""
+
+    def __init__(self, source="f32"):
+        element = {"f32": np.float32, "f16": np.float16}[source]
+        values = {
+            "m.weight": np.arange(48).reshape(6, 8),
+            "s.weight": np.arange(48).reshape(2, 3, 8),
+            "v.bias": np.arange(6),
+            "q.weight": np.arange(48).reshape(6, 8),
+        }
+        self.values = {name: some.astype(element) for name, some in values.items()}
+        self.order = np.array([4, 0, 5, 1, 3, 2], np.int32)
+        self.source = source
+
+    def names(self):
+        return set(self.values)
+
+    def get(self, name):
+        value = self.values[name]
+        count = value.shape[0] if value.ndim > 1 else 1
+        order = self.order if name == "q.weight" else None
+        data = np.ascontiguousarray(value).reshape(count, -1).view(np.uint8)
+        return QuantTensor(name, value.shape, self.source, data, order)
+
+    def kind(self, name, dtype):
+        return f"{name} {dtype}"
+
+
+@pytest.mark.parametrize("source", ["f32", "f16"])
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    {
+        "m[2:5].weight": lambda w: w.values["m.weight"][2:5],
+        "m[1:6:2].weight": lambda w: w.values["m.weight"][1:6:2],
+        "s[1][0:2].weight": lambda w: w.values["s.weight"][1, :2],
+        "v[1:4].bias": lambda w: w.values["v.bias"][1:4],
+        "v[0:6:3].bias": lambda w: w.values["v.bias"][::3],
+        "q[1:4].weight": lambda w: w.values["q.weight"][w.order][1:4],
+    }.items(),
+)
+def test_parts_are_rows_of_the_tensor(source, name, cut):
+    whole = Whole(source)
+    weights, want = PartWeights(whole), cut(whole)
+    got = weights.get(name)
+    assert got.shape == want.shape
+    assert dequantize(got).tolist() == want.tolist()
+    assert got.nbytes == want.nbytes
+    assert weights.kind(name, "x") == f"{parse(name).tensor} x"
+    assert weights.names() == whole.names()
+    assert weights.get("m.weight").data.tobytes() == whole.values["m.weight"].tobytes()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["m[2:7].weight", "m[3:3].weight", "s[2][0:1].weight", "s[0][0:4].weight", "v[9:12].bias"],
+)
+def test_rows_that_a_tensor_does_not_have_are_refused(name):
+    with pytest.raises(ModelError, match="does not fit its config"):
+        PartWeights(Whole()).get(name)
+
+
+def test_the_interpreter_takes_parts_of_whole_tensors():
+    whole = {
+        "m.weight": torch.arange(12.0).reshape(6, 2),
+        "s.w": torch.arange(12.0).reshape(2, 3, 2),
+    }
+    needs = (
+        WeightNeed("m[1:4:2].weight", (2, 2), "matrix"),
+        WeightNeed("s[1][1:3].w", (2, 2), "matrix"),
+    )
+    program = Program((), (), needs, (), vocab=2, width=2)
+    tensors = Interpreter(program, whole)._tensors
+    assert tensors["m[1:4:2].weight"].tolist() == [[2, 3], [6, 7]]
+    assert tensors["s[1][1:3].w"].tolist() == [[8, 9], [10, 11]]
