@@ -111,16 +111,33 @@ constexpr Kind kKinds[] = {{"dense_bf16", WeightKind::dense_bf16, 1},
                            {"w4m_g32", WeightKind::w4m_g32, 3},
                            {"w4m_g128", WeightKind::w4m_g128, 3},
                            {"w8_channel", WeightKind::w8_channel, 2},
-                           {"w8_channel_g128", WeightKind::w8_channel_g128, 2}};
+                           {"w8_channel_g128", WeightKind::w8_channel_g128, 2},
+                           {"q4_k", WeightKind::q4_k, 3},
+                           {"q5_k", WeightKind::q5_k, 2},
+                           {"q6_k", WeightKind::q6_k, 2},
+                           {"q2_k", WeightKind::q2_k, 3},
+                           {"q3_k", WeightKind::q3_k, 3},
+                           {"q5_0", WeightKind::q5_0, 2},
+                           {"q5_1", WeightKind::q5_1, 2},
+                           {"iq4_nl", WeightKind::iq4_nl, 2},
+                           {"iq4_xs", WeightKind::iq4_xs, 2},
+                           {"mxfp4", WeightKind::mxfp4, 2}};
 
 // Weights may have any bytes, except that float fields must not be denormal or NaN.
 void pack_weights(const LinearKernel& kernel, PackedWeight& w, uint8_t* to, int64_t copies) {
   std::vector<float> row(static_cast<size_t>(w.k));
   for (size_t i = 0; i < row.size(); i++)
     row[i] = static_cast<float>(i * 2654435761u % 1000) / 1000.0f - 0.5f;
+  const SourceType source = only_source(w.kind);
+  std::vector<uint8_t> blocks(source_row_bytes(source, w.k));
+  for (size_t i = 0; i < blocks.size(); i++) {  // 32 to 95: no half of them is a NaN or denormal
+    blocks[i] = static_cast<uint8_t>(32 + (i * 2654435761u >> 8) % 64);
+  }
   const void* rows[kPanel];
-  for (const void*& r : rows) r = row.data();
-  kernel.pack({rows, SourceType::f32, w.k, to});
+  for (const void*& r : rows) {
+    r = source == SourceType::f32 ? static_cast<const void*>(row.data()) : blocks.data();
+  }
+  kernel.pack({rows, source, w.k, to});
   const int64_t panels = (w.n + kPanel - 1) / kPanel * copies;
   for (int64_t p = 1; p < panels; p++)
     memcpy(to + p * static_cast<int64_t>(w.panel_bytes), to, w.panel_bytes);
@@ -304,7 +321,9 @@ int main_of(int argc, char** argv) {
   Bench bench(*table, threads, rows, panels, sizes);
   for (const Kind& kind : kKinds) {
     if (!only.empty() && only != kind.name) continue;
-    for (const auto& [n, k] : shapes) bench.run(kind, n, k);
+    for (const auto& [n, k] : shapes) {
+      if (k % block_shape(only_source(kind.kind)).weights == 0) bench.run(kind, n, k);
+    }
   }
   return 0;
 }

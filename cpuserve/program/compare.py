@@ -42,6 +42,16 @@ ACT_FORMAT = {
     "w4m_g128": "q8g128",
     "w8_channel": "q8row",
     "w8_channel_g128": "q8g128",
+    "q4_k": "q8g32",
+    "q5_k": "q8g32",
+    "q6_k": "q8g32",
+    "q2_k": "q8g32",
+    "q3_k": "q8g32",
+    "q5_0": "q8g32",
+    "q5_1": "q8g32",
+    "iq4_nl": "q8g32",
+    "iq4_xs": "q8g32",
+    "mxfp4": "q8g32",
 }
 FLOAT_ROWS = ("dense_f16", "dense_f32")
 WHOLE_ROW = ("q8g128", "q8row")  # linears and attention write parts of rows, so not these

@@ -522,7 +522,7 @@ class Interpreter:
     def _multiply_int8(self, x: Tensor, weight: QuantMatrix, kind: str) -> Tensor:
         if kind.startswith("w8_channel"):
             return multiply_channel(x, weight, GROUP128 if kind.endswith("g128") else 0)
-        if self.activation_bits == 16 and weight.group == GROUP:
+        if self.activation_bits == 16 and weight.group <= GROUP:
             return multiply_q8g32x2(x, weight)
         return multiply_grouped(x, weight)
 
@@ -680,13 +680,17 @@ def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
 def multiply_grouped(x: Tensor, weight: QuantMatrix) -> Tensor:
     """The quantized product of table.h for kinds with groups, summed in ascending order of groups.
 
-    Sums of int8 x code products stay below 2^24, so they are exact in fp32. A fused multiply-add
-    is emulated as an fp64 product and sum, rounded once to fp32.
+    Inputs have a scale per group of weights, or per 32 where those are smaller. Sums of int8 x code
+    products stay below 2^24, so they are exact in fp32. A fused multiply-add is emulated as an fp64
+    product and sum, rounded once to fp32.
     """
-    q, x_scale, x_sum = quantize_rows(x, weight.group)
+    q, x_scale, _ = quantize_rows(x, max(weight.group, GROUP))
+    parts = q.shape[2] // weight.group
+    q = q.reshape(len(x), -1, weight.group)
+    x_scale, x_sum = x_scale.repeat_interleave(parts, dim=1), q.sum(dim=2)
     n, codes = weight.shape[0], centered(weight, weight.group)
     out = torch.zeros(len(x), n)
-    for g in range(q.shape[1]):
+    for g in range(codes.shape[1]):
         dot = q[:, g] @ codes[:, g].T
         out = _fma(dot, x_scale[:, g, None] * weight.scale[None, :, g], out)
         if weight.minimum is not None:

@@ -60,6 +60,16 @@ ACT_FORMAT = {
     "w4m_g128": "q8g128",
     "w8_channel": "q8row",
     "w8_channel_g128": "q8g128",
+    "q4_k": "q8g32",
+    "q5_k": "q8g32",
+    "q6_k": "q8g32",
+    "q2_k": "q8g32",
+    "q3_k": "q8g32",
+    "q5_0": "q8g32",
+    "q5_1": "q8g32",
+    "iq4_nl": "q8g32",
+    "iq4_xs": "q8g32",
+    "mxfp4": "q8g32",
 }
 # Their scale covers more columns than a tile or head: only an op with the whole row can write it.
 WHOLE_ROW = ("q8g128", "q8row")
@@ -119,6 +129,16 @@ DOT_OF_KIND = {
     "w4_g32": "int4",
     "w4m_g32": "int4",
     "w4m_g128": "int4",
+    "q4_k": "int4",
+    "q5_k": "int8",
+    "q6_k": "int8",
+    "q2_k": "int4",
+    "q3_k": "int4",
+    "q5_0": "int8",
+    "q5_1": "int8",
+    "iq4_nl": "int8",
+    "iq4_xs": "int8",
+    "mxfp4": "int8",
 }
 
 

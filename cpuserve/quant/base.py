@@ -23,6 +23,16 @@ WeightKind = Literal[
     "w4m_g128",
     "w8_channel",
     "w8_channel_g128",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+    "q2_k",
+    "q3_k",
+    "q5_0",
+    "q5_1",
+    "iq4_nl",
+    "iq4_xs",
+    "mxfp4",
 ]
 SourceType = Literal[
     "f32",
@@ -33,6 +43,16 @@ SourceType = Literal[
     "gguf_q4_1",
     "s8_channel",
     "u4m_g128",
+    "gguf_q4_k",
+    "gguf_q5_k",
+    "gguf_q6_k",
+    "gguf_q2_k",
+    "gguf_q3_k",
+    "gguf_q5_0",
+    "gguf_q5_1",
+    "gguf_iq4_nl",
+    "gguf_iq4_xs",
+    "gguf_mxfp4",
 ]
 
 

@@ -14,21 +14,22 @@ Float32 = npt.NDArray[np.float32]
 
 
 class Codes(NamedTuple):
-    """A matrix [n, k]: w = scale * codes + minimum, or scale * (codes - 128) without a minimum.
+    """A matrix [n, k]: w = scale * codes + minimum, or scale * (codes - zero) without a minimum.
 
-    codes [n, k] uint8; scale and minimum (None for int8) [n, groups] fp32, each for `group` inputs.
+    codes [n, k] uint8; scale and minimum (or None) [n, groups] fp32, each for `group` inputs.
     """
 
     codes: npt.NDArray[np.uint8]
     scale: Float32
     minimum: Float32 | None
     group: int
+    zero: int = ZERO
 
     def values(self) -> Float32:
         """The matrix in fp32."""
         codes = self.codes.astype(np.float32)
         if self.minimum is None:
-            return (codes - np.float32(ZERO)) * self._spread(self.scale)
+            return (codes - np.float32(self.zero)) * self._spread(self.scale)
         return codes * self._spread(self.scale) + self._spread(self.minimum)
 
     def _spread(self, per_group: Float32) -> Float32:

@@ -1,57 +1,229 @@
-"""GGUF block formats: 32 weights share one fp16 scale (and one fp16 minimum in Q4_1).
+"""GGUF block formats: blocks of 32 or 256 weights with their scales, and for some a minimum.
 
-Block layouts follow ggml's `block_q8_0`, `block_q4_0` and `block_q4_1` (ggml-common.h): a 4-bit
-block keeps element i in the low nibble of byte i and element i + 16 in its high nibble.
+Block layouts follow those of ggml-common.h. A weight is scale * (code - zero) + minimum. Blocks of
+256 (the k-quants and IQ4_XS) have small integer scales and minima of 16 or 32 weights, and an fp16
+factor of all scales and one of all minima, which are subtracted. The codes of IQ4_NL, IQ4_XS and
+MXFP4 stand for the values of a table.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from cpuserve.errors import ModelError
 from cpuserve.quant import dense
 from cpuserve.quant.base import QuantTensor, SourceType, Weights
+from cpuserve.quant.codes import Codes
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.stored import StoredWeights, TensorStore
 
-SOURCES: dict[str, SourceType] = {
-    **dense.SOURCES,
+Float32 = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+QUANTIZED: dict[str, SourceType] = {
     "Q8_0": "gguf_q8_0",
     "Q4_0": "gguf_q4_0",
     "Q4_1": "gguf_q4_1",
+    "Q5_0": "gguf_q5_0",
+    "Q5_1": "gguf_q5_1",
+    "Q2_K": "gguf_q2_k",
+    "Q3_K": "gguf_q3_k",
+    "Q4_K": "gguf_q4_k",
+    "Q5_K": "gguf_q5_k",
+    "Q6_K": "gguf_q6_k",
+    "IQ4_NL": "gguf_iq4_nl",
+    "IQ4_XS": "gguf_iq4_xs",
+    "MXFP4": "gguf_mxfp4",
 }
-BLOCK = 32
-BLOCK_BYTES: dict[SourceType, int] = {"gguf_q8_0": 34, "gguf_q4_0": 18, "gguf_q4_1": 20}
+SOURCES: dict[str, SourceType] = {**dense.SOURCES, **QUANTIZED}
+# What to look for instead of a file with types that have no kernels, by the bits of a weight.
+NEAREST = {"IQ1": "Q2_K", "TQ1": "Q2_K", "TQ2": "Q2_K", "IQ2": "Q2_K", "IQ3": "Q3_K_M or IQ4_XS"}
+
+
+class Block(NamedTuple):
+    """Blocks taken apart: codes [n, weights], where `zero` stands for 0, scale and minimum.
+
+    scale, minimum (or None): [n, weights / group] fp32.
+    """
+
+    codes: Bytes
+    zero: int
+    scale: Float32
+    minimum: Float32 | None = None
+
+
+class BlockType(NamedTuple):
+    """A block of `weights` weights in `nbytes` bytes; `group` of them share a scale."""
+
+    weights: int
+    nbytes: int
+    group: int
+    take: Callable[[Bytes], Block]
 
 
 @weight_format("gguf")
 def gguf_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noqa: ARG001
     """Weights of a GGUF file, which may mix quantized and dense tensors."""
-    return StoredWeights(store, SOURCES)
+    try:
+        return StoredWeights(store, SOURCES)
+    except ModelError as error:
+        found = {store.dtype(name) for name in store.names()}
+        nearest = sorted({NEAREST[t[:3]] for t in found - SOURCES.keys() if t[:3] in NEAREST})
+        if not nearest:
+            raise
+        msg = f"{error} (use the same model's {' or '.join(nearest)} file)"
+        raise ModelError(msg) from None
 
 
-def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
+def read_codes(tensor: QuantTensor) -> Codes:
+    """Codes and scales of a quantized tensor, with row_order applied."""
+    block = BLOCKS[tensor.source]
+    data = tensor.data if tensor.row_order is None else tensor.data[tensor.row_order]
+    taken = block.take(np.ascontiguousarray(data).reshape(-1, block.nbytes))
+    rows = len(data)
+    minimum = None if taken.minimum is None else taken.minimum.reshape(rows, -1)
+    codes, scale = taken.codes.reshape(rows, -1), taken.scale.reshape(rows, -1)
+    return Codes(codes, scale, minimum, block.group, taken.zero)
+
+
+def dequantize(tensor: QuantTensor) -> Float32:
     """An fp32 copy of the tensor, computed in fp32 exactly as ggml's dequantize_row_* does."""
-    if tensor.source not in BLOCK_BYTES:
+    if tensor.source not in BLOCKS:
         return dense.dequantize(tensor)
-    blocks = np.ascontiguousarray(tensor.data).reshape(-1, BLOCK_BYTES[tensor.source])
-    scale = _f16_column(blocks, 0)
-    if tensor.source == "gguf_q8_0":
-        values = scale * blocks[:, 2:].view(np.int8).astype(np.float32)
-    elif tensor.source == "gguf_q4_0":
-        values = scale * (_nibbles(blocks[:, 2:]) - np.float32(8))
-    else:
-        values = scale * _nibbles(blocks[:, 4:]) + _f16_column(blocks, 2)
-    return dense.in_row_order(values.reshape(tensor.shape), tensor)
+    return read_codes(tensor).values().reshape(tensor.shape)
 
 
-def _f16_column(blocks: npt.NDArray[np.uint8], at: int) -> npt.NDArray[np.float32]:
+# -- blocks of 32 -------------------------------------------------------------------------------
+
+
+def _q8_0(b: Bytes) -> Block:
+    return Block(b[:, 2:] ^ np.uint8(128), 128, _half(b, 0))
+
+
+def _q4_0(b: Bytes) -> Block:
+    return Block(_nibbles(b[:, 2:], 16), 8, _half(b, 0))
+
+
+def _q4_1(b: Bytes) -> Block:
+    return Block(_nibbles(b[:, 4:], 16), 0, _half(b, 0), _half(b, 2))
+
+
+def _q5_0(b: Bytes) -> Block:
+    return Block(_nibbles(b[:, 6:], 16) | _fifth_bits(b[:, 2:6]), 16, _half(b, 0))
+
+
+def _q5_1(b: Bytes) -> Block:
+    return Block(_nibbles(b[:, 8:], 16) | _fifth_bits(b[:, 4:8]), 0, _half(b, 0), _half(b, 2))
+
+
+_IQ4 = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16
+)
+_IQ4_CODES = (_IQ4 + 128).astype(np.uint8)
+# Twice the values of E2M1; the scale is half of 2^(e - 127).
+_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)
+_FP4_CODES = (_FP4 + 128).astype(np.uint8)
+
+
+def _iq4_nl(b: Bytes) -> Block:
+    return Block(_IQ4_CODES[_nibbles(b[:, 2:], 16)], 128, _half(b, 0))
+
+
+def _mxfp4(b: Bytes) -> Block:
+    scale = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128)
+    return Block(_FP4_CODES[_nibbles(b[:, 1:], 16)], 128, scale.astype(np.float32))
+
+
+# -- blocks of 256 ------------------------------------------------------------------------------
+
+
+def _q2_k(b: Bytes) -> Block:
+    scale = _half(b, 80) * (b[:, :16] & 15).astype(np.float32)
+    least = _half(b, 82) * (b[:, :16] >> 4).astype(np.float32)
+    return Block(_twos(b[:, 16:80]), 0, scale, -least)
+
+
+def _q3_k(b: Bytes) -> Block:
+    low = _nibbles(b[:, 96:104], 8)
+    high = _shifted(b[:, 104:108], (0, 2, 4, 6), 3)
+    scale = _half(b, 108) * ((low | high << 4).astype(np.int8) - np.int8(32)).astype(np.float32)
+    return Block(_twos(b[:, 32:96]) | _shifted(b[:, :32], range(8), 1) << 2, 4, scale)
+
+
+def _q4_k(b: Bytes) -> Block:
+    return Block(_nibbles(b[:, 16:], 32), 0, *_six_bit_factors(b))
+
+
+def _q5_k(b: Bytes) -> Block:
+    codes = _nibbles(b[:, 48:], 32) | _shifted(b[:, 16:48], range(8), 1) << 4
+    return Block(codes, 0, *_six_bit_factors(b))
+
+
+def _q6_k(b: Bytes) -> Block:
+    scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32)
+    return Block(_nibbles(b[:, :128], 64) | _twos(b[:, 128:192]) << 4, 32, _half(b, 208) * scales)
+
+
+def _iq4_xs(b: Bytes) -> Block:
+    low = np.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], axis=2).reshape(-1, 8)
+    both = np.ascontiguousarray(b[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16)
+    high = (both & 3).astype(np.uint8)
+    scales = ((low | high << 4).astype(np.int8) - np.int8(32)).astype(np.float32)
+    return Block(_IQ4_CODES[_nibbles(b[:, 8:], 16)], 128, _half(b, 0) * scales)
+
+
+BLOCKS: dict[SourceType, BlockType] = {
+    "gguf_q8_0": BlockType(32, 34, 32, _q8_0),
+    "gguf_q4_0": BlockType(32, 18, 32, _q4_0),
+    "gguf_q4_1": BlockType(32, 20, 32, _q4_1),
+    "gguf_q5_0": BlockType(32, 22, 32, _q5_0),
+    "gguf_q5_1": BlockType(32, 24, 32, _q5_1),
+    "gguf_iq4_nl": BlockType(32, 18, 32, _iq4_nl),
+    "gguf_mxfp4": BlockType(32, 17, 32, _mxfp4),
+    "gguf_q2_k": BlockType(256, 84, 16, _q2_k),
+    "gguf_q3_k": BlockType(256, 110, 16, _q3_k),
+    "gguf_q4_k": BlockType(256, 144, 32, _q4_k),
+    "gguf_q5_k": BlockType(256, 176, 32, _q5_k),
+    "gguf_q6_k": BlockType(256, 210, 16, _q6_k),
+    "gguf_iq4_xs": BlockType(256, 136, 32, _iq4_xs),
+}
+
+
+def _half(blocks: Bytes, at: int) -> Float32:
     column = np.ascontiguousarray(blocks[:, at : at + 2])
     return column.view("<f2").astype(np.float32)
 
 
-def _nibbles(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    both = np.concatenate([packed & 15, packed >> 4], axis=1)
-    return both.astype(np.float32)
+def _nibbles(packed: Bytes, apart: int) -> Bytes:
+    """Two codes of each byte, which are `apart` elements apart."""
+    bytes_of = packed.reshape(len(packed), -1, 1, apart)
+    both = np.concatenate([bytes_of & 15, bytes_of >> 4], axis=2)
+    return both.reshape(len(packed), -1)
+
+
+def _shifted(packed: Bytes, shifts: Any, mask: int) -> Bytes:
+    """All of `packed` shifted by the first of `shifts`, then by the next one."""
+    by = np.array(shifts, np.uint8)[:, None]
+    return ((packed[:, None, :] >> by) & np.uint8(mask)).reshape(len(packed), -1)
+
+
+def _twos(packed: Bytes) -> Bytes:
+    """256 codes of two bits: each half of the bytes holds one half of the codes."""
+    return _shifted(packed.reshape(-1, 32), (0, 2, 4, 6), 3).reshape(len(packed), -1)
+
+
+def _fifth_bits(packed: Bytes) -> Bytes:
+    return np.unpackbits(packed, axis=1, bitorder="little") << 4
+
+
+def _six_bit_factors(blocks: Bytes) -> tuple[Float32, Float32]:
+    """Scales and minima of Q4_K and Q5_K: eight of each in 12 bytes, 6 bits each."""
+    first, second, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = np.concatenate([first & 63, rest & 15 | first >> 6 << 4], axis=1)
+    leasts = np.concatenate([second & 63, rest >> 4 | second >> 6 << 4], axis=1)
+    scale = _half(blocks, 0) * scales.astype(np.float32)
+    return scale, -(_half(blocks, 2) * leasts.astype(np.float32))

@@ -352,26 +352,13 @@ def coded_matrix(tensor: QuantTensor, kind: str) -> QuantMatrix:
 
 
 def quant_matrix(tensor: QuantTensor) -> QuantMatrix:
-    """Return codes and scales of a GGUF Q8_0, Q4_0 or Q4_1 tensor (see quant/gguf.py)."""
+    """Return codes and scales of a quantized GGUF tensor (see quant/gguf.py)."""
     import torch
 
-    from cpuserve.program.interpret import GROUP, QuantMatrix
-    from cpuserve.quant.gguf import BLOCK_BYTES
+    from cpuserve.program.interpret import QuantMatrix
+    from cpuserve.quant.gguf import read_codes
 
-    rows, k = tensor.shape
-    data = tensor.data if tensor.row_order is None else tensor.data[tensor.row_order]
-    blocks = np.ascontiguousarray(data).reshape(rows, k // GROUP, BLOCK_BYTES[tensor.source])
-
-    def half(at: int) -> torch.Tensor:
-        column = np.ascontiguousarray(blocks[:, :, at : at + 2])
-        return torch.from_numpy(column.view("<f2").astype(np.float32)[:, :, 0])
-
-    if tensor.source == "gguf_q8_0":
-        # signed bytes, as table.h has them: unsigned with a zero point of 128
-        codes, zero, minimum = blocks[:, :, 2:] ^ np.uint8(128), 128, None
-    else:
-        at = 2 if tensor.source == "gguf_q4_0" else 4
-        packed = blocks[:, :, at:]
-        codes = np.concatenate([packed & 15, packed >> 4], axis=2)
-        zero, minimum = (8, None) if at == 2 else (0, half(2))
-    return QuantMatrix(torch.from_numpy(codes.reshape(rows, k)), half(0), zero, minimum)
+    codes = read_codes(tensor)
+    minimum = None if codes.minimum is None else torch.from_numpy(codes.minimum)
+    values, scale = torch.from_numpy(codes.codes), torch.from_numpy(codes.scale)
+    return QuantMatrix(values, scale, codes.zero, minimum, codes.group)

@@ -29,7 +29,11 @@ const std::vector<Unit>& units() {
 constexpr const char* kLinearNames[] = {
     "linear.dense_bf16", "linear.dense_f16",  "linear.dense_f32",
     "linear.w8_g32",     "linear.w4_g32",     "linear.w4m_g32",
-    "linear.w4m_g128",   "linear.w8_channel", "linear.w8_channel_g128"};
+    "linear.w4m_g128",   "linear.w8_channel", "linear.w8_channel_g128",
+    "linear.q4_k",       "linear.q5_k",       "linear.q6_k",
+    "linear.q2_k",       "linear.q3_k",       "linear.q5_0",
+    "linear.q5_1",       "linear.iq4_nl",     "linear.iq4_xs",
+    "linear.mxfp4"};
 constexpr int kLinearKinds = static_cast<int>(WeightKind::count);
 static_assert(sizeof kLinearNames / sizeof *kLinearNames == kLinearKinds, "one name per kind");
 

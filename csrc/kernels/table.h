@@ -91,6 +91,11 @@ struct Rows {
 //   w4m_g128    [n/16][k/128] of { fp16 scale[16]; fp16 min[16]; u8 q[16][16][4] }   act q8g128
 //   w8_channel  [n/16] of { u8 q[k/4][16][4]; fp32 scale[16] }     act q8row; w = s * (q - 128)
 //   w8_channel_g128   the same bytes                               act q8g128
+//   q4_k q5_k q6_k q2_k q3_k iq4_xs   [n/16][k/256]                  act q8g32
+//   q5_0 q5_1 iq4_nl mxfp4            [n/16][k/32]                   act q8g32
+//     of GGUF's types: factors and planes of bits of 16 columns, kernels/linear/planes.h; four
+//     bytes of a column lie side by side at every level. w = s * (value - zero) + min, where s and
+//     min of 32 or 16 weights are d * scale and -(m * least) in the types with blocks of 256.
 // In the 4-bit kinds byte (r, c, j) holds k = 8 r + j in its low and k = 8 r + 4 + j in its high
 // nibble. The bytes in memory equal those of the GGUF file: 34, 18 and 20 for 32 weights.
 // So a column has 4 bytes side by side. Where a level multiplies with Arm's matrix products, it has
@@ -102,6 +107,7 @@ struct Rows {
 // The quantized dot product is, per group in ascending order:
 //   f = fma(float(sum_k q_w q_x - zero * sum_x), s_w * s_x, f)   [int32 arithmetic is exact]
 //   w4m:  then  f = fma(min, s_x * float(sum_x), f)
+//   groups of 16: the same with the sum_x of 16, twice for each s_x
 //   w8_channel:       f = float(sum_k q_w q_x - zero * sum_x over the whole row) * (s_w * s_x)
 //   w8_channel_g128:  f = fma(float(...), s_x, f) per group, then f * s_w
 enum class WeightKind : int32_t {
@@ -114,10 +120,21 @@ enum class WeightKind : int32_t {
   w4m_g128,
   w8_channel,
   w8_channel_g128,
+  q4_k,
+  q5_k,
+  q6_k,
+  q2_k,
+  q3_k,
+  q5_0,
+  q5_1,
+  iq4_nl,
+  iq4_xs,
+  mxfp4,
   count
 };
 
-// Element type of a source row handed to pack(). Besides GGUF's blocks of 32:
+// Element type of a source row handed to pack(). Besides GGUF's blocks, which the kinds of the same
+// name are packed from and no other source:
 //   s8_channel  { fp32 scale; s8 q[k] }                    w = scale * q
 //   u4m_g128    k/128 of { fp16 scale; fp16 min; u8 q[64] }  w = scale * q + min; element 2 i is
 //               the low and element 2 i + 1 the high nibble of byte i
@@ -129,8 +146,77 @@ enum class SourceType : int32_t {
   gguf_q4_0,
   gguf_q4_1,
   s8_channel,
-  u4m_g128
+  u4m_g128,
+  gguf_q4_k,
+  gguf_q5_k,
+  gguf_q6_k,
+  gguf_q2_k,
+  gguf_q3_k,
+  gguf_q5_0,
+  gguf_q5_1,
+  gguf_iq4_nl,
+  gguf_iq4_xs,
+  gguf_mxfp4
 };
+
+// The weights and bytes of one block of a source row, which consists of whole blocks.
+struct BlockShape {
+  int64_t weights;
+  size_t bytes;
+};
+inline BlockShape block_shape(SourceType type) {
+  switch (type) {
+    case SourceType::f32:
+      return {1, 4};
+    case SourceType::f16:
+    case SourceType::bf16:
+      return {1, 2};
+    case SourceType::gguf_q8_0:
+      return {32, 34};
+    case SourceType::gguf_q4_0:
+    case SourceType::gguf_iq4_nl:
+      return {32, 18};
+    case SourceType::gguf_q4_1:
+      return {32, 20};
+    case SourceType::s8_channel:
+      return {1, 1};  // after a scale of 4 bytes
+    case SourceType::u4m_g128:
+      return {128, 68};
+    case SourceType::gguf_q4_k:
+      return {256, 144};
+    case SourceType::gguf_q5_k:
+      return {256, 176};
+    case SourceType::gguf_q6_k:
+      return {256, 210};
+    case SourceType::gguf_q2_k:
+      return {256, 84};
+    case SourceType::gguf_q3_k:
+      return {256, 110};
+    case SourceType::gguf_q5_0:
+      return {32, 22};
+    case SourceType::gguf_q5_1:
+      return {32, 24};
+    case SourceType::gguf_iq4_xs:
+      return {256, 136};
+    case SourceType::gguf_mxfp4:
+      return {32, 17};
+  }
+  return {1, 0};
+}
+inline size_t source_row_bytes(SourceType type, int64_t k) {
+  const BlockShape block = block_shape(type);
+  const auto bytes = static_cast<size_t>(k / block.weights) * block.bytes;
+  return type == SourceType::s8_channel ? bytes + 4 : bytes;
+}
+
+// The only source of a kind that is packed from GGUF's blocks without another scale; f32 of the
+// kinds that take several.
+inline SourceType only_source(WeightKind kind) {
+  if (kind < WeightKind::q4_k || kind >= WeightKind::count) return SourceType::f32;
+  return static_cast<SourceType>(static_cast<int32_t>(SourceType::gguf_q4_k) +
+                                 static_cast<int32_t>(kind) -
+                                 static_cast<int32_t>(WeightKind::q4_k));
+}
 
 struct PackArgs {
   const void* const* rows;  // kPanel source rows of k elements; nullptr = a row of zeros

@@ -19,34 +19,6 @@ namespace {
 // Linears read vectors (biases) in whole strips, so they are padded with zeros to one.
 constexpr int64_t kVectorPad = kStripPanels * kPanel;
 
-size_t source_row_bytes(SourceType type, int64_t k) {
-  const auto n = static_cast<size_t>(k), blocks = n / 32;
-  switch (type) {
-    case SourceType::f32:
-      return n * 4;
-    case SourceType::f16:
-    case SourceType::bf16:
-      return n * 2;
-    case SourceType::gguf_q8_0:
-      return blocks * 34;
-    case SourceType::gguf_q4_0:
-      return blocks * 18;
-    case SourceType::gguf_q4_1:
-      return blocks * 20;
-    case SourceType::s8_channel:
-      return n + 4;
-    case SourceType::u4m_g128:
-      return n / 128 * 68;
-  }
-  return 0;
-}
-
-// Number of weights in one block of a source row. Rows consist of whole blocks.
-int64_t block_weights(SourceType type) {
-  if (type == SourceType::u4m_g128) return 128;
-  return type >= SourceType::gguf_q8_0 && type <= SourceType::gguf_q4_1 ? 32 : 1;
-}
-
 // Returns the source of packed row `row` of the matrix, or nullptr for padding.
 const void* source_row(const Matrix& m, Span<const SourceTensor> parts, int64_t row) {
   int64_t part = 0;
@@ -124,8 +96,12 @@ void Weights::check_parts(Id id, Span<const SourceTensor> parts) const {
                    " has ", t.rows, " rows, not ", m.parts[static_cast<size_t>(i)]);
     check_argument(t.type == parts[0].type, "matrix ", m.name,
                    ": its tensors have different types");
-    check_argument(m.k % block_weights(t.type) == 0, "matrix ", m.name, ": rows of ", m.k,
-                   " are not whole blocks of ", block_weights(t.type));
+    const int64_t block = block_shape(t.type).weights;
+    check_argument(m.k % block == 0, "matrix ", m.name, ": rows of ", m.k,
+                   " are not whole blocks of ", block);
+    check_argument(only_source(m.kind) == SourceType::f32 || only_source(m.kind) == t.type,
+                   "matrix ", m.name, ": tensor ", i,
+                   " is not of the type that its kind is packed from");
     check_argument(t.row_bytes == source_row_bytes(t.type, m.k), "matrix ", m.name, ": tensor ", i,
                    " has rows of ", t.row_bytes, " bytes, not ", source_row_bytes(t.type, m.k));
     for (int64_t r = 0; t.order && r < t.rows; r++) {

@@ -46,27 +46,6 @@ T read_at(const uint8_t* p) {
 // -- sources
 // ---------------------------------------------------------------------------------------
 
-size_t source_row_bytes(SourceType type, int64_t k) {
-  switch (type) {
-    case SourceType::f32:
-      return static_cast<size_t>(k) * 4;
-    case SourceType::f16:
-    case SourceType::bf16:
-      return static_cast<size_t>(k) * 2;
-    case SourceType::gguf_q8_0:
-      return static_cast<size_t>(k / 32 * 34);
-    case SourceType::gguf_q4_0:
-      return static_cast<size_t>(k / 32 * 18);
-    case SourceType::gguf_q4_1:
-      return static_cast<size_t>(k / 32 * 20);
-    case SourceType::s8_channel:
-      return static_cast<size_t>(k + 4);
-    case SourceType::u4m_g128:
-      return static_cast<size_t>(k / 128 * 68);
-  }
-  return 0;
-}
-
 // A random byte of a quantized row; with --unsigned one whose weights are not negative.
 uint8_t weight_byte(Rng& rng, SourceType type) {
   const uint8_t byte = static_cast<uint8_t>(rng.bits());

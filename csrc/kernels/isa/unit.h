@@ -16,6 +16,7 @@
 
 #include "kernels/linear/channel.h"
 #include "kernels/linear/dense.h"
+#include "kernels/linear/planes.h"
 #include "kernels/linear/w4_group.h"
 #include "kernels/linear/w4_wide.h"
 #include "kernels/linear/w8_group.h"
@@ -57,6 +58,16 @@ constexpr KernelTable make_table(const char* isa) {
   t.linear[static_cast<int>(WeightKind::w4m_g128)] = group_kernel<W4Wide>();
   t.linear[static_cast<int>(WeightKind::w8_channel)] = channel_kernel<0>();
   t.linear[static_cast<int>(WeightKind::w8_channel_g128)] = channel_kernel<kWideGroup / 4>();
+  t.linear[static_cast<int>(WeightKind::q4_k)] = plane_kernel<GgufQ4K>();
+  t.linear[static_cast<int>(WeightKind::q5_k)] = plane_kernel<GgufQ5K>();
+  t.linear[static_cast<int>(WeightKind::q6_k)] = plane_kernel<GgufQ6K>();
+  t.linear[static_cast<int>(WeightKind::q2_k)] = plane_kernel<GgufQ2K>();
+  t.linear[static_cast<int>(WeightKind::q3_k)] = plane_kernel<GgufQ3K>();
+  t.linear[static_cast<int>(WeightKind::q5_0)] = plane_kernel<GgufQ5<false>>();
+  t.linear[static_cast<int>(WeightKind::q5_1)] = plane_kernel<GgufQ5<true>>();
+  t.linear[static_cast<int>(WeightKind::iq4_nl)] = plane_kernel<GgufIq4Nl>();
+  t.linear[static_cast<int>(WeightKind::iq4_xs)] = plane_kernel<GgufIq4Xs>();
+  t.linear[static_cast<int>(WeightKind::mxfp4)] = plane_kernel<GgufMxfp4>();
 #endif
 #if defined(CPUSERVE_UNIT_ALL) || defined(CPUSERVE_UNIT_BF16)
   t.linear[static_cast<int>(WeightKind::dense_bf16)] = dense_kernel<Bf16Element>();

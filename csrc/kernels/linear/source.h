@@ -1,5 +1,6 @@
 // Reads a row of a checkpoint, in any SourceType, as fp32 or as the elements of a packed kind.
 #pragma once
+#include "kernels/linear/gguf_blocks.h"
 #include "kernels/table.h"
 #include "kernels/vec/vec.h"
 
@@ -125,6 +126,26 @@ inline void read_floats(const void* row, SourceType type, int64_t k0, int n, flo
       return read_s8_channel(row, k0, n, out);
     case SourceType::u4m_g128:
       return read_u4m(static_cast<const BlockU4*>(row), k0, n, out);
+    case SourceType::gguf_q4_k:
+      return read_blocks<GgufQ4K>(row, k0, n, out);
+    case SourceType::gguf_q5_k:
+      return read_blocks<GgufQ5K>(row, k0, n, out);
+    case SourceType::gguf_q6_k:
+      return read_blocks<GgufQ6K>(row, k0, n, out);
+    case SourceType::gguf_q2_k:
+      return read_blocks<GgufQ2K>(row, k0, n, out);
+    case SourceType::gguf_q3_k:
+      return read_blocks<GgufQ3K>(row, k0, n, out);
+    case SourceType::gguf_q5_0:
+      return read_blocks<GgufQ5<false>>(row, k0, n, out);
+    case SourceType::gguf_q5_1:
+      return read_blocks<GgufQ5<true>>(row, k0, n, out);
+    case SourceType::gguf_iq4_nl:
+      return read_blocks<GgufIq4Nl>(row, k0, n, out);
+    case SourceType::gguf_iq4_xs:
+      return read_blocks<GgufIq4Xs>(row, k0, n, out);
+    case SourceType::gguf_mxfp4:
+      return read_blocks<GgufMxfp4>(row, k0, n, out);
   }
 }
 

@@ -138,6 +138,17 @@ CPUSERVE_INLINE F load_bf16(const uint16_t* p) {
 CPUSERVE_INLINE F load_f16(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 }
+CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
+  const __m256i bits =
+      _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), 23);
+  const __m256i least = _mm256_set1_epi32(1 << 22);  // 2^-127 is not normal
+  return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_max_epi32(bits, least)), _mm256_set1_ps(0.5f));
+}
+CPUSERVE_INLINE void load_nibbles(const uint8_t* p, F* low, F* high) {
+  const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  *low = _mm256_cvtepi32_ps(_mm256_and_si256(x, _mm256_set1_epi32(15)));
+  *high = _mm256_cvtepi32_ps(_mm256_srli_epi32(x, 4));
+}
 CPUSERVE_INLINE F load_s8(const uint8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
@@ -198,6 +209,17 @@ CPUSERVE_INLINE Q low_nibbles(Q x) { return {_mm256_and_si256(x.v, _mm256_set1_e
 CPUSERVE_INLINE Q high_nibbles(Q x) {
   return {_mm256_and_si256(_mm256_srli_epi16(x.v, 4), _mm256_set1_epi8(15))};
 }
+CPUSERVE_INLINE Q either(Q x, Q y) { return {_mm256_or_si256(x.v, y.v)}; }
+template <int kFrom, int kTo, int kBits>
+CPUSERVE_INLINE Q take_bits(Q x) {
+  if constexpr (kFrom > kTo) x.v = _mm256_srli_epi16(x.v, kFrom - kTo);
+  if constexpr (kFrom < kTo) x.v = _mm256_slli_epi16(x.v, kTo - kFrom);
+  return {_mm256_and_si256(x.v, _mm256_set1_epi8((char)(((1 << kBits) - 1) << kTo)))};
+}
+CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
+  const __m256i entries = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+  return {_mm256_shuffle_epi8(entries, index.v)};
+}
 // u8 up to 255: VPMADDUBSW would saturate, so even and odd bytes go through 16-bit products.
 CPUSERVE_INLINE I exact_dot4(I acc, Q u, Q s) {
   const __m256i even = _mm256_set1_epi16(0xff);
@@ -227,7 +249,7 @@ CPUSERVE_INLINE I widen(S x) { return x; }
 #else
 constexpr int kGroupVecs = 8, kDot8Zero = 0;
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) { return exact_dot4(acc, u, s); }
-CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 15 * 128 * 2 fits 16 bits
+CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 127 * 127 * 2 fits 16 bits
   return _mm256_add_epi32(acc,
                           _mm256_madd_epi16(_mm256_maddubs_epi16(u.v, s.v), _mm256_set1_epi16(1)));
 }
@@ -249,6 +271,21 @@ CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
 }
 CPUSERVE_INLINE I widen(S x) { return _mm256_madd_epi16(x.v, _mm256_set1_epi16(1)); }
 #endif
+// Sums of four bytes, then the sums of four vectors are brought together in their 128-bit lanes.
+CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
+  const Q ones = {_mm256_set1_epi8(1)};
+  for (int half = 0; half < 2; half++, x += 128, out += 8) {
+    __m256i s[4];
+    for (int i = 0; i < 4; i++) {
+      s[i] = dot4_small(izero(), ones, load_quads((const uint8_t*)x + i * 32));
+    }
+    const __m256i ab = iadd(_mm256_unpacklo_epi32(s[0], s[1]), _mm256_unpackhi_epi32(s[0], s[1]));
+    const __m256i cd = iadd(_mm256_unpacklo_epi32(s[2], s[3]), _mm256_unpackhi_epi32(s[2], s[3]));
+    const __m256i all = iadd(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+    const __m256i ascending = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256((__m256i*)out, _mm256_permutevar8x32_epi32(all, ascending));
+  }
+}
 // Clamped before the conversion, because VCVTPS2DQ turns values outside int32 into INT_MIN.
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
   x = _mm256_max_ps(_mm256_min_ps(x, _mm256_set1_ps(127.0f)), _mm256_set1_ps(-127.0f));

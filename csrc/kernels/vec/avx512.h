@@ -132,6 +132,17 @@ CPUSERVE_INLINE F load_f16(const uint16_t* p) {
 CPUSERVE_INLINE F load_s8(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
+CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
+  const __m512i bits =
+      _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), 23);
+  const __m512i least = _mm512_set1_epi32(1 << 22);  // 2^-127 is not normal
+  return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_max_epi32(bits, least)), _mm512_set1_ps(0.5f));
+}
+CPUSERVE_INLINE void load_nibbles(const uint8_t* p, F* low, F* high) {
+  const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  *low = _mm512_cvtepi32_ps(_mm512_and_si512(x, _mm512_set1_epi32(15)));
+  *high = _mm512_cvtepi32_ps(_mm512_srli_epi32(x, 4));
+}
 // Read as fp16 without changing the bias of the exponent, which gives 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
@@ -199,6 +210,17 @@ CPUSERVE_INLINE Q low_nibbles(Q x) { return {_mm512_and_si512(x.v, _mm512_set1_e
 CPUSERVE_INLINE Q high_nibbles(Q x) {
   return {_mm512_and_si512(_mm512_srli_epi16(x.v, 4), _mm512_set1_epi8(15))};
 }
+CPUSERVE_INLINE Q either(Q x, Q y) { return {_mm512_or_si512(x.v, y.v)}; }
+template <int kFrom, int kTo, int kBits>
+CPUSERVE_INLINE Q take_bits(Q x) {
+  if constexpr (kFrom > kTo) x.v = _mm512_srli_epi16(x.v, kFrom - kTo);
+  if constexpr (kFrom < kTo) x.v = _mm512_slli_epi16(x.v, kTo - kFrom);
+  return {_mm512_and_si512(x.v, _mm512_set1_epi8((char)(((1 << kBits) - 1) << kTo)))};
+}
+CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
+  const __m512i entries = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
+  return {_mm512_shuffle_epi8(entries, index.v)};
+}
 #ifdef __AVX512VNNI__
 // The intrinsic makes gcc 12 keep a tile's accumulators in memory (785 against 2,050 GOP/s here).
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
@@ -221,7 +243,7 @@ CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
   __m512i b = _mm512_madd_epi16(_mm512_srli_epi16(u.v, 8), _mm512_srai_epi16(s.v, 8));
   return _mm512_add_epi32(acc, _mm512_add_epi32(a, b));
 }
-CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 15 * 127 * 2 fits 16 bits
+CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 127 * 127 * 2 fits 16 bits
   return _mm512_add_epi32(acc,
                           _mm512_madd_epi16(_mm512_maddubs_epi16(u.v, s.v), _mm512_set1_epi16(1)));
 }
@@ -238,6 +260,19 @@ CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
 CPUSERVE_INLINE I widen(S x) { return _mm512_madd_epi16(x.v, _mm512_set1_epi16(1)); }
 #endif
 CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
+// Sums of four bytes, then the sums of four vectors are brought together in their 128-bit lanes.
+CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
+  const Q ones = {_mm512_set1_epi8(1)};
+  __m512i s[4];
+  for (int i = 0; i < 4; i++) {
+    s[i] = dot4_small(izero(), ones, load_quads((const uint8_t*)x + i * 64));
+  }
+  const __m512i ab = iadd(_mm512_unpacklo_epi32(s[0], s[1]), _mm512_unpackhi_epi32(s[0], s[1]));
+  const __m512i cd = iadd(_mm512_unpacklo_epi32(s[2], s[3]), _mm512_unpackhi_epi32(s[2], s[3]));
+  const __m512i all = iadd(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+  const __m512i ascending = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(out, _mm512_permutexvar_epi32(ascending, all));
+}
 // Clamped before the conversion, because VCVTPS2DQ turns values outside int32 into INT_MIN.
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
   x = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(127.0f)), _mm512_set1_ps(-127.0f));

@@ -143,6 +143,21 @@ CPUSERVE_INLINE int16x4_t load_bytes(const uint8_t* p) {
   memcpy(&x, p, 4);
   return vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(x))));
 }
+CPUSERVE_INLINE uint32x4_t load_u8(const uint8_t* p) {
+  uint32_t four;
+  memcpy(&four, p, 4);
+  return vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+}
+CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
+  const uint32x4_t least = vdupq_n_u32(1u << 22);  // 2^-127 is not normal
+  const uint32x4_t bits = vmaxq_u32(vshlq_n_u32(load_u8(p), 23), least);
+  return vmulq_n_f32(vreinterpretq_f32_u32(bits), 0.5f);
+}
+CPUSERVE_INLINE void load_nibbles(const uint8_t* p, F* low, F* high) {
+  const uint32x4_t x = load_u8(p);
+  *low = vcvtq_f32_u32(vandq_u32(x, vdupq_n_u32(15)));
+  *high = vcvtq_f32_u32(vshrq_n_u32(x, 4));
+}
 CPUSERVE_INLINE F load_s8(const uint8_t* p) { return vcvtq_f32_s32(vmovl_s16(load_bytes(p))); }
 // Read as fp16 without changing the bias of the exponent, which gives 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
@@ -187,6 +202,16 @@ CPUSERVE_INLINE Q set1_quad(const int8_t* p) {
 }
 CPUSERVE_INLINE Q low_nibbles(Q x) { return {vandq_u8(x.v, vdupq_n_u8(15))}; }
 CPUSERVE_INLINE Q high_nibbles(Q x) { return {vshrq_n_u8(x.v, 4)}; }
+CPUSERVE_INLINE Q either(Q x, Q y) { return {vorrq_u8(x.v, y.v)}; }
+template <int kFrom, int kTo, int kBits>
+CPUSERVE_INLINE Q take_bits(Q x) {
+  if constexpr (kFrom > kTo) x.v = vshrq_n_u8(x.v, kFrom - kTo);
+  if constexpr (kFrom < kTo) x.v = vshlq_n_u8(x.v, kTo - kFrom);
+  return {vandq_u8(x.v, vdupq_n_u8((uint8_t)(((1 << kBits) - 1) << kTo)))};
+}
+CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
+  return {vqtbl1q_u8(vld1q_u8(table), index.v)};
+}
 // As signed bytes: u8 - 128, or u8 itself where it is below 128.
 CPUSERVE_INLINE int8x16_t less128(Q u) {
   return vreinterpretq_s8_u8(veorq_u8(u.v, vdupq_n_u8(0x80)));
@@ -231,6 +256,9 @@ CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {  // u s = (u - 128) s + 2 * 64 s
   const int8x16_t half = vdupq_n_s8(64);
   acc = dot_signed(acc, less128(u), as_signed(s));
   return dot_signed(dot_signed(acc, half, as_signed(s)), half, as_signed(s));
+}
+CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
+  for (int i = 0; i < 16; i++) out[i] = vaddlvq_s8(vld1q_s8(x + i * 16));
 }
 // Clamped before the conversion; NaN becomes 127, as at every level.
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {

@@ -213,6 +213,17 @@ CPUSERVE_INLINE F load_f16(const uint16_t* p) {
   CPUSERVE_LANES r.v[i] = from_f16(p[i]);
   return r;
 }
+CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
+  F r;
+  CPUSERVE_LANES r.v[i] = 0.5f * float_of(p[i] ? (uint32_t)p[i] << 23 : 1u << 22);
+  return r;
+}
+CPUSERVE_INLINE void load_nibbles(const uint8_t* p, F* low, F* high) {
+  CPUSERVE_LANES {
+    low->v[i] = (float)(p[i] & 15);
+    high->v[i] = (float)(p[i] >> 4);
+  }
+}
 CPUSERVE_INLINE F load_s8(const uint8_t* p) {
   F r;
   CPUSERVE_LANES r.v[i] = (float)(int8_t)p[i];
@@ -270,6 +281,27 @@ CPUSERVE_INLINE Q low_nibbles(Q x) {
 CPUSERVE_INLINE Q high_nibbles(Q x) {
   CPUSERVE_LANES for (int j = 0; j < 4; j++) x.v[i][j] = (uint8_t)(x.v[i][j] >> 4);
   return x;
+}
+CPUSERVE_INLINE Q either(Q x, Q y) {
+  CPUSERVE_LANES for (int j = 0; j < 4; j++) x.v[i][j] |= y.v[i][j];
+  return x;
+}
+template <int kFrom, int kTo, int kBits>
+CPUSERVE_INLINE Q take_bits(Q x) {
+  CPUSERVE_LANES for (int j = 0; j < 4; j++) {
+    x.v[i][j] = (uint8_t)((x.v[i][j] >> kFrom & ((1 << kBits) - 1)) << kTo);
+  }
+  return x;
+}
+CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q x) {
+  CPUSERVE_LANES for (int j = 0; j < 4; j++) x.v[i][j] = table[x.v[i][j]];
+  return x;
+}
+CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
+  for (int g = 0; g < 16; g++) {
+    out[g] = 0;
+    for (int i = 0; i < 16; i++) out[g] += x[g * 16 + i];
+  }
 }
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
   CPUSERVE_LANES for (int j = 0; j < 4; j++) acc.v[i] += u.v[i][j] * (int8_t)s.v[i][j];

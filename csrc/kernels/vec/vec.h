@@ -27,6 +27,8 @@
 //   F dot2(F acc, P a, P b):
 //     acc + a.even b.even + a.odd b.odd, in an order fixed for each ISA
 //   F load_bf16(const uint16_t*) load_f16(const uint16_t*)   (kLanes elements)
+//   F load_e8m0(const uint8_t*): half of 2^(byte - 127)
+//   void load_nibbles(const uint8_t*, F* low, F* high)
 //   F load_s8(const uint8_t*) load_e5m2(const uint8_t*) load_e4m3(const uint8_t*): 1/256 of it
 //   void store_bf16(uint16_t*, F) store_f16(uint16_t*, F)    round to nearest even, NaN stays NaN
 //   void store_bf16_normal(uint16_t*, F): the same of lanes that are not denormal and finite, or a
@@ -35,9 +37,12 @@
 //   P interleave_bf16(F even, F odd): lane i = (bf16(even[i]), bf16(odd[i]))
 //   P interleave_top(F even, F odd): the same, truncated instead of rounded  F even(P) odd(P)
 //   Q load_quads(const uint8_t*) set1_quad(const int8_t*)
-//   Q low_nibbles(Q) high_nibbles(Q)
+//   Q low_nibbles(Q) high_nibbles(Q)  Q either(Q, Q): the bits that are set in one of them
+//   Q take_bits<from, to, n>(Q): bits [from, from + n) of each byte at [to, to + n), others 0
+//   Q lookup16(const uint8_t* table, Q index <= 15): entry of 16 for each byte
 //   I dot4(I acc, Q u8, Q s8): exact int32 for every u8 and s8
-//   I dot4_small(I acc, Q u8, Q s8): the same where u8 <= 15
+//   I dot4_small(I acc, Q u8, Q s8 not -128): the same where u8 <= 127
+//   void sums_of_16(const int8_t* x, int32_t* out): 16 sums of 16 neighbours each
 //   I isub(I, I)  I shl<n>(I)  iload1(const int32_t*): one value in every lane
 //
 // Only kernels/linear uses the following, because instruction sets differ in the cheap operations:

@@ -1,0 +1,235 @@
+// The blocks of GGUF's k-quants, of its 5-bit types, and of its 4-bit types with a table of values.
+//
+// A block has kUnit weights. Each kSub of them share a factor and, with kMin, a minimum:
+//   w = scale * value(code) + minimum
+// Blocks of 32 store the factor (and the minimum) as they are. Blocks of 256 store them as small
+// integers, with one fp16 factor for all of them and one for all minima, which are subtracted:
+//   scale = d * scales[j]      minimum = -(m * leasts[j])
+#pragma once
+#include "kernels/table.h"
+#include "kernels/vec/vec.h"
+
+namespace CPUSERVE_NS {
+namespace {
+
+// How the factors of a block are stored.
+enum class Factors { half, exponent, bytes, nibbles };
+
+// A block taken apart. The codes of weights are not negative.
+struct BlockCodes {
+  uint16_t d, m;  // fp16; of Factors::exponent, d is the byte
+  int8_t scales[16];
+  uint8_t leasts[16];
+  uint8_t q[256];
+};
+
+inline uint16_t half_at(const uint8_t* p) {
+  uint16_t x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+// Elements i and i + n are the low and the high nibble of byte i, for i < n.
+inline void take_nibbles(const uint8_t* from, int n, uint8_t* q) {
+  for (int i = 0; i < n; i++) {
+    q[i] = from[i] & 15;
+    q[i + n] = from[i] >> 4;
+  }
+}
+
+// Eight scales and minima of 6 bits in 12 bytes.
+inline void take_scales6(const uint8_t* s, BlockCodes& c) {
+  for (int j = 0; j < 4; j++) {
+    c.scales[j] = s[j] & 63;
+    c.leasts[j] = s[j + 4] & 63;
+    c.scales[j + 4] = static_cast<int8_t>((s[j + 8] & 15) | s[j] >> 6 << 4);
+    c.leasts[j + 4] = static_cast<uint8_t>(s[j + 8] >> 4 | s[j + 4] >> 6 << 4);
+  }
+}
+
+struct GgufQ4K {
+  static constexpr int kUnit = 256, kBytes = 144, kSub = 32, kLow = 4, kHigh = 0, kZero = 0;
+  static constexpr Factors kFactors = Factors::bytes;
+  static constexpr bool kMin = true, kTable = false;
+  static void take(const uint8_t* b, BlockCodes& c) {
+    c.d = half_at(b);
+    c.m = half_at(b + 2);
+    take_scales6(b + 4, c);
+    for (int p = 0; p < 4; p++) take_nibbles(b + 16 + 32 * p, 32, c.q + 64 * p);
+  }
+};
+
+struct GgufQ5K {
+  static constexpr int kUnit = 256, kBytes = 176, kSub = 32, kLow = 4, kHigh = 1, kZero = 0;
+  static constexpr Factors kFactors = Factors::bytes;
+  static constexpr bool kMin = true, kTable = false;
+  static void take(const uint8_t* b, BlockCodes& c) {
+    c.d = half_at(b);
+    c.m = half_at(b + 2);
+    take_scales6(b + 4, c);
+    for (int p = 0; p < 4; p++) take_nibbles(b + 48 + 32 * p, 32, c.q + 64 * p);
+    for (int i = 0; i < 256; i++) {
+      c.q[i] = static_cast<uint8_t>(c.q[i] | (b[16 + i % 32] >> i / 32 & 1) << 4);
+    }
+  }
+};
+
+struct GgufQ6K {
+  static constexpr int kUnit = 256, kBytes = 210, kSub = 16, kLow = 4, kHigh = 2, kZero = 32;
+  static constexpr Factors kFactors = Factors::bytes;
+  static constexpr bool kMin = false, kTable = false;
+  static void take(const uint8_t* b, BlockCodes& c) {
+    c.d = half_at(b + 208);
+    memcpy(c.scales, b + 192, 16);
+    for (int h = 0; h < 2; h++) {
+      take_nibbles(b + 64 * h, 64, c.q + 128 * h);
+      for (int i = 0; i < 128; i++) {
+        uint8_t& q = c.q[128 * h + i];
+        q = static_cast<uint8_t>(q | (b[128 + 32 * h + i % 32] >> i / 32 * 2 & 3) << 4);
+      }
+    }
+  }
+};
+
+struct GgufQ3K {
+  static constexpr int kUnit = 256, kBytes = 110, kSub = 16, kLow = 2, kHigh = 1, kZero = 4;
+  static constexpr Factors kFactors = Factors::bytes;
+  static constexpr bool kMin = false, kTable = false;
+  static void take(const uint8_t* b, BlockCodes& c) {
+    c.d = half_at(b + 108);
+    for (int j = 0; j < 16; j++) {
+      const int low = b[96 + j % 8] >> j / 8 * 4 & 15, high = b[104 + j % 4] >> j / 4 * 2 & 3;
+      c.scales[j] = static_cast<int8_t>((low | high << 4) - 32);
+    }
+    for (int i = 0; i < 256; i++) {
+      const int low = b[32 + i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3;
+      c.q[i] = static_cast<uint8_t>(low | (b[i % 32] >> i / 32 & 1) << 2);
+    }
+  }
+};
+
+struct GgufQ2K {
+  static constexpr int kUnit = 256, kBytes = 84, kSub = 16, kLow = 2, kHigh = 0, kZero = 0;
+  static constexpr Factors kFactors = Factors::nibbles;
+  static constexpr bool kMin = true, kTable = false;
+  static void take(const uint8_t* b, BlockCodes& c) {
+    c.d = half_at(b + 80);
+    c.m = half_at(b + 82);
+    for (int j = 0; j < 16; j++) {
+      c.scales[j] = b[j] & 15;
+      c.leasts[j] = b[j] >> 4;
+    }
+    for (int i = 0; i < 256; i++) {
+      c.q[i] = b[16 + i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3;
+    }
+  }
+};
+
+template <bool kMinimum>
+struct GgufQ5 {
+  static constexpr int kUnit = 32, kBytes = kMinimum ? 24 : 22, kSub = 32, kLow = 4, kHigh = 1;
+  static constexpr int kZero = kMinimum ? 0 : 16;
+  static constexpr Factors kFactors = Factors::half;
+  static constexpr bool kMin = kMinimum, kTable = false;
+  static void take(const uint8_t* b, BlockCodes& c) {
+    const uint8_t* bits = b + (kMin ? 4 : 2);
+    c.d = half_at(b);
+    c.m = kMin ? half_at(b + 2) : uint16_t{0};
+    take_nibbles(bits + 4, 16, c.q);
+    for (int i = 0; i < 32; i++) {
+      c.q[i] = static_cast<uint8_t>(c.q[i] | (bits[i / 8] >> i % 8 & 1) << 4);
+    }
+  }
+};
+
+// Codes are indices of a table of values, which holds them plus 128.
+constexpr uint8_t kIq4Values[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                    129, 141, 153, 166, 181, 197, 217, 241};
+// Twice the values of E2M1.
+constexpr uint8_t kFp4Values[16] = {128, 129, 130, 131, 132, 134, 136, 140,
+                                    128, 127, 126, 125, 124, 122, 120, 116};
+
+struct GgufIq4Nl {
+  static constexpr int kUnit = 32, kBytes = 18, kSub = 32, kLow = 4, kHigh = 0, kZero = 128;
+  static constexpr Factors kFactors = Factors::half;
+  static constexpr bool kMin = false, kTable = true;
+  static constexpr const uint8_t* values() { return kIq4Values; }
+  static void take(const uint8_t* b, BlockCodes& c) {
+    c.d = half_at(b);
+    take_nibbles(b + 2, 16, c.q);
+  }
+};
+
+struct GgufIq4Xs {
+  static constexpr int kUnit = 256, kBytes = 136, kSub = 32, kLow = 4, kHigh = 0, kZero = 128;
+  static constexpr Factors kFactors = Factors::bytes;
+  static constexpr bool kMin = false, kTable = true;
+  static constexpr const uint8_t* values() { return kIq4Values; }
+  static void take(const uint8_t* b, BlockCodes& c) {
+    c.d = half_at(b);
+    for (int j = 0; j < 8; j++) {
+      const int low = b[4 + j / 2] >> j % 2 * 4 & 15, high = half_at(b + 2) >> 2 * j & 3;
+      c.scales[j] = static_cast<int8_t>((low | high << 4) - 32);
+      take_nibbles(b + 8 + 16 * j, 16, c.q + 32 * j);
+    }
+  }
+};
+
+struct GgufMxfp4 {
+  static constexpr int kUnit = 32, kBytes = 17, kSub = 32, kLow = 4, kHigh = 0, kZero = 128;
+  static constexpr Factors kFactors = Factors::exponent;
+  static constexpr bool kMin = false, kTable = true;
+  static constexpr const uint8_t* values() { return kFp4Values; }
+  static void take(const uint8_t* b, BlockCodes& c) {
+    c.d = b[0];
+    take_nibbles(b + 1, 16, c.q);
+  }
+};
+
+inline float factor_of(Factors form, uint16_t d) {
+  float out[kLanes];
+  if (form == Factors::exponent) {
+    uint8_t bytes[16] = {static_cast<uint8_t>(d)};
+    store(out, load_e8m0(bytes));
+  } else {
+    uint16_t halves[kLanes] = {d};
+    store(out, load_f16(halves));
+  }
+  return out[0];
+}
+
+// The weights of a block, by the operations of table.h.
+template <class G>
+inline void block_floats(const BlockCodes& c, float* out) {
+  constexpr bool kScaled = G::kUnit == 256;
+  const float d = factor_of(G::kFactors, c.d);
+  const float m = G::kMin ? factor_of(Factors::half, c.m) : 0.0f;
+  for (int j = 0; j < G::kUnit / G::kSub; j++) {
+    const float scale = kScaled ? d * static_cast<float>(c.scales[j]) : d;
+    const float least = kScaled ? -(m * static_cast<float>(c.leasts[j])) : m;
+    for (int i = j * G::kSub; i < (j + 1) * G::kSub; i++) {
+      int q = c.q[i];
+      if constexpr (G::kTable) q = G::values()[q];
+      const float x = scale * static_cast<float>(q - G::kZero);
+      out[i] = G::kMin ? x + least : x;
+    }
+  }
+}
+
+// Elements [k0, k0 + n) of a row of blocks; k0 and n are multiples of 32.
+template <class G>
+inline void read_blocks(const void* row, int64_t k0, int n, float* out) {
+  for (int i = 0; i < n;) {
+    const int64_t block = (k0 + i) / G::kUnit;
+    const int at = static_cast<int>((k0 + i) % G::kUnit);
+    const int some = n - i < G::kUnit - at ? n - i : G::kUnit - at;
+    BlockCodes c{};
+    float x[G::kUnit];
+    G::take(static_cast<const uint8_t*>(row) + block * G::kBytes, c);
+    block_floats<G>(c, x);
+    memcpy(out + i, x + at, sizeof(float) * static_cast<size_t>(some));
+    i += some;
+  }
+}
+
+}  // namespace
+}  // namespace CPUSERVE_NS

@@ -1,0 +1,375 @@
+// The kinds that are packed from GGUF's blocks into planes of bits (kernels/linear/planes.h),
+// against an fp64 reference that reads single elements of the blocks by the text of their format.
+#include <algorithm>
+#include <functional>
+
+#include "harness.h"
+
+using namespace cpuserve;
+using harness::Buffer;
+using harness::Rng;
+
+namespace {
+
+constexpr WeightKind kKinds[] = {
+    WeightKind::q4_k, WeightKind::q5_k, WeightKind::q6_k,   WeightKind::q2_k,   WeightKind::q3_k,
+    WeightKind::q5_0, WeightKind::q5_1, WeightKind::iq4_nl, WeightKind::iq4_xs, WeightKind::mxfp4};
+void for_each_kind(const std::function<void(WeightKind)>& body) {
+  for (WeightKind kind : kKinds) body(kind);
+}
+// Some K of the kind that is about `k`.
+int64_t some_k(WeightKind kind, int64_t k) {
+  return round_up(k, block_shape(only_source(kind)).weights);
+}
+
+double half_of(const uint8_t* p) {
+  uint16_t h;
+  std::memcpy(&h, p, 2);
+  return static_cast<double>(harness::from_f16(h));
+}
+int nibble(const uint8_t* bytes, int i, int apart) {
+  return i % (2 * apart) < apart ? bytes[i / (2 * apart) * apart + i % apart] & 15
+                                 : bytes[i / (2 * apart) * apart + i % apart] >> 4;
+}
+// One of the eight scales (or minima) of 6 bits in 12 bytes.
+int six_bits(const uint8_t* s, int j, bool least) {
+  if (j < 4) return s[j + (least ? 4 : 0)] & 63;
+  const int low = least ? s[j + 4] >> 4 : s[j + 4] & 15;
+  return low | s[least ? j : j - 4] >> 6 << 4;
+}
+
+constexpr int kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr double kFp4[16] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6};
+
+// Element i of a row of blocks.
+double source_value(WeightKind kind, const uint8_t* row, int64_t k) {
+  const BlockShape shape = block_shape(only_source(kind));
+  const uint8_t* b = row + static_cast<size_t>(k / shape.weights) * shape.bytes;
+  const int i = static_cast<int>(k % shape.weights);
+  switch (kind) {
+    case WeightKind::q4_k:
+      return half_of(b) * six_bits(b + 4, i / 32, false) * nibble(b + 16, i, 32) -
+             half_of(b + 2) * six_bits(b + 4, i / 32, true);
+    case WeightKind::q5_k: {
+      const int q = nibble(b + 48, i, 32) + 16 * (b[16 + i % 32] >> i / 32 & 1);
+      return half_of(b) * six_bits(b + 4, i / 32, false) * q -
+             half_of(b + 2) * six_bits(b + 4, i / 32, true);
+    }
+    case WeightKind::q6_k: {
+      const int high = b[128 + i / 128 * 32 + i % 32] >> 2 * (i / 32 % 4) & 3;
+      const int q = nibble(b, i, 64) + 16 * high - 32;
+      return half_of(b + 208) * static_cast<int8_t>(b[192 + i / 16]) * q;
+    }
+    case WeightKind::q2_k: {
+      const int q = b[16 + i / 128 * 32 + i % 32] >> 2 * (i / 32 % 4) & 3;
+      return half_of(b + 80) * (b[i / 16] & 15) * q - half_of(b + 82) * (b[i / 16] >> 4);
+    }
+    case WeightKind::q3_k: {
+      const int j = i / 16, low = j < 8 ? b[96 + j] & 15 : b[88 + j] >> 4;
+      const int scale = low + 16 * (b[104 + j % 4] >> 2 * (j / 4) & 3) - 32;
+      const int q = b[32 + i / 128 * 32 + i % 32] >> 2 * (i / 32 % 4) & 3;
+      return half_of(b + 108) * scale * (q - (b[i % 32] >> i / 32 & 1 ? 0 : 4));
+    }
+    case WeightKind::q5_0:
+      return half_of(b) * (nibble(b + 6, i, 16) + 16 * (b[2 + i / 8] >> i % 8 & 1) - 16);
+    case WeightKind::q5_1:
+      return half_of(b) * (nibble(b + 8, i, 16) + 16 * (b[4 + i / 8] >> i % 8 & 1)) +
+             half_of(b + 2);
+    case WeightKind::iq4_nl:
+      return half_of(b) * kIq4[nibble(b + 2, i, 16)];
+    case WeightKind::iq4_xs: {
+      const int j = i / 32, low = j % 2 ? b[4 + j / 2] >> 4 : b[4 + j / 2] & 15;
+      const int scale = low + 16 * ((b[2] | b[3] << 8) >> 2 * j & 3) - 32;
+      return half_of(b) * scale * kIq4[nibble(b + 8, i, 16)];
+    }
+    case WeightKind::mxfp4:
+      return std::ldexp(kFp4[nibble(b + 1, i, 16)], b[0] - 127);
+    default:
+      return NAN;
+  }
+}
+
+// Where the halves of a block are, and -1.
+std::vector<int> halves_of(WeightKind kind) {
+  switch (kind) {
+    case WeightKind::q4_k:
+    case WeightKind::q5_k:
+    case WeightKind::q5_1:
+      return {0, 2};
+    case WeightKind::q6_k:
+      return {208};
+    case WeightKind::q2_k:
+      return {80, 82};
+    case WeightKind::q3_k:
+      return {108};
+    case WeightKind::mxfp4:
+      return {};
+    default:
+      return {0};
+  }
+}
+
+struct Weights {
+  Weights(const KernelTable& table, WeightKind kind_, int64_t n_, int64_t k_, int fill = -1)
+      : kernel(table.linear[static_cast<int>(kind_)]),
+        kind(kind_),
+        n(n_),
+        k(some_k(kind_, k_)),
+        panels((n_ + kPanel - 1) / kPanel),
+        row_size(source_row_bytes(only_source(kind_), k)),
+        source(static_cast<size_t>(n_) * row_size),
+        packed(static_cast<size_t>(panels) * kernel.panel_bytes(k)) {
+    Rng rng(static_cast<uint64_t>(n * 1000 + k));
+    const size_t block = block_shape(only_source(kind)).bytes;
+    for (size_t i = 0; i < source.size(); i++) {
+      source[i] = static_cast<uint8_t>(fill < 0 ? rng.bits() : static_cast<uint64_t>(fill));
+    }
+    for (size_t at = 0; at < source.size(); at += block) {
+      if (kind == WeightKind::mxfp4) source[at] = static_cast<uint8_t>(120 + rng.below(8));
+      bool first = true;
+      for (int half : halves_of(kind)) {
+        // Of extreme bytes: scales of 1 and no minimum, so that sums are exact in fp32.
+        const float x = fill < 0 ? rng.uniform() * 0.05f : first ? 1.0f : 0.0f;
+        const uint16_t h = harness::to_f16(x);
+        std::memcpy(source.data() + at + static_cast<size_t>(half), &h, 2);
+        first = false;
+      }
+    }
+    for (int64_t p = 0; p < panels; p++) {
+      const void* rows[kPanel];
+      for (int64_t r = 0; r < kPanel; r++) {
+        rows[r] = p * kPanel + r < n ? row(p * kPanel + r) : nullptr;
+      }
+      kernel.pack({rows, only_source(kind), k,
+                   packed.data() + static_cast<size_t>(p) * kernel.panel_bytes(k)});
+    }
+  }
+  const uint8_t* row(int64_t r) const { return source.data() + static_cast<size_t>(r) * row_size; }
+  double value(int64_t r, int64_t i) const { return r < n ? source_value(kind, row(r), i) : 0.0; }
+  PackedWeight view() const { return {packed.data(), kernel.panel_bytes(k), n, k, kind}; }
+
+  const LinearKernel& kernel;
+  WeightKind kind;
+  int64_t n, k, panels;
+  size_t row_size;
+  Buffer<uint8_t> source, packed;
+};
+
+// Rows of q8g32.
+struct Inputs {
+  Inputs(int64_t m_, int64_t k_, int extreme = 0)
+      : m(m_),
+        k(k_),
+        stride(row_bytes(ActFormat::q8g32, k_)),
+        data(static_cast<size_t>(m_) * stride) {
+    Rng rng(static_cast<uint64_t>(m * 100 + k));
+    for (int64_t r = 0; r < m; r++) {
+      for (int64_t g = 0; g < k / 32; g++) {
+        int32_t sum = 0;
+        for (int64_t i = g * 32; i < g * 32 + 32; i++) {
+          const int64_t q = extreme ? extreme : rng.below(255) - 127;
+          row(r)[i] = static_cast<uint8_t>(static_cast<int8_t>(q));
+          sum += static_cast<int32_t>(q);
+        }
+        const float scale = extreme ? 1.0f : rng.uniform() * 0.01f;
+        std::memcpy(row(r) + k + g * 4, &scale, 4);
+        std::memcpy(row(r) + k + k / 8 + g * 4, &sum, 4);
+      }
+    }
+  }
+  uint8_t* row(int64_t r) { return data.data() + static_cast<size_t>(r) * stride; }
+  double value(int64_t r, int64_t i) {
+    float scale;
+    std::memcpy(&scale, row(r) + k + i / 32 * 4, 4);
+    return static_cast<double>(scale) * static_cast<int8_t>(row(r)[i]);
+  }
+  int64_t m, k;
+  size_t stride;
+  Buffer<uint8_t> data;
+};
+
+struct Output {
+  Output(int64_t m, int64_t n)
+      : stride(row_bytes(ActFormat::f32, n)), width(n), data(static_cast<size_t>(m) * stride) {
+    std::memset(data.data(), 0x5a, data.size());
+  }
+  float* row(int64_t r) {
+    return reinterpret_cast<float*>(data.data() + static_cast<size_t>(r) * stride);
+  }
+  bool same_row(Output& other, int64_t r) {
+    return std::memcmp(row(r), other.row(r), static_cast<size_t>(width) * 4) == 0;
+  }
+  size_t stride;
+  int64_t width;
+  Buffer<uint8_t> data;
+};
+
+void run(const Weights& w, Inputs& x, Output& out, int64_t row0, int64_t m, int64_t panel0 = 0,
+         int64_t panel1 = -1, const WorkSizes& sizes = {}) {
+  Buffer<uint8_t> scratch(kLinearScratch);
+  std::memset(scratch.data(), 0xff, scratch.size());  // NaN: nothing may be read unwritten
+  const PackedWeight view = w.view();
+  LinearArgs a{};
+  a.w = &view;
+  a.x = x.row(row0);
+  a.x_stride = x.stride;
+  a.m = m;
+  a.panel0 = panel0;
+  a.panel1 = panel1 < 0 ? w.panels : panel1;
+  a.ep.out = {out.row(row0), out.stride, w.n, ActFormat::f32};
+  a.scratch = scratch.data();
+  a.sizes = sizes;
+  w.kernel.run(a);
+}
+
+void check_against_reference(const KernelTable& table, WeightKind kind, int64_t m, int64_t n,
+                             int64_t k, int fill = -1, int extreme = 0) {
+  const Weights w(table, kind, n, k, fill);
+  Inputs x(m, w.k, extreme);
+  Output out(m, n);
+  run(w, x, out, 0, m);
+  std::vector<double> values(static_cast<size_t>(w.k)), inputs(static_cast<size_t>(m * w.k));
+  for (int64_t r = 0; r < m; r++) {
+    for (int64_t i = 0; i < w.k; i++) inputs[static_cast<size_t>(r * w.k + i)] = x.value(r, i);
+  }
+  for (int64_t c = 0; c < n; c++) {
+    for (int64_t i = 0; i < w.k; i++) values[static_cast<size_t>(i)] = w.value(c, i);
+    for (int64_t r = 0; r < m; r++) {
+      double sum = 0, magnitude = 0;
+      const double* row = inputs.data() + r * w.k;
+      for (size_t i = 0; i < values.size(); i++) {
+        sum += values[i] * row[i];
+        magnitude += std::fabs(values[i] * row[i]);
+      }
+      // Codes with a minimum are not centered, so sums of them are larger than those of products.
+      const double tolerance =
+          4 * magnitude * static_cast<double>(w.k / 8 + 4) * std::ldexp(1, -24);
+      CHECK_NEAR(static_cast<double>(out.row(r)[c]), sum,
+                 extreme ? std::ldexp(magnitude, -20) : tolerance + 1e-6);
+    }
+  }
+}
+
+}  // namespace
+
+KERNEL_TEST(planes_take_at_most_a_twentieth_more_than_the_file) {
+  for_each_kind([&](WeightKind kind) {
+    const BlockShape shape = block_shape(only_source(kind));
+    const size_t file = shape.bytes * kPanel * 4;
+    const size_t bytes = k.linear[static_cast<int>(kind)].panel_bytes(shape.weights * 4);
+    CHECK(bytes >= file && bytes * 20 <= file * 21);
+  });
+}
+
+KERNEL_TEST(planes_keep_every_value) {
+  for_each_kind([&](WeightKind kind) {
+    const Weights w(k, kind, 37, 512);
+    const PackedWeight view = w.view();
+    std::vector<float> row(static_cast<size_t>(w.k));
+    for (int64_t r = 0; r < w.panels * kPanel; r++) {
+      w.kernel.row(view, r, row.data());
+      for (int64_t i = 0; i < w.k; i++) {
+        // Scale, product and minimum are rounded to fp32 one after another.
+        const double expected = w.value(r, i);
+        CHECK_NEAR(static_cast<double>(row[static_cast<size_t>(i)]), expected,
+                   std::ldexp(std::fabs(expected) + 2, -22));
+      }
+    }
+  });
+}
+
+KERNEL_TEST(planes_convert_to_floats_as_their_rows_are_read) {
+  for_each_kind([&](WeightKind kind) {
+    const Weights w(k, kind, 16, 512);
+    const LinearKernel& dense = k.linear[static_cast<int>(WeightKind::dense_f32)];
+    Buffer<uint8_t> panel(dense.panel_bytes(w.k));
+    const void* rows[kPanel];
+    for (int64_t r = 0; r < kPanel; r++) rows[r] = w.row(r);
+    dense.pack({rows, only_source(kind), w.k, panel.data()});
+    const PackedWeight floats{panel.data(), dense.panel_bytes(w.k), 16, w.k, WeightKind::dense_f32};
+    const PackedWeight view = w.view();
+    std::vector<float> a(static_cast<size_t>(w.k)), b(a.size());
+    for (int64_t r = 0; r < 16; r++) {
+      w.kernel.row(view, r, a.data());
+      dense.row(floats, r, b.data());
+      CHECK(std::memcmp(a.data(), b.data(), a.size() * 4) == 0);
+    }
+  });
+}
+
+KERNEL_TEST(planes_match_fp64_at_every_shape) {
+  for_each_kind([&](WeightKind kind) {
+    check_against_reference(k, kind, 1, 64, 512);
+    check_against_reference(k, kind, 3, 16, 32);
+    check_against_reference(k, kind, 13, 72, 288);
+    check_against_reference(k, kind, 2, 33, 1536);
+    for (int64_t m = 4; m <= 26; m += m < 13 ? 1 : 6) check_against_reference(k, kind, m, 36, 32);
+  });
+}
+
+// The largest integer sums neither wrap around nor saturate: every product has the same sign.
+KERNEL_TEST(planes_of_extreme_bytes_keep_their_sums) {
+  for_each_kind([&](WeightKind kind) {
+    if (kind == WeightKind::mxfp4) return;  // its scales are not 1
+    for (int extreme : {-127, 127}) {
+      for (int byte : {0x00, 0x77, 0x80, 0xff}) {
+        check_against_reference(k, kind, 1, 16, 32, byte, extreme);
+        check_against_reference(k, kind, 9, 32, 32, byte, extreme);
+      }
+    }
+  });
+}
+
+KERNEL_TEST(planes_row_has_the_same_bits_in_every_division) {
+  for_each_kind([&](WeightKind kind) {
+    constexpr int64_t kMost = 33;
+    const Weights w(k, kind, 16 * 11 - 3, 1280);
+    Inputs x(kMost, w.k);
+    Output whole(kMost, w.n);
+    run(w, x, whole, 0, kMost);
+    const auto check = [&](int64_t row0, int64_t m, int64_t step, const WorkSizes& sizes) {
+      Output part(kMost, w.n);
+      for (int64_t p = 0; p < w.panels; p += step) {
+        run(w, x, part, row0, m, p, std::min(w.panels, p + step), sizes);
+      }
+      for (int64_t r = row0; r < row0 + m; r++) CHECK(whole.same_row(part, r));
+    };
+    for (int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13}) check(kMost - m, m, w.panels, {});
+    for (int64_t step : {1, 2, 3, 5}) {
+      check(0, 3, step, {});
+      check(1, 21, step, {});
+    }
+    WorkSizes small{};
+    small.strip_bytes = 8 << 10;
+    small.rows = 24;
+    small.ahead_bytes = 0;
+    WorkSizes large{};
+    large.strip_bytes = 4 << 20;
+    large.ahead_bytes = 64 << 10;
+    CHECK(w.kernel.block_k(w.k, small) < w.k);
+    for (const WorkSizes& sizes : {small, large}) {
+      check(0, 1, w.panels, sizes);
+      check(0, kMost, w.panels, sizes);
+    }
+  });
+}
+
+KERNEL_TEST(planes_keep_nan_and_infinity_in_their_row) {
+  for_each_kind([&](WeightKind kind) {
+    const Weights w(k, kind, 40, 256);
+    Inputs x(13, w.k);
+    Output clean(13, w.n);
+    run(w, x, clean, 0, 13);
+    for (float bad : {NAN, INFINITY}) {
+      std::memcpy(x.row(1) + w.k, &bad, 4);
+      for (int64_t m : {3, 13}) {
+        Output out(13, w.n);
+        run(w, x, out, 0, m);
+        for (int64_t r = 0; r < m; r++) {
+          if (r != 1) CHECK(clean.same_row(out, r));
+        }
+        for (int64_t c = 0; c < w.n; c++) CHECK(!std::isfinite(out.row(1)[c]));
+      }
+    }
+  });
+}
