@@ -151,7 +151,7 @@ def _q3_k(b: Bytes) -> Block:
     low = _nibbles(b[:, 96:104], 8)
     high = _shifted(b[:, 104:108], (0, 2, 4, 6), 3)
     scale = _half(b, 108) * ((low | high << 4).astype(np.int8) - np.int8(32)).astype(np.float32)
-    return Block(_twos(b[:, 32:96]) | _shifted(b[:, :32], range(8), 1) << 2, 4, scale)
+    return Block(_twos(b[:, 32:96]) | _shifted(b[:, :32], range(8), 1) << np.uint8(2), 4, scale)
 
 
 def _q4_k(b: Bytes) -> Block:
@@ -159,13 +159,15 @@ def _q4_k(b: Bytes) -> Block:
 
 
 def _q5_k(b: Bytes) -> Block:
-    codes = _nibbles(b[:, 48:], 32) | _shifted(b[:, 16:48], range(8), 1) << 4
+    codes = _nibbles(b[:, 48:], 32) | _shifted(b[:, 16:48], range(8), 1) << np.uint8(4)
     return Block(codes, 0, *_six_bit_factors(b))
 
 
 def _q6_k(b: Bytes) -> Block:
     scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32)
-    return Block(_nibbles(b[:, :128], 64) | _twos(b[:, 128:192]) << 4, 32, _half(b, 208) * scales)
+    return Block(
+        _nibbles(b[:, :128], 64) | _twos(b[:, 128:192]) << np.uint8(4), 32, _half(b, 208) * scales
+    )
 
 
 def _iq4_xs(b: Bytes) -> Block:
@@ -217,7 +219,7 @@ def _twos(packed: Bytes) -> Bytes:
 
 
 def _fifth_bits(packed: Bytes) -> Bytes:
-    return np.unpackbits(packed, axis=1, bitorder="little") << 4
+    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
 
 
 def _six_bit_factors(blocks: Bytes) -> tuple[Float32, Float32]:

@@ -1,57 +1,49 @@
-"""Dequantization compared with a scalar reader of ggml's block layouts, and kinds by dtype."""
+"""Dequantization compared with the gguf package, and kinds by dtype."""
 
-import struct
-
+import gguf
 import numpy as np
 import pytest
 
 from cpuserve.errors import ConfigError, ModelError
+from cpuserve.loader.gguf import TENSOR_TYPES
 from cpuserve.quant import FORMATS, dequantize, open_weights, weight_format
 from cpuserve.quant.base import QuantTensor
-from cpuserve.quant.gguf import BLOCK_BYTES, SOURCES
+from cpuserve.quant.gguf import BLOCKS, QUANTIZED, SOURCES
 from cpuserve.quant.stored import StoredTensor, StoredWeights
+from tests.helpers.gguf_blocks import HALVES
 
 RNG = np.random.default_rng(7)
 
 
-def f16(data):
-    return np.float32(struct.unpack("<e", data)[0])
-
-
-def one_block(source, block):
-    """32 values, one at a time, in fp32, as ggml's dequantize_row_* loops do."""
-    d = f16(block[:2])
-    if source == "gguf_q8_0":
-        return [d * np.float32(q) for q in struct.unpack("<32b", block[2:])]
-    nibbles = [b & 15 for b in block[-16:]] + [b >> 4 for b in block[-16:]]
-    if source == "gguf_q4_0":
-        return [d * np.float32(q - 8) for q in nibbles]
-    return [d * np.float32(q) + f16(block[2:4]) for q in nibbles]
-
-
 def random_blocks(source, rows, blocks):
-    size = BLOCK_BYTES[source]
-    data = RNG.integers(0, 256, (rows, blocks, size), dtype=np.uint8)
-    halves = RNG.standard_normal((rows, blocks, 2)).astype("<f2").view(np.uint8)
-    data[:, :, : 4 if source == "gguf_q4_1" else 2] = halves[
-        :, :, : 4 if source == "gguf_q4_1" else 2
-    ]
-    return data.reshape(rows, blocks * size)
+    """Blocks of random bytes, except that fp16 factors and exponents are usual numbers."""
+    block = BLOCKS[source]
+    data = RNG.integers(0, 256, (rows, blocks, block.nbytes), dtype=np.uint8)
+    for at in HALVES.get(source, (0,)):
+        halves = RNG.standard_normal((rows, blocks, 1)).astype("<f2")
+        data[:, :, at : at + 2] = halves.view(np.uint8)
+    if source == "gguf_mxfp4":
+        data[:, :, 0] = RNG.integers(0, 255, (rows, blocks))
+    return data.reshape(rows, blocks * block.nbytes)
 
 
 @pytest.mark.parametrize("order", [None, np.array([2, 0, 1], np.int32)], ids=["stored", "ordered"])
-@pytest.mark.parametrize("source", BLOCK_BYTES)
-def test_blocks_equal_the_scalar_reading_bit_for_bit(source, order):
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_blocks_are_read_bit_for_bit_as_the_gguf_package_reads_them(dtype, order):
+    source = QUANTIZED[dtype]
     data = random_blocks(source, 3, 4)
-    size = BLOCK_BYTES[source]
-    wanted = [
-        [v for i in range(4) for v in one_block(source, row[i * size : (i + 1) * size].tobytes())]
-        for row in data
-    ]
-    wanted = np.array(wanted, np.float32)[[0, 1, 2] if order is None else order]
-    got = dequantize(QuantTensor("w", (3, 128), source, data, order))
-    assert got.dtype == np.float32
+    wanted = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[dtype])
+    wanted = wanted[[0, 1, 2] if order is None else order]
+    shape = (3, 4 * BLOCKS[source].weights)
+    got = dequantize(QuantTensor("w", shape, source, data, order))
+    assert (got.dtype, got.shape) == (np.float32, shape)
     assert got.tobytes() == wanted.tobytes()
+
+
+def test_sizes_of_blocks_are_those_of_the_file_reader():
+    table = {name: (weights, size) for name, weights, size in TENSOR_TYPES.values()}
+    for dtype, source in QUANTIZED.items():
+        assert (BLOCKS[source].weights, BLOCKS[source].nbytes) == table[dtype]
 
 
 @pytest.mark.parametrize("source", ["f32", "f16", "bf16"])
@@ -90,6 +82,8 @@ class Store:
         ("Q8_0", "bfloat16", "w8_g32"),
         ("Q4_0", "float32", "w4_g32"),
         ("Q4_1", "float16", "w4m_g32"),
+        ("Q4_K", "bfloat16", "q4_k"),
+        ("MXFP4", "float32", "mxfp4"),
     ],
 )
 def test_kind_follows_the_tensor_and_the_dtype(stored, dtype, kind):
@@ -99,6 +93,14 @@ def test_kind_follows_the_tensor_and_the_dtype(stored, dtype, kind):
 def test_dense_format_refuses_other_types_by_name():
     with pytest.raises(ModelError, match=r"F8_E4M3 in a \(F8_E4M3\); supported: F32, F16, BF16"):
         open_weights("dense", Store({"a": "F8_E4M3", "b": "F32"}), {})
+
+
+def test_a_file_with_a_type_without_kernels_names_a_file_to_take_instead():
+    store = Store({"a": "IQ2_XXS", "b": "Q6_K"})
+    with pytest.raises(ModelError, match=r"type IQ2_XXS in a .*; supported: .*Q2_K.*Q2_K file\)"):
+        open_weights("gguf", store, {})
+    with pytest.raises(ModelError, match=r"type I8 in a \(I8\); supported: [^(]*$"):
+        open_weights("gguf", Store({"a": "I8"}), {})
 
 
 def test_unknown_dtype_is_refused():

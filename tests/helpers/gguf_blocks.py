@@ -1,0 +1,90 @@
+"""Random blocks of every GGUF type, and tiny models of them written by the gguf package."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+
+from cpuserve.quant.gguf import BLOCKS, QUANTIZED
+
+# Where a block has its fp16 factors, if not one at its beginning; the second is of the minima.
+HALVES = {
+    "gguf_q4_1": (0, 2),
+    "gguf_q5_1": (0, 2),
+    "gguf_q4_k": (0, 2),
+    "gguf_q5_k": (0, 2),
+    "gguf_q2_k": (80, 82),
+    "gguf_q3_k": (108,),
+    "gguf_q6_k": (208,),
+    "gguf_mxfp4": (),
+}
+# The factor of minima that gives weights a mean of 0, by that of the scales.
+CENTER = {"gguf_q4_1": -7.5, "gguf_q5_1": -15.5, "gguf_q4_k": 7.5, "gguf_q5_k": 15.5}
+CENTER["gguf_q2_k"] = 1.5
+
+
+def random_rows(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """Rows [rows, bytes] of `k` random weights of mean 0 and variance about 1 / k."""
+    source = QUANTIZED[dtype]
+    block = BLOCKS[source]
+    data = rng.integers(0, 256, (rows, k // block.weights, block.nbytes), dtype=np.uint8)
+    if source == "gguf_mxfp4":
+        data[:, :, 0] = 127 - round(np.log2(2.6 * k**0.5))
+        return data.reshape(rows, -1)
+    scale = rng.uniform(0.7, 1.3, (rows, k // block.weights, 1))
+
+    def put(factor: float) -> None:
+        for at, by in zip(HALVES.get(source, (0,)), (1.0, CENTER.get(source, 0.0)), strict=False):
+            data[:, :, at : at + 2] = (scale * factor * by).astype("<f2").view(np.uint8)
+
+    put(1.0)
+    kind = gguf.GGMLQuantizationType[dtype]
+    spread = gguf.quants.dequantize(data.reshape(rows, -1), kind).std()
+    put(1.0 / spread / k**0.5)
+    return data.reshape(rows, -1)
+
+
+def write_llama(path, types: dict[str, str], *, width=256, ffn=512, layers=2, vocab=96) -> None:
+    """A random llama; types: the GGUF type of the tensors whose name ends so, "" of the others."""
+    rng = np.random.default_rng(5)
+    writer = gguf.GGUFWriter(path, "llama")
+    heads, kv = width // 64, max(1, width // 128)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(ffn)
+    writer.add_block_count(layers)
+    writer.add_context_length(512)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+
+    def matrix(name: str, rows: int, k: int) -> None:
+        dtype = types[max((end for end in types if name.endswith(end)), key=len)]
+        if dtype == "F32":
+            writer.add_tensor(name, rng.standard_normal((rows, k), np.float32) / np.float32(k**0.5))
+            return
+        data = random_rows(dtype, rows, k, rng)
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[dtype])
+
+    def norm(name: str) -> None:
+        writer.add_tensor(name, rng.uniform(0.8, 1.2, width).astype(np.float32))
+
+    matrix("token_embd.weight", vocab, width)
+    for i in range(layers):
+        at = f"blk.{i}."
+        norm(at + "attn_norm.weight")
+        norm(at + "ffn_norm.weight")
+        matrix(at + "attn_q.weight", heads * 64, width)
+        matrix(at + "attn_k.weight", kv * 64, width)
+        matrix(at + "attn_v.weight", kv * 64, width)
+        matrix(at + "attn_output.weight", width, heads * 64)
+        matrix(at + "ffn_gate.weight", ffn, width)
+        matrix(at + "ffn_up.weight", ffn, width)
+        matrix(at + "ffn_down.weight", width, ffn)
+    norm("output_norm.weight")
+    if "output.weight" in types:
+        matrix("output.weight", vocab, width)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,154 @@
+"""Models of every GGUF type, alone and mixed, from a file of the gguf package to logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cpuserve import _C
+from cpuserve.core.step import LogitRow
+from cpuserve.errors import ModelError
+from cpuserve.loader.gguf import GgufFile
+from cpuserve.loader.load import open_checkpoint
+from cpuserve.models import build_program, spec_from_config
+from cpuserve.program.interpret import Interpreter, multiply_grouped
+from cpuserve.program.lower import Lowering
+from cpuserve.quant import dequantize
+from cpuserve.quant.base import QuantTensor
+from cpuserve.quant.gguf import QUANTIZED
+from cpuserve.quant.stored import QUANTIZED_KINDS
+from cpuserve.runtime.native import load
+from cpuserve.runtime.torch_executor import quant_matrix
+from tests.helpers import gguf_file
+from tests.helpers.gguf_blocks import random_rows, write_llama
+from tests.helpers.levels import LEVELS, each_level
+from tests.helpers.steps import Sequence, all_rows, step
+
+TOKENS = [(i * 37 + i * i * 5) % 96 for i in range(70)]
+MIXES = {
+    "Q4_K_M": {
+        "": "Q4_K",
+        "token_embd.weight": "Q6_K",
+        "attn_v.weight": "Q6_K",
+        "0.ffn_down.weight": "Q6_K",
+    },
+    "Q4_0-with-Q6_K-output": {"": "Q4_0", "output.weight": "Q6_K"},
+    "gate-and-up-differ": {
+        "": "Q5_K",
+        "ffn_up.weight": "Q3_K",
+        "attn_k.weight": "F32",
+        "output.weight": "Q8_0",
+    },
+    "IQ4_XS-with-Q5_K": {"": "IQ4_XS", "attn_v.weight": "Q5_K", "ffn_down.weight": "MXFP4"},
+}
+MODELS = {**{dtype: {"": dtype} for dtype in QUANTIZED}, **MIXES}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Paths of model files by name; each is written when it is first used."""
+    folder, written = tmp_path_factory.mktemp("models"), {}
+
+    def path_of(name):
+        if name not in written:
+            written[name] = folder / f"{name}.gguf"
+            write_llama(written[name], MODELS[name])
+        return written[name]
+
+    return path_of
+
+
+def program_of(checkpoint):
+    return build_program(spec_from_config(checkpoint.config))
+
+
+def native_logits(checkpoint, isa, sizes, bits=16):
+    """Logits of every token, which come in steps of `sizes`, and the lowered program."""
+    program = program_of(checkpoint)
+    lowered = Lowering(
+        program,
+        lambda name: checkpoint.weights.kind(name, "float32"),
+        isa=isa,
+        max_tokens=128,
+        max_seqs=2,
+        max_position=256,
+        kv_type="f32",
+        activation_bits=bits,
+    ).run()
+    team, out = _C.Team(2), []
+
+    def main():
+        executor = _C.Executor(team, lowered.native, 8, "f32", 2)
+        load(executor, lowered, checkpoint.weights, None)
+        sequence = Sequence(0, TOKENS, [5, 2, 7])
+        for size in sizes:
+            rows = [LogitRow(i, target=1) for i in range(size)]
+            out.append(executor.step_logits(step(sequence.chunk(size, rows)).words))
+
+    team.run(main)
+    return np.concatenate(out), lowered
+
+
+def exact_logits(checkpoint):
+    """Logits of every token of the same weights in fp32."""
+    program, weights = program_of(checkpoint), checkpoint.weights
+    tensors = {
+        need.name: torch.from_numpy(dequantize(weights.get(need.name)).reshape(need.shape))
+        for need in program.weights
+    }
+    interpreter = Interpreter(program, tensors, num_blocks=8)
+    arrays = step(Sequence(0, TOKENS, [5, 2, 7]).chunk(None, all_rows(len(TOKENS))))
+    with torch.inference_mode():
+        return interpreter.logits(interpreter.hidden(arrays)).numpy()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_the_weights_in_fp32(models, name):
+    checkpoint = open_checkpoint(models(name))
+    want = exact_logits(checkpoint)
+    got, lowered = native_logits(checkpoint, LEVELS[-1], [len(TOKENS)])
+    assert np.abs(got - want).max() < 1e-2 * np.ptp(want)
+    # One 8-bit term of activations is coarser, and the same at every number of rows.
+    coarse, _ = native_logits(checkpoint, LEVELS[-1], [len(TOKENS)], bits=8)
+    assert np.abs(coarse - want).max() < 0.1 * np.ptp(want)
+    chunks, _ = native_logits(checkpoint, LEVELS[-1], [1, 40, 3, 26], bits=8)
+    assert np.array_equal(chunks, coarse)
+    if name in QUANTIZED:
+        tensors = GgufFile(models(name)).tensors.values()
+        stored = sum(tensor.size for tensor in tensors if len(tensor.shape) > 1)
+        assert stored <= lowered.read_bytes <= 1.05 * stored
+
+
+@pytest.mark.parametrize("dtype", [t for t in QUANTIZED if t not in ("Q8_0", "Q4_0", "Q4_1")])
+@each_level
+def test_products_are_those_of_the_formula_at_every_level(isa, dtype):
+    """Levels differ in their instructions, but a product is one chain of the same roundings."""
+    rng = np.random.default_rng(3)
+    n, k, source = 48, 512, QUANTIZED[dtype]
+    rows = random_rows(dtype, n, k, rng)
+    x = rng.standard_normal((9, k), np.float32)
+    kind = QUANTIZED_KINDS[source]
+    got = _C.kernel_linear(isa, kind, source, rows, n, k, x)
+    tensor = QuantTensor("w", (n, k), source, rows)
+    want = multiply_grouped(torch.from_numpy(x), quant_matrix(tensor)).numpy()
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
+    exact = x @ dequantize(tensor).T
+    assert np.abs(got - exact).max() < 0.02 * np.abs(exact).max()
+
+
+def test_a_kind_is_packed_from_its_own_type_only():
+    rows = random_rows("Q4_K", 16, 256, np.random.default_rng(1))
+    x = np.zeros((1, 256), np.float32)
+    with pytest.raises(ValueError, match="not of the type that its kind is packed from"):
+        _C.kernel_linear(LEVELS[-1], "iq4_nl", "gguf_q4_0", rows, 16, 256, x)
+
+
+def test_rows_that_are_not_whole_blocks_are_refused(tmp_path):
+    path = tmp_path / "narrow.gguf"
+    tensors = [("blk.0.ffn_down.weight", (384, 64), 12, bytes(144 * 96))]
+    path.write_bytes(gguf_file.gguf(gguf_file.tiny_values(), tensors))
+    with pytest.raises(
+        ModelError, match=r"ffn_down.weight size 0: 384 is not a multiple of Q4_K's"
+    ):
+        GgufFile(path)
