@@ -242,7 +242,7 @@ def _pooling(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> t
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int, str | None]:
-    """Return (config, bytes of all tensors, quantization) of a directory or a GGUF file."""
+    """Return (config, bytes of packed tensors, quantization) of a directory or a GGUF file."""
     if path.is_dir():
         from cpuserve.loader.load import quant_method, read_config
 
@@ -252,9 +252,10 @@ def _read(path: Path) -> tuple[dict[str, Any], int, str | None]:
         return config, sum(sizes), None if method == "dense" else method
     from cpuserve.loader.gguf_model import gguf_config
     from cpuserve.loader.gguf_parts import open_gguf
+    from cpuserve.quant.gguf import packed_bytes
 
     file = open_gguf(path)
-    size = sum(tensor.size for tensor in file.tensors.values())
+    size = sum(packed_bytes(tensor.dtype, tensor.size) for tensor in file.tensors.values())
     return gguf_config(file), size, _gguf_quantization(file)
 
 

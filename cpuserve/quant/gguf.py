@@ -40,6 +40,8 @@ QUANTIZED: dict[str, SourceType] = {
     "MXFP4": "gguf_mxfp4",
 }
 SOURCES: dict[str, SourceType] = {**dense.SOURCES, **QUANTIZED}
+# Bytes of a packed block where its small scales, 4 or 6 bits in the file, take whole bytes.
+PACKED_BYTES = {"Q3_K": (110, 114), "Q4_K": (144, 148), "Q5_K": (176, 180), "IQ4_XS": (136, 138)}
 # What to look for instead of a file with types that have no kernels, by the bits of a weight.
 NEAREST = {"IQ1": "Q2_K", "TQ1": "Q2_K", "TQ2": "Q2_K", "IQ2": "Q2_K", "IQ3": "Q3_K_M or IQ4_XS"}
 
@@ -77,6 +79,12 @@ def gguf_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noqa
             raise
         msg = f"{error} (use the same model's {' or '.join(nearest)} file)"
         raise ModelError(msg) from None
+
+
+def packed_bytes(dtype: str, nbytes: int) -> int:
+    """Bytes that `nbytes` of a file's type take in memory."""
+    stored, packed = PACKED_BYTES.get(dtype, (1, 1))
+    return nbytes // stored * packed
 
 
 def read_codes(tensor: QuantTensor) -> Codes:

@@ -16,7 +16,7 @@ from cpuserve.program.interpret import Interpreter, multiply_grouped
 from cpuserve.program.lower import Lowering
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import QuantTensor
-from cpuserve.quant.gguf import QUANTIZED
+from cpuserve.quant.gguf import QUANTIZED, packed_bytes
 from cpuserve.quant.stored import QUANTIZED_KINDS
 from cpuserve.runtime.native import load
 from cpuserve.runtime.torch_executor import quant_matrix
@@ -115,9 +115,10 @@ def test_logits_are_those_of_the_weights_in_fp32(models, name):
     chunks, _ = native_logits(checkpoint, LEVELS[-1], [1, 40, 3, 26], bits=8)
     assert np.array_equal(chunks, coarse)
     if name in QUANTIZED:
-        tensors = GgufFile(models(name)).tensors.values()
-        stored = sum(tensor.size for tensor in tensors if len(tensor.shape) > 1)
+        tensors = [t for t in GgufFile(models(name)).tensors.values() if len(t.shape) > 1]
+        stored = sum(tensor.size for tensor in tensors)
         assert stored <= lowered.read_bytes <= 1.05 * stored
+        assert lowered.read_bytes == sum(packed_bytes(t.dtype, t.size) for t in tensors)
 
 
 @pytest.mark.parametrize("dtype", [t for t in QUANTIZED if t not in ("Q8_0", "Q4_0", "Q4_1")])
