@@ -53,8 +53,11 @@ _LLAMA3_ROPE = {
 }
 
 
-def _decoder(kind: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
-    """A Llama-like config; sizes: (vocab, width, intermediate, layers, heads, kv heads)."""
+def _decoder(kind: str, sizes: tuple[int | None, ...], **more: Any) -> dict[str, Any]:
+    """A Llama-like config; sizes: (vocab, width, intermediate, layers, heads, kv heads).
+
+    A size that is None is not in the config.
+    """
     keys = (
         "vocab_size",
         "hidden_size",
@@ -68,7 +71,7 @@ def _decoder(kind: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
         "model_type": kind.lower().replace("moe", "_moe").replace("seekv", "seek_v"),
         "torch_dtype": "bfloat16",
         "hidden_act": "silu",
-        **dict(zip(keys, sizes, strict=True)),
+        **{key: size for key, size in zip(keys, sizes, strict=True) if size is not None},
         **more,
     }
 
@@ -108,6 +111,22 @@ _GRANITE = {
     "residual_multiplier": 0.22,
     "attention_multiplier": 0.0625,
     "logits_scaling": 2.0,
+}
+
+_QWEN35 = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e7,
+        "partial_rotary_factor": 0.25,
+        "mrope_interleaved": True,
+        "mrope_section": [2, 1, 1],
+    },
 }
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -233,6 +252,20 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_experts_per_tok=2,
         moe_intermediate_size=96,
         shared_expert_intermediate_size=32,
+    ),
+    "tiny-qwen3.5": _decoder(
+        "Qwen3_5", (512, 64, 160, 4, 4, 2), **_TINY_KEYS, **_QWEN35, model_type="qwen3_5_text"
+    ),
+    "tiny-qwen3.5-moe": _decoder(
+        "Qwen3_5Moe",
+        (512, 64, None, 4, 4, 2),
+        **_TINY_KEYS,
+        **_QWEN35,
+        model_type="qwen3_5_moe_text",
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=80,
     ),
     "tiny-mixtral": _decoder(
         "Mixtral", _TINY, **_TINY_KEYS, num_local_experts=5, num_experts_per_tok=2

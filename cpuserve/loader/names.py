@@ -25,10 +25,10 @@ _GGUF_BLOCK = {
 _GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 
 # Tensors that no Program reads: buffers that some exporters store, although they follow from the
-# config, and the parts that guess further tokens (multi-token prediction).
+# config, the parts that guess further tokens (multi-token prediction), and those that see images.
 _IGNORED = re.compile(
     r".*\.rotary_emb\.inv_freq|rope_freqs\.weight|.*\.(?:attn|attention|self_attn)\.(?:masked_)?bias"
-    r"|.*\.position_ids|mtp\..*"
+    r"|.*\.position_ids|mtp\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
 )
 
 
@@ -51,12 +51,14 @@ def gguf_to_hf(name: str) -> str:
 def checkpoint_to_hf(name: str) -> str:
     """The name in a Program of a safetensors tensor.
 
-    Checkpoints without an output head (embedding models) and older OPT files omit "model.".
+    Checkpoints without an output head (embedding models) and older OPT files omit "model.". Those
+    of models of images and text have "language_model" in the names of the part for text.
     """
+    name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
     bare = ("decoder.", "layers.", "embed_tokens.", "norm.")
     return f"model.{name}" if name.startswith(bare) else name
 
 
 def is_ignored(name: str) -> bool:
-    """Whether no Program reads the tensor: a computed buffer, or a guesser of further tokens."""
+    """Whether no Program reads the tensor: a buffer, or of a part that is not served."""
     return _IGNORED.fullmatch(name) is not None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cpuserve import plugins
 from cpuserve.errors import ModelError
 from cpuserve.models.base import BUILTIN, MODELS
+from cpuserve.models.config import read_object
 
 if TYPE_CHECKING:
     from cpuserve.models.base import ModelDef
@@ -27,6 +28,13 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "cpuserve.models"
+# Models of images and text, of which the text is served, and the architecture of its part.
+TEXT_PARTS = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Mistral3ForConditionalGeneration": "MistralForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
 
 
 def find_model(architecture: str) -> type[ModelDef] | None:
@@ -81,7 +89,10 @@ def _faults(family: object) -> str:
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """The first entry of "architectures" in a config.json; ModelError if there is none."""
+    """The first entry of "architectures" in a config.json; ModelError if there is none.
+
+    For a model of images and text it is the architecture of its part for text.
+    """
     names = config.get("architectures")
     if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
         msg = (
@@ -89,7 +100,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
             + _supported()
         )
         raise ModelError(msg)
-    return names[0]
+    return TEXT_PARTS.get(names[0], names[0])
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -99,6 +110,9 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     that is missing or out of range.
     """
     architecture = architecture_of(config)
+    if config["architectures"][0] in TEXT_PARTS:
+        # The ids of tokens, and the dtype, may be in the outer config alone.
+        config = {**config, **{k: v for k, v in read_object(config, "text_config").items() if v}}
     return _family(architecture).spec(config)
 
 

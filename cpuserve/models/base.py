@@ -36,6 +36,8 @@ BUILTIN = {
     "Qwen2MoeForCausalLM": "cpuserve.models.qwen2_moe:Qwen2Moe",
     "Qwen3ForCausalLM": "cpuserve.models.qwen3:Qwen3",
     "Qwen3MoeForCausalLM": "cpuserve.models.qwen3_moe:Qwen3Moe",
+    "Qwen3_5ForCausalLM": "cpuserve.models.qwen3_next:Qwen35",
+    "Qwen3_5MoeForCausalLM": "cpuserve.models.qwen3_next:Qwen35Moe",
     "Qwen3NextForCausalLM": "cpuserve.models.qwen3_next:Qwen3Next",
     "SmolLM3ForCausalLM": "cpuserve.models.smollm3:SmolLm3",
     "StableLmForCausalLM": "cpuserve.models.stablelm:StableLm",

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpuserve.models.base import register_model
-from cpuserve.models.config import read_bool, read_int
-from cpuserve.models.experts import read_experts, read_sparse_step
+from cpuserve.models.config import read_bool
 from cpuserve.models.llama import build_decoder, read_decoder
 from cpuserve.models.qwen2 import read_qwen_windows
-from cpuserve.models.qwen3_moe import qwen_shared_mlp
+from cpuserve.models.qwen3_moe import qwen_shared_mlp, read_shared_experts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
@@ -22,15 +21,9 @@ class Qwen2Moe:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in a Qwen2-MoE config."""
-        layers = read_int(config, "num_hidden_layers", high=4096)
         more = read_qwen_windows(config)
-        extra = {
-            **more.pop("extra", {}),
-            **read_experts(config, count="num_experts", width="moe_intermediate_size"),
-            "renormalize": read_bool(config, "norm_topk_prob", False),
-            "dense_layers": read_sparse_step(config, layers),
-            "shared_width": read_int(config, "shared_expert_intermediate_size", high=1 << 24),
-        }
+        renormalize = read_bool(config, "norm_topk_prob", False)
+        extra = {**more.pop("extra", {}), **read_shared_experts(config, renormalize=renormalize)}
         return read_decoder(
             config,
             architecture="Qwen2MoeForCausalLM",

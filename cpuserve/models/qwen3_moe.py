@@ -53,6 +53,17 @@ class Qwen3Moe:
         build_decoder(b, s, attention=qk_norm_attention, mlp=qwen_mlp)
 
 
+def read_shared_experts(config: Mapping[str, Any], *, renormalize: bool) -> dict[str, object]:
+    """What `qwen_shared_mlp` needs of `ModelSpec.extra`."""
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    return {
+        **read_experts(config, count="num_experts", width="moe_intermediate_size"),
+        "renormalize": renormalize,
+        "dense_layers": read_sparse_step(config, layers),
+        "shared_width": read_int(config, "shared_expert_intermediate_size", high=1 << 24),
+    }
+
+
 def qwen_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's mixture of experts of h to x; in extra["dense_layers"], its dense MLP."""
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):

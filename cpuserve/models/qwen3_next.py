@@ -1,18 +1,22 @@
-"""Qwen3-Next: three gated delta nets for each attention with gates, and mixtures of experts."""
+"""Qwen3-Next, Qwen3.5 and 3.6: three gated delta nets for each attention with gates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_int, read_kinds, refuse
-from cpuserve.models.experts import read_experts, read_sparse_step
 from cpuserve.models.llama import build_decoder, offset_norm, read_decoder
-from cpuserve.models.qwen3_moe import qwen_shared_mlp
+from cpuserve.models.qwen3_moe import qwen_shared_mlp, read_shared_experts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
+from cpuserve.program.parts import rows
+
+# The inputs of a gated delta net and its gates, of h: (builder, sizes, name of the layer, h).
+Project = Callable[[Builder, dict[str, int], str, ValueId], tuple[ValueId, ValueId]]
 
 KINDS = ("linear_attention", "full_attention")
 # Keys of config.json for the sizes of a gated delta net, with transformers' defaults.
@@ -36,35 +40,68 @@ class Qwen3Next:
 
         Without layer_types, every full_attention_interval-th layer (default 4) has attention.
         """
-        layers = read_int(config, "num_hidden_layers", high=4096)
-        bias = read_bool(config, "attention_bias", False)
-        renormalize = read_bool(config, "norm_topk_prob", True)
-        share = config.get("partial_rotary_factor")
-        extra = {
-            **read_experts(config, count="num_experts", width="moe_intermediate_size"),
-            "renormalize": renormalize,
-            "dense_layers": read_sparse_step(config, layers),
-            "shared_width": read_int(config, "shared_expert_intermediate_size", high=1 << 24),
-            "attends": _attends(config),
-            "delta": _read_delta(config),
-        }
-        return read_decoder(
-            {
-                **config,
-                "head_dim": config.get("head_dim") or 256,
-                "partial_rotary_factor": 0.25 if share is None else share,
-            },
-            architecture="Qwen3NextForCausalLM",
-            positions=32768,
-            qkv_bias=bias,
-            out_bias=bias,
-            extra=extra,
-        )
+        extra = read_shared_experts(config, renormalize=read_bool(config, "norm_topk_prob", True))
+        return _spec(config, "Qwen3NextForCausalLM", extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        build_decoder(b, s, attention=_mix, mlp=qwen_shared_mlp, norm=offset_norm)
+        mix = partial(_mix, project=_project)
+        build_decoder(b, s, attention=mix, mlp=qwen_shared_mlp, norm=offset_norm)
+
+
+@register_model("Qwen3_5ForCausalLM")
+class Qwen35:
+    """Qwen3.5 and 3.6, dense, without images and multi-token prediction.
+
+    Source: transformers modeling_qwen3_5.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Qwen3.5 text config."""
+        return _spec(config, "Qwen3_5ForCausalLM", {})
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        mix = partial(_mix, project=_project_parts)
+        build_decoder(b, s, attention=mix, norm=offset_norm)
+
+
+@register_model("Qwen3_5MoeForCausalLM")
+class Qwen35Moe:
+    """The same with experts, and one that all tokens share. Source: modeling_qwen3_5_moe."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Qwen3.5-MoE text config."""
+        extra = read_shared_experts(config, renormalize=True)
+        width = config.get("moe_intermediate_size")  # there is no dense layer
+        config = {**config, "intermediate_size": width}
+        return _spec(config, "Qwen3_5MoeForCausalLM", extra)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        mix = partial(_mix, project=_project_parts)
+        build_decoder(b, s, attention=mix, mlp=qwen_shared_mlp, norm=offset_norm)
+
+
+def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]) -> ModelSpec:
+    bias = read_bool(config, "attention_bias", False)
+    return read_decoder(
+        {
+            "partial_rotary_factor": 0.25,
+            **{k: v for k, v in config.items() if k != "partial_rotary_factor" or v is not None},
+            "head_dim": config.get("head_dim") or 256,
+        },
+        architecture=architecture,
+        positions=32768,
+        qkv_bias=bias,
+        out_bias=bias,
+        extra={**extra, "attends": _attends(config), "delta": _read_delta(config)},
+    )
 
 
 def _attends(config: Mapping[str, Any]) -> tuple[bool, ...]:
@@ -90,13 +127,15 @@ def _read_delta(config: Mapping[str, Any]) -> dict[str, int]:
     return sizes
 
 
-def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's attention or gated delta net of h to x."""
+def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, project: Project) -> None:
+    """Add the layer's attention or gated delta net of h to x; project: the inputs of that net."""
     attends = cast("tuple[bool, ...]", s.extra["attends"])
     if attends[layer]:
         _attention(b, s, f"model.layers.{layer}.self_attn", sum(attends[:layer]), h, x)
     else:
-        _delta(b, s, f"model.layers.{layer}.linear_attn", h, x)
+        at, sizes = f"model.layers.{layer}.linear_attn", cast("dict[str, int]", s.extra["delta"])
+        inputs, gates = project(b, sizes, at, h)
+        b.linear(b.gated_delta(inputs, gates, at, **sizes), f"{at}.out_proj", add_to=x)
 
 
 def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: ValueId) -> None:
@@ -121,11 +160,28 @@ def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: Val
     b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
 
 
-def _delta(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
-    """Add a gated delta net of h to x."""
-    sizes = cast("dict[str, int]", s.extra["delta"])
+def _project(b: Builder, sizes: dict[str, int], at: str, h: ValueId) -> tuple[ValueId, ValueId]:
+    """The inputs of a gated delta net and its gates, which the checkpoint has by key heads."""
     heads = sizes["value_heads"]
     width = 2 * (sizes["key_heads"] * sizes["key_width"] + heads * sizes["value_width"])
     qkvz = b.linear(h, f"{at}.in_proj_qkvz", features=width)
-    gates = b.linear(h, f"{at}.in_proj_ba", features=2 * heads)
-    b.linear(b.gated_delta(qkvz, gates, at, **sizes), f"{at}.out_proj", add_to=x)
+    return qkvz, b.linear(h, f"{at}.in_proj_ba", features=2 * heads)
+
+
+def _project_parts(
+    b: Builder, sizes: dict[str, int], at: str, h: ValueId
+) -> tuple[ValueId, ValueId]:
+    """The same from a checkpoint that has all queries, then all keys, values, z, b and a."""
+    key, count = sizes["key_width"], sizes["key_heads"]
+    each = sizes["value_heads"] // count
+    value = each * sizes["value_width"]  # of the value heads of a key head
+    qkvz: dict[str, int] = {}
+    gates: dict[str, int] = {}
+    for head in range(count):
+        for first in (head * key, (count + head) * key):
+            qkvz[rows(f"{at}.in_proj_qkv", first, key)] = key
+        qkvz[rows(f"{at}.in_proj_qkv", 2 * count * key + head * value, value)] = value
+        qkvz[rows(f"{at}.in_proj_z", head * value, value)] = value
+        gates |= {rows(f"{at}.in_proj_{gate}", head * each, each): each for gate in "ba"}
+    x = b.linear(h, list(qkvz), features=list(qkvz.values()))
+    return x, b.linear(h, list(gates), features=list(gates.values()))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 from cpuserve.errors import ModelError
-from cpuserve.program.parts import Part, parse
+from cpuserve.program.parts import Part, parse, rows
 from cpuserve.quant.base import QuantTensor
 
 if TYPE_CHECKING:
@@ -55,16 +56,33 @@ class PartTensor(QuantTensor):
         return self._whole.nbytes // math.prod(shape[:-1] if len(shape) > 1 else shape)
 
 
+# A stack of the matrices of all experts, with or without the suffix of other matrices.
+_STACK = re.compile(r"(?P<at>.*\.experts)\.(?P<part>gate_up|gate|up|down)_proj(?:\.weight)?")
+
+
 class PartWeights:
-    """`Weights` of a checkpoint in any format, and the parts of its tensors."""
+    """`Weights` of a checkpoint in any format, and the parts of its tensors.
+
+    If the checkpoint stores the matrices of all experts as one tensor (Qwen3.5), each of them has
+    the name that it has in other checkpoints: `mlp.experts.3.up_proj.weight`.
+    """
 
     def __init__(self, weights: Weights) -> None:
         """weights: of whole tensors."""
         self._weights = weights
+        self._names = weights.names()
+        self._experts: dict[str, str] = {}  # the part that each of these names stands for
+        for name in list(self._names):
+            match = _STACK.fullmatch(name)
+            if match is None or len(shape := weights.get(name).shape) != 3:
+                continue
+            self._names.remove(name)
+            self._experts |= _experts(name, match["at"], match["part"], shape)
+        self._names |= self._experts.keys()
 
     def names(self) -> set[str]:
         """Every tensor name in the checkpoint, after renaming; parts are not listed."""
-        return self._weights.names()
+        return set(self._names)
 
     def get(self, name: str) -> QuantTensor:
         """The tensor, or the rows that `name` stands for.
@@ -72,7 +90,7 @@ class PartWeights:
         Raises:
             ModelError: the tensor does not have these rows.
         """
-        part = parse(name)
+        part = parse(self._experts.get(name, name))
         if part is None:
             return self._weights.get(name)
         whole = self._weights.get(part.tensor)
@@ -83,8 +101,19 @@ class PartWeights:
 
     def kind(self, name: str, dtype: str) -> WeightKind:
         """The kind of the tensor; all parts of one have it."""
-        part = parse(name)
+        part = parse(self._experts.get(name, name))
         return self._weights.kind(name if part is None else part.tensor, dtype)
+
+
+def _experts(name: str, at: str, part: str, shape: tuple[int, ...]) -> dict[str, str]:
+    """The names of all experts' matrices in the stack `name` below `at`, and their rows there."""
+    matrices = ("gate", "up") if part == "gate_up" else (part,)
+    each = shape[1] // len(matrices)
+    return {
+        f"{at}.{e}.{matrix}_proj.weight": rows(name, i * each, each, index=e)
+        for e in range(shape[0])
+        for i, matrix in enumerate(matrices)
+    }
 
 
 def _lacks(part: Part, shape: tuple[int, ...]) -> str:

@@ -53,6 +53,8 @@ KINDS = (
 )
 FAMILIES = (
     *KINDS,
+    "qwen3.5",
+    "qwen3.5-moe",
     "smollm3",
     "granite",
     "granite-moe",

@@ -13,6 +13,8 @@ from tests.helpers.tiny import tiny_model
 FAMILIES = [
     "qwen3-moe",
     "qwen3-next",
+    "qwen3.5",
+    "qwen3.5-moe",
     "mixtral",
     "mellum",
     "deepseek-v2",

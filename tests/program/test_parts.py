@@ -130,3 +130,29 @@ def test_the_interpreter_takes_parts_of_whole_tensors():
     tensors = Interpreter(program, whole)._tensors
     assert tensors["m[1:4:2].weight"].tolist() == [[2, 3], [6, 7]]
     assert tensors["s[1][1:3].w"].tolist() == [[8, 9], [10, 11]]
+
+
+@pytest.mark.parametrize("suffix", ["", ".weight"])
+def test_stacks_of_experts_are_found_under_the_names_of_their_matrices(suffix):
+    whole = Whole()
+    both, down = np.arange(96.0).reshape(2, 6, 8), np.arange(48.0).reshape(2, 8, 3)
+    whole.values = {
+        f"mlp.experts.gate_up_proj{suffix}": both.astype(np.float32),
+        f"mlp.experts.down_proj{suffix}": down.astype(np.float32),
+        "mlp.experts.bias.up_proj.weight": np.ones((2, 2), np.float32),
+    }
+    weights = PartWeights(whole)
+    own = {
+        f"mlp.experts.{e}.{part}_proj.weight" for e in range(2) for part in ("gate", "up", "down")
+    }
+    assert weights.names() == own | {"mlp.experts.bias.up_proj.weight"}
+
+    def values(name):
+        return dequantize(weights.get(f"mlp.experts.{name}_proj.weight")).tolist()
+
+    assert values("1.gate") == both[1, :3].tolist()
+    assert values("0.up") == both[0, 3:].tolist()
+    assert values("1.down") == down[1].tolist()
+    assert (
+        weights.kind("mlp.experts.1.up_proj.weight", "x") == f"mlp.experts.gate_up_proj{suffix} x"
+    )

@@ -1,0 +1,83 @@
+"""Models of images and text serve text, from checkpoints as they are published."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from cpuserve import LLM, SamplingParams
+from tests.helpers.tiny import tiny_model
+
+PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(20 + 37 * n)] for n in range(3)]
+PARAMS = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True, logprobs=1)
+
+
+def answers(path):
+    with LLM(str(path), max_model_len=160, dtype="float32") as llm:
+        outputs = [o.outputs[0] for o in llm.generate(PROMPTS, PARAMS)]
+    return [
+        (o.token_ids, [{t: p.logprob for t, p in row.items()} for row in o.logprobs])
+        for o in outputs
+    ]
+
+
+def published(family, architecture, outer, to, *, prefix, stacked=False):
+    """Write the checkpoint of a text model into `to` as a model of images and text stores it.
+
+    outer: keys that the outer config has instead of that of the text. prefix: of the tensors of
+    the text. stacked: experts are stored as one tensor.
+    """
+    path = tiny_model(family)
+    for file in path.iterdir():
+        if file.suffix == ".json":
+            (to / file.name).write_bytes(file.read_bytes())
+    text = json.loads((path / "config.json").read_text())
+    config = {"architectures": [architecture], "vision_config": {"hidden_size": 48}}
+    config |= {key: text.pop(key) for key in outer}
+    (to / "config.json").write_text(json.dumps({**config, "text_config": text}))
+    tensors = load_file(path / "model.safetensors")
+    if stacked:
+        experts, layers = range(text["num_experts"]), range(text["num_hidden_layers"])
+        for at in (f"model.layers.{layer}.mlp.experts" for layer in layers):
+            parts = {
+                part: np.stack([tensors.pop(f"{at}.{e}.{part}_proj.weight") for e in experts])
+                for part in ("gate", "up", "down")
+            }
+            tensors[f"{at}.gate_up_proj"] = np.concatenate([parts["gate"], parts["up"]], axis=1)
+            tensors[f"{at}.down_proj"] = parts["down"]
+    stored = {
+        (prefix + name.removeprefix("model.") if name.startswith("model.") else name): value
+        for name, value in tensors.items()
+    }
+    stored["model.visual.blocks.0.weight"] = np.ones((3, 3), np.float32)
+    stored["multi_modal_projector.linear.weight"] = np.ones((3, 3), np.float32)
+    stored["vision_tower.patches.bias"] = np.ones(3, np.float32)
+    save_file(stored, to / "model.safetensors")
+    return to
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_qwen35_with_experts(tmp_path, stacked):
+    made = published(
+        "qwen3.5-moe",
+        "Qwen3_5MoeForConditionalGeneration",
+        ["eos_token_id", "torch_dtype"],
+        tmp_path,
+        prefix="model.language_model.",
+        stacked=stacked,
+    )
+    assert answers(made) == answers(tiny_model("qwen3.5-moe"))
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "prefix"),
+    [
+        ("qwen3.5", "Qwen3_5ForConditionalGeneration", "model.language_model."),
+        ("gemma3", "Gemma3ForConditionalGeneration", "language_model.model."),
+        ("mistral", "Mistral3ForConditionalGeneration", "language_model.model."),
+    ],
+)
+def test_dense_models(tmp_path, family, architecture, prefix):
+    made = published(family, architecture, [], tmp_path, prefix=prefix)
+    assert answers(made) == answers(tiny_model(family))
