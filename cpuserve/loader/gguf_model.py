@@ -20,6 +20,8 @@ ARCHITECTURES = {
 }
 # llama.cpp's converter interleaves their q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
 INTERLEAVED = frozenset({"llama"})
+# The ids that count for kinds of tokenizers where a file names none, as in llama.cpp.
+_TOKENS = {"llama": {"bos": 1, "eos": 2}, "t5": {"eos": 1}}
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -192,8 +194,11 @@ def _add_window(config: dict[str, Any], keys: _Keys) -> None:
 
 
 def _add_tokens(config: dict[str, Any], file: GgufFile) -> None:
+    defaults = _TOKENS.get(str(file.value("tokenizer.ggml.model")), {})
+
     def ids(*names: str) -> list[int]:
-        values = [file.value(f"tokenizer.ggml.{name}_token_id") for name in names]
+        keys = {name: f"tokenizer.ggml.{name}_token_id" for name in names}
+        values = [file.value(k) if k in file else defaults.get(n) for n, k in keys.items()]
         return [v for v in values if isinstance(v, int) and 0 <= v < config["vocab_size"]]
 
     if bos := ids("bos"):

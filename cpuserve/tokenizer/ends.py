@@ -28,6 +28,10 @@ ENDS = frozenset({
     "<|call|>",
     "<|endoftext|>",
     "<|end_of_text|>",
+    "<turn|>",
+    "<EOT>",
+    "[EOT]",
+    "[e~[",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 })  # fmt: skip
 # A model with both of these uses OpenAI's harmony format, in which an answer consists of several

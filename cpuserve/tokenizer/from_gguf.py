@@ -1,79 +1,147 @@
-"""Builds byte-level BPE tokenizers from GGUF metadata."""
+"""Loads the tokenizer and the chat template in the metadata of a GGUF file.
+
+`tokenizer.ggml.model` says what kind it is: byte-level BPE ("gpt2", "gemma4"), SentencePiece's BPE
+("llama"), Unigram ("t5") or WordPiece ("bert"). What a file leaves out has llama.cpp's defaults.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf import GgufFile
-from cpuserve.tokenizer.ends import ENDS
-from cpuserve.tokenizer.parts import Parts, guarded, special_ids_of
-from cpuserve.tokenizer.splits import PRE_TOKENIZERS, PreTokenizer, splitter
+from cpuserve.tokenizer.gguf_cores import Vocabulary, byte_level, sentencepiece, unigram, word_piece
+from cpuserve.tokenizer.parts import Parts, Scheme, guarded, special_ids_of
+from cpuserve.tokenizer.splits import PRE_TOKENIZERS, PreTokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
 
-# llama.cpp's llama_token_type.
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A `tokenizer.ggml.model`: the ids and rules that count where the file names none."""
+
+    scheme: Scheme
+    ids: dict[str, int]
+    add_bos: bool = False
+    add_eos: bool = False
+    add_sep: bool = False
 
 
-def gguf_parts(path: Path) -> Parts:
-    """The tokenizer in a GGUF file; ModelError for a kind that is not byte-level BPE."""
-    file = GgufFile(path)
-    pre = _pre_tokenizer(file)
-    tokens, types = _strings(file, "tokens"), file.value("tokenizer.ggml.token_type")
-    if types is None:
-        types = [1] * len(tokens)
-    if not isinstance(types, list) or len(types) != len(tokens):
-        msg = f"GGUF {path}: tokenizer.ggml.token_type must have one entry for each token"
-        raise ModelError(msg)
-    core = guarded(str(path), lambda: _build(file, pre, tokens, types))
-    ids = {name: _token_id(file, name, len(tokens)) for name in _SPECIAL}
-    add_bos = file.value("tokenizer.ggml.add_bos_token")
-    template = file.value("tokenizer.chat_template")
-    return Parts(
-        core=core,
-        scheme="byte_level",
-        vocab_size=len(tokens),
-        special_ids=special_ids_of(core),
-        bos_id=ids["bos"],
-        special_tokens={_SPECIAL[name]: tokens[i] for name, i in ids.items() if i is not None},
-        chat_template=template if isinstance(template, str) and template else None,
-        add_bos=pre.add_bos if add_bos is None else bool(add_bos),
-    )
-
-
-# Name of a special token in GGUF, and in chat templates.
+_KINDS = {
+    "gpt2": _Kind("byte_level", {}),
+    "gemma4": _Kind("byte_fallback", {}, add_bos=True),
+    "llama": _Kind("byte_fallback", {"bos": 1, "eos": 2, "unknown": 0}, add_bos=True),
+    "t5": _Kind("byte_fallback", {"eos": 1, "unknown": 2, "padding": 0}, add_eos=True),
+    "bert": _Kind(
+        "plain",
+        {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
+        add_bos=True,
+        add_sep=True,
+    ),
+}
+# Name of a special token in GGUF (with its spelling), and in chat templates.
 _SPECIAL = {
     "bos": "bos_token",
     "eos": "eos_token",
     "unknown": "unk_token",
     "padding": "pad_token",
+    "seperator": "sep_token",
+    "cls": "cls_token",
+    "mask": "mask_token",
 }
 
 
-def _token_id(file: GgufFile, name: str, vocab: int) -> int | None:
-    value = file.value(f"tokenizer.ggml.{name}_token_id")
-    return value if isinstance(value, int) and 0 <= value < vocab else None
+def gguf_parts(path: Path) -> Parts:
+    """The tokenizer in a GGUF file; ModelError for an unknown kind and for broken metadata."""
+    file = GgufFile(path)
+    model, kind = _kind(file)
+    vocab = _vocabulary(file, kind)
+    pre = _pre_tokenizer(file, "gemma4" if model == "gemma4" else None)
+    core = guarded(str(path), lambda: _build(file, model, vocab, pre))
+    tokens = vocab.tokens
+    bos, last = _added(file, kind, vocab, pre)
+    guarded(str(path), lambda: _surround(core, tokens, bos, last))
+    guarded(str(path), lambda: _tried(core))
+    return Parts(
+        core=core,
+        scheme="byte_fallback" if model == "gpt2" and pre.raw else kind.scheme,
+        vocab_size=len(tokens),
+        special_ids=special_ids_of(core),
+        bos_id=vocab.ids.get("bos"),
+        special_tokens={_SPECIAL[name]: tokens[i] for name, i in vocab.ids.items()},
+        chat_template=_chat_template(file),
+        strips_leading_space=vocab.space_prefix and model in ("llama", "t5"),
+    )
 
 
-def _pre_tokenizer(file: GgufFile) -> PreTokenizer:
+def _kind(file: GgufFile) -> tuple[str, _Kind]:
     model = file.value("tokenizer.ggml.model")
-    if model != "gpt2":
+    if model not in _KINDS:
         msg = (
-            f"GGUF {file.path}: tokenizer model {model!r} is not supported; supported: gpt2 "
-            "(byte-level BPE). Use the model's Hugging Face directory instead"
+            f"GGUF {file.path}: tokenizer model {model!r:.60} is not supported; supported: "
+            f"{', '.join(_KINDS)}. Use the model's Hugging Face directory as --tokenizer"
         )
         raise ModelError(msg)
-    name = file.value("tokenizer.ggml.pre") or "default"
-    if name not in PRE_TOKENIZERS:
-        msg = (
-            f"GGUF {file.path}: tokenizer.ggml.pre {name!r} is not supported; "
-            f"supported: {', '.join(PRE_TOKENIZERS)}"
-        )
+    return model, _KINDS[model]
+
+
+def _pre_tokenizer(file: GgufFile, forced: str | None) -> PreTokenizer:
+    name = forced or file.value("tokenizer.ggml.pre") or "default"
+    if name in PRE_TOKENIZERS:
+        return PRE_TOKENIZERS[name]
+    if file.value("tokenizer.ggml.model") != "gpt2":
+        return PRE_TOKENIZERS["default"]  # the other kinds do not split so
+    msg = (
+        f"GGUF {file.path}: tokenizer.ggml.pre {name!r:.60} is not supported; "
+        f"supported: {', '.join(PRE_TOKENIZERS)}. Use the model's Hugging Face directory as "
+        "--tokenizer"
+    )
+    raise ModelError(msg)
+
+
+def _vocabulary(file: GgufFile, kind: _Kind) -> Vocabulary:
+    tokens = _strings(file, "tokens")
+    types = file.value("tokenizer.ggml.token_type")
+    if types is None:
+        types = [1] * len(tokens)
+    _check_entries(file, "token_type", types, len(tokens), int)
+    scores = file.value("tokenizer.ggml.scores")
+    if scores is not None:
+        _check_entries(file, "scores", scores, len(tokens), (int, float))
+    ids = {}
+    for name in _SPECIAL:
+        value = file.value(f"tokenizer.ggml.{name}_token_id")
+        value = kind.ids.get(name) if value is None else value
+        if isinstance(value, int) and 0 <= value < len(tokens):
+            ids[name] = value
+    name = file.value("general.name")
+    return Vocabulary(
+        tokens=tokens,
+        types=types,
+        scores=scores,
+        ids=ids,
+        space_prefix=_flag(file, "add_space_prefix", absent=True),
+        squeeze=_flag(file, "remove_extra_whitespaces", absent=False),
+        strips_after_special=isinstance(name, str) and _is_phi3(name),
+    )
+
+
+def _is_phi3(name: str) -> bool:
+    """Whether the tokens of this model swallow the spaces behind them, which no key says."""
+    return any(word in name.lower() for word in ("phi-3", "phi3"))
+
+
+def _check_entries(file: GgufFile, name: str, value: Any, count: int, kinds: Any) -> None:
+    if not isinstance(value, list) or len(value) != count:
+        msg = f"GGUF {file.path}: tokenizer.ggml.{name} must have one entry for each token"
         raise ModelError(msg)
-    return PRE_TOKENIZERS[name]
+    if not all(isinstance(item, kinds) for item in value):
+        msg = f"GGUF {file.path}: tokenizer.ggml.{name} must be a list of numbers"
+        raise ModelError(msg)
 
 
 def _strings(file: GgufFile, name: str) -> list[str]:
@@ -84,32 +152,92 @@ def _strings(file: GgufFile, name: str) -> list[str]:
     return value
 
 
-def _build(file: GgufFile, pre: PreTokenizer, tokens: list[str], types: list[Any]) -> Core:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+def _flag(file: GgufFile, name: str, *, absent: bool) -> bool:
+    value = file.value(f"tokenizer.ggml.{name}")
+    return absent if value is None else bool(value)
 
-    # The vocabulary includes added tokens, so that each keeps its id, the position in the list.
-    vocab = {t: i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind != UNUSED}
-    merges = [_pair(file, merge) for merge in _strings(file, "merges")]
-    bpe = models.BPE(vocab=vocab, merges=merges, ignore_merges=pre.ignore_merges)
-    core = Tokenizer(bpe)
-    if pre.nfc:
-        core.normalizer = normalizers.NFC()
-    core.pre_tokenizer = splitter(pre)
-    core.decoder = decoders.ByteLevel()
-    # Some converters mark end-of-turn tokens as user-defined or ordinary: correct the type.
-    kinds = [
-        CONTROL if t in ENDS and k != UNUSED else k for t, k in zip(tokens, types, strict=True)
-    ]
-    for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
-        texts = [t for t, k in zip(tokens, kinds, strict=True) if k == kind and t]
-        added = [AddedToken(t, special=special, normalized=False) for t in texts]
-        core.add_special_tokens(added) if special else core.add_tokens(added)
-    return core
+
+def _build(file: GgufFile, model: str, vocab: Vocabulary, pre: PreTokenizer) -> Core:
+    if model in ("gpt2", "gemma4"):
+        return byte_level(vocab, pre, [_pair(file, m) for m in _strings(file, "merges")])
+    if model == "bert":
+        lowercase = _flag(file, "normalizer.lowercase", absent=True)
+        strip = _flag(file, "normalizer.strip_accents", absent=lowercase)
+        return word_piece(vocab, lowercase=lowercase, strip_accents=strip)
+    if vocab.scores is None:
+        msg = f"GGUF {file.path}: tokenizer.ggml.scores is missing; a {model!r} tokenizer needs it"
+        raise ModelError(msg)
+    if model == "t5":
+        return unigram(vocab, _charsmap(file))
+    return sentencepiece(vocab)
 
 
 def _pair(file: GgufFile, merge: str) -> tuple[str, str]:
-    left, space, right = merge.partition(" ")
-    if not (left and space and right):
+    # A part may begin with a space, if the vocabulary has spaces.
+    at = merge.find(" ", 1)
+    left, right = merge[: max(at, 0)], merge[at + 1 :]
+    if not (left and right):
         msg = f"GGUF {file.path}: tokenizer.ggml.merges holds {merge[:80]!r}, which is not a pair"
         raise ModelError(msg)
     return left, right
+
+
+def _charsmap(file: GgufFile) -> bytes:
+    """SentencePiece's table of normalization: its size, a trie and texts; b"" if there is none."""
+    value = file.value("tokenizer.ggml.precompiled_charsmap")
+    if value is None:
+        return b""
+    if isinstance(value, list) and all(type(v) is int and -128 <= v < 256 for v in value):
+        data = bytes(v & 255 for v in value)
+        size = int.from_bytes(data[:4], "little")
+        if size % 4 == 0 and 0 < size < len(data) - 4:
+            return data
+    msg = f"GGUF {file.path}: tokenizer.ggml.precompiled_charsmap is broken"
+    raise ModelError(msg)
+
+
+def _added(
+    file: GgufFile, kind: _Kind, vocab: Vocabulary, pre: PreTokenizer
+) -> tuple[int | None, int | None]:
+    """The ids that go before and behind a text."""
+    ids = vocab.ids
+    forced = pre is PRE_TOKENIZERS["gemma4"]  # whose files have a wrong flag
+    bos = forced or _flag(file, "add_bos_token", absent=kind.add_bos or pre.add_bos)
+    eos = _flag(file, "add_eos_token", absent=kind.add_eos)
+    sep = _flag(file, "add_sep_token", absent=kind.add_sep)
+    first = ids.get("bos", ids.get("cls")) if bos else None
+    last = ids.get("eos") if eos else None
+    return first, ids.get("seperator") if sep and last is None else last
+
+
+def _surround(core: Core, tokens: list[str], first: int | None, last: int | None) -> Core:
+    """Let `core` put these ids around a text that is encoded with special tokens."""
+    from tokenizers import processors
+
+    given = {"F": first, "L": last}
+    names: list[dict[str, Any]] = [
+        {"id": name, "ids": [i], "tokens": [tokens[i]]}
+        for name, i in given.items()
+        if i is not None
+    ]
+    if names:
+        single = ["F"] * (first is not None) + ["$A"] + ["L"] * (last is not None)
+        core.post_processor = processors.TemplateProcessing(
+            single=single, pair=[*single, "$B"], special_tokens=names
+        )
+    return core
+
+
+def _tried(core: Core) -> Core:
+    """`core`, after it has encoded a text: a broken table of characters fails only then."""
+    core.encode("a \u00e9\uff21\u6f22\U0001f600")
+    return core
+
+
+def _chat_template(file: GgufFile) -> str | None:
+    """The chat template; of several with names, the one called "default"."""
+    for key in ("tokenizer.chat_template", "tokenizer.chat_template.default"):
+        template = file.value(key)
+        if isinstance(template, str) and template:
+            return template
+    return None

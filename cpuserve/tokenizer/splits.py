@@ -1,57 +1,183 @@
-"""How byte-level tokenizers split text into pieces before they merge bytes."""
+"""How byte-level tokenizers split text into pieces before they merge bytes.
+
+The names are those of `tokenizer.ggml.pre` in GGUF files, the expressions those of the original
+tokenizer.json of each family. Where llama.cpp uses an expression that only comes close (its
+library has no \\p{Lu}, for example), the original counts.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-_LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_NOT_CASED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_GAPS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_DIGIT = r"\p{N}"
+_LLAMA3 = rf"{_NOT_CASED}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|{_GAPS}"
+_QWEN2 = rf"{_NOT_CASED}|{_WORD}|\p{{N}}|{_SIGNS}|{_GAPS}"
+# Words of OpenAI's o200k: upper case, then lower case. Marks belong to either.
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+
+
+def _cased(suffix: str, upper: str = f"[{_UPPER}]", lower: str = f"[{_LOWER}]") -> str:
+    before = r"[^\r\n\p{L}\p{N}]?"
+    return f"{before}{upper}*{lower}+{suffix}|{before}{upper}+{lower}*{suffix}"
+
+
+_O200K = rf"{_cased(f'{_NOT_CASED}?')}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_GAPS}"
+_NOT_HAN = r"&&[^\p{Han}]"
+_KIMI = (
+    rf"\p{{Han}}+|{_cased(f'{_NOT_CASED}?', f'[{_UPPER}{_NOT_HAN}]', f'[{_LOWER}{_NOT_HAN}]')}"
+    rf"|\p{{N}}{{1,3}}|{_SIGNS}|{_GAPS}"
 )
-_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+_CJK = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_ASCII_SIGN_WORD = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+_DEEPSEEK3 = (
+    rf"{_ASCII_SIGN_WORD}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_GAPS}"
+)
+# The letters of alphabets with upper and lower case, as DeepSeek LLM lists them.
+_DEEPSEEK_LETTERS = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293"
+    "\u0295-\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c"
+    "\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5"
+    "\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
+    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59"
+    "\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc"
+    "\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107"
+    "\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
+    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee"
+    "\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e"
+    "\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f"
+    "\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
+    "\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_DEEPSEEK_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+_LONG_GAPS = "|".join([rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4)])
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """The rules of a `tokenizer.ggml.pre` value, which split text like the original tokenizer.json.
+    """The rules of a `tokenizer.ggml.pre` value.
 
-    split: regular expression of a piece (None: that of GPT-2). digits: first split off each digit.
+    splits: regular expressions, each of which cuts the pieces that the one before left into its
+    matches and what lies between. late: such expressions for pieces whose bytes have become GPT-2's
+    alphabet. raw: bytes do not become that alphabet; spaces become U+2581.
     """
 
-    split: str | None = None
-    digits: bool = False
+    splits: tuple[str, ...] = (_GPT2,)
+    late: tuple[str, ...] = ()
     nfc: bool = False
     ignore_merges: bool = False
     add_bos: bool = False
+    raw: bool = False
 
 
-_GPT2 = PreTokenizer()
-_DIGITS = PreTokenizer(digits=True)
-_LLAMA3 = PreTokenizer(split=_LLAMA3_SPLIT, ignore_merges=True, add_bos=True)
-_QWEN2 = PreTokenizer(split=_QWEN2_SPLIT, nfc=True)
-PRE_TOKENIZERS = {
-    "default": _GPT2,
-    "gpt-2": _GPT2,
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-}
+_PLAIN = PreTokenizer()
+_NFC = PreTokenizer(nfc=True)
+_DIGITS = PreTokenizer((_DIGIT, _GPT2))
+_LLAMA = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
+_QWEN = PreTokenizer((_QWEN2,))
+_DEEPSEEK = PreTokenizer((r"\p{N}{1,3}", _CJK, _DEEPSEEK3))
+_RAW = PreTokenizer((r"[^\n]+|[\n]+",), raw=True)
+_CHAMELEON = (
+    r"<sentinel:[0-9]+>",
+    r"IMGIMG[A-I]{1,4}Z",
+    r"[\t\n]|    |  ",
+    _DIGIT,
+    r"[\p{P}!-/:-@\[-`{-~]",
+    _GPT2,
+)
+_YOUTU = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f"
+    f"\ufe30-\ufe4f]+|[\u3105-\u312f]+|{_CJK}",
+    rf"{_cased(f'{_NOT_CASED}?')}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_GAPS}",
+)
+_EXAONE_MOE = (
+    rf"{_NOT_CASED}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_TABLE: dict[str, PreTokenizer] = {
+    "default gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe "
+    "gigachat a.x-4.0 mellum jais trillion granite-docling exaone4": _PLAIN,
+    "mpt olmo modern-bert": _NFC,
+    "smollm starcoder refact codeshell exaone minerva-7b mellum2": _DIGITS,
+    "command-r": replace(_DIGITS, nfc=True),
+    "falcon": PreTokenizer(
+        (r"[\p{P}$+<=>^`|~]+", _GPT2), late=(r"\p{N}+", r"[0-9][0-9][0-9]")
+    ),
+    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": _LLAMA,
+    "dbrx smaug-bpe chatglm-bpe": PreTokenizer((_LLAMA3,)),
+    "glm4 glm5": PreTokenizer((_LLAMA3,), ignore_merges=True),
+    "minicpm5": PreTokenizer(
+        (r"\p{N}{1,3}", rf"{_NOT_CASED}|{_WORD}|\p{{N}}+|{_SIGNS}|{_GAPS}"), ignore_merges=True
+    ),
+    "jais-2": PreTokenizer((
+        rf"{_NOT_CASED}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|\s*[\r\n]+|{_LONG_GAPS}|\s{{1,2}}(?!\S)|\s",
+    )),
+    "qwen2 deepseek-r1-qwen": replace(_QWEN, nfc=True),
+    "megrez kormo f2llmv2 stablelm2 hunyuan grok-2 solar-open": _QWEN,
+    "qwen35": PreTokenizer(
+        (
+            rf"{_NOT_CASED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+            rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_GAPS}",
+        ),
+        nfc=True,
+    ),
+    "ufakzeka": PreTokenizer((rf"{_WORD}|\p{{N}}|{_SIGNS}|{_GAPS}",)),
+    "laguna": PreTokenizer((r"[^\n]+|[\n]+", _QWEN2)),
+    "seed-coder": PreTokenizer((
+        rf"{_NOT_CASED}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_GAPS}",
+    )),
+    "bailingmoe bailingmoe2 llada-moe": PreTokenizer((
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+        r"|\s*[\r\n]|\s+(?!\S)|\s+",
+    )),
+    "exaone-moe": PreTokenizer((_EXAONE_MOE,)),
+    "deepseek-llm": PreTokenizer((
+        r"[\r\n]",
+        rf"\s?[{_DEEPSEEK_LETTERS}]+",
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+        _DEEPSEEK_CJK,
+        _DIGIT,
+    )),
+    "deepseek-coder": PreTokenizer(
+        (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, _DIGIT)
+    ),
+    "deepseek-v3 hunyuan-dense joyai-llm hy_v4": _DEEPSEEK,
+    "gpt-4o llama4 kanana2 talkie minimax-m2": PreTokenizer((_O200K,)),
+    "granite-embed-multi-97m": PreTokenizer((_O200K,), ignore_merges=True),
+    "tiny_aya cohere2moe": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _O200K)),
+    "tekken": PreTokenizer(
+        (rf"{_cased('')}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_GAPS}",),
+        ignore_merges=True,
+        add_bos=True,
+    ),
+    "youtu": PreTokenizer(_YOUTU, ignore_merges=True),
+    "kimi-k2": PreTokenizer((_KIMI,)),
+    "bloom gpt3-finnish poro-chat": PreTokenizer((_BLOOM,)),
+    "viking": PreTokenizer((_BLOOM, _DIGIT)),
+    "chameleon": PreTokenizer(_CHAMELEON, add_bos=True),
+    "gemma4 granite-embed-multi-311m": replace(_RAW, add_bos=True),
+    "sarvam-moe": _RAW,
+}  # fmt: skip
+PRE_TOKENIZERS = {name: pre for names, pre in _TABLE.items() for name in names.split()}
 
 
 def splitter(pre: PreTokenizer) -> Any:
     """The pre-tokenizer of the `tokenizers` library for `pre`."""
     from tokenizers import Regex, pre_tokenizers
 
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre.split is None)
-    if pre.split is not None:
-        split = pre_tokenizers.Split(Regex(pre.split), behavior="isolated", invert=False)
-        return pre_tokenizers.Sequence([split, byte_level])
-    if pre.digits:
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    return byte_level
+    def split(pattern: str) -> Any:
+        return pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
+
+    steps = [split(pattern) for pattern in pre.splits]
+    if not pre.raw:
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    steps.extend(split(pattern) for pattern in pre.late)
+    return pre_tokenizers.Sequence(steps)

@@ -225,9 +225,14 @@ def test_lone_surrogate_is_the_clients_error(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"tokenizer.ggml.model": (STRING, "llama")}, "model 'llama' is not supported"),
+        (
+            {"tokenizer.ggml.model": (STRING, "rwkv")},
+            "model 'rwkv' is not supported; supported: gpt2",
+        ),
+        ({"tokenizer.ggml.model": (STRING, "llama")}, "scores is missing; a 'llama' tokenizer"),
         ({"tokenizer.ggml.model": None}, "model None"),
-        ({"tokenizer.ggml.pre": (STRING, "tekken")}, "'tekken' is not supported; supported: "),
+        ({"tokenizer.ggml.pre": (STRING, "afmoe")}, "'afmoe' is not supported; supported: default"),
+        ({"tokenizer.ggml.pre": (U32, 7)}, "pre 7 is not supported; supported: default"),
         ({"tokenizer.ggml.tokens": (U32, 1)}, "tokens must be a list of strings"),
         ({"tokenizer.ggml.tokens": (ARRAY, (STRING, ["a"]))}, "token_type must have one entry"),
         ({"tokenizer.ggml.merges": (ARRAY, (STRING, ["ab"]))}, "'ab', which is not a pair"),

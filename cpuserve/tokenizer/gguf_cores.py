@@ -1,0 +1,183 @@
+"""Builds tokenizers of the `tokenizers` library from vocabularies in GGUF metadata."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.tokenizer.ends import ENDS
+from cpuserve.tokenizer.splits import PreTokenizer, splitter
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Core
+
+# llama.cpp's llama_token_type.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+SPACE = "\u2581"  # what SentencePiece writes for a space
+_PLAIN_PHI3 = ("<unk>", "<s>", "<|endoftext|>")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a GGUF file, with one type and score each; `ids` maps "bos" etc. to ids.
+
+    space_prefix: SentencePiece puts a space before a text. squeeze: it makes one space of several.
+    strips_after_special: special tokens swallow the spaces behind them.
+    """
+
+    tokens: list[str]
+    types: list[int]
+    scores: list[float] | None
+    ids: dict[str, int]
+    space_prefix: bool = False
+    squeeze: bool = False
+    strips_after_special: bool = False
+
+    def numbered(self) -> dict[str, int]:
+        """Texts to ids, of all tokens in use."""
+        found = zip(self.tokens, self.types, strict=True)
+        return {text: i for i, (text, kind) in enumerate(found) if kind != UNUSED}
+
+
+def byte_level(vocab: Vocabulary, pre: PreTokenizer, merges: list[tuple[str, str]]) -> Core:
+    """BPE over bytes in GPT-2's alphabet, or over characters with bytes for unknown ones."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    # The vocabulary includes added tokens, so that each keeps its id, the position in the list.
+    bpe = models.BPE(
+        vocab=vocab.numbered(),
+        merges=merges,
+        ignore_merges=pre.ignore_merges,
+        byte_fallback=pre.raw,
+    )
+    core = Tokenizer(bpe)
+    if pre.nfc:
+        core.normalizer = normalizers.NFC()
+    if pre.raw:
+        core.normalizer = normalizers.Replace(" ", SPACE)
+    core.pre_tokenizer = splitter(pre)
+    core.decoder = _spaces_decoder(strip=False) if pre.raw else decoders.ByteLevel()
+    _add_tokens(core, vocab)
+    return core
+
+
+def sentencepiece(vocab: Vocabulary) -> Core:
+    """SentencePiece's BPE, which merges the two neighbours whose union has the highest score."""
+    from tokenizers import Tokenizer, models
+
+    numbered = vocab.numbered()
+    unknown = vocab.ids.get("unknown")
+    bpe = models.BPE(
+        vocab=numbered,
+        merges=_merges(vocab),
+        unk_token=None if unknown is None else vocab.tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    core = Tokenizer(bpe)
+    core.normalizer = _spaces(vocab, b"")
+    core.decoder = _spaces_decoder(strip=vocab.space_prefix)
+    _add_tokens(core, vocab)
+    return core
+
+
+def unigram(vocab: Vocabulary, charsmap: bytes) -> Core:
+    """SentencePiece's Unigram: the pieces whose scores have the highest sum."""
+    from tokenizers import Tokenizer, models
+
+    pieces = list(zip(vocab.tokens, vocab.scores or (), strict=True))
+    used = [score for score, kind in zip(vocab.scores or (), vocab.types, strict=True)
+            if kind == NORMAL]  # fmt: skip
+    # Other tokens are found before, so as pieces they must not be the best ones.
+    worst = min(used, default=0.0)
+    pieces = [
+        (text, score if kind in (NORMAL, USER_DEFINED) else worst)
+        for (text, score), kind in zip(pieces, vocab.types, strict=True)
+    ]
+    fallback = BYTE in vocab.types
+    core = Tokenizer(
+        models.Unigram(pieces, unk_id=vocab.ids.get("unknown"), byte_fallback=fallback)
+    )
+    core.normalizer = _spaces(vocab, charsmap)
+    core.decoder = _spaces_decoder(strip=vocab.space_prefix)
+    _add_tokens(core, vocab)
+    return core
+
+
+def word_piece(vocab: Vocabulary, *, lowercase: bool, strip_accents: bool) -> Core:
+    """BERT's WordPiece; GGUF marks beginnings of words (U+2581), BERT their continuations (##)."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    texts = [
+        text if kind != NORMAL else text[1:] if text.startswith(SPACE) else f"##{text}"
+        for text, kind in zip(vocab.tokens, vocab.types, strict=True)
+    ]
+    unknown = vocab.tokens[vocab.ids["unknown"]] if "unknown" in vocab.ids else "[UNK]"
+    core = Tokenizer(models.WordPiece({t: i for i, t in enumerate(texts)}, unk_token=unknown))
+    core.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.decoder = decoders.WordPiece()
+    _add_tokens(core, vocab)
+    return core
+
+
+def _merges(vocab: Vocabulary) -> list[tuple[str, str]]:
+    """All pairs of pieces whose union is a piece, the highest score first.
+
+    SentencePiece has no list of merges: any such pair may be merged. Control, byte and user-defined
+    tokens are neither made nor used by merges.
+    """
+    scores = vocab.scores or []
+    kinds = zip(vocab.tokens, vocab.types, strict=True)
+    ids = {text: i for i, (text, kind) in enumerate(kinds) if kind == NORMAL}
+    ordered = sorted(ids, key=lambda text: (-scores[ids[text]], ids[text]))
+    found = []
+    for text in ordered:
+        for cut in range(1, len(text)):
+            left = text[:cut]
+            if left in ids and text[cut:] in ids:
+                found.append((left, text[cut:]))
+    return found
+
+
+def _spaces(vocab: Vocabulary, charsmap: bytes) -> Any:
+    """SentencePiece's normalization: its table of characters, and spaces."""
+    from tokenizers import Regex, normalizers
+
+    steps: list[Any] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    if vocab.squeeze:
+        steps += [normalizers.Replace(Regex(p), s) for p, s in ((r"\A +| +\z", ""), (" {2,}", " "))]
+    steps += [normalizers.Prepend(SPACE)] if vocab.space_prefix else []
+    steps.append(normalizers.Replace(" ", SPACE))
+    return normalizers.Sequence(steps)
+
+
+def _spaces_decoder(*, strip: bool) -> Any:
+    from tokenizers import decoders
+
+    steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
+
+
+def _add_tokens(core: Core, vocab: Vocabulary) -> None:
+    """Tell `core` which tokens it finds in a text before it splits it."""
+    from tokenizers import AddedToken
+
+    # Some converters mark end-of-turn tokens as user-defined or ordinary: correct the type.
+    listed = [
+        (text, CONTROL if text in ENDS and kind != UNUSED else kind)
+        for text, kind in zip(vocab.tokens, vocab.types, strict=True)
+        if text
+    ]
+    for kinds, special in (((CONTROL, UNKNOWN), True), ((USER_DEFINED,), False)):
+        added = [
+            AddedToken(
+                text,
+                special=special,
+                normalized=False,
+                rstrip=vocab.strips_after_special and text not in _PLAIN_PHI3,
+            )
+            for text, kind in listed
+            if kind in kinds
+        ]
+        core.add_special_tokens(added) if special else core.add_tokens(added)
