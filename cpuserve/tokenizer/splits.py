@@ -101,6 +101,9 @@ _EXAONE_MOE = (
     rf"{_NOT_CASED}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
+# Left out of llama.cpp's names: those whose rules are no regular expressions (afmoe, superbpe, and
+# whitespace), and those whose expression takes time quadratic in a number of many digits (tiny_aya,
+# cohere2moe).
 _TABLE: dict[str, PreTokenizer] = {
     "default gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe "
     "gigachat a.x-4.0 mellum jais trillion granite-docling exaone4": _PLAIN,
@@ -152,7 +155,6 @@ _TABLE: dict[str, PreTokenizer] = {
     "deepseek-v3 hunyuan-dense joyai-llm hy_v4": _DEEPSEEK,
     "gpt-4o llama4 kanana2 talkie minimax-m2": PreTokenizer((_O200K,)),
     "granite-embed-multi-97m": PreTokenizer((_O200K,), ignore_merges=True),
-    "tiny_aya cohere2moe": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _O200K)),
     "tekken": PreTokenizer(
         (rf"{_cased('')}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_GAPS}",),
         ignore_merges=True,

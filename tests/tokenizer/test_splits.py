@@ -1,0 +1,73 @@
+"""How the pre-tokenizers of GGUF files cut texts, compared with what llama.cpp cuts them into."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cpuserve.tokenizer.splits import PRE_TOKENIZERS, splitter
+from tests.golden.make_pre_tokenizer_golden import DIFFERENT, TEXTS
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "pre_tokenizers.json"
+PIECES = json.loads(GOLDEN.read_text())
+
+
+def cut(name, text):
+    return [piece for piece, _ in splitter(PRE_TOKENIZERS[name]).pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_texts_are_cut_as_in_the_golden_file(name):
+    found = [cut(name, text) for text in TEXTS]
+    assert [pieces for pieces in found if pieces in PIECES[name]] == PIECES[name]
+
+
+def test_the_golden_file_has_all_rules_and_nearly_all_texts():
+    rules = {pre for pre in PRE_TOKENIZERS.values() if not pre.raw}
+    assert {PRE_TOKENIZERS[name] for name in PIECES} == rules
+    for name, pieces in PIECES.items():
+        assert len(pieces) >= len(TEXTS) - (0 if name not in DIFFERENT else 10) - 1, name
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "pieces"),
+    [
+        ("default", "don't!", ["don", "'t", "!"]),
+        ("deepseek-llm", "a 123", ["a", "Ġ", "1", "2", "3"]),
+        ("falcon", "1234 x!", ["123", "4", "Ġx", "!"]),
+        ("falcon", "ü", ["Ã", "¼"]),
+        ("kimi-k2", "Abc漢字Def ABCdef", ["Abc", "æ¼¢åŃĹ", "Def", "ĠABCdef"]),
+        ("tekken", "HTTPServer's 12", ["HTTPServer", "'s", "Ġ", "1", "2"]),
+        ("gpt-4o", "HTTPServer's 1234", ["HTTPServer's", "Ġ", "123", "4"]),
+        ("youtu", "camelCase", ["camel", "Case"]),
+        ("gemma4", "a b\n\nc", ["a b", "\n\n", "c"]),
+    ],
+)
+def test_rules_that_differ_from_llama_cpp_are_those_of_the_original(name, text, pieces):
+    assert cut(name, text) == pieces
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+def test_no_rule_drops_a_character_or_takes_forever(name):
+    text = "".join(TEXTS) + " \n" * 2000 + "1" * 4000 + "Aa" * 2000 + "e\u0301" * 2000 + "!" * 4000
+    joined = "".join(cut(name, text))
+    if PRE_TOKENIZERS[name].raw:
+        assert joined == text
+    else:
+        assert len(joined) == len(text.encode())
+
+
+def test_families_have_the_rules_of_their_tokenizers():
+    for names in (
+        "llama-bpe llama3 lfm2", "qwen2 deepseek-r1-qwen", "deepseek-v3 joyai-llm",
+        "gpt-4o llama4", "smollm starcoder refact exaone", "gpt-2 phi-2 jais granite-docling",
+        "glm4 glm5", "mpt olmo modern-bert",
+    ):  # fmt: skip
+        assert len({PRE_TOKENIZERS[name] for name in names.split()}) == 1
+    adds_bos = {name for name, pre in PRE_TOKENIZERS.items() if pre.add_bos}
+    assert adds_bos >= {"llama-bpe", "tekken", "gemma4"}
+    assert not adds_bos & {"qwen2", "gpt-2", "chatglm-bpe", "deepseek-v3"}
+    composes = {name for name, pre in PRE_TOKENIZERS.items() if pre.nfc}
+    assert composes == {
+        "qwen2", "deepseek-r1-qwen", "qwen35", "command-r", "mpt", "olmo", "modern-bert",
+    }  # fmt: skip
