@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf import GgufFile, GgufTensor
+from cpuserve.loader.gguf_archs import Keys, arch_of
 from cpuserve.loader.names import gguf_to_hf
 from cpuserve.quant.stored import StoredTensor
 
@@ -13,86 +14,30 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-ARCHITECTURES = {
-    "llama": ("LlamaForCausalLM", "llama"),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-}
-# llama.cpp's converter interleaves their q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
-INTERLEAVED = frozenset({"llama"})
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # The ids that count for kinds of tokenizers where a file names none, as in llama.cpp.
 _TOKENS = {"llama": {"bos": 1, "eos": 2}, "t5": {"eos": 1}}
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-class _Keys:
-    """Typed access to the metadata of one architecture; errors name the key and its value."""
-
-    def __init__(self, file: GgufFile, arch: str) -> None:
-        self._file = file
-        self._arch = arch
-
-    def raw(self, key: str) -> Any:
-        """Value of "<arch>.<key>", None if absent."""
-        return self._file.value(f"{self._arch}.{key}")
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A positive integer; without a default the key is required."""
-        value = self.raw(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, list) and len(set(value)) == 1:
-            value = value[0]
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            self.fail(key, value, "a positive integer (the same for all layers)")
-        return value
-
-    def real(self, key: str, default: float | None = None) -> float:
-        """A finite positive number; without a default the key is required."""
-        value = self.raw(key)
-        if value is None and default is not None:
-            return default
-        real = isinstance(value, int | float) and not isinstance(value, bool)
-        if not real or not 0 < value < float("inf"):
-            self.fail(key, value, "a positive number")
-        return float(value)
-
-    def fail(self, key: str, value: Any, wanted: str) -> NoReturn:
-        """Raise the ModelError for "<arch>.<key>"."""
-        is_what = "is missing" if value is None else f"is {value!r:.60}"
-        msg = f"GGUF {self._file.path}: {self._arch}.{key} {is_what}; it must be {wanted}"
-        raise ModelError(msg)
-
-
-def architecture(file: GgufFile) -> str:
-    """The value of general.architecture; ModelError, which lists the supported ones, for others."""
-    arch = file.value("general.architecture")
-    if arch not in ARCHITECTURES:
-        msg = (
-            f"GGUF {file.path}: architecture {arch!r} is not supported; "
-            f"supported: {', '.join(ARCHITECTURES)}"
-        )
-        raise ModelError(msg)
-    return str(arch)
-
-
 def gguf_config(file: GgufFile) -> dict[str, Any]:
     """The equivalent of the model's config.json; reads only metadata and the rope factors."""
-    arch = architecture(file)
-    keys = _Keys(file, arch)
-    if keys.raw("expert_count"):
-        keys.fail("expert_count", keys.raw("expert_count"), "absent (no mixture of experts)")
-    name, model_type = ARCHITECTURES[arch]
+    name, arch = arch_of(file)
+    keys = Keys(file, name)
+    if keys.raw("expert_count") and "ffn_gate_exps" not in arch.blocks:
+        wanted = f"absent: mixtures of experts are not supported in files of {name}"
+        keys.fail("expert_count", keys.raw("expert_count"), wanted)
+    eps = "attention.layer_norm_epsilon" if arch.layer_norm else "attention.layer_norm_rms_epsilon"
     config: dict[str, Any] = {
-        "architectures": [name],
-        "model_type": model_type,
+        "architectures": [arch.family],
+        "model_type": arch.model_type,
         "hidden_act": "silu",
         "vocab_size": _vocab_size(file),
         "hidden_size": keys.count("embedding_length"),
         "intermediate_size": keys.count("feed_forward_length"),
         "num_hidden_layers": keys.count("block_count"),
         "max_position_embeddings": keys.count("context_length"),
-        "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
+        arch.eps: keys.real(eps),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "torch_dtype": _dtype(file),
@@ -101,7 +46,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     _add_rope(config, file, keys)
     _add_window(config, keys)
     _add_tokens(config, file)
-    return config
+    return {**config, **arch.settings(keys)}
 
 
 def _vocab_size(file: GgufFile) -> int:
@@ -121,7 +66,7 @@ def _dtype(file: GgufFile) -> str:
     return _DTYPES.get(max(weight, key=lambda d: weight[d]), "bfloat16")
 
 
-def _add_heads(config: dict[str, Any], keys: _Keys) -> None:
+def _add_heads(config: dict[str, Any], keys: Keys) -> None:
     heads = keys.count("attention.head_count")
     config["num_attention_heads"] = heads
     config["num_key_value_heads"] = keys.count("attention.head_count_kv", heads)
@@ -132,11 +77,10 @@ def _add_heads(config: dict[str, Any], keys: _Keys) -> None:
     config["head_dim"] = head_dim
 
 
-def _add_rope(config: dict[str, Any], file: GgufFile, keys: _Keys) -> None:
+def _add_rope(config: dict[str, Any], file: GgufFile, keys: Keys) -> None:
     config["rope_theta"] = keys.real("rope.freq_base", 10000.0)
     rotary = keys.count("rope.dimension_count", config["head_dim"])
-    if rotary != config["head_dim"]:
-        config["partial_rotary_factor"] = rotary / config["head_dim"]
+    config["partial_rotary_factor"] = rotary / config["head_dim"]
     scaling = _rope_scaling(keys)
     factors = _rope_factors(file, rotary)
     if factors is not None:
@@ -147,7 +91,7 @@ def _add_rope(config: dict[str, Any], file: GgufFile, keys: _Keys) -> None:
     config["rope_scaling"] = scaling
 
 
-def _rope_scaling(keys: _Keys) -> dict[str, Any] | None:
+def _rope_scaling(keys: Keys) -> dict[str, Any] | None:
     kind = keys.raw("rope.scaling.type")
     legacy = keys.raw("rope.scale_linear")
     if kind is None and legacy is not None:
@@ -184,7 +128,7 @@ def _rope_factors(file: GgufFile, rotary: int) -> list[float] | None:
     return [float(v) for v in values]
 
 
-def _add_window(config: dict[str, Any], keys: _Keys) -> None:
+def _add_window(config: dict[str, Any], keys: Keys) -> None:
     if keys.raw("attention.sliding_window"):
         config["sliding_window"] = keys.count("attention.sliding_window")
         if config["model_type"] == "llama":
@@ -208,19 +152,27 @@ def _add_tokens(config: dict[str, Any], file: GgufFile) -> None:
         config["eos_token_id"] = eos if len(eos) > 1 else eos[0]
 
 
+def _blocks(file: GgufFile) -> int:
+    """The number of blocks, with those that guess further tokens."""
+    return Keys(file, arch_of(file)[0]).count("block_count")
+
+
 class GgufStore:
     """`TensorStore` of a GGUF file: HF names, and q and k rows in Hugging Face order."""
 
     def __init__(self, file: GgufFile, config: dict[str, Any]) -> None:
         self._file = file
-        self._interleaved = architecture(file) in INTERLEAVED
+        _, self._arch = arch_of(file)
         self._q_heads = int(config["num_attention_heads"])
         self._kv_heads = int(config["num_key_value_heads"])
         self._tensors: dict[str, GgufTensor] = {}
+        guessers = tuple(
+            f"blk.{layer}." for layer in range(config["num_hidden_layers"], _blocks(file))
+        )
         for name, tensor in file.tensors.items():
             # The rope factors belong to the config, so they are no weight.
-            if name != "rope_freqs.weight":
-                self._tensors[gguf_to_hf(name)] = tensor
+            if name not in ROPE_FACTORS and not name.startswith(guessers):
+                self._tensors[gguf_to_hf(name, self._arch.blocks)] = tensor
 
     def names(self) -> set[str]:
         """The Hugging Face names of all tensors."""
@@ -233,21 +185,26 @@ class GgufStore:
     def get(self, name: str) -> StoredTensor:
         """The tensor as a view of the mapping; row_order reverses the interleaving of q and k."""
         tensor, file = self._tensors[name], self._file
-        data, order = file.data(tensor), self._row_order(name, tensor)
+        data, order, shape = file.data(tensor), self._row_order(name, tensor), tensor.shape
         if order is not None and len(tensor.shape) == 1:
             # A bias is a single row, so row_order cannot apply: reorder a copy, which is small.
             data = data.reshape(len(order), -1)[order].reshape(-1)
             order = None
 
+        if self._arch.added_norms and name.endswith("norm.weight") and tensor.dtype == "F32":
+            data = (data.view("<f4") - 1).view("u1")
+        if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
+            shape = (1, *shape)  # a matrix of one row
+
         def release() -> None:
             tensor.file.release(tensor.offset, tensor.size)
 
-        return StoredTensor(name, tensor.shape, tensor.dtype, data, order, release)
+        return StoredTensor(name, shape, tensor.dtype, data, order, release)
 
     def _row_order(self, name: str, tensor: GgufTensor) -> npt.NDArray[np.int32] | None:
         heads = {"q_proj": self._q_heads, "k_proj": self._kv_heads}
         parts = name.rsplit(".", 2)
-        if not self._interleaved or len(parts) < 3 or parts[1] not in heads:
+        if not self._arch.interleaved or len(parts) < 3 or parts[1] not in heads:
             return None
         return rope_row_order(tensor.shape[0], heads[parts[1]], name)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 _GGUF_TOP = {
     "token_embd": "model.embed_tokens",
@@ -32,20 +34,22 @@ _IGNORED = re.compile(
 )
 
 
-def gguf_to_hf(name: str) -> str:
-    """The Hugging Face name of a llama, qwen2 or qwen3 GGUF tensor; an unknown name is unchanged.
+def gguf_to_hf(name: str, blocks: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The Hugging Face name of a GGUF tensor; an unknown name is unchanged.
 
-    check_weights then lists it, as spelled in the file, among the unused tensors.
+    blocks: names of a block's tensors in this architecture, where they differ from Llama's. An
+    unknown name is then listed, as spelled in the file, among the unused tensors.
     """
     match = _GGUF_NAME.fullmatch(name)
     if match is None:
         return name
     layer, part, kind = match["layer"], match["part"], match["kind"]
-    table = _GGUF_TOP if layer is None else _GGUF_BLOCK
+    table = _GGUF_TOP if layer is None else {**_GGUF_BLOCK, **blocks}
     if part not in table:
         return name
-    prefix = "" if layer is None else f"model.layers.{int(layer)}."
-    return f"{prefix}{table[part]}.{kind}"
+    prefix, found = "" if layer is None else f"model.layers.{int(layer)}.", table[part]
+    # A name that says what the tensor is has no suffix.
+    return f"{prefix}{found}" if found.endswith("_bias") else f"{prefix}{found}.{kind}"
 
 
 def checkpoint_to_hf(name: str) -> str:

@@ -42,7 +42,11 @@ class Glm4:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in a GLM-4 config."""
         return read_decoder(
-            {**_half_rotated(config), "head_dim": read_int(config, "head_dim", 128)},
+            {
+                "rms_norm_eps": 1.5625e-7,
+                **_half_rotated(config),
+                "head_dim": read_int(config, "head_dim", 128),
+            },
             architecture="Glm4ForCausalLM",
             positions=131072,
             qkv_bias=read_bool(config, "attention_bias", True),
@@ -62,7 +66,7 @@ class Glm4Moe:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in a GLM-4.5 config."""
         return read_decoder(
-            _half_rotated(config),
+            {"rms_norm_eps": 1e-5, **_half_rotated(config)},
             architecture="Glm4MoeForCausalLM",
             positions=131072,
             qkv_bias=read_bool(config, "attention_bias", False),

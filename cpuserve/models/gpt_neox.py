@@ -27,7 +27,13 @@ class GptNeoX:
         own = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
         rope = {new: config[old] for old, new in own.items() if config.get(old) is not None}
         return read_decoder(
-            {"partial_rotary_factor": 0.25, **config, **rope, "hidden_act": "silu"},
+            {
+                "partial_rotary_factor": 0.25,
+                "layer_norm_eps": 1e-5,
+                **config,
+                **rope,
+                "hidden_act": "silu",
+            },
             architecture="GPTNeoXForCausalLM",
             positions=2048,
             qkv_bias=bias,

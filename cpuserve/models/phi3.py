@@ -23,7 +23,12 @@ class Phi3:
         Its LongRoPE has the factors of long sequences if the model can take those.
         """
         window = read_int(config, "sliding_window", 0, low=0)
-        return read_decoder(config, architecture="Phi3ForCausalLM", positions=4096, window=window)
+        return read_decoder(
+            {"rms_norm_eps": 1e-5, **config},
+            architecture="Phi3ForCausalLM",
+            positions=4096,
+            window=window,
+        )
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:

@@ -23,7 +23,11 @@ class StableLm:
             refuse("qk_layernorm", True, "false: norms of each head (StableLM 2 12B) are missing")
         share = config.get("partial_rotary_factor")
         return read_decoder(
-            {**config, "partial_rotary_factor": 0.25 if share is None else share},
+            {
+                "layer_norm_eps": 1e-5,
+                **config,
+                "partial_rotary_factor": 0.25 if share is None else share,
+            },
             architecture="StableLmForCausalLM",
             positions=4096,
             qkv_bias=read_bool(config, "use_qkv_bias", False),

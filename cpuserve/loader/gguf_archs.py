@@ -1,0 +1,314 @@
+"""The architectures of GGUF files: the model family of each, its names and its metadata.
+
+To add one, add an entry to ARCHS. Names and keys are those of the gguf package and of llama.cpp's
+converters; tests/loader/test_gguf_archs.py writes each architecture and reads it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from cpuserve.errors import ModelError
+
+if TYPE_CHECKING:
+    from cpuserve.loader.gguf import GgufFile
+
+
+class Keys:
+    """Typed access to the metadata of one architecture; errors name the key and its value."""
+
+    def __init__(self, file: GgufFile, arch: str) -> None:
+        self.file = file
+        self._arch = arch
+
+    def raw(self, key: str) -> Any:
+        """Value of "<arch>.<key>", None if absent."""
+        return self.file.value(f"{self._arch}.{key}")
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive integer; without a default the key is required."""
+        value = self.raw(key)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, list) and len(set(value)) == 1:
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            self.fail(key, value, "a positive integer (the same for all layers)")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A finite positive number; without a default the key is required."""
+        value = self.raw(key)
+        if value is None and default is not None:
+            return default
+        real = isinstance(value, int | float) and not isinstance(value, bool)
+        if not real or not 0 < value < float("inf"):
+            self.fail(key, value, "a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A boolean."""
+        value = self.raw(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.fail(key, value, "true or false")
+        return value
+
+    def has(self, tensor: str) -> bool:
+        """Whether the file has this tensor."""
+        return tensor in self.file.tensors
+
+    def fail(self, key: str, value: Any, wanted: str) -> NoReturn:
+        """Raise the ModelError for "<arch>.<key>"."""
+        is_what = "is missing" if value is None else f"is {value!r:.60}"
+        msg = f"GGUF {self.file.path}: {self._arch}.{key} {is_what}; it must be {wanted}"
+        raise ModelError(msg)
+
+
+def _nothing(_: Keys) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArch:
+    """How files of one architecture become a Hugging Face model.
+
+    family: its entry of "architectures". blocks: Hugging Face names of a block's tensors, where
+    they differ from Llama's. settings: entries of config.json besides those of all architectures.
+    eps: the config's key for the epsilon of norms; layer_norm: whether they are layer norms.
+    interleaved: the converter reorders q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
+    added_norms: it adds 1 to the weights of norms, which the family stores without.
+    """
+
+    family: str
+    model_type: str
+    blocks: Mapping[str, str] = field(default_factory=dict)
+    settings: Callable[[Keys], dict[str, Any]] = _nothing
+    eps: str = "rms_norm_eps"
+    layer_norm: bool = False
+    interleaved: bool = False
+    added_norms: bool = False
+
+
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+def _experts(keys: Keys) -> dict[str, Any]:
+    return {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+    }
+
+
+def _shared(name: str) -> dict[str, str]:
+    return {f"ffn_{part}_shexp": f"mlp.{name}.{part}_proj" for part in ("gate", "up", "down")}
+
+
+def _qwen2_moe(keys: Keys) -> dict[str, Any]:
+    shared = keys.count("expert_shared_feed_forward_length")
+    return {
+        **_experts(keys),
+        "shared_expert_intermediate_size": shared,
+        "norm_topk_prob": False,
+        "qkv_bias": keys.has("blk.0.attn_q.bias"),
+    }
+
+
+def _glm4_moe(keys: Keys) -> dict[str, Any]:
+    if keys.raw("expert_gating_func") not in (None, 2):
+        keys.fail("expert_gating_func", keys.raw("expert_gating_func"), "2, the sigmoid")
+    settings = _experts(keys)
+    guessers = keys.raw("nextn_predict_layers") or 0
+    return {
+        **settings,
+        "num_hidden_layers": keys.count("block_count") - guessers,
+        "n_routed_experts": settings["num_experts"],
+        "n_shared_experts": keys.count("expert_shared_count", 1),
+        "first_k_dense_replace": keys.raw("leading_dense_block_count") or 0,
+        "n_group": keys.count("expert_group_count", 1),
+        "topk_group": keys.count("expert_group_used_count", 1),
+        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", True),
+        "use_qk_norm": keys.has("blk.0.attn_q_norm.weight"),
+    }
+
+
+def _gemma2(keys: Keys) -> dict[str, Any]:
+    return {
+        "query_pre_attn_scalar": _query_scalar(keys, 46),
+        "attn_logit_softcapping": keys.real("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.real("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(keys: Keys) -> dict[str, Any]:
+    return {
+        "query_pre_attn_scalar": _query_scalar(keys, 62),
+        "rope_local_base_freq": keys.real("rope.freq_base_swa", 10000.0),
+        "rope_theta": keys.real("rope.freq_base", 1e6),
+    }
+
+
+def _query_scalar(keys: Keys, layers: int) -> int:
+    """The width that scales scores: that of a head, but in the largest model the width / heads.
+
+    Files do not store it; the largest model is known by its number of layers.
+    """
+    width, heads = keys.count("embedding_length"), keys.count("attention.head_count")
+    if keys.count("block_count") == layers:
+        return width // heads
+    return keys.count("attention.key_length", width // heads)
+
+
+def _phi3(keys: Keys) -> dict[str, Any]:
+    factors = {kind: _factors(keys, f"rope_factors_{kind}.weight") for kind in ("long", "short")}
+    if not all(factors.values()):
+        return {}
+    scaling: dict[str, Any] = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
+        **{f"{kind}_factor": values for kind, values in factors.items()},
+    }
+    if keys.raw("rope.scaling.attn_factor") is not None:
+        scaling["attention_factor"] = keys.real("rope.scaling.attn_factor")
+    return {"rope_scaling": scaling}
+
+
+def _factors(keys: Keys, name: str) -> list[float] | None:
+    """The numbers of a small F32 tensor; None if there is none."""
+    if not keys.has(name):
+        return None
+    tensor = keys.file.tensors[name]
+    if tensor.dtype != "F32":
+        msg = f"GGUF {keys.file.path}: {name} has type {tensor.dtype}, but must be F32"
+        raise ModelError(msg)
+    return [float(v) for v in keys.file.data(tensor).view("<f4").tolist()]
+
+
+def _granite(keys: Keys) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": keys.real("embedding_scale", 1.0),
+        "residual_multiplier": keys.real("residual_scale", 1.0),
+        "attention_multiplier": keys.real("attention.scale"),
+        "logits_scaling": keys.real("logit_scale", 1.0),
+    }
+
+
+def _stablelm(keys: Keys) -> dict[str, Any]:
+    return {
+        "use_parallel_residual": keys.flag("use_parallel_residual", True),
+        "use_qkv_bias": keys.has("blk.0.attn_q.bias"),
+    }
+
+
+def _starcoder2(keys: Keys) -> dict[str, Any]:
+    return {"use_bias": keys.has("blk.0.attn_q.bias"), "hidden_act": "gelu_pytorch_tanh"}
+
+
+def _cohere(keys: Keys) -> dict[str, Any]:
+    return {"logit_scale": keys.real("logit_scale")}
+
+
+ARCHS = {
+    "llama": GgufArch("LlamaForCausalLM", "llama", interleaved=True),
+    "qwen2": GgufArch("Qwen2ForCausalLM", "qwen2"),
+    "qwen2moe": GgufArch(
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        {
+            **_EXPERTS,
+            **_shared("shared_expert"),
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        },
+        _qwen2_moe,
+    ),
+    "qwen3": GgufArch("Qwen3ForCausalLM", "qwen3"),
+    "qwen3moe": GgufArch(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        _EXPERTS,
+        lambda keys: {**_experts(keys), "norm_topk_prob": True},
+    ),
+    "gemma2": GgufArch("Gemma2ForCausalLM", "gemma2", _SANDWICH, _gemma2, added_norms=True),
+    "gemma3": GgufArch("Gemma3ForCausalLM", "gemma3_text", _SANDWICH, _gemma3, added_norms=True),
+    "phi3": GgufArch(
+        "Phi3ForCausalLM",
+        "phi3",
+        {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        _phi3,
+    ),
+    "granite": GgufArch("GraniteForCausalLM", "granite", settings=_granite, interleaved=True),
+    "smollm3": GgufArch("SmolLM3ForCausalLM", "smollm3", interleaved=True),
+    "glm4": GgufArch(
+        "Glm4ForCausalLM",
+        "glm4",
+        {
+            "post_attention_norm": "post_self_attn_layernorm",
+            "ffn_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+        },
+    ),
+    "glm4moe": GgufArch(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        {
+            **_EXPERTS,
+            **_shared("shared_experts"),
+            "post_attention_norm": "post_attention_layernorm",
+            "exp_probs_b": "mlp.gate.e_score_correction_bias",
+        },
+        _glm4_moe,
+    ),
+    "stablelm": GgufArch(
+        "StableLmForCausalLM",
+        "stablelm",
+        settings=_stablelm,
+        eps="layer_norm_eps",
+        layer_norm=True,
+    ),
+    "starcoder2": GgufArch(
+        "Starcoder2ForCausalLM",
+        "starcoder2",
+        {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        _starcoder2,
+        eps="norm_epsilon",
+        layer_norm=True,
+    ),
+    "command-r": GgufArch(
+        "CohereForCausalLM", "cohere", settings=_cohere, eps="layer_norm_eps", layer_norm=True
+    ),
+    "cohere2": GgufArch(
+        "Cohere2ForCausalLM", "cohere2", settings=_cohere, eps="layer_norm_eps", layer_norm=True
+    ),
+}
+
+
+def arch_of(file: GgufFile) -> tuple[str, GgufArch]:
+    """general.architecture and its entry; ModelError, which lists the supported ones, for others.
+
+    Raises:
+        ModelError: there is no entry.
+    """
+    name = file.value("general.architecture")
+    if not isinstance(name, str) or name not in ARCHS:
+        msg = (
+            f"GGUF {file.path}: architecture {name!r:.60} is not supported; "
+            f"supported: {', '.join(ARCHS)}"
+        )
+        raise ModelError(msg)
+    return name, ARCHS[name]

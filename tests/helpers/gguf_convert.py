@@ -1,0 +1,205 @@
+"""Writes tiny checkpoints as GGUF files, under llama.cpp's names and in its order of rows.
+
+What is written for an architecture follows llama.cpp's converters. llama.cpp itself (of
+llama-cpp-python 0.3.36) gives the logits of the interpreter for all of these files: within 1e-6 of
+their range, or 4e-4 where it takes gelu from an fp16 table (Gemma, StarCoder2).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+from cpuserve.models import spec_from_config
+from tests.helpers.tiny import tiny_model
+
+TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+LLAMA = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    **{f"mlp.shared_expert.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
+    **{f"mlp.shared_experts.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+GEMMA = {
+    **LLAMA,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+NAMES = {
+    "gemma2": GEMMA,
+    "gemma3": GEMMA,
+    "phi3": {**LLAMA, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "glm4": {
+        **LLAMA,
+        "post_self_attn_layernorm": "post_attention_norm",
+        "post_mlp_layernorm": "post_ffw_norm",
+        "mlp.gate_up_proj": "ffn_up",
+    },
+    "glm4moe": {**LLAMA, "post_attention_layernorm": "post_attention_norm"},
+    "starcoder2": {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
+}
+# Family of the tiny model, changes of its config, and what the file says besides the sizes.
+ARCHS = {
+    "llama": ("llama", {}, {}),
+    "qwen2": ("qwen2", {}, {}),
+    "qwen2moe": ("qwen2-moe", {}, {}),
+    "qwen3": ("qwen3", {}, {}),
+    "qwen3moe": ("qwen3-moe", {}, {}),
+    "gemma2": (
+        "gemma2",
+        {"query_pre_attn_scalar": 32},
+        {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma3": (
+        "gemma3",
+        {
+            "query_pre_attn_scalar": 32,
+            "rope_scaling": None,
+            "sliding_window_pattern": 6,
+            "num_hidden_layers": 7,
+        },
+        {},
+    ),
+    "phi3": ("phi3", {"sliding_window": None}, {}),  # llama.cpp ignores the window
+    "granite": (
+        "granite",
+        {},
+        {
+            "embedding_scale": 12.0,
+            "residual_scale": 0.22,
+            "attention.scale": 0.0625,
+            "logit_scale": 2.0,
+        },
+    ),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 4}, {}),
+    "glm4": ("glm4", {}, {}),
+    "glm4moe": (
+        "glm4-moe",
+        {},
+        {
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 1,
+            "expert_weights_scale": 1.5,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+        },
+    ),
+    "stablelm": ("stablelm", {"num_key_value_heads": 4}, {"use_parallel_residual": False}),
+    "starcoder2": ("starcoder2", {"sliding_window": None}, {}),
+    "command-r": ("cohere", {}, {"logit_scale": 0.25}),
+    "cohere2": ("cohere2", {}, {"logit_scale": 0.25}),
+}
+INTERLEAVED = ("llama", "granite", "smollm3")
+LAYER_NORM = ("stablelm", "starcoder2", "command-r", "cohere2")
+
+
+def checkpoint_of(arch):
+    """The tiny checkpoint that `convert` writes for this architecture."""
+    family, changes, _ = ARCHS[arch]
+    return tiny_model(family, **changes)
+
+
+def convert(arch, path, experts="F32"):
+    """Write the tiny checkpoint of an architecture as a GGUF file of fp32 weights.
+
+    experts: the type of the matrices of experts.
+    """
+    source = checkpoint_of(arch)
+    config = json.loads((source / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, arch)
+    heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim", config["hidden_size"] // heads)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    eps = spec_from_config(config).norm_eps * config.get("residual_multiplier", 1.0) ** 2
+    (writer.add_layer_norm_eps if arch in LAYER_NORM else writer.add_layer_norm_rms_eps)(eps)
+    bases = {"smollm3": 2e6, "command-r": 5e5, "gemma3": 1e6}
+    writer.add_rope_freq_base(config.get("rope_theta") or bases.get(arch, 1e4))
+    share = {"glm4": 0.5, "glm4moe": 0.5, "stablelm": 0.25}.get(arch, 1.0)
+    writer.add_rope_dimension_count(int(head_dim * share))
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    if count := config.get("num_experts") or config.get("n_routed_experts"):
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    for key, value in ARCHS[arch][2].items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+        add[type(value)](f"{arch}.{key}", value)
+    _add_tokenizer(writer, config["vocab_size"])
+    tensors = load_file(source / "model.safetensors")
+    for name, value in _renamed(arch, tensors, heads, kv).items():
+        kind = gguf.GGMLQuantizationType[experts if "_exps" in name else "F32"]
+        data = gguf.quants.quantize(np.ascontiguousarray(value, np.float32), kind)
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _renamed(arch, tensors, heads, kv):
+    """The tensors under llama.cpp's names and in its order; the matrices of experts as stacks."""
+    out, stacks = {}, {}
+    for name, value in tensors.items():
+        stem, kind = name.rpartition(".")[::2]
+        if stem in TOP:
+            out[f"{TOP[stem]}.{kind}"] = value
+        elif match := re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(\w+)_proj", stem):
+            layer, expert, part = match.groups()
+            stacks.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", {})[int(expert)] = value
+        elif name.endswith("e_score_correction_bias"):
+            out[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = value
+        else:
+            _, _, layer, part = stem.split(".", 3)
+            out[f"blk.{layer}.{NAMES.get(arch, LLAMA)[part]}.{kind}"] = value
+    out |= {name: np.stack([s[e] for e in range(len(s))]) for name, s in stacks.items()}
+    for name, value in out.items():
+        if arch in INTERLEAVED and re.search(r"attn_[qk]\.", name):
+            count = heads if "attn_q" in name else kv
+            halves = value.reshape(count, 2, -1, *value.shape[1:])
+            out[name] = halves.swapaxes(1, 2).reshape(value.shape)
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            out[name] = value + 1
+        if name.endswith("ffn_gate_inp_shexp.weight"):
+            out[name] = value.reshape(-1)
+    return out
+
+
+def _add_tokenizer(writer, vocab):
+    """A byte-level BPE of the 256 bytes and unused tokens; llama.cpp refuses a file without one."""
+    letters = [chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 256))]
+    letters += [chr(256 + i) for i in range(256 - len(letters))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    unused = [f"<unused{i}>" for i in range(vocab - 257)]
+    writer.add_token_list([*letters, "ab", *unused])
+    writer.add_token_types([1] * 257 + [5] * len(unused))
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(vocab - 1)
+    writer.add_bos_token_id(vocab - 2)

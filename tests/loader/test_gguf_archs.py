@@ -1,0 +1,80 @@
+"""Every architecture of GGUF files: the same logits as from safetensors."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from cpuserve import LLM, SamplingParams
+from cpuserve.loader.gguf_archs import ARCHS
+from cpuserve.loader.load import check_weights, open_checkpoint
+from cpuserve.models import build_program, spec_from_config
+from cpuserve.program.interpret import Interpreter
+from cpuserve.quant import dequantize
+from tests.helpers import gguf_convert
+from tests.helpers.oracle import interpreter_of
+from tests.helpers.steps import Sequence, all_rows, step
+
+SCORED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+TOKENS = [(i * 37 + i * i * 5) % 509 for i in range(100)]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Paths of files by architecture; each is written when it is first used."""
+    folder = tmp_path_factory.mktemp("archs")
+
+    def path_of(arch):
+        path = folder / f"{arch}.gguf"
+        if not path.exists():
+            gguf_convert.convert(arch, path)
+        return path
+
+    return path_of
+
+
+def test_there_is_a_file_of_every_architecture():
+    assert set(gguf_convert.ARCHS) == set(ARCHS)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_logits_are_those_of_the_safetensors(files, arch):
+    checkpoint = open_checkpoint(files(arch))
+    program = build_program(spec_from_config(checkpoint.config))
+    check_weights(program, checkpoint.weights)
+    names = {need.name for need in program.weights}
+    tensors = {n: torch.from_numpy(dequantize(checkpoint.weights.get(n)).copy()) for n in names}
+
+    def logits(interpreter):
+        sequence = Sequence(0, list(TOKENS), [5, 2, 9, 1], 0)
+        return interpreter.run(step(sequence.chunk(100, all_rows(100))))
+
+    expected = logits(interpreter_of(gguf_convert.checkpoint_of(arch)))
+    got = logits(Interpreter(program, tensors))
+    assert (got - expected).abs().max() < 1e-4 * (expected.max() - expected.min())
+
+
+@pytest.mark.parametrize("dtype", ["Q8_0", "Q4_1"])
+def test_quantized_experts_are_cut_out_of_their_stacks(tmp_path, dtype):
+    path = tmp_path / "m.gguf"
+    gguf_convert.convert("qwen3moe", path, experts=dtype)
+    stacks = {t.name: t for t in gguf.GGUFReader(path).tensors if "_exps" in t.name}
+    weights = open_checkpoint(path).weights
+    for name, tensor in stacks.items():
+        _, layer, part, _ = name.split(".")
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        hf = f"model.layers.{layer}.mlp.experts.%d.{part.split('_')[1]}_proj.weight"
+        for expert, want in enumerate(values):
+            got = weights.get(hf % expert)
+            assert dequantize(got).tolist() == want.tolist()
+            assert got.nbytes == tensor.n_bytes // len(values)
+
+    def logprobs(executor):
+        with LLM(str(path), max_model_len=128, dtype="float32", executor=executor) as llm:
+            (output,) = llm.generate([TOKENS], SCORED)
+        rows = zip(TOKENS[1:], output.prompt_logprobs[1:], strict=True)
+        return np.array([row[token].logprob for token, row in rows])
+
+    found, want = logprobs("native"), logprobs("torch")
+    assert np.ptp(want) > 4
+    assert np.abs(found - want).mean() < 0.02 * np.ptp(want)
