@@ -78,7 +78,7 @@ class ModelContext:
         """Make the endpoints available, after tokenizer and engine are loaded."""
         self.tokenizer = tokenizer
         self.chat_template = chat_template
-        found = self.tool_format = find_format(chat_template.source)
+        found = self.tool_format = find_format(chat_template.tool_source)
         if found is not None:
             special = tokenizer.special_ids
             shown = (i for i in special if tokenizer.token_text(i) in found.markers)

@@ -23,11 +23,17 @@ _REFUSED = frozenset({"chat_template", "tokenize", "self", "raise_exception", "s
 class ChatTemplate:
     """A Jinja chat template, rendered in a sandbox with limits on time and output."""
 
-    def __init__(self, source: str | None, tokenizer: Tokenizer) -> None:
-        """source: the template, or None for a model without one; `render` then raises an error."""
+    def __init__(
+        self, source: str | None, tokenizer: Tokenizer, tool_source: str | None = None
+    ) -> None:
+        """source: the template, or None for a model without one; `render` then raises an error.
+
+        tool_source: the template for requests with tools, if it is another one.
+        """
         self.source = source
+        self.tool_source = tool_source or source
         self._special_tokens = dict(tokenizer.special_tokens)
-        self._template: Template | None = None
+        self._templates: dict[str, Template] = {}
         self._lock = Lock()
 
     def render(
@@ -44,8 +50,9 @@ class ChatTemplate:
         kwargs: further template variables (enable_thinking). Raises InvalidRequest if the messages,
         the variables or the template cannot be rendered.
         """
-        template = self._compiled()
-        known = template_messages(messages, keeps_developer="developer" in (self.source or ""))
+        source = self.tool_source if tools else self.source
+        template = self._compiled(source)
+        known = template_messages(messages, keeps_developer="developer" in (source or ""))
         variables = {
             **self._special_tokens,
             **checked_variables(kwargs),
@@ -56,17 +63,17 @@ class ChatTemplate:
         }
         return _render(template, variables)
 
-    def _compiled(self) -> Template:
-        if self.source is None:
+    def _compiled(self, source: str | None) -> Template:
+        if source is None:
             msg = (
                 "this model has no chat template (a base model?); start the server with "
                 "--chat-template FILE, or use /v1/completions"
             )
             raise InvalidRequest(msg)
         with self._lock:
-            if self._template is None:
-                self._template = _compile(self.source)
-        return self._template
+            if source not in self._templates:
+                self._templates[source] = _compile(source)
+            return self._templates[source]
 
 
 def _compile(source: str) -> Template:

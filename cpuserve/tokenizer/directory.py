@@ -42,7 +42,8 @@ def directory_parts(path: Path) -> Parts:
         special_ids=special_ids_of(core),
         bos_id=core.token_to_id(bos) if bos else None,
         special_tokens=texts,
-        chat_template=_chat_template(path, settings),
+        chat_template=_chat_template(path, settings, "default"),
+        tool_template=_chat_template(path, settings, "tool_use"),
         add_bos=add_bos,
         strips_leading_space=strips,
     )
@@ -144,15 +145,23 @@ def _scheme(core: Core) -> tuple[Scheme, bool]:
     return "byte_fallback", strips
 
 
-def _chat_template(path: Path, settings: dict[str, Any]) -> str | None:
-    """chat_template.jinja, else the template in the settings ("default" if there are several)."""
+def _chat_template(path: Path, settings: dict[str, Any], wanted: str) -> str | None:
+    """chat_template.jinja, else the template in the settings (`wanted` if there are several).
+
+    A template without a name is the default one.
+    """
+    default = wanted == "default"
     file = path / "chat_template.jinja"
     if file.exists():
+        if not default:
+            return None
         return guarded_text(read_small(file, "chat template", MAX_TEMPLATE_BYTES), file) or None
     found = settings.get("chat_template")
     if found is None and (path / "chat_template.json").exists():
         found = read_json(path / "chat_template.json", "chat template").get("chat_template")
     if isinstance(found, list):
-        named = [t for t in found if isinstance(t, dict) and t.get("name") == "default"]
+        named = [t for t in found if isinstance(t, dict) and t.get("name") == wanted]
         found = named[0].get("template") if named else None
+    elif not default:
+        found = None
     return found if isinstance(found, str) and found else None

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf import GgufFile
+from cpuserve.log import get_logger
 from cpuserve.tokenizer.gguf_cores import Vocabulary, byte_level, sentencepiece, unigram, word_piece
 from cpuserve.tokenizer.parts import Parts, Scheme, guarded, special_ids_of
 from cpuserve.tokenizer.splits import PRE_TOKENIZERS, PreTokenizer
+
+log = get_logger("tokenizer")
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
@@ -73,7 +76,8 @@ def gguf_parts(path: Path) -> Parts:
         special_ids=special_ids_of(core),
         bos_id=vocab.ids.get("bos"),
         special_tokens={_SPECIAL[name]: tokens[i] for name, i in vocab.ids.items()},
-        chat_template=_chat_template(file),
+        chat_template=_chat_template(file, "", ".default"),
+        tool_template=_chat_template(file, ".tool_use"),
         strips_leading_space=vocab.space_prefix and model in ("llama", "t5"),
     )
 
@@ -90,7 +94,13 @@ def _kind(file: GgufFile) -> tuple[str, _Kind]:
 
 
 def _pre_tokenizer(file: GgufFile, forced: str | None) -> PreTokenizer:
-    name = forced or file.value("tokenizer.ggml.pre") or "default"
+    name = forced or file.value("tokenizer.ggml.pre")
+    if name is None and file.value("tokenizer.ggml.model") == "gpt2":
+        log.warning(
+            "GGUF %s has no tokenizer.ggml.pre, as old files; texts are split by GPT-2's rules",
+            file.path,
+        )
+    name = name or "default"
     if name in PRE_TOKENIZERS:
         return PRE_TOKENIZERS[name]
     if file.value("tokenizer.ggml.model") != "gpt2":
@@ -234,10 +244,10 @@ def _tried(core: Core) -> Core:
     return core
 
 
-def _chat_template(file: GgufFile) -> str | None:
-    """The chat template; of several with names, the one called "default"."""
-    for key in ("tokenizer.chat_template", "tokenizer.chat_template.default"):
-        template = file.value(key)
+def _chat_template(file: GgufFile, *names: str) -> str | None:
+    """The first of these chat templates that the file has."""
+    for name in names:
+        template = file.value(f"tokenizer.chat_template{name}")
         if isinstance(template, str) and template:
             return template
     return None

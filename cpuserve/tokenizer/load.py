@@ -18,8 +18,10 @@ def load_tokenizer(path: str, chat_template: str | None) -> tuple[Tokenizer, Cha
         ModelError: there is no tokenizer, or `chat_template` names a file that does not exist.
     """
     tokenizer = Tokenizer.load(Path(path))
-    source = tokenizer.chat_template if chat_template is None else template_source(chat_template)
-    return tokenizer, ChatTemplate(source, tokenizer)
+    if chat_template is not None:
+        return tokenizer, ChatTemplate(template_source(chat_template), tokenizer)
+    found = ChatTemplate(tokenizer.chat_template, tokenizer, tokenizer.tool_template)
+    return tokenizer, found
 
 
 def check_tokenizer(given: str) -> None:

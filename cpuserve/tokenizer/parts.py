@@ -20,6 +20,7 @@ Scheme = Literal["byte_level", "byte_fallback", "plain"]
 class Parts:
     """A loaded tokenizer and its properties; `special_tokens` maps "bos_token" etc. to its text.
 
+    tool_template: the chat template for requests with tools, if the model has one of its own.
     add_bos: whether to put bos_id before a text, if the post-processor of `core` does not.
     """
 
@@ -30,6 +31,7 @@ class Parts:
     bos_id: int | None = None
     special_tokens: dict[str, str] = field(default_factory=dict)
     chat_template: str | None = None
+    tool_template: str | None = None
     add_bos: bool = False
     strips_leading_space: bool = False
 

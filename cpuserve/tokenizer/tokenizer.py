@@ -44,6 +44,7 @@ class Tokenizer:
         self.special_ids = parts.special_ids
         self.special_tokens = parts.special_tokens
         self.chat_template = parts.chat_template
+        self.tool_template = parts.tool_template
         self.strips_leading_space = parts.strips_leading_space
 
     @classmethod

@@ -27,6 +27,15 @@ def test_messages_become_a_prompt():
     assert render(CHATML, add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
 
 
+def test_requests_with_tools_take_the_template_for_tools():
+    template = ChatTemplate("plain", TOKENS, "{{ tools[0].name }}")
+    assert template.render(HI) == "plain"
+    assert template.render(HI, tools=[]) == "plain"
+    assert template.render(HI, tools=[{"name": "f"}]) == "f"
+    assert template.tool_source == "{{ tools[0].name }}"
+    assert ChatTemplate("{{ tools | length }}", TOKENS).render(HI, tools=[{}]) == "1"
+
+
 def test_special_tokens_and_further_variables_are_there():
     assert render("{{ bos_token }}{{ eos_token }}{{ x }}", x=3) == "<s></s>3"
 

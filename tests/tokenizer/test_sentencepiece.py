@@ -227,7 +227,8 @@ def test_chat_templates_with_names(tmp_path, golden):
     names["tokenizer.chat_template.default"] = (STRING, "D")
     assert loaded(tmp_path, golden, "unknown", **names).chat_template == "D"
     names["tokenizer.chat_template"] = (STRING, "P")
-    assert loaded(tmp_path, golden, "unknown", **names).chat_template == "P"
+    tokenizer = loaded(tmp_path, golden, "unknown", **names)
+    assert (tokenizer.chat_template, tokenizer.tool_template) == ("P", "T")
 
 
 def test_the_config_names_the_ends_of_a_llama_vocabulary(tmp_path, golden):

@@ -297,10 +297,12 @@ def test_chat_template_sources(tmp_path):
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     write_json(tmp_path / "tokenizer_config.json", {**settings, "chat_template": named})
     assert Tokenizer.load(tmp_path).chat_template == "D"
+    assert Tokenizer.load(tmp_path).tool_template == "T"
     write_json(tmp_path / "tokenizer_config.json", {**settings, "chat_template": "S"})
     assert Tokenizer.load(tmp_path).chat_template == "S"
     (tmp_path / "chat_template.jinja").write_text("J")
     assert Tokenizer.load(tmp_path).chat_template == "J"
+    assert Tokenizer.load(tmp_path).tool_template is None
 
 
 @pytest.mark.parametrize("kind", [1, 4], ids=["ordinary", "user-defined"])
@@ -342,3 +344,14 @@ def test_loading_imports_neither_numpy_nor_torch_nor_jinja(tmp_path):
     command = [sys.executable, "-c", code, str(path)]
     done = subprocess.run(command, **child_options(), capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_file_without_a_pre_tokenizer_is_split_as_gpt2_with_a_warning(tmp_path, monkeypatch):
+    from cpuserve.tokenizer import from_gguf
+
+    said = []
+    monkeypatch.setattr(from_gguf.log, "warning", lambda text, *values: said.append(text % values))
+    tokenizer, _ = loaded(tmp_path, **{"tokenizer.ggml.pre": None})
+    assert texts(tokenizer, "hi 12") == ["hi", "Ġ", "12"]
+    assert len(said) == 1
+    assert "has no tokenizer.ggml.pre" in said[0]
