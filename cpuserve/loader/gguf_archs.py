@@ -298,6 +298,24 @@ ARCHS = {
 }
 
 
+# Files call Mixtral "llama", too; only it has experts.
+_MIXTRAL = GgufArch(
+    "MixtralForCausalLM",
+    "mixtral",
+    {
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.w2",
+    },
+    lambda keys: {
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+    },
+    interleaved=True,
+)
+
+
 def arch_of(file: GgufFile) -> tuple[str, GgufArch]:
     """general.architecture and its entry; ModelError, which lists the supported ones, for others.
 
@@ -311,4 +329,5 @@ def arch_of(file: GgufFile) -> tuple[str, GgufArch]:
             f"supported: {', '.join(ARCHS)}"
         )
         raise ModelError(msg)
-    return name, ARCHS[name]
+    mixtral = name == "llama" and file.value("llama.expert_count")
+    return name, _MIXTRAL if mixtral else ARCHS[name]

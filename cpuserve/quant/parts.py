@@ -57,7 +57,7 @@ class PartTensor(QuantTensor):
 
 
 # A stack of the matrices of all experts, with or without the suffix of other matrices.
-_STACK = re.compile(r"(?P<at>.*\.experts)\.(?P<part>gate_up|gate|up|down)_proj(?:\.weight)?")
+_STACK = re.compile(r"(?P<at>.*\.experts)\.(?P<part>\w+_proj|w[123])(?:\.weight)?")
 
 
 class PartWeights:
@@ -107,10 +107,10 @@ class PartWeights:
 
 def _experts(name: str, at: str, part: str, shape: tuple[int, ...]) -> dict[str, str]:
     """The names of all experts' matrices in the stack `name` below `at`, and their rows there."""
-    matrices = ("gate", "up") if part == "gate_up" else (part,)
+    matrices = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
     each = shape[1] // len(matrices)
     return {
-        f"{at}.{e}.{matrix}_proj.weight": rows(name, i * each, each, index=e)
+        f"{at}.{e}.{matrix}.weight": rows(name, i * each, each, index=e)
         for e in range(shape[0])
         for i, matrix in enumerate(matrices)
     }

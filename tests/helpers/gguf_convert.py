@@ -54,9 +54,13 @@ NAMES = {
     "glm4moe": {**LLAMA, "post_attention_layernorm": "post_attention_norm"},
     "starcoder2": {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
 }
+# Files of Mixtral have the architecture "llama".
+NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
+MIXTRAL_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 # Family of the tiny model, changes of its config, and what the file says besides the sizes.
 ARCHS = {
     "llama": ("llama", {}, {}),
+    "mixtral": ("mixtral", {"sliding_window": None}, {}),
     "qwen2": ("qwen2", {}, {}),
     "qwen2moe": ("qwen2-moe", {}, {}),
     "qwen3": ("qwen3", {}, {}),
@@ -105,7 +109,8 @@ ARCHS = {
     "command-r": ("cohere", {}, {"logit_scale": 0.25}),
     "cohere2": ("cohere2", {}, {"logit_scale": 0.25}),
 }
-INTERLEAVED = ("llama", "granite", "smollm3")
+EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
+INTERLEAVED = ("llama", "mixtral", "granite", "smollm3")
 LAYER_NORM = ("stablelm", "starcoder2", "command-r", "cohere2")
 
 
@@ -122,7 +127,8 @@ def convert(arch, path, experts="F32"):
     """
     source = checkpoint_of(arch)
     config = json.loads((source / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, arch)
+    file_arch = "llama" if arch == "mixtral" else arch
+    writer = gguf.GGUFWriter(path, file_arch)
     heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim", config["hidden_size"] // heads)
     writer.add_vocab_size(config["vocab_size"])
@@ -136,21 +142,22 @@ def convert(arch, path, experts="F32"):
     writer.add_value_length(head_dim)
     eps = spec_from_config(config).norm_eps * config.get("residual_multiplier", 1.0) ** 2
     (writer.add_layer_norm_eps if arch in LAYER_NORM else writer.add_layer_norm_rms_eps)(eps)
-    bases = {"smollm3": 2e6, "command-r": 5e5, "gemma3": 1e6}
+    bases = {"mixtral": 1e6, "smollm3": 2e6, "command-r": 5e5, "gemma3": 1e6}
     writer.add_rope_freq_base(config.get("rope_theta") or bases.get(arch, 1e4))
     share = {"glm4": 0.5, "glm4moe": 0.5, "stablelm": 0.25}.get(arch, 1.0)
     writer.add_rope_dimension_count(int(head_dim * share))
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
-    if count := config.get("num_experts") or config.get("n_routed_experts"):
+    if count := next(filter(None, map(config.get, EXPERT_KEYS)), 0):
         writer.add_expert_count(count)
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        if arch != "mixtral":
+            writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if "shared_expert_intermediate_size" in config:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     for key, value in ARCHS[arch][2].items():
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
-        add[type(value)](f"{arch}.{key}", value)
+        add[type(value)](f"{file_arch}.{key}", value)
     _add_tokenizer(writer, config["vocab_size"])
     tensors = load_file(source / "model.safetensors")
     for name, value in _renamed(arch, tensors, heads, kv).items():
@@ -170,8 +177,9 @@ def _renamed(arch, tensors, heads, kv):
         stem, kind = name.rpartition(".")[::2]
         if stem in TOP:
             out[f"{TOP[stem]}.{kind}"] = value
-        elif match := re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(\w+)_proj", stem):
+        elif match := re.fullmatch(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)", stem):
             layer, expert, part = match.groups()
+            part = MIXTRAL_PARTS.get(part, part.removesuffix("_proj"))
             stacks.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", {})[int(expert)] = value
         elif name.endswith("e_score_correction_bias"):
             out[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = value

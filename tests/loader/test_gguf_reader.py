@@ -306,7 +306,7 @@ def test_bad_rope_factors_are_refused(path, values):
         ({"llama.attention.head_count": (ARRAY, (U32, [2, 4]))}, "head_count"),
         ({"llama.rope.freq_base": (F32, float("inf"))}, "freq_base is inf"),
         ({"llama.attention.layer_norm_rms_epsilon": (F32, -1.0)}, "epsilon"),
-        ({"llama.expert_count": (U32, 8)}, "expert_count"),
+        ({"llama.expert_count": (U32, 8)}, "expert_used_count is missing"),
         ({"llama.attention.value_length": (U32, 16)}, "value_length"),
         ({"split.count": (U32, 3)}, "must be called NAME-00001-of-00003"),
         ({"llama.rope.scaling.type": (STRING, "su")}, "rope.scaling.type is 'su'"),
