@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from cpuserve.bench.server import serve_command
@@ -17,6 +18,7 @@ from cpuserve.config.missing import MISSING, why_missing
 from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.builtin import DEFAULT
 from tests.helpers.children import child_options
+from tests.helpers.gguf_file import gguf, tiny_tensors, tiny_values
 
 COMMANDS = ("serve", "generate", "chat", "bench", "config", "program", "doctor", "pull", "models")
 
@@ -165,6 +167,33 @@ def test_a_missing_model_is_one_line_and_exit_2(capsys, name):
     assert err.startswith("cpuserve: error: ")
     assert "model path /no/such/model.gguf does not exist" in err
     assert "Traceback" not in err
+
+
+def gguf_traps(folder):
+    """Broken GGUF models by name, and what the error must say."""
+    rng = np.random.default_rng(0)
+    whole = gguf(tiny_values(), tiny_tensors(rng))
+    parts = gguf([*tiny_values(), ("split.no", 2, 0), ("split.count", 2, 2)], tiny_tensors(rng))
+    found = {
+        "zip.gguf": (b"PK\3\4" + bytes(60), "it is not a GGUF file"),
+        "cut.gguf": (whole[:-64], "the file may be truncated"),
+        "head.gguf": (whole[:40], "do not fit in the remaining 16 bytes"),
+        "p-00001-of-00002.gguf": (parts, "p-00002-of-00002.gguf not found"),
+        "named.gguf": (parts, "must be called NAME-00001-of-00002.gguf"),
+        "rwkv.gguf": (gguf(tiny_values("rwkv"), tiny_tensors(rng)), "rwkv"),
+    }
+    for name, (data, _) in found.items():
+        (folder / name).write_bytes(data)
+    return {folder / name: reason for name, (_, reason) in found.items()}
+
+
+def test_a_broken_gguf_file_is_one_line_and_exit_2(capsys, tmp_path):
+    for path, reason in gguf_traps(tmp_path).items():
+        code, _, err = run(capsys, "config", str(path))
+        assert code == 2, path
+        assert err.startswith("cpuserve: error: ")
+        assert reason in err
+        assert err.count("\n") == 1
 
 
 def test_the_module_vllm_serves_by_is_the_serve_command():

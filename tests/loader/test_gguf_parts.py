@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cpuserve.engine.offload import _files
 from cpuserve.errors import ModelError
@@ -151,9 +153,9 @@ def test_metadata_that_do_not_fit_are_refused_with_the_file(tmp_path, case):
 def test_a_missing_part_is_named(tmp_path, missing):
     parts = write_parts(tmp_path)
     parts[missing].unlink()
-    for given in set(parts) - {parts[missing]}:
+    for path in set(parts) - {parts[missing]}:
         with pytest.raises(ModelError) as caught:
-            open_checkpoint(given)
+            open_checkpoint(path)
         assert f"part {missing + 1} of the GGUF model" in str(caught.value)
         assert f"{parts[missing]} not found" in str(caught.value)
 
@@ -181,3 +183,28 @@ def test_a_part_that_is_broken_or_no_file_is_named(tmp_path):
     parts[1].mkdir()
     with pytest.raises(ModelError, match=r"00002-of-00003\.gguf is a directory"):
         open_checkpoint(parts[0])
+
+
+@settings(
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    part=st.integers(0, COUNT - 1),
+    at=st.integers(0, 400),
+    byte=st.integers(0, 255),
+    cut=st.booleans(),
+)
+def test_changed_parts_are_read_or_refused_in_one_line(tmp_path, part, at, byte, cut):
+    path = write_parts(tmp_path)[part]
+    data = bytearray(path.read_bytes())
+    data[at] = byte
+    path.write_bytes(bytes(data[:at] if cut else data))
+    message = "read"
+    try:
+        open_checkpoint(tmp_path)
+    except ModelError as error:
+        message = str(error)
+    assert message.isprintable()

@@ -79,6 +79,7 @@ ARRAY_HEAD = struct.pack("<IQ", STRING, 2**60)
 MALFORMED = {
     "empty": (b"", "empty"),
     "bad magic": (b"GGML" + bytes(60), "magic"),
+    "magic alone": (b"GGUF", "version"),
     "zip": (b"PK\3\4" + bytes(60), "magic"),
     "version 0": (gguf(version=0), "version"),
     "version 1": (gguf(version=1), "version"),
@@ -119,6 +120,18 @@ MALFORMED = {
     "type removed": (one(kind=4), "type"),
     "type unknown": (one(kind=255), "type"),
     "offset unaligned": (one(offset=8), "offset"),
+    "offset of another alignment": (
+        gguf(
+            [("general.alignment", U32, 128)],
+            [("a", (4,), 0, ROW[:16]), ("b", (64,), 0, ROW[:32] * 8)],
+            alignment=32,
+        ),
+        "multiple of the alignment 128",
+    ),
+    "data of another alignment": (
+        gguf([("general.alignment", U32, 4096)], [("t", (4,), 0, ROW)], alignment=32),
+        "ends at byte",
+    ),
     "offset beyond file": (one(offset=2**20), "offset"),
     "offset wraps": (one(offset=2**64 - 32), "offset"),
     "data cut": (one(data=ROW[:15]), "offset"),

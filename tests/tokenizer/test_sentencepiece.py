@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import read_config
@@ -79,15 +81,15 @@ def test_the_beginning_and_the_end_of_a_text(tmp_path, golden):
     wanted["llama", (("add_eos_token", yes),)] = (1, 2)
     wanted["llama", (("add_bos_token", no), ("add_sep_token", yes))] = (None, 3)
     wanted["unigram_bytes", (("add_bos_token", yes), ("add_eos_token", no))] = (1, None)
-    for (name, given), (first, last) in wanted.items():
-        changes = {f"tokenizer.ggml.{key}": value for key, value in given}
+    for (name, keys), (first, last) in wanted.items():
+        changes = {f"tokenizer.ggml.{key}": value for key, value in keys}
         changes["tokenizer.ggml.seperator_token_id"] = (U32, 3)
         tokenizer = loaded(tmp_path, golden, name, **changes)
         for text in ("", "the dog"):
             plain = tokenizer.encode(text, add_special_tokens=False)
             around = [first] if first is not None else []
             behind = [last] if last is not None else []
-            assert tokenizer.encode(text) == [*around, *plain, *behind], (name, given)
+            assert tokenizer.encode(text) == [*around, *plain, *behind], (name, keys)
 
 
 def test_ids_that_a_file_leaves_out_are_those_of_llama(tmp_path, golden):
@@ -245,3 +247,45 @@ def test_the_config_names_the_ends_of_a_llama_vocabulary(tmp_path, golden):
     assert (config()["bos_token_id"], config()["eos_token_id"]) == (1, 2)
     both = {"tokenizer.ggml.eos_token_id": (U32, 4), "tokenizer.ggml.eot_token_id": (U32, 6)}
     assert config(**both)["eos_token_id"] == [4, 6]
+
+
+SMALL = {
+    "tokens": ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *"▁ab", "▁a", "ab"],
+    "scores": [0.0] * 259 + [-1.0, -2.0, -3.0, -0.1, -0.2],
+    "types": [2, 3, 3] + [6] * 256 + [1] * 5,
+    "space_prefix": True,
+    "squeeze": True,
+    "charsmap": "",
+}  # fmt: skip
+
+
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    name=st.sampled_from(["llama", "unigram"]),
+    at=st.floats(0, 1, exclude_max=True),
+    data=st.binary(min_size=1, max_size=8),
+)
+def test_changed_bytes_raise_model_error_or_nothing(tmp_path, name, at, data):
+    path = write(tmp_path / "t.gguf", SMALL, name=name)
+    whole = bytearray(path.read_bytes())
+    start = int(at * len(whole))
+    whole[start : start + len(data)] = data
+    path.write_bytes(bytes(whole))
+    message = "read"
+    try:
+        Tokenizer.load(path).decode(Tokenizer.load(path).encode("ab é ab"))
+    except ModelError as error:
+        message = str(error)
+    assert message.isprintable()
+
+
+def test_a_piece_that_would_take_minutes_is_refused(tmp_path):
+    long = {**SMALL, "tokens": [*SMALL["tokens"][:-1], "ab" * 300]}
+    path = write(tmp_path / "t.gguf", long, name="llama")
+    with pytest.raises(ModelError, match="a token has 600 characters"):
+        Tokenizer.load(path)
