@@ -231,7 +231,7 @@ def _vectors(rows: Float32) -> StepOutputs:
 
 
 def _num_bytes(part: torch.Tensor) -> int:
-    return part.numel() * part.element_size()
+    return int(part.numel() * part.element_size())
 
 
 def _fill(part: torch.Tensor, data: Bytes) -> None:
