@@ -8,7 +8,9 @@ MXFP4 stand for the values of a table.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +22,8 @@ from cpuserve.quant.base import QuantTensor, SourceType, Weights
 from cpuserve.quant.codes import Codes
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.stored import StoredWeights, TensorStore
+
+log = logging.getLogger(__name__)
 
 Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -39,11 +43,25 @@ QUANTIZED: dict[str, SourceType] = {
     "IQ4_XS": "gguf_iq4_xs",
     "MXFP4": "gguf_mxfp4",
 }
-SOURCES: dict[str, SourceType] = {**dense.SOURCES, **QUANTIZED}
-# Bytes of a packed block where its small scales, 4 or 6 bits in the file, take whole bytes.
-PACKED_BYTES = {"Q3_K": (110, 114), "Q4_K": (144, 148), "Q5_K": (176, 180), "IQ4_XS": (136, 138)}
+# Types that are rewritten while loading as blocks of a type with kernels and the same values.
+CONVERTED = {"TQ1_0": "Q2_K", "TQ2_0": "Q2_K"}
+SOURCES: dict[str, SourceType] = {
+    **dense.SOURCES,
+    **QUANTIZED,
+    **{dtype: QUANTIZED[to] for dtype, to in CONVERTED.items()},
+}
+# Bytes of a block in the file and in memory, where its small scales of 4 or 6 bits take whole
+# bytes, or where it is converted.
+PACKED_BYTES = {
+    "Q3_K": (110, 114),
+    "Q4_K": (144, 148),
+    "Q5_K": (176, 180),
+    "IQ4_XS": (136, 138),
+    "TQ1_0": (54, 84),
+    "TQ2_0": (66, 84),
+}
 # What to look for instead of a file with types that have no kernels, by the bits of a weight.
-NEAREST = {"IQ1": "Q2_K", "TQ1": "Q2_K", "TQ2": "Q2_K", "IQ2": "Q2_K", "IQ3": "Q3_K_M or IQ4_XS"}
+NEAREST = {"IQ1": "Q2_K", "IQ2": "Q2_K", "IQ3": "Q3_K_M or IQ4_XS"}
 
 
 class Block(NamedTuple):
@@ -71,7 +89,7 @@ class BlockType(NamedTuple):
 def gguf_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noqa: ARG001
     """Weights of a GGUF file, which may mix quantized and dense tensors."""
     try:
-        return StoredWeights(store, SOURCES)
+        return GgufWeights(store)
     except ModelError as error:
         found = {store.dtype(name) for name in store.names()}
         nearest = sorted({NEAREST[t[:3]] for t in found - SOURCES.keys() if t[:3] in NEAREST})
@@ -79,6 +97,26 @@ def gguf_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noqa
             raise
         msg = f"{error} (use the same model's {' or '.join(nearest)} file)"
         raise ModelError(msg) from None
+
+
+class GgufWeights(StoredWeights):
+    """Weights of a GGUF file; blocks of some types are converted when they are read."""
+
+    def __init__(self, store: TensorStore) -> None:
+        """Raise ModelError for types that have no kernels; log which types are converted."""
+        super().__init__(store, SOURCES)
+        found = {store.dtype(name) for name in store.names()} & CONVERTED.keys()
+        for dtype in sorted(found):
+            to = CONVERTED[dtype]
+            log.info("%s weights are converted to %s, which has the same values", dtype, to)
+
+    def get(self, name: str) -> QuantTensor:
+        """The tensor as rows of its source type."""
+        tensor, dtype = super().get(name), self._store.dtype(name)
+        if dtype not in CONVERTED:
+            return tensor
+        blocks = TERNARY[dtype](tensor.data.reshape(-1, PACKED_BYTES[dtype][0]))
+        return replace(tensor, data=blocks.reshape(len(tensor.data), -1))
 
 
 def packed_bytes(dtype: str, nbytes: int) -> int:
@@ -145,6 +183,26 @@ def _mxfp4(b: Bytes) -> Block:
     scale = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128)
     return Block(_FP4_CODES[_nibbles(b[:, 1:], 16)], 128, scale.astype(np.float32))
 
+
+# -- ternary blocks of 256, as blocks of Q2_K whose scales and minima are all d -------------------
+
+
+def _tq2_0(b: Bytes) -> Bytes:
+    ones = np.full((len(b), 16), 0x11, np.uint8)
+    return np.concatenate([ones, b[:, :64], b[:, 64:66], b[:, 64:66]], axis=1)
+
+
+def _tq1_0(b: Bytes) -> Bytes:
+    powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
+    parts = [(b[:, :32], 5), (b[:, 32:48], 5), (b[:, 48:52], 4)]
+    digits = [(part[:, None] * powers[:n]).reshape(len(b), -1) for part, n in parts]
+    codes = ((np.concatenate(digits, axis=1).astype(np.uint16) * 3) >> 8).astype(np.uint8)
+    by_byte = codes.reshape(len(b), 2, 4, 32) << np.array([0, 2, 4, 6], np.uint8)[:, None]
+    packed = np.bitwise_or.reduce(by_byte, axis=2).reshape(len(b), 64)
+    return _tq2_0(np.concatenate([packed, b[:, 52:54]], axis=1))
+
+
+TERNARY: dict[str, Callable[[Bytes], Bytes]] = {"TQ1_0": _tq1_0, "TQ2_0": _tq2_0}
 
 # -- blocks of 256 ------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gguf
 import numpy as np
 
-from cpuserve.quant.gguf import BLOCKS, QUANTIZED
+from cpuserve.quant.gguf import BLOCKS, CONVERTED, QUANTIZED
 
 # Where a block has its fp16 factors, if not one at its beginning; the second is of the minima.
 HALVES = {
@@ -25,6 +25,9 @@ CENTER["gguf_q2_k"] = 1.5
 
 def random_rows(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
     """Rows [rows, bytes] of `k` random weights of mean 0 and variance about 1 / k."""
+    if dtype in CONVERTED:
+        values = rng.integers(-1, 2, (rows, k)).astype(np.float32) / np.float32(0.8 * k**0.5)
+        return gguf.quants.quantize(values, gguf.GGMLQuantizationType[dtype])
     source = QUANTIZED[dtype]
     block = BLOCKS[source]
     data = rng.integers(0, 256, (rows, k // block.weights, block.nbytes), dtype=np.uint8)
@@ -44,10 +47,15 @@ def random_rows(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.n
     return data.reshape(rows, -1)
 
 
-def write_llama(path, types: dict[str, str], *, width=256, ffn=512, layers=2, vocab=96) -> None:
-    """A random llama; types: the GGUF type of the tensors whose name ends so, "" of the others."""
+def write_model(
+    path, types: dict[str, str], *, width=256, ffn=512, layers=2, vocab=96, experts=0
+) -> None:
+    """A random llama, or a qwen3moe of `experts` experts.
+
+    types: the GGUF type of the tensors whose name ends so, "" of the others.
+    """
     rng = np.random.default_rng(5)
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "qwen3moe" if experts else "llama")
     heads, kv = width // 64, max(1, width // 128)
     writer.add_embedding_length(width)
     writer.add_feed_forward_length(ffn)
@@ -55,19 +63,27 @@ def write_llama(path, types: dict[str, str], *, width=256, ffn=512, layers=2, vo
     writer.add_context_length(512)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv)
+    writer.add_key_length(64)
+    writer.add_value_length(64)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(ffn)
 
-    def matrix(name: str, rows: int, k: int) -> None:
+    def matrix(name: str, *shape: int) -> None:
+        rows, k = int(np.prod(shape[:-1])), shape[-1]
         dtype = types[max((end for end in types if name.endswith(end)), key=len)]
         if dtype == "F32":
-            writer.add_tensor(name, rng.standard_normal((rows, k), np.float32) / np.float32(k**0.5))
+            values = rng.standard_normal(shape, np.float32) / np.float32(k**0.5)
+            writer.add_tensor(name, values)
             return
-        data = random_rows(dtype, rows, k, rng)
+        data = random_rows(dtype, rows, k, rng).reshape(*shape[:-1], -1)
         writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[dtype])
 
-    def norm(name: str) -> None:
-        writer.add_tensor(name, rng.uniform(0.8, 1.2, width).astype(np.float32))
+    def norm(name: str, size: int = width) -> None:
+        writer.add_tensor(name, rng.uniform(0.8, 1.2, size).astype(np.float32))
 
     matrix("token_embd.weight", vocab, width)
     for i in range(layers):
@@ -78,6 +94,14 @@ def write_llama(path, types: dict[str, str], *, width=256, ffn=512, layers=2, vo
         matrix(at + "attn_k.weight", kv * 64, width)
         matrix(at + "attn_v.weight", kv * 64, width)
         matrix(at + "attn_output.weight", width, heads * 64)
+        if experts:
+            norm(at + "attn_q_norm.weight", 64)
+            norm(at + "attn_k_norm.weight", 64)
+            matrix(at + "ffn_gate_inp.weight", experts, width)
+            matrix(at + "ffn_gate_exps.weight", experts, ffn, width)
+            matrix(at + "ffn_up_exps.weight", experts, ffn, width)
+            matrix(at + "ffn_down_exps.weight", experts, width, ffn)
+            continue
         matrix(at + "ffn_gate.weight", ffn, width)
         matrix(at + "ffn_up.weight", ffn, width)
         matrix(at + "ffn_down.weight", width, ffn)

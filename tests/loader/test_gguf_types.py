@@ -16,12 +16,12 @@ from cpuserve.program.interpret import Interpreter, multiply_grouped
 from cpuserve.program.lower import Lowering
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import QuantTensor
-from cpuserve.quant.gguf import QUANTIZED, packed_bytes
+from cpuserve.quant.gguf import CONVERTED, QUANTIZED, packed_bytes
 from cpuserve.quant.stored import QUANTIZED_KINDS
 from cpuserve.runtime.native import load
 from cpuserve.runtime.torch_executor import quant_matrix
 from tests.helpers import gguf_file
-from tests.helpers.gguf_blocks import random_rows, write_llama
+from tests.helpers.gguf_blocks import random_rows, write_model
 from tests.helpers.levels import LEVELS, each_level
 from tests.helpers.steps import Sequence, all_rows, step
 
@@ -40,9 +40,15 @@ MIXES = {
         "attn_k.weight": "F32",
         "output.weight": "Q8_0",
     },
+    "experts-Q4_K_M": {
+        "": "Q4_K",
+        "ffn_gate_inp.weight": "F32",
+        "ffn_down_exps.weight": "Q6_K",
+        "0.attn_v.weight": "Q6_K",
+    },
     "IQ4_XS-with-Q5_K": {"": "IQ4_XS", "attn_v.weight": "Q5_K", "ffn_down.weight": "MXFP4"},
 }
-MODELS = {**{dtype: {"": dtype} for dtype in QUANTIZED}, **MIXES}
+MODELS = {**{dtype: {"": dtype} for dtype in (*QUANTIZED, *CONVERTED)}, **MIXES}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +59,7 @@ def models(tmp_path_factory):
     def path_of(name):
         if name not in written:
             written[name] = folder / f"{name}.gguf"
-            write_llama(written[name], MODELS[name])
+            write_model(written[name], MODELS[name], experts=4 if name.startswith("experts") else 0)
         return written[name]
 
     return path_of
@@ -111,7 +117,7 @@ def test_logits_are_those_of_the_weights_in_fp32(models, name):
     assert np.abs(got - want).max() < 1e-2 * np.ptp(want)
     # One 8-bit term of activations is coarser, and the same at every number of rows.
     coarse, _ = native_logits(checkpoint, LEVELS[-1], [len(TOKENS)], bits=8)
-    assert np.abs(coarse - want).max() < 0.1 * np.ptp(want)
+    assert np.abs(coarse - want).mean() < 0.02 * np.ptp(want)
     chunks, _ = native_logits(checkpoint, LEVELS[-1], [1, 40, 3, 26], bits=8)
     assert np.array_equal(chunks, coarse)
     if name in QUANTIZED:

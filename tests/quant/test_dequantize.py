@@ -8,7 +8,7 @@ from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.gguf import TENSOR_TYPES
 from cpuserve.quant import FORMATS, dequantize, open_weights, weight_format
 from cpuserve.quant.base import QuantTensor
-from cpuserve.quant.gguf import BLOCKS, QUANTIZED, SOURCES
+from cpuserve.quant.gguf import BLOCKS, CONVERTED, QUANTIZED, SOURCES, packed_bytes
 from cpuserve.quant.stored import StoredTensor, StoredWeights
 from tests.helpers.gguf_blocks import HALVES
 
@@ -38,6 +38,22 @@ def test_blocks_are_read_bit_for_bit_as_the_gguf_package_reads_them(dtype, order
     got = dequantize(QuantTensor("w", shape, source, data, order))
     assert (got.dtype, got.shape) == (np.float32, shape)
     assert got.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("dtype", CONVERTED)
+def test_types_that_are_converted_keep_every_value(dtype, caplog):
+    kind = gguf.GGMLQuantizationType[dtype]
+    values = RNG.integers(-1, 2, (4, 512)) * RNG.uniform(0.5, 2, (4, 1)).astype(np.float32)
+    data = gguf.quants.quantize(values.astype(np.float32), kind)
+    store = Store({"w": dtype})
+    store.get = lambda name: StoredTensor(name, (4, 512), dtype, data.reshape(-1))
+    with caplog.at_level("INFO"):
+        weights = open_weights("gguf", store, {})
+    assert f"{dtype} weights are converted to Q2_K" in caplog.text
+    assert weights.kind("w", "bfloat16") == "q2_k"
+    tensor = weights.get("w")
+    assert tensor.nbytes == packed_bytes(dtype, data.nbytes)
+    assert np.array_equal(dequantize(tensor), gguf.quants.dequantize(data, kind))
 
 
 def test_sizes_of_blocks_are_those_of_the_file_reader():
