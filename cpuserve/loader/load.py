@@ -72,7 +72,9 @@ def find_model(path: Path) -> Path:
     path = path.expanduser()
     if path.is_dir():
         found = model_files(file.name for file in path.glob("*.gguf"))
-        if (path / "config.json").exists() or not found:
+        # Repositories of GGUF files often have the original's config.json, without its weights.
+        original = (path / "config.json").exists() and any(path.glob("*.safetensors"))
+        if original or not found:
             return path
         if len(found) > 1:
             msg = f"{path} holds {len(found)} GGUF models; give the path of one: "

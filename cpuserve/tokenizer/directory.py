@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.load import read_json
+from cpuserve.loader.load import find_model, read_json
 from cpuserve.loader.mapped import read_small
 from cpuserve.tokenizer.parts import (
     Parts,
@@ -49,10 +49,23 @@ def directory_parts(path: Path) -> Parts:
     )
 
 
+def find_tokenizer(path: Path) -> Path:
+    """The directory or the GGUF file that has the tokenizer of `path`; ModelError if unsupported.
+
+    The files of a tokenizer in a directory come before a GGUF file there.
+    """
+    path = path.expanduser()
+    return path if path.is_dir() and _has_files(path) else find_model(path)
+
+
+def _has_files(path: Path) -> bool:
+    pair = (path / "vocab.json").exists() and (path / "merges.txt").exists()
+    return pair or (path / "tokenizer.json").exists()
+
+
 def check_files(path: Path) -> None:
     """Raise a ModelError if directory `path` has no tokenizer; reads no file."""
-    pair = (path / "vocab.json").exists() and (path / "merges.txt").exists()
-    if not pair and not (path / "tokenizer.json").exists():
+    if not _has_files(path):
         msg = f"{path} holds no tokenizer.json and no vocab.json with merges.txt"
         raise ModelError(msg)
 

@@ -9,9 +9,9 @@ import msgspec
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf import GgufFile
-from cpuserve.loader.load import find_model, read_json
+from cpuserve.loader.load import read_json
 from cpuserve.loader.mapped import read_small
-from cpuserve.tokenizer.directory import MAX_TOKENIZER_BYTES, special_tokens
+from cpuserve.tokenizer.directory import MAX_TOKENIZER_BYTES, find_tokenizer, special_tokens
 
 # Tokens that end a turn, a message or a text in common chat formats. The config.json of a fine-tune
 # often does not name the end token of its chat format, and a GGUF file may lack the key.
@@ -49,7 +49,7 @@ def end_ids(named: Iterable[int], tokenizer: Path, vocab: int) -> frozenset[int]
     Raises:
         ModelError: `tokenizer` does not exist or is broken.
     """
-    path = find_model(tokenizer)
+    path = find_tokenizer(tokenizer)
     found = _in_directory(path) if path.is_dir() else _in_gguf(path)
     if found.keys() >= _HARMONY:
         found.pop("<|end|>", None)

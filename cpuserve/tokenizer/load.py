@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.load import find_model
 from cpuserve.loader.mapped import regular_file
 from cpuserve.tokenizer.chat import ChatTemplate
+from cpuserve.tokenizer.directory import check_files, find_tokenizer
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 
@@ -34,10 +34,8 @@ def check_tokenizer(given: str) -> None:
         raise ModelError(msg) from None
     if not found:
         regular_file(path, "tokenizer")
-    path = find_model(path)
+    path = find_tokenizer(path)
     if path.is_dir():
-        from cpuserve.tokenizer.directory import check_files
-
         check_files(path)
 
 

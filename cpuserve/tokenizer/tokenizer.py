@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest, RequestError
-from cpuserve.loader.load import find_model
+from cpuserve.tokenizer.directory import directory_parts, find_tokenizer
 from cpuserve.tokenizer.parts import reason_of
 
 if TYPE_CHECKING:
@@ -53,10 +53,8 @@ class Tokenizer:
 
         Raises ModelError if there is no tokenizer, or it is broken or of an unsupported kind.
         """
-        path = find_model(Path(path))
+        path = find_tokenizer(Path(path))
         if path.is_dir():
-            from cpuserve.tokenizer.directory import directory_parts
-
             return cls(directory_parts(path))
         from cpuserve.tokenizer.from_gguf import gguf_parts
 

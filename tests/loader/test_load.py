@@ -106,6 +106,16 @@ def test_directory_with_one_gguf_stands_for_it(tmp_path):
         read_config(tmp_path)
 
 
+def test_a_config_without_weights_leaves_the_gguf_file_the_model(tmp_path):
+    data = make.gguf(make.tiny_values(), make.tiny_tensors(np.random.default_rng(0)))
+    (tmp_path / "a.gguf").write_bytes(data)
+    (tmp_path / "mmproj-a.gguf").write_bytes(data)
+    (tmp_path / "config.json").write_text('{"hidden_size": 7}')
+    assert read_config(tmp_path)["hidden_size"] == 64
+    (tmp_path / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    assert read_config(tmp_path)["hidden_size"] == 7
+
+
 def test_what_is_no_model_is_said_in_one_line(tmp_path):
     with pytest.raises(ModelError, match=r"holds no config\.json"):
         read_config(tmp_path)

@@ -355,3 +355,11 @@ def test_a_file_without_a_pre_tokenizer_is_split_as_gpt2_with_a_warning(tmp_path
     assert texts(tokenizer, "hi 12") == ["hi", "Ġ", "12"]
     assert len(said) == 1
     assert "has no tokenizer.ggml.pre" in said[0]
+
+
+def test_the_files_of_a_tokenizer_come_before_a_gguf_file_beside_them(tmp_path):
+    vocab = opt_like(tmp_path)
+    bpe_gguf(tmp_path / "t.gguf")
+    assert Tokenizer.load(tmp_path).vocab_size == len(vocab)
+    (tmp_path / "merges.txt").unlink()
+    assert Tokenizer.load(tmp_path).vocab_size > len(vocab)
