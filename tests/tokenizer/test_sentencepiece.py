@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpuserve.errors import ModelError
+from cpuserve.loader.gguf_parts import part_names
 from cpuserve.loader.load import read_config
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers import gguf_file as make
@@ -289,3 +290,11 @@ def test_a_piece_that_would_take_minutes_is_refused(tmp_path):
     path = write(tmp_path / "t.gguf", long, name="llama")
     with pytest.raises(ModelError, match="a token has 600 characters"):
         Tokenizer.load(path)
+
+
+def test_any_part_of_a_model_gives_the_tokenizer_of_the_first(tmp_path):
+    names = part_names("m-00001-of-00002.gguf")
+    write(tmp_path / names[0], SMALL, name="llama")
+    (tmp_path / names[1]).write_bytes(make.gguf([("split.no", U32, 1), ("split.count", U32, 2)]))
+    for path in (tmp_path / names[0], tmp_path / names[1], tmp_path):
+        assert Tokenizer.load(path).encode("ab", add_special_tokens=False) == [262, 261]
