@@ -9,6 +9,7 @@ import torch
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError
 from tests.helpers.adapter import ATTENTION, MLP, adapter_of, merged
+from tests.helpers.answers import exact_answers
 from tests.helpers.oracle import transformers_of
 from tests.helpers.tiny import tiny_model
 
@@ -33,15 +34,6 @@ def make(family="llama", **options):
     return LLM(path, lora_modules=given, **{"executor": "native", **sizes, **options})
 
 
-def answers(llm, prompts, params):
-    """Return tokens and exact logprobs; params: one for all, or one for each prompt."""
-    outputs = [o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)]
-    return [
-        (o.token_ids, [{t: p.logprob for t, p in row.items()} for row in o.logprobs or ()])
-        for o in outputs
-    ]
-
-
 def named(params, name):
     return msgspec.structs.replace(params, adapter=name)
 
@@ -61,40 +53,40 @@ def test_greedy_tokens_are_those_of_transformers_with_merged_weights(family, nam
 
 def test_the_torch_executor_gives_the_same_tokens():
     with make(executor="torch", **FP32) as llm:
-        slow = answers(llm, PROMPTS[:2], named(GREEDY, "all"))
+        slow = exact_answers(llm, PROMPTS[:2], named(GREEDY, "all"))
     with make(**FP32) as llm:
-        assert answers(llm, PROMPTS[:2], named(GREEDY, "all")) == slow
+        assert exact_answers(llm, PROMPTS[:2], named(GREEDY, "all")) == slow
 
 
 def test_answers_do_not_depend_on_neighbours_adapters_of_others_threads_or_chunks():
     names = [None, "all", "q", "all", None]
     with make(enable_prefix_caching=False, omp_threads_bind="0") as llm:
         alone = [
-            answers(llm, [prompt], named(SAMPLED, name))[0]
+            exact_answers(llm, [prompt], named(SAMPLED, name))[0]
             for prompt, name in zip(PROMPTS, names, strict=True)
         ]
-        assert alone[1] != answers(llm, [PROMPTS[1]], SAMPLED)[0]
+        assert alone[1] != exact_answers(llm, [PROMPTS[1]], SAMPLED)[0]
     params = [named(SAMPLED, name) for name in names]
     with make(max_num_batched_tokens=160) as llm:  # whole prompts, a thread for each CPU
-        assert answers(llm, PROMPTS, params) == alone
-        assert answers(llm, PROMPTS, params) == alone  # now with cached prefixes
+        assert exact_answers(llm, PROMPTS, params) == alone
+        assert exact_answers(llm, PROMPTS, params) == alone  # now with cached prefixes
 
 
 def test_guessed_tokens_change_no_answer_of_an_adapter():
     repeats = [[5, 6, 7, 8] * 8, [9, 10, 11] * 9]
     params = [named(SAMPLED, "all"), named(SAMPLED, None)]
     with make() as llm:
-        plain = answers(llm, repeats, params)
+        plain = exact_answers(llm, repeats, params)
     guess = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
     with make(speculative_config=guess) as llm:
-        assert answers(llm, repeats, params) == plain
+        assert exact_answers(llm, repeats, params) == plain
 
 
 def test_requests_without_adapter_get_what_the_model_alone_gives():
     with make(**FP32) as llm:
-        got = [tokens for tokens, _ in answers(llm, PROMPTS, GREEDY)]
+        got = [tokens for tokens, _ in exact_answers(llm, PROMPTS, GREEDY)]
     with LLM(str(tiny_model("llama")), max_model_len=160, **FP32) as llm:
-        assert [tokens for tokens, _ in answers(llm, PROMPTS, GREEDY)] == got
+        assert [tokens for tokens, _ in exact_answers(llm, PROMPTS, GREEDY)] == got
 
 
 def test_adapters_share_no_cached_prefixes():

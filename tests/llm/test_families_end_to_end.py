@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cpuserve import LLM, SamplingParams
+from tests.helpers.answers import exact_answers
 from tests.helpers.oracle import transformers_of
 from tests.helpers.tiny import tiny_model
 
@@ -46,19 +47,10 @@ def make(family, **options):
     return LLM(path, executor="native", **{**sizes, **types, **options})
 
 
-def answers(llm, prompts, params):
-    """Return tokens and exact logprobs."""
-    outputs = [o.outputs[0] for o in llm.generate(prompts, params)]
-    return [
-        (o.token_ids, [{t: p.logprob for t, p in row.items()} for row in o.logprobs or ()])
-        for o in outputs
-    ]
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_are_those_of_transformers(family):
     with make(family) as llm:
-        got = [tokens for tokens, _ in answers(llm, PROMPTS, GREEDY)]
+        got = [tokens for tokens, _ in exact_answers(llm, PROMPTS, GREEDY)]
     model = transformers_of(tiny_model(family))
     for prompt, tokens in zip(PROMPTS, got, strict=True):
         with torch.inference_mode():
@@ -69,8 +61,8 @@ def test_greedy_tokens_are_those_of_transformers(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_do_not_depend_on_neighbours_threads_or_the_prefix_cache(family):
     with make(family, enable_prefix_caching=False, omp_threads_bind="0") as llm:
-        alone = [answers(llm, [prompt], SAMPLED)[0] for prompt in PROMPTS]
+        alone = [exact_answers(llm, [prompt], SAMPLED)[0] for prompt in PROMPTS]
     with make(family) as llm:  # a thread for each CPU
-        assert answers(llm, PROMPTS, SAMPLED) == alone
-        assert answers(llm, PROMPTS, SAMPLED) == alone  # now with cached prefixes
+        assert exact_answers(llm, PROMPTS, SAMPLED) == alone
+        assert exact_answers(llm, PROMPTS, SAMPLED) == alone  # now with cached prefixes
         assert llm.generate(PROMPTS[-1:], SAMPLED)[0].num_cached_tokens == 32

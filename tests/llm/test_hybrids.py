@@ -5,6 +5,7 @@ import pytest
 from cpuserve import _C, LLM, SamplingParams
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.lower import Lowering
+from tests.helpers.answers import exact, exact_answers
 from tests.helpers.tiny import tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("patient_offload")
@@ -19,11 +20,7 @@ def make(family="qwen3-next", **options):
 
 
 def answers(llm, prompts=PROMPTS, params=SAMPLED):
-    return [
-        (o.token_ids, [{t: p.logprob for t, p in row.items()} for row in o.logprobs])
-        for output in llm.generate(prompts, params)
-        for o in output.outputs
-    ]
+    return exact_answers(llm, prompts, params)
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +110,7 @@ def test_the_plan_counts_what_the_kernels_keep():
 def cached_answers(llm, prompts=PROMPTS):
     """What `answers` gives, and how many tokens of each prompt were found in the cache."""
     outputs = llm.generate(prompts, SAMPLED)
-    rows = [
-        (o.token_ids, [{t: p.logprob for t, p in row.items()} for row in o.logprobs])
-        for output in outputs
-        for o in output.outputs
-    ]
+    rows = [completion for output in outputs for completion in exact(output)]
     return rows, [output.num_cached_tokens for output in outputs]
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.engine.core import EngineCore
+from tests.helpers.answers import exact
 from tests.helpers.tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("patient_offload")
@@ -18,16 +19,10 @@ def make(dtype="bfloat16", **options):
     return LLM(path, **{"executor": "native", "dtype": dtype, **sizes, **options})
 
 
-def answer(output):
-    """Return tokens and the exact logprobs of all reported alternatives."""
-    (c,) = output.outputs
-    return c.token_ids, [{t: p.logprob for t, p in row.items()} for row in c.logprobs]
-
-
 @pytest.fixture(scope="module")
 def want():
     with make(enable_prefix_caching=False, omp_threads_bind="0") as llm:
-        return [answer(llm.generate([prompt], PARAMS)[0]) for prompt in PROMPTS]
+        return [exact(llm.generate([prompt], PARAMS)[0]) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize(
@@ -56,9 +51,9 @@ def test_a_row_is_stored_once_as_the_memory_plan_says(monkeypatch, executor, kv,
 def test_speculation_and_ranks_change_no_bit(want):
     ngram = {"method": "ngram", "num_speculative_tokens": 4}
     with make(speculative_config=ngram) as llm:
-        assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
+        assert [exact(o) for o in llm.generate(PROMPTS, PARAMS)] == want
     with make(tensor_parallel_size=2) as llm:
-        assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
+        assert [exact(o) for o in llm.generate(PROMPTS, PARAMS)] == want
 
 
 def test_preempted_and_restored_requests_keep_their_bits(want):
@@ -66,7 +61,7 @@ def test_preempted_and_restored_requests_keep_their_bits(want):
     small = {"kv_cache_memory_bytes": 9 * 32 * 2 * ROW}
     for swap in ({}, {"swap_space": "16MiB"}):
         with make(**small, **swap) as llm:
-            assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
+            assert [exact(o) for o in llm.generate(PROMPTS, PARAMS)] == want
             assert llm._client.stats.preemptions > 0
 
 
@@ -78,12 +73,12 @@ def test_a_restart_with_a_cache_directory_changes_no_bit(tmp_path, executor, dty
         with make(**options) as llm:
             (output,) = llm.generate(PROMPTS[:1], PARAMS)
             assert output.num_cached_tokens == cached
-            found.append(answer(output))
+            found.append(exact(output))
     assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_a_quantized_model_answers_alike_alone_and_together(quantization):
     with make(quantization=quantization) as llm:
-        alone = [answer(llm.generate([prompt], PARAMS)[0]) for prompt in PROMPTS]
-        assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == alone
+        alone = [exact(llm.generate([prompt], PARAMS)[0]) for prompt in PROMPTS]
+        assert [exact(o) for o in llm.generate(PROMPTS, PARAMS)] == alone

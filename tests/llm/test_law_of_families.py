@@ -11,6 +11,7 @@ import pytest
 
 from cpuserve import LLM, SamplingParams
 from tests.helpers.adapter import adapter_of
+from tests.helpers.answers import exact_answers
 from tests.helpers.tiny import tiny_model
 
 # What a model of each kind adds to a dense one. "lora" is the dense one with an adapter.
@@ -61,12 +62,7 @@ def params_of(kind, number):
 
 def answers(llm, kind, numbers=ALL):
     params = [params_of(kind, number) for number in numbers]
-    outputs = llm.generate([PROMPTS[n] for n in numbers], params, use_tqdm=False)
-    return [
-        (o.token_ids, [{t: p.logprob for t, p in row.items()} for row in o.logprobs])
-        for output in outputs
-        for o in output.outputs
-    ]
+    return exact_answers(llm, [PROMPTS[n] for n in numbers], params)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import pytest
 
 from cpuserve import LLM, SamplingParams
+from tests.helpers.answers import exact
 from tests.helpers.tiny import tiny_model
 
 PROMPT = [(7 * i) % 300 + 5 for i in range(100)]
@@ -14,20 +15,12 @@ def make(**options):
     return LLM(str(tiny_model("llama")), executor="native", **{**sizes, **options})
 
 
-def answer(output):
-    """Return tokens and the exact logprobs of all reported alternatives."""
-    return [
-        (c.token_ids, [{t: p.logprob for t, p in row.items()} for row in c.logprobs])
-        for c in output.outputs
-    ]
-
-
 @pytest.fixture(scope="module")
 def want():
     with make(enable_prefix_caching=False) as llm:
         first, second = llm.generate([PROMPT, PROMPT[:70]], PARAMS)
         assert llm.generate([PROMPT], PARAMS)[0].num_cached_tokens == 0
-        return answer(first), answer(second)
+        return exact(first), exact(second)
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +32,20 @@ def llm():
 def test_hits_change_no_bit(llm, want):
     cold, hit = (llm.generate([PROMPT], PARAMS)[0] for _ in range(2))
     assert (cold.num_cached_tokens, hit.num_cached_tokens) == (0, 96)
-    assert answer(cold) == answer(hit) == want[0]
+    assert exact(cold) == exact(hit) == want[0]
     (shorter,) = llm.generate([PROMPT[:70]], PARAMS)
     assert shorter.num_cached_tokens == 64
-    assert answer(shorter) == want[1]
+    assert exact(shorter) == want[1]
 
 
 @pytest.mark.parametrize("kv_type", ["float16", "int8", "fp8_e4m3", "fp8_e5m2"])
 def test_hits_change_no_bit_in_other_types_of_keys_and_values(kv_type):
     with make(kv_cache_dtype=kv_type, enable_prefix_caching=False) as llm:
-        wanted = answer(llm.generate([PROMPT], PARAMS)[0])
+        wanted = exact(llm.generate([PROMPT], PARAMS)[0])
     with make(kv_cache_dtype=kv_type, max_num_batched_tokens=32) as llm:
         cold, hit = (llm.generate([PROMPT], PARAMS)[0] for _ in range(2))
     assert (cold.num_cached_tokens, hit.num_cached_tokens) == (0, 96)
-    assert answer(cold) == answer(hit) == wanted
+    assert exact(cold) == exact(hit) == wanted
 
 
 def test_sequences_of_one_step_share_what_the_first_computes(llm, want):
@@ -60,9 +53,9 @@ def test_sequences_of_one_step_share_what_the_first_computes(llm, want):
         max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=2, n=4, cache_salt="n"
     )
     (output,) = llm.generate([PROMPT], params)
-    assert answer(output) == want[0] * 4
+    assert exact(output) == want[0] * 4
     again = llm.generate([PROMPT, PROMPT, PROMPT[:70]], params)
-    assert [answer(o) for o in again] == [want[0] * 4, want[0] * 4, want[1] * 4]
+    assert [exact(o) for o in again] == [want[0] * 4, want[0] * 4, want[1] * 4]
 
 
 def test_salts_do_not_see_each_others_prefixes(llm):

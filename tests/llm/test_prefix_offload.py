@@ -3,6 +3,7 @@
 import pytest
 
 from cpuserve import LLM, SamplingParams
+from tests.helpers.answers import exact
 from tests.helpers.tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("patient_offload")
@@ -16,14 +17,6 @@ def make(dtype="float32", **options):
     return LLM(str(tiny_model("llama", dtype=dtype)), **{**sizes, **options})
 
 
-def answer(output):
-    """Return tokens and the exact logprobs of all reported alternatives."""
-    return [
-        (c.token_ids, [{t: p.logprob for t, p in row.items()} for row in c.logprobs])
-        for c in output.outputs
-    ]
-
-
 @pytest.mark.parametrize(
     ("executor", "dtype"), [("native", "float32"), ("native", "bfloat16"), ("torch", "float32")]
 )
@@ -35,7 +28,7 @@ def test_a_restart_with_a_cache_directory_changes_no_bit(tmp_path, executor, dty
     with make(**options) as llm:
         (warm,) = llm.generate([PROMPT], PARAMS)
         assert warm.num_cached_tokens == 96
-        assert answer(warm) == answer(cold)
+        assert exact(warm) == exact(cold)
 
 
 def test_the_files_of_another_server_change_no_bit(tmp_path):
@@ -44,7 +37,7 @@ def test_the_files_of_another_server_change_no_bit(tmp_path):
     with make(kv_tiers=[f"shared={tmp_path}"]) as llm:
         (warm,) = llm.generate([PROMPT], PARAMS)
         assert warm.num_cached_tokens == 96
-        assert answer(warm) == answer(cold)
+        assert exact(warm) == exact(cold)
 
 
 def test_another_type_of_cache_does_not_read_the_files(tmp_path):
@@ -56,11 +49,11 @@ def test_another_type_of_cache_does_not_read_the_files(tmp_path):
 def test_swap_space_changes_no_bit(tmp_path):
     block = 16 << 10  # bytes of 32 tokens, two layers
     with make() as llm:
-        want = [answer(o) for o in llm.generate([PROMPT, *OTHERS], PARAMS)]
+        want = [exact(o) for o in llm.generate([PROMPT, *OTHERS], PARAMS)]
     # The cache holds two requests: the blocks of the first are evicted while others run.
     with make(kv_cache_memory_bytes=10 * block, swap_space="16MiB") as llm:
-        got = [answer(o) for o in llm.generate([PROMPT, *OTHERS], PARAMS)]
+        got = [exact(o) for o in llm.generate([PROMPT, *OTHERS], PARAMS)]
         (again,) = llm.generate([PROMPT], PARAMS)
         assert again.num_cached_tokens == 96
     assert got == want
-    assert answer(again) == want[0]
+    assert exact(again) == want[0]

@@ -11,6 +11,7 @@ from cpuserve.config.engine import KvGroup
 from cpuserve.engine.core import EngineCore
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.cache_groups import block_bytes, group_layers
+from tests.helpers.answers import exact_answers
 from tests.helpers.oracle import program_of
 from tests.helpers.tiny import tiny_model
 
@@ -40,11 +41,7 @@ def make(model, **options):
 
 
 def answers(llm, prompts=PROMPTS):
-    return [
-        (o.token_ids, [{t: p.logprob for t, p in row.items()} for row in o.logprobs])
-        for output in llm.generate(prompts, PARAMS)
-        for o in output.outputs
-    ]
+    return exact_answers(llm, prompts, PARAMS)
 
 
 @contextlib.contextmanager

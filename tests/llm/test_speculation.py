@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cpuserve import LLM, SamplingParams
+from tests.helpers.answers import exact
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
@@ -55,8 +56,7 @@ def make(executor="native", speculative_config=NGRAM, family="llama", **options)
 def answer(output):
     """Tokens, how they end, and the exact logprobs of all reported alternatives."""
     (c,) = output.outputs
-    rows = [{t: p.logprob for t, p in row.items()} for row in c.logprobs or ()]
-    return c.token_ids, c.finish_reason, c.stop_reason, c.cumulative_logprob, rows
+    return exact(output), c.finish_reason, c.stop_reason, c.cumulative_logprob
 
 
 def accepted(llm):

@@ -7,6 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from cpuserve import LLM, SamplingParams
+from tests.helpers.answers import exact_answers
 from tests.helpers.tiny import tiny_model
 
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(20 + 37 * n)] for n in range(3)]
@@ -15,11 +16,7 @@ PARAMS = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True, logprob
 
 def answers(path):
     with LLM(str(path), max_model_len=160, dtype="float32") as llm:
-        outputs = [o.outputs[0] for o in llm.generate(PROMPTS, PARAMS)]
-    return [
-        (o.token_ids, [{t: p.logprob for t, p in row.items()} for row in o.logprobs])
-        for o in outputs
-    ]
+        return exact_answers(llm, PROMPTS, PARAMS)
 
 
 def published(family, architecture, outer, to, *, prefix, stacked=False):

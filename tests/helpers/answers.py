@@ -1,0 +1,15 @@
+"""What requests answered, to the bit, in a form that can be compared."""
+
+
+def exact(output):
+    """(tokens, logprobs of all reported alternatives) of each completion of a RequestOutput."""
+    return [
+        (c.token_ids, [{t: p.logprob for t, p in row.items()} for row in c.logprobs or ()])
+        for c in output.outputs
+    ]
+
+
+def exact_answers(llm, prompts, params):
+    """The same of all completions of all prompts, one after another; params as in LLM.generate."""
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return [completion for output in outputs for completion in exact(output)]
