@@ -36,6 +36,17 @@ inline void take_nibbles(const uint8_t* from, int n, uint8_t* q) {
   }
 }
 
+// Codes of kBits bits: those of a run of 32 are the same bits of 32 bytes, and the next run has the
+// bits above them. They are put at bit kTo of the codes in q.
+template <int kBits, int kTo>
+inline void add_runs(const uint8_t* from, int runs, uint8_t* q) {
+  for (int s = 0; s < runs; s++, q += 32) {
+    for (int i = 0; i < 32; i++) {
+      q[i] = static_cast<uint8_t>(q[i] | (from[i] >> s * kBits & ((1 << kBits) - 1)) << kTo);
+    }
+  }
+}
+
 // Eight scales and minima of 6 bits in 12 bytes.
 inline void take_scales6(const uint8_t* s, BlockCodes& c) {
   for (int j = 0; j < 4; j++) {
@@ -67,9 +78,7 @@ struct GgufQ5K {
     c.m = half_at(b + 2);
     take_scales6(b + 4, c);
     for (int p = 0; p < 4; p++) take_nibbles(b + 48 + 32 * p, 32, c.q + 64 * p);
-    for (int i = 0; i < 256; i++) {
-      c.q[i] = static_cast<uint8_t>(c.q[i] | (b[16 + i % 32] >> i / 32 & 1) << 4);
-    }
+    add_runs<1, 4>(b + 16, 8, c.q);
   }
 };
 
@@ -82,10 +91,7 @@ struct GgufQ6K {
     memcpy(c.scales, b + 192, 16);
     for (int h = 0; h < 2; h++) {
       take_nibbles(b + 64 * h, 64, c.q + 128 * h);
-      for (int i = 0; i < 128; i++) {
-        uint8_t& q = c.q[128 * h + i];
-        q = static_cast<uint8_t>(q | (b[128 + 32 * h + i % 32] >> i / 32 * 2 & 3) << 4);
-      }
+      add_runs<2, 4>(b + 128 + 32 * h, 4, c.q + 128 * h);
     }
   }
 };
@@ -100,10 +106,9 @@ struct GgufQ3K {
       const int low = b[96 + j % 8] >> j / 8 * 4 & 15, high = b[104 + j % 4] >> j / 4 * 2 & 3;
       c.scales[j] = static_cast<int8_t>((low | high << 4) - 32);
     }
-    for (int i = 0; i < 256; i++) {
-      const int low = b[32 + i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3;
-      c.q[i] = static_cast<uint8_t>(low | (b[i % 32] >> i / 32 & 1) << 2);
-    }
+    memset(c.q, 0, sizeof c.q);
+    for (int h = 0; h < 2; h++) add_runs<2, 0>(b + 32 + 32 * h, 4, c.q + 128 * h);
+    add_runs<1, 2>(b, 8, c.q);
   }
 };
 
@@ -118,9 +123,8 @@ struct GgufQ2K {
       c.scales[j] = b[j] & 15;
       c.leasts[j] = b[j] >> 4;
     }
-    for (int i = 0; i < 256; i++) {
-      c.q[i] = b[16 + i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3;
-    }
+    memset(c.q, 0, sizeof c.q);
+    for (int h = 0; h < 2; h++) add_runs<2, 0>(b + 16 + 32 * h, 4, c.q + 128 * h);
   }
 };
 
