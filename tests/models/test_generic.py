@@ -94,5 +94,4 @@ def test_a_family_file_comes_before_transformers_and_both_before_a_refusal():
     config = {**config_of("gpt2")[0], "model_type": "no_such_model"}
     with pytest.raises(ModelError, match="SomeForCausalLM") as refusal:
         read_spec(config)
-    families = [name.removesuffix("ForCausalLM") for name in BUILTIN]
-    assert f"{', '.join(sorted(families))} (each with ForCausalLM)" in str(refusal.value)
+    assert f"`cpuserve models` lists the {len(BUILTIN)} that are" in str(refusal.value)
