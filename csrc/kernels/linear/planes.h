@@ -280,11 +280,17 @@ struct PlaneKind {
   static constexpr ActFormat kAct = ActFormat::q8g32;
   static constexpr int64_t kUnitBytes = W::kUnitBytes, kWholeUnits = 1;
   static constexpr bool kWidens = false;
-  // As in kernels/linear/group.h.
-  static constexpr int kInRegisters = kGroupVecs / 2 / kVecs;
-  static constexpr int kInMemory = kGroupVecs / kVecs;
+  // As in kernels/linear/group.h. Sanitizers make a tile of six rows take seconds to compile, and
+  // ten kinds have a dozen of them, so instrumented tiles are low.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  static constexpr int kGroupVecsUsed = 2 * kVecs;
+#else
+  static constexpr int kGroupVecsUsed = kGroupVecs;
+#endif
+  static constexpr int kInRegisters = kGroupVecsUsed / 2 / kVecs;
+  static constexpr int kInMemory = kGroupVecsUsed / kVecs;
   static constexpr int stream_panels(int) { return 1; }
-  static constexpr int kRows = kVecs == 1 ? 6 : kInMemory < 2 ? 2 : kInMemory;
+  static constexpr int kRows = kVecs == 1 && kInMemory > 6 ? 6 : kInMemory < 2 ? 2 : kInMemory;
   static constexpr int kStreamRows = kInRegisters < 12 ? kRows : 8;
   static constexpr int kPanels = kInMemory / kRows < 2 ? 1 : 2;
   static constexpr int kHalfRows = kRows;
