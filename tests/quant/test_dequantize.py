@@ -47,7 +47,7 @@ def test_types_that_are_converted_keep_every_value(dtype, caplog):
     data = gguf.quants.quantize(values.astype(np.float32), kind)
     store = Store({"w": dtype})
     store.get = lambda name: StoredTensor(name, (4, 512), dtype, data.reshape(-1))
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", "cpuserve"):
         weights = open_weights("gguf", store, {})
     assert f"{dtype} weights are converted to Q2_K" in caplog.text
     assert weights.kind("w", "bfloat16") == "q2_k"
