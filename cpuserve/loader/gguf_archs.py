@@ -38,6 +38,15 @@ class Keys:
             self.fail(key, value, "a positive integer (the same for all layers)")
         return value
 
+    def whole(self, key: str) -> int:
+        """An integer from 0 on; 0 if the key is absent."""
+        value = self.raw(key)
+        if value is None:
+            return 0
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            self.fail(key, value, "an integer that is not negative")
+        return value
+
     def real(self, key: str, default: float | None = None) -> float:
         """A finite positive number; without a default the key is required."""
         value = self.raw(key)
@@ -132,13 +141,11 @@ def _glm4_moe(keys: Keys) -> dict[str, Any]:
     if keys.raw("expert_gating_func") not in (None, 2):
         keys.fail("expert_gating_func", keys.raw("expert_gating_func"), "2, the sigmoid")
     settings = _experts(keys)
-    guessers = keys.raw("nextn_predict_layers") or 0
     return {
         **settings,
-        "num_hidden_layers": keys.count("block_count") - guessers,
         "n_routed_experts": settings["num_experts"],
         "n_shared_experts": keys.count("expert_shared_count", 1),
-        "first_k_dense_replace": keys.raw("leading_dense_block_count") or 0,
+        "first_k_dense_replace": keys.whole("leading_dense_block_count"),
         "n_group": keys.count("expert_group_count", 1),
         "topk_group": keys.count("expert_group_used_count", 1),
         "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),

@@ -35,7 +35,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "vocab_size": _vocab_size(file),
         "hidden_size": keys.count("embedding_length"),
         "intermediate_size": keys.count("feed_forward_length"),
-        "num_hidden_layers": keys.count("block_count"),
+        "num_hidden_layers": _layers(keys),
         "max_position_embeddings": keys.count("context_length"),
         arch.eps: keys.real(eps),
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -55,6 +55,14 @@ def _vocab_size(file: GgufFile) -> int:
         msg = f"GGUF {file.path}: there is no token_embd.weight matrix, so it is not a model"
         raise ModelError(msg)
     return embedding.shape[0]
+
+
+def _layers(keys: Keys) -> int:
+    """The blocks without those behind them that guess further tokens."""
+    blocks, guessers = keys.count("block_count"), keys.whole("nextn_predict_layers")
+    if guessers >= blocks:
+        keys.fail("nextn_predict_layers", guessers, f"less than block_count, {blocks}")
+    return blocks - guessers
 
 
 def _dtype(file: GgufFile) -> str:

@@ -120,10 +120,10 @@ def checkpoint_of(arch):
     return tiny_model(family, **changes)
 
 
-def convert(arch, path, experts="F32"):
+def convert(arch, path, experts="F32", **changes):
     """Write the tiny checkpoint of an architecture as a GGUF file of fp32 weights.
 
-    experts: the type of the matrices of experts.
+    experts: the type of the matrices of experts. changes: values of keys, which may be wrong.
     """
     source = checkpoint_of(arch)
     config = json.loads((source / "config.json").read_text())
@@ -155,8 +155,13 @@ def convert(arch, path, experts="F32"):
             writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if "shared_expert_intermediate_size" in config:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
-    for key, value in ARCHS[arch][2].items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    add = {
+        bool: writer.add_bool,
+        int: writer.add_int32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
+    for key, value in {**ARCHS[arch][2], **changes}.items():
         add[type(value)](f"{file_arch}.{key}", value)
     _add_tokenizer(writer, config["vocab_size"])
     tensors = load_file(source / "model.safetensors")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cpuserve import LLM, SamplingParams
+from cpuserve.cli import main as cli
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf_archs import ARCHS
 from cpuserve.loader.load import check_weights, open_checkpoint
@@ -87,3 +88,23 @@ def test_experts_in_files_of_dense_architectures_are_refused(tmp_path):
     path.write_bytes(gguf_file.gguf(values, gguf_file.tiny_tensors(np.random.default_rng(1))))
     with pytest.raises(ModelError, match="expert_count is 8; it must be absent"):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("nextn_predict_layers", "x", "is 'x'; it must be an integer that is not negative"),
+        ("nextn_predict_layers", -1, "is -1; it must be an integer that is not negative"),
+        ("nextn_predict_layers", True, "is True; it must be an integer that is not negative"),
+        ("nextn_predict_layers", 2, "is 2; it must be less than block_count, 2"),
+        ("leading_dense_block_count", "x", "is 'x'; it must be an integer that is not negative"),
+        ("leading_dense_block_count", 0.5, "is 0.5; it must be an integer that is not negative"),
+    ],
+)
+def test_wrong_counts_of_layers_are_one_line_and_exit_2(tmp_path, capsys, key, value, reason):
+    path = tmp_path / "m.gguf"
+    gguf_convert.convert("glm4moe", path, **{key: value})
+    assert cli.main(["generate", str(path), "--prompt", "a"]) == 2
+    err = capsys.readouterr().err
+    assert f"glm4moe.{key} {reason}" in err
+    assert err.count("\n") == 1
