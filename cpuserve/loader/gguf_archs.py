@@ -66,6 +66,16 @@ class Keys:
             self.fail(key, value, "true or false")
         return value
 
+    def numbers(self, tensor: str) -> list[float] | None:
+        """The numbers of a small F32 tensor; None if the file has no such tensor."""
+        found = self.file.tensors.get(tensor)
+        if found is None:
+            return None
+        if found.dtype != "F32":
+            msg = f"GGUF {self.file.path}: {tensor} has type {found.dtype}, but must be F32"
+            raise ModelError(msg)
+        return [float(v) for v in self.file.data(found).view("<f4").tolist()]
+
     def has(self, tensor: str) -> bool:
         """Whether the file has this tensor."""
         return tensor in self.file.tensors
@@ -182,7 +192,7 @@ def _query_scalar(keys: Keys, layers: int) -> int:
 
 
 def _phi3(keys: Keys) -> dict[str, Any]:
-    factors = {kind: _factors(keys, f"rope_factors_{kind}.weight") for kind in ("long", "short")}
+    factors = {kind: keys.numbers(f"rope_factors_{kind}.weight") for kind in ("long", "short")}
     if not all(factors.values()):
         return {}
     scaling: dict[str, Any] = {
@@ -193,17 +203,6 @@ def _phi3(keys: Keys) -> dict[str, Any]:
     if keys.raw("rope.scaling.attn_factor") is not None:
         scaling["attention_factor"] = keys.real("rope.scaling.attn_factor")
     return {"rope_scaling": scaling}
-
-
-def _factors(keys: Keys, name: str) -> list[float] | None:
-    """The numbers of a small F32 tensor; None if there is none."""
-    if not keys.has(name):
-        return None
-    tensor = keys.file.tensors[name]
-    if tensor.dtype != "F32":
-        msg = f"GGUF {keys.file.path}: {name} has type {tensor.dtype}, but must be F32"
-        raise ModelError(msg)
-    return [float(v) for v in keys.file.data(tensor).view("<f4").tolist()]
 
 
 def _granite(keys: Keys) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "torch_dtype": _dtype(file),
     }
     _add_heads(config, keys)
-    _add_rope(config, file, keys)
+    _add_rope(config, keys)
     _add_window(config, keys)
     _add_tokens(config, file)
     return {**config, **arch.settings(keys)}
@@ -85,12 +85,12 @@ def _add_heads(config: dict[str, Any], keys: Keys) -> None:
     config["head_dim"] = head_dim
 
 
-def _add_rope(config: dict[str, Any], file: GgufFile, keys: Keys) -> None:
+def _add_rope(config: dict[str, Any], keys: Keys) -> None:
     config["rope_theta"] = keys.real("rope.freq_base", 10000.0)
     rotary = keys.count("rope.dimension_count", config["head_dim"])
     config["partial_rotary_factor"] = rotary / config["head_dim"]
     scaling = _rope_scaling(keys)
-    factors = _rope_factors(file, rotary)
+    factors = _rope_factors(keys, rotary)
     if factors is not None:
         if scaling is not None:
             wanted = "absent next to a rope_freqs.weight tensor"
@@ -124,16 +124,13 @@ def _rope_scaling(keys: Keys) -> dict[str, Any] | None:
     return scaling
 
 
-def _rope_factors(file: GgufFile, rotary: int) -> list[float] | None:
+def _rope_factors(keys: Keys, rotary: int) -> list[float] | None:
     """Divisors of the rotary / 2 inverse frequencies; Llama 3.1 GGUF files store scaling so."""
-    tensor = file.tensors.get("rope_freqs.weight")
-    if tensor is None:
-        return None
-    values = file.data(tensor).view("<f4").tolist() if tensor.dtype == "F32" else []
-    if len(values) != rotary // 2 or not all(0 < v < float("inf") for v in values):
-        msg = f"GGUF {file.path}: rope_freqs.weight must be {rotary // 2} positive F32 numbers"
-        raise ModelError(msg)
-    return [float(v) for v in values]
+    values = keys.numbers("rope_freqs.weight")
+    if values is None or (len(values) == rotary // 2 and all(0 < v < float("inf") for v in values)):
+        return values
+    msg = f"GGUF {keys.file.path}: rope_freqs.weight must be {rotary // 2} positive F32 numbers"
+    raise ModelError(msg)
 
 
 def _add_window(config: dict[str, Any], keys: Keys) -> None:
