@@ -21,11 +21,11 @@ class Keys:
 
     def __init__(self, file: GgufFile, arch: str) -> None:
         self.file = file
-        self._arch = arch
+        self.arch = arch
 
     def raw(self, key: str) -> Any:
         """Value of "<arch>.<key>", None if absent."""
-        return self.file.value(f"{self._arch}.{key}")
+        return self.file.value(f"{self.arch}.{key}")
 
     def count(self, key: str, default: int | None = None) -> int:
         """A positive integer; without a default the key is required."""
@@ -83,7 +83,7 @@ class Keys:
     def fail(self, key: str, value: Any, wanted: str) -> NoReturn:
         """Raise the ModelError for "<arch>.<key>"."""
         is_what = "is missing" if value is None else f"is {value!r:.60}"
-        msg = f"GGUF {self.file.path}: {self._arch}.{key} {is_what}; it must be {wanted}"
+        msg = f"GGUF {self.file.path}: {self.arch}.{key} {is_what}; it must be {wanted}"
         raise ModelError(msg)
 
 
@@ -322,11 +322,11 @@ _MIXTRAL = GgufArch(
 )
 
 
-def arch_of(file: GgufFile) -> tuple[str, GgufArch]:
-    """general.architecture and its entry; ModelError, which lists the supported ones, for others.
+def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
+    """The metadata of a file's architecture, and its entry.
 
     Raises:
-        ModelError: there is no entry.
+        ModelError: there is no entry; it lists those that there are.
     """
     name = file.value("general.architecture")
     if not isinstance(name, str) or name not in ARCHS:
@@ -336,4 +336,4 @@ def arch_of(file: GgufFile) -> tuple[str, GgufArch]:
         )
         raise ModelError(msg)
     mixtral = name == "llama" and file.value("llama.expert_count")
-    return name, _MIXTRAL if mixtral else ARCHS[name]
+    return Keys(file, name), _MIXTRAL if mixtral else ARCHS[name]

@@ -22,10 +22,9 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
     """The equivalent of the model's config.json; reads only metadata and the rope factors."""
-    name, arch = arch_of(file)
-    keys = Keys(file, name)
+    keys, arch = arch_of(file)
     if keys.raw("expert_count") and "ffn_gate_exps" not in arch.blocks:
-        wanted = f"absent: mixtures of experts are not supported in files of {name}"
+        wanted = f"absent: mixtures of experts are not supported in files of {keys.arch}"
         keys.fail("expert_count", keys.raw("expert_count"), wanted)
     eps = "attention.layer_norm_epsilon" if arch.layer_norm else "attention.layer_norm_rms_epsilon"
     config: dict[str, Any] = {
@@ -157,23 +156,17 @@ def _add_tokens(config: dict[str, Any], file: GgufFile) -> None:
         config["eos_token_id"] = eos if len(eos) > 1 else eos[0]
 
 
-def _blocks(file: GgufFile) -> int:
-    """The number of blocks, with those that guess further tokens."""
-    return Keys(file, arch_of(file)[0]).count("block_count")
-
-
 class GgufStore:
     """`TensorStore` of a GGUF file: HF names, and q and k rows in Hugging Face order."""
 
     def __init__(self, file: GgufFile, config: dict[str, Any]) -> None:
         self._file = file
-        _, self._arch = arch_of(file)
+        keys, self._arch = arch_of(file)
         self._q_heads = int(config["num_attention_heads"])
         self._kv_heads = int(config["num_key_value_heads"])
         self._tensors: dict[str, GgufTensor] = {}
-        guessers = tuple(
-            f"blk.{layer}." for layer in range(config["num_hidden_layers"], _blocks(file))
-        )
+        blocks = range(config["num_hidden_layers"], keys.count("block_count"))
+        guessers = tuple(f"blk.{block}." for block in blocks)  # of further tokens
         for name, tensor in file.tensors.items():
             # The rope factors belong to the config, so they are no weight.
             if name not in ROPE_FACTORS and not name.startswith(guessers):
