@@ -194,6 +194,7 @@ class Program:
         dt_bias: int,
         norm: int,
         eps: float,
+        tiled: bool,
     ) -> None:
         """conv: [key heads, taps, channels of a key head]; rates: -exp(A_log) of value heads."""
     def add(self, x: int, out: int) -> None: ...

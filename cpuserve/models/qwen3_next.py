@@ -100,7 +100,13 @@ def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]
         positions=32768,
         qkv_bias=bias,
         out_bias=bias,
-        extra={**extra, "attends": _attends(config), "delta": _read_delta(config)},
+        extra={
+            **extra,
+            "attends": _attends(config),
+            "delta": _read_delta(config),
+            # A key of GGUF files' configs only.
+            "tiled": read_bool(config, "linear_value_heads_tiled", False),
+        },
     )
 
 
@@ -135,7 +141,8 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, projec
     else:
         at, sizes = f"model.layers.{layer}.linear_attn", cast("dict[str, int]", s.extra["delta"])
         inputs, gates = project(b, sizes, at, h)
-        b.linear(b.gated_delta(inputs, gates, at, **sizes), f"{at}.out_proj", add_to=x)
+        out = b.gated_delta(inputs, gates, at, tiled=cast("bool", s.extra["tiled"]), **sizes)
+        b.linear(out, f"{at}.out_proj", add_to=x)
 
 
 def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: ValueId) -> None:
@@ -161,27 +168,33 @@ def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: Val
 
 
 def _project(b: Builder, sizes: dict[str, int], at: str, h: ValueId) -> tuple[ValueId, ValueId]:
-    """The inputs of a gated delta net and its gates, which the checkpoint has by key heads."""
-    heads = sizes["value_heads"]
-    width = 2 * (sizes["key_heads"] * sizes["key_width"] + heads * sizes["value_width"])
-    qkvz = b.linear(h, f"{at}.in_proj_qkvz", features=width)
-    return qkvz, b.linear(h, f"{at}.in_proj_ba", features=2 * heads)
+    """The inputs of a gated delta net and its gates, of a checkpoint that has them by key heads."""
+    key, count = sizes["key_width"], sizes["key_heads"]
+    each = sizes["value_heads"] // count
+    value = each * sizes["value_width"]  # of the value heads of a key head
+    x = _regrouped(b, h, f"{at}.in_proj_qkvz", count, (key, key, value, value))
+    return x, _regrouped(b, h, f"{at}.in_proj_ba", count, (each, each))
+
+
+def _regrouped(b: Builder, h: ValueId, name: str, count: int, widths: tuple[int, ...]) -> ValueId:
+    """A linear of h whose rows in the checkpoint are `widths` of each of `count` heads.
+
+    Its columns are the first ones of all heads, then the second ones, and so on.
+    """
+    found: dict[str, int] = {}
+    for i, width in enumerate(widths):
+        for head in range(count):
+            found[rows(name, head * sum(widths) + sum(widths[:i]), width)] = width
+    return b.linear(h, list(found), features=list(found.values()))
 
 
 def _project_parts(
     b: Builder, sizes: dict[str, int], at: str, h: ValueId
 ) -> tuple[ValueId, ValueId]:
-    """The same from a checkpoint that has all queries, then all keys, values, z, b and a."""
-    key, count = sizes["key_width"], sizes["key_heads"]
-    each = sizes["value_heads"] // count
-    value = each * sizes["value_width"]  # of the value heads of a key head
-    qkvz: dict[str, int] = {}
-    gates: dict[str, int] = {}
-    for head in range(count):
-        for first in (head * key, (count + head) * key):
-            qkvz[rows(f"{at}.in_proj_qkv", first, key)] = key
-        qkvz[rows(f"{at}.in_proj_qkv", 2 * count * key + head * value, value)] = value
-        qkvz[rows(f"{at}.in_proj_z", head * value, value)] = value
-        gates |= {rows(f"{at}.in_proj_{gate}", head * each, each): each for gate in "ba"}
-    x = b.linear(h, list(qkvz), features=list(qkvz.values()))
-    return x, b.linear(h, list(gates), features=list(gates.values()))
+    """The same of a checkpoint that has all queries, keys and values, then all z, b and a."""
+    heads = sizes["value_heads"]
+    values = heads * sizes["value_width"]
+    channels = 2 * sizes["key_heads"] * sizes["key_width"] + values
+    x = b.linear(h, [f"{at}.in_proj_{n}" for n in ("qkv", "z")], features=[channels, values])
+    gates = [f"{at}.in_proj_{n}" for n in "ba"]
+    return x, b.linear(h, gates, features=[heads, heads])

@@ -431,12 +431,13 @@ class Builder:
         key_width: int,
         value_width: int,
         taps: int,
+        tiled: bool = False,
         eps: float | None = None,
     ) -> ValueId:
         """A gated delta net over x and its gates: [T, value_heads * value_width].
 
         name: of the layer, whose weights are conv1d.weight, A_log, dt_bias and norm.weight. See
-        `ops.GatedDelta` for the columns of x and gates.
+        `ops.GatedDelta` for the columns of x and gates, and for `tiled`.
         """
         if value_heads % key_heads:
             msg = f"{name}: {value_heads} value heads cannot share {key_heads} key heads evenly"
@@ -454,7 +455,7 @@ class Builder:
         sizes = (key_heads, value_heads, key_width, value_width, taps)
         state = len(self._states)
         weights = (conv, a_log, dt_bias, norm)
-        self._ops.append(GatedDelta(x, gates, out, state, *sizes, *weights, self._eps(eps)))
+        self._ops.append(GatedDelta(x, gates, out, state, *sizes, *weights, self._eps(eps), tiled))
         # A unit is a key head: the states of its value heads and the last inputs of its channels;
         # of every open token its key, each value head's u and decay, and its channels' inputs.
         closed = each * key_width * value_width + (taps - 1) * channels

@@ -618,9 +618,11 @@ class Lowering:
         def conv(read: ReadFn) -> Float32:
             """[channels, 1, taps] as [key heads, taps, the channels of a key head]."""
             weight = read(op.conv).reshape(channels, op.taps)
-            parts = np.split(weight, [heads * width, 2 * heads * width])
-            by_head = np.concatenate([p.reshape(heads, -1, op.taps) for p in parts], axis=1)
-            return by_head.transpose(0, 2, 1)
+            q, k, v = np.split(weight, [heads * width, 2 * heads * width])
+            if op.tiled:
+                v = v.reshape(-1, heads, op.value_width, op.taps).swapaxes(0, 1)
+            parts = [p.reshape(heads, -1, op.taps) for p in (q, k, v)]
+            return np.concatenate(parts, axis=1).transpose(0, 2, 1)
 
         vectors = (
             self._vector(("conv", op.conv), channels * op.taps, conv),
@@ -630,7 +632,8 @@ class Lowering:
         )
         x, gates, out = self._value(op.x), self._value(op.gates), self._value(op.out)
         sizes = (heads, op.value_heads, width, op.value_width, op.taps)
-        self._emit(lambda: self.native.gated_delta(x, gates, out, *sizes, *vectors, op.eps))
+        native = self.native.gated_delta
+        self._emit(lambda: native(x, gates, out, *sizes, *vectors, op.eps, op.tiled))
 
     def _add(self, op: Add) -> None:
         self._emit(lambda: self.native.add(self._value(op.x), self._value(op.out)))

@@ -325,9 +325,10 @@ class Gate:
 class GatedDelta:
     """A gated delta net: short convolution, gated delta rule, and gated norm of each head.
 
-    x [T, ...]: for each key head its query and key (`key_width` each), then the values of its value
-    heads, then their output gates z (`value_width` each). gates [T, 2 value_heads]: for each key
-    head, b of its value heads, then a. out [T, value_heads value_width].
+    x [T, ...]: the queries of all key heads, then their keys (`key_width` each), then the values of
+    all value heads, then their output gates z (`value_width` each). gates [T, 2 value_heads]: b of
+    all value heads, then a. out [T, value_heads value_width]. Value head i belongs to key head
+    i // (value_heads / key_heads); if `tiled`, to key head i % key_heads.
 
     Queries, keys and values pass a causal convolution over `taps` tokens (weight `conv` [channels,
     1, taps]; channels: all queries, all keys, all values) and SiLU; queries and keys are then
@@ -354,6 +355,7 @@ class GatedDelta:
     dt_bias: str
     norm: str
     eps: float
+    tiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

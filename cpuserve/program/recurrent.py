@@ -61,11 +61,8 @@ class DeltaStates:
         table: the sequence's state slots by block; `gone` stands where there is none.
         """
         op, n = self._op, len(x)
-        heads = x.reshape(n, op.key_heads, -1)
-        d, v = op.key_width, self._each * op.value_width
-        q, k, values, z = torch.split(heads, [d, d, v, v], dim=2)
-        inputs = torch.cat([part.reshape(n, -1) for part in (q, k, values)], dim=1)
-        b, a = (part.reshape(n, -1) for part in gates.reshape(n, op.key_heads, 2, -1).unbind(2))
+        inputs, z = torch.split(x, [self._tail.shape[2], op.value_heads * op.value_width], dim=1)
+        b, a = gates.chunk(2, dim=1)
         beta = torch.sigmoid(b)
         g = -torch.exp(w.a_log) * F.softplus(a + w.dt_bias)
         out, done = torch.empty(n, op.value_heads, op.value_width), 0
@@ -107,9 +104,8 @@ class DeltaStates:
         width = op.key_heads * op.key_width
         sizes = [width, width, mixed.shape[1] - 2 * width]
         q, k, values = torch.split(F.silu(mixed), sizes, dim=1)
-        q = _unit(q.reshape(n, op.key_heads, -1)) * op.key_width**-0.5
-        q = q.repeat_interleave(self._each, dim=1)
-        k = _unit(k.reshape(n, op.key_heads, -1)).repeat_interleave(self._each, dim=1)
+        q = self._for_values(_unit(q.reshape(n, op.key_heads, -1)) * op.key_width**-0.5)
+        k = self._for_values(_unit(k.reshape(n, op.key_heads, -1)))
         values = values.reshape(n, op.value_heads, -1)
         keys, us, decays = self._keys[slot], self._u[slot], self._decays[slot]
         out = torch.empty_like(values)
@@ -129,6 +125,11 @@ class DeltaStates:
         if end == STATE_CHUNK:
             self._close(slot, state, known)
         return out
+
+    def _for_values(self, x: Tensor) -> Tensor:
+        """What each value head takes of x [n, key_heads, ...]: [n, value_heads, ...]."""
+        each = self._each
+        return x.repeat(1, each, 1) if self._op.tiled else x.repeat_interleave(each, dim=1)
 
     def _close(self, slot: int, state: Tensor, known: Tensor) -> None:
         """Take the open rows into the state, and keep the last inputs of the convolution."""

@@ -149,13 +149,14 @@ void register_program(py::module_& m) {
           "gated_delta",
           [](Program& p, Id x, Id gates, Id out, int32_t key_heads, int32_t value_heads,
              int32_t key_width, int32_t value_width, int32_t taps, Id conv, Id rates, Id dt_bias,
-             Id norm, float eps) {
+             Id norm, float eps, bool tiled) {
             p.gated_delta({x, gates, out, kNone, key_heads, value_heads, key_width, value_width,
-                           taps, conv, rates, dt_bias, norm, eps});
+                           taps, conv, rates, dt_bias, norm, eps, tiled});
           },
           py::arg("x"), py::arg("gates"), py::arg("out"), py::arg("key_heads"),
           py::arg("value_heads"), py::arg("key_width"), py::arg("value_width"), py::arg("taps"),
-          py::arg("conv"), py::arg("rates"), py::arg("dt_bias"), py::arg("norm"), py::arg("eps"))
+          py::arg("conv"), py::arg("rates"), py::arg("dt_bias"), py::arg("norm"), py::arg("eps"),
+          py::arg("tiled"))
       .def("add", &Program::add, py::arg("x"), py::arg("out"))
       .def(
           "activation",

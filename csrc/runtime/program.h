@@ -159,12 +159,17 @@ struct GateOp {  // multiplies out by the sigmoid of x, from `column` on; `singl
   bool single;
 };
 // conv: [key_heads][taps][channels of a key head: q, k, v]. rates: by value head, -exp(A_log).
+// tiled: one value head of every key head, then the next of each; else a key head's together.
 struct GatedDeltaOp {
   Id x, gates, out, state;
   int32_t key_heads, value_heads, key_width, value_width, taps;
   Id conv, rates, dt_bias, norm;
   float eps;
+  bool tiled;
 
+  int64_t value_head(int64_t key_head, int64_t h) const {  // the value head h of a key head
+    return tiled ? h * key_heads + key_head : key_head * (value_heads / key_heads) + h;
+  }
   RecurrentShape shape() const {  // of a unit, which is a key head
     return {key_width, value_width, value_heads / key_heads, true};
   }

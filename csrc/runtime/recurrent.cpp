@@ -112,9 +112,15 @@ void Executor::Worker::delta_rows(const GatedDeltaOp& op, int64_t unit, int64_t 
   uint8_t* rest = carver.take<uint8_t>(static_cast<int64_t>(recurrent_scratch_bytes(shape)));
 
   const Rows& x = value(op.x);
-  const int64_t column = unit * (channels + values);  // q, k, v, z of this head
+  const int64_t width = op.value_width, keys = op.key_heads * d;
   for (int64_t i = 0; i < rows; i++) {
-    std::copy_n(floats_of(x, t0 + i) + column, channels, inputs + (num_open + i) * channels);
+    const float* from = floats_of(x, t0 + i);
+    float* to = inputs + (num_open + i) * channels;
+    std::copy_n(from + unit * d, d, to);
+    std::copy_n(from + keys + unit * d, d, to + d);
+    for (int64_t h = 0; h < heads; h++) {
+      std::copy_n(from + 2 * keys + op.value_head(unit, h) * width, width, to + 2 * d + h * width);
+    }
   }
   for (int64_t i = 0; i < tail; i++) {  // the inputs before row num_open
     const int64_t row = num_open - tail + i;
@@ -129,12 +135,12 @@ void Executor::Worker::delta_rows(const GatedDeltaOp& op, int64_t unit, int64_t 
   for (int64_t i = 0; i < rows; i++) {
     to_length(mixed + i * channels, d, q_scale);
     to_length(mixed + i * channels + d, d, 1.0f);
-    const float* from = floats_of(value(op.gates), t0 + i) + unit * 2 * heads;
+    const float* from = floats_of(value(op.gates), t0 + i);
     for (int64_t h = 0; h < heads; h++) {
-      const int64_t head = unit * heads + h;
-      gates[i * heads + h] =
-          vector(op.rates)[head] * softplus(from[heads + h] + vector(op.dt_bias)[head]);
-      gates[(kStateChunk + i) * heads + h] = sigmoid(from[h]);
+      const int64_t head = op.value_head(unit, h);
+      const float step = softplus(from[op.value_heads + head] + vector(op.dt_bias)[head]);
+      gates[i * heads + h] = vector(op.rates)[head] * step;
+      gates[(kStateChunk + i) * heads + h] = sigmoid(from[head]);
     }
   }
   RecurrentArgs args{};
@@ -161,19 +167,23 @@ void Executor::Worker::delta_rows(const GatedDeltaOp& op, int64_t unit, int64_t 
   }
   const Rows& to = value(op.out);
   GatedNormArgs norm{};
-  norm.x = out;
   norm.x_stride = values;
-  norm.z = floats_of(x, t0) + column + channels;
   norm.z_stride = static_cast<int64_t>(x.stride / sizeof(float));
   norm.weight = vector(op.norm);
-  norm.groups = heads;
+  norm.groups = op.tiled ? 1 : heads;  // that lie side by side in z and out
   norm.width = op.value_width;
   norm.eps = op.eps;
   norm.shared_weight = true;
-  norm.out = floats_of(to, t0) + unit * values;
   norm.out_stride = static_cast<int64_t>(to.stride / sizeof(float));
   norm.rows = rows;
-  e.table_->gated_norm(norm);
+  const int64_t z = 2 * keys + op.value_heads * width;
+  for (int64_t h = 0; h < heads; h += norm.groups) {
+    const int64_t head = op.value_head(unit, h);
+    norm.x = out + h * width;
+    norm.z = floats_of(x, t0) + z + head * width;
+    norm.out = floats_of(to, t0) + head * width;
+    e.table_->gated_norm(norm);
+  }
 }
 
 }  // namespace cpuserve

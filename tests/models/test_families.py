@@ -262,7 +262,7 @@ def test_chunked_prefill_gives_the_logits_of_one_piece(family):
     path = tiny_model(family)
     whole = logits_of(interpreter_of(path), TOKENS)
     chunked = logits_of(interpreter_of(path), TOKENS, lengths=(1, 33, 2, 31))
-    torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=0)
+    torch.testing.assert_close(chunked, whole, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
