@@ -201,6 +201,13 @@ class GgufFile:
         tensor.file.check_unchanged()
         return tensor.file.view(tensor.offset, tensor.size)
 
+    def numbers(self, tensor: GgufTensor) -> npt.NDArray[np.float32]:
+        """The values of a tensor of type F32, mapped; ModelError if it has another type."""
+        if tensor.dtype != "F32":
+            msg = f"GGUF {self.path}: {tensor.name} has type {tensor.dtype}, but must be F32"
+            raise ModelError(msg)
+        return self.data(tensor).view("<f4")
+
     def add_tensors(self, part: GgufFile) -> None:
         """Add the tensors of another part of this model; ModelError if one is there already."""
         for name, tensor in part.tensors.items():

@@ -47,6 +47,13 @@ class Keys:
             self.fail(key, value, "an integer that is not negative")
         return value
 
+    def layers(self) -> int:
+        """The number of blocks without those behind them that guess further tokens."""
+        blocks, guessers = self.count("block_count"), self.whole("nextn_predict_layers")
+        if guessers >= blocks:
+            self.fail("nextn_predict_layers", guessers, f"less than block_count, {blocks}")
+        return blocks - guessers
+
     def real(self, key: str, default: float | None = None) -> float:
         """A finite positive number; without a default the key is required."""
         value = self.raw(key)
@@ -69,12 +76,7 @@ class Keys:
     def numbers(self, tensor: str) -> list[float] | None:
         """The numbers of a small F32 tensor; None if the file has no such tensor."""
         found = self.file.tensors.get(tensor)
-        if found is None:
-            return None
-        if found.dtype != "F32":
-            msg = f"GGUF {self.file.path}: {tensor} has type {found.dtype}, but must be F32"
-            raise ModelError(msg)
-        return [float(v) for v in self.file.data(found).view("<f4").tolist()]
+        return None if found is None else [float(v) for v in self.file.numbers(found)]
 
     def has(self, tensor: str) -> bool:
         """Whether the file has this tensor."""
@@ -99,7 +101,8 @@ class GgufArch:
     they differ from Llama's. settings: entries of config.json besides those of all architectures.
     eps: the config's key for the epsilon of norms; layer_norm: whether they are layer norms.
     interleaved: the converter reorders q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
-    added_norms: it adds 1 to the weights of norms, which the family stores without.
+    added_norms: it adds 1 to the weights of norms, which the family stores without; not to those
+    of gated delta nets.
     """
 
     family: str
@@ -117,6 +120,18 @@ _EXPERTS = {
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
+}
+_DELTA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
 }
 _SANDWICH = {
     "post_attention_norm": "post_attention_layernorm",
@@ -137,6 +152,12 @@ def _shared(name: str) -> dict[str, str]:
     return {f"ffn_{part}_shexp": f"mlp.{name}.{part}_proj" for part in ("gate", "up", "down")}
 
 
+_GATED_SHARED = {
+    **_shared("shared_expert"),
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+
+
 def _qwen2_moe(keys: Keys) -> dict[str, Any]:
     shared = keys.count("expert_shared_feed_forward_length")
     return {
@@ -144,6 +165,39 @@ def _qwen2_moe(keys: Keys) -> dict[str, Any]:
         "shared_expert_intermediate_size": shared,
         "norm_topk_prob": False,
         "qkv_bias": keys.has("blk.0.attn_q.bias"),
+    }
+
+
+def _qwen35(keys: Keys) -> dict[str, Any]:
+    """Of gated delta nets; the converter reorders their value heads unless there is one each."""
+    values = keys.count("ssm.time_step_rank")
+    width = keys.count("ssm.inner_size")
+    if width % values:
+        keys.fail("ssm.inner_size", width, f"a multiple of ssm.time_step_rank, {values}")
+    settings: dict[str, Any] = {
+        "linear_num_key_heads": keys.count("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": keys.count("ssm.state_size"),
+        "linear_value_head_dim": width // values,
+        "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"),
+        "linear_value_heads_tiled": True,
+        "full_attention_interval": keys.count("full_attention_interval", 4),
+    }
+    kinds = keys.raw("attention.recurrent_layers")
+    if kinds is None:
+        return settings
+    if not isinstance(kinds, list) or not all(isinstance(kind, bool) for kind in kinds):
+        keys.fail("attention.recurrent_layers", kinds, "a list of booleans")
+    names = ("full_attention", "linear_attention")
+    return {**settings, "layer_types": [names[k] for k in kinds[: keys.layers()]]}
+
+
+def _qwen35_moe(keys: Keys) -> dict[str, Any]:
+    shared = keys.count("expert_shared_feed_forward_length")
+    return {
+        **_qwen35(keys),
+        **_experts(keys),
+        "shared_expert_intermediate_size": shared,
     }
 
 
@@ -235,11 +289,7 @@ ARCHS = {
     "qwen2moe": GgufArch(
         "Qwen2MoeForCausalLM",
         "qwen2_moe",
-        {
-            **_EXPERTS,
-            **_shared("shared_expert"),
-            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        },
+        {**_EXPERTS, **_GATED_SHARED},
         _qwen2_moe,
     ),
     "qwen3": GgufArch("Qwen3ForCausalLM", "qwen3"),
@@ -248,6 +298,14 @@ ARCHS = {
         "qwen3_moe",
         _EXPERTS,
         lambda keys: {**_experts(keys), "norm_topk_prob": True},
+    ),
+    "qwen35": GgufArch("Qwen3_5ForCausalLM", "qwen3_5_text", _DELTA, _qwen35, added_norms=True),
+    "qwen35moe": GgufArch(
+        "Qwen3_5MoeForCausalLM",
+        "qwen3_5_moe_text",
+        {**_DELTA, **_EXPERTS, **_GATED_SHARED},
+        _qwen35_moe,
+        added_norms=True,
     ),
     "gemma2": GgufArch("Gemma2ForCausalLM", "gemma2", _SANDWICH, _gemma2, added_norms=True),
     "gemma3": GgufArch("Gemma3ForCausalLM", "gemma3_text", _SANDWICH, _gemma3, added_norms=True),

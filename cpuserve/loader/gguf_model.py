@@ -33,8 +33,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "hidden_act": "silu",
         "vocab_size": _vocab_size(file),
         "hidden_size": keys.count("embedding_length"),
-        "intermediate_size": keys.count("feed_forward_length"),
-        "num_hidden_layers": _layers(keys),
+        "intermediate_size": _intermediate(keys),
+        "num_hidden_layers": keys.layers(),
         "max_position_embeddings": keys.count("context_length"),
         arch.eps: keys.real(eps),
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -56,12 +56,11 @@ def _vocab_size(file: GgufFile) -> int:
     return embedding.shape[0]
 
 
-def _layers(keys: Keys) -> int:
-    """The blocks without those behind them that guess further tokens."""
-    blocks, guessers = keys.count("block_count"), keys.whole("nextn_predict_layers")
-    if guessers >= blocks:
-        keys.fail("nextn_predict_layers", guessers, f"less than block_count, {blocks}")
-    return blocks - guessers
+def _intermediate(keys: Keys) -> int:
+    """The width of MLPs; that of an expert if there are no others (Qwen3.5 with experts)."""
+    experts = keys.raw("expert_feed_forward_length")
+    only = keys.raw("feed_forward_length") is None and experts is not None
+    return keys.count("expert_feed_forward_length" if only else "feed_forward_length")
 
 
 def _dtype(file: GgufFile) -> str:
@@ -182,22 +181,38 @@ class GgufStore:
 
     def get(self, name: str) -> StoredTensor:
         """The tensor as a view of the mapping; row_order reverses the interleaving of q and k."""
-        tensor, file = self._tensors[name], self._file
-        data, order, shape = file.data(tensor), self._row_order(name, tensor), tensor.shape
+        tensor = self._tensors[name]
+        data, order, shape = self._data(name, tensor), self._row_order(name, tensor), tensor.shape
         if order is not None and len(tensor.shape) == 1:
             # A bias is a single row, so row_order cannot apply: reorder a copy, which is small.
             data = data.reshape(len(order), -1)[order].reshape(-1)
             order = None
 
-        if self._arch.added_norms and name.endswith("norm.weight") and tensor.dtype == "F32":
-            data = (data.view("<f4") - 1).view("u1")
         if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
             shape = (1, *shape)  # a matrix of one row
+        if name.endswith("conv1d.weight") and len(shape) == 2:
+            shape = (shape[0], 1, shape[1])
 
         def release() -> None:
             tensor.file.release(tensor.offset, tensor.size)
 
         return StoredTensor(name, shape, tensor.dtype, data, order, release)
+
+    def _data(self, name: str, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
+        """The bytes of a tensor; a vector whose values the converter changes has its old ones."""
+        file = self._file
+        if name.endswith("A_log"):
+            import numpy as np
+
+            rates = file.numbers(tensor)  # -exp(A_log)
+            if not (rates < 0).all():
+                msg = f"GGUF {file.path}: {tensor.name} must be negative numbers"
+                raise ModelError(msg)
+            return np.log(-rates).view(np.uint8)
+        norm = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+        if norm and self._arch.added_norms:
+            return (file.numbers(tensor) - 1).view("u1")
+        return file.data(tensor)
 
     def _row_order(self, name: str, tensor: GgufTensor) -> npt.NDArray[np.int32] | None:
         heads = {"q_proj": self._q_heads, "k_proj": self._kv_heads}

@@ -24,7 +24,9 @@ _GGUF_BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
+_GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)(?P<kind>\.weight|\.bias|)")
+# Names that say what the tensor is, so they have no suffix.
+_BARE = ("_bias", "A_log")
 
 # Tensors that no Program reads: buffers that some exporters store, although they follow from the
 # config, the parts that guess further tokens (multi-token prediction), and those that see images.
@@ -48,8 +50,7 @@ def gguf_to_hf(name: str, blocks: Mapping[str, str] = MappingProxyType({})) -> s
     if part not in table:
         return name
     prefix, found = "" if layer is None else f"model.layers.{int(layer)}.", table[part]
-    # A name that says what the tensor is has no suffix.
-    return f"{prefix}{found}" if found.endswith("_bias") else f"{prefix}{found}.{kind}"
+    return f"{prefix}{found}" if found.endswith(_BARE) else f"{prefix}{found}{kind}"
 
 
 def checkpoint_to_hf(name: str) -> str:

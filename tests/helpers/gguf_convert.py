@@ -41,6 +41,17 @@ GEMMA = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+DELTA = {
+    **LLAMA,
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
 NAMES = {
     "gemma2": GEMMA,
     "gemma3": GEMMA,
@@ -52,11 +63,27 @@ NAMES = {
         "mlp.gate_up_proj": "ffn_up",
     },
     "glm4moe": {**LLAMA, "post_attention_layernorm": "post_attention_norm"},
+    "qwen35": DELTA,
+    "qwen35moe": DELTA,
     "starcoder2": {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
 }
 # Files of Mixtral have the architecture "llama".
 NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
 MIXTRAL_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
+# llama.cpp has one width for keys and values.
+DELTA_CHANGES = {
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+DELTA_KEYS = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 6,
+    "ssm.inner_size": 192,
+    "full_attention_interval": 4,
+}
 # Family of the tiny model, changes of its config, and what the file says besides the sizes.
 ARCHS = {
     "llama": ("llama", {}, {}),
@@ -65,6 +92,8 @@ ARCHS = {
     "qwen2moe": ("qwen2-moe", {}, {}),
     "qwen3": ("qwen3", {}, {}),
     "qwen3moe": ("qwen3-moe", {}, {}),
+    "qwen35": ("qwen3.5", DELTA_CHANGES, DELTA_KEYS),
+    "qwen35moe": ("qwen3.5-moe", DELTA_CHANGES, {**DELTA_KEYS, "nextn_predict_layers": 1}),
     "gemma2": (
         "gemma2",
         {"query_pre_attn_scalar": 32},
@@ -111,6 +140,7 @@ ARCHS = {
 }
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
 INTERLEAVED = ("llama", "mixtral", "granite", "smollm3")
+ADDED_NORMS = ("gemma2", "gemma3", "qwen35", "qwen35moe")
 LAYER_NORM = ("stablelm", "starcoder2", "command-r", "cohere2")
 
 
@@ -120,10 +150,11 @@ def checkpoint_of(arch):
     return tiny_model(family, **changes)
 
 
-def convert(arch, path, experts="F32", **changes):
+def convert(arch, path, types=(), **changes):
     """Write the tiny checkpoint of an architecture as a GGUF file of fp32 weights.
 
-    experts: the type of the matrices of experts. changes: values of keys, which may be wrong.
+    types: pairs of a part of a name and the type of the tensors that have it in their names.
+    changes: values of keys, which may be wrong.
     """
     source = checkpoint_of(arch)
     config = json.loads((source / "config.json").read_text())
@@ -133,8 +164,12 @@ def convert(arch, path, experts="F32", **changes):
     head_dim = config.get("head_dim", config["hidden_size"] // heads)
     writer.add_vocab_size(config["vocab_size"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+    if config.get("intermediate_size"):
+        writer.add_feed_forward_length(config["intermediate_size"])
+    layers = config["num_hidden_layers"]
+    keys = {**ARCHS[arch][2], **changes}
+    guessers = "nextn_predict_layers" in ARCHS[arch][2]
+    writer.add_block_count(layers + guessers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv)
@@ -143,8 +178,12 @@ def convert(arch, path, experts="F32", **changes):
     eps = spec_from_config(config).norm_eps * config.get("residual_multiplier", 1.0) ** 2
     (writer.add_layer_norm_eps if arch in LAYER_NORM else writer.add_layer_norm_rms_eps)(eps)
     bases = {"mixtral": 1e6, "smollm3": 2e6, "command-r": 5e5, "gemma3": 1e6}
-    writer.add_rope_freq_base(config.get("rope_theta") or bases.get(arch, 1e4))
-    share = {"glm4": 0.5, "glm4moe": 0.5, "stablelm": 0.25}.get(arch, 1.0)
+    base = config.get("rope_parameters", {}).get("rope_theta") or config.get("rope_theta")
+    writer.add_rope_freq_base(base or bases.get(arch, 1e4))
+    shares = {"glm4": 0.5, "glm4moe": 0.5, "stablelm": 0.25, "qwen35": 0.25, "qwen35moe": 0.25}
+    share = shares.get(arch, 1.0)
+    if arch in ("qwen35", "qwen35moe"):
+        writer.add_rope_dimension_sections([*config["rope_parameters"]["mrope_section"], 0])
     writer.add_rope_dimension_count(int(head_dim * share))
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
@@ -157,16 +196,16 @@ def convert(arch, path, experts="F32", **changes):
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     add = {
         bool: writer.add_bool,
-        int: writer.add_int32,
+        int: writer.add_uint32,
         float: writer.add_float32,
         str: writer.add_string,
     }
-    for key, value in {**ARCHS[arch][2], **changes}.items():
+    for key, value in keys.items():
         add[type(value)](f"{file_arch}.{key}", value)
     _add_tokenizer(writer, config["vocab_size"])
-    tensors = load_file(source / "model.safetensors")
-    for name, value in _renamed(arch, tensors, heads, kv).items():
-        kind = gguf.GGMLQuantizationType[experts if "_exps" in name else "F32"]
+    tensors = _renamed(arch, load_file(source / "model.safetensors"), heads, kv)
+    for name, value in {**tensors, **(_guesser(tensors, layers) if guessers else {})}.items():
+        kind = gguf.GGMLQuantizationType[next((t for at, t in types if at in name), "F32")]
         data = gguf.quants.quantize(np.ascontiguousarray(value, np.float32), kind)
         writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
@@ -188,6 +227,12 @@ def _renamed(arch, tensors, heads, kv):
             stacks.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", {})[int(expert)] = value
         elif name.endswith("e_score_correction_bias"):
             out[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = value
+        elif name.endswith(("A_log", "dt_bias")):
+            _, _, layer, _ = stem.split(".", 3)
+            rates = kind == "A_log"
+            out[f"blk.{layer}.ssm_{'a' if rates else 'dt.bias'}"] = (
+                -np.exp(value) if rates else value
+            )
         else:
             _, _, layer, part = stem.split(".", 3)
             out[f"blk.{layer}.{NAMES.get(arch, LLAMA)[part]}.{kind}"] = value
@@ -197,11 +242,47 @@ def _renamed(arch, tensors, heads, kv):
             count = heads if "attn_q" in name else kv
             halves = value.reshape(count, 2, -1, *value.shape[1:])
             out[name] = halves.swapaxes(1, 2).reshape(value.shape)
-        if arch.startswith("gemma") and name.endswith("norm.weight"):
+        if arch in ADDED_NORMS and name.endswith("norm.weight") and "ssm_norm" not in name:
             out[name] = value + 1
+        if "ssm_conv1d" in name:
+            out[name] = value.squeeze(1)
+        if arch.startswith("qwen35") and name.startswith("blk"):
+            out[name] = _tiled(name.split(".")[2], out[name])
         if name.endswith("ffn_gate_inp_shexp.weight"):
             out[name] = value.reshape(-1)
     return out
+
+
+def _guesser(tensors, layers):
+    """A block behind the others that guesses a further token: a copy of the last one, and more."""
+    last, width = f"blk.{layers - 1}.", len(tensors["output_norm.weight"])
+    block = {n.removeprefix(last): t for n, t in tensors.items() if n.startswith(last)}
+    block["nextn.eh_proj.weight"] = np.ones((width, 2 * width), np.float32)
+    block |= {f"nextn.{n}.weight": np.ones(width) for n in ("enorm", "hnorm", "shared_head_norm")}
+    return {f"blk.{layers}.{name}": tensor for name, tensor in block.items()}
+
+
+def _tiled(part, value):
+    """A tensor with value heads in llama.cpp's order: the first of each key head, then the second.
+
+    part: of a block, "attn_qkv" and so on.
+    """
+    keys, heads = DELTA_KEYS["ssm.group_count"], DELTA_KEYS["ssm.time_step_rank"]
+    width = DELTA_KEYS["ssm.state_size"]
+    if part == "ssm_out":
+        return _tiled("attn_gate", value.T).T
+    # The first row of values, and the rows of each value head.
+    rows = {
+        "attn_qkv": (2 * keys * width, width),
+        "ssm_conv1d": (2 * keys * width, width),
+        "attn_gate": (0, width),
+        **dict.fromkeys(("ssm_a", "ssm_dt", "ssm_alpha", "ssm_beta"), (0, 1)),
+    }
+    if part not in rows:
+        return value
+    first, each = rows[part]
+    last = value[first:].reshape(keys, heads // keys, each, *value.shape[1:])
+    return np.concatenate([value[:first], last.swapaxes(0, 1).reshape(value[first:].shape)])
 
 
 def _add_tokenizer(writer, vocab):

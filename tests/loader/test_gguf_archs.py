@@ -14,7 +14,7 @@ from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.quant import dequantize
 from tests.helpers import gguf_convert, gguf_file
-from tests.helpers.oracle import interpreter_of
+from tests.helpers.oracle import first_state, interpreter_of
 from tests.helpers.steps import Sequence, all_rows, step
 
 SCORED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
@@ -48,18 +48,18 @@ def test_the_logits_are_those_of_the_safetensors(files, arch):
     tensors = {n: torch.from_numpy(dequantize(checkpoint.weights.get(n)).copy()) for n in names}
 
     def logits(interpreter):
-        sequence = Sequence(0, list(TOKENS), [5, 2, 9, 1], 0)
+        sequence = Sequence(0, list(TOKENS), [5, 2, 9, 1], first_state(interpreter))
         return interpreter.run(step(sequence.chunk(100, all_rows(100))))
 
     expected = logits(interpreter_of(gguf_convert.checkpoint_of(arch)))
-    got = logits(Interpreter(program, tensors))
+    got = logits(Interpreter(program, tensors, num_states=64 if program.states else 0))
     assert (got - expected).abs().max() < 1e-4 * (expected.max() - expected.min())
 
 
 @pytest.mark.parametrize("dtype", ["Q8_0", "Q4_1"])
 def test_quantized_experts_are_cut_out_of_their_stacks(tmp_path, dtype):
     path = tmp_path / "m.gguf"
-    gguf_convert.convert("qwen3moe", path, experts=dtype)
+    gguf_convert.convert("qwen3moe", path, types=[("_exps", dtype)])
     stacks = {t.name: t for t in gguf.GGUFReader(path).tensors if "_exps" in t.name}
     weights = open_checkpoint(path).weights
     for name, tensor in stacks.items():
@@ -70,6 +70,19 @@ def test_quantized_experts_are_cut_out_of_their_stacks(tmp_path, dtype):
             got = weights.get(hf % expert)
             assert dequantize(got).tolist() == want.tolist()
             assert got.nbytes == tensor.n_bytes // len(values)
+    executors_agree(path)
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "qwen35moe"])
+def test_value_heads_in_the_order_of_files(tmp_path, arch):
+    path = tmp_path / "m.gguf"
+    types = [("attn_qkv", "Q8_0"), ("attn_gate", "Q4_1"), ("ssm_out", "Q4_0")]
+    gguf_convert.convert(arch, path, types=types)
+    executors_agree(path)
+
+
+def executors_agree(path):
+    """Compare the log probabilities of the native executor with those of the interpreter."""
 
     def logprobs(executor):
         with LLM(str(path), max_model_len=128, dtype="float32", executor=executor) as llm:
@@ -94,7 +107,7 @@ def test_experts_in_files_of_dense_architectures_are_refused(tmp_path):
     ("key", "value", "reason"),
     [
         ("nextn_predict_layers", "x", "is 'x'; it must be an integer that is not negative"),
-        ("nextn_predict_layers", -1, "is -1; it must be an integer that is not negative"),
+        ("nextn_predict_layers", -1.0, "is -1.0; it must be an integer that is not negative"),
         ("nextn_predict_layers", True, "is True; it must be an integer that is not negative"),
         ("nextn_predict_layers", 2, "is 2; it must be less than block_count, 2"),
         ("leading_dense_block_count", "x", "is 'x'; it must be an integer that is not negative"),
