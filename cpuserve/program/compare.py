@@ -27,6 +27,7 @@ from cpuserve.program.ops import (
     ValueId,
 )
 from cpuserve.program.program import Program
+from cpuserve.program.row_formats import ACT_FORMAT, FLOAT_ROWS, WHOLE_ROW
 from cpuserve.program.view import HasWords
 
 if TYPE_CHECKING:
@@ -34,27 +35,6 @@ if TYPE_CHECKING:
 
 Float32 = npt.NDArray[np.float32]
 
-ACT_FORMAT = {
-    "dense_bf16": "bf16",
-    "w8_g32": "q8g32",
-    "w4_g32": "q8g32",
-    "w4m_g32": "q8g32",
-    "w4m_g128": "q8g128",
-    "w8_channel": "q8row",
-    "w8_channel_g128": "q8g128",
-    "q4_k": "q8g32",
-    "q5_k": "q8g32",
-    "q6_k": "q8g32",
-    "q2_k": "q8g32",
-    "q3_k": "q8g32",
-    "q5_0": "q8g32",
-    "q5_1": "q8g32",
-    "iq4_nl": "q8g32",
-    "iq4_xs": "q8g32",
-    "mxfp4": "q8g32",
-}
-FLOAT_ROWS = ("dense_f16", "dense_f32")
-WHOLE_ROW = ("q8g128", "q8row")  # linears and attention write parts of rows, so not these
 # fp32 sums of up to 10^4 products in different orders differ by less than 1e-5 of the largest
 # element in the row; the fast exp and erf differ by as much again.
 SUM_TOLERANCE = 2e-5

@@ -44,6 +44,7 @@ from cpuserve.program.ops import (
 from cpuserve.program.parts import parse
 from cpuserve.program.program import CacheLayer, Program, group_of
 from cpuserve.program.recurrent import DeltaStates, DeltaWeights
+from cpuserve.program.row_formats import FLOAT_ROWS
 from cpuserve.program.tables import alibi_slopes, rope_tables
 from cpuserve.program.view import HasWords, StepView, check_step, key_slots, token_slots, view
 
@@ -72,7 +73,6 @@ DENSE_DTYPES = {
     "dense_f16": torch.float16,
     "dense_bf16": torch.bfloat16,
 }
-FLOAT_ROWS = ("dense_f16", "dense_f32")  # kinds that multiply rows of fp32
 
 
 @dataclass(frozen=True, slots=True)

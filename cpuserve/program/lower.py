@@ -45,34 +45,12 @@ from cpuserve.program.ops import (
     ValueId,
 )
 from cpuserve.program.program import Program, group_of
+from cpuserve.program.row_formats import ACT_FORMAT, WHOLE_ROW
 from cpuserve.program.tables import alibi_slopes, rope_tables
 
 Float32 = npt.NDArray[np.float32]
 ReadFn = Callable[[str], Float32]
 
-ACT_FORMAT = {
-    "dense_bf16": "bf16",
-    "dense_f16": "f32",
-    "dense_f32": "f32",
-    "w8_g32": "q8g32",
-    "w4_g32": "q8g32",
-    "w4m_g32": "q8g32",
-    "w4m_g128": "q8g128",
-    "w8_channel": "q8row",
-    "w8_channel_g128": "q8g128",
-    "q4_k": "q8g32",
-    "q5_k": "q8g32",
-    "q6_k": "q8g32",
-    "q2_k": "q8g32",
-    "q3_k": "q8g32",
-    "q5_0": "q8g32",
-    "q5_1": "q8g32",
-    "iq4_nl": "q8g32",
-    "iq4_xs": "q8g32",
-    "mxfp4": "q8g32",
-}
-# Their scale covers more columns than a tile or head: only an op with the whole row can write it.
-WHOLE_ROW = ("q8g128", "q8row")
 # With activation_bits 16, two int8 terms stand for one value, which gives about 15 bits.
 TWO_TERMS = {"q8g32": "q8g32x2"}
 KV_ROW_FORMAT = {

@@ -1,0 +1,32 @@
+"""The formats in which the native executor stores the rows that linears read.
+
+Source: csrc/kernels/table.h, ActFormat.
+"""
+
+# By the kind of the weights.
+ACT_FORMAT = {
+    "dense_bf16": "bf16",
+    "dense_f16": "f32",
+    "dense_f32": "f32",
+    "w8_g32": "q8g32",
+    "w4_g32": "q8g32",
+    "w4m_g32": "q8g32",
+    "w4m_g128": "q8g128",
+    "w8_channel": "q8row",
+    "w8_channel_g128": "q8g128",
+    "q4_k": "q8g32",
+    "q5_k": "q8g32",
+    "q6_k": "q8g32",
+    "q2_k": "q8g32",
+    "q3_k": "q8g32",
+    "q5_0": "q8g32",
+    "q5_1": "q8g32",
+    "iq4_nl": "q8g32",
+    "iq4_xs": "q8g32",
+    "mxfp4": "q8g32",
+}
+# Their scale covers more columns than a tile or a head. Linears and attention write parts of rows,
+# so only other ops can write these formats.
+WHOLE_ROW = ("q8g128", "q8row")
+# The kinds whose linears read rows of fp32.
+FLOAT_ROWS = tuple(kind for kind, rows in ACT_FORMAT.items() if rows == "f32")
