@@ -1,4 +1,4 @@
-"""Families beyond dense Llama through the whole engine: transformers' tokens, and the law.
+"""Every family through the whole engine: transformers' tokens, and the law.
 
 Their weights, keys and values are fp32 here, so that no rounding separates two close logits.
 """
@@ -9,32 +9,8 @@ import torch
 from cpuserve import LLM, SamplingParams
 from tests.helpers.answers import exact_answers
 from tests.helpers.oracle import transformers_of
-from tests.helpers.tiny import tiny_model
+from tests.helpers.tiny import FAMILIES, tiny_model
 
-FAMILIES = [
-    "qwen3-moe",
-    "qwen3-next",
-    "qwen3.5",
-    "qwen3.5-moe",
-    "mixtral",
-    "mellum",
-    "deepseek-v2",
-    "deepseek-v3",
-    "glm4-moe-lite",
-    "gemma2",
-    "gemma3",
-    "smollm3",
-    "granite-moe",
-    "granite4",
-    "phi3",
-    "glm4",
-    "glm4-moe",
-    "qwen2-moe",
-    "stablelm",
-    "cohere2",
-    "gpt-neox",
-    "starcoder2",
-]
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(3 + 13 * n)] for n in range(5)]
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=32, temperature=0.8, seed=4, ignore_eos=True, logprobs=2)
