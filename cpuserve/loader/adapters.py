@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,6 +18,8 @@ from cpuserve.loader.load import read_json
 from cpuserve.loader.safetensors import SafetensorsFile
 from cpuserve.program.adapters import SCALES, Adapters, parse
 from cpuserve.program.ops import Embed, Linear, Logits
+from cpuserve.program.parts import parse as parse_part
+from cpuserve.program.parts import stored_needs
 from cpuserve.program.program import Program
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import QuantTensor, WeightKind, Weights
@@ -45,7 +47,10 @@ PLAIN: dict[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One adapter: its rank and scale, and where the matrices A and B of each module are."""
+    """One adapter: its rank and scale, and where the matrices A and B of each module are.
+
+    stored: the module of the checkpoint that each linear of the Program is, or is rows of.
+    """
 
     name: str
     path: Path
@@ -53,21 +58,25 @@ class Adapter:
     scale: float
     file: SafetensorsFile
     tensors: Mapping[tuple[str, str], str]
+    stored: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def modules(self) -> frozenset[str]:
         """The linears that it changes, by the names of their weights without ".weight"."""
-        return frozenset(module for module, _ in self.tensors)
+        return frozenset(self.stored)
 
     def matrix(self, module: str, side: str) -> Float32 | None:
-        """A [rank, inputs] or B [outputs, rank] of a module in fp32; None if it has none."""
-        name = self.tensors.get((module, side))
-        if name is None:
+        """A [rank, inputs] or B [outputs, rank] of a linear in fp32; None if it has none."""
+        if module not in self.stored:
             return None
-        tensor = self.file.tensors[name]
+        tensor = self.file.tensors[self.tensors[self.stored[module], side]]
         self.file.file.check_unchanged()
         data = self.file.file.view(tensor.offset, tensor.size).reshape(tensor.shape[0], -1)
-        return dequantize(QuantTensor(name, tensor.shape, SOURCES[tensor.dtype], data))
+        values = dequantize(QuantTensor(tensor.name, tensor.shape, SOURCES[tensor.dtype], data))
+        part = parse_part(module)
+        if side == "B" and part is not None:
+            values = values[part.of(values.shape)]
+        return values
 
     def fingerprint(self) -> str:
         """A hash of the adapter, which separates the cached prefixes of different adapters."""
@@ -82,9 +91,16 @@ def open_adapters(given: Mapping[str, str], program: Program) -> list[Adapter]:
     Raises:
         ModelError: an adapter is broken, not supported, or made for another model; one line.
     """
+    linears = {name for op in program.ops if isinstance(op, Linear) for name in op.weights}
+    others = {op.weight for op in program.ops if isinstance(op, Embed | Logits)}
+    shapes = {
+        need.name: need.shape
+        for need in stored_needs(need for need in program.weights if need.name in linears)
+    }
     adapters = [_open(name, Path(path).expanduser()) for name, path in given.items()]
-    _check_fit(program, adapters)
-    return adapters
+    for adapter in adapters:
+        _check_fit(adapter, shapes, others)
+    return [replace(adapter, stored=_stored(adapter, linears)) for adapter in adapters]
 
 
 def _open(name: str, path: Path) -> Adapter:
@@ -133,27 +149,40 @@ def summary(adapters: Sequence[Adapter]) -> Adapters:
     return Adapters(len(adapters), rank, frozenset().union(*(a.modules for a in adapters)))
 
 
-def _check_fit(program: Program, adapters: Sequence[Adapter]) -> None:
-    """Raise ModelError unless `program` has every linear of the adapters, in the same shape."""
-    shapes = {need.name: need.shape for need in program.weights}
-    linears = {name for op in program.ops if isinstance(op, Linear) for name in op.weights}
-    others = {op.weight for op in program.ops if isinstance(op, Embed | Logits)}
-    for adapter in adapters:
-        for (module, side), tensor in adapter.tensors.items():
-            weight = f"{module}.weight"
-            if weight in others:
-                _fail(adapter.name, f"it changes {module}, but only linears of layers can be")
-            if weight not in linears:
-                _fail(adapter.name, f"it is for another model: this one has no linear {module}")
-            outputs, inputs = shapes[weight]
-            shape = adapter.file.tensors[tensor].shape
-            wanted = (adapter.rank, inputs) if side == "A" else (outputs, adapter.rank)
-            if shape != wanted:
-                _fail(
-                    adapter.name,
-                    f"it is for another model: {side} of {module} is {list(shape)}, and must be "
-                    f"{list(wanted)} here",
-                )
+def _check_fit(
+    adapter: Adapter, shapes: Mapping[str, tuple[int, ...]], others: Iterable[str]
+) -> None:
+    """Raise ModelError unless the model has every linear of the adapter, in the same shape.
+
+    shapes: of the stored matrices of linears. others: the names of the other matrices.
+    """
+    for (module, side), tensor in adapter.tensors.items():
+        weight = f"{module}.weight"
+        if weight in others:
+            _fail(adapter.name, f"it changes {module}, but only linears of layers can be")
+        if weight not in shapes:
+            _fail(adapter.name, f"it is for another model: this one has no linear {module}")
+        outputs, inputs = shapes[weight]
+        shape = adapter.file.tensors[tensor].shape
+        wanted = (adapter.rank, inputs) if side == "A" else (outputs, adapter.rank)
+        if shape != wanted:
+            _fail(
+                adapter.name,
+                f"it is for another model: {side} of {module} is {list(shape)}, and must be "
+                f"{list(wanted)} here",
+            )
+
+
+def _stored(adapter: Adapter, linears: Iterable[str]) -> dict[str, str]:
+    """The linears that the adapter changes; each is a whole module of its, or rows of one."""
+    changed = {module for module, _ in adapter.tensors}
+    found = {}
+    for name in linears:
+        part = parse_part(name)
+        module = (name if part is None else part.tensor).removesuffix(".weight")
+        if module in changed:
+            found[name.removesuffix(".weight")] = module
+    return found
 
 
 class AdaptedWeights:
