@@ -244,12 +244,11 @@ def _pooling(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> t
 def _read(path: Path) -> tuple[dict[str, Any], int, str | None]:
     """Return (config, bytes of packed tensors, quantization) of a directory or a GGUF file."""
     if path.is_dir():
-        from cpuserve.loader.load import quant_method, read_config
+        from cpuserve.loader.load import packed_size, quant_method, read_config
 
-        sizes = [file.stat().st_size for file in path.glob("*.safetensors")]
         config = read_config(path)
         method = quant_method(config)
-        return config, sum(sizes), None if method == "dense" else method
+        return config, packed_size(path, config), None if method == "dense" else method
     from cpuserve.loader.gguf_model import gguf_config
     from cpuserve.loader.gguf_parts import open_gguf
     from cpuserve.quant.gguf import packed_bytes

@@ -12,6 +12,7 @@ from cpuserve.loader.gguf_parts import first_part, model_files
 from cpuserve.loader.mapped import read_small, regular_file
 from cpuserve.loader.names import is_ignored
 from cpuserve.program.parts import stored_needs
+from cpuserve.quant.registry import FORMATS
 
 if TYPE_CHECKING:
     from cpuserve.program.program import Program
@@ -92,6 +93,22 @@ def find_model(path: Path) -> Path:
         msg = f"{path} is only a weight file; give the directory that holds it and its config.json"
         raise ModelError(msg)
     return first_part(path)
+
+
+def packed_size(path: Path, config: dict[str, Any]) -> int:
+    """Bytes that the tensors of a directory take when they are packed, if none is quantized then.
+
+    A format that has no kernels is converted. Of an unknown one it is the size of the files.
+    """
+    found = quant_method(config)
+    if found != "dense" and (open_format := FORMATS.get(found)) is not None:
+        from cpuserve.loader.safetensors import SafetensorsStore
+        from cpuserve.quant.packed import PackedWeights
+
+        weights = open_format(SafetensorsStore(path), config)
+        if isinstance(weights, PackedWeights):
+            return weights.packed_bytes()
+    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
 
 
 def check_weights(program: Program, weights: Weights) -> None:

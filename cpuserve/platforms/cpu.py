@@ -46,8 +46,8 @@ ISA_LEVELS = (
     "neon_bf16",
 )
 BF16_DOT = {"avx512_bf16", "amx", "neon_bf16"}
-FORMATS = ("none", "int8", "w8a8", "int4", "gguf", "awq", "gptq", "compressed-tensors")
 MADE_WHILE_LOADING = ("int8", "w8a8", "int4")
+CHECKPOINTS = ("gguf", "awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes")
 KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 SCHEMES = {
@@ -126,7 +126,9 @@ class CpuPlatform:
         """Return the ISA level, dtypes, formats and attention kernel on `host`."""
         level, means = isa_level_of(host)
         attention = "torch" if level == "none" else self.kernels(level).get("attention", level)
-        return Capabilities(level, means, tuple(KV_OF), FORMATS, attention)
+        return Capabilities(
+            level, means, tuple(KV_OF), ("none", *MADE_WHILE_LOADING, *CHECKPOINTS), attention
+        )
 
     def kernels(self, isa: str) -> Mapping[str, str]:
         """Return kernel name -> ISA level of its code; empty if this machine cannot run `isa`."""

@@ -10,22 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.quant.packed import (
-    PackedWeights,
-    RebuiltTensor,
-    expect,
-    floats,
-    pair_up,
-    unpack,
-    words,
-)
+from cpuserve.quant.packed import Int4Weights, expect, floats, pair_up, unpack, words
 from cpuserve.quant.registry import weight_format
-from cpuserve.quant.rows import int4_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import SourceType, Weights
+    from cpuserve.quant.base import Weights
     from cpuserve.quant.stored import StoredTensor, TensorStore
 
 ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # nibble of outputs 0 .. 7 within a word
@@ -39,28 +30,28 @@ def awq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     return AwqWeights(store)
 
 
-class AwqWeights(PackedWeights):
-    """Weights whose matrices are stored as qweight, qzeros and scales."""
+class AwqWeights(Int4Weights):
+    """Weights whose matrices are stored as qweight, qzeros and scales, a column for each output."""
 
-    leader, leader_dtype = "qweight", "I32"
+    leaders = (("qweight", "I32"),)
     parts = ("qweight", "qzeros", "scales")
 
-    def source(self, stem: str) -> SourceType:
-        """The source type of 4-bit codes with a scale and a minimum per group."""
-        del stem
-        return "u4m_g128"
-
-    def rebuild(self, name: str, stem: str) -> RebuiltTensor:
-        """The matrix with one row per output, from tensors with one column per output."""
+    def layout(self, stem: str) -> tuple[int, int, int]:
+        """(outputs, inputs, groups of inputs) of a matrix."""
         k, packed = self.part(stem, "qweight").shape
+        return packed * 8, k, self.part(stem, "scales").shape[0]
 
-        def build() -> npt.NDArray[np.uint8]:
-            codes = outputs(self.part(stem, "qweight"))
-            scale = floats(self.part(stem, "scales"))
-            zero = outputs(self.part(stem, "qzeros")).astype(np.float32)
-            return int4_rows(pair_up(codes.T), scale.T, (-zero * scale).T, name)
+    def nibbles(self, stem: str) -> npt.NDArray[np.uint8]:
+        """The codes [n, k / 2]."""
+        return pair_up(outputs(self.part(stem, "qweight")).T)
 
-        return RebuiltTensor(name, (packed * 8, k), "u4m_g128", build, self.release(stem))
+    def scale(self, stem: str) -> npt.NDArray[np.float32]:
+        """The scales [n, groups]."""
+        return floats(self.part(stem, "scales")).T
+
+    def zero(self, stem: str) -> npt.NDArray[np.float32]:
+        """The zero points [n, groups]."""
+        return outputs(self.part(stem, "qzeros")).T.astype(np.float32)
 
 
 def outputs(tensor: StoredTensor) -> npt.NDArray[np.uint8]:

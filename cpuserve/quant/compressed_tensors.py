@@ -1,8 +1,16 @@
-"""compressed-tensors checkpoints: int8 per output (W8A8, W8A16), and 4 bits per group (W4A16).
+"""compressed-tensors checkpoints: int8, 4 and 8 bits in groups, FP8, NVFP4 and MXFP4.
 
-int-quantized: weight int8 [n, k], weight_scale [n, 1]. pack-quantized: weight_packed int32
-[n, k / 8] of q + 8 (lowest bits first), weight_scale [n, groups], weight_shape, and for asymmetric
-weights weight_zero_point int32 [n / 8, groups] of z + 8, packed along n.
+Each matrix shows in its tensors how it is stored, so a checkpoint may mix these forms:
+
+int-quantized     weight int8 [n, k], weight_scale [n, 1]
+pack-quantized    weight_packed int32 [n, k * bits / 32] of q + 8 or q + 128 (lowest bits first),
+                  weight_scale [n, groups], weight_shape, for asymmetric weights weight_zero_point
+                  int32 [n * bits / 32, groups] of z + 8 or z + 128, packed along n, and with
+                  activation order weight_g_idx [k], the group of each input
+float-quantized   weight F8_E4M3 [n, k], weight_scale: one, [n, 1] or one for each block
+nvfp4             weight_packed uint8 [n, k / 2] of E2M1, weight_scale F8_E4M3 [n, k / 16], divided
+                  by weight_global_scale
+mxfp4             weight_packed uint8 [n, k / 2] of E2M1, weight_scale uint8 [n, k / 32], exponents
 """
 
 from __future__ import annotations
@@ -12,93 +20,195 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpuserve.errors import ModelError
-from cpuserve.quant.packed import PackedWeights, RebuiltTensor, floats, unpack, words
+from cpuserve.quant.fp8 import FP8, WHY, e4m3, matrix_shape, scaled
+from cpuserve.quant.packed import Int4Weights, RebuiltTensor, floats, group_order, unpack, words
 from cpuserve.quant.registry import weight_format
-from cpuserve.quant.rows import int4_rows, int8_rows
+from cpuserve.quant.rows import E2M1, int8_rows, mxfp4_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import SourceType, Weights
+    from cpuserve.quant.base import Weights
     from cpuserve.quant.stored import TensorStore
 
+    Bytes = npt.NDArray[np.uint8]
+    Float32 = npt.NDArray[np.float32]
+
 REMEDY = "use the unquantized checkpoint with --quantization int8 or int4"
-ZERO = 8  # offset that makes signed 4-bit codes and zero points unsigned
+FORMATS = (
+    "int-quantized",
+    "pack-quantized",
+    "naive-quantized",
+    "float-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mixed-precision",
+)
 
 
 @weight_format("compressed-tensors")
 def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
-    """Weights of a compressed-tensors checkpoint; ModelError for an unsupported scheme."""
+    """Weights of a compressed-tensors checkpoint; ModelError for an unsupported format."""
     settings = config.get("quantization_config") or {}
-    schemes = [_scheme(group) for group in settings.get("config_groups", {}).values()]
-    if len(set(schemes)) != 1:
-        msg = f"compressed-tensors with {len(schemes)} groups of layers is not supported; {REMEDY}"
+    groups = settings.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        msg = f"compressed-tensors without config_groups is not supported; {REMEDY}"
         raise ModelError(msg)
-    return Int8Weights(store) if schemes[0] == "int8" else Int4Weights(store)
+    block = None
+    for scheme in groups.values():
+        weights = scheme.get("weights") or {}
+        for named in (settings.get("format"), scheme.get("format")):
+            if named is not None and named not in FORMATS:
+                msg = (
+                    f"compressed-tensors of format {named!r:.60} is not supported; supported: "
+                    f"{', '.join(FORMATS)}; {REMEDY}"
+                )
+                raise ModelError(msg)
+        if weights.get("strategy") == "block":
+            block = tuple(weights.get("block_structure") or (128, 128))
+    return CompressedWeights(store, block)
 
 
-def _scheme(group: dict[str, Any]) -> str:
-    """ "int8" or "int4"; ModelError for anything else."""
-    weights = group.get("weights") or {}
-    found = {k: weights.get(k) for k in ("num_bits", "type", "strategy", "group_size", "actorder")}
-    integer = found["type"] == "int" and not found["actorder"]
-    if integer and found["num_bits"] == 8 and found["strategy"] == "channel":
-        return "int8"
-    if integer and found["num_bits"] == 4 and found["strategy"] in ("group", "channel"):
-        return "int4"
-    listed = ", ".join(f"{k} = {v}" for k, v in found.items())
-    msg = (
-        f"compressed-tensors weights with {listed} are not supported, only int8 per channel and "
-        f"int4 in groups of multiples of 128, without activation order; {REMEDY}"
+class CompressedWeights(Int4Weights):
+    """Weights whose matrices are stored in the forms above, each recognized by its tensors."""
+
+    leaders = (
+        ("weight", "I8"),
+        ("weight", FP8),
+        ("weight_packed", "I32"),
+        ("weight_packed", "U8"),
     )
-    raise ModelError(msg)
+    parts = (
+        "weight",
+        "weight_packed",
+        "weight_scale",
+        "weight_global_scale",
+        "weight_shape",
+        "weight_zero_point",
+        "weight_g_idx",
+        "input_scale",
+        "input_zero_point",
+        "input_global_scale",
+    )
 
-
-class Int8Weights(PackedWeights):
-    """Weights whose matrices are stored as int8 weight and weight_scale."""
-
-    leader, leader_dtype = "weight", "I8"
-    parts = ("weight", "weight_scale", "input_scale", "input_zero_point")
-
-    def source(self, stem: str) -> SourceType:
-        """The source type of int8 codes with one scale per row."""
-        del stem
-        return "s8_channel"
+    def __init__(self, store: TensorStore, block: tuple[int, int] | None) -> None:
+        """block: (outputs, inputs) that share a scale of an FP8 matrix with scales of blocks."""
+        super().__init__(store)
+        self._block = block
 
     def rebuild(self, name: str, stem: str) -> RebuiltTensor:
-        """The matrix in rows that hold their scale, followed by their codes."""
-        n, k = self.part(stem, "weight").shape
+        """The matrix in the source type that its form needs."""
+        leader = self.leader(stem)
+        if leader == ("weight", "I8"):
+            return self._int8(name, stem)
+        if leader == ("weight", FP8):
+            return self._fp8(name, stem)
+        if leader == ("weight_packed", "U8"):
+            nvfp4 = self.has(stem, "weight_global_scale")
+            return self._nvfp4(name, stem) if nvfp4 else self._mxfp4(name, stem)
+        return self._packed(name, stem)
 
-        def build() -> npt.NDArray[np.uint8]:
+    def layout(self, stem: str) -> tuple[int, int, int]:
+        """(outputs, inputs, groups of inputs) of a matrix of packed integers."""
+        shape = self.part(stem, "weight_shape").data.view("<i8")
+        scale = self.part(stem, "weight_scale").shape
+        packed = self.part(stem, "weight_packed").shape
+        if len(shape) != 2 or len(packed) != 2 or len(scale) != 2 or shape[0] != packed[0]:
+            msg = (
+                f"{stem}weight_packed is {list(packed)}, with weight_shape {shape.tolist()} and "
+                f"scales {list(scale)}; that is no matrix"
+            )
+            raise ModelError(msg)
+        return int(shape[0]), int(shape[1]), scale[1]
+
+    def nibbles(self, stem: str) -> Bytes:
+        """The codes [n, k / 2]; the stored words have this order."""
+        return words(self.part(stem, "weight_packed")).view(np.uint8)
+
+    def scale(self, stem: str) -> Float32:
+        """The scales [n, groups]."""
+        return floats(self.part(stem, "weight_scale"))
+
+    def zero(self, stem: str) -> Float32:
+        """The zero points [n, groups]."""
+        n, k, groups = self.layout(stem)
+        bits = self._bits(stem, k)
+        if not self.has(stem, "weight_zero_point"):
+            return np.full((n, groups), 1 << (bits - 1), np.float32)
+        stored = words(self.part(stem, "weight_zero_point"))
+        return unpack(np.ascontiguousarray(stored.T), bits).T[:n].astype(np.float32)
+
+    def _bits(self, stem: str, k: int) -> int:
+        """Bits of a code: a row of packed words has room for `k` of them."""
+        packed = self.part(stem, "weight_packed").shape[1]
+        for bits in (4, 8):
+            if packed == -(-k * bits // 32):
+                return bits
+        msg = (
+            f"{stem}weight_packed has {packed} words for {k} inputs; supported are codes of 4 and "
+            f"8 bits; {REMEDY}"
+        )
+        raise ModelError(msg)
+
+    def _packed(self, name: str, stem: str) -> RebuiltTensor:
+        """A matrix of packed integers."""
+        _, k, groups = self.layout(stem)
+        bits = self._bits(stem, k)
+        order = None
+        if self.has(stem, "weight_g_idx"):
+            order = group_order(self.part(stem, "weight_g_idx"), k, groups)
+        if order is None and bits == 4:
+            return super().rebuild(name, stem)
+
+        def codes() -> Bytes:
+            return unpack(words(self.part(stem, "weight_packed")), bits)[:, :k]
+
+        return self.eight_bits_or_converted(name, stem, codes, order, bits)
+
+    def _int8(self, name: str, stem: str) -> RebuiltTensor:
+        """The matrix in rows that hold their scale, followed by their codes."""
+        n, k = matrix_shape(self.part(stem, "weight"))
+
+        def build() -> Bytes:
             q = self.part(stem, "weight").data.view(np.int8).reshape(n, k)
-            return int8_rows(q, floats(self.part(stem, "weight_scale")))
+            scale = floats(self.part(stem, "weight_scale")).reshape(-1, 1)
+            if scale.size not in (1, n):
+                msg = f"{name}: {scale.size} scales for {n} rows are not supported; {REMEDY}"
+                raise ModelError(msg)
+            return int8_rows(q, np.broadcast_to(scale, (n, 1)))
 
         return RebuiltTensor(name, (n, k), "s8_channel", build, self.release(stem))
 
+    def _fp8(self, name: str, stem: str) -> RebuiltTensor:
+        """The matrix in fp32."""
+        n, k = matrix_shape(self.part(stem, "weight"))
 
-class Int4Weights(PackedWeights):
-    """Weights whose matrices are stored as weight_packed, weight_scale and, if asymmetric,
-    weight_zero_point.
-    """
-
-    leader, leader_dtype = "weight_packed", "I32"
-    parts = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
-
-    def source(self, stem: str) -> SourceType:
-        """The source type of 4-bit codes with a scale and a minimum per group."""
-        del stem
-        return "u4m_g128"
-
-    def rebuild(self, name: str, stem: str) -> RebuiltTensor:
-        """The matrix; the stored words already hold the codes in the order of the source type."""
-        n, packed = self.part(stem, "weight_packed").shape
-
-        def build() -> npt.NDArray[np.uint8]:
+        def values() -> Float32:
             scale = floats(self.part(stem, "weight_scale"))
-            zero = np.full(scale.shape, ZERO, np.uint8)
-            if self.has(stem, "weight_zero_point"):
-                zero = unpack(words(self.part(stem, "weight_zero_point")).T).T[:n]
-            nibbles = words(self.part(stem, "weight_packed")).view(np.uint8)
-            return int4_rows(nibbles, scale, -zero.astype(np.float32) * scale, name)
+            return scaled(self.part(stem, "weight"), scale, self._block)
 
-        return RebuiltTensor(name, (n, packed * 8), "u4m_g128", build, self.release(stem))
+        return self.converted(name, stem, (n, k), values, WHY)
+
+    def _nvfp4(self, name: str, stem: str) -> RebuiltTensor:
+        """The matrix in fp32."""
+        n, half = matrix_shape(self.part(stem, "weight_packed"))
+        _, groups = matrix_shape(self.part(stem, "weight_scale"))
+
+        def values() -> Float32:
+            pairs = self.part(stem, "weight_packed").data.reshape(n, half)
+            scale = e4m3(self.part(stem, "weight_scale").data).reshape(n, groups)
+            scale /= floats(self.part(stem, "weight_global_scale")).reshape(())
+            codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(n, groups, -1)
+            return (E2M1[codes] * scale[..., None]).reshape(n, 2 * half)
+
+        return self.converted(name, stem, (n, 2 * half), values, "NVFP4 weights")
+
+    def _mxfp4(self, name: str, stem: str) -> RebuiltTensor:
+        """The matrix in GGUF's blocks of MXFP4."""
+        n, half = matrix_shape(self.part(stem, "weight_packed"))
+
+        def build() -> Bytes:
+            exponents = self.part(stem, "weight_scale").data.reshape(n, -1)
+            return mxfp4_rows(self.part(stem, "weight_packed").data.reshape(n, half), exponents)
+
+        return RebuiltTensor(name, (n, 2 * half), "gguf_mxfp4", build, self.release(stem))

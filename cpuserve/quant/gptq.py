@@ -1,7 +1,8 @@
-"""GPTQ checkpoints: 4 bits, one scale and one zero point per group of inputs.
+"""GPTQ checkpoints: 2, 3, 4 or 8 bits, one scale and one zero point per group of inputs.
 
-qweight int32 [k / 8, n] (eight inputs per word, lowest bits first), qzeros int32 [groups, n / 8],
-scales fp16 [groups, n], g_idx int32 [k]; w = s (q - z). Checkpoint format "gptq" stores z - 1.
+qweight int32 [k * bits / 32, n] (codes of consecutive inputs, lowest bits first), qzeros int32
+[groups, n * bits / 32], scales fp16 [groups, n], g_idx int32 [k], the group of each input; w =
+s (q - z). Checkpoint format "gptq" stores z - 1.
 """
 
 from __future__ import annotations
@@ -10,66 +11,83 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.errors import ModelError
-from cpuserve.quant.packed import PackedWeights, RebuiltTensor, expect, floats, unpack, words
+from cpuserve.quant.packed import (
+    Int4Weights,
+    RebuiltTensor,
+    expect,
+    floats,
+    group_order,
+    pair_up,
+    unpack,
+    words,
+)
 from cpuserve.quant.registry import weight_format
-from cpuserve.quant.rows import int4_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import SourceType, Weights
+    from cpuserve.quant.base import Weights
     from cpuserve.quant.stored import TensorStore
+
+    Bytes = npt.NDArray[np.uint8]
+    Float32 = npt.NDArray[np.float32]
+
+BITS = (2, 3, 4, 8)
 
 
 @weight_format("gptq")
 def gptq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
-    """Weights of a GPTQ checkpoint; ModelError unless it has 4 bits."""
+    """Weights of a GPTQ checkpoint; ModelError for another number of bits."""
     settings = config.get("quantization_config") or {}
-    expect(settings, "a GPTQ", bits=4)
-    return GptqWeights(
-        store, zero_offset=0 if settings.get("checkpoint_format") == "gptq_v2" else 1
-    )
+    bits = settings.get("bits", 4)
+    if bits not in BITS:
+        expect(settings, "a GPTQ", bits="2, 3, 4 or 8")
+    offset = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
+    return GptqWeights(store, bits=bits, zero_offset=offset)
 
 
-class GptqWeights(PackedWeights):
+class GptqWeights(Int4Weights):
     """Weights whose matrices are stored as qweight, qzeros, scales and g_idx."""
 
-    leader, leader_dtype = "qweight", "I32"
+    leaders = (("qweight", "I32"),)
     parts = ("qweight", "qzeros", "scales", "g_idx")
 
-    def __init__(self, store: TensorStore, zero_offset: int) -> None:
+    def __init__(self, store: TensorStore, *, bits: int, zero_offset: int) -> None:
         """zero_offset: added to the stored zero points."""
         super().__init__(store)
+        self._bits = bits
         self._zero_offset = zero_offset
 
-    def source(self, stem: str) -> SourceType:
-        """The source type of 4-bit codes with a scale and a minimum per group."""
-        del stem
-        return "u4m_g128"
+    def layout(self, stem: str) -> tuple[int, int, int]:
+        """(outputs, inputs, groups of inputs) of a matrix."""
+        packed, n = self.part(stem, "qweight").shape
+        return n, packed * 32 // self._bits, self.part(stem, "scales").shape[0]
+
+    def codes(self, stem: str) -> Bytes:
+        """The codes [n, k], of a matrix that is stored with a column for each output."""
+        return unpack(np.ascontiguousarray(words(self.part(stem, "qweight")).T), self._bits)
+
+    def nibbles(self, stem: str) -> Bytes:
+        """The codes [n, k / 2]."""
+        if self._bits == 4:  # the words have this order already
+            return np.ascontiguousarray(words(self.part(stem, "qweight")).T).view(np.uint8)
+        return pair_up(self.codes(stem))
+
+    def scale(self, stem: str) -> Float32:
+        """The scales [n, groups]."""
+        return floats(self.part(stem, "scales")).T
+
+    def zero(self, stem: str) -> Float32:
+        """The zero points [n, groups]."""
+        stored = unpack(words(self.part(stem, "qzeros")), self._bits).T
+        return stored.astype(np.float32) + np.float32(self._zero_offset)
 
     def rebuild(self, name: str, stem: str) -> RebuiltTensor:
-        """The matrix with one row per output, from tensors with one column per output."""
-        packed, n = self.part(stem, "qweight").shape
-
-        def build() -> npt.NDArray[np.uint8]:
-            self._check_order(stem, packed * 8)
-            inputs = np.ascontiguousarray(words(self.part(stem, "qweight")).T)
-            scale = floats(self.part(stem, "scales"))
-            zero = unpack(words(self.part(stem, "qzeros"))).astype(np.float32) + self._zero_offset
-            return int4_rows(inputs.view(np.uint8), scale.T, (-zero * scale).T, name)
-
-        return RebuiltTensor(name, (n, packed * 8), "u4m_g128", build, self.release(stem))
-
-    def _check_order(self, stem: str, k: int) -> None:
-        """Raise ModelError unless the inputs of each group are consecutive."""
-        if not self.has(stem, "g_idx"):
-            return
-        index = words(self.part(stem, "g_idx"))
-        groups = self.part(stem, "scales").shape[0]
-        if not np.array_equal(index, np.arange(k) // (k // groups)):
-            msg = (
-                f"{stem}g_idx: inputs in activation order (desc_act) are not supported; use a GPTQ "
-                "checkpoint without it, or the unquantized one with --quantization int4"
-            )
-            raise ModelError(msg)
+        """The matrix; its codes are kept if groups are of consecutive inputs."""
+        order = None
+        if self.has(stem, "g_idx"):
+            _, k, groups = self.layout(stem)
+            order = group_order(self.part(stem, "g_idx"), k, groups)
+        if order is None and self._bits < 8:
+            return super().rebuild(name, stem)
+        return self.eight_bits_or_converted(name, stem, lambda: self.codes(stem), order, self._bits)

@@ -18,6 +18,8 @@ BUILTIN = {
     "gguf": "cpuserve.quant.gguf:gguf_weights",
     "awq": "cpuserve.quant.awq:awq_weights",
     "gptq": "cpuserve.quant.gptq:gptq_weights",
+    "fp8": "cpuserve.quant.fp8:fp8_weights",
+    "bitsandbytes": "cpuserve.quant.bitsandbytes:bitsandbytes_weights",
     "compressed-tensors": "cpuserve.quant.compressed_tensors:compressed_weights",
 }
 FORMATS: Registry[WeightFormat] = Registry("weight format", BUILTIN)

@@ -1,8 +1,10 @@
-"""Source types for quantized checkpoints other than GGUF (csrc/kernels/table.h: SourceType).
+"""Rows of source types for quantized checkpoints other than GGUF (table.h: SourceType).
 
 s8_channel  { fp32 scale; s8 q[k] }                          w = scale * q
 u4m_g128    k / 128 of { fp16 scale; fp16 min; u8 q[64] }    w = scale * q + min; element 2 i of a
             block is the low and 2 i + 1 the high nibble of byte i
+
+Matrices with smaller groups than 128 become blocks of GGUF, which have 32 weights each.
 """
 
 from __future__ import annotations
@@ -17,13 +19,35 @@ from cpuserve.quant.codes import GROUP, ZERO, Codes
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import QuantTensor
+    from cpuserve.quant.base import QuantTensor, SourceType
 
     Float32 = npt.NDArray[np.float32]
     Bytes = npt.NDArray[np.uint8]
 
 SOURCES = ("s8_channel", "u4m_g128")
 BLOCK_BYTES = 4 + GROUP // 2
+SMALL = 32  # weights in a block of GGUF
+# The values of codes in E2M1, the 4-bit type of MXFP4 and NVFP4.
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+E2M1 = np.concatenate([E2M1, -E2M1])
+SYMMETRIC = 8  # the zero point of all codes in blocks of Q4_0
+
+
+def row_bytes(source: SourceType, k: int) -> int:
+    """Bytes of a row of `k` weights."""
+    if source == "s8_channel":
+        return k + 4
+    if source == "u4m_g128":
+        return k // GROUP * BLOCK_BYTES
+    if source == "f32":
+        return 4 * k
+    weights, size = {
+        "gguf_q4_0": (SMALL, 18),
+        "gguf_q4_1": (SMALL, 20),
+        "gguf_q8_0": (SMALL, 34),
+        "gguf_mxfp4": (SMALL, 17),
+    }[source]
+    return k // weights * size
 
 
 def int8_rows(q: npt.NDArray[np.int8], scale: Float32) -> Bytes:
@@ -35,28 +59,74 @@ def int8_rows(q: npt.NDArray[np.int8], scale: Float32) -> Bytes:
     return out
 
 
-def int4_rows(nibbles: Bytes, scale: Float32, minimum: Float32, name: str) -> Bytes:
-    """Rows of type u4m_g128 from packed nibbles [n, k / 2] and scale, minimum [n, groups].
+def int4_source(k: int, groups: int, *, symmetric: bool, name: str) -> SourceType:
+    """The source type of 4-bit rows of `k` weights in `groups` groups of the same size.
 
-    The group size must be a multiple of 128 that divides k; larger groups repeat their scale.
+    symmetric: the zero points of all codes are 8.
 
     Raises:
-        ModelError: the group size is not a multiple of 128.
+        ModelError: the group size is not a multiple of 32.
+    """
+    each = k // groups if groups and k % groups == 0 else 0
+    if each and each % GROUP == 0:
+        return "u4m_g128"
+    if each and each % SMALL == 0:
+        return "gguf_q4_0" if symmetric else "gguf_q4_1"
+    msg = (
+        f"{name}: {k} inputs in {groups} groups; 4-bit groups must be multiples of {SMALL} "
+        f"(re-quantize with group size {GROUP}, or use the unquantized checkpoint)"
+    )
+    raise ModelError(msg)
+
+
+def int4_rows(nibbles: Bytes, scale: Float32, zero: Float32, source: SourceType) -> Bytes:
+    """Rows of a type that `int4_source` names, whose weights are scale * (code - zero).
+
+    nibbles [n, k / 2]: element 2 i in the low and 2 i + 1 in the high half of byte i. scale, zero
+    [n, groups].
     """
     n, half = nibbles.shape
     k, groups = 2 * half, scale.shape[1]
-    if k % GROUP or (k // GROUP) % groups:
-        msg = (
-            f"{name}: {k} inputs in {groups} groups; 4-bit groups must be multiples of {GROUP} "
-            f"(re-quantize with group size {GROUP}, or use the unquantized checkpoint)"
-        )
-        raise ModelError(msg)
-    blocks = np.empty((n, k // GROUP, BLOCK_BYTES), np.uint8)
-    each = k // GROUP // groups
-    for at, values in ((0, scale), (2, minimum)):
-        halves = np.repeat(values.astype("<f2"), each, axis=1)
-        blocks[:, :, at : at + 2] = halves[..., None].view(np.uint8)
-    blocks[:, :, 4:] = nibbles.reshape(n, k // GROUP, GROUP // 2)
+    weights = GROUP if source == "u4m_g128" else SMALL
+    blocks = np.empty((n, k // weights, row_bytes(source, weights)), np.uint8)
+    factors = [scale] if source == "gguf_q4_0" else [scale, -zero * scale]
+    for i, values in enumerate(factors):
+        halves = np.repeat(values.astype("<f2"), k // weights // groups, axis=1)
+        blocks[:, :, 2 * i : 2 * i + 2] = halves[..., None].view(np.uint8)
+    codes = nibbles.reshape(n, k // weights, weights // 2)
+    if weights == SMALL:
+        codes = _halves_apart(codes)
+    blocks[:, :, 2 * len(factors) :] = codes
+    return blocks.reshape(n, -1)
+
+
+def _halves_apart(nibbles: Bytes) -> Bytes:
+    """Nibbles of GGUF's blocks of 32 [..., 16]: element i and i + 16 share a byte, not its next."""
+    low, high = nibbles & np.uint8(15), nibbles >> np.uint8(4)
+    codes = np.stack([low, high], axis=-1).reshape(*nibbles.shape[:-1], SMALL)
+    packed: Bytes = codes[..., :16] | codes[..., 16:] << np.uint8(4)
+    return packed
+
+
+def q8_rows(q: npt.NDArray[np.int8], scale: Float32) -> Bytes:
+    """Rows of GGUF's Q8_0 from codes q [n, k] and scale [n, groups] of multiples of 32 weights."""
+    n, k = q.shape
+    blocks = np.empty((n, k // SMALL, 34), np.uint8)
+    halves = np.repeat(scale.astype("<f2"), k // SMALL // scale.shape[1], axis=1)
+    blocks[:, :, :2] = halves[..., None].view(np.uint8)
+    blocks[:, :, 2:] = q.view(np.uint8).reshape(n, -1, SMALL)
+    return blocks.reshape(n, -1)
+
+
+def mxfp4_rows(pairs: Bytes, exponents: Bytes) -> Bytes:
+    """Rows of GGUF's MXFP4 from codes in E2M1 [n, k / 2], the first of a byte in its low half.
+
+    exponents [n, k / 32]: of the scales 2^(e - 127).
+    """
+    n, groups = exponents.shape
+    blocks = np.empty((n, groups, 17), np.uint8)
+    blocks[:, :, 0] = exponents
+    blocks[:, :, 1:] = _halves_apart(pairs.reshape(n, groups, SMALL // 2))
     return blocks.reshape(n, -1)
 
 

@@ -7,25 +7,20 @@ import pytest
 import torch
 
 from cpuserve import _C
-from cpuserve.core.step import LogitRow
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf import GgufFile
 from cpuserve.loader.load import open_checkpoint
-from cpuserve.models import build_program, spec_from_config
-from cpuserve.program.interpret import Interpreter, multiply_grouped
-from cpuserve.program.lower import Lowering
+from cpuserve.program.interpret import multiply_grouped
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import QuantTensor
 from cpuserve.quant.gguf import CONVERTED, QUANTIZED, packed_bytes
 from cpuserve.quant.stored import QUANTIZED_KINDS
-from cpuserve.runtime.native import load
 from cpuserve.runtime.torch_executor import quant_matrix
 from tests.helpers import gguf_file
+from tests.helpers.checkpoint_logits import TOKENS, exact_logits, native_logits
 from tests.helpers.gguf_blocks import random_rows, write_model
 from tests.helpers.levels import LEVELS, each_level
-from tests.helpers.steps import Sequence, all_rows, step
 
-TOKENS = [(i * 37 + i * i * 5) % 96 for i in range(70)]
 MIXES = {
     "Q4_K_M": {
         "": "Q4_K",
@@ -63,50 +58,6 @@ def models(tmp_path_factory):
         return written[name]
 
     return path_of
-
-
-def program_of(checkpoint):
-    return build_program(spec_from_config(checkpoint.config))
-
-
-def native_logits(checkpoint, isa, sizes, bits=16):
-    """Logits of every token, which come in steps of `sizes`, and the lowered program."""
-    program = program_of(checkpoint)
-    lowered = Lowering(
-        program,
-        lambda name: checkpoint.weights.kind(name, "float32"),
-        isa=isa,
-        max_tokens=128,
-        max_seqs=2,
-        max_position=256,
-        kv_type="f32",
-        activation_bits=bits,
-    ).run()
-    team, out = _C.Team(2), []
-
-    def main():
-        executor = _C.Executor(team, lowered.native, 8, "f32", 2)
-        load(executor, lowered, checkpoint.weights, None)
-        sequence = Sequence(0, TOKENS, [5, 2, 7])
-        for size in sizes:
-            rows = [LogitRow(i, target=1) for i in range(size)]
-            out.append(executor.step_logits(step(sequence.chunk(size, rows)).words))
-
-    team.run(main)
-    return np.concatenate(out), lowered
-
-
-def exact_logits(checkpoint):
-    """Logits of every token of the same weights in fp32."""
-    program, weights = program_of(checkpoint), checkpoint.weights
-    tensors = {
-        need.name: torch.from_numpy(dequantize(weights.get(need.name)).reshape(need.shape))
-        for need in program.weights
-    }
-    interpreter = Interpreter(program, tensors, num_blocks=8)
-    arrays = step(Sequence(0, TOKENS, [5, 2, 7]).chunk(None, all_rows(len(TOKENS))))
-    with torch.inference_mode():
-        return interpreter.logits(interpreter.hidden(arrays)).numpy()
 
 
 @pytest.mark.parametrize("name", MODELS)

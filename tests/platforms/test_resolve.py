@@ -11,6 +11,8 @@ from cpuserve.config.decisions import render_table
 from cpuserve.config.values import format_cpus
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.cgroup import Cgroup
+from cpuserve.platforms.cpu import CHECKPOINTS
+from cpuserve.quant.registry import BUILTIN
 from tests.helpers.hosts import (
     GIB,
     LLAMA_1B,
@@ -278,6 +280,10 @@ def test_the_format_a_config_names_is_taken_and_may_be_named():
     for asked in (None, "gptq"):
         resolved = resolve("vm_2core_zen5", facts, quantization=asked)
         assert (got(resolved, "quantization"), resolved.config.quantize) == ("gptq", "none")
+
+
+def test_every_format_of_checkpoints_can_be_named():
+    assert set(CHECKPOINTS) == BUILTIN.keys() - {"dense"}
 
 
 def test_kv_dtype_can_differ_from_the_dtype():

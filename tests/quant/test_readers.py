@@ -1,47 +1,74 @@
-"""AWQ, GPTQ and compressed-tensors checkpoints that the tests pack by the formats' definitions."""
+"""Quantized checkpoints other than GGUF, which the tests pack by the formats' definitions."""
+
+import json
 
 import numpy as np
 import pytest
+import torch
 
 from cpuserve.errors import ModelError
 from cpuserve.quant import dequantize, open_weights
 from cpuserve.quant.stored import StoredTensor
 
-N, K, GROUPS = 16, 256, 2
+N, K = 32, 256
 STREAM = np.random.default_rng(11)
-DTYPES = {"int8": "I8", "int32": "I32", "int64": "I64", "float16": "F16", "float32": "F32"}
+DTYPES = {
+    "int8": "I8",
+    "uint8": "U8",
+    "int32": "I32",
+    "int64": "I64",
+    "float16": "F16",
+    "float32": "F32",
+}
+NORM = np.ones(K, np.float16)
+
+
+class Fp8:
+    """Values rounded to FP8 E4M3 by torch."""
+
+    def __init__(self, values):
+        rounded = torch.from_numpy(np.asarray(values, np.float32)).to(torch.float8_e4m3fn)
+        self.bytes = rounded.view(torch.uint8).numpy()
+        self.values = rounded.float().numpy()
 
 
 class Store:
     """Tensors in memory."""
 
     def __init__(self, **tensors):
-        self._tensors = {name.replace("__", "."): t for name, t in tensors.items()}
+        self._tensors = {name.replace("__", ".", 1): t for name, t in tensors.items()}
 
     def names(self):
         return set(self._tensors)
 
     def dtype(self, name):
-        return DTYPES[self._tensors[name].dtype.name]
+        tensor = self._tensors[name]
+        return "F8_E4M3" if isinstance(tensor, Fp8) else DTYPES[tensor.dtype.name]
 
     def get(self, name):
-        t = np.ascontiguousarray(self._tensors[name])
+        t = self._tensors[name]
+        t = np.ascontiguousarray(t.bytes if isinstance(t, Fp8) else t)
         return StoredTensor(name, t.shape, self.dtype(name), t.reshape(-1).view(np.uint8))
 
 
-def pack(codes, order=(0, 1, 2, 3, 4, 5, 6, 7)):
-    """int32 words of eight 4-bit codes along the last axis; slot i holds element order[i]."""
-    eights = codes.reshape(*codes.shape[:-1], -1, 8).astype(np.uint32)
-    words = sum(eights[..., e] << np.uint32(4 * slot) for slot, e in enumerate(order))
-    return words.view(np.int32)
+def pack(codes, order=None, bits=4):
+    """int32 words of codes along the last axis; slot i of eight holds element order[i]."""
+    if order is not None:
+        codes = codes.reshape(*codes.shape[:-1], -1, 8)[..., order].reshape(codes.shape)
+    digits = (codes[..., None] >> np.arange(bits, dtype=np.uint8)) & 1
+    stream = digits.reshape(*codes.shape[:-1], -1)
+    return np.packbits(stream, axis=-1, bitorder="little").view(np.int32)
 
 
-def random_4bit():
-    """(codes [N, K], zero points [N, GROUPS], scales [N, GROUPS], values)."""
-    codes = STREAM.integers(0, 16, (N, K), np.uint8)
-    zeros = STREAM.integers(1, 16, (N, GROUPS), np.uint8)
-    scales = STREAM.uniform(0.01, 0.02, (N, GROUPS)).astype(np.float16)
-    spread = [np.repeat(x.astype(np.float32), K // GROUPS, axis=1) for x in (zeros, scales)]
+def random_codes(group=128, bits=4, zeros=None):
+    """(codes [N, K], zero points [N, groups], scales [N, groups], values)."""
+    codes = STREAM.integers(0, 1 << bits, (N, K), np.uint8)
+    shape = (N, K // group)
+    if zeros is None:
+        zeros = STREAM.integers(1, 1 << bits, shape, np.uint8)
+    zeros = np.broadcast_to(np.uint8(zeros), shape)
+    scales = STREAM.uniform(0.01, 0.02, shape).astype(np.float16)
+    spread = [np.repeat(x.astype(np.float32), group, axis=1) for x in (zeros, scales)]
     return codes, zeros, scales, (codes - spread[0]) * spread[1]
 
 
@@ -49,45 +76,92 @@ def opened(method, store, **settings):
     return open_weights(method, store, {"quantization_config": settings})
 
 
-def check(weights, values, kind, tolerance=2e-4):
+def check(weights, values, kind, tolerance=2e-4, packed=None):
+    """packed: bytes that a weight of a converted matrix takes, 4 bytes wide here."""
     assert weights.names() == {"q.weight", "norm.weight"}
     assert weights.kind("q.weight", "bfloat16") == kind
     assert weights.kind("norm.weight", "bfloat16") == "dense_bf16"
     tensor = weights.get("q.weight")
     assert tensor.shape == values.shape
     assert tensor.nbytes == tensor.data.nbytes
+    assert (tensor.source == "f32") == (packed is not None)
     # the minimum, scale times zero point, is kept in fp16
     assert np.abs(dequantize(tensor) - values).max() <= tolerance
     tensor.release()
 
 
-def test_awq():
-    codes, zeros, scales, values = random_4bit()
+# The kind of 4-bit matrices with groups of this size, and whether all zero points are 8.
+KINDS = {
+    (128, False): "w4m_g128",
+    (128, True): "w4m_g128",
+    (256, False): "w4m_g128",
+    (64, False): "w4m_g32",
+    (32, False): "w4m_g32",
+    (64, True): "w4_g32",
+    (32, True): "w4_g32",
+}
+
+
+@pytest.mark.parametrize(("group", "symmetric"), KINDS)
+def test_awq(group, symmetric):
+    codes, zeros, scales, values = random_codes(group, zeros=8 if symmetric else None)
     order = [0, 2, 4, 6, 1, 3, 5, 7]
     store = Store(
         q__qweight=pack(codes.T, order),
         q__qzeros=pack(zeros.T, order),
         q__scales=scales.T,
-        norm__weight=np.ones(K, np.float16),
+        norm__weight=NORM,
     )
-    check(opened("awq", store, bits=4, version="gemm"), values, "w4m_g128")
+    check(opened("awq", store, bits=4, version="gemm"), values, KINDS[group, symmetric])
+
+
+def gptq_store(codes, zeros, scales, bits=4, **more):
+    parts = {"qweight": pack(codes, bits=bits).T, "qzeros": pack(zeros.T, bits=bits)}
+    parts = {**parts, "scales": scales.T, **more}
+    return Store(norm__weight=NORM, **{f"q__{name}": value for name, value in parts.items()})
 
 
 @pytest.mark.parametrize("checkpoint_format", ["gptq", "gptq_v2", None])
 def test_gptq(checkpoint_format):
     """Configs from before checkpoint format 2 have no checkpoint_format."""
-    codes, zeros, scales, values = random_4bit()
+    codes, zeros, scales, values = random_codes()
     stored = zeros if checkpoint_format == "gptq_v2" else zeros - 1
-    store = Store(
-        q__qweight=pack(codes).T,
-        q__qzeros=pack(stored.T),
-        q__scales=scales.T,
-        q__g_idx=np.repeat(np.arange(GROUPS, dtype=np.int32), K // GROUPS),
-        norm__weight=np.ones(K, np.float16),
-    )
+    in_order = np.repeat(np.arange(2, dtype=np.int32), 128)
+    store = gptq_store(codes, stored, scales, g_idx=in_order)
     named = {} if checkpoint_format is None else {"checkpoint_format": checkpoint_format}
     weights = opened("gptq", store, bits=4, **named)
     check(weights, values, "w4m_g128")
+
+
+@pytest.mark.parametrize("bits", [2, 3])
+@pytest.mark.parametrize("group", [128, 64])
+def test_gptq_of_two_and_three_bits(bits, group):
+    codes, zeros, scales, values = random_codes(group, bits)
+    weights = opened("gptq", gptq_store(codes, zeros - 1, scales, bits), bits=bits)
+    check(weights, values, KINDS[group, False])
+
+
+@pytest.mark.parametrize("group", [128, 32])
+def test_gptq_of_eight_bits_keeps_its_codes(group):
+    codes, zeros, scales, values = random_codes(group, 8, zeros=128)
+    weights = opened("gptq", gptq_store(codes, zeros - 1, scales, 8), bits=8)
+    check(weights, values, "w8_g32", 0)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_gptq_in_activation_order_is_converted(bits):
+    codes, zeros, scales, _ = random_codes(64, bits)
+    order = STREAM.permutation(np.repeat(np.arange(4, dtype=np.int32), 64))
+    values = (codes - zeros.astype(np.float32)[:, order]) * scales.astype(np.float32)[:, order]
+    store = gptq_store(codes, zeros - 1, scales, bits, g_idx=order)
+    check(opened("gptq", store, bits=bits, desc_act=True), values, "w8_g32", 0, packed=34 / 32)
+
+
+def test_gptq_of_eight_bits_with_zero_points_is_converted():
+    codes, zeros, scales, values = random_codes(128, 8)
+    store = gptq_store(codes, zeros, scales, 8)
+    weights = opened("gptq", store, bits=8, checkpoint_format="gptq_v2")
+    check(weights, values, "w8_g32", 0, packed=34 / 32)
 
 
 def compressed(bits, **weights):
@@ -95,30 +169,199 @@ def compressed(bits, **weights):
     return {"config_groups": {"group_0": {"weights": {**scheme, **weights}}}}
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_compressed_tensors_int4(symmetric):
-    codes, zeros, scales, values = random_4bit()
-    store = {
-        "q__weight_packed": pack(codes),
-        "q__weight_scale": scales,
-        "q__weight_shape": np.array([N, K], np.int64),
-        "norm__weight": np.ones(K, np.float16),
+def packed_store(codes, scales, bits=4, **more):
+    parts = {
+        "weight_packed": pack(codes, bits=bits),
+        "weight_scale": scales,
+        "weight_shape": np.array([N, K], np.int64),
+        **more,
     }
-    if symmetric:
-        scale = np.repeat(scales.astype(np.float32), K // GROUPS, axis=1)
-        values = (codes.astype(np.float32) - 8) * scale
-    else:
-        store["q__weight_zero_point"] = pack(zeros.T).T
-    weights = opened("compressed-tensors", Store(**store), **compressed(4))
-    check(weights, values, "w4m_g128", 0 if symmetric else 2e-4)
+    return Store(norm__weight=NORM, **{f"q__{name}": value for name, value in parts.items()})
+
+
+@pytest.mark.parametrize(("group", "symmetric"), KINDS)
+def test_compressed_tensors_int4(group, symmetric):
+    codes, zeros, scales, values = random_codes(group, zeros=8 if symmetric else None)
+    more = {} if symmetric else {"weight_zero_point": pack(zeros.T).T}
+    weights = opened("compressed-tensors", packed_store(codes, scales, **more), **compressed(4))
+    check(weights, values, KINDS[group, symmetric], 0 if symmetric else 2e-4)
+
+
+@pytest.mark.parametrize("group", [256, 32])
+def test_compressed_tensors_of_eight_bits_in_groups_keep_their_codes(group):
+    codes, _, scales, values = random_codes(group, 8, zeros=128)
+    weights = opened("compressed-tensors", packed_store(codes, scales, 8), **compressed(8))
+    check(weights, values, "w8_g32", 0)
+
+
+def test_compressed_tensors_in_activation_order_are_converted():
+    codes, _, scales, _ = random_codes(64)
+    order = STREAM.permutation(np.repeat(np.arange(4, dtype=np.int32), 64))
+    values = (codes - np.float32(8)) * scales.astype(np.float32)[:, order]
+    store = packed_store(codes, scales, weight_g_idx=order)
+    weights = opened("compressed-tensors", store, **compressed(4, actorder="group"))
+    check(weights, values, "w8_g32", 0, packed=34 / 32)
 
 
 def test_compressed_tensors_int8_is_exact():
     q = STREAM.integers(-128, 128, (N, K), np.int8)
     scale = STREAM.uniform(0.01, 0.02, (N, 1)).astype(np.float32)
-    store = Store(q__weight=q, q__weight_scale=scale, norm__weight=np.ones(K, np.float16))
+    store = Store(q__weight=q, q__weight_scale=scale, norm__weight=NORM)
     weights = opened("compressed-tensors", store, **compressed(8))
     check(weights, q * scale, "w8_channel", 0)
+
+
+# The shape of the scales of FP8 matrices, and how they repeat.
+FP8_SCALES = {
+    "one": ((1,), (N, K)),
+    "rows": ((N, 1), (1, K)),
+    "blocks": ((3, 3), (12, 100)),  # whose last ones are smaller
+}
+
+
+def random_fp8(form):
+    """(values in FP8, scales, their product)."""
+    weight = Fp8(STREAM.standard_normal((N, K)) * 30)
+    shape, each = FP8_SCALES[form]
+    scale = STREAM.uniform(0.01, 0.02, shape).astype(np.float32)
+    spread = np.kron(scale.reshape(shape if len(shape) == 2 else (1, 1)), np.ones(each, np.float32))
+    return weight, scale, weight.values * spread[:N, :K]
+
+
+@pytest.mark.parametrize("form", ["one", "blocks"])
+def test_fp8(form):
+    weight, scale, values = random_fp8(form)
+    part = "weight_scale_inv" if form == "blocks" else "weight_scale"
+    store = Store(norm__weight=NORM, q__weight=weight, **{f"q__{part}": scale})
+    block = {"weight_block_size": [12, 100]} if form == "blocks" else {}
+    check(opened("fp8", store, **block), values, "w8_g32", 1e-7, packed=34 / 32)
+
+
+@pytest.mark.parametrize("form", FP8_SCALES)
+def test_compressed_tensors_fp8(form):
+    weight, scale, values = random_fp8(form)
+    store = Store(norm__weight=NORM, q__weight=weight, q__weight_scale=scale)
+    strategy = {"one": "tensor", "rows": "channel", "blocks": "block"}[form]
+    block = {"block_structure": [12, 100]} if form == "blocks" else {}
+    settings = compressed(8, type="float", strategy=strategy, **block)
+    weights = opened("compressed-tensors", store, **settings)
+    check(weights, values, "w8_g32", 1e-7, packed=34 / 32)
+
+
+def test_every_fp8_value_is_that_of_torch():
+    from cpuserve.quant.fp8 import e4m3
+
+    codes = np.arange(256, dtype=np.uint8)
+    values = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+    assert np.array_equal(e4m3(codes), values, equal_nan=True)
+
+
+def test_parts_of_latent_attention_in_fp8_stay_dense():
+    """kv_b_proj multiplies columns of rows, which have no scales."""
+    weight, scale, _ = random_fp8("one")
+    name = "model.layers.0.self_attn.kv_b_proj."
+    weights = opened("fp8", Store(**{f"{name}weight": weight, f"{name}weight_scale": scale}))
+    assert weights.kind(f"{name}weight", "bfloat16") == "dense_bf16"
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def random_fp4():
+    """(bytes of two codes [N, K / 2], the values of the codes)."""
+    codes = STREAM.integers(0, 16, (N, K), np.uint8)
+    return codes[:, ::2] | codes[:, 1::2] << 4, E2M1[codes]
+
+
+def test_compressed_tensors_nvfp4():
+    pairs, values = random_fp4()
+    scale = Fp8(STREAM.uniform(1, 400, (N, K // 16)))
+    total = np.array([300.0], np.float32)
+    store = Store(
+        q__weight_packed=pairs,
+        q__weight_scale=scale,
+        q__weight_global_scale=total,
+        q__input_global_scale=total,
+        norm__weight=NORM,
+    )
+    settings = compressed(4, type="float", strategy="tensor_group", group_size=16)
+    weights = opened("compressed-tensors", store, format="nvfp4-pack-quantized", **settings)
+    values = values * np.repeat(scale.values / total, 16, axis=1)
+    check(weights, values, "w8_g32", 1e-6, packed=34 / 32)
+
+
+def test_compressed_tensors_mxfp4_keep_their_codes():
+    pairs, values = random_fp4()
+    exponents = STREAM.integers(110, 130, (N, K // 32), np.uint8)
+    store = Store(q__weight_packed=pairs, q__weight_scale=exponents, norm__weight=NORM)
+    settings = compressed(4, type="float", group_size=32)
+    weights = opened("compressed-tensors", store, format="mxfp4-pack-quantized", **settings)
+    scale = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
+    check(weights, values * np.repeat(scale, 32, axis=1), "mxfp4", 0)
+
+
+def test_one_checkpoint_may_mix_the_forms_of_compressed_tensors():
+    weight, scale, values = random_fp8("one")
+    pairs, _ = random_fp4()
+    exponents = np.full((N, K // 32), 127, np.uint8)
+    store = Store(
+        q__weight=weight, q__weight_scale=scale, k__weight_packed=pairs, k__weight_scale=exponents
+    )
+    weights = opened("compressed-tensors", store, format="mixed-precision", **compressed(8))
+    assert weights.kind("q.weight", "bfloat16") == "w8_g32"
+    assert weights.kind("k.weight", "bfloat16") == "mxfp4"
+    assert np.abs(dequantize(weights.get("q.weight")) - values).max() < 1e-7
+
+
+def test_bitsandbytes_int8_is_exact():
+    q = STREAM.integers(-127, 128, (N, K), np.int8)
+    largest = STREAM.uniform(1, 2, N).astype(np.float32)
+    store = Store(
+        q__weight=q, q__SCB=largest, q__weight_format=np.zeros((), np.uint8), norm__weight=NORM
+    )
+    values = q * (largest / np.float32(127))[:, None]
+    check(opened("bitsandbytes", store, load_in_8bit=True), values, "w8_channel", 0)
+
+
+def four_bits_store(nested, state=None):
+    """A matrix in bitsandbytes' 4 bits, with blocks of 64 weights, and its values."""
+    table = np.sort(STREAM.uniform(-1, 1, 16)).astype(np.float32)
+    codes = STREAM.integers(0, 16, (N, K), np.uint8)
+    about = {"quant_type": "nf4", "blocksize": 64, "shape": [N, K], "dtype": "bfloat16"}
+    parts = {"weight": (codes[:, ::2] << 4 | codes[:, 1::2]).reshape(-1, 1)}
+    if nested:
+        absmax = STREAM.integers(0, 256, N * K // 64, np.uint8)
+        nested_map = np.linspace(-1, 1, 256, dtype=np.float32)
+        outer = STREAM.uniform(0.1, 0.2, 8).astype(np.float32)
+        about |= {"nested_blocksize": 16, "nested_offset": 0.5, "nested_dtype": "float32"}
+        largest = nested_map[absmax] * np.repeat(outer, 16) + np.float32(0.5)
+        parts |= {"weight.nested_absmax": outer, "weight.nested_quant_map": nested_map}
+    else:
+        absmax = largest = STREAM.uniform(0.1, 0.2, N * K // 64).astype(np.float32)
+    text = (json.dumps(about) if state is None else state).encode()
+    parts |= {
+        "weight.absmax": absmax,
+        "weight.quant_map": table,
+        "weight.quant_state.bitsandbytes__nf4": np.frombuffer(text, np.uint8),
+    }
+    store = Store(norm__weight=NORM, **{f"q__{name}": value for name, value in parts.items()})
+    return store, table[codes] * np.repeat(largest, 64).reshape(N, K)
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_bitsandbytes_of_four_bits_is_converted(nested):
+    store, values = four_bits_store(nested)
+    weights = opened("bitsandbytes", store, load_in_4bit=True)
+    check(weights, values, "w8_g32", 1e-7, packed=34 / 32)
+
+
+@pytest.mark.parametrize(
+    "state", ["{", "[]", '{"shape": [16, 256]}', '{"blocksize": 64}', "[" * 9999]
+)
+def test_a_broken_state_of_bitsandbytes_is_named(state):
+    store, _ = four_bits_store(nested=False, state=state)
+    with pytest.raises(ModelError, match="bitsandbytes__nf4 is not JSON with a shape"):
+        opened("bitsandbytes", store).get("q.weight")
 
 
 @pytest.mark.parametrize(
@@ -126,10 +369,9 @@ def test_compressed_tensors_int8_is_exact():
     [
         ("awq", {"bits": 8}, "bits = 8"),
         ("awq", {"bits": 4, "version": "gemv"}, "version = gemv"),
-        ("gptq", {"bits": 3}, "bits = 3"),
-        ("compressed-tensors", compressed(8, type="float"), "type = float"),
-        ("compressed-tensors", compressed(4, actorder="group"), "actorder = group"),
-        ("compressed-tensors", {"config_groups": {}}, "0 groups"),
+        ("gptq", {"bits": 5}, "bits = 5"),
+        ("compressed-tensors", {"format": "marlin-24", **compressed(4)}, "marlin-24"),
+        ("compressed-tensors", {"config_groups": {}}, "without config_groups"),
     ],
 )
 def test_what_is_not_read_is_refused_by_its_setting(method, settings, needle):
@@ -138,32 +380,42 @@ def test_what_is_not_read_is_refused_by_its_setting(method, settings, needle):
     assert "unquantized" in str(error.value)
 
 
-def test_activation_order_is_refused():
-    codes, zeros, scales, _ = random_4bit()
-    store = Store(
-        q__qweight=pack(codes).T,
-        q__qzeros=pack(zeros.T),
-        q__scales=scales.T,
-        q__g_idx=np.arange(K, dtype=np.int32)[::-1] // (K // GROUPS),
-    )
-    tensor = opened("gptq", store, bits=4, desc_act=True).get("q.weight")
-    with pytest.raises(ModelError, match="activation order"):
+@pytest.mark.parametrize("block", [[128], [0, 128], "128", [1.5, 2], [True, 2]])
+def test_blocks_of_fp8_that_are_none_are_refused(block):
+    with pytest.raises(ModelError, match="weight_block_size"):
+        opened("fp8", Store(), weight_block_size=block)
+
+
+def test_scales_that_do_not_fit_their_matrix_are_refused():
+    weight, _, _ = random_fp8("one")
+    store = Store(q__weight=weight, q__weight_scale_inv=np.ones((3, 4), np.float32))
+    tensor = opened("fp8", store, weight_block_size=[12, 100]).get("q.weight")
+    with pytest.raises(ModelError, match=r"its scales are \[3, 4\]"):
+        dequantize(tensor)
+    pairs, _ = random_fp4()
+    store = Store(q__weight_packed=pairs, q__weight_scale=np.ones((N, 7), np.uint8))
+    tensor = opened("compressed-tensors", store, **compressed(4)).get("q.weight")
+    with pytest.raises(ModelError, match=r"that store q\.weight do not fit together"):
         dequantize(tensor)
 
 
-def test_other_groups_than_multiples_of_128_are_refused():
-    codes, zeros, scales, _ = random_4bit()
-    narrow = Store(
-        q__qweight=pack(codes).T,
-        q__qzeros=pack(np.repeat(zeros, 4, axis=1).T),
-        q__scales=np.repeat(scales, 4, axis=1).T,
-    )
-    with pytest.raises(ModelError, match="multiples of 128"):
-        dequantize(opened("gptq", narrow, bits=4).get("q.weight"))
+@pytest.mark.parametrize(
+    "order", [np.full(K, 2, np.int32), np.full(K, -1, np.int32), np.zeros(7, np.int32)]
+)
+def test_an_order_of_groups_that_do_not_exist_is_refused(order):
+    codes, zeros, scales, _ = random_codes()
+    with pytest.raises(ModelError, match=r"q\.g_idx must have 256 numbers below 2"):
+        opened("gptq", gptq_store(codes, zeros, scales, g_idx=order), bits=4).get("q.weight")
+
+
+def test_groups_of_other_sizes_than_multiples_of_32_are_refused():
+    codes, zeros, scales, _ = random_codes(16)
+    with pytest.raises(ModelError, match="multiples of 32"):
+        opened("gptq", gptq_store(codes, zeros, scales), bits=4).get("q.weight")
 
 
 def test_a_missing_part_is_named():
-    codes, zeros, _, _ = random_4bit()
+    codes, zeros, _, _ = random_codes()
     store = Store(q__qweight=pack(codes).T, q__qzeros=pack(zeros.T))
     with pytest.raises(ModelError, match=r"no tensor q\.scales"):
-        dequantize(opened("gptq", store, bits=4).get("q.weight"))
+        opened("gptq", store, bits=4).get("q.weight")

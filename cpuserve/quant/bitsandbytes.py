@@ -1,0 +1,110 @@
+"""bitsandbytes checkpoints: int8 (LLM.int8) with a scale per output, and NF4 and FP4 in groups.
+
+int8: weight int8 [n, k], SCB [n]; w = SCB / 127 * q. 4 bits: weight uint8 [n * k / 2, 1], two codes
+in a byte, the first one in its high half; quant_map fp32 [16], the values of codes; absmax, one for
+each block of consecutive weights; quant_state.bitsandbytes__nf4 (or __fp4), JSON with shape and
+blocksize. A nested absmax is uint8, codes of nested_quant_map, with a nested_absmax for each
+nested_blocksize of them, and nested_offset is added.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cpuserve.errors import ModelError
+from cpuserve.quant.fp8 import matrix_shape
+from cpuserve.quant.packed import PackedWeights, RebuiltTensor, floats
+from cpuserve.quant.registry import weight_format
+from cpuserve.quant.rows import int8_rows
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from cpuserve.quant.base import Weights
+    from cpuserve.quant.stored import TensorStore
+
+    Bytes = npt.NDArray[np.uint8]
+    Float32 = npt.NDArray[np.float32]
+
+STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
+
+
+@weight_format("bitsandbytes")
+def bitsandbytes_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noqa: ARG001
+    """Weights of a bitsandbytes checkpoint, whose tensors tell how each matrix is stored."""
+    return BitsAndBytesWeights(store)
+
+
+class BitsAndBytesWeights(PackedWeights):
+    """Weights whose matrices are stored as weight, with SCB, or with absmax and a state."""
+
+    leaders = (("weight", "I8"), ("weight", "U8"))
+    parts = (
+        "weight",
+        "SCB",
+        "weight_format",
+        "weight.absmax",
+        "weight.quant_map",
+        "weight.nested_absmax",
+        "weight.nested_quant_map",
+        *STATES,
+    )
+
+    def rebuild(self, name: str, stem: str) -> RebuiltTensor:
+        """The matrix with its codes and scales, or in fp32."""
+        if self.leader(stem) == ("weight", "I8"):
+            return self._int8(name, stem)
+        state = self._state(stem)
+        n, k = state["shape"]
+
+        def values() -> Float32:
+            table = floats(self.part(stem, "weight.quant_map"))
+            pairs = self.part(stem, "weight").data.reshape(-1)
+            codes = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)
+            size = state["blocksize"]
+            scale = np.repeat(self._absmax(stem, state), size)[: n * k]
+            return (table[codes][: n * k] * scale).reshape(n, k)
+
+        return self.converted(name, stem, (n, k), values, "bitsandbytes' 4 bits")
+
+    def _int8(self, name: str, stem: str) -> RebuiltTensor:
+        n, k = matrix_shape(self.part(stem, "weight"))
+
+        def build() -> Bytes:
+            q = self.part(stem, "weight").data.view(np.int8).reshape(n, k)
+            return int8_rows(q, floats(self.part(stem, "SCB")) / np.float32(127))
+
+        return RebuiltTensor(name, (n, k), "s8_channel", build, self.release(stem))
+
+    def _state(self, stem: str) -> dict[str, Any]:
+        """The description of a matrix of 4 bits; ModelError if it is broken."""
+        name = STATES[0] if self.has(stem, STATES[0]) else STATES[1]
+        stored = self.part(stem, name)
+        try:
+            state: dict[str, Any] = json.loads(stored.data.tobytes())
+            shape = [int(size) for size in state["shape"]]
+            ok = len(shape) == 2 and min(shape) > 0
+            sizes = [int(state["blocksize"]), int(state.get("nested_blocksize", 256))]
+            state |= {"shape": shape, "blocksize": sizes[0], "nested_blocksize": sizes[1]}
+            state["nested_offset"] = float(state.get("nested_offset", 0))
+            ok = ok and min(sizes) > 0
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            ok, state = False, {}
+        if not ok:
+            msg = f"{stored.name} is not JSON with a shape of two numbers and a blocksize"
+            raise ModelError(msg)
+        return state
+
+    def _absmax(self, stem: str, state: dict[str, Any]) -> Float32:
+        """The scale of each block."""
+        stored = self.part(stem, "weight.absmax")
+        if stored.dtype != "U8":
+            return floats(stored).reshape(-1)
+        table = floats(self.part(stem, "weight.nested_quant_map"))
+        outer = floats(self.part(stem, "weight.nested_absmax")).reshape(-1)
+        codes = stored.data.reshape(-1)
+        scale = np.repeat(outer, state["nested_blocksize"])[: codes.size]
+        return table[codes] * scale + np.float32(state["nested_offset"])

@@ -1,0 +1,61 @@
+"""Logits of a checkpoint: by the native executor, and by the interpreter in fp32."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from cpuserve import _C
+from cpuserve.core.step import LogitRow
+from cpuserve.models import build_program, spec_from_config
+from cpuserve.program.interpret import Interpreter
+from cpuserve.program.lower import Lowering
+from cpuserve.quant import dequantize
+from cpuserve.runtime.native import load
+from tests.helpers.steps import Sequence, all_rows, step
+
+TOKENS = [(i * 37 + i * i * 5) % 96 for i in range(70)]
+
+
+def program_of(checkpoint):
+    return build_program(spec_from_config(checkpoint.config))
+
+
+def native_logits(checkpoint, isa, sizes, bits=16):
+    """Logits of every token, which come in steps of `sizes`, and the lowered program."""
+    program = program_of(checkpoint)
+    lowered = Lowering(
+        program,
+        lambda name: checkpoint.weights.kind(name, "float32"),
+        isa=isa,
+        max_tokens=128,
+        max_seqs=2,
+        max_position=256,
+        kv_type="f32",
+        activation_bits=bits,
+    ).run()
+    team, out = _C.Team(2), []
+
+    def main():
+        executor = _C.Executor(team, lowered.native, 8, "f32", 2)
+        load(executor, lowered, checkpoint.weights, None)
+        sequence = Sequence(0, TOKENS, [5, 2, 7])
+        for size in sizes:
+            rows = [LogitRow(i, target=1) for i in range(size)]
+            out.append(executor.step_logits(step(sequence.chunk(size, rows)).words))
+
+    team.run(main)
+    return np.concatenate(out), lowered
+
+
+def exact_logits(checkpoint):
+    """Logits of every token of the same weights in fp32."""
+    program, weights = program_of(checkpoint), checkpoint.weights
+    tensors = {
+        need.name: torch.from_numpy(dequantize(weights.get(need.name)).reshape(need.shape))
+        for need in program.weights
+    }
+    interpreter = Interpreter(program, tensors, num_blocks=8)
+    arrays = step(Sequence(0, TOKENS, [5, 2, 7]).chunk(None, all_rows(len(TOKENS))))
+    with torch.inference_mode():
+        return interpreter.logits(interpreter.hidden(arrays)).numpy()

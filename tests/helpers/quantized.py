@@ -1,0 +1,137 @@
+"""Checkpoints in quantized formats, packed by the formats' definitions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+GROUP = 32
+
+
+def fp8(w):
+    """DeepSeek's FP8 with blocks of 32 x 32."""
+    n, k = w.shape
+    padded = torch.nn.functional.pad(w, (0, -k % GROUP, 0, -n % GROUP))
+    blocks = padded.reshape(-(-n // GROUP), GROUP, -(-k // GROUP), GROUP)
+    scale = blocks.abs().amax(dim=(1, 3)) / 448
+    codes = (blocks / scale[:, None, :, None]).reshape(padded.shape)[:n, :k]
+    return {"weight": codes.to(torch.float8_e4m3fn), "weight_scale_inv": scale}
+
+
+def gptq(w):
+    """4 bits in groups of 32 inputs that are not consecutive."""
+    k = w.shape[1]
+    order = torch.arange(k) * 7 % (k // GROUP)  # 7 divides none of the numbers of groups
+    groups = [w[:, order == g] for g in range(k // GROUP)]
+    low = torch.stack([part.amin(dim=1) for part in groups], dim=1).clamp(max=0)
+    high = torch.stack([part.amax(dim=1) for part in groups], dim=1).clamp(min=0)
+    scale = ((high - low) / 15).half()
+    zero = (-low / scale).round().clamp(1, 15)
+    codes = (w / scale.float()[:, order] + zero[:, order]).round().clamp(0, 15)
+    return {
+        "qweight": _words(codes).T.contiguous(),
+        "qzeros": _words((zero - 1).T),
+        "scales": scale.T.contiguous(),
+        "g_idx": order.int(),
+    }
+
+
+def awq(w):
+    """4 bits in groups of 32 inputs; the outputs of a word are in the order 0 2 4 6 1 3 5 7."""
+    n, k = w.shape
+    parts = w.reshape(n, k // GROUP, GROUP)
+    low, high = parts.amin(dim=2).clamp(max=0), parts.amax(dim=2).clamp(min=0)
+    scale = ((high - low) / 15).half()
+    zero = (-low / scale).round().clamp(0, 15)
+    codes = (parts / scale.float()[..., None] + zero[..., None]).round().clamp(0, 15)
+    slots = [0, 2, 4, 6, 1, 3, 5, 7]
+    columns = codes.reshape(n, k).T.reshape(k, -1, 8)[..., slots].reshape(k, n)
+    zeros = zero.T.reshape(-1, n // 8, 8)[..., slots].reshape(-1, n)
+    return {"qweight": _words(columns), "qzeros": _words(zeros), "scales": scale.T.contiguous()}
+
+
+def mxfp4(w):
+    """compressed-tensors' MXFP4."""
+    n, k = w.shape
+    parts = w.reshape(n, k // GROUP, GROUP)
+    exponent = torch.floor(torch.log2(parts.abs().amax(dim=2))) - 2
+    near = (parts / torch.exp2(exponent)[..., None])[..., None] - E2M1
+    codes = near.abs().argmin(dim=-1).reshape(n, k).to(torch.uint8)
+    return {
+        "weight_packed": codes[:, ::2] | codes[:, 1::2] << 4,
+        "weight_scale": (exponent + 127).to(torch.uint8),
+    }
+
+
+def nf4(w):
+    """bitsandbytes' 4 bits in blocks of 64 weights, with a table of 16 quantiles."""
+    table = torch.erfinv(torch.linspace(-0.95, 0.95, 16)) / torch.erfinv(torch.tensor(0.95))
+    blocks = w.reshape(-1, 64)
+    absmax = blocks.abs().amax(dim=1)
+    codes = ((blocks / absmax[:, None])[..., None] - table).abs().argmin(dim=-1).reshape(-1, 2)
+    about = json.dumps({"quant_type": "nf4", "blocksize": 64, "shape": list(w.shape)})
+    return {
+        "weight": (codes[:, :1] << 4 | codes[:, 1:]).to(torch.uint8),
+        "weight.absmax": absmax,
+        "weight.quant_map": table,
+        "weight.quant_state.bitsandbytes__nf4": torch.tensor(
+            list(about.encode()), dtype=torch.uint8
+        ),
+    }
+
+
+def int8(w):
+    """bitsandbytes' int8."""
+    largest = w.abs().amax(dim=1)
+    codes = (w / largest[:, None] * 127).round().to(torch.int8)
+    return {"weight": codes, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+
+
+_MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": GROUP}
+# What makes the tensors of a matrix, and the quantization_config of such a checkpoint.
+FORMATS = {
+    "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]}),
+    "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "desc_act": True}),
+    "awq": (awq, {"quant_method": "awq", "bits": 4, "version": "gemm"}),
+    "mxfp4": (
+        mxfp4,
+        {
+            "quant_method": "compressed-tensors",
+            "format": "mxfp4-pack-quantized",
+            "config_groups": {"group_0": {"weights": _MXFP4}},
+        },
+    ),
+    "nf4": (nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    "int8": (int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+}
+
+
+def quantized_copy(model: Path, name: str, to: Path) -> Path:
+    """A copy of a checkpoint, the matrices of whose layers are quantized in format `name`."""
+    pack, settings = FORMATS[name]
+    tensors = {}
+    for file in sorted(model.glob("*.safetensors")):
+        for key, value in load_file(file).items():
+            if not key.endswith("_proj.weight"):
+                tensors[key] = value
+                continue
+            stem = key.removesuffix("weight")
+            tensors |= {f"{stem}{part}": t.contiguous() for part, t in pack(value.float()).items()}
+    shutil.copytree(model, to, ignore=shutil.ignore_patterns("*.safetensors"))
+    save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    return to
+
+
+def _words(codes: torch.Tensor) -> torch.Tensor:
+    """int32 words of eight codes of 4 bits along the last axis, lowest bits first."""
+    eights = codes.reshape(*codes.shape[:-1], -1, 8).to(torch.int64)
+    words = (eights << torch.arange(0, 32, 4)).sum(dim=-1).numpy()
+    return torch.from_numpy(words.astype(np.uint32).view(np.int32))

@@ -1,0 +1,65 @@
+"""Models in quantized formats other than GGUF, from their files to logits."""
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from cpuserve import LLM, SamplingParams
+from cpuserve.loader.load import open_checkpoint, packed_size
+from cpuserve.quant import dequantize
+from tests.helpers.checkpoint_logits import TOKENS, exact_logits, native_logits
+from tests.helpers.levels import LEVELS
+from tests.helpers.quantized import FORMATS, quantized_copy
+from tests.helpers.tiny import tiny_model
+
+# Parts of phi3's matrices are read, gate and up.
+FAMILIES = ("llama", "phi3", "qwen3-moe")
+# Formats whose codes are kept. A conversion to int8 errs by 0.5 % of a weight, and rows of int8
+# with one scale by as much; where such an error changes the choice of experts, a token differs.
+EXACT = ("awq", "mxfp4")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_logits_are_those_of_the_weights_in_fp32(name, family, tmp_path):
+    path = quantized_copy(tiny_model(family), name, tmp_path / name)
+    checkpoint = open_checkpoint(path)
+    want = exact_logits(checkpoint)
+    got, lowered = native_logits(checkpoint, LEVELS[-1], [len(TOKENS)])
+    exact = name in EXACT and family != "qwen3-moe"
+    off = np.abs(got - want) / np.ptp(want)
+    assert off.max() < 1e-2 if exact else off.mean() < 5e-3
+    chunks, _ = native_logits(checkpoint, LEVELS[-1], [1, 40, 3, 26])
+    assert np.array_equal(chunks, got)
+    if family == "llama":  # all of whose matrices but the embedding are read in every step
+        embedding = checkpoint.weights.get("model.embed_tokens.weight").nbytes
+        wanted = lowered.read_bytes + embedding
+        assert packed_size(path, checkpoint.config) == pytest.approx(wanted, rel=0.03)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_weights_are_near_those_that_were_quantized(name, tmp_path):
+    model = tiny_model("llama")
+    checkpoint = open_checkpoint(quantized_copy(model, name, tmp_path / name))
+    stored = load_file(next(iter(model.glob("*.safetensors"))))
+    for key in ("q_proj", "down_proj"):
+        at = f"self_attn.{key}" if key == "q_proj" else f"mlp.{key}"
+        weight = stored[f"model.layers.1.{at}.weight"].float().numpy()
+        got = dequantize(checkpoint.weights.get(f"model.layers.1.{at}.weight"))
+        # Four bits are at most an eighth of the largest weight off, where a code is missing.
+        assert np.abs(got - weight).max() < np.abs(weight).max() / 4
+        assert np.corrcoef(got.reshape(-1), weight.reshape(-1))[0, 1] > 0.98
+
+
+@pytest.mark.parametrize("executor", ["native", "torch"])
+def test_both_executors_serve_a_converted_checkpoint(executor, tmp_path):
+    path = quantized_copy(tiny_model("llama"), "fp8", tmp_path / "fp8")
+    greedy = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+    with LLM(str(path), executor=executor, max_model_len=128) as llm:
+        assert llm.config.quantize == "none"
+        outputs = llm.generate([TOKENS[:20]], greedy, use_tqdm=False)
+    with LLM(str(tiny_model("llama")), executor=executor, max_model_len=128) as llm:
+        wanted = llm.generate([TOKENS[:20]], greedy, use_tqdm=False)
+    got, want = outputs[0].outputs[0].token_ids, wanted[0].outputs[0].token_ids
+    assert len(got) == 16
+    assert got[0] == want[0]
