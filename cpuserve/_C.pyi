@@ -178,7 +178,10 @@ class Program:
         sinks: int,
     ) -> None: ...
     def split_gates(self, x: int, out: int, heads: int, head_dim: int) -> None: ...
-    def gate(self, x: int, out: int, column: int, single: bool) -> None: ...
+    def gate(self, x: int, out: int, column: int, single: bool, plain: bool) -> None: ...
+    def gated_norm(
+        self, x: int, z: int, out: int, weight: int, groups: int, column: int, eps: float
+    ) -> None: ...
     def gated_delta(
         self,
         x: int,
@@ -197,6 +200,36 @@ class Program:
         tiled: bool,
     ) -> None:
         """conv: [key heads, taps, channels of a key head]; rates: -exp(A_log) of value heads."""
+    def short_conv(
+        self,
+        x: int,
+        out: int,
+        column: int,
+        units: int,
+        taps: int,
+        weight: int,
+        bias: int,
+        silu: bool,
+    ) -> None:
+        """weight: [taps, channels]."""
+    def mamba2(
+        self,
+        x: int,
+        steps: int,
+        out: int,
+        heads: int,
+        groups: int,
+        key_width: int,
+        value_width: int,
+        together: int,
+        column: int,
+        rates: int,
+        dt_bias: int,
+        d: int,
+        low: float,
+        high: float,
+    ) -> None:
+        """rates: -exp(A_log) of the heads; column: of steps."""
     def add(self, x: int, out: int) -> None: ...
     def activation(self, x: int, out: int, activation: str, glu: bool) -> None: ...
     def hidden(self, x: int) -> None: ...

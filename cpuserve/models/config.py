@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from cpuserve.errors import ModelError
 
 MAX_INT32 = 2**31 - 1  # token ids, positions and widths are int32 in the kernels
+MOST_TAPS = 8  # kMaxTaps in csrc/kernels/table.h
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -37,6 +38,11 @@ def read_int(
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         refuse(key, value, f"an integer from {low} to {high}")
     return value
+
+
+def read_taps(config: Mapping[str, Any], key: str, default: int) -> int:
+    """config[key], the tokens of a short convolution."""
+    return read_int(config, key, default, low=2, high=MOST_TAPS)
 
 
 def read_float(

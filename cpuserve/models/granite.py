@@ -1,4 +1,4 @@
-"""Granite 3 and the dense models of Granite 4: Llama with constants that multiply its parts."""
+"""Granite 3 and 4: Llama with constants that multiply its parts, and in Granite 4 with Mamba2."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from typing import Any, cast
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_kinds, refuse
 from cpuserve.models.experts import read_experts
-from cpuserve.models.llama import build_decoder, read_decoder
+from cpuserve.models.llama import build_decoder, read_decoder, self_attention
+from cpuserve.models.mamba import Mamba2Sizes, add_mamba2, read_mamba2
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
+
+# The names of both kinds of layers: those of published configs, and transformers'.
+MAMBA = ("mamba", "linear_attention")
+ATTENTION = ("attention", "full_attention")
 
 
 @register_model("GraniteForCausalLM")
@@ -55,20 +60,23 @@ class GraniteMoe:
 
 @register_model("GraniteMoeHybridForCausalLM")
 class GraniteMoeHybrid:
-    """Granite 4 without recurrent layers. Source: transformers modeling_granitemoehybrid."""
+    """Granite 4: Mamba2 beside attention, or attention alone.
+
+    Source: transformers modeling_granitemoehybrid.
+    """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Granite 4 config."""
-        known = ("attention", "full_attention")
-        if "layer_types" not in config:
-            refuse("layer_types", None, f"a list of {known[0]!r}: Mamba2 layers are not supported")
-        read_kinds(config, "layer_types", known, lambda _: known[0])
+        """The hyperparameters in a Granite 4 config; without layer_types, all layers are Mamba2."""
+        kinds = read_kinds(config, "layer_types", (*MAMBA, *ATTENTION), lambda _: MAMBA[0])
         extra: dict[str, object] = {"experts": 0}
         if read_int(config, "num_local_experts", low=0):
             extra = read_experts(config, count="num_local_experts", width="intermediate_size")
         extra["shared_width"] = read_int(config, "shared_intermediate_size")
+        extra["attends"] = tuple(kind in ATTENTION for kind in kinds)
         spec = _spec(config, "GraniteMoeHybridForCausalLM", extra=extra)
+        if not all(cast("tuple[bool, ...]", extra["attends"])):
+            extra["mamba"] = read_mamba2(config, spec.width)
         kind = config.get("position_embedding_type")
         if kind not in (None, "nope", "rope"):
             refuse("position_embedding_type", kind, "rope, nope or null")
@@ -77,7 +85,17 @@ class GraniteMoeHybrid:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        build_decoder(b, s, mlp=_mlp)
+        build_decoder(b, s, attention=_mix, mlp=_mlp)
+
+
+def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's attention or Mamba2 of h to x."""
+    attends = cast("tuple[bool, ...]", s.extra["attends"])
+    if attends[layer]:
+        self_attention(b, s, layer, h, x, cache=sum(attends[:layer]))
+    else:
+        sizes = cast("Mamba2Sizes", s.extra["mamba"])
+        add_mamba2(b, sizes, f"model.layers.{layer}.mamba", h, x)
 
 
 def _spec(

@@ -213,12 +213,14 @@ def attend(
     qk_norm: bool = False,
     plus_one: bool = False,
     softcap: float = 0.0,
+    cache: int | None = None,
 ) -> ValueId:
     """The layer's attention of h, [T, q_heads * head_dim], before its output matrix.
 
     fused: the checkpoint stores q, k and v as one tensor, qkv_proj. paired: its RoPE rotates
     neighbouring dims. qk_norm: RMS norm of each q and k head (Qwen3); plus_one: its weights are
-    offsets from 1. softcap is that of `Builder.attention`.
+    offsets from 1. softcap is that of `Builder.attention`. cache: the layer's number among those
+    with attention, if not all have it.
     """
     d, rope = s.head_dim, layer_rope(s, layer)
     at = f"model.layers.{layer}.self_attn"
@@ -231,16 +233,17 @@ def attend(
         rotated = [unpaired(name, heads[name], d, rope.rotary) for name in (q, k)]
         parts = {**rotated[0], **rotated[1], v: parts[v]}
     qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias)
+    cache = layer if cache is None else cache
     b.rope_store_kv(
         qkv,
-        layer=layer,
+        layer=cache,
         rope=rope,
         q_norm=f"{at}.q_norm" if qk_norm else None,
         k_norm=f"{at}.k_norm" if qk_norm else None,
         plus_one=plus_one,
     )
     window, scale = layer_window(s, layer), s.attention_scale
-    return b.attention(qkv, layer=layer, window=window, scale=scale, softcap=softcap)
+    return b.attention(qkv, layer=cache, window=window, scale=scale, softcap=softcap)
 
 
 def self_attention(
@@ -253,9 +256,10 @@ def self_attention(
     fused: bool = False,
     paired: bool = False,
     qk_norm: bool = False,
+    cache: int | None = None,
 ) -> None:
     """Add the layer's attention of h to x; the options are those of `attend`."""
-    a = attend(b, s, layer, h, fused=fused, paired=paired, qk_norm=qk_norm)
+    a = attend(b, s, layer, h, fused=fused, paired=paired, qk_norm=qk_norm, cache=cache)
     b.linear(a, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x)
 
 

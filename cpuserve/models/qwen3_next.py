@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 from cpuserve.models.base import register_model
-from cpuserve.models.config import read_bool, read_int, read_kinds, refuse
+from cpuserve.models.config import read_bool, read_int, read_kinds, read_taps, refuse
 from cpuserve.models.llama import build_decoder, offset_norm, read_decoder
 from cpuserve.models.qwen3_moe import qwen_shared_mlp, read_shared_experts
 from cpuserve.models.spec import ModelSpec
@@ -25,9 +25,7 @@ DELTA_SIZES = {
     "value_heads": ("linear_num_value_heads", 32),
     "key_width": ("linear_key_head_dim", 128),
     "value_width": ("linear_value_head_dim", 128),
-    "taps": ("linear_conv_kernel_dim", 4),
 }
-MOST_TAPS = 8  # kMaxTaps in csrc/kernels/table.h
 
 
 @register_model("Qwen3NextForCausalLM")
@@ -128,9 +126,7 @@ def _read_delta(config: Mapping[str, Any]) -> dict[str, int]:
     if sizes["value_heads"] % sizes["key_heads"]:
         want = f"a multiple of linear_num_key_heads ({sizes['key_heads']})"
         refuse("linear_num_value_heads", sizes["value_heads"], want)
-    if not 2 <= sizes["taps"] <= MOST_TAPS:
-        refuse("linear_conv_kernel_dim", sizes["taps"], f"an integer from 2 to {MOST_TAPS}")
-    return sizes
+    return {**sizes, "taps": read_taps(config, "linear_conv_kernel_dim", 4)}
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, project: Project) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -18,6 +19,7 @@ from cpuserve.program.ops import (
     ExpertLinear,
     Gate,
     GatedDelta,
+    GatedNorm,
     Groups,
     HeadLinear,
     Hidden,
@@ -25,6 +27,7 @@ from cpuserve.program.ops import (
     LayerNorm,
     Linear,
     Logits,
+    Mamba2,
     Op,
     PositionEmbed,
     RmsNorm,
@@ -33,6 +36,7 @@ from cpuserve.program.ops import (
     Route,
     RouteAdapters,
     Score,
+    ShortConv,
     SplitGates,
     Spread,
     Then,
@@ -47,6 +51,10 @@ from cpuserve.program.program import (
     whole_lines,
 )
 
+# A unit of a recurrent layer is what one thread computes of a sequence: many enough for all threads
+# to have some, and large enough that claiming one costs little.
+CONV_CHANNELS = 256  # the most channels of a short convolution
+STATE_HEADS = 8  # the most heads of Mamba2: the kernel reads as many states side by side
 # The kernels multiply heads by columns that begin and end at whole vectors.
 HEAD_GROUP = 32
 
@@ -406,6 +414,12 @@ class Builder:
         self._ops.append(SplitGates(x, out, heads, head_dim, width))
         return out
 
+    def multiply(self, x: ValueId, *, to: ValueId, column: int = 0) -> None:
+        """Multiply `to` by the columns of x from `column` on; in place."""
+        width = self._width(to)
+        self._check_columns("multiply", x, column, width)
+        self._ops.append(Gate(x, to, width, column, plain=True))
+
     def gate(self, x: ValueId, *, to: ValueId) -> None:
         """Multiply `to` by the sigmoid of the last columns of x; of its one column, if it has one.
 
@@ -461,6 +475,96 @@ class Builder:
         closed = each * key_width * value_width + (taps - 1) * channels
         row = whole_lines(key_width) + each * (whole_lines(value_width) + 1) + channels
         self._states.append(StateLayer(key_heads, closed, STATE_CHUNK * row))
+        return out
+
+    def short_conv(
+        self,
+        x: ValueId,
+        name: str,
+        *,
+        taps: int,
+        column: int = 0,
+        channels: int | None = None,
+        bias: bool = False,
+        silu: bool = False,
+    ) -> ValueId:
+        """A causal convolution of each column of x over `taps` tokens: [T, channels].
+
+        The columns begin at `column`; channels: their number, by default all that follow.
+        """
+        channels = self._width(x) - column if channels is None else channels
+        self._check_columns(f"{name}: x", x, column, channels)
+        weight = self._need(f"{name}.weight", (channels, 1, taps), "table")
+        shift = self._need(f"{name}.bias", (channels,), "vector") if bias else None
+        out = self._value(name, channels)
+        state, units = len(self._states), channels // largest_part(channels, CONV_CHANNELS)
+        self._ops.append(
+            ShortConv(x, out, state, channels, taps, weight, shift, column, units, silu)
+        )
+        # A unit keeps the last inputs of its channels, and those of all open tokens.
+        each = channels // units
+        self._states.append(StateLayer(units, (taps - 1) * each, STATE_CHUNK * each))
+        return out
+
+    def mamba2(
+        self,
+        x: ValueId,
+        steps: ValueId,
+        name: str,
+        *,
+        heads: int,
+        groups: int,
+        key_width: int,
+        value_width: int,
+        column: int = 0,
+        limits: tuple[float, float] = (0.0, math.inf),
+    ) -> ValueId:
+        """The state space of Mamba2 over x: [T, heads * value_width].
+
+        name: of the layer, whose weights are A_log, dt_bias and D. See `ops.Mamba2` for the columns
+        of x. steps: has a column of each head from `column` on; limits: of what becomes of it.
+        """
+        if heads % groups:
+            msg = f"{name}: {heads} heads cannot form {groups} equal groups"
+            raise ModelError(msg)
+        self._check_width(f"{name}: x", x, heads * value_width + 2 * groups * key_width)
+        self._check_columns(f"{name}: steps", steps, column, heads)
+        a_log = self._need(f"{name}.A_log", (heads,), "vector")
+        dt_bias = self._need(f"{name}.dt_bias", (heads,), "vector")
+        d = self._need(f"{name}.D", (heads,), "vector")
+        out, state = self._value(name, heads * value_width), len(self._states)
+        each = largest_part(heads // groups, STATE_HEADS)
+        sizes = (heads, groups, key_width, value_width, each, column)
+        self._ops.append(Mamba2(x, steps, out, state, *sizes, a_log, dt_bias, d, *limits))
+        # A unit keeps the states of some heads of a group; of every open token its B, and each
+        # head's u and decay.
+        row = whole_lines(key_width) + each * (whole_lines(value_width) + 1)
+        closed = each * key_width * value_width
+        self._states.append(StateLayer(heads // each, closed, STATE_CHUNK * row))
+        return out
+
+    def gated_norm(
+        self,
+        x: ValueId,
+        z: ValueId,
+        name: str,
+        *,
+        groups: int = 1,
+        column: int = 0,
+        eps: float | None = None,
+    ) -> ValueId:
+        """RmsNorm of x times the SiLU of the columns of z from `column` on: [T, width of x].
+
+        Each of `groups` equal parts of a row has a mean of its own.
+        """
+        width = self._width(x)
+        if width % groups:
+            msg = f"{name}: {width} columns cannot form {groups} equal groups"
+            raise ModelError(msg)
+        self._check_columns(f"{name}: z", z, column, width)
+        weight = self._need(f"{name}.weight", (width,), "vector")
+        out = self._value(name, width)
+        self._ops.append(GatedNorm(x, z, out, weight, width, groups, column, self._eps(eps)))
         return out
 
     def add(self, x: ValueId, *, to: ValueId) -> None:
@@ -539,6 +643,12 @@ class Builder:
             msg = f"{what}: {self._values[x].name} is {self._width(x)} wide, not {width}"
             raise ModelError(msg)
 
+    def _check_columns(self, what: str, x: ValueId, column: int, count: int) -> None:
+        if not 0 <= column <= self._width(x) - count or count < 1:
+            have = f"{self._values[x].name} is {self._width(x)} wide"
+            msg = f"{what}: {have}, so it has no {count} columns from column {column} on"
+            raise ModelError(msg)
+
     def _eps(self, eps: float | None) -> float:
         return self._spec.norm_eps if eps is None else eps
 
@@ -551,6 +661,11 @@ class Builder:
             msg = f"two ops need {name} in different forms: {self._weights[name]} and {need}"
             raise ModelError(msg)
         return name
+
+
+def largest_part(count: int, most: int) -> int:
+    """The largest divisor of `count` that is at most `most`."""
+    return next(part for part in range(min(count, most), 0, -1) if count % part == 0)
 
 
 def _then_width(what: str, features: tuple[int, ...], then: Then) -> int:

@@ -10,10 +10,12 @@ from cpuserve.program.ops import (
     ExpertLinear,
     Gate,
     GatedDelta,
+    GatedNorm,
     Hidden,
     LatentStoreKV,
     Linear,
     Logits,
+    Mamba2,
     Op,
     PositionEmbed,
     RopeStoreKV,
@@ -47,6 +49,10 @@ def reads(op: Op) -> tuple[ValueId, ...]:
         return (op.x, op.routing, op.out)
     if isinstance(op, GatedDelta):
         return (op.x, op.gates)
+    if isinstance(op, Mamba2):
+        return (op.x, op.steps)
+    if isinstance(op, GatedNorm):
+        return (op.x, op.z)
     if isinstance(op, Add | Gate) or (isinstance(op, Linear) and op.add):
         return (op.x, op.out)
     return (op.x,)

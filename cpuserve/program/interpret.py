@@ -6,7 +6,7 @@ same points as the native executor (csrc/kernels/table.h), so tests can use tigh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cpuserve.program.dataflow import last_uses, reads, written
+from cpuserve.program.mamba import ConvInputs, Mamba2States, Mamba2Weights
 from cpuserve.program.ops import (
     ActivationOp,
     Add,
@@ -24,6 +25,7 @@ from cpuserve.program.ops import (
     ExpertLinear,
     Gate,
     GatedDelta,
+    GatedNorm,
     Groups,
     HeadLinear,
     Hidden,
@@ -31,11 +33,13 @@ from cpuserve.program.ops import (
     LayerNorm,
     Linear,
     Logits,
+    Mamba2,
     PositionEmbed,
     RmsNorm,
     RopeStoreKV,
     Route,
     RouteAdapters,
+    ShortConv,
     SplitGates,
     Spread,
     Then,
@@ -43,7 +47,7 @@ from cpuserve.program.ops import (
 )
 from cpuserve.program.parts import parse
 from cpuserve.program.program import CacheLayer, Program, group_of
-from cpuserve.program.recurrent import DeltaStates, DeltaWeights
+from cpuserve.program.recurrent import DeltaStates, DeltaWeights, Part, parts_of
 from cpuserve.program.row_formats import FLOAT_ROWS
 from cpuserve.program.tables import alibi_slopes, rope_tables
 from cpuserve.program.view import HasWords, StepView, check_step, key_slots, token_slots, view
@@ -157,9 +161,7 @@ class Interpreter:
         self._tensors = {need.name: _tensor(tensors, need.name) for need in program.weights}
         self._check_shapes()
         self._make_cache()
-        self._states = [
-            DeltaStates(op, num_states, BLOCK) for op in program.ops if isinstance(op, GatedDelta)
-        ]
+        self._states = make_states(program, num_states)
         self._last_use = last_uses(program)
         self._alibi = {
             op.q_heads: torch.from_numpy(alibi_slopes(op.q_heads))
@@ -412,18 +414,50 @@ class Interpreter:
 
     def _gate(self, op: Gate, x: Tensor, out: Tensor) -> Tensor:
         gates = x[:, op.column : op.column + (1 if op.single else op.width)]
-        return out * torch.sigmoid(gates)
+        return out * (gates if op.plain else torch.sigmoid(gates))
 
     def _gateddelta(self, op: GatedDelta, x: Tensor, gates: Tensor) -> Tensor:
-        step, names = self._step, (op.conv, op.a_log, op.dt_bias, op.norm)
-        weights = DeltaWeights(*map(self._vector, names))
+        weights = DeltaWeights(*map(self._vector, (op.conv, op.a_log, op.dt_bias, op.norm)))
+        step, states = self._step, cast("DeltaStates", self._states[op.state])
         out = torch.empty(len(x), op.value_heads * op.value_width)
         for seq in range(step.num_seqs):
             at, table = step.queries(seq), step.table(seq, self._kv_groups)
             start, gone = int(step.positions[at.start]), self.num_blocks - 1
-            states = self._states[op.state]
             out[at] = states.run(x[at], gates[at], start, table, gone, weights)
         return out
+
+    def _shortconv(self, op: ShortConv, x: Tensor) -> Tensor:
+        inputs, weight = x[:, op.column : op.column + op.channels], self._vector(op.weight)
+        states = cast("ConvInputs", self._states[op.state])
+        out = torch.empty(len(x), op.channels)
+        for at, part in self._state_parts():
+            out[at] = states.run(inputs[at], part, weight)
+        if op.bias is not None:
+            out = out + self._vector(op.bias)
+        return F.silu(out) if op.silu else out
+
+    def _mamba2(self, op: Mamba2, x: Tensor, steps: Tensor) -> Tensor:
+        weights = Mamba2Weights(*map(self._vector, (op.a_log, op.dt_bias, op.d)))
+        steps = steps[:, op.column : op.column + op.heads]
+        states = cast("Mamba2States", self._states[op.state])
+        out = torch.empty(len(x), op.heads * op.value_width)
+        for at, part in self._state_parts():
+            out[at] = states.run(x[at], steps[at], part, weights)
+        return out
+
+    def _state_parts(self) -> Iterator[tuple[slice, Part]]:
+        """The rows of all sequences of the step, in parts that lie in one chunk each."""
+        step, gone = self._step, self.num_blocks - 1
+        for seq in range(step.num_seqs):
+            rows, table = step.queries(seq), step.table(seq, self._kv_groups)
+            start = int(step.positions[rows.start])
+            for part in parts_of(rows.stop - rows.start, start, table, gone, BLOCK):
+                yield slice(rows.start + part.first, rows.start + part.end), part
+
+    def _gatednorm(self, op: GatedNorm, x: Tensor, z: Tensor) -> Tensor:
+        gated = x * F.silu(z[:, op.column : op.column + op.width])
+        normed = rms_norm(gated.reshape(len(x), op.groups, -1), torch.ones(()), op.eps)
+        return normed.reshape(x.shape) * self._vector(op.weight)
 
     def _attention(self, op: Attention, qkv: Tensor) -> Tensor:
         q = qkv[:, : op.q_heads * op.head_dim].reshape(len(qkv), op.q_heads, op.head_dim)
@@ -541,6 +575,19 @@ class Interpreter:
             if shape != need.shape:
                 msg = f"{need.name} has shape {shape}, but the program needs {need.shape}"
                 raise ValueError(msg)
+
+
+def make_states(program: Program, slots: int) -> list[DeltaStates | ConvInputs | Mamba2States]:
+    """What each recurrent layer keeps in its `slots` state slots."""
+    made: list[DeltaStates | ConvInputs | Mamba2States] = []
+    for op in program.ops:
+        if isinstance(op, GatedDelta):
+            made.append(DeltaStates(op, slots, BLOCK))
+        elif isinstance(op, ShortConv):
+            made.append(ConvInputs(op.channels, op.taps, slots))
+        elif isinstance(op, Mamba2):
+            made.append(Mamba2States(op, slots))
+    return made
 
 
 def keep_groups(scores: Tensor, groups: Groups) -> Tensor:

@@ -26,12 +26,14 @@ from cpuserve.program.ops import (
     ExpertLinear,
     Gate,
     GatedDelta,
+    GatedNorm,
     HeadLinear,
     Hidden,
     LatentStoreKV,
     LayerNorm,
     Linear,
     Logits,
+    Mamba2,
     Op,
     PositionEmbed,
     RmsNorm,
@@ -39,6 +41,7 @@ from cpuserve.program.ops import (
     RopeStoreKV,
     Route,
     RouteAdapters,
+    ShortConv,
     SplitGates,
     Spread,
     Then,
@@ -586,7 +589,7 @@ class Lowering:
 
     def _gate(self, op: Gate) -> None:
         x, out = self._value(op.x), self._value(op.out)
-        self._emit(lambda: self.native.gate(x, out, op.column, op.single))
+        self._emit(lambda: self.native.gate(x, out, op.column, op.single, op.plain))
 
     def _gateddelta(self, op: GatedDelta) -> None:
         heads, width = op.key_heads, op.key_width
@@ -612,6 +615,32 @@ class Lowering:
         sizes = (heads, op.value_heads, width, op.value_width, op.taps)
         native = self.native.gated_delta
         self._emit(lambda: native(x, gates, out, *sizes, *vectors, op.eps, op.tiled))
+
+    def _shortconv(self, op: ShortConv) -> None:
+        def by_tap(read: ReadFn) -> Float32:
+            return read(op.weight).reshape(op.channels, op.taps).T
+
+        weight = self._vector(("conv", op.weight), op.channels * op.taps, by_tap)
+        bias = self._plain(op.bias, op.channels)
+        x, out = self._value(op.x), self._value(op.out)
+        sizes = (op.column, op.units, op.taps)
+        self._emit(lambda: self.native.short_conv(x, out, *sizes, weight, bias, op.silu))
+
+    def _mamba2(self, op: Mamba2) -> None:
+        vectors = (
+            self._vector(("rates", op.a_log), op.heads, lambda read: -np.exp(read(op.a_log))),
+            self._plain(op.dt_bias, op.heads),
+            self._plain(op.d, op.heads),
+        )
+        x, steps, out = self._value(op.x), self._value(op.steps), self._value(op.out)
+        widths = (op.key_width, op.value_width, op.together, op.column)
+        sizes = (op.heads, op.groups, *widths)
+        self._emit(lambda: self.native.mamba2(x, steps, out, *sizes, *vectors, op.low, op.high))
+
+    def _gatednorm(self, op: GatedNorm) -> None:
+        x, z, out = self._value(op.x), self._value(op.z), self._value(op.out)
+        weight = self._plain(op.weight, op.width)
+        self._emit(lambda: self.native.gated_norm(x, z, out, weight, op.groups, op.column, op.eps))
 
     def _add(self, op: Add) -> None:
         self._emit(lambda: self.native.add(self._value(op.x), self._value(op.out)))

@@ -10,8 +10,8 @@ Families that these ops cover: Llama 2/3, Mistral, SmolLM2; Qwen2/2.5 (q/k/v bia
 inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, optional
 word_embed projection); Qwen3-MoE; Gemma 2 and 3 (RmsNorm `plus_one`, Embed `scale`, post-norms as
 RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and `softcap`); DeepSeek V2 and
-V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head). docs/contracts.md says what
-further families need.
+V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head); Granite 4 (ShortConv, Mamba2,
+GatedNorm). docs/contracts.md says what further families need.
 """
 
 from __future__ import annotations
@@ -311,7 +311,8 @@ class SplitGates:
 class Gate:
     """out[t] *= sigmoid(x[t, column:]), by one gate for each of the `width` columns of out.
 
-    single: x has one gate, which multiplies the whole row.
+    single: x has one gate, which multiplies the whole row. plain: gates multiply as they are,
+    without a sigmoid.
     """
 
     x: ValueId
@@ -319,6 +320,7 @@ class Gate:
     width: int
     column: int = 0
     single: bool = False
+    plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +358,76 @@ class GatedDelta:
     norm: str
     eps: float
     tiled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """A causal convolution of each channel over the last `taps` tokens, then SiLU if `silu`.
+
+    out[t, c] = bias[c] + sum over j of weight[c, 0, j] x[t - taps + 1 + j, column + c], where
+    inputs before the sequence are 0. weight [channels, 1, taps], bias [channels] or None. The last
+    inputs of a sequence stand in state layer `state`, in `units` equal parts of the channels.
+    """
+
+    x: ValueId
+    out: ValueId
+    state: int
+    channels: int
+    taps: int
+    weight: str
+    bias: str | None
+    column: int
+    units: int
+    silu: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """The state space of Mamba2 over x, which a short convolution has mixed.
+
+    x [T, heads value_width + 2 groups key_width]: the values of all heads, then B of all groups,
+    then C of all groups. The heads of a group share its B and C. With dt = softplus(steps[column +
+    head] + dt_bias), clamped to [low, high], each head has a state S [key_width, value_width]:
+
+        S_t = exp(-exp(a_log) dt) S_(t-1) + B (x) (dt x),  out = S_t^T C + d x
+
+    out [T, heads value_width]. What a sequence keeps stands in state layer `state`, in units of
+    `together` heads of a group. Source: transformers modeling_granitemoehybrid; Dao and Gu 2024
+    (Transformers are SSMs).
+    """
+
+    x: ValueId
+    steps: ValueId
+    out: ValueId
+    state: int
+    heads: int
+    groups: int
+    key_width: int
+    value_width: int
+    together: int
+    column: int
+    a_log: str
+    dt_bias: str
+    d: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class GatedNorm:
+    """out = RmsNorm(x silu(z[t, column:])) weight, with a mean for each of `groups` equal parts.
+
+    x and out [T, width], weight [width].
+    """
+
+    x: ValueId
+    z: ValueId
+    out: ValueId
+    weight: str
+    width: int
+    groups: int
+    column: int
+    eps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +495,9 @@ Op = (
     | SplitGates
     | Gate
     | GatedDelta
+    | ShortConv
+    | Mamba2
+    | GatedNorm
     | Add
     | ActivationOp
     | Logits

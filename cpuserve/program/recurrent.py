@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,42 @@ from cpuserve.program.ops import GatedDelta
 from cpuserve.program.view import Int32, state_slot
 
 LENGTH_EPS = 1e-6  # of the squared length of a query or key
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows [first, end) of a sequence's part of a step, which lie in one chunk.
+
+    `num_open` rows of the chunk stand before them in `slot`. closed: the slot of the last closed
+    state, -1 at the beginning of a sequence.
+    """
+
+    first: int
+    end: int
+    num_open: int
+    slot: int
+    closed: int
+
+    @property
+    def closes(self) -> bool:
+        """Whether the rows fill the chunk."""
+        return self.num_open + self.end - self.first == STATE_CHUNK
+
+
+def parts_of(n: int, start: int, table: Int32, gone: int, block: int) -> Iterator[Part]:
+    """The n rows of tokens start, start + 1... of a sequence, by chunk.
+
+    table: the sequence's state slots, each for `block` tokens; `gone` stands where there is none.
+    """
+    done = 0
+    while done < n:
+        at = start + done
+        base = at // STATE_CHUNK * STATE_CHUNK
+        end = min(n, done + base + STATE_CHUNK - at)
+        slot = state_slot(table, at // block, gone)
+        closed = state_slot(table, (base - 1) // block, gone) if base else -1
+        yield Part(done, end, at - base, slot, closed)
+        done = end
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +102,11 @@ class DeltaStates:
         b, a = gates.chunk(2, dim=1)
         beta = torch.sigmoid(b)
         g = -torch.exp(w.a_log) * F.softplus(a + w.dt_bias)
-        out, done = torch.empty(n, op.value_heads, op.value_width), 0
-        while done < n:
-            at = start + done
-            base = at // STATE_CHUNK * STATE_CHUNK
-            rows = slice(done, min(n, done + base + STATE_CHUNK - at))
-            slot = state_slot(table, at // self._block, gone)
-            closed = state_slot(table, (base - 1) // self._block, gone) if base else -1
-            part = inputs[rows], beta[rows], g[rows]
-            out[rows] = self._run_rows(slot, closed, at - base, *part, w.conv)
-            done = rows.stop
+        out = torch.empty(n, op.value_heads, op.value_width)
+        for part in parts_of(n, start, table, gone, self._block):
+            rows = slice(part.first, part.end)
+            given = inputs[rows], beta[rows], g[rows]
+            out[rows] = self._run_rows(part.slot, part.closed, part.num_open, *given, w.conv)
         normed = out * torch.rsqrt(out.square().mean(dim=-1, keepdim=True) + op.eps) * w.norm
         return (normed * F.silu(z.reshape(out.shape))).reshape(n, -1)
 

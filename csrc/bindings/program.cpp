@@ -141,10 +141,17 @@ void register_program(py::module_& m) {
           py::arg("x"), py::arg("out"), py::arg("heads"), py::arg("head_dim"))
       .def(
           "gate",
-          [](Program& p, Id x, Id out, int64_t column, bool single) {
-            p.gate({x, out, column, single});
+          [](Program& p, Id x, Id out, int64_t column, bool single, bool plain) {
+            p.gate({x, out, column, single, plain});
           },
-          py::arg("x"), py::arg("out"), py::arg("column"), py::arg("single"))
+          py::arg("x"), py::arg("out"), py::arg("column"), py::arg("single"), py::arg("plain"))
+      .def(
+          "gated_norm",
+          [](Program& p, Id x, Id z, Id out, Id weight, int32_t groups, int64_t column, float eps) {
+            p.gated_norm({x, z, out, weight, groups, column, eps});
+          },
+          py::arg("x"), py::arg("z"), py::arg("out"), py::arg("weight"), py::arg("groups"),
+          py::arg("column"), py::arg("eps"))
       .def(
           "gated_delta",
           [](Program& p, Id x, Id gates, Id out, int32_t key_heads, int32_t value_heads,
@@ -157,6 +164,24 @@ void register_program(py::module_& m) {
           py::arg("value_heads"), py::arg("key_width"), py::arg("value_width"), py::arg("taps"),
           py::arg("conv"), py::arg("rates"), py::arg("dt_bias"), py::arg("norm"), py::arg("eps"),
           py::arg("tiled"))
+      .def(
+          "short_conv",
+          [](Program& p, Id x, Id out, int64_t column, int32_t units, int32_t taps, Id weight,
+             Id bias,
+             bool silu) { p.short_conv({x, out, kNone, column, units, taps, weight, bias, silu}); },
+          py::arg("x"), py::arg("out"), py::arg("column"), py::arg("units"), py::arg("taps"),
+          py::arg("weight"), py::arg("bias"), py::arg("silu"))
+      .def(
+          "mamba2",
+          [](Program& p, Id x, Id steps, Id out, int32_t heads, int32_t groups, int32_t key_width,
+             int32_t value_width, int32_t together, int64_t column, Id rates, Id dt_bias, Id d,
+             float low, float high) {
+            p.mamba2({x, steps, out, kNone, heads, groups, key_width, value_width, together, column,
+                      rates, dt_bias, d, low, high});
+          },
+          py::arg("x"), py::arg("steps"), py::arg("out"), py::arg("heads"), py::arg("groups"),
+          py::arg("key_width"), py::arg("value_width"), py::arg("together"), py::arg("column"),
+          py::arg("rates"), py::arg("dt_bias"), py::arg("d"), py::arg("low"), py::arg("high"))
       .def("add", &Program::add, py::arg("x"), py::arg("out"))
       .def(
           "activation",

@@ -11,6 +11,24 @@
 namespace cpuserve {
 namespace {
 
+// Of the op of a recurrent layer, as its function of Worker divides it; else less than others need.
+size_t recurrent_scratch(const Op& op) {
+  int64_t floats = 0;
+  size_t kernel = 0;
+  if (const auto* d = std::get_if<GatedDeltaOp>(&op)) {
+    const RecurrentShape s = d->shape();
+    const int64_t row = d->channels() + 2 * s.heads + s.heads * int64_t{s.value_width};
+    floats = kStateChunk * row + (d->taps - 1) * d->channels();
+    kernel = recurrent_scratch_bytes(s);
+  } else if (const auto* c = std::get_if<ShortConvOp>(&op)) {
+    floats = (c->taps - 1) * c->channels;
+  } else if (const auto* m = std::get_if<Mamba2Op>(&op)) {
+    floats = kStateChunk * 2 * int64_t{m->together};
+    kernel = recurrent_scratch_bytes(m->shape());
+  }
+  return static_cast<size_t>(floats) * sizeof(float) + kernel + 5 * 64;
+}
+
 size_t scratch_bytes(const Program& program, KvType type) {
   size_t bytes = std::max(kLinearScratch, kAttentionScratch);
   for (const CacheLayer& s : program.kv_layers()) {  // AttentionArgs::values, behind its scratch
@@ -19,15 +37,7 @@ size_t scratch_bytes(const Program& program, KvType type) {
   for (const Value& v : program.values()) {  // norms and activations: a row of floats
     bytes = std::max(bytes, row_bytes(ActFormat::f32, v.width));
   }
-  for (const Op& op : program.ops()) {  // as delta_rows() divides it
-    const auto* d = std::get_if<GatedDeltaOp>(&op);
-    if (!d) continue;
-    const RecurrentShape s = d->shape();
-    const int64_t rows = d->channels() + 2 * s.heads + s.heads * int64_t{s.value_width};
-    const int64_t floats = kStateChunk * rows + (d->taps - 1) * d->channels();
-    bytes = std::max(
-        bytes, static_cast<size_t>(floats) * sizeof(float) + recurrent_scratch_bytes(s) + 5 * 64);
-  }
+  for (const Op& op : program.ops()) bytes = std::max(bytes, recurrent_scratch(op));
   const auto sampling = static_cast<size_t>(program.vocab()) * 8 + 65536;  // SampleArgs::scratch
   bytes = std::max(bytes, sampling);
   for (const Op& op : program.ops()) {  // the ends of the experts' tasks, before a linear's scratch

@@ -129,7 +129,10 @@ const char* op_name(const Op& op) {
     const char* operator()(const AttentionOp&) { return "attention"; }
     const char* operator()(const SplitGatesOp&) { return "split_gates"; }
     const char* operator()(const GateOp&) { return "gate"; }
+    const char* operator()(const GatedNormOp&) { return "gated_norm"; }
     const char* operator()(const GatedDeltaOp&) { return "gated_delta"; }
+    const char* operator()(const ShortConvOp&) { return "short_conv"; }
+    const char* operator()(const Mamba2Op&) { return "mamba2"; }
     const char* operator()(const AddOp&) { return "add"; }
     const char* operator()(const ActivationOp&) { return "activation"; }
     const char* operator()(const LogitsOp&) { return "logits"; }
@@ -221,6 +224,12 @@ void Program::check_vector(Id id, int64_t count, const char* role) const {
   if (id == kNone) return;
   check_argument(vector(id).count == count, role, " (vector ", vector(id).name, ") has ",
                  vector(id).count, " elements, not ", count);
+}
+
+void Program::check_columns(Id id, int64_t column, int64_t count, const char* role) const {
+  const int64_t width = f32_value(id, role).width;
+  check_argument(column >= 0 && column <= width - count, role, " has width ", width,
+                 ", which does not hold ", count, " columns from column ", column, " on");
 }
 
 void Program::check_multiplies(Id x, const Matrix& m) const {
@@ -578,6 +587,20 @@ void Program::gate(const GateOp& op) {
   ops_.emplace_back(op);
 }
 
+void Program::gated_norm(const GatedNormOp& op) {
+  check_tokens("gated_norm", {op.x, op.z, op.out});
+  const int64_t width = f32_value(op.out, "gated_norm out").width;
+  check_argument(f32_value(op.x, "gated_norm x").width == width, "gated_norm: x has width ",
+                 value(op.x).width, ", but out has ", width);
+  check_columns(op.z, op.column, width, "gated_norm z");
+  check_argument(op.z != op.out, "gated_norm: out must not be z");
+  check_argument(op.groups >= 1 && width % op.groups == 0, "gated_norm: ", width,
+                 " columns cannot form ", op.groups, " equal groups");
+  check_argument(op.weight != kNone, "gated_norm: the weight is missing");
+  check_vector(op.weight, width, "gated_norm weight");
+  ops_.emplace_back(op);
+}
+
 void Program::gated_delta(GatedDeltaOp op) {
   check_tokens("gated_delta", {op.x, op.gates, op.out});
   check_argument(op.key_heads >= 1 && op.value_heads >= 1 && op.value_heads % op.key_heads == 0,
@@ -601,6 +624,51 @@ void Program::gated_delta(GatedDeltaOp op) {
   check_vector(op.rates, op.value_heads, "gated_delta rates");
   check_vector(op.dt_bias, op.value_heads, "gated_delta dt_bias");
   check_vector(op.norm, op.value_width, "gated_delta norm");
+  op.state = static_cast<Id>(states_.size());
+  states_.push_back(op.layer());
+  ops_.emplace_back(op);
+}
+
+void Program::short_conv(ShortConvOp op) {
+  check_tokens("short_conv", {op.x, op.out});
+  const int64_t all = f32_value(op.out, "short_conv out").width;
+  check_columns(op.x, op.column, all, "short_conv x");
+  check_argument(op.x != op.out, "short_conv: out must not be x");
+  check_argument(op.taps >= 2 && op.taps <= kMaxTaps, "short_conv: ", op.taps,
+                 " tokens are not between 2 and ", kMaxTaps);
+  check_argument(op.units >= 1 && all % op.units == 0, "short_conv: ", all,
+                 " channels cannot form ", op.units, " equal units");
+  check_argument(op.weight != kNone, "short_conv: the weight is missing");
+  check_vector(op.weight, all * op.taps, "short_conv weight");
+  check_vector(op.bias, all, "short_conv bias");
+  op.channels = all / op.units;
+  op.state = static_cast<Id>(states_.size());
+  states_.push_back(op.layer());
+  ops_.emplace_back(op);
+}
+
+void Program::mamba2(Mamba2Op op) {
+  check_tokens("mamba2", {op.x, op.steps, op.out});
+  check_argument(op.groups >= 1 && op.together >= 1 && op.heads >= 1 &&
+                     op.heads % (int64_t{op.groups} * op.together) == 0,
+                 "mamba2: ", op.heads, " heads cannot form ", op.groups, " groups of units of ",
+                 op.together, " heads");
+  check_argument(op.key_width >= 1 && op.value_width >= 1, "mamba2: states of ", op.key_width,
+                 " and ", op.value_width, " dimensions; both must be at least 1");
+  const int64_t width = op.values() + int64_t{2} * op.groups * op.key_width;
+  check_argument(f32_value(op.x, "mamba2 x").width == width, "mamba2: x has width ",
+                 value(op.x).width, ", not ", width);
+  check_columns(op.steps, op.column, op.heads, "mamba2 steps");
+  check_argument(f32_value(op.out, "mamba2 out").width == op.values(),
+                 "mamba2: out must have the width of all values, ", op.values());
+  check_argument(op.x != op.out && op.steps != op.out, "mamba2: out must not be an input");
+  check_argument(op.rates != kNone && op.dt_bias != kNone && op.d != kNone,
+                 "mamba2: a weight is missing");
+  check_vector(op.rates, op.heads, "mamba2 rates");
+  check_vector(op.dt_bias, op.heads, "mamba2 dt_bias");
+  check_vector(op.d, op.heads, "mamba2 d");
+  check_argument(op.low >= 0.0f && op.low <= op.high, "mamba2: steps from ", op.low, " to ",
+                 op.high, " are no range of positive numbers");
   op.state = static_cast<Id>(states_.size());
   states_.push_back(op.layer());
   ops_.emplace_back(op);

@@ -153,10 +153,19 @@ struct SplitGatesOp {  // x: [query, gate] of each head, then more; out: queries
   Id x, out;
   int32_t heads, head_dim;
 };
-struct GateOp {  // multiplies out by the sigmoid of x, from `column` on; `single`: of one gate
+// Multiplies out by the sigmoid of x, from `column` on; `single`: of one gate; `plain`: by x
+// itself.
+struct GateOp {
   Id x, out;
   int64_t column;
-  bool single;
+  bool single, plain;
+};
+// RMS norm of x times silu(z, from `column` on); each of `groups` parts of a row has its own mean.
+struct GatedNormOp {
+  Id x, z, out, weight;
+  int32_t groups;
+  int64_t column;
+  float eps;
 };
 // conv: [key_heads][taps][channels of a key head: q, k, v]. rates: by value head, -exp(A_log).
 // tiled: one value head of every key head, then the next of each; else a key head's together.
@@ -180,6 +189,32 @@ struct GatedDeltaOp {
             recurrent_open_floats(s) + kStateChunk * channels()};
   }
 };
+// weight: [taps][channels of out]. A unit is an equal part of the channels.
+struct ShortConvOp {
+  Id x, out, state;
+  int64_t column;
+  int32_t units, taps;
+  Id weight, bias;
+  bool silu;
+  int64_t channels = 0;  // of a unit; set by Program
+
+  StateLayer layer() const { return {units, (taps - 1) * channels, kStateChunk * channels}; }
+};
+// rates: by head, -exp(A_log). A unit is `together` heads of one group.
+struct Mamba2Op {
+  Id x, steps, out, state;
+  int32_t heads, groups, key_width, value_width, together;
+  int64_t column;  // of steps
+  Id rates, dt_bias, d;
+  float low, high;  // limits of a step
+
+  RecurrentShape shape() const { return {key_width, value_width, together, false}; }
+  int32_t units() const { return heads / together; }
+  int64_t values() const { return int64_t{heads} * value_width; }
+  StateLayer layer() const {
+    return {units(), int64_t{together} * key_width * value_width, recurrent_open_floats(shape())};
+  }
+};
 struct AddOp {
   Id x, out;
 };
@@ -198,8 +233,8 @@ struct HiddenOp {
 };
 using Op = std::variant<EmbedOp, PositionEmbedOp, NormOp, ConvertOp, LinearOp, RouteOp, AdapterOp,
                         SpreadOp, ExpertLinearOp, CombineOp, RopeStoreOp, HeadLinearOp,
-                        LatentStoreOp, AttentionOp, SplitGatesOp, GateOp, GatedDeltaOp, AddOp,
-                        ActivationOp, LogitsOp, HiddenOp>;
+                        LatentStoreOp, AttentionOp, SplitGatesOp, GateOp, GatedNormOp, GatedDeltaOp,
+                        ShortConvOp, Mamba2Op, AddOp, ActivationOp, LogitsOp, HiddenOp>;
 
 const char* op_name(const Op& op);
 
@@ -235,7 +270,10 @@ class Program {
   void attention(const AttentionOp& op);
   void split_gates(const SplitGatesOp& op);
   void gate(const GateOp& op);
+  void gated_norm(const GatedNormOp& op);
   void gated_delta(GatedDeltaOp op);
+  void short_conv(ShortConvOp op);
+  void mamba2(Mamba2Op op);
   void add(Id x, Id out);
   void activation(const ActivationOp& op);
   void logits(const LogitsOp& op);
@@ -277,6 +315,7 @@ class Program {
   void check_tokens(const char* op, std::initializer_list<Id> ids) const;
   void set_grain(Id matrix, ActFormat out);
   void check_vector(Id id, int64_t count, const char* role) const;
+  void check_columns(Id id, int64_t column, int64_t count, const char* role) const;
   void check_rope(const char* op, int32_t rotary, Id cos, Id sin);
   void check_multiplies(Id x, const Matrix& m) const;
   Id packed_bias(Id bias, const Matrix& m);

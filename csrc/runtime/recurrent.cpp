@@ -10,10 +10,6 @@ namespace {
 
 constexpr float kLengthEps = 1e-6f;  // of the squared length of a query or key
 
-float* floats_of(const Rows& rows, int64_t r) noexcept {
-  return reinterpret_cast<float*>(row_of(rows, r));
-}
-
 float sigmoid(float x) noexcept { return 1.0f / (1.0f + std::exp(-x)); }
 float softplus(float x) noexcept { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
@@ -51,15 +47,15 @@ void Executor::Worker::operator()(const GateOp& op) noexcept {
   for (int64_t t = mine.begin; t < mine.end; t++) {
     const float* gates = floats_of(x, t) + op.column;
     float* to = floats_of(out, t);
-    const float first = sigmoid(gates[0]);
-    for (int64_t i = 0; i < out.width; i++) to[i] *= op.single ? first : sigmoid(gates[i]);
+    if (op.single) {
+      const float gate = op.plain ? gates[0] : sigmoid(gates[0]);
+      for (int64_t i = 0; i < out.width; i++) to[i] *= gate;
+    } else if (op.plain) {
+      for (int64_t i = 0; i < out.width; i++) to[i] *= gates[i];
+    } else {
+      for (int64_t i = 0; i < out.width; i++) to[i] *= sigmoid(gates[i]);
+    }
   }
-}
-
-void Executor::Worker::operator()(const GatedDeltaOp& op) noexcept {
-  const Range own = e.team_->ranks().share(op.key_heads, crew.rank);
-  drain(crew, e.input_.seqs * own.size(), 1,
-        [&](int64_t i, int64_t) { delta_unit(op, i / own.size(), own.begin + i % own.size()); });
 }
 
 // The state slot that serves a block of a sequence: its own, or that of the next which has one.
@@ -69,23 +65,10 @@ int64_t Executor::Worker::state_slot(const int32_t* table, int64_t block) const 
   return table[block] - gone - 1;
 }
 
-// The tokens of one sequence for one key head, chunk by chunk.
-void Executor::Worker::delta_unit(const GatedDeltaOp& op, int64_t seq, int64_t unit) noexcept {
-  const StepInput& in = e.input_;
-  const int64_t t0 = in.query_start[seq], end = in.query_start[seq + 1];
-  const int32_t* table =
-      in.block_tables + e.program_->cache_groups() * in.blocks + in.table_start[seq];
-  for (int64_t t = t0; t < end;) {
-    const int64_t p = in.positions[t], base = p / kStateChunk * kStateChunk;
-    const int64_t rows = std::min(end - t, base + kStateChunk - p);
-    const int64_t slot = state_slot(table, p / kBlock);
-    const int64_t before = base ? state_slot(table, (base - 1) / kBlock) : -1;
-    // A thread usually goes on with the next head of the sequence: the kernel fetches its state.
-    const bool goes_on = before >= 0 && t + rows == end && unit + 1 < op.key_heads;
-    const float* next = goes_on ? e.states_.closed(op.state, unit + 1, before) : nullptr;
-    delta_rows(op, unit, t, rows, p - base, slot, before, next);
-    t += rows;
-  }
+void Executor::Worker::operator()(const GatedDeltaOp& op) noexcept {
+  each_unit(op, [&](int64_t unit, const ChunkRows& r) {
+    delta_rows(op, unit, r.t0, r.rows, r.num_open, r.slot, r.before, next_of(op, unit, r));
+  });
 }
 
 // Tokens [t0, t0 + rows) of a chunk that has `num_open` open rows before them. They stand in

@@ -10,6 +10,14 @@ inline uint8_t* row_of(const Rows& rows, int64_t row) noexcept {
   return static_cast<uint8_t*>(rows.data) + static_cast<size_t>(row) * rows.stride;
 }
 
+// The same of a value in fp32, and how many floats there are from row to row.
+inline float* floats_of(const Rows& rows, int64_t row) noexcept {
+  return reinterpret_cast<float*>(row_of(rows, row));
+}
+inline int64_t float_stride(const Rows& rows) noexcept {
+  return static_cast<int64_t>(rows.stride / sizeof(float));
+}
+
 // Writes row `row`, in any format, to out[0..rows.width) as fp32.
 void read_row(const Rows& rows, int64_t row, float* out) noexcept;
 

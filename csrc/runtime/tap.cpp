@@ -30,7 +30,10 @@ struct EndsOf {
   Ends operator()(const AttentionOp& o) { return {{o.q}, o.out}; }
   Ends operator()(const SplitGatesOp& o) { return {{o.x}, o.out}; }
   Ends operator()(const GateOp& o) { return {{o.x, o.out}, o.out}; }
+  Ends operator()(const GatedNormOp& o) { return {{o.x, o.z}, o.out}; }
   Ends operator()(const GatedDeltaOp& o) { return {{o.x, o.gates}, o.out}; }
+  Ends operator()(const ShortConvOp& o) { return {{o.x}, o.out}; }
+  Ends operator()(const Mamba2Op& o) { return {{o.x, o.steps}, o.out}; }
   Ends operator()(const AddOp& o) { return {{o.x, o.out}, o.out}; }
   Ends operator()(const ActivationOp& o) { return {{o.x}, o.out}; }
   Ends operator()(const LogitsOp& o) { return {{o.x}, kNone}; }

@@ -70,7 +70,10 @@ struct Executor::Worker {
   void operator()(const AttentionOp& op) noexcept;
   void operator()(const SplitGatesOp& op) noexcept;
   void operator()(const GateOp& op) noexcept;
+  void operator()(const GatedNormOp& op) noexcept;
   void operator()(const GatedDeltaOp& op) noexcept;
+  void operator()(const ShortConvOp& op) noexcept;
+  void operator()(const Mamba2Op& op) noexcept;
   void operator()(const AddOp& op) noexcept;
   void operator()(const ActivationOp& op) noexcept;
   void operator()(const LogitsOp& op) noexcept;
@@ -97,14 +100,58 @@ struct Executor::Worker {
   void attend(const AttentionOp& op, const AttentionUnit& unit) noexcept;
   void merge(const AttentionOp& op, const MergeUnit& unit) noexcept;
   int64_t state_slot(const int32_t* table, int64_t block) const noexcept;
-  void delta_unit(const GatedDeltaOp& op, int64_t seq, int64_t unit) noexcept;
+  // Tokens [t0, t0 + rows) of a chunk that has `num_open` open rows before them. They stand in
+  // `slot`, which also takes the state once the chunk is full; `before` holds the last closed
+  // state, or is -1 at the beginning of a sequence. `last`: the sequence's last ones in this step.
+  struct ChunkRows {
+    int64_t t0, rows, num_open, slot, before;
+    bool last;
+    bool closes() const { return num_open + rows == kStateChunk; }
+  };
+  template <class Op, class Run>
+  void each_unit(const Op& op, const Run& run) noexcept;
+  // The closed state before a chunk.
+  template <class Op>
+  const float* closed_of(const Op& op, int64_t unit, const ChunkRows& r) const noexcept {
+    return r.before < 0 ? e.states_.empty() : e.states_.closed(op.state, unit, r.before);
+  }
+  // A thread usually goes on with the next unit of the sequence: the kernel fetches its state.
+  template <class Op>
+  const float* next_of(const Op& op, int64_t unit, const ChunkRows& r) const noexcept {
+    const bool goes_on = r.before >= 0 && r.last && unit + 1 < op.layer().units;
+    return goes_on ? e.states_.closed(op.state, unit + 1, r.before) : nullptr;
+  }
   void delta_rows(const GatedDeltaOp& op, int64_t unit, int64_t t0, int64_t rows, int64_t num_open,
                   int64_t slot, int64_t before, const float* next) noexcept;
+  void conv_rows(const ShortConvOp& op, int64_t unit, const ChunkRows& r) noexcept;
+  void mamba2_rows(const Mamba2Op& op, int64_t unit, const ChunkRows& r) noexcept;
   void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count) noexcept;
   void scale_logits(const LogitsOp& op, int64_t rows) noexcept;
   void sample_rows(int64_t first, int64_t row, int64_t count) noexcept;
   void copy_logits(int64_t number, int64_t row) noexcept;
   void sample_row(int64_t number, int64_t row) noexcept;
 };
+
+// Calls run(unit, rows of a chunk) for the tokens of every sequence and every unit of this rank.
+// Threads share the pairs of both; one thread computes the chunks of a pair in their order.
+template <class Op, class Run>
+void Executor::Worker::each_unit(const Op& op, const Run& run) noexcept {
+  const StepInput& in = e.input_;
+  const Range own = e.team_->ranks().share(op.layer().units, crew.rank);
+  drain(crew, in.seqs * own.size(), 1, [&](int64_t i, int64_t) {
+    const int64_t seq = i / own.size(), unit = own.begin + i % own.size();
+    const int64_t t0 = in.query_start[seq], end = in.query_start[seq + 1];
+    const int32_t* table =
+        in.block_tables + e.program_->cache_groups() * in.blocks + in.table_start[seq];
+    for (int64_t t = t0; t < end;) {
+      const int64_t p = in.positions[t], base = p / kStateChunk * kStateChunk;
+      const int64_t rows = std::min(end - t, base + kStateChunk - p);
+      const int64_t slot = state_slot(table, p / kBlock);
+      const int64_t before = base ? state_slot(table, (base - 1) / kBlock) : -1;
+      run(unit, ChunkRows{t, rows, p - base, slot, before, t + rows == end});
+      t += rows;
+    }
+  });
+}
 
 }  // namespace cpuserve

@@ -41,6 +41,7 @@ KINDS = (
     "qwen3",
     "qwen3-moe",
     "qwen3-next",
+    "granite4-hybrid",
     "mixtral",
     "mellum",
     "deepseek-v2",

@@ -19,6 +19,7 @@ KINDS = {
     "dense": "llama",
     "mixture": "qwen3-moe",
     "hybrid": "qwen3-next",
+    "mamba": "granite4-hybrid",
     "latent": "deepseek-v2",
     "windows": "gemma3",
     "lora": "llama",

@@ -39,7 +39,8 @@ NATIVE = {"program/lower.py", "runtime/native.py", "platforms/cpu.py"}
 TORCH = {
     "program/interpret.py",
     "program/compare.py",  # holds native ops against the interpreter
-    "program/recurrent.py",  # the interpreter's recurrent layers
+    "program/recurrent.py",  # the recurrent layers of the interpreter
+    "program/mamba.py",  # and those of Mamba2 and short convolutions
     "runtime/torch_executor.py",
     "runtime/transformers_fallback.py",
 }

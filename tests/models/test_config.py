@@ -91,6 +91,26 @@ def test_max_position_counts_scaled_positions_once(scaling, positions):
 
 
 BAD = {
+    "mamba-heads": (
+        "granite4-hybrid",
+        {"mamba_n_heads": 7},
+        "mamba_n_heads is 7, but it must be a divisor of mamba_expand x hidden_size (192)",
+    ),
+    "mamba-head-dim": ("granite4-hybrid", {"mamba_d_head": 9}, "mamba_d_head is 9, but it must be"),
+    "mamba-groups": (
+        "granite4-hybrid",
+        {"mamba_n_groups": 5},
+        "mamba_n_groups is 5, but it must be a divisor of mamba_n_heads (24)",
+    ),
+    "mamba-taps": ("granite4-hybrid", {"mamba_d_conv": 9}, "an integer from 2 to 8"),
+    "mamba-limits": ("granite4-hybrid", {"time_step_limit": [1.0, 0.5]}, "in ascending order"),
+    "mamba-limit": ("granite4-hybrid", {"time_step_limit": 0.5}, "time_step_limit is 0.5"),
+    "mamba-activation": ("granite4-hybrid", {"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'"),
+    "mamba-layers": (
+        "granite4-hybrid",
+        {"layer_types": ["mamba", "conv", "mamba"]},
+        "layer_types is ['mamba', 'conv', 'mamba'], but it must be 3 entries of mamba",
+    ),
     "vocab-0": ("llama", {"vocab_size": 0}, "vocab_size is 0"),
     "vocab-2^31": ("llama", {"vocab_size": 2**31}, "vocab_size is 2147483648"),
     "vocab-text": ("llama", {"vocab_size": "many"}, "vocab_size is 'many'"),
@@ -228,6 +248,11 @@ def test_a_config_that_cannot_be_is_refused_in_one_line(family, change, message)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 300
+
+
+def test_mamba2_heads_have_the_width_that_is_left():
+    config = tiny_config("granite4-hybrid", mamba_d_head=8, time_step_limit=[0.0, math.inf])
+    assert spec_from_config(config) == spec_from_config(tiny_config("granite4-hybrid"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -32,6 +32,11 @@ def _layer(b, x, layer=0):
     return b.attention(qkv, layer=layer)
 
 
+def _mamba2(b, x, **sizes):
+    given = {"heads": 4, "groups": 2, "key_width": 8, "value_width": 8, **sizes}
+    return b.mamba2(x, x, "m", **given)
+
+
 def test_linear_lists_its_matrices_and_only_the_biases_asked_for(b):
     x = b.embed("e")
     b.linear(x, ["gate", "up"], features=40, bias=[False, True], then="silu_mul")
@@ -94,6 +99,19 @@ WRONG = {
         lambda b, x: (b.linear(x, "w", features=8), b.linear(x, "w", features=9)),
         r"two ops need w\.weight in different forms",
     ),
+    "multiply-too-few": (
+        lambda b, x: b.multiply(x, to=b.linear(x, "w", features=32), column=33),
+        "e is 64 wide, so it has no 32 columns from column 33 on",
+    ),
+    "convolution-too-wide": (
+        lambda b, x: b.short_conv(x, "c", taps=3, column=60, channels=5),
+        "no 5 columns from column 60 on",
+    ),
+    "mamba2-width": (lambda b, x: _mamba2(b, x, key_width=9), "e is 64 wide, not 68"),
+    "mamba2-groups": (lambda b, x: _mamba2(b, x, groups=3), "4 heads cannot form 3 equal groups"),
+    "mamba2-steps": (lambda b, x: _mamba2(b, x, column=61), "no 4 columns from column 61 on"),
+    "gated-norm-groups": (lambda b, x: b.gated_norm(x, x, "n", groups=5), "5 equal groups"),
+    "gated-norm-gates": (lambda b, x: b.gated_norm(x, x, "n", column=1), "no 64 columns"),
     "odd-halves": (
         lambda b, x: b.activation(b.linear(x, "w", features=9), "silu_mul"),
         "width 9 is odd",

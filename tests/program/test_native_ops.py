@@ -139,7 +139,7 @@ def test_every_op_of_every_family_agrees(family, dtype):
 
 @each_level
 @pytest.mark.parametrize("dtype", KV)
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-next"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-next", "granite4-hybrid"])
 def test_every_op_agrees_at_every_level_across_a_chunk_border(family, dtype, isa):
     checkpoint = checkpoint_of(family, dtype)
     assert first_difference(checkpoint.weights, checkpoint.config, dtype, isa, 270) is None

@@ -33,6 +33,7 @@ KINDS = [
 ]
 KV = {"dense_f32": "f32", "dense_f16": "f16"}
 ROWS = [1, 2, 5, 6, 7, 13, 64, 512]
+HYBRIDS = ("qwen3-next", "granite4-hybrid")
 THREADS = [1, 2, 3, 5]
 TOKENS = [(i * 37 + i * i * 5) % 250 for i in range(290)]  # the last one is in the second chunk
 BLOCKS = 64  # of the KV cache
@@ -143,10 +144,11 @@ def test_a_row_has_the_same_bits_over_latent_rows_of_eight_bits(isa, kv):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5], ids=lambda t: f"{t}-threads")
+@pytest.mark.parametrize("family", HYBRIDS)
 @each_level
-def test_a_row_of_a_hybrid_has_the_same_bits_however_it_is_computed(isa, threads):
+def test_a_row_of_a_hybrid_has_the_same_bits_however_it_is_computed(isa, family, threads):
     """Its states are read, and closed, wherever a step happens to begin."""
-    check_every_way(isa, "dense_bf16", 8, threads, family="qwen3-next")
+    check_every_way(isa, "dense_bf16", 8, threads, family=family)
 
 
 def check_every_way(isa, kind, bits, threads, kv=None, family="llama"):
@@ -193,8 +195,9 @@ def test_ranks_change_no_bit_of_latent_attention(kind, bits, ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 3], ids=lambda r: f"{r}-ranks")
-def test_ranks_change_no_bit_of_a_hybrid(ranks):
-    check_ranks("dense_bf16", 8, ranks, "qwen3-next")
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_ranks_change_no_bit_of_a_hybrid(family, ranks):
+    check_ranks("dense_bf16", 8, ranks, family)
 
 
 def check_ranks(kind, bits, ranks, family):

@@ -1,0 +1,114 @@
+"""The Mamba2 layers of hybrid models: their sizes in config.json, and their ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cpuserve.models.config import (
+    read_bool,
+    read_choice,
+    read_float,
+    read_int,
+    read_taps,
+    refuse,
+)
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import ValueId
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Sizes:
+    """The sizes of Mamba2 layers.
+
+    Heads have states of `state` x `head_dim`; `groups` of them share B and C. taps: tokens of the
+    convolution. limits: of a step dt. eps: of the gated norm.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    taps: int
+    eps: float
+    conv_bias: bool
+    proj_bias: bool
+    limits: tuple[float, float]
+
+    @property
+    def width(self) -> int:
+        """Width of the values of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: the values, B and C."""
+        return self.width + 2 * self.groups * self.state
+
+
+def read_mamba2(config: Mapping[str, Any], width: int) -> Mamba2Sizes:
+    """The sizes in a config with the keys of Bamba and Granite 4; width: that of the model."""
+    inner = read_int(config, "mamba_expand", 2, high=64) * width
+    heads = read_int(config, "mamba_n_heads", 128, high=65536)
+    if inner % heads:
+        refuse("mamba_n_heads", heads, f"a divisor of mamba_expand x hidden_size ({inner})")
+    head_dim = config.get("mamba_d_head")
+    if head_dim not in (None, "auto", inner // heads):
+        want = f"{inner // heads}: mamba_expand x hidden_size, for each of mamba_n_heads"
+        refuse("mamba_d_head", head_dim, want)
+    groups = read_int(config, "mamba_n_groups", 1, high=65536)
+    if heads % groups:
+        refuse("mamba_n_groups", groups, f"a divisor of mamba_n_heads ({heads})")
+    read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})  # of convolutions
+    return Mamba2Sizes(
+        heads=heads,
+        head_dim=inner // heads,
+        groups=groups,
+        state=read_int(config, "mamba_d_state", 256, high=65536),
+        taps=read_taps(config, "mamba_d_conv", 4),
+        eps=read_float(config, "rms_norm_eps", 1e-6),
+        conv_bias=read_bool(config, "mamba_conv_bias", True),
+        proj_bias=read_bool(config, "mamba_proj_bias", False),
+        limits=_read_limits(config),
+    )
+
+
+def _read_limits(config: Mapping[str, Any]) -> tuple[float, float]:
+    key = "time_step_limit"
+    limits = config.get(key)
+    if limits is None:
+        return 0.0, math.inf
+    numbers = isinstance(limits, list | tuple) and all(type(x) in (int, float) for x in limits)
+    if not numbers or len(limits) != 2 or not 0 <= limits[0] <= limits[1]:
+        refuse(key, limits, "two numbers from 0 on, in ascending order")
+    return float(limits[0]), float(limits[1])
+
+
+def add_mamba2(b: Builder, s: Mamba2Sizes, at: str, h: ValueId, x: ValueId) -> None:
+    """Add the Mamba2 layer `at` of h to x; rows of its in_proj are z, the channels and steps."""
+    widths = s.width, s.channels, s.heads
+    inputs = b.linear(h, f"{at}.in_proj", features=sum(widths), bias=s.proj_bias)
+    mixed = b.short_conv(
+        inputs,
+        f"{at}.conv1d",
+        taps=s.taps,
+        column=s.width,
+        channels=s.channels,
+        bias=s.conv_bias,
+        silu=True,
+    )
+    out = b.mamba2(
+        mixed,
+        inputs,
+        at,
+        heads=s.heads,
+        groups=s.groups,
+        key_width=s.state,
+        value_width=s.head_dim,
+        column=s.width + s.channels,
+        limits=s.limits,
+    )
+    normed = b.gated_norm(out, inputs, f"{at}.norm", groups=s.groups, eps=s.eps)
+    b.linear(normed, f"{at}.out_proj", bias=s.proj_bias, add_to=x)

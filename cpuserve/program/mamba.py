@@ -1,0 +1,100 @@
+"""The reference of short convolutions and Mamba2, in torch: closed states and open rows.
+
+The contract is that of DeltaStates: what is closed at a multiple of 16 tokens, and what is kept of
+each token since then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cpuserve.config.cache_groups import STATE_CHUNK
+from cpuserve.program.ops import Mamba2
+from cpuserve.program.recurrent import Part
+
+
+class ConvInputs:
+    """The inputs of a short convolution: the last ones before a chunk, and those of open tokens."""
+
+    def __init__(self, channels: int, taps: int, slots: int) -> None:
+        self._taps = taps
+        self._tail = torch.zeros(slots, taps - 1, channels)
+        self._open = torch.zeros(slots, STATE_CHUNK, channels)
+
+    def closed(self, slot: int) -> tuple[Tensor, ...]:
+        """A view of the inputs before the next chunk."""
+        return (self._tail[slot],)
+
+    def run(self, x: Tensor, part: Part, weight: Tensor) -> Tensor:
+        """The convolution of x [rows of the part, channels]; weight [channels, 1, taps]."""
+        num_open, n = part.num_open, len(x)
+        self._open[part.slot, num_open : num_open + n] = x
+        tail = self._tail[part.closed] if part.closed >= 0 else torch.zeros_like(self._tail[0])
+        known = torch.cat([tail, self._open[part.slot, : num_open + n]])
+        mixed = torch.zeros_like(x)
+        for tap in range(self._taps):
+            mixed = mixed + weight[:, 0, tap] * known[num_open + tap : num_open + tap + n]
+        if part.closes:
+            self._tail[part.slot] = known[STATE_CHUNK:]
+        return mixed
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Weights:
+    """The weights of a Mamba2 layer in fp32, by the names of the op."""
+
+    a_log: Tensor
+    dt_bias: Tensor
+    d: Tensor
+
+
+class Mamba2States:
+    """What one Mamba2 layer keeps, by state slot, and its computation.
+
+    Of each open token that is B, u = dt x, and G, the sum of -exp(a_log) dt since the chunk began:
+
+        o_t = exp(G_t) S^T C_t + sum over i <= t of exp(G_t - G_i) (B_i . C_t) u_i + d x_t
+    """
+
+    def __init__(self, op: Mamba2, slots: int) -> None:
+        self._op = op
+        self._state = torch.zeros(slots, op.heads, op.key_width, op.value_width)
+        self._keys = torch.zeros(slots, STATE_CHUNK, op.heads, op.key_width)
+        self._u = torch.zeros(slots, STATE_CHUNK, op.heads, op.value_width)
+        self._decays = torch.zeros(slots, STATE_CHUNK, op.heads)
+
+    def closed(self, slot: int) -> tuple[Tensor, ...]:
+        """A view of the closed state in a slot."""
+        return (self._state[slot],)
+
+    def run(self, x: Tensor, steps: Tensor, part: Part, w: Mamba2Weights) -> Tensor:
+        """The output [rows of the part, heads * value_width]; steps [rows, heads]."""
+        op, n, each = self._op, len(x), self._op.heads // self._op.groups
+        shared = op.groups * op.key_width
+        values, k, q = torch.split(x, [op.heads * op.value_width, shared, shared], dim=1)
+        values = values.reshape(n, op.heads, -1)
+        k, q = (y.reshape(n, op.groups, -1).repeat_interleave(each, dim=1) for y in (k, q))
+        dt = F.softplus(steps + w.dt_bias).clamp(op.low, op.high)
+        g = -torch.exp(w.a_log) * dt
+        keys, us, decays = self._keys[part.slot], self._u[part.slot], self._decays[part.slot]
+        state = torch.zeros_like(self._state[0])
+        if part.closed >= 0:
+            state = self._state[part.closed]
+        out = torch.empty_like(values)
+        for i in range(n):
+            row = part.num_open + i
+            keys[row], us[row] = k[i], dt[i][:, None] * values[i]
+            decays[row] = g[i] + (decays[row - 1] if row else 0)
+            since = torch.exp(decays[row] - decays[: row + 1])[..., None]  # [rows, heads, 1]
+            kq = (keys[: row + 1] * q[i]).sum(dim=2, keepdim=True)
+            o = torch.exp(decays[row])[:, None] * torch.einsum("hdv,hd->hv", state, q[i])
+            out[i] = o + (since * kq * us[: row + 1]).sum(dim=0) + w.d[:, None] * values[i]
+        if part.closes:
+            since = torch.exp(decays[-1] - decays)[..., None]
+            added = torch.einsum("ihd,ihv->hdv", keys, since * us)
+            self._state[part.slot] = torch.exp(decays[-1])[:, None, None] * state + added
+        return out.reshape(n, -1)
