@@ -125,6 +125,8 @@ _DELTA = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",  # Qwen3-Next's until December 2025
+    "ssm_ba": "linear_attn.in_proj_ba",
     "ssm_beta": "linear_attn.in_proj_b",
     "ssm_alpha": "linear_attn.in_proj_a",
     "ssm_conv1d": "linear_attn.conv1d",
@@ -158,18 +160,21 @@ _GATED_SHARED = {
 }
 
 
-def _qwen2_moe(keys: Keys) -> dict[str, Any]:
+def _shared_experts(keys: Keys) -> dict[str, Any]:
     shared = keys.count("expert_shared_feed_forward_length")
+    return {**_experts(keys), "shared_expert_intermediate_size": shared}
+
+
+def _qwen2_moe(keys: Keys) -> dict[str, Any]:
     return {
-        **_experts(keys),
-        "shared_expert_intermediate_size": shared,
+        **_shared_experts(keys),
         "norm_topk_prob": False,
         "qkv_bias": keys.has("blk.0.attn_q.bias"),
     }
 
 
-def _qwen35(keys: Keys) -> dict[str, Any]:
-    """Of gated delta nets; the converter reorders their value heads unless there is one each."""
+def _delta(keys: Keys) -> dict[str, Any]:
+    """The settings of gated delta nets, and which layers have them."""
     values = keys.count("ssm.time_step_rank")
     width = keys.count("ssm.inner_size")
     if width % values:
@@ -180,7 +185,6 @@ def _qwen35(keys: Keys) -> dict[str, Any]:
         "linear_key_head_dim": keys.count("ssm.state_size"),
         "linear_value_head_dim": width // values,
         "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"),
-        "linear_value_heads_tiled": True,
         "full_attention_interval": keys.count("full_attention_interval", 4),
     }
     kinds = keys.raw("attention.recurrent_layers")
@@ -192,13 +196,17 @@ def _qwen35(keys: Keys) -> dict[str, Any]:
     return {**settings, "layer_types": [names[k] for k in kinds[: keys.layers()]]}
 
 
+def _qwen35(keys: Keys) -> dict[str, Any]:
+    return {**_delta(keys), "linear_value_heads_tiled": True}
+
+
 def _qwen35_moe(keys: Keys) -> dict[str, Any]:
-    shared = keys.count("expert_shared_feed_forward_length")
-    return {
-        **_qwen35(keys),
-        **_experts(keys),
-        "shared_expert_intermediate_size": shared,
-    }
+    return {**_qwen35(keys), **_shared_experts(keys)}
+
+
+def _qwen3_next(keys: Keys) -> dict[str, Any]:
+    split = any(name.endswith(".attn_qkv.weight") for name in keys.file.tensors)
+    return {**_delta(keys), **_shared_experts(keys), "linear_in_proj_split": split}
 
 
 def _glm4_moe(keys: Keys) -> dict[str, Any]:
@@ -305,6 +313,13 @@ ARCHS = {
         "qwen3_5_moe_text",
         {**_DELTA, **_EXPERTS, **_GATED_SHARED},
         _qwen35_moe,
+        added_norms=True,
+    ),
+    "qwen3next": GgufArch(
+        "Qwen3NextForCausalLM",
+        "qwen3_next",
+        {**_DELTA, **_EXPERTS, **_GATED_SHARED},
+        _qwen3_next,
         added_norms=True,
     ),
     "gemma2": GgufArch("Gemma2ForCausalLM", "gemma2", _SANDWICH, _gemma2, added_norms=True),

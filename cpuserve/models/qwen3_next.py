@@ -39,12 +39,13 @@ class Qwen3Next:
         Without layer_types, every full_attention_interval-th layer (default 4) has attention.
         """
         extra = read_shared_experts(config, renormalize=read_bool(config, "norm_topk_prob", True))
-        return _spec(config, "Qwen3NextForCausalLM", extra)
+        split = read_bool(config, "linear_in_proj_split", False)  # only in GGUF files' configs
+        return _spec(config, "Qwen3NextForCausalLM", {**extra, "split": split})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        mix = partial(_mix, project=_project)
+        mix = partial(_mix, project=_project_half if s.extra["split"] else _project)
         build_decoder(b, s, attention=mix, mlp=qwen_shared_mlp, norm=offset_norm)
 
 
@@ -166,10 +167,21 @@ def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: Val
 def _project(b: Builder, sizes: dict[str, int], at: str, h: ValueId) -> tuple[ValueId, ValueId]:
     """The inputs of a gated delta net and its gates, of a checkpoint that has them by key heads."""
     key, count = sizes["key_width"], sizes["key_heads"]
-    each = sizes["value_heads"] // count
-    value = each * sizes["value_width"]  # of the value heads of a key head
+    value = sizes["value_heads"] // count * sizes["value_width"]  # of a key head's value heads
     x = _regrouped(b, h, f"{at}.in_proj_qkvz", count, (key, key, value, value))
-    return x, _regrouped(b, h, f"{at}.in_proj_ba", count, (each, each))
+    return x, _gates(b, sizes, at, h)
+
+
+def _project_half(
+    b: Builder, sizes: dict[str, int], at: str, h: ValueId
+) -> tuple[ValueId, ValueId]:
+    """The same of a checkpoint that has only b and a by key heads."""
+    return _inputs(b, sizes, at, h), _gates(b, sizes, at, h)
+
+
+def _gates(b: Builder, sizes: dict[str, int], at: str, h: ValueId) -> ValueId:
+    each = sizes["value_heads"] // sizes["key_heads"]
+    return _regrouped(b, h, f"{at}.in_proj_ba", sizes["key_heads"], (each, each))
 
 
 def _regrouped(b: Builder, h: ValueId, name: str, count: int, widths: tuple[int, ...]) -> ValueId:
@@ -188,9 +200,12 @@ def _project_parts(
     b: Builder, sizes: dict[str, int], at: str, h: ValueId
 ) -> tuple[ValueId, ValueId]:
     """The same of a checkpoint that has all queries, keys and values, then all z, b and a."""
-    heads = sizes["value_heads"]
-    values = heads * sizes["value_width"]
+    gates, heads = [f"{at}.in_proj_{n}" for n in "ba"], sizes["value_heads"]
+    return _inputs(b, sizes, at, h), b.linear(h, gates, features=[heads, heads])
+
+
+def _inputs(b: Builder, sizes: dict[str, int], at: str, h: ValueId) -> ValueId:
+    values = sizes["value_heads"] * sizes["value_width"]
     channels = 2 * sizes["key_heads"] * sizes["key_width"] + values
-    x = b.linear(h, [f"{at}.in_proj_{n}" for n in ("qkv", "z")], features=[channels, values])
-    gates = [f"{at}.in_proj_{n}" for n in "ba"]
-    return x, b.linear(h, gates, features=[heads, heads])
+    parts = [f"{at}.in_proj_{n}" for n in ("qkv", "z")]
+    return b.linear(h, parts, features=[channels, values])

@@ -46,6 +46,8 @@ DELTA = {
     "post_attention_layernorm": "post_attention_norm",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_qkvz": "ssm_in",
+    "linear_attn.in_proj_ba": "ssm_ba",
     "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.in_proj_a": "ssm_alpha",
     "linear_attn.conv1d": "ssm_conv1d",
@@ -65,9 +67,10 @@ NAMES = {
     "glm4moe": {**LLAMA, "post_attention_layernorm": "post_attention_norm"},
     "qwen35": DELTA,
     "qwen35moe": DELTA,
+    "qwen3next": DELTA,
+    "qwen3next-fused": DELTA,
     "starcoder2": {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
 }
-# Files of Mixtral have the architecture "llama".
 NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
 MIXTRAL_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 # llama.cpp has one width for keys and values.
@@ -94,6 +97,8 @@ ARCHS = {
     "qwen3moe": ("qwen3-moe", {}, {}),
     "qwen35": ("qwen3.5", DELTA_CHANGES, DELTA_KEYS),
     "qwen35moe": ("qwen3.5-moe", DELTA_CHANGES, {**DELTA_KEYS, "nextn_predict_layers": 1}),
+    "qwen3next": ("qwen3-next", DELTA_CHANGES, {**DELTA_KEYS, "full_attention_interval": 2}),
+    "qwen3next-fused": ("qwen3-next", DELTA_CHANGES, {**DELTA_KEYS, "full_attention_interval": 2}),
     "gemma2": (
         "gemma2",
         {"query_pre_attn_scalar": 32},
@@ -138,9 +143,11 @@ ARCHS = {
     "command-r": ("cohere", {}, {"logit_scale": 0.25}),
     "cohere2": ("cohere2", {}, {"logit_scale": 0.25}),
 }
+# The architecture that files of variants have.
+FILE_ARCHS = {"mixtral": "llama", "qwen3next-fused": "qwen3next"}
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
 INTERLEAVED = ("llama", "mixtral", "granite", "smollm3")
-ADDED_NORMS = ("gemma2", "gemma3", "qwen35", "qwen35moe")
+ADDED_NORMS = ("gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next", "qwen3next-fused")
 LAYER_NORM = ("stablelm", "starcoder2", "command-r", "cohere2")
 
 
@@ -158,7 +165,7 @@ def convert(arch, path, types=(), **changes):
     """
     source = checkpoint_of(arch)
     config = json.loads((source / "config.json").read_text())
-    file_arch = "llama" if arch == "mixtral" else arch
+    file_arch = FILE_ARCHS.get(arch, arch)
     writer = gguf.GGUFWriter(path, file_arch)
     heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim", config["hidden_size"] // heads)
@@ -168,6 +175,7 @@ def convert(arch, path, types=(), **changes):
         writer.add_feed_forward_length(config["intermediate_size"])
     layers = config["num_hidden_layers"]
     keys = {**ARCHS[arch][2], **changes}
+    delta = "ssm.state_size" in keys
     guessers = "nextn_predict_layers" in ARCHS[arch][2]
     writer.add_block_count(layers + guessers)
     writer.add_context_length(config["max_position_embeddings"])
@@ -180,9 +188,8 @@ def convert(arch, path, types=(), **changes):
     bases = {"mixtral": 1e6, "smollm3": 2e6, "command-r": 5e5, "gemma3": 1e6}
     base = config.get("rope_parameters", {}).get("rope_theta") or config.get("rope_theta")
     writer.add_rope_freq_base(base or bases.get(arch, 1e4))
-    shares = {"glm4": 0.5, "glm4moe": 0.5, "stablelm": 0.25, "qwen35": 0.25, "qwen35moe": 0.25}
-    share = shares.get(arch, 1.0)
-    if arch in ("qwen35", "qwen35moe"):
+    share = {"glm4": 0.5, "glm4moe": 0.5, "stablelm": 0.25}.get(arch, 0.25 if delta else 1.0)
+    if arch.startswith("qwen35"):
         writer.add_rope_dimension_sections([*config["rope_parameters"]["mrope_section"], 0])
     writer.add_rope_dimension_count(int(head_dim * share))
     if config.get("sliding_window"):
@@ -250,7 +257,7 @@ def _renamed(arch, tensors, heads, kv):
             out[name] = _tiled(name.split(".")[2], out[name])
         if name.endswith("ffn_gate_inp_shexp.weight"):
             out[name] = value.reshape(-1)
-    return out
+    return _split_qkvz(out) if arch == "qwen3next" else out
 
 
 def _guesser(tensors, layers):
@@ -260,6 +267,23 @@ def _guesser(tensors, layers):
     block["nextn.eh_proj.weight"] = np.ones((width, 2 * width), np.float32)
     block |= {f"nextn.{n}.weight": np.ones(width) for n in ("enorm", "hnorm", "shared_head_norm")}
     return {f"blk.{layers}.{name}": tensor for name, tensor in block.items()}
+
+
+def _split_qkvz(tensors):
+    """The tensors with Qwen3-Next's ssm_in as two, as converters have written it later."""
+    keys, heads = DELTA_KEYS["ssm.group_count"], DELTA_KEYS["ssm.time_step_rank"]
+    key = value = DELTA_KEYS["ssm.state_size"]
+    ends = np.cumsum([key, key, heads // keys * value])
+    out = {}
+    for name, tensor in tensors.items():
+        if not name.endswith("ssm_in.weight"):
+            out[name] = tensor
+            continue
+        at = name.removesuffix("ssm_in.weight")
+        by_head = np.split(tensor.reshape(keys, -1, tensor.shape[-1]), ends, axis=1)
+        q, k, v, z = (part.reshape(-1, tensor.shape[-1]) for part in by_head)
+        out |= {f"{at}attn_qkv.weight": np.concatenate([q, k, v]), f"{at}attn_gate.weight": z}
+    return out
 
 
 def _tiled(part, value):

@@ -36,7 +36,7 @@ def files(tmp_path_factory):
 
 
 def test_there_is_a_file_of_every_architecture():
-    assert set(gguf_convert.ARCHS) == {*ARCHS, "mixtral"}
+    assert {gguf_convert.FILE_ARCHS.get(arch, arch) for arch in gguf_convert.ARCHS} == set(ARCHS)
 
 
 @pytest.mark.parametrize("arch", gguf_convert.ARCHS)
@@ -73,10 +73,10 @@ def test_quantized_experts_are_cut_out_of_their_stacks(tmp_path, dtype):
     executors_agree(path)
 
 
-@pytest.mark.parametrize("arch", ["qwen35", "qwen35moe"])
+@pytest.mark.parametrize("arch", ["qwen35", "qwen35moe", "qwen3next", "qwen3next-fused"])
 def test_value_heads_in_the_order_of_files(tmp_path, arch):
     path = tmp_path / "m.gguf"
-    types = [("attn_qkv", "Q8_0"), ("attn_gate", "Q4_1"), ("ssm_out", "Q4_0")]
+    types = [("attn_qkv", "Q8_0"), ("attn_gate", "Q4_1"), ("ssm_in", "Q8_0"), ("ssm_out", "Q4_0")]
     gguf_convert.convert(arch, path, types=types)
     executors_agree(path)
 
