@@ -115,11 +115,10 @@ class GgufArch:
     added_norms: bool = False
 
 
+_PARTS = ("gate", "up", "down")
 _EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.gate_proj",
-    "ffn_up_exps": "mlp.experts.up_proj",
-    "ffn_down_exps": "mlp.experts.down_proj",
+    **{f"ffn_{part}_exps": f"mlp.experts.{part}_proj" for part in _PARTS},
 }
 _DELTA = {
     "post_attention_norm": "post_attention_layernorm",
@@ -151,7 +150,7 @@ def _experts(keys: Keys) -> dict[str, Any]:
 
 
 def _shared(name: str) -> dict[str, str]:
-    return {f"ffn_{part}_shexp": f"mlp.{name}.{part}_proj" for part in ("gate", "up", "down")}
+    return {f"ffn_{part}_shexp": f"mlp.{name}.{part}_proj" for part in _PARTS}
 
 
 _GATED_SHARED = {
@@ -276,6 +275,16 @@ def _granite(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _granite_moe(keys: Keys) -> dict[str, Any]:
+    return {
+        **_granite(keys),
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "shared_intermediate_size": keys.whole("expert_shared_feed_forward_length"),
+        "mlp_input_split": True,
+    }
+
+
 def _stablelm(keys: Keys) -> dict[str, Any]:
     return {
         "use_parallel_residual": keys.flag("use_parallel_residual", True),
@@ -331,6 +340,19 @@ ARCHS = {
         _phi3,
     ),
     "granite": GgufArch("GraniteForCausalLM", "granite", settings=_granite, interleaved=True),
+    "granitemoe": GgufArch(
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        {
+            "ffn_gate_inp": "block_sparse_moe.router.layer",
+            **{f"ffn_{p}_exps": f"block_sparse_moe.experts.{p}_proj" for p in _PARTS},
+            "ffn_gate_shexp": "shared_mlp.gate_proj",
+            "ffn_up_shexp": "shared_mlp.up_proj",
+            "ffn_down_shexp": "shared_mlp.output_linear",
+        },
+        _granite_moe,
+        interleaved=True,
+    ),
     "smollm3": GgufArch("SmolLM3ForCausalLM", "smollm3", interleaved=True),
     "glm4": GgufArch(
         "Glm4ForCausalLM",

@@ -111,6 +111,8 @@ def _spec(
     the result itself to x / m: the next norm gives the same if its epsilon is divided by m^2.
     """
     bias = read_bool(config, "attention_bias", False)
+    if extra is not None:  # a key of GGUF files' configs only
+        extra = {**extra, "split": read_bool(config, "mlp_input_split", False)}
     spec = read_decoder(
         config,
         architecture=architecture,
@@ -133,6 +135,7 @@ def _spec(
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x a mixture of experts, if there are some, and the expert that all tokens share."""
     at, then = f"model.layers.{layer}", cast("Then", f"{s.activation}_mul")
+    split = cast("bool", s.extra["split"])  # each expert's matrices have names of their own
     moe, shared = f"{at}.block_sparse_moe", cast("int", s.extra["shared_width"])
     experts = cast("int", s.extra["experts"])
     if experts:
@@ -141,7 +144,9 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
             h,
             f"{moe}.router.layer",
             [
-                [
+                [f"{moe}.experts.{e}.{part}_proj" for part in ("gate", "up", "down")]
+                if split
+                else [
                     rows(f"{moe}.input_linear", 0, width, index=e),
                     rows(f"{moe}.input_linear", width, width, index=e),
                     rows(f"{moe}.output_linear", 0, s.width, index=e),
@@ -156,5 +161,7 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         )
     if shared:
         both = [rows(f"{at}.shared_mlp.input_linear", i * shared, shared) for i in range(2)]
+        if split:
+            both = [f"{at}.shared_mlp.{part}_proj" for part in ("gate", "up")]
         g = b.linear(h, both, features=shared, then=then)
         b.linear(g, f"{at}.shared_mlp.output_linear", add_to=x)

@@ -34,6 +34,9 @@ LLAMA = {
     **{f"mlp.shared_expert.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
     **{f"mlp.shared_experts.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "block_sparse_moe.output_linear": "ffn_down_exps",
+    "shared_mlp.output_linear": "ffn_down_shexp",
 }
 GEMMA = {
     **LLAMA,
@@ -87,6 +90,12 @@ DELTA_KEYS = {
     "ssm.inner_size": 192,
     "full_attention_interval": 4,
 }
+GRANITE_KEYS = {
+    "embedding_scale": 12.0,
+    "residual_scale": 0.22,
+    "attention.scale": 0.0625,
+    "logit_scale": 2.0,
+}
 # Family of the tiny model, changes of its config, and what the file says besides the sizes.
 ARCHS = {
     "llama": ("llama", {}, {}),
@@ -115,15 +124,12 @@ ARCHS = {
         {},
     ),
     "phi3": ("phi3", {"sliding_window": None}, {}),  # llama.cpp ignores the window
-    "granite": (
-        "granite",
-        {},
-        {
-            "embedding_scale": 12.0,
-            "residual_scale": 0.22,
-            "attention.scale": 0.0625,
-            "logit_scale": 2.0,
-        },
+    "granite": ("granite", {}, GRANITE_KEYS),
+    "granitemoe": ("granite-moe", {}, GRANITE_KEYS),
+    "granitemoe-shared": (
+        "granite-moe",
+        {"architectures": ["GraniteMoeSharedForCausalLM"], "shared_intermediate_size": 80},
+        {**GRANITE_KEYS, "expert_shared_feed_forward_length": 80},
     ),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 4}, {}),
     "glm4": ("glm4", {}, {}),
@@ -144,9 +150,13 @@ ARCHS = {
     "cohere2": ("cohere2", {}, {"logit_scale": 0.25}),
 }
 # The architecture that files of variants have.
-FILE_ARCHS = {"mixtral": "llama", "qwen3next-fused": "qwen3next"}
+FILE_ARCHS = {
+    "mixtral": "llama",
+    "qwen3next-fused": "qwen3next",
+    "granitemoe-shared": "granitemoe",
+}
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
-INTERLEAVED = ("llama", "mixtral", "granite", "smollm3")
+INTERLEAVED = ("llama", "mixtral", "granite", "granitemoe", "granitemoe-shared", "smollm3")
 ADDED_NORMS = ("gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next", "qwen3next-fused")
 LAYER_NORM = ("stablelm", "starcoder2", "command-r", "cohere2")
 
@@ -197,7 +207,7 @@ def convert(arch, path, types=(), **changes):
     if count := next(filter(None, map(config.get, EXPERT_KEYS)), 0):
         writer.add_expert_count(count)
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        if arch != "mixtral":
+        if "moe_intermediate_size" in config:
             writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if "shared_expert_intermediate_size" in config:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
@@ -234,6 +244,10 @@ def _renamed(arch, tensors, heads, kv):
             stacks.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", {})[int(expert)] = value
         elif name.endswith("e_score_correction_bias"):
             out[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = value
+        elif name.endswith(".input_linear.weight"):  # gate and up
+            kind = "shexp" if ".shared_mlp." in name else "exps"
+            for part, half in zip(("gate", "up"), np.split(value, 2, axis=-2), strict=True):
+                out[f"blk.{stem.split('.')[2]}.ffn_{part}_{kind}.weight"] = half
         elif name.endswith(("A_log", "dt_bias")):
             _, _, layer, _ = stem.split(".", 3)
             rates = kind == "A_log"
