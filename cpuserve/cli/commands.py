@@ -137,10 +137,19 @@ def pull(args: argparse.Namespace) -> int:
 
 def models(args: argparse.Namespace) -> int:
     """Run `cpuserve models`: list the built-in models and the supported architectures."""
-    del args
     from cpuserve.loader.hub import list_builtin
     from cpuserve.models import MODELS
 
+    if args.supported:
+        from cpuserve.cli.supported import levels, markdown, page
+
+        say(page())
+        say(
+            "\n".join(
+                ["", "Kernels that each ISA level of this CPU takes:", "", *markdown(levels())]
+            )
+        )
+        return 0
     say("Built-in models (cpuserve serve NAME):")
     for model in list_builtin():
         say(f"  {model.name:<16} {model.description}")

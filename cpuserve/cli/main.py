@@ -118,7 +118,12 @@ def build_parser() -> Parser:
     )
     pull.add_argument("name", metavar="NAME", help="built-in name or Hugging Face id")
     pull.add_argument("--revision", metavar="REV", help="branch, tag or commit")
-    command("models", "commands:models", "List the built-in models and the architectures.")
+    models = command("models", "commands:models", "List the built-in models and the architectures.")
+    models.add_argument(
+        "--supported",
+        action="store_true",
+        help="print tables of all families, formats and kernels instead (Markdown)",
+    )
     return parser
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BUILTIN",
     "MODELS",
+    "TEXT_PARTS",
     "architecture_of",
     "build_program",
     "find_model",

@@ -16,7 +16,7 @@ from cpuserve.program.ops import ValueId
 
 @register_model("CohereForCausalLM")
 class Cohere:
-    """Attention and MLP read the same rows. Source: transformers modeling_cohere."""
+    """Command R: attention and MLP read the same rows. Source: transformers modeling_cohere."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -33,7 +33,10 @@ class Cohere:
 
 @register_model("Cohere2ForCausalLM")
 class Cohere2:
-    """Three layers with a window and RoPE for each one with neither. Source: modeling_cohere2."""
+    """Command R7B: three layers with a window and RoPE for each one with neither.
+
+    Source: transformers modeling_cohere2.
+    """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

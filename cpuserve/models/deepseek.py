@@ -33,7 +33,10 @@ TOPK_METHODS = {"greedy": "all", "group_limited_greedy": "groups"}
 
 @register_model("DeepseekV2ForCausalLM")
 class DeepseekV2:
-    """V2 and V2-Lite: experts chosen by a softmax. Source: transformers modeling_deepseek_v2."""
+    """V2 and V2-Lite: latent attention, and experts chosen by a softmax.
+
+    Source: transformers modeling_deepseek_v2.
+    """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -58,7 +61,10 @@ class DeepseekV2:
 
 @register_model("DeepseekV3ForCausalLM")
 class DeepseekV3:
-    """V3 and Moonlight: experts chosen by a sigmoid and a bias. Source: modeling_deepseek_v3."""
+    """V3 and Moonlight: latent attention, and experts chosen by a sigmoid and a bias.
+
+    Source: transformers modeling_deepseek_v3.
+    """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -17,7 +17,10 @@ from cpuserve.program.parts import rows
 
 @register_model("GPTNeoXForCausalLM")
 class GptNeoX:
-    """Attention and MLP may read the same rows. Source: transformers modeling_gpt_neox."""
+    """GPT-NeoX and Pythia: layer norms; attention and MLP may read the same rows.
+
+    Source: transformers modeling_gpt_neox.
+    """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -17,7 +17,7 @@ from cpuserve.program.builder import Builder
 
 @register_model("MellumForCausalLM")
 class Mellum:
-    """JetBrains' models for code, of 12B weights with 2.5B in use. Source: modeling_mellum."""
+    """JetBrains' models for code: experts, and layers with a window. Source: modeling_mellum."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

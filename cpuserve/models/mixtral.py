@@ -16,7 +16,7 @@ from cpuserve.program.ops import ValueId
 
 @register_model("MixtralForCausalLM")
 class Mixtral:
-    """Experts chosen by a softmax, whose weights add up to 1. Source: modeling_mixtral."""
+    """Mistral with experts, whose weights add up to 1. Source: transformers modeling_mixtral."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -33,7 +33,7 @@ NORM_EPS = 1e-5  # torch.nn.LayerNorm's default; OPT's config has no key for it
 
 @register_model("OPTForCausalLM")
 class Opt:
-    """OPT. Source: transformers modeling_opt.
+    """OPT: layer norms and learned positions. Source: transformers modeling_opt.
 
     Keys of spec.extra: "embed_width" (word_embed_proj_dim), "norm_first" (do_layer_norm_before)
     and "final_norm" (whether a LayerNorm follows the last layer).

@@ -14,7 +14,7 @@ from cpuserve.program.builder import Builder
 
 @register_model("Phi3ForCausalLM")
 class Phi3:
-    """q, k and v are one matrix, gate and up another. Source: transformers modeling_phi3."""
+    """Phi-3, 3.5 and 4: q, k and v are one matrix, gate and up another. Source: modeling_phi3."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -16,7 +16,10 @@ from cpuserve.program.builder import Builder
 
 @register_model("Qwen2MoeForCausalLM")
 class Qwen2Moe:
-    """The shared expert has a gate of its own. Source: transformers modeling_qwen2_moe."""
+    """Qwen2 with experts, and one that all tokens share, behind a gate.
+
+    Source: transformers modeling_qwen2_moe.
+    """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

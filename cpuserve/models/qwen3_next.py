@@ -30,7 +30,10 @@ DELTA_SIZES = {
 
 @register_model("Qwen3NextForCausalLM")
 class Qwen3Next:
-    """Qwen3-Next, without its multi-token prediction. Source: transformers modeling_qwen3_next."""
+    """Gated delta nets, attention in every fourth layer, and experts; no multi-token prediction.
+
+    Source: transformers modeling_qwen3_next.
+    """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -51,7 +54,7 @@ class Qwen3Next:
 
 @register_model("Qwen3_5ForCausalLM")
 class Qwen35:
-    """Qwen3.5 and 3.6, dense, without images and multi-token prediction.
+    """Qwen3.5 and 3.6: layers as in Qwen3-Next with a dense MLP; no multi-token prediction.
 
     Source: transformers modeling_qwen3_5.
     """
@@ -70,7 +73,7 @@ class Qwen35:
 
 @register_model("Qwen3_5MoeForCausalLM")
 class Qwen35Moe:
-    """The same with experts, and one that all tokens share. Source: modeling_qwen3_5_moe."""
+    """Qwen3.5 with experts, and one that all tokens share. Source: modeling_qwen3_5_moe."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -14,7 +14,7 @@ from cpuserve.program.builder import Builder
 
 @register_model("SmolLM3ForCausalLM")
 class SmolLm3:
-    """Every fourth layer has no RoPE. Source: transformers modeling_smollm3."""
+    """Llama, every fourth of whose layers has no RoPE. Source: transformers modeling_smollm3."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

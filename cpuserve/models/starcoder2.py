@@ -16,7 +16,7 @@ from cpuserve.program.ops import Then, ValueId
 
 @register_model("Starcoder2ForCausalLM")
 class Starcoder2:
-    """Source: transformers modeling_starcoder2."""
+    """Layer norms and biases, and an MLP without a gate. Source: modeling_starcoder2."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

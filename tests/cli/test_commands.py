@@ -8,9 +8,11 @@ import pytest
 
 from cpuserve.api import serve
 from cpuserve.cli import main as cli
+from cpuserve.cli import supported
 from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN
 from cpuserve.models import MODELS
+from cpuserve.platforms.cpu import CpuPlatform
 from tests.helpers.tiny import tiny_model
 
 SMALL = ("--max-model-len=128", "--kv-cache-memory=16MiB", "--max-num-batched-tokens=64")
@@ -34,6 +36,17 @@ def test_models_lists_every_name_and_architecture(capsys):
     assert code == 0
     assert [line.split()[0] for line in lines[1:split]] == list(BUILTIN)
     assert [line.strip() for line in lines[split + 1 :]] == list(MODELS.names())
+
+
+def test_models_supported_prints_the_page_of_models_and_the_kernels_of_this_cpu(capsys):
+    code, out, _ = run(capsys, "models", "--supported")
+    assert code == 0
+    assert out.startswith(supported.page())
+    kernels = [line.split(" | ") for line in out.splitlines() if line.startswith("| linear.q4_k ")]
+    levels = CpuPlatform().host().isa_levels
+    assert [row.strip(" |") for row in kernels[0][1:]] == [
+        CpuPlatform().kernels(level)["linear.q4_k"] for level in levels
+    ]
 
 
 def test_pull_writes_the_path_and_nothing_else_to_stdout(capsys, monkeypatch, tmp_path):

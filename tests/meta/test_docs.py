@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from cpuserve.cli import main as cli
+from cpuserve.cli import supported
 from cpuserve.cli.flags import normalize
 from cpuserve.config.reference import replaced, table
-from cpuserve.models import MODELS
+from cpuserve.models import MODELS, TEXT_PARTS
 from cpuserve.runtime.executor import Executor
+from tests.helpers.quantized import FORMATS
+from tests.helpers.tiny import FAMILIES, tiny_config
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = (
@@ -40,6 +43,20 @@ def test_readme_fits_on_two_screens():
 def test_the_options_page_has_the_table_of_the_code():
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     assert replaced(page) == page, "run: python -m cpuserve.config.reference docs/options.md"
+
+
+def test_the_page_of_models_has_the_tables_of_the_code():
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    made = "run: python -m cpuserve.cli.supported docs/models.md"
+    assert supported.replaced(page) == page, made
+
+
+def test_every_family_format_and_architecture_of_that_page_has_a_test():
+    tested = {name for family in FAMILIES for name in tiny_config(family)["architectures"]}
+    tested.add("GraniteMoeSharedForCausalLM")  # tests/models/test_families.py, as granite-moe
+    assert {*TEXT_PARTS, *tested} >= {row[0] for row in supported.families()[1:]}
+    methods = {settings["quant_method"] for _, settings in FORMATS.values()}
+    assert {*methods, "none"} == {row[0] for row in supported.formats()[1:]}
 
 
 def test_the_option_table_is_well_formed_markdown():

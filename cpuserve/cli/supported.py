@@ -1,0 +1,117 @@
+"""The tables of `cpuserve models --supported`: families, formats, and kernels of this CPU.
+
+`python -m cpuserve.cli.supported docs/models.md` writes those of families and formats, which are
+made from the registries, between the two markers in the file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+
+BEGIN = "<!-- models: made by python -m cpuserve.cli.supported docs/models.md -->"
+END = "<!-- end of models -->"
+# Families whose files have the name of another, which settles what they are by their metadata.
+SAME_FILES = {"MistralForCausalLM": "llama", "MixtralForCausalLM": "llama"}
+ROWS = {
+    "bf16": "bf16",
+    "f32": "fp32",
+    "q8g32": "int8, a scale for 32",
+    "q8g128": "int8, a scale for 128",
+    "q8row": "int8, a scale for a row",
+}
+
+
+def families() -> list[list[str]]:
+    """A row for each architecture: its name, what it is, and its names in GGUF files."""
+    from cpuserve.loader.gguf_archs import ARCHS
+    from cpuserve.models import MODELS, TEXT_PARTS
+
+    rows = [["architecture", "what sets it apart", "in GGUF files"]]
+    for name in MODELS.names():
+        archs = [arch for arch, found in ARCHS.items() if found.family == name]
+        archs += [SAME_FILES[name]] if name in SAME_FILES else []
+        rows.append([name, _sentence(MODELS.get(name)), ", ".join(archs)])
+    rows += [[name, f"its part for text, {part}", ""] for name, part in TEXT_PARTS.items()]
+    return rows
+
+
+def formats() -> list[list[str]]:
+    """A row for each format of safetensors (quant_method): its name and what it is."""
+    from cpuserve.quant.registry import BUILTIN
+
+    rows = [["quant_method", "what is read"]]
+    for name, place in BUILTIN.items():
+        if name != "gguf":
+            shown = "none" if name == "dense" else name
+            rows.append([shown, _sentence(import_module(place.partition(":")[0]))])
+    return rows
+
+
+def types() -> list[list[str]]:
+    """A row for each GGUF type: its name, the weight kind, and what its rows are multiplied by."""
+    from cpuserve.program.row_formats import ACT_FORMAT
+    from cpuserve.quant.gguf import CONVERTED, QUANTIZED
+    from cpuserve.quant.stored import QUANTIZED_KINDS
+
+    rows = [["GGUF type", "weight kind", "activations"]]
+    for dtype, source in QUANTIZED.items():
+        kind = QUANTIZED_KINDS[source]
+        rows.append([dtype, kind, ROWS[ACT_FORMAT[kind]]])
+    return rows + [[dtype, f"converted to {to}", ""] for dtype, to in CONVERTED.items()]
+
+
+def levels() -> list[list[str]]:
+    """A row for each kernel: its name, and the level whose kernel each level of this CPU takes."""
+    from cpuserve.platforms.cpu import CpuPlatform
+
+    platform = CpuPlatform()
+    names = platform.host().isa_levels
+    tables = [platform.kernels(level) for level in names]
+    kernels = tables[0] if tables else {}
+    return [["kernel", *names]] + [[k, *(table[k] for table in tables)] for k in kernels]
+
+
+def page() -> str:
+    """Markdown: the tables that are the same on every machine."""
+    return "\n\n".join("\n".join(markdown(rows)) for rows in (families(), formats(), types()))
+
+
+def replaced(text: str) -> str:
+    """`text` with new tables between the markers.
+
+    Raises:
+        ValueError: a marker is missing, or they are in the wrong order.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        msg = f"the markers {BEGIN!r} and {END!r} are missing"
+        raise ValueError(msg)
+    return f"{before}{BEGIN}\n{page()}\n{END}{after}"
+
+
+def _sentence(described: object) -> str:
+    """What the first paragraph of its docstring says, without where it comes from."""
+    paragraph = (inspect.getdoc(described) or "").split("\n\n")[0].replace("\n", " ")
+    return re.sub(r" ?Source:.*", "", paragraph)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of a Markdown table whose first row is its head."""
+    head, *body = rows
+    for cells in (head, ["---"] * len(head), *body):
+        yield f"| {' | '.join(cells)} |"
+
+
+def main(path: Path) -> None:
+    """Write the tables into the file at `path`."""
+    path.write_text(replaced(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
