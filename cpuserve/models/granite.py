@@ -74,9 +74,9 @@ class GraniteMoeHybrid:
             extra = read_experts(config, count="num_local_experts", width="intermediate_size")
         extra["shared_width"] = read_int(config, "shared_intermediate_size")
         extra["attends"] = tuple(kind in ATTENTION for kind in kinds)
+        if any(kind in MAMBA for kind in kinds):
+            extra["mamba"] = read_mamba2(config)
         spec = _spec(config, "GraniteMoeHybridForCausalLM", extra=extra)
-        if not all(cast("tuple[bool, ...]", extra["attends"])):
-            extra["mamba"] = read_mamba2(config, spec.width)
         kind = config.get("position_embedding_type")
         if kind not in (None, "nope", "rope"):
             refuse("position_embedding_type", kind, "rope, nope or null")

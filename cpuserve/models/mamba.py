@@ -48,8 +48,9 @@ class Mamba2Sizes:
         return self.width + 2 * self.groups * self.state
 
 
-def read_mamba2(config: Mapping[str, Any], width: int) -> Mamba2Sizes:
-    """The sizes in a config with the keys of Bamba and Granite 4; width: that of the model."""
+def read_mamba2(config: Mapping[str, Any]) -> Mamba2Sizes:
+    """The sizes in a config with the keys of Bamba and Granite 4."""
+    width = read_int(config, "hidden_size", high=1 << 20)
     inner = read_int(config, "mamba_expand", 2, high=64) * width
     heads = read_int(config, "mamba_n_heads", 128, high=65536)
     if inner % heads:
