@@ -26,6 +26,8 @@ BUILTIN = {
     "GraniteMoeForCausalLM": "cpuserve.models.granite:GraniteMoe",
     "GraniteMoeHybridForCausalLM": "cpuserve.models.granite:GraniteMoeHybrid",
     "GraniteMoeSharedForCausalLM": "cpuserve.models.granite:GraniteMoe",
+    "Lfm2ForCausalLM": "cpuserve.models.lfm2:Lfm2",
+    "Lfm2MoeForCausalLM": "cpuserve.models.lfm2:Lfm2Moe",
     "LlamaForCausalLM": "cpuserve.models.llama:Llama",
     "MellumForCausalLM": "cpuserve.models.mellum:Mellum",
     "MistralForCausalLM": "cpuserve.models.llama:Mistral",

@@ -11,7 +11,7 @@ inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no
 word_embed projection); Qwen3-MoE; Gemma 2 and 3 (RmsNorm `plus_one`, Embed `scale`, post-norms as
 RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and `softcap`); DeepSeek V2 and
 V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head); Granite 4 (ShortConv, Mamba2,
-GatedNorm). docs/contracts.md says what further families need.
+GatedNorm); LFM2 (ShortConv between two Gates). docs/contracts.md says what further families need.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ KINDS = {
     "mixture": "qwen3-moe",
     "hybrid": "qwen3-next",
     "mamba": "granite4-hybrid",
+    "convolutions": "lfm2-moe",
     "latent": "deepseek-v2",
     "windows": "gemma3",
     "lora": "llama",

@@ -172,6 +172,21 @@ VARIANTS = {
             "attention_bias": True,
         },
     ),
+    "lfm2-other-sizes": (
+        "lfm2",
+        {
+            "layer_types": None,
+            "full_attn_idxs": [0, 2],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": False,
+            "norm_eps": 1e-3,
+        },
+    ),
+    "lfm2-moe-plain": (
+        "lfm2-moe",
+        {"use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0},
+    ),
     "phi3-partial": ("phi3", {"partial_rotary_factor": 0.5, "sliding_window": None}),
     "glm4-whole-heads": ("glm4", {"partial_rotary_factor": 1.0, "attention_bias": False}),
     "glm4-moe-groups": (
@@ -248,6 +263,8 @@ def test_longrope_has_the_factors_of_its_longest_sequences(positions, kind):
         ("deepseek-v3", {"rope_interleave": False}),
         ("granite", {"residual_multiplier": 0.23}),
         ("granite4-hybrid", {"time_step_limit": [0.0, 0.9]}),
+        ("lfm2", {"norm_eps": 1e-3}),
+        ("lfm2-moe", {"routed_scaling_factor": 1.6}),
         ("glm4", {"partial_rotary_factor": 0.25}),
         ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}),
     ],

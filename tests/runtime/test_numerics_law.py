@@ -33,7 +33,7 @@ KINDS = [
 ]
 KV = {"dense_f32": "f32", "dense_f16": "f16"}
 ROWS = [1, 2, 5, 6, 7, 13, 64, 512]
-HYBRIDS = ("qwen3-next", "granite4-hybrid")
+HYBRIDS = ("qwen3-next", "granite4-hybrid", "lfm2")
 THREADS = [1, 2, 3, 5]
 TOKENS = [(i * 37 + i * i * 5) % 250 for i in range(290)]  # the last one is in the second chunk
 BLOCKS = 64  # of the KV cache

@@ -1,0 +1,178 @@
+"""LFM2: short convolutions with gates beside attention, and in LFM2-MoE experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import (
+    read_bool,
+    read_float,
+    read_int,
+    read_kinds,
+    read_taps,
+    refuse,
+)
+from cpuserve.models.experts import add_mixture, read_experts
+from cpuserve.models.llama import Part, finish_decoder, read_decoder
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import ValueId
+from cpuserve.program.parts import rows
+
+KINDS = ("conv", "full_attention")
+
+
+@register_model("Lfm2ForCausalLM")
+class Lfm2:
+    """LFM2 and 2.5: short convolutions with gates, and attention in some layers.
+
+    Source: transformers modeling_lfm2.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in an LFM2 config."""
+        key = "intermediate_size" if config.get("block_ff_dim") is None else "block_ff_dim"
+        width = read_int(config, key, high=1 << 24)
+        if read_bool(config, "block_auto_adjust_ff_dim", True):
+            width = _adjusted(config, width)
+        return _spec({**config, "intermediate_size": width}, "Lfm2ForCausalLM", {})
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        _build(b, s, _mlp)
+
+
+@register_model("Lfm2MoeForCausalLM")
+class Lfm2Moe:
+    """LFM2 with experts, except in the first layers. Source: transformers modeling_lfm2_moe."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in an LFM2-MoE config."""
+        extra: dict[str, object] = {
+            **read_experts(config, count="num_experts", width="moe_intermediate_size"),
+            "dense_layers": read_int(config, "num_dense_layers", low=0),
+            "renormalize": read_bool(config, "norm_topk_prob", True),
+            "expert_bias": read_bool(config, "use_expert_bias", True),
+            "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
+        }
+        return _spec(config, "Lfm2MoeForCausalLM", extra)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        _build(b, s, _sparse_mlp)
+
+
+def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]) -> ModelSpec:
+    conv = {
+        "attends": tuple(kind == "full_attention" for kind in _kinds(config)),
+        "taps": read_taps(config, "conv_L_cache", 3),
+        "conv_bias": read_bool(config, "conv_bias", False),
+    }
+    tied = read_bool(config, "tie_embedding", read_bool(config, "tie_word_embeddings", True))
+    given = {k: v for k, v in config.items() if v is not None and k != "hidden_act"}  # it is SiLU
+    return read_decoder(
+        {"rope_theta": 1e6, "norm_eps": 1e-5, **given, "tie_word_embeddings": tied},
+        architecture=architecture,
+        positions=128000,
+        eps="norm_eps",
+        extra={**extra, **conv},
+    )
+
+
+def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The kind of each layer; without layer_types, full_attn_idxs lists those with attention."""
+    listed = config.get("full_attn_idxs")
+    if listed is not None and (
+        not isinstance(listed, list) or not all(type(i) is int for i in listed)
+    ):
+        refuse("full_attn_idxs", listed, "a list of layer numbers or null")
+    return read_kinds(config, "layer_types", KINDS, lambda i: KINDS[listed is None or i in listed])
+
+
+def _adjusted(config: Mapping[str, Any], width: int) -> int:
+    """The width of the MLP: two thirds of `width`, times a factor, rounded up to a multiple.
+
+    Without a factor (null) it is not rounded.
+    """
+    if config.get("block_ffn_dim_multiplier", 1.0) is None:
+        return int(2 * width / 3)
+    of = read_int(config, "block_multiple_of", 256)
+    factor = read_float(config, "block_ffn_dim_multiplier", 1.0)
+    return -(-int(factor * int(2 * width / 3)) // of) * of
+
+
+def _build(b: Builder, s: ModelSpec, mlp: Part) -> None:
+    x = b.embed("model.embed_tokens")
+    for i in range(s.layers):
+        at = f"model.layers.{i}"
+        _mix(b, s, i, b.rms_norm(x, f"{at}.operator_norm"), x)
+        mlp(b, s, i, b.rms_norm(x, f"{at}.ffn_norm"), x)
+    finish_decoder(b, s, b.rms_norm(x, "model.embedding_norm"))
+
+
+def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's attention or convolution of h to x."""
+    attends = cast("tuple[bool, ...]", s.extra["attends"])
+    at = f"model.layers.{layer}"
+    if attends[layer]:
+        _attention(b, s, f"{at}.self_attn", sum(attends[:layer]), h, x)
+    else:
+        _convolution(b, s, f"{at}.conv", h, x)
+
+
+def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add attention to x; layer: its number among the layers with attention."""
+    d = s.head_dim
+    features = [s.q_heads * d, s.kv_heads * d, s.kv_heads * d]
+    qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=features)
+    q_norm, k_norm = (f"{at}.{n}_layernorm" for n in "qk")
+    b.rope_store_kv(qkv, layer=layer, rope=s.rope, q_norm=q_norm, k_norm=k_norm)
+    b.linear(b.attention(qkv, layer=layer), f"{at}.out_proj", add_to=x)
+
+
+def _convolution(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
+    """Add out_proj(C * conv(B * x)) of h to x; rows of in_proj are B, C and what is convolved."""
+    bias, width = cast("bool", s.extra["conv_bias"]), s.width
+    name = f"{at}.in_proj"
+    gates = b.linear(h, rows(name, 0, 2 * width), features=2 * width, bias=bias)
+    inner = b.linear(h, rows(name, 2 * width, width), features=width, bias=bias)
+    b.multiply(gates, to=inner)
+    mixed = b.short_conv(inner, f"{at}.conv", taps=cast("int", s.extra["taps"]), bias=bias)
+    b.multiply(gates, to=mixed, column=width)
+    b.linear(mixed, f"{at}.out_proj", bias=bias, add_to=x)
+
+
+def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's gated MLP of h to x."""
+    at = f"model.layers.{layer}.feed_forward"
+    g = b.linear(h, [f"{at}.w1", f"{at}.w3"], features=s.intermediate, then="silu_mul")
+    b.linear(g, f"{at}.w2", features=s.width, add_to=x)
+
+
+def _sparse_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's experts of h to x, or the gated MLP of one of the first layers.
+
+    transformers adds 1e-6 to the sum of a token's weights before it divides by it; this does not.
+    """
+    if layer < cast("int", s.extra["dense_layers"]):
+        _mlp(b, s, layer, h, x)
+        return
+    at = f"model.layers.{layer}.feed_forward"
+    add_mixture(
+        b,
+        s,
+        at,
+        h,
+        x,
+        parts=("w1", "w3", "w2"),
+        renormalize=cast("bool", s.extra["renormalize"]),
+        score="sigmoid",
+        scale=cast("float", s.extra["expert_scale"]),
+        bias=f"{at}.expert_bias" if s.extra["expert_bias"] else None,
+    )
