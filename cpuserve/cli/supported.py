@@ -55,14 +55,16 @@ def formats() -> list[list[str]]:
 def types() -> list[list[str]]:
     """A row for each GGUF type: its name, the weight kind, and what its rows are multiplied by."""
     from cpuserve.program.row_formats import ACT_FORMAT
-    from cpuserve.quant.gguf import CONVERTED, QUANTIZED
+    from cpuserve.quant.gguf import CONVERTED, DECODED, DECODED_KIND, QUANTIZED
     from cpuserve.quant.stored import QUANTIZED_KINDS
 
     rows = [["GGUF type", "weight kind", "activations"]]
     for dtype, source in QUANTIZED.items():
         kind = QUANTIZED_KINDS[source]
         rows.append([dtype, kind, ROWS[ACT_FORMAT[kind]]])
-    return rows + [[dtype, f"converted to {to}", ""] for dtype, to in CONVERTED.items()]
+    rows += [[dtype, f"converted to {to}", ""] for dtype, to in CONVERTED.items()]
+    rows += [[dtype, f"converted to {DECODED_KIND}", ""] for dtype in DECODED]
+    return rows
 
 
 def levels() -> list[list[str]]:

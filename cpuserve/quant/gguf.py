@@ -9,6 +9,8 @@ MXFP4 stand for the values of a table.
 from __future__ import annotations
 
 import logging
+import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,12 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cpuserve.errors import ModelError
 from cpuserve.quant import dense
-from cpuserve.quant.base import QuantTensor, SourceType, Weights
+from cpuserve.quant.base import QuantTensor, SourceType, WeightKind, Weights
 from cpuserve.quant.codes import Codes
 from cpuserve.quant.registry import weight_format
-from cpuserve.quant.stored import StoredWeights, TensorStore
+from cpuserve.quant.stored import BY_HEADS, StoredWeights, TensorStore
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +46,23 @@ QUANTIZED: dict[str, SourceType] = {
 }
 # Types that are rewritten while loading as blocks of a type with kernels and the same values.
 CONVERTED = {"TQ1_0": "Q2_K", "TQ2_0": "Q2_K"}
+# Types whose codes stand for vectors of 4 or 8 values from a table: bytes of 256 weights. They are
+# decoded to fp32 while loading, and packed as int8 in groups of 32.
+DECODED = {
+    "IQ1_S": 50,
+    "IQ1_M": 56,
+    "IQ2_XXS": 66,
+    "IQ2_XS": 74,
+    "IQ2_S": 82,
+    "IQ3_XXS": 98,
+    "IQ3_S": 110,
+}
+DECODED_KIND: WeightKind = "w8_g32"
 SOURCES: dict[str, SourceType] = {
     **dense.SOURCES,
     **QUANTIZED,
     **{dtype: QUANTIZED[to] for dtype, to in CONVERTED.items()},
+    **dict.fromkeys(DECODED, "f32"),
 }
 # Bytes of a block in the file and in memory, where its small scales of 4 or 6 bits take whole
 # bytes, or where it is converted.
@@ -59,9 +73,10 @@ PACKED_BYTES = {
     "IQ4_XS": (136, 138),
     "TQ1_0": (54, 84),
     "TQ2_0": (66, 84),
+    **{dtype: (size, 256 // 32 * 34) for dtype, size in DECODED.items()},
 }
-# What to look for instead of a file with types that have no kernels, by the bits of a weight.
-NEAREST = {"IQ1": "Q2_K", "IQ2": "Q2_K", "IQ3": "Q3_K_M or IQ4_XS"}
+# Rows that a thread decodes at a time: enough to call numpy seldom, few enough for its caches.
+DECODED_ROWS = 64
 
 
 class Block(NamedTuple):
@@ -88,35 +103,88 @@ class BlockType(NamedTuple):
 @weight_format("gguf")
 def gguf_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noqa: ARG001
     """Weights of a GGUF file, which may mix quantized and dense tensors."""
-    try:
-        return GgufWeights(store)
-    except ModelError as error:
-        found = {store.dtype(name) for name in store.names()}
-        nearest = sorted({NEAREST[t[:3]] for t in found - SOURCES.keys() if t[:3] in NEAREST})
-        if not nearest:
-            raise
-        msg = f"{error} (use the same model's {' or '.join(nearest)} file)"
-        raise ModelError(msg) from None
+    return GgufWeights(store)
 
 
 class GgufWeights(StoredWeights):
     """Weights of a GGUF file; blocks of some types are converted when they are read."""
 
     def __init__(self, store: TensorStore) -> None:
-        """Raise ModelError for types that have no kernels; log which types are converted."""
+        """Raise ModelError for unknown types; log which types are converted."""
         super().__init__(store, SOURCES)
-        found = {store.dtype(name) for name in store.names()} & CONVERTED.keys()
-        for dtype in sorted(found):
+        found = {store.dtype(name) for name in store.names()}
+        for dtype in sorted(found & CONVERTED.keys()):
             to = CONVERTED[dtype]
             log.info("%s weights are converted to %s, which has the same values", dtype, to)
+        if decoded := sorted(found & DECODED.keys()):
+            log.warning(
+                "%s weights have no kernels and are converted to 8 bits while loading, which takes "
+                "minutes for billions of weights; Q2_K, Q3_K and IQ4_XS files take less memory",
+                " and ".join(decoded),
+            )
 
     def get(self, name: str) -> QuantTensor:
         """The tensor as rows of its source type."""
         tensor, dtype = super().get(name), self._store.dtype(name)
+        if dtype in DECODED:
+            return DecodedTensor(tensor, dtype)
         if dtype not in CONVERTED:
             return tensor
         blocks = TERNARY[dtype](tensor.data.reshape(-1, PACKED_BYTES[dtype][0]))
         return replace(tensor, data=blocks.reshape(len(tensor.data), -1))
+
+    def kind(self, name: str, dtype: str) -> WeightKind:
+        """The kind of a quantized tensor follows its type; dense ones follow `dtype`."""
+        decoded = self._store.dtype(name) in DECODED and not name.endswith(BY_HEADS)
+        return DECODED_KIND if decoded else super().kind(name, dtype)
+
+
+class DecodedTensor(QuantTensor):
+    """A tensor of a type in DECODED as rows of fp32, which are decoded each time they are read."""
+
+    __slots__ = ("_stored", "_type")
+    _stored: QuantTensor
+    _type: str
+
+    def __init__(self, stored: QuantTensor, dtype: str) -> None:
+        """stored: the tensor in its own type."""
+        fields = {"name": stored.name, "shape": stored.shape, "source": "f32"}
+        own = {"row_order": None, "release": stored.release, "_stored": stored, "_type": dtype}
+        for field, value in {**fields, **own}.items():
+            object.__setattr__(self, field, value)  # the base class is frozen
+
+    @property
+    def data(self) -> Bytes:
+        """All rows, those of a stack of matrices one after another."""
+        return self.cut(slice(None), 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `data`, which is not decoded for it."""
+        return 4 * math.prod(self.shape)
+
+    def cut(self, rows: slice, row_bytes: int) -> Bytes:
+        """Rows of all matrices; row_bytes follows from the shape."""
+        del row_bytes
+        # numpy gives way to other threads in its loops.
+        from concurrent.futures import ThreadPoolExecutor
+
+        import gguf
+
+        stored, k = self._stored, self.shape[-1]
+        size = k // 256 * DECODED[self._type]
+        data, order = stored.data.reshape(-1, size), stored.row_order
+        wanted = np.arange(len(data))[rows] if order is None else order[rows]
+        out = np.empty((len(wanted), k), np.float32)
+        kind = gguf.GGMLQuantizationType[self._type]
+
+        def decode(first: int) -> None:
+            some = slice(first, first + DECODED_ROWS)
+            out[some] = gguf.quants.dequantize(data[wanted[some]], kind)
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            list(threads.map(decode, range(0, len(out), DECODED_ROWS)))
+        return out.view(np.uint8)
 
 
 def packed_bytes(dtype: str, nbytes: int) -> int:

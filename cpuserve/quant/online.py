@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpuserve.quant.codes import GROUP, ZERO, Codes
-from cpuserve.quant.stored import QUANTIZED_KINDS
+from cpuserve.quant.stored import BY_HEADS, QUANTIZED_KINDS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,7 +43,6 @@ ONE_SCALE = ("o_proj.weight", "attention.dense.weight")
 PER_TOKEN = ("embed_tokens.weight", "lm_head.weight", "embed_in.weight", "embed_out.weight")
 # Small matrices that choose experts: an error there changes which weights a token is multiplied by.
 ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "router.layer.weight")
-BY_HEADS = ("kv_b_proj.weight",)  # whose parts multiply columns of rows, which have no scales
 
 
 class OnlineWeights:

@@ -22,7 +22,7 @@ from cpuserve.quant.base import QuantTensor
 from cpuserve.quant.codes import GROUP
 from cpuserve.quant.dense import SOURCES, dequantize
 from cpuserve.quant.rows import SMALL, SYMMETRIC, int4_rows, int4_source, q8_rows, row_bytes
-from cpuserve.quant.stored import DENSE_KINDS, QUANTIZED_KINDS, StoredWeights
+from cpuserve.quant.stored import BY_HEADS, DENSE_KINDS, QUANTIZED_KINDS, StoredWeights
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 
 CONVERTED: WeightKind = "w8_g32"  # the kind of a matrix whose format has no kernels
 SIGN = 128  # the zero point of codes of 8 bits that are int8 numbers
-BY_HEADS = "kv_b_proj.weight"  # whose parts multiply columns of rows, which have no scales
 
 
 class RebuiltTensor(QuantTensor):

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from cpuserve.quant.base import QuantTensor, SourceType, WeightKind
 
+# Matrices of latent attention: their parts multiply columns of rows, which have no scales.
+BY_HEADS = ("kv_b_proj.weight",)
 DENSE_KINDS: dict[str, WeightKind] = {
     "bfloat16": "dense_bf16",
     "float16": "dense_f16",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gguf
 import numpy as np
 
-from cpuserve.quant.gguf import BLOCKS, CONVERTED, QUANTIZED
+from cpuserve.quant.gguf import BLOCKS, CONVERTED, DECODED, QUANTIZED
 
 # Where a block has its fp16 factors, if not one at its beginning; the second is of the minima.
 HALVES = {
@@ -28,6 +28,8 @@ def random_rows(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.n
     if dtype in CONVERTED:
         values = rng.integers(-1, 2, (rows, k)).astype(np.float32) / np.float32(0.8 * k**0.5)
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[dtype])
+    if dtype in DECODED:
+        return random_vectors(dtype, rows, k, rng)
     source = QUANTIZED[dtype]
     block = BLOCKS[source]
     data = rng.integers(0, 256, (rows, k // block.weights, block.nbytes), dtype=np.uint8)
@@ -39,6 +41,27 @@ def random_rows(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.n
     def put(factor: float) -> None:
         for at, by in zip(HALVES.get(source, (0,)), (1.0, CENTER.get(source, 0.0)), strict=False):
             data[:, :, at : at + 2] = (scale * factor * by).astype("<f2").view(np.uint8)
+
+    put(1.0)
+    kind = gguf.GGMLQuantizationType[dtype]
+    spread = gguf.quants.dequantize(data.reshape(rows, -1), kind).std()
+    put(1.0 / spread / k**0.5)
+    return data.reshape(rows, -1)
+
+
+def random_vectors(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """The same in a type whose codes stand for vectors."""
+    data = rng.integers(0, 256, (rows, k // 256, DECODED[dtype]), dtype=np.uint8)
+
+    def put(factor: float) -> None:
+        half = rng.uniform(0.7, 1.3, data.shape[:2]).astype("<f2") * np.float16(factor)
+        if dtype != "IQ1_M":
+            data[:, :, :2] = half[..., None].view(np.uint8)
+            return
+        # Its factor lies in the upper four bits of four numbers of 16 bits behind the codes.
+        for i in range(4):
+            part = (half.view(np.uint16) >> 4 * i & 15).astype(np.uint8) << 4
+            data[:, :, 49 + 2 * i] = data[:, :, 49 + 2 * i] & 15 | part
 
     put(1.0)
     kind = gguf.GGMLQuantizationType[dtype]

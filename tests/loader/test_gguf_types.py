@@ -13,7 +13,7 @@ from cpuserve.loader.load import open_checkpoint
 from cpuserve.program.interpret import multiply_grouped
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import QuantTensor
-from cpuserve.quant.gguf import CONVERTED, QUANTIZED, packed_bytes
+from cpuserve.quant.gguf import CONVERTED, DECODED, QUANTIZED, packed_bytes
 from cpuserve.quant.stored import QUANTIZED_KINDS
 from cpuserve.runtime.torch_executor import quant_matrix
 from tests.helpers import gguf_file
@@ -41,9 +41,15 @@ MIXES = {
         "ffn_down_exps.weight": "Q6_K",
         "0.attn_v.weight": "Q6_K",
     },
+    "experts-IQ3_XXS": {
+        "": "IQ3_XXS",
+        "ffn_gate_inp.weight": "F32",
+        "ffn_down_exps.weight": "IQ4_NL",
+        "output.weight": "Q6_K",
+    },
     "IQ4_XS-with-Q5_K": {"": "IQ4_XS", "attn_v.weight": "Q5_K", "ffn_down.weight": "MXFP4"},
 }
-MODELS = {**{dtype: {"": dtype} for dtype in (*QUANTIZED, *CONVERTED)}, **MIXES}
+MODELS = {**{dtype: {"": dtype} for dtype in (*QUANTIZED, *CONVERTED, *DECODED)}, **MIXES}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,11 @@ def test_logits_are_those_of_the_weights_in_fp32(models, name):
     checkpoint = open_checkpoint(models(name))
     want = exact_logits(checkpoint)
     got, lowered = native_logits(checkpoint, LEVELS[-1], [len(TOKENS)])
-    assert np.abs(got - want).max() < 1e-2 * np.ptp(want)
+    off = np.abs(got - want) / np.ptp(want)
+    # A conversion to int8 errs by 0.5 % of a weight, where the type itself does by 10 % and more. It
+    # may change the choice of experts of some tokens.
+    converted = not DECODED.keys().isdisjoint(MODELS[name].values())
+    assert np.median(off) < 3e-3 if converted else off.max() < 1e-2
     # One 8-bit term of activations is coarser, and the same at every number of rows.
     coarse, _ = native_logits(checkpoint, LEVELS[-1], [len(TOKENS)], bits=8)
     assert np.abs(coarse - want).mean() < 0.02 * np.ptp(want)

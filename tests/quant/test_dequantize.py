@@ -8,9 +8,9 @@ from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.gguf import TENSOR_TYPES
 from cpuserve.quant import FORMATS, dequantize, open_weights, weight_format
 from cpuserve.quant.base import QuantTensor
-from cpuserve.quant.gguf import BLOCKS, CONVERTED, QUANTIZED, SOURCES, packed_bytes
+from cpuserve.quant.gguf import BLOCKS, CONVERTED, DECODED, QUANTIZED, SOURCES, packed_bytes
 from cpuserve.quant.stored import StoredTensor, StoredWeights
-from tests.helpers.gguf_blocks import HALVES
+from tests.helpers.gguf_blocks import HALVES, random_vectors
 
 RNG = np.random.default_rng(7)
 
@@ -56,10 +56,30 @@ def test_types_that_are_converted_keep_every_value(dtype, caplog):
     assert np.array_equal(dequantize(tensor), gguf.quants.dequantize(data, kind))
 
 
+@pytest.mark.parametrize(
+    "order", [None, np.array([2, 0, 1, 3], np.int32)], ids=["stored", "ordered"]
+)
+@pytest.mark.parametrize("dtype", DECODED)
+def test_types_with_tables_of_vectors_are_decoded(dtype, order, caplog):
+    data = random_vectors(dtype, 4, 512, RNG)
+    store = Store({"w": dtype})
+    store.get = lambda name: StoredTensor(name, (4, 512), dtype, data.reshape(-1), order)
+    with caplog.at_level("WARNING", "cpuserve"):
+        weights = open_weights("gguf", store, {})
+    assert f"{dtype} weights have no kernels and are converted to 8 bits" in caplog.text
+    assert weights.kind("w", "bfloat16") == "w8_g32"
+    wanted = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[dtype])
+    wanted = wanted if order is None else wanted[order]
+    assert np.array_equal(dequantize(weights.get("w")), wanted)
+    assert np.array_equal(dequantize(weights.get("w[1:4:2]")), wanted[1:4:2])
+    assert packed_bytes(dtype, data.nbytes) == 4 * 512 // 32 * 34
+
+
 def test_sizes_of_blocks_are_those_of_the_file_reader():
     table = {name: (weights, size) for name, weights, size in TENSOR_TYPES.values()}
     for dtype, source in QUANTIZED.items():
         assert (BLOCKS[source].weights, BLOCKS[source].nbytes) == table[dtype]
+    assert {dtype: (256, size) for dtype, size in DECODED.items()} == {d: table[d] for d in DECODED}
 
 
 @pytest.mark.parametrize("source", ["f32", "f16", "bf16"])
@@ -111,10 +131,7 @@ def test_dense_format_refuses_other_types_by_name():
         open_weights("dense", Store({"a": "F8_E4M3", "b": "F32"}), {})
 
 
-def test_a_file_with_a_type_without_kernels_names_a_file_to_take_instead():
-    store = Store({"a": "IQ2_XXS", "b": "Q6_K"})
-    with pytest.raises(ModelError, match=r"type IQ2_XXS in a .*; supported: .*Q2_K.*Q2_K file\)"):
-        open_weights("gguf", store, {})
+def test_a_file_with_an_unknown_type_is_refused():
     with pytest.raises(ModelError, match=r"type I8 in a \(I8\); supported: [^(]*$"):
         open_weights("gguf", Store({"a": "I8"}), {})
 
