@@ -42,7 +42,12 @@ CUT_STEP = np.float32(0.05)
 ONE_SCALE = ("o_proj.weight", "attention.dense.weight")
 PER_TOKEN = ("embed_tokens.weight", "lm_head.weight", "embed_in.weight", "embed_out.weight")
 # Small matrices that choose experts: an error there changes which weights a token is multiplied by.
-ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "router.layer.weight")
+ROUTERS = (
+    "mlp.gate.weight",
+    "feed_forward.gate.weight",
+    "block_sparse_moe.gate.weight",
+    "router.layer.weight",
+)
 
 
 class OnlineWeights:

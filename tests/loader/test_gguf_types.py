@@ -72,8 +72,8 @@ def test_logits_are_those_of_the_weights_in_fp32(models, name):
     want = exact_logits(checkpoint)
     got, lowered = native_logits(checkpoint, LEVELS[-1], [len(TOKENS)])
     off = np.abs(got - want) / np.ptp(want)
-    # A conversion to int8 errs by 0.5 % of a weight, where the type itself does by 10 % and more. It
-    # may change the choice of experts of some tokens.
+    # A conversion to int8 errs by 0.5 % of a weight, the type itself by 10 % and more. The former
+    # may change the choice of experts of some tokens, too.
     converted = not DECODED.keys().isdisjoint(MODELS[name].values())
     assert np.median(off) < 3e-3 if converted else off.max() < 1e-2
     # One 8-bit term of activations is coarser, and the same at every number of rows.
