@@ -16,7 +16,13 @@ from pathlib import Path
 BEGIN = "<!-- models: made by python -m cpuserve.cli.supported docs/models.md -->"
 END = "<!-- end of models -->"
 # Families whose files have the name of another, which settles what they are by their metadata.
-SAME_FILES = {"MistralForCausalLM": "llama", "MixtralForCausalLM": "llama"}
+SAME_FILES = {
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "GraniteMoeSharedForCausalLM": "granitemoe",
+    "DeepseekV2ForCausalLM": "deepseek2",
+    "Glm4MoeLiteForCausalLM": "deepseek2",
+}
 ROWS = {
     "bf16": "bf16",
     "f32": "fp32",

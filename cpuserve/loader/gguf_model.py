@@ -76,6 +76,9 @@ def _add_heads(config: dict[str, Any], keys: Keys) -> None:
     heads = keys.count("attention.head_count")
     config["num_attention_heads"] = heads
     config["num_key_value_heads"] = keys.count("attention.head_count_kv", heads)
+    if keys.raw("attention.kv_lora_rank") is not None:  # DeepSeek's settings have the other widths
+        config["head_dim"] = keys.count("rope.dimension_count")
+        return
     head_dim = keys.count("attention.key_length", max(1, config["hidden_size"] // heads))
     value_dim = keys.count("attention.value_length", head_dim)
     if value_dim != head_dim:
@@ -119,6 +122,10 @@ def _rope_scaling(keys: Keys) -> dict[str, Any] | None:
     for name, field in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
         if keys.raw(f"rope.scaling.{name}") is not None:
             scaling[field] = keys.real(f"rope.scaling.{name}")
+    if keys.raw("rope.scaling.yarn_log_multiplier") is not None:
+        # A tenth of DeepSeek's mscale_all_dim. llama.cpp takes mscale to be the same.
+        weight = 10 * keys.real("rope.scaling.yarn_log_multiplier")
+        scaling |= {"mscale": weight, "mscale_all_dim": weight}
     return scaling
 
 
@@ -192,6 +199,8 @@ class GgufStore:
             shape = (1, *shape)  # a matrix of one row
         if name.endswith("conv1d.weight") and len(shape) == 2:
             shape = (shape[0], 1, shape[1])
+        if name.endswith(("k_b_proj.weight", "v_b_proj.weight")) and len(shape) == 3:
+            shape = (shape[0] * shape[1], shape[2])  # the matrices of all heads
 
         def release() -> None:
             tensor.file.release(tensor.offset, tensor.size)

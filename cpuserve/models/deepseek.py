@@ -155,6 +155,7 @@ def _read(
         "interleaved": interleaved,
         "q_rank": q_rank,
         "nope": nope,
+        "split": read_bool(config, "kv_b_split", False),  # a key of GGUF files' configs only
         "rank": rank,
         "values": read_int(config, "v_head_dim", high=1 << 16),
         "scale": (nope + rotary) ** -0.5 * attention_mscale(config),
@@ -209,10 +210,11 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
     else:
         q = b.linear(h, f"{at}.q_proj", features=wide)
     kv = b.linear(h, f"{at}.kv_a_proj_with_mqa", features=rank + rope.rotary, bias=s.qkv_bias)
+    split = f"{at}.k_b_proj", f"{at}.v_b_proj"
     out = b.latent_attention(
         q,
         kv,
-        f"{at}.kv_b_proj",
+        split if s.extra["split"] else f"{at}.kv_b_proj",
         layer=layer,
         nope=nope,
         rope=rope,

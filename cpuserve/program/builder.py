@@ -315,7 +315,7 @@ class Builder:
         self,
         q: ValueId,
         kv: ValueId,
-        kv_b: str,
+        kv_b: str | tuple[str, str],
         *,
         layer: int,
         nope: int,
@@ -330,10 +330,12 @@ class Builder:
 
         q [T, q_heads * (nope + rotary)]; kv [T, rank + rotary] is the token's row, whose first rank
         columns are normalized with the weight `norm`. kv_b: the matrix [q_heads * (nope + values),
-        rank] that makes keys and values of a row. Its part of the keys multiplies the queries
-        instead, and its part of the values what attention gives, so rows stay compressed.
+        rank] that makes keys and values of a row; or two of them, in which the part of each head is
+        [rank, nope] for keys (transposed) and [values, rank] for values. The part of the keys
+        multiplies the queries instead, that of the values what attention gives, so rows stay
+        compressed.
         """
-        heads, head, rotary = self._spec.q_heads, nope + values, rope.rotary
+        heads, rotary = self._spec.q_heads, rope.rotary
         self._check_width(f"layer {layer}: q", q, heads * (nope + rotary))
         rank = self._width(kv) - rotary
         for what, width in (("nope", nope), ("values", values), ("rank", rank)):
@@ -345,12 +347,13 @@ class Builder:
             raise ModelError(msg)
         self._check_layer(layer)
         _check_rope(rope, nope + rotary)
-        weight = self._matrix(kv_b, heads * head, rank)
+        of_keys, of_values = self._head_parts(kv_b, nope, values, rank)
         gain = self._need(f"{norm}.weight", (rank,), "vector")
         at = f"layers.{layer}"
         latent = self._value(f"{at}.latent_queries", heads * rank)
-        parts = (weight, heads, head)
-        self._ops.append(HeadLinear(q, latent, *parts, 0, rank, nope, nope + rotary, True))
+        transposed = isinstance(kv_b, str)
+        each = (rank, nope, nope + rotary, transposed)
+        self._ops.append(HeadLinear(q, latent, *of_keys, *each))
         queries = self._value(f"{at}.queries", heads * (rank + rotary))
         sizes = (layer, heads, nope, rank)
         store = LatentStoreKV(
@@ -362,8 +365,24 @@ class Builder:
         rows = self._value(f"{at}.attention", heads * width)
         self._ops.append(Attention(queries, rows, layer, heads, 1, width, scale))
         out = self._value(f"{at}.values", heads * values)
-        self._ops.append(HeadLinear(rows, out, *parts, nope, values, rank, width))
+        self._ops.append(HeadLinear(rows, out, *of_values, values, rank, width))
         return out
+
+    def _head_parts(
+        self, kv_b: str | tuple[str, str], nope: int, values: int, rank: int
+    ) -> tuple[tuple[str, int, int, int], tuple[str, int, int, int]]:
+        """The matrix of keys and that of values: name, heads, rows of a head, its first row."""
+        heads = self._spec.q_heads
+        if isinstance(kv_b, str):
+            both = self._matrix(kv_b, heads * (nope + values), rank)
+            return (both, heads, nope + values, 0), (both, heads, nope + values, nope)
+        keys = self._matrix(kv_b[0], heads * rank, nope)
+        return (keys, heads, rank, 0), (
+            self._matrix(kv_b[1], heads * values, rank),
+            heads,
+            values,
+            0,
+        )
 
     def _check_layer(self, layer: int) -> None:
         if layer != len(self._cache):

@@ -34,6 +34,12 @@ LLAMA = {
     **{f"mlp.shared_expert.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
     **{f"mlp.shared_experts.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
     "block_sparse_moe.output_linear": "ffn_down_exps",
     "shared_mlp.output_linear": "ffn_down_shexp",
@@ -90,6 +96,16 @@ DELTA_KEYS = {
     "ssm.inner_size": 192,
     "full_attention_interval": 4,
 }
+DEEPSEEK_KEYS = {"leading_dense_block_count": 1, "expert_shared_count": 1}
+V2_KEYS = {
+    **DEEPSEEK_KEYS,
+    "expert_shared_count": 2,
+    "expert_weights_scale": 1.5,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 40.0,
+    "rope.scaling.original_context_length": 64,
+    "rope.scaling.yarn_log_multiplier": 0.0707,
+}
 GRANITE_KEYS = {
     "embedding_scale": 12.0,
     "residual_scale": 0.22,
@@ -144,6 +160,38 @@ ARCHS = {
             "expert_gating_func": 2,
         },
     ),
+    "deepseek2": (
+        "deepseek-v3",
+        {},
+        {
+            **DEEPSEEK_KEYS,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+            "attention.key_length_mla": 96,
+            "attention.value_length_mla": 32,
+            "expert_gating_func": 2,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
+        },
+    ),
+    "deepseek2-v2": (
+        "deepseek-v2",
+        {"q_lora_rank": 48},
+        {**V2_KEYS, "attention.key_length_mla": 48, "attention.value_length_mla": 32},
+    ),
+    "deepseek2-joined": ("deepseek-v2", {}, V2_KEYS),
+    "deepseek2-glm": (
+        "glm4-moe-lite",
+        {},
+        {
+            **DEEPSEEK_KEYS,
+            "attention.key_length_mla": 112,
+            "attention.value_length_mla": 64,
+            "nextn_predict_layers": 1,
+            "expert_weights_scale": 1.8,
+            "expert_weights_norm": True,
+        },
+    ),
     "stablelm": ("stablelm", {"num_key_value_heads": 4}, {"use_parallel_residual": False}),
     "starcoder2": ("starcoder2", {"sliding_window": None}, {}),
     "command-r": ("cohere", {}, {"logit_scale": 0.25}),
@@ -154,6 +202,7 @@ FILE_ARCHS = {
     "mixtral": "llama",
     "qwen3next-fused": "qwen3next",
     "granitemoe-shared": "granitemoe",
+    **dict.fromkeys(("deepseek2-v2", "deepseek2-joined", "deepseek2-glm"), "deepseek2"),
 }
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
 INTERLEAVED = ("llama", "mixtral", "granite", "granitemoe", "granitemoe-shared", "smollm3")
@@ -190,9 +239,12 @@ def convert(arch, path, types=(), **changes):
     writer.add_block_count(layers + guessers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(kv)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if "kv_lora_rank" in config:
+        head_dim = _add_latent(writer, config, joined=arch == "deepseek2-joined")
+    else:
+        writer.add_head_count_kv(kv)
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     eps = spec_from_config(config).norm_eps * config.get("residual_multiplier", 1.0) ** 2
     (writer.add_layer_norm_eps if arch in LAYER_NORM else writer.add_layer_norm_rms_eps)(eps)
     bases = {"mixtral": 1e6, "smollm3": 2e6, "command-r": 5e5, "gemma3": 1e6}
@@ -271,7 +323,35 @@ def _renamed(arch, tensors, heads, kv):
             out[name] = _tiled(name.split(".")[2], out[name])
         if name.endswith("ffn_gate_inp_shexp.weight"):
             out[name] = value.reshape(-1)
+    if arch.startswith("deepseek2") and arch != "deepseek2-joined":
+        out = _split_kv_b(out, heads, len(out["blk.0.attn_output.weight"][0]) // heads)
     return _split_qkvz(out) if arch == "qwen3next" else out
+
+
+def _add_latent(writer, config, joined):
+    """Write the widths of DeepSeek's attention, and return how many dimensions are rotated."""
+    rank, rotary = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    key, value = config["qk_nope_head_dim"] + rotary, config["v_head_dim"]
+    writer.add_kv_lora_rank(rank)
+    if config["q_lora_rank"] is not None:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_head_count_kv(config["num_attention_heads"] if joined else 1)
+    writer.add_key_length(key if joined else rank + rotary)
+    writer.add_value_length(value if joined else rank)
+    return rotary
+
+
+def _split_kv_b(tensors, heads, values):
+    """The tensors with each kv_b as two, the first of them transposed."""
+    out = {}
+    for name, tensor in tensors.items():
+        if "attn_kv_b" not in name:
+            out[name] = tensor
+            continue
+        by_head = tensor.reshape(heads, -1, tensor.shape[-1])
+        out[name.replace("kv_b", "k_b")] = by_head[:, :-values].swapaxes(1, 2)
+        out[name.replace("kv_b", "v_b")] = by_head[:, -values:]
+    return out
 
 
 def _guesser(tensors, layers):

@@ -81,7 +81,30 @@ def test_value_heads_in_the_order_of_files(tmp_path, arch):
     executors_agree(path)
 
 
-def executors_agree(path):
+@pytest.mark.parametrize("arch", ["deepseek2", "deepseek2-joined"])
+def test_quantized_parts_of_latent_attention(tmp_path, arch):
+    path = tmp_path / "m.gguf"
+    types = [("attn_k_b", "Q8_0"), ("attn_v_b", "Q4_1"), ("attn_kv_b", "Q5_0")]
+    gguf_convert.convert(arch, path, types=types)
+    executors_agree(path, within=5e-3)  # the kernels have these matrices in bf16
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("expert_gating_func", 3, "is 3; it must be 1, the softmax, or 2, the sigmoid"),
+        ("attention.temperature_scale", 0.1, "is 0.1.*; it must be absent: queries scaled"),
+        ("attention.key_length_mla", 16, "is 16; it must be more than rope.dimension_count, 32"),
+    ],
+)
+def test_latent_attention_that_is_not_supported_is_refused(tmp_path, key, value, reason):
+    path = tmp_path / "m.gguf"
+    gguf_convert.convert("deepseek2", path, **{key: value})
+    with pytest.raises(ModelError, match=f"deepseek2.{key} {reason}"):
+        open_checkpoint(path)
+
+
+def executors_agree(path, within=1e-3):
     """Compare the log probabilities of the native executor with those of the interpreter."""
 
     def logprobs(executor):
@@ -92,7 +115,7 @@ def executors_agree(path):
 
     found, want = logprobs("native"), logprobs("torch")
     assert np.ptp(want) > 4
-    assert np.abs(found - want).mean() < 1e-3 * np.ptp(want)
+    assert np.abs(found - want).mean() < within * np.ptp(want)
 
 
 def test_experts_in_files_of_dense_architectures_are_refused(tmp_path):
