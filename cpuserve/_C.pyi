@@ -129,6 +129,7 @@ class Program:
         routing: int,
         out: int,
         matrices: list[int],
+        biases: list[int],
         activation: str,
         glu: bool,
     ) -> None: ...

@@ -244,13 +244,14 @@ class Builder:
         scale: float = 1.0,
         bias: str | None = None,
         groups: Groups | None = None,
+        biased: bool = False,
     ) -> None:
         """Add a mixture of experts of h to the value `to`.
 
         router: the matrix [experts, width of h] of the router. experts: the names of each expert's
         matrices: gate and up [features, width of h], then down [width of `to`, features]. bias: the
         full name of a weight [experts], added to the scores for the choice alone. groups: of
-        experts, which limit the choice.
+        experts, which limit the choice. biased: the router and all matrices of experts have biases.
         """
         count, width = len(experts), self._width(h)
         if self._adapters is not None:
@@ -261,7 +262,7 @@ class Builder:
             raise ModelError(msg)
         if groups is not None:
             _check_groups(router, groups, count, chosen)
-        logits = self.linear(h, router, features=count)
+        logits = self.linear(h, router, features=count, bias=biased)
         routing = self._value(f"{router} routing", 2 * chosen)
         if bias is not None:
             self._need(bias, (count,), "vector")
@@ -269,18 +270,34 @@ class Builder:
         self._ops.append(Route(logits, routing, count, chosen, *weights, groups))
         rows = self._value(f"{router} rows", width, chosen)
         self._ops.append(Spread(h, routing, rows, width, chosen))
-        gate_up = [tuple(self._matrix(n, features, width) for n in names[:2]) for names in experts]
-        both = self._value(f"{router} hidden", features, chosen)
-        sizes = (features, features)
-        _then_width(router, sizes, then)
-        self._ops.append(
-            ExpertLinear(rows, routing, both, tuple(gate_up), sizes, width, chosen, then)
-        )
+        gate_up, down = [names[:2] for names in experts], [names[2:] for names in experts]
+        hidden = self._value(f"{router} hidden", features, chosen)
+        self._expert_linear(rows, routing, hidden, gate_up, features, then, biased)
         out_width = self._width(to)
-        down = tuple((self._matrix(names[2], out_width, features),) for names in experts)
         out = self._value(f"{router} out", out_width, chosen)
-        self._ops.append(ExpertLinear(both, routing, out, down, (out_width,), features, chosen))
+        self._expert_linear(hidden, routing, out, down, out_width, "none", biased)
         self._ops.append(Combine(out, routing, to, out_width, chosen))
+
+    def _expert_linear(
+        self,
+        x: ValueId,
+        routing: ValueId,
+        out: ValueId,
+        experts: Sequence[Sequence[str]],
+        features: int,
+        then: Then,
+        biased: bool,
+    ) -> None:
+        """Multiply routed rows x by the matrices of their experts, of `features` outputs each."""
+        k, sizes = self._width(x), (features,) * len(experts[0])
+        _then_width(_join(tuple(experts[0])), sizes, then)
+        weights = tuple(tuple(self._matrix(n, features, k) for n in names) for names in experts)
+        biases = tuple(
+            tuple(self._need(f"{n}.bias", (features,), "vector") for n in names)
+            for names in (experts if biased else ())
+        )
+        chosen = self._values[x].copies
+        self._ops.append(ExpertLinear(x, routing, out, weights, sizes, k, chosen, then, biases))
 
     def rope_store_kv(
         self,

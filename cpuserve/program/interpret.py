@@ -17,6 +17,8 @@ from torch.nn import functional as F
 from cpuserve.program.dataflow import last_uses, reads, written
 from cpuserve.program.mamba import ConvInputs, Mamba2States, Mamba2Weights
 from cpuserve.program.ops import (
+    SWIGLU_ALPHA,
+    SWIGLU_LIMIT,
     ActivationOp,
     Add,
     Attention,
@@ -330,8 +332,10 @@ class Interpreter:
         out = torch.empty(len(x), width)
         for expert in sorted(set(experts.tolist())):
             rows = experts == expert
-            parts = [self._multiply(x[rows], w) for w in op.weights[expert]]
-            out[rows] = activate(torch.cat(parts, dim=1), op.then)
+            y = torch.cat([self._multiply(x[rows], w) for w in op.weights[expert]], dim=1)
+            if op.biases:
+                y = y + torch.cat([self._vector(b) for b in op.biases[expert]])
+            out[rows] = activate(y, op.then)
         return out
 
     def _combine(self, op: Combine, x: Tensor, routing: Tensor, out: Tensor) -> Tensor:
@@ -631,6 +635,9 @@ def activate(x: Tensor, then: Then) -> Tensor:
     """The activation of Linear and ActivationOp; "*_mul" gives act(first half) * second half."""
     if then.endswith("_mul"):
         gate, up = x.chunk(2, dim=1)
+        if then == "clamped_swiglu_mul":
+            gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+            return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
         return activate(gate, cast("Then", then.removesuffix("_mul"))) * up
     if then == "relu":
         return F.relu(x)
@@ -688,8 +695,9 @@ def chunked_softmax(
     v_scale [keys, heads], if any. The denominators use P in fp32 without v_scale.
     """
     n, heads, keys = s.shape
-    top = torch.full((n, heads, 1), -torch.inf)
-    total, out = torch.zeros(n, heads, 1), torch.zeros(n, heads, v.shape[2])
+    top = torch.full((n, heads, 1), -torch.inf) if sink is None else sink
+    total = torch.full((n, heads, 1), 0.0 if sink is None else 1.0)
+    out = torch.zeros(n, heads, v.shape[2])
     for start in range(0, keys, CHUNK):
         part, values = s[:, :, start : start + CHUNK], v[start : start + CHUNK]
         part_top = part.amax(dim=2, keepdim=True)
@@ -706,8 +714,6 @@ def chunked_softmax(
         total = total * keep + part_total * take
         out = out * keep + torch.einsum("nhk,khd->nhd", p, values) * take
         top = new_top
-    if sink is not None:
-        total = total + torch.exp(sink - top)
     return out / total
 
 

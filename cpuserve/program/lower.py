@@ -488,12 +488,14 @@ class Lowering:
             )
             raise ModelError(msg)
         matrices = [self._matrix(names, op.features, op.in_features, glu) for names in op.weights]
+        biases = [self._bias(names, op.features) for names in op.biases]
         x = self._as(op.x, self._act_format(op.weights[0][0]))
         read = self._read(op.weights[0][0], sum(op.features), op.in_features, op.chosen)
         self.out.linear_weights += read.n * read.k
         routing, out = self._value(op.routing), self._value(op.out)
         self._emit(
-            lambda: self.native.expert_linear(x, routing, out, matrices, activation, glu), read
+            lambda: self.native.expert_linear(x, routing, out, matrices, biases, activation, glu),
+            read,
         )
 
     def _head_kind(self, op: HeadLinear) -> str:

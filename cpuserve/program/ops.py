@@ -11,7 +11,8 @@ inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no
 word_embed projection); Qwen3-MoE; Gemma 2 and 3 (RmsNorm `plus_one`, Embed `scale`, post-norms as
 RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and `softcap`); DeepSeek V2 and
 V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head); Granite 4 (ShortConv, Mamba2,
-GatedNorm); LFM2 (ShortConv between two Gates). docs/contracts.md says what further families need.
+GatedNorm); LFM2 (ShortConv between two Gates); gpt-oss (Attention `sinks`, ExpertLinear `biases`).
+docs/contracts.md says what further families need.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from typing import Literal, NewType
 ValueId = NewType("ValueId", int)
 
 Score = Literal["softmax", "sigmoid", "chosen_softmax"]
-Then = Literal["none", "relu", "gelu", "gelu_tanh", "silu", "silu_mul", "gelu_tanh_mul"]
+Then = Literal[
+    "none", "relu", "gelu", "gelu_tanh", "silu", "silu_mul", "gelu_tanh_mul", "clamped_swiglu_mul"
+]
+# gpt-oss' "clamped_swiglu_mul": (1 + clamp(up, -7, 7)) g sigmoid(1.702 g), g = min(gate, 7).
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,8 @@ class Spread:
 class ExpertLinear:
     """A Linear of routed rows, each multiplied by the matrices of its own expert.
 
-    weights[e] are the names of expert e's matrices, as in Linear; there are no biases.
+    weights[e] are the names of expert e's matrices, and biases[e] those of its biases, as in
+    Linear; `biases` is empty if no expert has one.
     """
 
     x: ValueId
@@ -180,6 +186,7 @@ class ExpertLinear:
     in_features: int
     chosen: int
     then: Then = "none"
+    biases: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

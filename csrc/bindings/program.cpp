@@ -92,11 +92,11 @@ void register_program(py::module_& m) {
       .def(
           "expert_linear",
           [](Program& p, Id x, Id routing, Id out, const std::vector<Id>& matrices,
-             const std::string& activation, bool glu) {
-            p.expert_linear({x, routing, out, kNone, 0, parse_activation(activation)}, matrices,
-                            glu);
+             const std::vector<Id>& biases, const std::string& activation, bool glu) {
+            p.expert_linear({x, routing, out, kNone, kNone, 0, parse_activation(activation)},
+                            matrices, biases, glu);
           },
-          py::arg("x"), py::arg("routing"), py::arg("out"), py::arg("matrices"),
+          py::arg("x"), py::arg("routing"), py::arg("out"), py::arg("matrices"), py::arg("biases"),
           py::arg("activation"), py::arg("glu"))
       .def(
           "combine", [](Program& p, Id x, Id routing, Id out) { p.combine({x, routing, out}); },

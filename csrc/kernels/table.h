@@ -232,7 +232,9 @@ struct PackedWeight {
   WeightKind kind;
 };
 
-enum class Activation : int32_t { none = 0, relu, gelu, gelu_tanh, silu };
+// clamped_swiglu has no form without glu, because it also changes what the gate multiplies:
+//   out = (1 + clamp(up, -7, 7)) * g * sigmoid(1.702 g), g = min(gate, 7)   (gpt-oss)
+enum class Activation : int32_t { none = 0, relu, gelu, gelu_tanh, silu, clamped_swiglu };
 
 // What is done with a finished tile, in this order: + bias, activation, (glu) times the other half,
 // then store in out.format, or add to an f32 `out` in place.

@@ -69,8 +69,11 @@ void Executor::Worker::operator()(const ExpertLinearOp& op) noexcept {
     while (begin < end) {
       const int64_t expert = std::upper_bound(ends, ends + op.experts, begin) - ends;
       const int64_t last = std::min(end, ends[expert]), before = expert > 0 ? ends[expert - 1] : 0;
-      p.run(e.weights_.matrix(op.first + static_cast<Id>(expert), crew.rank),
-            routing.first_row(expert), plan_of(expert).task(begin - before, last - before));
+      const Id at = static_cast<Id>(expert);
+      Product one = p;
+      one.args.ep.bias = op.bias == kNone ? nullptr : vector(op.bias + at);
+      one.run(e.weights_.matrix(op.first + at, crew.rank), routing.first_row(expert),
+              plan_of(expert).task(begin - before, last - before));
       begin = last;
     }
   });

@@ -60,11 +60,10 @@ constexpr Name<SourceType> kSources[] = {{"f32", SourceType::f32},
                                          {"gguf_iq4_nl", SourceType::gguf_iq4_nl},
                                          {"gguf_iq4_xs", SourceType::gguf_iq4_xs},
                                          {"gguf_mxfp4", SourceType::gguf_mxfp4}};
-constexpr Name<Activation> kActivations[] = {{"none", Activation::none},
-                                             {"relu", Activation::relu},
-                                             {"gelu", Activation::gelu},
-                                             {"gelu_tanh", Activation::gelu_tanh},
-                                             {"silu", Activation::silu}};
+constexpr Name<Activation> kActivations[] = {
+    {"none", Activation::none}, {"relu", Activation::relu},
+    {"gelu", Activation::gelu}, {"gelu_tanh", Activation::gelu_tanh},
+    {"silu", Activation::silu}, {"clamped_swiglu", Activation::clamped_swiglu}};
 constexpr Name<KvType> kKvTypes[] = {{"bf16", KvType::bf16},     {"f16", KvType::f16},
                                      {"f32", KvType::f32},       {"int8", KvType::int8},
                                      {"fp8_e4m3", KvType::e4m3}, {"fp8_e5m2", KvType::e5m2}};
@@ -93,6 +92,11 @@ const T& at(const std::vector<T>& items, Id id, const char* what) {
 }
 
 Id last_id(size_t size) { return static_cast<Id>(size) - 1; }
+
+void check_gated(const char* op, Activation activation, bool glu) {
+  check_argument(glu || activation != Activation::clamped_swiglu, op,
+                 ": clamped_swiglu needs a gate and an up");
+}
 
 }  // namespace
 
@@ -286,8 +290,26 @@ Id Program::packed_bias(Id bias, const Matrix& m) {
   for (size_t i = 0; i < vectors_.size(); i++) {
     if (vectors_[i].packed_from == bias) return static_cast<Id>(i);
   }
+  return pack_bias(bias, m);
+}
+
+Id Program::pack_bias(Id bias, const Matrix& m) {
   vectors_.push_back({vector(bias).name + " (packed)", m.panels() * kPanel, bias});
   return last_id(vectors_.size());
+}
+
+// The first of the experts' biases in packed column order, which follow one another.
+Id Program::expert_biases(const std::vector<Id>& biases, const Matrix& m) {
+  Id first = kNone;
+  for (size_t e = 0; e < biases.size(); e++) {
+    check_argument(biases[e] == biases[0] + static_cast<Id>(e), "expert_linear: bias ", e,
+                   " does not follow that of the expert before");
+    check_argument(vector(biases[e]).count == m.n, "expert_linear: bias ", e, " has ",
+                   vector(biases[e]).count, " elements, not ", m.n);
+    const Id packed = m.glu ? pack_bias(biases[e], m) : biases[e];
+    if (e == 0) first = packed;
+  }
+  return first;
 }
 
 void Program::linear(LinearOp op, bool glu) {
@@ -307,6 +329,7 @@ void Program::linear(LinearOp op, bool glu) {
                  "linear: adding and writing some columns need an f32 value");
   check_argument(!whole_row(out.format), "linear: value ", out.name,
                  " has scales wider than a tile; only convert can write such rows");
+  check_gated("linear", op.activation, glu);
   op.bias = packed_bias(op.bias, m);
   set_grain(op.matrix, out.format);
   ops_.emplace_back(op);
@@ -394,12 +417,16 @@ void Program::spread(const SpreadOp& op) {
   ops_.emplace_back(op);
 }
 
-void Program::expert_linear(ExpertLinearOp op, const std::vector<Id>& matrices, bool glu) {
+void Program::expert_linear(ExpertLinearOp op, const std::vector<Id>& matrices,
+                            const std::vector<Id>& biases, bool glu) {
   routed_value(op.x, op.routing, "expert_linear x");
   const Value& out = routed_value(op.out, op.routing, "expert_linear out");
   const int32_t experts = experts_of(op.routing, "expert_linear").count;
   check_argument(static_cast<int32_t>(matrices.size()) == experts,
                  "expert_linear: ", matrices.size(), " matrices for ", experts, " experts");
+  check_argument(biases.empty() || biases.size() == matrices.size(),
+                 "expert_linear: ", biases.size(), " biases for ", experts, " experts");
+  check_gated("expert_linear", op.activation, glu);
   op.first = matrices[0];
   op.experts = experts;
   const Matrix& one = matrix(op.first);
@@ -416,6 +443,7 @@ void Program::expert_linear(ExpertLinearOp op, const std::vector<Id>& matrices, 
                  " has width ", out.width, ", not ", one.out_width());
   check_argument(!whole_row(out.format), "expert_linear: value ", out.name,
                  " has scales wider than a tile; only convert can write such rows");
+  op.bias = expert_biases(biases, one);
   ops_.emplace_back(op);
 }
 
@@ -542,6 +570,7 @@ void Program::activation(const ActivationOp& op) {
   const int64_t width = f32_value(op.x, "activation x").width;
   check_argument(width == value(op.out).width * (op.glu ? 2 : 1),
                  "activation: x and out differ in width");
+  check_gated("activation", op.activation, op.glu);
   ops_.emplace_back(op);
 }
 

@@ -115,8 +115,9 @@ struct AdapterOp {
 struct SpreadOp {
   Id x, routing, out;
 };
-struct ExpertLinearOp {  // expert e multiplies matrix `first` + e
-  Id x, routing, out, first;
+// Expert e multiplies matrix `first` + e and adds vector `bias` + e, if there are biases.
+struct ExpertLinearOp {
+  Id x, routing, out, first, bias;
   int32_t experts;
   Activation activation;
 };
@@ -260,8 +261,9 @@ class Program {
   void route(const RouteOp& op);
   void adapter(const AdapterOp& op);
   void spread(const SpreadOp& op);
-  // matrices: one for each expert, in order, of equal shape and kind.
-  void expert_linear(ExpertLinearOp op, const std::vector<Id>& matrices, bool glu);
+  // matrices: one for each expert, in order, of equal shape and kind. biases: as many, or none.
+  void expert_linear(ExpertLinearOp op, const std::vector<Id>& matrices,
+                     const std::vector<Id>& biases, bool glu);
   void combine(const CombineOp& op);
   void rope_store(const RopeStoreOp& op);
   // matrices: one for each head, in order, of equal shape and kind.
@@ -319,6 +321,8 @@ class Program {
   void check_rope(const char* op, int32_t rotary, Id cos, Id sin);
   void check_multiplies(Id x, const Matrix& m) const;
   Id packed_bias(Id bias, const Matrix& m);
+  Id pack_bias(Id bias, const Matrix& m);
+  Id expert_biases(const std::vector<Id>& biases, const Matrix& m);
 
   const KernelTable* table_;
   int64_t max_tokens_, max_seqs_;

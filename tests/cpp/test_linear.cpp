@@ -869,8 +869,17 @@ double activate(Activation act, double x) {
       return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     case Activation::silu:
       return x / (1 + std::exp(-x));
+    case Activation::clamped_swiglu: {
+      const double g = std::min(x, 7.0);
+      return g / (1 + std::exp(-1.702 * g));
+    }
   }
   return x;
+}
+
+// With glu: what the activated gate is multiplied with.
+double activate_up(Activation act, double x) {
+  return act == Activation::clamped_swiglu ? 1 + std::max(-7.0, std::min(x, 7.0)) : x;
 }
 
 // Expected outputs of row r in fp64: + bias, activation, gate times up.
@@ -880,7 +889,7 @@ std::vector<double> expected_row(const Weights& w, const References& reference_o
   for (int64_t c = 0; c < w.panels * kPanel; c++) {
     double& v = y[static_cast<size_t>(c)];
     v = reference_of(r, c).value + (ep.bias ? static_cast<double>(ep.bias[c]) : 0);
-    if (!ep.glu || c / kPanel % 2 == 0) v = activate(ep.act, v);
+    v = ep.glu && c / kPanel % 2 == 1 ? activate_up(ep.act, v) : activate(ep.act, v);
   }
   if (!ep.glu) return y;
   std::vector<double> half;
@@ -943,7 +952,9 @@ void check_epilogue(const KernelTable& k, WeightKind kind, int64_t m, const Epil
   const Inputs x(w.kernel.act, m, 96);
   Buffer<float> bias(static_cast<size_t>(w.panels * kPanel));
   Rng rng(8);
-  for (size_t i = 0; i < bias.size(); i++) bias[i] = rng.uniform();
+  // Some sums are beyond the clamp.
+  const float most = c.act == Activation::clamped_swiglu ? 10.0f : 1.0f;
+  for (size_t i = 0; i < bias.size(); i++) bias[i] = most * rng.uniform();
   Output out(c.format, m, c.width);
   Epilogue ep = plain(out);
   ep.act = c.act;
@@ -976,6 +987,7 @@ KERNEL_TEST(linear_epilogues_match_fp64) {
         check_epilogue(k, kind, m, {Activation::none, false, false, false, format, 200});
         check_epilogue(k, kind, m, {Activation::silu, true, false, false, format, 96});
         check_epilogue(k, kind, m, {Activation::gelu_tanh, true, true, false, format, 40});
+        check_epilogue(k, kind, m, {Activation::clamped_swiglu, true, true, false, format, 40});
         check_epilogue(k, kind, m, {Activation::relu, false, true, false, format, 50});
       }
       check_epilogue(k, kind, m, {Activation::none, false, false, true, ActFormat::f32, 72});

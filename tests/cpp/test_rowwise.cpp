@@ -120,8 +120,17 @@ double activated(Activation act, double x) {
       return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
     case Activation::silu:
       return x / (1 + std::exp(-x));
+    case Activation::clamped_swiglu: {
+      const double g = std::min(x, 7.0);
+      return g / (1 + std::exp(-1.702 * g));
+    }
   }
   return NAN;
+}
+
+// With glu: what the activated gate is multiplied with.
+double other_half(Activation act, double x) {
+  return act == Activation::clamped_swiglu ? 1 + std::max(-7.0, std::min(x, 7.0)) : x;
 }
 
 const Activation kActivations[] = {Activation::none, Activation::relu, Activation::gelu,
@@ -370,19 +379,41 @@ KERNEL_TEST(activation_passes_nan_and_handles_infinity) {
 
 KERNEL_TEST(activation_with_glu_multiplies_the_second_half) {
   Rng rng(8);
-  for (int64_t width : kWidths) {
-    for (ActFormat format : kFormats) {
-      Matrix x(3, 2 * width, ActFormat::f32), out(3, width, format);
-      x.fill(rng, 4);
-      activate(k, x, out, Activation::silu, true, 0, 3);
-      for (int64_t r = 0; r < 3; r++) {
-        std::vector<double> want;
-        for (int64_t i = 0; i < width; i++) {
-          want.push_back(activated(Activation::silu, x.f32(r)[i]) * x.f32(r)[width + i]);
+  for (Activation act : {Activation::silu, Activation::clamped_swiglu}) {
+    for (int64_t width : kWidths) {
+      for (ActFormat format : kFormats) {
+        Matrix x(3, 2 * width, ActFormat::f32), out(3, width, format);
+        x.fill(rng, act == Activation::silu ? 4 : 12);  // some are beyond the clamp
+        activate(k, x, out, act, true, 0, 3);
+        for (int64_t r = 0; r < 3; r++) {
+          std::vector<double> want;
+          for (int64_t i = 0; i < width; i++) {
+            want.push_back(activated(act, x.f32(r)[i]) * other_half(act, x.f32(r)[width + i]));
+          }
+          check_row(out, r, want, 1e-6);
         }
-        check_row(out, r, want, 1e-6);
       }
     }
+  }
+}
+
+KERNEL_TEST(clamped_swiglu_passes_nan_and_clamps_infinity) {
+  constexpr int64_t kWidth = 21;
+  Matrix x(1, 2 * kWidth, ActFormat::f32), out(1, kWidth, ActFormat::f32);
+  const float gates[] = {NAN, 1, INFINITY, -1e30f, 100};
+  const float ups[] = {2, NAN, -INFINITY, 3, INFINITY};
+  for (int64_t i = 0; i < kWidth; i++) {
+    x.f32(0)[i] = gates[i % 5];
+    x.f32(0)[kWidth + i] = ups[i % 5];
+  }
+  activate(k, x, out, Activation::clamped_swiglu, true, 0, 1);
+  const double most = activated(Activation::clamped_swiglu, 7);
+  for (int64_t i = 0; i < kWidth; i++) {
+    const double y = out.f32(0)[i];
+    if (i % 5 < 2) CHECK(std::isnan(y));
+    if (i % 5 == 2) CHECK_NEAR(y, -6 * most, 1e-5);
+    if (i % 5 == 3) CHECK(y == 0);
+    if (i % 5 == 4) CHECK_NEAR(y, 8 * most, 1e-5);
   }
 }
 

@@ -171,6 +171,17 @@ def test_activations_are_their_formulas(then, expected):
     torch.testing.assert_close(activate(x, then), wanted, atol=2e-6, rtol=1e-5)
 
 
+def test_the_clamped_activation_is_its_formula():
+    gate, up = torch.meshgrid(torch.linspace(-9, 9, 19), torch.linspace(-9, 9, 19), indexing="ij")
+    x = torch.stack([gate.reshape(-1), up.reshape(-1)], dim=1)
+    wanted = []
+    for g, u in x.tolist():
+        g, u = min(g, 7.0), min(max(u, -7.0), 7.0)
+        wanted.append([(u + 1) * g / (1 + math.exp(-1.702 * g))])
+    got = activate(x, "clamped_swiglu_mul")
+    torch.testing.assert_close(got, torch.tensor(wanted), atol=2e-6, rtol=1e-5)
+
+
 def build_odd_model():
     """A program of the ops and options that few model families use (Gemma, gpt-oss, ALiBi)."""
     spec = spec_from_config(tiny_config("llama", num_hidden_layers=1, vocab_size=97))

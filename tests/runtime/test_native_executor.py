@@ -739,6 +739,12 @@ def test_ops_that_do_not_fit_their_values_are_refused():
     scores, routing = p.value("scores", 2, "f32"), p.value("routing", 4, "f32")
     routed, out = p.value("routed", 32, "f32", 2), p.value("out", 48, "f32", 2)
     p.route(scores, routing, 2, 2, "softmax", False, 1.0, -1)
+    two = [p.matrix(f"e{e}", "dense_f32", 48, 32, [48], False) for e in range(2)]
+    wide = p.vector("wide", 48)
+
+    def experts(matrices, biases=(), route=routing, then="none"):
+        p.expert_linear(routed, route, out, matrices, list(biases), then, False)
+
     refused = [
         (lambda: p.rms_norm(x, h, g, 1e-5), "differ in width"),
         (lambda: p.rms_norm(b, x, g, 1e-5), "must be f32"),
@@ -757,9 +763,15 @@ def test_ops_that_do_not_fit_their_values_are_refused():
         (lambda: p.embed(h, w, 1.0), "differ in width"),
         (lambda: p.embed(routed, w, 1.0), "several rows for each token"),
         (lambda: p.position_embed(routed, g, 1, 0), "several rows for each token"),
-        (lambda: p.expert_linear(routed, routing, out, [w, w], "none", False), "does not follow"),
-        (lambda: p.expert_linear(routed, routing, out, [w], "none", False), "1 matrices for 2"),
-        (lambda: p.expert_linear(routed, x, out, [w, w], "none", False), "not the routing"),
+        (lambda: experts([w, w]), "does not follow"),
+        (lambda: experts([w]), "1 matrices for 2"),
+        (lambda: experts([w, w], route=x), "not the routing"),
+        (lambda: experts(two, [g]), "1 biases for 2"),
+        (lambda: experts(two, [g, g]), "bias 0 has 32 elements, not 48"),
+        (lambda: experts(two, [wide, wide]), "bias 1 does not follow"),
+        (lambda: experts(two, then="clamped_swiglu"), "needs a gate and an up"),
+        (lambda: p.linear(x, h, w, -1, "clamped_swiglu", False, False, 0), "needs a gate"),
+        (lambda: p.activation(x, x, "clamped_swiglu", False), "needs a gate and an up"),
         (lambda: p.adapter(x, 2, g), "an id and a weight"),
         (lambda: p.adapter(scores, 0, g), "0 adapters are not between"),
         (lambda: p.adapter(scores, 2, g), "32 elements, not 2"),

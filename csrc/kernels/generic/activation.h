@@ -21,6 +21,16 @@ CPUSERVE_INLINE F gelu_tanh(F x) {
   return fma(h, tanh(mul(cubic, set1(0.79788456f))), h);
 }
 
+// swiglu_alpha and swiglu_limit of gpt-oss. NaN stays NaN, as the second operand of min and max.
+constexpr float kSwigluAlpha = 1.702f, kSwigluLimit = 7.0f;
+CPUSERVE_INLINE F clamped_swish(F x) {
+  const F g = min(set1(kSwigluLimit), x);
+  return div(g, add(set1(1.0f), exp(mul(set1(-kSwigluAlpha), g))));
+}
+CPUSERVE_INLINE F clamped_up(F x) {
+  return add(set1(1.0f), max(set1(-kSwigluLimit), min(set1(kSwigluLimit), x)));
+}
+
 template <class Map>
 CPUSERVE_INLINE void map_columns(float* y, int n, Map map) {
   int i = 0;
@@ -28,32 +38,33 @@ CPUSERVE_INLINE void map_columns(float* y, int n, Map map) {
   if (i < n) store_n(y + i, map(load_n(y + i, n - i)), n - i);
 }
 
-// Calls run(map) with the vector function of `act`.
+// Calls run(map, up) with the vector functions of `act`: of a value, or of a gate and of what it
+// multiplies.
 template <class Run>
 CPUSERVE_INLINE void with_activation(Activation act, Run run) {
+  const auto same = [](F x) { return x; };
   switch (act) {
     case Activation::none:
-      return run([](F x) { return x; });
+      return run(same, same);
     case Activation::relu:
-      return run([](F x) { return relu(x); });
+      return run([](F x) { return relu(x); }, same);
     case Activation::gelu:
-      return run([](F x) { return gelu(x); });
+      return run([](F x) { return gelu(x); }, same);
     case Activation::gelu_tanh:
-      return run([](F x) { return gelu_tanh(x); });
+      return run([](F x) { return gelu_tanh(x); }, same);
     case Activation::silu:
-      return run([](F x) { return silu(x); });
+      return run([](F x) { return silu(x); }, same);
+    case Activation::clamped_swiglu:
+      return run([](F x) { return clamped_swish(x); }, [](F x) { return clamped_up(x); });
   }
 }
 
-CPUSERVE_INLINE void activate_columns(Activation act, float* y, int n) {
-  if (act == Activation::none) return;
-  with_activation(act, [&](auto map) { map_columns(y, n, map); });
-}
-
-CPUSERVE_INLINE void multiply_columns(float* y, const float* x, int n) {
+// y = map(y) * up(x)
+template <class Map, class Up>
+CPUSERVE_INLINE void gate_columns(float* y, const float* x, int n, Map map, Up up) {
   int i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(y + i, mul(load(y + i), load(x + i)));
-  if (i < n) store_n(y + i, mul(load_n(y + i, n - i), load_n(x + i, n - i)), n - i);
+  for (; i + kLanes <= n; i += kLanes) store(y + i, mul(map(load(y + i)), up(load(x + i))));
+  if (i < n) store_n(y + i, mul(map(load_n(y + i, n - i)), up(load_n(x + i, n - i))), n - i);
 }
 
 // out = act(x), or act(x[:, :w]) * x[:, w:] with glu (w = out.width). scratch: w floats.
@@ -62,8 +73,9 @@ static inline void activation(const ActivationArgs& a) noexcept {
   for (int64_t r = a.m0; r < a.m1; r++) {
     const float* x = f32_row(a.x, r);
     copy_f32(a.scratch, x, n);
-    activate_columns(a.act, a.scratch, n);
-    if (a.glu) multiply_columns(a.scratch, x + n, n);
+    with_activation(a.act, [&](auto map, auto up) {
+      a.glu ? gate_columns(a.scratch, x + n, n, map, up) : map_columns(a.scratch, n, map);
+    });
     store_row(a.out, r, 0, a.scratch, n);
   }
 }

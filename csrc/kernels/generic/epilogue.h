@@ -5,10 +5,10 @@
 
 namespace CPUSERVE_NS {
 
-// y = map(tile + bias), or with glu map(gate + bias) * (up + bias) of the alternating panels.
-template <class Map>
+// y = map(tile + bias), or with glu map(gate + bias) * other(up + bias) of the alternating panels.
+template <class Map, class Other>
 CPUSERVE_INLINE void finish_columns(const Epilogue& ep, int64_t panel0, int panels,
-                                    const float* tile, size_t ld, float* y, Map map) {
+                                    const float* tile, size_t ld, float* y, Map map, Other other) {
   const float* bias = ep.bias ? ep.bias + panel0 * kPanel : nullptr;
   const auto sum = [&](int p, int i) {
     const F v = load(tile + static_cast<size_t>(p) * ld + i);
@@ -18,7 +18,7 @@ CPUSERVE_INLINE void finish_columns(const Epilogue& ep, int64_t panel0, int pane
   for (int p = 0; p < panels; p += step, y += kPanel) {
     for (int i = 0; i < kPanel; i += kLanes) {
       const F v = map(sum(p, i));
-      store(y + i, ep.glu ? mul(v, sum(p + 1, i)) : v);
+      store(y + i, ep.glu ? mul(v, other(sum(p + 1, i))) : v);
     }
   }
 }
@@ -56,10 +56,10 @@ static inline void store_tile(const Epilogue& ep, int64_t row0, int rows, int64_
   alignas(64) float y[kGroupsAtOnce][kMostPanels * kPanel];
   for (int at = 0, some; at < rows; at += some) {
     some = rows - at < kGroupsAtOnce ? rows - at : kGroupsAtOnce;
-    with_activation(ep.act, [&](auto map) {
+    with_activation(ep.act, [&](auto map, auto other) {
       for (int r = 0; r < some; r++) {
         const float* from = tile + static_cast<size_t>(at + r) * stride;
-        finish_columns(ep, panel0, panels, from, kPanel, y[r], map);
+        finish_columns(ep, panel0, panels, from, kPanel, y[r], map, other);
       }
     });
     if (groups && n % 32 == 0) {
