@@ -47,7 +47,7 @@ ISA_LEVELS = (
 )
 BF16_DOT = {"avx512_bf16", "amx", "neon_bf16"}
 MADE_WHILE_LOADING = ("int8", "w8a8", "int4")
-CHECKPOINTS = ("gguf", "awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes")
+CHECKPOINTS = ("gguf", "awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4")
 KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 SCHEMES = {
@@ -418,7 +418,7 @@ def _activation_bits(
 ) -> int:
     """Return 8 or 16; a decision only if C++ kernels multiply weights quantized in groups of 32."""
     asked = options.activation_bits or "auto"
-    by_32 = (facts.quantization or "").startswith("gguf") or quantize.endswith("_fine")
+    by_32 = (facts.quantization or "").startswith(("gguf", "mxfp4")) or quantize.endswith("_fine")
     if not by_32 or executor != "native":
         if options.activation_bits is not None:
             why = "no weight is quantized"

@@ -78,6 +78,11 @@ class QuantTensor:
         """Bytes of `data`."""
         return int(self.data.nbytes)
 
+    def cut(self, rows: slice, row_bytes: int) -> npt.NDArray[np.uint8]:
+        """Rows [n, row_bytes] of `data`; those of a stack of matrices are one after another."""
+        data = self.data.reshape(-1, row_bytes)
+        return data[rows if self.row_order is None else self.row_order[rows]]
+
 
 class Weights(Protocol):
     """All tensors of a checkpoint under the names that a Program uses (Hugging Face names)."""

@@ -22,7 +22,13 @@ from cpuserve.quant.base import QuantTensor
 from cpuserve.quant.codes import GROUP
 from cpuserve.quant.dense import SOURCES, dequantize
 from cpuserve.quant.rows import SMALL, SYMMETRIC, int4_rows, int4_source, q8_rows, row_bytes
-from cpuserve.quant.stored import BY_HEADS, DENSE_KINDS, QUANTIZED_KINDS, StoredWeights
+from cpuserve.quant.stored import (
+    BY_HEADS,
+    DENSE_KINDS,
+    QUANTIZED_KINDS,
+    StoredWeights,
+    WithoutTensors,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -100,7 +106,7 @@ class PackedWeights(ABC):
             if name.endswith(f".{suffix}") and store.dtype(name) == dtype
         }
         taken = {stem + part for stem in self._stems for part in self.parts}
-        self._dense = StoredWeights(_Without(store, taken), SOURCES)
+        self._dense = StoredWeights(WithoutTensors(store, taken), SOURCES)
 
     def names(self) -> set[str]:
         """All tensor names; the tensors of a quantized matrix appear as one `.weight`."""
@@ -196,18 +202,6 @@ def group_order(tensor: StoredTensor, k: int, groups: int) -> Order | None:
         msg = f"{tensor.name} must have {k} numbers below {groups}, the number of its groups"
         raise ModelError(msg)
     return None if np.array_equal(order, np.arange(k) // (k // groups)) else order
-
-
-class _Without:
-    """A view of a store that hides the tensors of quantized matrices."""
-
-    def __init__(self, store: TensorStore, taken: set[str]) -> None:
-        self._store = store
-        self._names = store.names() - taken
-        self.dtype, self.get = store.dtype, store.get
-
-    def names(self) -> set[str]:
-        return set(self._names)
 
 
 def words(tensor: StoredTensor) -> npt.NDArray[np.uint32]:

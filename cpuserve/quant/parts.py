@@ -6,12 +6,13 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from cpuserve.errors import ModelError
 from cpuserve.program.parts import Part, parse, rows
 from cpuserve.quant.base import QuantTensor
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from cpuserve.quant.base import WeightKind, Weights
@@ -24,12 +25,15 @@ class PartTensor(QuantTensor):
     _whole: QuantTensor
     _rows: slice
 
-    def __init__(self, name: str, whole: QuantTensor, rows: slice) -> None:
-        """rows: of `whole`, whose matrices, if it is a stack, lie one after another."""
+    def __init__(self, name: str, whole: QuantTensor, rows: slice, vector: bool) -> None:
+        """rows: of `whole`, whose matrices, if it is a stack, lie one after another.
+
+        vector: `whole` is a vector, or a stack of vectors, and each number is a row.
+        """
         count = len(range(rows.start, rows.stop, rows.step))
         fields = {
             "name": name,
-            "shape": (count, *whole.shape[-1:]) if len(whole.shape) > 1 else (count,),
+            "shape": (count,) if vector else (count, whole.shape[-1]),
             "source": whole.source,
             "row_order": None,
             "release": whole.release,
@@ -40,8 +44,7 @@ class PartTensor(QuantTensor):
     @property
     def data(self) -> npt.NDArray[np.uint8]:
         """The rows [rows, row_bytes]."""
-        order, data = self._whole.row_order, self._whole.data.reshape(-1, self._row_bytes)
-        found = data[self._rows if order is None else order[self._rows]]
+        found = self._whole.cut(self._rows, self._row_bytes)
         # The elements of a vector are one row.
         return found if len(self.shape) > 1 else found.reshape(1, -1)
 
@@ -53,32 +56,87 @@ class PartTensor(QuantTensor):
     @property
     def _row_bytes(self) -> int:
         shape = self._whole.shape
-        return self._whole.nbytes // math.prod(shape[:-1] if len(shape) > 1 else shape)
+        return self._whole.nbytes // math.prod(shape[:-1] if len(self.shape) > 1 else shape)
 
 
-# A stack of the matrices of all experts, with or without the suffix of other matrices.
-_STACK = re.compile(r"(?P<at>.*\.experts)\.(?P<part>\w+_proj|w[123])(?:\.weight)?")
+class TransposedStack(QuantTensor):
+    """A dense stack of matrices [in, out], as one of matrices [out, in].
+
+    Rows are gathered when they are read.
+    """
+
+    __slots__ = ("_stored",)
+    _stored: QuantTensor
+
+    def __init__(self, stored: QuantTensor) -> None:
+        """stored: the stack, in a type of one number for each element."""
+        count, n_in, n_out = stored.shape
+        fields = {"name": stored.name, "shape": (count, n_out, n_in), "source": stored.source}
+        own = {"row_order": None, "release": stored.release, "_stored": stored}
+        for field, value in {**fields, **own}.items():
+            object.__setattr__(self, field, value)  # the base class is frozen
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """All rows, one matrix after another."""
+        return self.cut(slice(0, self.shape[0] * self.shape[1]), 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `data`."""
+        return self._stored.nbytes
+
+    def cut(self, rows: slice, row_bytes: int) -> npt.NDArray[np.uint8]:
+        """Rows of all matrices; row_bytes follows from the shape."""
+        del row_bytes
+        count, n_out, n_in = self.shape
+        element = f"u{self._stored.nbytes // math.prod(self.shape)}"
+        stored = self._stored.data.reshape(-1).view(element).reshape(count, n_in, n_out)
+        wanted = np.arange(count * n_out)[rows]
+        out = np.empty((len(wanted), n_in), element)
+        for matrix in range(wanted[0] // n_out, wanted[-1] // n_out + 1):
+            at = slice(*np.searchsorted(wanted, (matrix * n_out, (matrix + 1) * n_out)))
+            out[at] = stored[matrix, :, wanted[at] - matrix * n_out]
+        return out.view(np.uint8)
+
+
+# The matrices or biases of all experts in one tensor, with or without the suffix of other matrices.
+_STACK = re.compile(r"(?P<at>.*\.experts)\.(?P<part>\w+?_proj|w[123])(?P<kind>\.weight|[._]bias)?")
+_DENSE = ("f32", "f16", "bf16")
 
 
 class PartWeights:
     """`Weights` of a checkpoint in any format, and the parts of its tensors.
 
     If the checkpoint stores the matrices of all experts as one tensor (Qwen3.5), each of them has
-    the name that it has in other checkpoints: `mlp.experts.3.up_proj.weight`.
+    the name that it has in other checkpoints: `mlp.experts.3.up_proj.weight`. So have biases.
+
+    Where the biases of `experts.down_proj` are `experts.down_proj_bias`, the layout is that of
+    gpt-oss: dense matrices are stored as [in, out], and the outputs of gate and up alternate.
     """
 
     def __init__(self, weights: Weights) -> None:
         """weights: of whole tensors."""
         self._weights = weights
-        self._names = weights.names()
+        self._stored = weights.names()
+        self._names = set(self._stored)
         self._experts: dict[str, str] = {}  # the part that each of these names stands for
-        for name in list(self._names):
+        for name in self._stored:
             match = _STACK.fullmatch(name)
-            if match is None or len(shape := weights.get(name).shape) != 3:
+            kind = match["kind"] if match else None
+            if match is None or len(shape := self._whole(name).shape) != _dims(kind):
                 continue
             self._names.remove(name)
-            self._experts |= _experts(name, match["at"], match["part"], shape)
+            alternate = f"{match['at']}.down_proj_bias" in self._stored
+            names = _experts(name, match["at"], match["part"], shape, alternate)
+            self._experts |= names
         self._names |= self._experts.keys()
+
+    def _whole(self, name: str) -> QuantTensor:
+        """A tensor of which there may be parts."""
+        tensor = self._weights.get(name)
+        transposed = f"{name}_bias" in self._stored and tensor.source in _DENSE
+        return TransposedStack(tensor) if transposed and len(tensor.shape) == 3 else tensor
 
     def names(self) -> set[str]:
         """Every tensor name in the checkpoint, after renaming; parts are not listed."""
@@ -93,11 +151,12 @@ class PartWeights:
         part = parse(self._experts.get(name, name))
         if part is None:
             return self._weights.get(name)
-        whole = self._weights.get(part.tensor)
+        whole = self._whole(part.tensor)
         found = part.of(whole.shape)
         if found is None:
             raise ModelError(_lacks(part, whole.shape))
-        return PartTensor(name, whole, found)
+        vector = len(whole.shape) == (1 if part.index is None else 2)
+        return PartTensor(name, whole, found, vector)
 
     def kind(self, name: str, dtype: str) -> WeightKind:
         """The kind of the tensor; all parts of one have it."""
@@ -105,12 +164,24 @@ class PartWeights:
         return self._weights.kind(name if part is None else part.tensor, dtype)
 
 
-def _experts(name: str, at: str, part: str, shape: tuple[int, ...]) -> dict[str, str]:
-    """The names of all experts' matrices in the stack `name` below `at`, and their rows there."""
+def _dims(kind: str | None) -> int:
+    """Dimensions of a stack: of vectors, or of matrices."""
+    return 2 if kind and kind.endswith("bias") else 3
+
+
+def _experts(
+    name: str, at: str, part: str, shape: tuple[int, ...], alternate: bool
+) -> dict[str, str]:
+    """The names of all experts' matrices in the stack `name` below `at`, and their rows there.
+
+    alternate: if a matrix is gate and up, their rows alternate.
+    """
     matrices = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+    suffix = "bias" if len(shape) == _dims("bias") else "weight"
     each = shape[1] // len(matrices)
+    first, step = (1, len(matrices)) if alternate else (each, 1)
     return {
-        f"{at}.{e}.{matrix}.weight": rows(name, i * each, each, index=e)
+        f"{at}.{e}.{matrix}.{suffix}": rows(name, i * first, each, step=step, index=e)
         for e in range(shape[0])
         for i, matrix in enumerate(matrices)
     }

@@ -21,6 +21,7 @@ BUILTIN = {
     "fp8": "cpuserve.quant.fp8:fp8_weights",
     "bitsandbytes": "cpuserve.quant.bitsandbytes:bitsandbytes_weights",
     "compressed-tensors": "cpuserve.quant.compressed_tensors:compressed_weights",
+    "mxfp4": "cpuserve.quant.mxfp4:mxfp4_weights",
 }
 FORMATS: Registry[WeightFormat] = Registry("weight format", BUILTIN)
 weight_format = FORMATS.register

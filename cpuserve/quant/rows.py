@@ -102,9 +102,10 @@ def int4_rows(nibbles: Bytes, scale: Float32, zero: Float32, source: SourceType)
 
 def _halves_apart(nibbles: Bytes) -> Bytes:
     """Nibbles of GGUF's blocks of 32 [..., 16]: element i and i + 16 share a byte, not its next."""
-    low, high = nibbles & np.uint8(15), nibbles >> np.uint8(4)
-    codes = np.stack([low, high], axis=-1).reshape(*nibbles.shape[:-1], SMALL)
-    packed: Bytes = codes[..., :16] | codes[..., 16:] << np.uint8(4)
+    first, second = nibbles[..., : SMALL // 4], nibbles[..., SMALL // 4 :]
+    packed = np.empty(nibbles.shape, np.uint8)
+    packed[..., ::2] = first & 15 | second << np.uint8(4)
+    packed[..., 1::2] = first >> np.uint8(4) | second & 240
     return packed
 
 

@@ -69,6 +69,19 @@ class TensorStore(Protocol):
         """The tensor; ModelError if the file changed since it was opened."""
 
 
+class WithoutTensors:
+    """A view of a store that hides the tensors of quantized matrices."""
+
+    def __init__(self, store: TensorStore, taken: set[str]) -> None:
+        """taken: the names that are hidden."""
+        self._names = store.names() - taken
+        self.dtype, self.get = store.dtype, store.get
+
+    def names(self) -> set[str]:
+        """Every other name."""
+        return set(self._names)
+
+
 class StoredWeights:
     """`Weights` for formats whose stored rows the packers read directly (dense and GGUF)."""
 

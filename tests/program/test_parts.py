@@ -10,7 +10,7 @@ from cpuserve.program.parts import Part, parse, rows, stored_needs
 from cpuserve.program.program import Program, WeightNeed
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import QuantTensor
-from cpuserve.quant.parts import PartWeights
+from cpuserve.quant.parts import PartWeights, TransposedStack
 
 NAMES = {
     "a.b[0:160].weight": Part("a.b.weight", 0, 160),
@@ -130,6 +130,43 @@ def test_the_interpreter_takes_parts_of_whole_tensors():
     tensors = Interpreter(program, whole)._tensors
     assert tensors["m[1:4:2].weight"].tolist() == [[2, 3], [6, 7]]
     assert tensors["s[1][1:3].w"].tolist() == [[8, 9], [10, 11]]
+
+
+@pytest.mark.parametrize("source", ["f32", "f16"])
+def test_stacks_of_gpt_oss_are_transposed_and_gate_and_up_alternate(source):
+    whole = Whole(source)
+    both, down = np.arange(96.0).reshape(2, 8, 6), np.arange(48.0).reshape(2, 3, 8)
+    biases = np.arange(12.0).reshape(2, 6), np.arange(16.0).reshape(2, 8)
+    whole.values = {
+        "mlp.experts.gate_up_proj": both.astype(np.float32),
+        "mlp.experts.down_proj": down.astype(np.float32),
+        "mlp.experts.gate_up_proj_bias": biases[0].astype(np.float32),
+        "mlp.experts.down_proj_bias": biases[1].astype(np.float32),
+    }
+    if source == "f16":
+        whole.values = {n: v.astype(np.float16) for n, v in whole.values.items()}
+    weights = PartWeights(whole)
+    for e in range(2):
+        wanted = {
+            "gate_proj.weight": both[e, :, ::2].T,
+            "up_proj.weight": both[e, :, 1::2].T,
+            "down_proj.weight": down[e].T,
+            "gate_proj.bias": biases[0][e, ::2],
+            "up_proj.bias": biases[0][e, 1::2],
+            "down_proj.bias": biases[1][e],
+        }
+        for name, want in wanted.items():
+            got = weights.get(f"mlp.experts.{e}.{name}")
+            assert got.shape == want.shape
+            assert dequantize(got).tolist() == want.tolist()
+            assert got.nbytes == got.data.nbytes == want.size * (4 if source == "f32" else 2)
+    assert len(weights.names()) == 12
+    stack = TransposedStack(whole.get("mlp.experts.down_proj"))
+    assert stack.shape == (2, 8, 3)
+    assert (
+        stack.data.tobytes()
+        == np.ascontiguousarray(whole.values["mlp.experts.down_proj"].swapaxes(1, 2)).tobytes()
+    )
 
 
 @pytest.mark.parametrize("suffix", ["", ".weight"])

@@ -164,6 +164,56 @@ def test_gptq_of_eight_bits_with_zero_points_is_converted():
     check(weights, values, "w8_g32", 0, packed=34 / 32)
 
 
+FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]  # by code; the sign is bit 3
+STACK = "mlp.experts.down_proj"
+
+
+def mxfp4_store(**more):
+    """Return blocks and scales of gpt-oss' layout, and a store of them; more: other tensors."""
+    blocks = STREAM.integers(0, 256, (3, N, 2, 16), np.uint8)
+    scales = STREAM.integers(110, 140, (3, N, 2), np.uint8)
+    tensors = {
+        f"{STACK}_blocks": blocks,
+        f"{STACK}_scales": scales,
+        f"{STACK}_bias": np.ones((3, N), np.float16),
+        "norm.weight": NORM,
+    }
+    return blocks, scales, Store(**{**tensors, **more})
+
+
+def test_mxfp4_is_exact():
+    blocks, scales, store = mxfp4_store()
+    weights = opened("mxfp4", store, modules_to_not_convert=["norm"])
+    matrices = {
+        f"mlp.experts.{e}.down_proj.{kind}" for e in range(3) for kind in ("weight", "bias")
+    }
+    assert weights.names() == matrices | {"norm.weight"}
+    assert weights.kind("mlp.experts.1.down_proj.weight", "bfloat16") == "mxfp4"
+    assert weights.kind("norm.weight", "bfloat16") == "dense_bf16"
+    table = np.array([*FP4, *(-v for v in FP4)])
+    codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(3, N, 2, 32)
+    values = (table[codes] * 2.0 ** (scales[..., None].astype(np.float64) - 127)).reshape(3, N, 64)
+    for e in range(3):
+        tensor = weights.get(f"mlp.experts.{e}.down_proj.weight")
+        assert tensor.shape == (N, 64)
+        assert tensor.nbytes == tensor.data.nbytes == N * 34
+        assert dequantize(tensor).tolist() == values[e].tolist()
+        tensor.release()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({f"{STACK}_scales": np.zeros((3, N, 3), np.uint8)}, "for each scale"),
+        ({f"{STACK}_scales": np.zeros((3, N, 2), np.int8)}, "for each scale"),
+        ({"mlp.experts.up_proj_blocks": np.zeros((3, N, 2, 16), np.uint8)}, "no mlp.experts.up_"),
+    ],
+)
+def test_mxfp4_blocks_without_fitting_scales_are_refused(change, message):
+    with pytest.raises(ModelError, match=message):
+        opened("mxfp4", mxfp4_store(**change)[2])
+
+
 def compressed(bits, **weights):
     scheme = {"num_bits": bits, "type": "int", "strategy": "group" if bits == 4 else "channel"}
     return {"config_groups": {"group_0": {"weights": {**scheme, **weights}}}}

@@ -1,0 +1,121 @@
+"""MXFP4 checkpoints (gpt-oss): 4-bit floats in blocks of 32 with a power of two as their scale.
+
+The matrices [out, in] of all experts are one tensor X_blocks [experts, out, in / 32, 16], where the
+low and the high nibble of byte i are elements 2 i and 2 i + 1, and X_scales [experts, out, in / 32]
+has the exponents plus 127. GGUF's type MXFP4 has the same codes in another order. Matrices that the
+quantizer left alone (`modules_to_not_convert`) are stored without blocks. Source: OCP Microscaling
+Formats 1.0; transformers integrations/mxfp4.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.errors import ModelError
+from cpuserve.quant.base import QuantTensor
+from cpuserve.quant.dense import SOURCES
+from cpuserve.quant.registry import weight_format
+from cpuserve.quant.rows import mxfp4_rows
+from cpuserve.quant.stored import QUANTIZED_KINDS, StoredWeights, WithoutTensors
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from cpuserve.quant.base import SourceType, WeightKind, Weights
+    from cpuserve.quant.stored import StoredTensor, TensorStore
+
+    Bytes = npt.NDArray[np.uint8]
+
+BLOCK = 32  # elements that share a scale
+PACKED = BLOCK // 2  # bytes of their codes
+SOURCE: SourceType = "gguf_mxfp4"
+BLOCKS, SCALES = "_blocks", "_scales"
+
+
+@weight_format("mxfp4")
+def mxfp4_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noqa: ARG001
+    """Weights of an MXFP4 checkpoint; ModelError if blocks and scales do not fit each other."""
+    return Mxfp4Weights(store)
+
+
+class Mxfp4Weights:
+    """Weights of a checkpoint, some of whose tensors are blocks and scales."""
+
+    def __init__(self, store: TensorStore) -> None:
+        """Find the blocks in `store`."""
+        self._store = store
+        names = store.names()
+        self._packed = {n.removesuffix(BLOCKS) for n in names if n.endswith(BLOCKS)}
+        for name in self._packed:
+            _check(store, name)
+        taken = {name + part for name in self._packed for part in (BLOCKS, SCALES)}
+        self._dense = StoredWeights(WithoutTensors(store, taken), SOURCES)
+
+    def names(self) -> set[str]:
+        """All tensor names; blocks and scales appear as one tensor."""
+        return self._dense.names() | self._packed
+
+    def get(self, name: str) -> QuantTensor:
+        """The tensor; blocks are brought into GGUF's order when they are read."""
+        if name not in self._packed:
+            return self._dense.get(name)
+        return BlockStack(name, self._store.get(name + BLOCKS), self._store.get(name + SCALES))
+
+    def kind(self, name: str, dtype: str) -> WeightKind:
+        """The kind of packed tensors; that of dense ones follows `dtype`."""
+        return QUANTIZED_KINDS[SOURCE] if name in self._packed else self._dense.kind(name, dtype)
+
+
+class BlockStack(QuantTensor):
+    """Stored blocks and scales as rows of GGUF blocks, which are built each time they are read."""
+
+    __slots__ = ("_blocks", "_scales")
+    _blocks: StoredTensor
+    _scales: StoredTensor
+
+    def __init__(self, name: str, blocks: StoredTensor, scales: StoredTensor) -> None:
+        """blocks [..., in / 32, 16] and scales [..., in / 32] give the shape [..., in]."""
+        *outer, groups = scales.shape
+
+        def release() -> None:
+            for part in (blocks, scales):
+                if part.release:
+                    part.release()
+
+        fields = {"name": name, "shape": (*outer, groups * BLOCK), "source": SOURCE}
+        own = {"row_order": None, "release": release, "_blocks": blocks, "_scales": scales}
+        for field, value in {**fields, **own}.items():
+            object.__setattr__(self, field, value)  # the base class is frozen
+
+    @property
+    def data(self) -> Bytes:
+        """All rows, one matrix after another, built again at every call."""
+        return self.cut(slice(None), 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of `data` in bytes, without building it."""
+        return int(self._blocks.data.nbytes + self._scales.data.nbytes)
+
+    def cut(self, rows: slice, row_bytes: int) -> Bytes:
+        """Rows of all matrices; row_bytes follows from the shape."""
+        del row_bytes
+        groups = self._scales.shape[-1]
+        pairs = self._blocks.data.reshape(-1, groups * PACKED)[rows]
+        return mxfp4_rows(pairs, self._scales.data.reshape(-1, groups)[rows])
+
+
+def _check(store: TensorStore, name: str) -> None:
+    if name + SCALES not in store.names():
+        msg = f"the checkpoint has {name}{BLOCKS}, but no {name}{SCALES}; download it again"
+        raise ModelError(msg)
+    blocks, scales = store.get(name + BLOCKS), store.get(name + SCALES)
+    fits = len(scales.shape) > 1 and blocks.shape == (*scales.shape, PACKED)
+    if not fits or {blocks.dtype, scales.dtype} != {"U8"}:
+        msg = (
+            f"{name}{BLOCKS} is {blocks.dtype} {list(blocks.shape)} and {name}{SCALES} is "
+            f"{scales.dtype} {list(scales.shape)}; blocks must be U8 of {PACKED} bytes for each "
+            "scale, and scales U8"
+        )
+        raise ModelError(msg)
