@@ -102,7 +102,7 @@ class GgufArch:
     eps: the config's key for the epsilon of norms; layer_norm: whether they are layer norms.
     interleaved: the converter reorders q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
     added_norms: it adds 1 to the weights of norms, which the family stores without; not to those
-    of gated delta nets.
+    of gated delta nets. yarn: parameters of the family's YaRN that files do not have.
     """
 
     family: str
@@ -113,6 +113,7 @@ class GgufArch:
     layer_norm: bool = False
     interleaved: bool = False
     added_norms: bool = False
+    yarn: Mapping[str, Any] = field(default_factory=dict)
 
 
 _PARTS = ("gate", "up", "down")
@@ -323,6 +324,15 @@ def _granite(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(keys: Keys) -> dict[str, Any]:
+    return {
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "intermediate_size": keys.count("expert_feed_forward_length"),
+        "sliding_window": keys.count("attention.sliding_window", 128),
+    }
+
+
 def _granite_moe(keys: Keys) -> dict[str, Any]:
     return {
         **_granite(keys),
@@ -440,6 +450,18 @@ ARCHS = {
             "exp_probs_b": "mlp.gate.e_score_correction_bias",
         },
         _deepseek2,
+    ),
+    "gpt-oss": GgufArch(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        {
+            **_EXPERTS,
+            "ffn_gate_inp": "mlp.router",
+            "attn_sinks": "self_attn.sinks",
+            "post_attention_norm": "post_attention_layernorm",
+        },
+        _gpt_oss,
+        yarn={"truncate": False},
     ),
     "stablelm": GgufArch(
         "StableLmForCausalLM",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
@@ -42,7 +43,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "torch_dtype": _dtype(file),
     }
     _add_heads(config, keys)
-    _add_rope(config, keys)
+    _add_rope(config, keys, arch.yarn)
     _add_window(config, keys)
     _add_tokens(config, file)
     return {**config, **arch.settings(keys)}
@@ -86,11 +87,11 @@ def _add_heads(config: dict[str, Any], keys: Keys) -> None:
     config["head_dim"] = head_dim
 
 
-def _add_rope(config: dict[str, Any], keys: Keys) -> None:
+def _add_rope(config: dict[str, Any], keys: Keys, yarn: Mapping[str, Any]) -> None:
     config["rope_theta"] = keys.real("rope.freq_base", 10000.0)
     rotary = keys.count("rope.dimension_count", config["head_dim"])
     config["partial_rotary_factor"] = rotary / config["head_dim"]
-    scaling = _rope_scaling(keys)
+    scaling = _rope_scaling(keys, yarn)
     factors = _rope_factors(keys, rotary)
     if factors is not None:
         if scaling is not None:
@@ -100,7 +101,7 @@ def _add_rope(config: dict[str, Any], keys: Keys) -> None:
     config["rope_scaling"] = scaling
 
 
-def _rope_scaling(keys: Keys) -> dict[str, Any] | None:
+def _rope_scaling(keys: Keys, yarn: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = keys.raw("rope.scaling.type")
     legacy = keys.raw("rope.scale_linear")
     if kind is None and legacy is not None:
@@ -114,6 +115,7 @@ def _rope_scaling(keys: Keys) -> dict[str, Any] | None:
         keys.fail("rope.scaling.type", kind, "none, linear or yarn")
     scaling: dict[str, Any] = {
         "rope_type": "yarn",
+        **yarn,
         "factor": keys.real(key),
         "original_max_position_embeddings": keys.count(
             "rope.scaling.original_context_length", keys.count("context_length")

@@ -17,6 +17,7 @@ BUILTIN = {
     "DeepseekV2ForCausalLM": "cpuserve.models.deepseek:DeepseekV2",
     "DeepseekV3ForCausalLM": "cpuserve.models.deepseek:DeepseekV3",
     "GPTNeoXForCausalLM": "cpuserve.models.gpt_neox:GptNeoX",
+    "GptOssForCausalLM": "cpuserve.models.gpt_oss:GptOss",
     "Gemma2ForCausalLM": "cpuserve.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "cpuserve.models.gemma:Gemma3",
     "Glm4ForCausalLM": "cpuserve.models.glm4:Glm4",

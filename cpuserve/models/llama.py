@@ -213,14 +213,15 @@ def attend(
     qk_norm: bool = False,
     plus_one: bool = False,
     softcap: float = 0.0,
+    sinks: bool = False,
     cache: int | None = None,
 ) -> ValueId:
     """The layer's attention of h, [T, q_heads * head_dim], before its output matrix.
 
     fused: the checkpoint stores q, k and v as one tensor, qkv_proj. paired: its RoPE rotates
     neighbouring dims. qk_norm: RMS norm of each q and k head (Qwen3); plus_one: its weights are
-    offsets from 1. softcap is that of `Builder.attention`. cache: the layer's number among those
-    with attention, if not all have it.
+    offsets from 1. softcap is that of `Builder.attention`. sinks: each head has one. cache: the
+    layer's number among those with attention, if not all have it.
     """
     d, rope = s.head_dim, layer_rope(s, layer)
     at = f"model.layers.{layer}.self_attn"
@@ -243,7 +244,8 @@ def attend(
         plus_one=plus_one,
     )
     window, scale = layer_window(s, layer), s.attention_scale
-    return b.attention(qkv, layer=cache, window=window, scale=scale, softcap=softcap)
+    sink = f"{at}.sinks" if sinks else None
+    return b.attention(qkv, layer=cache, window=window, scale=scale, softcap=softcap, sinks=sink)
 
 
 def self_attention(
@@ -256,10 +258,12 @@ def self_attention(
     fused: bool = False,
     paired: bool = False,
     qk_norm: bool = False,
+    sinks: bool = False,
     cache: int | None = None,
 ) -> None:
     """Add the layer's attention of h to x; the options are those of `attend`."""
-    a = attend(b, s, layer, h, fused=fused, paired=paired, qk_norm=qk_norm, cache=cache)
+    options = {"fused": fused, "paired": paired, "qk_norm": qk_norm, "sinks": sinks}
+    a = attend(b, s, layer, h, **options, cache=cache)
     b.linear(a, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x)
 
 

@@ -47,6 +47,7 @@ ROUTERS = (
     "feed_forward.gate.weight",
     "block_sparse_moe.gate.weight",
     "router.layer.weight",
+    "mlp.router.weight",
 )
 
 

@@ -74,6 +74,11 @@ NAMES = {
         "mlp.gate_up_proj": "ffn_up",
     },
     "glm4moe": {**LLAMA, "post_attention_layernorm": "post_attention_norm"},
+    "gpt-oss": {
+        **LLAMA,
+        "post_attention_layernorm": "post_attention_norm",
+        "mlp.router": "ffn_gate_inp",
+    },
     "qwen35": DELTA,
     "qwen35moe": DELTA,
     "qwen3next": DELTA,
@@ -172,6 +177,16 @@ ARCHS = {
             "expert_gating_func": 2,
             "expert_group_count": 4,
             "expert_group_used_count": 2,
+        },
+    ),
+    "gpt-oss": (
+        "gpt-oss",
+        {},
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 64,
+            "expert_feed_forward_length": 96,
         },
     ),
     "deepseek2-v2": (
@@ -293,7 +308,9 @@ def _renamed(arch, tensors, heads, kv):
         elif match := re.fullmatch(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)", stem):
             layer, expert, part = match.groups()
             part = MIXTRAL_PARTS.get(part, part.removesuffix("_proj"))
-            stacks.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", {})[int(expert)] = value
+            stacks.setdefault(f"blk.{layer}.ffn_{part}_exps.{kind}", {})[int(expert)] = value
+        elif name.endswith(".sinks"):
+            out[f"blk.{name.split('.')[2]}.attn_sinks.weight"] = value
         elif name.endswith("e_score_correction_bias"):
             out[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = value
         elif name.endswith(".input_linear.weight"):  # gate and up

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.program import Program
+from tests.helpers.gpt_oss import published
 
 # Tiny products gain nothing from threads, and on busy cores torch's barriers cost seconds.
 torch.set_num_threads(1)
@@ -44,9 +45,16 @@ def transformers_of(path: Path):
     """The transformers model of a checkpoint directory, fp32, eager attention."""
     import transformers
 
+    if any("experts.0.gate_proj.bias" in name for name in tensors_of(path)):
+        path = published(path)  # gpt-oss; transformers reads no other layout
+
+    config = json.loads((path / "config.json").read_text())
+    more = {}
+    if config.get("quantization_config", {}).get("quant_method") == "mxfp4":
+        more["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
     transformers.utils.logging.disable_progress_bar()
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **more
     )
     # The comparison is meaningless if transformers misses weights or ignores some.
     assert not info["missing_keys"]

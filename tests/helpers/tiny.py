@@ -50,6 +50,7 @@ KINDS = (
     "glm4-moe-lite",
     "gemma2",
     "gemma3",
+    "gpt-oss",
     "opt",
     "opt-350m",
 )

@@ -56,11 +56,13 @@ def test_the_logits_are_those_of_the_safetensors(files, arch):
     assert (got - expected).abs().max() < 1e-4 * (expected.max() - expected.min())
 
 
-@pytest.mark.parametrize("dtype", ["Q8_0", "Q4_1"])
-def test_quantized_experts_are_cut_out_of_their_stacks(tmp_path, dtype):
+@pytest.mark.parametrize(
+    ("arch", "dtype"), [("qwen3moe", "Q8_0"), ("qwen3moe", "Q4_1"), ("gpt-oss", "MXFP4")]
+)
+def test_quantized_experts_are_cut_out_of_their_stacks(tmp_path, arch, dtype):
     path = tmp_path / "m.gguf"
-    gguf_convert.convert("qwen3moe", path, types=[("_exps", dtype)])
-    stacks = {t.name: t for t in gguf.GGUFReader(path).tensors if "_exps" in t.name}
+    gguf_convert.convert(arch, path, types=[("_exps.weight", dtype)])
+    stacks = {t.name: t for t in gguf.GGUFReader(path).tensors if "_exps.weight" in t.name}
     weights = open_checkpoint(path).weights
     for name, tensor in stacks.items():
         _, layer, part, _ = name.split(".")

@@ -222,6 +222,16 @@ BAD = {
         {"mlp_layer_types": ["sparse", "none", "dense"]},
         "mlp_layer_types is ['sparse', 'none', 'dense'], but it must be 3 entries of dense or",
     ),
+    "another-clamp": (
+        "gpt-oss",
+        {"swiglu_limit": 6},
+        "swiglu_limit is 6, but it must be 7, which the kernels are built for",
+    ),
+    "another-sigmoid": (
+        "gpt-oss",
+        {"swiglu_alpha": 1.7},
+        "swiglu_alpha is 1.7, but it must be 1.702, which the kernels are built for",
+    ),
     "tied-text": ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
     "dtype": ("llama", {"torch_dtype": "int8"}, "one of bfloat16, float16, float32"),
     "eos-text": ("llama", {"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),

@@ -199,6 +199,20 @@ VARIANTS = {
         "gpt-neox",
         {"use_parallel_residual": False, "rotary_pct": 1.0, "tie_word_embeddings": True},
     ),
+    "gpt-oss-plain": (
+        "gpt-oss",
+        {
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "attention_bias": False,
+            "rope_scaling": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 2e4},
+            "num_experts_per_tok": 1,
+        },
+    ),
+    "gpt-oss-defaults": (
+        "gpt-oss",
+        {"layer_types": None, "rope_scaling": None, "swiglu_limit": 7.0},
+    ),
     "starcoder2-plain": ("starcoder2", {"use_bias": False, "sliding_window": None}),
     "opt-no-bias": ("opt", {"enable_bias": False}),
     "opt-gelu-narrow": ("opt", {"activation_function": "gelu", "word_embed_proj_dim": 32}),
@@ -267,6 +281,8 @@ def test_longrope_has_the_factors_of_its_longest_sequences(positions, kind):
         ("lfm2-moe", {"routed_scaling_factor": 1.6}),
         ("glm4", {"partial_rotary_factor": 0.25}),
         ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}),
+        ("gpt-oss", {"sliding_window": 21}),
+        ("gpt-oss", {"layer_types": ["sliding_attention"] * 3}),
     ],
     ids=lambda v: v if isinstance(v, str) else next(iter(v)),
 )

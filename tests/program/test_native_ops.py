@@ -11,6 +11,7 @@ import pytest
 
 from cpuserve import _C
 from cpuserve.errors import ModelError
+from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.compare import compare
 from cpuserve.program.interpret import Interpreter
@@ -20,6 +21,7 @@ from cpuserve.quant.stored import QUANTIZED_KINDS
 from cpuserve.runtime.torch_executor import load_tensors
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config
+from tests.helpers.gpt_oss import published
 from tests.helpers.levels import LEVELS, each_level
 from tests.helpers.oracle import first_state  # it also gives torch one thread
 from tests.helpers.steps import Sequence, all_rows, step
@@ -30,8 +32,6 @@ TOKENS = [(i * 37 + i * i * 5) % 509 for i in range(270)]
 
 
 def checkpoint_of(family, dtype):
-    from cpuserve.loader.load import open_checkpoint
-
     return open_checkpoint(tiny_model(family, dtype=dtype))
 
 
@@ -193,6 +193,13 @@ def test_every_op_over_quantized_weights_agrees(family, sources, isa):
         return
     assert isinstance(weights.get("model.layers.0.self_attn.o_proj.weight"), QuantTensor)
     assert first_difference(weights, checkpoint.config, "bfloat16", isa, 40) is None
+
+
+@each_level
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "mxfp4"])
+def test_every_op_of_gpt_oss_agrees_beyond_its_clamp(packed, isa):
+    checkpoint = open_checkpoint(published(tiny_model("gpt-oss"), packed=packed, bias=60.0))
+    assert first_difference(checkpoint.weights, checkpoint.config, "bfloat16", isa, 270) is None
 
 
 @each_level
