@@ -27,13 +27,16 @@ class Keys:
         """Value of "<arch>.<key>", None if absent."""
         return self.file.value(f"{self.arch}.{key}")
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A positive integer; without a default the key is required."""
+    def count(self, key: str, default: int | None = None, *, some: bool = False) -> int:
+        """A positive integer; without a default the key is required.
+
+        some: there may be one for each layer, which is 0 for layers without it.
+        """
         value = self.raw(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, list) and len(set(value)) == 1:
-            value = value[0]
+        if isinstance(value, list) and len(kinds := set(value) - ({0} if some else set())) == 1:
+            value = kinds.pop()
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             self.fail(key, value, "a positive integer (the same for all layers)")
         return value
@@ -72,6 +75,13 @@ class Keys:
         if not isinstance(value, bool):
             self.fail(key, value, "true or false")
         return value
+
+    def layer_types(self, recurrent: str, attention: str) -> list[str]:
+        """The kind of each layer; a layer without KV heads has no attention."""
+        heads = self.raw("attention.head_count_kv")
+        if not isinstance(heads, list):
+            return [attention] * self.layers()
+        return [attention if count else recurrent for count in heads[: self.layers()]]
 
     def numbers(self, tensor: str) -> list[float] | None:
         """The numbers of a small F32 tensor; None if the file has no such tensor."""
@@ -134,6 +144,26 @@ _DELTA = {
     "ssm_dt": "linear_attn.dt_bias",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
+}
+_GRANITE_MOE = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    **{f"ffn_{p}_exps": f"block_sparse_moe.experts.{p}_proj" for p in _PARTS},
+    "ffn_gate_shexp": "shared_mlp.gate_proj",
+    "ffn_up_shexp": "shared_mlp.up_proj",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+_LFM2 = {
+    "attn_norm": "operator_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
 }
 _SANDWICH = {
     "post_attention_norm": "post_attention_layernorm",
@@ -209,9 +239,13 @@ def _qwen3_next(keys: Keys) -> dict[str, Any]:
     return {**_delta(keys), **_shared_experts(keys), "linear_in_proj_split": split}
 
 
-def _glm4_moe(keys: Keys) -> dict[str, Any]:
+def _need_sigmoid(keys: Keys) -> None:
     if keys.raw("expert_gating_func") not in (None, 2):
         keys.fail("expert_gating_func", keys.raw("expert_gating_func"), "2, the sigmoid")
+
+
+def _glm4_moe(keys: Keys) -> dict[str, Any]:
+    _need_sigmoid(keys)
     settings = _experts(keys)
     return {
         **settings,
@@ -343,6 +377,49 @@ def _granite_moe(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _granite_hybrid(keys: Keys) -> dict[str, Any]:
+    """Without experts, the width of the shared MLP is that of all MLPs."""
+    experts, width = keys.whole("expert_count"), keys.count("embedding_length")
+    shared = "expert_shared_feed_forward_length" if experts else "feed_forward_length"
+    inner = keys.count("ssm.inner_size")
+    if inner % width:
+        keys.fail("ssm.inner_size", inner, f"a multiple of embedding_length, {width}")
+    return {
+        **_granite(keys),
+        "num_local_experts": experts,
+        "num_experts_per_tok": keys.whole("expert_used_count"),
+        "shared_intermediate_size": keys.count(shared),
+        "mlp_input_split": True,
+        "layer_types": keys.layer_types("mamba", "attention"),
+        "position_embedding_type": "rope" if keys.flag("rope.scaling.finetuned", True) else None,
+        "mamba_expand": inner // width,
+        "mamba_n_heads": keys.count("ssm.time_step_rank"),
+        "mamba_n_groups": keys.count("ssm.group_count", 1),
+        "mamba_d_state": keys.count("ssm.state_size"),
+        "mamba_d_conv": keys.count("ssm.conv_kernel"),
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in keys.file.tensors),
+    }
+
+
+def _lfm2(keys: Keys) -> dict[str, Any]:
+    return {
+        "layer_types": keys.layer_types("conv", "full_attention"),
+        "conv_L_cache": keys.count("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _lfm2_moe(keys: Keys) -> dict[str, Any]:
+    _need_sigmoid(keys)
+    return {
+        **_lfm2(keys),
+        **_experts(keys),
+        "num_dense_layers": keys.whole("leading_dense_block_count"),
+        "use_expert_bias": any("exp_probs_b" in name for name in keys.file.tensors),
+        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+    }
+
+
 def _stablelm(keys: Keys) -> dict[str, Any]:
     return {
         "use_parallel_residual": keys.flag("use_parallel_residual", True),
@@ -401,15 +478,43 @@ ARCHS = {
     "granitemoe": GgufArch(
         "GraniteMoeForCausalLM",
         "granitemoe",
-        {
-            "ffn_gate_inp": "block_sparse_moe.router.layer",
-            **{f"ffn_{p}_exps": f"block_sparse_moe.experts.{p}_proj" for p in _PARTS},
-            "ffn_gate_shexp": "shared_mlp.gate_proj",
-            "ffn_up_shexp": "shared_mlp.up_proj",
-            "ffn_down_shexp": "shared_mlp.output_linear",
-        },
+        _GRANITE_MOE,
         _granite_moe,
         interleaved=True,
+    ),
+    "granitehybrid": GgufArch(
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        {
+            **_GRANITE_MOE,
+            "ffn_gate": "shared_mlp.gate_proj",
+            "ffn_up": "shared_mlp.up_proj",
+            "ffn_down": "shared_mlp.output_linear",
+            "ssm_in": "mamba.in_proj",
+            "ssm_conv1d": "mamba.conv1d",
+            "ssm_dt": "mamba.dt_bias",
+            "ssm_a": "mamba.A_log",
+            "ssm_d": "mamba.D",
+            "ssm_norm": "mamba.norm",
+            "ssm_out": "mamba.out_proj",
+        },
+        _granite_hybrid,
+        interleaved=True,
+    ),
+    "lfm2": GgufArch("Lfm2ForCausalLM", "lfm2", _LFM2, _lfm2, eps="norm_eps"),
+    "lfm2moe": GgufArch(
+        "Lfm2MoeForCausalLM",
+        "lfm2_moe",
+        {
+            **_LFM2,
+            "ffn_gate_inp": "feed_forward.gate",
+            "ffn_gate_exps": "feed_forward.experts.w1",
+            "ffn_up_exps": "feed_forward.experts.w3",
+            "ffn_down_exps": "feed_forward.experts.w2",
+            "exp_probs_b": "feed_forward.expert_bias",
+        },
+        _lfm2_moe,
+        eps="norm_eps",
     ),
     "smollm3": GgufArch("SmolLM3ForCausalLM", "smollm3", interleaved=True),
     "glm4": GgufArch(

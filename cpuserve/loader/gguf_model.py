@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+# Vectors that llama.cpp's converter stores as matrices.
+VECTORS = ("mamba.A_log", "mamba.D", "mamba.norm.weight")
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # The ids that count for kinds of tokenizers where a file names none, as in llama.cpp.
 _TOKENS = {"llama": {"bos": 1, "eos": 2}, "t5": {"eos": 1}}
@@ -76,7 +79,7 @@ def _dtype(file: GgufFile) -> str:
 def _add_heads(config: dict[str, Any], keys: Keys) -> None:
     heads = keys.count("attention.head_count")
     config["num_attention_heads"] = heads
-    config["num_key_value_heads"] = keys.count("attention.head_count_kv", heads)
+    config["num_key_value_heads"] = keys.count("attention.head_count_kv", heads, some=True)
     if keys.raw("attention.kv_lora_rank") is not None:  # DeepSeek's settings have the other widths
         config["head_dim"] = keys.count("rope.dimension_count")
         return
@@ -199,10 +202,12 @@ class GgufStore:
 
         if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
             shape = (1, *shape)  # a matrix of one row
-        if name.endswith("conv1d.weight") and len(shape) == 2:
+        if name.endswith(("conv1d.weight", "conv.conv.weight")) and len(shape) == 2:
             shape = (shape[0], 1, shape[1])
         if name.endswith(("k_b_proj.weight", "v_b_proj.weight")) and len(shape) == 3:
             shape = (shape[0] * shape[1], shape[2])  # the matrices of all heads
+        if name.endswith(VECTORS):
+            shape = (math.prod(shape),)
 
         def release() -> None:
             tensor.file.release(tensor.offset, tensor.size)

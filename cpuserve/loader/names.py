@@ -9,6 +9,7 @@ from types import MappingProxyType
 _GGUF_TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
+    "token_embd_norm": "model.embedding_norm",  # LFM2's last norm
     "output": "lm_head",
 }
 _GGUF_BLOCK = {
@@ -24,9 +25,9 @@ _GGUF_BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)(?P<kind>\.weight|\.bias|)")
+_GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>[\w.]+?)(?P<kind>\.weight|\.bias|)")
 # Names that say what the tensor is, so they have no suffix.
-_BARE = ("_bias", "A_log", ".sinks")
+_BARE = ("_bias", "A_log", "mamba.D", ".sinks")
 
 # Tensors that no Program reads: buffers that some exporters store, although they follow from the
 # config, the parts that guess further tokens (multi-token prediction), and those that see images.

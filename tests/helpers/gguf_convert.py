@@ -1,7 +1,7 @@
 """Writes tiny checkpoints as GGUF files, under llama.cpp's names and in its order of rows.
 
 What is written for an architecture follows llama.cpp's converters. llama.cpp itself (of
-llama-cpp-python 0.3.36) gives the logits of the interpreter for all of these files: within 1e-6 of
+llama-cpp-python 0.3.36) gives the logits of the interpreter for all of these files: within 2e-6 of
 their range, or 4e-4 where it takes gelu from an fp16 table (Gemma, StarCoder2).
 """
 
@@ -17,7 +17,12 @@ from safetensors.numpy import load_file
 from cpuserve.models import spec_from_config
 from tests.helpers.tiny import tiny_model
 
-TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+TOP = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "model.embedding_norm": "token_embd_norm",
+    "lm_head": "output",
+}
 LLAMA = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -44,6 +49,26 @@ LLAMA = {
     "block_sparse_moe.output_linear": "ffn_down_exps",
     "shared_mlp.output_linear": "ffn_down_shexp",
 }
+GRANITE_HYBRID = {
+    **LLAMA,
+    "mamba.in_proj": "ssm_in",
+    "mamba.conv1d": "ssm_conv1d",
+    "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out",
+}
+LFM2 = {
+    **LLAMA,
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    **{f"conv.{part}": f"shortconv.{part}" for part in ("conv", "in_proj", "out_proj")},
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.gate": "ffn_gate_inp",
+}
 GEMMA = {
     **LLAMA,
     "post_attention_layernorm": "post_attention_norm",
@@ -64,6 +89,13 @@ DELTA = {
     "linear_attn.out_proj": "ssm_out",
 }
 NAMES = {
+    "granitehybrid": GRANITE_HYBRID,
+    "granitehybrid-dense": {
+        **GRANITE_HYBRID,
+        "shared_mlp.output_linear": "ffn_down",
+    },
+    "lfm2": LFM2,
+    "lfm2moe": LFM2,
     "gemma2": GEMMA,
     "gemma3": GEMMA,
     "phi3": {**LLAMA, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
@@ -117,6 +149,17 @@ GRANITE_KEYS = {
     "attention.scale": 0.0625,
     "logit_scale": 2.0,
 }
+# llama.cpp has twice the width of the model for all heads.
+MAMBA_CHANGES = {"mamba_expand": 2, "mamba_n_heads": 16, "mamba_d_state": 32}
+MAMBA_KEYS = {
+    **GRANITE_KEYS,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 16,
+    "ssm.inner_size": 128,
+    "rope.scaling.finetuned": False,
+}
 # Family of the tiny model, changes of its config, and what the file says besides the sizes.
 ARCHS = {
     "llama": ("llama", {}, {}),
@@ -151,6 +194,26 @@ ARCHS = {
         "granite-moe",
         {"architectures": ["GraniteMoeSharedForCausalLM"], "shared_intermediate_size": 80},
         {**GRANITE_KEYS, "expert_shared_feed_forward_length": 80},
+    ),
+    "granitehybrid": (
+        "granite4-hybrid",
+        MAMBA_CHANGES,
+        {**MAMBA_KEYS, "expert_shared_feed_forward_length": 80},
+    ),
+    "granitehybrid-dense": (
+        "granite4-hybrid",
+        {**MAMBA_CHANGES, "num_local_experts": 0, "intermediate_size": 80, "mamba_n_groups": 1},
+        {**MAMBA_KEYS, "ssm.group_count": 1},
+    ),
+    "lfm2": ("lfm2", {"block_auto_adjust_ff_dim": False}, {"shortconv.l_cache": 3}),
+    "lfm2moe": (
+        "lfm2-moe",
+        {"routed_scaling_factor": 1.0},
+        {
+            "shortconv.l_cache": 3,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+        },
     ),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 4}, {}),
     "glm4": ("glm4", {}, {}),
@@ -218,9 +281,10 @@ FILE_ARCHS = {
     "qwen3next-fused": "qwen3next",
     "granitemoe-shared": "granitemoe",
     **dict.fromkeys(("deepseek2-v2", "deepseek2-joined", "deepseek2-glm"), "deepseek2"),
+    "granitehybrid-dense": "granitehybrid",
 }
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
-INTERLEAVED = ("llama", "mixtral", "granite", "granitemoe", "granitemoe-shared", "smollm3")
+INTERLEAVED = ("llama", "mixtral", "smollm3")  # and those of Granite
 ADDED_NORMS = ("gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next", "qwen3next-fused")
 LAYER_NORM = ("stablelm", "starcoder2", "command-r", "cohere2")
 
@@ -249,20 +313,29 @@ def convert(arch, path, types=(), **changes):
         writer.add_feed_forward_length(config["intermediate_size"])
     layers = config["num_hidden_layers"]
     keys = {**ARCHS[arch][2], **changes}
-    delta = "ssm.state_size" in keys
+    delta = "full_attention_interval" in keys
     guessers = "nextn_predict_layers" in ARCHS[arch][2]
     writer.add_block_count(layers + guessers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_head_count(heads)
+    attends = [kind in ("attention", "full_attention") for kind in config.get("layer_types", ())]
+    hybrid = arch.startswith(("granitehybrid", "lfm2"))
     if "kv_lora_rank" in config:
         head_dim = _add_latent(writer, config, joined=arch == "deepseek2-joined")
     else:
-        writer.add_head_count_kv(kv)
+        writer.add_head_count_kv([kv * has for has in attends] if hybrid else kv)
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     eps = spec_from_config(config).norm_eps * config.get("residual_multiplier", 1.0) ** 2
     (writer.add_layer_norm_eps if arch in LAYER_NORM else writer.add_layer_norm_rms_eps)(eps)
-    bases = {"mixtral": 1e6, "smollm3": 2e6, "command-r": 5e5, "gemma3": 1e6}
+    bases = {
+        "mixtral": 1e6,
+        "smollm3": 2e6,
+        "command-r": 5e5,
+        "gemma3": 1e6,
+        "lfm2": 1e6,
+        "lfm2moe": 1e6,
+    }
     base = config.get("rope_parameters", {}).get("rope_theta") or config.get("rope_theta")
     writer.add_rope_freq_base(base or bases.get(arch, 1e4))
     share = {"glm4": 0.5, "glm4moe": 0.5, "stablelm": 0.25}.get(arch, 0.25 if delta else 1.0)
@@ -314,9 +387,14 @@ def _renamed(arch, tensors, heads, kv):
         elif name.endswith("e_score_correction_bias"):
             out[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = value
         elif name.endswith(".input_linear.weight"):  # gate and up
-            kind = "shexp" if ".shared_mlp." in name else "exps"
+            kind = "_shexp" if ".shared_mlp." in name else "_exps"
+            kind = "" if arch == "granitehybrid-dense" else kind
             for part, half in zip(("gate", "up"), np.split(value, 2, axis=-2), strict=True):
-                out[f"blk.{stem.split('.')[2]}.ffn_{part}_{kind}.weight"] = half
+                out[f"blk.{stem.split('.')[2]}.ffn_{part}{kind}.weight"] = half
+        elif name.endswith("expert_bias"):
+            out[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = value
+        elif name.endswith("mamba.D"):
+            out[f"blk.{stem.split('.')[2]}.ssm_d"] = value
         elif name.endswith(("A_log", "dt_bias")):
             _, _, layer, _ = stem.split(".", 3)
             rates = kind == "A_log"
@@ -328,14 +406,18 @@ def _renamed(arch, tensors, heads, kv):
             out[f"blk.{layer}.{NAMES.get(arch, LLAMA)[part]}.{kind}"] = value
     out |= {name: np.stack([s[e] for e in range(len(s))]) for name, s in stacks.items()}
     for name, value in out.items():
-        if arch in INTERLEAVED and re.search(r"attn_[qk]\.", name):
+        if arch.startswith(("granite", *INTERLEAVED)) and re.search(r"attn_[qk]\.", name):
             count = heads if "attn_q" in name else kv
             halves = value.reshape(count, 2, -1, *value.shape[1:])
             out[name] = halves.swapaxes(1, 2).reshape(value.shape)
         if arch in ADDED_NORMS and name.endswith("norm.weight") and "ssm_norm" not in name:
             out[name] = value + 1
-        if "ssm_conv1d" in name:
+        if name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")):
             out[name] = value.squeeze(1)
+        if arch.startswith("granitehybrid") and name.endswith((".ssm_a", ".ssm_d")):
+            out[name] = value[:, None]
+        if arch.startswith("granitehybrid") and name.endswith("ssm_norm.weight"):
+            out[name] = value.reshape(ARCHS[arch][2]["ssm.group_count"], -1)
         if arch.startswith("qwen35") and name.startswith("blk"):
             out[name] = _tiled(name.split(".")[2], out[name])
         if name.endswith("ffn_gate_inp_shexp.weight"):
