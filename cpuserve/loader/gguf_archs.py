@@ -107,8 +107,9 @@ def _nothing(_: Keys) -> dict[str, Any]:
 class GgufArch:
     """How files of one architecture become a Hugging Face model.
 
-    family: its entry of "architectures". blocks: Hugging Face names of a block's tensors, where
-    they differ from Llama's. settings: entries of config.json besides those of all architectures.
+    family: its entry of "architectures". blocks, top: Hugging Face names of a block's tensors, and
+    of those outside of blocks, where they differ from Llama's; layers: what comes before the number
+    of a block. settings: entries of config.json besides those of all architectures.
     eps: the config's key for the epsilon of norms; layer_norm: whether they are layer norms.
     interleaved: the converter reorders q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
     added_norms: it adds 1 to the weights of norms, which the family stores without; not to those
@@ -124,6 +125,8 @@ class GgufArch:
     interleaved: bool = False
     added_norms: bool = False
     yarn: Mapping[str, Any] = field(default_factory=dict)
+    top: Mapping[str, str] = field(default_factory=dict)
+    layers: str = "model.layers"
 
 
 _PARTS = ("gate", "up", "down")
@@ -427,6 +430,14 @@ def _stablelm(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _gpt_neox(keys: Keys) -> dict[str, Any]:
+    return {
+        "use_parallel_residual": keys.flag("use_parallel_residual", True),
+        "attention_bias": keys.has("blk.0.attn_qkv.bias"),
+        "hidden_act": "gelu",
+    }
+
+
 def _starcoder2(keys: Keys) -> dict[str, Any]:
     return {"use_bias": keys.has("blk.0.attn_q.bias"), "hidden_act": "gelu_pytorch_tanh"}
 
@@ -574,6 +585,25 @@ ARCHS = {
         settings=_stablelm,
         eps="layer_norm_eps",
         layer_norm=True,
+    ),
+    "gptneox": GgufArch(
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        {
+            "attn_qkv": "attention.query_key_value",
+            "attn_output": "attention.dense",
+            "ffn_up": "mlp.dense_h_to_4h",
+            "ffn_down": "mlp.dense_4h_to_h",
+        },
+        _gpt_neox,
+        eps="layer_norm_eps",
+        layer_norm=True,
+        top={
+            "token_embd": "gpt_neox.embed_in",
+            "output_norm": "gpt_neox.final_layer_norm",
+            "output": "embed_out",
+        },
+        layers="gpt_neox.layers",
     ),
     "starcoder2": GgufArch(
         "Starcoder2ForCausalLM",

@@ -168,11 +168,12 @@ def _add_tokens(config: dict[str, Any], file: GgufFile) -> None:
 
 
 class GgufStore:
-    """`TensorStore` of a GGUF file: HF names, and q and k rows in Hugging Face order."""
+    """`TensorStore` of a GGUF file: HF names, and rows of q, k and v in Hugging Face order."""
 
     def __init__(self, file: GgufFile, config: dict[str, Any]) -> None:
         self._file = file
-        keys, self._arch = arch_of(file)
+        keys, arch = arch_of(file)
+        self._arch = arch
         self._q_heads = int(config["num_attention_heads"])
         self._kv_heads = int(config["num_key_value_heads"])
         self._tensors: dict[str, GgufTensor] = {}
@@ -181,7 +182,8 @@ class GgufStore:
         for name, tensor in file.tensors.items():
             # The rope factors belong to the config, so they are no weight.
             if name not in ROPE_FACTORS and not name.startswith(guessers):
-                self._tensors[gguf_to_hf(name, self._arch.blocks)] = tensor
+                names = (arch.blocks, arch.top, arch.layers)
+                self._tensors[gguf_to_hf(name, *names)] = tensor
 
     def names(self) -> set[str]:
         """The Hugging Face names of all tensors."""
@@ -192,7 +194,7 @@ class GgufStore:
         return self._tensors[name].dtype
 
     def get(self, name: str) -> StoredTensor:
-        """The tensor as a view of the mapping; row_order reverses the interleaving of q and k."""
+        """The tensor as a view of the mapping; row_order reverses what converters reorder."""
         tensor = self._tensors[name]
         data, order, shape = self._data(name, tensor), self._row_order(name, tensor), tensor.shape
         if order is not None and len(tensor.shape) == 1:
@@ -233,9 +235,25 @@ class GgufStore:
     def _row_order(self, name: str, tensor: GgufTensor) -> npt.NDArray[np.int32] | None:
         heads = {"q_proj": self._q_heads, "k_proj": self._kv_heads}
         parts = name.rsplit(".", 2)
+        if name.endswith(("query_key_value.weight", "query_key_value.bias")):
+            return by_head(tensor.shape[0], self._q_heads, name)
         if not self._arch.interleaved or len(parts) < 3 or parts[1] not in heads:
             return None
         return rope_row_order(tensor.shape[0], heads[parts[1]], name)
+
+
+def by_head(rows: int, heads: int, name: str) -> npt.NDArray[np.int32]:
+    """The stored row of each Hugging Face row: all q, all k, all v in the file, by heads in HF.
+
+    Source: GPTNeoXModel.modify_tensors in llama.cpp's conversion, inverted.
+    """
+    if rows % (3 * heads):
+        msg = f"{name} has {rows} rows, which is not a multiple of 3 x {heads} heads"
+        raise ModelError(msg)
+    import numpy as np
+
+    stored = np.arange(rows, dtype=np.int32).reshape(3, heads, -1)
+    return np.ascontiguousarray(stored.swapaxes(0, 1)).reshape(-1)
 
 
 def rope_row_order(rows: int, heads: int, name: str) -> npt.NDArray[np.int32]:

@@ -37,20 +37,26 @@ _IGNORED = re.compile(
 )
 
 
-def gguf_to_hf(name: str, blocks: Mapping[str, str] = MappingProxyType({})) -> str:
+def gguf_to_hf(
+    name: str,
+    blocks: Mapping[str, str] = MappingProxyType({}),
+    top: Mapping[str, str] = MappingProxyType({}),
+    layers: str = "model.layers",
+) -> str:
     """The Hugging Face name of a GGUF tensor; an unknown name is unchanged.
 
-    blocks: names of a block's tensors in this architecture, where they differ from Llama's. An
-    unknown name is then listed, as spelled in the file, among the unused tensors.
+    blocks, top: names of a block's tensors in this architecture, and of those outside of blocks,
+    where they differ from Llama's. layers: what comes before the number of a block. An unknown name
+    is then listed, as spelled in the file, among the unused tensors.
     """
     match = _GGUF_NAME.fullmatch(name)
     if match is None:
         return name
     layer, part, kind = match["layer"], match["part"], match["kind"]
-    table = _GGUF_TOP if layer is None else {**_GGUF_BLOCK, **blocks}
+    table = {**_GGUF_TOP, **top} if layer is None else {**_GGUF_BLOCK, **blocks}
     if part not in table:
         return name
-    prefix, found = "" if layer is None else f"model.layers.{int(layer)}.", table[part]
+    prefix, found = "" if layer is None else f"{layers}.{int(layer)}.", table[part]
     return f"{prefix}{found}" if found.endswith(_BARE) else f"{prefix}{found}{kind}"
 
 

@@ -2,7 +2,8 @@
 
 What is written for an architecture follows llama.cpp's converters. llama.cpp itself (of
 llama-cpp-python 0.3.36) gives the logits of the interpreter for all of these files: within 2e-6 of
-their range, or 4e-4 where it takes gelu from an fp16 table (Gemma, StarCoder2).
+their range, or 4e-4 where it takes gelu from an fp16 table (Gemma, StarCoder2, GPT-NeoX). For that,
+"deepseek2-joined" needs 26 layers, and "deepseek2-glm" expert_gating_func and an epsilon of 1e-6.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ TOP = {
     "model.norm": "output_norm",
     "model.embedding_norm": "token_embd_norm",
     "lm_head": "output",
+    "gpt_neox.embed_in": "token_embd",
+    "gpt_neox.final_layer_norm": "output_norm",
+    "embed_out": "output",
 }
 LLAMA = {
     "input_layernorm": "attn_norm",
@@ -115,6 +119,13 @@ NAMES = {
     "qwen35moe": DELTA,
     "qwen3next": DELTA,
     "qwen3next-fused": DELTA,
+    "gptneox": {
+        **LLAMA,
+        "attention.query_key_value": "attn_qkv",
+        "attention.dense": "attn_output",
+        "mlp.dense_h_to_4h": "ffn_up",
+        "mlp.dense_4h_to_h": "ffn_down",
+    },
     "starcoder2": {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
 }
 NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
@@ -271,6 +282,7 @@ ARCHS = {
         },
     ),
     "stablelm": ("stablelm", {"num_key_value_heads": 4}, {"use_parallel_residual": False}),
+    "gptneox": ("gpt-neox", {}, {"use_parallel_residual": True}),
     "starcoder2": ("starcoder2", {"sliding_window": None}, {}),
     "command-r": ("cohere", {}, {"logit_scale": 0.25}),
     "cohere2": ("cohere2", {}, {"logit_scale": 0.25}),
@@ -286,7 +298,7 @@ FILE_ARCHS = {
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
 INTERLEAVED = ("llama", "mixtral", "smollm3")  # and those of Granite
 ADDED_NORMS = ("gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next", "qwen3next-fused")
-LAYER_NORM = ("stablelm", "starcoder2", "command-r", "cohere2")
+LAYER_NORM = ("gptneox", "stablelm", "starcoder2", "command-r", "cohere2")
 
 
 def checkpoint_of(arch):
@@ -338,7 +350,9 @@ def convert(arch, path, types=(), **changes):
     }
     base = config.get("rope_parameters", {}).get("rope_theta") or config.get("rope_theta")
     writer.add_rope_freq_base(base or bases.get(arch, 1e4))
-    share = {"glm4": 0.5, "glm4moe": 0.5, "stablelm": 0.25}.get(arch, 0.25 if delta else 1.0)
+    share = {"glm4": 0.5, "glm4moe": 0.5, "stablelm": 0.25, "gptneox": 0.25}.get(
+        arch, 0.25 if delta else 1.0
+    )
     if arch.startswith("qwen35"):
         writer.add_rope_dimension_sections([*config["rope_parameters"]["mrope_section"], 0])
     writer.add_rope_dimension_count(int(head_dim * share))
@@ -420,6 +434,9 @@ def _renamed(arch, tensors, heads, kv):
             out[name] = value.reshape(ARCHS[arch][2]["ssm.group_count"], -1)
         if arch.startswith("qwen35") and name.startswith("blk"):
             out[name] = _tiled(name.split(".")[2], out[name])
+        if arch == "gptneox" and "attn_qkv" in name:
+            by_head = value.reshape(heads, 3, -1, *value.shape[1:])
+            out[name] = by_head.swapaxes(0, 1).reshape(value.shape)
         if name.endswith("ffn_gate_inp_shexp.weight"):
             out[name] = value.reshape(-1)
     if arch.startswith("deepseek2") and arch != "deepseek2-joined":

@@ -83,6 +83,12 @@ def test_value_heads_in_the_order_of_files(tmp_path, arch):
     executors_agree(path)
 
 
+def test_quantized_rows_of_heads(tmp_path):
+    path = tmp_path / "m.gguf"
+    gguf_convert.convert("gptneox", path, types=[("attn_qkv.weight", "Q8_0")])
+    executors_agree(path)
+
+
 @pytest.mark.parametrize("arch", ["deepseek2", "deepseek2-joined"])
 def test_quantized_parts_of_latent_attention(tmp_path, arch):
     path = tmp_path / "m.gguf"
