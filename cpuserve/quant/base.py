@@ -13,6 +13,8 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from cpuserve.errors import ModelError
+
 WeightKind = Literal[
     "dense_bf16",
     "dense_f16",
@@ -82,6 +84,55 @@ class QuantTensor:
         """Rows [n, row_bytes] of `data`; those of a stack of matrices are one after another."""
         data = self.data.reshape(-1, row_bytes)
         return data[rows if self.row_order is None else self.row_order[rows]]
+
+
+class BuiltTensor(QuantTensor):
+    """A tensor whose rows are built each time they are read, and not kept."""
+
+    __slots__ = ("_build", "_size")
+    _build: Callable[[slice], npt.NDArray[np.uint8]]
+    _size: int
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        source: SourceType,
+        size: int,
+        build: Callable[[slice], npt.NDArray[np.uint8]],
+        release: Callable[[], None] | None,
+    ) -> None:
+        """size: bytes of all rows. build: returns some of the rows [n, row_bytes].
+
+        Those of a stack of matrices are one after another.
+        """
+        fields = {"name": name, "shape": shape, "source": source, "row_order": None}
+        own = {"release": release, "_build": build, "_size": size}
+        for field, value in {**fields, **own}.items():
+            object.__setattr__(self, field, value)  # the base class is frozen
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """All rows, built again at every call."""
+        return self.cut(slice(None), 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of `data` in bytes, without building it."""
+        return self._size
+
+    def cut(self, rows: slice, row_bytes: int) -> npt.NDArray[np.uint8]:
+        """Rows [n, row_bytes] of `data`, of which no others are built if the format allows it.
+
+        Raises:
+            ModelError: the stored tensors have shapes that do not fit together.
+        """
+        del row_bytes  # it follows from the shape
+        try:
+            return self._build(rows)
+        except ValueError as error:
+            msg = f"the tensors that store {self.name} do not fit together: {error}"
+            raise ModelError(msg) from error
 
 
 class Weights(Protocol):

@@ -16,14 +16,14 @@ import numpy as np
 
 from cpuserve.errors import ModelError
 from cpuserve.quant.fp8 import matrix_shape
-from cpuserve.quant.packed import PackedWeights, RebuiltTensor, floats
+from cpuserve.quant.packed import PackedWeights, floats, rebuilt
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.rows import int8_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import Weights
+    from cpuserve.quant.base import BuiltTensor, Weights
     from cpuserve.quant.stored import TensorStore
 
     Bytes = npt.NDArray[np.uint8]
@@ -53,7 +53,7 @@ class BitsAndBytesWeights(PackedWeights):
         *STATES,
     )
 
-    def rebuild(self, name: str, stem: str) -> RebuiltTensor:
+    def rebuild(self, name: str, stem: str) -> BuiltTensor:
         """The matrix with its codes and scales, or in fp32."""
         if self.leader(stem) == ("weight", "I8"):
             return self._int8(name, stem)
@@ -70,14 +70,14 @@ class BitsAndBytesWeights(PackedWeights):
 
         return self.converted(name, stem, (n, k), values, "bitsandbytes' 4 bits")
 
-    def _int8(self, name: str, stem: str) -> RebuiltTensor:
+    def _int8(self, name: str, stem: str) -> BuiltTensor:
         n, k = matrix_shape(self.part(stem, "weight"))
 
         def build() -> Bytes:
             q = self.part(stem, "weight").data.view(np.int8).reshape(n, k)
             return int8_rows(q, floats(self.part(stem, "SCB")) / np.float32(127))
 
-        return RebuiltTensor(name, (n, k), "s8_channel", build, self.release(stem))
+        return rebuilt(name, (n, k), "s8_channel", build, self.release(stem))
 
     def _state(self, stem: str) -> dict[str, Any]:
         """The description of a matrix of 4 bits; ModelError if it is broken."""

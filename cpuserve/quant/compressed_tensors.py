@@ -21,14 +21,14 @@ import numpy as np
 
 from cpuserve.errors import ModelError
 from cpuserve.quant.fp8 import FP8, WHY, e4m3, matrix_shape, scaled
-from cpuserve.quant.packed import Int4Weights, RebuiltTensor, floats, group_order, unpack, words
+from cpuserve.quant.packed import Int4Weights, floats, group_order, rebuilt, unpack, words
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.rows import E2M1, int8_rows, mxfp4_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import Weights
+    from cpuserve.quant.base import BuiltTensor, Weights
     from cpuserve.quant.stored import TensorStore
 
     Bytes = npt.NDArray[np.uint8]
@@ -96,7 +96,7 @@ class CompressedWeights(Int4Weights):
         super().__init__(store)
         self._block = block
 
-    def rebuild(self, name: str, stem: str) -> RebuiltTensor:
+    def rebuild(self, name: str, stem: str) -> BuiltTensor:
         """The matrix in the source type that its form needs."""
         leader = self.leader(stem)
         if leader == ("weight", "I8"):
@@ -150,7 +150,7 @@ class CompressedWeights(Int4Weights):
         )
         raise ModelError(msg)
 
-    def _packed(self, name: str, stem: str) -> RebuiltTensor:
+    def _packed(self, name: str, stem: str) -> BuiltTensor:
         """A matrix of packed integers."""
         _, k, groups = self.layout(stem)
         bits = self._bits(stem, k)
@@ -165,7 +165,7 @@ class CompressedWeights(Int4Weights):
 
         return self.eight_bits_or_converted(name, stem, codes, order, bits)
 
-    def _int8(self, name: str, stem: str) -> RebuiltTensor:
+    def _int8(self, name: str, stem: str) -> BuiltTensor:
         """The matrix in rows that hold their scale, followed by their codes."""
         n, k = matrix_shape(self.part(stem, "weight"))
 
@@ -177,9 +177,9 @@ class CompressedWeights(Int4Weights):
                 raise ModelError(msg)
             return int8_rows(q, np.broadcast_to(scale, (n, 1)))
 
-        return RebuiltTensor(name, (n, k), "s8_channel", build, self.release(stem))
+        return rebuilt(name, (n, k), "s8_channel", build, self.release(stem))
 
-    def _fp8(self, name: str, stem: str) -> RebuiltTensor:
+    def _fp8(self, name: str, stem: str) -> BuiltTensor:
         """The matrix in fp32."""
         n, k = matrix_shape(self.part(stem, "weight"))
 
@@ -189,7 +189,7 @@ class CompressedWeights(Int4Weights):
 
         return self.converted(name, stem, (n, k), values, WHY)
 
-    def _nvfp4(self, name: str, stem: str) -> RebuiltTensor:
+    def _nvfp4(self, name: str, stem: str) -> BuiltTensor:
         """The matrix in fp32."""
         n, half = matrix_shape(self.part(stem, "weight_packed"))
         _, groups = matrix_shape(self.part(stem, "weight_scale"))
@@ -203,7 +203,7 @@ class CompressedWeights(Int4Weights):
 
         return self.converted(name, stem, (n, 2 * half), values, "NVFP4 weights")
 
-    def _mxfp4(self, name: str, stem: str) -> RebuiltTensor:
+    def _mxfp4(self, name: str, stem: str) -> BuiltTensor:
         """The matrix in GGUF's blocks of MXFP4."""
         n, half = matrix_shape(self.part(stem, "weight_packed"))
 
@@ -211,4 +211,4 @@ class CompressedWeights(Int4Weights):
             exponents = self.part(stem, "weight_scale").data.reshape(n, -1)
             return mxfp4_rows(self.part(stem, "weight_packed").data.reshape(n, half), exponents)
 
-        return RebuiltTensor(name, (n, 2 * half), "gguf_mxfp4", build, self.release(stem))
+        return rebuilt(name, (n, 2 * half), "gguf_mxfp4", build, self.release(stem))

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpuserve.errors import ModelError
-from cpuserve.quant.packed import PackedWeights, RebuiltTensor, floats
+from cpuserve.quant.packed import PackedWeights, floats
 from cpuserve.quant.registry import weight_format
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import Weights
+    from cpuserve.quant.base import BuiltTensor, Weights
     from cpuserve.quant.stored import StoredTensor, TensorStore
 
     Float32 = npt.NDArray[np.float32]
@@ -51,7 +51,7 @@ class Fp8Weights(PackedWeights):
         super().__init__(store)
         self._block = block
 
-    def rebuild(self, name: str, stem: str) -> RebuiltTensor:
+    def rebuild(self, name: str, stem: str) -> BuiltTensor:
         """The matrix in fp32."""
         n, k = matrix_shape(self.part(stem, "weight"))
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.quant import dense
-from cpuserve.quant.base import QuantTensor, SourceType, WeightKind, Weights
+from cpuserve.quant.base import BuiltTensor, QuantTensor, SourceType, WeightKind, Weights
 from cpuserve.quant.codes import Codes
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.stored import BY_HEADS, StoredWeights, TensorStore
@@ -127,7 +127,7 @@ class GgufWeights(StoredWeights):
         """The tensor as rows of its source type."""
         tensor, dtype = super().get(name), self._store.dtype(name)
         if dtype in DECODED:
-            return DecodedTensor(tensor, dtype)
+            return decoded(tensor, dtype)
         if dtype not in CONVERTED:
             return tensor
         blocks = TERNARY[dtype](tensor.data.reshape(-1, PACKED_BYTES[dtype][0]))
@@ -139,44 +139,21 @@ class GgufWeights(StoredWeights):
         return DECODED_KIND if decoded else super().kind(name, dtype)
 
 
-class DecodedTensor(QuantTensor):
-    """A tensor of a type in DECODED as rows of fp32, which are decoded each time they are read."""
+def decoded(stored: QuantTensor, dtype: str) -> BuiltTensor:
+    """A tensor of a type in DECODED as rows of fp32."""
+    k = stored.shape[-1]
+    size = k // 256 * DECODED[dtype]
 
-    __slots__ = ("_stored", "_type")
-    _stored: QuantTensor
-    _type: str
-
-    def __init__(self, stored: QuantTensor, dtype: str) -> None:
-        """stored: the tensor in its own type."""
-        fields = {"name": stored.name, "shape": stored.shape, "source": "f32"}
-        own = {"row_order": None, "release": stored.release, "_stored": stored, "_type": dtype}
-        for field, value in {**fields, **own}.items():
-            object.__setattr__(self, field, value)  # the base class is frozen
-
-    @property
-    def data(self) -> Bytes:
-        """All rows, those of a stack of matrices one after another."""
-        return self.cut(slice(None), 0)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of `data`, which is not decoded for it."""
-        return 4 * math.prod(self.shape)
-
-    def cut(self, rows: slice, row_bytes: int) -> Bytes:
-        """Rows of all matrices; row_bytes follows from the shape."""
-        del row_bytes
+    def build(rows: slice) -> Bytes:
         # numpy gives way to other threads in its loops.
         from concurrent.futures import ThreadPoolExecutor
 
         import gguf
 
-        stored, k = self._stored, self.shape[-1]
-        size = k // 256 * DECODED[self._type]
         data, order = stored.data.reshape(-1, size), stored.row_order
         wanted = np.arange(len(data))[rows] if order is None else order[rows]
         out = np.empty((len(wanted), k), np.float32)
-        kind = gguf.GGMLQuantizationType[self._type]
+        kind = gguf.GGMLQuantizationType[dtype]
 
         def decode(first: int) -> None:
             some = slice(first, first + DECODED_ROWS)
@@ -185,6 +162,9 @@ class DecodedTensor(QuantTensor):
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             list(threads.map(decode, range(0, len(out), DECODED_ROWS)))
         return out.view(np.uint8)
+
+    nbytes = 4 * math.prod(stored.shape)
+    return BuiltTensor(stored.name, stored.shape, "f32", nbytes, build, stored.release)
 
 
 def packed_bytes(dtype: str, nbytes: int) -> int:

@@ -11,22 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.quant.packed import (
-    Int4Weights,
-    RebuiltTensor,
-    expect,
-    floats,
-    group_order,
-    pair_up,
-    unpack,
-    words,
-)
+from cpuserve.quant.packed import Int4Weights, expect, floats, group_order, pair_up, unpack, words
 from cpuserve.quant.registry import weight_format
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import Weights
+    from cpuserve.quant.base import BuiltTensor, Weights
     from cpuserve.quant.stored import TensorStore
 
     Bytes = npt.NDArray[np.uint8]
@@ -82,7 +73,7 @@ class GptqWeights(Int4Weights):
         stored = unpack(words(self.part(stem, "qzeros")), self._bits).T
         return stored.astype(np.float32) + np.float32(self._zero_offset)
 
-    def rebuild(self, name: str, stem: str) -> RebuiltTensor:
+    def rebuild(self, name: str, stem: str) -> BuiltTensor:
         """The matrix; its codes are kept if groups are of consecutive inputs."""
         order = None
         if self.has(stem, "g_idx"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
-from cpuserve.quant.base import QuantTensor
+from cpuserve.quant.base import BuiltTensor
 from cpuserve.quant.dense import SOURCES
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.rows import mxfp4_rows
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from cpuserve.quant.base import SourceType, WeightKind, Weights
+    from cpuserve.quant.base import QuantTensor, SourceType, WeightKind, Weights
     from cpuserve.quant.stored import StoredTensor, TensorStore
 
     Bytes = npt.NDArray[np.uint8]
@@ -60,50 +60,28 @@ class Mxfp4Weights:
         """The tensor; blocks are brought into GGUF's order when they are read."""
         if name not in self._packed:
             return self._dense.get(name)
-        return BlockStack(name, self._store.get(name + BLOCKS), self._store.get(name + SCALES))
+        return block_stack(name, self._store.get(name + BLOCKS), self._store.get(name + SCALES))
 
     def kind(self, name: str, dtype: str) -> WeightKind:
         """The kind of packed tensors; that of dense ones follows `dtype`."""
         return QUANTIZED_KINDS[SOURCE] if name in self._packed else self._dense.kind(name, dtype)
 
 
-class BlockStack(QuantTensor):
-    """Stored blocks and scales as rows of GGUF blocks, which are built each time they are read."""
+def block_stack(name: str, blocks: StoredTensor, scales: StoredTensor) -> BuiltTensor:
+    """Blocks [..., in / 32, 16] and scales [..., in / 32] as rows of GGUF blocks [..., in]."""
+    *outer, groups = scales.shape
 
-    __slots__ = ("_blocks", "_scales")
-    _blocks: StoredTensor
-    _scales: StoredTensor
+    def build(rows: slice) -> Bytes:
+        pairs = blocks.data.reshape(-1, groups * PACKED)[rows]
+        return mxfp4_rows(pairs, scales.data.reshape(-1, groups)[rows])
 
-    def __init__(self, name: str, blocks: StoredTensor, scales: StoredTensor) -> None:
-        """blocks [..., in / 32, 16] and scales [..., in / 32] give the shape [..., in]."""
-        *outer, groups = scales.shape
+    def release() -> None:
+        for part in (blocks, scales):
+            if part.release:
+                part.release()
 
-        def release() -> None:
-            for part in (blocks, scales):
-                if part.release:
-                    part.release()
-
-        fields = {"name": name, "shape": (*outer, groups * BLOCK), "source": SOURCE}
-        own = {"row_order": None, "release": release, "_blocks": blocks, "_scales": scales}
-        for field, value in {**fields, **own}.items():
-            object.__setattr__(self, field, value)  # the base class is frozen
-
-    @property
-    def data(self) -> Bytes:
-        """All rows, one matrix after another, built again at every call."""
-        return self.cut(slice(None), 0)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of `data` in bytes, without building it."""
-        return int(self._blocks.data.nbytes + self._scales.data.nbytes)
-
-    def cut(self, rows: slice, row_bytes: int) -> Bytes:
-        """Rows of all matrices; row_bytes follows from the shape."""
-        del row_bytes
-        groups = self._scales.shape[-1]
-        pairs = self._blocks.data.reshape(-1, groups * PACKED)[rows]
-        return mxfp4_rows(pairs, self._scales.data.reshape(-1, groups)[rows])
+    size = int(blocks.data.nbytes + scales.data.nbytes)
+    return BuiltTensor(name, (*outer, groups * BLOCK), SOURCE, size, build, release)
 
 
 def _check(store: TensorStore, name: str) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpuserve.errors import ModelError
-from cpuserve.quant.base import QuantTensor
+from cpuserve.quant.base import BuiltTensor, QuantTensor
 from cpuserve.quant.codes import GROUP
 from cpuserve.quant.dense import SOURCES, dequantize
 from cpuserve.quant.rows import SMALL, SYMMETRIC, int4_rows, int4_source, q8_rows, row_bytes
@@ -46,45 +46,16 @@ CONVERTED: WeightKind = "w8_g32"  # the kind of a matrix whose format has no ker
 SIGN = 128  # the zero point of codes of 8 bits that are int8 numbers
 
 
-class RebuiltTensor(QuantTensor):
-    """A `QuantTensor` that builds its rows each time `data` is read, and does not keep them."""
-
-    __slots__ = ("_build", "_nbytes")
-    _build: Callable[[], Bytes]
-    _nbytes: int
-
-    def __init__(
-        self,
-        name: str,
-        shape: tuple[int, int],
-        source: SourceType,
-        build: Callable[[], Bytes],
-        release: Callable[[], None],
-    ) -> None:
-        """build: returns the rows [n, row_bytes]."""
-        fields = {"name": name, "shape": shape, "source": source, "row_order": None}
-        size = shape[0] * row_bytes(source, shape[1])
-        own = {"release": release, "_build": build, "_nbytes": size}
-        for field, value in {**fields, **own}.items():
-            object.__setattr__(self, field, value)  # the base class is frozen
-
-    @property
-    def data(self) -> Bytes:
-        """The rows [n, row_bytes], built again at every call.
-
-        Raises:
-            ModelError: the stored tensors have shapes that do not fit together.
-        """
-        try:
-            return self._build()
-        except ValueError as error:
-            msg = f"the tensors that store {self.name} do not fit together: {error}"
-            raise ModelError(msg) from error
-
-    @property
-    def nbytes(self) -> int:
-        """Size of `data` in bytes, without building it."""
-        return self._nbytes
+def rebuilt(
+    name: str,
+    shape: tuple[int, int],
+    source: SourceType,
+    build: Callable[[], Bytes],
+    release: Callable[[], None],
+) -> BuiltTensor:
+    """A matrix whose rows [n, row_bytes] `build` returns, all at once."""
+    size = shape[0] * row_bytes(source, shape[1])
+    return BuiltTensor(name, shape, source, size, lambda rows: build()[rows], release)
 
 
 class PackedWeights(ABC):
@@ -96,7 +67,7 @@ class PackedWeights(ABC):
     def __init__(self, store: TensorStore) -> None:
         """Find the quantized matrices of `store`."""
         self._store = store
-        self._rebuilt: dict[str, RebuiltTensor] = {}
+        self._rebuilt: dict[str, BuiltTensor] = {}
         self._said: set[str] = set()
         # The (suffix, dtype) that marks the matrix, by stem.
         self._stems = {
@@ -146,12 +117,12 @@ class PackedWeights(ABC):
         return self._stems[stem]
 
     @abstractmethod
-    def rebuild(self, name: str, stem: str) -> RebuiltTensor:
+    def rebuild(self, name: str, stem: str) -> BuiltTensor:
         """The tensor of a quantized matrix. Only `data` of the result reads its codes."""
 
     def converted(
         self, name: str, stem: str, shape: tuple[int, int], values: Callable[[], Float32], why: str
-    ) -> RebuiltTensor:
+    ) -> BuiltTensor:
         """The tensor of a matrix that has to be packed in another format.
 
         values: returns it in fp32, of `shape`. why: what there are no kernels for.
@@ -163,7 +134,7 @@ class PackedWeights(ABC):
         def build() -> Bytes:
             return np.ascontiguousarray(values(), np.float32).view(np.uint8)
 
-        return RebuiltTensor(name, shape, "f32", build, self.release(stem))
+        return rebuilt(name, shape, "f32", build, self.release(stem))
 
     def part(self, stem: str, suffix: str) -> StoredTensor:
         """A stored tensor of the matrix; ModelError if it is missing."""
@@ -271,7 +242,7 @@ class Int4Weights(PackedWeights):
     def zero(self, stem: str) -> Float32:
         """The zero points [n, groups]."""
 
-    def rebuild(self, name: str, stem: str) -> RebuiltTensor:
+    def rebuild(self, name: str, stem: str) -> BuiltTensor:
         """The matrix in blocks of 128 weights, or of 32 if its groups are smaller."""
         n, k, groups = self.layout(stem)
         small = groups > 0 and k // groups % GROUP != 0
@@ -281,11 +252,11 @@ class Int4Weights(PackedWeights):
         def build() -> Bytes:
             return int4_rows(self.nibbles(stem), self.scale(stem), self.zero(stem), source)
 
-        return RebuiltTensor(name, (n, k), source, build, self.release(stem))
+        return rebuilt(name, (n, k), source, build, self.release(stem))
 
     def eight_bits_or_converted(
         self, name: str, stem: str, codes: Callable[[], Bytes], order: Order | None, bits: int
-    ) -> RebuiltTensor:
+    ) -> BuiltTensor:
         """The matrix if its codes [n, k] have 8 bits, or if its groups are not consecutive.
 
         order: the group of each input [k], None if groups are consecutive. Codes of 8 bits are kept
@@ -299,7 +270,7 @@ class Int4Weights(PackedWeights):
             def rows() -> Bytes:
                 return q8_rows((codes() ^ np.uint8(SIGN)).view(np.int8), self.scale(stem))
 
-            return RebuiltTensor(name, (n, k), "gguf_q8_0", rows, self.release(stem))
+            return rebuilt(name, (n, k), "gguf_q8_0", rows, self.release(stem))
         of_input = np.arange(k) // max(1, each) if order is None else order
 
         def values() -> Float32:

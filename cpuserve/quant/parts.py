@@ -10,94 +10,50 @@ import numpy as np
 
 from cpuserve.errors import ModelError
 from cpuserve.program.parts import Part, parse, rows
-from cpuserve.quant.base import QuantTensor
+from cpuserve.quant.base import BuiltTensor
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import WeightKind, Weights
+    from cpuserve.quant.base import QuantTensor, WeightKind, Weights
+
+    Bytes = npt.NDArray[np.uint8]
 
 
-class PartTensor(QuantTensor):
-    """Rows of a tensor. They are cut out when they are read, as a tensor may be built then."""
+def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> BuiltTensor:
+    """Rows of a tensor. They are cut out when they are read, as the tensor may be built then.
 
-    __slots__ = ("_rows", "_whole")
-    _whole: QuantTensor
-    _rows: slice
-
-    def __init__(self, name: str, whole: QuantTensor, rows: slice, vector: bool) -> None:
-        """rows: of `whole`, whose matrices, if it is a stack, lie one after another.
-
-        vector: `whole` is a vector, or a stack of vectors, and each number is a row.
-        """
-        count = len(range(rows.start, rows.stop, rows.step))
-        fields = {
-            "name": name,
-            "shape": (count,) if vector else (count, whole.shape[-1]),
-            "source": whole.source,
-            "row_order": None,
-            "release": whole.release,
-        }
-        for field, value in {**fields, "_whole": whole, "_rows": rows}.items():
-            object.__setattr__(self, field, value)  # the base class is frozen
-
-    @property
-    def data(self) -> npt.NDArray[np.uint8]:
-        """The rows [rows, row_bytes]."""
-        found = self._whole.cut(self._rows, self._row_bytes)
-        # The elements of a vector are one row.
-        return found if len(self.shape) > 1 else found.reshape(1, -1)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of these rows."""
-        return self._row_bytes * self.shape[0]
-
-    @property
-    def _row_bytes(self) -> int:
-        shape = self._whole.shape
-        return self._whole.nbytes // math.prod(shape[:-1] if len(self.shape) > 1 else shape)
-
-
-class TransposedStack(QuantTensor):
-    """A dense stack of matrices [in, out], as one of matrices [out, in].
-
-    Rows are gathered when they are read.
+    rows: of `whole`, whose matrices, if it is a stack, lie one after another. vector: `whole` is a
+    vector, or a stack of vectors, and each number is a row.
     """
+    count = len(range(rows.start, rows.stop, rows.step))
+    row_bytes = whole.nbytes // math.prod(whole.shape if vector else whole.shape[:-1])
 
-    __slots__ = ("_stored",)
-    _stored: QuantTensor
+    def build(some: slice) -> Bytes:
+        found = whole.cut(rows, row_bytes)
+        # The elements of a vector are one row.
+        return (found.reshape(1, -1) if vector else found)[some]
 
-    def __init__(self, stored: QuantTensor) -> None:
-        """stored: the stack, in a type of one number for each element."""
-        count, n_in, n_out = stored.shape
-        fields = {"name": stored.name, "shape": (count, n_out, n_in), "source": stored.source}
-        own = {"row_order": None, "release": stored.release, "_stored": stored}
-        for field, value in {**fields, **own}.items():
-            object.__setattr__(self, field, value)  # the base class is frozen
+    shape = (count,) if vector else (count, whole.shape[-1])
+    return BuiltTensor(name, shape, whole.source, count * row_bytes, build, whole.release)
 
-    @property
-    def data(self) -> npt.NDArray[np.uint8]:
-        """All rows, one matrix after another."""
-        return self.cut(slice(0, self.shape[0] * self.shape[1]), 0)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of `data`."""
-        return self._stored.nbytes
+def transposed(stored: QuantTensor) -> BuiltTensor:
+    """A dense stack of matrices [in, out], as one of matrices [out, in]."""
+    count, n_in, n_out = stored.shape
+    element = f"u{stored.nbytes // math.prod(stored.shape)}"
 
-    def cut(self, rows: slice, row_bytes: int) -> npt.NDArray[np.uint8]:
-        """Rows of all matrices; row_bytes follows from the shape."""
-        del row_bytes
-        count, n_out, n_in = self.shape
-        element = f"u{self._stored.nbytes // math.prod(self.shape)}"
-        stored = self._stored.data.reshape(-1).view(element).reshape(count, n_in, n_out)
+    def build(rows: slice) -> Bytes:
+        matrices = stored.data.reshape(-1).view(element).reshape(count, n_in, n_out)
         wanted = np.arange(count * n_out)[rows]
         out = np.empty((len(wanted), n_in), element)
         for matrix in range(wanted[0] // n_out, wanted[-1] // n_out + 1):
             at = slice(*np.searchsorted(wanted, (matrix * n_out, (matrix + 1) * n_out)))
-            out[at] = stored[matrix, :, wanted[at] - matrix * n_out]
+            out[at] = matrices[matrix, :, wanted[at] - matrix * n_out]
         return out.view(np.uint8)
+
+    shape = (count, n_out, n_in)
+    return BuiltTensor(stored.name, shape, stored.source, stored.nbytes, build, stored.release)
 
 
 # The matrices or biases of all experts in one tensor, with or without the suffix of other matrices.
@@ -135,8 +91,8 @@ class PartWeights:
     def _whole(self, name: str) -> QuantTensor:
         """A tensor of which there may be parts."""
         tensor = self._weights.get(name)
-        transposed = f"{name}_bias" in self._stored and tensor.source in _DENSE
-        return TransposedStack(tensor) if transposed and len(tensor.shape) == 3 else tensor
+        by_inputs = f"{name}_bias" in self._stored and tensor.source in _DENSE
+        return transposed(tensor) if by_inputs and len(tensor.shape) == 3 else tensor
 
     def names(self) -> set[str]:
         """Every tensor name in the checkpoint, after renaming; parts are not listed."""
@@ -156,7 +112,7 @@ class PartWeights:
         if found is None:
             raise ModelError(_lacks(part, whole.shape))
         vector = len(whole.shape) == (1 if part.index is None else 2)
-        return PartTensor(name, whole, found, vector)
+        return part_of(name, whole, found, vector=vector)
 
     def kind(self, name: str, dtype: str) -> WeightKind:
         """The kind of the tensor; all parts of one have it."""

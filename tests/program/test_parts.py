@@ -10,7 +10,7 @@ from cpuserve.program.parts import Part, parse, rows, stored_needs
 from cpuserve.program.program import Program, WeightNeed
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import QuantTensor
-from cpuserve.quant.parts import PartWeights, TransposedStack
+from cpuserve.quant.parts import PartWeights, transposed
 
 NAMES = {
     "a.b[0:160].weight": Part("a.b.weight", 0, 160),
@@ -161,7 +161,7 @@ def test_stacks_of_gpt_oss_are_transposed_and_gate_and_up_alternate(source):
             assert dequantize(got).tolist() == want.tolist()
             assert got.nbytes == got.data.nbytes == want.size * (4 if source == "f32" else 2)
     assert len(weights.names()) == 12
-    stack = TransposedStack(whole.get("mlp.experts.down_proj"))
+    stack = transposed(whole.get("mlp.experts.down_proj"))
     assert stack.shape == (2, 8, 3)
     assert (
         stack.data.tobytes()
