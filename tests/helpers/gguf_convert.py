@@ -3,7 +3,8 @@
 What is written for an architecture follows llama.cpp's converters. llama.cpp itself (of
 llama-cpp-python 0.3.36) gives the logits of the interpreter for all of these files: within 2e-6 of
 their range, or 4e-4 where it takes gelu from an fp16 table (Gemma, StarCoder2, GPT-NeoX). For that,
-"deepseek2-joined" needs 26 layers, and "deepseek2-glm" expert_gating_func and an epsilon of 1e-6.
+"deepseek2-joined" needs 26 layers, "deepseek2-glm" expert_gating_func and an epsilon of 1e-6, and
+"gpt-oss" a YaRN with "truncate", which llama.cpp has for all models.
 """
 
 from __future__ import annotations
