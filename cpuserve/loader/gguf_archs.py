@@ -430,6 +430,22 @@ def _stablelm(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _mellum(keys: Keys) -> dict[str, Any]:
+    windows = keys.raw("attention.sliding_window_pattern")
+    if not keys.raw("attention.sliding_window"):
+        windows = [False] * keys.layers()
+    elif not isinstance(windows, list) or not all(isinstance(w, bool) for w in windows):
+        keys.fail("attention.sliding_window_pattern", windows, "a list of booleans")
+    kinds = ("full_attention", "sliding_attention")
+    local = keys.real("rope.freq_base_swa", keys.real("rope.freq_base", 10000.0))
+    return {
+        **_experts(keys),
+        "norm_topk_prob": True,
+        "layer_types": [kinds[w] for w in windows],
+        "rope_parameters": {"sliding_attention": {"rope_theta": local}},
+    }
+
+
 def _gpt_neox(keys: Keys) -> dict[str, Any]:
     return {
         "use_parallel_residual": keys.flag("use_parallel_residual", True),
@@ -586,6 +602,7 @@ ARCHS = {
         eps="layer_norm_eps",
         layer_norm=True,
     ),
+    "mellum": GgufArch("MellumForCausalLM", "mellum", _EXPERTS, _mellum),
     "gptneox": GgufArch(
         "GPTNeoXForCausalLM",
         "gpt_neox",

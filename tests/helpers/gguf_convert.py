@@ -4,7 +4,8 @@ What is written for an architecture follows llama.cpp's converters. llama.cpp it
 llama-cpp-python 0.3.36) gives the logits of the interpreter for all of these files: within 2e-6 of
 their range, or 4e-4 where it takes gelu from an fp16 table (Gemma, StarCoder2, GPT-NeoX). For that,
 "deepseek2-joined" needs 26 layers, "deepseek2-glm" expert_gating_func and an epsilon of 1e-6, and
-"gpt-oss" a YaRN with "truncate", which llama.cpp has for all models.
+"gpt-oss" a YaRN with "truncate", which llama.cpp has for all models; and "mellum" one base for all
+layers, since llama.cpp does not read that of layers with a window.
 """
 
 from __future__ import annotations
@@ -283,6 +284,14 @@ ARCHS = {
         },
     ),
     "stablelm": ("stablelm", {"num_key_value_heads": 4}, {"use_parallel_residual": False}),
+    "mellum": (
+        "mellum",
+        {"mlp_layer_types": ["sparse"] * 3},
+        {
+            "attention.sliding_window_pattern": [True, False, True],
+            "rope.freq_base_swa": 1e4,
+        },
+    ),
     "gptneox": ("gpt-neox", {}, {"use_parallel_residual": True}),
     "starcoder2": ("starcoder2", {"sliding_window": None}, {}),
     "command-r": ("cohere", {}, {"logit_scale": 0.25}),
@@ -345,6 +354,7 @@ def convert(arch, path, types=(), **changes):
         "mixtral": 1e6,
         "smollm3": 2e6,
         "command-r": 5e5,
+        "mellum": 5e5,
         "gemma3": 1e6,
         "lfm2": 1e6,
         "lfm2moe": 1e6,
@@ -371,6 +381,7 @@ def convert(arch, path, types=(), **changes):
         int: writer.add_uint32,
         float: writer.add_float32,
         str: writer.add_string,
+        list: writer.add_array,
     }
     for key, value in keys.items():
         add[type(value)](f"{file_arch}.{key}", value)
