@@ -28,11 +28,22 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
     return {k: v for f in sorted(path.glob("*.safetensors")) for k, v in load_file(f).items()}
 
 
-def interpreter_of(path: Path, **options) -> Interpreter:
+class PreciseInterpreter(Interpreter):
+    """An Interpreter whose products do not depend on the number of rows.
+
+    torch adds the terms of an fp32 product in an order that does; in fp64 that is below the
+    rounding of the result.
+    """
+
+    def _multiply(self, x, name):
+        return (x.double() @ self._matrix(name).double().T).float()
+
+
+def interpreter_of(path: Path, made=Interpreter, **options) -> Interpreter:
     """An Interpreter of a checkpoint directory; recurrent layers get a state slot by block."""
     program = program_of(path)
     states = {"num_states": 64} if program.states else {}
-    return Interpreter(program, tensors_of(path), **states, **options)
+    return made(program, tensors_of(path), **states, **options)
 
 
 def first_state(interpreter: Interpreter) -> int:
