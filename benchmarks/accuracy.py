@@ -27,6 +27,10 @@ CONFIGURATIONS = {
     "Q4_1, 16-bit activations": ("gguf", {"activation_bits": 16}),
     "Q4_1, 8-bit activations": ("gguf", {"activation_bits": 8}),
     "Q8_0, 8-bit activations": ("bf16", {"quantization": "int8", "activation_bits": 8}),
+    "int8": ("bf16", {"quantization": "int8"}),
+    "w8a8": ("bf16", {"quantization": "w8a8"}),
+    "int4": ("bf16", {"quantization": "int4"}),
+    "int4_mixed": ("bf16", {"quantization": "int4_mixed"}),
 }
 
 

@@ -116,7 +116,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     activation_bits: 8 or 16 bits (one or two int8 terms) for activations that are multiplied by
     weights with one scale per 32 values.
     quantize: how dense matrices are quantized while they are loaded: "none", "int8", "w8a8" (one
-    activation scale per row), "int4", or with groups of 32 values "int8_fine" or "int4_fine".
+    activation scale per row), "int4", "int4_mixed", or with groups of 32 values "int8_fine",
+    "int4_fine" or "int4_mixed_fine".
     kv_groups: the cache groups, of which every sequence has a block table each; [] = one group that
     keeps everything.
     state_slots: how many states of recurrent layers there is memory for; 0 = the model has none.

@@ -333,8 +333,9 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "quantization",
-        "Quantize weights while loading: int8, w8a8 or int4. With another name, the start fails "
-        "unless the checkpoint has that format.",
+        "Quantize weights while loading: int8, w8a8, int4, or int4_mixed (int4, but value and down "
+        "projections int8). With another name, the start fails unless the checkpoint has that "
+        "format.",
         "the checkpoint's",
         MODEL,
         flags=("--quantization", "-q"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform as stdlib_platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,8 +46,9 @@ ISA_LEVELS = (
     "neon_bf16",
 )
 BF16_DOT = {"avx512_bf16", "amx", "neon_bf16"}
-MADE_WHILE_LOADING = ("int8", "w8a8", "int4")
+MADE_WHILE_LOADING = ("int8", "w8a8", "int4", "int4_mixed")
 CHECKPOINTS = ("gguf", "awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4")
+BY_32 = ("gguf", "mxfp4", "fp8", "bitsandbytes")  # whose matrices have a scale per 32 values
 KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 SCHEMES = {
@@ -58,6 +59,9 @@ SCHEMES = {
     "is small; embedding and output head int8",
     "int4": "quantized while loading: a scale and minimum per 128, activations int8 with a scale "
     "per 128; embedding and output head int8",
+    "int4_mixed_fine": "quantized while loading: as int4, in groups of 32 because the model is "
+    "small; value and down projections int8, too",
+    "int4_mixed": "quantized while loading: as int4; value and down projections int8, too",
 }
 MAX_NUM_SEQS = 64
 LARGEST_K = 65536  # of a matrix, for the report on K blocks
@@ -418,7 +422,7 @@ def _activation_bits(
 ) -> int:
     """Return 8 or 16; a decision only if C++ kernels multiply weights quantized in groups of 32."""
     asked = options.activation_bits or "auto"
-    by_32 = (facts.quantization or "").startswith(("gguf", "mxfp4")) or quantize.endswith("_fine")
+    by_32 = (facts.quantization or "").startswith(BY_32) or quantize.endswith("_fine")
     if not by_32 or executor != "native":
         if options.activation_bits is not None:
             why = "no weight is quantized"
@@ -450,6 +454,10 @@ def _kv_dtype(options: EngineOptions, ledger: Ledger, dtype: str, model_impl: st
     return ledger.decide("kv_cache_dtype", got, "the dtype" if asked == "auto" else "as requested")
 
 
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
 def _online_scheme(options: EngineOptions, facts: ModelFacts, model_impl: str) -> str:
     """Return EngineConfig.quantize: how dense matrices are quantized while they load."""
     asked = (options.quantization or "auto").lower()
@@ -470,7 +478,7 @@ def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts, qua
     if asked != "auto" and asked not in have.split() and asked != have:
         why = f"the checkpoint's format is {have}"
         if facts.quantization is None:
-            why += ", which can only be quantized to int8, w8a8 or int4 while loading"
+            why += f", which can only be quantized to {_listed(MADE_WHILE_LOADING)} while loading"
             why += (
                 ", and only for models that cpuserve implements"
                 if asked in MADE_WHILE_LOADING

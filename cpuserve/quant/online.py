@@ -16,6 +16,9 @@ measurable in the attention output, so only the attention output uses it. On the
 per 128 in all layers cost 0.009 (0.006 of it in gate and up), groups of 32 cost 0.003, and 4-bit
 weights in groups of 128 cost 0.5. Small models get groups of 32 ("int8_fine", "int4_fine").
 
+int4_mixed: int4, but int8 for the matrices in SENSITIVE: what their outputs err by is added to
+every later layer (down projections), or to every later token that attends to this one (values).
+
 w8a8: the scheme that compressed-tensors gives this name: one scale per output and one per
 activation row in every layer, for models that tolerate it.
 """
@@ -26,6 +29,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cpuserve.program.parts import parse
 from cpuserve.quant.codes import GROUP, ZERO, Codes
 from cpuserve.quant.stored import BY_HEADS, QUANTIZED_KINDS
 
@@ -39,6 +43,16 @@ if TYPE_CHECKING:
 BLOCK = 32  # group size of embedding and output head
 CUTS = 4
 CUT_STEP = np.float32(0.05)
+MIXED = "int4_mixed"
+SENSITIVE = (
+    "v_proj.weight",
+    "down_proj.weight",
+    ".w2.weight",
+    "output_linear.weight",
+    "c_proj.weight",
+    "fc2.weight",
+    "dense_4h_to_h.weight",
+)
 ONE_SCALE = ("o_proj.weight", "attention.dense.weight")
 PER_TOKEN = ("embed_tokens.weight", "lm_head.weight", "embed_in.weight", "embed_out.weight")
 # Small matrices that choose experts: an error there changes which weights a token is multiplied by.
@@ -72,11 +86,15 @@ class OnlineWeights:
         stored = self._weights.kind(name, dtype)
         if stored in QUANTIZED_KINDS.values() or name.endswith((*ROUTERS, *BY_HEADS)):
             return stored
-        return kind_of(name, self._scheme)
+        part = parse(name)
+        return kind_of(name if part is None else part.tensor, self._scheme)
 
 
 def kind_of(name: str, scheme: str) -> WeightKind:
     """The weight kind of dense matrix `name` under `scheme`."""
+    if scheme.startswith(MIXED):
+        bits = "int8" if name.endswith(SENSITIVE) else "int4"
+        scheme = bits + scheme.removeprefix(MIXED)
     if scheme == "int8_fine" or name.endswith(PER_TOKEN):
         return "w8_g32"
     if scheme == "int4_fine":

@@ -231,7 +231,7 @@ def test_activation_bits_are_said_only_where_they_matter(host, facts):
     assert got(resolve(host, facts, activation_bits="16"), "activation_bits") == "no effect"
 
 
-@pytest.mark.parametrize("scheme", ["int8", "w8a8", "int4", "INT8"])
+@pytest.mark.parametrize("scheme", ["int8", "w8a8", "int4", "int4_mixed", "INT8"])
 def test_a_dense_checkpoint_can_be_quantized_while_loading(scheme):
     resolved = resolve("vm_2core_zen5", LLAMA_1B, quantization=scheme, activation_bits="16")
     assert resolved.config.quantize == got(resolved, "quantization") == scheme.lower()
@@ -253,7 +253,8 @@ def test_a_small_model_gets_finer_int8():
 def test_quantized_weights_leave_more_room_for_keys_and_values():
     host = "container_1_5_cpu_1gib"
     facts = dataclasses.replace(LLAMA_1B, weight_bytes=300_000_000)
-    blocks = [resolve(host, facts, quantization=q).config.kv_blocks for q in (None, "int8", "int4")]
+    schemes = (None, "int8", "int4_mixed", "int4")
+    blocks = [resolve(host, facts, quantization=q).config.kv_blocks for q in schemes]
     assert blocks == sorted(set(blocks))
 
 
@@ -266,7 +267,7 @@ def test_without_quantization_matrices_stay_as_they_are():
     ("facts", "asked", "needle"),
     [
         (SMOLLM2, "int8", "gguf q4_1"),
-        (LLAMA_1B, "awq", "only be quantized to int8, w8a8 or int4"),
+        (LLAMA_1B, "awq", "only be quantized to int8, w8a8, int4 or int4_mixed"),
         (dataclasses.replace(LLAMA_1B, quantization="gptq"), "int4", "gptq"),
     ],
 )

@@ -10,6 +10,7 @@ from cpuserve.quant.online import (
     ONE_SCALE,
     PER_TOKEN,
     ROUTERS,
+    SENSITIVE,
     OnlineWeights,
     kind_of,
     quantize,
@@ -106,6 +107,12 @@ def test_each_matrix_gets_its_kind():
     assert int4.kind("a.o_proj.weight", "bfloat16") == "w4m_g128"
     assert int4.kind("a.gguf.weight", "bfloat16") == "w4_g32"
     assert kind_of("model.embed_tokens.weight", "int4") == "w8_g32"
+    mixed = OnlineWeights(Stored(), "int4_mixed")
+    assert mixed.kind("a.q_proj.weight", "bfloat16") == "w4m_g128"
+    assert mixed.kind("a.v_proj.weight", "bfloat16") == "w8_channel_g128"
+    assert mixed.kind("a.output_linear[3][0:64].weight", "bfloat16") == "w8_channel_g128"
+    assert kind_of("a.down_proj.weight", "int4_mixed_fine") == "w8_g32"
+    assert kind_of("a.up_proj.weight", "int4_mixed_fine") == "w4m_g32"
 
 
 def matrices():
@@ -116,7 +123,7 @@ def matrices():
     return ends, {name for op in found if isinstance(op, Linear) for name in op.weights}
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4", "w8a8"])
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int4_mixed", "w8a8"])
 def test_embeddings_and_heads_of_all_families_and_no_others_keep_groups_of_32(scheme):
     ends, linears = matrices()
     assert {kind_of(name, scheme) for name in ends} == {"w8_g32"}
@@ -138,7 +145,7 @@ def test_routers_of_all_families_keep_their_precision():
     assert all(any(name.endswith(router) for name in names) for router in ROUTERS)
 
 
-@pytest.mark.parametrize("entry", [*PER_TOKEN, *ONE_SCALE])
+@pytest.mark.parametrize("entry", [*PER_TOKEN, *ONE_SCALE, *SENSITIVE])
 def test_every_name_with_a_rule_of_its_own_is_that_of_some_model(entry):
     ends, linears = matrices()
     assert any(name.endswith(entry) for name in ends | linears)
