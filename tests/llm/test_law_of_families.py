@@ -23,6 +23,7 @@ KINDS = {
     "convolutions": "lfm2-moe",
     "latent": "deepseek-v2",
     "windows": "gemma3",
+    "sinks": "gpt-oss",
     "lora": "llama",
 }
 NGRAM = {
