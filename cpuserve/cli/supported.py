@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from cpuserve.config.reference import between
+
 BEGIN = "<!-- models: made by python -m cpuserve.cli.supported docs/models.md -->"
 END = "<!-- end of models -->"
 # Families whose files have the name of another, which settles what they are by their metadata.
@@ -90,17 +92,8 @@ def page() -> str:
 
 
 def replaced(text: str) -> str:
-    """`text` with new tables between the markers.
-
-    Raises:
-        ValueError: a marker is missing, or they are in the wrong order.
-    """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        msg = f"the markers {BEGIN!r} and {END!r} are missing"
-        raise ValueError(msg)
-    return f"{before}{BEGIN}\n{page()}\n{END}{after}"
+    """`text` with new tables between the markers; ValueError as `reference.between`."""
+    return between(text, BEGIN, END, page())
 
 
 def _sentence(described: object) -> str:

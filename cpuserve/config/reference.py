@@ -32,17 +32,22 @@ def table() -> str:
 
 
 def replaced(text: str) -> str:
-    """Return `text` with a new reference between the markers.
+    """Return `text` with a new reference between the markers; ValueError as `between`."""
+    return between(text, BEGIN, END, table())
+
+
+def between(text: str, begin: str, end: str, made: str) -> str:
+    """Return `text` with `made` between the markers `begin` and `end`.
 
     Raises:
         ValueError: a marker is missing, or they are in the wrong order.
     """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        msg = f"the markers {BEGIN!r} and {END!r} are missing"
+    before, first, rest = text.partition(begin)
+    _, last, after = rest.partition(end)
+    if not first or not last:
+        msg = f"the markers {begin!r} and {end!r} are missing"
         raise ValueError(msg)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return f"{before}{begin}\n{made}\n{end}{after}"
 
 
 def _row(field: Field) -> str:

@@ -140,7 +140,7 @@ class GgufWeights(StoredWeights):
 
 
 def decoded(stored: QuantTensor, dtype: str) -> BuiltTensor:
-    """A tensor of a type in DECODED as rows of fp32."""
+    """The rows of `stored`, a tensor of GGUF type `dtype` (one of DECODED), in fp32."""
     k = stored.shape[-1]
     size = k // 256 * DECODED[dtype]
 

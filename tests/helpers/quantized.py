@@ -94,7 +94,7 @@ def int8(w):
 
 
 _MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": GROUP}
-# What makes the tensors of a matrix, and the quantization_config of such a checkpoint.
+# By format: the function that quantizes a matrix, and the checkpoint's quantization_config.
 FORMATS = {
     "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]}),
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "desc_act": True}),
