@@ -74,25 +74,30 @@ def add_mixture(
     scale: float = 1.0,
     bias: str | None = None,
     groups: Groups | None = None,
+    router: str = "gate",
+    then: Then | None = None,
+    biased: bool = False,
 ) -> None:
     """Add the mixture `at` of h to x; parts: an expert's gate, up and down by their names.
 
-    score, scale, bias and groups are those of the router (`Builder.mixture`).
+    score, scale, bias and groups are those of the router (`Builder.mixture`), `router` its name.
+    then: the activation, if it is not the gated one of the config. biased: all have biases.
     """
     experts = range(cast("int", s.extra["experts"]))
     b.mixture(
         h,
-        f"{at}.gate",
+        f"{at}.{router}",
         [[f"{at}.experts.{e}.{part}" for part in parts] for e in experts],
         features=cast("int", s.extra["expert_width"]),
         chosen=cast("int", s.extra["chosen"]),
         to=x,
-        then=cast("Then", f"{s.activation}_mul"),
+        then=then or cast("Then", f"{s.activation}_mul"),
         score=score,
         renormalize=renormalize,
         scale=scale,
         bias=bias,
         groups=groups,
+        biased=biased,
     )
 
 

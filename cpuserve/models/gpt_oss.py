@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
-from cpuserve.models.experts import read_experts
+from cpuserve.models.experts import add_mixture, read_experts
 from cpuserve.models.llama import build_decoder, read_decoder, self_attention
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -64,17 +64,16 @@ class GptOss:
 
 def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's mixture of h to x; each expert, and the router, has biases."""
-    at = f"model.layers.{layer}.mlp"
-    parts = ("gate_proj", "up_proj", "down_proj")
-    experts = range(cast("int", s.extra["experts"]))
-    b.mixture(
+    add_mixture(
+        b,
+        s,
+        f"model.layers.{layer}.mlp",
         h,
-        f"{at}.router",
-        [[f"{at}.experts.{e}.{part}" for part in parts] for e in experts],
-        features=cast("int", s.extra["expert_width"]),
-        chosen=cast("int", s.extra["chosen"]),
-        to=x,
-        then="clamped_swiglu_mul",
+        x,
+        parts=("gate_proj", "up_proj", "down_proj"),
+        renormalize=False,
         score="chosen_softmax",
+        router="router",
+        then="clamped_swiglu_mul",
         biased=True,
     )
