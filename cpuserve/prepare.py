@@ -18,6 +18,7 @@ from cpuserve.config.generation import read_settings
 from cpuserve.config.load import Asked
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
+from cpuserve.platforms.base import IN_32
 from cpuserve.platforms.cache_groups import block_bytes
 from cpuserve.platforms.handicaps import handicaps
 from cpuserve.platforms.memory import kv_layer_bytes
@@ -244,11 +245,10 @@ def _pooling(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> t
 def _read(path: Path) -> tuple[dict[str, Any], int, str | None]:
     """Return (config, bytes of packed tensors, quantization) of a directory or a GGUF file."""
     if path.is_dir():
-        from cpuserve.loader.load import packed_size, quant_method, read_config
+        from cpuserve.loader.load import packed_size, read_config
 
         config = read_config(path)
-        method = quant_method(config)
-        return config, packed_size(path, config), None if method == "dense" else method
+        return config, packed_size(path, config), _directory_quantization(config)
     from cpuserve.loader.gguf_model import gguf_config
     from cpuserve.loader.gguf_parts import open_gguf
     from cpuserve.quant.gguf import packed_bytes
@@ -256,6 +256,18 @@ def _read(path: Path) -> tuple[dict[str, Any], int, str | None]:
     file = open_gguf(path)
     size = sum(packed_bytes(tensor.dtype, tensor.size) for tensor in file.tensors.values())
     return gguf_config(file), size, _gguf_quantization(file)
+
+
+def _directory_quantization(config: dict[str, Any]) -> str | None:
+    """Return the format of a directory, with groups of 32 if compressed-tensors has them."""
+    from cpuserve.loader.load import quant_method
+
+    method = quant_method(config)
+    if method != "compressed-tensors":
+        return None if method == "dense" else method
+    groups = (config["quantization_config"].get("config_groups") or {}).values()
+    by_32 = any((group.get("weights") or {}).get("group_size") == 32 for group in groups)
+    return f"{method} {IN_32}" if by_32 else method
 
 
 def _gguf_quantization(file: GgufFile) -> str | None:

@@ -9,6 +9,8 @@ from typing import Protocol, runtime_checkable
 from cpuserve.config.engine import EngineOptions, Resolved
 from cpuserve.platforms.host import Host
 
+IN_32 = "in groups of 32"  # the end of ModelFacts.quantization of a format that does not imply it
+
 
 @dataclass(frozen=True, slots=True)
 class KvLayerFacts:

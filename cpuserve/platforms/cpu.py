@@ -18,7 +18,7 @@ from cpuserve.config.generation import merged, read_settings
 from cpuserve.config.speculation import Speculation, read_speculation
 from cpuserve.config.values import format_bytes, parse_space
 from cpuserve.errors import ConfigError
-from cpuserve.platforms.base import Capabilities, ModelFacts
+from cpuserve.platforms.base import IN_32, Capabilities, ModelFacts
 from cpuserve.platforms.extension import lacking_x86_64_v2, why_not_loaded
 from cpuserve.platforms.handicaps import TORCH_REMEDY
 from cpuserve.platforms.host import Host
@@ -48,6 +48,8 @@ ISA_LEVELS = (
 BF16_DOT = {"avx512_bf16", "amx", "neon_bf16"}
 MADE_WHILE_LOADING = ("int8", "w8a8", "int4", "int4_mixed")
 CHECKPOINTS = ("gguf", "awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4")
+# Formats in which `cpuserve quantize` writes: they leave embeddings and output heads unquantized.
+PARTIAL = ("compressed-tensors",)
 BY_32 = ("gguf", "mxfp4", "fp8", "bitsandbytes")  # whose matrices have a scale per 32 values
 KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
@@ -422,7 +424,8 @@ def _activation_bits(
 ) -> int:
     """Return 8 or 16; a decision only if C++ kernels multiply weights quantized in groups of 32."""
     asked = options.activation_bits or "auto"
-    by_32 = (facts.quantization or "").startswith(BY_32) or quantize.endswith("_fine")
+    stored = facts.quantization or ""
+    by_32 = stored.startswith(BY_32) or stored.endswith(IN_32) or quantize.endswith("_fine")
     if not by_32 or executor != "native":
         if options.activation_bits is not None:
             why = "no weight is quantized"
@@ -461,11 +464,16 @@ def _listed(names: Sequence[str]) -> str:
 def _online_scheme(options: EngineOptions, facts: ModelFacts, model_impl: str) -> str:
     """Return EngineConfig.quantize: how dense matrices are quantized while they load."""
     asked = (options.quantization or "auto").lower()
-    ours = facts.quantization is None and model_impl == "cpuserve"
-    if asked not in MADE_WHILE_LOADING or not ours:
+    dense = facts.quantization is None or facts.quantization.startswith(PARTIAL)
+    if asked not in MADE_WHILE_LOADING or not dense or model_impl != "cpuserve":
         return "none"
+    return scheme_for(asked, facts.matrix_weights)
+
+
+def scheme_for(asked: str, matrix_weights: int) -> str:
+    """Return the scheme for `asked`, of MADE_WHILE_LOADING, in a model with so many weights."""
     # w8a8 names one exact scheme; int8 and int4 leave the choice of groups to us.
-    small = facts.matrix_weights < FRAGILE_WEIGHTS and asked != "w8a8"
+    small = matrix_weights < FRAGILE_WEIGHTS and asked != "w8a8"
     return f"{asked}_fine" if small else asked
 
 
@@ -473,7 +481,8 @@ def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts, qua
     have = (facts.quantization or "none").lower()
     asked = (options.quantization or "auto").lower()
     if quantize != "none":
-        ledger.decide("quantization", asked, SCHEMES[quantize])
+        kept = "" if facts.quantization is None else f"{have} is kept; all else "
+        ledger.decide("quantization", asked, kept + SCHEMES[quantize])
         return
     if asked != "auto" and asked not in have.split() and asked != have:
         why = f"the checkpoint's format is {have}"

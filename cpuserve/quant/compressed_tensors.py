@@ -21,14 +21,17 @@ import numpy as np
 
 from cpuserve.errors import ModelError
 from cpuserve.quant.fp8 import FP8, WHY, e4m3, matrix_shape, scaled
-from cpuserve.quant.packed import Int4Weights, floats, group_order, rebuilt, unpack, words
+from cpuserve.quant.online import ONE_SCALE
+from cpuserve.quant.packed import SIGN, Int4Weights, floats, group_order, rebuilt, unpack, words
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.rows import E2M1, int8_rows, mxfp4_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
-    from cpuserve.quant.base import BuiltTensor, Weights
+    from cpuserve.quant.base import BuiltTensor, WeightKind, Weights
     from cpuserve.quant.stored import TensorStore
 
     Bytes = npt.NDArray[np.uint8]
@@ -96,6 +99,14 @@ class CompressedWeights(Int4Weights):
         super().__init__(store)
         self._block = block
 
+    def kind(self, name: str, dtype: str) -> WeightKind:
+        """The kind of the source, but W8A16 gets activations as --quantization int8 does."""
+        kind = super().kind(name, dtype)
+        stem = name.removesuffix("weight")
+        if kind != "w8_channel" or self.leader(stem)[0] == "weight" or name.endswith(ONE_SCALE):
+            return kind
+        return "w8_channel_g128"
+
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
         """The matrix in the source type that its form needs."""
         leader = self.leader(stem)
@@ -152,7 +163,7 @@ class CompressedWeights(Int4Weights):
 
     def _packed(self, name: str, stem: str) -> BuiltTensor:
         """A matrix of packed integers."""
-        _, k, groups = self.layout(stem)
+        n, k, groups = self.layout(stem)
         bits = self._bits(stem, k)
         order = None
         if self.has(stem, "weight_g_idx"):
@@ -163,21 +174,30 @@ class CompressedWeights(Int4Weights):
         def codes() -> Bytes:
             return unpack(words(self.part(stem, "weight_packed")), bits)[:, :k]
 
+        if bits == 8 and groups == 1 and order is None and (self.zero(stem) == SIGN).all():
+            return self._rows(name, stem, (n, k), lambda: codes() ^ np.uint8(SIGN))
         return self.eight_bits_or_converted(name, stem, codes, order, bits)
 
     def _int8(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix in rows that hold their scale, followed by their codes."""
+        """A matrix of int8 numbers."""
         n, k = matrix_shape(self.part(stem, "weight"))
+        return self._rows(name, stem, (n, k), lambda: self.part(stem, "weight").data)
+
+    def _rows(
+        self, name: str, stem: str, shape: tuple[int, int], codes: Callable[[], Bytes]
+    ) -> BuiltTensor:
+        """The matrix in rows that hold their scale, followed by their int8 codes."""
+        n, k = shape
 
         def build() -> Bytes:
-            q = self.part(stem, "weight").data.view(np.int8).reshape(n, k)
+            q = codes().view(np.int8).reshape(n, k)
             scale = floats(self.part(stem, "weight_scale")).reshape(-1, 1)
             if scale.size not in (1, n):
                 msg = f"{name}: {scale.size} scales for {n} rows are not supported; {REMEDY}"
                 raise ModelError(msg)
             return int8_rows(q, np.broadcast_to(scale, (n, 1)))
 
-        return rebuilt(name, (n, k), "s8_channel", build, self.release(stem))
+        return rebuilt(name, shape, "s8_channel", build, self.release(stem))
 
     def _fp8(self, name: str, stem: str) -> BuiltTensor:
         """The matrix in fp32."""

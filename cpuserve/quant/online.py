@@ -31,7 +31,7 @@ import numpy as np
 
 from cpuserve.program.parts import parse
 from cpuserve.quant.codes import GROUP, ZERO, Codes
-from cpuserve.quant.stored import BY_HEADS, QUANTIZED_KINDS
+from cpuserve.quant.stored import BY_HEADS, DENSE_KINDS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -84,7 +84,7 @@ class OnlineWeights:
     def kind(self, name: str, dtype: str) -> WeightKind:
         """The kind of the scheme; tensors that the checkpoint has quantized keep their kind."""
         stored = self._weights.kind(name, dtype)
-        if stored in QUANTIZED_KINDS.values() or name.endswith((*ROUTERS, *BY_HEADS)):
+        if stored not in DENSE_KINDS.values() or name.endswith((*ROUTERS, *BY_HEADS)):
             return stored
         part = parse(name)
         return kind_of(name if part is None else part.tensor, self._scheme)

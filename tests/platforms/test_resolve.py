@@ -250,6 +250,22 @@ def test_a_small_model_gets_finer_int8():
     assert resolve("vm_2core_zen5", facts, quantization="w8a8").config.quantize == "w8a8"
 
 
+def test_what_a_checkpoint_leaves_unquantized_can_be_quantized_while_loading():
+    facts = dataclasses.replace(LLAMA_1B, quantization="compressed-tensors")
+    resolved = resolve("vm_2core_zen5", facts, quantization="int8")
+    assert (resolved.config.quantize, got(resolved, "quantization")) == ("int8", "int8")
+    assert why(resolved, "quantization").startswith("compressed-tensors is kept; all else quant")
+    assert resolve("vm_2core_zen5", facts).config.quantize == "none"
+
+
+@pytest.mark.parametrize(("form", "bits"), [("", 8), (" in groups of 32", 16)])
+def test_a_small_model_in_groups_of_32_gets_two_terms(form, bits):
+    facts = dataclasses.replace(SMOLLM2, quantization=f"compressed-tensors{form}")
+    assert resolve("vm_2core_zen5", facts).config.activation_bits == bits
+    named = resolve("vm_2core_zen5", facts, quantization="compressed-tensors")
+    assert named.config.quantize == "none"
+
+
 def test_quantized_weights_leave_more_room_for_keys_and_values():
     host = "container_1_5_cpu_1gib"
     facts = dataclasses.replace(LLAMA_1B, weight_bytes=300_000_000)

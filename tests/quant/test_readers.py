@@ -237,11 +237,19 @@ def test_compressed_tensors_int4(group, symmetric):
     check(weights, values, KINDS[group, symmetric], 0 if symmetric else 2e-4)
 
 
-@pytest.mark.parametrize("group", [256, 32])
+@pytest.mark.parametrize("group", [128, 32])
 def test_compressed_tensors_of_eight_bits_in_groups_keep_their_codes(group):
     codes, _, scales, values = random_codes(group, 8, zeros=128)
     weights = opened("compressed-tensors", packed_store(codes, scales, 8), **compressed(8))
     check(weights, values, "w8_g32", 0)
+
+
+def test_compressed_tensors_of_eight_bits_with_a_scale_per_output_are_exact():
+    codes, _, _, _ = random_codes(K, 8, zeros=128)
+    scales = STREAM.uniform(0.01, 0.02, (N, 1)).astype(np.float32)
+    weights = opened("compressed-tensors", packed_store(codes, scales, 8), **compressed(8))
+    values = (codes - np.float32(128)) * scales
+    check(weights, values, "w8_channel_g128", 0)
 
 
 def test_compressed_tensors_in_activation_order_are_converted():
