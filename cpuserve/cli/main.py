@@ -118,6 +118,20 @@ def build_parser() -> Parser:
     )
     pull.add_argument("name", metavar="NAME", help="built-in name or Hugging Face id")
     pull.add_argument("--revision", metavar="REV", help="branch, tag or commit")
+    quantize = command(
+        "quantize",
+        "quantize:quantize",
+        "Write a quantized copy of a model (compressed-tensors), which vLLM also loads.",
+    )
+    quantize.add_argument("model", metavar="MODEL", help="directory or Hugging Face id")
+    quantize.add_argument("out", metavar="OUT", help="a new or empty directory")
+    quantize.add_argument(
+        "--scheme",
+        default="int8",
+        metavar="SCHEME",
+        help="int8, w8a8, int4 or int4_mixed, as in `serve --quantization` [default: int8]",
+    )
+    quantize.add_argument("--revision", metavar="REV", help="branch, tag or commit")
     models = command("models", "commands:models", "List the built-in models and the architectures.")
     models.add_argument(
         "--supported",

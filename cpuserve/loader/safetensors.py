@@ -23,7 +23,7 @@ from cpuserve.quant.stored import StoredTensor
 INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 MAX_INDEX_BYTES = 100_000_000
-_ITEM_BYTES = {
+ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
     "U16": 2, "U32": 4, "U64": 8, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8,
 }  # fmt: skip
@@ -84,12 +84,12 @@ class SafetensorsFile:
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             self._fail(f"{where} must have exactly dtype, shape and data_offsets")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+        if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
             self._fail(f"{where} has unknown dtype {str(dtype)[:40]!r}")
         if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
             self._fail(f"{where}: shape and data_offsets must be lists of sizes")
         begin, end = offsets
-        if math.prod(shape) * _ITEM_BYTES[dtype] != end - begin:
+        if math.prod(shape) * ITEM_BYTES[dtype] != end - begin:
             self._fail(f"{where}: shape {shape} of {dtype} is not {end - begin} bytes")
         return SafeTensor(name, tuple(shape), dtype, self._start + begin, end - begin)
 
@@ -112,8 +112,9 @@ class SafetensorsStore:
 
     def __init__(self, directory: Path) -> None:
         self._tensors: dict[str, tuple[SafetensorsFile, SafeTensor]] = {}
-        for path in _files_of(directory):
-            self._add(SafetensorsFile(path))
+        self.files = [SafetensorsFile(path) for path in _files_of(directory)]
+        for file in self.files:
+            self._add(file)
         _check_index(directory, {t.name: f.path.name for f, t in self._tensors.values()})
 
     def _add(self, file: SafetensorsFile) -> None:
@@ -175,7 +176,7 @@ def _files_of(directory: Path) -> list[Path]:
         )
         raise ModelError(msg)
     for name in names:
-        _check_file(directory, directory / name)
+        check_file(directory, directory / name)
     _check_extra(directory, names)
     return [directory / n for n in names]
 
@@ -183,7 +184,7 @@ def _files_of(directory: Path) -> list[Path]:
 def _weight_map(directory: Path) -> dict[str, str]:
     """Tensor name to file name, from the index; ModelError for a file outside the directory."""
     path = directory / INDEX
-    _check_file(directory, path)
+    check_file(directory, path)
     try:
         index = json.loads(read_small(path, "index", MAX_INDEX_BYTES), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -238,7 +239,7 @@ def _no_weights(directory: Path, found: list[str]) -> ModelError:
     return ModelError(f"{directory} holds no .safetensors weights")
 
 
-def _check_file(directory: Path, path: Path) -> None:
+def check_file(directory: Path, path: Path) -> None:
     """Raise ModelError unless `path` is a regular file or a permitted link to one.
 
     In a directory that the user named, links may lead anywhere, because shared stores, DVC and Nix

@@ -21,11 +21,13 @@ every later layer (down projections), or to every later token that attends to th
 
 w8a8: the scheme that compressed-tensors gives this name: one scale per output and one per
 activation row in every layer, for models that tolerate it.
+
+What `cpuserve quantize` writes has integer zero points in place of minimums (`quantize_zeros`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -43,6 +45,10 @@ if TYPE_CHECKING:
 BLOCK = 32  # group size of embedding and output head
 CUTS = 4
 CUT_STEP = np.float32(0.05)
+# Significant bits of a scale with a zero point. A zero point has 4 bits, so their product has at
+# most the 11 of fp16: a reader that keeps it in fp16, or the scale in bf16, loses nothing.
+SCALE_BITS = 7
+MOST_SCALE = np.float32(4096)  # 15 times it is in the range of fp16
 MIXED = "int4_mixed"
 SENSITIVE = (
     "v_proj.weight",
@@ -170,6 +176,74 @@ def quantize_int4(rows: Float32) -> Codes:
             best[at] = np.where(better, new, best[at])
     codes = best[1].reshape(n, -1)[:, :k].astype(np.uint8)
     return Codes(codes, best[2].astype(np.float32), best[3].astype(np.float32), GROUP)
+
+
+class Zeros(NamedTuple):
+    """A matrix [n, k] of 4-bit codes: w = scale * (codes - zero).
+
+    codes [n, k] and zero [n, groups] uint8 below 16; scale [n, groups] fp32.
+    """
+
+    codes: npt.NDArray[np.uint8]
+    scale: Float32
+    zero: npt.NDArray[np.uint8]
+
+
+def quantize_zeros(rows: Float32, group: int, *, symmetric: bool = False) -> Zeros:
+    """fp32 `rows` [n, k], quantized to 4 bits with a scale and an integer zero point per `group`.
+
+    The range, which includes 0, is clipped by error as in `quantize_int4`; k is a multiple of
+    `group`. symmetric: all zero points are 8. The scale is infinite if weights are too large.
+    """
+    n, k = rows.shape
+    # Groups are columns: then numpy's inner loops are as long as there are groups.
+    x = np.ascontiguousarray(rows.reshape(-1, group).T)
+    low = np.minimum(x.min(axis=0), np.float32(0))
+    high = np.maximum(x.max(axis=0), np.float32(0))
+    if symmetric:
+        high = np.maximum(high, -low)
+        low = -high
+    best_error = np.full(low.shape, np.inf, np.float32)
+    best_scale, best_zero = np.zeros_like(low), np.zeros_like(low)
+    steps, off = np.empty_like(x), np.empty_like(x)
+    for i in range(CUTS + 1):
+        cut = (high - low) * (np.float32(0.5) * CUT_STEP * np.float32(i))
+        scale = _short((high - low - np.float32(2) * cut) / np.float32(15))
+        inverse = _inverse(scale)
+        zero = np.clip(np.rint(-(low + cut) * inverse), 0, 15)
+        if symmetric:
+            zero = np.full_like(zero, 8)
+        _steps(x, inverse, zero, steps)
+        np.multiply(steps, scale, out=off)
+        np.subtract(x, off, out=off)
+        error = np.einsum("ij,ij->j", off, off)
+        better = (error < best_error) | (i == 0)  # the first also if its scale is infinite
+        best_error[better] = error[better]
+        best_scale[better], best_zero[better] = scale[better], zero[better]
+    _steps(x, _inverse(best_scale), best_zero, steps)
+    steps += best_zero
+    codes = np.ascontiguousarray(steps.astype(np.uint8).T).reshape(n, k)
+    return Zeros(codes, best_scale.reshape(n, -1), best_zero.astype(np.uint8).reshape(n, -1))
+
+
+def _steps(x: Float32, inverse: Float32, zero: Float32, out: Float32) -> None:
+    """Write the codes of x, less their zero point, to `out`; all [group, groups] or [groups]."""
+    np.multiply(x, inverse, out=out)
+    np.rint(out, out=out)
+    np.maximum(out, -zero, out=out)
+    np.minimum(out, np.float32(15) - zero, out=out)
+
+
+def _inverse(scale: Float32) -> Float32:
+    return np.where(scale > 0, np.float32(1) / np.where(scale > 0, scale, 1), np.float32(0))
+
+
+def _short(x: Float32) -> Float32:
+    """x rounded to SCALE_BITS significant bits and to fp16; inf beyond MOST_SCALE."""
+    dropped = 24 - SCALE_BITS
+    bits = x.view(np.uint32) + np.uint32(1 << (dropped - 1))
+    short = _half((bits & np.uint32(-(1 << dropped) & 0xFFFFFFFF)).view(np.float32))
+    return np.where(short <= MOST_SCALE, short, np.float32(np.inf))
 
 
 def _half(x: Float32) -> Float32:

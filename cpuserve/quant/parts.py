@@ -77,6 +77,7 @@ class PartWeights:
         self._stored = weights.names()
         self._names = set(self._stored)
         self._experts: dict[str, str] = {}  # the part that each of these names stands for
+        self._of: dict[str, list[str]] = {}  # these names by the stored tensor
         for name in self._stored:
             match = _STACK.fullmatch(name)
             kind = match["kind"] if match else None
@@ -86,6 +87,7 @@ class PartWeights:
             alternate = f"{match['at']}.down_proj_bias" in self._stored
             names = _experts(name, match["at"], match["part"], shape, alternate)
             self._experts |= names
+            self._of[name] = list(names)
         self._names |= self._experts.keys()
 
     def _whole(self, name: str) -> QuantTensor:
@@ -97,6 +99,10 @@ class PartWeights:
     def names(self) -> set[str]:
         """Every tensor name in the checkpoint, after renaming; parts are not listed."""
         return set(self._names)
+
+    def parts_of(self, name: str) -> list[str]:
+        """The names that a stored tensor has here: those of experts' matrices, or its own."""
+        return self._of.get(name, [name])
 
     def get(self, name: str) -> QuantTensor:
         """The tensor, or the rows that `name` stands for.

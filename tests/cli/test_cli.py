@@ -20,7 +20,18 @@ from cpuserve.loader.builtin import DEFAULT
 from tests.helpers.children import child_options
 from tests.helpers.gguf_file import gguf, tiny_tensors, tiny_values
 
-COMMANDS = ("serve", "generate", "chat", "bench", "config", "program", "doctor", "pull", "models")
+COMMANDS = (
+    "serve",
+    "generate",
+    "chat",
+    "bench",
+    "config",
+    "program",
+    "doctor",
+    "pull",
+    "quantize",
+    "models",
+)
 
 
 @pytest.fixture

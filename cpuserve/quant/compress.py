@@ -1,0 +1,223 @@
+"""Matrices in the forms of compressed-tensors, as `cpuserve quantize` writes them.
+
+The forms are those that vLLM loads, and `compressed_tensors.py` reads every value of them as it was
+written. Which of them a matrix gets follows from the weight kind that it has when the same scheme
+quantizes it at load:
+
+w8_channel of w8a8   int-quantized, W8A8: activations int8 with a scale per row. The same values.
+w8_channel, w8_channel_g128 of int8
+                     pack-quantized, W8A16 with a scale per output. The same values.
+w8_g32               pack-quantized, W8A16 in groups of 32. The same values.
+w4m_g128, w4m_g32    pack-quantized, W4A16 in groups of 128 or 32, with integer zero points where
+                     loading has minimums: `quantize_zeros`
+
+vLLM sets conditions, which differ from what loading does: embeddings and output heads are not
+quantized, because it refuses them for most models. It fuses q, k and v, so these have one form:
+int4_mixed stores all three in 8 bits. It fuses experts, so all matrices of experts have one form:
+int4_mixed stores them in 4 bits. Their codes of 4 bits are symmetric.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cpuserve.errors import ModelError
+from cpuserve.quant.codes import GROUP, ZERO
+from cpuserve.quant.online import (
+    BLOCK,
+    MIXED,
+    PER_TOKEN,
+    ROUTERS,
+    kind_of,
+    quantize,
+    quantize_zeros,
+)
+from cpuserve.quant.packed import pair_up
+from cpuserve.quant.stored import BY_HEADS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import numpy.typing as npt
+
+    Bytes = npt.NDArray[np.uint8]
+    Float32 = npt.NDArray[np.float32]
+
+# Rows that are quantized together are a multiple of this: the zero points of 8 rows share a word.
+ROWS_OF_WORD = 8
+WITH_VALUES = (("q_proj.weight", "k_proj.weight"), "v_proj.weight")  # one matrix in vLLM
+# vLLM makes these without a quantization config, as it does with routers.
+GATES = ("shared_expert_gate.weight",)
+_EXPERT = re.compile(r".*\.experts\.\d+\..*")
+_LAYER = re.compile(r".*?(\blayers\.\d+\..+)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Form:
+    """How a matrix is stored.
+
+    bits: 4 or 8. group: inputs that share a scale; 0 = all of them. symmetric: without zero points.
+    per_token: activations are int8, with a scale for each row.
+    """
+
+    bits: int
+    group: int
+    symmetric: bool
+    per_token: bool = False
+
+    def __str__(self) -> str:
+        """ "W4A16 in groups of 128"."""
+        scales = f"in groups of {self.group}" if self.group else "with a scale per output"
+        return f"W{self.bits}A{8 if self.per_token else 16} {scales}"
+
+
+class Part(NamedTuple):
+    """A tensor of a stored matrix. rows: of the matrix, for each of its own; 0: of all the same."""
+
+    suffix: str
+    dtype: str
+    shape: tuple[int, ...]
+    rows: int
+
+
+def is_quantized(name: str) -> bool:
+    """Whether a matrix that a Program reads is quantized in files; `name` ends with ".weight"."""
+    kept = (*PER_TOKEN, *ROUTERS, *BY_HEADS, *GATES)
+    return name.endswith(".weight") and not name.endswith(kept)
+
+
+def form_of(name: str, k: int, scheme: str) -> Form:
+    """The form of matrix `name` [n, k] under a scheme of quantization at load."""
+    expert = _EXPERT.fullmatch(name) is not None
+    together, leader = WITH_VALUES
+    kind = kind_of(leader if name.endswith(together) else name, scheme)
+    if expert and scheme.startswith(MIXED):
+        kind = kind_of(name, "int4" + scheme.removeprefix(MIXED))
+    if scheme == "w8a8":
+        return Form(8, 0, symmetric=True, per_token=True)
+    four = kind.startswith("w4")
+    wanted = (GROUP, BLOCK) if kind == "w4m_g128" else (BLOCK,)
+    groups = [group for group in wanted if k % group == 0]
+    if kind in ("w8_channel", "w8_channel_g128") or not groups:
+        return Form(8, 0, symmetric=True)
+    return Form(4 if four else 8, groups[0], symmetric=expert or not four)
+
+
+def parts(form: Form, n: int, k: int) -> list[Part]:
+    """The tensors of a matrix [n, k], in the order in which a file has them."""
+    groups = k // form.group if form.group else 1
+    scale = Part("weight_scale", "F16" if form.group else "F32", (n, groups), 1)
+    if form.per_token:
+        return [Part("weight", "I8", (n, k), 1), scale]
+    found = [Part("weight_packed", "I32", (n, -(-k * form.bits // 32)), 1), scale]
+    found.append(Part("weight_shape", "I64", (2,), 0))
+    if not form.symmetric:
+        words = -(-n // ROWS_OF_WORD)
+        found.append(Part("weight_zero_point", "I32", (words, groups), ROWS_OF_WORD))
+    return found
+
+
+def compress(rows: Float32, form: Form, name: str) -> dict[str, npt.NDArray[Any]]:
+    """Some rows [n, k] of matrix `name` in fp32, as rows of the `parts` that have rows.
+
+    Raises:
+        ModelError: a weight is no finite number, or too large for the form.
+    """
+    if not np.isfinite(rows).all():
+        msg = f"{name} has a weight that is not a finite number; download the model again"
+        raise ModelError(msg)
+    found: dict[str, npt.NDArray[Any]] = {}
+    with np.errstate(over="ignore", invalid="ignore"):  # of infinite scales, see below
+        if form.bits == 4:
+            codes, scale, zero = quantize_zeros(rows, form.group, symmetric=form.symmetric)
+            found |= {"weight_packed": pair_up(codes), "weight_zero_point": _columns(zero)}
+        else:
+            codes, scale = quantize(rows, "w8_g32" if form.group else "w8_channel")[:2]
+            found["weight"] = (codes ^ np.uint8(ZERO)).view(np.int8)
+            found["weight_packed"] = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 4)))
+    if not np.isfinite(scale).all():
+        msg = f"{name} has weights that are too large for {form}; use --scheme w8a8"
+        raise ModelError(msg)
+    found["weight_scale"] = scale.astype("<f2" if form.group else "<f4")
+    wanted = {part.suffix for part in parts(form, *rows.shape)}
+    return {suffix: array for suffix, array in found.items() if suffix in wanted}
+
+
+def _columns(zero: Bytes) -> Bytes:
+    """Zero points [n, groups], of eight rows in a word, as bytes [n / 8, 4 groups]."""
+    padded = np.pad(zero, ((0, -len(zero) % ROWS_OF_WORD), (0, 0)))
+    words = pair_up(np.ascontiguousarray(padded.T)).view("<u4")
+    return np.ascontiguousarray(words.T).view(np.uint8)
+
+
+def quantization_config(forms: Mapping[str, Form], dense: Iterable[str]) -> dict[str, Any]:
+    """The quantization_config of config.json.
+
+    forms: of the quantized matrices, by the name of their module. dense: modules that may look like
+    linears and are not quantized.
+    """
+    present = sorted(set(forms.values()))
+    config_groups = {
+        f"group_{i}": _config_group(form, targets)
+        for i, (form, targets) in enumerate(_targets(forms, present).items())
+    }
+    per_token = all(form.per_token for form in present)
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized" if per_token else "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": config_groups,
+        # A tied output head is a module without a tensor.
+        "ignore": sorted({*dense, "lm_head"}),
+    }
+
+
+def _targets(forms: Mapping[str, Form], present: list[Form]) -> dict[Form, list[str]]:
+    """The modules of each form: "Linear" for all, or patterns of names.
+
+    The fused matrix of q, k and v matches "Linear" before vLLM looks at the parts of its name, so
+    this word may not stand beside patterns.
+    """
+    if len(present) == 1:
+        return {present[0]: ["Linear"]}
+    found: dict[str, set[Form]] = {}
+    patterns = {name: _pattern(name) for name in forms}
+    for name, form in forms.items():
+        found.setdefault(patterns[name], set()).add(form)
+    targets: dict[Form, set[str]] = {form: set() for form in present}
+    for name, form in forms.items():
+        alone = len(found[patterns[name]]) == 1
+        targets[form].add(patterns[name] if alone else name)
+    return {form: sorted(names) for form, names in targets.items()}
+
+
+def _pattern(module: str) -> str:
+    """What matches this module of all layers and experts.
+
+    Models of images and text have other prefixes in vLLM than in the file.
+    """
+    layer = _LAYER.fullmatch(module)
+    stem = re.escape(layer[1] if layer else module)
+    return "re:.*" + re.sub(r"(?<=\\\.)\d+(?=\\\.)", r"\\d+", stem) + "$"
+
+
+def _config_group(form: Form, targets: list[str]) -> dict[str, Any]:
+    weights = {
+        "num_bits": form.bits,
+        "type": "int",
+        "symmetric": form.symmetric,
+        "strategy": "group" if form.group else "channel",
+        "group_size": form.group or None,
+        "dynamic": False,
+    }
+    rows = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    return {
+        "targets": targets,
+        "weights": weights,
+        "input_activations": rows if form.per_token else None,
+        "output_activations": None,
+    }
