@@ -83,6 +83,7 @@ class LLM:
             self.close()
             raise
         self._num_requests = 0
+        self._adapters = {*config.adapters}
 
     # --- running ------------------------------------------------------------------------------
 
@@ -101,7 +102,7 @@ class LLM:
         list of these. sampling_params: one for all prompts, or a list with one for each; None means
         the model's defaults (`get_default_sampling_params`). use_tqdm: show progress on a terminal.
         priority: one per prompt; lower values are scheduled first. lora_request: the name of a LoRA
-        adapter (option lora_modules) that all prompts use.
+        adapter (option lora_modules, or load_lora_adapter) that all prompts use.
 
         Raises:
             InvalidRequest: a prompt or parameter is invalid; nothing is generated.
@@ -113,7 +114,7 @@ class LLM:
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_each(given, len(requests))
         if lora_request is not None:
-            if lora_request not in self.config.adapters:
+            if lora_request not in self._adapters:
                 msg = f"there is no adapter {lora_request!r}: name it in lora_modules"
                 raise InvalidRequest(msg, param="lora_request")
             params = [msgspec.structs.replace(p, adapter=lora_request) for p in params]
@@ -193,6 +194,41 @@ class LLM:
             ids = self._tokenizer.encode(text or "")
         self._num_requests += 1
         return RequestOutput(str(self._num_requests - 1), text, ids)
+
+    # --- adapters -------------------------------------------------------------------------------
+
+    def load_lora_adapter(self, name: str, path: str, *, load_inplace: bool = False) -> None:
+        """Load an adapter; needs the option allow_runtime_lora_updating.
+
+        path: a directory of PEFT, or a GGUF file. load_inplace: replace an adapter of this name.
+
+        Raises:
+            InvalidRequest: it cannot be loaded, and nothing has changed.
+        """
+        if name in (names := self.config.served_model_names):
+            msg = f"{name} is the name of the model itself: give another one than {names}"
+            raise InvalidRequest(msg, param="name")
+        self._change("stage_adapter", name=name, path=path, in_place=load_inplace)
+        self._change("use_adapter", name=name)
+        self._adapters.add(name)
+
+    def unload_lora_adapter(self, name: str) -> None:
+        """Unload an adapter; needs the option allow_runtime_lora_updating.
+
+        Raises:
+            InvalidRequest: there is no such adapter, or it has to stay.
+        """
+        if name not in self._adapters or not self.config.adapter_slots:
+            loaded = ", ".join(sorted(self._adapters)) if self.config.adapter_slots else "none"
+            msg = f"no adapter {name!r} can be unloaded; those that can be: {loaded}"
+            raise InvalidRequest(msg, param="name")
+        self._adapters.remove(name)
+        self._change("unload_adapter", name=name)
+
+    def _change(self, what: str, **details: object) -> None:
+        answer = self._client.ask_now(what, **details)
+        if "error" in answer:
+            raise InvalidRequest(str(answer["error"]), param="path")
 
     # --- other methods --------------------------------------------------------------------------
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from cpuserve.program.program import Program
 
 FULL_PRECISION = {"F32", "F16", "BF16"}
+# Adapters that can be loaded while the server runs, besides those of the start, and their rank.
+SPARE_LORAS = 4
+LORA_RANK = 16
 Progress = Callable[..., None]
 
 
@@ -142,6 +145,7 @@ def for_another(asked: Asked, name: str, model: str) -> Asked:
         override_generation_config=None,
         pooling=None,
         lora_modules=None,
+        allow_runtime_lora_updating=None,
     )
     return replace(asked, options=options, sources={**asked.sources, "model": "flag --also-serve"})
 
@@ -191,10 +195,13 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     spec, has_program = read_spec(config)
     pooling, why = _pooling(options, path, config)
     spec = replace(spec, pooled=pooling != "none")
-    adapters = dict(item.split("=", 1) for item in options.lora_modules or ())
-    if adapters and has_program:
-        spec = _with_adapters(spec, adapters)
     program = build_program(spec) if has_program else None
+    matrix_weights = _matrix_weights(program) if program else 0
+    adapters = dict(item.split("=", 1) for item in options.lora_modules or ())
+    slots = _adapter_slots(options, len(adapters))
+    if program is not None and (adapters or slots):
+        spec = _with_adapters(options, spec, program, adapters, slots)
+        program = build_program(spec)
     tokenizer = options.tokenizer or str(path)
     generation = recommended(options.generation_config or "auto", model_name(options), path)
     facts = ModelFacts(
@@ -210,23 +217,59 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         weight_bytes=weight_bytes,
         activation_width=_activation_width(spec),
         has_program=has_program,
-        matrix_weights=_matrix_weights(program) if program else 0,
+        matrix_weights=matrix_weights,
         fixed_positions=spec.rope is None,
         generation=generation.values,
         generation_why=generation.why,
         adapters=adapters,
+        adapter_slots=slots,
+        adapter_rank=spec.adapters.rank if spec.adapters and slots else 0,
+        adapter_weights=_adapter_weights(program) if spec.adapters and program else 0,
         pooling=pooling,
         pooling_why=why,
     )
     return spec, facts
 
 
-def _with_adapters(spec: ModelSpec, adapters: Mapping[str, str]) -> ModelSpec:
-    """Return the model with these adapters; ModelError unless all are adapters of this model."""
-    from cpuserve.loader.adapters import open_adapters, summary
-    from cpuserve.models import build_program
+def _adapter_slots(options: EngineOptions, count: int) -> int:
+    """Return the slots of adapters that can change, 0 if none can; `count` are given.
 
-    return replace(spec, adapters=summary(open_adapters(adapters, build_program(spec))))
+    There is one more than may be loaded, so that one can be replaced while requests use it.
+    """
+    if not options.allow_runtime_lora_updating:
+        return 0
+    most = options.max_loras or count + SPARE_LORAS
+    if most < count:
+        msg = f"--max-loras {most}: --lora-modules names {count} adapters; give at least {count}"
+        raise ConfigError(msg)
+    return most + 1
+
+
+def _with_adapters(
+    options: EngineOptions,
+    spec: ModelSpec,
+    program: Program,
+    adapters: Mapping[str, str],
+    slots: int,
+) -> ModelSpec:
+    """Return the model with these adapters and slots; ModelError if one is not of this model.
+
+    program: of the model without adapters.
+    """
+    from cpuserve.loader.adapters import AdapterReader, summary
+
+    reader = AdapterReader(spec, program, options.max_lora_rank if slots else None)
+    opened = [reader.open(name, Path(path)) for name, path in adapters.items()]
+    if not slots:
+        return replace(spec, adapters=summary(opened))
+    rank = options.max_lora_rank or max([LORA_RANK, *(adapter.rank for adapter in opened)])
+    return replace(spec, adapters=reader.room(slots, rank))
+
+
+def _adapter_weights(program: Program) -> int:
+    from cpuserve.loader.adapters import adapter_weights
+
+    return adapter_weights(program)
 
 
 def _pooling(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> tuple[str, str]:

@@ -44,6 +44,7 @@ SCHEDULER = "tests/core/test_scheduler.py"
 KV = "tests/core/test_kv.py"
 DRAFTS = "tests/core/test_drafts.py"
 GRAMMARS = "tests/engine/test_grammars.py"
+ADAPTERS = "tests/llm/test_adapter_changes.py"
 
 FAULTS = [
     # --- gpt-oss ------------------------------------------------------------------------------
@@ -108,6 +109,37 @@ FAULTS = [
         'check_range("row_mask", r, in.row_mask[r], -1, num_masks);',
         "",
         "ctest test_executor",
+    ),
+    # --- adapters -----------------------------------------------------------------------------
+    Fault(
+        "cpuserve/engine/core.py",
+        'salt = f"{adapter.fingerprint}@{salt}"',
+        'salt = f"{params.adapter}@{salt}"',
+        f"{ADAPTERS} -k finds_no_prefix",
+    ),
+    Fault(
+        "cpuserve/engine/core.py",
+        "self.adapters.in_use = self._slots_in_use",
+        "self._slots_in_use()",
+        "tests/engine/test_core.py -k unloaded_adapter",
+    ),
+    Fault(
+        "cpuserve/loader/adapters.py",
+        "values = np.zeros(shape, np.float32)",
+        "values = np.ones(shape, np.float32)",
+        f"{ADAPTERS} -k reused_slot",
+    ),
+    Fault(
+        "cpuserve/loader/adapter_files.py",
+        'row_order(arch, weight, rows, *heads) if side == "B" else None',
+        "None",
+        "tests/llm/test_gguf_adapters.py -k llama",
+    ),
+    Fault(
+        "cpuserve/engine/replicas.py",
+        "await self._restore(replica)",
+        "pass",
+        "tests/engine/test_replicas.py -k started_again_loads",
     ),
     # --- drafts -------------------------------------------------------------------------------
     Fault(

@@ -35,6 +35,8 @@ from cpuserve.version import version
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fastapi import APIRouter
+
     from cpuserve.api.state import ServerState
 
 DIALECTS = (
@@ -85,8 +87,9 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.server = state
-    app.state.paths = _paths()
-    for router in ROUTERS:
+    routers = _routers(state)
+    app.state.paths = _paths(routers)
+    for router in routers:
         app.include_router(router)
     install_error_handlers(app)
     install_schema(app)
@@ -116,7 +119,16 @@ def create_app(
     return app
 
 
-def _paths() -> list[str]:
+def _routers(state: ServerState) -> tuple[APIRouter, ...]:
+    """Return the routers of all endpoints that this server has."""
+    if not state.context.adapters_change:
+        return ROUTERS
+    from cpuserve.api.lora import router as lora
+
+    return (*ROUTERS, lora.router)
+
+
+def _paths(routers: Sequence[APIRouter]) -> list[str]:
     """Return the sorted paths of all routes that have no parameter in their path."""
-    paths = {path for router in ROUTERS for path in (getattr(r, "path", "") for r in router.routes)}
+    paths = {path for router in routers for path in (getattr(r, "path", "") for r in router.routes)}
     return sorted(["/openapi.json", *(path for path in paths if path and "{" not in path)])

@@ -63,6 +63,7 @@ def make_context(
         kv_bytes=kv_bytes,
         pooling=config.pooling,
         adapters=dict(config.adapters),
+        adapters_change=config.adapter_slots > 0,
     )
     return context, cpu
 

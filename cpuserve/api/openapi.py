@@ -38,6 +38,13 @@ def json_body(
     return {"requestBody": body, **json_answer(response, error)}
 
 
+def text_answer(request: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route that takes `request` and answers with a text."""
+    text = {"description": "Success", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    described = json_body(request, ErrorBody)
+    return {**described, "responses": {**described["responses"], "200": text}}
+
+
 def install_schema(app: FastAPI) -> None:
     """Add the types that json_body and json_answer name to the app's /openapi.json."""
     base = app.openapi

@@ -30,8 +30,15 @@ _ELSEWHERE = (
     (f"{BASE}/fine_tuning", "this server does not train models"),
     (f"{BASE}/assistants", f"OpenAI's Assistants API is not supported: use {_CHAT}"),
     (f"{BASE}/threads", f"OpenAI's Assistants API is not supported: use {_CHAT}"),
-    (f"{BASE}/load_lora_adapter", "adapters are loaded at the start: use --lora-modules"),
-    (f"{BASE}/unload_lora_adapter", "adapters stay loaded: see --lora-modules"),
+    (
+        f"{BASE}/load_lora_adapter",
+        "adapters are loaded at the start (--lora-modules), unless it is started with "
+        "--allow-runtime-lora-updating",
+    ),
+    (
+        f"{BASE}/unload_lora_adapter",
+        "adapters stay loaded, unless it is started with --allow-runtime-lora-updating",
+    ),
     ("/invocations", f"SageMaker's route is not supported: use {_CHAT}"),
     ("/api/embed", f"embeddings are not in Ollama's format: use {BASE}/embeddings"),
     ("/embedding", f"llama.cpp's own API is not supported: use {BASE}/embeddings"),

@@ -48,6 +48,9 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     model_impl: str | None = None
     pooling: str | None = None
     lora_modules: list[str] | None = None
+    allow_runtime_lora_updating: bool | None = None
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
     executor: str | None = None
     isa: str | None = None
     omp_threads_bind: str | None = None
@@ -128,7 +131,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     kv_tiers: further offload tiers, the place of each by its name.
     pooling: how the vectors of a prompt's tokens become an embedding: "last" (token), "first",
     "mean"; "none" for a model that generates text.
-    adapters: LoRA adapters, the directory of each by its name.
+    adapters: LoRA adapters, the path of each by its name. adapter_slots, adapter_rank: there is
+    memory for so many adapters of this rank, which can change while the engine runs; 0 = they are
+    those that `adapters` names.
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
     work_sizes: how much the kernels work on at a time, where that was tuned on this machine; the
     other sizes follow from the caches.
@@ -178,6 +183,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     speculation: Speculation | None = None
     pooling: str = "none"
     adapters: dict[str, str] = {}
+    adapter_slots: int = 0
+    adapter_rank: int = 0
     kv_tiers: dict[str, str] = {}
     kv_groups: list[KvGroup] = []
     state_slots: int = 0

@@ -369,14 +369,49 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "lora_modules",
-        "LoRA adapters as NAME=DIRECTORY; a request uses one by naming it as its model.",
+        "LoRA adapters as NAME=PATH, of a directory of PEFT or a GGUF file; a request uses one by "
+        "naming it as its model.",
         "none",
         MODEL,
         kind="list",
         flags=("--lora-modules",),
         env="CPUSERVE_LORA_MODULES",
         check=_named_models,
-        metavar="NAME=DIR",
+        metavar="NAME=PATH",
+    ),
+    Field(
+        "allow_runtime_lora_updating",
+        "Let clients load adapters from this machine's disk, and unload them, while the server "
+        "runs: POST /v1/load_lora_adapter and /v1/unload_lora_adapter.",
+        "off",
+        MODEL,
+        kind="flag",
+        flags=("--allow-runtime-lora-updating",),
+        env="CPUSERVE_ALLOW_RUNTIME_LORA_UPDATING",
+        aliases=(Alias("VLLM_ALLOW_RUNTIME_LORA_UPDATING"),),
+    ),
+    Field(
+        "max_loras",
+        "How many adapters can be loaded at a time, with --allow-runtime-lora-updating; there is "
+        "memory for one more, which replaces another.",
+        "4 more than --lora-modules names",
+        MODEL,
+        kind="count",
+        flags=("--max-loras",),
+        env="CPUSERVE_MAX_LORAS",
+        check=at_least(1, 1024),
+        metavar="COUNT",
+    ),
+    Field(
+        "max_lora_rank",
+        "The largest rank of adapters, with --allow-runtime-lora-updating.",
+        "16, or the largest of --lora-modules",
+        MODEL,
+        kind="count",
+        flags=("--max-lora-rank",),
+        env="CPUSERVE_MAX_LORA_RANK",
+        check=at_least(1, 512),
+        metavar="RANK",
     ),
     Field(
         "chat_template",
@@ -1072,10 +1107,7 @@ NO_OPS: tuple[NoOp, ...] = (
         only=("none", "auto", "embed"),
     ),
     NoOp(("--enable-lora",), "--lora-modules alone serves adapters", "none"),
-    NoOp(
-        ("--max-loras", "--max-lora-rank", "--max-cpu-loras"),
-        "all adapters of --lora-modules are loaded, whatever their ranks",
-    ),
+    NoOp(("--max-cpu-loras",), "all adapters are in memory: --max-loras says how many can be"),
     NoOp(
         ("--embedding", "--embeddings"),
         "embedding models give embeddings without it; --pooling makes one of any decoder",

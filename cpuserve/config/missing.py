@@ -21,7 +21,7 @@ MISSING: tuple[Missing, ...] = (
             "--fully-sharded-loras",
             "--default-mm-loras",
         ),
-        "only --lora-modules serves LoRA adapters, in the type of the model",
+        "LoRA adapters are kept in the type of the model and change linears of its layers only",
     ),
     Missing(
         ("--tool-parser-plugin", "--tool-server"),

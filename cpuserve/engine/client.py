@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from cpuserve.engine.ipc import Output, Stats
 from cpuserve.sampling.params import SamplingParams
@@ -52,8 +52,12 @@ class EngineClient(Protocol):
         without tokens, too, after each part of the prompt.
         """
 
-    async def ask(self, what: str) -> dict[str, object]:
-        """Return a report of the engine: "roofline", "report" or "check"."""
+    async def ask(self, what: str, **details: Any) -> dict[str, object]:
+        """Return a report of the engine: "roofline", "report" or "check"; or change adapters.
+
+        "load_adapter" (name, path, in_place) and "unload_adapter" (name) return {}, or the "error"
+        for which nothing has changed, and whether it is the adapter's `fault`.
+        """
 
     @property
     def alive(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from time import process_time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from cpuserve.config.cache_groups import cache_use
 from cpuserve.core.admission import Limits, check_request, output_limit
@@ -18,6 +18,13 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.step import RowResult, StepBatch
+from cpuserve.engine.adapters import (
+    ALONE_S,
+    BESIDE_STREAMS_S,
+    CHANGES,
+    AdaptedModel,
+    AdapterSlots,
+)
 from cpuserve.engine.interrupt import EndsFor, Interrupt
 from cpuserve.engine.ipc import (
     Abort,
@@ -63,6 +70,7 @@ class EngineCore:
         vocab: int,
         eos_ids: Iterable[int] = (),
         facts: dict[str, object] | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self.config = config
         self.executor = executor
@@ -93,8 +101,8 @@ class EngineCore:
         self.interrupt = Interrupt(executor.cancel)
         self._eos_ids = frozenset(eos_ids)
         self._facts = facts or {}
-        # Adapters by name, in the order of their numbers, and what separates their cached prefixes.
-        self._adapters = cast("dict[str, str]", self._facts.get("adapters", {}))
+        self.adapters = adapters or AdapterSlots()
+        self.adapters.in_use = self._slots_in_use
         self._bytes_per_step = float(executor.bytes_per_step)
         self._seeds = random.Random(config.seed)
         self._refused: list[Output] = []
@@ -123,6 +131,8 @@ class EngineCore:
             for number in message.ids:
                 self._stale |= self.scheduler.abort(RequestId(number))
             self.interrupt.handled(message.ids)
+        elif isinstance(message, Ask) and message.what in CHANGES:
+            self.adapters.ask(message)
         elif isinstance(message, Ask):
             self._asked.append(message)
 
@@ -142,12 +152,13 @@ class EngineCore:
             return
         number, salt = -1, params.cache_salt or ""
         if params.adapter is not None:
-            if params.adapter not in self._adapters:
-                msg = f"this engine has no adapter {params.adapter[:200]!r}"
-                self._refused.append(Output(message.id, [], "error", error=msg))
+            adapter = self.adapters.find(params.adapter)
+            if adapter is None:
+                msg = f"there is no adapter {params.adapter[:200]!r}, or no longer"
+                self._refused.append(Output(message.id, [], "error", error=msg, fault="model"))
                 return
-            number = list(self._adapters).index(params.adapter)
-            salt = f"{self._adapters[params.adapter]}@{salt}"  # a client's salt contains no @
+            number = adapter.slot
+            salt = f"{adapter.fingerprint}@{salt}"  # a client's salt contains no @
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed % 2**64
         request = Request(
             RequestId(message.id),
@@ -184,6 +195,20 @@ class EngineCore:
             return self.scheduler.ends_for(request, elapsed)
 
         return ends_for
+
+    # --- adapters -----------------------------------------------------------------------------
+
+    @property
+    def changing(self) -> bool:
+        """Whether changes of adapters are not done yet."""
+        return self.adapters.changing
+
+    def change_adapters(self) -> None:
+        """Work for a short time on changes of adapters."""
+        self.adapters.advance(BESIDE_STREAMS_S if self.scheduler.running else ALONE_S)
+
+    def _slots_in_use(self) -> set[int]:
+        return {request.adapter for request in self.scheduler.requests.values()}
 
     # --- grammars -----------------------------------------------------------------------------
 
@@ -341,11 +366,12 @@ class EngineCore:
 
     def answers(self) -> list[Answer]:
         """Return answers to Ask messages; a roofline waits until no request is running."""
+        changed = self.adapters.answers()
         if not self._asked:
-            return []
+            return changed
         ready = [a for a in self._asked if a.what != "roofline" or not self.has_work]
         self._asked = [a for a in self._asked if a not in ready]
-        return [Answer(ask.id, self._reply(ask.what)) for ask in ready]
+        return [*changed, *(Answer(ask.id, self._reply(ask.what)) for ask in ready)]
 
     def _reply(self, what: str) -> dict[str, object]:
         reports: dict[str, Callable[[], dict[str, object]]] = {
@@ -414,6 +440,7 @@ class EngineCore:
             "kv_blocks": config.kv_blocks,
             "kv_tokens": limits.kv_tokens,
             "max_top": limits.max_top,
+            "adapters": self.adapters.fingerprints(),
             **self._facts,
         }
 
@@ -489,7 +516,7 @@ def build_engine(
     check_tiers(config)
     build = _on_transformers if config.model_impl == "transformers" else _on_program
     before, _ = resident_bytes()
-    executor, vocab, eos_ids, facts = build(config, progress, team)
+    executor, vocab, eos_ids, facts, adapters = build(config, progress, team)
     eos_ids = end_ids(eos_ids, Path(config.tokenizer_path), vocab)
     report = executor.report()
     if wrong := report.get("misplaced"):
@@ -500,14 +527,16 @@ def build_engine(
     facts["load_s"] = time.perf_counter() - started
     facts["rss_before_load_bytes"] = before
     facts["load_peak_bytes"] = resident_bytes()[1]
-    return EngineCore(config, executor, vocab=vocab, eos_ids=eos_ids, facts=facts)
+    return EngineCore(
+        config, executor, vocab=vocab, eos_ids=eos_ids, facts=facts, adapters=adapters
+    )
 
 
-_Built = tuple["Executor", int, Iterable[int], dict[str, object]]
+_Built = tuple["Executor", int, Iterable[int], dict[str, object], AdapterSlots]
 
 
 def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) -> _Built:
-    """An executor of ours, and the model's vocabulary, the end ids it names, and further facts."""
+    """An executor of ours; the model's vocabulary, end ids and further facts; its adapters."""
     from cpuserve.loader.load import check_weights, open_checkpoint
     from cpuserve.models import build_program, spec_from_config
     from cpuserve.quant import quantize_online
@@ -517,14 +546,10 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     program = build_program(spec)
     check_weights(program, checkpoint.weights)
     weights = quantize_online(checkpoint.weights, config.quantize)
-    adapters: dict[str, str] = {}
-    if config.adapters:
-        from cpuserve.loader.adapters import AdaptedWeights, open_adapters, summary
-
-        opened = open_adapters(config.adapters, program)
-        program = build_program(replace(spec, adapters=summary(opened)))
-        weights = AdaptedWeights(weights, program, opened)
-        adapters = {adapter.name: adapter.fingerprint() for adapter in opened}
+    adapted = None
+    if config.adapters or config.adapter_slots:
+        adapted = AdaptedModel(config, spec, program)
+        program, weights = adapted.program, adapted.weights(weights)
     executor: Executor
     if config.executor == "native":
         from cpuserve.runtime.native import NativeExecutor
@@ -538,9 +563,9 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
         "layers": spec.layers,
         "width": spec.width,
         "max_position": spec.max_position,
-        "adapters": adapters,
     }
-    return executor, spec.vocab, spec.eos_ids, facts
+    slots = AdapterSlots() if adapted is None else adapted.slots(executor)
+    return executor, spec.vocab, spec.eos_ids, facts, slots
 
 
 def _on_transformers(config: EngineConfig, progress: ProgressFn | None, _team: Any) -> _Built:
@@ -550,4 +575,4 @@ def _on_transformers(config: EngineConfig, progress: ProgressFn | None, _team: A
 
     executor = TransformersExecutor(config, progress)
     eos_ids = token_ids(read_config(Path(config.model_path)).get("eos_token_id"))
-    return executor, executor.vocab, eos_ids, {}
+    return executor, executor.vocab, eos_ids, {}, AdapterSlots()

@@ -97,6 +97,10 @@ class InlineClient:
             self._router.remove(number)
         self._channel.post(Abort(ids))
 
+    def ask_now(self, what: str, **details: Any) -> dict[str, object]:
+        """Return the answer of `ask`; EngineDead if the engine has ended."""
+        return self._ask(what, details).result()
+
     def shutdown(self) -> None:
         """Stop the engine and wait until its memory is free."""
         self._stop()
@@ -124,14 +128,9 @@ class InlineClient:
         streams = self._router.streams(asyncio.get_running_loop())
         return streams.run(request, self._channel.post, _at_once, timeout_s)
 
-    async def ask(self, what: str) -> dict[str, object]:
-        """Return a report of the engine: "roofline", "report" or "check"."""
-        self._serving()
-        self._num_asked += 1
-        answer: Future[dict[str, object]] = Future()
-        self._router.expect(self._num_asked, answer)
-        self._channel.post(Ask(self._num_asked, what))
-        return await asyncio.wrap_future(answer)
+    async def ask(self, what: str, **details: Any) -> dict[str, object]:
+        """Return a report of the engine, or the result of a change; see `Ask`."""
+        return await asyncio.wrap_future(self._ask(what, details))
 
     @property
     def stats(self) -> Stats:
@@ -163,6 +162,14 @@ class InlineClient:
         await asyncio.to_thread(self.shutdown)
 
     # --- common -------------------------------------------------------------------------------
+
+    def _ask(self, what: str, details: dict[str, Any]) -> Future[dict[str, object]]:
+        self._serving()
+        self._num_asked += 1
+        answer: Future[dict[str, object]] = Future()
+        self._router.expect(self._num_asked, answer)
+        self._channel.post(Ask(self._num_asked, what, details))
+        return answer
 
     def _take_info(self, info: dict[str, object]) -> None:
         self.info, self._limits = info, limits_of(info)

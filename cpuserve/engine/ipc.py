@@ -47,10 +47,14 @@ class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
 
 
 class Ask(msgspec.Struct, tag="ask", array_like=True):
-    """Ask for a report ("roofline", "report", "check"); one Answer has the same id."""
+    """Ask for a report ("roofline", "report", "check") or a change; one Answer has the same id.
+
+    A change of adapters (engine/adapters.py) has `details`.
+    """
 
     id: int
     what: str
+    details: dict[str, Any] = {}
 
 
 class Ping(msgspec.Struct, tag="ping", array_like=True):

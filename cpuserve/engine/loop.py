@@ -33,7 +33,7 @@ def run_loop(core: EngineCore, channel: Channel) -> None:
         core.turns += 1
         # Preparing memory while idle saves the next request that time. It is done in small parts,
         # so that a new request waits for one part only.
-        idle = not core.has_work and not core.prepare() and not core.tidy()
+        idle = not (core.changing or core.has_work or core.prepare() or core.tidy())
         for message in channel.receive(block=idle):
             if isinstance(message, Shutdown):
                 return
@@ -42,5 +42,6 @@ def run_loop(core: EngineCore, channel: Channel) -> None:
             channel.send(core.step())
             if core.decodes_only:
                 core.prepare()  # a small part per step, so that no prompt waits for it
+        core.change_adapters()
         for answer in core.answers():
             channel.send(answer)

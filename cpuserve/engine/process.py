@@ -176,15 +176,15 @@ class ProcessClient:
         request = self._requests.make(prompt_ids, params, priority, limits, progress)
         return self._streams.run(request, self._post, link.wait_writable, timeout_s)
 
-    async def ask(self, what: str) -> dict[str, object]:
-        """Return a report of the engine; `what` is "roofline", "report" or "check"."""
+    async def ask(self, what: str, **details: Any) -> dict[str, object]:
+        """Return a report of the engine, or the result of a change; see `Ask`."""
         self._connected()
         self._num_asked += 1
         number = self._num_asked
         future: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
         self._answers[number] = future
         try:
-            self._post(Ask(number, what))
+            self._post(Ask(number, what, details))
             return await future
         finally:
             del self._answers[number]

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -76,6 +76,14 @@ class Engine(EngineClient, Protocol):
         """Kill the engine and reap it; for callers without an event loop."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """An adapter that all replicas have loaded since the start."""
+
+    path: str
+    fingerprint: object
+
+
 OnProgress = Callable[[Progress], None]
 Spawn = Callable[[int, OnProgress | None], Engine]
 
@@ -93,13 +101,15 @@ class _Replica:
         self.restarts = 0
         self.deaths = 0  # in a row, including failed starts
         self.given_up = False
+        self.restoring = False  # it was restarted, and has not loaded all adapters yet
+        self.missing: set[str] = set()  # adapters that could not be loaded again
         self._before = Stats()  # counters of this replica's earlier engines
         self._buried = False
 
     @property
     def serves(self) -> bool:
         """Whether it gets new requests."""
-        return self.engine.alive and not self.engine.hung
+        return self.engine.alive and not self.engine.hung and not self.restoring
 
     @property
     def load(self) -> float:
@@ -183,6 +193,8 @@ class ReplicaClient:
         self._on_progress = on_progress
         self._ready = False
         self._closing = False
+        self._changing = asyncio.Lock()  # adapters change one at a time
+        self._adapters: dict[str, _Wanted | None] = {}  # changed since the start; None: unloaded
         self._keepers: list[asyncio.Task[None]] = []
         self._replicas: list[_Replica] = []
         try:
@@ -290,8 +302,15 @@ class ReplicaClient:
             replica.open -= 1
             replica.waiting_tokens -= waiting
 
-    async def ask(self, what: str) -> dict[str, object]:
-        """Return a report: "roofline" of one replica, "check" of all, or "report" of all."""
+    async def ask(self, what: str, **details: Any) -> dict[str, object]:
+        """Return a report: "roofline" of one replica, "check" of all, or "report" of all.
+
+        Changes of adapters are made in all replicas, or in none.
+        """
+        if what in ("load_adapter", "unload_adapter"):
+            async with self._changing:
+                change = self._load_adapter if what == "load_adapter" else self._unload_adapter
+                return await change(**details)
         serving = [r for r in self._replicas if r.serves]
         if not serving:
             raise EngineDead(self.trouble)
@@ -341,12 +360,72 @@ class ReplicaClient:
         for replica in self._replicas:
             replica.engine.kill()
 
+    # --- adapters -----------------------------------------------------------------------------
+
+    async def _load_adapter(self, name: str, path: str, in_place: bool) -> dict[str, object]:
+        """Load an adapter in all replicas; those that restart now do it afterwards."""
+        details = {"name": name, "path": path, "in_place": in_place}
+        answers = await self._ask_all("stage_adapter", **details)
+        if not answers:
+            raise EngineDead(self.trouble)
+        error = next((answer for answer in answers if "error" in answer), None)
+        if len({answer.get("fingerprint") for answer in answers}) > 1 and error is None:
+            why = "its files changed while they were being read; load it again"
+            error = {"error": f"adapter {name}: {why}", "fault": True}
+        if error is not None:
+            await self._ask_all("drop_adapter", name=name)
+            return error
+        self._adapters[name] = _Wanted(path, answers[0]["fingerprint"])
+        for replica in self._replicas:
+            replica.missing.discard(name)
+        await self._ask_all("use_adapter", name=name)
+        return {}
+
+    async def _unload_adapter(self, name: str) -> dict[str, object]:
+        self._adapters[name] = None
+        for replica in self._replicas:
+            replica.missing.discard(name)
+        await self._ask_all("unload_adapter", name=name)
+        return {}
+
+    async def _ask_all(self, what: str, **details: Any) -> list[dict[str, object]]:
+        """Return the answers of the replicas that live until then."""
+        engines = [r.engine for r in self._replicas if r.engine.alive and not r.restoring]
+        asked = [engine.ask(what, **details) for engine in engines]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, EngineDead):
+                raise answer
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    async def _restore(self, replica: _Replica) -> None:
+        """Load and unload in a restarted engine what was since the start."""
+        replica.missing.clear()
+        ask = replica.engine.ask
+        for name, wanted in self._adapters.items():
+            if wanted is None:
+                await ask("unload_adapter", name=name)
+                continue
+            answer = await ask("stage_adapter", name=name, path=wanted.path, in_place=True)
+            if answer.get("fingerprint") == wanted.fingerprint:
+                await ask("use_adapter", name=name)
+                continue
+            why = answer.get("error") or f"adapter {name}: its files have changed"
+            log.error("%s: %s; load it again, in place", replica.name, why)
+            replica.missing.add(name)
+            await ask("unload_adapter", name=name)
+
     # --- routing ------------------------------------------------------------------------------
 
     def _choose(self, prompt_ids: list[int], params: SamplingParams) -> _Replica:
-        loads = [r.load if r.serves else None for r in self._replicas]
+        loads = [
+            r.load if r.serves and params.adapter not in r.missing else None for r in self._replicas
+        ]
         if all(load is None for load in loads):
-            raise EngineDead(self.trouble)
+            why = self.trouble
+            if any(r.serves for r in self._replicas):
+                why = f"the adapter {params.adapter} could not be loaded again after a restart"
+            raise EngineDead(why)
         salt = f"{params.adapter or ''}@{params.cache_salt or ''}"
         return self._replicas[self._router.choose(prompt_ids, loads, salt)]
 
@@ -411,9 +490,13 @@ class ReplicaClient:
         while True:
             await asyncio.sleep(self._policy.delay_s(replica.deaths))
             began = time.monotonic()
+            replica.restoring = True
             try:
                 await self._replace(replica)
                 await replica.engine.wait_ready()
+                async with self._changing:
+                    await self._restore(replica)
+                    replica.restoring = False
             except (CpuserveError, OSError) as error:
                 replica.deaths += 1
                 wait = self._policy.delay_s(replica.deaths)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.mapped import MappedFile
+from cpuserve.loader.mapped import AnyFile, MappedFile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,7 +91,7 @@ class GgufTensor:
     dtype: str
     offset: int
     size: int
-    file: MappedFile = field(repr=False, compare=False)
+    file: AnyFile = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class _Value:
 class _Cursor:
     """Reads the header from start to end; every error names the field that was read."""
 
-    def __init__(self, file: MappedFile) -> None:
+    def __init__(self, file: AnyFile) -> None:
         self.file = file
         self.at = 0
 
@@ -135,7 +135,7 @@ class _Cursor:
         if not 0 < size <= max_bytes:
             self.fail(f"{field} size", f"{size} is not between 1 and {max_bytes}")
         at = self.take(size, field)
-        data = self.file.map[at : at + size]
+        data = bytes(self.file.map[at : at + size])
         try:
             name = data.decode()
         except UnicodeDecodeError:
@@ -161,10 +161,10 @@ class _Cursor:
 class GgufFile:
     """An open GGUF file whose header is completely checked; its data is mapped, but not read."""
 
-    def __init__(self, path: Path) -> None:
-        """Open and check `path`; ModelError names the invalid field."""
+    def __init__(self, path: Path, copy: AnyFile | None = None) -> None:
+        """Open and check `path`, or its copy; ModelError names the invalid field."""
         self.path = path
-        self.file = MappedFile(path, "GGUF file")
+        self.file = copy or MappedFile(path, "GGUF file")
         cursor: _Cursor = _Cursor(self.file)
         num_tensors, num_values = _read_counts(cursor)
         self._values = dict(_read_values(cursor, num_values))
@@ -255,7 +255,7 @@ class GgufFile:
 def _read_counts(cursor: _Cursor) -> tuple[int, int]:
     """(tensors, key-value pairs) from the fixed header."""
     at = cursor.take(4, "magic")
-    magic = cursor.file.map[at : at + 4]
+    magic = bytes(cursor.file.map[at : at + 4])
     if magic != MAGIC:
         cursor.fail("magic", f"it starts with {magic!r}, not {MAGIC!r}, so it is not a GGUF file")
     version = cursor.number("<I", "version")

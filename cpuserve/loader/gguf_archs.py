@@ -113,7 +113,8 @@ class GgufArch:
     eps: the config's key for the epsilon of norms; layer_norm: whether they are layer norms.
     interleaved: the converter reorders q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
     added_norms: it adds 1 to the weights of norms, which the family stores without; not to those
-    of gated delta nets. yarn: parameters of the family's YaRN that files do not have.
+    of gated delta nets. tiled: it reorders value heads of gated delta nets. yarn: parameters of the
+    family's YaRN that files do not have.
     """
 
     family: str
@@ -124,6 +125,7 @@ class GgufArch:
     layer_norm: bool = False
     interleaved: bool = False
     added_norms: bool = False
+    tiled: bool = False
     yarn: Mapping[str, Any] = field(default_factory=dict)
     top: Mapping[str, str] = field(default_factory=dict)
     layers: str = "model.layers"
@@ -478,13 +480,16 @@ ARCHS = {
         _EXPERTS,
         lambda keys: {**_experts(keys), "norm_topk_prob": True},
     ),
-    "qwen35": GgufArch("Qwen3_5ForCausalLM", "qwen3_5_text", _DELTA, _qwen35, added_norms=True),
+    "qwen35": GgufArch(
+        "Qwen3_5ForCausalLM", "qwen3_5_text", _DELTA, _qwen35, added_norms=True, tiled=True
+    ),
     "qwen35moe": GgufArch(
         "Qwen3_5MoeForCausalLM",
         "qwen3_5_moe_text",
         {**_DELTA, **_EXPERTS, **_GATED_SHARED},
         _qwen35_moe,
         added_norms=True,
+        tiled=True,
     ),
     "qwen3next": GgufArch(
         "Qwen3NextForCausalLM",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf import GgufFile, GgufTensor
-from cpuserve.loader.gguf_archs import Keys, arch_of
+from cpuserve.loader.gguf_archs import GgufArch, Keys, arch_of
 from cpuserve.loader.names import gguf_to_hf
 from cpuserve.quant.stored import StoredTensor
 
@@ -233,13 +233,20 @@ class GgufStore:
         return file.data(tensor)
 
     def _row_order(self, name: str, tensor: GgufTensor) -> npt.NDArray[np.int32] | None:
-        heads = {"q_proj": self._q_heads, "k_proj": self._kv_heads}
-        parts = name.rsplit(".", 2)
-        if name.endswith(("query_key_value.weight", "query_key_value.bias")):
-            return by_head(tensor.shape[0], self._q_heads, name)
-        if not self._arch.interleaved or len(parts) < 3 or parts[1] not in heads:
-            return None
-        return rope_row_order(tensor.shape[0], heads[parts[1]], name)
+        return row_order(self._arch, name, tensor.shape[0], self._q_heads, self._kv_heads)
+
+
+def row_order(
+    arch: GgufArch, name: str, rows: int, q_heads: int, kv_heads: int
+) -> npt.NDArray[np.int32] | None:
+    """The stored row of each Hugging Face row of tensor `name`; None if the order is the same."""
+    heads = {"q_proj": q_heads, "k_proj": kv_heads}
+    parts = name.rsplit(".", 2)
+    if name.endswith(("query_key_value.weight", "query_key_value.bias")):
+        return by_head(rows, q_heads, name)
+    if not arch.interleaved or len(parts) < 3 or parts[1] not in heads:
+        return None
+    return rope_row_order(rows, heads[parts[1]], name)
 
 
 def by_head(rows: int, heads: int, name: str) -> npt.NDArray[np.int32]:

@@ -1,12 +1,14 @@
-"""Read-only memory mappings of regular files, with a check that the file has not changed."""
+"""Weight files: read-only memory mappings that notice a change of the file, and copies."""
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import stat
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from cpuserve.errors import ModelError
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 
 FAULT_AROUND = 1 << 16  # bytes that Linux maps around a page fault if they are cached
+PART_BYTES = 1 << 20  # of a file that is copied in parts: a quarter of a millisecond from the cache
 
 
 def regular_file(path: Path, what: str) -> os.stat_result:
@@ -94,6 +97,11 @@ class MappedFile:
             msg = f"{self._what} {self.path} changed while it was being read; start cpuserve again"
             raise ModelError(msg)
 
+    @property
+    def digest(self) -> bytes:
+        """The SHA-256 of the content, which this reads."""
+        return hashlib.sha256(self.map).digest()
+
     def release(self, offset: int, size: int) -> None:
         """Remove these pages from this process; the page cache keeps them for the next start.
 
@@ -103,6 +111,61 @@ class MappedFile:
         start = max(0, offset - FAULT_AROUND) & -mmap.PAGESIZE
         end = min(self.size, offset + size + FAULT_AROUND)
         self.map.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+class FileCopy:
+    """The content of one weight file in memory, which no later change of the file reaches."""
+
+    def __init__(self, path: Path, content: bytearray, digest: bytes) -> None:
+        self.path = path
+        self.map = content
+        self.size = len(content)
+        self.digest = digest
+
+    def view(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
+        """A uint8 array [size] at `offset`."""
+        import numpy as np
+
+        return np.frombuffer(self.map, np.uint8, size, offset)
+
+    def check_unchanged(self) -> None:
+        """Do nothing: a copy does not change."""
+
+    def release(self, offset: int, size: int) -> None:
+        """Do nothing: the copy is freed as a whole."""
+
+
+AnyFile: TypeAlias = MappedFile | FileCopy
+
+
+def copy_file(path: Path, what: str, most_bytes: int) -> Generator[None, None, FileCopy]:
+    """Copy a file to memory, with a pause after each part, and return the copy.
+
+    Raises:
+        ModelError: it is not a regular file, is empty or larger than `most_bytes`, cannot be read,
+            or changes meanwhile.
+    """
+    size = regular_file(path, what).st_size
+    if not 0 < size <= most_bytes:
+        msg = f"{what} {path} has {size} bytes; 1 to {most_bytes} are accepted"
+        raise ModelError(msg)
+    content, hashed, at = bytearray(size), hashlib.sha256(), 0
+    try:
+        # O_NONBLOCK: as in MappedFile.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", 0) as file:
+            before = os.fstat(file.fileno())
+            while count := file.readinto(part := memoryview(content)[at : at + PART_BYTES]):
+                hashed.update(part[:count])
+                at += count
+                yield
+            after = os.fstat(file.fileno())
+    except OSError as error:
+        msg = f"{what} {path} cannot be read: {_reason(error)}"
+        raise ModelError(msg) from error
+    if at != size or (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        msg = f"{what} {path} changed while it was being read; load it again when it is complete"
+        raise ModelError(msg)
+    return FileCopy(path, content, hashed.digest())
 
 
 def _reason(error: Exception) -> str:

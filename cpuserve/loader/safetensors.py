@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.mapped import MappedFile, read_small, regular_file
+from cpuserve.loader.mapped import AnyFile, MappedFile, read_small, regular_file
 from cpuserve.loader.names import checkpoint_to_hf, is_ignored
 from cpuserve.quant.stored import StoredTensor
 
@@ -44,10 +44,10 @@ class SafeTensor:
 class SafetensorsFile:
     """An open .safetensors file whose header is completely checked."""
 
-    def __init__(self, path: Path) -> None:
-        """Open and check `path`; ModelError names the invalid entry."""
+    def __init__(self, path: Path, copy: AnyFile | None = None) -> None:
+        """Open and check `path`, or its copy; ModelError names the invalid entry."""
         self.path = path
-        self.file = MappedFile(path, "safetensors file")
+        self.file = copy or MappedFile(path, "safetensors file")
         if self.file.size < 8:
             self._fail(f"it has {self.file.size} bytes, too few for a header (truncated?)")
         (size,) = struct.unpack_from("<Q", self.file.map)
@@ -56,7 +56,7 @@ class SafetensorsFile:
         if size > self.file.size - 8:
             self._fail(f"header size {size} is beyond the end of the file (truncated?)")
         self._start = 8 + size
-        self.tensors = self._read(self.file.map[8 : self._start])
+        self.tensors = self._read(bytes(self.file.map[8 : self._start]))
 
     def _fail(self, why: str) -> NoReturn:
         msg = f"broken safetensors {self.path}: {why}"

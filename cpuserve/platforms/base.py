@@ -36,8 +36,8 @@ class ModelFacts:
     Program). activation_width: floats of scratch memory per token of a step. has_program: cpuserve
     implements the architecture. generation: sampling parameters that the model recommends;
     generation_why: the source of the recommendation. state_bytes: what recurrent layers keep of a
-    sequence. adapters, pooling: as in
-    EngineConfig.
+    sequence. adapters, adapter_slots, adapter_rank, pooling: as in EngineConfig; adapter_weights:
+    the number of weights in the matrices of all adapters or slots.
     """
 
     name: str
@@ -56,6 +56,9 @@ class ModelFacts:
     generation: Mapping[str, int | float] = field(default_factory=dict)
     generation_why: str = "the model recommends nothing"
     adapters: Mapping[str, str] = field(default_factory=dict)
+    adapter_slots: int = 0
+    adapter_rank: int = 0
+    adapter_weights: int = 0
     state_bytes: int = 0
     pooling: str = "none"
     pooling_why: str = "the model generates text"

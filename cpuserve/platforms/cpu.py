@@ -24,7 +24,7 @@ from cpuserve.platforms.handicaps import TORCH_REMEDY
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.isa_level import isa_level_of
 from cpuserve.platforms.layout import lay_out
-from cpuserve.platforms.memory import BLOCK, plan_memory, resident_weight_bytes
+from cpuserve.platforms.memory import BLOCK, adapter_bytes, plan_memory, resident_weight_bytes
 from cpuserve.platforms.placement import extra_thread_may_pay, place
 from cpuserve.platforms.probe import Roofline, sampling_seconds, thread_gain
 from cpuserve.platforms.replicas import replica_configs, share_of
@@ -192,13 +192,14 @@ class CpuPlatform:
         ledger.decide("platform", self.name, "the CPUs of this machine")
         model_impl = _model_impl(options, ledger, facts, host)
         pooling = _pooling(ledger, facts, model_impl)
-        adapters = _adapters(ledger, facts, model_impl)
+        _check_adapters(ledger, facts, model_impl)
         isa, executor = _executor(options, ledger, host, model_impl)
         dtype = _dtype(options, ledger, facts, isa)
         quantize = _online_scheme(options, facts, model_impl)
         activation_bits = _activation_bits(options, ledger, facts, executor, quantize)
         kv_dtype = _kv_dtype(options, ledger, dtype, model_impl)
         _quantization(options, ledger, facts, quantize)
+        _adapters(options, ledger, facts, dtype)
         weights = resident_weight_bytes(facts, dtype, quantize)
         layout = lay_out(options, ledger, host, facts, executor=executor, weights=weights)
         ranks, replicas = layout.ranks, layout.replicas
@@ -246,7 +247,9 @@ class CpuPlatform:
             executor=executor,
             model_impl=model_impl,
             pooling=pooling,
-            adapters=adapters,
+            adapters=dict(facts.adapters),
+            adapter_slots=facts.adapter_slots,
+            adapter_rank=facts.adapter_rank,
             isa=isa,
             threads=placement.threads,
             rank_threads=[rank.threads for rank in placement.ranks],
@@ -312,18 +315,34 @@ def _pooling(ledger: Ledger, facts: ModelFacts, model_impl: str) -> str:
     return ledger.decide("pooling", facts.pooling, facts.pooling_why)
 
 
-def _adapters(ledger: Ledger, facts: ModelFacts, model_impl: str) -> dict[str, str]:
-    if facts.adapters and model_impl == "transformers":
+def _check_adapters(ledger: Ledger, facts: ModelFacts, model_impl: str) -> None:
+    if (facts.adapters or facts.adapter_slots) and model_impl == "transformers":
+        asked = "lora_modules" if facts.adapters else "allow_runtime_lora_updating"
         msg = (
-            f"{ledger.asked('lora_modules')}: {facts.architecture} runs on the transformers "
+            f"{ledger.asked(asked)}: {facts.architecture} runs on the transformers "
             "library, which serves no adapters here; merge the adapter into the model"
         )
         raise ConfigError(msg)
+
+
+def _adapters(options: EngineOptions, ledger: Ledger, facts: ModelFacts, dtype: str) -> None:
+    """Decide on the adapters, and on the room for those that are loaded later."""
     if facts.adapters:
         ledger.decide(
             "lora_modules", list(facts.adapters), "requests name an adapter as their model"
         )
-    return dict(facts.adapters)
+    if not facts.adapter_slots:
+        for name in ("max_loras", "max_lora_rank"):
+            if getattr(options, name) is not None:
+                why = "there is room for --lora-modules; --allow-runtime-lora-updating adds some"
+                ledger.decide(name, "no effect", why)
+        return
+    size = format_bytes(adapter_bytes(facts, dtype))
+    why = "clients can load adapters from this machine's disk; set API keys"
+    ledger.decide("allow_runtime_lora_updating", True, why)
+    why = f"{size} for them, one more that replaces another, and a file"
+    ledger.decide("max_loras", facts.adapter_slots - 1, why)
+    ledger.decide("max_lora_rank", facts.adapter_rank, "smaller ones are padded to it")
 
 
 def _executor(

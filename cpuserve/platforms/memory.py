@@ -131,6 +131,12 @@ def resident_weight_bytes(facts: ModelFacts, dtype: str, quantize: str = "none")
     return facts.weight_bytes * DTYPE_BYTES[dtype] // DTYPE_BYTES[facts.dtype]
 
 
+def adapter_bytes(facts: ModelFacts, dtype: str) -> int:
+    """Return the bytes of the adapters, and of the file of one that is loaded later (fp32)."""
+    file = 4 * facts.adapter_weights // facts.adapter_slots if facts.adapter_slots else 0
+    return facts.adapter_weights * DTYPE_BYTES[dtype] + file
+
+
 def fits_twice(host: Host, weights: int) -> bool:
     """Whether `weights` bytes of packed weights fit, with as much again for everything else."""
     return tightest(host, Needs(weights, PROCESS_BYTES + weights)).free >= 0
@@ -160,7 +166,7 @@ def plan_memory(
         ConfigError: the model, a requested KV size or a requested length does not fit. The message
             names the largest value that does.
     """
-    weights = resident_weight_bytes(facts, dtype, quantize)
+    weights = resident_weight_bytes(facts, dtype, quantize) + adapter_bytes(facts, dtype)
     wanted, explicit = _wanted_length(options, ledger, facts)
     sizes = kv_layer_bytes(facts, kv_dtype)
     windows = [kv.window if frees_windows and kv.window < wanted else 0 for kv in facts.kv_layers]

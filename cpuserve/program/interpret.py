@@ -573,6 +573,11 @@ class Interpreter:
     def _vector(self, name: str) -> Tensor:
         return cast("Tensor", self._tensors[name]).float()
 
+    def set_weight(self, name: str, tensor: Matrix) -> None:
+        """Replace a weight of the program by one of the same shape, between runs."""
+        assert tensor.shape == self._tensors[name].shape
+        self._tensors[name] = tensor
+
     def _check_shapes(self) -> None:
         for need in self.program.weights:
             shape = tuple(self._tensors[need.name].shape)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from cpuserve import _C
 from cpuserve.errors import ModelError
+from cpuserve.program.adapters import parse as parse_adapter
 from cpuserve.program.dataflow import last_uses, reads, written
 from cpuserve.program.ops import (
     ActivationOp,
@@ -129,8 +130,9 @@ class Lowered:
 
     Native op i implements Program op `source_op[i]` and multiplies the matrix `op_weights[i]`, if
     any. A decode step of one sequence reads `read_bytes` of packed weights (linears and lm_head,
-    without the embedding row; of experts, the chosen ones). A prompt token costs 2 x
-    `linear_weights` operations (without lm_head).
+    without the embedding row and adapters; of experts, the chosen ones). A prompt token costs 2 x
+    `linear_weights` operations (without lm_head). Vector `adapter_scales` has the scales of the
+    adapters (-1 = there are none).
     """
 
     native: _C.Program
@@ -140,6 +142,7 @@ class Lowered:
     op_weights: list[OpWeights | None] = field(default_factory=list)
     read_bytes: int = 0
     linear_weights: int = 0
+    adapter_scales: int = -1
 
     @property
     def dot(self) -> str:
@@ -471,7 +474,7 @@ class Lowering:
         )
 
     def _routeadapters(self, op: RouteAdapters) -> None:
-        scales = self._plain(op.scales, op.adapters)
+        scales = self.out.adapter_scales = self._plain(op.scales, op.adapters)
         self._emit(lambda: self.native.adapter(self._value(op.out), op.adapters, scales))
 
     def _spread(self, op: Spread) -> None:
@@ -490,8 +493,10 @@ class Lowering:
         matrices = [self._matrix(names, op.features, op.in_features, glu) for names in op.weights]
         biases = [self._bias(names, op.features) for names in op.biases]
         x = self._as(op.x, self._act_format(op.weights[0][0]))
-        read = self._read(op.weights[0][0], sum(op.features), op.in_features, op.chosen)
-        self.out.linear_weights += read.n * read.k
+        read = None
+        if parse_adapter(op.weights[0][0]) is None:  # a token without adapter reads none
+            read = self._read(op.weights[0][0], sum(op.features), op.in_features, op.chosen)
+            self.out.linear_weights += read.n * read.k
         routing, out = self._value(op.routing), self._value(op.out)
         self._emit(
             lambda: self.native.expert_linear(x, routing, out, matrices, biases, activation, glu),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from cpuserve.quant.base import QuantTensor
 from cpuserve.sampling.params import SamplingParams
 
 Bytes = npt.NDArray[np.uint8]
@@ -144,6 +146,17 @@ class Executor(Protocol):
         """Free all memory."""
 
     # Executors that have nothing to say here derive from this class and inherit the answers.
+
+    def load_adapter(
+        self, slot: int, scale: float, get: Callable[[str], QuantTensor]
+    ) -> Iterator[None]:
+        """Overwrite the matrices of adapter `slot` of the Program, one at each turn.
+
+        get: the matrix of a name in the Program. Turns may lie between steps that do not use the
+        adapter; it is complete behind the last one.
+        """
+        msg = "this executor has no adapters"
+        raise NotImplementedError(msg)
 
     @property
     def bytes_per_step(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from cpuserve import _C
 from cpuserve.config.engine import EngineConfig
 from cpuserve.platforms.probe import DOT_KINDS
+from cpuserve.program.adapters import parse
 from cpuserve.program.lower import HeadPart, Lowered, Lowering, MatrixLoad
 from cpuserve.program.program import Program
 from cpuserve.quant import dequantize
@@ -54,6 +55,7 @@ class NativeExecutor:
         if config.interleave_nodes:
             self.native.interleave(config.interleave_nodes)
         load(self.native, self.lowered, weights, progress)
+        self._scales: dict[int, float] = {}  # of adapters, by their slots
 
     def admit(
         self,
@@ -136,6 +138,24 @@ class NativeExecutor:
     def write_snapshot(self, slot: int, data: Bytes) -> None:
         """Overwrite the states in a slot with the result of read_snapshot."""
         self.native.write_snapshot(slot, data)
+
+    def load_adapter(
+        self, slot: int, scale: float, get: Callable[[str], QuantTensor]
+    ) -> Iterator[None]:
+        """Overwrite the matrices of adapter `slot`, one at each turn; see Executor."""
+        count = 0
+        for matrix in self.lowered.matrices:
+            name = parse(matrix.names[0])
+            if name is None:
+                continue
+            count = max(count, name.adapter + 1)
+            if name.adapter == slot:
+                tensors = [get(n) for n in matrix.names]
+                self.native.load_matrix(matrix.id, [(t.data, t.source, None) for t in tensors])
+                yield
+        self._scales[slot] = scale
+        scales = np.array([self._scales.get(i, 0.0) for i in range(count)], np.float32)
+        self.native.load_vector(self.lowered.adapter_scales, scales)
 
     def prepare(self) -> bool:
         """Prepare KV memory for at most a few milliseconds; False = all is prepared."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.step import SAMPLE
+from cpuserve.program.adapters import SCALES, parse
 from cpuserve.program.program import Program
 from cpuserve.program.view import StepView, view
 from cpuserve.quant.base import QuantTensor, Weights
@@ -266,6 +267,12 @@ class TorchExecutor(TorchSampling, Executor):
         from cpuserve.program.interpret import Interpreter
 
         torch.set_num_threads(config.threads)
+        self._adapter_matrices = [
+            (need.name, found.adapter)
+            for need in program.weights
+            if (found := parse(need.name)) is not None
+        ]
+        self._scales = torch.zeros(1 + max((of for _, of in self._adapter_matrices), default=0))
         tensors = load_tensors(program, weights, progress, config.dtype)
         self._interpreter = Interpreter(
             program,
@@ -282,6 +289,17 @@ class TorchExecutor(TorchSampling, Executor):
         inputs = self._interpreter.run_to(arrays, op_index)
         before = [x.numpy().copy() for x in inputs]
         return before, self._interpreter.run_op(op_index, inputs).numpy()
+
+    def load_adapter(
+        self, slot: int, scale: float, get: Callable[[str], QuantTensor]
+    ) -> Iterator[None]:
+        """Overwrite the matrices of adapter `slot`, one at each turn; see Executor."""
+        for name, of in self._adapter_matrices:
+            if of == slot:
+                self._interpreter.set_weight(name, as_torch(get(name)))
+                yield
+        self._scales[slot] = scale
+        self._interpreter.set_weight(SCALES, self._scales.clone())
 
     def close(self) -> None:
         """Free all memory."""

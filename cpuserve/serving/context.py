@@ -36,8 +36,9 @@ class ModelContext:
     is gone; see `unavailable`. `tool_format` is how the model calls tools, if its template has
     them, and `shown_ids` are the special tokens in whose text such calls are found. `kv_bytes` is
     what its KV cache may take. `pooling` is how it makes embeddings ("none": it generates text),
-    and `vector_width` how many numbers one has. `adapters` are its LoRA adapters: their directories
-    by the names that requests use as the model's.
+    and `vector_width` how many numbers one has. `adapters` are its LoRA adapters: their paths by
+    the names that requests use as the model's; `adapters_change` says whether clients may load and
+    unload them (serving/adapters.py), which is done under `adapter_lock`.
     """
 
     client: EngineClient
@@ -59,7 +60,9 @@ class ModelContext:
     active_sequences: int = 0
     kv_bytes: int = 0
     pooling: str = "none"
-    adapters: Mapping[str, str] = field(default_factory=dict)
+    adapters: dict[str, str] = field(default_factory=dict)
+    adapters_change: bool = False
+    adapter_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     vector_width: int = 0
     backlog: Backlog = field(init=False)
     large_texts: asyncio.Semaphore = field(init=False)

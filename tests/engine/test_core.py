@@ -6,7 +6,9 @@ from array import array
 
 import pytest
 
-from cpuserve.engine.ipc import Abort, AddRequest, Ask
+from cpuserve.engine.adapters import AdapterSlots
+from cpuserve.engine.ipc import Abort, AddRequest, Ask, Shutdown
+from cpuserve.engine.loop import run_loop
 from cpuserve.runtime.executor import StepOutputs
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference, score
@@ -333,3 +335,80 @@ def test_progress_is_not_reported_again_when_a_preempted_request_is_recomputed()
         kinds = [bool(o.processed) for o in of_one]
         assert kinds == sorted(kinds, reverse=True)
         assert sum(len(o.tokens) for o in of_one) == 30
+
+
+class AnyAdapter:
+    """Reads adapters that are nothing but names."""
+
+    def __init__(self, name=""):
+        self.name = name
+
+    def copy(self, name, path):
+        yield
+        return AnyAdapter(f"{name} of {path}")
+
+    def fingerprint(self):
+        return self.name
+
+
+def change(core, what, name, **details):
+    core.handle(Ask(7, what, {"name": name, **details}))
+    while core.changing:
+        core.change_adapters()
+    (answer,) = core.answers()
+    return answer.value
+
+
+def load(core, name):
+    """Load an adapter, in place if there is one; returns its slot, or why it has none."""
+    answer = change(core, "stage_adapter", name, path="/disk", in_place=True)
+    if "error" in answer:
+        return answer["error"]
+    change(core, "use_adapter", name)
+    return core.adapters.find(name).slot
+
+
+def test_a_request_keeps_the_slot_of_its_unloaded_adapter_to_its_end():
+    core = fake_core(adapters=AdapterSlots(2, lambda slot, adapter: iter(()), AnyAdapter()))
+    assert load(core, "a") == 0
+    add(core, 1, max_tokens=20, adapter="a", ignore_eos=True)
+    first = core.step().outputs
+    assert change(core, "unload_adapter", "a") == {}
+    assert load(core, "b") == 1
+    assert "no slot is free yet" in load(core, "b")
+    add(core, 2, max_tokens=20, adapter="a")
+    outputs = run(core)
+    ((refused,), rest) = outputs[2], outputs[1]
+    assert (refused.finish, refused.fault) == ("error", "model")
+    assert "there is no adapter 'a', or no longer" in refused.error
+    assert tokens([*first, *rest]) == reference(PROMPT, SamplingParams(max_tokens=20), 1, 20)
+    assert load(core, "b") == 0
+    assert_idle(core)
+
+
+def test_the_loop_works_on_changes_of_adapters_while_it_is_idle():
+    core = fake_core(adapters=AdapterSlots(2, lambda slot, adapter: iter(()), AnyAdapter()))
+    channel = Asks(Ask(3, "stage_adapter", {"name": "a", "path": "/disk", "in_place": False}))
+    run_loop(core, channel)
+    assert [(a.id, a.value) for a in channel.sent] == [(3, {"fingerprint": "a of /disk"})]
+
+
+class Asks:
+    """A channel with one question; the loop ends after its answer."""
+
+    def __init__(self, question):
+        self.waiting, self.sent = [question], []
+
+    def watch(self, interrupt):
+        del interrupt
+
+    def receive(self, *, block):
+        messages, self.waiting = self.waiting, []
+        assert messages or self.sent or not block, "the loop waits while there is work"
+        return [Shutdown()] if self.sent else messages
+
+    def send(self, message):
+        self.sent.append(message)
+
+    def wake(self):
+        raise AssertionError

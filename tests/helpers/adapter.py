@@ -1,4 +1,4 @@
-"""Tiny LoRA adapters in PEFT's files, and models into which they are merged."""
+"""Tiny LoRA adapters in PEFT's files and as GGUF files, and models into which they are merged."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import gguf
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+
+from tests.helpers import gguf_convert
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -56,3 +60,43 @@ def merged(model: Path, adapter: Path) -> Path:
                 tensors[name] += 2 * changes[f"{key}B.weight"] @ changes[f"{key}A.weight"]
         save_file(tensors, file, metadata={"format": "pt"})
     return directory
+
+
+def as_gguf(adapter: Path, arch: str, path: Path, types: str = "F32", **changes: object) -> Path:
+    """Write an adapter of a tiny model as llama.cpp's convert_lora_to_gguf.py does.
+
+    types: of the tensors. changes: metadata, where __ stands for a dot; None leaves a key out.
+    """
+    model = gguf_convert.checkpoint_of(arch)
+    config = json.loads((model / "config.json").read_text())
+    heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
+    values = {
+        "general.type": "adapter",
+        "adapter.type": "lora",
+        "adapter.lora.alpha": float(
+            json.loads((adapter / "adapter_config.json").read_text())["lora_alpha"]
+        ),
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    file_arch = str(values.pop("general.architecture", gguf_convert.FILE_ARCHS.get(arch, arch)))
+    writer = gguf.GGUFWriter(path, file_arch)
+    for key, value in values.items():
+        if value is not None:
+            (writer.add_string if isinstance(value, str) else writer.add_float32)(key, value)
+    kind = gguf.GGMLQuantizationType[types]
+    tensors = {k: v.numpy() for k, v in load_file(adapter / "adapter_model.safetensors").items()}
+    for name, b in tensors.items():
+        if ".lora_B." not in name:
+            continue
+        weight = name.removeprefix("base_model.model.").replace(".lora_B", "")
+        # Only B has the rows of the weight, which the converter reorders.
+        ((at, rows),) = gguf_convert.renamed(arch, {weight: b}, heads, kv).items()
+        a = tensors[name.replace(".lora_B.", ".lora_A.")]
+        for side, matrix in (("a", a), ("b", rows)):
+            data = gguf.quants.quantize(np.ascontiguousarray(matrix, np.float32), kind)
+            writer.add_tensor(f"{at}.lora_{side}", data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

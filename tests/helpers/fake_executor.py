@@ -424,16 +424,16 @@ class FakeExecutor(Executor):
 def unflatten(words) -> StepBatch:
     """The StepBatch that StepArrays `words` describe."""
     values = words.tolist()
-    num_tokens, num_seqs, num_rows, num_blocks, num_masks = values[:5]
+    num_tokens, num_seqs, num_rows, num_blocks, num_masks, num_adapters = values[:6]
     num_drafts, groups = values[HEADER - 1], values[MORE_GROUPS] + 1
     assert num_drafts in (0, num_rows)
     sections, start = [], HEADER
     sizes = (num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs + 1, num_blocks * groups)
-    for size in (*sizes, *[num_rows] * 4, num_drafts, num_rows if num_masks else 0):
+    for size in (*sizes, num_adapters, *[num_rows] * 4, num_drafts, num_rows if num_masks else 0):
         sections.append(values[start : start + size])
         start += size
     assert start == len(values)
-    ids, positions, query, kv_len, tables, blocks, *of_rows = sections
+    ids, positions, query, kv_len, tables, blocks, adapters, *of_rows = sections
     token, slot, target, num_top, draft, mask = of_rows
     draft = draft or [-1] * num_rows
     chunks, row = [], 0
@@ -445,6 +445,7 @@ def unflatten(words) -> StepBatch:
             for group in range(groups)
         ]
         chunk = SeqChunk(-1, ids[begin:end], positions[begin], own)
+        chunk.adapter = adapters[i] if adapters else -1
         while row < num_rows and token[row] < end:
             masked = bool(mask) and mask[row] >= 0
             assert not masked or mask[row] == slot[row], "a row has the mask of another slot"
@@ -503,7 +504,7 @@ def fake_config(**changes) -> EngineConfig:
     return EngineConfig(**{**values, **changes})
 
 
-def fake_core(config=None, *, fault=None, delay_s=0.0, eos_ids=()):
+def fake_core(config=None, *, fault=None, delay_s=0.0, eos_ids=(), adapters=None):
     """An EngineCore over a FakeExecutor; its answers end where build_engine would have them end.
 
     eos_ids: what the config.json of the model would name.
@@ -515,4 +516,4 @@ def fake_core(config=None, *, fault=None, delay_s=0.0, eos_ids=()):
     if config.tokenizer_path:
         eos_ids = end_ids(eos_ids, Path(config.tokenizer_path), VOCAB)
     executor = FakeExecutor(config, fault, delay_s)
-    return EngineCore(config, executor, vocab=VOCAB, eos_ids=eos_ids)
+    return EngineCore(config, executor, vocab=VOCAB, eos_ids=eos_ids, adapters=adapters)

@@ -386,7 +386,7 @@ def convert(arch, path, types=(), **changes):
     for key, value in keys.items():
         add[type(value)](f"{file_arch}.{key}", value)
     _add_tokenizer(writer, config["vocab_size"])
-    tensors = _renamed(arch, load_file(source / "model.safetensors"), heads, kv)
+    tensors = renamed(arch, load_file(source / "model.safetensors"), heads, kv)
     for name, value in {**tensors, **(_guesser(tensors, layers) if guessers else {})}.items():
         kind = gguf.GGMLQuantizationType[next((t for at, t in types if at in name), "F32")]
         data = gguf.quants.quantize(np.ascontiguousarray(value, np.float32), kind)
@@ -397,7 +397,7 @@ def convert(arch, path, types=(), **changes):
     writer.close()
 
 
-def _renamed(arch, tensors, heads, kv):
+def renamed(arch, tensors, heads, kv):
     """The tensors under llama.cpp's names and in its order; the matrices of experts as stacks."""
     out, stacks = {}, {}
     for name, value in tensors.items():

@@ -55,6 +55,31 @@ def test_a_variable_that_cannot_be_honoured_is_one_line_with_a_remedy(text, need
     assert "\n" not in str(error.value)
 
 
+def test_slots_of_adapters_are_paid_for_before_the_cache():
+    def free(facts, **options):
+        with pytest.raises(ConfigError) as error:
+            resolve(machine(), facts, kv_cache_space="1000", **options)
+        return float(re.search(r"([\d.]+) GiB of the machine is free", str(error.value))[1])
+
+    slots = {"adapter_slots": 5, "adapter_rank": 16, "adapter_weights": 500_000_000}
+    facts = dataclasses.replace(LLAMA_1B, **slots)
+    asked = {"allow_runtime_lora_updating": True}
+    # bf16, and the fp32 file of one of them.
+    taken = (500_000_000 * 2 + 500_000_000 // 5 * 4) / GIB
+    assert free(LLAMA_1B) - free(facts, **asked) == pytest.approx(taken, abs=0.015)
+    resolved = resolve(machine(), facts, **asked)
+    assert (got(resolved, "max_loras"), got(resolved, "max_lora_rank")) == (4, 16)
+    assert "1.30 GiB" in why(resolved, "max_loras")
+    assert (resolved.config.adapter_slots, resolved.config.adapter_rank) == (5, 16)
+
+
+def test_room_for_adapters_has_no_effect_unless_they_may_change():
+    resolved = resolve("vm_2core_zen5", max_loras=3)
+    assert got(resolved, "max_loras") == "no effect"
+    assert "--allow-runtime-lora-updating" in why(resolved, "max_loras")
+    assert resolved.config.adapter_slots == 0
+
+
 def test_the_size_is_explained_with_this_models_numbers():
     resolved = resolve("vm_2core_zen5")
     text = why(resolved, "kv_blocks")

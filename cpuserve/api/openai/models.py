@@ -15,7 +15,7 @@ router = APIRouter()
 class ModelCard(msgspec.Struct):
     """One served name; default_sampling_params apply to requests that do not set their own.
 
-    max_model_len: null while the model is not loaded. Of a LoRA adapter, root is its directory and
+    max_model_len: null while the model is not loaded. Of a LoRA adapter, root is its path and
     parent its model.
     """
 

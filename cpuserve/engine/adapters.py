@@ -1,0 +1,210 @@
+"""The LoRA adapters of an engine: their names, the slots that hold them, and changes of them.
+
+A change is asked for and answered like a report. It comes in two parts, so that several engines
+change together or not at all: "stage_adapter" fills a free slot, between steps and in portions, and
+"use_adapter" gives it its name; "drop_adapter" forgets it. "unload_adapter" takes a name away.
+Requests that run keep the slot with which they started, which is free once the last one has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.engine.ipc import Answer, Ask
+from cpuserve.errors import ModelError
+from cpuserve.log import get_logger
+
+if TYPE_CHECKING:
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.loader.adapter_files import Adapter
+    from cpuserve.loader.adapters import AdapterReader
+    from cpuserve.models.spec import ModelSpec
+    from cpuserve.program.program import Program
+    from cpuserve.quant.base import Weights
+    from cpuserve.runtime.executor import Executor
+
+# How long a change may take before the engine goes on: beside running streams a small part of the
+# time between two tokens, otherwise what a new request may wait.
+BESIDE_STREAMS_S = 0.005
+ALONE_S = 0.03
+CHANGES = ("stage_adapter", "use_adapter", "drop_adapter", "unload_adapter")
+
+# Overwrites the matrices of a slot, one at each turn.
+Load = Callable[[int, "Adapter"], Iterator[None]]
+Reply = dict[str, object]
+
+log = get_logger("engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An adapter in a slot. fingerprint: separates its cached prefixes from those of others."""
+
+    slot: int
+    fingerprint: str
+
+
+class AdapterSlots:
+    """Adapters by name, and the slots of the executor that hold them."""
+
+    def __init__(
+        self, count: int = 0, load: Load | None = None, reader: AdapterReader | None = None
+    ) -> None:
+        """count: slots. load: fills one. reader: opens adapters; None = nothing changes."""
+        self._count = count
+        self._load = load
+        self._reader = reader
+        self._named: dict[str, Loaded] = {}
+        self._staged: tuple[str, Loaded] | None = None
+        self._asked: deque[Ask] = deque()
+        self._work: Generator[None, None, Reply] | None = None
+        self._answers: list[Answer] = []
+        self.in_use: Callable[[], Collection[int]] = tuple  # the slots of requests
+
+    def find(self, name: str) -> Loaded | None:
+        """The adapter with this name."""
+        return self._named.get(name)
+
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of each adapter by its name."""
+        return {name: loaded.fingerprint for name, loaded in self._named.items()}
+
+    def put(self, name: str, adapter: Adapter) -> None:
+        """Load an adapter into the next slot, before the engine serves."""
+        assert self._load is not None
+        slot = len(self._named)
+        for _ in self._load(slot, adapter):
+            pass
+        self._named[name] = Loaded(slot, adapter.fingerprint())
+
+    def ask(self, message: Ask) -> None:
+        """Take a change, which begins when those before it are done."""
+        self._asked.append(message)
+
+    def answers(self) -> list[Answer]:
+        """Return the answers to changes that are done."""
+        done, self._answers = self._answers, []
+        return done
+
+    @property
+    def changing(self) -> bool:
+        """Whether changes are not done yet."""
+        return bool(self._asked)
+
+    def advance(self, seconds: float) -> None:
+        """Work on the changes for about `seconds`, at least a turn."""
+        until = time.perf_counter() + seconds if self._asked else 0.0
+        while self._asked:
+            self._turn(self._asked[0])
+            if time.perf_counter() >= until:
+                break
+
+    def _turn(self, ask: Ask) -> None:
+        try:
+            self._work = self._work or self._change(ask.what, **ask.details)
+            next(self._work)
+        except StopIteration as done:
+            reply = done.value
+        except ModelError as error:
+            reply = {"error": str(error), "fault": True}
+        except Exception as error:  # a change must not end the engine
+            log.exception("%s failed", ask.what)
+            reply = {"error": f"{ask.what} failed: {error}", "fault": False}
+        else:
+            return
+        self._work = None
+        self._asked.popleft()
+        self._answers.append(Answer(ask.id, reply))
+
+    def _change(self, what: str, **details: Any) -> Generator[None, None, Reply]:
+        name = details["name"]
+        if what == "stage_adapter":
+            return (yield from self._stage(name, details["path"], details["in_place"]))
+        staged, self._staged = self._staged, None
+        if what == "use_adapter" and staged is not None and staged[0] == name:
+            self._named[name] = staged[1]
+        elif what == "unload_adapter":
+            self._named.pop(name, None)
+        elif what != "drop_adapter":
+            return {"error": f"there is nothing to {what} for {name!r}", "fault": False}
+        return {}
+
+    def _stage(self, name: str, path: str, in_place: bool) -> Generator[None, None, Reply]:
+        """Load an adapter into a free slot; ModelError if it cannot be served."""
+        self._staged = None
+        if self._reader is None or self._load is None:
+            msg = f"adapter {name}: adapters can only change with --allow-runtime-lora-updating"
+            raise ModelError(msg)
+        if name in self._named and not in_place:
+            msg = f"adapter {name}: an adapter has this name; unload it, or replace it in place"
+            raise ModelError(msg)
+        slot = self._free_slot(name)
+        adapter = yield from self._reader.copy(name, Path(path))
+        yield from self._load(slot, adapter)
+        loaded = Loaded(slot, adapter.fingerprint())
+        self._staged = name, loaded
+        return {"fingerprint": loaded.fingerprint}
+
+    def _free_slot(self, name: str) -> int:
+        """A slot that no name and no request has. One more than names may be is there."""
+        most = self._count - 1
+        if name not in self._named and len(self._named) >= most:
+            msg = (
+                f"adapter {name}: there is room for {most} adapters, and {', '.join(self._named)} "
+                "are loaded; unload one, or start the server with a larger --max-loras"
+            )
+            raise ModelError(msg)
+        taken = {loaded.slot for loaded in self._named.values()} | {*self.in_use()}
+        free = [slot for slot in range(self._count) if slot not in taken]
+        if not free:
+            msg = (
+                f"adapter {name}: no slot is free yet, because requests still use adapters that "
+                "were unloaded or replaced; try again when they have ended"
+            )
+            raise ModelError(msg)
+        return free[0]
+
+
+class AdaptedModel:
+    """A model with adapters: its Program and weights, and the slots that its executor fills."""
+
+    def __init__(self, config: EngineConfig, spec: ModelSpec, program: Program) -> None:
+        from cpuserve.loader.adapters import AdapterReader, summary
+        from cpuserve.models import build_program
+
+        self._reader = AdapterReader(spec, program, config.adapter_rank or None)
+        self._opened = {
+            name: self._reader.open(name, Path(path)) for name, path in config.adapters.items()
+        }
+        self._changes = config.adapter_slots > 0
+        self._room = (
+            self._reader.room(config.adapter_slots, config.adapter_rank)
+            if self._changes
+            else summary(list(self._opened.values()))
+        )
+        self.program = build_program(replace(spec, adapters=self._room))
+
+    def weights(self, base: Weights) -> Weights:
+        """The weights of the Program, with zeros for adapters."""
+        from cpuserve.loader.adapters import AdaptedWeights
+
+        return AdaptedWeights(base, self.program)
+
+    def slots(self, executor: Executor) -> AdapterSlots:
+        """The slots of `executor`, with the adapters of the start."""
+        from cpuserve.loader.adapters import AdapterMatrices
+
+        def load(slot: int, adapter: Adapter) -> Iterator[None]:
+            matrices = AdapterMatrices(self.program, self._room.rank, adapter)
+            return executor.load_adapter(slot, adapter.scale, matrices.get)
+
+        slots = AdapterSlots(self._room.count, load, self._reader if self._changes else None)
+        for name, adapter in self._opened.items():
+            slots.put(name, adapter)
+        self._opened.clear()
+        return slots

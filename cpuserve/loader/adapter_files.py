@@ -1,0 +1,249 @@
+"""Reads the files of LoRA adapters: PEFT's directories, and GGUF files of llama.cpp's converter.
+
+PEFT: adapter_config.json and adapter_model.safetensors. GGUF: general.type "adapter", with matrices
+called after the tensor that they change, "blk.0.attn_q.weight.lora_a" (convert_lora_to_gguf.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from cpuserve.errors import ModelError
+from cpuserve.loader.gguf import GgufFile
+from cpuserve.loader.gguf_archs import ARCHS, GgufArch
+from cpuserve.loader.gguf_model import row_order
+from cpuserve.loader.load import read_json
+from cpuserve.loader.mapped import AnyFile
+from cpuserve.loader.names import gguf_to_hf
+from cpuserve.loader.safetensors import SafetensorsFile
+from cpuserve.program.parts import parse as parse_part
+from cpuserve.quant import dequantize
+from cpuserve.quant.base import QuantTensor, SourceType
+from cpuserve.quant.dense import SOURCES
+
+if TYPE_CHECKING:
+    from cpuserve.models.spec import ModelSpec
+
+Float32 = npt.NDArray[np.float32]
+FILE, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+MAX_RANK = 512
+# What the converter writes, by --outtype.
+GGUF_SOURCES: dict[str, SourceType] = {**SOURCES, "Q8_0": "gguf_q8_0"}
+_TENSOR = re.compile(
+    r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight"
+)
+_GGUF_TENSOR = re.compile(r"(?P<tensor>.+\.weight)\.lora_(?P<side>[ab])")
+# Settings of PEFT that change what an adapter computes, and the value at which they do not.
+PLAIN: dict[str, object] = {
+    "bias": "none",
+    "use_dora": False,
+    "fan_in_fan_out": False,
+    "modules_to_save": None,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "layer_replication": None,
+    "lora_bias": False,
+}
+# Families whose GGUF architecture has the name of another one.
+_ALSO = {
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "DeepseekV2ForCausalLM": "deepseek2",
+    "Glm4MoeLiteForCausalLM": "deepseek2",
+    "GraniteMoeSharedForCausalLM": "granitemoe",
+}
+_ARCH_OF = {**{arch.family: name for name, arch in ARCHS.items()}, **_ALSO}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix A [rank, inputs] or B [outputs, rank], as a file has it.
+
+    tensor: its name there. row_order: as in QuantTensor.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    source: SourceType
+    offset: int
+    size: int
+    row_order: npt.NDArray[np.int32] | None = None
+
+    def values(self, file: AnyFile) -> Float32:
+        """The matrix in fp32; ModelError if the file has changed."""
+        file.check_unchanged()
+        data = file.view(self.offset, self.size).reshape(self.shape[0], -1)
+        return dequantize(
+            QuantTensor(self.tensor, self.shape, self.source, data, row_order=self.row_order)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One adapter: its rank and scale, and where the matrices A and B of each module are.
+
+    matrices: by module and "A" or "B". tiled: value heads of gated delta nets are in the order of
+    llama.cpp. stored: the module of the checkpoint that each linear of the Program is, or is rows
+    of.
+    """
+
+    name: str
+    path: Path
+    rank: int
+    scale: float
+    file: AnyFile
+    matrices: Mapping[tuple[str, str], StoredMatrix]
+    tiled: bool = False
+    stored: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """The linears that it changes, by the names of their weights without ".weight"."""
+        return frozenset(self.stored)
+
+    def matrix(self, module: str, side: str) -> Float32 | None:
+        """A [rank, inputs] or B [outputs, rank] of a linear in fp32; None if it has none."""
+        if module not in self.stored:
+            return None
+        values = self.matrices[self.stored[module], side].values(self.file)
+        part = parse_part(module)
+        if side == "B" and part is not None:
+            values = values[part.of(values.shape)]
+        return values
+
+    def fingerprint(self) -> str:
+        """A hash of the adapter, which separates the cached prefixes of different adapters."""
+        facts = f"{self.scale!r} {self.rank} ".encode()
+        return hashlib.sha256(facts + self.file.digest).hexdigest()[:16]
+
+
+def weights_file(path: Path) -> Path:
+    """The file with the matrices of the adapter at `path`."""
+    return path if path.suffix == ".gguf" else path / FILE
+
+
+def read_adapter(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None = None) -> Adapter:
+    """The adapter at `path`; its matrices are not read yet.
+
+    copy: that of its weights_file, if there is one.
+
+    Raises:
+        ModelError: it is broken, or something that is not supported; one line.
+    """
+    read = _read_gguf if path.suffix == ".gguf" else _read_peft
+    adapter = read(name, path, spec, copy)
+    for module, side in adapter.matrices:
+        if (module, "B" if side == "A" else "A") not in adapter.matrices:
+            fail(name, f"{module} has only one of its matrices A and B")
+    if not adapter.matrices:
+        fail(name, "it changes nothing")
+    return adapter
+
+
+def fail(name: str, why: str) -> NoReturn:
+    """Raise the ModelError for adapter `name`."""
+    msg = f"adapter {name}: {why}"
+    raise ModelError(msg)
+
+
+def _check_rank(name: str, rank: object) -> int:
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
+        fail(name, f"its rank r is {rank!r:.40}, but it must be between 1 and {MAX_RANK}")
+    return rank
+
+
+def _check_alpha(name: str, key: str, alpha: Any) -> float:
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        fail(name, f"its {key} is {alpha!r:.40}, but it must be a number")
+    return float(alpha)
+
+
+# --- PEFT -------------------------------------------------------------------------------------
+
+
+def _read_peft(name: str, path: Path, _: ModelSpec, copy: AnyFile | None) -> Adapter:
+    config = read_json(path / CONFIG, f"adapter {name}: config")
+    if config.get("peft_type") != "LORA":
+        fail(name, f"its peft_type is {str(config.get('peft_type'))[:40]}, but it must be LORA")
+    for key, plain in PLAIN.items():
+        value = config.get(key)
+        if value != plain and value is not None and value != []:
+            fail(name, f"{key} is {str(value)[:60]}, which is not supported")
+    rank = _check_rank(name, config.get("r"))
+    alpha = _check_alpha(name, "lora_alpha", config.get("lora_alpha"))
+    file = SafetensorsFile(path / FILE, copy)
+    matrices: dict[tuple[str, str], StoredMatrix] = {}
+    for tensor in file.tensors.values():
+        match = _TENSOR.fullmatch(tensor.name)
+        if match is None:
+            fail(name, f"tensor {tensor.name[:200]} is not a matrix A or B of a linear")
+        if tensor.dtype not in SOURCES or len(tensor.shape) != 2:
+            fail(name, f"tensor {tensor.name} is not a matrix of F32, F16 or BF16")
+        if tensor.shape[0 if match["side"] == "A" else 1] != rank:
+            fail(name, f"tensor {tensor.name} is {list(tensor.shape)}, but the rank r is {rank}")
+        matrices[match["module"], match["side"]] = StoredMatrix(
+            tensor.name, tensor.shape, SOURCES[tensor.dtype], tensor.offset, tensor.size
+        )
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return Adapter(name, path, rank, scale, file.file, matrices)
+
+
+# --- GGUF -------------------------------------------------------------------------------------
+
+
+def _read_gguf(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None) -> Adapter:
+    file = GgufFile(path, copy)
+    arch = _arch_of(name, file, spec)
+    matrices: dict[tuple[str, str], StoredMatrix] = {}
+    ranks: set[int] = set()
+    for tensor in file.tensors.values():
+        match = _GGUF_TENSOR.fullmatch(tensor.name)
+        if match is None:
+            fail(name, f"tensor {tensor.name} is not a matrix lora_a or lora_b of a linear")
+        if tensor.dtype not in GGUF_SOURCES or len(tensor.shape) != 2:
+            fail(name, f"tensor {tensor.name} is not a matrix of {', '.join(GGUF_SOURCES)}")
+        weight = gguf_to_hf(match["tensor"], arch.blocks, arch.top, arch.layers)
+        side, rows = match["side"].upper(), tensor.shape[0]
+        # B has the rows of the matrix that it changes, which the converter reorders alike.
+        heads = spec.q_heads, spec.kv_heads
+        order = row_order(arch, weight, rows, *heads) if side == "B" else None
+        ranks.add(_check_rank(name, tensor.shape[0 if side == "A" else 1]))
+        matrices[weight.removesuffix(".weight"), side] = StoredMatrix(
+            tensor.name, tensor.shape, GGUF_SOURCES[tensor.dtype], tensor.offset, tensor.size, order
+        )
+    if len(ranks) > 1:
+        fail(name, f"its matrices have the ranks {sorted(ranks)}, but all must have one")
+    rank = next(iter(ranks), 1)
+    alpha = _check_alpha(name, "adapter.lora.alpha", file.value("adapter.lora.alpha"))
+    # As in llama.cpp, where 0 stands for an alpha that is not known.
+    scale = alpha / rank if alpha else 1.0
+    return Adapter(name, path, rank, scale, file.file, matrices, arch.tiled)
+
+
+def _arch_of(name: str, file: GgufFile, spec: ModelSpec) -> GgufArch:
+    """The entry of the architecture that the file names; ModelError unless it is spec's."""
+    for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
+        if file.value(key) != wanted:
+            fail(name, f"its {key} is {file.value(key)!r:.40}, but it must be {wanted!r}")
+    if "adapter.alora.invocation_tokens" in file:
+        fail(name, "it is an activated LoRA (adapter.alora), which is not supported")
+    found = file.value("general.architecture")
+    if not isinstance(found, str) or found not in ARCHS:
+        supported = ", ".join(ARCHS)
+        fail(name, f"its architecture {found!r:.40} is not supported; supported: {supported}")
+    wanted = _ARCH_OF.get(spec.architecture, found)
+    if found != wanted:
+        fail(
+            name,
+            f"it is for another model: its architecture is {found}, that of the model {wanted}",
+        )
+    return ARCHS[found]

@@ -1,0 +1,86 @@
+"""Load and unload LoRA adapters of the first model while the server runs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import InvalidRequest, NotFound, RequestError
+from cpuserve.log import get_logger
+
+if TYPE_CHECKING:
+    from cpuserve.serving.registry import ModelRegistry
+
+MAX_NAME_CHARS = 256
+log = get_logger("serve")
+
+
+async def load_adapter(models: ModelRegistry, name: str, path: str, in_place: bool) -> None:
+    """Load the adapter at `path` in all engines; requests can then name it as their model.
+
+    path: a directory of PEFT or a GGUF file. in_place: replace an adapter of this name, if there is
+    one. Requests that run go on with the one with which they started.
+
+    Raises:
+        NotFound: there is nothing at `path` (404).
+        InvalidRequest: the adapter cannot be served, or not under this name; nothing has changed.
+        EngineDead: no engine can load it now (503).
+    """
+    context = models.first
+    _check_name(name)
+    async with context.adapter_lock:
+        if name in models.names and name not in context.adapters:
+            msg = f"{name!r} is the name of a model: give the adapter another lora_name"
+            raise InvalidRequest(msg, param="lora_name")
+        if name in context.adapters and not in_place:
+            msg = (
+                f"The lora adapter {name!r} has already been loaded. If you want to load the "
+                "adapter in place, set 'load_inplace' to True"
+            )
+            raise InvalidRequest(msg, param="lora_name")
+        if not path or not await asyncio.to_thread(_exists, path):
+            msg = (
+                f"No adapter found for {name!r}: {path[:200]!r} is no file or directory of the "
+                "server. Adapters are loaded from its disk only: give the path of one there"
+            )
+            raise NotFound(msg, param="lora_path")
+        answer = await context.client.ask("load_adapter", name=name, path=path, in_place=in_place)
+        if "error" in answer:
+            if not answer.get("fault"):
+                raise RequestError(str(answer["error"]))
+            raise InvalidRequest(str(answer["error"]), param="lora_path")
+        context.adapters[name] = path
+        log.info("adapter %s is loaded from %s", name, path)
+
+
+async def unload_adapter(models: ModelRegistry, name: str) -> None:
+    """Unload an adapter in all engines; requests that use it run to their end.
+
+    Raises:
+        NotFound: there is no such adapter (404).
+    """
+    context = models.first
+    _check_name(name)
+    async with context.adapter_lock:
+        if name not in context.adapters:
+            loaded = ", ".join(context.adapters) or "none"
+            msg = f"The lora adapter {name!r} cannot be found. Those that are loaded: {loaded}"
+            raise NotFound(msg, param="lora_name")
+        del context.adapters[name]  # so that no request names it any more
+        await context.client.ask("unload_adapter", name=name)
+        log.info("adapter %s is unloaded", name)
+
+
+def _check_name(name: str) -> None:
+    if not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable() or name != name.strip():
+        wanted = f"a name of 1 to {MAX_NAME_CHARS} printable characters"
+        msg = f"lora_name is {name[:80]!r}, but it must be {wanted}"
+        raise InvalidRequest(msg, param="lora_name")
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, an unknown ~user
+        return False
