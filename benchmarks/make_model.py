@@ -485,6 +485,29 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny-starcoder2": _decoder(
         "Starcoder2", _TINY, **_TINY_KEYS, hidden_act="gelu_pytorch_tanh", sliding_window=40
     ),
+    "tiny-olmo2": _decoder("Olmo2", _TINY, **_TINY_KEYS),
+    "tiny-olmo3": _decoder(
+        "Olmo3",
+        (512, 64, 160, 4, 4, 2),
+        **_TINY_KEYS,
+        sliding_window=20,
+        rope_theta=500000.0,
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "tiny-olmoe": _decoder(
+        "Olmoe",
+        (512, 64, 96, 2, 4, 2),
+        **_TINY_KEYS,
+        model_type="olmoe",
+        num_experts=7,
+        num_experts_per_tok=3,
+    ),
     "tiny-opt": _opt((512, 64, 160, 2, 4), **_TINY_KEYS),
     "tiny-opt-350m": _opt(
         (512, 64, 160, 2, 4), **_TINY_KEYS, do_layer_norm_before=False, word_embed_proj_dim=32

@@ -24,6 +24,7 @@ SAME_FILES = {
     "GraniteMoeSharedForCausalLM": "granitemoe",
     "DeepseekV2ForCausalLM": "deepseek2",
     "Glm4MoeLiteForCausalLM": "deepseek2",
+    "Olmo3ForCausalLM": "olmo2",
 }
 ROWS = {
     "bf16": "bf16",

@@ -83,6 +83,13 @@ class Keys:
             return [attention] * self.layers()
         return [attention if count else recurrent for count in heads[: self.layers()]]
 
+    def windows(self) -> list[str]:
+        """The kind of each layer, by whether it has a window."""
+        windows = self.raw("attention.sliding_window_pattern")
+        if not isinstance(windows, list) or not all(isinstance(w, bool) for w in windows):
+            self.fail("attention.sliding_window_pattern", windows, "a list of booleans")
+        return [("full_attention", "sliding_attention")[w] for w in windows]
+
     def numbers(self, tensor: str) -> list[float] | None:
         """The numbers of a small F32 tensor; None if the file has no such tensor."""
         found = self.file.tensors.get(tensor)
@@ -433,17 +440,13 @@ def _stablelm(keys: Keys) -> dict[str, Any]:
 
 
 def _mellum(keys: Keys) -> dict[str, Any]:
-    windows = keys.raw("attention.sliding_window_pattern")
-    if not keys.raw("attention.sliding_window"):
-        windows = [False] * keys.layers()
-    elif not isinstance(windows, list) or not all(isinstance(w, bool) for w in windows):
-        keys.fail("attention.sliding_window_pattern", windows, "a list of booleans")
-    kinds = ("full_attention", "sliding_attention")
+    has_window = keys.raw("attention.sliding_window")
+    kinds = keys.windows() if has_window else ["full_attention"] * keys.layers()
     local = keys.real("rope.freq_base_swa", keys.real("rope.freq_base", 10000.0))
     return {
         **_experts(keys),
         "norm_topk_prob": True,
-        "layer_types": [kinds[w] for w in windows],
+        "layer_types": kinds,
         "rope_parameters": {"sliding_attention": {"rope_theta": local}},
     }
 
@@ -458,6 +461,25 @@ def _gpt_neox(keys: Keys) -> dict[str, Any]:
 
 def _starcoder2(keys: Keys) -> dict[str, Any]:
     return {"use_bias": keys.has("blk.0.attn_q.bias"), "hidden_act": "gelu_pytorch_tanh"}
+
+
+def _olmo2(keys: Keys) -> dict[str, Any]:
+    """OLMo 3 has a window, where the file has no pattern in three of four layers."""
+    if not keys.raw("attention.sliding_window"):
+        return {}
+    three = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}
+    windows = keys.raw("attention.sliding_window_pattern")
+    return three if windows is None else {**three, "layer_types": keys.windows()}
+
+
+def _olmoe(keys: Keys) -> dict[str, Any]:
+    if keys.raw("attention.clamp_kqv"):
+        keys.fail("attention.clamp_kqv", keys.raw("attention.clamp_kqv"), "absent")
+    return {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+    }
 
 
 def _cohere(keys: Keys) -> dict[str, Any]:
@@ -635,6 +657,16 @@ ARCHS = {
         eps="norm_epsilon",
         layer_norm=True,
     ),
+    "olmo2": GgufArch(
+        "Olmo2ForCausalLM",
+        "olmo2",
+        {
+            "post_attention_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+        _olmo2,
+    ),
+    "olmoe": GgufArch("OlmoeForCausalLM", "olmoe", _EXPERTS, _olmoe),
     "command-r": GgufArch(
         "CohereForCausalLM", "cohere", settings=_cohere, eps="layer_norm_eps", layer_norm=True
     ),

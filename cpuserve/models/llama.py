@@ -211,6 +211,7 @@ def attend(
     fused: bool = False,
     paired: bool = False,
     qk_norm: bool = False,
+    wide_norm: bool = False,
     plus_one: bool = False,
     softcap: float = 0.0,
     sinks: bool = False,
@@ -220,8 +221,9 @@ def attend(
 
     fused: the checkpoint stores q, k and v as one tensor, qkv_proj. paired: its RoPE rotates
     neighbouring dims. qk_norm: RMS norm of each q and k head (Qwen3); plus_one: its weights are
-    offsets from 1. softcap is that of `Builder.attention`. sinks: each head has one. cache: the
-    layer's number among those with attention, if not all have it.
+    offsets from 1. wide_norm: RMS norm of all q heads as one row, and of all k heads (OLMo).
+    softcap is that of `Builder.attention`. sinks: each head has one. cache: the layer's number
+    among those with attention, if not all have it.
     """
     d, rope = s.head_dim, layer_rope(s, layer)
     at = f"model.layers.{layer}.self_attn"
@@ -234,6 +236,9 @@ def attend(
         rotated = [unpaired(name, heads[name], d, rope.rotary) for name in (q, k)]
         parts = {**rotated[0], **rotated[1], v: parts[v]}
     qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias)
+    if wide_norm:
+        b.part_norm(qkv, f"{at}.q_norm", width=s.q_heads * d)
+        b.part_norm(qkv, f"{at}.k_norm", width=s.kv_heads * d, column=s.q_heads * d)
     cache = layer if cache is None else cache
     b.rope_store_kv(
         qkv,
@@ -258,12 +263,13 @@ def self_attention(
     fused: bool = False,
     paired: bool = False,
     qk_norm: bool = False,
+    wide_norm: bool = False,
     sinks: bool = False,
     cache: int | None = None,
 ) -> None:
     """Add the layer's attention of h to x; the options are those of `attend`."""
-    options = {"fused": fused, "paired": paired, "qk_norm": qk_norm, "sinks": sinks}
-    a = attend(b, s, layer, h, **options, cache=cache)
+    norms = {"qk_norm": qk_norm, "wide_norm": wide_norm}
+    a = attend(b, s, layer, h, fused=fused, paired=paired, **norms, sinks=sinks, cache=cache)
     b.linear(a, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x)
 
 
@@ -299,26 +305,27 @@ def build_sandwich(
     s: ModelSpec,
     *,
     attention: Callable[[Builder, ModelSpec, int, ValueId], ValueId],
-    norms: tuple[str, str, str, str],
+    norms: tuple[str | None, str, str | None, str],
     norm: Norm = rms_norm,
     fused_mlp: bool = False,
     softcap: float = 0.0,
 ) -> None:
     """The same with a norm after attention and MLP, too, before their result is added.
 
-    norms: the names of those before and after attention, and before and after the MLP. softcap: of
-    the logits.
+    norms: the names of those before and after attention, and before and after the MLP; None: there
+    is none before it. softcap: of the logits.
     """
     x = b.embed("model.embed_tokens", scale=s.embed_scale)
+    before, after, before_mlp, after_mlp = norms
     for i in range(s.layers):
         layer = f"model.layers.{i}"
-        before, after, before_mlp, after_mlp = (f"{layer}.{name}" for name in norms)
-        a = attention(b, s, i, norm(b, x, before))
+        h = x if before is None else norm(b, x, f"{layer}.{before}")
+        a = attention(b, s, i, h)
         o = b.linear(a, f"{layer}.self_attn.o_proj", features=s.width, bias=s.out_bias)
-        b.add(norm(b, o, after), to=x)
-        h = norm(b, x, before_mlp)
+        b.add(norm(b, o, f"{layer}.{after}"), to=x)
+        h = x if before_mlp is None else norm(b, x, f"{layer}.{before_mlp}")
         o = gated_mlp(b, s, f"{layer}.mlp", h, s.intermediate, fused=fused_mlp)
-        b.add(norm(b, o, after_mlp), to=x)
+        b.add(norm(b, o, f"{layer}.{after_mlp}"), to=x)
     finish_decoder(b, s, norm(b, x, "model.norm"), softcap=softcap)
 
 

@@ -29,6 +29,7 @@ from cpuserve.program.ops import (
     Logits,
     Mamba2,
     Op,
+    PartNorm,
     PositionEmbed,
     RmsNorm,
     Rope,
@@ -143,6 +144,21 @@ class Builder:
         out = self._value(name, width)
         self._ops.append(RmsNorm(x, out, weight, width, self._eps(eps), plus_one))
         return out
+
+    def part_norm(
+        self,
+        x: ValueId,
+        name: str,
+        *,
+        width: int,
+        column: int = 0,
+        parts: int = 1,
+        eps: float | None = None,
+    ) -> None:
+        """RmsNorm of each of `parts` parts of x, `width` columns from `column` on; in place."""
+        self._check_columns(f"{name}: x", x, column, parts * width)
+        weight = self._need(f"{name}.weight", (width,), "vector")
+        self._ops.append(PartNorm(x, weight, width, self._eps(eps), column, parts))
 
     def layer_norm(
         self, x: ValueId, name: str, *, eps: float | None = None, bias: bool = True

@@ -17,6 +17,7 @@ from cpuserve.program.ops import (
     Logits,
     Mamba2,
     Op,
+    PartNorm,
     PositionEmbed,
     RopeStoreKV,
     RouteAdapters,
@@ -30,7 +31,7 @@ def written(op: Op) -> ValueId | None:
     """The value that an op writes or changes in place; None for Logits and Hidden."""
     if isinstance(op, Logits | Hidden):
         return None
-    if isinstance(op, PositionEmbed):
+    if isinstance(op, PositionEmbed | PartNorm):
         return op.x
     return op.qkv if isinstance(op, RopeStoreKV) else op.out
 

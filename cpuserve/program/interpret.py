@@ -36,6 +36,7 @@ from cpuserve.program.ops import (
     Linear,
     Logits,
     Mamba2,
+    PartNorm,
     PositionEmbed,
     RmsNorm,
     RopeStoreKV,
@@ -289,6 +290,13 @@ class Interpreter:
     def _rmsnorm(self, op: RmsNorm, x: Tensor) -> Tensor:
         weight = self._vector(op.weight)
         return rms_norm(x, weight + 1 if op.plus_one else weight, op.eps)
+
+    def _partnorm(self, op: PartNorm, x: Tensor) -> Tensor:
+        at = slice(op.column, op.column + op.parts * op.width)
+        parts = x[:, at].reshape(len(x), op.parts, op.width)
+        out = x.clone()
+        out[:, at] = rms_norm(parts, self._vector(op.weight), op.eps).reshape(len(x), -1)
+        return out
 
     def _layernorm(self, op: LayerNorm, x: Tensor) -> Tensor:
         bias = None if op.bias is None else self._vector(op.bias)

@@ -36,6 +36,7 @@ from cpuserve.program.ops import (
     Logits,
     Mamba2,
     Op,
+    PartNorm,
     PositionEmbed,
     RmsNorm,
     Rope,
@@ -405,6 +406,10 @@ class Lowering:
         weight = self._norm_weight(op.weight, op.width, op.plus_one)
         x = self._value(op.x)
         self._emit(lambda: self.native.rms_norm(x, self._value(op.out), weight, op.eps))
+
+    def _partnorm(self, op: PartNorm) -> None:
+        weight, x = self._plain(op.weight, op.width), self._value(op.x)
+        self._emit(lambda: self.native.part_norm(x, weight, op.column, op.parts, op.eps))
 
     def _norm_weight(self, name: str | None, count: int, plus_one: bool) -> int:
         if name is None or not plus_one:

@@ -3,15 +3,17 @@
 Shapes: T = tokens of the step, D = model width. Every value is a float matrix with T rows, or, in
 the row space of a mixture of experts, with one row for each token and chosen expert. The residual
 stream is fp32; the native executor stores other values in the format that their readers
-need (`csrc/kernels/table.h: ActFormat`). Ops run in program order. `PositionEmbed`, `Add` and
-`Linear` with `add` change a value in place; `RopeStoreKV` does so too and writes the KV cache.
+need (`csrc/kernels/table.h: ActFormat`). Ops run in program order. `PositionEmbed`, `PartNorm`,
+`Add` and `Linear` with `add` change a value in place; `RopeStoreKV` does so too and writes the KV
+cache.
 
 Families that these ops cover: Llama 2/3, Mistral, SmolLM2; Qwen2/2.5 (q/k/v bias); Qwen3 (q/k norm
 inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, optional
 word_embed projection); Qwen3-MoE; Gemma 2 and 3 (RmsNorm `plus_one`, Embed `scale`, post-norms as
 RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and `softcap`); DeepSeek V2 and
 V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head); Granite 4 (ShortConv, Mamba2,
-GatedNorm); LFM2 (ShortConv between two Gates); gpt-oss (Attention `sinks`, ExpertLinear `biases`).
+GatedNorm); LFM2 (ShortConv between two Gates); gpt-oss (Attention `sinks`, ExpertLinear `biases`);
+OLMo 2 and 3, OLMoE (PartNorm).
 docs/contracts.md says what further families need.
 """
 
@@ -75,6 +77,22 @@ class RmsNorm:
     width: int
     eps: float
     plus_one: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartNorm:
+    """RmsNorm of each of `parts` parts of x, in place; other columns are left alone.
+
+    A part has `width` columns and a mean of its own; the first one begins at `column`. weight
+    [width] is that of all parts (OLMo: of all q heads, and of all k heads, as one part each).
+    """
+
+    x: ValueId
+    weight: str
+    width: int
+    eps: float
+    column: int = 0
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,6 +506,7 @@ Op = (
     Embed
     | PositionEmbed
     | RmsNorm
+    | PartNorm
     | LayerNorm
     | Linear
     | Route

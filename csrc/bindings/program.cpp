@@ -61,6 +61,12 @@ void register_program(py::module_& m) {
             p.norm({x, out, weight, bias, eps, true});
           },
           py::arg("x"), py::arg("out"), py::arg("weight"), py::arg("bias"), py::arg("eps"))
+      .def(
+          "part_norm",
+          [](Program& p, Id x, Id weight, int64_t column, int32_t parts, float eps) {
+            p.part_norm({x, weight, column, parts, eps});
+          },
+          py::arg("x"), py::arg("weight"), py::arg("column"), py::arg("parts"), py::arg("eps"))
       .def("convert", &Program::convert, py::arg("x"), py::arg("out"))
       .def(
           "linear",

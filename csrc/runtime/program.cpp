@@ -120,6 +120,7 @@ const char* op_name(const Op& op) {
     const char* operator()(const EmbedOp&) { return "embed"; }
     const char* operator()(const PositionEmbedOp&) { return "position_embed"; }
     const char* operator()(const NormOp& o) { return o.centered ? "layer_norm" : "rms_norm"; }
+    const char* operator()(const PartNormOp&) { return "part_norm"; }
     const char* operator()(const ConvertOp&) { return "convert"; }
     const char* operator()(const LinearOp&) { return "linear"; }
     const char* operator()(const RouteOp&) { return "route"; }
@@ -272,6 +273,14 @@ void Program::norm(const NormOp& op) {
   check_argument(op.centered || op.bias == kNone, "rms_norm has no bias");
   check_vector(op.weight, width, "norm weight");
   check_vector(op.bias, width, "norm bias");
+  ops_.emplace_back(op);
+}
+
+void Program::part_norm(const PartNormOp& op) {
+  check_tokens("part_norm", {op.x});
+  check_argument(op.weight != kNone, "part_norm: the weight is missing");
+  check_argument(op.parts >= 1, "part_norm: there must be at least 1 part, not ", op.parts);
+  check_columns(op.x, op.column, op.parts * vector(op.weight).count, "part_norm x");
   ops_.emplace_back(op);
 }
 

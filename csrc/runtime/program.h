@@ -84,6 +84,14 @@ struct NormOp {
   float eps;
   bool centered;  // layer_norm, else rms_norm
 };
+// RMS norm of each of `parts` equal parts of the columns of x from `column` on, in place. Each has
+// a mean of its own, and the width of the weight.
+struct PartNormOp {
+  Id x, weight;
+  int64_t column;
+  int32_t parts;
+  float eps;
+};
 struct ConvertOp {
   Id x, out;
 };
@@ -232,8 +240,8 @@ struct LogitsOp {
 struct HiddenOp {
   Id x;
 };
-using Op = std::variant<EmbedOp, PositionEmbedOp, NormOp, ConvertOp, LinearOp, RouteOp, AdapterOp,
-                        SpreadOp, ExpertLinearOp, CombineOp, RopeStoreOp, HeadLinearOp,
+using Op = std::variant<EmbedOp, PositionEmbedOp, NormOp, PartNormOp, ConvertOp, LinearOp, RouteOp,
+                        AdapterOp, SpreadOp, ExpertLinearOp, CombineOp, RopeStoreOp, HeadLinearOp,
                         LatentStoreOp, AttentionOp, SplitGatesOp, GateOp, GatedNormOp, GatedDeltaOp,
                         ShortConvOp, Mamba2Op, AddOp, ActivationOp, LogitsOp, HiddenOp>;
 
@@ -256,6 +264,7 @@ class Program {
   void embed(Id out, Id matrix, float scale);
   void position_embed(Id x, Id table, int64_t rows, int64_t offset);
   void norm(const NormOp& op);
+  void part_norm(const PartNormOp& op);
   void convert(Id x, Id out);
   void linear(LinearOp op, bool glu);
   void route(const RouteOp& op);

@@ -15,6 +15,7 @@ struct EndsOf {
   Ends operator()(const EmbedOp& o) { return {{}, o.out}; }
   Ends operator()(const PositionEmbedOp& o) { return {{o.x}, o.x}; }
   Ends operator()(const NormOp& o) { return {{o.x}, o.out}; }
+  Ends operator()(const PartNormOp& o) { return {{o.x}, o.x}; }
   Ends operator()(const ConvertOp& o) { return {{o.x}, o.out}; }
   Ends operator()(const LinearOp& o) {
     return {o.add ? std::vector<Id>{o.x, o.out} : std::vector<Id>{o.x}, o.out};

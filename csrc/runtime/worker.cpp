@@ -66,6 +66,19 @@ void Executor::Worker::operator()(const NormOp& op) noexcept {
   op.centered ? e.table_->layer_norm(args) : e.table_->rms_norm(args);
 }
 
+void Executor::Worker::operator()(const PartNormOp& op) noexcept {
+  const Range rows = share(tokens());
+  if (rows.size() == 0) return;
+  Rows part = value(op.x);
+  part.width = e.program_->vectors()[static_cast<size_t>(op.weight)].count;
+  part.data = static_cast<float*>(part.data) + op.column;
+  for (int32_t i = 0; i < op.parts; i++) {
+    e.table_->rms_norm({part, part, vector(op.weight), nullptr, op.eps, rows.begin, rows.end,
+                        reinterpret_cast<float*>(scratch)});
+    part.data = static_cast<float*>(part.data) + part.width;
+  }
+}
+
 void Executor::Worker::operator()(const ConvertOp& op) noexcept {
   const Range rows = share(this->rows(op.x));
   if (rows.size() > 0) e.table_->convert({value(op.x), value(op.out), rows.begin, rows.end});

@@ -57,6 +57,7 @@ struct Executor::Worker {
   void operator()(const EmbedOp& op) noexcept;
   void operator()(const PositionEmbedOp& op) noexcept;
   void operator()(const NormOp& op) noexcept;
+  void operator()(const PartNormOp& op) noexcept;
   void operator()(const ConvertOp& op) noexcept;
   void operator()(const LinearOp& op) noexcept;
   void operator()(const RouteOp& op) noexcept;

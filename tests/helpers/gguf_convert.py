@@ -81,6 +81,11 @@ GEMMA = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+OLMO2 = {
+    **LLAMA,
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 DELTA = {
     **LLAMA,
     "post_attention_layernorm": "post_attention_norm",
@@ -128,6 +133,8 @@ NAMES = {
         "mlp.dense_h_to_4h": "ffn_up",
         "mlp.dense_4h_to_h": "ffn_down",
     },
+    "olmo2": OLMO2,
+    "olmo3": OLMO2,
     "starcoder2": {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
 }
 NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
@@ -294,12 +301,25 @@ ARCHS = {
     ),
     "gptneox": ("gpt-neox", {}, {"use_parallel_residual": True}),
     "starcoder2": ("starcoder2", {"sliding_window": None}, {}),
+    "olmo2": ("olmo2", {}, {}),
+    "olmo3": (
+        "olmo3",
+        {"layer_types": ["sliding_attention", "full_attention"] * 2},
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 64,
+            "attention.sliding_window_pattern": [True, False] * 2,
+        },
+    ),
+    "olmoe": ("olmoe", {}, {}),
     "command-r": ("cohere", {}, {"logit_scale": 0.25}),
     "cohere2": ("cohere2", {}, {"logit_scale": 0.25}),
 }
 # The architecture that files of variants have.
 FILE_ARCHS = {
     "mixtral": "llama",
+    "olmo3": "olmo2",
     "qwen3next-fused": "qwen3next",
     "granitemoe-shared": "granitemoe",
     **dict.fromkeys(("deepseek2-v2", "deepseek2-joined", "deepseek2-glm"), "deepseek2"),

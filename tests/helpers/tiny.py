@@ -51,6 +51,7 @@ KINDS = (
     "gemma2",
     "gemma3",
     "gpt-oss",
+    "olmo2",
     "opt",
     "opt-350m",
 )
@@ -72,6 +73,8 @@ FAMILIES = (
     "cohere2",
     "gpt-neox",
     "starcoder2",
+    "olmo3",
+    "olmoe",
 )
 
 

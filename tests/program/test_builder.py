@@ -99,6 +99,10 @@ WRONG = {
         lambda b, x: (b.linear(x, "w", features=8), b.linear(x, "w", features=9)),
         r"two ops need w\.weight in different forms",
     ),
+    "part-norm-beyond-the-end": (
+        lambda b, x: b.part_norm(x, "n", width=16, column=32, parts=3),
+        "e is 64 wide, so it has no 48 columns from column 32 on",
+    ),
     "multiply-too-few": (
         lambda b, x: b.multiply(x, to=b.linear(x, "w", features=32), column=33),
         "e is 64 wide, so it has no 32 columns from column 33 on",

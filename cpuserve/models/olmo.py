@@ -1,0 +1,107 @@
+"""OLMo 2, OLMo 3 and OLMoE: RMS norms of all q heads, and of all k heads, as one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_bool, read_heads, read_int, read_windows, refuse
+from cpuserve.models.experts import read_experts
+from cpuserve.models.llama import (
+    attend,
+    build_decoder,
+    build_sandwich,
+    read_decoder,
+    self_attention,
+)
+from cpuserve.models.qwen3_moe import qwen_mlp
+from cpuserve.models.rope import split_ropes
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+
+NORMS = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+THETA3 = 500000.0  # OLMo 3's RoPE base where a config has none
+
+
+@register_model("Olmo2ForCausalLM")
+class Olmo2:
+    """OLMo 2: norms behind attention and MLP, none before them. Source: modeling_olmo2."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in an OLMo 2 config."""
+        return _spec(config, "Olmo2ForCausalLM", 2048, {})
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_sandwich(b, s, attention=partial(attend, wide_norm=True), norms=NORMS)
+
+
+@register_model("Olmo3ForCausalLM")
+class Olmo3:
+    """OLMo 2 with a window in three of four layers, whose RoPE is not scaled.
+
+    Source: transformers modeling_olmo3.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in an OLMo 3 config."""
+        if config.get("sliding_window", 1) is None:
+            refuse("sliding_window", None, "the number of keys that layers with a window see")
+        window = read_int(config, "sliding_window", 4096)
+        windows = read_windows(config, window, default=lambda i: (i + 1) % 4 > 0)
+        _, _, head_dim = read_heads(config, read_int(config, "hidden_size", high=1 << 20))
+        local_theta = config.get("rope_theta") or THETA3
+        config, local_rope = split_ropes(
+            config, head_dim, 2048, theta=THETA3, local_theta=local_theta
+        )
+        extra = {"windows": windows, "local_rope": local_rope}
+        return _spec(config, "Olmo3ForCausalLM", 2048, extra)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        Olmo2.build(b, s)
+
+
+@register_model("OlmoeForCausalLM")
+class Olmoe:
+    """OLMoE: norms before attention and experts, which a softmax chooses.
+
+    Source: transformers modeling_olmoe.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in an OLMoE config."""
+        if config.get("clip_qkv") is not None:
+            refuse("clip_qkv", config["clip_qkv"], "null: queries and keys are not clipped")
+        extra = {
+            **read_experts(config, count="num_experts", width="intermediate_size"),
+            "renormalize": read_bool(config, "norm_topk_prob", False),
+            "dense_layers": (),
+        }
+        return _spec(config, "OlmoeForCausalLM", 4096, extra)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_decoder(b, s, attention=partial(self_attention, wide_norm=True), mlp=qwen_mlp)
+
+
+def _spec(
+    config: Mapping[str, Any], architecture: str, positions: int, extra: dict[str, object]
+) -> ModelSpec:
+    bias = read_bool(config, "attention_bias", False)
+    return read_decoder(
+        {"rms_norm_eps": 1e-5, **config},
+        architecture=architecture,
+        positions=positions,
+        qkv_bias=bias,
+        out_bias=bias,
+        extra=extra,
+    )
