@@ -15,7 +15,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from cpuserve.errors import CpuserveError
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.ops import Op, RopeStoreKV
-from cpuserve.program.parts import stored_needs
+from cpuserve.program.parts import parse, stored_needs
 from cpuserve.program.program import Program, WeightNeed
 
 SHARD_BYTES = 2_000_000_000
@@ -508,6 +508,26 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_experts=7,
         num_experts_per_tok=3,
     ),
+    "tiny-gpt2": {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "torch_dtype": "float32",
+        "vocab_size": 512,
+        "n_positions": 512,
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_inner": 160,
+    },
+    "tiny-falcon": _decoder("Falcon", (512, 64, None, 2, 4, None), **_TINY_KEYS),
+    "tiny-falcon-40b": _decoder(
+        "Falcon",
+        (512, 64, None, 2, 8, None),
+        **_TINY_KEYS,
+        new_decoder_architecture=True,
+        num_kv_heads=2,
+        ffn_hidden_size=160,
+    ),
     "tiny-opt": _opt((512, 64, 160, 2, 4), **_TINY_KEYS),
     "tiny-opt-350m": _opt(
         (512, 64, 160, 2, 4), **_TINY_KEYS, do_layer_norm_before=False, word_embed_proj_dim=32
@@ -563,17 +583,28 @@ def write_weights(program: Program, directory: Path, dtype: str, seed: int) -> N
     stored = stored_needs(program.weights)
     shards = _plan_shards(stored, dtype)
     offsets = {name for op in program.ops if getattr(op, "plus_one", False) for name in _norms(op)}
+    parts = [part for need in program.weights if (part := parse(need.name))]
+    kinds = _Kinds(offsets, {part.tensor for part in parts if part.columns})
     if len(shards) == 1:
-        _write_safetensors(directory / "model.safetensors", shards[0], dtype, seed, offsets)
+        _write_safetensors(directory / "model.safetensors", shards[0], dtype, seed, kinds)
         return
     where = {}
     for i, needs in enumerate(shards, 1):
         name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        _write_safetensors(directory / name, needs, dtype, seed, offsets)
+        _write_safetensors(directory / name, needs, dtype, seed, kinds)
         where |= {need.name: name for need in needs}
     total = sum(_num_bytes(need, dtype) for need in stored)
     index = {"metadata": {"total_size": total}, "weight_map": where}
     _write_json(directory / "model.safetensors.index.json", index)
+
+
+class _Kinds(NamedTuple):
+    """Names of tensors with values of another kind: offsets of norms from 1, and matrices as [in,
+    out].
+    """
+
+    offsets: set[str | None]
+    transposed: set[str]
 
 
 def _plan_shards(needs: tuple[WeightNeed, ...], dtype: str) -> list[list[WeightNeed]]:
@@ -598,7 +629,7 @@ def _norms(op: Op) -> tuple[str | None, ...]:
 
 
 def _write_safetensors(
-    path: Path, needs: list[WeightNeed], dtype: str, seed: int, offsets: set[str]
+    path: Path, needs: list[WeightNeed], dtype: str, seed: int, kinds: _Kinds
 ) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
@@ -616,24 +647,25 @@ def _write_safetensors(
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for need in needs:
-            for values in _random_values(need, seed, need.name in offsets):
+            for values in _random_values(need, seed, kinds):
                 file.write(_as_bytes(values, dtype))
 
 
-def _random_values(need: WeightNeed, seed: int, offset: bool) -> Iterator[npt.NDArray[np.float32]]:
+def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.NDArray[np.float32]]:
     """The tensor in chunks of fp32; its random values depend only on its name and the seed.
 
-    Matrices have variance 1 / columns, so products keep the variance of their input. Norm weights
-    are near 1 (near 0 if they are an `offset` from 1) and biases near 0, but not equal to these
-    values, so a test notices a missing one. Recurrent states halve in about 20 tokens.
+    Matrices have variance 1 / inputs, so products keep the variance of their input. Norm weights
+    are near 1 (near 0 if they are offsets from 1) and biases near 0, but not equal to
+    these values, so a test notices a missing one. Recurrent states halve in about 20 tokens.
     """
     stream = np.random.default_rng([seed, zlib.crc32(need.name.encode())])
     norm = "norm" in need.name and need.name.endswith(".weight")
-    middle, spread = 1.0 if norm and not offset else 0.0, 0.2
+    middle, spread = 1.0 if norm and need.name not in kinds.offsets else 0.0, 0.2
     if need.name.endswith(".A_log"):
         middle = -3.0
     if need.role != "vector":
-        spread = math.sqrt(3.0 / need.shape[-1])  # uniform in +-spread has variance spread^2 / 3
+        inputs = need.shape[0 if need.name in kinds.transposed else -1]
+        spread = math.sqrt(3.0 / inputs)  # uniform in +-spread has variance spread^2 / 3
     left = math.prod(need.shape)
     while left:
         values = stream.random(min(left, CHUNK), np.float32)

@@ -7,7 +7,7 @@ converters; tests/loader/test_gguf_archs.py writes each architecture and reads i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpuserve.errors import ModelError
@@ -177,6 +177,14 @@ _LFM2 = {
     "ffn_up": "feed_forward.w3",
     "ffn_down": "feed_forward.w2",
 }
+_FALCON = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_FALCON_TOP = {"token_embd": "transformer.word_embeddings", "output_norm": "transformer.ln_f"}
 _SANDWICH = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -459,6 +467,29 @@ def _gpt_neox(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _gpt2(keys: Keys) -> dict[str, Any]:
+    return {
+        "n_embd": keys.count("embedding_length"),
+        "n_layer": keys.count("block_count"),
+        "n_head": keys.count("attention.head_count"),
+        "n_inner": keys.count("feed_forward_length"),
+        "n_positions": keys.count("context_length"),
+        "conv1d_transposed": True,
+    }
+
+
+def _falcon(keys: Keys) -> dict[str, Any]:
+    two = keys.has("blk.0.attn_norm_2.weight")
+    return {
+        "new_decoder_architecture": True,
+        "num_ln_in_parallel_attn": 2 if two else 1,
+        "num_kv_heads": keys.count("attention.head_count_kv", 1),
+        "ffn_hidden_size": keys.count("feed_forward_length"),
+        "bias": keys.has("blk.0.attn_qkv.bias"),
+        "activation": "gelu",
+    }
+
+
 def _starcoder2(keys: Keys) -> dict[str, Any]:
     return {"use_bias": keys.has("blk.0.attn_q.bias"), "hidden_act": "gelu_pytorch_tanh"}
 
@@ -649,6 +680,37 @@ ARCHS = {
         },
         layers="gpt_neox.layers",
     ),
+    "gpt2": GgufArch(
+        "GPT2LMHeadModel",
+        "gpt2",
+        {
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+        _gpt2,
+        eps="layer_norm_epsilon",
+        layer_norm=True,
+        top={
+            "token_embd": "transformer.wte",
+            "position_embd": "transformer.wpe",
+            "output_norm": "transformer.ln_f",
+        },
+        layers="transformer.h",
+    ),
+    "falcon": GgufArch(
+        "FalconForCausalLM",
+        "falcon",
+        _FALCON,
+        _falcon,
+        eps="layer_norm_epsilon",
+        layer_norm=True,
+        top=_FALCON_TOP,
+        layers="transformer.h",
+    ),
     "starcoder2": GgufArch(
         "Starcoder2ForCausalLM",
         "starcoder2",
@@ -694,6 +756,12 @@ _MIXTRAL = GgufArch(
 )
 
 
+# Falcon 40B and 180B, whose files have a norm for attention and another for the MLP.
+_FALCON_TWO_NORMS = replace(
+    ARCHS["falcon"], blocks={**_FALCON, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
+)
+
+
 def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
     """The metadata of a file's architecture, and its entry.
 
@@ -707,5 +775,8 @@ def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
             f"supported: {', '.join(ARCHS)}"
         )
         raise ModelError(msg)
-    mixtral = name == "llama" and file.value("llama.expert_count")
-    return Keys(file, name), _MIXTRAL if mixtral else ARCHS[name]
+    if name == "llama" and file.value("llama.expert_count"):
+        return Keys(file, name), _MIXTRAL
+    if name == "falcon" and "blk.0.attn_norm_2.weight" in file.tensors:
+        return Keys(file, name), _FALCON_TWO_NORMS
+    return Keys(file, name), ARCHS[name]

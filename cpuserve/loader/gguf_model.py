@@ -243,24 +243,28 @@ def row_order(
     heads = {"q_proj": q_heads, "k_proj": kv_heads}
     parts = name.rsplit(".", 2)
     if name.endswith(("query_key_value.weight", "query_key_value.bias")):
-        return by_head(rows, q_heads, name)
+        return by_group(rows, q_heads, kv_heads, name)
     if not arch.interleaved or len(parts) < 3 or parts[1] not in heads:
         return None
     return rope_row_order(rows, heads[parts[1]], name)
 
 
-def by_head(rows: int, heads: int, name: str) -> npt.NDArray[np.int32]:
-    """The stored row of each Hugging Face row: all q, all k, all v in the file, by heads in HF.
+def by_group(rows: int, q_heads: int, kv_heads: int, name: str) -> npt.NDArray[np.int32]:
+    """The stored row of each Hugging Face row: all q, all k, all v in the file; in HF, by KV heads.
 
-    Source: GPTNeoXModel.modify_tensors in llama.cpp's conversion, inverted.
+    There, the query heads of a KV head are followed by its k and its v. Source:
+    GPTNeoXModel.modify_tensors and FalconModel.modify_tensors in llama.cpp's conversion, inverted.
     """
-    if rows % (3 * heads):
-        msg = f"{name} has {rows} rows, which is not a multiple of 3 x {heads} heads"
+    heads = q_heads + 2 * kv_heads
+    if rows % heads or q_heads % kv_heads:
+        msg = f"{name} has {rows} rows, which do not fit {q_heads} + 2 x {kv_heads} heads"
         raise ModelError(msg)
     import numpy as np
 
-    stored = np.arange(rows, dtype=np.int32).reshape(3, heads, -1)
-    return np.ascontiguousarray(stored.swapaxes(0, 1)).reshape(-1)
+    stored = np.arange(rows, dtype=np.int32).reshape(heads, -1)
+    q, k, v = np.split(stored, [q_heads, q_heads + kv_heads])
+    groups = [part.reshape(kv_heads, -1) for part in (q, k, v)]
+    return np.ascontiguousarray(np.concatenate(groups, axis=1)).reshape(-1)
 
 
 def rope_row_order(rows: int, heads: int, name: str) -> npt.NDArray[np.int32]:

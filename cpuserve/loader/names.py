@@ -63,11 +63,14 @@ def gguf_to_hf(
 def checkpoint_to_hf(name: str) -> str:
     """The name in a Program of a safetensors tensor.
 
-    Checkpoints without an output head (embedding models) and older OPT files omit "model.". Those
-    of models of images and text have "language_model" in the names of the part for text.
+    Checkpoints without an output head (embedding models) and older OPT files omit "model.", those
+    of GPT-2 "transformer.". Those of models of images and text have "language_model" in the names
+    of the part for text.
     """
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
     bare = ("decoder.", "layers.", "embed_tokens.", "norm.")
+    if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings.")):
+        return f"transformer.{name}"
     return f"model.{name}" if name.startswith(bare) else name
 
 

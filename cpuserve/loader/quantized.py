@@ -31,7 +31,7 @@ from cpuserve.loader.load import (
 )
 from cpuserve.loader.names import checkpoint_to_hf
 from cpuserve.loader.safetensors import INDEX, ITEM_BYTES, SafetensorsStore, check_file
-from cpuserve.program.parts import stored_needs
+from cpuserve.program.parts import parse, stored_needs
 from cpuserve.quant.base import QuantTensor
 from cpuserve.quant.compress import (
     ROWS_OF_WORD,
@@ -231,6 +231,13 @@ def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) 
         msg = (
             f"{source} stores the matrices of all experts as one tensor ({stacks[0]}), which "
             "compressed-tensors has no form for; serve it with --quantization instead"
+        )
+        raise ModelError(msg)
+    parts = {need.name: parse(need.name) for need in program.weights}
+    if across := [name for name, part in parts.items() if part and part.columns]:
+        msg = (
+            f"{source} stores matrices transposed ({across[0]}), which compressed-tensors has no "
+            "form for; serve it with --quantization instead"
         )
         raise ModelError(msg)
     matrices = {need.name for need in needs if is_quantized(need.name)}

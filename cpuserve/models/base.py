@@ -16,6 +16,8 @@ BUILTIN = {
     "CohereForCausalLM": "cpuserve.models.cohere:Cohere",
     "DeepseekV2ForCausalLM": "cpuserve.models.deepseek:DeepseekV2",
     "DeepseekV3ForCausalLM": "cpuserve.models.deepseek:DeepseekV3",
+    "FalconForCausalLM": "cpuserve.models.falcon:Falcon",
+    "GPT2LMHeadModel": "cpuserve.models.gpt2:Gpt2",
     "GPTNeoXForCausalLM": "cpuserve.models.gpt_neox:GptNeoX",
     "GptOssForCausalLM": "cpuserve.models.gpt_oss:GptOss",
     "Gemma2ForCausalLM": "cpuserve.models.gemma:Gemma2",

@@ -58,23 +58,36 @@ class GptNeoX:
             h = b.layer_norm(x, f"{at}.input_layernorm")
             if s.extra["parallel"]:
                 mlp = b.layer_norm(x, f"{at}.post_attention_layernorm")
-                _attention(b, s, i, h, x)
+                grouped_attention(b, s, i, f"{at}.attention", h, x)
             else:
-                _attention(b, s, i, h, x)
+                grouped_attention(b, s, i, f"{at}.attention", h, x)
                 mlp = b.layer_norm(x, f"{at}.post_attention_layernorm")
-            then = cast("Then", s.extra["activation"])
-            wide = f"{at}.mlp.dense_h_to_4h"
-            g = b.linear(mlp, wide, features=s.intermediate, bias=True, then=then)
-            b.linear(g, f"{at}.mlp.dense_4h_to_h", bias=True, add_to=x)
+            plain_mlp(b, s, f"{at}.mlp", mlp, x)
         h = b.layer_norm(x, "gpt_neox.final_layer_norm")
         b.logits(h, "embed_out", tied_to="gpt_neox.embed_in" if s.tied else None)
 
 
-def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's attention of h to x. The tensor has q, k and v of one head after another."""
-    at, d = f"gpt_neox.layers.{layer}.attention", s.head_dim
-    firsts = [(3 * head + part) * d for part in range(3) for head in range(s.q_heads)]
-    parts = [rows(f"{at}.query_key_value", first, d) for first in firsts]
-    qkv = b.linear(h, parts, features=d, bias=s.qkv_bias)
+def grouped_attention(
+    b: Builder, s: ModelSpec, layer: int, at: str, h: ValueId, x: ValueId
+) -> None:
+    """Add the layer's attention of h to x, with the matrices below `at`.
+
+    The tensor of q, k and v has the query heads of one KV head, then its k, then its v, and then
+    those of the next.
+    """
+    d, each = s.head_dim, s.q_heads // s.kv_heads
+    parts = {}
+    for first, count in ((0, each), (each, 1), (each + 1, 1)):
+        for group in range(s.kv_heads):
+            begin = (group * (each + 2) + first) * d
+            parts[rows(f"{at}.query_key_value", begin, count * d)] = count * d
+    qkv = b.linear(h, list(parts), features=list(parts.values()), bias=s.qkv_bias)
     b.rope_store_kv(qkv, layer=layer, rope=s.rope)
     b.linear(b.attention(qkv, layer=layer), f"{at}.dense", bias=s.out_bias, add_to=x)
+
+
+def plain_mlp(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
+    """Add the MLP of h to x, which has no gate."""
+    then = cast("Then", s.extra["activation"])
+    g = b.linear(h, f"{at}.dense_h_to_4h", features=s.intermediate, bias=s.mlp_bias, then=then)
+    b.linear(g, f"{at}.dense_4h_to_h", bias=s.mlp_bias, add_to=x)

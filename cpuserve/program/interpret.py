@@ -121,6 +121,7 @@ def _tensor(tensors: Mapping[str, Matrix], name: str) -> Matrix:
     whole = tensors[part.tensor]
     assert isinstance(whole, Tensor), "quantized parts are given as tensors of their own"
     matrix = whole if part.index is None else whole[part.index]
+    matrix = matrix.mT if part.columns and matrix.ndim > 1 else matrix
     return matrix[part.first : part.end : part.step]
 
 

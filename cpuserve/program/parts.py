@@ -2,11 +2,13 @@
 
 Some checkpoints store several matrices as one tensor: gate and up of an MLP (Phi-3), queries, keys
 and values of all heads (GPT-NeoX), or a matrix of every expert (Granite). Others order the rows of
-a matrix in another way than the ops do (GLM-4, whose RoPE rotates neighbouring dimensions).
+a matrix in another way than the ops do (GLM-4, whose RoPE rotates neighbouring dimensions), or its
+transpose (GPT-2).
 
     "mlp.gate_up_proj[0:160].weight"          rows 0 to 159 of "mlp.gate_up_proj.weight"
     "moe.input_linear[3][160:320].weight"     rows 160 to 319 of its fourth matrix [3]
     "self_attn.q_proj[1:64:2].weight"         rows 1, 3, ... 63
+    "attn.c_attn[:,64:128].weight"            columns 64 to 127, each as a row
 """
 
 from __future__ import annotations
@@ -17,14 +19,15 @@ from dataclasses import dataclass
 
 from cpuserve.program.program import WeightNeed
 
-_PART = re.compile(r"([^\[\]]+)(?:\[(\d+)\])?\[(\d+):(\d+)(?::(\d+))?\]([^\[\]]*)")
+_PART = re.compile(r"([^\[\]]+)(?:\[(\d+)\])?\[(:,)?(\d+):(\d+)(?::(\d+))?\]([^\[\]]*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """Rows [first, end) of a stored tensor, or of its matrix `index` if it is a stack of them.
 
-    step: 1, or how many rows further the next one lies.
+    step: 1, or how many rows further the next one lies. columns: of the transposed matrix, so they
+    are columns of the stored one; of a vector, which has no transpose, its numbers.
     """
 
     tensor: str
@@ -32,6 +35,7 @@ class Part:
     end: int
     step: int = 1
     index: int | None = None
+    columns: bool = False
 
     def of(self, shape: tuple[int, ...]) -> slice | None:
         """The same rows counted over all matrices of a tensor of this shape; None if it has less.
@@ -59,13 +63,18 @@ def rows(name: str, first: int, count: int, *, step: int = 1, index: int | None 
     return f"{name}{matrix}[{first}:{first + (count - 1) * step + 1}{every}]"
 
 
+def columns(name: str, first: int, count: int) -> str:
+    """The name of `count` columns of matrix `name` from `first` on, each as a row."""
+    return f"{name}[:,{first}:{first + count}]"
+
+
 def parse(name: str) -> Part | None:
     """What `name` stands for; None if it is the name of a whole tensor."""
     if not (match := _PART.fullmatch(name)):
         return None
-    stem, index, first, end, step, rest = match.groups()
+    stem, index, across, first, end, step, rest = match.groups()
     matrix = None if index is None else int(index)
-    return Part(stem + rest, int(first), int(end), int(step or 1), matrix)
+    return Part(stem + rest, int(first), int(end), int(step or 1), matrix, across is not None)
 
 
 def stored_needs(needs: Iterable[WeightNeed]) -> tuple[WeightNeed, ...]:
@@ -80,7 +89,8 @@ def stored_needs(needs: Iterable[WeightNeed]) -> tuple[WeightNeed, ...]:
             found[need.name] = need
             continue
         matrices = () if part.index is None else (part.index + 1,)
-        shape = (*matrices, part.end, *need.shape[1:])
+        width = need.shape[1:]
+        shape = (*matrices, *((*width, part.end) if part.columns else (part.end, *width)))
         before = found.get(part.tensor)
         if before is not None and len(before.shape) == len(shape):
             shape = tuple(map(max, before.shape, shape))

@@ -60,7 +60,14 @@ SENSITIVE = (
     "dense_4h_to_h.weight",
 )
 ONE_SCALE = ("o_proj.weight", "attention.dense.weight")
-PER_TOKEN = ("embed_tokens.weight", "lm_head.weight", "embed_in.weight", "embed_out.weight")
+PER_TOKEN = (
+    "embed_tokens.weight",
+    "lm_head.weight",
+    "embed_in.weight",
+    "embed_out.weight",
+    "wte.weight",
+    "word_embeddings.weight",
+)
 # Small matrices that choose experts: an error there changes which weights a token is multiplied by.
 ROUTERS = (
     "mlp.gate.weight",

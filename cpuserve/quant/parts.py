@@ -39,8 +39,9 @@ def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> Buil
 
 
 def transposed(stored: QuantTensor) -> BuiltTensor:
-    """A dense stack of matrices [in, out], as one of matrices [out, in]."""
-    count, n_in, n_out = stored.shape
+    """A dense matrix [in, out], or stack of such matrices, as one of matrices [out, in]."""
+    *outer, n_in, n_out = stored.shape
+    count = math.prod(outer)
     element = f"u{stored.nbytes // math.prod(stored.shape)}"
 
     def build(rows: slice) -> Bytes:
@@ -52,7 +53,7 @@ def transposed(stored: QuantTensor) -> BuiltTensor:
             out[at] = matrices[matrix, :, wanted[at] - matrix * n_out]
         return out.view(np.uint8)
 
-    shape = (count, n_out, n_in)
+    shape = (*outer, n_out, n_in)
     return BuiltTensor(stored.name, shape, stored.source, stored.nbytes, build, stored.release)
 
 
@@ -114,6 +115,11 @@ class PartWeights:
         if part is None:
             return self._weights.get(name)
         whole = self._whole(part.tensor)
+        if part.columns and len(whole.shape) > 1:
+            if whole.source not in _DENSE:
+                msg = f"{part.tensor} is quantized, but only a dense matrix can be transposed"
+                raise ModelError(msg)
+            whole = transposed(whole)
         found = part.of(whole.shape)
         if found is None:
             raise ModelError(_lacks(part, whole.shape))

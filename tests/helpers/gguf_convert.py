@@ -28,6 +28,10 @@ TOP = {
     "gpt_neox.embed_in": "token_embd",
     "gpt_neox.final_layer_norm": "output_norm",
     "embed_out": "output",
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "transformer.word_embeddings": "token_embd",
+    "transformer.ln_f": "output_norm",
 }
 LLAMA = {
     "input_layernorm": "attn_norm",
@@ -86,6 +90,23 @@ OLMO2 = {
     "post_attention_layernorm": "post_attention_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+GPT2 = {
+    "ln_1": "attn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "ln_2": "ffn_norm",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+FALCON = {
+    "input_layernorm": "attn_norm",
+    "ln_attn": "attn_norm_2",
+    "ln_mlp": "attn_norm",
+    "self_attention.query_key_value": "attn_qkv",
+    "self_attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+}
 DELTA = {
     **LLAMA,
     "post_attention_layernorm": "post_attention_norm",
@@ -133,6 +154,9 @@ NAMES = {
         "mlp.dense_h_to_4h": "ffn_up",
         "mlp.dense_4h_to_h": "ffn_down",
     },
+    "gpt2": GPT2,
+    "falcon": FALCON,
+    "falcon-40b": FALCON,
     "olmo2": OLMO2,
     "olmo3": OLMO2,
     "starcoder2": {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
@@ -301,6 +325,9 @@ ARCHS = {
     ),
     "gptneox": ("gpt-neox", {}, {"use_parallel_residual": True}),
     "starcoder2": ("starcoder2", {"sliding_window": None}, {}),
+    "gpt2": ("gpt2", {}, {}),
+    "falcon": ("falcon", {"ffn_hidden_size": 160}, {}),
+    "falcon-40b": ("falcon-40b", {}, {}),
     "olmo2": ("olmo2", {}, {}),
     "olmo3": (
         "olmo3",
@@ -320,6 +347,7 @@ ARCHS = {
 FILE_ARCHS = {
     "mixtral": "llama",
     "olmo3": "olmo2",
+    "falcon-40b": "falcon",
     "qwen3next-fused": "qwen3next",
     "granitemoe-shared": "granitemoe",
     **dict.fromkeys(("deepseek2-v2", "deepseek2-joined", "deepseek2-glm"), "deepseek2"),
@@ -328,7 +356,10 @@ FILE_ARCHS = {
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
 INTERLEAVED = ("llama", "mixtral", "smollm3")  # and those of Granite
 ADDED_NORMS = ("gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next", "qwen3next-fused")
-LAYER_NORM = ("gptneox", "stablelm", "starcoder2", "command-r", "cohere2")
+LAYER_NORM = (
+    *("gptneox", "stablelm", "starcoder2", "command-r", "cohere2", "gpt2", "falcon", "falcon-40b"),
+)
+OTHER_KEYS = ("gpt2", "falcon", "falcon-40b")  # of the sizes in config.json
 
 
 def checkpoint_of(arch):
@@ -345,6 +376,8 @@ def convert(arch, path, types=(), **changes):
     """
     source = checkpoint_of(arch)
     config = json.loads((source / "config.json").read_text())
+    if arch in OTHER_KEYS:
+        config |= _sizes(spec_from_config(config))
     file_arch = FILE_ARCHS.get(arch, arch)
     writer = gguf.GGUFWriter(path, file_arch)
     heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
@@ -364,7 +397,7 @@ def convert(arch, path, types=(), **changes):
     hybrid = arch.startswith(("granitehybrid", "lfm2"))
     if "kv_lora_rank" in config:
         head_dim = _add_latent(writer, config, joined=arch == "deepseek2-joined")
-    else:
+    elif arch != "gpt2":
         writer.add_head_count_kv([kv * has for has in attends] if hybrid else kv)
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -417,6 +450,18 @@ def convert(arch, path, types=(), **changes):
     writer.close()
 
 
+def _sizes(spec):
+    """The sizes in a config under Llama's keys."""
+    return {
+        "hidden_size": spec.width,
+        "intermediate_size": spec.intermediate,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.q_heads,
+        "num_key_value_heads": spec.kv_heads,
+        "max_position_embeddings": spec.max_position,
+    }
+
+
 def renamed(arch, tensors, heads, kv):
     """The tensors under llama.cpp's names and in its order; the matrices of experts as stacks."""
     out, stacks = {}, {}
@@ -466,9 +511,11 @@ def renamed(arch, tensors, heads, kv):
             out[name] = value.reshape(ARCHS[arch][2]["ssm.group_count"], -1)
         if arch.startswith("qwen35") and name.startswith("blk"):
             out[name] = _tiled(name.split(".")[2], out[name])
-        if arch == "gptneox" and "attn_qkv" in name:
-            by_head = value.reshape(heads, 3, -1, *value.shape[1:])
-            out[name] = by_head.swapaxes(0, 1).reshape(value.shape)
+        if arch.startswith(("gptneox", "falcon")) and "attn_qkv" in name:
+            q, k, v = np.split(value.reshape(kv, heads // kv + 2, -1), [-2, -1], axis=1)
+            out[name] = np.concatenate([x.reshape(-1, *value.shape[1:]) for x in (q, k, v)])
+        if arch == "gpt2" and name.startswith("blk") and value.ndim > 1:
+            out[name] = value.T
         if name.endswith("ffn_gate_inp_shexp.weight"):
             out[name] = value.reshape(-1)
     if arch.startswith("deepseek2") and arch != "deepseek2-joined":

@@ -75,6 +75,9 @@ FAMILIES = (
     "starcoder2",
     "olmo3",
     "olmoe",
+    "gpt2",
+    "falcon",
+    "falcon-40b",
 )
 
 

@@ -147,6 +147,8 @@ def test_gguf_names_become_hugging_face_names(theirs, ours):
 def test_old_opt_names_get_their_prefix():
     assert checkpoint_to_hf("decoder.embed_tokens.weight") == "model.decoder.embed_tokens.weight"
     assert checkpoint_to_hf("model.decoder.x") == "model.decoder.x"
+    assert checkpoint_to_hf("h.0.attn.c_attn.weight") == "transformer.h.0.attn.c_attn.weight"
+    assert checkpoint_to_hf("wpe.weight") == "transformer.wpe.weight"
 
 
 def test_buffers_and_guessers_of_further_tokens_are_ignored_and_a_bias_is_not():

@@ -401,9 +401,10 @@ def test_a_place_that_is_taken_is_one_line_and_exit_2(capsys, name, tmp_path):
         (lambda at: quantized_copy(tiny_model("llama"), "awq", at / "m"), [], "quant_method awq"),
         (gguf, [], "is a GGUF file, which has no config.json; give the original"),
         (lambda _: tiny_model("granite-moe"), [], "stores the matrices of all experts as one"),
+        (lambda _: tiny_model("gpt2"), [], "stores matrices transposed (transformer.h.0.attn"),
         (lambda at: at / "nowhere", [], "does not exist"),
     ],
-    ids=["scheme", "quantized", "gguf", "stacks", "missing"],
+    ids=["scheme", "quantized", "gguf", "stacks", "transposed", "missing"],
 )
 def test_what_cannot_be_written_is_one_line_and_exit_2(capsys, model, more, needle, tmp_path):
     given = model(tmp_path)

@@ -232,6 +232,27 @@ BAD = {
         {"swiglu_alpha": 1.7},
         "swiglu_alpha is 1.7, but it must be 1.702, which the kernels are built for",
     ),
+    "clipped-queries": (
+        "olmoe",
+        {"clip_qkv": 8.0},
+        "clip_qkv is 8.0, but it must be null: queries and keys are not clipped",
+    ),
+    "no-window": (
+        "olmo3",
+        {"sliding_window": None},
+        "sliding_window is None, but it must be the number of keys",
+    ),
+    "alibi": (
+        "falcon",
+        {"alibi": True},
+        "alibi is True, but it must be false: only Falcon models with RoPE are supported",
+    ),
+    "uneven-heads": ("gpt2", {"n_head": 3}, "n_embd is 64, but it must be a multiple of n_head"),
+    "cross-attention": (
+        "gpt2",
+        {"add_cross_attention": True},
+        "add_cross_attention is True, but it must be false",
+    ),
     "tied-text": ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
     "dtype": ("llama", {"torch_dtype": "int8"}, "one of bfloat16, float16, float32"),
     "eos-text": ("llama", {"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
@@ -265,12 +286,16 @@ def test_mamba2_heads_have_the_width_that_is_left():
     assert spec_from_config(config) == spec_from_config(tiny_config("granite4-hybrid"))
 
 
+# Numbers that a config may omit.
+OPTIONAL = ("num_key_value_heads", "num_kv_heads", "ffn_hidden_size")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_required_number_is_missed(family):
     required = [k for k in tiny_config(family) if k.endswith("_size") or k.startswith("num_")]
     for key in required:
-        if key == "num_key_value_heads":
-            continue  # defaults to num_attention_heads
+        if key in OPTIONAL:
+            continue
         with pytest.raises(ModelError, match=key):
             spec_from_config({k: v for k, v in tiny_config(family).items() if k != key})
 

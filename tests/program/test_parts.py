@@ -17,6 +17,7 @@ NAMES = {
     "a.b[3][160:320].weight": Part("a.b.weight", 160, 320, 1, 3),
     "a.b[1:64:2].bias": Part("a.b.bias", 1, 64, 2),
     "a.b[2:5]": Part("a.b", 2, 5),
+    "a.b[:,64:128].weight": Part("a.b.weight", 64, 128, columns=True),
 }
 
 
@@ -46,12 +47,17 @@ def test_stored_tensors_end_with_the_last_rows_that_are_needed():
         WeightNeed("c[0][2:5].weight", (3, 8), "matrix"),
         WeightNeed("d[0:4:2].bias", (2,), "vector"),
         WeightNeed("d[1:4:2].bias", (2,), "vector"),
+        WeightNeed("e[:,4:6].weight", (2, 8), "matrix"),
+        WeightNeed("e[:,0:4].weight", (4, 8), "matrix"),
+        WeightNeed("e[:,4:6].bias", (2,), "vector"),
     ]
     assert stored_needs(needs) == (
         WeightNeed("a.weight", (6, 8), "matrix"),
         WeightNeed("b.weight", (3,), "vector"),
         WeightNeed("c.weight", (2, 5, 8), "matrix"),
         WeightNeed("d.bias", (4,), "vector"),
+        WeightNeed("e.weight", (8, 6), "matrix"),
+        WeightNeed("e.bias", (6,), "vector"),
     )
 
 
@@ -94,6 +100,8 @@ class Whole:
         "v[1:4].bias": lambda w: w.values["v.bias"][1:4],
         "v[0:6:3].bias": lambda w: w.values["v.bias"][::3],
         "q[1:4].weight": lambda w: w.values["q.weight"][w.order][1:4],
+        "m[:,3:8].weight": lambda w: w.values["m.weight"].T[3:8],
+        "v[:,1:4].bias": lambda w: w.values["v.bias"][1:4],
     }.items(),
 )
 def test_parts_are_rows_of_the_tensor(source, name, cut):
@@ -110,7 +118,14 @@ def test_parts_are_rows_of_the_tensor(source, name, cut):
 
 @pytest.mark.parametrize(
     "name",
-    ["m[2:7].weight", "m[3:3].weight", "s[2][0:1].weight", "s[0][0:4].weight", "v[9:12].bias"],
+    [
+        "m[2:7].weight",
+        "m[3:3].weight",
+        "m[:,3:9].weight",
+        "s[2][0:1].weight",
+        "s[0][0:4].weight",
+        "v[9:12].bias",
+    ],
 )
 def test_rows_that_a_tensor_does_not_have_are_refused(name):
     with pytest.raises(ModelError, match="does not fit its config"):
@@ -125,11 +140,13 @@ def test_the_interpreter_takes_parts_of_whole_tensors():
     needs = (
         WeightNeed("m[1:4:2].weight", (2, 2), "matrix"),
         WeightNeed("s[1][1:3].w", (2, 2), "matrix"),
+        WeightNeed("m[:,1:2].weight", (1, 6), "matrix"),
     )
     program = Program((), (), needs, (), vocab=2, width=2)
     tensors = Interpreter(program, whole)._tensors
     assert tensors["m[1:4:2].weight"].tolist() == [[2, 3], [6, 7]]
     assert tensors["s[1][1:3].w"].tolist() == [[8, 9], [10, 11]]
+    assert tensors["m[:,1:2].weight"].tolist() == [[1, 3, 5, 7, 9, 11]]
 
 
 @pytest.mark.parametrize("source", ["f32", "f16"])
