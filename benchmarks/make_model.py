@@ -129,6 +129,14 @@ _QWEN35 = {
     },
 }
 
+_GEMMA4 = {
+    "model_type": "gemma4_text",
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 20,
+}
+_KINDS_OF_LAYERS = ["sliding_attention", "full_attention"]
+
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": _decoder(
         "Llama",
@@ -362,6 +370,32 @@ SHAPES: dict[str, dict[str, Any]] = {
         sliding_window_pattern=3,
         rope_theta=1e6,
         rope_local_base_freq=1e4,
+    ),
+    "tiny-gemma4": _decoder(
+        "Gemma4",
+        (512, 64, 96, 5, 4, 2),
+        **_TINY_KEYS,
+        **_GEMMA4,
+        layer_types=[*_KINDS_OF_LAYERS, "sliding_attention", *_KINDS_OF_LAYERS],
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=16,
+        vocab_size_per_layer_input=512,
+        final_logit_softcapping=3.0,
+    ),
+    "tiny-gemma4-moe": _decoder(
+        "Gemma4",
+        (512, 64, 96, 4, 4, 2),
+        **_TINY_KEYS,
+        **_GEMMA4,
+        layer_types=[*_KINDS_OF_LAYERS, *_KINDS_OF_LAYERS],
+        hidden_size_per_layer_input=0,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        enable_moe_block=True,
+        num_experts=7,
+        top_k_experts=3,
+        moe_intermediate_size=48,
     ),
     "tiny-smollm3": _decoder(
         "SmolLM3", (512, 64, 160, 4, 4, 2), **_TINY_KEYS, no_rope_layer_interval=2
@@ -655,11 +689,12 @@ def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.N
     """The tensor in chunks of fp32; its random values depend only on its name and the seed.
 
     Matrices have variance 1 / inputs, so products keep the variance of their input. Norm weights
-    are near 1 (near 0 if they are offsets from 1) and biases near 0, but not equal to
-    these values, so a test notices a missing one. Recurrent states halve in about 20 tokens.
+    and scales are near 1 (near 0 if they are offsets from 1) and biases near 0, but not equal
+    to these values, so a test notices a missing one. Recurrent states halve in about 20 tokens.
     """
     stream = np.random.default_rng([seed, zlib.crc32(need.name.encode())])
     norm = "norm" in need.name and need.name.endswith(".weight")
+    norm = norm or need.name.endswith(("layer_scalar", "router.scale", "per_expert_scale"))
     middle, spread = 1.0 if norm and need.name not in kinds.offsets else 0.0, 0.2
     if need.name.endswith(".A_log"):
         middle = -3.0

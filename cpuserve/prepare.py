@@ -339,9 +339,11 @@ def _activation_width(spec: ModelSpec) -> int:
 
     Of a mixture, every chosen expert has a row of its own: input, hidden values and output. Latent
     attention has further values for each head: what its matrix makes of queries and of the output.
+    Gemma 4 has inputs of all layers, projected and looked up.
     """
     by_head = 4 if "rank" in spec.extra else 2
     attention = (by_head * spec.q_heads + 2 * spec.kv_heads) * spec.head_dim
     chosen = cast("int", spec.extra.get("chosen", 0))
     routed = chosen * (2 * spec.width + 2 * cast("int", spec.extra.get("expert_width", 0)))
-    return 2 * spec.width + attention + 2 * spec.intermediate + routed
+    inputs = 2 * spec.layers * cast("int", spec.extra.get("input_width", 0))
+    return 2 * spec.width + attention + 2 * spec.intermediate + routed + inputs

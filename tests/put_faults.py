@@ -72,6 +72,31 @@ FAULTS = [
         "default=lambda i: i % 2 == 1",
         "tests/models/test_families.py -k gpt-oss-defaults",
     ),
+    # --- OLMo and Gemma 4 ---------------------------------------------------------------------
+    Fault(
+        "cpuserve/models/llama.py",
+        "width=s.kv_heads * d, column=s.q_heads * d",
+        "width=s.kv_heads * d",
+        "tests/models/test_families.py -k olmo2",
+    ),
+    Fault(
+        "cpuserve/models/gemma4.py",
+        "eps=2 * s.norm_eps",
+        "eps=s.norm_eps",
+        "tests/models/test_families.py -k gemma4-large-epsilon",
+    ),
+    Fault(
+        "csrc/runtime/worker.cpp",
+        "if (!op.stores) args.kv.kv_heads = 0;",
+        "",
+        "tests/llm/test_families_end_to_end.py -k gemma4",
+    ),
+    Fault(
+        "csrc/runtime/experts.cpp",
+        "if (!op.add) std::fill_n(to, out.width, 0.0f);",
+        "",
+        "tests/program/test_native_ops.py -k gemma4",
+    ),
     # --- recurrent layers ---------------------------------------------------------------------
     Fault(
         "csrc/runtime/mamba.cpp",

@@ -11,7 +11,7 @@ from cpuserve.program.program import Program
 
 # Fields that contain the id of a value.
 VALUES = ("x", "qkv", "q", "latent", "kv", "routing", "out")
-WEIGHTS = ("weight", "weights", "bias", "biases", "q_norm", "k_norm", "norm", "sinks")
+WEIGHTS = ("weight", "weights", "bias", "biases", "factors", "q_norm", "k_norm", "norm", "sinks")
 MOST_WEIGHTS = 4  # in one line
 SHAPES = ("width", "vocab", "rows", "in_features", "features")  # already visible in the shapes
 

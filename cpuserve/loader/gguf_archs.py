@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 class Keys:
     """Typed access to the metadata of one architecture; errors name the key and its value."""
 
-    def __init__(self, file: GgufFile, arch: str) -> None:
+    def __init__(self, file: GgufFile, arch: str, *, mixed: bool = False) -> None:
+        """mixed: layers may differ in size; a number that each of them has is that of the first."""
         self.file = file
         self.arch = arch
+        self.mixed = mixed
 
     def raw(self, key: str) -> Any:
         """Value of "<arch>.<key>", None if absent."""
@@ -35,10 +37,21 @@ class Keys:
         value = self.raw(key)
         if value is None and default is not None:
             return default
+        if self.mixed and isinstance(value, list):
+            return self.of_layer(key, 0)
         if isinstance(value, list) and len(kinds := set(value) - ({0} if some else set())) == 1:
             value = kinds.pop()
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             self.fail(key, value, "a positive integer (the same for all layers)")
+        return value
+
+    def of_layer(self, key: str, layer: int) -> int:
+        """The same for one layer, where layers may differ."""
+        value = self.raw(key)
+        if isinstance(value, list):
+            value = value[layer] if layer < len(value) else None
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            self.fail(key, self.raw(key), "a positive integer for each layer")
         return value
 
     def whole(self, key: str) -> int:
@@ -121,7 +134,7 @@ class GgufArch:
     interleaved: the converter reorders q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
     added_norms: it adds 1 to the weights of norms, which the family stores without; not to those
     of gated delta nets. tiled: it reorders value heads of gated delta nets. yarn: parameters of the
-    family's YaRN that files do not have.
+    family's YaRN that files do not have. mixed: layers differ in size, as `settings` says.
     """
 
     family: str
@@ -136,6 +149,7 @@ class GgufArch:
     yarn: Mapping[str, Any] = field(default_factory=dict)
     top: Mapping[str, str] = field(default_factory=dict)
     layers: str = "model.layers"
+    mixed: bool = False
 
 
 _PARTS = ("gate", "up", "down")
@@ -342,6 +356,45 @@ def _gemma3(keys: Keys) -> dict[str, Any]:
         "rope_local_base_freq": keys.real("rope.freq_base_swa", 10000.0),
         "rope_theta": keys.real("rope.freq_base", 1e6),
     }
+
+
+def _gemma4(keys: Keys) -> dict[str, Any]:
+    """Heads and MLPs differ between layers; rope_freqs.weight is of global layers alone."""
+    kinds = keys.windows()
+    own_kinds, shared = set(kinds), keys.whole("attention.shared_kv_layers")
+    if own_kinds != {"full_attention", "sliding_attention"}:
+        keys.fail("attention.sliding_window_pattern", own_kinds, "of both kinds of layers")
+    wide = kinds.index("full_attention")
+    widths = keys.raw("feed_forward_length")
+    twice = isinstance(widths, list) and widths[-1] == 2 * widths[0]
+    factors = keys.numbers("rope_freqs.weight")
+    theta = keys.real("rope.freq_base", 1e6)
+    full = {"rope_type": "freq_factors", "freq_factors": factors, "rope_theta": theta}
+    local = {"rope_type": "default", "rope_theta": keys.real("rope.freq_base_swa", 1e4)}
+    settings: dict[str, Any] = {
+        "layer_types": kinds,
+        "head_dim": keys.count("attention.key_length_swa"),
+        "global_head_dim": keys.count("attention.key_length"),
+        "num_key_value_heads": keys.of_layer(
+            "attention.head_count_kv", kinds.index("sliding_attention")
+        ),
+        "num_global_key_value_heads": keys.of_layer("attention.head_count_kv", wide),
+        "attention_k_eq_v": not keys.has(f"blk.{wide}.attn_v.weight"),
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": twice,
+        "hidden_size_per_layer_input": keys.whole("embedding_length_per_layer_input"),
+        "rope_parameters": {"full_attention": full, "sliding_attention": local},
+        "rope_scaling": None,
+        "final_logit_softcapping": keys.raw("final_logit_softcapping"),
+    }
+    inputs = keys.file.tensors.get("per_layer_token_embd.weight")
+    if inputs is not None:
+        settings["vocab_size_per_layer_input"] = inputs.shape[0]
+    if keys.raw("expert_count"):
+        experts = _experts(keys)
+        settings |= {**experts, "top_k_experts": experts["num_experts_per_tok"]}
+        settings["enable_moe_block"] = True
+    return settings
 
 
 def _query_scalar(keys: Keys, layers: int) -> int:
@@ -553,6 +606,34 @@ ARCHS = {
     ),
     "gemma2": GgufArch("Gemma2ForCausalLM", "gemma2", _SANDWICH, _gemma2, added_norms=True),
     "gemma3": GgufArch("Gemma3ForCausalLM", "gemma3_text", _SANDWICH, _gemma3, added_norms=True),
+    "gemma4": GgufArch(
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        {
+            **_SANDWICH,
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+            "layer_output_scale": "layer_scalar",
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
+            "ffn_gate_inp": "router.proj",
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_gate_up_exps": "experts.gate_up_proj",
+            "ffn_gate_exps": "experts.gate_proj",
+            "ffn_up_exps": "experts.up_proj",
+            "ffn_down_exps": "experts.down_proj",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+        },
+        _gemma4,
+        top={
+            "per_layer_token_embd": "model.embed_tokens_per_layer",
+            "per_layer_model_proj": "model.per_layer_model_projection",
+            "per_layer_proj_norm": "model.per_layer_projection_norm",
+        },
+        mixed=True,
+    ),
     "phi3": GgufArch(
         "Phi3ForCausalLM",
         "phi3",
@@ -779,4 +860,4 @@ def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
         return Keys(file, name), _MIXTRAL
     if name == "falcon" and "blk.0.attn_norm_2.weight" in file.tensors:
         return Keys(file, name), _FALCON_TWO_NORMS
-    return Keys(file, name), ARCHS[name]
+    return Keys(file, name, mixed=ARCHS[name].mixed), ARCHS[name]

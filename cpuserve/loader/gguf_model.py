@@ -27,7 +27,7 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 def gguf_config(file: GgufFile) -> dict[str, Any]:
     """The equivalent of the model's config.json; reads only metadata and the rope factors."""
     keys, arch = arch_of(file)
-    if keys.raw("expert_count") and "ffn_gate_exps" not in arch.blocks:
+    if keys.raw("expert_count") and "ffn_down_exps" not in arch.blocks:
         wanted = f"absent: mixtures of experts are not supported in files of {keys.arch}"
         keys.fail("expert_count", keys.raw("expert_count"), wanted)
     eps = "attention.layer_norm_epsilon" if arch.layer_norm else "attention.layer_norm_rms_epsilon"

@@ -128,7 +128,10 @@ def check_weights(program: Program, weights: Weights) -> None:
     unused = sorted(
         n
         for n in names - needs.keys()
-        if not is_ignored(n) and n != "lm_head.weight" and not n.startswith(guessers)
+        if not is_ignored(n)
+        and n != "lm_head.weight"
+        and n not in program.unread
+        and not n.startswith(guessers)
     )
     groups = (("missing", missing), ("wrong shape", misshapen), ("unused", unused))
     found = [f"{what} ({len(items)}): {', '.join(items)}" for what, items in groups if items]

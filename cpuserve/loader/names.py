@@ -27,13 +27,14 @@ _GGUF_BLOCK = {
 }
 _GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>[\w.]+?)(?P<kind>\.weight|\.bias|)")
 # Names that say what the tensor is, so they have no suffix.
-_BARE = ("_bias", "A_log", "mamba.D", ".sinks")
+_BARE = ("_bias", "A_log", "mamba.D", ".sinks", "layer_scalar")
 
 # Tensors that no Program reads: buffers that some exporters store, although they follow from the
-# config, the parts that guess further tokens (multi-token prediction), and those that see images.
+# config, the parts that guess further tokens (multi-token prediction), and those that see or hear.
 _IGNORED = re.compile(
     r".*\.rotary_emb\.inv_freq|rope_freqs\.weight|.*\.(?:attn|attention|self_attn)\.(?:masked_)?bias"
     r"|.*\.position_ids|mtp\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
+    r"|(?:model\.)?(?:audio_tower|embed_vision|embed_audio)\..*"
 )
 
 

@@ -32,6 +32,7 @@ ENTRY_POINTS = "cpuserve.models"
 # Models of images and text, of which the text is served, and the architecture of its part.
 TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
@@ -113,7 +114,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     architecture = architecture_of(config)
     if config["architectures"][0] in TEXT_PARTS:
         # The ids of tokens, and the dtype, may be in the outer config alone.
-        config = {**config, **{k: v for k, v in read_object(config, "text_config").items() if v}}
+        text = read_object(config, "text_config").items()
+        config = {**config, **{k: v for k, v in text if v or type(v) is int}}
     return _family(architecture).spec(config)
 
 

@@ -22,6 +22,7 @@ BUILTIN = {
     "GptOssForCausalLM": "cpuserve.models.gpt_oss:GptOss",
     "Gemma2ForCausalLM": "cpuserve.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "cpuserve.models.gemma:Gemma3",
+    "Gemma4ForCausalLM": "cpuserve.models.gemma4:Gemma4",
     "Glm4ForCausalLM": "cpuserve.models.glm4:Glm4",
     "Glm4MoeForCausalLM": "cpuserve.models.glm4:Glm4Moe",
     "Glm4MoeLiteForCausalLM": "cpuserve.models.deepseek:Glm4MoeLite",

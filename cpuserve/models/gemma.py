@@ -30,7 +30,7 @@ class Gemma2:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in a Gemma 2 config."""
-        caps = {"softcap": _cap(config, "attn_logit_softcapping", 50.0)}
+        caps = {"softcap": read_cap(config, "attn_logit_softcapping", 50.0)}
         return _spec(config, "Gemma2ForCausalLM", 8192, pattern=2, logit_cap=30.0, extra=caps)
 
     @staticmethod
@@ -101,23 +101,23 @@ def _spec(
         out_bias=bias,
         extra={
             "windows": read_windows(config, window, default=lambda i: (i + 1) % pattern > 0),
-            "logit_softcap": _cap(config, "final_logit_softcapping", logit_cap),
+            "logit_softcap": read_cap(config, "final_logit_softcapping", logit_cap),
             **extra,
         },
     )
     return replace(
         spec,
-        embed_scale=_embed_scale(spec.width, spec.dtype),
+        embed_scale=embed_scale(spec.width, spec.dtype),
         attention_scale=read_float(config, "query_pre_attn_scalar", 256.0) ** -0.5,
     )
 
 
-def _cap(config: Mapping[str, Any], key: str, default: float) -> float:
+def read_cap(config: Mapping[str, Any], key: str, default: float) -> float:
     """A soft cap; null in the config means none."""
     return 0.0 if config.get(key, default) in (None, 0) else read_float(config, key, default)
 
 
-def _embed_scale(width: int, dtype: str) -> float:
+def embed_scale(width: int, dtype: str) -> float:
     """The square root of the width, rounded to the dtype of the checkpoint as in transformers."""
     scale = float(width**0.5)
     if dtype == "float16":

@@ -34,15 +34,17 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_positions: int) 
     params = _rope_params(config)
     theta = read_float(params, "rope_theta", 10000.0, low=1.0)
     share = read_float(params, "partial_rotary_factor", 1.0, high=1.0)
-    rotary = int(head_dim * share + 1e-6)  # 1e-6: a share such as 1/3 is rounded
+    kind = params.get("rope_type", params.get("type", "default"))
+    turned = int(head_dim * share + 1e-6)  # 1e-6: a share such as 1/3 is rounded
+    # A proportional RoPE pairs dims i and i + head_dim / 2, of which only the first ones turn.
+    rotary = head_dim if kind == "proportional" else turned
     if rotary < 2 or rotary % 2:
         want = f"a share of head_dim {head_dim} that gives an even number of dimensions"
         refuse("partial_rotary_factor", share, want)
     max_position = read_int(config, "max_position_embeddings", default_positions)
-    kind = params.get("rope_type", params.get("type", "default"))
     if not isinstance(kind, str) or kind not in _SCALINGS:
         refuse("rope_scaling type", kind, f"one of {', '.join(sorted(_SCALINGS))}")
-    base = [theta ** (-2.0 * i / rotary) for i in range(rotary // 2)]
+    base = [theta ** (-2.0 * i / rotary) if i < turned // 2 else 0.0 for i in range(rotary // 2)]
     return _SCALINGS[kind](params, base, max_position)
 
 
@@ -108,6 +110,12 @@ def _default(_params: Params, base: list[float], max_position: int) -> tuple[Rop
 def _linear(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
     """Linear scaling: all frequencies are divided by `factor`."""
     factor = read_float(params, "factor")
+    return _rope([f / factor for f in base]), max_position
+
+
+def _proportional(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
+    """The RoPE of Gemma 4's global layers, whose frequencies may be divided by `factor`."""
+    factor = read_float(params, "factor", 1.0)
     return _rope([f / factor for f in base]), max_position
 
 
@@ -204,6 +212,7 @@ _SCALINGS: dict[str, Callable[[Params, list[float], int], tuple[Rope, int]]] = {
     "freq_factors": _freq_factors,
     "llama3": _llama3,
     "longrope": _longrope,
+    "proportional": _proportional,
     "su": _longrope,  # its name in the first Phi-3 configs
     "yarn": _yarn,
 }

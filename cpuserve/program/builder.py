@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -36,6 +36,7 @@ from cpuserve.program.ops import (
     RopeStoreKV,
     Route,
     RouteAdapters,
+    Scale,
     Score,
     ShortConv,
     SplitGates,
@@ -111,6 +112,7 @@ class Builder:
         self._weights: dict[str, WeightNeed] = {}
         self._cache: list[CacheLayer] = []
         self._states: list[StateLayer] = []
+        self._unread: set[str] = set()
         self._adapters = spec.adapters
         self._adapted: ValueId | None = None  # the routing to adapters
 
@@ -136,28 +138,41 @@ class Builder:
         self._ops.append(PositionEmbed(x, weight, rows, width, offset))
 
     def rms_norm(
-        self, x: ValueId, name: str, *, eps: float | None = None, plus_one: bool = False
+        self,
+        x: ValueId,
+        name: str,
+        *,
+        eps: float | None = None,
+        plus_one: bool = False,
+        bare: bool = False,
+        scale: float = 1.0,
     ) -> ValueId:
-        """RmsNorm of every row: [T, width of x]; eps defaults to the spec."""
+        """RmsNorm of every row: [T, width of x]; eps defaults to the spec.
+
+        bare: the name of the weight is `name` alone.
+        """
         width = self._width(x)
-        weight = self._need(f"{name}.weight", (width,), "vector")
+        weight = self._need(name if bare else f"{name}.weight", (width,), "vector")
         out = self._value(name, width)
-        self._ops.append(RmsNorm(x, out, weight, width, self._eps(eps), plus_one))
+        self._ops.append(RmsNorm(x, out, weight, width, self._eps(eps), plus_one, scale))
         return out
 
     def part_norm(
         self,
         x: ValueId,
-        name: str,
+        name: str | None,
         *,
         width: int,
         column: int = 0,
         parts: int = 1,
         eps: float | None = None,
     ) -> None:
-        """RmsNorm of each of `parts` parts of x, `width` columns from `column` on; in place."""
-        self._check_columns(f"{name}: x", x, column, parts * width)
-        weight = self._need(f"{name}.weight", (width,), "vector")
+        """RmsNorm of each of `parts` parts of x, `width` columns from `column` on; in place.
+
+        name: None if it has no weight.
+        """
+        self._check_columns(f"{name or 'norm'}: x", x, column, parts * width)
+        weight = None if name is None else self._need(f"{name}.weight", (width,), "vector")
         self._ops.append(PartNorm(x, weight, width, self._eps(eps), column, parts))
 
     def layer_norm(
@@ -253,7 +268,7 @@ class Builder:
         *,
         features: int,
         chosen: int,
-        to: ValueId,
+        to: ValueId | None,
         then: Then = "silu_mul",
         score: Score = "softmax",
         renormalize: bool = False,
@@ -261,13 +276,16 @@ class Builder:
         bias: str | None = None,
         groups: Groups | None = None,
         biased: bool = False,
-    ) -> None:
-        """Add a mixture of experts of h to the value `to`.
+        routed_by: ValueId | None = None,
+        factors: str | None = None,
+    ) -> ValueId:
+        """Add a mixture of experts of h to the value `to`, and return that; None: make one.
 
-        router: the matrix [experts, width of h] of the router. experts: the names of each expert's
-        matrices: gate and up [features, width of h], then down [width of `to`, features]. bias: the
-        full name of a weight [experts], added to the scores for the choice alone. groups: of
-        experts, which limit the choice. biased: the router and all matrices of experts have biases.
+        router: the matrix [experts, width of h] of the router, which multiplies `routed_by` (None:
+        h). experts: the names of each expert's matrices: gate and up [features, width of h], then
+        down [width of `to`, features]. bias, factors: full names of weights [experts], added to the
+        scores for the choice alone, and multiplied by the weights. groups: of experts, which limit
+        the choice. biased: the router and all matrices of experts have biases.
         """
         count, width = len(experts), self._width(h)
         if self._adapters is not None:
@@ -278,21 +296,25 @@ class Builder:
             raise ModelError(msg)
         if groups is not None:
             _check_groups(router, groups, count, chosen)
-        logits = self.linear(h, router, features=count, bias=biased)
+        logits = self.linear(
+            h if routed_by is None else routed_by, router, features=count, bias=biased
+        )
         routing = self._value(f"{router} routing", 2 * chosen)
-        if bias is not None:
-            self._need(bias, (count,), "vector")
+        for name in filter(None, (bias, factors)):
+            self._need(name, (count,), "vector")
         weights = (score, renormalize, scale, bias)
-        self._ops.append(Route(logits, routing, count, chosen, *weights, groups))
+        self._ops.append(Route(logits, routing, count, chosen, *weights, groups, factors))
         rows = self._value(f"{router} rows", width, chosen)
         self._ops.append(Spread(h, routing, rows, width, chosen))
         gate_up, down = [names[:2] for names in experts], [names[2:] for names in experts]
         hidden = self._value(f"{router} hidden", features, chosen)
         self._expert_linear(rows, routing, hidden, gate_up, features, then, biased)
-        out_width = self._width(to)
+        out_width = width if to is None else self._width(to)
         out = self._value(f"{router} out", out_width, chosen)
         self._expert_linear(hidden, routing, out, down, out_width, "none", biased)
-        self._ops.append(Combine(out, routing, to, out_width, chosen))
+        total = self._value(f"{router} sum", out_width) if to is None else to
+        self._ops.append(Combine(out, routing, total, out_width, chosen, to is not None))
+        return total
 
     def _expert_linear(
         self,
@@ -325,24 +347,31 @@ class Builder:
         k_norm: str | None = None,
         eps: float | None = None,
         plus_one: bool = False,
+        heads: tuple[int, int] | None = None,
+        stores: bool = True,
     ) -> None:
         """Normalize (optional) and rotate q and k of `qkv` in place; store k and v in the KV cache.
 
         qkv [T, (q_heads + 2 kv_heads) * head_dim], or wider. Call it for layers in order, starting
-        at 0; layers without attention are not counted.
+        at 0; layers without attention are not counted. heads: (kv_heads, head_dim) of the layer, if
+        not those of the spec. stores False: qkv has queries alone, and they read the cache of an
+        earlier `layer`.
         """
-        s = self._spec
-        self._check_qkv(layer, qkv)
-        self._check_layer(layer)
+        q_heads = self._spec.q_heads
+        kv_heads, d = heads or (self._spec.kv_heads, self._spec.head_dim)
+        self._check_qkv(layer, qkv, (q_heads + (2 * kv_heads if stores else 0)) * d)
         if rope is not None:
-            _check_rope(rope, s.head_dim)
-        self._cache.append(CacheLayer(s.kv_heads, s.head_dim, s.head_dim))
-        q_weight = self._need(f"{q_norm}.weight", (s.head_dim,), "vector") if q_norm else None
-        k_weight = self._need(f"{k_norm}.weight", (s.head_dim,), "vector") if k_norm else None
-        heads = (s.q_heads, s.kv_heads, s.head_dim)
-        self._ops.append(
-            RopeStoreKV(qkv, layer, *heads, rope, q_weight, k_weight, self._eps(eps), plus_one)
-        )
+            _check_rope(rope, d)
+        if stores:
+            self._check_layer(layer)
+            self._cache.append(CacheLayer(kv_heads, d, d))
+        elif layer >= len(self._cache) or self._cache[layer].key_width != d:
+            msg = f"layer {layer}: no layer before it has stored heads of {d}"
+            raise ModelError(msg)
+        q_weight = self._need(f"{q_norm}.weight", (d,), "vector") if q_norm else None
+        k_weight = self._need(f"{k_norm}.weight", (d,), "vector") if k_norm else None
+        norms = (q_weight, k_weight, self._eps(eps), plus_one)
+        self._ops.append(RopeStoreKV(qkv, layer, q_heads, kv_heads, d, rope, *norms, stores))
 
     def latent_attention(
         self,
@@ -444,17 +473,22 @@ class Builder:
             raise ModelError(msg)
         if sinks is not None:
             self._need(sinks, (s.q_heads,), "vector")
-        self._check_qkv(layer, qkv)
-        out = self._value(f"layers.{layer}.attention", s.q_heads * s.head_dim)
-        scale = s.head_dim**-0.5 if scale is None else scale
-        heads = (s.q_heads, s.kv_heads, s.head_dim)
+        cache = self._cache[layer]
+        kv_heads, d = cache.heads, cache.key_width
+        self._check_qkv(layer, qkv, s.q_heads * d)
+        read = any(isinstance(op, Attention) and op.layer == layer for op in self._ops)
+        if read and cache.window != window:
+            msg = f"layer {layer}: its cache has a window of {cache.window}, not {window}"
+            raise ModelError(msg)
+        out = self._value(f"layers.{layer}.attention", s.q_heads * d)
+        heads = (s.q_heads, kv_heads, d)
+        scale = d**-0.5 if scale is None else scale
         self._ops.append(Attention(qkv, out, layer, *heads, scale, window, softcap, sinks, alibi))
-        self._cache[layer] = replace(self._cache[layer], window=window)
+        self._cache[layer] = replace(cache, window=window)
         return out
 
-    def _check_qkv(self, layer: int, qkv: ValueId) -> None:
-        s, value = self._spec, self._values[qkv]
-        least = (s.q_heads + 2 * s.kv_heads) * s.head_dim
+    def _check_qkv(self, layer: int, qkv: ValueId, least: int) -> None:
+        value = self._values[qkv]
         if value.width < least:
             msg = f"layer {layer}: {value.name} is {value.width} wide, but qkv needs {least}"
             raise ModelError(msg)
@@ -625,6 +659,14 @@ class Builder:
         self._check_width("add", to, width)
         self._ops.append(Add(x, to, width))
 
+    def scale(self, x: ValueId, name: str) -> None:
+        """Multiply x by the weight `name` [1]; in place."""
+        self._ops.append(Scale(x, self._need(name, (1,), "vector"), self._width(x)))
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Tensors that checkpoints may have, although no op reads them."""
+        self._unread.update(names)
+
     def activation(self, x: ValueId, then: Then) -> ValueId:
         """act(x); for "*_mul", act(first half of the columns) * (second half)."""
         width = self._width(x)
@@ -666,10 +708,10 @@ class Builder:
             msg = "a program must have one logits or hidden op, as its last op"
             raise ModelError(msg)
         attended = [op.layer for op in self._ops if isinstance(op, Attention)]
-        if attended != list(range(len(self._cache))):
+        if list(dict.fromkeys(attended)) != list(range(len(self._cache))):
             msg = (
                 f"{len(self._cache)} layers are stored in the KV cache, but attention reads layers "
-                f"{attended}; it must read every layer once, in order"
+                f"{attended}; it must read every layer, in order"
             )
             raise ModelError(msg)
         return Program(
@@ -680,6 +722,7 @@ class Builder:
             vocab=self._spec.vocab,
             width=self._spec.width,
             states=tuple(self._states),
+            unread=frozenset(self._unread),
         )
 
     def _value(self, name: str, width: int, copies: int = 1) -> ValueId:

@@ -21,6 +21,7 @@ from cpuserve.program.ops import (
     PositionEmbed,
     RopeStoreKV,
     RouteAdapters,
+    Scale,
     Spread,
     ValueId,
 )
@@ -31,7 +32,7 @@ def written(op: Op) -> ValueId | None:
     """The value that an op writes or changes in place; None for Logits and Hidden."""
     if isinstance(op, Logits | Hidden):
         return None
-    if isinstance(op, PositionEmbed | PartNorm):
+    if isinstance(op, PositionEmbed | PartNorm | Scale):
         return op.x
     return op.qkv if isinstance(op, RopeStoreKV) else op.out
 
@@ -47,7 +48,7 @@ def reads(op: Op) -> tuple[ValueId, ...]:
     if isinstance(op, Spread | ExpertLinear):
         return (op.x, op.routing)
     if isinstance(op, Combine):
-        return (op.x, op.routing, op.out)
+        return (op.x, op.routing, op.out) if op.add else (op.x, op.routing)
     if isinstance(op, GatedDelta):
         return (op.x, op.gates)
     if isinstance(op, Mamba2):

@@ -42,6 +42,7 @@ from cpuserve.program.ops import (
     RopeStoreKV,
     Route,
     RouteAdapters,
+    Scale,
     ShortConv,
     SplitGates,
     Spread,
@@ -290,13 +291,14 @@ class Interpreter:
 
     def _rmsnorm(self, op: RmsNorm, x: Tensor) -> Tensor:
         weight = self._vector(op.weight)
-        return rms_norm(x, weight + 1 if op.plus_one else weight, op.eps)
+        return rms_norm(x, (weight + 1 if op.plus_one else weight) * op.scale, op.eps)
 
     def _partnorm(self, op: PartNorm, x: Tensor) -> Tensor:
         at = slice(op.column, op.column + op.parts * op.width)
         parts = x[:, at].reshape(len(x), op.parts, op.width)
         out = x.clone()
-        out[:, at] = rms_norm(parts, self._vector(op.weight), op.eps).reshape(len(x), -1)
+        weight = torch.ones(op.width) if op.weight is None else self._vector(op.weight)
+        out[:, at] = rms_norm(parts, weight, op.eps).reshape(len(x), -1)
         return out
 
     def _layernorm(self, op: LayerNorm, x: Tensor) -> Tensor:
@@ -324,7 +326,10 @@ class Interpreter:
             weights = torch.softmax(weights, dim=1)
         if op.renormalize:
             weights = weights / weights.sum(dim=1, keepdim=True)
-        return torch.cat([ids.float(), weights * op.scale], dim=1)
+        weights = weights * op.scale
+        if op.factors is not None:
+            weights = weights * self._vector(op.factors)[ids]
+        return torch.cat([ids.float(), weights], dim=1)
 
     def _routeadapters(self, op: RouteAdapters) -> Tensor:
         adapters = torch.from_numpy(self._step.token_adapters()).long()
@@ -347,18 +352,21 @@ class Interpreter:
             out[rows] = activate(y, op.then)
         return out
 
-    def _combine(self, op: Combine, x: Tensor, routing: Tensor, out: Tensor) -> Tensor:
+    def _combine(
+        self, op: Combine, x: Tensor, routing: Tensor, out: Tensor | None = None
+    ) -> Tensor:
         order = routed_rows(routing, op.chosen)
         place = torch.full((len(routing) * op.chosen,), -1)
         place[order] = torch.arange(len(order))
-        out = out.clone()
+        out = torch.zeros(len(routing), op.width) if out is None else out.clone()
         for rank, rows in enumerate(place.reshape(-1, op.chosen).T):
             has = rows >= 0
             out[has] += routing[has, op.chosen + rank, None] * x[rows[has]]
         return out
 
     def _ropestorekv(self, op: RopeStoreKV, qkv: Tensor) -> Tensor:
-        width = (op.q_heads + 2 * op.kv_heads) * op.head_dim
+        stored = 2 * op.kv_heads if op.stores else 0
+        width = (op.q_heads + stored) * op.head_dim
         heads = qkv[:, :width].reshape(len(qkv), -1, op.head_dim)
         q, kv = heads[:, : op.q_heads], heads[:, op.q_heads :]
         k, v = kv.chunk(2, dim=1)
@@ -374,7 +382,8 @@ class Interpreter:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.kv_type in MIXED_KV:
             q, k = mix(q) / mix_width(op.head_dim), mix(k)
-        self._store(op.layer, k, v)
+        if op.stores:
+            self._store(op.layer, k, v)
         changed = torch.cat([q, k, v], dim=1).reshape(len(qkv), -1)
         return torch.cat([changed, qkv[:, width:]], dim=1)
 
@@ -501,6 +510,9 @@ class Interpreter:
 
     def _add(self, _op: Add, x: Tensor, out: Tensor) -> Tensor:
         return out + x
+
+    def _scale(self, op: Scale, x: Tensor) -> Tensor:
+        return x * self._vector(op.weight)
 
     def _activationop(self, op: ActivationOp, x: Tensor) -> Tensor:
         return activate(x, op.then)

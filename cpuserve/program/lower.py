@@ -43,6 +43,7 @@ from cpuserve.program.ops import (
     RopeStoreKV,
     Route,
     RouteAdapters,
+    Scale,
     ShortConv,
     SplitGates,
     Spread,
@@ -403,18 +404,22 @@ class Lowering:
         self._emit(lambda: self.native.position_embed(self._value(op.x), table, op.rows, op.offset))
 
     def _rmsnorm(self, op: RmsNorm) -> None:
-        weight = self._norm_weight(op.weight, op.width, op.plus_one)
+        weight = self._norm_weight(op.weight, op.width, op.plus_one, op.scale)
         x = self._value(op.x)
         self._emit(lambda: self.native.rms_norm(x, self._value(op.out), weight, op.eps))
 
     def _partnorm(self, op: PartNorm) -> None:
-        weight, x = self._plain(op.weight, op.width), self._value(op.x)
+        x, width, weight = self._value(op.x), op.width, self._plain(op.weight, op.width)
+        if op.weight is None:
+            weight = self._vector(("ones", width), width, lambda _: np.ones(width, np.float32))
         self._emit(lambda: self.native.part_norm(x, weight, op.column, op.parts, op.eps))
 
-    def _norm_weight(self, name: str | None, count: int, plus_one: bool) -> int:
-        if name is None or not plus_one:
+    def _norm_weight(self, name: str | None, count: int, plus_one: bool, scale: float = 1.0) -> int:
+        if name is None or (not plus_one and scale == 1.0):
             return self._plain(name, count)
-        return self._vector(("plus_one", name), count, lambda read: read(name) + np.float32(1))
+        more, factor = np.float32(plus_one), np.float32(scale)
+        key = ("norm", name, plus_one, scale)
+        return self._vector(key, count, lambda read: (read(name) + more) * factor)
 
     def _layernorm(self, op: LayerNorm) -> None:
         weight, bias = self._plain(op.weight, op.width), self._plain(op.bias, op.width)
@@ -469,13 +474,14 @@ class Lowering:
         )
 
     def _route(self, op: Route) -> None:
-        bias = self._plain(op.bias, op.experts)
+        bias, factors = (self._plain(name, op.experts) for name in (op.bias, op.factors))
         x, out, g = self._value(op.x), self._value(op.out), op.groups
         groups = (g.count, g.kept, g.best) if g else ()
+        more = {} if op.factors is None else {"factors": factors}
+        count, chosen, score, scale = op.experts, op.chosen, op.score, op.scale
+        add = self.native.route
         self._emit(
-            lambda: self.native.route(
-                x, out, op.experts, op.chosen, op.score, op.renormalize, op.scale, bias, *groups
-            )
+            lambda: add(x, out, count, chosen, score, op.renormalize, scale, bias, *groups, **more)
         )
 
     def _routeadapters(self, op: RouteAdapters) -> None:
@@ -550,7 +556,8 @@ class Lowering:
 
     def _combine(self, op: Combine) -> None:
         x, routing, out = self._value(op.x), self._value(op.routing), self._value(op.out)
-        self._emit(lambda: self.native.combine(x, routing, out))
+        more = {} if op.add else {"add": False}
+        self._emit(lambda: self.native.combine(x, routing, out, **more))
 
     def _ropestorekv(self, op: RopeStoreKV) -> None:
         q = self._take_queries(op.qkv, op.q_heads, op.head_dim)
@@ -558,6 +565,7 @@ class Lowering:
         rotary = op.rope.rotary if op.rope else 0
         q_norm = self._norm_weight(op.q_norm, op.head_dim, op.plus_one)
         k_norm = self._norm_weight(op.k_norm, op.head_dim, op.plus_one)
+        more = {} if op.stores else {"stores": False}
         self._emit(
             lambda: self.native.rope_store_kv(
                 self._value(op.qkv),
@@ -570,6 +578,7 @@ class Lowering:
                 q_norm,
                 k_norm,
                 op.eps,
+                **more,
             )
         )
 
@@ -656,6 +665,10 @@ class Lowering:
 
     def _add(self, op: Add) -> None:
         self._emit(lambda: self.native.add(self._value(op.x), self._value(op.out)))
+
+    def _scale(self, op: Scale) -> None:
+        x, factor = self._value(op.x), self._plain(op.weight, 1)
+        self._emit(lambda: self.native.scale(x, factor))
 
     def _activationop(self, op: ActivationOp) -> None:
         activation, glu = split_then(op.then)

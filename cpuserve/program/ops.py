@@ -4,8 +4,8 @@ Shapes: T = tokens of the step, D = model width. Every value is a float matrix w
 the row space of a mixture of experts, with one row for each token and chosen expert. The residual
 stream is fp32; the native executor stores other values in the format that their readers
 need (`csrc/kernels/table.h: ActFormat`). Ops run in program order. `PositionEmbed`, `PartNorm`,
-`Add` and `Linear` with `add` change a value in place; `RopeStoreKV` does so too and writes the KV
-cache.
+`Add`, `Scale` and `Linear` with `add` change a value in place; `RopeStoreKV` does so too and writes
+the KV cache.
 
 Families that these ops cover: Llama 2/3, Mistral, SmolLM2; Qwen2/2.5 (q/k/v bias); Qwen3 (q/k norm
 inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, optional
@@ -13,7 +13,7 @@ word_embed projection); Qwen3-MoE; Gemma 2 and 3 (RmsNorm `plus_one`, Embed `sca
 RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and `softcap`); DeepSeek V2 and
 V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head); Granite 4 (ShortConv, Mamba2,
 GatedNorm); LFM2 (ShortConv between two Gates); gpt-oss (Attention `sinks`, ExpertLinear `biases`);
-OLMo 2 and 3, OLMoE (PartNorm).
+OLMo 2 and 3, OLMoE (PartNorm); Gemma 4 (Scale, Route `factors`, layers that share a cache).
 docs/contracts.md says what further families need.
 """
 
@@ -69,7 +69,10 @@ class PositionEmbed:
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
-    """out = x / sqrt(mean(x^2) + eps) * w, with w = weight, or weight + 1 if `plus_one` (Gemma)."""
+    """out = x / sqrt(mean(x^2) + eps) * w, with w = weight, or weight + 1 if `plus_one` (Gemma).
+
+    scale: w is multiplied by it.
+    """
 
     x: ValueId
     out: ValueId
@@ -77,6 +80,7 @@ class RmsNorm:
     width: int
     eps: float
     plus_one: bool = False
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +88,12 @@ class PartNorm:
     """RmsNorm of each of `parts` parts of x, in place; other columns are left alone.
 
     A part has `width` columns and a mean of its own; the first one begins at `column`. weight
-    [width] is that of all parts (OLMo: of all q heads, and of all k heads, as one part each).
+    [width] is that of all parts (OLMo: of all q heads, and of all k heads, as one part each); None:
+    ones (Gemma 4: of each v head).
     """
 
     x: ValueId
-    weight: str
+    weight: str | None
     width: int
     eps: float
     column: int = 0
@@ -147,7 +152,8 @@ class Route:
     the weights are before they are normalized: the softmax or sigmoid of all logits, or
     ("chosen_softmax") the softmax of the chosen ones. renormalize: weights are divided by their
     sum. scale multiplies them. bias [experts] is added to the scores for the choice alone, and
-    groups limit it (DeepSeek). Without a sigmoid, logits are the scores that choose.
+    groups limit it (DeepSeek). Without a sigmoid, logits are the scores that choose. factors
+    [experts]: the last factor of each expert's weight (Gemma 4).
     """
 
     x: ValueId
@@ -159,6 +165,7 @@ class Route:
     scale: float = 1.0
     bias: str | None = None
     groups: Groups | None = None
+    factors: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +216,10 @@ class ExpertLinear:
 
 @dataclass(frozen=True, slots=True)
 class Combine:
-    """out[t] += the sum of token t's routed rows of x times their weights.
+    """out[t] += the sum of token t's routed rows of x times their weights; without `add`, out[t] =.
 
-    The terms are added to `out` one after another, in the order in which the experts were chosen,
-    each product rounded before it is added.
+    The terms are added to `out` (or 0) one after another, in the order in which the experts were
+    chosen, each product rounded before it is added.
     """
 
     x: ValueId
@@ -220,6 +227,7 @@ class Combine:
     out: ValueId
     width: int
     chosen: int
+    add: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +236,8 @@ class RopeStoreKV:
 
     qkv [T, (q_heads + 2 kv_heads) head_dim], q first; further columns are left alone.
     q_norm/k_norm: RmsNorm weights [head_dim] applied per head before rotation (Qwen3), or weight +
-    1 with `plus_one` (Gemma 3). rope None: no rotation (OPT).
+    1 with `plus_one` (Gemma 3). rope None: no rotation (OPT). stores False: `qkv` has queries
+    alone, for the cache that an op before it has stored (Gemma 4).
     """
 
     qkv: ValueId
@@ -241,6 +250,7 @@ class RopeStoreKV:
     k_norm: str | None = None
     eps: float = 1e-6
     plus_one: bool = False
+    stores: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,6 +475,15 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """x *= weight[0], in place; weight [1]."""
+
+    x: ValueId
+    weight: str
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class ActivationOp:
     """out = act(x); for "*_mul", out = act(x[:, :w]) * x[:, w:]."""
 
@@ -525,6 +544,7 @@ Op = (
     | Mamba2
     | GatedNorm
     | Add
+    | Scale
     | ActivationOp
     | Logits
     | Hidden

@@ -71,7 +71,10 @@ def whole_lines(floats: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The ops of a model and the list of weights to load; immutable, made by Builder.finish()."""
+    """The ops of a model and the list of weights to load; immutable, made by Builder.finish().
+
+    unread: further tensors that checkpoints may have.
+    """
 
     ops: tuple[Op, ...]
     values: tuple[Value, ...]
@@ -80,6 +83,7 @@ class Program:
     vocab: int
     width: int
     states: tuple[StateLayer, ...] = ()
+    unread: frozenset[str] = frozenset()
 
 
 def group_of(program: Program, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:

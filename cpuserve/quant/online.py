@@ -62,6 +62,7 @@ SENSITIVE = (
 ONE_SCALE = ("o_proj.weight", "attention.dense.weight")
 PER_TOKEN = (
     "embed_tokens.weight",
+    "embed_tokens_per_layer.weight",
     "lm_head.weight",
     "embed_in.weight",
     "embed_out.weight",
@@ -75,6 +76,7 @@ ROUTERS = (
     "block_sparse_moe.gate.weight",
     "router.layer.weight",
     "mlp.router.weight",
+    "router.proj.weight",
 )
 
 

@@ -79,13 +79,14 @@ void register_program(py::module_& m) {
       .def(
           "route",
           [](Program& p, Id x, Id out, int32_t experts, int32_t chosen, const std::string& score,
-             bool renormalize, float scale, Id bias, int32_t groups, int32_t kept, int32_t best) {
+             bool renormalize, float scale, Id bias, int32_t groups, int32_t kept, int32_t best,
+             Id factors) {
             p.route({x, out, experts, chosen, parse_score(score), renormalize, scale, bias, groups,
-                     kept, best});
+                     kept, best, factors});
           },
           py::arg("x"), py::arg("out"), py::arg("experts"), py::arg("chosen"), py::arg("score"),
           py::arg("renormalize"), py::arg("scale"), py::arg("bias"), py::arg("groups") = 1,
-          py::arg("kept") = 1, py::arg("best") = 1)
+          py::arg("kept") = 1, py::arg("best") = 1, py::arg("factors") = kNone)
       .def(
           "adapter",
           [](Program& p, Id out, int32_t adapters, Id scales) {
@@ -105,16 +106,18 @@ void register_program(py::module_& m) {
           py::arg("x"), py::arg("routing"), py::arg("out"), py::arg("matrices"), py::arg("biases"),
           py::arg("activation"), py::arg("glu"))
       .def(
-          "combine", [](Program& p, Id x, Id routing, Id out) { p.combine({x, routing, out}); },
-          py::arg("x"), py::arg("routing"), py::arg("out"))
+          "combine",
+          [](Program& p, Id x, Id routing, Id out, bool add) { p.combine({x, routing, out, add}); },
+          py::arg("x"), py::arg("routing"), py::arg("out"), py::arg("add") = true)
       .def(
           "rope_store_kv",
           [](Program& p, Id qkv, Id q, Id layer, int32_t q_heads, int32_t rotary, Id cos, Id sin,
-             Id q_norm, Id k_norm, float eps) {
-            p.rope_store({qkv, q, layer, q_heads, rotary, cos, sin, q_norm, k_norm, eps});
+             Id q_norm, Id k_norm, float eps, bool stores) {
+            p.rope_store({qkv, q, layer, q_heads, rotary, cos, sin, q_norm, k_norm, eps, stores});
           },
           py::arg("qkv"), py::arg("q"), py::arg("layer"), py::arg("q_heads"), py::arg("rotary"),
-          py::arg("cos"), py::arg("sin"), py::arg("q_norm"), py::arg("k_norm"), py::arg("eps"))
+          py::arg("cos"), py::arg("sin"), py::arg("q_norm"), py::arg("k_norm"), py::arg("eps"),
+          py::arg("stores") = true)
       .def(
           "head_linear",
           [](Program& p, Id x, Id out, const std::vector<Id>& matrices, int64_t step) {
@@ -189,6 +192,9 @@ void register_program(py::module_& m) {
           py::arg("key_width"), py::arg("value_width"), py::arg("together"), py::arg("column"),
           py::arg("rates"), py::arg("dt_bias"), py::arg("d"), py::arg("low"), py::arg("high"))
       .def("add", &Program::add, py::arg("x"), py::arg("out"))
+      .def(
+          "scale", [](Program& p, Id x, Id factor) { p.scale({x, factor}); }, py::arg("x"),
+          py::arg("factor"))
       .def(
           "activation",
           [](Program& p, Id x, Id out, const std::string& activation, bool glu) {

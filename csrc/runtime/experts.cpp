@@ -9,9 +9,13 @@ namespace cpuserve {
 void Executor::Worker::operator()(const RouteOp& op) noexcept {
   const Range mine = share(tokens());
   for (int64_t t = mine.begin; t < mine.end; t++) {
-    route_row(op, reinterpret_cast<const float*>(row_of(value(op.x), t)), vector(op.bias),
-              reinterpret_cast<float*>(row_of(value(op.out), t)),
+    float* out = reinterpret_cast<float*>(row_of(value(op.out), t));
+    route_row(op, reinterpret_cast<const float*>(row_of(value(op.x), t)), vector(op.bias), out,
               reinterpret_cast<float*>(scratch));
+    const float* factors = vector(op.factors);
+    for (int64_t i = 0; factors && i < op.chosen; i++) {
+      out[op.chosen + i] *= factors[static_cast<int64_t>(out[i])];
+    }
   }
   barrier();
   if (thread == 0) e.routing_.build(op.experts, op.chosen, value(op.out), tokens());
@@ -86,6 +90,7 @@ void Executor::Worker::operator()(const CombineOp& op) noexcept {
   for (int64_t t = mine.begin; t < mine.end; t++) {
     float* to = reinterpret_cast<float*>(row_of(out, t));
     const float* weights = reinterpret_cast<const float*>(row_of(routing, t)) + chosen;
+    if (!op.add) std::fill_n(to, out.width, 0.0f);
     for (int64_t rank = 0; rank < chosen; rank++) {
       const int64_t row = e.routing_.row(t, rank);
       if (row < 0) continue;

@@ -139,6 +139,7 @@ const char* op_name(const Op& op) {
     const char* operator()(const ShortConvOp&) { return "short_conv"; }
     const char* operator()(const Mamba2Op&) { return "mamba2"; }
     const char* operator()(const AddOp&) { return "add"; }
+    const char* operator()(const ScaleOp&) { return "scale"; }
     const char* operator()(const ActivationOp&) { return "activation"; }
     const char* operator()(const LogitsOp&) { return "logits"; }
     const char* operator()(const HiddenOp&) { return "hidden"; }
@@ -395,6 +396,7 @@ void Program::route(const RouteOp& op) {
   check_argument(f32_value(op.out, "route out").width == 2 * op.chosen,
                  "route: out must hold an id and a weight for each chosen expert");
   check_vector(op.bias, op.experts, "router bias");
+  check_vector(op.factors, op.experts, "factors of experts");
   check_argument(op.groups >= 1 && op.experts % op.groups == 0, "route: ", op.experts,
                  " experts are not ", op.groups, " equal groups");
   const int32_t size = op.experts / op.groups;
@@ -470,9 +472,9 @@ void Program::rope_store(const RopeStoreOp& op) {
   const Value& qkv = f32_value(op.qkv, "rope_store_kv qkv");
   check_argument(op.q_heads >= 1 && op.q_heads % kv.kv_heads == 0, "rope_store_kv: ", op.q_heads,
                  " query heads over ", kv.kv_heads, " KV heads");
-  check_argument(qkv.width >= int64_t{op.q_heads + 2 * kv.kv_heads} * kv.head_dim,
-                 "rope_store_kv: value ", qkv.name, " of width ", qkv.width,
-                 " does not hold q, k and v");
+  const int32_t stored = op.stores ? 2 * kv.kv_heads : 0;
+  check_argument(qkv.width >= int64_t{op.q_heads + stored} * kv.head_dim, "rope_store_kv: value ",
+                 qkv.name, " of width ", qkv.width, " does not hold q, k and v");
   check_argument(
       value(op.q).width == int64_t{op.q_heads} * kv.hd_pad && !quantized(value(op.q).format),
       "rope_store_kv: q must be f32 or bf16 of q_heads padded heads");
@@ -572,6 +574,14 @@ void Program::add(Id x, Id out) {
   check_argument(f32_value(x, "add x").width == f32_value(out, "add out").width,
                  "add: x and out differ in width");
   ops_.emplace_back(AddOp{x, out});
+}
+
+void Program::scale(const ScaleOp& op) {
+  check_tokens("scale", {op.x});
+  f32_value(op.x, "scale x");
+  check_argument(op.factor != kNone, "scale: the factor is missing");
+  check_vector(op.factor, 1, "scale factor");
+  ops_.emplace_back(op);
 }
 
 void Program::activation(const ActivationOp& op) {

@@ -112,6 +112,7 @@ struct RouteOp {  // sets the routing that the ops up to the next RouteOp use
   // Only experts of the `kept` best of `groups` equal groups are chosen, by the sums of their
   // `best` highest scores.
   int32_t groups = 1, kept = 1, best = 1;
+  Id factors = kNone;  // by expert: the last factor of its weight
 };
 // Routes each token to its sequence's adapter, or nowhere. Row t of out: the adapter (-1: none) and
 // its scale.
@@ -131,12 +132,14 @@ struct ExpertLinearOp {
 };
 struct CombineOp {
   Id x, routing, out;
+  bool add = true;  // to out
 };
 struct RopeStoreOp {
   Id qkv, q, layer;
   int32_t q_heads, rotary;
   Id cos, sin, q_norm, k_norm;
   float eps;
+  bool stores = true;  // else there are only queries, and an earlier op stores keys and values
 };
 // Head h multiplies matrix `first` + h and the columns of x from h * step on; its result begins at
 // column h * n of out.
@@ -227,6 +230,9 @@ struct Mamba2Op {
 struct AddOp {
   Id x, out;
 };
+struct ScaleOp {  // multiplies x by the only number of a vector
+  Id x, factor;
+};
 struct ActivationOp {
   Id x, out;
   Activation activation;
@@ -243,7 +249,7 @@ struct HiddenOp {
 using Op = std::variant<EmbedOp, PositionEmbedOp, NormOp, PartNormOp, ConvertOp, LinearOp, RouteOp,
                         AdapterOp, SpreadOp, ExpertLinearOp, CombineOp, RopeStoreOp, HeadLinearOp,
                         LatentStoreOp, AttentionOp, SplitGatesOp, GateOp, GatedNormOp, GatedDeltaOp,
-                        ShortConvOp, Mamba2Op, AddOp, ActivationOp, LogitsOp, HiddenOp>;
+                        ShortConvOp, Mamba2Op, AddOp, ScaleOp, ActivationOp, LogitsOp, HiddenOp>;
 
 const char* op_name(const Op& op);
 
@@ -286,6 +292,7 @@ class Program {
   void short_conv(ShortConvOp op);
   void mamba2(Mamba2Op op);
   void add(Id x, Id out);
+  void scale(const ScaleOp& op);
   void activation(const ActivationOp& op);
   void logits(const LogitsOp& op);
   void hidden(Id x);

@@ -24,7 +24,10 @@ struct EndsOf {
   Ends operator()(const AdapterOp& o) { return {{}, o.out}; }
   Ends operator()(const SpreadOp& o) { return {{o.x, o.routing}, o.out}; }
   Ends operator()(const ExpertLinearOp& o) { return {{o.x, o.routing}, o.out}; }
-  Ends operator()(const CombineOp& o) { return {{o.x, o.routing, o.out}, o.out}; }
+  Ends operator()(const CombineOp& o) {
+    return {o.add ? std::vector<Id>{o.x, o.routing, o.out} : std::vector<Id>{o.x, o.routing},
+            o.out};
+  }
   Ends operator()(const RopeStoreOp& o) { return {{o.qkv}, o.q}; }
   Ends operator()(const HeadLinearOp& o) { return {{o.x}, o.out}; }
   Ends operator()(const LatentStoreOp& o) { return {{o.q, o.latent, o.kv}, o.out}; }
@@ -36,6 +39,7 @@ struct EndsOf {
   Ends operator()(const ShortConvOp& o) { return {{o.x}, o.out}; }
   Ends operator()(const Mamba2Op& o) { return {{o.x, o.steps}, o.out}; }
   Ends operator()(const AddOp& o) { return {{o.x, o.out}, o.out}; }
+  Ends operator()(const ScaleOp& o) { return {{o.x}, o.x}; }
   Ends operator()(const ActivationOp& o) { return {{o.x}, o.out}; }
   Ends operator()(const LogitsOp& o) { return {{o.x}, kNone}; }
   Ends operator()(const HiddenOp& o) { return {{o.x}, o.x}; }

@@ -89,6 +89,16 @@ void Executor::Worker::operator()(const AddOp& op) noexcept {
   if (rows.size() > 0) e.table_->add({value(op.x), value(op.out), rows.begin, rows.end});
 }
 
+void Executor::Worker::operator()(const ScaleOp& op) noexcept {
+  const Rows& x = value(op.x);
+  const float factor = *vector(op.factor);
+  const Range rows = share(tokens());
+  for (int64_t t = rows.begin; t < rows.end; t++) {
+    float* to = reinterpret_cast<float*>(row_of(x, t));
+    for (int64_t i = 0; i < x.width; i++) to[i] *= factor;
+  }
+}
+
 void Executor::Worker::operator()(const ActivationOp& op) noexcept {
   const Range rows = share(tokens());
   if (rows.size() == 0) return;
@@ -150,6 +160,7 @@ void Executor::Worker::operator()(const RopeStoreOp& op) noexcept {
   args.q = value(op.q);
   args.pieces = e.kv_.heads(op.layer);
   args.kv = args.pieces[0];
+  if (!op.stores) args.kv.kv_heads = 0;
   args.q_heads = op.q_heads;
   args.rotary = op.rotary;
   args.cos = vector(op.cos);

@@ -76,6 +76,7 @@ struct Executor::Worker {
   void operator()(const ShortConvOp& op) noexcept;
   void operator()(const Mamba2Op& op) noexcept;
   void operator()(const AddOp& op) noexcept;
+  void operator()(const ScaleOp& op) noexcept;
   void operator()(const ActivationOp& op) noexcept;
   void operator()(const LogitsOp& op) noexcept;
   void operator()(const HiddenOp& op) noexcept;

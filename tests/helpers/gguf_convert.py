@@ -18,6 +18,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from cpuserve.models import spec_from_config
+from tests.helpers.gemma4 import stack_experts
 from tests.helpers.tiny import tiny_model
 
 TOP = {
@@ -32,6 +33,9 @@ TOP = {
     "transformer.wpe": "position_embd",
     "transformer.word_embeddings": "token_embd",
     "transformer.ln_f": "output_norm",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
 }
 LLAMA = {
     "input_layernorm": "attn_norm",
@@ -84,6 +88,24 @@ GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+}
+GEMMA4 = {
+    **GEMMA,
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "router.proj": "ffn_gate_inp",
+}
+# Those without a suffix.
+GEMMA4_BARE = {
+    "layer_scalar": "layer_output_scale.weight",
+    "scale": "ffn_gate_inp.scale",
+    "per_expert_scale": "ffn_down_exps.scale",
+    "gate_up_proj": "ffn_gate_up_exps.weight",
+    "down_proj": "ffn_down_exps.weight",
 }
 OLMO2 = {
     **LLAMA,
@@ -154,6 +176,8 @@ NAMES = {
         "mlp.dense_h_to_4h": "ffn_up",
         "mlp.dense_4h_to_h": "ffn_down",
     },
+    "gemma4": GEMMA4,
+    "gemma4-moe": GEMMA4,
     "gpt2": GPT2,
     "falcon": FALCON,
     "falcon-40b": FALCON,
@@ -325,6 +349,12 @@ ARCHS = {
     ),
     "gptneox": ("gpt-neox", {}, {"use_parallel_residual": True}),
     "starcoder2": ("starcoder2", {"sliding_window": None}, {}),
+    "gemma4": (
+        "gemma4",
+        {},
+        {"rope.freq_base_swa": 1e4, "final_logit_softcapping": 3.0},
+    ),
+    "gemma4-moe": ("gemma4-moe", {}, {"rope.freq_base_swa": 1e4}),
     "gpt2": ("gpt2", {}, {}),
     "falcon": ("falcon", {"ffn_hidden_size": 160}, {}),
     "falcon-40b": ("falcon-40b", {}, {}),
@@ -348,6 +378,7 @@ FILE_ARCHS = {
     "mixtral": "llama",
     "olmo3": "olmo2",
     "falcon-40b": "falcon",
+    "gemma4-moe": "gemma4",
     "qwen3next-fused": "qwen3next",
     "granitemoe-shared": "granitemoe",
     **dict.fromkeys(("deepseek2-v2", "deepseek2-joined", "deepseek2-glm"), "deepseek2"),
@@ -409,6 +440,8 @@ def convert(arch, path, types=(), **changes):
         "command-r": 5e5,
         "mellum": 5e5,
         "gemma3": 1e6,
+        "gemma4": 1e6,
+        "gemma4-moe": 1e6,
         "lfm2": 1e6,
         "lfm2moe": 1e6,
     }
@@ -424,7 +457,7 @@ def convert(arch, path, types=(), **changes):
         writer.add_sliding_window(config["sliding_window"])
     if count := next(filter(None, map(config.get, EXPERT_KEYS)), 0):
         writer.add_expert_count(count)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_used_count(config.get("top_k_experts") or config["num_experts_per_tok"])
         if "moe_intermediate_size" in config:
             writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if "shared_expert_intermediate_size" in config:
@@ -440,6 +473,8 @@ def convert(arch, path, types=(), **changes):
         add[type(value)](f"{file_arch}.{key}", value)
     _add_tokenizer(writer, config["vocab_size"])
     tensors = renamed(arch, load_file(source / "model.safetensors"), heads, kv)
+    if file_arch == "gemma4":
+        tensors |= _add_gemma4(writer, config)
     for name, value in {**tensors, **(_guesser(tensors, layers) if guessers else {})}.items():
         kind = gguf.GGMLQuantizationType[next((t for at, t in types if at in name), "F32")]
         data = gguf.quants.quantize(np.ascontiguousarray(value, np.float32), kind)
@@ -448,6 +483,29 @@ def convert(arch, path, types=(), **changes):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_gemma4(writer, config):
+    """Write what layers of Gemma 4 differ in, and return the factors of global layers' RoPE."""
+    local = [kind == "sliding_attention" for kind in config["layer_types"]]
+    shared, wide = config.get("num_kv_shared_layers", 0), config["global_head_dim"]
+    first, width = len(local) - shared, config["intermediate_size"]
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_sliding_window_pattern(local)
+    writer.add_key_length(wide)
+    writer.add_value_length(wide)
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+    writer.add_rope_dimension_count(wide)
+    writer.add_rope_dimension_count_swa(config["head_dim"])
+    if config.get("use_double_wide_mlp"):
+        writer.add_feed_forward_length([width * (1 + (i >= first)) for i in range(len(local))])
+    if few := config.get("num_global_key_value_heads"):
+        many = config["num_key_value_heads"]
+        writer.add_head_count_kv([many if own else few for own in local])
+    turned = wide // 8  # pairs: a quarter of the head
+    return {"rope_freqs.weight": np.array([1.0] * turned + [1e30] * (wide // 2 - turned))}
 
 
 def _sizes(spec):
@@ -465,6 +523,8 @@ def _sizes(spec):
 def renamed(arch, tensors, heads, kv):
     """The tensors under llama.cpp's names and in its order; the matrices of experts as stacks."""
     out, stacks = {}, {}
+    if arch.startswith("gemma4"):
+        tensors = stack_experts(tensors)
     for name, value in tensors.items():
         stem, kind = name.rpartition(".")[::2]
         if stem in TOP:
@@ -473,6 +533,8 @@ def renamed(arch, tensors, heads, kv):
             layer, expert, part = match.groups()
             part = MIXTRAL_PARTS.get(part, part.removesuffix("_proj"))
             stacks.setdefault(f"blk.{layer}.ffn_{part}_exps.{kind}", {})[int(expert)] = value
+        elif kind in GEMMA4_BARE:
+            out[f"blk.{name.split('.')[2]}.{GEMMA4_BARE[kind]}"] = value
         elif name.endswith(".sinks"):
             out[f"blk.{name.split('.')[2]}.attn_sinks.weight"] = value
         elif name.endswith("e_score_correction_bias"):

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.program import Program
+from tests.helpers.gemma4 import stacked
 from tests.helpers.gpt_oss import published
 
 # Tiny products gain nothing from threads, and on busy cores torch's barriers cost seconds.
@@ -58,6 +59,8 @@ def transformers_of(path: Path):
 
     if any("experts.0.gate_proj.bias" in name for name in tensors_of(path)):
         path = published(path)  # gpt-oss; transformers reads no other layout
+    elif any("router.per_expert_scale" in name for name in tensors_of(path)):
+        path = stacked(path)  # Gemma 4
 
     config = json.loads((path / "config.json").read_text())
     more = {}

@@ -50,6 +50,8 @@ KINDS = (
     "glm4-moe-lite",
     "gemma2",
     "gemma3",
+    "gemma4",
+    "gemma4-moe",
     "gpt-oss",
     "olmo2",
     "opt",

@@ -3,6 +3,8 @@
 Their weights, keys and values are fp32 here, so that no rounding separates two close logits.
 """
 
+import os
+
 import pytest
 import torch
 
@@ -42,3 +44,12 @@ def test_answers_do_not_depend_on_neighbours_threads_or_the_prefix_cache(family)
         assert exact_answers(llm, PROMPTS, SAMPLED) == alone
         assert exact_answers(llm, PROMPTS, SAMPLED) == alone  # now with cached prefixes
         assert llm.generate(PROMPTS[-1:], SAMPLED)[0].num_cached_tokens == 32
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this test needs two CPUs")
+@pytest.mark.parametrize("family", ["olmo2", "gemma4", "gemma4-moe"])
+def test_norms_of_several_heads_are_the_same_for_two_ranks(family):
+    with make(family, omp_threads_bind="0") as llm:
+        alone = exact_answers(llm, PROMPTS, SAMPLED)
+    with make(family, tensor_parallel_size=2) as llm:
+        assert exact_answers(llm, PROMPTS, SAMPLED) == alone

@@ -23,6 +23,8 @@ KINDS = {
     "convolutions": "lfm2-moe",
     "latent": "deepseek-v2",
     "windows": "gemma3",
+    "shared caches": "gemma4",
+    "wide norms": "olmo2",
     "sinks": "gpt-oss",
     "lora": "llama",
 }

@@ -50,6 +50,8 @@ def published(family, architecture, outer, to, *, prefix, stacked=False):
     stored["model.visual.blocks.0.weight"] = np.ones((3, 3), np.float32)
     stored["multi_modal_projector.linear.weight"] = np.ones((3, 3), np.float32)
     stored["vision_tower.patches.bias"] = np.ones(3, np.float32)
+    stored["model.audio_tower.layers.0.norm.weight"] = np.ones(3, np.float32)
+    stored["model.embed_vision.embedding_projection.weight"] = np.ones((3, 3), np.float32)
     save_file(stored, to / "model.safetensors")
     return to
 
@@ -72,9 +74,10 @@ def test_qwen35_with_experts(tmp_path, stacked):
     [
         ("qwen3.5", "Qwen3_5ForConditionalGeneration", "model.language_model."),
         ("gemma3", "Gemma3ForConditionalGeneration", "language_model.model."),
+        ("gemma4-moe", "Gemma4ForConditionalGeneration", "model.language_model."),
         ("mistral", "Mistral3ForConditionalGeneration", "language_model.model."),
     ],
 )
-def test_dense_models(tmp_path, family, architecture, prefix):
+def test_other_models(tmp_path, family, architecture, prefix):
     made = published(family, architecture, [], tmp_path, prefix=prefix)
     assert answers(made) == answers(tiny_model(family))

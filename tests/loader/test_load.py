@@ -9,15 +9,15 @@ import pytest
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import check_weights, open_checkpoint, read_config
 from cpuserve.loader.names import checkpoint_to_hf, gguf_to_hf, is_ignored
+from cpuserve.models import build_program, spec_from_config
+from cpuserve.program.parts import stored_needs
 from cpuserve.program.program import WeightNeed
 from tests.helpers import gguf_file as make
-from tests.helpers.tiny import FAMILIES, tiny_model
+from tests.helpers.tiny import FAMILIES, tiny_config, tiny_model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_has_exactly_the_tensors_its_program_reads(family):
-    from cpuserve.models import build_program, spec_from_config
-
     checkpoint = open_checkpoint(tiny_model(family))
     program = build_program(spec_from_config(checkpoint.config))
     check_weights(program, checkpoint.weights)
@@ -25,8 +25,6 @@ def test_every_family_has_exactly_the_tensors_its_program_reads(family):
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
 def test_gguf_has_exactly_the_tensors_its_program_reads(tmp_path, arch):
-    from cpuserve.models import build_program, spec_from_config
-
     tensors = make.tiny_tensors(np.random.default_rng(0), bias=arch == "qwen2")
     path = tmp_path / "m.gguf"
     path.write_bytes(make.gguf(make.tiny_values(arch), tensors))
@@ -46,7 +44,8 @@ class Weights:
 
 
 def program(**shapes):
-    return SimpleNamespace(weights=[WeightNeed(n, s, "matrix") for n, s in shapes.items()])
+    needs = [WeightNeed(n, s, "matrix") for n, s in shapes.items()]
+    return SimpleNamespace(weights=needs, unread=frozenset())
 
 
 def test_missing_misshapen_and_unused_tensors_are_listed_at_once():
@@ -70,6 +69,16 @@ def test_layers_that_guess_further_tokens_are_not_reported_as_unused():
     check_weights(program(a=(1,)), Weights({"a": (1,), **dict.fromkeys(names, (1,))}))
     with pytest.raises(ModelError, match=r"unused \(1\): model.layers.3.mlp"):
         check_weights(program(a=(1,)), Weights({"a": (1,), names[1]: (1,)}))
+
+
+def test_keys_of_layers_that_share_a_cache_are_not_reported_as_unused():
+    shared = build_program(spec_from_config(tiny_config("gemma4")))
+    given = {need.name: need.shape for need in stored_needs(shared.weights)}
+    left = "model.layers.3.self_attn.k_proj.weight"
+    assert left not in given
+    check_weights(shared, Weights({**given, left: (32, 64)}))
+    with pytest.raises(ModelError, match=r"unused \(1\): model.layers.3.self_attn.kv_proj"):
+        check_weights(shared, Weights({**given, left.replace("k_", "kv_"): (32, 64)}))
 
 
 def test_config_merges_the_end_tokens_of_generation_config(tmp_path):

@@ -253,6 +253,21 @@ BAD = {
         {"add_cross_attention": True},
         "add_cross_attention is True, but it must be false",
     ),
+    "text-that-sees-ahead": (
+        "gemma4",
+        {"use_bidirectional_attention": "all"},
+        "use_bidirectional_attention is 'all', but it must be null or vision",
+    ),
+    "no-cache-to-share": (
+        "gemma4",
+        {"num_kv_shared_layers": 4},
+        "num_kv_shared_layers is 4, but it must be fewer: no layer before them has full attention",
+    ),
+    "more-shared-layers-than-there-are": (
+        "gemma4",
+        {"num_kv_shared_layers": 5},
+        "num_kv_shared_layers is 5, but it must be an integer from 0 to 4",
+    ),
     "tied-text": ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
     "dtype": ("llama", {"torch_dtype": "int8"}, "one of bfloat16, float16, float32"),
     "eos-text": ("llama", {"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
@@ -287,7 +302,10 @@ def test_mamba2_heads_have_the_width_that_is_left():
 
 
 # Numbers that a config may omit.
-OPTIONAL = ("num_key_value_heads", "num_kv_heads", "ffn_hidden_size")
+OPTIONAL = (
+    *("num_key_value_heads", "num_kv_heads", "num_global_key_value_heads"),
+    *("num_kv_shared_layers", "ffn_hidden_size"),
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -146,6 +146,53 @@ VARIANTS = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "gemma4-plain": (
+        "gemma4",
+        {
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+            "layer_types": None,
+            "num_hidden_layers": 7,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma4-rope-factor": (
+        "gemma4",
+        {
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 3e5,
+                    "partial_rotary_factor": 0.5,
+                    "factor": 4.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e3},
+            },
+            "use_double_wide_mlp": False,
+        },
+    ),
+    "gemma4-large-epsilon": ("gemma4", {"rms_norm_eps": 0.05}),
+    "gemma4-sizes-by-layer": (
+        "gemma4",
+        {
+            "global_head_dim": None,
+            "per_layer_config": {
+                str(i): {"head_dim": 24, "num_key_value_heads": 4} for i in (1, 4)
+            },
+        },
+    ),
+    "gemma4-moe-inputs": (
+        "gemma4-moe",
+        {
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 512,
+            "attention_k_eq_v": False,
+            "num_kv_shared_layers": 1,
+            "top_k_experts": 1,
+        },
+    ),
     "smollm3-window": (
         "smollm3",
         {"use_sliding_window": True, "sliding_window": 20, "no_rope_layers": [1, 1, 0, 1]},
@@ -315,8 +362,11 @@ def test_longrope_has_the_factors_of_its_longest_sequences(positions, kind):
         ("lfm2-moe", {"routed_scaling_factor": 1.6}),
         ("glm4", {"partial_rotary_factor": 0.25}),
         ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}),
+        ("gemma4", {"sliding_window": 21}),
+        ("gemma4", {"final_logit_softcapping": 3.1}),
+        ("gemma4-moe", {"top_k_experts": 2}),
         ("gpt2", {"activation_function": "relu"}),
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+        ("gpt2", {"scale_attn_weights": False}),
         ("falcon-40b", {"activation": "relu"}),
         ("olmo2", {"rms_norm_eps": 0.01}),
         ("olmo3", {"rope_scaling": None}),

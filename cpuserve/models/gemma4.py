@@ -1,0 +1,238 @@
+"""Gemma 4 (text): two shapes of heads, layers that share caches, inputs of each layer, experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_bool, read_heads, read_int, read_windows, refuse
+from cpuserve.models.experts import read_experts
+from cpuserve.models.gemma import embed_scale, read_cap
+from cpuserve.models.llama import finish_decoder, gated_mlp, layer_rope, layer_window, read_decoder
+from cpuserve.models.rope import split_ropes
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then, ValueId
+
+POSITIONS = 131072
+PATTERN = 6  # every how many layers one is global, if they are not listed
+ROPES = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+    "sliding_attention": {"rope_type": "default"},
+}
+
+
+@register_model("Gemma4ForCausalLM")
+class Gemma4:
+    """Gemma 4, text: global layers with wider heads, and perhaps experts beside the dense MLP.
+
+    The small models have inputs of each layer, and later layers that read caches of earlier ones.
+    Source: transformers modeling_gemma4. ModelSpec has the heads of global layers; keys of extra:
+    "local_heads" (KV heads and head_dim of layers with a window), "caches" (of each layer, the
+    layer whose keys and values it reads), "mlp_widths", "one_kv" (global layers have no v_proj),
+    "input_width" and "input_vocab" (of the inputs of each layer).
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Gemma 4 text config."""
+        if config.get("use_bidirectional_attention") not in (None, False, "vision"):
+            both = config["use_bidirectional_attention"]
+            refuse("use_bidirectional_attention", both, "null or vision: text must be causal")
+        windows = _windows(config)
+        heads, wide, one_kv = _heads(config, windows)
+        if not config.get("rope_parameters"):
+            config = {**config, "rope_parameters": ROPES}
+        full, local_rope = split_ropes(config, heads[1], POSITIONS, theta=1e6, local_theta=1e4)
+        widths = _mlp_widths(config)
+        extra: dict[str, object] = {
+            "windows": windows,
+            "local_rope": local_rope,
+            "local_heads": heads,
+            "caches": _caches(config, windows),
+            "mlp_widths": widths,
+            "one_kv": one_kv,
+            "logit_softcap": read_cap(config, "final_logit_softcapping", 0.0),
+            "input_width": read_int(config, "hidden_size_per_layer_input", 256, low=0),
+            "input_vocab": read_int(config, "vocab_size_per_layer_input", 262144),
+        }
+        if read_bool(config, "enable_moe_block", False):
+            chosen = {"num_experts_per_tok": config.get("top_k_experts")}
+            keys = {"count": "num_experts", "width": "moe_intermediate_size"}
+            extra |= read_experts({**config, **chosen}, **keys)
+        bias, tied = read_bool(config, "attention_bias", False), config.get("tie_word_embeddings")
+        spec = read_decoder(
+            {
+                **full,
+                **dict(zip(("num_key_value_heads", "head_dim"), wide, strict=True)),
+                "intermediate_size": max(widths),
+                "hidden_act": config.get("hidden_activation") or "gelu_pytorch_tanh",
+                "tie_word_embeddings": True if tied is None else tied,
+            },
+            architecture="Gemma4ForCausalLM",
+            positions=POSITIONS,
+            qkv_bias=bias,
+            out_bias=bias,
+            extra=extra,
+        )
+        scale = embed_scale(spec.width, spec.dtype)
+        return replace(spec, embed_scale=scale, attention_scale=1.0)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        x = b.embed("model.embed_tokens", scale=s.embed_scale)
+        inputs = _inputs(b, s, x) if s.extra["input_width"] else None
+        for i in range(s.layers):
+            at = f"model.layers.{i}"
+            _attention(b, s, i, b.rms_norm(x, f"{at}.input_layernorm"), x)
+            _feed_forward(b, s, i, x)
+            if inputs is not None:
+                _add_input(b, s, i, inputs, x)
+            b.scale(x, f"{at}.layer_scalar")
+        softcap = cast("float", s.extra["logit_softcap"])
+        finish_decoder(b, s, b.rms_norm(x, "model.norm"), softcap=softcap)
+
+
+def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The window of each layer; the last one has none, whatever the config says."""
+    window = read_int(config, "sliding_window", 512)
+    windows = read_windows(config, window, default=lambda i: (i + 1) % PATTERN > 0)
+    return (*windows[:-1], 0)
+
+
+def _heads(
+    config: Mapping[str, Any], windows: tuple[int, ...]
+) -> tuple[tuple[int, int], tuple[int, int], bool]:
+    """KV heads and head_dim of layers with a window, and of others; whether these have no v_proj.
+
+    transformers saves the sizes of other layers by the number of the layer.
+    """
+    width = read_int(config, "hidden_size", high=1 << 20)
+    local = {**config, "head_dim": read_int(config, "head_dim", 256, high=1024)}
+    one_kv = read_bool(config, "attention_k_eq_v", False)
+    wide = {**local, "head_dim": read_int(config, "global_head_dim", 512, high=1024)}
+    if one_kv and config.get("num_global_key_value_heads") is not None:
+        wide["num_key_value_heads"] = config["num_global_key_value_heads"]
+    by_layer = config.get("per_layer_config")
+    own = by_layer.get(str(windows.index(0))) if isinstance(by_layer, Mapping) else None
+    wide |= own if isinstance(own, Mapping) else {}
+    _, kv, head_dim = read_heads(local, width)
+    _, wide_kv, wide_dim = read_heads(wide, width)
+    return (kv, head_dim), (wide_kv, wide_dim), one_kv
+
+
+def _first_shared(config: Mapping[str, Any]) -> int:
+    """The first of the layers that read the caches of layers before them."""
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    return layers - read_int(config, "num_kv_shared_layers", 0, low=0, high=layers - 1)
+
+
+def _caches(config: Mapping[str, Any], windows: tuple[int, ...]) -> tuple[int, ...]:
+    """The layer whose cache each layer reads: of shared ones the last of its kind before them."""
+    first = _first_shared(config)
+    last = {window: layer for layer, window in enumerate(windows[:first])}
+    if missing := {*windows} - {*last}:
+        kind = "a window" if missing.pop() else "full attention"
+        shared = config.get("num_kv_shared_layers")
+        refuse("num_kv_shared_layers", shared, f"fewer: no layer before them has {kind}")
+    return (*range(first), *(last[window] for window in windows[first:]))
+
+
+def _mlp_widths(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The width of each layer's MLP; those of layers that share caches may be twice as wide."""
+    layers, first = read_int(config, "num_hidden_layers", high=4096), _first_shared(config)
+    width = read_int(config, "intermediate_size", high=1 << 23)
+    twice = width * (2 if read_bool(config, "use_double_wide_mlp", False) else 1)
+    return (width,) * first + (twice,) * (layers - first)
+
+
+def _inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
+    """The inputs of all layers, side by side: of the token's embedding x, and of its id.
+
+    They are larger than in the source by sqrt(2), which `_add_input` makes up for.
+    """
+    width, vocab = cast("int", s.extra["input_width"]), cast("int", s.extra["input_vocab"])
+    inputs = b.linear(x, "model.per_layer_model_projection", features=s.layers * width)
+    # The source divides by sqrt(s.width) before it normalizes, which changes what epsilon means.
+    norm = "model.per_layer_projection_norm"
+    b.part_norm(inputs, norm, width=width, parts=s.layers, eps=s.norm_eps * s.width)
+    name, scale = "model.embed_tokens_per_layer", embed_scale(width, s.dtype)
+    b.add(b.embed(name, vocab=vocab, width=s.layers * width, scale=scale), to=inputs)
+    return inputs
+
+
+def _add_input(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> None:
+    """Add what the layer makes of its inputs to x."""
+    at, width = f"model.layers.{layer}", cast("int", s.extra["input_width"])
+    then = cast("Then", s.activation)
+    g = b.linear(x, f"{at}.per_layer_input_gate", features=width, then=then)
+    b.multiply(inputs, to=g, column=layer * width)
+    out = b.linear(g, f"{at}.per_layer_projection", features=s.width)
+    # Of values that are larger by sqrt(2), the norm with twice the epsilon is the same.
+    b.add(b.rms_norm(out, f"{at}.post_per_layer_input_norm", eps=2 * s.norm_eps), to=x)
+
+
+def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the norm of the layer's attention of h to x."""
+    at, window = f"model.layers.{layer}", layer_window(s, layer)
+    kv_heads, d = s.kv_heads, s.head_dim
+    if window:
+        kv_heads, d = cast("tuple[int, int]", s.extra["local_heads"])
+    q, k, v, o = (f"{at}.self_attn.{part}_proj" for part in "qkvo")
+    cache = cast("tuple[int, ...]", s.extra["caches"])[layer]
+    own = cache == layer
+    names, sizes = [q], [s.q_heads * d]
+    if own:
+        # Values are the keys before their norm: the matrix stands there twice.
+        names += [k, k if s.extra["one_kv"] and not window else v]
+        sizes += [kv_heads * d] * 2
+    else:
+        b.leave(f"{at}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm"))
+    qkv = b.linear(h, names, features=sizes, bias=s.qkv_bias)
+    if own:
+        b.part_norm(qkv, None, width=d, column=(s.q_heads + kv_heads) * d, parts=kv_heads)
+    b.rope_store_kv(
+        qkv,
+        layer=cache,
+        rope=layer_rope(s, layer),
+        q_norm=f"{at}.self_attn.q_norm",
+        k_norm=f"{at}.self_attn.k_norm" if own else None,
+        heads=(kv_heads, d),
+        stores=own,
+    )
+    a = b.attention(qkv, layer=cache, window=window, scale=s.attention_scale)
+    out = b.linear(a, o, features=s.width, bias=s.out_bias)
+    b.add(b.rms_norm(out, f"{at}.post_attention_layernorm"), to=x)
+
+
+def _feed_forward(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
+    """Add the norm of the layer's MLP of x, and of its experts, to x."""
+    at, width = f"model.layers.{layer}", cast("tuple[int, ...]", s.extra["mlp_widths"])[layer]
+    h = b.rms_norm(x, f"{at}.pre_feedforward_layernorm")
+    out = gated_mlp(b, s, f"{at}.mlp", h, width)
+    if "experts" in s.extra:
+        out = b.rms_norm(out, f"{at}.post_feedforward_layernorm_1")
+        b.add(_experts(b, s, at, x), to=out)
+    b.add(b.rms_norm(out, f"{at}.post_feedforward_layernorm"), to=x)
+
+
+def _experts(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
+    """The norm of the layer's mixture of experts of x, whose router has a norm of its own."""
+    parts = ("gate_proj", "up_proj", "down_proj")
+    experts = range(cast("int", s.extra["experts"]))
+    mixed = b.mixture(
+        b.rms_norm(x, f"{at}.pre_feedforward_layernorm_2"),
+        f"{at}.router.proj",
+        [[f"{at}.experts.{e}.{part}" for part in parts] for e in experts],
+        features=cast("int", s.extra["expert_width"]),
+        chosen=cast("int", s.extra["chosen"]),
+        to=None,
+        then=cast("Then", f"{s.activation}_mul"),
+        renormalize=True,
+        routed_by=b.rms_norm(x, f"{at}.router.scale", bare=True, scale=s.width**-0.5),
+        factors=f"{at}.router.per_expert_scale",
+    )
+    return b.rms_norm(mixed, f"{at}.post_feedforward_layernorm_2")

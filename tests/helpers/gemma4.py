@@ -1,0 +1,42 @@
+"""Writes tiny Gemma 4 checkpoints as they are published: one tensor for all experts."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+
+@functools.cache
+def stacked(path: Path) -> Path:
+    """A checkpoint like that at `path`, which has a tensor for each expert's matrix."""
+    to = Path(tempfile.mkdtemp(prefix="cpuserve-gemma4-"))
+    for file in path.iterdir():
+        if file.suffix == ".json":
+            (to / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(path / "model.safetensors")
+    save_file(stack_experts(tensors), to / "model.safetensors", {"format": "pt"})
+    return to
+
+
+def stack_experts(tensors):
+    """The tensors with experts.gate_up_proj and experts.down_proj in place of each expert's."""
+    out, experts = {}, {}
+    for name, value in tensors.items():
+        at, found, rest = name.partition(".experts.")
+        if found:
+            number, part, _ = rest.split(".")
+            experts.setdefault(at, {})[part, int(number)] = value
+        else:
+            out[name] = value
+    for at, own in experts.items():
+        gate, up, down = (
+            np.stack([own[f"{part}_proj", e] for e in range(len(own) // 3)])
+            for part in ("gate", "up", "down")
+        )
+        out[f"{at}.experts.gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        out[f"{at}.experts.down_proj"] = down
+    return out
