@@ -381,7 +381,8 @@ class Interpreter:
             )
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.kv_type in MIXED_KV:
-            q, k = mix(q) / mix_width(op.head_dim), mix(k)
+            q = mix(q) / mix_width(op.head_dim)
+            k = mix(k) if op.stores else k
         if op.stores:
             self._store(op.layer, k, v)
         changed = torch.cat([q, k, v], dim=1).reshape(len(qkv), -1)
