@@ -693,7 +693,7 @@ def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.N
     to these values, so a test notices a missing one. Recurrent states halve in about 20 tokens.
     """
     stream = np.random.default_rng([seed, zlib.crc32(need.name.encode())])
-    norm = "norm" in need.name and need.name.endswith(".weight")
+    norm = any(part in need.name for part in ("norm", ".ln_")) and need.name.endswith(".weight")
     norm = norm or need.name.endswith(("layer_scalar", "router.scale", "per_expert_scale"))
     middle, spread = 1.0 if norm and need.name not in kinds.offsets else 0.0, 0.2
     if need.name.endswith(".A_log"):

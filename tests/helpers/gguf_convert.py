@@ -5,7 +5,8 @@ llama-cpp-python 0.3.36) gives the logits of the interpreter for all of these fi
 their range, or 4e-4 where it takes gelu from an fp16 table (Gemma, StarCoder2, GPT-NeoX). For that,
 "deepseek2-joined" needs 26 layers, "deepseek2-glm" expert_gating_func and an epsilon of 1e-6, and
 "gpt-oss" a YaRN with "truncate", which llama.cpp has for all models; and "mellum" one base for all
-layers, since llama.cpp does not read that of layers with a window.
+layers, since llama.cpp does not read that of layers with a window. Not compared with it: OLMo,
+GPT-2, Falcon, Gemma 4.
 """
 
 from __future__ import annotations
@@ -356,7 +357,7 @@ ARCHS = {
     ),
     "gemma4-moe": ("gemma4-moe", {}, {"rope.freq_base_swa": 1e4}),
     "gpt2": ("gpt2", {}, {}),
-    "falcon": ("falcon", {"ffn_hidden_size": 160}, {}),
+    "falcon": ("falcon", {"ffn_hidden_size": 160, "tie_word_embeddings": False}, {}),
     "falcon-40b": ("falcon-40b", {}, {}),
     "olmo2": ("olmo2", {}, {}),
     "olmo3": (
@@ -399,11 +400,11 @@ def checkpoint_of(arch):
     return tiny_model(family, **changes)
 
 
-def convert(arch, path, types=(), **changes):
+def convert(arch, path, types=(), last=None, **changes):
     """Write the tiny checkpoint of an architecture as a GGUF file of fp32 weights.
 
     types: pairs of a part of a name and the type of the tensors that have it in their names.
-    changes: values of keys, which may be wrong.
+    changes: values of keys, which may be wrong. last: the same for keys of layers that differ.
     """
     source = checkpoint_of(arch)
     config = json.loads((source / "config.json").read_text())
@@ -475,6 +476,8 @@ def convert(arch, path, types=(), **changes):
     tensors = renamed(arch, load_file(source / "model.safetensors"), heads, kv)
     if file_arch == "gemma4":
         tensors |= _add_gemma4(writer, config)
+    for key, value in (last or {}).items():
+        add[type(value)](f"{file_arch}.{key}", value)
     for name, value in {**tensors, **(_guesser(tensors, layers) if guessers else {})}.items():
         kind = gguf.GGMLQuantizationType[next((t for at, t in types if at in name), "F32")]
         data = gguf.quants.quantize(np.ascontiguousarray(value, np.float32), kind)

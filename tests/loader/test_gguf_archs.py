@@ -83,10 +83,40 @@ def test_value_heads_in_the_order_of_files(tmp_path, arch):
     executors_agree(path)
 
 
-def test_quantized_rows_of_heads(tmp_path):
+@pytest.mark.parametrize("arch", ["gptneox", "falcon", "falcon-40b"])
+def test_quantized_rows_of_heads(tmp_path, arch):
     path = tmp_path / "m.gguf"
-    gguf_convert.convert("gptneox", path, types=[("attn_qkv.weight", "Q8_0")])
+    gguf_convert.convert(arch, path, types=[("attn_qkv.weight", "Q8_0")])
     executors_agree(path)
+
+
+@pytest.mark.parametrize("arch", ["gemma4", "gemma4-moe", "gpt2", "olmo3"])
+def test_quantized_matrices_of_other_layers(tmp_path, arch):
+    path = tmp_path / "m.gguf"
+    types = [("attn_k.weight", "Q8_0"), ("attn_qkv.weight", "Q4_1"), ("ffn_up.weight", "Q4_0")]
+    types += [("ffn_gate_up_exps", "Q8_0"), ("per_layer_model_proj", "Q8_0")]
+    gguf_convert.convert(arch, path, types=types)
+    executors_agree(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("attention.head_count_kv", [2, 0, 2, 1], "is [2, 0, 2, 1]; it must be a positive integer"),
+        ("attention.head_count_kv", [2], "is [2]; it must be a positive integer for each layer"),
+        ("attention.sliding_window_pattern", [True] * 4, "it must be of both kinds of layers"),
+        ("attention.sliding_window_pattern", 6, "is 6; it must be a list of booleans"),
+        ("attention.shared_kv_layers", "x", "is 'x'; it must be an integer that is not negative"),
+    ],
+)
+def test_wrong_sizes_of_layers_that_differ_are_one_line(tmp_path, key, value, reason):
+    path = tmp_path / "m.gguf"
+    gguf_convert.convert("gemma4-moe", path, last={key: value})
+    with pytest.raises(ModelError) as error:
+        open_checkpoint(path)
+    assert f"gemma4.{key} " in str(error.value)
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("arch", ["deepseek2", "deepseek2-joined"])

@@ -367,6 +367,7 @@ def test_longrope_has_the_factors_of_its_longest_sequences(positions, kind):
         ("gemma4-moe", {"top_k_experts": 2}),
         ("gpt2", {"activation_function": "relu"}),
         ("gpt2", {"scale_attn_weights": False}),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("falcon-40b", {"activation": "relu"}),
         ("olmo2", {"rms_norm_eps": 0.01}),
         ("olmo3", {"rope_scaling": None}),
