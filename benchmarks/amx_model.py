@@ -2,10 +2,11 @@
 
     python benchmarks/amx_model.py BUILD/CMakeFiles/cpuserve_isa_amx.dir/csrc/kernels/isa/amx.cpp.o
 
-Nothing is measured: no machine with AMX was at hand. The inner loops are read from `objdump -d`;
-their instructions occupy the units of a core as the table RATES says, and a piece of work takes as
-long as the busiest unit. That holds while a piece fits the window of 512 instructions in flight,
-so pieces are small: a step of products, the rows of one tile, one row of probabilities.
+Nothing is measured; docs/performance.md says how far a machine stays behind. The inner loops are
+read from `objdump -d`; their instructions occupy the units of a core as the table RATES says, and a
+piece of work takes as long as the busiest unit. That holds while a piece fits the window of 512
+instructions in flight, so pieces are small: a step of products, the rows of one tile, one row of
+probabilities.
 
 What the count cannot see is stated by hand: bytes from L2, which follow from the sizes of blocks
 (csrc/kernels/linear/tiles.h), and BUBBLE, between the last product of a job and the first of the
@@ -184,10 +185,9 @@ class Model:
         total = 0.0
         for block in range(blocks):
             n = tiles // blocks + (block < tiles % blocks)
-            sums = (2 if block == 0 else 3) * 4096  # read but for the first, written, evicted
             load = {"loads": 0 if block == 0 else 4 * TILE_LINES}
             store = {"stores": 4 * TILE_LINES, "front end": 4 * 2 * TILE_LINES + 80}
-            l2 = {"L2 bytes": n * 2048 + sums}
+            l2 = {"L2 bytes": n * 2048}  # sums stay in L1
             total += cycles(add(times(n, self.step(kind, 2, 2)), load, store, l2))[0] + BUBBLE
         return tiles * 64.0, total + self.finish(epilogue)
 

@@ -279,7 +279,13 @@ struct LinearArgs {
   int32_t terms = 1;  // int8 rows per row of activations: 2 if x is q8g32x2
   WorkSizes sizes = {};
 };
-constexpr size_t kLinearScratch = 256 << 10;
+constexpr size_t kLinearScratch = 640 << 10;
+
+// Whether the activations of a step's rows stay in L2 while weights pass: up to four times the
+// weights of a strip in a K block, which is half of an L2 of 2 MB.
+constexpr bool rows_stay_in_l2(int64_t rows, size_t x_stride, const WorkSizes& sizes) {
+  return static_cast<size_t>(rows) * x_stride <= 4 * static_cast<size_t>(sizes.strip_bytes);
+}
 
 struct LinearKernel {
   ActFormat act;
@@ -295,7 +301,8 @@ struct LinearKernel {
   int pass_rows = 1;    // up to so many int8 or float rows take one pass over the weights
   // Elements of K in a K block of many rows.
   int64_t (*block_k)(int64_t k, const WorkSizes&) noexcept = nullptr;
-  int32_t column_bytes = 4;  // bytes of a column that lie side by side in a panel
+  int32_t column_bytes = 4;        // bytes of a column that lie side by side in a panel
+  int span_panels = kStripPanels;  // of a task, at most, if its rows do not stay in L2
 };
 
 // ---------------------------------------------------------------------------------------------

@@ -22,8 +22,17 @@ constexpr int64_t kReadRows = 4;
 // ones the weights.
 constexpr int64_t kBetterParts = 100;
 constexpr int64_t kEnoughTasks = 16;  // per thread; more of them even out nothing
+// Where tasks may be wider than a strip, reading a row from L3 takes as long as computing it for so
+// many panels: with AMX, 2 bytes at 10 a cycle, and 32 operations at 700 a cycle.
+constexpr int64_t kRowPanels = 4;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The next width to consider: half strips and less by halves, wider tasks by pairs of panels, or
+// by strips if the columns of one share a scale.
+int64_t narrower(int64_t width, int64_t grain) {
+  return width > kStripPanels ? width - std::max<int64_t>(grain, 2) : width / 2;
+}
 
 }  // namespace
 
@@ -65,14 +74,15 @@ void LinearPlan::plan_many_rows(const LinearShape& s) noexcept {
   for (int64_t blocks = fewest; blocks <= tiles; blocks++) {
     const bool done = best <= reading * kLateParts || columns_ * (blocks - 1) >= enough;
     if (blocks > fewest && done) break;
-    for (int64_t width = kStripPanels; width >= narrowest; width /= 2) {
+    for (int64_t width = s.span_panels; width >= narrowest; width = narrower(width, s.grain)) {
       const int64_t columns = ceil_div(panels_, width);
       const int64_t rounds = ceil_div(columns * blocks, s.threads);
       // Most threads have tasks of the mean height, and in the end one of the tallest.
       const int64_t mean = ceil_div(rows_, blocks);
       const int64_t most = std::min(rows_, ceil_div(tiles, blocks) * s.tile_rows);
-      const int64_t last = width * (most + kTaskRows);
-      const int64_t end = ((rounds - 1) * width * (mean + kTaskRows) + last) * kLateParts + last;
+      const int64_t panels = width + (s.span_panels > kStripPanels ? kRowPanels : 0);
+      const int64_t last = panels * (most + kTaskRows);
+      const int64_t end = ((rounds - 1) * panels * (mean + kTaskRows) + last) * kLateParts + last;
       if (best > 0 && end * kBetterParts > best * (kBetterParts - 1)) continue;
       best = end;
       width_ = width;

@@ -21,16 +21,24 @@ struct LinearShape {
   int64_t tile_rows, tile_panels;       // of the kernel's register tile, in rows of activations
   int threads;                          // of this rank
   int64_t block_rows = kMostBlockRows;  // rows that the kernels take together, of activations
+  int64_t span_panels = kStripPanels;   // panels of the widest task of many rows
 
-  // Of `rows` rows with `terms` int8 rows each.
+  // Of `rows` rows of x_stride bytes, with `terms` int8 rows each.
   static LinearShape of(const LinearKernel& kernel, const WorkSizes& sizes, int64_t rows,
-                        int32_t terms, int64_t panels, int64_t grain, size_t panel_bytes,
-                        int threads) noexcept {
+                        size_t x_stride, int32_t terms, int64_t panels, int64_t grain,
+                        size_t panel_bytes, int threads) noexcept {
     const int64_t tile_rows = std::max<int64_t>(1, kernel.tile_rows / terms);
-    return {rows,      panels,
-            grain,     static_cast<int64_t>(panel_bytes),
-            tile_rows, kernel.tile_panels,
-            threads,   sizes.rows / terms};
+    const int64_t block_rows = sizes.rows / terms;
+    const bool near = rows_stay_in_l2(std::min(rows, block_rows), x_stride, sizes);
+    return {rows,
+            panels,
+            grain,
+            static_cast<int64_t>(panel_bytes),
+            tile_rows,
+            kernel.tile_panels,
+            threads,
+            block_rows,
+            near ? kStripPanels : kernel.span_panels};
   }
 };
 

@@ -120,8 +120,8 @@ Executor::Worker::Product Executor::Worker::product(Id id, const Rows& x, const 
 }
 
 LinearPlan Executor::Worker::Product::plan(int64_t rows, int threads) const noexcept {
-  return LinearPlan(LinearShape::of(kernel, args.sizes, rows, args.terms, panels.size(),
-                                    matrix.grain, matrix.panel_bytes, threads));
+  return LinearPlan(LinearShape::of(kernel, args.sizes, rows, args.x_stride, args.terms,
+                                    panels.size(), matrix.grain, matrix.panel_bytes, threads));
 }
 
 void Executor::Worker::Product::run(const PackedWeight& w, int64_t row0,

@@ -1018,3 +1018,29 @@ KERNEL_TEST(linear_epilogue_bits_do_not_depend_on_m_or_panel_split) {
     }
   }
 }
+
+// Rows that do not stay in L2 pass over a span of strips, one block of K after the other.
+KERNEL_TEST(linear_epilogue_bits_do_not_depend_on_work_sizes) {
+  WorkSizes small{};
+  small.strip_bytes = 2 << 10;
+  small.rows = 64;
+  CHECK(!rows_stay_in_l2(small.rows, 800, small));
+  for (WeightKind kind : {WeightKind::dense_bf16, WeightKind::w8_g32, WeightKind::w4m_g128,
+                          WeightKind::w8_channel, WeightKind::w8_channel_g128}) {
+    for (ActFormat format :
+         {ActFormat::f32, ActFormat::bf16, ActFormat::q8g32, ActFormat::q8g32x2}) {
+      const Weights w(k, kind, 16 * 22, 800);
+      const Inputs x(w.kernel.act, 70, 800);
+      for (bool glu : {false, true}) {
+        const int64_t width = glu ? 176 : 352;
+        Output strips(format, 70, width), spans(format, 70, width);
+        Epilogue a = plain(strips), b = plain(spans);
+        a.act = b.act = glu ? Activation::silu : Activation::none;
+        a.glu = b.glu = glu;
+        run(w, x, 0, 70, a);
+        run(w, x, 0, 70, b, 0, -1, small);
+        CHECK(std::memcmp(strips.data.data(), spans.data.data(), strips.data.size()) == 0);
+      }
+    }
+  }
+}

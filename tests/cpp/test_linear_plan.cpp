@@ -153,3 +153,28 @@ TEST(no_task_is_taller_than_the_rows_that_kernels_take_together) {
     }
   }
 }
+
+// Activations from L3 are read once for all columns of a task, so wider tasks need fewer bytes.
+TEST(tasks_of_rows_that_do_not_stay_in_l2_are_as_wide_as_balance_permits) {
+  for (const int64_t rows : {1, 17, 40, 512, 1024}) {
+    for (const int64_t panels : {1, 7, 36, 56, 150}) {
+      for (const int threads : {1, 2, 7, 64}) {
+        for (const int64_t grain : {1, 2, 4}) {
+          LinearShape s = shape(rows, panels, threads, grain, 32, 2);
+          s.span_panels = 16;
+          EXPECT(covers_everything_once(s));
+          for (const LinearTask& task : claims(LinearPlan(s), threads)) {
+            EXPECT(rows <= LinearPlan::kFewRows || task.panels.size() <= 16);
+            EXPECT(task.panels.begin % grain == 0);
+          }
+        }
+      }
+    }
+  }
+  LinearShape s = shape(512, 56, 2, 1, 32, 2);
+  EXPECT(LinearPlan(s).width() <= kStripPanels);
+  s.span_panels = 16;
+  EXPECT(LinearPlan(s).width() == 14);  // two tasks for each thread
+  s.threads = 16;
+  EXPECT(most_of_a_thread(s) <= 1.2);
+}

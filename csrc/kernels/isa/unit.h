@@ -92,18 +92,18 @@ constexpr KernelTable make_table(const char* isa) {
   t.linear[static_cast<int>(WeightKind::dense_bf16)] =
       on_tiles<Bf16Tiles>(dense_kernel<Bf16Element>());
   t.linear[static_cast<int>(WeightKind::w8_g32)] =
-      on_tiles<GroupTiles<RawGroup<W8Group>, ActFormat::q8g32>>(group_kernel<W8Group>());
+      on_tiles<GroupTiles<RawGroup<W8Group>, Grouped<W8Group>>>(group_kernel<W8Group>());
   t.linear[static_cast<int>(WeightKind::w4_g32)] =
-      on_tiles<GroupTiles<RawGroup<W4Group<false>>, ActFormat::q8g32>>(
+      on_tiles<GroupTiles<RawGroup<W4Group<false>>, Grouped<W4Group<false>>>>(
           group_kernel<W4Group<false>>());
   t.linear[static_cast<int>(WeightKind::w4m_g32)] =
-      on_tiles<GroupTiles<RawGroup<W4Group<true>>, ActFormat::q8g32>>(
+      on_tiles<GroupTiles<RawGroup<W4Group<true>>, Grouped<W4Group<true>>>>(
           group_kernel<W4Group<true>>());
   t.linear[static_cast<int>(WeightKind::w4m_g128)] =
-      on_tiles<GroupTiles<RawGroup<W4Wide>, ActFormat::q8g128>>(group_kernel<W4Wide>());
+      on_tiles<GroupTiles<RawGroup<W4Wide>, Grouped<W4Wide>>>(group_kernel<W4Wide>());
   t.linear[static_cast<int>(WeightKind::w8_channel)] = on_tiles<ChannelTiles>(channel_kernel<0>());
   t.linear[static_cast<int>(WeightKind::w8_channel_g128)] =
-      on_tiles<GroupTiles<RawChannel, ActFormat::q8g128>>(channel_kernel<kWideGroup / 4>());
+      on_tiles<GroupTiles<RawChannel, Channel<kWideGroup / 4>>>(channel_kernel<kWideGroup / 4>());
   t.attention = attention;
 #endif
 #ifdef CPUSERVE_UNIT_ALL

@@ -1,5 +1,5 @@
-// Linears on AMX tiles, at every number of rows: TDPBF16PS sums even and odd products apart, so a
-// level that used it for many rows only would give one row two different sums.
+// Linears on AMX tiles; those of bf16 at every number of rows: TDPBF16PS sums even and odd products
+// apart, so a level that used it for many rows only would give one row two different sums.
 //
 // K is walked in lines: the 64 bytes that hold 2 (bf16) or 4 (int8) of K for the 16 columns of a
 // panel. Up to 16 lines are one tile of weights. A tile job is up to 32 rows by 2 panels: four
@@ -27,7 +27,14 @@ namespace {
 // rows of a job would drive each other out of L1, and then both come from L2: 4 KB for 64 cycles of
 // products.
 constexpr int64_t kTileBlockLines = 12 * kTileLines;
-// The same of unpacked lines, which share L1 with 16 KB of groups' integer sums.
+// Rows of a chain kind whose sums stay in L1, beside a block of two panels, until all of K has
+// passed: 16 KB for a pair. Measured on Granite Rapids: a tile of sums is stored to L1 in 15 cycles
+// and to L2 in 60, and loaded in 8 and 20.
+constexpr int64_t kNearRows = 128;
+// Rows of a step that are too many bytes for L2 come from L3, which gives a core 10 bytes a cycle
+// (also measured there). A task of so many strips reads them once for all of its columns.
+constexpr int kSpanStrips = 4;
+// Of unpacked lines, at most so many are a block; they share L1 with 16 KB of groups' integer sums.
 constexpr int64_t kGroupBlockLines = 8 * kTileLines;
 
 // A group's integer sums, as they leave the tiles.
@@ -35,11 +42,11 @@ using DotTiles = int32_t[2 * kJobColumns][kTileRows16 * kPanel];
 
 // Where the scratch of a call holds what.
 struct TileScratch {
-  float sums[kSumsFloats];                      // [rows][sums_stride]
+  float sums[kSpanStrips * kSumsFloats];        // TileSums
   uint8_t rows_tail[kJobRows][kTileLineBytes];  // the last lines of K, padded with zeros
   uint8_t lines_tail[kJobColumns][kTileBytes];  // the same of the weights
   DotTiles dots[2][2];                          // of two groups, and of the next two
-  uint8_t lines[kStripPanels][kGroupBlockLines * kTileLineBytes];  // unpacked weights
+  uint8_t lines[kJobColumns][kGroupBlockLines * kTileLineBytes];  // unpacked weights
 };
 static_assert(sizeof(TileScratch) <= kLinearScratch, "the scratch of a call holds all of it");
 
@@ -56,6 +63,7 @@ struct TileJob {
   int c_stride;
   bool resume, last;  // c holds the sums before line0; line1 is the end of K
   int rows;
+  int configured = 0;  // the tiles have the shapes of a job of so many rows
   TileScratch* scratch;
   LineFetch* fetch;
 };
@@ -106,6 +114,13 @@ CPUSERVE_INLINE void chain_products(const TileJob& t) {
   store_sums<RT, NP>(t.c, stride);
 }
 
+// Up to so many rows of bytes the vectors of linear/driver.h are faster than tiles, for which
+// weights are unpacked to memory and integers leave through memory. Their integers are exact and
+// their fp32 chains the same, so a row gets the same bits from both. Measured on Granite Rapids,
+// tiles need 1.2 to 1.7 times as long for one row, 0.9 to 1.3 times for 8, and 0.7 to 1.1 times
+// for 16.
+constexpr int kVectorRows = 8;
+
 struct Bf16Tiles {
   static constexpr ActFormat kAct = ActFormat::bf16;
   static constexpr bool kGroups = false;
@@ -121,6 +136,7 @@ struct Bf16Tiles {
 
 // w8_channel: integers over the whole row, then both scales.
 struct ChannelTiles {
+  using Vectors = Channel<0>;
   static constexpr ActFormat kAct = ActFormat::q8row;
   static constexpr bool kGroups = false;
   static constexpr int kShapeLines = kTileLines;
@@ -199,9 +215,10 @@ struct RawChannel {
 };
 
 // A kind with groups of kGroup of K. Line numbers count unpacked lines.
-template <class Raw, ActFormat kFormat>
+template <class Raw, class VectorKind>
 struct GroupTiles {
-  static constexpr ActFormat kAct = kFormat;
+  using Vectors = VectorKind;
+  static constexpr ActFormat kAct = VectorKind::kAct;
   static constexpr bool kGroups = true;
   static constexpr int kLines = Raw::kLines;  // of a group
   static constexpr int kShapeLines = kLines < kTileLines ? kLines : kTileLines;
@@ -413,33 +430,54 @@ CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
   }
 }
 
-// One block of K of one strip, for all rows of a block: a pair of panels at a time stays in L1.
+// Where the sums of `rows` rows (of terms) by some panels are: those of a pair of panels lie
+// together, or those of a strip where the epilogue takes whole strips.
+struct TileSums {
+  float* at;
+  int64_t rows;
+  bool strips;
+
+  int stride() const { return (strips ? kStripPanels : kJobColumns) * kPanel; }
+  float* of(int64_t panel) const {
+    const int64_t together = strips ? kStripPanels : kJobColumns;
+    return at + panel / together * rows * stride() + panel % together * kPanel;
+  }
+};
+
+// The epilogue of finished rows (of terms) of some panels.
+CPUSERVE_INLINE void finish_rows(const LinearArgs& a, bool plain, int64_t row0, int64_t rows,
+                                 int64_t panel0, int panels, float* c, int stride) {
+  for (int64_t row = 0; row < rows; row += kJobRows) {
+    const int some = static_cast<int>(rows - row < kJobRows ? rows - row : kJobRows);
+    finish_terms(a, plain, row0 + row / a.terms, some, panel0, panels, c + row * stride, stride);
+  }
+}
+
+// One block of K of one or two panels, which stay in L1 while rows pass: those of `sums`, from
+// activation row0 on. first: the panel's number in `sums`.
 template <class Kind>
-CPUSERVE_INLINE void run_tile_block(const LinearArgs& a, TileJob& t, bool plain, int64_t row0,
-                                    int64_t rows, int64_t panel0, int panels) {
+CPUSERVE_INLINE void run_tile_pair(const LinearArgs& a, TileJob& t, bool plain, int64_t row0,
+                                   int64_t panel, int np, const TileSums& sums, int64_t first) {
   const PackedWeight& w = *a.w;
   const uint8_t* x = static_cast<const uint8_t*>(a.x) + static_cast<size_t>(row0) * a.x_stride;
   if constexpr (Kind::kGroups) {
-    for (int p = 0; p < panels; p++) {
-      Kind::unpack(w, panel0 + p, t.line0, t.line1, t.scratch->lines[p]);
+    for (int p = 0; p < np; p++) {
+      Kind::unpack(w, panel + p, t.line0, t.line1, t.scratch->lines[p]);
     }
   }
-  int configured = 0;
-  for (int p = 0, np; p < panels; p += np) {
-    np = panels - p >= kJobColumns ? kJobColumns : 1;
-    t.w = w.data + static_cast<size_t>(panel0 + p) * w.panel_bytes;
-    t.lines = t.scratch->lines[p];
-    for (int64_t row = 0; row < rows; row += kJobRows) {
-      t.rows = static_cast<int>(rows - row < kJobRows ? rows - row : kJobRows);
-      if (t.rows != configured) configure_job(t.rows, Kind::kShapeLines);
-      configured = t.rows;
-      t.x = x + static_cast<size_t>(row) * t.x_stride;
-      t.c = t.scratch->sums + row * sums_stride<false>() + p * kPanel;
-      call_job<Kind>(t, np);
-      if (!plain || !t.last) continue;  // other epilogues take whole strips
-      finish_terms(a, plain, row0 + row / a.terms, t.rows, panel0 + p, np, t.c,
-                   sums_stride<false>());
-    }
+  t.w = w.data + static_cast<size_t>(panel) * w.panel_bytes;
+  t.lines = t.scratch->lines[0];
+  t.c_stride = sums.stride();
+  const bool finished = t.last && !sums.strips;
+  for (int64_t row = 0; row < sums.rows; row += kJobRows) {
+    t.rows = static_cast<int>(sums.rows - row < kJobRows ? sums.rows - row : kJobRows);
+    if (t.rows != t.configured) configure_job(t.rows, Kind::kShapeLines);
+    t.configured = t.rows;
+    t.x = x + static_cast<size_t>(row) * t.x_stride;
+    t.c = sums.of(first) + row * t.c_stride;
+    call_job<Kind>(t, np);
+    if (!finished) continue;
+    finish_terms(a, plain, row0 + row / a.terms, t.rows, panel, np, t.c, t.c_stride);
   }
 }
 
@@ -455,48 +493,100 @@ int64_t tiles_block_k(int64_t k, const WorkSizes&) noexcept {
   return elements_of(k, Kind::lines(k), tile_block_lines<Kind>(Kind::lines(k)));
 }
 
-// Many rows: a strip's block of K is read once, while every row passes over it.
+// Calls run() for every block of K.
+template <class Kind, class Run>
+CPUSERVE_INLINE void over_k(TileJob& t, int64_t lines, Run run) {
+  const int64_t block = tile_block_lines<Kind>(lines);
+  for (t.line0 = 0; t.line0 < lines; t.line0 += block) {
+    t.line1 = t.line0 + block < lines ? t.line0 + block : lines;
+    t.resume = t.line0 > 0;
+    t.last = t.line1 == lines;
+    run();
+  }
+}
+
+// Fetches what follows a strip into L2 while `rows` rows pass over the strip. Panels lie one after
+// another, so the lines behind this strip are the next one's.
+template <class Kind>
+CPUSERVE_INLINE void fetch_next_strip(const PackedWeight& w, LineFetch& fetch, int64_t rows,
+                                      int64_t panel0, int panels) {
+  const int64_t next = panels_of(w) - panel0 - panels, lines = Kind::lines(w.k);
+  fetch.at = w.data + static_cast<size_t>(panel0 + panels) * w.panel_bytes;
+  fetch.left = (next < kStripPanels ? next : kStripPanels) * static_cast<int64_t>(w.panel_bytes) /
+               kTileLineBytes;
+  const int64_t jobs = (rows + kJobRows - 1) / kJobRows;
+  const int64_t pairs = (panels + kJobColumns - 1) / kJobColumns;
+  const int64_t steps = jobs * pairs * ((lines + Kind::kShapeLines - 1) / Kind::kShapeLines);
+  fetch.a_step = (fetch.left + steps - 1) / steps;
+}
+
+// Calls run(panel, panels) for every `step` panels of [begin, end).
+template <class Run>
+CPUSERVE_INLINE void over_panels(int64_t begin, int64_t end, int step, Run run) {
+  for (int64_t p = begin; p < end; p += step) {
+    run(p, static_cast<int>(end - p < step ? end - p : step));
+  }
+}
+
+// Many rows that stay in L2: strip after strip, and all of K for some rows and a pair of panels.
+template <class Kind>
+CPUSERVE_INLINE void strip_tiles(const LinearArgs& a, TileJob& t, bool plain, bool strips,
+                                 int64_t row0, int64_t rows) {
+  const int64_t lines = Kind::lines(a.w->k);
+  const int64_t near = Kind::kGroups ? rows : kNearRows;  // groups are unpacked once for all rows
+  over_panels(a.panel0, a.panel1, kStripPanels, [&](int64_t panel0, int panels) {
+    fetch_next_strip<Kind>(*a.w, *t.fetch, rows, panel0, panels);
+    for (int64_t row = 0; row < rows; row += near) {
+      const TileSums sums{t.scratch->sums, rows - row < near ? rows - row : near, strips};
+      const int64_t first = row0 + row / a.terms;
+      over_panels(panel0, panel0 + panels, kJobColumns, [&](int64_t panel, int np) {
+        over_k<Kind>(t, lines, [&] {
+          run_tile_pair<Kind>(a, t, plain, first, panel, np, sums, strips ? panel - panel0 : 0);
+        });
+      });
+      if (strips) {
+        finish_rows(a, plain, first, sums.rows, panel0, panels, sums.at, sums.stride());
+      }
+    }
+  });
+}
+
+// Many rows that do not stay in L2: a block of K of all rows does, while the panels of a span pass
+// over it. The processor fetches panels by itself.
+template <class Kind>
+CPUSERVE_INLINE void span_tiles(const LinearArgs& a, TileJob& t, bool plain, bool strips,
+                                int64_t row0, int64_t rows) {
+  t.fetch->left = 0;
+  const TileSums sums{t.scratch->sums, rows, strips};
+  over_panels(a.panel0, a.panel1, kSpanStrips * kStripPanels, [&](int64_t panel0, int panels) {
+    over_k<Kind>(t, Kind::lines(a.w->k), [&] {
+      over_panels(panel0, panel0 + panels, kJobColumns, [&](int64_t panel, int np) {
+        run_tile_pair<Kind>(a, t, plain, row0, panel, np, sums, panel - panel0);
+      });
+    });
+    if (!strips) return;
+    over_panels(panel0, panel0 + panels, kStripPanels, [&](int64_t panel, int some) {
+      finish_rows(a, plain, row0, rows, panel, some, sums.of(panel - panel0), sums.stride());
+    });
+  });
+}
+
+// Many rows: weights are read once, while every row passes over them.
 template <class Kind>
 CPUSERVE_INLINE void blocked_tiles(const LinearArgs& a) {
-  const PackedWeight& w = *a.w;
   const bool plain = plain_f32(a.ep);
-  const int64_t lines = Kind::lines(w.k);
-  const int64_t height = a.sizes.rows / a.terms, total = panels_of(w);
-  const int64_t block = tile_block_lines<Kind>(lines);
-  constexpr int kWidth = sums_stride<false>();
+  const bool strips = a.ep.glu && a.ep.out.format != ActFormat::f32 &&
+                      a.ep.out.format != ActFormat::bf16;  // 32 results of 4 panels share a scale
+  const int64_t height = a.sizes.rows / a.terms;
   TileJob t = job_of<Kind>(a);
   LineFetch fetch;
   t.fetch = &fetch;
-  t.c_stride = kWidth;
   for (int64_t row0 = 0; row0 < a.m; row0 += height) {
     const int64_t values = a.m - row0 < height ? a.m - row0 : height, rows = values * a.terms;
-    const int64_t jobs = (rows + kJobRows - 1) / kJobRows;
-    for (int64_t panel0 = a.panel0; panel0 < a.panel1; panel0 += kStripPanels) {
-      const int64_t left = a.panel1 - panel0;
-      const int panels = static_cast<int>(left < kStripPanels ? left : kStripPanels);
-      const uint8_t* strip = w.data + static_cast<size_t>(panel0) * w.panel_bytes;
-      // What follows is fetched into L2 meanwhile. Panels lie one after another, so the lines
-      // behind this strip are the next one's.
-      fetch.at = strip + static_cast<size_t>(panels) * w.panel_bytes;
-      const int64_t next = total - panel0 - panels;
-      const int64_t bytes =
-          (next < kStripPanels ? next : kStripPanels) * static_cast<int64_t>(w.panel_bytes);
-      fetch.left = bytes / kTileLineBytes;
-      const int64_t pairs = (panels + kJobColumns - 1) / kJobColumns;
-      const int64_t steps = jobs * pairs * ((lines + Kind::kShapeLines - 1) / Kind::kShapeLines);
-      fetch.a_step = (fetch.left + steps - 1) / steps;
-      for (t.line0 = 0; t.line0 < lines; t.line0 += block) {
-        t.line1 = t.line0 + block < lines ? t.line0 + block : lines;
-        t.resume = t.line0 > 0;
-        t.last = t.line1 == lines;
-        run_tile_block<Kind>(a, t, plain, row0, rows, panel0, panels);
-      }
-      if (plain) continue;
-      for (int64_t row = 0; row < rows; row += kJobRows) {
-        const int some = static_cast<int>(rows - row < kJobRows ? rows - row : kJobRows);
-        finish_terms(a, plain, row0 + row / a.terms, some, panel0, panels,
-                     t.scratch->sums + row * kWidth, kWidth);
-      }
+    if (rows_stay_in_l2(values, a.x_stride, a.sizes)) {
+      strip_tiles<Kind>(a, t, plain, strips, row0, rows);
+    } else {
+      span_tiles<Kind>(a, t, plain, strips, row0, rows);
     }
   }
 }
@@ -504,6 +594,10 @@ CPUSERVE_INLINE void blocked_tiles(const LinearArgs& a) {
 template <class Kind>
 void run_tiles(const LinearArgs& a) noexcept {
   if (a.m <= 0 || a.panel0 >= a.panel1) return;
+  if constexpr (Kind::kAct != ActFormat::bf16) {
+    static_assert(kVectorRows <= Kind::Vectors::kStreamRows);
+    if (a.m * a.terms <= kVectorRows) return stream<typename Kind::Vectors>(a);
+  }
   if (a.m * a.terms <= kJobRows) {
     stream_tiles<Kind>(a);
   } else {
@@ -521,6 +615,7 @@ constexpr LinearKernel on_tiles(LinearKernel kernel) {
   kernel.tile_panels = kJobColumns;
   kernel.pass_rows = kJobRows;
   kernel.block_k = tiles_block_k<Kind>;
+  kernel.span_panels = kSpanStrips * kStripPanels;
   return kernel;
 }
 
