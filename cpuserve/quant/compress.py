@@ -1,8 +1,8 @@
 """Matrices in the forms of compressed-tensors, as `cpuserve quantize` writes them.
 
-The forms are those that vLLM loads, and `compressed_tensors.py` reads every value of them as it was
-written. Which of them a matrix gets follows from the weight kind that it has when the same scheme
-quantizes it at load:
+The forms are those that vLLM loads: all of them on GPUs, W8A8 and W4A16 on CPUs. The reader in
+`compressed_tensors.py` returns every value as it was written. Which form a matrix gets follows from
+the weight kind that it has when the same scheme quantizes it at load:
 
 w8_channel of w8a8   int-quantized, W8A8: activations int8 with a scale per row. The same values.
 w8_channel, w8_channel_g128 of int8
