@@ -152,7 +152,13 @@ FAULTS = [
         "cpuserve/loader/adapters.py",
         "values = np.zeros(shape, np.float32)",
         "values = np.ones(shape, np.float32)",
-        f"{ADAPTERS} -k reused_slot",
+        f"{ADAPTERS} -k merged_weights",
+    ),
+    Fault(
+        "csrc/runtime/worker.cpp",
+        "    if (is_idle(e.program_->ops()[op])) continue;\n",
+        "",
+        "tests/runtime/test_native_executor.py -k cost_no_phase",
     ),
     Fault(
         "cpuserve/loader/adapter_files.py",

@@ -36,6 +36,13 @@ void Executor::Worker::operator()(const AdapterOp& op) noexcept {
   e.routing_.build(op.adapters, 1, out, tokens());
 }
 
+bool Executor::Worker::is_idle(const Op& op) const noexcept {
+  const auto* combine = std::get_if<CombineOp>(&op);  // that does not add writes zeros
+  const bool routed = std::holds_alternative<SpreadOp>(op) ||
+                      std::holds_alternative<ExpertLinearOp>(op) || (combine && combine->add);
+  return routed && e.routing_.rows() == 0;
+}
+
 void Executor::Worker::operator()(const SpreadOp& op) noexcept {
   const Rows &x = value(op.x), &out = value(op.out);
   const Range mine = share(e.routing_.rows());

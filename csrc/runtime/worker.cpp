@@ -18,10 +18,12 @@ bool Executor::Worker::walk(int64_t first, int64_t last) noexcept {
   const bool timing = e.profiling_ && thread == 0;
   int64_t before = timing ? now_ns() : 0;
   e.queue_.enter(thread, phase);
+  int64_t turn = 0;
   for (int64_t i = first; i < last; i++) {
     op = static_cast<size_t>(i);
+    if (is_idle(e.program_->ops()[op])) continue;
     std::visit(*this, e.program_->ops()[op]);
-    bool& stop = e.stop_[i & 1];
+    bool& stop = e.stop_[turn++ & 1];
     if (thread == 0) stop = e.cancelled_.load(std::memory_order_relaxed);
     barrier();
     if (timing) {

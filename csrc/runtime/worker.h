@@ -14,8 +14,13 @@ struct Executor::Worker {
   uint8_t* const scratch;
   size_t op = 0;  // index of the running op
 
-  // Runs ops [first, last) with a barrier after each. Returns false if the step was cancelled.
+  // Runs ops [first, last) with a barrier after each that has work. Returns false if the step was
+  // cancelled.
   bool walk(int64_t first, int64_t last) noexcept;
+
+  // Whether an op works on routed rows alone and there are none, because no sequence of the step
+  // has an adapter. All threads find the same, because a barrier follows the op that routes.
+  bool is_idle(const Op& op) const noexcept;
 
   // The work between two barriers is one phase. All threads number phases alike.
   void barrier() noexcept {

@@ -13,6 +13,7 @@ from native_model import GREEDY, Chunk, Model, Native, Shape, all_rows, blocks_f
 from cpuserve import _C
 from cpuserve.runtime import native
 from tests.helpers.levels import LEVELS, each_level
+from tests.helpers.steps import Sequence, step
 
 THREADS = [1, 2, 3, 5]
 PROMPT = np.random.default_rng(7).integers(0, Shape().vocab, 700).tolist()
@@ -566,6 +567,76 @@ def test_progress_is_seen_from_another_thread_also_inside_an_op(model):
     assert len(still) == 1
     assert phases_a_step >= num_ops
     assert inside >= 4
+
+
+class WithAdapters(Native):
+    """The model with two adapters of q, k and v, of rank 8."""
+
+    def _qkv(self, i, h, qkv):
+        super()._qkv(i, h, qkv)
+        s, p = self.model.shape, self.program
+        if i == 0:
+            self.routing = p.value("routing", 2, "f32")
+            p.adapter(self.routing, 2, self._vector("scales", np.array([1, 2], np.float32)))
+            self.at = p.value("at", s.width, "f32"), p.value("low", 8, "f32")
+            self.out = p.value("out", s.q_width + 2 * s.kv_width, "f32")
+        rows, low = self.at
+        p.spread(h, self.routing, rows)
+        for side, x, to in (("a", rows, low), ("b", low, self.out)):
+            matrices = [self._matrix(f"{i}.{side}{number}") for number in range(2)]
+            p.expert_linear(x, self.routing, to, matrices, [], "none", False)
+        p.combine(self.out, self.routing, qkv)
+
+
+def with_adapters(model):
+    """The model with further tensors: the matrices A and B of two adapters in every layer."""
+    rng, s = np.random.default_rng(3), model.shape
+    shapes = {"a": (8, s.width), "b": (s.q_width + 2 * s.kv_width, 8)}
+    more = {
+        f"{i}.{side}{number}": rng.standard_normal(shape).astype(np.float32)
+        for i in range(s.layers)
+        for side, shape in shapes.items()
+        for number in range(2)
+    }
+    return Model(s, {**model.tensors, **more})
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_adapters_that_no_sequence_has_cost_no_phase(model, threads):
+    """Not a barrier: the threads pass over all operations of adapters but that which routes."""
+
+    def step_of(*adapters):
+        chunks = []
+        for slot, adapter in enumerate(adapters):
+            sequence = Sequence(slot, PROMPT[:20], [slot])
+            chunks.append(sequence.chunk())
+            chunks[-1].adapter = adapter
+        return step(*chunks).words
+
+    def run(m, *steps):
+        for slot in range(2):
+            m.executor.admit(slot, **GREEDY)
+        found = []
+        for adapters in steps:
+            before = m.executor.progress[0]
+            m.executor.step(step_of(*adapters))
+            phases = m.executor.progress[0] - before
+            found.append((phases, m.executor.step_logits(step_of(*adapters))))
+        return found
+
+    none = (-1, -1)
+    adapted = WithAdapters(with_adapters(model), threads=threads)
+    idle, one, both, again = adapted.run(lambda m: run(m, none, (-1, 1), (0, 1), none))
+    assert [one[0] - idle[0], both[0] - idle[0], again[0] - idle[0]] == [
+        4 * model.shape.layers,
+        4 * model.shape.layers,
+        0,
+    ]
+    ((_, plain),) = Native(model, threads=threads).run(lambda m: run(m, none))
+    assert np.array_equal(idle[1], plain)
+    assert np.array_equal(again[1], plain)
+    assert np.array_equal(one[1][0], plain[0])
+    assert not np.array_equal(one[1][1], plain[1])
 
 
 def test_progress_is_made_by_the_bandwidth_probe(model):
