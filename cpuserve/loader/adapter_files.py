@@ -42,11 +42,11 @@ _TENSOR = re.compile(
     r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight"
 )
 _GGUF_TENSOR = re.compile(r"(?P<tensor>.+\.weight)\.lora_(?P<side>[ab])")
-# Settings of PEFT that change what an adapter computes, and the value at which they do not.
+# Settings of PEFT that change what an adapter computes, and the value at which they do not. Whether
+# the model stores the transpose of a linear (fan_in_fan_out, as GPT-2) changes neither A nor B.
 PLAIN: dict[str, object] = {
     "bias": "none",
     "use_dora": False,
-    "fan_in_fan_out": False,
     "modules_to_save": None,
     "rank_pattern": {},
     "alpha_pattern": {},

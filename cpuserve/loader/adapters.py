@@ -47,7 +47,11 @@ class AdapterReader:
         self.linears = {n for op in program.ops if isinstance(op, Linear) for n in op.weights}
         self._others = {op.weight for op in program.ops if isinstance(op, Embed | Logits)}
         needs = stored_needs(need for need in program.weights if need.name in self.linears)
-        self._shapes = {need.name: need.shape for need in needs}
+        parts = filter(None, map(parse_part, self.linears))
+        transposed = {part.tensor for part in parts if part.columns}
+        self._shapes = {  # [outputs, inputs] of each linear that a checkpoint stores
+            need.name: need.shape[::-1] if need.name in transposed else need.shape for need in needs
+        }
 
     @property
     def modules(self) -> frozenset[str]:

@@ -30,15 +30,21 @@ def adapter_of(
         module = name.removesuffix(".weight")
         if not module.endswith(parts):
             continue
-        outputs, inputs = weight.shape
+        outputs, inputs = reversed(weight.shape) if _transposed(model) else weight.shape
         for side, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
             values = torch.randn(shape, generator=generator) * 0.15
             tensors[f"base_model.model.{module}.lora_{side}.weight"] = values
     directory = Path(tempfile.mkdtemp(dir=model.parent, prefix="adapter-"))
     save_file(tensors, directory / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none"}
+    config["fan_in_fan_out"] = _transposed(model)
     (directory / "adapter_config.json").write_text(json.dumps(config))
     return directory
+
+
+def _transposed(model: Path) -> bool:
+    """Whether the checkpoint stores linears as their transposes."""
+    return json.loads((model / "config.json").read_text())["model_type"] == "gpt2"
 
 
 def tensors_of(model: Path) -> dict[str, torch.Tensor]:
@@ -57,7 +63,8 @@ def merged(model: Path, adapter: Path) -> Path:
         for name in tensors:
             key = f"base_model.model.{name.removesuffix('.weight')}.lora_"
             if f"{key}A.weight" in changes:
-                tensors[name] += 2 * changes[f"{key}B.weight"] @ changes[f"{key}A.weight"]
+                change = 2 * changes[f"{key}B.weight"] @ changes[f"{key}A.weight"]
+                tensors[name] += change.T if _transposed(model) else change
         save_file(tensors, file, metadata={"format": "pt"})
     return directory
 
@@ -69,7 +76,8 @@ def as_gguf(adapter: Path, arch: str, path: Path, types: str = "F32", **changes:
     """
     model = gguf_convert.checkpoint_of(arch)
     config = json.loads((model / "config.json").read_text())
-    heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
+    heads = config["n_head"] if arch == "gpt2" else config["num_attention_heads"]
+    kv = config.get("num_key_value_heads", heads)
     values = {
         "general.type": "adapter",
         "adapter.type": "lora",
@@ -90,7 +98,8 @@ def as_gguf(adapter: Path, arch: str, path: Path, types: str = "F32", **changes:
             continue
         weight = name.removeprefix("base_model.model.").replace(".lora_B", "")
         # Only B has the rows of the weight, which the converter reorders.
-        ((at, rows),) = gguf_convert.renamed(arch, {weight: b}, heads, kv).items()
+        stored = b.T if _transposed(model) else b
+        ((at, rows),) = gguf_convert.renamed(arch, {weight: stored}, heads, kv).items()
         a = tensors[name.replace(".lora_B.", ".lora_A.")]
         for side, matrix in (("a", a), ("b", rows)):
             data = gguf.quants.quantize(np.ascontiguousarray(matrix, np.float32), kind)

@@ -20,11 +20,14 @@ FP32 = {"dtype": "float32", "kv_cache_dtype": "float32"}
 
 
 def adapters(family="llama"):
-    model = tiny_model(family)
+    model, gpt2 = tiny_model(family), family == "gpt2"
     return {
-        "all": adapter_of(model, ATTENTION + MLP, 4, 1),
-        "q": adapter_of(model, ("q_proj", "v_proj"), 8, 2),
+        "all": adapter_of(model, GPT2 if gpt2 else ATTENTION + MLP, 4, 1),
+        "q": adapter_of(model, ("c_attn",) if gpt2 else ("q_proj", "v_proj"), 8, 2),
     }
+
+
+GPT2 = ("c_attn", "c_fc", "c_proj")
 
 
 def make(family="llama", **options):
@@ -38,8 +41,9 @@ def named(params, name):
     return msgspec.structs.replace(params, adapter=name)
 
 
-# Of phi3 and glm4 some matrices are parts of stored ones, in glm4 every other row of them.
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "glm4"])
+# Of phi3 and glm4 some matrices are parts of stored ones, in glm4 every other row of them; gpt2
+# stores their transposes.
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "glm4", "gpt2"])
 @pytest.mark.parametrize("name", ["all", "q"])
 def test_greedy_tokens_are_those_of_transformers_with_merged_weights(family, name):
     with make(family, **FP32) as llm:

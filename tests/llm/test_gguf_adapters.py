@@ -23,6 +23,7 @@ PARTS = {
     "granite": ("q_proj", "k_proj"),
     "phi3": ("qkv_proj", "gate_up_proj", "down_proj"),
     "gptneox": ("query_key_value", "dense_4h_to_h"),
+    "gpt2": ("c_attn", "c_fc", "mlp.c_proj"),
     "qwen35": ("in_proj_qkv", "in_proj_z", "q_proj"),
 }
 
@@ -43,7 +44,7 @@ def peft_of(arch):
     return adapter_of(gguf_convert.checkpoint_of(arch), PARTS[arch], 4, 1)
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "granite", "phi3", "gptneox"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "granite", "phi3", "gptneox", "gpt2"])
 def test_it_answers_as_pefts_over_safetensors_and_over_a_gguf_model(tmp_path, arch):
     model, adapter = gguf_convert.checkpoint_of(arch), peft_of(arch)
     converted, base = as_gguf(adapter, arch, tmp_path / "a.gguf"), tmp_path / "m.gguf"
