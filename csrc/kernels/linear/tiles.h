@@ -595,8 +595,10 @@ template <class Kind>
 void run_tiles(const LinearArgs& a) noexcept {
   if (a.m <= 0 || a.panel0 >= a.panel1) return;
   if constexpr (Kind::kAct != ActFormat::bf16) {
-    static_assert(kVectorRows <= Kind::Vectors::kStreamRows);
-    if (a.m * a.terms <= kVectorRows) return stream<typename Kind::Vectors>(a);
+    using Vectors = typename Kind::Vectors;
+    constexpr int kMost =
+        kVectorRows < Vectors::kStreamRows ? kVectorRows : Vectors::kStreamRows;  // AVX2's: 4
+    if (a.m * a.terms <= kMost) return stream<Vectors>(a);
   }
   if (a.m * a.terms <= kJobRows) {
     stream_tiles<Kind>(a);
