@@ -196,6 +196,12 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     pooling, why = _pooling(options, path, config)
     spec = replace(spec, pooled=pooling != "none")
     program = build_program(spec) if has_program else None
+    if program is not None and not program.cache:
+        msg = (
+            f"{path} has no layer with attention; cpuserve runs hybrids, in which at least one "
+            "layer attends. Check layer_types of its config"
+        )
+        raise ModelError(msg)
     matrix_weights = _matrix_weights(program) if program else 0
     adapters = dict(item.split("=", 1) for item in options.lora_modules or ())
     slots = _adapter_slots(options, len(adapters))

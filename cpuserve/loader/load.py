@@ -112,7 +112,10 @@ def packed_size(path: Path, config: dict[str, Any]) -> int:
 
 
 def check_weights(program: Program, weights: Weights) -> None:
-    """Raise one ModelError that lists all missing, wrongly shaped and unused tensors."""
+    """Raise one ModelError that counts all missing, wrongly shaped and unused tensors.
+
+    It names the first few of each: of another model's files, every tensor could be one.
+    """
     needs = {need.name: need.shape for need in stored_needs(program.weights)}
     names = weights.names()
     missing = sorted(needs.keys() - names)
@@ -134,10 +137,14 @@ def check_weights(program: Program, weights: Weights) -> None:
         and not n.startswith(guessers)
     )
     groups = (("missing", missing), ("wrong shape", misshapen), ("unused", unused))
-    found = [f"{what} ({len(items)}): {', '.join(items)}" for what, items in groups if items]
+    found = [f"{what} ({len(items)}): {_some(items)}" for what, items in groups if items]
     if found:
         msg = f"the tensors of the checkpoint do not match its config; {'; '.join(found)}"
         raise ModelError(msg)
+
+
+def _some(items: list[str], most: int = 5) -> str:
+    return ", ".join([*items[:most], "..."] if len(items) > most else items)
 
 
 def read_json(path: Path, what: str, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:

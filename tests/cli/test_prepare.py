@@ -11,7 +11,7 @@ from cpuserve.cli import main as cli
 from cpuserve.cli.session import Session
 from cpuserve.config.engine import EngineOptions
 from cpuserve.config.load import from_arguments
-from cpuserve.errors import ConfigError, TooLittleMemory
+from cpuserve.errors import ConfigError, ModelError, TooLittleMemory
 from cpuserve.loader.safetensors import SafetensorsStore
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.prepare import Prepared, for_another, kv_cache_bytes, model_facts, prepare
@@ -29,6 +29,12 @@ def test_the_weights_of_matrices_are_counted_as_the_checkpoint_has_them(family):
     # A stack of matrices has three dimensions, and so has a convolution, of one column.
     matrices = [s for s in shapes if len(s) == 2 or (len(s) == 3 and s[1] > 1)]
     assert facts.matrix_weights == sum(map(math.prod, matrices))
+
+
+def test_a_model_without_attention_is_refused():
+    path = tiny_model("granite4-hybrid", layer_types=["mamba"] * 4, num_hidden_layers=4)
+    with pytest.raises(ModelError, match="no layer with attention; cpuserve runs hybrids"):
+        model_facts(EngineOptions(), path)
 
 
 def banner_of(facts=SMOLLM2, **options):

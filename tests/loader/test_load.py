@@ -57,6 +57,11 @@ def test_missing_misshapen_and_unused_tensors_are_listed_at_once():
     )
 
 
+def test_the_first_few_tensors_of_another_model_are_named():
+    with pytest.raises(ModelError, match=r"missing \(40\): t00, t01, t02, t03, t04, \.\.\.$"):
+        check_weights(program(**{f"t{i:02}": (1,) for i in range(40)}), Weights({}))
+
+
 def test_computed_buffers_and_a_tied_output_matrix_may_be_left_over():
     weights = Weights(
         {"a": (1,), "lm_head.weight": (1,), "model.layers.0.self_attn.rotary_emb.inv_freq": (1,)}
