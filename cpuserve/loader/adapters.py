@@ -185,7 +185,7 @@ class AdapterMatrices:
         self._shapes: Mapping[str, tuple[int, ...]] = {n.name: n.shape for n in program.weights}
 
     def get(self, name: str) -> QuantTensor:
-        """The matrix with this name in the Program; of which of its adapters does not matter."""
+        """This adapter's matrix for the tensor `name` of the Program, whichever slot it names."""
         shape, matrix = self._shapes[name], parse(name)
         assert matrix is not None
         values = np.zeros(shape, np.float32)

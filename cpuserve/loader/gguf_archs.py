@@ -548,7 +548,7 @@ def _starcoder2(keys: Keys) -> dict[str, Any]:
 
 
 def _olmo2(keys: Keys) -> dict[str, Any]:
-    """OLMo 3 has a window, where the file has no pattern in three of four layers."""
+    """OLMo 3 has a sliding window; without a pattern in the file, three of four layers use it."""
     if not keys.raw("attention.sliding_window"):
         return {}
     three = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}

@@ -154,7 +154,7 @@ TEST(no_task_is_taller_than_the_rows_that_kernels_take_together) {
   }
 }
 
-// Activations from L3 are read once for all columns of a task, so wider tasks need fewer bytes.
+// A task reads its activations from L3 once for all of its columns, so wider tasks read less.
 TEST(tasks_of_rows_that_do_not_stay_in_l2_are_as_wide_as_balance_permits) {
   for (const int64_t rows : {1, 17, 40, 512, 1024}) {
     for (const int64_t panels : {1, 7, 36, 56, 150}) {

@@ -394,7 +394,7 @@ def test_the_loop_works_on_changes_of_adapters_while_it_is_idle():
 
 
 class Asks:
-    """A channel with one question; the loop ends after its answer."""
+    """A channel with one control message; it ends the engine loop after the answer."""
 
     def __init__(self, question):
         self.waiting, self.sent = [question], []

@@ -114,11 +114,11 @@ CPUSERVE_INLINE void chain_products(const TileJob& t) {
   store_sums<RT, NP>(t.c, stride);
 }
 
-// Up to so many rows of bytes the vectors of linear/driver.h are faster than tiles, for which
-// weights are unpacked to memory and integers leave through memory. Their integers are exact and
-// their fp32 chains the same, so a row gets the same bits from both. Measured on Granite Rapids,
-// tiles need 1.2 to 1.7 times as long for one row, 0.9 to 1.3 times for 8, and 0.7 to 1.1 times
-// for 16.
+// For up to this many int8 rows, the vector kernels of linear/driver.h are faster than tiles, which
+// need the weights unpacked to memory and return the integer sums through memory. Both compute the
+// integers exactly and add them to the fp32 sums in the same order, so a row gets the same bits.
+// Measured on Granite Rapids, tiles take 1.2 to 1.7 times as long for one row, 0.9 to 1.3 times for
+// 8 rows, and 0.7 to 1.1 times for 16.
 constexpr int kVectorRows = 8;
 
 struct Bf16Tiles {
@@ -388,6 +388,17 @@ CPUSERVE_INLINE TileJob job_of(const LinearArgs& a) {
   return t;
 }
 
+// Calls run() for every block of K, of `block` lines.
+template <class Run>
+CPUSERVE_INLINE void over_k(TileJob& t, int64_t lines, int64_t block, Run run) {
+  for (t.line0 = 0; t.line0 < lines; t.line0 += block) {
+    t.line1 = t.line0 + block < lines ? t.line0 + block : lines;
+    t.resume = t.line0 > 0;
+    t.last = t.line1 == lines;
+    run();
+  }
+}
+
 // Up to 32 rows: every panel is read once, in the order of memory, and memory sets the pace.
 template <class Kind>
 CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
@@ -406,11 +417,7 @@ CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
     for (int p = 0; p < span; p++) {
       t.w = w.data + static_cast<size_t>(p0 + p) * w.panel_bytes;
       t.c = t.scratch->sums + p * kPanel;
-      const int64_t block = Kind::kGroups ? kGroupBlockLines : lines;
-      for (t.line0 = 0; t.line0 < lines; t.line0 += block) {
-        t.line1 = t.line0 + block < lines ? t.line0 + block : lines;
-        t.resume = t.line0 > 0;
-        t.last = t.line1 == lines;
+      over_k(t, lines, Kind::kGroups ? kGroupBlockLines : lines, [&] {
         // A panel's bytes ahead of their use, also across panels; of packed lines, a part.
         const int64_t raw = static_cast<int64_t>(w.panel_bytes);
         const int64_t begin = raw * t.line0 / lines, stop = raw * t.line1 / lines;
@@ -424,7 +431,7 @@ CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
           t.lines = t.scratch->lines[0];
         }
         call_job<Kind>(t, 1);
-      }
+      });
     }
     finish_terms(a, plain, 0, t.rows, p0, span, t.scratch->sums, sums_stride<true>());
   }
@@ -493,18 +500,6 @@ int64_t tiles_block_k(int64_t k, const WorkSizes&) noexcept {
   return elements_of(k, Kind::lines(k), tile_block_lines<Kind>(Kind::lines(k)));
 }
 
-// Calls run() for every block of K.
-template <class Kind, class Run>
-CPUSERVE_INLINE void over_k(TileJob& t, int64_t lines, Run run) {
-  const int64_t block = tile_block_lines<Kind>(lines);
-  for (t.line0 = 0; t.line0 < lines; t.line0 += block) {
-    t.line1 = t.line0 + block < lines ? t.line0 + block : lines;
-    t.resume = t.line0 > 0;
-    t.last = t.line1 == lines;
-    run();
-  }
-}
-
 // Fetches what follows a strip into L2 while `rows` rows pass over the strip. Panels lie one after
 // another, so the lines behind this strip are the next one's.
 template <class Kind>
@@ -532,7 +527,7 @@ CPUSERVE_INLINE void over_panels(int64_t begin, int64_t end, int step, Run run) 
 template <class Kind>
 CPUSERVE_INLINE void strip_tiles(const LinearArgs& a, TileJob& t, bool plain, bool strips,
                                  int64_t row0, int64_t rows) {
-  const int64_t lines = Kind::lines(a.w->k);
+  const int64_t lines = Kind::lines(a.w->k), block = tile_block_lines<Kind>(lines);
   const int64_t near = Kind::kGroups ? rows : kNearRows;  // groups are unpacked once for all rows
   over_panels(a.panel0, a.panel1, kStripPanels, [&](int64_t panel0, int panels) {
     fetch_next_strip<Kind>(*a.w, *t.fetch, rows, panel0, panels);
@@ -540,7 +535,7 @@ CPUSERVE_INLINE void strip_tiles(const LinearArgs& a, TileJob& t, bool plain, bo
       const TileSums sums{t.scratch->sums, rows - row < near ? rows - row : near, strips};
       const int64_t first = row0 + row / a.terms;
       over_panels(panel0, panel0 + panels, kJobColumns, [&](int64_t panel, int np) {
-        over_k<Kind>(t, lines, [&] {
+        over_k(t, lines, block, [&] {
           run_tile_pair<Kind>(a, t, plain, first, panel, np, sums, strips ? panel - panel0 : 0);
         });
       });
@@ -557,9 +552,10 @@ template <class Kind>
 CPUSERVE_INLINE void span_tiles(const LinearArgs& a, TileJob& t, bool plain, bool strips,
                                 int64_t row0, int64_t rows) {
   t.fetch->left = 0;
+  const int64_t lines = Kind::lines(a.w->k);
   const TileSums sums{t.scratch->sums, rows, strips};
   over_panels(a.panel0, a.panel1, kSpanStrips * kStripPanels, [&](int64_t panel0, int panels) {
-    over_k<Kind>(t, Kind::lines(a.w->k), [&] {
+    over_k(t, lines, tile_block_lines<Kind>(lines), [&] {
       over_panels(panel0, panel0 + panels, kJobColumns, [&](int64_t panel, int np) {
         run_tile_pair<Kind>(a, t, plain, row0, panel, np, sums, panel - panel0);
       });
