@@ -418,11 +418,13 @@ CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
       t.w = w.data + static_cast<size_t>(p0 + p) * w.panel_bytes;
       t.c = t.scratch->sums + p * kPanel;
       over_k(t, lines, Kind::kGroups ? kGroupBlockLines : lines, [&] {
-        // A panel's bytes ahead of their use, also across panels; of packed lines, a part.
+        // A panel's bytes ahead of their use, also across panels; of packed lines, a part. They go
+        // to L2: a fetch to L1 would hold one of its 16 fill buffers, which tile loads need, for
+        // the latency of memory. Measured on Granite Rapids, bf16 reads 5 to 9 % more bytes a
+        // second at one row so, and 12 to 20 % more at 32.
         const int64_t raw = static_cast<int64_t>(w.panel_bytes);
         const int64_t begin = raw * t.line0 / lines, stop = raw * t.line1 / lines;
         fetch.at = t.w + begin + a.sizes.ahead_bytes;
-        fetch.near = true;
         fetch.left = fetch.at < end ? (stop - begin + kTileLineBytes - 1) / kTileLineBytes : 0;
         const int64_t steps = (t.line1 - t.line0 + Kind::kShapeLines - 1) / Kind::kShapeLines;
         fetch.a_step = (fetch.left + steps - 1) / steps;
