@@ -76,6 +76,23 @@ def _decoder(kind: str, sizes: tuple[int | None, ...], **more: Any) -> dict[str,
     }
 
 
+def _encoder(kind: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    """The config of an encoder in fp32; sizes: (vocab, width, intermediate, layers, heads)."""
+    keys = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    )
+    return {
+        "architectures": [f"{kind}Model"],
+        "torch_dtype": "float32",
+        **dict(zip(keys, sizes, strict=True)),
+        **more,
+    }
+
+
 def _opt(sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
     """An OPT config; sizes: (vocab, width, intermediate, layers, heads)."""
     keys = ("vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads")
@@ -562,6 +579,42 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_kv_heads=2,
         ffn_hidden_size=160,
     ),
+    "minilm-l6": _encoder("Bert", (30522, 384, 1536, 6, 12), model_type="bert"),
+    "tiny-bert": _encoder(
+        "Bert", (512, 64, 160, 3, 4), model_type="bert", max_position_embeddings=320
+    ),
+    "tiny-xlm-roberta": _encoder(
+        "XLMRoberta",
+        (512, 64, 160, 2, 2),
+        model_type="xlm-roberta",
+        max_position_embeddings=321,
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+    ),
+    "tiny-embeddinggemma": _encoder(
+        "Gemma3Text",
+        (512, 64, 96, 3, 4),
+        model_type="gemma3_text",
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=320,
+        query_pre_attn_scalar=24,
+        sliding_window=40,
+        sliding_window_pattern=3,
+        rope_theta=1e6,
+        rope_local_base_freq=1e4,
+        use_bidirectional_attention=True,
+    ),
+    "tiny-modernbert": _encoder(
+        "ModernBert",
+        (512, 64, 96, 4, 4),
+        model_type="modernbert",
+        max_position_embeddings=320,
+        local_attention=40,
+    ),
+    "tiny-nomic-bert": _encoder(
+        "NomicBert", (512, 64, 96, 2, 4), model_type="nomic_bert", max_position_embeddings=320
+    ),
     "tiny-opt": _opt((512, 64, 160, 2, 4), **_TINY_KEYS),
     "tiny-opt-350m": _opt(
         (512, 64, 160, 2, 4), **_TINY_KEYS, do_layer_norm_before=False, word_embed_proj_dim=32
@@ -693,7 +746,8 @@ def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.N
     to these values, so a test notices a missing one. Recurrent states halve in about 20 tokens.
     """
     stream = np.random.default_rng([seed, zlib.crc32(need.name.encode())])
-    norm = any(part in need.name for part in ("norm", ".ln_")) and need.name.endswith(".weight")
+    parts = ("norm", "Norm", ".ln_", "_ln.")
+    norm = any(part in need.name for part in parts) and need.name.endswith(".weight")
     norm = norm or need.name.endswith(("layer_scalar", "router.scale", "per_expert_scale"))
     middle, spread = 1.0 if norm and need.name not in kinds.offsets else 0.0, 0.2
     if need.name.endswith(".A_log"):

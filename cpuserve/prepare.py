@@ -193,7 +193,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
 
     config, weight_bytes, quantization = _read(path)
     spec, has_program = read_spec(config)
-    pooling, why = _pooling(options, path, config)
+    pooling, why = _pooling(options, path, config, encoder=spec.encoder)
     spec = replace(spec, pooled=pooling != "none")
     program = build_program(spec) if has_program else None
     if program is not None and not program.cache:
@@ -233,6 +233,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         adapter_weights=_adapter_weights(program) if spec.adapters and program else 0,
         pooling=pooling,
         pooling_why=why,
+        whole_prompts=spec.encoder,
     )
     return spec, facts
 
@@ -278,14 +279,21 @@ def _adapter_weights(program: Program) -> int:
     return adapter_weights(program)
 
 
-def _pooling(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> tuple[str, str]:
+def _pooling(
+    options: EngineOptions, path: Path, config: Mapping[str, Any], *, encoder: bool
+) -> tuple[str, str]:
     """Return (how the model makes embeddings, or "none"; why)."""
     from cpuserve.loader.pooling import checkpoint_pooling
     from cpuserve.models import architecture_of, has_no_head
 
+    if encoder and options.pooling == "none":
+        msg = f"--pooling none: {architecture_of(config)} is an encoder, which generates no text"
+        raise ConfigError(msg)
     if options.pooling not in (None, "auto"):
         return options.pooling, "requested"
     pooling, why = checkpoint_pooling(path)
+    if pooling == "none" and encoder:
+        return "mean", "the default of sentence-transformers"
     if pooling == "none" and has_no_head(architecture_of(config)):
         return "last", f"{architecture_of(config)} has no output head"
     return pooling, why

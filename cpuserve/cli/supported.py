@@ -25,6 +25,8 @@ SAME_FILES = {
     "DeepseekV2ForCausalLM": "deepseek2",
     "Glm4MoeLiteForCausalLM": "deepseek2",
     "Olmo3ForCausalLM": "olmo2",
+    "RobertaModel": "bert",
+    "XLMRobertaModel": "bert",
 }
 ROWS = {
     "bf16": "bf16",

@@ -130,7 +130,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     prefix_cache_dir.
     kv_tiers: further offload tiers, the place of each by its name.
     pooling: how the vectors of a prompt's tokens become an embedding: "last" (token), "first",
-    "mean"; "none" for a model that generates text.
+    "mean"; "none" for a model that generates text. whole_prompts: the model is an encoder, whose
+    prompts are computed in one step each.
     adapters: LoRA adapters, the path of each by its name. adapter_slots, adapter_rank: there is
     memory for so many adapters of this rank, which can change while the engine runs; 0 = they are
     those that `adapters` names.
@@ -182,6 +183,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     work_sizes: dict[str, int] = {}
     speculation: Speculation | None = None
     pooling: str = "none"
+    whole_prompts: bool = False
     adapters: dict[str, str] = {}
     adapter_slots: int = 0
     adapter_rank: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -14,8 +15,8 @@ class Pool(Protocol):
     def positions(self, start: int, end: int, length: int) -> range:
         """Which of the tokens start .. end - 1 of a sequence of `length` tokens it needs."""
 
-    def add(self, vector: object) -> None:
-        """Take the vector of the next of these tokens."""
+    def add(self, vectors: Sequence[object]) -> None:
+        """Take the vectors of the next of these tokens, if there are any."""
 
     def result(self) -> bytes | None:
         """Return the embedding, fp32 of length 1; None if it is not finite."""

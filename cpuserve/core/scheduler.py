@@ -80,6 +80,8 @@ class Scheduler:
     moving_s: how long `schedule` may move blocks from and to offload tiers if no stream waits for
     the step. It may exceed that by the time of one block.
     drafter: guesses tokens behind decode rows, None = nothing does.
+    whole_prompts: a prompt is computed in one step, because its tokens attend to those after them
+    (encoders). No request may be longer than max_num_batched_tokens, and none generates tokens.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Scheduler:
         policy: Policy = "fcfs",
         moving_s: float = MOVING_S,
         drafter: Drafter | None = None,
+        whole_prompts: bool = False,
     ) -> None:
         self.kv = kv
         self.cost = CostModel()
@@ -110,8 +113,11 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self._itl_target_s = itl_target_s
         self._chunk_limit = long_prefill_token_threshold or max_num_batched_tokens
+        if whole_prompts:
+            self._chunk_limit = max_num_batched_tokens
         if any(kv.use.windows) and kv.use.ahead:
             self._chunk_limit = min(self._chunk_limit, kv.use.ahead)
+        self._whole_prompts = whole_prompts
         self._policy: Policy = policy
         self._moving_s = moving_s
         self._slots = slots
@@ -188,7 +194,9 @@ class Scheduler:
         prompts = self._schedule_decodes()
         if self.waiting:
             prompts += self._candidates()
-        if prompts:
+        if prompts and self._whole_prompts:
+            self._schedule_whole(prompts)
+        elif prompts:
             budget = self._prompt_budget(prompts)
             if self.kv.offload is not None and budget.seconds < math.inf:
                 # The streams wait for this step anyway, so all of its time may be used.
@@ -265,6 +273,8 @@ class Scheduler:
         as its own prompt takes. `rewind` must follow.
         """
         if self.work.rows or not self._itl_target_s or not request.ready:
+            return False
+        if self._whole_prompts:  # they would come first again
             return False
         if self.kv.has_states:  # half a step may have changed them; it could not run again
             return False
@@ -403,6 +413,17 @@ class Scheduler:
             budget.give_back(kept)
         self._proceed(oldest, budget)
         self._compute(prompts[at + 1 :], budget)
+
+    def _schedule_whole(self, prompts: list[Request]) -> None:
+        """Schedule prompts in their order; one that does not fit waits, and others pass it.
+
+        The first one always fits, so none waits forever.
+        """
+        tokens = self.max_num_batched_tokens
+        budget = PromptBudget(tokens, math.inf, 0, tokens, tokens, alone=False)
+        for request in sorted(prompts, key=_rank):
+            if len(request.token_ids) <= budget.tokens and self._start(request, budget):
+                self._schedule_chunk(request, budget)
 
     def _shortest_first(self, request: Request) -> tuple[int, int, Rank]:
         priority = request.priority if self._policy == "priority" else 0
@@ -701,9 +722,9 @@ class Scheduler:
 
     def _pool(self, request: Request, pool: Pool, results: list[RowResult]) -> Delta | None:
         """Collect the vectors of an embedding; return it after the last token."""
-        for row in results:
-            assert isinstance(row, VectorResult), "the row of an embedding has no vector"
-            pool.add(row.vector)
+        vectors = [row.vector for row in results if isinstance(row, VectorResult)]
+        assert len(vectors) == len(results), "the row of an embedding has no vector"
+        pool.add(vectors)
         if request.num_computed < request.num_prompt:
             return None
         vector = pool.result()

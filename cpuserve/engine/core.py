@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import process_time
@@ -40,7 +40,7 @@ from cpuserve.engine.ipc import (
 )
 from cpuserve.engine.offload import check_tiers, make_offload
 from cpuserve.engine.resident import resident_bytes
-from cpuserve.errors import RequestError
+from cpuserve.errors import ModelError, RequestError
 from cpuserve.ids import RequestId
 from cpuserve.log import get_logger
 from cpuserve.runtime.pack import pack, unpack
@@ -49,6 +49,7 @@ from cpuserve.runtime.pooling import make_pool
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.grammars.client import Grammars
+    from cpuserve.loader.dense_module import Dense
     from cpuserve.runtime.executor import Executor, Int32
     from cpuserve.sampling.params import SamplingParams
 
@@ -71,8 +72,10 @@ class EngineCore:
         eos_ids: Iterable[int] = (),
         facts: dict[str, object] | None = None,
         adapters: AdapterSlots | None = None,
+        layers: Sequence[Dense] = (),
     ) -> None:
         self.config = config
+        self._layers = layers
         self.executor = executor
         windows = [group.window for group in config.kv_groups] or [0]
         self.stats = Stats()
@@ -96,6 +99,7 @@ class EngineCore:
             itl_target_s=config.itl_target_ms / 1000,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             policy=config.scheduling_policy,
+            whole_prompts=config.whole_prompts,
             drafter=_drafter(config, self.kv),
         )
         self.interrupt = Interrupt(executor.cancel)
@@ -170,7 +174,7 @@ class EngineCore:
             arrival=message.arrival,
             priority=message.priority,
             progress=message.progress,
-            pool=make_pool(self.config.pooling),
+            pool=make_pool(self.config.pooling, self._layers),
             adapter=number,
             salt=salt,
         )
@@ -518,6 +522,7 @@ def build_engine(
     before, _ = resident_bytes()
     executor, vocab, eos_ids, facts, adapters = build(config, progress, team)
     eos_ids = end_ids(eos_ids, Path(config.tokenizer_path), vocab)
+    layers = _layers(config, facts)
     report = executor.report()
     if wrong := report.get("misplaced"):
         log.warning("threads are not pinned as planned: %s", wrong)
@@ -528,8 +533,30 @@ def build_engine(
     facts["rss_before_load_bytes"] = before
     facts["load_peak_bytes"] = resident_bytes()[1]
     return EngineCore(
-        config, executor, vocab=vocab, eos_ids=eos_ids, facts=facts, adapters=adapters
+        config,
+        executor,
+        vocab=vocab,
+        eos_ids=eos_ids,
+        facts=facts,
+        adapters=adapters,
+        layers=layers,
     )
+
+
+def _layers(config: EngineConfig, facts: dict[str, object]) -> tuple[Dense, ...]:
+    """What pooled vectors pass; facts gets the width of what comes out."""
+    from cpuserve.loader.pooling import dense_layers
+
+    if config.pooling == "none":
+        return ()
+    layers = dense_layers(Path(config.model_path))
+    for layer in layers:
+        width, takes = facts["width"], layer.weight.shape[1]
+        if takes != width:
+            msg = f"{config.model_path}: a Dense module takes {takes} numbers, but gets {width}"
+            raise ModelError(msg)
+        facts["width"] = layer.weight.shape[0]
+    return layers
 
 
 _Built = tuple["Executor", int, Iterable[int], dict[str, object], AdapterSlots]

@@ -570,7 +570,63 @@ def _cohere(keys: Keys) -> dict[str, Any]:
     return {"logit_scale": keys.real("logit_scale")}
 
 
+def _bert(keys: Keys) -> dict[str, Any]:
+    """Files of RoBERTa have no rows before that of position 0, so they are files of BERT."""
+    types = keys.file.tensors.get("token_types.weight")
+    return {"hidden_act": "gelu", "type_vocab_size": 1 if types is None else types.shape[0]}
+
+
+def _nomic_bert(keys: Keys) -> dict[str, Any]:
+    return {**_bert(keys), "hidden_act": "silu"}
+
+
 ARCHS = {
+    "bert": GgufArch(
+        "BertModel",
+        "bert",
+        {
+            "attn_q": "attention.self.query",
+            "attn_k": "attention.self.key",
+            "attn_v": "attention.self.value",
+            "attn_output": "attention.output.dense",
+            "attn_output_norm": "attention.output.LayerNorm",
+            "ffn_up": "intermediate.dense",
+            "ffn_down": "output.dense",
+            "layer_output_norm": "output.LayerNorm",
+        },
+        _bert,
+        eps="layer_norm_eps",
+        layer_norm=True,
+        top={
+            "token_embd": "embeddings.word_embeddings",
+            "token_embd_norm": "embeddings.LayerNorm",
+            "token_types": "embeddings.token_type_embeddings",
+            "position_embd": "embeddings.position_embeddings",
+        },
+        layers="encoder.layer",
+    ),
+    "nomic-bert": GgufArch(
+        "NomicBertModel",
+        "nomic_bert",
+        {
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.out_proj",
+            "attn_output_norm": "norm1",
+            "ffn_gate": "mlp.fc12",
+            "ffn_up": "mlp.fc11",
+            "ffn_down": "mlp.fc2",
+            "layer_output_norm": "norm2",
+        },
+        _nomic_bert,
+        eps="layer_norm_eps",
+        layer_norm=True,
+        top={
+            "token_embd": "embeddings.word_embeddings",
+            "token_embd_norm": "emb_ln",
+            "token_types": "embeddings.token_type_embeddings",
+        },
+        layers="encoder.layers",
+    ),
     "llama": GgufArch("LlamaForCausalLM", "llama", interleaved=True),
     "qwen2": GgufArch("Qwen2ForCausalLM", "qwen2"),
     "qwen2moe": GgufArch(

@@ -38,6 +38,10 @@ _IGNORED = re.compile(
 )
 
 
+# Of ModernBERT, what "layers." does not say.
+_MODERNBERT = ("embeddings.tok_embeddings.", "embeddings.norm.", "final_norm.")
+
+
 def gguf_to_hf(
     name: str,
     blocks: Mapping[str, str] = MappingProxyType({}),
@@ -66,10 +70,11 @@ def checkpoint_to_hf(name: str) -> str:
 
     Checkpoints without an output head (embedding models) and older OPT files omit "model.", those
     of GPT-2 "transformer.". Those of models of images and text have "language_model" in the names
-    of the part for text.
+    of the part for text. BERT's and RoBERTa's have "bert." or "roberta." if there is a head.
     """
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
-    bare = ("decoder.", "layers.", "embed_tokens.", "norm.")
+    name = name.removeprefix("bert.").removeprefix("roberta.")
+    bare = ("decoder.", "layers.", "embed_tokens.", "norm.", *_MODERNBERT)
     if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings.")):
         return f"transformer.{name}"
     return f"model.{name}" if name.startswith(bare) else name

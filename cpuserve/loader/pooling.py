@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import read_any_json, read_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from cpuserve.loader.dense_module import Dense
 
 MAX_BYTES = 1_000_000
 # Keys of a Pooling module's config.json; newer files have "pooling_mode": "lasttoken" instead.
@@ -15,6 +22,8 @@ MODES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "first",
 }
+# Activations of Dense modules, which are named by their classes in torch.
+ACTIVATIONS = {"Identity": "none", "Tanh": "tanh"}
 NAMES = {"lasttoken": "last", "mean": "mean", "cls": "first"}
 GGUF_TYPES = {1: "mean", 2: "first", 3: "last"}  # LLAMA_POOLING_TYPE_*
 
@@ -27,13 +36,59 @@ def checkpoint_pooling(path: Path) -> tuple[str, str]:
     """
     if not path.is_dir():
         return _gguf(path)
-    modules = path / "modules.json"
-    if modules.exists():
-        for module in _modules(modules):
-            if str(module.get("type", "")).endswith(".Pooling"):
-                file = path / Path(str(module.get("path", ""))).name / "config.json"
-                return _mode(read_json(file, "pooling config"), file), f"{file.parent.name} says so"
+    for folder in _modules_of(path, ".Pooling"):
+        file = folder / "config.json"
+        return _mode(read_json(file, "pooling config"), file), f"{file.parent.name} says so"
     return "none", "the model generates text"
+
+
+def dense_layers(path: Path) -> tuple[Dense, ...]:
+    """The Dense modules of a checkpoint, which embeddings pass in this order (EmbeddingGemma).
+
+    Raises:
+        ModelError: one has an activation that is not supported, or its tensors do not fit.
+    """
+    if not path.is_dir():
+        return ()
+    return tuple(_dense(folder) for folder in _modules_of(path, ".Dense"))
+
+
+def _dense(folder: Path) -> Dense:
+    from cpuserve.loader.dense_module import Dense
+    from cpuserve.loader.safetensors import SafetensorsStore
+    from cpuserve.quant import open_weights
+    from cpuserve.quant.dense import dequantize
+
+    config = read_json(folder / "config.json", "module config")
+    activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+    if activation not in ACTIVATIONS:
+        msg = f"{folder}: the activation {activation[:40]} is not supported, only " + ", ".join(
+            ACTIVATIONS
+        )
+        raise ModelError(msg)
+    tensors = open_weights("dense", SafetensorsStore(folder), {})
+
+    def read(name: str) -> npt.NDArray[np.float32]:
+        if name not in tensors.names():
+            msg = f"{folder}: its safetensors have no {name}"
+            raise ModelError(msg)
+        return dequantize(tensors.get(name))
+
+    shape = (config.get("out_features"), config.get("in_features"))
+    weight = read("linear.weight")
+    bias = read("linear.bias") if config.get("bias", True) else None
+    if weight.shape != shape or (bias is not None and bias.shape != shape[:1]):
+        msg = f"{folder}: the matrix has the shape {list(weight.shape)}, its config {list(shape)}"
+        raise ModelError(msg)
+    return Dense(weight, bias, ACTIVATIONS[activation])
+
+
+def _modules_of(path: Path, kind: str) -> Iterator[Path]:
+    """The folder of each module of this kind that modules.json lists, if there is one."""
+    file = path / "modules.json"
+    for module in _modules(file) if file.exists() else ():
+        if str(module.get("type", "")).endswith(kind):
+            yield path / Path(str(module.get("path", ""))).name
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from cpuserve.program.builder import Builder
 
 BUILTIN = {
+    "BertModel": "cpuserve.models.bert:Bert",
     "Cohere2ForCausalLM": "cpuserve.models.cohere:Cohere2",
     "CohereForCausalLM": "cpuserve.models.cohere:Cohere",
     "DeepseekV2ForCausalLM": "cpuserve.models.deepseek:DeepseekV2",
@@ -22,6 +23,7 @@ BUILTIN = {
     "GptOssForCausalLM": "cpuserve.models.gpt_oss:GptOss",
     "Gemma2ForCausalLM": "cpuserve.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "cpuserve.models.gemma:Gemma3",
+    "Gemma3TextModel": "cpuserve.models.gemma:Gemma3Embedding",
     "Gemma4ForCausalLM": "cpuserve.models.gemma4:Gemma4",
     "Glm4ForCausalLM": "cpuserve.models.glm4:Glm4",
     "Glm4MoeForCausalLM": "cpuserve.models.glm4:Glm4Moe",
@@ -36,8 +38,10 @@ BUILTIN = {
     "MellumForCausalLM": "cpuserve.models.mellum:Mellum",
     "MistralForCausalLM": "cpuserve.models.llama:Mistral",
     "MixtralForCausalLM": "cpuserve.models.mixtral:Mixtral",
+    "ModernBertModel": "cpuserve.models.modernbert:ModernBert",
     "Olmo2ForCausalLM": "cpuserve.models.olmo:Olmo2",
     "Olmo3ForCausalLM": "cpuserve.models.olmo:Olmo3",
+    "NomicBertModel": "cpuserve.models.nomic_bert:NomicBert",
     "OlmoeForCausalLM": "cpuserve.models.olmo:Olmoe",
     "OPTForCausalLM": "cpuserve.models.opt:Opt",
     "Phi3ForCausalLM": "cpuserve.models.phi3:Phi3",
@@ -48,9 +52,11 @@ BUILTIN = {
     "Qwen3_5ForCausalLM": "cpuserve.models.qwen3_next:Qwen35",
     "Qwen3_5MoeForCausalLM": "cpuserve.models.qwen3_next:Qwen35Moe",
     "Qwen3NextForCausalLM": "cpuserve.models.qwen3_next:Qwen3Next",
+    "RobertaModel": "cpuserve.models.bert:Roberta",
     "SmolLM3ForCausalLM": "cpuserve.models.smollm3:SmolLm3",
     "StableLmForCausalLM": "cpuserve.models.stablelm:StableLm",
     "Starcoder2ForCausalLM": "cpuserve.models.starcoder2:Starcoder2",
+    "XLMRobertaModel": "cpuserve.models.bert:Roberta",
 }
 
 

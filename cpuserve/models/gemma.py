@@ -71,6 +71,27 @@ class Gemma3:
         _build(b, s, qk_norm=True)
 
 
+@register_model("Gemma3TextModel")
+class Gemma3Embedding:
+    """EmbeddingGemma: Gemma 3 whose tokens see those after them. Source: modeling_gemma3."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Gemma 3 text config."""
+        both_sides = read_bool(config, "use_bidirectional_attention", False)
+        config = {**config, "use_bidirectional_attention": False}
+        if both_sides and config.get("sliding_window", 1) is not None:
+            # The window of the config is that of both sides together.
+            config["sliding_window"] = read_int(config, "sliding_window", 4096) // 2 + 1
+        spec = replace(Gemma3.spec(config), architecture="Gemma3TextModel")
+        return replace(spec, encoder=both_sides, pooled=both_sides)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        Gemma3.build(b, s)
+
+
 def _spec(
     config: Mapping[str, Any],
     architecture: str,

@@ -240,15 +240,19 @@ def attend(
         b.part_norm(qkv, f"{at}.q_norm", width=s.q_heads * d)
         b.part_norm(qkv, f"{at}.k_norm", width=s.kv_heads * d, column=s.q_heads * d)
     cache = layer if cache is None else cache
-    b.rope_store_kv(
-        qkv,
-        layer=cache,
-        rope=rope,
-        q_norm=f"{at}.q_norm" if qk_norm else None,
-        k_norm=f"{at}.k_norm" if qk_norm else None,
-        plus_one=plus_one,
-    )
+    q_norm, k_norm = (f"{at}.q_norm", f"{at}.k_norm") if qk_norm else (None, None)
     window, scale = layer_window(s, layer), s.attention_scale
+    if s.encoder:
+        return b.attend_both_sides(
+            qkv,
+            rope=rope,
+            window=window,
+            scale=scale,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            plus_one=plus_one,
+        )
+    b.rope_store_kv(qkv, layer=cache, rope=rope, q_norm=q_norm, k_norm=k_norm, plus_one=plus_one)
     sink = f"{at}.sinks" if sinks else None
     return b.attention(qkv, layer=cache, window=window, scale=scale, softcap=softcap, sinks=sink)
 

@@ -17,8 +17,9 @@ class ModelSpec:
     family (OPT's word_embed_proj_dim, do_layer_norm_before). `dtype` is that of the checkpoint:
     "bfloat16", "float16" or "float32". Embeddings are multiplied by `embed_scale`, logits by
     `logit_scale`, and attention scores by `attention_scale` (None = head_dim ** -0.5). `pooled`: an
-    embedding model, whose program gives vectors instead of logits. `adapters`: the low-rank
-    adapters that requests can name.
+    embedding model, whose program gives vectors instead of logits. `encoder`: tokens attend to
+    those after them, too, so a step has whole prompts, and there are only vectors. `adapters`: the
+    low-rank adapters that requests can name.
     """
 
     architecture: str
@@ -45,5 +46,6 @@ class ModelSpec:
     bos_ids: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] = ()
     pooled: bool = False
+    encoder: bool = False
     adapters: Adapters | None = None
     extra: dict[str, object] = field(default_factory=dict)

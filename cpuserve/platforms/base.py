@@ -36,8 +36,8 @@ class ModelFacts:
     Program). activation_width: floats of scratch memory per token of a step. has_program: cpuserve
     implements the architecture. generation: sampling parameters that the model recommends;
     generation_why: the source of the recommendation. state_bytes: what recurrent layers keep of a
-    sequence. adapters, adapter_slots, adapter_rank, pooling: as in EngineConfig; adapter_weights:
-    the number of weights in the matrices of all adapters or slots.
+    sequence. adapters, adapter_slots, adapter_rank, pooling, whole_prompts: as in EngineConfig;
+    adapter_weights: the number of weights in the matrices of all adapters or slots.
     """
 
     name: str
@@ -62,6 +62,7 @@ class ModelFacts:
     state_bytes: int = 0
     pooling: str = "none"
     pooling_why: str = "the model generates text"
+    whole_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

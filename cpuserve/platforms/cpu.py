@@ -24,7 +24,13 @@ from cpuserve.platforms.handicaps import TORCH_REMEDY
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.isa_level import isa_level_of
 from cpuserve.platforms.layout import lay_out
-from cpuserve.platforms.memory import BLOCK, adapter_bytes, plan_memory, resident_weight_bytes
+from cpuserve.platforms.memory import (
+    BLOCK,
+    adapter_bytes,
+    plan_memory,
+    resident_weight_bytes,
+    wanted_length,
+)
 from cpuserve.platforms.placement import extra_thread_may_pay, place
 from cpuserve.platforms.probe import Roofline, sampling_seconds, thread_gain
 from cpuserve.platforms.replicas import replica_configs, share_of
@@ -204,7 +210,7 @@ class CpuPlatform:
         layout = lay_out(options, ledger, host, facts, executor=executor, weights=weights)
         ranks, replicas = layout.ranks, layout.replicas
         placement = place(options, ledger, host, tp=ranks, dp=replicas, only=layout.nodes)
-        seqs, tokens = _batching(options, ledger)
+        seqs, tokens = _batching(options, ledger, facts)
         memory = plan_memory(
             options,
             ledger,
@@ -219,7 +225,7 @@ class CpuPlatform:
             nodes=placement.nodes,
             frees_windows=model_impl == "cpuserve",
         )
-        scheduling = _scheduling(options, ledger)
+        scheduling = _scheduling(options, ledger, facts)
         _hints(options, ledger)
         config = EngineConfig(
             model=facts.name,
@@ -247,6 +253,7 @@ class CpuPlatform:
             executor=executor,
             model_impl=model_impl,
             pooling=pooling,
+            whole_prompts=facts.whole_prompts,
             adapters=dict(facts.adapters),
             adapter_slots=facts.adapter_slots,
             adapter_rank=facts.adapter_rank,
@@ -517,12 +524,17 @@ def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts, qua
     ledger.decide("quantization", have, "read from the checkpoint")
 
 
-def _batching(options: EngineOptions, ledger: Ledger) -> tuple[int, int]:
-    """Return (max_num_seqs, max_num_batched_tokens); a step must fit a row of each request."""
+def _batching(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> tuple[int, int]:
+    """Return (max_num_seqs, max_num_batched_tokens).
+
+    A step must fit a row of each request, and of an encoder the longest prompt.
+    """
     tokens = options.max_num_batched_tokens or MAX_BATCHED_TOKENS
     seqs = options.max_num_seqs or min(MAX_NUM_SEQS, tokens)
     if options.max_num_batched_tokens is None:
         tokens = max(tokens, seqs)
+    if facts.whole_prompts:
+        tokens = _with_whole_prompts(options, ledger, facts, tokens)
     if tokens < seqs:
         msg = (
             f"{ledger.asked('max_num_batched_tokens')}: a step must fit one token of each of "
@@ -536,6 +548,21 @@ def _batching(options: EngineOptions, ledger: Ledger) -> tuple[int, int]:
         "as requested" if options.max_num_batched_tokens else "enough rows to keep the cores busy",
     )
     return seqs, tokens
+
+
+def _with_whole_prompts(
+    options: EngineOptions, ledger: Ledger, facts: ModelFacts, tokens: int
+) -> int:
+    """Return max_num_batched_tokens of an encoder; `tokens` unless a prompt may be longer."""
+    longest, _ = wanted_length(options, ledger, facts)
+    if options.max_num_batched_tokens is None or tokens >= longest:
+        return max(tokens, longest)
+    msg = (
+        f"{ledger.asked('max_num_batched_tokens')}: {facts.architecture} computes a prompt in one "
+        f"step, and it may have {longest} tokens; give at least {longest}, or --max-model-len "
+        f"{tokens}"
+    )
+    raise ConfigError(msg)
 
 
 def _default_sampling(
@@ -563,7 +590,7 @@ class _Scheduling(NamedTuple):
     speculation: Speculation | None
 
 
-def _scheduling(options: EngineOptions, ledger: Ledger) -> _Scheduling:
+def _scheduling(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> _Scheduling:
     target = options.itl_target_ms
     got = ITL_TARGET_MS if target is None else target
     why = "prompt chunks are limited so that running streams meet it"
@@ -571,7 +598,10 @@ def _scheduling(options: EngineOptions, ledger: Ledger) -> _Scheduling:
         "itl_target_ms", got, why if got else "prompt chunks are limited by the token budget only"
     )
     threshold = options.long_prefill_token_threshold or 0
-    if threshold:
+    if threshold and facts.whole_prompts:
+        threshold = 0
+        ledger.decide("long_prefill_token_threshold", 0, "an encoder's prompts are computed whole")
+    elif threshold:
         ledger.decide("long_prefill_token_threshold", threshold, "as requested")
     asked_priority = options.scheduling_policy == "priority"
     policy: Literal["fcfs", "priority"] = "priority" if asked_priority else "fcfs"
@@ -579,8 +609,10 @@ def _scheduling(options: EngineOptions, ledger: Ledger) -> _Scheduling:
         "scheduling_policy", policy, "as requested" if asked_priority else "in order of arrival"
     )
     speculation = _speculation(options, ledger)
-    caching = options.enable_prefix_caching is not False
+    caching = options.enable_prefix_caching is not False and not facts.whole_prompts
     why = "equal prefixes are computed once" if caching else "as requested"
+    if facts.whole_prompts:
+        why = "an encoder's prompts are computed whole"
     ledger.decide("enable_prefix_caching", caching, why)
     directory, size = _prefix_files(options, ledger, caching)
     tiers = _kv_tiers(options, ledger, caching)

@@ -167,7 +167,7 @@ def plan_memory(
             names the largest value that does.
     """
     weights = resident_weight_bytes(facts, dtype, quantize) + adapter_bytes(facts, dtype)
-    wanted, explicit = _wanted_length(options, ledger, facts)
+    wanted, explicit = wanted_length(options, ledger, facts)
     sizes = kv_layer_bytes(facts, kv_dtype)
     windows = [kv.window if frees_windows and kv.window < wanted else 0 for kv in facts.kv_layers]
     groups = group_layers(windows, sizes)
@@ -206,7 +206,8 @@ def plan_memory(
     ledger.decide("max_model_len", length, _length_why(budget, length, facts))
     if slides:
         ledger.decide("kv_groups", _named(groups), "blocks left of a sliding window are freed")
-    swap = _swap(options, ledger, budget, blocks * budget.block)
+    cached = options.enable_prefix_caching is not False and not facts.whole_prompts
+    swap = _swap(options, ledger, budget, blocks * budget.block, cached=cached)
     return MemoryPlan(blocks, length, swap, groups, states.slots, states.max_num_seqs)
 
 
@@ -245,12 +246,14 @@ def _written_bytes(options: EngineOptions, block: int) -> int:
     return max(PREFIX_CACHE_QUEUE_BYTES, block) + 2 * block
 
 
-def _swap(options: EngineOptions, ledger: Ledger, budget: _Budget, used: int) -> int:
+def _swap(
+    options: EngineOptions, ledger: Ledger, budget: _Budget, used: int, *, cached: bool
+) -> int:
     """Return the bytes of swap space beside a KV cache of `used` bytes."""
     size = parse_space(options.swap_space or "0").bytes or 0
     if not size:
         return 0
-    if options.enable_prefix_caching is False:
+    if not cached:
         return ledger.decide(
             "swap_space", 0, "swapped blocks are found by prefix caching, which is off"
         )
@@ -266,7 +269,8 @@ def _swap(options: EngineOptions, ledger: Ledger, budget: _Budget, used: int) ->
     return size
 
 
-def _wanted_length(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> tuple[int, bool]:
+def wanted_length(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> tuple[int, bool]:
+    """Return (the longest request, whether it was requested) as far as memory permits."""
     asked = options.max_model_len
     windows = [kv.window for kv in facts.kv_layers if kv.window]
     if options.disable_sliding_window and windows and min(windows) < facts.max_position:

@@ -131,11 +131,26 @@ class Builder:
             self._ops.append(RouteAdapters(self._adapted, count, scales))
         return out
 
-    def position_embed(self, x: ValueId, name: str, *, rows: int, offset: int = 0) -> None:
-        """Add row (position + offset) of the learned positions [rows, width] to x, in place."""
+    def position_embed(
+        self,
+        x: ValueId,
+        name: str | None,
+        *,
+        rows: int,
+        offset: int = 0,
+        types: tuple[str, int] | None = None,
+    ) -> None:
+        """Add row (position + offset) of the learned positions [rows, width] to x, in place.
+
+        types: the name of token types [their number, width], of which row 0 is added, too; it is
+        added alone if `name` is None.
+        """
         width = self._width(x)
-        weight = self._need(f"{name}.weight", (rows, width), "table")
-        self._ops.append(PositionEmbed(x, weight, rows, width, offset))
+        weight = None if name is None else self._need(f"{name}.weight", (rows, width), "table")
+        kinds = None
+        if types is not None:
+            kinds = self._need(f"{types[0]}.weight", (types[1], width), "table")
+        self._ops.append(PositionEmbed(x, weight, rows, width, offset, kinds))
 
     def rms_norm(
         self,
@@ -487,6 +502,40 @@ class Builder:
         self._cache[layer] = replace(cache, window=window)
         return out
 
+    def attend_both_sides(
+        self,
+        qkv: ValueId,
+        *,
+        rope: Rope | None = None,
+        window: int = 0,
+        scale: float | None = None,
+        q_norm: str | None = None,
+        k_norm: str | None = None,
+        plus_one: bool = False,
+    ) -> ValueId:
+        """Attention of q to all keys of its sequence: [T, q_heads * head_dim].
+
+        window: keys less than this far away, on both sides, are visible (0 = all). The other
+        parameters are those of `rope_store_kv` and `attention`. All layers share one layer of the
+        cache: a step has whole sequences, so a later one reads nothing of it.
+        """
+        s = self._spec
+        d, label = s.head_dim, f"layers.{sum(isinstance(op, Attention) for op in self._ops)}"
+        self._check_qkv(0, qkv, (s.q_heads + 2 * s.kv_heads) * d)
+        if rope is not None:
+            _check_rope(rope, d)
+        if not self._cache:
+            self._cache.append(CacheLayer(s.kv_heads, d, d))
+        q_weight = self._need(f"{q_norm}.weight", (d,), "vector") if q_norm else None
+        k_weight = self._need(f"{k_norm}.weight", (d,), "vector") if k_norm else None
+        norms = (q_weight, k_weight, s.norm_eps, plus_one)
+        heads = (s.q_heads, s.kv_heads, d)
+        self._ops.append(RopeStoreKV(qkv, 0, s.q_heads, s.kv_heads, d, rope, *norms))
+        out = self._value(f"{label}.attention", s.q_heads * d)
+        scale = d**-0.5 if scale is None else scale
+        self._ops.append(Attention(qkv, out, 0, *heads, scale, window, causal=False))
+        return out
+
     def _check_qkv(self, layer: int, qkv: ValueId, least: int) -> None:
         value = self._values[qkv]
         if value.width < least:
@@ -695,11 +744,15 @@ class Builder:
         """
         width, vocab = self._width(x), self._spec.vocab
         if self._spec.pooled:
-            self._ops.append(Hidden(x, width))
+            self.hidden(x)
             return
         weight = self._matrix(tied_to or name, vocab, width)
         shift = self._need(f"{name}.bias", (vocab,), "vector") if bias else None
         self._ops.append(Logits(x, weight, vocab, width, scale, softcap, shift))
+
+    def hidden(self, x: ValueId) -> None:
+        """The rows of x, of which embeddings are made; the last op of an encoder."""
+        self._ops.append(Hidden(x, self._width(x)))
 
     def finish(self) -> Program:
         """The complete Program; ModelError unless its last op is its only Logits or Hidden op."""

@@ -287,7 +287,9 @@ class Interpreter:
         return rows * op.scale
 
     def _positionembed(self, op: PositionEmbed, x: Tensor) -> Tensor:
-        return x + self._vector(op.weight)[self._positions + op.offset]
+        if op.weight is not None:
+            x = x + self._vector(op.weight)[self._positions + op.offset]
+        return x if op.types is None else x + self._vector(op.types)[0]
 
     def _rmsnorm(self, op: RmsNorm, x: Tensor) -> Tensor:
         weight = self._vector(op.weight)
@@ -682,7 +684,9 @@ def soften(x: Tensor, cap: float) -> Tensor:
 
 def visible(distance: Tensor, op: Attention) -> Tensor:
     """Mask [n, keys] of the keys that a query may see; distance = query position - key position."""
-    seen = distance >= 0 if op.causal else torch.ones_like(distance, dtype=torch.bool)
+    if not op.causal:
+        distance = distance.abs()  # a window reaches to both sides
+    seen = distance >= 0
     return seen & (distance < op.window) if op.window else seen
 
 

@@ -161,6 +161,12 @@ def split_then(then: Then) -> tuple[str, bool]:
     return (then.removesuffix("_mul"), then.endswith("_mul"))
 
 
+def _position_rows(op: PositionEmbed, read: ReadFn) -> Float32:
+    """What a PositionEmbed adds at each position [rows, width], token type 0 included."""
+    rows = np.zeros((op.rows, op.width), np.float32) if op.weight is None else read(op.weight)
+    return rows if op.types is None else rows + read(op.types)[:1]
+
+
 class Lowering:
     """Lowers the ops of a Program in one pass; `run()` returns the Lowered."""
 
@@ -400,7 +406,11 @@ class Lowering:
         self._emit(lambda: self.native.embed(self._value(op.out), matrix, op.scale))
 
     def _positionembed(self, op: PositionEmbed) -> None:
-        table = self._plain(op.weight, op.rows * op.width)
+        if op.types is None:
+            table = self._plain(op.weight, op.rows * op.width)
+        else:
+            key = ("positions", op.weight, op.types)
+            table = self._vector(key, op.rows * op.width, lambda read: _position_rows(op, read))
         self._emit(lambda: self.native.position_embed(self._value(op.x), table, op.rows, op.offset))
 
     def _rmsnorm(self, op: RmsNorm) -> None:
@@ -590,6 +600,7 @@ class Lowering:
             )
         sinks = self._plain(op.sinks, op.q_heads)
         q, _ = self._q[op.qkv]
+        more = {} if op.causal else {"causal": False}
         self._emit(
             lambda: self.native.attention(
                 q,
@@ -601,6 +612,7 @@ class Lowering:
                 op.softcap,
                 slopes,
                 sinks,
+                **more,
             )
         )
 

@@ -13,8 +13,8 @@ word_embed projection); Qwen3-MoE; Gemma 2 and 3 (RmsNorm `plus_one`, Embed `sca
 RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and `softcap`); DeepSeek V2 and
 V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head); Granite 4 (ShortConv, Mamba2,
 GatedNorm); LFM2 (ShortConv between two Gates); gpt-oss (Attention `sinks`, ExpertLinear `biases`);
-OLMo 2 and 3, OLMoE (PartNorm); Gemma 4 (Scale, Route `factors`, layers that share a cache).
-docs/contracts.md says what further families need.
+OLMo 2 and 3, OLMoE (PartNorm); Gemma 4 (Scale, Route `factors`, layers that share a cache);
+encoders (Attention without `causal`, Hidden). docs/contracts.md says what further families need.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ ValueId = NewType("ValueId", int)
 
 Score = Literal["softmax", "sigmoid", "chosen_softmax"]
 Then = Literal[
-    "none", "relu", "gelu", "gelu_tanh", "silu", "silu_mul", "gelu_tanh_mul", "clamped_swiglu_mul"
+    "none",
+    "relu",
+    "gelu",
+    "gelu_tanh",
+    "silu",
+    "gelu_mul",
+    "silu_mul",
+    "gelu_tanh_mul",
+    "clamped_swiglu_mul",
 ]
 # gpt-oss' "clamped_swiglu_mul": (1 + clamp(up, -7, 7)) g sigmoid(1.702 g), g = min(gate, 7).
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
@@ -58,13 +66,18 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class PositionEmbed:
-    """x[t] += weight[positions[t] + offset]; weight [rows, D] (OPT: offset 2)."""
+    """x[t] += weight[positions[t] + offset]; weight [rows, D] (OPT: offset 2).
+
+    types: a weight [kinds, D] of which row 0 is added, too (BERT's token types); alone if weight is
+    None.
+    """
 
     x: ValueId
-    weight: str
+    weight: str | None
     rows: int
     width: int
     offset: int = 0
+    types: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +321,10 @@ class LatentStoreKV:
 class Attention:
     """out = softmax(scale q k^T, causal) v over the layer's KV cache; reads the q part of `qkv`.
 
-    out [T, q_heads head_dim]. window: maximum number of visible keys, own position included (0 =
-    all). softcap: scores become cap tanh(s / cap) (0 = none). sinks: weight [q_heads], one extra
-    logit per head. alibi: adds the standard ALiBi slopes for q_heads.
+    out [T, q_heads head_dim]. window: keys less than this far away are visible (0 = all). causal
+    False: those after a row's own are visible, too, so the step must have the whole sequence.
+    softcap: scores become cap tanh(s / cap) (0 = none). sinks: weight [q_heads], one extra logit
+    per head. alibi: adds the standard ALiBi slopes for q_heads.
     """
 
     qkv: ValueId

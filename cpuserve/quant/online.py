@@ -68,6 +68,7 @@ PER_TOKEN = (
     "embed_out.weight",
     "wte.weight",
     "word_embeddings.weight",
+    "tok_embeddings.weight",
 )
 # Small matrices that choose experts: an error there changes which weights a token is multiplied by.
 ROUTERS = (

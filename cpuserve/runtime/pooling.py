@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from cpuserve.core.pool import Pool
+from cpuserve.loader.dense_module import Dense
 
 Float64 = npt.NDArray[np.float64]
 
@@ -17,20 +19,22 @@ class LastToken:
 
     reads_prefixes = True
 
-    def __init__(self) -> None:
+    def __init__(self, layers: Sequence[Dense] = ()) -> None:
+        self._layers = layers
         self._vector: Float64 = np.zeros(0)
 
     def positions(self, start: int, end: int, length: int) -> range:
         """Return the last token's position."""
         return range(max(start, length - 1), end)
 
-    def add(self, vector: object) -> None:
+    def add(self, vectors: Sequence[object]) -> None:
         """Keep the vector."""
-        self._vector = np.asarray(vector, np.float64)
+        if vectors:
+            self._vector = np.asarray(vectors[-1], np.float64)
 
     def result(self) -> bytes | None:
         """Return the embedding."""
-        return _normalized(self._vector)
+        return _finished(self._vector, self._layers)
 
 
 class FirstToken(LastToken):
@@ -52,7 +56,8 @@ class Mean:
 
     reads_prefixes = False
 
-    def __init__(self) -> None:
+    def __init__(self, layers: Sequence[Dense] = ()) -> None:
+        self._layers = layers
         self._sum: Float64 = np.zeros(0)
         self._count = 0
 
@@ -61,26 +66,36 @@ class Mean:
         del length
         return range(max(start, self._count), end)
 
-    def add(self, vector: object) -> None:
-        """Add the vector to the sum."""
-        values = np.asarray(vector, np.float64)
-        self._sum = self._sum + values if self._count else values
-        self._count += 1
+    def add(self, vectors: Sequence[object]) -> None:
+        """Add the vectors to the sum."""
+        if not vectors:
+            return
+        rows = np.asarray(vectors, np.float64)
+        if self._count:
+            rows[0] += self._sum
+        self._sum = np.add.reduce(rows, axis=0)  # row after row, since rows are consecutive
+        self._count += len(rows)
 
     def result(self) -> bytes | None:
-        """Return the embedding; its length is 1, so the sum need not be divided."""
-        return _normalized(self._sum)
+        """Return the embedding; its length is 1, so only layers need the sum divided."""
+        mean = self._sum / max(self._count, 1) if self._layers else self._sum
+        return _finished(mean, self._layers)
 
 
 POOLS: dict[str, type[LastToken | Mean]] = {"last": LastToken, "first": FirstToken, "mean": Mean}
 
 
-def make_pool(kind: str) -> Pool | None:
-    """Return a pool for one sequence of a model with this pooling; None for "none"."""
-    return cast("Pool", POOLS[kind]()) if kind in POOLS else None
+def make_pool(kind: str, layers: Sequence[Dense] = ()) -> Pool | None:
+    """Return a pool for one sequence of a model with this pooling; None for "none".
+
+    layers: what the pooled vector passes before it is divided by its length.
+    """
+    return cast("Pool", POOLS[kind](layers)) if kind in POOLS else None
 
 
-def _normalized(vector: Float64) -> bytes | None:
+def _finished(vector: Float64, layers: Sequence[Dense]) -> bytes | None:
+    for layer in layers:
+        vector = layer(vector)
     length = float(np.sqrt(np.sum(vector * vector)))
     if not np.isfinite(length) or length == 0.0:
         return None

@@ -137,11 +137,12 @@ void register_program(py::module_& m) {
       .def(
           "attention",
           [](Program& p, Id q, Id out, Id layer, int32_t q_heads, float scale, int32_t window,
-             float softcap, Id slopes, Id sinks) {
-            p.attention({q, out, layer, q_heads, window, scale, softcap, slopes, sinks});
+             float softcap, Id slopes, Id sinks, bool causal) {
+            p.attention({q, out, layer, q_heads, window, scale, softcap, slopes, sinks, causal});
           },
           py::arg("q"), py::arg("out"), py::arg("layer"), py::arg("q_heads"), py::arg("scale"),
-          py::arg("window"), py::arg("softcap"), py::arg("slopes"), py::arg("sinks"))
+          py::arg("window"), py::arg("softcap"), py::arg("slopes"), py::arg("sinks"),
+          py::arg("causal") = true)
       .def(
           "split_gates",
           [](Program& p, Id x, Id out, int32_t heads, int32_t head_dim) {

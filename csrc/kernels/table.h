@@ -434,7 +434,7 @@ struct AttentionArgs {
   int32_t pos0;                // absolute position of token t0
   const int32_t* block_table;  // of the sequence
   int32_t chunk0, chunk1;      // chunks to visit (absolute position / kChunk)
-  int32_t window;              // maximum number of visible keys (sliding window), 0 = all
+  int32_t window;              // a row sees keys less than this far from it, 0 = any
   float scale, softcap;        // softcap 0 = none
   const float* slopes;         // [q_heads] ALiBi slopes or nullptr
   const float* sinks;          // [q_heads] attention sinks (logit) or nullptr
@@ -452,6 +452,9 @@ struct AttentionArgs {
   int32_t scratch_bytes = kAttentionScratch / 2;
   // Where the keys are the values: memory for a chunk of values (kv_chunk_bytes), aligned to 64.
   void* values = nullptr;
+  // 0: causal, a row sees keys up to its own. Else the keys of the sequence: a row sees those after
+  // its own, too (encoders).
+  int32_t keys = 0;
 };
 constexpr int kMaxHeadDim = 576;  // padded
 // K or V of one head in the blocks of a chunk.

@@ -72,7 +72,8 @@ int64_t AttentionPlan::slot() const noexcept { return kPartialHeader + geometry_
 int64_t AttentionPlan::floats_for_partials(const AttentionLimits& limits) const noexcept {
   if (threads_ == 1) return 0;
   const auto chunks_of = [&](int64_t keys) {
-    const int64_t seen = geometry_.window > 0 ? std::min<int64_t>(keys, geometry_.window) : keys;
+    const int64_t sides = geometry_.causal ? 1 : 2;
+    const int64_t seen = geometry_.window > 0 ? std::min(keys, sides * geometry_.window) : keys;
     return ceil_div(seen, kChunk) + 1;
   };
   const int64_t longest = chunks_of(limits.sequence_keys);
@@ -99,6 +100,12 @@ int32_t AttentionPlan::heads_a_unit(const StepInput& in) const noexcept {
   return static_cast<int32_t>(std::clamp<int64_t>(heads, 1, geometry_.kv_heads));
 }
 
+// Returns the position behind the last key that the row at `position` of a sequence sees.
+int64_t AttentionPlan::end_of_keys(int64_t position, int64_t keys) const noexcept {
+  if (geometry_.causal) return position + 1;
+  return geometry_.window > 0 ? std::min(keys, position + geometry_.window) : keys;
+}
+
 void AttentionPlan::add_sequence(const StepInput& in, int32_t seq, int64_t tile_rows,
                                  int32_t heads_a_unit) noexcept {
   const int64_t queries = in.query_start[seq + 1] - in.query_start[seq];
@@ -108,15 +115,15 @@ void AttentionPlan::add_sequence(const StepInput& in, int32_t seq, int64_t tile_
   for (int64_t end = rows; end > 0; end -= std::min(end, tile_rows)) {
     const int64_t begin = std::max<int64_t>(0, end - tile_rows);
     const int64_t first_pos = pos0 + begin / geometry_.group();
-    const int64_t last_pos = pos0 + (end - 1) / geometry_.group();
+    const int64_t end_key = end_of_keys(pos0 + (end - 1) / geometry_.group(), in.kv_len[seq]);
     const int64_t first_key =
         geometry_.window > 0 ? std::max<int64_t>(0, first_pos - geometry_.window + 1) : 0;
     const int32_t step = queries == 1 ? heads_a_unit : 1;
     for (int32_t head = 0, heads = 0; head < geometry_.kv_heads; head += heads) {
       heads = std::min(step, head_ends_[static_cast<size_t>(head)] - head);
       whole_.push_back({seq, head, begin, end - begin, static_cast<int32_t>(first_key / kChunk),
-                        static_cast<int32_t>(last_pos / kChunk + 1), -1, 0, heads,
-                        static_cast<int32_t>(last_pos + 1)});
+                        static_cast<int32_t>(ceil_div(end_key, kChunk)), -1, 0, heads,
+                        static_cast<int32_t>(end_key)});
     }
   }
 }

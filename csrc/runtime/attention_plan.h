@@ -22,10 +22,11 @@ namespace cpuserve {
 
 struct AttentionGeometry {
   int32_t q_heads, kv_heads, hd_pad, window;
+  bool causal = true;
   int32_t group() const { return q_heads / kv_heads; }
   bool operator==(const AttentionGeometry& o) const {
     return q_heads == o.q_heads && kv_heads == o.kv_heads && hd_pad == o.hd_pad &&
-           window == o.window;
+           window == o.window && causal == o.causal;
   }
 };
 
@@ -81,6 +82,7 @@ class AttentionPlan {
  private:
   int64_t floats_for_partials(const AttentionLimits& limits) const noexcept;
   int32_t heads_a_unit(const StepInput& in) const noexcept;
+  int64_t end_of_keys(int64_t position, int64_t keys) const noexcept;
   void add_sequence(const StepInput& in, int32_t seq, int64_t tile_rows,
                     int32_t heads_a_unit) noexcept;
   double cost(const AttentionUnit& u) const noexcept;

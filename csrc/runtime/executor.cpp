@@ -152,7 +152,7 @@ void Executor::plan_attention() {
     const auto* a = std::get_if<AttentionOp>(&op);
     if (!a) continue;
     const CacheLayer& kv = program_->kv_layers()[static_cast<size_t>(a->layer)];
-    const AttentionGeometry geometry{a->q_heads, kv.kv_heads, kv.hd_pad, a->window};
+    const AttentionGeometry geometry{a->q_heads, kv.kv_heads, kv.hd_pad, a->window, a->causal};
     size_t plan = 0;
     while (plan < plans_.size() && !(plans_[plan].geometry() == geometry)) plan++;
     if (plan == plans_.size()) {

@@ -160,6 +160,7 @@ struct AttentionOp {
   int32_t q_heads, window;
   float scale, softcap;
   Id slopes, sinks;
+  bool causal = true;
 };
 struct SplitGatesOp {  // x: [query, gate] of each head, then more; out: queries, the rest, gates
   Id x, out;

@@ -254,6 +254,7 @@ void Executor::Worker::attend(const AttentionOp& op, const AttentionUnit& u) noe
   args.chunk0 = u.chunk0;
   args.chunk1 = u.chunk1;
   args.window = op.window;
+  args.keys = op.causal ? 0 : in.kv_len[u.seq];
   args.scale = op.scale;
   args.softcap = op.softcap;
   args.slopes = vector(op.slopes);

@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers.embedder import embedding_model
 from tests.helpers.served import running_server
+from tests.helpers.tiny import tiny_model
 
 TEXTS = ["The quick brown fox", "jumps over the lazy dog"]
 
@@ -102,3 +103,16 @@ def test_an_embedding_model_generates_no_text(server):
     ):
         error = refused(server, path, **body)
         assert "gives embeddings and no text: use /v1/embeddings" in error["message"]
+
+
+def test_an_encoder_is_served_like_them():
+    with running_server(tiny_model("bert"), "--max-model-len", "64") as server:
+        answers = server.post("/v1/embeddings", input=TEXTS)["data"]
+        assert [len(answer["embedding"]) for answer in answers] == [64, 64]
+        alone = server.post("/v1/embeddings", input=TEXTS[1])["data"][0]["embedding"]
+        assert answers[1]["embedding"] == alone
+        chat = {"messages": [{"role": "user", "content": "a"}]}
+        assert "use /v1/embeddings" in refused(server, "/v1/chat/completions", **chat)["message"]
+        error = refused(server, input=[5] * 65)
+        assert error["param"] == "input"
+        assert "64 tokens" in error["message"]

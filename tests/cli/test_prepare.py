@@ -16,15 +16,16 @@ from cpuserve.loader.safetensors import SafetensorsStore
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.prepare import Prepared, for_another, kv_cache_bytes, model_facts, prepare
 from tests.helpers.hosts import LLAMA_1B, SMOLLM2, load_host, resolve
-from tests.helpers.tiny import FAMILIES, tiny_model
+from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_model
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
 def test_the_weights_of_matrices_are_counted_as_the_checkpoint_has_them(family):
     path = tiny_model(family)
     _, facts = model_facts(EngineOptions(), path)
     store = SafetensorsStore(path)
     positions = ("embed_positions.weight", "wpe.weight")
+    positions += ("position_embeddings.weight", "token_type_embeddings.weight")
     shapes = [store.get(n).shape for n in store.names() if not n.endswith(positions)]
     # A stack of matrices has three dimensions, and so has a convolution, of one column.
     matrices = [s for s in shapes if len(s) == 2 or (len(s) == 3 and s[1] > 1)]

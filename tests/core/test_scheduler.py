@@ -1037,3 +1037,48 @@ def test_a_vector_that_cannot_be_normalized_ends_its_request_alone(broken):
     assert "no embedding" in deltas[0].error
     scheduler.check_invariants()
     assert not scheduler.has_work
+
+
+def embed(number, num_prompt):
+    pooled = request(number, num_prompt, max_tokens=0)
+    pooled.pool = make_pool("mean")
+    return pooled
+
+
+@pytest.mark.parametrize("threshold", [0, 5])
+def test_whole_prompts_go_in_their_order_and_pass_one_that_does_not_fit(threshold):
+    options = {"itl_target_s": 0.05, "long_prefill_token_threshold": threshold}
+    scheduler, model = make(budget=32, whole_prompts=True, **options)
+    for number, length in enumerate([20, 30, 5, 7, 32, 2]):
+        scheduler.add(embed(number, length))
+    sizes = [step(scheduler, model)[0] for _ in range(3)]
+    assert sizes == [[20, 5, 7], [30, 2], [32]]
+    scheduler.check_invariants()
+    assert not scheduler.has_work
+
+
+def test_a_long_whole_prompt_is_not_passed_forever():
+    scheduler, model = make(budget=32, num_blocks=40, whole_prompts=True)
+    scheduler.add(embed(0, 20))
+    scheduler.add(embed(1, 32))
+    for number in range(2, 12):
+        scheduler.add(embed(number, 6))
+    first = [d.request.id for d in step(scheduler, model)[1]]
+    assert first == [0, 2, 3]
+    assert [d.request.id for d in step(scheduler, model)[1]] == [1]
+
+
+def test_whole_prompts_wait_for_blocks_and_take_none_before():
+    scheduler, model = make(budget=64, num_blocks=10, whole_prompts=True)
+    for number in range(3):
+        scheduler.add(embed(number, 16))
+    assert step(scheduler, model)[0] == [16, 16]
+    assert scheduler.kv.num_free == 10
+    assert step(scheduler, model)[0] == [16]
+
+
+def test_a_step_of_whole_prompts_is_not_ended_for_a_short_one():
+    scheduler, _ = make(budget=3000, num_blocks=900, whole_prompts=True, itl_target_s=0.05)
+    scheduler.add(embed(0, 3000))
+    scheduler.schedule()
+    assert not scheduler.ends_for(embed(1, 2), 1e-6)

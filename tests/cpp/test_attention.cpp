@@ -26,10 +26,17 @@ struct Case {
   float softcap = 0.0f;
   bool sinks = false, alibi = false;
   bool latent = false;  // the keys are the values
+  bool causal = true;   // else rows see the keys after them, too
   ActFormat q_format = ActFormat::f32;
   int q_heads() const { return group * kv_heads; }
   int hd_pad() const { return (head_dim + 15) / 16 * 16; }
   int first_position() const { return context - queries; }
+  // Keys [first_key, end_key) are what the row at a position sees.
+  int first_key(int position) const { return window > 0 ? std::max(0, position - window + 1) : 0; }
+  int end_key(int position) const {
+    if (causal) return position + 1;
+    return window > 0 ? std::min(context, position + window) : context;
+  }
 };
 
 // Returns the value that an 8-bit code represents.
@@ -229,10 +236,10 @@ class Problem {
 
   std::vector<double> reference(int t, int h) const {
     const int position = c.first_position() + t, kv_head = h / c.group;
-    const int first = c.window > 0 ? std::max(0, position - c.window + 1) : 0;
+    const int first = c.first_key(position), end = c.end_key(position);
     std::vector<double> score, out(static_cast<size_t>(c.head_dim));
     double top = c.sinks ? static_cast<double>(sinks[static_cast<size_t>(h)]) : -1e300;
-    for (int p = first; p <= position; p++) {
+    for (int p = first; p < end; p++) {
       double s = 0;
       for (int d = 0; d < c.head_dim; d++)
         s += static_cast<double>(query(t, h)[d]) * key(p, kv_head)[d];
@@ -243,7 +250,7 @@ class Problem {
       top = std::max(top, s);
     }
     double sum = c.sinks ? std::exp(static_cast<double>(sinks[static_cast<size_t>(h)]) - top) : 0.0;
-    for (int p = first; p <= position; p++) {
+    for (int p = first; p < end; p++) {
       const double w = std::exp(score[static_cast<size_t>(p - first)] - top);
       sum += w;
       for (int d = 0; d < c.head_dim; d++) out[static_cast<size_t>(d)] += w * value(p, kv_head)[d];
@@ -319,6 +326,7 @@ class Runner {
     a.pos0 = p_.c.first_position() + token;
     a.block_table = table_.data();
     a.window = p_.c.window;
+    a.keys = p_.c.causal ? 0 : p_.c.context;
     a.scale = p_.scale();
     a.softcap = p_.c.softcap;
     a.slopes = p_.c.alibi ? p_.slopes.data() : nullptr;
@@ -367,16 +375,16 @@ class Runner {
     const int first = p_.c.first_position() + token + static_cast<int>(row0 / p_.c.group);
     const int last =
         p_.c.first_position() + token + static_cast<int>((row0 + rows - 1) / p_.c.group);
-    const int low = p_.c.window > 0 ? std::max(0, first - p_.c.window + 1) : 0;
+    const int low = p_.c.first_key(first), end = p_.c.end_key(last);
     table_.assign(p_.table.size() + 64, kNoBlock);
-    for (int b = low / kBlock; b <= last / kBlock; b++) {
+    for (int b = low / kBlock; b <= (end - 1) / kBlock; b++) {
       table_[static_cast<size_t>(b)] = p_.table[static_cast<size_t>(b)];
     }
     AttentionArgs a = args(kv, kv_head, token, out);
     a.row0 = row0;
     a.rows = rows;
     a.chunk0 = low / kChunk;
-    a.chunk1 = last / kChunk + 1;
+    a.chunk1 = (end - 1) / kChunk + 1;
     return a;
   }
 
@@ -391,10 +399,11 @@ std::string describe(const Case& c) {
   const char* types[] = {"bf16", "f16", "f32", "int8", "e4m3", "e5m2"};
   char text[200];
   std::snprintf(text, sizeof text,
-                "%s group %d kv_heads %d head_dim %d context %d queries %d window %d%s%s%s%s",
+                "%s group %d kv_heads %d head_dim %d context %d queries %d window %d%s%s%s%s%s",
                 types[static_cast<int>(c.type)], c.group, c.kv_heads, c.head_dim, c.context,
                 c.queries, c.window, c.softcap > 0 ? " softcap" : "", c.sinks ? " sinks" : "",
-                c.alibi ? " alibi" : "", c.latent ? " latent" : "");
+                c.alibi ? " alibi" : "", c.latent ? " latent" : "",
+                c.causal ? "" : " bidirectional");
   return text;
 }
 
@@ -458,12 +467,11 @@ void check_case(const Case& c, uint32_t seed, const KernelTable& k) {
     expect_equal_rows(whole, narrow, t, c, what + ", less scratch");
     expect_equal_rows(whole, split, t, c, what + ", partials merged");
   }
-  // Alone: one token per step, with a cache that holds nothing after it and nothing left of its
-  // window.
+  // Alone: one token per step, with a cache that holds nothing after what it sees and nothing left
+  // of its window.
   for (int t : {0, c.queries / 2, c.queries - 1}) {
     const int position = c.first_position() + t;
-    const int first = c.window > 0 ? std::max(0, position - c.window + 1) : 0;
-    const Cache past = p.cache(first, position + 1);
+    const Cache past = p.cache(c.first_key(position), c.end_key(position));
     for (int h = 0; h < c.kv_heads; h++) run.run(past, h, t, 0, c.group, alone);
     expect_equal_rows(whole, alone, t, c, what + ", alone");
   }
@@ -508,6 +516,30 @@ KERNEL_TEST(attention_f32_matches_fp64_and_the_law) { check_type(KvType::f32, k)
 KERNEL_TEST(attention_int8_matches_fp64_and_the_law) { check_type(KvType::int8, k); }
 KERNEL_TEST(attention_e4m3_matches_fp64_and_the_law) { check_type(KvType::e4m3, k); }
 KERNEL_TEST(attention_e5m2_matches_fp64_and_the_law) { check_type(KvType::e5m2, k); }
+
+// Encoders: a row sees the keys after its own, too, and a window reaches to both sides.
+KERNEL_TEST(attention_to_both_sides_matches_fp64_and_the_law) {
+  unsigned turn = 0;
+  for (KvType type :
+       {KvType::bf16, KvType::f16, KvType::f32, KvType::int8, KvType::e4m3, KvType::e5m2}) {
+    for (int context : {1, 31, 33, 256, 257, 600}) {
+      for (int window : {0, 1, 65, 300}) {
+        Case c;
+        c.type = type;
+        c.causal = false;
+        c.window = window;
+        c.context = context;
+        c.queries = std::min(context, context > 300 ? 90 : 300);
+        c.head_dim = kHeadDims[turn % 5];
+        c.group = 1 + static_cast<int>(turn % 4 / 2);
+        c.kv_heads = 1;
+        c.q_format = tolerance(type) > 1e-3 && turn % 2 ? ActFormat::bf16 : ActFormat::f32;
+        check_case(c, 700 + turn, k);
+        turn++;
+      }
+    }
+  }
+}
 
 // MLA: one KV head, whose keys are the values. DeepSeek's rows are 576 wide.
 KERNEL_TEST(attention_over_keys_that_are_the_values) {

@@ -188,6 +188,29 @@ TEST(ranks_share_skewed_streams_evenly_too) {
   }
 }
 
+// The keys that a row of an encoder sees end with its sequence, or its window on the right.
+TEST(without_a_causal_mask_every_tile_visits_what_its_rows_see) {
+  for (const int32_t window : {0, 65, 300}) {
+    const Step step({{700, 700}, {1, 1}, {128, 128}, {513, 513}});
+    AttentionGeometry g{12, 12, 32, window};
+    g.causal = false;
+    AttentionPlan plan(g, limits_for(step), 3);
+    plan.build(step.in);
+    int64_t rows = 0;
+    for (const AttentionUnit& u : plan.units()) {
+      if (u.partial >= 0) continue;
+      const int64_t keys = step.kv_len[static_cast<size_t>(u.seq)], last = u.row0 + u.rows - 1;
+      const int64_t end = window > 0 ? std::min(keys, last + window) : keys;
+      const int64_t first = window > 0 ? std::max<int64_t>(0, u.row0 - window + 1) : 0;
+      EXPECT(u.end_key == end && u.chunk1 == (end + kChunk - 1) / kChunk);
+      EXPECT(u.chunk0 == first / kChunk);
+      rows += u.rows * u.heads;
+    }
+    EXPECT(plan.merges().empty() ? rows == step.in.tokens * 12 : rows < step.in.tokens * 12);
+    EXPECT(merges_what_was_split(plan));
+  }
+}
+
 // Tables for the largest step are large enough for an uneven one, too.
 TEST(planning_skewed_streams_allocates_nothing) {
   const Step skewed = decode_step(64, 256, {{7, kLong}}), even = decode_step(64, 256);

@@ -6,7 +6,7 @@ their range, or 4e-4 where it takes gelu from an fp16 table (Gemma, StarCoder2, 
 "deepseek2-joined" needs 26 layers, "deepseek2-glm" expert_gating_func and an epsilon of 1e-6, and
 "gpt-oss" a YaRN with "truncate", which llama.cpp has for all models; and "mellum" one base for all
 layers, since llama.cpp does not read that of layers with a window. Not compared with it: OLMo,
-GPT-2, Falcon, Gemma 4.
+GPT-2, Falcon, Gemma 4, encoders.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ TOP = {
     "transformer.wpe": "position_embd",
     "transformer.word_embeddings": "token_embd",
     "transformer.ln_f": "output_norm",
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "token_embd_norm",
+    "emb_ln": "token_embd_norm",
     "model.embed_tokens_per_layer": "per_layer_token_embd",
     "model.per_layer_model_projection": "per_layer_model_proj",
     "model.per_layer_projection_norm": "per_layer_proj_norm",
@@ -130,6 +135,25 @@ FALCON = {
     "mlp.dense_h_to_4h": "ffn_up",
     "mlp.dense_4h_to_h": "ffn_down",
 }
+BERT = {
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
+}
+NOMIC_BERT = {
+    "attn.Wqkv": "attn_qkv",
+    "attn.out_proj": "attn_output",
+    "norm1": "attn_output_norm",
+    "mlp.fc11": "ffn_up",
+    "mlp.fc12": "ffn_gate",
+    "mlp.fc2": "ffn_down",
+    "norm2": "layer_output_norm",
+}
 DELTA = {
     **LLAMA,
     "post_attention_layernorm": "post_attention_norm",
@@ -177,6 +201,9 @@ NAMES = {
         "mlp.dense_h_to_4h": "ffn_up",
         "mlp.dense_4h_to_h": "ffn_down",
     },
+    "bert": BERT,
+    "bert-roberta": BERT,
+    "nomic-bert": NOMIC_BERT,
     "gemma4": GEMMA4,
     "gemma4-moe": GEMMA4,
     "gpt2": GPT2,
@@ -371,12 +398,16 @@ ARCHS = {
         },
     ),
     "olmoe": ("olmoe", {}, {}),
+    "bert": ("bert", {}, {"pooling_type": 2}),
+    "bert-roberta": ("xlm-roberta", {}, {"pooling_type": 1}),
+    "nomic-bert": ("nomic-bert", {}, {}),
     "command-r": ("cohere", {}, {"logit_scale": 0.25}),
     "cohere2": ("cohere2", {}, {"logit_scale": 0.25}),
 }
 # The architecture that files of variants have.
 FILE_ARCHS = {
     "mixtral": "llama",
+    "bert-roberta": "bert",
     "olmo3": "olmo2",
     "falcon-40b": "falcon",
     "gemma4-moe": "gemma4",
@@ -388,10 +419,12 @@ FILE_ARCHS = {
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
 INTERLEAVED = ("llama", "mixtral", "smollm3")  # and those of Granite
 ADDED_NORMS = ("gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next", "qwen3next-fused")
+ENCODERS = ("bert", "bert-roberta", "nomic-bert")
 LAYER_NORM = (
+    *ENCODERS,
     *("gptneox", "stablelm", "starcoder2", "command-r", "cohere2", "gpt2", "falcon", "falcon-40b"),
 )
-OTHER_KEYS = ("gpt2", "falcon", "falcon-40b")  # of the sizes in config.json
+OTHER_KEYS = ("gpt2", "falcon", "falcon-40b", *ENCODERS)  # of the sizes in config.json
 
 
 def checkpoint_of(arch):
@@ -437,6 +470,7 @@ def convert(arch, path, types=(), last=None, **changes):
     (writer.add_layer_norm_eps if arch in LAYER_NORM else writer.add_layer_norm_rms_eps)(eps)
     bases = {
         "mixtral": 1e6,
+        "nomic-bert": 1e3,
         "smollm3": 2e6,
         "command-r": 5e5,
         "mellum": 5e5,
@@ -579,6 +613,8 @@ def renamed(arch, tensors, heads, kv):
         if arch.startswith(("gptneox", "falcon")) and "attn_qkv" in name:
             q, k, v = np.split(value.reshape(kv, heads // kv + 2, -1), [-2, -1], axis=1)
             out[name] = np.concatenate([x.reshape(-1, *value.shape[1:]) for x in (q, k, v)])
+        if arch == "bert-roberta" and name == "position_embd.weight":
+            out[name] = value[1:]  # pad_token_id 0
         if arch == "gpt2" and name.startswith("blk") and value.ndim > 1:
             out[name] = value.T
         if name.endswith("ffn_gate_inp_shexp.weight"):

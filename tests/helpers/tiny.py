@@ -82,6 +82,9 @@ FAMILIES = (
     "falcon-40b",
 )
 
+# Families that give vectors and no text.
+ENCODERS = ("bert", "xlm-roberta", "modernbert", "nomic-bert", "embeddinggemma")
+
 
 def tiny_config(family: str, **overrides: Any) -> dict[str, Any]:
     """The config.json of a tiny model of `family`; overrides are its keys."""

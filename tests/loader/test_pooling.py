@@ -1,12 +1,14 @@
 """How a checkpoint says that it gives embeddings."""
 
 import json
+import shutil
 
 import pytest
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.pooling import checkpoint_pooling
+from cpuserve.loader.pooling import checkpoint_pooling, dense_layers
 from tests.helpers.embedder import embedding_model
+from tests.helpers.encoders import with_modules
 from tests.helpers.gguf_file import STRING, U32, gguf
 from tests.helpers.tiny import tiny_model
 
@@ -68,3 +70,31 @@ def test_an_unknown_kind_in_gguf_metadata_is_refused(tmp_path):
     path.write_bytes(gguf_of(4))
     with pytest.raises(ModelError, match=r"qwen3\.pooling_type is 4"):
         checkpoint_pooling(path)
+
+
+def test_dense_modules_are_read_in_order():
+    path, expected = with_modules("bert")
+    layers = dense_layers(path)
+    assert [layer.activation for layer in layers] == ["none", "tanh"]
+    for layer, (weight, bias) in zip(layers, expected, strict=True):
+        assert (layer.weight == weight.numpy()).all()
+        assert (layer.bias is None) == (bias is None)
+    assert dense_layers(embedding_model("mean")) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"activation_function": "torch.nn.GELU"}, "the activation GELU is not supported, only"),
+        ({"out_features": 97}, r"has the shape \[96, 64\], its config \[97, 64\]"),
+        ({"bias": True}, "have no linear.bias"),
+    ],
+)
+def test_dense_modules_that_do_not_fit_are_refused_in_one_line(tmp_path, change, message):
+    path = tmp_path / "m"
+    shutil.copytree(with_modules("bert")[0], path)
+    file = path / "2_Dense" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(ModelError, match=message) as raised:
+        dense_layers(path)
+    assert "\n" not in str(raised.value)

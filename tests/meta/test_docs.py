@@ -13,7 +13,7 @@ from cpuserve.config.reference import replaced, table
 from cpuserve.models import MODELS, TEXT_PARTS
 from cpuserve.runtime.executor import Executor
 from tests.helpers.quantized import FORMATS
-from tests.helpers.tiny import FAMILIES, tiny_config
+from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_config
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = (
@@ -52,7 +52,10 @@ def test_the_page_of_models_has_the_tables_of_the_code():
 
 
 def test_every_family_format_and_architecture_of_that_page_has_a_test():
-    tested = {name for family in FAMILIES for name in tiny_config(family)["architectures"]}
+    tested = {
+        name for family in (*FAMILIES, *ENCODERS) for name in tiny_config(family)["architectures"]
+    }
+    tested.add("RobertaModel")  # the class of XLMRobertaModel
     tested.add("GraniteMoeSharedForCausalLM")  # tests/models/test_families.py, as granite-moe
     assert {*TEXT_PARTS, *tested} >= {row[0] for row in supported.families()[1:]}
     methods = {settings["quant_method"] for _, settings in FORMATS.values()}
@@ -112,5 +115,6 @@ def test_a_figure_is_one_figure_in_all_documents():
 
 def test_architectures_have_their_family_in_the_readme():
     for name in MODELS.names():
-        family = name.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+        family = name.removesuffix("ForCausalLM").removesuffix("LMHeadModel").removesuffix("Model")
+        family = family.replace("Gemma3Text", "EmbeddingGemma")
         assert family.lower() in README.lower().replace("-", ""), name

@@ -19,7 +19,7 @@ from cpuserve.quant.online import (
 )
 from cpuserve.quant.rows import int4_rows, int8_rows
 from tests.helpers.levels import each_level
-from tests.helpers.tiny import FAMILIES, tiny_config
+from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_config
 
 KINDS = ["w8_g32", "w4m_g32", "w8_channel", "w8_channel_g128", "w4m_g128"]
 
@@ -117,7 +117,9 @@ def test_each_matrix_gets_its_kind():
 
 def matrices():
     """(names of embeddings and output heads, names of linears) in programs of all families."""
-    programs = [build_program(spec_from_config(tiny_config(family))) for family in FAMILIES]
+    programs = [
+        build_program(spec_from_config(tiny_config(family))) for family in (*FAMILIES, *ENCODERS)
+    ]
     found = [op for program in programs for op in program.ops]
     ends = {op.weight for op in found if isinstance(op, Embed | Logits)}
     return ends, {name for op in found if isinstance(op, Linear) for name in op.weights}
@@ -131,7 +133,9 @@ def test_embeddings_and_heads_of_all_families_and_no_others_keep_groups_of_32(sc
 
 
 def test_routers_of_all_families_keep_their_precision():
-    programs = [build_program(spec_from_config(tiny_config(family))) for family in FAMILIES]
+    programs = [
+        build_program(spec_from_config(tiny_config(family))) for family in (*FAMILIES, *ENCODERS)
+    ]
     names = {
         name
         for program in programs

@@ -265,6 +265,12 @@ static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, in
   ran < lead ? begin_piece(f, lead, 0) : begin_piece(f, ran, into);
 }
 
+// Returns the position behind the last key that the row at `position` sees.
+static inline int end_of_keys(const AttentionArgs& a, int position) {
+  if (a.keys == 0) return position + 1;
+  return a.window > 0 && a.window < a.keys - position ? position + a.window : a.keys;
+}
+
 // Sets which keys of the chunk each row of the tile sees. Returns false if no row sees any.
 template <class Kv>
 static inline bool place_tile(const AttentionArgs& a, int kv_head, int64_t first, int R, int chunk,
@@ -275,8 +281,9 @@ static inline bool place_tile(const AttentionArgs& a, int kv_head, int64_t first
   for (int r = 0; r < R; r++, advance(place, a.group)) {
     const int at = a.pos0 + static_cast<int>(place.token) - key0;
     const int low = a.window > 0 ? at - a.window + 1 : 0;
+    const int high = end_of_keys(a, at + key0) - key0;
     t.lo[r] = low < 0 ? 0 : low > kChunk ? kChunk : low;
-    t.hi[r] = at + 1 < 0 ? 0 : at + 1 > kChunk ? kChunk : at + 1;
+    t.hi[r] = high < 0 ? 0 : high > kChunk ? kChunk : high;
     t.position[r] = at;
     if (a.slopes) t.slope[r] = a.slopes[kv_head * a.group + place.head];
     any |= t.lo[r] < t.hi[r];
@@ -412,7 +419,7 @@ static inline void visit_on_tiles(const UnitRows& u, int n, int chunk, int count
 template <class Kv>
 static inline void attend_rows(const AttentionArgs& a, int kv_head, int64_t first, int n,
                                RowBlock<Kv>& b) {
-  const int keys = a.pos0 + static_cast<int>((a.row0 + first + n - 1) / a.group) + 1;
+  const int keys = end_of_keys(a, a.pos0 + static_cast<int>((a.row0 + first + n - 1) / a.group));
   const int blocks = (keys + kBlock - 1) / kBlock;
   const bool dense = n <= Kv::kMostRows;  // one tile
   Fetch f;

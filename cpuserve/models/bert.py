@@ -1,0 +1,121 @@
+"""BERT and (XLM-)RoBERTa: encoders with learned positions and norms behind each part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_bool, read_choice, read_dtype, read_float, read_int, refuse
+from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then, ValueId
+
+POOLER = "pooler.dense"  # of the first token; embeddings do without it
+
+
+@register_model("BertModel")
+class Bert:
+    """BERT (all-MiniLM, BGE, E5, GTE). Source: transformers modeling_bert.
+
+    Keys of spec.extra: "offset" (the row of position 0) and "types" (token types; all are 0).
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a BERT config."""
+        return _spec(config, "BertModel", offset=0)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        types, offset = cast("int", s.extra["types"]), cast("int", s.extra["offset"])
+        x = b.embed("embeddings.word_embeddings")
+        b.position_embed(
+            x,
+            "embeddings.position_embeddings",
+            rows=s.max_position + offset,
+            offset=offset,
+            types=("embeddings.token_type_embeddings", types),
+        )
+        x = b.layer_norm(x, "embeddings.LayerNorm")
+        for i in range(s.layers):
+            x = _layer(b, s, f"encoder.layer.{i}", x)
+        b.leave(f"{POOLER}.{kind}" for kind in ("weight", "bias"))
+        b.hidden(x)
+
+
+@register_model("RobertaModel", "XLMRobertaModel")
+class Roberta:
+    """RoBERTa and XLM-RoBERTa (bge-m3, multilingual E5): positions follow the padding id.
+
+    Source: transformers modeling_xlm_roberta.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a RoBERTa config, whose max_position_embeddings counts rows."""
+        offset = read_int(config, "pad_token_id", 1, low=0) + 1
+        rows = read_int(config, "max_position_embeddings", 512)
+        if rows <= offset:
+            refuse("max_position_embeddings", rows, f"more than pad_token_id + 1 ({offset})")
+        name = "XLMRobertaModel"
+        return _spec({**config, "max_position_embeddings": rows - offset}, name, offset=offset)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        Bert.build(b, s)
+
+
+def _spec(config: Mapping[str, Any], architecture: str, *, offset: int) -> ModelSpec:
+    for key in ("is_decoder", "add_cross_attention"):
+        if read_bool(config, key, False):
+            refuse(key, True, "false: only encoders are supported")
+    kind = config.get("position_embedding_type") or "absolute"
+    if kind != "absolute":
+        refuse("position_embedding_type", kind, "absolute")
+    width, heads = read_encoder_heads(config)
+    return ModelSpec(
+        architecture=architecture,
+        vocab=read_int(config, "vocab_size"),
+        width=width,
+        layers=read_int(config, "num_hidden_layers", high=4096),
+        q_heads=heads,
+        kv_heads=heads,
+        head_dim=width // heads,
+        intermediate=read_int(config, "intermediate_size", 4 * width, high=1 << 24),
+        max_position=read_int(config, "max_position_embeddings", 512),
+        norm_eps=read_float(config, "layer_norm_eps", 1e-12),
+        tied=True,
+        dtype=read_dtype(config),
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        activation=read_choice(config, "hidden_act", "gelu", ACTIVATIONS),
+        pooled=True,
+        encoder=True,
+        extra={"offset": offset, "types": read_int(config, "type_vocab_size", 2, high=1 << 16)},
+    )
+
+
+def read_encoder_heads(config: Mapping[str, Any]) -> tuple[int, int]:
+    """(hidden_size, num_attention_heads), which divides it."""
+    width = read_int(config, "hidden_size", high=1 << 20)
+    heads = read_int(config, "num_attention_heads", high=65536)
+    if width % heads:
+        refuse("hidden_size", width, f"a multiple of num_attention_heads ({heads})")
+    return width, heads
+
+
+def _layer(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
+    """The norm of x + its attention, then of that + its MLP; x is changed."""
+    names = [f"{at}.attention.self.{part}" for part in ("query", "key", "value")]
+    qkv = b.linear(x, names, features=s.width, bias=s.qkv_bias)
+    b.linear(b.attend_both_sides(qkv), f"{at}.attention.output.dense", bias=s.out_bias, add_to=x)
+    x = b.layer_norm(x, f"{at}.attention.output.LayerNorm")
+    then = cast("Then", s.activation)
+    g = b.linear(x, f"{at}.intermediate.dense", features=s.intermediate, bias=s.mlp_bias, then=then)
+    b.linear(g, f"{at}.output.dense", bias=s.mlp_bias, add_to=x)
+    return b.layer_norm(x, f"{at}.output.LayerNorm")

@@ -1,0 +1,105 @@
+"""Encoders through the whole engine: transformers' vectors, and the numerics law."""
+
+import numpy as np
+import pytest
+
+from cpuserve import LLM
+from cpuserve.errors import ConfigError, InvalidRequest
+from tests.helpers.encoders import PROMPTS, pooled, projected, rows_of, with_modules
+from tests.helpers.tiny import ENCODERS, tiny_model
+
+FP32 = {"dtype": "float32", "kv_cache_dtype": "float32"}
+
+
+def make(family, pooling="mean", **options):
+    sizes = {"max_model_len": 320, "max_num_seqs": 8, "max_num_batched_tokens": 400}
+    path = str(tiny_model(family))
+    return LLM(path, pooling=pooling, **{"executor": "native", **sizes, **options})
+
+
+def vectors(llm, prompts):
+    return [np.array(done.outputs.embedding) for done in llm.embed(prompts, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+@pytest.mark.parametrize("family", ENCODERS)
+def test_vectors_are_those_of_transformers(family, pooling):
+    with make(family, pooling, **FP32) as llm:
+        got = vectors(llm, PROMPTS)
+    for prompt, vector in zip(PROMPTS, got, strict=True):
+        assert vector @ pooled(rows_of(tiny_model(family), prompt), pooling) > 1 - 1e-6
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_the_torch_executor_gives_those_of_transformers(family):
+    with make(family, executor="torch", **FP32) as llm:
+        got = vectors(llm, PROMPTS)
+    for prompt, vector in zip(PROMPTS, got, strict=True):
+        assert vector @ pooled(rows_of(tiny_model(family), prompt), "mean") > 1 - 1e-6
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_vectors_in_bfloat16_are_close_to_those_of_transformers(family):
+    with make(family, dtype="bfloat16") as llm:
+        got = vectors(llm, PROMPTS)
+    for prompt, vector in zip(PROMPTS, got, strict=True):
+        assert vector @ pooled(rows_of(tiny_model(family), prompt), "mean") >= 0.9999
+
+
+@pytest.mark.parametrize("types", [FP32, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}])
+@pytest.mark.parametrize("family", ENCODERS)
+def test_vectors_do_not_depend_on_neighbours_or_threads(family, types):
+    with make(family, omp_threads_bind="0", **types) as llm:
+        alone = [vectors(llm, [prompt])[0].tolist() for prompt in PROMPTS]
+    with make(family, max_num_batched_tokens=1100, max_num_seqs=16, **types) as llm:
+        assert [v.tolist() for v in vectors(llm, PROMPTS)] == alone
+        assert llm._client.stats.steps < len(PROMPTS)
+    with make(family, **types) as llm:  # steps in which not all of them fit
+        assert [v.tolist() for v in vectors(llm, PROMPTS[::-1])][::-1] == alone
+
+
+def test_dense_modules_follow_the_mean():
+    path, layers = with_modules("embeddinggemma")
+    with LLM(str(path), max_model_len=320, executor="native", **FP32) as llm:
+        got = vectors(llm, PROMPTS)
+        assert llm.config.pooling == "mean"
+        assert llm._client.info["width"] == 48
+        alone = [vectors(llm, [prompt])[0].tolist() for prompt in PROMPTS]
+    assert [v.tolist() for v in got] == alone
+    for prompt, vector in zip(PROMPTS, got, strict=True):
+        mean = rows_of(tiny_model("embeddinggemma"), prompt).mean(dim=0).double().numpy()
+        assert vector @ projected(mean, layers) > 1 - 1e-6
+
+
+def test_a_prompt_longer_than_the_positions_is_refused():
+    with make("bert") as llm, pytest.raises(InvalidRequest, match=r"has 321 tokens; .* 320 tokens"):
+        llm.embed([[5] * 321])
+
+
+def test_an_encoder_pools_the_mean_and_caches_no_prefixes_unless_told():
+    with make("bert", pooling=None) as llm:
+        assert llm.config.pooling == "mean"
+        assert not llm.config.enable_prefix_caching
+        first = llm.embed([PROMPTS[-1]], use_tqdm=False)
+        again = llm.embed([PROMPTS[-1]], use_tqdm=False)
+    assert again[0].num_cached_tokens == 0
+    assert again[0].outputs.embedding == first[0].outputs.embedding
+
+
+def test_an_encoder_generates_no_text():
+    with make("bert") as llm, pytest.raises(InvalidRequest, match="gives embeddings: call embed"):
+        llm.generate("hello")
+    with pytest.raises(ConfigError, match="BertModel is an encoder, which generates no text"):
+        make("bert", pooling="none")
+
+
+def test_steps_that_cannot_hold_a_whole_prompt_are_refused_at_the_start():
+    with pytest.raises(ConfigError, match="give at least 320, or --max-model-len 100"):
+        make("bert", max_num_batched_tokens=100)
+
+
+def test_steps_grow_with_the_longest_prompt():
+    path = tiny_model("bert", max_position_embeddings=3000)
+    with LLM(str(path), max_num_seqs=2) as llm:
+        assert llm.config.max_model_len == 3000
+        assert llm.config.max_num_batched_tokens == 3000
