@@ -113,9 +113,11 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """
     architecture = architecture_of(config)
     if config["architectures"][0] in TEXT_PARTS:
-        # The ids of tokens, and the dtype, may be in the outer config alone.
-        text = read_object(config, "text_config").items()
-        config = {**config, **{k: v for k, v in text if v or type(v) is int}}
+        # The ids of tokens, and the dtype, may be in the outer config alone. Whether the head is
+        # tied is what the outer config says, if it does: the head is that of the whole model.
+        own = {k: v for k, v in read_object(config, "text_config").items() if v is not None}
+        tied = config.get("tie_word_embeddings")
+        config = {**config, **own, **({} if tied is None else {"tie_word_embeddings": tied})}
     return _family(architecture).spec(config)
 
 

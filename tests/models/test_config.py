@@ -331,6 +331,28 @@ def test_dtype_is_read_in_both_spellings():
     config = tiny_config("llama", torch_dtype=None, dtype="torch.bfloat16")
     assert spec_from_config(config).dtype == "bfloat16"
     assert spec_from_config({**config, "dtype": None}).dtype == "float32"
+def text_spec(outer, **text):
+    """The spec of a Gemma 3 of images and text with these keys in its two configs."""
+    part = tiny_config("gemma3", **text)
+    return spec_from_config(
+        {"architectures": ["Gemma3ForConditionalGeneration"], **outer, "text_config": part}
+    )
+
+
+def test_the_config_of_a_text_counts_unless_it_is_null():
+    assert not text_spec({"attention_bias": True}, attention_bias=False).qkv_bias
+    assert text_spec({"attention_bias": True}, attention_bias=None).qkv_bias
+    assert text_spec({"eos_token_id": 7}, eos_token_id=0).eos_ids == (0,)
+    assert text_spec({"eos_token_id": 7}, eos_token_id=None).eos_ids == (7,)
+
+
+def test_the_outer_config_says_whether_the_head_is_tied():
+    assert text_spec({"tie_word_embeddings": True}, tie_word_embeddings=False).tied
+    assert not text_spec({"tie_word_embeddings": False}, tie_word_embeddings=True).tied
+    assert not text_spec({"tie_word_embeddings": None}, tie_word_embeddings=False).tied
+    assert not text_spec({}, tie_word_embeddings=False).tied
+
+
 
 
 def test_a_qwen_window_counts_only_where_it_is_used():
