@@ -388,6 +388,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         rope_theta=1e6,
         rope_local_base_freq=1e4,
     ),
+    "tiny-gemma3n": _decoder(
+        "Gemma3n",
+        (512, 64, 96, 6, 4, 2),
+        **_TINY_KEYS,
+        model_type="gemma3n_text",
+        head_dim=16,
+        sliding_window=20,
+        layer_types=[*_KINDS_OF_LAYERS, "sliding_attention", *_KINDS_OF_LAYERS, "full_attention"],
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=16,
+        vocab_size_per_layer_input=512,
+        activation_sparsity_pattern=[0.7, 0.0, 0.3, 0.0, 0.9, 0.0],
+        laurel_rank=8,
+        final_logit_softcapping=3.0,
+    ),
     "tiny-gemma4": _decoder(
         "Gemma4",
         (512, 64, 96, 5, 4, 2),
@@ -748,13 +763,18 @@ def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.N
     stream = np.random.default_rng([seed, zlib.crc32(need.name.encode())])
     parts = ("norm", "Norm", ".ln_", "_ln.")
     norm = any(part in need.name for part in parts) and need.name.endswith(".weight")
-    norm = norm or need.name.endswith(("layer_scalar", "router.scale", "per_expert_scale"))
+    factors = ("layer_scalar", "router.scale", "per_expert_scale", "correct_output_scale")
+    norm = norm or need.name.endswith(factors)
     middle, spread = 1.0 if norm and need.name not in kinds.offsets else 0.0, 0.2
     if need.name.endswith(".A_log"):
         middle = -3.0
     if need.role != "vector":
         inputs = need.shape[0 if need.name in kinds.transposed else -1]
         spread = math.sqrt(3.0 / inputs)  # uniform in +-spread has variance spread^2 / 3
+        if need.name.endswith("modality_router.weight"):
+            spread *= inputs  # its input is divided by their number (Gemma 3n)
+        if need.name.endswith("_coefs.weight"):
+            spread /= 4  # or its streams grow from layer to layer
     left = math.prod(need.shape)
     while left:
         values = stream.random(min(left, CHUNK), np.float32)

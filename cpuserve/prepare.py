@@ -353,11 +353,13 @@ def _activation_width(spec: ModelSpec) -> int:
 
     Of a mixture, every chosen expert has a row of its own: input, hidden values and output. Latent
     attention has further values for each head: what its matrix makes of queries and of the output.
-    Gemma 4 has inputs of all layers, projected and looked up.
+    Gemma 3n and 4 have inputs of all layers, projected and looked up; Gemma 3n several streams,
+    with a copy of all at the beginning and a target.
     """
     by_head = 4 if "rank" in spec.extra else 2
     attention = (by_head * spec.q_heads + 2 * spec.kv_heads) * spec.head_dim
     chosen = cast("int", spec.extra.get("chosen", 0))
     routed = chosen * (2 * spec.width + 2 * cast("int", spec.extra.get("expert_width", 0)))
     inputs = 2 * spec.layers * cast("int", spec.extra.get("input_width", 0))
-    return 2 * spec.width + attention + 2 * spec.intermediate + routed + inputs
+    streams = 2 * cast("int", spec.extra.get("streams", 0)) * spec.width
+    return 2 * spec.width + attention + 2 * spec.intermediate + routed + inputs + streams

@@ -10,7 +10,7 @@ from cpuserve.program.ops import Op, Rope
 from cpuserve.program.program import Program
 
 # Fields that contain the id of a value.
-VALUES = ("x", "qkv", "q", "latent", "kv", "routing", "out")
+VALUES = ("x", "qkv", "q", "latent", "kv", "routing", "gates", "target", "like", "more", "out")
 WEIGHTS = ("weight", "weights", "bias", "biases", "factors", "q_norm", "k_norm", "norm", "sinks")
 MOST_WEIGHTS = 4  # in one line
 SHAPES = ("width", "vocab", "rows", "in_features", "features")  # already visible in the shapes
@@ -34,7 +34,7 @@ def as_records(program: Program) -> list[dict[str, Any]]:
     return [
         {
             "op": op_name(op),
-            "values": {f: _value(program, getattr(op, f)) for f in VALUES if hasattr(op, f)},
+            "values": {f: _value(program, value) for f, value in _values(op)},
             "weights": {w: list(shapes.get(w, ())) for w in _weights(op)},
             "parameters": dict(_parameters(op)),
         }
@@ -49,7 +49,7 @@ def op_name(op: Op) -> str:
 
 
 def _line(index: int, op: Op, program: Program, shapes: dict[str, tuple[int, ...]]) -> str:
-    reads = [_value(program, getattr(op, f)) for f in VALUES[:-1] if hasattr(op, f)]
+    reads = [_value(program, value) for f, value in _values(op) if f != "out"]
     writes = f" -> {_value(program, op.out)}" if hasattr(op, "out") else ""
     names = _weights(op)
     weights = " ".join(f"{w}{list(shapes.get(w, ()))}" for w in names[:MOST_WEIGHTS])
@@ -64,6 +64,11 @@ def _value(program: Program, value_id: int) -> str:
     value = next(v for v in program.values if v.id == value_id)
     rows = "T" if value.copies == 1 else f"{value.copies} T"
     return f"{value.name}[{rows}, {value.width}]"
+
+
+def _values(op: Op) -> list[tuple[str, int]]:
+    held = [(field, getattr(op, field, None)) for field in VALUES]
+    return [(field, value) for field, value in held if value is not None]
 
 
 def _weights(op: Op) -> list[str]:

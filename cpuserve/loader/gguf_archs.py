@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpuserve.errors import ModelError
@@ -206,6 +207,19 @@ _SANDWICH = {
 }
 
 
+# Gemma 3n and 4 have inputs of each layer.
+_INPUTS = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+_INPUTS_TOP = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+
+
 def _experts(keys: Keys) -> dict[str, Any]:
     return {
         "num_experts": keys.count("expert_count"),
@@ -356,6 +370,39 @@ def _gemma3(keys: Keys) -> dict[str, Any]:
         "rope_local_base_freq": keys.real("rope.freq_base_swa", 10000.0),
         "rope_theta": keys.real("rope.freq_base", 1e6),
     }
+
+
+def _gemma3n(keys: Keys) -> dict[str, Any]:
+    """Matrices between streams are stacks; the cutoffs of gates are in standard deviations."""
+    cutoffs, widths = keys.raw("activation_sparsity_scale"), keys.raw("feed_forward_length")
+    if cutoffs is not None and not (
+        isinstance(cutoffs, list) and all(isinstance(c, int | float) for c in cutoffs)
+    ):
+        keys.fail("activation_sparsity_scale", cutoffs, "a list of numbers")
+    inputs, low = (
+        keys.file.tensors.get(n) for n in ("per_layer_token_embd.weight", "blk.0.laurel_l.weight")
+    )
+    settings: dict[str, Any] = {
+        "layer_types": keys.windows(),
+        "rope_theta": keys.real("rope.freq_base", 1e6),
+        "rope_local_base_freq": keys.real("rope.freq_base_swa", 1e4),
+        "final_logit_softcapping": keys.real("final_logit_softcapping", 30.0),
+        "num_kv_shared_layers": keys.whole("attention.shared_kv_layers"),
+        "hidden_size_per_layer_input": keys.count("embedding_length_per_layer_input", 256),
+        "altup_num_inputs": keys.count("altup.num_inputs", 4),
+        "altup_active_idx": keys.whole("altup.active_idx"),
+        "altup_stacked": True,
+    }
+    if isinstance(widths, list):
+        settings["intermediate_size"] = widths
+    if inputs is not None:
+        settings["vocab_size_per_layer_input"] = inputs.shape[0]
+    if low is not None:
+        settings["laurel_rank"] = low.shape[0]
+    if cutoffs is not None:  # -inf: no cutoff
+        shares = [NormalDist().cdf(cutoff) for cutoff in cutoffs]
+        settings["activation_sparsity_pattern"] = shares
+    return settings
 
 
 def _gemma4(keys: Keys) -> dict[str, Any]:
@@ -662,6 +709,29 @@ ARCHS = {
     ),
     "gemma2": GgufArch("Gemma2ForCausalLM", "gemma2", _SANDWICH, _gemma2, added_norms=True),
     "gemma3": GgufArch("Gemma3ForCausalLM", "gemma3_text", _SANDWICH, _gemma3, added_norms=True),
+    "gemma3n": GgufArch(
+        "Gemma3nForCausalLM",
+        "gemma3n_text",
+        {
+            **_SANDWICH,
+            **_INPUTS,
+            "altup_correct_coef": "altup.correction_coefs",
+            "altup_correct_scale": "altup.correct_output_scale",
+            "altup_predict_coef": "altup.prediction_coefs",
+            "altup_router": "altup.modality_router",
+            "altup_router_norm": "altup.router_norm",
+            "laurel_l": "laurel.linear_left",
+            "laurel_r": "laurel.linear_right",
+            "laurel_post_norm": "laurel.post_laurel_norm",
+        },
+        _gemma3n,
+        top={
+            **_INPUTS_TOP,
+            "altup_proj": "model.altup_projections",
+            "altup_unembd_proj": "model.altup_unembed_projections",
+        },
+        mixed=True,
+    ),
     "gemma4": GgufArch(
         "Gemma4ForCausalLM",
         "gemma4_text",
@@ -671,9 +741,7 @@ ARCHS = {
             "post_ffw_norm_1": "post_feedforward_layernorm_1",
             "post_ffw_norm_2": "post_feedforward_layernorm_2",
             "layer_output_scale": "layer_scalar",
-            "inp_gate": "per_layer_input_gate",
-            "proj": "per_layer_projection",
-            "post_norm": "post_per_layer_input_norm",
+            **_INPUTS,
             "ffn_gate_inp": "router.proj",
             "ffn_gate_inp.scale": "router.scale",
             "ffn_gate_up_exps": "experts.gate_up_proj",
@@ -683,11 +751,7 @@ ARCHS = {
             "ffn_down_exps.scale": "router.per_expert_scale",
         },
         _gemma4,
-        top={
-            "per_layer_token_embd": "model.embed_tokens_per_layer",
-            "per_layer_model_proj": "model.per_layer_model_projection",
-            "per_layer_proj_norm": "model.per_layer_projection_norm",
-        },
+        top=_INPUTS_TOP,
         mixed=True,
     ),
     "phi3": GgufArch(

@@ -27,7 +27,7 @@ _GGUF_BLOCK = {
 }
 _GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>[\w.]+?)(?P<kind>\.weight|\.bias|)")
 # Names that say what the tensor is, so they have no suffix.
-_BARE = ("_bias", "A_log", "mamba.D", ".sinks", "layer_scalar")
+_BARE = ("_bias", "A_log", "mamba.D", ".sinks", "layer_scalar", "correct_output_scale")
 
 # Tensors that no Program reads: buffers that some exporters store, although they follow from the
 # config, the parts that guess further tokens (multi-token prediction), and those that see or hear.

@@ -24,6 +24,7 @@ BUILTIN = {
     "Gemma2ForCausalLM": "cpuserve.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "cpuserve.models.gemma:Gemma3",
     "Gemma3TextModel": "cpuserve.models.gemma:Gemma3Embedding",
+    "Gemma3nForCausalLM": "cpuserve.models.gemma3n:Gemma3n",
     "Gemma4ForCausalLM": "cpuserve.models.gemma4:Gemma4",
     "Glm4ForCausalLM": "cpuserve.models.glm4:Glm4",
     "Glm4MoeForCausalLM": "cpuserve.models.glm4:Glm4Moe",

@@ -51,7 +51,7 @@ class Gemma4:
             "windows": windows,
             "local_rope": local_rope,
             "local_heads": heads,
-            "caches": _caches(config, windows),
+            "caches": read_caches(config, windows),
             "mlp_widths": widths,
             "one_kv": one_kv,
             "logit_softcap": read_cap(config, "final_logit_softcapping", 0.0),
@@ -84,13 +84,13 @@ class Gemma4:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
         x = b.embed("model.embed_tokens", scale=s.embed_scale)
-        inputs = _inputs(b, s, x) if s.extra["input_width"] else None
+        inputs = layer_inputs(b, s, x) if s.extra["input_width"] else None
         for i in range(s.layers):
             at = f"model.layers.{i}"
-            _attention(b, s, i, b.rms_norm(x, f"{at}.input_layernorm"), x)
+            shared_attention(b, s, i, b.rms_norm(x, f"{at}.input_layernorm"), x)
             _feed_forward(b, s, i, x)
             if inputs is not None:
-                _add_input(b, s, i, inputs, x)
+                b.add(gated_input(b, s, i, inputs, x), to=x)
             b.scale(x, f"{at}.layer_scalar")
         softcap = cast("float", s.extra["logit_softcap"])
         finish_decoder(b, s, b.rms_norm(x, "model.norm"), softcap=softcap)
@@ -130,7 +130,7 @@ def _first_shared(config: Mapping[str, Any]) -> int:
     return layers - read_int(config, "num_kv_shared_layers", 0, low=0, high=layers - 1)
 
 
-def _caches(config: Mapping[str, Any], windows: tuple[int, ...]) -> tuple[int, ...]:
+def read_caches(config: Mapping[str, Any], windows: tuple[int, ...]) -> tuple[int, ...]:
     """The layer whose cache each layer reads: of shared ones the last of its kind before them."""
     first = _first_shared(config)
     last = {window: layer for layer, window in enumerate(windows[:first])}
@@ -149,10 +149,10 @@ def _mlp_widths(config: Mapping[str, Any]) -> tuple[int, ...]:
     return (width,) * first + (twice,) * (layers - first)
 
 
-def _inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
+def layer_inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
     """The inputs of all layers, side by side: of the token's embedding x, and of its id.
 
-    They are larger than in the source by sqrt(2), which `_add_input` makes up for.
+    They are larger than in the source by sqrt(2), which `gated_input` makes up for.
     """
     width, vocab = cast("int", s.extra["input_width"]), cast("int", s.extra["input_vocab"])
     inputs = b.linear(x, "model.per_layer_model_projection", features=s.layers * width)
@@ -164,18 +164,18 @@ def _inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
     return inputs
 
 
-def _add_input(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> None:
-    """Add what the layer makes of its inputs to x."""
+def gated_input(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> ValueId:
+    """What the layer makes of its inputs, with gates of x: [T, width]."""
     at, width = f"model.layers.{layer}", cast("int", s.extra["input_width"])
     then = cast("Then", s.activation)
     g = b.linear(x, f"{at}.per_layer_input_gate", features=width, then=then)
     b.multiply(inputs, to=g, column=layer * width)
     out = b.linear(g, f"{at}.per_layer_projection", features=s.width)
     # Of values that are larger by sqrt(2), the norm with twice the epsilon is the same.
-    b.add(b.rms_norm(out, f"{at}.post_per_layer_input_norm", eps=2 * s.norm_eps), to=x)
+    return b.rms_norm(out, f"{at}.post_per_layer_input_norm", eps=2 * s.norm_eps)
 
 
-def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+def shared_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the norm of the layer's attention of h to x."""
     at, window = f"model.layers.{layer}", layer_window(s, layer)
     kv_heads, d = s.kv_heads, s.head_dim

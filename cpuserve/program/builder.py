@@ -14,6 +14,7 @@ from cpuserve.program.ops import (
     ActivationOp,
     Add,
     Attention,
+    Columns,
     Combine,
     Embed,
     ExpertLinear,
@@ -23,11 +24,14 @@ from cpuserve.program.ops import (
     Groups,
     HeadLinear,
     Hidden,
+    KeepTop,
     LatentStoreKV,
     LayerNorm,
     Linear,
     Logits,
     Mamba2,
+    MatchRms,
+    MixParts,
     Op,
     PartNorm,
     PositionEmbed,
@@ -57,6 +61,7 @@ from cpuserve.program.program import (
 # to have some, and large enough that claiming one costs little.
 CONV_CHANNELS = 256  # the most channels of a short convolution
 STATE_HEADS = 8  # the most heads of Mamba2: the kernel reads as many states side by side
+MOST_PARTS = 8  # of a row that MixParts mixes: csrc/runtime/program.h has their coefficients
 # The kernels multiply heads by columns that begin and end at whole vectors.
 HEAD_GROUP = 32
 
@@ -702,15 +707,73 @@ class Builder:
         self._ops.append(GatedNorm(x, z, out, weight, width, groups, column, self._eps(eps)))
         return out
 
-    def add(self, x: ValueId, *, to: ValueId) -> None:
-        """to += x; in place."""
+    def add(self, x: ValueId, *, to: ValueId, column: int | None = None) -> None:
+        """Add x to `to`, or to its columns from `column` on; in place."""
         width = self._width(x)
-        self._check_width("add", to, width)
-        self._ops.append(Add(x, to, width))
+        if column is None:
+            self._check_width("add", to, width)
+        self._check_columns("add", to, column or 0, width)
+        self._ops.append(Add(x, to, width, column or 0))
 
-    def scale(self, x: ValueId, name: str) -> None:
-        """Multiply x by the weight `name` [1]; in place."""
-        self._ops.append(Scale(x, self._need(name, (1,), "vector"), self._width(x)))
+    def scale(self, x: ValueId, name: str, *, by_column: bool = False) -> None:
+        """Multiply x by the weight `name` [1], or [width of x] if `by_column`; in place."""
+        width = self._width(x)
+        weight = self._need(name, (width if by_column else 1,), "vector")
+        self._ops.append(Scale(x, weight, width, by_column))
+
+    def columns(
+        self, x: ValueId, width: int, *, column: int = 0, more: ValueId | None = None
+    ) -> ValueId:
+        """A copy of `width` columns of x from `column` on, and behind them one of `more`."""
+        self._check_columns("columns", x, column, width)
+        total = width + (0 if more is None else self._width(more))
+        out = self._value("columns", total)
+        self._ops.append(Columns(x, out, width, column, more))
+        return out
+
+    def mix_parts(
+        self,
+        x: ValueId,
+        gates: ValueId,
+        name: str,
+        *,
+        parts: int,
+        target: ValueId | None = None,
+        active: int = 0,
+        scale: float = 1.0,
+    ) -> None:
+        """Add to each of `parts` equal parts of x what others have, or a target; in place.
+
+        See `ops.MixParts`. name: of the weight [parts * parts, width of gates], or, with a target,
+        [parts, width of gates].
+        """
+        width, k = self._width(x) // max(parts, 1), self._width(gates)
+        if not 1 <= parts <= MOST_PARTS or width * parts != self._width(x):
+            msg = f"{name}: {self._width(x)} columns are not 1 to {MOST_PARTS} equal parts: {parts}"
+            raise ModelError(msg)
+        if target is not None:
+            self._check_width(f"{name}: target", target, width)
+        rows = parts * parts if target is None else parts
+        weight = self._need(f"{name}.weight", (rows, k), "table")
+        self._ops.append(MixParts(x, gates, weight, parts, width, k, target, active, scale))
+
+    def match_rms(self, x: ValueId, *, like: ValueId, floor: float) -> None:
+        """Scale each part of x, as wide as `like`, to its root mean square; in place.
+
+        floor: the least that the mean square of a part counts as.
+        """
+        width = self._width(like)
+        parts = max(self._width(x) // width, 1)
+        self._check_width("match_rms", x, parts * width)
+        self._ops.append(MatchRms(x, like, width, parts, floor))
+
+    def keep_top(self, x: ValueId, *, width: int, deviations: float) -> None:
+        """Keep what the first `width` columns of x have above a cutoff, else 0; in place.
+
+        The cutoff is their mean plus that number of standard deviations.
+        """
+        self._check_columns("keep_top", x, 0, width)
+        self._ops.append(KeepTop(x, width, deviations))
 
     def leave(self, names: Iterable[str]) -> None:
         """Tensors that checkpoints may have, although no op reads them."""

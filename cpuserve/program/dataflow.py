@@ -5,6 +5,7 @@ from __future__ import annotations
 from cpuserve.program.ops import (
     Add,
     Attention,
+    Columns,
     Combine,
     Embed,
     ExpertLinear,
@@ -12,10 +13,13 @@ from cpuserve.program.ops import (
     GatedDelta,
     GatedNorm,
     Hidden,
+    KeepTop,
     LatentStoreKV,
     Linear,
     Logits,
     Mamba2,
+    MatchRms,
+    MixParts,
     Op,
     PartNorm,
     PositionEmbed,
@@ -32,7 +36,7 @@ def written(op: Op) -> ValueId | None:
     """The value that an op writes or changes in place; None for Logits and Hidden."""
     if isinstance(op, Logits | Hidden):
         return None
-    if isinstance(op, PositionEmbed | PartNorm | Scale):
+    if isinstance(op, PositionEmbed | PartNorm | Scale | MixParts | MatchRms | KeepTop):
         return op.x
     return op.qkv if isinstance(op, RopeStoreKV) else op.out
 
@@ -55,6 +59,12 @@ def reads(op: Op) -> tuple[ValueId, ...]:
         return (op.x, op.steps)
     if isinstance(op, GatedNorm):
         return (op.x, op.z)
+    if isinstance(op, Columns):
+        return (op.x,) if op.more is None else (op.x, op.more)
+    if isinstance(op, MixParts):
+        return (op.gates, op.x) if op.target is None else (op.gates, op.target, op.x)
+    if isinstance(op, MatchRms):
+        return (op.like, op.x)
     if isinstance(op, Add | Gate) or (isinstance(op, Linear) and op.add):
         return (op.x, op.out)
     return (op.x,)

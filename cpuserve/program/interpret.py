@@ -22,6 +22,7 @@ from cpuserve.program.ops import (
     ActivationOp,
     Add,
     Attention,
+    Columns,
     Combine,
     Embed,
     ExpertLinear,
@@ -31,11 +32,14 @@ from cpuserve.program.ops import (
     Groups,
     HeadLinear,
     Hidden,
+    KeepTop,
     LatentStoreKV,
     LayerNorm,
     Linear,
     Logits,
     Mamba2,
+    MatchRms,
+    MixParts,
     PartNorm,
     PositionEmbed,
     RmsNorm,
@@ -282,6 +286,7 @@ class Interpreter:
 
     def _embed(self, op: Embed) -> Tensor:
         ids = torch.from_numpy(self._step.token_ids).long()
+        ids = torch.where(ids < op.vocab, ids, 0)
         weight = self._matrix(op.weight)
         rows = weight.rows(ids) if isinstance(weight, QuantMatrix) else weight[ids].float()
         return rows * op.scale
@@ -511,8 +516,36 @@ class Interpreter:
                 out[some] = self._attend(op, q[some], k, v, self._positions[some], v_scale)
         return out.reshape(len(qkv), -1)
 
-    def _add(self, _op: Add, x: Tensor, out: Tensor) -> Tensor:
-        return out + x
+    def _add(self, op: Add, x: Tensor, out: Tensor) -> Tensor:
+        out = out.clone()
+        out[:, op.column : op.column + op.width] += x
+        return out
+
+    def _columns(self, op: Columns, x: Tensor, more: Tensor | None = None) -> Tensor:
+        own = x[:, op.column : op.column + op.width]
+        return own.clone() if more is None else torch.cat([own, more], dim=1)
+
+    def _mixparts(
+        self, op: MixParts, gates: Tensor, target_or_x: Tensor, x: Tensor | None = None
+    ) -> Tensor:
+        coefficients = torch.tanh(gates) @ self._vector(op.weight).T
+        parts = (target_or_x if x is None else x).reshape(len(gates), op.parts, op.width)
+        if x is None:
+            by = coefficients.reshape(len(gates), op.parts, op.parts)
+            return (parts + by @ parts).reshape(len(gates), -1)
+        change = op.scale * target_or_x - parts[:, op.active]
+        return (parts + (1 + coefficients)[..., None] * change[:, None]).reshape(len(gates), -1)
+
+    def _matchrms(self, op: MatchRms, like: Tensor, x: Tensor) -> Tensor:
+        wanted = like.square().mean(dim=1).sqrt()[:, None, None]
+        parts = x.reshape(len(x), op.parts, op.width)
+        own = parts.square().mean(dim=2, keepdim=True).clamp(min=op.floor).sqrt()
+        return (parts * wanted / own).reshape(x.shape)
+
+    def _keeptop(self, op: KeepTop, x: Tensor) -> Tensor:
+        own, rest = x[:, : op.width], x[:, op.width :]
+        deviation, mean = torch.std_mean(own, dim=1, correction=0, keepdim=True)
+        return torch.cat([F.relu(own - mean - op.deviations * deviation), rest], dim=1)
 
     def _scale(self, op: Scale, x: Tensor) -> Tensor:
         return x * self._vector(op.weight)

@@ -22,6 +22,7 @@ from cpuserve.program.ops import (
     ActivationOp,
     Add,
     Attention,
+    Columns,
     Combine,
     Embed,
     ExpertLinear,
@@ -30,11 +31,14 @@ from cpuserve.program.ops import (
     GatedNorm,
     HeadLinear,
     Hidden,
+    KeepTop,
     LatentStoreKV,
     LayerNorm,
     Linear,
     Logits,
     Mamba2,
+    MatchRms,
+    MixParts,
     Op,
     PartNorm,
     PositionEmbed,
@@ -676,11 +680,32 @@ class Lowering:
         self._emit(lambda: self.native.gated_norm(x, z, out, weight, op.groups, op.column, op.eps))
 
     def _add(self, op: Add) -> None:
-        self._emit(lambda: self.native.add(self._value(op.x), self._value(op.out)))
+        more = {"column": op.column} if op.column else {}
+        self._emit(lambda: self.native.add(self._value(op.x), self._value(op.out), **more))
 
     def _scale(self, op: Scale) -> None:
-        x, factor = self._value(op.x), self._plain(op.weight, 1)
+        x, factor = self._value(op.x), self._plain(op.weight, op.width if op.by_column else 1)
         self._emit(lambda: self.native.scale(x, factor))
+
+    def _columns(self, op: Columns) -> None:
+        x, more = self._value(op.x), -1 if op.more is None else self._value(op.more)
+        self._emit(lambda: self.native.columns(x, more, self._value(op.out), op.column))
+
+    def _mixparts(self, op: MixParts) -> None:
+        x, gates = self._value(op.x), self._value(op.gates)
+        target = -1 if op.target is None else self._value(op.target)
+        rows = op.parts * op.parts if op.target is None else op.parts
+        weight = self._plain(op.weight, rows * op.gate_width)
+        numbers = (op.parts, op.active, op.scale)
+        self._emit(lambda: self.native.mix_parts(x, gates, target, weight, *numbers))
+
+    def _matchrms(self, op: MatchRms) -> None:
+        x, like = self._value(op.x), self._value(op.like)
+        self._emit(lambda: self.native.match_rms(x, like, op.floor))
+
+    def _keeptop(self, op: KeepTop) -> None:
+        x = self._value(op.x)
+        self._emit(lambda: self.native.keep_top(x, op.width, op.deviations))
 
     def _activationop(self, op: ActivationOp) -> None:
         activation, glu = split_then(op.then)

@@ -4,8 +4,8 @@ Shapes: T = tokens of the step, D = model width. Every value is a float matrix w
 the row space of a mixture of experts, with one row for each token and chosen expert. The residual
 stream is fp32; the native executor stores other values in the format that their readers
 need (`csrc/kernels/table.h: ActFormat`). Ops run in program order. `PositionEmbed`, `PartNorm`,
-`Add`, `Scale` and `Linear` with `add` change a value in place; `RopeStoreKV` does so too and writes
-the KV cache.
+`Add`, `Scale`, `MixParts`, `MatchRms`, `KeepTop` and `Linear` with `add` change a value in place;
+`RopeStoreKV` does so too and writes the KV cache.
 
 Families that these ops cover: Llama 2/3, Mistral, SmolLM2; Qwen2/2.5 (q/k/v bias); Qwen3 (q/k norm
 inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, optional
@@ -13,8 +13,9 @@ word_embed projection); Qwen3-MoE; Gemma 2 and 3 (RmsNorm `plus_one`, Embed `sca
 RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and `softcap`); DeepSeek V2 and
 V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head); Granite 4 (ShortConv, Mamba2,
 GatedNorm); LFM2 (ShortConv between two Gates); gpt-oss (Attention `sinks`, ExpertLinear `biases`);
-OLMo 2 and 3, OLMoE (PartNorm); Gemma 4 (Scale, Route `factors`, layers that share a cache);
-encoders (Attention without `causal`, Hidden). docs/contracts.md says what further families need.
+OLMo 2 and 3, OLMoE (PartNorm); Gemma 4 (Scale, Route `factors`, layers that share a cache); Gemma
+3n (Columns, MixParts, MatchRms, KeepTop); encoders (Attention without `causal`, Hidden).
+docs/contracts.md says what further families need.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """out[t] = scale * weight[token_ids[t]]; weight [vocab, D]."""
+    """out[t] = scale * weight[token_ids[t]]; weight [vocab, D]. Ids from vocab on take row 0."""
 
     out: ValueId
     weight: str
@@ -481,20 +482,81 @@ class GatedNorm:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """out += x."""
+    """out[:, column : column + width] += x [T, width]."""
 
     x: ValueId
     out: ValueId
     width: int
+    column: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """x *= weight[0], in place; weight [1]."""
+    """x *= weight, in place; weight [1], or [width] (Gemma 3n) if `by_column`."""
 
     x: ValueId
     weight: str
     width: int
+    by_column: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """out = x[:, column : column + width], and behind these columns those of `more`, if any."""
+
+    x: ValueId
+    out: ValueId
+    width: int
+    column: int = 0
+    more: ValueId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MixParts:
+    """Add to each of `parts` equal parts of x what others have, by coefficients of the token.
+
+    With g = tanh(gates[t]) [k], the coefficients are c = weight g. Without `target`, weight
+    [parts * parts, k] and part i grows by the sum over j of c[i parts + j] part j. With target
+    [T, width], weight [parts, k] and part i grows by (1 + c[i]) (scale target - part `active`). All
+    parts on the right are those before. In place. Source: AltUp (Baykal et al. 2023) as in
+    transformers modeling_gemma3n, predict and correct.
+    """
+
+    x: ValueId
+    gates: ValueId
+    weight: str
+    parts: int
+    width: int
+    gate_width: int
+    target: ValueId | None = None
+    active: int = 0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MatchRms:
+    """Scale each of `parts` parts of x to the root mean square of like [T, width], in place.
+
+    x [T, parts * width]. The mean square of a part counts as `floor` if it is less.
+    """
+
+    x: ValueId
+    like: ValueId
+    width: int
+    parts: int
+    floor: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeepTop:
+    """relu(x - cutoff) for the first `width` columns of x, in place (Gemma 3n's sparse MLPs).
+
+    cutoff: their mean plus `deviations` of their standard deviations (over width, not width - 1).
+    """
+
+    x: ValueId
+    width: int
+    deviations: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -559,6 +621,10 @@ Op = (
     | GatedNorm
     | Add
     | Scale
+    | Columns
+    | MixParts
+    | MatchRms
+    | KeepTop
     | ActivationOp
     | Logits
     | Hidden

@@ -78,6 +78,7 @@ ROUTERS = (
     "router.layer.weight",
     "mlp.router.weight",
     "router.proj.weight",
+    "modality_router.weight",
 )
 
 

@@ -192,10 +192,34 @@ void register_program(py::module_& m) {
           py::arg("x"), py::arg("steps"), py::arg("out"), py::arg("heads"), py::arg("groups"),
           py::arg("key_width"), py::arg("value_width"), py::arg("together"), py::arg("column"),
           py::arg("rates"), py::arg("dt_bias"), py::arg("d"), py::arg("low"), py::arg("high"))
-      .def("add", &Program::add, py::arg("x"), py::arg("out"))
+      .def(
+          "add", [](Program& p, Id x, Id out, int64_t column) { p.add({x, out, column}); },
+          py::arg("x"), py::arg("out"), py::arg("column") = 0)
       .def(
           "scale", [](Program& p, Id x, Id factor) { p.scale({x, factor}); }, py::arg("x"),
           py::arg("factor"))
+      .def(
+          "columns",
+          [](Program& p, Id x, Id more, Id out, int64_t column) {
+            p.columns({x, more, out, column});
+          },
+          py::arg("x"), py::arg("more"), py::arg("out"), py::arg("column"))
+      .def(
+          "mix_parts",
+          [](Program& p, Id x, Id gates, Id target, Id weight, int32_t parts, int32_t active,
+             float scale) { p.mix_parts({x, gates, target, weight, parts, active, scale}); },
+          py::arg("x"), py::arg("gates"), py::arg("target"), py::arg("weight"), py::arg("parts"),
+          py::arg("active"), py::arg("scale"))
+      .def(
+          "match_rms",
+          [](Program& p, Id x, Id like, float floor) { p.match_rms({x, like, floor}); },
+          py::arg("x"), py::arg("like"), py::arg("floor"))
+      .def(
+          "keep_top",
+          [](Program& p, Id x, int64_t width, float deviations) {
+            p.keep_top({x, width, deviations});
+          },
+          py::arg("x"), py::arg("width"), py::arg("deviations"))
       .def(
           "activation",
           [](Program& p, Id x, Id out, const std::string& activation, bool glu) {

@@ -140,6 +140,10 @@ const char* op_name(const Op& op) {
     const char* operator()(const Mamba2Op&) { return "mamba2"; }
     const char* operator()(const AddOp&) { return "add"; }
     const char* operator()(const ScaleOp&) { return "scale"; }
+    const char* operator()(const ColumnsOp&) { return "columns"; }
+    const char* operator()(const MixPartsOp&) { return "mix_parts"; }
+    const char* operator()(const MatchRmsOp&) { return "match_rms"; }
+    const char* operator()(const KeepTopOp&) { return "keep_top"; }
     const char* operator()(const ActivationOp&) { return "activation"; }
     const char* operator()(const LogitsOp&) { return "logits"; }
     const char* operator()(const HiddenOp&) { return "hidden"; }
@@ -253,7 +257,7 @@ void Program::embed(Id out, Id matrix_id, float scale) {
   check_tokens("embed", {out});
   check_argument(!m.glu && f32_value(out, "embed out").width == m.k,
                  "embed: value and matrix differ in width");
-  embed_rows_ = embed_rows_ ? std::min(embed_rows_, m.n) : m.n;
+  embed_rows_ = std::max(embed_rows_, m.n);
   ops_.emplace_back(EmbedOp{out, matrix_id, scale});
 }
 
@@ -569,18 +573,68 @@ void Program::attention(const AttentionOp& op) {
   ops_.emplace_back(op);
 }
 
-void Program::add(Id x, Id out) {
-  check_tokens("add", {x, out});
-  check_argument(f32_value(x, "add x").width == f32_value(out, "add out").width,
-                 "add: x and out differ in width");
-  ops_.emplace_back(AddOp{x, out});
+void Program::add(const AddOp& op) {
+  check_tokens("add", {op.x, op.out});
+  check_columns(op.out, op.column, f32_value(op.x, "add x").width, "add out");
+  ops_.emplace_back(op);
 }
 
 void Program::scale(const ScaleOp& op) {
   check_tokens("scale", {op.x});
-  f32_value(op.x, "scale x");
+  const int64_t width = f32_value(op.x, "scale x").width;
   check_argument(op.factor != kNone, "scale: the factor is missing");
-  check_vector(op.factor, 1, "scale factor");
+  check_vector(op.factor, vector(op.factor).count == 1 ? 1 : width, "scale factor");
+  ops_.emplace_back(op);
+}
+
+void Program::columns(const ColumnsOp& op) {
+  check_tokens("columns", {op.x, op.out});
+  int64_t width = f32_value(op.out, "columns out").width;
+  if (op.more != kNone) {
+    check_tokens("columns", {op.more});
+    width -= f32_value(op.more, "columns more").width;
+  }
+  check_argument(width >= 1, "columns: out has no columns for those of x");
+  check_columns(op.x, op.column, width, "columns x");
+  check_argument(op.x != op.out && op.more != op.out, "columns: out must not be an input");
+  ops_.emplace_back(op);
+}
+
+void Program::mix_parts(const MixPartsOp& op) {
+  check_tokens("mix_parts", {op.x, op.gates});
+  const int64_t width = f32_value(op.x, "mix_parts x").width;
+  check_argument(op.parts >= 1 && op.parts <= kMaxParts && width % op.parts == 0,
+                 "mix_parts: ", width, " columns cannot form ", op.parts,
+                 " equal parts, of at most ", kMaxParts);
+  check_argument(op.active >= 0 && op.active < op.parts, "mix_parts: there is no part ", op.active);
+  int64_t rows = op.parts;
+  if (op.target == kNone) {
+    rows *= op.parts;
+  } else {
+    check_tokens("mix_parts", {op.target});
+    check_argument(f32_value(op.target, "mix_parts target").width == width / op.parts,
+                   "mix_parts: the target has width ", value(op.target).width,
+                   ", not that of a part, ", width / op.parts);
+  }
+  check_argument(op.x != op.gates && op.x != op.target, "mix_parts: x must not be another input");
+  check_argument(op.weight != kNone, "mix_parts: the weight is missing");
+  check_vector(op.weight, rows * f32_value(op.gates, "mix_parts gates").width, "mix_parts weight");
+  ops_.emplace_back(op);
+}
+
+void Program::match_rms(const MatchRmsOp& op) {
+  check_tokens("match_rms", {op.x, op.like});
+  const int64_t width = f32_value(op.x, "match_rms x").width;
+  check_argument(op.x != op.like && width % f32_value(op.like, "match_rms like").width == 0,
+                 "match_rms: ", width, " columns are not parts of ", value(op.like).width);
+  check_argument(op.floor > 0.0f, "match_rms: the floor must be positive, not ", op.floor);
+  ops_.emplace_back(op);
+}
+
+void Program::keep_top(const KeepTopOp& op) {
+  check_tokens("keep_top", {op.x});
+  check_argument(op.width >= 1, "keep_top: there must be at least 1 column, not ", op.width);
+  check_columns(op.x, 0, op.width, "keep_top x");
   ops_.emplace_back(op);
 }
 

@@ -71,7 +71,7 @@ struct StateLayer {
   int64_t closed, open;
 };
 
-struct EmbedOp {
+struct EmbedOp {  // ids that the matrix has no row for take its first one
   Id out, matrix;
   float scale;
 };
@@ -228,11 +228,36 @@ struct Mamba2Op {
     return {units(), int64_t{together} * key_width * value_width, recurrent_open_floats(shape())};
   }
 };
-struct AddOp {
+struct AddOp {  // to columns of out from `column` on
   Id x, out;
+  int64_t column = 0;
 };
-struct ScaleOp {  // multiplies x by the only number of a vector
+constexpr int32_t kMaxParts = 8;  // of a row that MixPartsOp mixes
+
+struct ScaleOp {  // multiplies x by the only number of a vector, or columns by one number each
   Id x, factor;
+};
+struct ColumnsOp {  // out: columns of x from `column` on, then those of `more`, if it is a value
+  Id x, more, out;
+  int64_t column;
+};
+// x: `parts` equal parts of a row. The k gates of a token give coefficients: rows of `weight`
+// [parts * parts][k], or [parts][k] if `target` is a value, times their tanh. Without a target, a
+// part grows by the sum of all parts, each times its coefficient, otherwise by 1 + its coefficient
+// times (scale target - part `active`).
+struct MixPartsOp {
+  Id x, gates, target, weight;
+  int32_t parts, active;
+  float scale;
+};
+struct MatchRmsOp {  // parts of x get the root mean square of `like`; their own counts from floor
+  Id x, like;
+  float floor;
+};
+struct KeepTopOp {  // the first `width` columns minus (mean + deviations standard deviations), or 0
+  Id x;
+  int64_t width;
+  float deviations;
 };
 struct ActivationOp {
   Id x, out;
@@ -250,7 +275,8 @@ struct HiddenOp {
 using Op = std::variant<EmbedOp, PositionEmbedOp, NormOp, PartNormOp, ConvertOp, LinearOp, RouteOp,
                         AdapterOp, SpreadOp, ExpertLinearOp, CombineOp, RopeStoreOp, HeadLinearOp,
                         LatentStoreOp, AttentionOp, SplitGatesOp, GateOp, GatedNormOp, GatedDeltaOp,
-                        ShortConvOp, Mamba2Op, AddOp, ScaleOp, ActivationOp, LogitsOp, HiddenOp>;
+                        ShortConvOp, Mamba2Op, AddOp, ScaleOp, ColumnsOp, MixPartsOp, MatchRmsOp,
+                        KeepTopOp, ActivationOp, LogitsOp, HiddenOp>;
 
 const char* op_name(const Op& op);
 
@@ -292,8 +318,12 @@ class Program {
   void gated_delta(GatedDeltaOp op);
   void short_conv(ShortConvOp op);
   void mamba2(Mamba2Op op);
-  void add(Id x, Id out);
+  void add(const AddOp& op);
   void scale(const ScaleOp& op);
+  void columns(const ColumnsOp& op);
+  void mix_parts(const MixPartsOp& op);
+  void match_rms(const MatchRmsOp& op);
+  void keep_top(const KeepTopOp& op);
   void activation(const ActivationOp& op);
   void logits(const LogitsOp& op);
   void hidden(Id x);

@@ -40,6 +40,16 @@ struct EndsOf {
   Ends operator()(const Mamba2Op& o) { return {{o.x, o.steps}, o.out}; }
   Ends operator()(const AddOp& o) { return {{o.x, o.out}, o.out}; }
   Ends operator()(const ScaleOp& o) { return {{o.x}, o.x}; }
+  Ends operator()(const ColumnsOp& o) {
+    return {o.more == kNone ? std::vector<Id>{o.x} : std::vector<Id>{o.x, o.more}, o.out};
+  }
+  Ends operator()(const MixPartsOp& o) {
+    return {
+        o.target == kNone ? std::vector<Id>{o.gates, o.x} : std::vector<Id>{o.gates, o.target, o.x},
+        o.x};
+  }
+  Ends operator()(const MatchRmsOp& o) { return {{o.like, o.x}, o.x}; }
+  Ends operator()(const KeepTopOp& o) { return {{o.x}, o.x}; }
   Ends operator()(const ActivationOp& o) { return {{o.x}, o.out}; }
   Ends operator()(const LogitsOp& o) { return {{o.x}, kNone}; }
   Ends operator()(const HiddenOp& o) { return {{o.x}, o.x}; }

@@ -37,11 +37,12 @@ bool Executor::Worker::walk(int64_t first, int64_t last) noexcept {
 
 void Executor::Worker::operator()(const EmbedOp& op) noexcept {
   const Rows& out = value(op.out);
-  const LinearKernel& kernel = e.table_->linear[static_cast<int>(matrix(op.matrix).kind)];
+  const Matrix& m = matrix(op.matrix);
+  const LinearKernel& kernel = e.table_->linear[static_cast<int>(m.kind)];
   const Range rows = share(tokens());
   for (int64_t t = rows.begin; t < rows.end; t++) {
     float* x = reinterpret_cast<float*>(row_of(out, t));
-    const int32_t token = e.input_.token_ids[t];
+    const int32_t id = e.input_.token_ids[t], token = id < m.n ? id : 0;
     kernel.row(e.weights_.with_row(op.matrix, token), token, x);
     if (op.scale != 1.0f) {
       for (int64_t i = 0; i < out.width; i++) x[i] *= op.scale;
@@ -88,16 +89,20 @@ void Executor::Worker::operator()(const ConvertOp& op) noexcept {
 
 void Executor::Worker::operator()(const AddOp& op) noexcept {
   const Range rows = share(tokens());
-  if (rows.size() > 0) e.table_->add({value(op.x), value(op.out), rows.begin, rows.end});
+  Rows out = value(op.out);
+  out.data = static_cast<float*>(out.data) + op.column;
+  out.width = value(op.x).width;
+  if (rows.size() > 0) e.table_->add({value(op.x), out, rows.begin, rows.end});
 }
 
 void Executor::Worker::operator()(const ScaleOp& op) noexcept {
   const Rows& x = value(op.x);
-  const float factor = *vector(op.factor);
+  const float* factors = vector(op.factor);
+  const bool single = e.program_->vectors()[static_cast<size_t>(op.factor)].count == 1;
   const Range rows = share(tokens());
   for (int64_t t = rows.begin; t < rows.end; t++) {
-    float* to = reinterpret_cast<float*>(row_of(x, t));
-    for (int64_t i = 0; i < x.width; i++) to[i] *= factor;
+    float* to = floats_of(x, t);
+    for (int64_t i = 0; i < x.width; i++) to[i] *= factors[single ? 0 : i];
   }
 }
 

@@ -82,6 +82,10 @@ struct Executor::Worker {
   void operator()(const Mamba2Op& op) noexcept;
   void operator()(const AddOp& op) noexcept;
   void operator()(const ScaleOp& op) noexcept;
+  void operator()(const ColumnsOp& op) noexcept;
+  void operator()(const MixPartsOp& op) noexcept;
+  void operator()(const MatchRmsOp& op) noexcept;
+  void operator()(const KeepTopOp& op) noexcept;
   void operator()(const ActivationOp& op) noexcept;
   void operator()(const LogitsOp& op) noexcept;
   void operator()(const HiddenOp& op) noexcept;

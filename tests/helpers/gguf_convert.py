@@ -2,17 +2,22 @@
 
 What is written for an architecture follows llama.cpp's converters. llama.cpp itself (of
 llama-cpp-python 0.3.36) gives the logits of the interpreter for all of these files: within 2e-6 of
-their range, or 4e-4 where it takes gelu from an fp16 table (Gemma, StarCoder2, GPT-NeoX). For that,
+their range, or 7e-4 where it takes gelu from an fp16 table (Gemma, GPT-2, Falcon, StarCoder2,
+GPT-NeoX), and more for a token whose router has two nearly equal scores. For that,
 "deepseek2-joined" needs 26 layers, "deepseek2-glm" expert_gating_func and an epsilon of 1e-6, and
 "gpt-oss" a YaRN with "truncate", which llama.cpp has for all models; and "mellum" one base for all
-layers, since llama.cpp does not read that of layers with a window. Not compared with it: OLMo,
-GPT-2, Falcon, Gemma 4, encoders.
+layers, since llama.cpp does not read that of layers with a window. "gemma3n" needs 25 layers, of
+which 5 share caches and 10 are sparse, keys of the former, inputs of 256, a rank of 64, a cap of 30
+and the variance of gates by their number less 1. So many random layers amplify that table: its
+tokens differ by 0.7 % of the range in the median. Not compared with it:
+encoders.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from math import inf
 
 import gguf
 import numpy as np
@@ -95,18 +100,33 @@ GEMMA = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-GEMMA4 = {
-    **GEMMA,
-    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
-    "post_feedforward_layernorm_1": "post_ffw_norm_1",
-    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+INPUTS = {
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
+}
+GEMMA3N = {
+    **GEMMA,
+    **INPUTS,
+    "altup.correction_coefs": "altup_correct_coef",
+    "altup.prediction_coefs": "altup_predict_coef",
+    "altup.modality_router": "altup_router",
+    "altup.router_norm": "altup_router_norm",
+    "laurel.linear_left": "laurel_l",
+    "laurel.linear_right": "laurel_r",
+    "laurel.post_laurel_norm": "laurel_post_norm",
+}
+GEMMA4 = {
+    **GEMMA,
+    **INPUTS,
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
     "router.proj": "ffn_gate_inp",
 }
 # Those without a suffix.
 GEMMA4_BARE = {
+    "correct_output_scale": "altup_correct_scale.weight",
     "layer_scalar": "layer_output_scale.weight",
     "scale": "ffn_gate_inp.scale",
     "per_expert_scale": "ffn_down_exps.scale",
@@ -204,6 +224,7 @@ NAMES = {
     "bert": BERT,
     "bert-roberta": BERT,
     "nomic-bert": NOMIC_BERT,
+    "gemma3n": GEMMA3N,
     "gemma4": GEMMA4,
     "gemma4-moe": GEMMA4,
     "gpt2": GPT2,
@@ -214,6 +235,8 @@ NAMES = {
     "starcoder2": {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
 }
 NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
+# Files of llama.cpp have a layer without a window last before those that share its cache.
+GEMMA_KINDS = ["sliding_attention"] * 3 + ["full_attention", "sliding_attention", "full_attention"]
 MIXTRAL_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 # llama.cpp has one width for keys and values.
 DELTA_CHANGES = {
@@ -377,12 +400,31 @@ ARCHS = {
     ),
     "gptneox": ("gpt-neox", {}, {"use_parallel_residual": True}),
     "starcoder2": ("starcoder2", {"sliding_window": None}, {}),
+    "gemma3n": (
+        "gemma3n",
+        {"layer_types": GEMMA_KINDS, "intermediate_size": [96, 96, 64, 96, 96, 96]},
+        {
+            "attention.sliding_window_pattern": [
+                kind == "sliding_attention" for kind in GEMMA_KINDS
+            ],
+            "altup.active_idx": 0,
+            "altup.num_inputs": 4,
+            "embedding_length_per_layer_input": 16,
+            "attention.shared_kv_layers": 2,
+            "activation_sparsity_scale": [0.5244005, -inf, -0.5244005, -inf, 1.2815516, -inf],
+            "final_logit_softcapping": 3.0,
+        },
+    ),
     "gemma4": (
         "gemma4",
-        {},
+        {"layer_types": GEMMA_KINDS[1:]},
         {"rope.freq_base_swa": 1e4, "final_logit_softcapping": 3.0},
     ),
-    "gemma4-moe": ("gemma4-moe", {}, {"rope.freq_base_swa": 1e4}),
+    "gemma4-moe": (
+        "gemma4-moe",
+        {"final_logit_softcapping": 30.0},
+        {"rope.freq_base_swa": 1e4, "final_logit_softcapping": 30.0},
+    ),
     "gpt2": ("gpt2", {}, {}),
     "falcon": ("falcon", {"ffn_hidden_size": 160, "tie_word_embeddings": False}, {}),
     "falcon-40b": ("falcon-40b", {}, {}),
@@ -397,7 +439,7 @@ ARCHS = {
             "attention.sliding_window_pattern": [True, False] * 2,
         },
     ),
-    "olmoe": ("olmoe", {}, {}),
+    "olmoe": ("olmoe", {"num_key_value_heads": 4}, {}),
     "bert": ("bert", {}, {"pooling_type": 2}),
     "bert-roberta": ("xlm-roberta", {}, {"pooling_type": 1}),
     "nomic-bert": ("nomic-bert", {}, {}),
@@ -475,6 +517,7 @@ def convert(arch, path, types=(), last=None, **changes):
         "command-r": 5e5,
         "mellum": 5e5,
         "gemma3": 1e6,
+        "gemma3n": 1e6,
         "gemma4": 1e6,
         "gemma4-moe": 1e6,
         "lfm2": 1e6,
@@ -570,6 +613,9 @@ def renamed(arch, tensors, heads, kv):
             layer, expert, part = match.groups()
             part = MIXTRAL_PARTS.get(part, part.removesuffix("_proj"))
             stacks.setdefault(f"blk.{layer}.ffn_{part}_exps.{kind}", {})[int(expert)] = value
+        elif match := re.fullmatch(r"model\.altup_(un)?(?:embed_)?projections\.(\d+)", stem):
+            both = f"altup_{'unembd_' if match[1] else ''}proj.{kind}"
+            stacks.setdefault(both, {})[int(match[2])] = value
         elif kind in GEMMA4_BARE:
             out[f"blk.{name.split('.')[2]}.{GEMMA4_BARE[kind]}"] = value
         elif name.endswith(".sinks"):

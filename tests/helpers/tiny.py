@@ -50,6 +50,7 @@ KINDS = (
     "glm4-moe-lite",
     "gemma2",
     "gemma3",
+    "gemma3n",
     "gemma4",
     "gemma4-moe",
     "gpt-oss",

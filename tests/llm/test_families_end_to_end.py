@@ -47,9 +47,19 @@ def test_answers_do_not_depend_on_neighbours_threads_or_the_prefix_cache(family)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this test needs two CPUs")
-@pytest.mark.parametrize("family", ["olmo2", "gemma4", "gemma4-moe"])
+@pytest.mark.parametrize("family", ["olmo2", "gemma3n", "gemma4", "gemma4-moe"])
 def test_norms_of_several_heads_are_the_same_for_two_ranks(family):
     with make(family, omp_threads_bind="0") as llm:
         alone = exact_answers(llm, PROMPTS, SAMPLED)
     with make(family, tensor_parallel_size=2) as llm:
         assert exact_answers(llm, PROMPTS, SAMPLED) == alone
+
+
+def test_tokens_with_fewer_inputs_of_layers_have_those_of_the_first():
+    path = tiny_model("gemma3n", vocab_size_per_layer_input=60)
+    with LLM(str(path), executor="native", max_model_len=160, dtype="float32") as llm:
+        got = [tokens for tokens, _ in exact_answers(llm, PROMPTS, GREEDY)]
+    for prompt, tokens in zip(PROMPTS, got, strict=True):
+        with torch.inference_mode():
+            logits = transformers_of(path)(torch.tensor([prompt + tokens])).logits[0]
+        assert logits[len(prompt) - 1 : -1].argmax(dim=1).tolist() == tokens

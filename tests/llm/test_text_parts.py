@@ -74,6 +74,7 @@ def test_qwen35_with_experts(tmp_path, stacked):
     [
         ("qwen3.5", "Qwen3_5ForConditionalGeneration", "model.language_model."),
         ("gemma3", "Gemma3ForConditionalGeneration", "language_model.model."),
+        ("gemma3n", "Gemma3nForConditionalGeneration", "model.language_model."),
         ("gemma4-moe", "Gemma4ForConditionalGeneration", "model.language_model."),
         ("mistral", "Mistral3ForConditionalGeneration", "language_model.model."),
     ],

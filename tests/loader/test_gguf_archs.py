@@ -1,5 +1,7 @@
 """Every architecture of GGUF files: the same logits as from safetensors."""
 
+from math import inf, nan
+
 import gguf
 import numpy as np
 import pytest
@@ -91,11 +93,12 @@ def test_quantized_rows_of_heads(tmp_path, arch):
     executors_agree(path)
 
 
-@pytest.mark.parametrize("arch", ["gemma4", "gemma4-moe", "gpt2", "olmo3"])
+@pytest.mark.parametrize("arch", ["gemma3n", "gemma4", "gemma4-moe", "gpt2", "olmo3"])
 def test_quantized_matrices_of_other_layers(tmp_path, arch):
     path = tmp_path / "m.gguf"
     types = [("attn_k.weight", "Q8_0"), ("attn_qkv.weight", "Q4_1"), ("ffn_up.weight", "Q4_0")]
     types += [("ffn_gate_up_exps", "Q8_0"), ("per_layer_model_proj", "Q8_0")]
+    types += [("altup_proj", "Q8_0"), ("altup_unembd_proj", "Q4_0")]
     gguf_convert.convert(arch, path, types=types)
     executors_agree(path)
 
@@ -118,6 +121,14 @@ def test_wrong_sizes_of_layers_that_differ_are_one_line(tmp_path, key, value, re
     assert f"gemma4.{key} " in str(error.value)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("cutoffs", [[0.5, 1.0], [inf] * 6, [nan] * 6, 0.5, ["a"] * 6])
+def test_wrong_cutoffs_of_gates_are_one_line(tmp_path, cutoffs):
+    path = tmp_path / "m.gguf"
+    gguf_convert.convert("gemma3n", path, activation_sparsity_scale=cutoffs)
+    with pytest.raises(ModelError, match=r"activation_sparsity_\w+ is .*; it must|, but it must"):
+        spec_from_config(open_checkpoint(path).config)
 
 
 @pytest.mark.parametrize("arch", ["deepseek2", "deepseek2-joined"])

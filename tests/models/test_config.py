@@ -253,6 +253,36 @@ BAD = {
         {"add_cross_attention": True},
         "add_cross_attention is True, but it must be false",
     ),
+    "gemma3n-sparsity": (
+        "gemma3n",
+        {"activation_sparsity_pattern": [0.5, 1.0, 0, 0, 0, 0]},
+        "activation_sparsity_pattern is [0.5, 1.0, 0, 0, 0, 0], but it must be a list of 6 shares",
+    ),
+    "gemma3n-widths": (
+        "gemma3n",
+        {"intermediate_size": [96, 96]},
+        "intermediate_size is [96, 96], but it must be one width, or one for each of 6 layers",
+    ),
+    "gemma3n-width": (
+        "gemma3n",
+        {"intermediate_size": [96, 96, 0, 96, 96, 96]},
+        "intermediate_size is 0, but it must be an integer from 1",
+    ),
+    "gemma3n-streams": (
+        "gemma3n",
+        {"altup_num_inputs": 9},
+        "altup_num_inputs is 9, but it must be an integer from 2 to 8",
+    ),
+    "gemma3n-active": (
+        "gemma3n",
+        {"altup_active_idx": 4},
+        "altup_active_idx is 4, but it must be an integer from 0 to 3",
+    ),
+    "gemma3n-sees-ahead": (
+        "gemma3n",
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention is True, but it must be false",
+    ),
     "text-that-sees-ahead": (
         "gemma4",
         {"use_bidirectional_attention": "all"},
@@ -301,6 +331,28 @@ def test_mamba2_heads_have_the_width_that_is_left():
     assert spec_from_config(config) == spec_from_config(tiny_config("granite4-hybrid"))
 
 
+def text_spec(outer, **text):
+    """The spec of a Gemma 3 of images and text with these keys in its two configs."""
+    part = tiny_config("gemma3", **text)
+    return spec_from_config(
+        {"architectures": ["Gemma3ForConditionalGeneration"], **outer, "text_config": part}
+    )
+
+
+def test_the_config_of_a_text_counts_unless_it_is_null():
+    assert not text_spec({"attention_bias": True}, attention_bias=False).qkv_bias
+    assert text_spec({"attention_bias": True}, attention_bias=None).qkv_bias
+    assert text_spec({"eos_token_id": 7}, eos_token_id=0).eos_ids == (0,)
+    assert text_spec({"eos_token_id": 7}, eos_token_id=None).eos_ids == (7,)
+
+
+def test_the_outer_config_says_whether_the_head_is_tied():
+    assert text_spec({"tie_word_embeddings": True}, tie_word_embeddings=False).tied
+    assert not text_spec({"tie_word_embeddings": False}, tie_word_embeddings=True).tied
+    assert not text_spec({"tie_word_embeddings": None}, tie_word_embeddings=False).tied
+    assert not text_spec({}, tie_word_embeddings=False).tied
+
+
 # Numbers that a config may omit.
 OPTIONAL = (
     *("num_key_value_heads", "num_kv_heads", "num_global_key_value_heads"),
@@ -331,28 +383,6 @@ def test_dtype_is_read_in_both_spellings():
     config = tiny_config("llama", torch_dtype=None, dtype="torch.bfloat16")
     assert spec_from_config(config).dtype == "bfloat16"
     assert spec_from_config({**config, "dtype": None}).dtype == "float32"
-def text_spec(outer, **text):
-    """The spec of a Gemma 3 of images and text with these keys in its two configs."""
-    part = tiny_config("gemma3", **text)
-    return spec_from_config(
-        {"architectures": ["Gemma3ForConditionalGeneration"], **outer, "text_config": part}
-    )
-
-
-def test_the_config_of_a_text_counts_unless_it_is_null():
-    assert not text_spec({"attention_bias": True}, attention_bias=False).qkv_bias
-    assert text_spec({"attention_bias": True}, attention_bias=None).qkv_bias
-    assert text_spec({"eos_token_id": 7}, eos_token_id=0).eos_ids == (0,)
-    assert text_spec({"eos_token_id": 7}, eos_token_id=None).eos_ids == (7,)
-
-
-def test_the_outer_config_says_whether_the_head_is_tied():
-    assert text_spec({"tie_word_embeddings": True}, tie_word_embeddings=False).tied
-    assert not text_spec({"tie_word_embeddings": False}, tie_word_embeddings=True).tied
-    assert not text_spec({"tie_word_embeddings": None}, tie_word_embeddings=False).tied
-    assert not text_spec({}, tie_word_embeddings=False).tied
-
-
 
 
 def test_a_qwen_window_counts_only_where_it_is_used():

@@ -146,6 +146,35 @@ VARIANTS = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "gemma3n-plain": (
+        "gemma3n",
+        {
+            "num_kv_shared_layers": 0,
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "activation_sparsity_pattern": None,
+            "layer_types": None,
+            "intermediate_size": [96, 64, 96, 128, 96, 64],
+            "final_logit_softcapping": 20.0,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "vocab_size_per_layer_input": 300,
+        },
+    ),
+    "gemma3n-defaults": (
+        "gemma3n",
+        {
+            "num_hidden_layers": 12,
+            "num_kv_shared_layers": 6,
+            "activation_sparsity_pattern": None,
+            "layer_types": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 3e5, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e3},
+            },
+        },
+    ),
+    "gemma3n-large-epsilon": ("gemma3n", {"rms_norm_eps": 0.05}),
     "gemma4-plain": (
         "gemma4",
         {
@@ -362,6 +391,9 @@ def test_longrope_has_the_factors_of_its_longest_sequences(positions, kind):
         ("lfm2-moe", {"routed_scaling_factor": 1.6}),
         ("glm4", {"partial_rotary_factor": 0.25}),
         ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}),
+        ("gemma3n", {"activation_sparsity_pattern": [0.7, 0.0, 0.31, 0.0, 0.9, 0.0]}),
+        ("gemma3n", {"altup_active_idx": 1}),
+        ("gemma3n", {"altup_correct_scale": False}),
         ("gemma4", {"sliding_window": 21}),
         ("gemma4", {"final_logit_softcapping": 3.1}),
         ("gemma4-moe", {"top_k_experts": 2}),

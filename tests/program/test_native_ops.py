@@ -8,6 +8,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from cpuserve import _C
 from cpuserve.errors import ModelError
@@ -150,6 +151,20 @@ def test_every_op_agrees_at_every_level_across_a_chunk_border(family, dtype, isa
 def test_every_op_of_latent_attention_agrees_at_every_level(dtype, isa):
     checkpoint = checkpoint_of("deepseek-v3", dtype)
     assert first_difference(checkpoint.weights, checkpoint.config, dtype, isa, 270) is None
+
+
+@each_level
+def test_every_op_of_small_parts_agrees(tmp_path, isa):
+    made = tiny_model("gemma3n")
+    for file in made.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(made / "model.safetensors")
+    # Streams with a mean square below the floor, and one of zeros.
+    for i, factor in enumerate((1e-5, 0.0, 1e-3)):
+        tensors[f"model.altup_projections.{i}.weight"] *= np.float32(factor)
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    assert first_difference(checkpoint.weights, checkpoint.config, "float32", isa, 40) is None
 
 
 @each_level

@@ -1,0 +1,204 @@
+"""Gemma 3n (text): four streams of rows, of which a layer computes one (AltUp)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import NormalDist
+from typing import Any, cast
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_bool, read_heads, read_int, read_windows, refuse
+from cpuserve.models.gemma import embed_scale, read_cap
+from cpuserve.models.gemma4 import gated_input, layer_inputs, read_caches, shared_attention
+from cpuserve.models.llama import finish_decoder, gated_mlp, read_decoder
+from cpuserve.models.rope import split_ropes
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import MOST_PARTS, Builder
+from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.parts import rows
+
+POSITIONS = 32768
+PATTERN = 5  # every how many layers one is global, if they are not listed
+SPARSE_LAYERS, SPARSITY = 10, 0.95  # of models with more layers, if the config does not say
+FLOOR = 1e-5  # of the mean square of a stream that takes the size of the first
+ROOT2 = 2.0**0.5
+
+
+@register_model("Gemma3nForCausalLM")
+class Gemma3n:
+    """Gemma 3n, text: streams mixed around each layer (AltUp), sparse MLPs, inputs of each layer.
+
+    Source: transformers modeling_gemma3n. Keys of ModelSpec.extra besides those of Gemma 4:
+    streams and active: their number, and which one layers compute; laurel_rank; deviations: the
+    cutoff of each layer's gates in standard deviations above their mean (None = there is none);
+    corrected: whether the stream that makes gates of inputs has a scale; stacked: whether the
+    matrices between streams are one tensor.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Gemma 3n text config."""
+        if config.get("use_bidirectional_attention"):
+            refuse("use_bidirectional_attention", True, "false: only causal attention is supported")
+        config = {**config, "head_dim": read_int(config, "head_dim", 256, high=1024)}
+        layers = read_int(config, "num_hidden_layers", high=4096)
+        config.setdefault("num_kv_shared_layers", 15)
+        window = read_int(config, "sliding_window", 512)
+        windows = read_windows(config, window, default=lambda i: (i + 1) % PATTERN > 0)
+        local_theta = config.get("rope_local_base_freq", 1e4)
+        full, local_rope = split_ropes(
+            config, config["head_dim"], POSITIONS, theta=1e6, local_theta=local_theta
+        )
+        _, *kv_heads = read_heads(config, read_int(config, "hidden_size", high=1 << 20))
+        streams = read_int(config, "altup_num_inputs", 4, low=2, high=MOST_PARTS)
+        widths = _mlp_widths(config, layers)
+        bias, tied = read_bool(config, "attention_bias", False), config.get("tie_word_embeddings")
+        spec = read_decoder(
+            {
+                **full,
+                "intermediate_size": max(widths),
+                "hidden_act": config.get("hidden_activation") or "gelu_pytorch_tanh",
+                "tie_word_embeddings": True if tied is None else tied,
+            },
+            architecture="Gemma3nForCausalLM",
+            positions=POSITIONS,
+            qkv_bias=bias,
+            out_bias=bias,
+            extra={
+                "windows": windows,
+                "local_rope": local_rope,
+                "local_heads": tuple(kv_heads),
+                "caches": read_caches(config, windows),
+                "mlp_widths": widths,
+                "one_kv": False,
+                "logit_softcap": read_cap(config, "final_logit_softcapping", 30.0),
+                "input_width": read_int(config, "hidden_size_per_layer_input", 256),
+                "input_vocab": read_int(config, "vocab_size_per_layer_input", 262144),
+                "streams": streams,
+                "active": read_int(config, "altup_active_idx", 0, low=0, high=streams - 1),
+                "laurel_rank": read_int(config, "laurel_rank", 64),
+                "deviations": _deviations(config, layers),
+                "corrected": read_bool(config, "altup_correct_scale", True),
+                "stacked": read_bool(config, "altup_stacked", False),
+            },
+        )
+        scale = embed_scale(spec.width, spec.dtype)
+        return replace(spec, embed_scale=scale, attention_scale=1.0)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        first = b.embed("model.embed_tokens", scale=s.embed_scale)
+        inputs = layer_inputs(b, s, first)
+        names = _between(s, "altup_projections")
+        others = b.linear(first, names, features=s.width)
+        b.match_rms(others, like=first, floor=FLOOR)
+        x = b.columns(first, s.width, more=others)
+        for i in range(s.layers):
+            _layer(b, s, i, inputs, x)
+        finish_decoder(b, s, _mean(b, s, x), softcap=cast("float", s.extra["logit_softcap"]))
+
+
+def _mlp_widths(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """The width of each layer's MLP; the config has one for all, or a list."""
+    widths = config.get("intermediate_size")
+    if not isinstance(widths, list):
+        return (read_int(config, "intermediate_size", high=1 << 23),) * layers
+    if len(widths) != layers:
+        refuse("intermediate_size", widths, f"one width, or one for each of {layers} layers")
+    key = "intermediate_size"
+    return tuple(read_int({key: width}, key, high=1 << 23) for width in widths)
+
+
+def _deviations(config: Mapping[str, Any], layers: int) -> tuple[float | None, ...]:
+    """Where the gates of each layer are cut off, in standard deviations above their mean.
+
+    The config has the share of gates below the cutoff, if they are distributed normally.
+    """
+    shares = config.get("activation_sparsity_pattern")
+    if shares is None:
+        sparse = SPARSE_LAYERS if layers > SPARSE_LAYERS else 0
+        shares = [SPARSITY] * sparse + [0.0] * (layers - sparse)
+    if (
+        not isinstance(shares, list)
+        or len(shares) != layers
+        or not all(type(share) in (int, float) and 0 <= share < 1 for share in shares)
+    ):
+        want = f"a list of {layers} shares from 0 to less than 1"
+        refuse("activation_sparsity_pattern", shares, want)
+    return tuple(NormalDist().inv_cdf(share) if share else None for share in shares)
+
+
+def _between(s: ModelSpec, name: str) -> list[str]:
+    """The matrices between the first stream and each of the others."""
+    others = range(cast("int", s.extra["streams"]) - 1)
+    if s.extra["stacked"]:
+        return [rows(f"model.{name}", 0, s.width, index=i) for i in others]
+    return [f"model.{name}.{i}" for i in others]
+
+
+def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> None:
+    """Change all streams x by the layer, which computes the active one."""
+    at, parts = f"model.layers.{layer}", cast("int", s.extra["streams"])
+    active = cast("int", s.extra["active"])
+    column = active * s.width
+    gates = _gates(b, s, at, b.columns(x, s.width, column=column))
+    b.mix_parts(x, gates, f"{at}.altup.prediction_coefs", parts=parts)
+    # The target of all streams, larger than in the source by sqrt(2) until they take it.
+    target = b.columns(x, s.width, column=column)
+    h = b.rms_norm(target, f"{at}.input_layernorm")
+    low = b.linear(h, f"{at}.laurel.linear_left", features=cast("int", s.extra["laurel_rank"]))
+    laurel = b.linear(low, f"{at}.laurel.linear_right", features=s.width)
+    b.add(b.rms_norm(laurel, f"{at}.laurel.post_laurel_norm"), to=target)
+    shared_attention(b, s, layer, h, target)
+    b.add(h, to=target)
+    # Of values that are larger by sqrt(2), norms with twice the epsilon are the same.
+    f = b.rms_norm(target, f"{at}.pre_feedforward_layernorm", eps=2 * s.norm_eps)
+    out = _mlp(b, s, layer, f)
+    b.add(b.rms_norm(out, f"{at}.post_feedforward_layernorm", scale=ROOT2), to=target)
+    gates = _gates(b, s, at, target, eps=2 * s.norm_eps)
+    name = f"{at}.altup.correction_coefs"
+    b.mix_parts(x, gates, name, parts=parts, target=target, active=active, scale=1 / ROOT2)
+    corrected, scale = b.columns(x, s.width, column=column), f"{at}.altup.correct_output_scale"
+    if s.extra["corrected"]:
+        b.scale(corrected, scale, by_column=True)
+    else:
+        b.leave([scale])
+    more = gated_input(b, s, layer, inputs, corrected)
+    for part in range(1, parts):
+        b.add(more, to=x, column=part * s.width)
+
+
+def _gates(b: Builder, s: ModelSpec, at: str, x: ValueId, eps: float | None = None) -> ValueId:
+    """What the coefficients of streams are made of: [T, streams]."""
+    routed = b.rms_norm(x, f"{at}.altup.router_norm", eps=eps, scale=1 / s.width)
+    streams = cast("int", s.extra["streams"])
+    return b.linear(routed, f"{at}.altup.modality_router", features=streams)
+
+
+def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
+    """The layer's MLP of h, which may set most of its gates to 0."""
+    at, width = f"model.layers.{layer}.mlp", cast("tuple[int, ...]", s.extra["mlp_widths"])[layer]
+    deviations = cast("tuple[float | None, ...]", s.extra["deviations"])[layer]
+    if deviations is None:
+        return gated_mlp(b, s, at, h, width)
+    both = b.linear(h, [f"{at}.gate_proj", f"{at}.up_proj"], features=width)
+    b.keep_top(both, width=width, deviations=deviations)
+    g = b.activation(both, cast("Then", f"{s.activation}_mul"))
+    return b.linear(g, f"{at}.down_proj", features=s.width)
+
+
+def _mean(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
+    """The last norm of the mean of all streams."""
+    total, streams = b.columns(x, s.width), cast("int", s.extra["streams"])
+    others = [
+        b.linear(b.columns(x, s.width, column=i * s.width), name, features=s.width)
+        for i, name in enumerate(_between(s, "altup_unembed_projections"), 1)
+    ]
+    for other in others:
+        b.match_rms(other, like=total, floor=FLOOR)
+    for other in others:
+        b.add(other, to=total)
+    # Of a sum, the norm with an epsilon that is larger by the square of their number is the same.
+    return b.rms_norm(total, "model.norm", eps=streams**2 * s.norm_eps)
