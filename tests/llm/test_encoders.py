@@ -5,6 +5,7 @@ import pytest
 
 from cpuserve import LLM
 from cpuserve.errors import ConfigError, InvalidRequest
+from tests.helpers import gguf_convert
 from tests.helpers.encoders import PROMPTS, pooled, projected, rows_of, with_modules
 from tests.helpers.tiny import ENCODERS, tiny_model
 
@@ -69,6 +70,21 @@ def test_dense_modules_follow_the_mean():
     for prompt, vector in zip(PROMPTS, got, strict=True):
         mean = rows_of(tiny_model("embeddinggemma"), prompt).mean(dim=0).double().numpy()
         assert vector @ projected(mean, layers) > 1 - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("arch", "pooling"), [("bert", "first"), ("bert-roberta", "mean"), ("nomic-bert", "mean")]
+)
+def test_gguf_files_give_the_vectors_of_the_safetensors(tmp_path, arch, pooling):
+    path = tmp_path / "m.gguf"
+    gguf_convert.convert(arch, path)
+    sizes = {"max_model_len": 320, "executor": "native", **FP32}
+    with LLM(str(path), **sizes) as llm:
+        assert llm.config.pooling == pooling  # as the file says; nomic-bert's says nothing
+        got = vectors(llm, PROMPTS)
+    with LLM(str(gguf_convert.checkpoint_of(arch)), pooling=pooling, **sizes) as llm:
+        expected = vectors(llm, PROMPTS)
+    assert [v.tolist() for v in got] == [v.tolist() for v in expected]
 
 
 def test_a_prompt_longer_than_the_positions_is_refused():
