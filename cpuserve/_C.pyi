@@ -257,11 +257,17 @@ class Program:
     @property
     def weight_bytes(self) -> int: ...
     @property
+    def packed_layout(self) -> list[str]:
+        """Name, kind, shape and panels of each matrix."""
+    @property
     def state_bytes(self) -> int:
         """Bytes of what recurrent layers keep of a sequence."""
     @property
     def kv_block_bytes(self) -> int:
         """Bytes of one block in all layers with `kv_type` "bf16" (twice as many with "f32")."""
+
+def packed_file_bytes(team: Team, program: Program) -> int:
+    """Bytes of a file with the packed matrices of all ranks, behind 2 MB for a header."""
 
 class Executor:
     """Owns arenas, KV cache and sampler state. Call its methods on thread 0 inside Team.run, or
@@ -276,7 +282,20 @@ class Executor:
         num_slots: int,
         max_top: int = 20,
         num_states: int = 0,
-    ) -> None: ...
+        packed_fd: int = -1,
+        packed_writable: bool = False,
+    ) -> None:
+        """packed_fd: a file of packed_file_bytes() from which the matrices are mapped."""
+    def read_packed(self, fd: int) -> None:
+        """Fill the matrices from a file, on all threads; if they are mapped, read them."""
+    def seal_packed(self) -> None:
+        """Make mapped matrices read-only."""
+    @property
+    def packed_digest(self) -> int:
+        """Of all matrices as they were packed or read."""
+    @property
+    def packed_arenas(self) -> list[npt.NDArray[np.uint8]]:
+        """The matrices of each rank, as they follow one another in a file behind 2 MB."""
     def load_matrix(
         self,
         matrix: int,

@@ -203,6 +203,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         )
         raise ModelError(msg)
     matrix_weights = _matrix_weights(program) if program else 0
+    expert_weights, chosen_weights = _expert_weights(program) if program else (0, 0)
     adapters = dict(item.split("=", 1) for item in options.lora_modules or ())
     slots = _adapter_slots(options, len(adapters))
     if program is not None and (adapters or slots):
@@ -224,6 +225,8 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         activation_width=_activation_width(spec),
         has_program=has_program,
         matrix_weights=matrix_weights,
+        expert_weights=expert_weights,
+        chosen_weights=chosen_weights,
         fixed_positions=spec.rope is None,
         generation=generation.values,
         generation_why=generation.why,
@@ -346,6 +349,16 @@ def _kv_layers(spec: ModelSpec, program: Program | None) -> tuple[KvLayerFacts, 
 def _matrix_weights(program: Program) -> int:
     """Return the number of weights in all matrices, from the shapes that the Program lists."""
     return sum(math.prod(need.shape) for need in program.weights if need.role == "matrix")
+
+
+def _expert_weights(program: Program) -> tuple[int, int]:
+    """Return the number of weights of all experts, and of those that a token reads."""
+    from cpuserve.program.ops import ExpertLinear
+
+    linears = [op for op in program.ops if isinstance(op, ExpertLinear)]
+    sizes = [sum(op.features) * op.in_features for op in linears]
+    every = sum(size * len(op.weights) for size, op in zip(sizes, linears, strict=True))
+    return every, sum(size * op.chosen for size, op in zip(sizes, linears, strict=True))
 
 
 def _activation_width(spec: ModelSpec) -> int:

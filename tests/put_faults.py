@@ -47,6 +47,31 @@ GRAMMARS = "tests/engine/test_grammars.py"
 ADAPTERS = "tests/llm/test_adapter_changes.py"
 
 FAULTS = [
+    # --- weights in files ---------------------------------------------------------------------
+    Fault(
+        "cpuserve/runtime/packed_cache.py",
+        "intact = native.packed_digest == file.digest",
+        "intact = True",
+        "tests/llm/test_weights_on_disk.py -k damaged",
+    ),
+    Fault(
+        "cpuserve/runtime/packed_cache.py",
+        "- before) % 2**64",
+        ") % 2**64",
+        "tests/llm/test_weights_on_disk.py -k damaged",
+    ),
+    Fault(
+        "cpuserve/loader/source_digest.py",
+        "times = (status.st_mtime_ns, status.st_ctime_ns)",
+        "times = (status.st_mtime_ns, 0)",
+        "tests/loader/test_source_digest.py",
+    ),
+    Fault(
+        "cpuserve/loader/packed_files.py",
+        "fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+        "tests/loader/test_packed_files.py",
+    ),
     # --- gpt-oss ------------------------------------------------------------------------------
     Fault(
         "csrc/runtime/experts.cpp",

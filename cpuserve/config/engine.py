@@ -59,6 +59,8 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     visible_memory_nodes: str | None = None
     platform: str | None = None
     quantization: str | None = None
+    weights_on_disk: str | None = None
+    weight_cache_size: str | None = None
     chat_template: str | None = None
     generation_config: str | None = None
     override_generation_config: dict[str, Any] | None = None
@@ -138,6 +140,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
     work_sizes: how much the kernels work on at a time, where that was tuned on this machine; the
     other sizes follow from the caches.
+    weight_cache_bytes: limit on the files of packed weights in the cache directory; 0 = none are
+    kept. weights_on_disk: the packed weights are mapped from such a file; page_cache_bytes: the
+    memory that is left for their pages.
     speculation: how tokens are guessed; None = they are not.
     executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.
     itl_target_ms, long_prefill_token_threshold: 0 = no limit.
@@ -190,6 +195,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     kv_tiers: dict[str, str] = {}
     kv_groups: list[KvGroup] = []
     state_slots: int = 0
+    weight_cache_bytes: int = 0
+    weights_on_disk: bool = False
+    page_cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

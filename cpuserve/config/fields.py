@@ -344,6 +344,27 @@ FIELDS: tuple[Field, ...] = (
         metavar="FORMAT",
     ),
     Field(
+        "weight_cache_size",
+        "Maximum size of the files of quantized or mapped weights in the cache directory: GiB (4, "
+        "0.5) or 512MiB; 0: none. A start that finds one reads it instead of quantizing.",
+        "32",
+        MODEL,
+        flags=("--weight-cache-size",),
+        env="CPUSERVE_WEIGHT_CACHE_SIZE",
+        check=_amount,
+        metavar="SIZE",
+    ),
+    Field(
+        "weights_on_disk",
+        "Map the weights from a file, of which memory holds what it has room for: auto, always, "
+        "never.",
+        "auto: a mixture of experts that does not fit in memory",
+        MEMORY,
+        flags=("--weights-on-disk",),
+        env="CPUSERVE_WEIGHTS_ON_DISK",
+        choices=("auto", "always", "never"),
+    ),
+    Field(
         "model_impl",
         "Model implementation: auto, cpuserve (own kernels), transformers (any architecture, "
         "slow).",
@@ -1076,7 +1097,7 @@ NO_OPS: tuple[NoOp, ...] = (
         "kernels are compiled ahead of time",
         "many",
     ),
-    NoOp(("--cpu-offload-gb",), "weights are always in CPU memory"),
+    NoOp(("--cpu-offload-gb",), "weights are in CPU memory, or on disk with --weights-on-disk"),
     NoOp(("--load-format",), "the format is detected from the files"),
     NoOp(("--tokenizer-mode",), "the fast tokenizer is always used"),
     NoOp(("--trust-remote-code",), "cpuserve never runs code from a model", "none"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +26,7 @@ from cpuserve.engine.adapters import (
     AdaptedModel,
     AdapterSlots,
 )
+from cpuserve.engine.grammars.background import yield_to_streams
 from cpuserve.engine.interrupt import EndsFor, Interrupt
 from cpuserve.engine.ipc import (
     Abort,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from cpuserve.engine.grammars.client import Grammars
     from cpuserve.loader.dense_module import Dense
     from cpuserve.runtime.executor import Executor, Int32
+    from cpuserve.runtime.native import NativeExecutor
     from cpuserve.sampling.params import SamplingParams
 
 CPU_TIME_S = 0.1  # the thread that answers pings uses less than this in an hour
@@ -581,7 +584,11 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     if config.executor == "native":
         from cpuserve.runtime.native import NativeExecutor
 
-        executor = NativeExecutor(config, program, weights, team, progress)
+        executor = native = NativeExecutor(config, program, weights, team, progress)
+        if native.unsaved:
+            threading.Thread(
+                target=_save, args=(native, config), name="cpuserve-weights", daemon=True
+            ).start()
     else:
         from cpuserve.runtime.torch_executor import TorchExecutor
 
@@ -593,6 +600,11 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     }
     slots = AdapterSlots() if adapted is None else adapted.slots(executor)
     return executor, spec.vocab, spec.eos_ids, facts, slots
+
+
+def _save(executor: NativeExecutor, config: EngineConfig) -> None:
+    yield_to_streams(config.frontend_cpus or config.cpus)
+    executor.save()
 
 
 def _on_transformers(config: EngineConfig, progress: ProgressFn | None, _team: Any) -> _Built:

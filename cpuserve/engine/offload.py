@@ -20,6 +20,7 @@ from cpuserve.core.kv.tier import Data, Tier, TierNeeds
 from cpuserve.errors import ConfigError
 from cpuserve.ids import BlockId
 from cpuserve.loader.gguf_parts import part_names
+from cpuserve.loader.source_digest import sampled
 from cpuserve.log import get_logger
 from cpuserve.registry import Registry
 from cpuserve.version import version
@@ -51,9 +52,6 @@ SETTINGS = (
     "model_impl",
     "isa",
 )
-
-# Half a mebibyte of each file is read, in less than a millisecond once the file is in memory.
-SAMPLES, SAMPLE_BYTES = 32, 16 << 10
 
 log = get_logger("engine")
 
@@ -173,19 +171,6 @@ def _files(path: Path) -> list[tuple[str, int, int, str]]:
     kinds = (".safetensors", ".json", ".gguf")
     found = [(file, file.stat()) for file in files if file.suffix in kinds and file.is_file()]
     return [
-        (file.name, status.st_size, status.st_mtime_ns, _sampled(file, status.st_size))
+        (file.name, status.st_size, status.st_mtime_ns, sampled(file, status.st_size))
         for file, status in found
     ]
-
-
-def _sampled(file: Path, size: int) -> str:
-    """Return a hash of samples over all of `file`, so close that every layer has some.
-
-    A fine-tune may leave most layers of a model unchanged.
-    """
-    hashed, last = hashlib.sha256(), max(0, size - SAMPLE_BYTES)
-    with file.open("rb", buffering=0) as stream:
-        for index in range(SAMPLES + 1):
-            stream.seek(last * index // SAMPLES)
-            hashed.update(stream.read(SAMPLE_BYTES))
-    return hashed.hexdigest()

@@ -33,7 +33,8 @@ class ModelFacts:
     quantization: its weight format if it is quantized ("gguf Q4_1"). fixed_positions: positions are
     a learned table of max_position rows. weight_bytes: bytes of all tensors in the files;
     matrix_weights: number of weights in all matrices, a tied one counted once (0 without a
-    Program). activation_width: floats of scratch memory per token of a step. has_program: cpuserve
+    Program); expert_weights: those of a mixture's experts, of which a token reads chosen_weights.
+    activation_width: floats of scratch memory per token of a step. has_program: cpuserve
     implements the architecture. generation: sampling parameters that the model recommends;
     generation_why: the source of the recommendation. state_bytes: what recurrent layers keep of a
     sequence. adapters, adapter_slots, adapter_rank, pooling, whole_prompts: as in EngineConfig;
@@ -52,6 +53,8 @@ class ModelFacts:
     activation_width: int
     has_program: bool = True
     matrix_weights: int = 0
+    expert_weights: int = 0
+    chosen_weights: int = 0
     fixed_positions: bool = False
     generation: Mapping[str, int | float] = field(default_factory=dict)
     generation_why: str = "the model recommends nothing"

@@ -31,6 +31,7 @@ from cpuserve.platforms.memory import (
     resident_weight_bytes,
     wanted_length,
 )
+from cpuserve.platforms.on_disk import cache_bytes
 from cpuserve.platforms.placement import extra_thread_may_pay, place
 from cpuserve.platforms.probe import Roofline, sampling_seconds, thread_gain
 from cpuserve.platforms.replicas import replica_configs, share_of
@@ -224,6 +225,7 @@ class CpuPlatform:
             threads=-(-placement.threads // replicas),
             nodes=placement.nodes,
             frees_windows=model_impl == "cpuserve",
+            executor=executor,
         )
         scheduling = _scheduling(options, ledger, facts)
         _hints(options, ledger)
@@ -274,6 +276,9 @@ class CpuPlatform:
             chat_template=options.chat_template,
             tokenizer_path=facts.tokenizer_path,
             work_sizes=_work_sizes(ledger, host, executor, isa),
+            weight_cache_bytes=_weight_cache(options, ledger, quantize, on_disk=memory.on_disk),
+            weights_on_disk=memory.on_disk,
+            page_cache_bytes=memory.page_cache_bytes,
             speculation=scheduling.speculation,
         )
         first, *others = replica_configs(config, placement, replicas)
@@ -402,6 +407,17 @@ def _work_sizes(ledger: Ledger, host: Host, executor: str, isa: str) -> dict[str
     if sizes:
         ledger.decide("work_sizes", sizes, "tuned here by `cpuserve bench kernels --tune`")
     return sizes
+
+
+def _weight_cache(options: EngineOptions, ledger: Ledger, quantize: str, *, on_disk: bool) -> int:
+    size = cache_bytes(options)
+    if size and (quantize != "none" or on_disk):
+        what = "mapped weights" if on_disk else "quantized weights, for the next start"
+        ledger.decide("weight_cache_size", format_bytes(size), f"files of {what}")
+    elif options.weight_cache_size is not None and size:
+        why = "weights that are not quantized while loading are read from the model's files"
+        ledger.decide("weight_cache_size", "no effect", why)
+    return size
 
 
 def _no_native(host: Host) -> str:

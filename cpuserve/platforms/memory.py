@@ -22,6 +22,12 @@ from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.cache_groups import block_bytes, group_layers
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory_bounds import HEADROOM, Bound, Needs, tightest
+from cpuserve.platforms.on_disk import (
+    mapped_needs,
+    mapping_hint,
+    plan_mapping,
+    why_not_mapped,
+)
 from cpuserve.platforms.states import plan_states
 
 BLOCK = 32  # csrc/kernels/table.h: kBlock
@@ -49,7 +55,11 @@ LEAST_TOKENS = 256  # a smaller KV cache is not useful
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The size of the KV cache, the longest request that it holds, and the slots for states."""
+    """The size of the KV cache, the longest request that it holds, and the slots for states.
+
+    on_disk: the weights are mapped from a file; page_cache_bytes: what is left to keep them in
+    memory then.
+    """
 
     kv_blocks: int
     max_model_len: int
@@ -57,6 +67,8 @@ class MemoryPlan:
     kv_groups: list[KvGroup]
     state_slots: int
     max_num_seqs: int
+    on_disk: bool = False
+    page_cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +168,13 @@ def plan_memory(
     threads: int,
     nodes: Iterable[NodeId],
     frees_windows: bool = True,
+    executor: str = "native",
 ) -> MemoryPlan:
     """Choose the size of the KV cache, the longest request, the swap space and state slots.
 
     nodes: NUMA nodes of the threads, whose memory is preferred. frees_windows: the executor has
-    block tables for each cache group (through transformers it has one for all layers).
+    block tables for each cache group (through transformers it has one for all layers). executor:
+    only the native one can map weights from the disk.
 
     Raises:
         ConfigError: the model, a requested KV size or a requested length does not fit. The message
@@ -177,6 +191,12 @@ def plan_memory(
     other = PROCESS_BYTES + max_num_batched_tokens * facts.activation_width * 4
     other += _written_bytes(options, max(block, state))
     needs = Needs(weights, other, facts.weight_bytes, threads)
+    use = cache_use([group.window for group in groups], max_num_batched_tokens, BLOCK)
+    why_not = why_not_mapped(options, facts, executor, weights)
+    least = (use.needs(min(wanted, LEAST_TOKENS)) + 1) * block
+    on_disk = plan_mapping(options, ledger, facts, host, needs, least, why_not)
+    if on_disk:
+        needs = mapped_needs(facts, needs)
     free = tightest(host, needs).free
     states = plan_states(options, ledger, state, free, max_num_seqs)
     max_num_seqs = states.max_num_seqs
@@ -185,14 +205,14 @@ def plan_memory(
     near = host.node_memory(nodes)
     budget = _Budget(
         tightest(host, needs),
-        None if near is None else int(near * HEADROOM) - weights - other,
+        None if near is None else int(near * HEADROOM) - needs.weights - other,
         block,
-        cache_use([group.window for group in groups], max_num_batched_tokens, BLOCK),
+        use,
         wanted,
         explicit,
         spare=int(slides or states.slots > 0),
     )
-    _require_room(budget, needs)
+    _require_room(budget, needs, mapping_hint(options, why_not, mapped=on_disk))
     space = parse_space(options.kv_cache_space or "0")
     if space.automatic:
         blocks, why = _automatic(budget, ledger, max_num_seqs)
@@ -208,7 +228,10 @@ def plan_memory(
         ledger.decide("kv_groups", _named(groups), "blocks left of a sliding window are freed")
     cached = options.enable_prefix_caching is not False and not facts.whole_prompts
     swap = _swap(options, ledger, budget, blocks * budget.block, cached=cached)
-    return MemoryPlan(blocks, length, swap, groups, states.slots, states.max_num_seqs)
+    pages = max(0, budget.free + needs.weights - blocks * budget.block - swap) if on_disk else 0
+    return MemoryPlan(
+        blocks, length, swap, groups, states.slots, states.max_num_seqs, on_disk, pages
+    )
 
 
 def _holds(
@@ -320,7 +343,7 @@ def _formula(facts: ModelFacts, kv_dtype: str) -> str:
     return f"{halves}{layers} bytes" if scale else f"{halves}{layers} x {element} bytes"
 
 
-def _require_room(budget: _Budget, needs: Needs) -> None:
+def _require_room(budget: _Budget, needs: Needs, hint: str) -> None:
     least = budget.bytes(min(budget.wanted, LEAST_TOKENS))
     bound = budget.bound
     if bound.free >= least:
@@ -330,7 +353,7 @@ def _require_room(budget: _Budget, needs: Needs) -> None:
         f"{format_bytes(bound.needed - needs.weights)} and the smallest KV cache "
         f"{format_bytes(least)}, with a margin {format_bytes(bound.required(least))} in all; "
         f"only {format_bytes(bound.available)} {bound.what} is free. Free or grant more "
-        f"memory, lower --max-num-batched-tokens, or serve a smaller model"
+        f"memory, lower --max-num-batched-tokens, or serve a smaller model{hint}"
     )
     raise TooLittleMemory(msg)
 

@@ -136,7 +136,9 @@ class Lowered:
 
     Native op i implements Program op `source_op[i]` and multiplies the matrix `op_weights[i]`, if
     any. A decode step of one sequence reads `read_bytes` of packed weights (linears and lm_head,
-    without the embedding row and adapters; of experts, the chosen ones). A prompt token costs 2 x
+    without the embedding row and adapters; of experts, the chosen ones). `expert_read_bytes` of
+    them are of experts, who have `expert_bytes` in matrices of up to `expert_matrix_bytes`. A
+    prompt token costs 2 x
     `linear_weights` operations (without lm_head). Vector `adapter_scales` has the scales of the
     adapters (-1 = there are none).
     """
@@ -147,6 +149,9 @@ class Lowered:
     source_op: list[int] = field(default_factory=list)
     op_weights: list[OpWeights | None] = field(default_factory=list)
     read_bytes: int = 0
+    expert_bytes: int = 0
+    expert_read_bytes: int = 0
+    expert_matrix_bytes: int = 0
     linear_weights: int = 0
     adapter_scales: int = -1
 
@@ -522,6 +527,10 @@ class Lowering:
         if parse_adapter(op.weights[0][0]) is None:  # a token without adapter reads none
             read = self._read(op.weights[0][0], sum(op.features), op.in_features, op.chosen)
             self.out.linear_weights += read.n * read.k
+            one = read.num_bytes // op.chosen
+            self.out.expert_read_bytes += read.num_bytes
+            self.out.expert_bytes += one * len(op.weights)
+            self.out.expert_matrix_bytes = max(one, self.out.expert_matrix_bytes)
         routing, out = self._value(op.routing), self._value(op.out)
         self._emit(
             lambda: self.native.expert_linear(x, routing, out, matrices, biases, activation, glu),

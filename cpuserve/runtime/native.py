@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from cpuserve.program.program import Program
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import QuantTensor, SourceType, Weights
 from cpuserve.runtime.executor import Bytes, Float32, Int32, StepArrays, StepOutputs
+from cpuserve.runtime.packed_cache import PackedCache
 from cpuserve.sampling.params import SamplingParams
 
 ProgressFn = Callable[[str, int, int], None]
@@ -42,20 +44,52 @@ class NativeExecutor:
         self.num_blocks = config.kv_blocks
         self._pooled = config.pooling != "none"
         self.lowered = lower(config, program, weights)
-        self.native = _C.Executor(
-            team,
-            self.lowered.native,
-            config.kv_blocks,
-            config.kv_dtype,
-            config.max_num_seqs,
-            num_states=config.state_slots,
+        size = _C.packed_file_bytes(team, self.lowered.native)
+        self._cache = PackedCache.of(config, self.lowered, size, Path(_C.__file__))
+        self.native = self._loaded(
+            config, lambda native: pack_matrices(native, self.lowered, weights, progress)
         )
-        if config.work_sizes:
-            self.native.work_sizes = config.work_sizes
-        if config.interleave_nodes:
-            self.native.interleave(config.interleave_nodes)
-        load(self.native, self.lowered, weights, progress)
+        fill_vectors(self.native, self.lowered, weights)
         self._scales: dict[int, float] = {}  # of adapters, by their slots
+
+    def _loaded(self, config: EngineConfig, pack: Callable[[_C.Executor], None]) -> _C.Executor:
+        """A native executor with its matrices: packed, read from a file, or mapped from one."""
+
+        def create(fd: int = -1, writable: bool = False) -> _C.Executor:
+            native = _C.Executor(
+                self.team,
+                self.lowered.native,
+                config.kv_blocks,
+                config.kv_dtype,
+                config.max_num_seqs,
+                num_states=config.state_slots,
+                packed_fd=fd,
+                packed_writable=writable,
+            )
+            if config.work_sizes:
+                native.work_sizes = config.work_sizes
+            if config.interleave_nodes:
+                native.interleave(config.interleave_nodes)
+            return native
+
+        if self._cache is not None and self._cache.mapped:
+            return self._cache.map(create, pack)
+        native = create()
+        if self._cache is None:
+            pack(native)
+        else:
+            self._cache.fill(native, pack)
+        return native
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether `save` has work: the weights were quantized now."""
+        return self._cache is not None and self._cache.unsaved
+
+    def save(self) -> None:
+        """Keep the packed weights in a file for the next start; on any thread, beside steps."""
+        if self._cache is not None:
+            self._cache.save(self.native)
 
     def admit(
         self,
@@ -198,6 +232,8 @@ class NativeExecutor:
 
     def close(self) -> None:
         """Free weights and KV cache (with the last reference to the native executor)."""
+        if self._cache is not None:
+            self._cache.close()
         del self.native
 
 
@@ -276,10 +312,10 @@ def head_rows(tensor: QuantTensor, part: HeadPart, values: Callable[[str], Float
     return QuantTensor(tensor.name, rows.shape, source, rows.view(np.uint8))
 
 
-def load(
+def pack_matrices(
     native: _C.Executor, lowered: Lowered, weights: Weights, progress: ProgressFn | None
 ) -> None:
-    """Pack all matrices and fill all vectors; calls `progress("load", done, total)` in bytes."""
+    """Pack all matrices; calls `progress("load", done, total)` in bytes."""
     matrices = [(m, [weights.get(n) for n in m.names]) for m in lowered.matrices]
     total = sum(_part_of(m, t.nbytes, t.shape[0]) for m, tensors in matrices for t in tensors)
     done = 0
@@ -297,6 +333,10 @@ def load(
                 t.release()
         if progress:
             progress("load", done, total)
+
+
+def fill_vectors(native: _C.Executor, lowered: Lowered, weights: Weights) -> None:
+    """Fill all vectors."""
 
     def read(name: str) -> npt.NDArray[np.float32]:
         tensor = weights.get(name)

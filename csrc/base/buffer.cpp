@@ -4,8 +4,8 @@
 
 #if defined(__linux__)
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -33,8 +33,9 @@ constexpr size_t kHuge = Buffer::kPage;
 size_t round_to_huge(size_t bytes) { return (bytes + kHuge - 1) / kHuge * kHuge; }
 }  // namespace
 
-Buffer::Buffer(size_t bytes) {
-  if (bytes == 0) return;
+// The space around the aligned range stays inaccessible. It catches overruns, and it keeps the
+// kernel from merging this mapping with another, which residency() relies on.
+void Buffer::reserve(size_t bytes) {
   size_ = round_to_huge(bytes);
   void* raw =
       mmap(nullptr, size_ + kHuge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -44,8 +45,11 @@ Buffer::Buffer(size_t bytes) {
   }
   mapping_ = static_cast<uint8_t*>(raw);
   data_ = reinterpret_cast<uint8_t*>(round_to_huge(reinterpret_cast<uintptr_t>(raw)));
-  // The space around the aligned range stays inaccessible. It catches overruns, and it keeps the
-  // kernel from merging this mapping with another, which residency() relies on.
+}
+
+Buffer::Buffer(size_t bytes) {
+  if (bytes == 0) return;
+  reserve(bytes);
   if (mprotect(data_, size_, PROT_READ | PROT_WRITE) != 0) {
     const int error = errno;
     release();
@@ -54,6 +58,18 @@ Buffer::Buffer(size_t bytes) {
 #ifdef MADV_HUGEPAGE
   madvise(data_, size_, MADV_HUGEPAGE);  // a hint: without huge pages the memory is only slower
 #endif
+}
+
+Buffer::Buffer(size_t bytes, int fd, size_t offset, bool writable) {
+  if (bytes == 0) return;
+  reserve(bytes);
+  const int access = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  if (mmap(data_, size_, access, MAP_SHARED | MAP_FIXED, fd, static_cast<off_t>(offset)) ==
+      MAP_FAILED) {
+    const int error = errno;
+    release();
+    fail_system("cannot map a file of ", bytes >> 20, " MB: ", std::strerror(error));
+  }
 }
 
 Buffer::~Buffer() { release(); }
@@ -85,6 +101,16 @@ void Buffer::commit(size_t begin, size_t end) noexcept {
     volatile uint8_t* byte = data_ + at;
     *byte = *byte;
   }
+}
+
+void Buffer::protect() noexcept {
+  if (data_) mprotect(data_, size_, PROT_READ);
+}
+
+void Buffer::will_need(const uint8_t* begin, size_t bytes) noexcept {
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));  // 64 KB on some Arm
+  const uintptr_t at = reinterpret_cast<uintptr_t>(begin), from = at / page * page;
+  madvise(reinterpret_cast<void*>(from), at + bytes - from, MADV_WILLNEED);
 }
 
 // With MPOL_BIND the kernel would kill the process when a node is full. Both policies below use

@@ -1,5 +1,6 @@
 // Memory with one owner. Address space is reserved at once, and pages are allocated when they are
-// first touched, on the NUMA node of the thread that touches them.
+// first touched, on the NUMA node of the thread that touches them. Or a part of a file, whose pages
+// are page cache: the system drops them when memory is short and reads them again.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +22,10 @@ class Buffer {
   // Reserves zeroed memory, aligned to 2 MB and advised to use huge pages. Reserving commits no
   // memory. Throws std::runtime_error if the address space cannot be reserved.
   explicit Buffer(size_t bytes);
+  // Maps `bytes` bytes of a file, rounded up to 2 MB, from `offset` on, a multiple of 2 MB; the
+  // file must be as long as that. What is written to a `writable` one goes to the file. Throws
+  // std::runtime_error if the file cannot be mapped.
+  Buffer(size_t bytes, int fd, size_t offset, bool writable);
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
@@ -31,6 +36,12 @@ class Buffer {
   // Allocates the pages of bytes [begin, end), rounded outward to whole pages, on the NUMA node of
   // the calling thread. The contents stay. No other thread may write there at the same time.
   void commit(size_t begin, size_t end) noexcept;
+
+  // Makes the buffer read-only.
+  void protect() noexcept;
+
+  // Of a file: asks the system to read these bytes of the buffer ahead, and does not wait for them.
+  static void will_need(const uint8_t* begin, size_t bytes) noexcept;
 
   // Makes pages that have not been touched yet prefer memory of `node`; when that node is full they
   // use another. Returns 0, or the errno if the system does not allow this (the default in
@@ -51,6 +62,7 @@ class Buffer {
   std::map<int, int64_t> nodes(const PagesOfProcess& pages) const;
 
  private:
+  void reserve(size_t bytes);
   int set_policy(int policy, const int* nodes, size_t count) noexcept;
   void release() noexcept;
   uint8_t* mapping_ = nullptr;

@@ -33,6 +33,17 @@ py::array view(const py::object& self, std::vector<T>& data, std::vector<py::ssi
   return py::array_t<T>(std::move(shape), data.data(), self);
 }
 
+// The arenas of packed matrices, by rank.
+py::list arenas_view(const py::object& self) {
+  py::list out;
+  for (const Buffer& arena : self.cast<Executor&>().weights().matrix_arenas()) {
+    py::array_t<uint8_t> bytes({static_cast<py::ssize_t>(arena.size())}, arena.data(), self);
+    py::setattr(bytes.attr("flags"), "writeable", py::bool_(false));
+    out.append(bytes);
+  }
+  return out;
+}
+
 // The vectors of all rows, [rows, width].
 py::array vectors_view(const py::object& self) {
   auto& e = self.cast<Executor&>();
@@ -154,16 +165,21 @@ void admit(Executor& e, int64_t slot, float temperature, float top_p, float min_
 
 void register_executor(py::module_& m) {
   const auto free_gil = py::call_guard<py::gil_scoped_release>();
+  m.def(
+      "packed_file_bytes",
+      [](const Team& team, const Program& p) { return packed_file_bytes(p, team.ranks()); },
+      py::arg("team"), py::arg("program"));
   py::class_<Executor>(m, "Executor")
       .def(py::init([](Team& team, const Program& program, int64_t num_blocks,
                        const std::string& kv_type, int64_t num_slots, int64_t max_top,
-                       int64_t num_states) {
+                       int64_t num_states, int packed_fd, bool packed_writable) {
              return std::make_unique<Executor>(team, program, num_blocks, parse_kv_type(kv_type),
-                                               num_slots, max_top, num_states);
+                                               num_slots, max_top, num_states,
+                                               PackedFile{packed_fd, packed_writable});
            }),
            py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("team"), py::arg("program"),
            py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"), py::arg("max_top") = 20,
-           py::arg("num_states") = 0)
+           py::arg("num_states") = 0, py::arg("packed_fd") = -1, py::arg("packed_writable") = false)
       .def("load_matrix", &load_matrix, py::arg("matrix"), py::arg("sources"))
       .def(
           "load_vector",
@@ -171,6 +187,13 @@ void register_executor(py::module_& m) {
             e.weights().load_vector(vector, span_of(data));
           },
           py::arg("vector"), py::arg("data"))
+      .def(
+          "read_packed", [](Executor& e, int fd) { e.weights().read_packed(e.team(), fd); },
+          py::arg("fd"), free_gil)
+      .def("seal_packed", [](Executor& e) { e.weights().seal(); })
+      .def_property_readonly("packed_digest",
+                             [](Executor& e) { return e.weights().packed_digest(); })
+      .def_property_readonly("packed_arenas", &arenas_view)
       .def("admit", &admit, py::arg("slot"), py::kw_only(), py::arg("temperature"),
            py::arg("top_p"), py::arg("min_p"), py::arg("top_k"), py::arg("repetition"),
            py::arg("frequency"), py::arg("presence"), py::arg("seed"), py::arg("min_tokens"),

@@ -234,6 +234,7 @@ void register_program(py::module_& m) {
           py::arg("x"), py::arg("matrix"), py::arg("bias"), py::arg("scale"), py::arg("softcap"))
       .def("hidden", &Program::hidden, py::arg("x"))
       .def_property_readonly("weight_bytes", &Program::weight_bytes)
+      .def_property_readonly("packed_layout", &Program::packed_layout)
       .def_property_readonly("state_bytes", &Program::state_bytes)
       .def_property_readonly("kv_block_bytes",
                              [](const Program& p) { return p.kv_block_bytes(KvType::bf16); });

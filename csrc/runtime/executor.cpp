@@ -63,12 +63,12 @@ int64_t checked(const char* what, int64_t value, int64_t least) {
 }  // namespace
 
 Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvType kv_type,
-                   int64_t num_slots, int64_t max_top, int64_t num_states)
+                   int64_t num_slots, int64_t max_top, int64_t num_states, PackedFile packed)
     : team_(&team),
       program_(&program),
       table_(&program.table()),
       work_sizes_(work_sizes_for(read_cache_sizes(team.first_cpu()))),
-      weights_(program, team.ranks()),
+      weights_(program, team.ranks(), packed),
       activations_(make_activations(program, values_)),
       kv_(program.kv_layers(), num_blocks, kv_type, team.ranks()),
       states_(program.states(), num_states, team.ranks()),

@@ -62,7 +62,7 @@ struct MemoryNodes {
 class Executor {
  public:
   Executor(Team& team, const Program& program, int64_t num_blocks, KvType kv_type,
-           int64_t num_slots, int64_t max_top, int64_t num_states = 0);
+           int64_t num_slots, int64_t max_top, int64_t num_states = 0, PackedFile packed = {});
 
   // How much the kernels work on at a time. To be set between steps.
   const WorkSizes& work_sizes() const { return work_sizes_; }

@@ -44,10 +44,26 @@ bool Executor::Worker::is_idle(const Op& op) const noexcept {
 }
 
 void Executor::Worker::operator()(const SpreadOp& op) noexcept {
+  if (e.weights_.mapped()) fetch_experts();
   const Rows &x = value(op.x), &out = value(op.out);
   const Range mine = share(e.routing_.rows());
   for (int64_t r = mine.begin; r < mine.end; r++) {
     std::memcpy(row_of(out, r), row_of(x, e.routing_.token(r)), x.stride);
+  }
+}
+
+// In the order in which the experts are computed: while the first ones are, others are read. All
+// threads share the calls, since each looks up every page of a matrix, also of one in memory.
+void Executor::Worker::fetch_experts() const noexcept {
+  const std::vector<Op>& ops = e.program_->ops();
+  int next = 0;
+  for (size_t i = op + 1; i < ops.size() && !std::holds_alternative<RouteOp>(ops[i]); i++) {
+    const auto* l = std::get_if<ExpertLinearOp>(&ops[i]);
+    for (int32_t expert = 0; l && expert < l->experts; expert++) {
+      if (e.routing_.rows(expert) == 0) continue;
+      if (next == thread) e.weights_.will_need(l->first + expert);
+      next = next + 1 < threads ? next + 1 : 0;
+    }
   }
 }
 

@@ -121,6 +121,7 @@ std::map<std::string, int64_t> Executor::memory() const {
   return {{"weights", weight_bytes},
           {"weights_resident", weights.resident},
           {"weights_huge", weights.huge},
+          {"weights_mapped", weights_.mapped() ? weight_bytes : 0},
           {"vectors", bytes(weights_.vector_arena())},
           {"activations_reserved", bytes(activations_)},
           {"activations_resident", activations_.residency().resident},

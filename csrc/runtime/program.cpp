@@ -784,6 +784,17 @@ int64_t Program::state_bytes() const {
   return floats * static_cast<int64_t>(sizeof(float));
 }
 
+std::vector<std::string> Program::packed_layout() const {
+  std::vector<std::string> out;
+  for (const Matrix& m : matrices_) {
+    std::string line = m.name + " " + kind_name(m.kind) + (m.glu ? " glu" : "");
+    for (const int64_t part : m.parts) line += " " + std::to_string(part);
+    line += " x " + std::to_string(m.k) + ", " + std::to_string(m.panel_bytes);
+    out.push_back(line + " x " + std::to_string(m.grain));
+  }
+  return out;
+}
+
 int64_t Program::weight_bytes() const {
   size_t bytes = 0;
   for (const Matrix& m : matrices_) bytes += m.bytes();

@@ -348,6 +348,8 @@ class Program {
   int32_t table_groups() const { return cache_groups_ + (states_.empty() ? 0 : 1); }
   int64_t state_bytes() const;  // of one slot
   int64_t weight_bytes() const;
+  // What the layout of packed matrices follows from, for one level and number of ranks.
+  std::vector<std::string> packed_layout() const;
   int64_t kv_block_bytes(KvType type) const;  // that a block of any group fits
 
  private:

@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "base/check.h"
+#include "base/digest.h"
 
 #ifndef MADV_POPULATE_READ
 // Linux 5.14; older kernels return EINVAL, and pages fault one by one.
@@ -43,13 +45,55 @@ void populate(const uint8_t* begin, const uint8_t* end) {
           MADV_POPULATE_READ);
 }
 
+Range panels_of_rank(const Matrix& m, const Ranks& ranks, int rank) {
+  return m.panels_of(ranks.share(m.units(), rank));
+}
+
+uint8_t* take_panels(Carver& carver, const Matrix& m, Range panels) {
+  return carver.take<uint8_t>(panels.size() * static_cast<int64_t>(m.panel_bytes));
+}
+
+size_t arena_bytes(const Program& program, const Ranks& ranks, int rank) {
+  Carver sizes(nullptr);
+  for (const Matrix& m : program.matrices()) take_panels(sizes, m, panels_of_rank(m, ranks, rank));
+  return sizes.used();
+}
+
+// Where the arena of the next rank begins in a packed file.
+size_t behind(size_t offset, size_t bytes) {
+  return offset + (bytes + Buffer::kPage - 1) / Buffer::kPage * Buffer::kPage;
+}
+
+// Returns 0, or an errno; a file that ends is EIO.
+int read_at(int fd, uint8_t* to, size_t bytes, size_t offset) {
+  while (bytes > 0) {
+    const ssize_t got = pread(fd, to, bytes, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return got < 0 ? errno : EIO;
+    to += got;
+    offset += static_cast<size_t>(got);
+    bytes -= static_cast<size_t>(got);
+  }
+  return 0;
+}
+
 }  // namespace
 
-Weights::Weights(const Program& program, const Ranks& ranks)
+size_t packed_file_bytes(const Program& program, const Ranks& ranks) {
+  size_t offset = Buffer::kPage;
+  for (int rank = 0; rank < ranks.count(); rank++) {
+    offset = behind(offset, arena_bytes(program, ranks, rank));
+  }
+  return offset;
+}
+
+Weights::Weights(const Program& program, const Ranks& ranks, PackedFile file)
     : program_(&program),
       ranks_(ranks),
+      file_(file),
       packed_(program.matrices().size() * static_cast<size_t>(ranks.count())) {
-  for (int rank = 0; rank < ranks.count(); rank++) carve_arena(rank);
+  size_t offset = Buffer::kPage;
+  for (int rank = 0; rank < ranks.count(); rank++) offset = carve_arena(rank, offset);
 
   Carver sizes(nullptr);
   for (const Vector& v : program.vectors()) sizes.take<float>(round_up(v.count, kVectorPad));
@@ -60,23 +104,22 @@ Weights::Weights(const Program& program, const Ranks& ranks)
   }
 }
 
-void Weights::carve_arena(int rank) {
-  const auto panels = [&](const Matrix& m) { return m.panels_of(ranks_.share(m.units(), rank)); };
-  const auto take = [&](Carver& c, const Matrix& m) {
-    return c.take<uint8_t>(panels(m).size() * static_cast<int64_t>(m.panel_bytes));
-  };
-  Carver sizes(nullptr);
-  for (const Matrix& m : program_->matrices()) take(sizes, m);
-  matrix_arenas_.emplace_back(sizes.used());
+// Returns where the arena of the next rank begins in a packed file.
+size_t Weights::carve_arena(int rank, size_t offset) {
+  const size_t bytes = arena_bytes(*program_, ranks_, rank);
+  matrix_arenas_.push_back(mapped() ? Buffer(bytes, file_.fd, offset, file_.writable)
+                                    : Buffer(bytes));
   Carver carver(matrix_arenas_.back().data());
   for (size_t i = 0; i < program_->matrices().size(); i++) {
     const Matrix& m = program_->matrices()[i];
+    const Range panels = panels_of_rank(m, ranks_, rank);
     // The address that panel 0 would have: kernels count panels from the first one of the matrix.
-    const auto before = static_cast<uintptr_t>(panels(m).begin) * m.panel_bytes;
-    const auto first = reinterpret_cast<uintptr_t>(take(carver, m));
+    const auto before = static_cast<uintptr_t>(panels.begin) * m.panel_bytes;
+    const auto first = reinterpret_cast<uintptr_t>(take_panels(carver, m, panels));
     packed_[i * static_cast<size_t>(ranks_.count()) + static_cast<size_t>(rank)] = {
         reinterpret_cast<const uint8_t*>(first - before), m.panel_bytes, m.n, m.k, m.kind};
   }
+  return behind(offset, bytes);
 }
 
 const PackedWeight& Weights::with_row(Id id, int64_t row) const {
@@ -132,9 +175,74 @@ void Weights::load_matrix(Team& team, Id id, Span<const SourceTensor> parts) {
       populate(t.data + static_cast<size_t>(rows.begin) * t.row_bytes,
                t.data + static_cast<size_t>(rows.end) * t.row_bytes);
     }
-    pack_panels(m, matrix(id, team.crew(thread).rank), parts,
-                m.panels_of(team.share(m.units(), thread)));
+    const PackedWeight& packed = matrix(id, team.crew(thread).rank);
+    const Range panels = m.panels_of(team.share(m.units(), thread));
+    pack_panels(m, packed, parts, panels);
+    add_digest(id, packed, panels);
   });
+}
+
+// The sum over all panels, so that it does not matter which thread adds which.
+void Weights::add_digest(Id id, const PackedWeight& packed, Range panels) noexcept {
+  uint64_t sum = 0;
+  for (int64_t p = panels.begin; p < panels.end; p++) {
+    const uint8_t* panel = packed.data + static_cast<size_t>(p) * packed.panel_bytes;
+    sum += digest(panel, packed.panel_bytes,
+                  (static_cast<uint64_t>(id) << 32) + static_cast<uint64_t>(p));
+  }
+  digest_.fetch_add(sum, std::memory_order_relaxed);  // read between dispatches
+}
+
+void Weights::read_packed(Team& team, int fd) {
+  std::vector<size_t> offsets;
+  size_t offset = Buffer::kPage;
+  for (const Buffer& arena : matrix_arenas_) {
+    offsets.push_back(offset);
+    offset = behind(offset, arena.size());
+  }
+  digest_.store(0, std::memory_order_relaxed);
+  std::atomic<int> failed{0};  // read after the dispatch
+  team.dispatch([&](int thread, int) {
+    const int rank = team.crew(thread).rank;
+    const Buffer& arena = matrix_arenas_[static_cast<size_t>(rank)];
+    for (size_t i = 0; i < program_->matrices().size(); i++) {
+      const Matrix& m = program_->matrices()[i];
+      const auto id = static_cast<Id>(i);
+      const PackedWeight& packed = matrix(id, rank);
+      const Range panels = m.panels_of(team.share(m.units(), thread));
+      auto* to =
+          const_cast<uint8_t*>(packed.data) + static_cast<size_t>(panels.begin) * m.panel_bytes;
+      const size_t bytes = static_cast<size_t>(panels.size()) * m.panel_bytes;
+      if (mapped()) {
+        populate(to, to + bytes);
+      } else if (bytes > 0) {
+        const auto at = static_cast<size_t>(to - arena.data());
+        const int error = read_at(fd, to, bytes, offsets[static_cast<size_t>(rank)] + at);
+        if (error != 0) {
+          failed.store(error, std::memory_order_relaxed);
+          return;
+        }
+      }
+      add_digest(id, packed, panels);
+    }
+  });
+  const int error = failed.load(std::memory_order_relaxed);
+  if (error != 0) fail_system("a file of packed weights cannot be read: ", std::strerror(error));
+}
+
+void Weights::seal() noexcept {
+  for (Buffer& arena : matrix_arenas_) {
+    if (mapped()) arena.protect();
+  }
+}
+
+void Weights::will_need(Id id) const noexcept {
+  const Matrix& m = program_->matrices()[static_cast<size_t>(id)];
+  for (int rank = 0; rank < ranks_.count(); rank++) {
+    const Range panels = panels_of_rank(m, ranks_, rank);
+    Buffer::will_need(matrix(id, rank).data + static_cast<size_t>(panels.begin) * m.panel_bytes,
+                      static_cast<size_t>(panels.size()) * m.panel_bytes);
+  }
 }
 
 void Weights::load_vector(Id id, Span<const float> data) {

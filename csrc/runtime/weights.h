@@ -1,5 +1,6 @@
 // The packed matrices of a program, in one arena per rank, and its fp32 vectors in one more.
 #pragma once
+#include <atomic>
 #include <vector>
 
 #include "base/buffer.h"
@@ -20,14 +21,36 @@ struct SourceTensor {
   const int32_t* order;
 };
 
+// A file with the arenas of all ranks, each from a multiple of 2 MB on, behind 2 MB for whoever
+// keeps the file. Its bytes follow from the program and the ranks.
+size_t packed_file_bytes(const Program& program, const Ranks& ranks);
+
+// The packed file that the arenas are mapped from; fd -1: they are memory.
+struct PackedFile {
+  int fd = -1;
+  bool writable = false;
+};
+
 class Weights {
  public:
-  Weights(const Program& program, const Ranks& ranks);
+  // Throws std::runtime_error if there is no address space, or the file cannot be mapped.
+  Weights(const Program& program, const Ranks& ranks, PackedFile file = {});
 
   // Packs a matrix on all threads of the team. Each thread packs, and so first touches, the panels
   // that it will read. Throws std::invalid_argument if the tensors do not make up the matrix.
   void load_matrix(Team& team, Id id, Span<const SourceTensor> parts);
   void load_vector(Id id, Span<const float> data);
+
+  // Fills the arenas from a packed file, on all threads like load_matrix. If they are mapped, it
+  // reads them. Throws std::runtime_error if the file cannot be read.
+  void read_packed(Team& team, int fd);
+  // The digest of all matrices as they were packed or read; it does not depend on threads or ranks.
+  uint64_t packed_digest() const noexcept { return digest_.load(std::memory_order_relaxed); }
+  bool mapped() const { return file_.fd >= 0; }
+  // From now on mapped arenas are read-only.
+  void seal() noexcept;
+  // Of mapped arenas: asks the system to read a matrix ahead, and does not wait for it.
+  void will_need(Id id) const noexcept;
 
   // The part of a matrix that a rank owns: units ranks.share(units, rank), with panels numbered as
   // in the whole matrix.
@@ -49,11 +72,13 @@ class Weights {
   void check_parts(Id id, Span<const SourceTensor> parts) const;
   void pack_panels(const Matrix& m, const PackedWeight& packed, Span<const SourceTensor> parts,
                    Range panels) const noexcept;
-
-  void carve_arena(int rank);
+  void add_digest(Id id, const PackedWeight& packed, Range panels) noexcept;
+  size_t carve_arena(int rank, size_t offset);
 
   const Program* program_;
   const Ranks ranks_;
+  const PackedFile file_;
+  std::atomic<uint64_t> digest_{0};
   std::vector<Buffer> matrix_arenas_;  // by rank: no two share a huge page
   Buffer vector_arena_;
   std::vector<PackedWeight> packed_;  // [matrix][rank]

@@ -95,6 +95,9 @@ struct Executor::Worker {
   void multiply(Id matrix, const Rows& x, int64_t m, const Epilogue& ep) noexcept;
 
  private:
+  // Asks the system to read the experts of this step ahead, if the weights are mapped from a file.
+  void fetch_experts() const noexcept;
+
   // A linear, or the linears of all experts, which differ in their weights and rows alone.
   struct Product {
     const LinearKernel& kernel;

@@ -73,6 +73,8 @@ BAD = {
     "enable_prefix_caching": ["perhaps"],
     "prefix_cache_dir": [""],
     "prefix_cache_size": ["30%", "auto", "x", ""],
+    "weight_cache_size": ["30%", "auto", "x", ""],
+    "weights_on_disk": ["yes", ""],
     "swap_space": ["30%", "auto", "-1", ""],
     "kv_tiers": ["", "name", "=dir", "a=", "a=x,a=y"],
     "allow_long_model_len": ["perhaps"],

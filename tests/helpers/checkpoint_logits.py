@@ -11,7 +11,7 @@ from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.lower import Lowering
 from cpuserve.quant import dequantize
-from cpuserve.runtime.native import load
+from cpuserve.runtime.native import fill_vectors, pack_matrices
 from tests.helpers.steps import Sequence, all_rows, step
 
 TOKENS = [(i * 37 + i * i * 5) % 96 for i in range(70)]
@@ -38,7 +38,8 @@ def native_logits(checkpoint, isa, sizes, bits=16):
 
     def main():
         executor = _C.Executor(team, lowered.native, 8, "f32", 2)
-        load(executor, lowered, checkpoint.weights, None)
+        pack_matrices(executor, lowered, checkpoint.weights, None)
+        fill_vectors(executor, lowered, checkpoint.weights)
         sequence = Sequence(0, TOKENS, [5, 2, 7])
         for size in sizes:
             rows = [LogitRow(i, target=1) for i in range(size)]

@@ -6,7 +6,7 @@ import numpy as np
 
 from cpuserve.program.lower import MatrixLoad
 from cpuserve.quant.base import QuantTensor
-from cpuserve.runtime.native import load
+from cpuserve.runtime.native import fill_vectors, pack_matrices
 
 
 class Recorder:
@@ -36,7 +36,8 @@ def test_a_tensor_is_asked_for_once_and_released_when_it_is_packed():
     matrices = [MatrixLoad(0, ("q", "k")), MatrixLoad(1, ("o",))]
     vectors = [SimpleNamespace(id=2, make=lambda read: read("norm") + np.float32(1))]
     lowered = SimpleNamespace(matrices=matrices, vectors=vectors)
-    load(it, lowered, it, lambda *report: told.append(report))
+    pack_matrices(it, lowered, it, lambda *report: told.append(report))
+    fill_vectors(it, lowered, it)
     assert [e for e in it.events if e[0] == "get"] == [("get", n) for n in ("q", "k", "o", "norm")]
     assert [e for e in it.events if e[0] != "get"] == [
         ("load", 0, 2),

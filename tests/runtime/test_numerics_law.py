@@ -43,7 +43,7 @@ OTHERS = [(i * 11 + 7) % 250 for i in range(512)]
 def run(isa, kind, bits, threads, use, kv=None, ranks=(), family="llama"):
     """`use(step)` with a fresh executor; step(chunks) gives the logits of all wanted rows."""
     from cpuserve.program.lower import Lowering
-    from cpuserve.runtime.native import load
+    from cpuserve.runtime.native import fill_vectors, pack_matrices
 
     config = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1}
     checkpoint = open_checkpoint(tiny_model(family, head_dim=32, **config))
@@ -63,7 +63,8 @@ def run(isa, kind, bits, threads, use, kv=None, ranks=(), family="llama"):
             activation_bits=bits,
         ).run()
         executor = _C.Executor(team, lowered.native, BLOCKS, kv_type, 8, num_states=BLOCKS)
-        load(executor, lowered, checkpoint.weights, None)
+        pack_matrices(executor, lowered, checkpoint.weights, None)
+        fill_vectors(executor, lowered, checkpoint.weights)
 
         def step(*chunks):
             if program.states:  # each block has a state slot

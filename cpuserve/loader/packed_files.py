@@ -1,0 +1,260 @@
+"""Files of packed weights in the cache directory, which make a later start fast.
+
+FOLDER/LAYOUT-SOURCE.weights   2 MB with a header, then the arenas of packed matrices
+                               (csrc/runtime/weights.h). LAYOUT and SOURCE begin the digests of what
+                               the matrices are (layout, kinds, level, ranks, version) and of the
+                               files that they were made from
+FOLDER/.LAYOUT-SOURCE.tmp      a file that is being made
+FOLDER/*.source.json           digests of models' files (source_digest.py)
+
+The header has the whole digests, and the digest of the matrices, which is compared when they are
+read. Who makes a file locks it exclusively and renames it when it is complete; who reads it holds a
+shared lock, and a locked file is not removed. The least recently used files are removed when the
+limit would be exceeded.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpuserve.config.values import format_bytes, format_gib_up
+
+MAGIC = b"cpuserve weights 1\n"
+HEADER_BYTES = 2 << 20  # csrc/base/buffer.h: Buffer::kPage, at which the first arena begins
+MOST_JSON = 4096
+FREE_BYTES = 1 << 30  # what stays free on the disk
+MOST_RECORDS = 500
+_NAME = re.compile(r"[0-9a-f]{24}-[0-9a-f]{24}\.weights")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{24}-[0-9a-f]{24}\.tmp")
+
+
+class NoRoom(OSError):
+    """A file cannot be kept because of a limit; the text says which."""
+
+
+@dataclass(slots=True)
+class PackedFile:
+    """An open file of packed weights, locked until it is closed.
+
+    digest: of its matrices, which whoever reads them compares; -1 while it is being made.
+    """
+
+    path: Path
+    fd: int
+    digest: int = -1
+
+    def close(self) -> None:
+        """Unlock and close it; mappings stay."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+    def discard(self) -> None:
+        """Remove it, because it is damaged or was not completed."""
+        with suppress(OSError):
+            self.path.unlink()
+        self.close()
+
+
+class PackedFiles:
+    """The files of packed weights in `folder`, at most `most_bytes` in all.
+
+    layout, size: the digest of what the matrices are, and the bytes of a file with them.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int, layout: str, size: int) -> None:
+        self.folder = folder
+        self._most_bytes = most_bytes
+        self._layout = layout
+        self._size = size
+
+    def any(self) -> bool:
+        """Whether there is a file of this layout, from whatever model."""
+        with suppress(OSError):
+            return any(self.folder.glob(f"{self._layout[:24]}-*.weights"))
+        return False
+
+    def open(self, source: str) -> PackedFile | None:
+        """The file made from this source, or None; one that is cut off or altered is removed.
+
+        Raises:
+            OSError: it is damaged; the text says what is wrong.
+        """
+        path = self._path(source)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # it is just being removed
+            os.close(fd)
+            return None
+        file = PackedFile(path, fd)
+        try:
+            file.digest = self._check(fd, source)
+        except OSError:
+            file.discard()
+            raise
+        with suppress(OSError):  # in a read-only folder nothing is removed either
+            os.utime(path)
+        return file
+
+    def create(self, source: str, *, wait: bool) -> PackedFile | None:
+        """A new file, of full size and without content, for `commit` or `discard`.
+
+        None if another process makes it, or if it exists; with `wait` after that has ended.
+
+        Raises:
+            NoRoom: the limit, or the space on the disk, does not suffice.
+            OSError: the folder cannot be used.
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._path(source).with_suffix(".tmp")
+        path = path.with_name(f".{path.name}")
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = PackedFile(path, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                file.close()
+                return None
+            if _is_at(fd, path):
+                break
+            file.close()  # its maker has renamed or removed it meanwhile
+            if self._path(source).exists():
+                return None
+        try:
+            if self._path(source).exists():
+                file.discard()
+                return None
+            os.ftruncate(fd, 0)
+            self._make_room()
+            # Not sparse: where a disk is full, writing to a mapping ends the process.
+            os.posix_fallocate(fd, 0, self._size)
+        except OSError:
+            file.discard()
+            raise
+        return file
+
+    def commit(self, file: PackedFile, source: str, digest: int) -> None:
+        """Make a file that has its content complete: later starts find it.
+
+        Raises:
+            OSError: it could not be written; it is removed.
+        """
+        try:
+            os.pwrite(file.fd, self._header(source, digest), 0)
+            os.fsync(file.fd)
+            path = self._path(source)
+            file.path.rename(path)
+            file.path, file.digest = path, digest
+            fcntl.flock(file.fd, fcntl.LOCK_SH)
+            _sync(self.folder)
+        except OSError:
+            file.discard()
+            raise
+
+    def _path(self, source: str) -> Path:
+        return self.folder / f"{self._layout[:24]}-{source[:24]}.weights"
+
+    def _header(self, source: str, digest: int) -> bytes:
+        facts = {"layout": self._layout, "source": source, "bytes": self._size, "digest": digest}
+        text = json.dumps(facts).encode()
+        return MAGIC + hashlib.sha256(text).digest() + len(text).to_bytes(4, "little") + text
+
+    def _check(self, fd: int, source: str) -> int:
+        """The digest of the matrices, from the header; OSError if the file is not what it says."""
+        found = os.pread(fd, len(MAGIC) + 36 + MOST_JSON, 0)
+        size = os.fstat(fd).st_size
+        head, text = found[: len(MAGIC) + 36], found[len(MAGIC) + 36 :]
+        text = text[: int.from_bytes(head[-4:], "little")]
+        if head[:-36] != MAGIC or hashlib.sha256(text).digest() != head[-36:-4]:
+            msg = "its header is damaged"
+            raise OSError(msg)
+        facts = json.loads(text)
+        if size != self._size or found != self._header(source, facts["digest"]).ljust(
+            len(found), b"\0"
+        ):
+            msg = f"it has {size} bytes instead of {self._size}, or holds other weights"
+            raise OSError(msg)
+        return int(facts["digest"])
+
+    def _make_room(self) -> None:
+        """Remove files until there is room for one more; NoRoom if that does not suffice."""
+        if self._size > self._most_bytes:
+            msg = (
+                f"the packed weights have {format_bytes(self._size)}, more than "
+                f"--weight-cache-size allows; give at least {format_gib_up(self._size)}"
+            )
+            raise NoRoom(msg)
+        used = sorted(
+            ((entry.stat(), entry) for entry in self.folder.iterdir()),
+            key=lambda item: item[0].st_mtime_ns,
+        )
+        records = [entry for _, entry in used if entry.name.endswith(".source.json")]
+        for entry in records[:-MOST_RECORDS]:
+            entry.unlink(missing_ok=True)
+        ours = [
+            (status.st_size, entry)
+            for status, entry in used
+            if _NAME.fullmatch(entry.name) or _TEMPORARY.fullmatch(entry.name)
+        ]
+        total = sum(size for size, _ in ours)
+        for size, entry in ours:
+            stale = _TEMPORARY.fullmatch(entry.name) is not None
+            if (stale or not self._fits(total)) and _remove_unused(entry):
+                total -= size
+        if not self._fits(total):
+            free = shutil.disk_usage(self.folder).free
+            msg = (
+                f"the packed weights need {format_bytes(self._size)}; files in use take "
+                f"{format_bytes(total)} of --weight-cache-size, and {format_bytes(free)} of the "
+                f"disk is free, of which {format_bytes(FREE_BYTES)} stays free"
+            )
+            raise NoRoom(msg)
+
+    def _fits(self, total: int) -> bool:
+        """Whether one more file fits beside `total` bytes of others."""
+        free = shutil.disk_usage(self.folder).free
+        return total + self._size <= self._most_bytes and free >= self._size + FREE_BYTES
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except OSError:
+        return False
+
+
+def _remove_unused(path: Path) -> bool:
+    """Remove a file unless a process has it locked; whether it is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return not path.exists()
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

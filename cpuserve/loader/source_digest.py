@@ -1,0 +1,158 @@
+"""The digest of a model's weight files: what a file of packed weights was made from.
+
+Size and time of a file are not its content, and reading all of it takes seconds. So the digest of
+the whole content is computed once and recorded, with what identifies the file: device, inode, size,
+the times of its last change (ctime, which no program can set, too), and a hash of samples. If any
+of these differs, the content is read again. The Hugging Face hub's cache names a file by the
+SHA-256 of its content, which is used as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from cpuserve.loader.gguf_parts import part_names
+
+# Half a mebibyte of each file is read, in less than a millisecond once the file is in memory.
+SAMPLES, SAMPLE_BYTES = 32, 16 << 10
+PART_BYTES = 16 << 20  # of a file, that one thread hashes at a time
+# A file that changed so short a time ago could change again without another time of change.
+SETTLED_NS = 2_000_000_000
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files with the tensors of a model: a directory of safetensors, or a .gguf file."""
+    if path.is_dir():
+        return sorted(path.glob("*.safetensors"))
+    return [path.parent / name for name in part_names(path.name)]
+
+
+def sampled(file: Path, size: int) -> str:
+    """Return a hash of samples over all of `file`, so close that every layer has some.
+
+    A fine-tune may leave most layers of a model unchanged.
+    """
+    hashed, last = hashlib.sha256(), max(0, size - SAMPLE_BYTES)
+    with file.open("rb", buffering=0) as stream:
+        for index in range(SAMPLES + 1):
+            stream.seek(last * index // SAMPLES)
+            hashed.update(stream.read(SAMPLE_BYTES))
+    return hashed.hexdigest()
+
+
+class SourceDigest:
+    """The digest of the weight files of one model, as they are when this is created.
+
+    records: directory of the recorded digests. threads: how many hash; begin: each calls it first.
+
+    Raises:
+        OSError: a file cannot be read; later also if it changed meanwhile.
+    """
+
+    def __init__(
+        self, path: Path, records: Path, threads: int = 1, begin: Callable[[], None] | None = None
+    ) -> None:
+        self._files = weight_files(path)
+        name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:24]
+        self._record = records / f"{name}.source.json"
+        self._threads = threads
+        self._begin = begin
+        self._seen = [_identity(file) for file in self._files]
+
+    def known(self) -> str | None:
+        """The digest, if the content need not be read for it; None if it has to be."""
+        if self._files and all(map(_hub_digest, self._files)):
+            return _combined([_hub_digest(file) or "" for file in self._files])
+        try:
+            record = json.loads(self._record.read_text())
+            if record["files"] == self._identified():
+                return str(record["digest"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return None
+
+    def compute(self, stopped: Callable[[], bool] = lambda: False) -> str:
+        """The digest; reads the content if it is not known, and records it.
+
+        Raises:
+            OSError: a file cannot be read, changes meanwhile, or `stopped()` was true.
+        """
+        known = self.known()
+        if known is not None:
+            return known
+        started = time.time_ns()
+        with ThreadPoolExecutor(self._threads, initializer=self._begin) as pool:
+            digest = _combined(
+                [_hub_digest(f) or _tree_digest(f, pool, stopped) for f in self._files]
+            )
+        self.check_unchanged()
+        latest = max((max(times) for *_, times in self._seen), default=0)
+        if started - latest > SETTLED_NS:
+            with suppress(OSError):  # the next start reads the content again
+                self._write(digest)
+        return digest
+
+    def check_unchanged(self) -> None:
+        """Raise an OSError if a file has changed since this was created."""
+        if self._seen != [_identity(file) for file in self._files]:
+            msg = "the model's files change while they are read"
+            raise OSError(msg)
+
+    def _identified(self) -> list[object]:
+        return [
+            [*seen[:-1], list(seen[-1]), sampled(file, seen[3])]
+            for file, seen in zip(self._files, self._seen, strict=True)
+        ]
+
+    def _write(self, digest: str) -> None:
+        temporary = self._record.with_name(f".{self._record.name}.{os.getpid()}.tmp")
+        text = json.dumps({"files": self._identified(), "digest": digest})
+        try:
+            temporary.write_text(text)
+            temporary.replace(self._record)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _identity(file: Path) -> tuple[str, int, int, int, tuple[int, int]]:
+    status = file.stat()
+    times = (status.st_mtime_ns, status.st_ctime_ns)
+    return file.name, status.st_dev, status.st_ino, status.st_size, times
+
+
+def _hub_digest(file: Path) -> str | None:
+    """The SHA-256 that the hub's cache names a file by; None for another file."""
+    found = file.resolve()
+    named = found.parent.name == "blobs" and _SHA256.fullmatch(found.name)
+    return f"sha256:{found.name}" if named else None
+
+
+def _tree_digest(file: Path, pool: ThreadPoolExecutor, stopped: Callable[[], bool]) -> str:
+    """A hash of the hashes of a file's parts, which threads compute."""
+    size = file.stat().st_size
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+
+    def part(offset: int) -> bytes:
+        if stopped():
+            msg = "stopped"
+            raise OSError(msg)
+        return hashlib.sha256(os.pread(fd, PART_BYTES, offset)).digest()
+
+    try:
+        parts = list(pool.map(part, range(0, size, PART_BYTES)))
+    finally:
+        os.close(fd)
+    return f"tree:{hashlib.sha256(b''.join(parts)).hexdigest()}"
+
+
+def _combined(digests: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()

@@ -1,0 +1,337 @@
+"""Packed weights in files: read at a later start instead of packed again, or mapped.
+
+If quantizing made the matrices, their arenas are written to a file beside the first steps, and the
+next start reads it. If the arenas are mapped, they are packed into such a file, whose pages the
+system drops when memory is short and reads again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from mmap import PAGESIZE, mmap
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from cpuserve.config.env import cache_dir
+from cpuserve.config.values import format_bytes
+from cpuserve.errors import ModelError
+from cpuserve.loader.load import read_config
+from cpuserve.loader.packed_files import HEADER_BYTES, PackedFile, PackedFiles
+from cpuserve.loader.source_digest import SourceDigest
+from cpuserve.log import get_logger
+from cpuserve.version import version
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.program.lower import Lowered
+
+FOLDER = "packed-weights"
+# Packing less takes less than a tenth of a second.
+LEAST_BYTES = 64 << 20
+WRITE_BYTES = 8 << 20
+PROBE_S, PROBE_THREADS, PROBE_MOST_BYTES = 0.25, 4, 1 << 22
+
+log = get_logger("loader")
+
+
+class Packed(Protocol):
+    """The packed matrices of a native executor, as _C.Executor has them."""
+
+    @property
+    def packed_digest(self) -> int:
+        """Of all matrices as they were packed or read."""
+
+    @property
+    def packed_arenas(self) -> list[npt.NDArray[np.uint8]]:
+        """The arena of each rank."""
+
+    def read_packed(self, fd: int) -> None:
+        """Fill the arenas from a file; RuntimeError if it cannot be read."""
+
+    def seal_packed(self) -> None:
+        """Make mapped arenas read-only."""
+
+
+P = TypeVar("P", bound=Packed)
+
+
+class PackedCache:
+    """The files for the packed matrices of one engine; used by one thread, and `save` by another.
+
+    mapped: the arenas are mapped, so there must be a file. config: of an engine without adapters.
+    """
+
+    def __init__(self, config: EngineConfig, lowered: Lowered, size: int, extension: Path) -> None:
+        self.mapped = config.weights_on_disk
+        self._config = config
+        self._lowered = lowered
+        self._folder = cache_dir() / FOLDER
+        layout = layout_digest(config, lowered, extension)
+        self._files = PackedFiles(self._folder, config.weight_cache_bytes, layout, size)
+        self._file: PackedFile | None = None
+        self._stop = threading.Event()
+        self._saving = threading.Lock()
+        self._packed = 0  # the digest of what `fill` packed
+        self._source: SourceDigest | None = None
+        self.unsaved = False
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, lowered: Lowered, size: int, extension: Path
+    ) -> PackedCache | None:
+        """The cache of an engine whose file has `size` bytes; None if it needs none.
+
+        extension: the compiled code that packs.
+        """
+        makes = config.quantize != "none" and size >= LEAST_BYTES
+        if config.adapters or config.adapter_slots or not config.weight_cache_bytes:
+            return None
+        if not (makes or config.weights_on_disk):
+            return None
+        return cls(config, lowered, size, extension)
+
+    # --- read instead of packed ----------------------------------------------------------------
+
+    def fill(self, native: P, pack: Callable[[P], None]) -> None:
+        """Fill the arenas, from a file if there is one, else with `pack`; then `save` has work."""
+        with suppress(OSError):  # the model's files: packing reports it
+            if self._files.any():
+                file = self._open(self._digest(self._config.threads).compute())
+                if file is not None and self._read(native, file):
+                    file.close()
+                    return
+        with suppress(OSError):
+            self._source = self._digest(threads=1)  # of the files as they are before they are read
+        before = native.packed_digest  # of a damaged file
+        pack(native)
+        self._packed = (native.packed_digest - before) % 2**64
+        self.unsaved = self._source is not None
+
+    def save(self, native: Packed) -> None:
+        """Write the arenas to a file, until `close`; a failure is one line of the log."""
+        with self._saving:
+            try:
+                self._save(native)
+            except OSError as error:
+                if not self._stop.is_set():
+                    log.warning(
+                        "the quantized weights are not kept for the next start: %s", _reason(error)
+                    )
+
+    def _save(self, native: Packed) -> None:
+        assert self._source is not None
+        source = self._source.compute(self._stop.is_set)
+        file = self._files.create(source, wait=False)
+        if file is None:  # another engine writes the same
+            return
+        try:
+            offset = HEADER_BYTES
+            for arena in native.packed_arenas:
+                for at in range(0, len(arena), WRITE_BYTES):
+                    self._write(file.fd, arena[at : at + WRITE_BYTES].data, offset + at)
+                offset += len(arena)
+        except BaseException:
+            file.discard()
+            raise
+        self._files.commit(file, source, self._packed)
+        log.info("the quantized weights are kept for the next start in %s", file.path)
+        file.close()
+
+    def _write(self, fd: int, part: memoryview, offset: int) -> None:
+        while part:
+            if self._stop.is_set():
+                msg = "stopped"
+                raise OSError(msg)
+            written = os.pwrite(fd, part, offset)
+            part, offset = part[written:], offset + written
+
+    # --- mapped --------------------------------------------------------------------------------
+
+    def map(self, create: Callable[[int, bool], P], pack: Callable[[P], None]) -> P:
+        """An executor whose arenas are mapped from a file, which is made first if there is none.
+
+        create(fd, writable) makes one, and pack(executor) fills it.
+
+        Raises:
+            ModelError: the file cannot be made.
+        """
+        try:
+            return self._map(create, pack)
+        except OSError as error:
+            msg = (
+                f"the weights cannot be mapped from a file in {self._folder}: {_reason(error)}. "
+                "Set CPUSERVE_CACHE to a directory with room, or give --weights-on-disk never"
+            )
+            raise ModelError(msg) from error
+
+    def _map(self, create: Callable[[int, bool], P], pack: Callable[[P], None]) -> P:
+        digest = self._digest(self._config.threads)
+        source = digest.compute()
+        while True:
+            file = self._open(source)
+            if file is not None:
+                native = create(file.fd, False)
+                if self._read(native, file):
+                    break
+                del native
+                continue
+            file = self._files.create(source, wait=True)
+            if file is None:  # another engine has made it
+                continue
+            try:
+                native = create(file.fd, True)
+                pack(native)
+                digest.check_unchanged()
+            except BaseException:
+                file.discard()
+                raise
+            self._files.commit(file, source, native.packed_digest)
+            native.seal_packed()
+            break
+        self._file = file
+        log.info("%s", self._expectation(file))
+        return native
+
+    def _expectation(self, file: PackedFile) -> str:
+        """A line on where the weights are, and what rate follows from the disk's."""
+        lowered, size = self._lowered, os.fstat(file.fd).st_size - HEADER_BYTES
+        kept = min(size, self._config.page_cache_bytes)
+        line = f"the weights are mapped from {file.path} ({format_bytes(size)}); "
+        if kept >= size:
+            return line + "all of them fit in memory, and are read from the disk once"
+        line += f"about {format_bytes(kept)} of them stay in memory. "
+        # What every token reads stays; the rest of the memory holds some of the experts.
+        always = size - lowered.expert_bytes
+        share = min(1.0, (size - kept) / lowered.expert_bytes) if lowered.expert_bytes else 1.0
+        a_token = lowered.expert_read_bytes * share + max(0, always - kept)
+        what = "of experts" if lowered.expert_bytes else "of weights"
+        reads = lowered.expert_read_bytes or lowered.read_bytes
+        line += f"A token reads {format_bytes(reads)} {what}, about {format_bytes(a_token)} of it "
+        piece = min(lowered.expert_matrix_bytes or PROBE_MOST_BYTES, PROBE_MOST_BYTES)
+        try:
+            rate = disk_rate(file.path, piece)
+        except OSError as error:
+            return f"{line}from the disk, whose rate cannot be measured: {_reason(error)}"
+        tokens = rate / a_token
+        shown = f"{tokens:.1f}" if tokens < 10 else f"{tokens:.0f}"
+        return (
+            f"{line}from the disk, which gives {rate / 1e9:.2f} GB/s in pieces of "
+            f"{format_bytes(piece)}: expect up to about {shown} tokens/s for one request if "
+            "tokens use all experts alike"
+        )
+
+    # --- both ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End `save`, and unlock the file."""
+        self._stop.set()
+        with self._saving:
+            if self._file is not None:
+                self._file.close()
+
+    def _digest(self, threads: int) -> SourceDigest:
+        cpus = self._config.cpus
+
+        def begin() -> None:  # the caller may be pinned to one CPU
+            if threads > 1 and cpus and hasattr(os, "sched_setaffinity"):
+                with suppress(OSError):
+                    os.sched_setaffinity(0, cpus)
+
+        return SourceDigest(Path(self._config.model_path), self._folder, threads, begin)
+
+    def _open(self, source: str) -> PackedFile | None:
+        try:
+            return self._files.open(source)
+        except OSError as error:
+            log.warning("a file of packed weights is made anew: %s", _reason(error))
+            return None
+
+    def _read(self, native: Packed, file: PackedFile) -> bool:
+        """Read (or, if they are mapped, check) the matrices; False if the file is damaged."""
+        started = time.perf_counter()
+        try:
+            native.read_packed(file.fd)
+            intact = native.packed_digest == file.digest
+            why = "its content is damaged"
+        except RuntimeError as error:
+            intact, why = False, str(error)
+        if intact:
+            seconds = time.perf_counter() - started
+            log.info("read packed weights from %s in %.1f s", file.path, seconds)
+            return True
+        log.warning("the packed weights in %s are made anew: %s", file.path, why)
+        file.discard()
+        return False
+
+
+def layout_digest(config: EngineConfig, lowered: Lowered, extension: Path) -> str:
+    """A digest of all that the bytes of packed matrices follow from, except the tensors."""
+    facts = {
+        "version": version(),
+        "code": _code_digest(extension),
+        "config": read_config(Path(config.model_path)),
+        "matrices": lowered.native.packed_layout,
+        "names": [(m.names, str(m.part)) for m in lowered.matrices],
+        "scheme": config.quantize,
+        "dtype": config.dtype,
+        "isa": config.isa,
+        "ranks": config.rank_threads if config.tensor_parallel_size > 1 else 1,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _code_digest(extension: Path) -> str:
+    """A digest of the code that reads and packs tensors, so that no version has to be counted."""
+    package, hashed = Path(__file__).parents[1], hashlib.sha256()
+    for folder in ("loader", "quant", "program"):
+        for file in sorted((package / folder).rglob("*.py")):
+            hashed.update(file.read_bytes())
+    hashed.update(extension.read_bytes())
+    return hashed.hexdigest()
+
+
+def disk_rate(path: Path, piece: int) -> float:
+    """Bytes per second at which several threads read pieces of `path`, past the page cache.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    piece = max(PAGESIZE, piece // PAGESIZE * PAGESIZE)
+    direct = getattr(os, "O_DIRECT", 0)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | direct)
+    except OSError:  # a file system without it
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    pieces = max(1, os.fstat(fd).st_size // piece)
+    started = time.perf_counter()
+
+    def read(thread: int) -> int:
+        total, number, memory = 0, thread, mmap(-1, piece)  # O_DIRECT needs aligned memory
+        while total == 0 or time.perf_counter() - started < PROBE_S:
+            at = int(number * 0.6180339887 % 1 * pieces)  # spread, and none twice
+            total += os.preadv(fd, [memory], at * piece)
+            number += PROBE_THREADS
+        return total
+
+    try:
+        with ThreadPoolExecutor(PROBE_THREADS) as pool:
+            total = sum(pool.map(read, range(1, PROBE_THREADS + 1)))
+    finally:
+        os.close(fd)
+    return total / (time.perf_counter() - started)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
