@@ -1,0 +1,135 @@
+"""How far cpuserve and llama.cpp agree on GGUF files of one model in several types.
+
+usage: llama_agreement.py reference BASE.gguf DIR [TYPE ...]    (where llama_cpp imports)
+       llama_agreement.py compare DIR                           (where cpuserve imports)
+
+`reference` lets llama.cpp quantize BASE to each type (from 8 bits or fewer, too), and writes to DIR
+the files, its likelihoods of a text, and its greedy tokens for ten prompts. `compare` does the same
+with cpuserve, with activations of one and of two int8 terms, and prints a line for each: the
+difference in likelihood in nats per token, and how many of the ten prompts have the same tokens.
+Keys and values are fp32 in both. llama.cpp rounds activations to 8 bits, in groups of 32 values
+(of 256 for K types), so only one term is its computation; two terms are more exact.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+TEXT = Path(__file__).resolve().parents[2] / "tests" / "data" / "fidelity.txt"
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "Q6_K", "Q4_K_M")
+WINDOW, WINDOWS = 512, 2  # tokens of the text that are scored: each window alone
+PROMPTS, PROMPT, ANSWER = 10, 40, 8
+
+
+def main():
+    """Run the subcommand."""
+    if sys.argv[1:2] == ["reference"] and len(sys.argv) > 3:
+        reference(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:] or TYPES)
+    elif sys.argv[1:2] == ["compare"] and len(sys.argv) == 3:
+        compare(Path(sys.argv[2]))
+    else:
+        sys.exit(__doc__)
+
+
+def reference(base, folder, types):
+    """Write the files of each type and what llama.cpp makes of them."""
+    folder.mkdir(exist_ok=True)
+    for kind in types:
+        path = folder / f"{kind}.gguf"
+        if not path.exists():
+            quantize(base, path, kind)
+        record = read_by_llama(path)
+        path.with_suffix(".json").write_text(json.dumps(record))
+        print(f"{kind}: {mean(record['nll']):.4f} nats per token", flush=True)
+
+
+def quantize(base, path, kind):
+    """Write `base` in another type by llama.cpp's quantizer."""
+    import llama_cpp as llama
+
+    params = llama.llama_model_quantize_default_params()
+    whole = {"F32": "ALL_F32"}.get(kind, f"MOSTLY_{kind}")
+    params.ftype = getattr(llama, f"LLAMA_FTYPE_{whole}")
+    params.allow_requantize = True
+    if llama.llama_model_quantize(str(base).encode(), str(path).encode(), params):
+        sys.exit(f"llama.cpp could not write {path}")
+
+
+def read_by_llama(path):
+    """The tokens that are scored, their likelihoods, the prompts, and what follows them."""
+    import llama_cpp.llama_cpp as low
+    import numpy as np
+    from llama_cpp import Llama
+
+    defaults = low.llama_model_default_params
+
+    def plain():  # without copies for other kernels: that for AMX crashes on some hosts
+        params = defaults()
+        params.use_extra_bufts = False
+        return params
+
+    low.llama_model_default_params = plain
+    f32 = {"type_k": 0, "type_v": 0, "flash_attn": False}
+    model = Llama(str(path), n_ctx=WINDOW, n_batch=WINDOW, logits_all=True, verbose=False, **f32)
+    ids = model.tokenize(TEXT.read_bytes(), add_bos=False, special=False)
+    windows = [ids[i * WINDOW : (i + 1) * WINDOW] for i in range(WINDOWS)]
+    losses = []
+    for window in windows:
+        model.reset()
+        model.eval(window)
+        rows = np.array(model.scores[: WINDOW - 1], np.float64)
+        top = rows.max(axis=1)
+        total = top + np.log(np.exp(rows - top[:, None]).sum(axis=1))
+        losses += (total - rows[np.arange(WINDOW - 1), window[1:]]).tolist()
+    step = len(ids) // (PROMPTS + 1)
+    prompts = [ids[i * step : i * step + PROMPT] for i in range(1, PROMPTS + 1)]
+    answers = []
+    for prompt in prompts:
+        model.reset()
+        model.eval(prompt)
+        answer = []
+        while len(answer) < ANSWER:
+            answer.append(int(np.argmax(model.scores[model.n_tokens - 1])))
+            model.eval(answer[-1:])
+        answers.append(answer)
+    return {"windows": windows, "nll": losses, "prompts": prompts, "answers": answers}
+
+
+def compare(folder):
+    """Print how far cpuserve agrees with each record of `folder`."""
+    print(
+        f"{'type':8} {'terms':>5} {'llama.cpp':>9} {'cpuserve':>9} {'more':>8} {'same tokens':>12}"
+    )
+    for record in sorted(folder.glob("*.json")):
+        theirs = json.loads(record.read_text())
+        for bits in (8, 16):
+            losses, answers = read_by_cpuserve(record.with_suffix(".gguf"), theirs, bits)
+            same = sum(a == b for a, b in zip(answers, theirs["answers"], strict=True))
+            a, b = mean(theirs["nll"]), mean(losses)
+            counts = f"{bits // 8:5d} {a:9.4f} {b:9.4f} {b - a:+8.4f}"
+            print(f"{record.stem:8} {counts} {same:9d}/{PROMPTS}", flush=True)
+
+
+def read_by_cpuserve(path, record, bits):
+    """The likelihoods of the record's tokens, and what follows its prompts."""
+    from cpuserve import LLM, SamplingParams
+
+    scored = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    greedy = SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True)
+    options = {"kv_cache_dtype": "float32", "activation_bits": bits, "max_model_len": 1024}
+    with LLM(str(path), **options) as llm:
+        losses = []
+        for output in llm.generate(record["windows"], scored, use_tqdm=False):
+            rows = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+            losses += [-row[token].logprob for token, row in rows]
+        outputs = llm.generate(record["prompts"], greedy, use_tqdm=False)
+        return losses, [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def mean(values):
+    """The mean of a list."""
+    return sum(values) / len(values)
+
+
+if __name__ == "__main__":
+    main()
