@@ -9,6 +9,9 @@ with AMX, is in Debian's trixie: it is unpacked into a directory of its own, fro
 apt uses here, and kept (CPUSERVE_BOCHS names the directory).
 
 Bochs 3.0 takes the bytes of all TDPB* products as unsigned, so kernel_tests needs --unsigned here.
+Its VCVTNE2PS2BF16 writes the same 16 numbers into both halves, so the program has to be built with
+-DCPUSERVE_NO_VCVTNE2PS2BF16; and VPINSRB with an EVEX prefix reads the wrong byte of memory. Only
+gcc's SLP vectorizer emits that one here, so the program needs -fno-tree-slp-vectorize.
 """
 
 import os
