@@ -121,7 +121,11 @@ constexpr Kind kKinds[] = {{"dense_bf16", WeightKind::dense_bf16, 1},
                            {"q5_1", WeightKind::q5_1, 2},
                            {"iq4_nl", WeightKind::iq4_nl, 2},
                            {"iq4_xs", WeightKind::iq4_xs, 2},
-                           {"mxfp4", WeightKind::mxfp4, 2}};
+                           {"mxfp4", WeightKind::mxfp4, 2},
+                           {"e4m3_g128", WeightKind::e4m3_g128, 1},
+                           {"nf4_g64", WeightKind::nf4_g64, 1},
+                           {"fp4_g64", WeightKind::fp4_g64, 1},
+                           {"nvfp4", WeightKind::nvfp4, 1}};
 
 // Weights may have any bytes, except that float fields must not be denormal or NaN.
 void pack_weights(const LinearKernel& kernel, PackedWeight& w, uint8_t* to, int64_t copies) {

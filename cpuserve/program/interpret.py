@@ -56,7 +56,7 @@ from cpuserve.program.ops import (
 from cpuserve.program.parts import parse
 from cpuserve.program.program import CacheLayer, Program, group_of
 from cpuserve.program.recurrent import DeltaStates, DeltaWeights, Part, parts_of
-from cpuserve.program.row_formats import FLOAT_ROWS
+from cpuserve.program.row_formats import ACT_FORMAT, FLOAT_ROWS
 from cpuserve.program.tables import alibi_slopes, rope_tables
 from cpuserve.program.view import HasWords, StepView, check_step, key_slots, token_slots, view
 
@@ -91,8 +91,8 @@ DENSE_DTYPES = {
 class QuantMatrix:
     """A matrix quantized in groups along k: w = scale * (codes - zero) + minimum.
 
-    codes [n, k] uint8; scale and minimum (or None) [n, groups] fp32, each for `group` weights; the
-    last group of a row may be shorter.
+    codes [n, k] uint8, or bf16 if they are floats; scale and minimum (or None) [n, groups] fp32,
+    each for `group` weights; the last group of a row may be shorter.
     """
 
     codes: Tensor
@@ -604,12 +604,13 @@ class Interpreter:
     def _multiply(self, x: Tensor, name: str) -> Tensor:
         """x W^T in fp32; in the emulated mode, x is rounded as for the kind of the weight."""
         weight = self._matrix(name)
-        if isinstance(weight, QuantMatrix):
-            if self.mode == "emulated":
-                return self._multiply_int8(x, weight, self.kinds.get(name, ""))
-            return torch.cat([x @ weight.rows(at).T for at in row_blocks(weight)], dim=1)
-        if self.kinds.get(name) == "dense_bf16":
+        kind = self.kinds.get(name, "")
+        if ACT_FORMAT.get(kind) == "bf16":
             x = x.bfloat16().float()
+        if isinstance(weight, QuantMatrix):
+            if self.mode == "emulated" and ACT_FORMAT.get(kind) != "bf16":
+                return self._multiply_int8(x, weight, kind)
+            return torch.cat([x @ weight.rows(at).T for at in row_blocks(weight)], dim=1)
         if weight.dtype == torch.float32:
             return x @ weight.T
         return torch.cat([x @ weight[at].float().T for at in row_blocks(weight)], dim=1)

@@ -127,6 +127,10 @@ DOT_OF_KIND = {
     "iq4_nl": "int8",
     "iq4_xs": "int8",
     "mxfp4": "int8",
+    "e4m3_g128": "bf16",
+    "nf4_g64": "bf16",
+    "fp4_g64": "bf16",
+    "nvfp4": "bf16",
 }
 
 

@@ -24,6 +24,10 @@ ACT_FORMAT = {
     "iq4_nl": "q8g32",
     "iq4_xs": "q8g32",
     "mxfp4": "q8g32",
+    "e4m3_g128": "bf16",
+    "nf4_g64": "bf16",
+    "fp4_g64": "bf16",
+    "nvfp4": "bf16",
 }
 # Their scale covers more columns than a tile or a head. Linears and attention write parts of rows,
 # so only other ops can write these formats.

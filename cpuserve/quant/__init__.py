@@ -47,9 +47,11 @@ def quantize_online(weights: Weights, scheme: str) -> Weights:
 
 def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
     """An fp32 copy of the tensor, of `tensor.shape`, with row_order applied."""
-    from cpuserve.quant import dense, gguf, rows
+    from cpuserve.quant import dense, float_rows, gguf, rows
 
     if tensor.source in rows.SOURCES:
         return rows.dequantize(tensor)
+    if tensor.source in float_rows.SOURCES:
+        return float_rows.dequantize(tensor)
     quantized = tensor.source.startswith("gguf_")
     return gguf.dequantize(tensor) if quantized else dense.dequantize(tensor)

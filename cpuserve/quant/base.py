@@ -35,6 +35,10 @@ WeightKind = Literal[
     "iq4_nl",
     "iq4_xs",
     "mxfp4",
+    "e4m3_g128",
+    "nf4_g64",
+    "fp4_g64",
+    "nvfp4",
 ]
 SourceType = Literal[
     "f32",
@@ -55,6 +59,10 @@ SourceType = Literal[
     "gguf_iq4_nl",
     "gguf_iq4_xs",
     "gguf_mxfp4",
+    "e4m3_g128",
+    "nf4_g64",
+    "fp4_g64",
+    "nvfp4",
 ]
 
 

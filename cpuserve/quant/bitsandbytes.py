@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpuserve.errors import ModelError
+from cpuserve.quant.float_rows import GROUP, TABLES, table_rows
 from cpuserve.quant.fp8 import matrix_shape
 from cpuserve.quant.packed import PackedWeights, floats, rebuilt
 from cpuserve.quant.registry import weight_format
@@ -23,12 +24,13 @@ from cpuserve.quant.rows import int8_rows
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import BuiltTensor, Weights
+    from cpuserve.quant.base import BuiltTensor, SourceType, Weights
     from cpuserve.quant.stored import TensorStore
 
     Bytes = npt.NDArray[np.uint8]
     Float32 = npt.NDArray[np.float32]
 
+WHY = "other values or blocks of 4 bits than bitsandbytes' own"
 STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 
 
@@ -59,6 +61,16 @@ class BitsAndBytesWeights(PackedWeights):
             return self._int8(name, stem)
         state = self._state(stem)
         n, k = state["shape"]
+        source = self._source(stem)
+        if source and k % GROUP == 0 and state["blocksize"] % GROUP == 0:
+
+            def build() -> Bytes:
+                pairs = self.part(stem, "weight").data.reshape(n, k // 2)
+                scale = np.repeat(self._absmax(stem, state), state["blocksize"] // GROUP)
+                swapped = pairs >> np.uint8(4) | pairs << np.uint8(4)
+                return table_rows(swapped, scale[: n * k // GROUP].reshape(n, -1))
+
+            return rebuilt(name, (n, k), source, build, self.release(stem))
 
         def values() -> Float32:
             table = floats(self.part(stem, "weight.quant_map"))
@@ -68,7 +80,15 @@ class BitsAndBytesWeights(PackedWeights):
             scale = np.repeat(self._absmax(stem, state), size)[: n * k]
             return (table[codes][: n * k] * scale).reshape(n, k)
 
-        return self.converted(name, stem, (n, k), values, "bitsandbytes' 4 bits")
+        return self.converted(name, stem, (n, k), values, WHY)
+
+    def _source(self, stem: str) -> SourceType | None:
+        """The source type whose codes have the values that the checkpoint says."""
+        table = floats(self.part(stem, "weight.quant_map")).reshape(-1)
+        for source, values in TABLES.items():
+            if table.shape == values.shape and np.allclose(table, values, rtol=0, atol=1e-6):
+                return source
+        return None
 
     def _int8(self, name: str, stem: str) -> BuiltTensor:
         n, k = matrix_shape(self.part(stem, "weight"))

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpuserve.errors import ModelError
-from cpuserve.quant.fp8 import FP8, WHY, e4m3, matrix_shape, scaled
+from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows, unpaired
+from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape
 from cpuserve.quant.online import ONE_SCALE
 from cpuserve.quant.packed import SIGN, Int4Weights, floats, group_order, rebuilt, unpack, words
 from cpuserve.quant.registry import weight_format
@@ -200,28 +201,33 @@ class CompressedWeights(Int4Weights):
         return rebuilt(name, shape, "s8_channel", build, self.release(stem))
 
     def _fp8(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix in fp32."""
-        n, k = matrix_shape(self.part(stem, "weight"))
-
-        def values() -> Float32:
-            scale = floats(self.part(stem, "weight_scale"))
-            return scaled(self.part(stem, "weight"), scale, self._block)
-
-        return self.converted(name, stem, (n, k), values, WHY)
+        """The matrix with its codes, if its blocks allow it."""
+        return fp8_matrix(self, name, stem, "weight_scale", self._block)
 
     def _nvfp4(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix in fp32."""
+        """The matrix with its codes, if its rows are whole tiles."""
         n, half = matrix_shape(self.part(stem, "weight_packed"))
         _, groups = matrix_shape(self.part(stem, "weight_scale"))
 
-        def values() -> Float32:
-            pairs = self.part(stem, "weight_packed").data.reshape(n, half)
-            scale = e4m3(self.part(stem, "weight_scale").data).reshape(n, groups)
-            scale /= floats(self.part(stem, "weight_global_scale")).reshape(())
-            codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(n, groups, -1)
-            return (E2M1[codes] * scale[..., None]).reshape(n, 2 * half)
+        def pairs() -> Bytes:
+            return self.part(stem, "weight_packed").data.reshape(n, half)
 
-        return self.converted(name, stem, (n, 2 * half), values, "NVFP4 weights")
+        def total() -> Float32:
+            stored = floats(self.part(stem, "weight_global_scale"))
+            return (np.float32(1) / stored.reshape(1)).astype(np.float32)
+
+        def build() -> Bytes:
+            small = self.part(stem, "weight_scale").data.reshape(n, groups)
+            return nvfp4_rows(pairs(), small, total())
+
+        def values() -> Float32:
+            scale = e4m3(self.part(stem, "weight_scale").data).reshape(n, groups, 1) * total()
+            return (E2M1[unpaired(pairs())].reshape(n, groups, -1) * scale).reshape(n, 2 * half)
+
+        if 2 * half % WHOLE or groups * SMALL != 2 * half:
+            why = f"NVFP4 weights of a number of inputs that {WHOLE} does not divide"
+            return self.converted(name, stem, (n, 2 * half), values, why)
+        return rebuilt(name, (n, 2 * half), "nvfp4", build, self.release(stem))
 
     def _mxfp4(self, name: str, stem: str) -> BuiltTensor:
         """The matrix in GGUF's blocks of MXFP4."""

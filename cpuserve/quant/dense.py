@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from cpuserve.quant.base import QuantTensor, SourceType, Weights
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.stored import StoredWeights, TensorStore
 
+T = TypeVar("T", bound=np.generic)
 SOURCES: dict[str, SourceType] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
@@ -31,6 +32,6 @@ def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
     return in_row_order(values.reshape(tensor.shape), tensor)
 
 
-def in_row_order(values: npt.NDArray[np.float32], tensor: QuantTensor) -> npt.NDArray[np.float32]:
+def in_row_order(values: npt.NDArray[T], tensor: QuantTensor) -> npt.NDArray[T]:
     """`values` [rows, ...] in stored order, permuted by the tensor's row_order."""
     return values if tensor.row_order is None else values[tensor.row_order]

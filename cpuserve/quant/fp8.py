@@ -7,12 +7,14 @@ activations are not rounded to FP8 here.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cpuserve.errors import ModelError
-from cpuserve.quant.packed import PackedWeights, floats
+from cpuserve.quant.float_rows import BLOCK, WHOLE, e4m3, f8_rows
+from cpuserve.quant.packed import PackedWeights, floats, rebuilt
 from cpuserve.quant.registry import weight_format
 
 if TYPE_CHECKING:
@@ -21,10 +23,11 @@ if TYPE_CHECKING:
     from cpuserve.quant.base import BuiltTensor, Weights
     from cpuserve.quant.stored import StoredTensor, TensorStore
 
+    Bytes = npt.NDArray[np.uint8]
     Float32 = npt.NDArray[np.float32]
 
 FP8 = "F8_E4M3"
-WHY = "FP8 weights"
+WHY = "FP8 weights whose blocks are not multiples of 128 inputs"
 
 
 @weight_format("fp8")
@@ -52,15 +55,33 @@ class Fp8Weights(PackedWeights):
         self._block = block
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix in fp32."""
-        n, k = matrix_shape(self.part(stem, "weight"))
+        """The matrix with its codes, if its blocks allow it."""
+        by_block = self.has(stem, "weight_scale_inv")
+        part = "weight_scale_inv" if by_block else "weight_scale"
+        return fp8_matrix(self, name, stem, part, self._block)
 
-        def values() -> Float32:
-            by_block = self.has(stem, "weight_scale_inv")
-            scale = floats(self.part(stem, "weight_scale_inv" if by_block else "weight_scale"))
-            return scaled(self.part(stem, "weight"), scale, self._block)
 
-        return self.converted(name, stem, (n, k), values, WHY)
+def fp8_matrix(
+    weights: PackedWeights, name: str, stem: str, part: str, block: tuple[int, int] | None
+) -> BuiltTensor:
+    """A matrix in E4M3 with its codes, or in fp32 if a scale ends inside of 128 inputs.
+
+    part: the suffix of the tensor of its scales. block: (outputs, inputs) that share a scale.
+    """
+    weight, scales = weights.part(stem, "weight"), weights.part(stem, part)
+    n, k = matrix_shape(weight)
+    columns = k if math.prod(scales.shape) in (1, n) or block is None else block[1]
+    if k % WHOLE or (columns % BLOCK and columns < k):
+        return weights.converted(
+            name, stem, (n, k), lambda: scaled(weight, floats(scales), block), WHY
+        )
+
+    def build() -> Bytes:
+        scale, each = by_rows(weight, floats(scales), block)
+        groups = np.arange(-(-k // BLOCK)) * BLOCK // each
+        return f8_rows(weight.data.reshape(n, k), scale[:, groups])
+
+    return rebuilt(name, (n, k), "e4m3_g128", build, weights.release(stem))
 
 
 def matrix_shape(tensor: StoredTensor) -> tuple[int, int]:
@@ -72,7 +93,16 @@ def matrix_shape(tensor: StoredTensor) -> tuple[int, int]:
 
 
 def scaled(weight: StoredTensor, scale: Float32, block: tuple[int, int] | None = None) -> Float32:
-    """E4M3 values [n, k] times their scales, in fp32.
+    """E4M3 values [n, k] times their scales, in fp32; scale, block and errors as in `by_rows`."""
+    n, k = matrix_shape(weight)
+    factors, columns = by_rows(weight, scale, block)
+    return e4m3(weight.data).reshape(n, k) * np.repeat(factors, columns, axis=1)[:, :k]
+
+
+def by_rows(
+    weight: StoredTensor, scale: Float32, block: tuple[int, int] | None
+) -> tuple[Float32, int]:
+    """Scales [n, blocks] of the rows of a matrix [n, k], and the inputs that share one.
 
     scale: one number, one for each row [n, 1], or one for each block [n / rows, k / columns],
     rounded up. block: (rows, columns).
@@ -81,11 +111,10 @@ def scaled(weight: StoredTensor, scale: Float32, block: tuple[int, int] | None =
         ModelError: scale has none of these shapes.
     """
     n, k = matrix_shape(weight)
-    values = e4m3(weight.data).reshape(n, k)
     if scale.size == 1:
-        return values * scale.reshape(())
+        return np.broadcast_to(scale.reshape(1, 1), (n, 1)), k
     if scale.size == n and scale.ndim <= 2 and scale.shape[0] == n:
-        return values * scale.reshape(n, 1)
+        return scale.reshape(n, 1), k
     rows, columns = block or (0, 0)
     if block is None or scale.shape != (-(-n // rows), -(-k // columns)):
         msg = (
@@ -93,17 +122,4 @@ def scaled(weight: StoredTensor, scale: Float32, block: tuple[int, int] | None =
             "number, one for each row, or one for each block of weight_block_size"
         )
         raise ModelError(msg)
-    for i, factors in enumerate(scale):
-        values[i * rows : (i + 1) * rows] *= np.repeat(factors, columns)[:k]
-    return values
-
-
-def e4m3(codes: npt.NDArray[np.uint8]) -> Float32:
-    """The values of bytes in FP8 E4M3 (OCP: no infinities, bias 7)."""
-    bits = np.arange(256)
-    exponent, fraction = bits >> 3 & 15, (bits & 7).astype(np.float32)
-    normal = np.ldexp(1 + fraction / 8, exponent - 7)
-    magnitude = np.where(exponent > 0, normal, np.ldexp(fraction, -9))
-    magnitude[bits & 127 == 127] = np.nan
-    table = np.where(bits < 128, magnitude, -magnitude).astype(np.float32)
-    return table[codes]
+    return np.repeat(scale, rows, axis=0)[:n], columns

@@ -21,6 +21,7 @@ from cpuserve.errors import ModelError
 from cpuserve.quant.base import BuiltTensor, QuantTensor
 from cpuserve.quant.codes import GROUP
 from cpuserve.quant.dense import SOURCES, dequantize
+from cpuserve.quant.float_rows import SOURCES as FLOAT_CODES
 from cpuserve.quant.rows import SMALL, SYMMETRIC, int4_rows, int4_source, q8_rows, row_bytes
 from cpuserve.quant.stored import (
     BY_HEADS,
@@ -97,9 +98,9 @@ class PackedWeights(ABC):
         if name.removesuffix("weight") not in self._stems:
             return self._dense.kind(name, dtype)
         source = self.get(name).source
-        if source in QUANTIZED_KINDS:
-            return QUANTIZED_KINDS[source]
-        return DENSE_KINDS[dtype] if name.endswith(BY_HEADS) else CONVERTED
+        if name.endswith(BY_HEADS) and source in (*FLOAT_CODES, "f32"):
+            return DENSE_KINDS[dtype]
+        return QUANTIZED_KINDS.get(source, CONVERTED)
 
     def packed_bytes(self) -> int:
         """Bytes of all packed tensors."""

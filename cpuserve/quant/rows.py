@@ -41,11 +41,17 @@ def row_bytes(source: SourceType, k: int) -> int:
         return k // GROUP * BLOCK_BYTES
     if source == "f32":
         return 4 * k
+    if source == "e4m3_g128":
+        return k + -(-k // GROUP) * 4
+    if source == "nvfp4":
+        return 4 + k // 16 * 9
     weights, size = {
         "gguf_q4_0": (SMALL, 18),
         "gguf_q4_1": (SMALL, 20),
         "gguf_q8_0": (SMALL, 34),
         "gguf_mxfp4": (SMALL, 17),
+        "nf4_g64": (64, 34),
+        "fp4_g64": (64, 34),
     }[source]
     return k // weights * size
 

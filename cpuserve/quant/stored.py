@@ -37,6 +37,10 @@ QUANTIZED_KINDS: dict[SourceType, WeightKind] = {
     "gguf_mxfp4": "mxfp4",
     "s8_channel": "w8_channel",
     "u4m_g128": "w4m_g128",
+    "e4m3_g128": "e4m3_g128",
+    "nf4_g64": "nf4_g64",
+    "fp4_g64": "fp4_g64",
+    "nvfp4": "nvfp4",
 }
 
 

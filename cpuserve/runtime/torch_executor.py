@@ -38,6 +38,7 @@ ProgressFn = Callable[[str, int, int], None]
 
 ROWS_AT_ONCE = 32  # rows of logits that are in memory at a time
 MAX_TOP = 20  # most alternatives of a row, kMaxTop in table.h
+FLOAT_CODES = ("e4m3_g128", "nf4_g64", "fp4_g64", "nvfp4")
 CODES = ("s8_channel", "u4m_g128")  # sources whose rows hold codes and scales (quant/rows.py)
 ONLINE = (
     "w8_g32",
@@ -341,6 +342,8 @@ def as_torch(tensor: QuantTensor, kind: str = "") -> Matrix:
 
     if tensor.source.startswith("gguf_"):
         return quant_matrix(tensor)
+    if tensor.source in FLOAT_CODES:
+        return float_matrix(tensor)
     if tensor.source in CODES or kind in ONLINE:
         return coded_matrix(tensor, kind)
     dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[tensor.source]
@@ -367,6 +370,18 @@ def coded_matrix(tensor: QuantTensor, kind: str) -> QuantMatrix:
         return QuantMatrix(torch.from_numpy(codes.codes), scale, ZERO, None, codes.group)
     minimum = torch.from_numpy(codes.minimum)
     return QuantMatrix(torch.from_numpy(codes.codes), scale, 0, minimum, codes.group)
+
+
+def float_matrix(tensor: QuantTensor) -> QuantMatrix:
+    """Return values and scales of a tensor of float codes (see quant/float_rows.py)."""
+    import torch
+
+    from cpuserve.program.interpret import QuantMatrix
+    from cpuserve.quant.float_rows import widened
+
+    values, scale, group = widened(tensor)
+    codes = torch.from_numpy(values).bfloat16()
+    return QuantMatrix(codes, torch.from_numpy(scale), 0, None, group)
 
 
 def quant_matrix(tensor: QuantTensor) -> QuantMatrix:

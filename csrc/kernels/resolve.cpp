@@ -33,7 +33,8 @@ constexpr const char* kLinearNames[] = {
     "linear.q4_k",       "linear.q5_k",       "linear.q6_k",
     "linear.q2_k",       "linear.q3_k",       "linear.q5_0",
     "linear.q5_1",       "linear.iq4_nl",     "linear.iq4_xs",
-    "linear.mxfp4"};
+    "linear.mxfp4",      "linear.e4m3_g128",  "linear.nf4_g64",
+    "linear.fp4_g64",    "linear.nvfp4"};
 constexpr int kLinearKinds = static_cast<int>(WeightKind::count);
 static_assert(sizeof kLinearNames / sizeof *kLinearNames == kLinearKinds, "one name per kind");
 

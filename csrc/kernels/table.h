@@ -96,10 +96,15 @@ struct Rows {
 //     of GGUF's types: factors and planes of bits of 16 columns, kernels/linear/planes.h; four
 //     bytes of a column lie side by side at every level. w = s * (value - zero) + min, where s and
 //     min of 32 or 16 weights are d * scale and -(m * least) in the types with blocks of 256.
-// In the 4-bit kinds byte (r, c, j) holds k = 8 r + j in its low and k = 8 r + 4 + j in its high
-// nibble. The bytes in memory equal those of the GGUF file: 34, 18 and 20 for 32 weights.
-// So a column has 4 bytes side by side. Where a level multiplies with Arm's matrix products, it has
-// 8 (LinearKernel::column_bytes), and 8-bit codes are signed:
+//   e4m3_g128   [n/16][k/128] of { fp32 scale[16]; u8 q[64][16][2] }       act bf16
+//   nf4_g64 fp4_g64   [n/16][k/64] of { fp16 scale[16]; u8 q[32][16] }     act bf16
+//   nvfp4       [n/16][k/256] of { fp32 scale[16]; [16] of { E4M3 s[16]; u8 q[8][16] } }   act bf16
+//     w = scale * value, of nvfp4 scale * (s * value). The last block of a row ends with K. Two
+//     nibbles of a byte are k and k + 1 (kernels/linear/coded.h).
+// In the other 4-bit kinds byte (r, c, j) holds k = 8 r + j in its low and k = 8 r + 4 + j in its
+// high nibble. The bytes in memory equal those of the GGUF file: 34, 18 and 20 for 32 weights. So a
+// column has 4 bytes side by side. Where a level multiplies with Arm's matrix products, it has 8
+// (LinearKernel::column_bytes), and 8-bit codes are signed:
 //   dense_bf16  [n/16][k/4][16][4]   k padded to 4
 //   w8_g32      { fp16 scale[16]; s8 q[4][16][8] }       w8_channel { s8 q[k/8][16][8]; ... }
 //   4 bits      byte (r, c, j) holds k = 16 r + j in its low and k = 16 r + 8 + j in its high
@@ -108,6 +113,7 @@ struct Rows {
 //   f = fma(float(sum_k q_w q_x - zero * sum_x), s_w * s_x, f)   [int32 arithmetic is exact]
 //   w4m:  then  f = fma(min, s_x * float(sum_x), f)
 //   groups of 16: the same with the sum_x of 16, twice for each s_x
+//   float codes:  f = fma(sum, s_w, f), where sum is dense_bf16's of a group
 //   w8_channel:       f = float(sum_k q_w q_x - zero * sum_x over the whole row) * (s_w * s_x)
 //   w8_channel_g128:  f = fma(float(...), s_x, f) per group, then f * s_w
 enum class WeightKind : int32_t {
@@ -130,6 +136,10 @@ enum class WeightKind : int32_t {
   iq4_nl,
   iq4_xs,
   mxfp4,
+  e4m3_g128,
+  nf4_g64,
+  fp4_g64,
+  nvfp4,
   count
 };
 
@@ -138,6 +148,10 @@ enum class WeightKind : int32_t {
 //   s8_channel  { fp32 scale; s8 q[k] }                    w = scale * q
 //   u4m_g128    k/128 of { fp16 scale; fp16 min; u8 q[64] }  w = scale * q + min; element 2 i is
 //               the low and element 2 i + 1 the high nibble of byte i
+// And the only sources of kinds that keep float codes, with nibbles in the same order:
+//   e4m3_g128   k/128 of { fp32 scale; u8 q[128] }; the last block may be shorter by whole 32s
+//   nf4_g64 fp4_g64   k/64 of { fp16 scale; u8 q[32] }
+//   nvfp4       { fp32 scale; k/16 of { E4M3 s; u8 q[8] } }, whole 32 of K
 enum class SourceType : int32_t {
   f32 = 0,
   f16,
@@ -156,7 +170,11 @@ enum class SourceType : int32_t {
   gguf_q5_1,
   gguf_iq4_nl,
   gguf_iq4_xs,
-  gguf_mxfp4
+  gguf_mxfp4,
+  e4m3_g128,
+  nf4_g64,
+  fp4_g64,
+  nvfp4
 };
 
 // The weights and bytes of one block of a source row, which consists of whole blocks.
@@ -200,17 +218,27 @@ inline BlockShape block_shape(SourceType type) {
       return {256, 136};
     case SourceType::gguf_mxfp4:
       return {32, 17};
+    case SourceType::e4m3_g128:
+      return {32, 32};  // and a scale of 4 bytes for each 128
+    case SourceType::nf4_g64:
+    case SourceType::fp4_g64:
+      return {64, 34};
+    case SourceType::nvfp4:
+      return {32, 18};  // after a scale of 4 bytes
   }
   return {1, 0};
 }
+constexpr int kF8Group = 128;
 inline size_t source_row_bytes(SourceType type, int64_t k) {
   const BlockShape block = block_shape(type);
   const auto bytes = static_cast<size_t>(k / block.weights) * block.bytes;
-  return type == SourceType::s8_channel ? bytes + 4 : bytes;
+  if (type == SourceType::e4m3_g128) {
+    return bytes + static_cast<size_t>((k + kF8Group - 1) / kF8Group) * 4;
+  }
+  return type == SourceType::s8_channel || type == SourceType::nvfp4 ? bytes + 4 : bytes;
 }
 
-// The only source of a kind that is packed from GGUF's blocks without another scale; f32 of the
-// kinds that take several.
+// The only source of a kind that keeps the codes of its blocks; f32 of the kinds that take several.
 inline SourceType only_source(WeightKind kind) {
   if (kind < WeightKind::q4_k || kind >= WeightKind::count) return SourceType::f32;
   return static_cast<SourceType>(static_cast<int32_t>(SourceType::gguf_q4_k) +

@@ -41,7 +41,11 @@ constexpr Name<WeightKind> kKinds[] = {{"dense_bf16", WeightKind::dense_bf16},
                                        {"q5_1", WeightKind::q5_1},
                                        {"iq4_nl", WeightKind::iq4_nl},
                                        {"iq4_xs", WeightKind::iq4_xs},
-                                       {"mxfp4", WeightKind::mxfp4}};
+                                       {"mxfp4", WeightKind::mxfp4},
+                                       {"e4m3_g128", WeightKind::e4m3_g128},
+                                       {"nf4_g64", WeightKind::nf4_g64},
+                                       {"fp4_g64", WeightKind::fp4_g64},
+                                       {"nvfp4", WeightKind::nvfp4}};
 constexpr Name<SourceType> kSources[] = {{"f32", SourceType::f32},
                                          {"f16", SourceType::f16},
                                          {"bf16", SourceType::bf16},
@@ -59,7 +63,11 @@ constexpr Name<SourceType> kSources[] = {{"f32", SourceType::f32},
                                          {"gguf_q5_1", SourceType::gguf_q5_1},
                                          {"gguf_iq4_nl", SourceType::gguf_iq4_nl},
                                          {"gguf_iq4_xs", SourceType::gguf_iq4_xs},
-                                         {"gguf_mxfp4", SourceType::gguf_mxfp4}};
+                                         {"gguf_mxfp4", SourceType::gguf_mxfp4},
+                                         {"e4m3_g128", SourceType::e4m3_g128},
+                                         {"nf4_g64", SourceType::nf4_g64},
+                                         {"fp4_g64", SourceType::fp4_g64},
+                                         {"nvfp4", SourceType::nvfp4}};
 constexpr Name<Activation> kActivations[] = {
     {"none", Activation::none}, {"relu", Activation::relu},
     {"gelu", Activation::gelu}, {"gelu_tanh", Activation::gelu_tanh},

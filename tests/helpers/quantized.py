@@ -14,11 +14,23 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, 
 GROUP = 32
 
 
-def fp8(w):
-    """DeepSeek's FP8 with blocks of 32 x 32."""
+# The values of bitsandbytes' codes, as its functional.py has them.
+NF4 = torch.tensor(
+    [
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ]
+)
+FP4 = torch.tensor([0, 0.0625, 8, 12, 4, 6, 2, 3, -0.0, -0.0625, -8, -12, -4, -6, -2, -3]) / 12
+
+
+def fp8(w, size=128):
+    """DeepSeek's FP8, by default with its blocks of 128 x 128."""
     n, k = w.shape
-    padded = torch.nn.functional.pad(w, (0, -k % GROUP, 0, -n % GROUP))
-    blocks = padded.reshape(-(-n // GROUP), GROUP, -(-k // GROUP), GROUP)
+    padded = torch.nn.functional.pad(w, (0, -k % size, 0, -n % size))
+    blocks = padded.reshape(-(-n // size), size, -(-k // size), size)
     scale = blocks.abs().amax(dim=(1, 3)) / 448
     codes = (blocks / scale[:, None, :, None]).reshape(padded.shape)[:n, :k]
     return {"weight": codes.to(torch.float8_e4m3fn), "weight_scale_inv": scale}
@@ -69,18 +81,32 @@ def mxfp4(w):
     }
 
 
-def nf4(w):
-    """bitsandbytes' 4 bits in blocks of 64 weights, with a table of 16 quantiles."""
-    table = torch.erfinv(torch.linspace(-0.95, 0.95, 16)) / torch.erfinv(torch.tensor(0.95))
+def nvfp4(w):
+    """compressed-tensors' NVFP4: FP8 scales of 16 weights, and one of the matrix."""
+    n, k = w.shape
+    total = 448 * 6 / w.abs().amax()
+    parts = w.reshape(n, k // 16, 16)
+    scale = (parts.abs().amax(dim=2) * total / 6).to(torch.float8_e4m3fn)
+    near = (parts * total / scale.float()[..., None])[..., None] - E2M1
+    codes = near.abs().argmin(dim=-1).reshape(n, k).to(torch.uint8)
+    return {
+        "weight_packed": codes[:, ::2] | codes[:, 1::2] << 4,
+        "weight_scale": scale,
+        "weight_global_scale": total.reshape(1),
+    }
+
+
+def four_bits(w, table=NF4, kind="nf4"):
+    """bitsandbytes' 4 bits in blocks of 64 weights."""
     blocks = w.reshape(-1, 64)
     absmax = blocks.abs().amax(dim=1)
     codes = ((blocks / absmax[:, None])[..., None] - table).abs().argmin(dim=-1).reshape(-1, 2)
-    about = json.dumps({"quant_type": "nf4", "blocksize": 64, "shape": list(w.shape)})
+    about = json.dumps({"quant_type": kind, "blocksize": 64, "shape": list(w.shape)})
     return {
         "weight": (codes[:, :1] << 4 | codes[:, 1:]).to(torch.uint8),
         "weight.absmax": absmax,
-        "weight.quant_map": table,
-        "weight.quant_state.bitsandbytes__nf4": torch.tensor(
+        "weight.quant_map": table.clone(),
+        f"weight.quant_state.bitsandbytes__{kind}": torch.tensor(
             list(about.encode()), dtype=torch.uint8
         ),
     }
@@ -94,9 +120,14 @@ def int8(w):
 
 
 _MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": GROUP}
+_NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 # By format: the function that quantizes a matrix, and the checkpoint's quantization_config.
 FORMATS = {
-    "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]}),
+    "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    "fp8 in small blocks": (
+        lambda w: fp8(w, GROUP),
+        {"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]},
+    ),
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "desc_act": True}),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "version": "gemm"}),
     "mxfp4": (
@@ -107,7 +138,23 @@ FORMATS = {
             "config_groups": {"group_0": {"weights": _MXFP4}},
         },
     ),
-    "nf4": (nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    "nvfp4": (
+        nvfp4,
+        {
+            "quant_method": "compressed-tensors",
+            "format": "nvfp4-pack-quantized",
+            "config_groups": {"group_0": {"weights": _NVFP4}},
+        },
+    ),
+    "nf4": (four_bits, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    "fp4": (
+        lambda w: four_bits(w, FP4, "fp4"),
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    ),
+    "4 bits of another table": (
+        lambda w: four_bits(w, torch.linspace(-1, 1, 16)),
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    ),
     "int8": (int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }
 

@@ -25,6 +25,7 @@ from tests.helpers.fake_executor import fake_config
 from tests.helpers.gpt_oss import published
 from tests.helpers.levels import LEVELS, each_level
 from tests.helpers.oracle import first_state  # it also gives torch one thread
+from tests.helpers.quantized import quantized_copy
 from tests.helpers.steps import Sequence, all_rows, step
 from tests.helpers.tiny import KINDS, tiny_model
 
@@ -224,6 +225,16 @@ def test_every_op_over_weights_quantized_while_loading_agrees(family, scheme, is
     checkpoint = checkpoint_of(family, "bfloat16")
     weights = OnlineWeights(checkpoint.weights, scheme)
     assert first_difference(weights, checkpoint.config, "bfloat16", isa, 40) is None
+
+
+@each_level
+@pytest.mark.parametrize("name", ["fp8", "nvfp4", "nf4", "fp4"])
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
+def test_every_op_over_codes_of_floats_agrees(family, name, isa, tmp_path):
+    sizes = {"intermediate_size": 192, "moe_intermediate_size": 128}
+    model = tiny_model(family, dtype="bfloat16", **sizes)
+    checkpoint = open_checkpoint(quantized_copy(model, name, tmp_path / name))
+    assert first_difference(checkpoint.weights, checkpoint.config, "bfloat16", isa, 40) is None
 
 
 class OneKind(OnlineWeights):

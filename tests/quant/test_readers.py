@@ -9,6 +9,8 @@ import torch
 from cpuserve.errors import ModelError
 from cpuserve.quant import dequantize, open_weights
 from cpuserve.quant.stored import StoredTensor
+from tests.helpers.quantized import FP4 as FP4_BITS
+from tests.helpers.quantized import NF4
 
 N, K = 32, 256
 STREAM = np.random.default_rng(11)
@@ -273,8 +275,15 @@ def test_compressed_tensors_int8_is_exact():
 FP8_SCALES = {
     "one": ((1,), (N, K)),
     "rows": ((N, 1), (1, K)),
-    "blocks": ((3, 3), (12, 100)),  # whose last ones are smaller
+    "blocks": ((3, 2), (12, 128)),  # the last ones have fewer rows
+    "other blocks": ((3, 3), (12, 100)),  # whose last ones are smaller
 }
+
+
+def check_fp8(weights, values, form):
+    kept = form != "other blocks"
+    packed = None if kept else 34 / 32
+    check(weights, values, "e4m3_g128" if kept else "w8_g32", 0 if kept else 1e-7, packed)
 
 
 def random_fp8(form):
@@ -286,28 +295,27 @@ def random_fp8(form):
     return weight, scale, weight.values * spread[:N, :K]
 
 
-@pytest.mark.parametrize("form", ["one", "blocks"])
+@pytest.mark.parametrize("form", ["one", "blocks", "other blocks"])
 def test_fp8(form):
     weight, scale, values = random_fp8(form)
-    part = "weight_scale_inv" if form == "blocks" else "weight_scale"
+    part = "weight_scale" if form == "one" else "weight_scale_inv"
     store = Store(norm__weight=NORM, q__weight=weight, **{f"q__{part}": scale})
-    block = {"weight_block_size": [12, 100]} if form == "blocks" else {}
-    check(opened("fp8", store, **block), values, "w8_g32", 1e-7, packed=34 / 32)
+    block = {} if form == "one" else {"weight_block_size": list(FP8_SCALES[form][1])}
+    check_fp8(opened("fp8", store, **block), values, form)
 
 
 @pytest.mark.parametrize("form", FP8_SCALES)
 def test_compressed_tensors_fp8(form):
     weight, scale, values = random_fp8(form)
     store = Store(norm__weight=NORM, q__weight=weight, q__weight_scale=scale)
-    strategy = {"one": "tensor", "rows": "channel", "blocks": "block"}[form]
-    block = {"block_structure": [12, 100]} if form == "blocks" else {}
+    strategy = {"one": "tensor", "rows": "channel"}.get(form, "block")
+    block = {"block_structure": list(FP8_SCALES[form][1])} if strategy == "block" else {}
     settings = compressed(8, type="float", strategy=strategy, **block)
-    weights = opened("compressed-tensors", store, **settings)
-    check(weights, values, "w8_g32", 1e-7, packed=34 / 32)
+    check_fp8(opened("compressed-tensors", store, **settings), values, form)
 
 
 def test_every_fp8_value_is_that_of_torch():
-    from cpuserve.quant.fp8 import e4m3
+    from cpuserve.quant.float_rows import e4m3
 
     codes = np.arange(256, dtype=np.uint8)
     values = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
@@ -345,7 +353,7 @@ def test_compressed_tensors_nvfp4():
     settings = compressed(4, type="float", strategy="tensor_group", group_size=16)
     weights = opened("compressed-tensors", store, format="nvfp4-pack-quantized", **settings)
     values = values * np.repeat(scale.values / total, 16, axis=1)
-    check(weights, values, "w8_g32", 1e-6, packed=34 / 32)
+    check(weights, values, "nvfp4", 1e-6)
 
 
 def test_compressed_tensors_mxfp4_keep_their_codes():
@@ -366,7 +374,7 @@ def test_one_checkpoint_may_mix_the_forms_of_compressed_tensors():
         q__weight=weight, q__weight_scale=scale, k__weight_packed=pairs, k__weight_scale=exponents
     )
     weights = opened("compressed-tensors", store, format="mixed-precision", **compressed(8))
-    assert weights.kind("q.weight", "bfloat16") == "w8_g32"
+    assert weights.kind("q.weight", "bfloat16") == "e4m3_g128"
     assert weights.kind("k.weight", "bfloat16") == "mxfp4"
     assert np.abs(dequantize(weights.get("q.weight")) - values).max() < 1e-7
 
@@ -381,21 +389,22 @@ def test_bitsandbytes_int8_is_exact():
     check(opened("bitsandbytes", store, load_in_8bit=True), values, "w8_channel", 0)
 
 
-def four_bits_store(nested, state=None):
-    """A matrix in bitsandbytes' 4 bits, with blocks of 64 weights, and its values."""
-    table = np.sort(STREAM.uniform(-1, 1, 16)).astype(np.float32)
+def four_bits_store(nested, state=None, table=None, size=64):
+    """A matrix in bitsandbytes' 4 bits, with blocks of `size` weights, and its values."""
+    if table is None:
+        table = np.sort(STREAM.uniform(-1, 1, 16)).astype(np.float32)
     codes = STREAM.integers(0, 16, (N, K), np.uint8)
-    about = {"quant_type": "nf4", "blocksize": 64, "shape": [N, K], "dtype": "bfloat16"}
+    about = {"quant_type": "nf4", "blocksize": size, "shape": [N, K], "dtype": "bfloat16"}
     parts = {"weight": (codes[:, ::2] << 4 | codes[:, 1::2]).reshape(-1, 1)}
     if nested:
-        absmax = STREAM.integers(0, 256, N * K // 64, np.uint8)
+        absmax = STREAM.integers(0, 256, N * K // size, np.uint8)
         nested_map = np.linspace(-1, 1, 256, dtype=np.float32)
         outer = STREAM.uniform(0.1, 0.2, 8).astype(np.float32)
         about |= {"nested_blocksize": 16, "nested_offset": 0.5, "nested_dtype": "float32"}
-        largest = nested_map[absmax] * np.repeat(outer, 16) + np.float32(0.5)
+        largest = nested_map[absmax] * np.repeat(outer, 16)[: absmax.size] + np.float32(0.5)
         parts |= {"weight.nested_absmax": outer, "weight.nested_quant_map": nested_map}
     else:
-        absmax = largest = STREAM.uniform(0.1, 0.2, N * K // 64).astype(np.float32)
+        absmax = largest = STREAM.uniform(0.1, 0.2, N * K // size).astype(np.float32)
     text = (json.dumps(about) if state is None else state).encode()
     parts |= {
         "weight.absmax": absmax,
@@ -403,11 +412,21 @@ def four_bits_store(nested, state=None):
         "weight.quant_state.bitsandbytes__nf4": np.frombuffer(text, np.uint8),
     }
     store = Store(norm__weight=NORM, **{f"q__{name}": value for name, value in parts.items()})
-    return store, table[codes] * np.repeat(largest, 64).reshape(N, K)
+    return store, table[codes] * np.repeat(largest, size).reshape(N, K)
 
 
 @pytest.mark.parametrize("nested", [True, False])
-def test_bitsandbytes_of_four_bits_is_converted(nested):
+@pytest.mark.parametrize("size", [64, 4096])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_bitsandbytes_of_four_bits_keeps_its_codes(kind, size, nested):
+    table = {"nf4": NF4, "fp4": FP4_BITS}[kind].numpy()
+    store, values = four_bits_store(nested, table=table, size=size)
+    # Scales, of up to 0.7, are rounded to fp16.
+    check(opened("bitsandbytes", store), values, f"{kind}_g64", 0.7 / 2048)
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_bitsandbytes_of_other_values_is_converted(nested):
     store, values = four_bits_store(nested)
     weights = opened("bitsandbytes", store, load_in_4bit=True)
     check(weights, values, "w8_g32", 1e-7, packed=34 / 32)

@@ -15,6 +15,7 @@
 #include CPUSERVE_VEC  // first: the files below use its primitives
 
 #include "kernels/linear/channel.h"
+#include "kernels/linear/coded.h"
 #include "kernels/linear/dense.h"
 #include "kernels/linear/planes.h"
 #include "kernels/linear/w4_group.h"
@@ -71,6 +72,10 @@ constexpr KernelTable make_table(const char* isa) {
 #endif
 #if defined(CPUSERVE_UNIT_ALL) || defined(CPUSERVE_UNIT_BF16)
   t.linear[static_cast<int>(WeightKind::dense_bf16)] = dense_kernel<Bf16Element>();
+  t.linear[static_cast<int>(WeightKind::e4m3_g128)] = coded_kernel<F8Codes>();
+  t.linear[static_cast<int>(WeightKind::nf4_g64)] = coded_kernel<TableCodes64<Nf4Table>>();
+  t.linear[static_cast<int>(WeightKind::fp4_g64)] = coded_kernel<TableCodes64<Fp4Table>>();
+  t.linear[static_cast<int>(WeightKind::nvfp4)] = coded_kernel<Nvfp4Codes>();
   t.attention = attention;
   t.attention_merge = attention_merge;
 #endif
@@ -91,19 +96,27 @@ constexpr KernelTable make_table(const char* isa) {
 #ifdef CPUSERVE_UNIT_TILES
   t.linear[static_cast<int>(WeightKind::dense_bf16)] =
       on_tiles<Bf16Tiles>(dense_kernel<Bf16Element>());
+  t.linear[static_cast<int>(WeightKind::e4m3_g128)] =
+      on_tiles<GroupTiles<RawCoded<F8Codes>>>(coded_kernel<F8Codes>());
+  t.linear[static_cast<int>(WeightKind::nf4_g64)] =
+      on_tiles<GroupTiles<RawCoded<TableCodes64<Nf4Table>>>>(
+          coded_kernel<TableCodes64<Nf4Table>>());
+  t.linear[static_cast<int>(WeightKind::fp4_g64)] =
+      on_tiles<GroupTiles<RawCoded<TableCodes64<Fp4Table>>>>(
+          coded_kernel<TableCodes64<Fp4Table>>());
+  t.linear[static_cast<int>(WeightKind::nvfp4)] =
+      on_tiles<GroupTiles<RawCoded<Nvfp4Codes>>>(coded_kernel<Nvfp4Codes>());
   t.linear[static_cast<int>(WeightKind::w8_g32)] =
-      on_tiles<GroupTiles<RawGroup<W8Group>, Grouped<W8Group>>>(group_kernel<W8Group>());
+      on_tiles<GroupTiles<RawGroup<W8Group>>>(group_kernel<W8Group>());
   t.linear[static_cast<int>(WeightKind::w4_g32)] =
-      on_tiles<GroupTiles<RawGroup<W4Group<false>>, Grouped<W4Group<false>>>>(
-          group_kernel<W4Group<false>>());
+      on_tiles<GroupTiles<RawGroup<W4Group<false>>>>(group_kernel<W4Group<false>>());
   t.linear[static_cast<int>(WeightKind::w4m_g32)] =
-      on_tiles<GroupTiles<RawGroup<W4Group<true>>, Grouped<W4Group<true>>>>(
-          group_kernel<W4Group<true>>());
+      on_tiles<GroupTiles<RawGroup<W4Group<true>>>>(group_kernel<W4Group<true>>());
   t.linear[static_cast<int>(WeightKind::w4m_g128)] =
-      on_tiles<GroupTiles<RawGroup<W4Wide>, Grouped<W4Wide>>>(group_kernel<W4Wide>());
+      on_tiles<GroupTiles<RawGroup<W4Wide>>>(group_kernel<W4Wide>());
   t.linear[static_cast<int>(WeightKind::w8_channel)] = on_tiles<ChannelTiles>(channel_kernel<0>());
   t.linear[static_cast<int>(WeightKind::w8_channel_g128)] =
-      on_tiles<GroupTiles<RawChannel, Channel<kWideGroup / 4>>>(channel_kernel<kWideGroup / 4>());
+      on_tiles<GroupTiles<RawChannel>>(channel_kernel<kWideGroup / 4>());
   t.attention = attention;
 #endif
 #ifdef CPUSERVE_UNIT_ALL

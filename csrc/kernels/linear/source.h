@@ -47,9 +47,60 @@ struct BlockU4 {
   uint16_t d, m;
   uint8_t q[kWideGroup / 2];
 };
+struct BlockE4m3 {
+  float scale;
+  uint8_t q[kF8Group];
+};
+struct Block4 {  // nf4_g64, fp4_g64
+  uint16_t d;
+  uint8_t q[32];
+};
+struct BlockNvfp4 {
+  uint8_t scale;
+  uint8_t q[8];
+};
+static_assert(sizeof(BlockE4m3) == 132 && sizeof(Block4) == 34 && sizeof(BlockNvfp4) == 9,
+              "blocks have no padding");
 static_assert(sizeof(BlockU4) == 68, "u4m_g128 blocks have no padding");
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20,
               "GGUF blocks have no padding");
+
+// Tables of the 4-bit codes: values, and bf16 that are kUnit to one of them. A unit that makes the
+// entries exact, or rounding them err least (0.06 % of NF4's rms; its values themselves, 0.11 %).
+struct Nf4Table {  // QLoRA, appendix E
+  static constexpr float kValues[16] = {-1.0f,
+                                        -0.6961928009986877f,
+                                        -0.5250730514526367f,
+                                        -0.39491748809814453f,
+                                        -0.28444138169288635f,
+                                        -0.18477343022823334f,
+                                        -0.09105003625154495f,
+                                        0.0f,
+                                        0.07958029955625534f,
+                                        0.16093020141124725f,
+                                        0.24611230194568634f,
+                                        0.33791524171829224f,
+                                        0.44070982933044434f,
+                                        0.5626170039176941f,
+                                        0.7229568362236023f,
+                                        1.0f};
+  static constexpr uint16_t kEntries[16] = {0xbfb8, 0xbf80, 0xbf41, 0xbf11, 0xbed1, 0xbe88,
+                                            0xbe06, 0,      0x3dea, 0x3e6d, 0x3eb5, 0x3ef9,
+                                            0x3f22, 0x3f4f, 0x3f85, 0x3fb8};
+  static constexpr float kUnit = 0.69589135f;
+};
+struct Fp4Table {  // bitsandbytes: a bit of sign, two of exponent, one of fraction
+  static constexpr float kValues[16] = {
+      0.0f,  0.0625f / 12,  8.0f / 12,  1.0f,  4.0f / 12,  0.5f,  2.0f / 12,  0.25f,
+      -0.0f, -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -0.5f, -2.0f / 12, -0.25f};
+  static constexpr uint16_t kEntries[16] = {0,      0x3d80, 0x4100, 0x4140, 0x4080, 0x40c0,
+                                            0x4000, 0x4040, 0x8000, 0xbd80, 0xc100, 0xc140,
+                                            0xc080, 0xc0c0, 0xc000, 0xc040};
+  static constexpr float kUnit = 1.0f / 12;
+};
+constexpr uint16_t kE2m1Entries[16] = {0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040,
+                                       0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0,
+                                       0xc000, 0xc040, 0xc080, 0xc0c0};
 
 inline void read_f16(const uint16_t* from, int n, float* out) {
   int i = 0;
@@ -93,6 +144,36 @@ inline void read_u4m(const BlockU4* blocks, int64_t k0, int n, float* out) {
     const int64_t at = (k0 + i) % kWideGroup;
     const int q = at % 2 ? b.q[at / 2] >> 4 : b.q[at / 2] & 15;
     out[i] = half_to_float(b.d) * static_cast<float>(q) + half_to_float(b.m);
+  }
+}
+
+inline int nibble_of(const uint8_t* q, int64_t i) { return i % 2 ? q[i / 2] >> 4 : q[i / 2] & 15; }
+inline float e4m3_to_float(uint8_t code) {
+  uint8_t codes[kLanes] = {code};
+  float out[kLanes];
+  store(out, load_e4m3(codes));
+  return 256 * out[0];
+}
+inline void read_e4m3(const BlockE4m3* blocks, int64_t k0, int n, float* out) {
+  for (int i = 0; i < n; i++) {
+    const BlockE4m3& b = blocks[(k0 + i) / kF8Group];
+    out[i] = b.scale * e4m3_to_float(b.q[(k0 + i) % kF8Group]);
+  }
+}
+template <class Table>
+inline void read_table(const Block4* blocks, int64_t k0, int n, float* out) {
+  for (int i = 0; i < n; i++) {
+    const Block4& b = blocks[(k0 + i) / 64];
+    out[i] = half_to_float(b.d) * Table::kValues[nibble_of(b.q, (k0 + i) % 64)];
+  }
+}
+inline void read_nvfp4(const uint8_t* row, int64_t k0, int n, float* out) {
+  const float scale = read_as<float>(row);
+  for (int i = 0; i < n; i++) {
+    const BlockNvfp4& b = reinterpret_cast<const BlockNvfp4*>(row + 4)[(k0 + i) / 16];
+    float value;
+    read_bf16(kE2m1Entries + nibble_of(b.q, (k0 + i) % 16), 1, &value);
+    out[i] = scale * (e4m3_to_float(b.scale) * value);
   }
 }
 
@@ -146,6 +227,14 @@ inline void read_floats(const void* row, SourceType type, int64_t k0, int n, flo
       return read_blocks<GgufIq4Xs>(row, k0, n, out);
     case SourceType::gguf_mxfp4:
       return read_blocks<GgufMxfp4>(row, k0, n, out);
+    case SourceType::e4m3_g128:
+      return read_e4m3(static_cast<const BlockE4m3*>(row), k0, n, out);
+    case SourceType::nf4_g64:
+      return read_table<Nf4Table>(static_cast<const Block4*>(row), k0, n, out);
+    case SourceType::fp4_g64:
+      return read_table<Fp4Table>(static_cast<const Block4*>(row), k0, n, out);
+    case SourceType::nvfp4:
+      return read_nvfp4(static_cast<const uint8_t*>(row), k0, n, out);
   }
 }
 

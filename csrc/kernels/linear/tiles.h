@@ -6,12 +6,13 @@
 // tiles of sums, two of rows, two of weights.
 //
 // Chain kinds keep their sums in tiles over a block of K: bf16, and int8 with one scale per row.
-// Group kinds have a scale for every 32 or 128 of K. Their weights are first unpacked to signed
-// bytes, once for all rows of a block; a group's integer sums leave the tiles, and vectors add them
-// to fp32 sums while the tiles compute the next group.
+// Group kinds have a scale for every 32 to 256 of K. Their weights are first unpacked to signed
+// bytes or to bf16, once for all rows of a block; a group's sums leave the tiles, and vectors add
+// them to fp32 sums while the tiles compute the next group.
 #pragma once
 #include "kernels/generic/matrix_job.h"
 #include "kernels/linear/channel.h"
+#include "kernels/linear/coded.h"
 #include "kernels/linear/dense.h"
 #include "kernels/linear/w4_group.h"
 #include "kernels/linear/w4_wide.h"
@@ -37,7 +38,7 @@ constexpr int kSpanStrips = 4;
 // Of unpacked lines, at most so many are a block; they share L1 with 16 KB of groups' integer sums.
 constexpr int64_t kGroupBlockLines = 8 * kTileLines;
 
-// A group's integer sums, as they leave the tiles.
+// A group's sums, integers or the bits of floats, as they leave the tiles.
 using DotTiles = int32_t[2 * kJobColumns][kTileRows16 * kPanel];
 
 // Where the scratch of a call holds what.
@@ -176,8 +177,11 @@ CPUSERVE_INLINE void put_line(uint8_t* p, LineBytes x) { *reinterpret_cast<LineB
 template <class W>
 struct RawGroup {
   static constexpr int kGroup = W::kGroup, kLines = kGroup / 4;
-  static constexpr bool kScales = true, kLeast = W::kMinBytes != 0;
-  static int64_t groups(int64_t k) { return (k + kGroup - 1) / kGroup; }
+  static constexpr bool kScales = true, kLeast = W::kMinBytes != 0, kFloats = false;
+  using Vectors = Grouped<W>;
+  using Product = S8S8Product;
+  static constexpr ActFormat kAct = W::kAct;
+  static int64_t lines(int64_t k) { return (k + kGroup - 1) / kGroup * kLines; }
   static const uint8_t* at(const uint8_t* panel, int64_t group) {
     return panel + group * W::kGroupBytes;
   }
@@ -198,8 +202,11 @@ struct RawGroup {
 // w8_channel_g128: lines without scales between them, and a last group that may be cut short.
 struct RawChannel {
   static constexpr int kGroup = kWideGroup, kLines = kGroup / 4;
-  static constexpr bool kScales = false, kLeast = false;
-  static int64_t groups(int64_t k) { return (k + kGroup - 1) / kGroup; }
+  static constexpr bool kScales = false, kLeast = false, kFloats = false;
+  using Vectors = Channel<kWideGroup / 4>;
+  using Product = S8S8Product;
+  static constexpr ActFormat kAct = Vectors::kAct;
+  static int64_t lines(int64_t k) { return (k + kGroup - 1) / kGroup * kLines; }
   static const uint8_t* at(const uint8_t* panel, int64_t group) {
     return panel + group * kLines * kTileLineBytes;
   }
@@ -214,21 +221,40 @@ struct RawChannel {
   }
 };
 
+// Float codes, whose lines are bf16. K ends with a whole tile.
+template <class C>
+struct RawCoded {
+  static constexpr int kGroup = C::kGroup, kLines = kGroup / 2;
+  static constexpr bool kScales = true, kLeast = false, kFloats = true;
+  using Vectors = void;
+  using Product = Bf16Product;
+  static constexpr ActFormat kAct = ActFormat::bf16;
+  static int64_t lines(int64_t k) { return k / 2; }
+  static const uint8_t* at(const uint8_t* panel, int64_t group) {
+    return panel + group * C::bytes(kGroup);
+  }
+  static void unpack(const uint8_t* panel, int64_t group, int64_t k, uint8_t* to) {
+    C::template widen<false>(at(panel, group), group_size<C>(k, group),
+                             reinterpret_cast<uint16_t*>(to), 0);
+  }
+  CPUSERVE_INLINE F scale(const uint8_t* group, int column) { return C::scale(group, column); }
+};
+
 // A kind with groups of kGroup of K. Line numbers count unpacked lines.
-template <class Raw, class VectorKind>
+template <class Raw>
 struct GroupTiles {
-  using Vectors = VectorKind;
-  static constexpr ActFormat kAct = VectorKind::kAct;
+  using Vectors = typename Raw::Vectors;
+  static constexpr ActFormat kAct = Raw::kAct;
   static constexpr bool kGroups = true;
   static constexpr int kLines = Raw::kLines;  // of a group
   static constexpr int kShapeLines = kLines < kTileLines ? kLines : kTileLines;
-  static int64_t lines(int64_t k) { return Raw::groups(k) * kLines; }
+  static int64_t lines(int64_t k) { return Raw::lines(k); }
 
   // Unpacks lines [line0, line1) of a panel.
   static void unpack(const PackedWeight& w, int64_t panel, int64_t line0, int64_t line1,
                      uint8_t* to) {
     const uint8_t* from = w.data + static_cast<size_t>(panel) * w.panel_bytes;
-    for (int64_t g = line0 / kLines; g < line1 / kLines; g++, to += kLines * kTileLineBytes) {
+    for (int64_t g = line0 / kLines; g * kLines < line1; g++, to += kLines * kTileLineBytes) {
       Raw::unpack(from, g, w.k, to);
     }
   }
@@ -246,7 +272,11 @@ struct GroupTiles {
         const uint8_t* group = Raw::at(t.w + static_cast<size_t>(p) * t.panel_bytes, g + j);
         const uint16_t* halves = reinterpret_cast<const uint16_t*>(group);
         for (int v = 0; v < kWays; v++) {
-          if constexpr (Raw::kScales) scale[j][p][v] = load_f16(halves + v * kLanes);
+          if constexpr (Raw::kFloats) {
+            scale[j][p][v] = Raw::scale(group, v * kLanes);
+          } else if constexpr (Raw::kScales) {
+            scale[j][p][v] = load_f16(halves + v * kLanes);
+          }
           if constexpr (Raw::kLeast) least[j][p][v] = load_f16(halves + kPanel + v * kLanes);
         }
       }
@@ -262,7 +292,7 @@ struct GroupTiles {
     for (int r = 0; r < rows; r++, of_row += x_stride, c += c_stride) {
       F s[G], m[G];
       for (int j = 0; j < G; j++) {
-        s[j] = set1(read_as<float>(of_row + 4 * j));
+        if constexpr (!Raw::kFloats) s[j] = set1(read_as<float>(of_row + 4 * j));
         if constexpr (Raw::kLeast) {
           const auto* sum = reinterpret_cast<const int32_t*>(of_row + to_sums) + j;
           m[j] = mul(s[j], to_float(iload1(sum)));
@@ -274,8 +304,13 @@ struct GroupTiles {
           F sum = load(to);
           for (int j = 0; j < G; j++) {
             const int32_t* dot = dots[j][row_tile * kJobColumns + p] + r * kPanel + v * kLanes;
-            const F product = to_float(load_bits(reinterpret_cast<const float*>(dot)));
-            sum = fma(product, Raw::kScales ? mul(scale[j][p][v], s[j]) : s[j], sum);
+            const auto* bits = reinterpret_cast<const float*>(dot);
+            if constexpr (Raw::kFloats) {
+              sum = fma(load(bits), scale[j][p][v], sum);
+            } else {
+              const F product = to_float(load_bits(bits));
+              sum = fma(product, Raw::kScales ? mul(scale[j][p][v], s[j]) : s[j], sum);
+            }
             if constexpr (Raw::kLeast) sum = fma(least[j][p][v], m[j], sum);
           }
           store(to, sum);
@@ -297,11 +332,12 @@ struct GroupTiles {
                                                                    const uint8_t* lines,
                                                                    size_t next_panel) {
     zero_sums<RT, NP>();
-    for (int line = 0; line < kLines; line += kShapeLines) {
+    const int64_t left = t.line1 - g * kLines, end = left < kLines ? left : int64_t{kLines};
+    for (int64_t line = 0; line < end; line += kShapeLines) {
       t.fetch->step();
       const uint8_t* w = lines + line * kTileLineBytes;
-      tile_products<S8S8Product, RT, NP, NP == 2>(t.x + (g * kLines + line) * 4, t.x_stride, w,
-                                                  w + next_panel, kTileLineBytes);
+      tile_products<typename Raw::Product, RT, NP, NP == 2>(
+          t.x + (g * kLines + line) * 4, t.x_stride, w, w + next_panel, kTileLineBytes);
     }
   }
 
@@ -325,7 +361,7 @@ struct GroupTiles {
         for (int i = 0; i < NP * kPanel; i += kLanes) store(t.c + r * t.c_stride + i, zero());
       }
     }
-    const int64_t group0 = t.line0 / kLines, group1 = t.line1 / kLines;
+    const int64_t group0 = t.line0 / kLines, group1 = (t.line1 + kLines - 1) / kLines;
     const size_t next_panel = sizeof t.scratch->lines[0];
     const uint8_t* lines = t.lines;
     Waiting before = {0, 0, nullptr};

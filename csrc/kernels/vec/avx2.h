@@ -188,6 +188,9 @@ CPUSERVE_INLINE void store_bf16_normal2(uint16_t* p, F x, F y) {
   const __m256i mixed = _mm256_packus_epi32(bf16_bits_normal(x), bf16_bits_normal(y));
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(mixed, 0xd8));
 }
+CPUSERVE_INLINE void widen_e4m3(const uint8_t* from, uint16_t* to) {
+  store_bf16_normal2(to, load_e4m3(from), load_e4m3(from + kLanes));
+}
 CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -197,6 +200,27 @@ CPUSERVE_INLINE P interleave_bf16(F even, F odd) {
 CPUSERVE_INLINE P interleave_top(F even, F odd) {
   return {_mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(even), 16),
                              _mm256_castps_si256(odd), 0xaa)};
+}
+
+struct Entries {
+  __m256i low, high;  // bytes
+};
+CPUSERVE_INLINE Entries load_entries(const uint16_t* p) {
+  const __m128i a = _mm_loadu_si128((const __m128i*)p);
+  const __m128i b = _mm_loadu_si128((const __m128i*)(p + 8));
+  const __m128i byte = _mm_set1_epi16(0xff);
+  return {
+      _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_and_si128(a, byte), _mm_and_si128(b, byte))),
+      _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)))};
+}
+CPUSERVE_INLINE P lookup_pairs(const Entries& entries, const uint8_t* p) {
+  const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  const __m256i index = _mm256_and_si256(_mm256_or_si256(x, _mm256_slli_epi32(x, 12)),
+                                         _mm256_set1_epi32(0x000f000f));  // one for each word
+  const __m256i low =
+      _mm256_and_si256(_mm256_shuffle_epi8(entries.low, index), _mm256_set1_epi16(0xff));
+  const __m256i high = _mm256_slli_epi16(_mm256_shuffle_epi8(entries.high, index), 8);
+  return {_mm256_or_si256(low, high)};
 }
 
 CPUSERVE_INLINE Q load_quads(const uint8_t* p) { return {_mm256_loadu_si256((const __m256i*)p)}; }

@@ -194,6 +194,20 @@ CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 #endif
+// In words: the sign, and the exponent and fraction where bf16 has them, with bf16's bias less the
+// 8 of 1/256. A denormal code is looked up.
+CPUSERVE_INLINE void widen_e4m3(const uint8_t* from, uint16_t* to) {
+  const __m512i denormals = _mm512_broadcast_i32x4(
+      _mm_setr_epi16(0, 0x3700, 0x3780, 0x37c0, 0x3800, 0x3820, 0x3840, 0x3860));
+  const __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from));
+  const __m512i bits = _mm512_and_si512(_mm512_slli_epi16(x, 4), _mm512_set1_epi16((short)0x87f0));
+  const __mmask32 denormal = _mm512_testn_epi16_mask(x, _mm512_set1_epi16(0x78));
+  __m512i r = _mm512_add_epi16(bits, _mm512_set1_epi16(0x3800));
+  const __m512i found = _mm512_permutexvar_epi16(x, denormals);
+  const __m512i sign = _mm512_and_si512(bits, _mm512_set1_epi16((short)0x8000));
+  r = _mm512_mask_blend_epi16(denormal, r, _mm512_or_si512(found, sign));
+  _mm512_storeu_si512(to, r);
+}
 CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -203,6 +217,19 @@ CPUSERVE_INLINE P interleave_bf16(F even, F odd) {
 CPUSERVE_INLINE P interleave_top(F even, F odd) {
   return {_mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(_mm512_castps_si512(even), 16),
                                   _mm512_castps_si512(odd))};
+}
+
+struct Entries {
+  __m512i v;
+};
+CPUSERVE_INLINE Entries load_entries(const uint16_t* p) {
+  return {_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)p))};
+}
+CPUSERVE_INLINE P lookup_pairs(const Entries& entries, const uint8_t* p) {
+  const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  const __m512i index = _mm512_and_si512(_mm512_or_si512(x, _mm512_slli_epi32(x, 12)),
+                                         _mm512_set1_epi32(0x000f000f));  // one for each word
+  return {_mm512_permutexvar_epi16(index, entries.v)};
 }
 
 CPUSERVE_INLINE Q load_quads(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }

@@ -184,6 +184,9 @@ CPUSERVE_INLINE void store_bf16_normal2(uint16_t* p, F x, F y) {
   store_bf16_normal(p, x);
   store_bf16_normal(p + kLanes, y);
 }
+CPUSERVE_INLINE void widen_e4m3(const uint8_t* from, uint16_t* to) {
+  store_bf16_normal2(to, load_e4m3(from), load_e4m3(from + kLanes));
+}
 CPUSERVE_INLINE void store_f16(uint16_t* p, F x) {
   vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
 }
@@ -192,6 +195,23 @@ CPUSERVE_INLINE P interleave_bf16(F even, F odd) {
 }
 CPUSERVE_INLINE P interleave_top(F even, F odd) {
   return {vtrn2q_u16(vreinterpretq_u16_f32(even), vreinterpretq_u16_f32(odd))};
+}
+
+struct Entries {
+  uint8x16_t low, high;  // bytes
+};
+CPUSERVE_INLINE Entries load_entries(const uint16_t* p) {
+  const uint8x16x2_t bytes = vld2q_u8((const uint8_t*)p);
+  return {bytes.val[0], bytes.val[1]};
+}
+CPUSERVE_INLINE P lookup_pairs(const Entries& entries, const uint8_t* p) {
+  uint32_t four;
+  memcpy(&four, p, 4);
+  const uint8x8_t x = vcreate_u8(four);
+  const uint8x8_t index = vzip1_u8(vand_u8(x, vdup_n_u8(15)), vshr_n_u8(x, 4));
+  const uint8x16_t low = vcombine_u8(vqtbl1_u8(entries.low, index), vdup_n_u8(0));
+  const uint8x16_t high = vcombine_u8(vqtbl1_u8(entries.high, index), vdup_n_u8(0));
+  return {vreinterpretq_u16_u8(vzip1q_u8(low, high))};
 }
 
 CPUSERVE_INLINE Q load_quads(const uint8_t* p) { return {vld1q_u8(p)}; }

@@ -246,6 +246,9 @@ CPUSERVE_INLINE void store_bf16_normal2(uint16_t* p, F x, F y) {
   store_bf16_normal(p, x);
   store_bf16_normal(p + kLanes, y);
 }
+CPUSERVE_INLINE void widen_e4m3(const uint8_t* from, uint16_t* to) {
+  store_bf16_normal2(to, load_e4m3(from), load_e4m3(from + kLanes));
+}
 CPUSERVE_INLINE void store_f16(uint16_t* p, F x) { CPUSERVE_LANES p[i] = to_f16(x.v[i]); }
 CPUSERVE_INLINE P interleave_bf16(F even, F odd) {
   P r;
@@ -260,6 +263,23 @@ CPUSERVE_INLINE P interleave_top(F even, F odd) {
   CPUSERVE_LANES {
     r.v[i][0] = (uint16_t)(bits_of(even.v[i]) >> 16);
     r.v[i][1] = (uint16_t)(bits_of(odd.v[i]) >> 16);
+  }
+  return r;
+}
+
+struct Entries {
+  uint16_t v[16];
+};
+CPUSERVE_INLINE Entries load_entries(const uint16_t* p) {
+  Entries r;
+  memcpy(r.v, p, sizeof r.v);
+  return r;
+}
+CPUSERVE_INLINE P lookup_pairs(const Entries& entries, const uint8_t* p) {
+  P r;
+  CPUSERVE_LANES {
+    r.v[i][0] = entries.v[p[i] & 15];
+    r.v[i][1] = entries.v[p[i] >> 4];
   }
   return r;
 }

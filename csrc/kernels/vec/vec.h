@@ -30,6 +30,9 @@
 //   F load_e8m0(const uint8_t*): half of 2^(byte - 127)
 //   void load_nibbles(const uint8_t*, F* low, F* high)
 //   F load_s8(const uint8_t*) load_e5m2(const uint8_t*) load_e4m3(const uint8_t*): 1/256 of it
+//   void widen_e4m3(const uint8_t*, uint16_t* to): 2 kLanes of them as bf16, also 1/256 of each
+//   Entries load_entries(const uint16_t*): a table of 16 bf16   P lookup_pairs(Entries,
+//     const uint8_t*): of kLanes bytes, the entries of the low (even) and the high nibbles (odd)
 //   void store_bf16(uint16_t*, F) store_f16(uint16_t*, F)    round to nearest even, NaN stays NaN
 //   void store_bf16_normal(uint16_t*, F): the same of lanes that are not denormal and finite, or a
 //     NaN that was a bf16; ties go to even or away from 0. It takes a third of the operations.

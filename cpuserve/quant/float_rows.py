@@ -1,0 +1,130 @@
+"""Rows of source types that keep codes of floats (table.h: SourceType).
+
+e4m3_g128   k / 128 of { fp32 scale; u8 q[128] }, the last block perhaps shorter; FP8 E4M3
+nf4_g64     k / 64 of { fp16 scale; u8 q[32] }; NF4 of QLoRA
+fp4_g64     the same; FP4 of bitsandbytes
+nvfp4       { fp32 scale; k / 16 of { E4M3 s; u8 q[8] } }; E2M1
+
+w = scale * value, of nvfp4 scale * (s * value). Of two codes in a byte the first one is in the low
+half.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cpuserve.quant.dense import in_row_order
+from cpuserve.quant.rows import E2M1, row_bytes
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from cpuserve.quant.base import QuantTensor, SourceType
+
+    Float32 = npt.NDArray[np.float32]
+    Bytes = npt.NDArray[np.uint8]
+
+SOURCES = ("e4m3_g128", "nf4_g64", "fp4_g64", "nvfp4")
+WHOLE = 32  # inputs of a matrix of FP8 or NVFP4 are a multiple of this
+BLOCK = 128  # inputs that share a scale of e4m3_g128
+GROUP = 64  # inputs that share a scale of nf4_g64 and fp4_g64
+SMALL = 16  # inputs that share an FP8 scale of nvfp4
+NF4 = """-1.0 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453
+-0.28444138169288635 -0.18477343022823334 -0.09105003625154495 0.0
+0.07958029955625534 0.16093020141124725 0.24611230194568634 0.33791524171829224
+0.44070982933044434 0.5626170039176941 0.7229568362236023 1.0"""  # QLoRA, appendix E
+# By source type: the values of the codes.
+TABLES: dict[SourceType, Float32] = {
+    "nf4_g64": np.array(NF4.split(), np.float32),
+    "fp4_g64": np.array(
+        [s * x / 12 for s in (1, -1) for x in (0, 0.0625, 8, 12, 4, 6, 2, 3)], np.float32
+    ),
+}
+# In these units, fewer bits of the values are lost in bf16 (csrc/kernels/linear/source.h).
+UNITS: dict[SourceType, float] = {"nf4_g64": 0.69589135, "fp4_g64": 1 / 12}
+
+
+def e4m3(codes: Bytes) -> Float32:
+    """The values of bytes in FP8 E4M3 (OCP: no infinities, bias 7)."""
+    bits = np.arange(256)
+    exponent, fraction = bits >> 3 & 15, (bits & 7).astype(np.float32)
+    normal = np.ldexp(1 + fraction / 8, exponent - 7)
+    magnitude = np.where(exponent > 0, normal, np.ldexp(fraction, -9))
+    magnitude[bits & 127 == 127] = np.nan
+    table = np.where(bits < 128, magnitude, -magnitude).astype(np.float32)
+    return table[codes]
+
+
+def f8_rows(codes: Bytes, scale: Float32) -> Bytes:
+    """Rows of e4m3_g128 from codes [n, k] and the scales [n, k / 128], rounded up."""
+    n, k = codes.shape
+    blocks = scale.shape[1]
+    out = np.zeros((n, blocks, 4 + BLOCK), np.uint8)
+    out[:, :, :4] = scale.astype("<f4")[..., None].view(np.uint8)
+    whole = np.zeros((n, blocks * BLOCK), np.uint8)
+    whole[:, :k] = codes
+    out[:, :, 4:] = whole.reshape(n, blocks, BLOCK)
+    return np.ascontiguousarray(out.reshape(n, -1)[:, : row_bytes("e4m3_g128", k)])
+
+
+def table_rows(pairs: Bytes, scale: Float32) -> Bytes:
+    """Rows of nf4_g64 or fp4_g64 from pairs of codes [n, k / 2] and scales [n, k / 64]."""
+    n, groups = scale.shape
+    out = np.empty((n, groups, 2 + GROUP // 2), np.uint8)
+    out[:, :, :2] = scale.astype("<f2")[..., None].view(np.uint8)
+    out[:, :, 2:] = pairs.reshape(n, groups, GROUP // 2)
+    return out.reshape(n, -1)
+
+
+def nvfp4_rows(pairs: Bytes, small: Bytes, scale: Float32) -> Bytes:
+    """Rows of nvfp4 from pairs of codes [n, k / 2], FP8 scales [n, k / 16] and one scale [1]."""
+    n, groups = small.shape
+    out = np.empty((n, 4 + groups * (1 + SMALL // 2)), np.uint8)
+    out[:, :4] = scale.astype("<f4").view(np.uint8)
+    blocks = out[:, 4:].reshape(n, groups, 1 + SMALL // 2)
+    blocks[:, :, 0] = small
+    blocks[:, :, 1:] = pairs.reshape(n, groups, SMALL // 2)
+    out[:, 4:] = blocks.reshape(n, -1)
+    return out
+
+
+def dequantize(tensor: QuantTensor) -> Float32:
+    """An fp32 copy of a tensor of one of these types, of `tensor.shape`."""
+    values, scale, group = read_values(tensor)
+    spread = np.repeat(scale, group, axis=1)[:, : values.shape[1]]
+    return (values * spread).reshape(tensor.shape)
+
+
+def widened(tensor: QuantTensor) -> tuple[Float32, Float32, int]:
+    """As `read_values`, but values of NF4 and FP4 in units in which bf16 holds them best."""
+    values, scale, group = read_values(tensor)
+    unit = np.float32(UNITS.get(tensor.source, 1))
+    return values / unit, scale * unit, group
+
+
+def read_values(tensor: QuantTensor) -> tuple[Float32, Float32, int]:
+    """Values [n, k], scales [n, groups] and the size of groups, with row_order applied."""
+    data = np.ascontiguousarray(in_row_order(tensor.data, tensor))
+    n, k = len(data), tensor.shape[-1]
+    if tensor.source == "e4m3_g128":
+        starts = range(0, data.shape[1], 4 + BLOCK)
+        codes = np.concatenate([data[:, at + 4 : at + 4 + BLOCK] for at in starts], axis=1)
+        scales = np.concatenate([data[:, at : at + 4] for at in starts], axis=1)
+        return e4m3(codes), scales.view("<f4").astype(np.float32), BLOCK
+    if tensor.source == "nvfp4":
+        scale = np.ascontiguousarray(data[:, :4]).view("<f4").astype(np.float32)
+        blocks = data[:, 4:].reshape(n, -1, 1 + SMALL // 2)
+        values = e4m3(blocks[:, :, :1]) * E2M1[unpaired(blocks[:, :, 1:])]
+        return values.reshape(n, k), scale, k
+    blocks = data.reshape(n, -1, 2 + GROUP // 2)
+    halves = np.ascontiguousarray(blocks[:, :, :2]).view("<f2").astype(np.float32)
+    values = TABLES[tensor.source][unpaired(blocks[:, :, 2:])]
+    return values.reshape(n, k), halves.reshape(n, -1), GROUP
+
+
+def unpaired(pairs: Bytes) -> Bytes:
+    """Codes [..., 2 w] of bytes [..., w] that hold two of them, the first in the low half."""
+    codes = np.stack([pairs & 15, pairs >> 4], axis=-1)
+    return codes.reshape(*pairs.shape[:-1], -1)

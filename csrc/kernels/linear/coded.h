@@ -1,0 +1,331 @@
+// Kinds of float codes with a scale for a group of K: FP8, and 4 bits with a table of values.
+//
+// Codes of a group are widened to bf16 lines, the layout of dense_bf16, in scratch that stays in
+// the caches, and the tiles of dense_bf16 multiply them. The sum of a group starts from zero; then
+//
+//   f = fma(sum, scale, f)      per group in ascending order
+//
+// A kind C defines
+//   kGroup                 of K, a multiple of 32; the last group may be shorter, by multiples of
+//   32 bytes(n)               of a group of n of K of a panel scale(group, column)   of columns
+//   [column, column + kLanes) widen(group, n, to)    n / 2 lines of 32 bf16; kFetch: prefetches the
+//   bytes `ahead` of them pack_column(row, g, n, column, group)   group g of a source row
+#pragma once
+#include "kernels/linear/dense.h"
+#include "kernels/linear/driver.h"
+#include "kernels/linear/source.h"
+
+namespace CPUSERVE_NS {
+namespace {
+
+// Elements of a line, two of K for each column, and its bytes as bf16.
+constexpr int kLineCodes = 2 * kPanel, kWideLine = kLineCodes * 2;
+
+template <bool kFetch>
+CPUSERVE_INLINE void fetch_ahead(const uint8_t* p, int64_t ahead) {
+  if constexpr (kFetch) prefetch(p + ahead);
+}
+
+// { fp32 scale[16]; u8 q[n / 2][16][2] }. Codes widen to 1/256 of their value, so the scale is 256
+// times that of the file.
+struct F8Codes {
+  static constexpr int kGroup = kF8Group, kScales = kPanel * 4;
+  static constexpr float kWidened = 256;
+  static constexpr int64_t bytes(int64_t n) { return kScales + n * kPanel; }
+  CPUSERVE_INLINE F scale(const uint8_t* group, int column) {
+    return load(reinterpret_cast<const float*>(group) + column);
+  }
+  template <bool kFetch>
+  CPUSERVE_INLINE void widen(const uint8_t* group, int64_t n, uint16_t* to, int64_t ahead) {
+    const uint8_t* q = group + kScales;
+    for (int64_t line = 0; line < n / 2; line += 2) {  // 64 bytes
+      fetch_ahead<kFetch>(q, ahead);
+#pragma GCC unroll 16
+      for (int v = 0; v < 2 * kVecs; v++, q += 2 * kLanes, to += 2 * kLanes) widen_e4m3(q, to);
+    }
+  }
+  static void pack_column(const uint8_t* row, int64_t g, int64_t n, int column, uint8_t* group) {
+    const auto* block = row ? reinterpret_cast<const BlockE4m3*>(row) + g : nullptr;
+    const float scale = row ? block->scale * kWidened : 0.0f;
+    memcpy(group + column * 4, &scale, 4);
+    uint8_t* q = group + kScales + column * 2;
+    for (int64_t i = 0; i < n; i++) q[i / 2 * kLineCodes + i % 2] = row ? block->q[i] : uint8_t{0};
+  }
+};
+
+// { fp16 scale[16]; u8 q[32][16] }: k is the low nibble, k + 1 the high one.
+template <class Table>
+struct TableCodes64 {
+  static constexpr int kGroup = 64, kScales = kPanel * 2;
+  static constexpr int64_t bytes(int64_t n) { return kScales + n / 2 * kPanel; }
+  CPUSERVE_INLINE F scale(const uint8_t* group, int column) {
+    const auto* scales = reinterpret_cast<const uint16_t*>(group);
+    return mul(load_f16(scales + column), set1(Table::kUnit));
+  }
+  template <bool kFetch>
+  CPUSERVE_INLINE void widen(const uint8_t* group, int64_t n, uint16_t* to, int64_t ahead) {
+    const Entries entries = load_entries(Table::kEntries);
+    const uint8_t* q = group + kScales;
+    for (int64_t line = 0; line < n / 2; line += 4) {  // 64 bytes
+      fetch_ahead<kFetch>(q, ahead);
+#pragma GCC unroll 16
+      for (int v = 0; v < 4 * kVecs; v++, q += kLanes, to += 2 * kLanes) {
+        store_pairs(to, lookup_pairs(entries, q));
+      }
+    }
+  }
+  static void pack_column(const uint8_t* row, int64_t g, int64_t n, int column, uint8_t* group) {
+    const auto* block = row ? reinterpret_cast<const Block4*>(row) + g : nullptr;
+    const uint16_t scale = row ? block->d : uint16_t{0};
+    memcpy(group + column * 2, &scale, 2);
+    uint8_t* q = group + kScales + column;
+    for (int64_t i = 0; i < n / 2; i++) q[i * kPanel] = row ? block->q[i] : uint8_t{0};
+  }
+};
+
+// { fp32 scale[16]; n / 16 of { E4M3 s[16]; u8 q[8][16] } }: the products of codes and s have 6
+// significant bits, so they are exact in bf16.
+struct Nvfp4Codes {
+  static constexpr int kGroup = 256, kScales = kPanel * 4, kSmall = 16;
+  static constexpr int64_t kSmallBytes = kPanel + kSmall / 2 * kPanel;
+  static constexpr float kWidened = 256;
+  static constexpr int64_t bytes(int64_t n) { return kScales + n / kSmall * kSmallBytes; }
+  CPUSERVE_INLINE F scale(const uint8_t* group, int column) {
+    return load(reinterpret_cast<const float*>(group) + column);
+  }
+  template <bool kFetch>
+  CPUSERVE_INLINE void widen(const uint8_t* group, int64_t n, uint16_t* to, int64_t ahead) {
+    const Entries entries = load_entries(kE2m1Entries);
+    const uint8_t* small = group + kScales;
+    for (int64_t i = 0; i < n; i += kSmall, small += kSmallBytes) {
+      fetch_ahead<kFetch>(small, ahead);
+      fetch_ahead<kFetch>(small + kSmallBytes / 2, ahead);
+      F scales[kVecs];
+      for (int v = 0; v < kVecs; v++) scales[v] = load_e4m3(small + v * kLanes);
+      const uint8_t* q = small + kPanel;
+#pragma GCC unroll 8
+      for (int line = 0; line < kSmall / 2; line++) {
+#pragma GCC unroll 16
+        for (int v = 0; v < kVecs; v++, q += kLanes, to += 2 * kLanes) {
+          const P x = lookup_pairs(entries, q);
+          store_pairs(to, interleave_top(mul(even(x), scales[v]), mul(odd(x), scales[v])));
+        }
+      }
+    }
+  }
+  static void pack_column(const uint8_t* row, int64_t g, int64_t n, int column, uint8_t* group) {
+    const float scale = row ? read_as<float>(row) * kWidened : 0.0f;
+    memcpy(group + column * 4, &scale, 4);
+    const auto* blocks = reinterpret_cast<const BlockNvfp4*>(row ? row + 4 : nullptr);
+    for (int64_t i = 0; i < n / kSmall; i++) {
+      uint8_t* small = group + kScales + i * kSmallBytes + column;
+      const BlockNvfp4 block = row ? blocks[g * kGroup / kSmall + i] : BlockNvfp4{};
+      *small = block.scale;
+      for (int j = 0; j < kSmall / 2; j++) small[(1 + j) * kPanel] = block.q[j];
+    }
+  }
+};
+
+// What a call keeps in its scratch.
+using WideTiles = Dense<Bf16Element>;
+constexpr int kMostCodedGroup = 256, kWideApart = 16;  // floats: rows must not share sets of L1
+constexpr int64_t kMostWideLines = 1024;               // of a panel: 256 KB of a strip
+struct CodedScratch {
+  float sums[kSumsFloats];
+  float part[WideTiles::kHalfRows * kStripPanels * kPanel];  // of one group
+  float rows[WideTiles::kHalfRows * (kMostCodedGroup + kWideApart)];
+  alignas(64) uint16_t lines[kStripPanels][kMostWideLines * kLineCodes];
+};
+static_assert(sizeof(CodedScratch) <= kLinearScratch, "the scratch of a call holds all of it");
+
+template <class C>
+CPUSERVE_INLINE int64_t groups_of(int64_t k) {
+  return (k + C::kGroup - 1) / C::kGroup;
+}
+template <class C>
+CPUSERVE_INLINE int64_t group_size(int64_t k, int64_t g) {
+  const int64_t left = k - g * C::kGroup;
+  return left < C::kGroup ? left : int64_t{C::kGroup};
+}
+
+// Groups of a K block of many rows, whose lines take as many bytes as a strip of dense_bf16.
+template <class C>
+CPUSERVE_INLINE int64_t block_groups(int64_t k, const WorkSizes& sizes) {
+  const int64_t given = sizes.strip_bytes / (kStripPanels * kWideLine);
+  const int64_t lines = given < kMostWideLines ? given : kMostWideLines;
+  const int64_t most = lines / (C::kGroup / 2), all = groups_of<C>(k);
+  const int64_t blocks = most < 1 ? all : (all + most - 1) / most;
+  return (all + blocks - 1) / blocks;
+}
+
+// Rows [row, row + rows) and groups [g0, g1) of some panels, whose lines are in the scratch.
+struct CodedPart {
+  int64_t panel0;
+  int panels;
+  int64_t g0, g1;
+};
+
+// Adds the sums of group g to those of a tile's rows at `f`.
+template <class C>
+CPUSERVE_INLINE void add_coded(const LinearArgs& a, const CodedPart& b, int64_t g, int rows,
+                               const float* part, float* f) {
+  constexpr int kStride = sums_stride<false>();
+  for (int p = 0; p < b.panels; p++) {
+    const uint8_t* group =
+        a.w->data + static_cast<size_t>(b.panel0 + p) * a.w->panel_bytes + g * C::bytes(C::kGroup);
+    for (int v = 0; v < kVecs; v++) {
+      const F scale = C::scale(group, v * kLanes);
+      const int at = p * kPanel + v * kLanes;
+      for (int r = 0; r < rows; r++) {
+        float* to = f + r * kStride + at;
+        const F before = g ? load(to) : zero();
+        store(to, fma(load(part + r * kStride + at), scale, before));
+      }
+    }
+  }
+}
+
+// The tiles of `rows` rows from `row` on, kRows and kPanels of each at most. f: their sums.
+template <class C, int kRows, int kPanels>
+CPUSERVE_INLINE void coded_tiles(const LinearArgs& a, CodedScratch& s, const CodedPart& b,
+                                 int64_t row, int64_t rows, float* f) {
+  constexpr int kStride = sums_stride<false>();
+  const int64_t tiles = (rows + kRows - 1) / kRows, base = rows / tiles, longer = rows % tiles;
+  LinearTile t;
+  t.x_padded = padded_width(ActFormat::bf16, a.w->k);
+  t.panel_bytes = sizeof s.lines[0];
+  t.x_u0 = t.u0 = 0;
+  t.resume = false;
+  t.last = true;
+  for (int64_t i = 0; i < tiles; i++) {
+    const int high = static_cast<int>(base + (i < longer));
+    for (int64_t g = b.g0; g < b.g1; g++) {
+      const int64_t n = group_size<C>(a.w->k, g);
+      t.x = static_cast<const uint8_t*>(a.x) + static_cast<size_t>(row) * a.x_stride +
+            g * C::kGroup * 2;
+      t.x_stride = a.x_stride;
+      if constexpr (WideTiles::kWidens) {
+        constexpr int64_t kWidth = C::kGroup + kWideApart;
+        for (int r = 0; r < high; r++) {
+          const auto* from = reinterpret_cast<const uint16_t*>(t.x + r * a.x_stride);
+          for (int64_t e = 0; e < n; e += kLanes) {
+            store(s.rows + r * kWidth + e, load_bf16(from + e));
+          }
+        }
+        t.x = reinterpret_cast<const uint8_t*>(s.rows);
+        t.x_stride = kWidth * sizeof(float);
+      }
+      t.split = t.u1 = n / 2;
+      for (int p = 0, np; p < b.panels; p += np) {
+        np = b.panels - p >= kPanels ? kPanels : kPanels > 2 && b.panels - p > 1 ? 2 : 1;
+        t.w = reinterpret_cast<const uint8_t*>(s.lines[p] + (g - b.g0) * C::kGroup * kPanel);
+        t.ahead0 = t.ahead1 = t.w;
+        t.c = s.part + p * kPanel;
+        if (np == 1) {
+          call_tile<WideTiles, false, 1, 1, kRows>(high, t);
+        } else if (np == kPanels) {
+          call_tile<WideTiles, false, kPanels, 1, kRows>(high, t);
+        } else if constexpr (kPanels > 2) {
+          call_tile<WideTiles, false, 2, 1, kRows>(high, t);
+        }
+      }
+      add_coded<C>(a, b, g, high, s.part, f);
+    }
+    row += high;
+    f += high * kStride;
+  }
+}
+
+template <class C>
+void run_coded(const LinearArgs& a) noexcept {
+  const PackedWeight& w = *a.w;
+  auto& s = *static_cast<CodedScratch*>(a.scratch);
+  const bool plain = plain_f32(a.ep);
+  const int64_t groups = groups_of<C>(w.k);
+  // Lines for few rows are used at once, while they are in L1.
+  const int64_t step = a.m <= WideTiles::kRows ? 1 : block_groups<C>(w.k, a.sizes);
+  for (int64_t row0 = 0; row0 < a.m; row0 += a.sizes.rows) {
+    const int64_t rows = a.m - row0 < a.sizes.rows ? a.m - row0 : a.sizes.rows;
+    CodedPart b;
+    for (b.panel0 = a.panel0; b.panel0 < a.panel1; b.panel0 += kStripPanels) {
+      const int64_t left = a.panel1 - b.panel0;
+      b.panels = static_cast<int>(left < kStripPanels ? left : kStripPanels);
+      for (b.g0 = 0; b.g0 < groups; b.g0 = b.g1) {
+        b.g1 = b.g0 + step < groups ? b.g0 + step : groups;
+        for (int p = 0; p < b.panels; p++) {
+          const uint8_t* panel = w.data + static_cast<size_t>(b.panel0 + p) * w.panel_bytes;
+          for (int64_t g = b.g0; g < b.g1; g++) {
+            C::template widen<true>(panel + g * C::bytes(C::kGroup), group_size<C>(w.k, g),
+                                    s.lines[p] + (g - b.g0) * C::kGroup * kPanel,
+                                    a.sizes.ahead_bytes / kStripPanels);
+          }
+        }
+        if constexpr (WideTiles::kHalfRows > WideTiles::kRows) {
+          if (b.panels <= 2) {
+            coded_tiles<C, WideTiles::kHalfRows, 2>(a, s, b, row0, rows, s.sums);
+            continue;
+          }
+        }
+        coded_tiles<C, WideTiles::kRows, WideTiles::kPanels>(a, s, b, row0, rows, s.sums);
+      }
+      finish(a.ep, plain, row0, static_cast<int>(rows), b.panel0, b.panels, s.sums,
+             sums_stride<false>());
+    }
+  }
+}
+
+template <class C>
+size_t coded_panel_bytes(int64_t k) noexcept {
+  const int64_t last = groups_of<C>(k) - 1;
+  return static_cast<size_t>(last * C::bytes(C::kGroup) + C::bytes(group_size<C>(k, last)));
+}
+
+template <class C>
+void pack_coded(const PackArgs& a) noexcept {
+  auto* to = static_cast<uint8_t*>(a.panel);
+  for (int64_t g = 0; g < groups_of<C>(a.k); g++, to += C::bytes(C::kGroup)) {
+    for (int r = 0; r < kPanel; r++) {
+      C::pack_column(static_cast<const uint8_t*>(a.rows[r]), g, group_size<C>(a.k, g), r, to);
+    }
+  }
+}
+
+template <class C>
+void coded_row(const PackedWeight& w, int64_t n, float* out) noexcept {
+  const int64_t column = n % kPanel;
+  const uint8_t* group = w.data + static_cast<size_t>(n / kPanel) * w.panel_bytes;
+  for (int64_t g = 0; g < groups_of<C>(w.k); g++, group += C::bytes(C::kGroup)) {
+    alignas(64) uint16_t lines[C::kGroup * kPanel];
+    const int64_t size = group_size<C>(w.k, g);
+    C::template widen<false>(group, size, lines, 0);
+    float scales[kPanel];
+    for (int v = 0; v < kVecs; v++) store(scales + v * kLanes, C::scale(group, v * kLanes));
+    for (int64_t i = 0; i < size; i++, out++) {
+      *out = Bf16Element::to_float(lines[i / 2 * kLineCodes + column * 2 + i % 2]) * scales[column];
+    }
+  }
+}
+
+template <class C>
+int64_t coded_block_k(int64_t k, const WorkSizes& sizes) noexcept {
+  const int64_t block = block_groups<C>(k, sizes) * C::kGroup;
+  return block < k ? block : k;
+}
+
+template <class C>
+constexpr LinearKernel coded_kernel() {
+  static_assert(C::kGroup <= kMostCodedGroup, "lines of a group fit the scratch");
+  return {ActFormat::bf16,
+          coded_panel_bytes<C>,
+          pack_coded<C>,
+          run_coded<C>,
+          coded_row<C>,
+          WideTiles::kRows,
+          WideTiles::kPanels * kPanel,
+          WideTiles::kPanels,
+          WideTiles::kRows,
+          coded_block_k<C>};
+}
+
+}  // namespace
+}  // namespace CPUSERVE_NS
