@@ -116,6 +116,7 @@ class SourceDigest:
     def _write(self, digest: str) -> None:
         temporary = self._record.with_name(f".{self._record.name}.{os.getpid()}.tmp")
         text = json.dumps({"files": self._identified(), "digest": digest})
+        self._record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             temporary.write_text(text)
             temporary.replace(self._record)
