@@ -312,7 +312,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "dtype",
         "Type of weights and activations that are not quantized: auto, bfloat16, float16, float32.",
-        "auto: the checkpoint's",
+        "auto: the checkpoint's; bfloat16 for an encoder in float32 where the CPU multiplies it",
         MODEL,
         flags=("--dtype",),
         env="CPUSERVE_DTYPE",

@@ -192,6 +192,26 @@ def test_dtype_of_a_dense_checkpoint(checkpoint, asked, dtype, kv, needle):
     assert needle in why(resolved, "dtype")
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "options", "dtype", "needle"),
+    [
+        ("float32", {}, "bfloat16", "hardly need; this level multiplies it directly"),
+        ("float32", {"dtype": "float32"}, "float32", "as requested"),
+        ("float32", {"isa": "avx2"}, "float32", "as in the checkpoint"),
+        ("float16", {}, "float16", "as in the checkpoint"),
+    ],
+)
+def test_an_encoder_in_float32_is_computed_in_bfloat16_where_dot_products_take_it(
+    checkpoint, options, dtype, needle
+):
+    facts = dataclasses.replace(
+        SMOLLM2, dtype=checkpoint, quantization=None, whole_prompts=True, pooling="mean"
+    )
+    resolved = resolve("vm_2core_zen5", facts, **options)
+    assert resolved.config.dtype == dtype
+    assert needle in why(resolved, "dtype")
+
+
 def test_dtype_of_a_quantized_checkpoint_is_bfloat16_beside_the_stored_matrices():
     resolved = resolve("vm_2core_zen5")
     assert (resolved.config.dtype, resolved.config.kv_dtype) == ("bfloat16", "bf16")

@@ -5,7 +5,7 @@ import pytest
 
 from cpuserve import _C
 from cpuserve.models import build_program, spec_from_config
-from cpuserve.program.ops import Embed, Linear, Logits, Route
+from cpuserve.program.ops import Embed, Linear, Logits, MixParts, Route
 from cpuserve.quant.online import (
     ONE_SCALE,
     PER_TOKEN,
@@ -132,6 +132,13 @@ def test_embeddings_and_heads_of_all_families_and_no_others_keep_groups_of_32(sc
     assert "w8_g32" not in {kind_of(name, scheme) for name in linears}
 
 
+def _routes(op, value):
+    """Whether the op makes the choice of experts, or the coefficients of streams, of this value."""
+    if isinstance(op, Route):
+        return op.x == value
+    return isinstance(op, MixParts) and op.gates == value
+
+
 def test_routers_of_all_families_keep_their_precision():
     programs = [
         build_program(spec_from_config(tiny_config(family))) for family in (*FAMILIES, *ENCODERS)
@@ -140,8 +147,7 @@ def test_routers_of_all_families_keep_their_precision():
         name
         for program in programs
         for op in program.ops
-        if isinstance(op, Linear)
-        and any(isinstance(r, Route) and r.x == op.out for r in program.ops)
+        if isinstance(op, Linear) and any(_routes(r, op.out) for r in program.ops)
         for name in op.weights
     }
     assert len(names) >= len(ROUTERS)

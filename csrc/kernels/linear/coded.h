@@ -6,10 +6,11 @@
 //   f = fma(sum, scale, f)      per group in ascending order
 //
 // A kind C defines
-//   kGroup                 of K, a multiple of 32; the last group may be shorter, by multiples of
-//   32 bytes(n)               of a group of n of K of a panel scale(group, column)   of columns
-//   [column, column + kLanes) widen(group, n, to)    n / 2 lines of 32 bf16; kFetch: prefetches the
-//   bytes `ahead` of them pack_column(row, g, n, column, group)   group g of a source row
+//   kGroup                 elements of a group, a multiple of 32; a row's last one may have fewer
+//   bytes(n)               the bytes of a group of n elements of a panel
+//   scale(group, column)   the scales of columns [column, column + kLanes)
+//   widen(group, n, to)    writes n / 2 lines of 32 bf16; kFetch: and prefetches what lies `ahead`
+//   pack_column(row, g, n, column, group)   packs group g of a source row
 #pragma once
 #include "kernels/linear/dense.h"
 #include "kernels/linear/driver.h"
