@@ -17,11 +17,14 @@ from cpuserve.outputs import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
     RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
     position_logprobs,
 )
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.events import Embedding, Finish, Scored, Text, floats_of
 from cpuserve.serving.text import TextProcessor
+from cpuserve.tokenizer.pairs import PairEncoder
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
@@ -109,7 +112,7 @@ class LLM:
             RequestError: the engine failed to compute one request; the others are aborted.
             EngineDead: the engine has ended.
         """
-        self._check_kind(embeds=False)
+        self._check_kind("generate")
         requests = [self._request(prompt) for prompt in _as_list(prompts)]
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_each(given, len(requests))
@@ -166,26 +169,80 @@ class LLM:
             InvalidRequest: a prompt is invalid, or the model generates text.
             RequestError, EngineDead: as `generate`.
         """
-        self._check_kind(embeds=True)
+        self._check_kind("embed")
         requests = [self._request(prompt) for prompt in _as_list(prompts)]
-        params = [SamplingParams(max_tokens=0)] * len(requests)
-        batch = _Batch(self._client, self._tokenizer, requests, params, [0] * len(requests))
+        vectors = self._vectors(requests, use_tqdm)
         return [
             EmbeddingRequestOutput(
                 done.request_id,
                 done.prompt,
                 done.prompt_token_ids,
-                EmbeddingOutput(floats_of(batch.vectors[done.request_id]).tolist()),
+                EmbeddingOutput(floats_of(vectors[done.request_id]).tolist()),
                 num_cached_tokens=done.num_cached_tokens,
             )
-            for done in batch.run(use_tqdm)
+            for done in requests
         ]
 
-    def _check_kind(self, *, embeds: bool) -> None:
-        if embeds != (self.config.pooling != "none"):
-            does = "generates text" if embeds else "gives embeddings: call embed()"
-            msg = f"{self.config.model} {does}. The option `pooling` decides which"
-            raise InvalidRequest(msg, param="model")
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        instruction: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """Return the score of each pair of texts, of a reranker.
+
+        queries: one for all documents, or one for each. instruction: what the score is for, for
+        models that take one (Qwen3-Reranker).
+
+        Raises:
+            InvalidRequest: a pair is invalid, or the model is no reranker.
+            RequestError, EngineDead: as `generate`.
+        """
+        self._check_kind("score")
+        first = [queries] if isinstance(queries, str) else list(queries)
+        second = [documents] if isinstance(documents, str) else list(documents)
+        if len(first) not in (1, len(second)):
+            msg = f"{len(first)} queries for {len(second)} documents: give one, or one for each"
+            raise InvalidRequest(msg, param="queries")
+        if len(first) < len(second):
+            first *= len(second)
+        pairs = PairEncoder.of(self._tokenizer, self._client.info)
+        requests = [
+            self._request({"prompt_token_ids": pairs.encode(query, document, instruction)})
+            for query, document in zip(first, second, strict=True)
+        ]
+        vectors = self._vectors(requests, use_tqdm)
+        return [
+            ScoringRequestOutput(
+                done.request_id,
+                done.prompt_token_ids,
+                ScoringOutput(floats_of(vectors[done.request_id])[0]),
+                num_cached_tokens=done.num_cached_tokens,
+            )
+            for done in requests
+        ]
+
+    def _vectors(self, requests: list[RequestOutput], use_tqdm: bool) -> dict[str, bytes]:
+        """Run requests that generate no tokens; return the vector of each by its id."""
+        params = [SamplingParams(max_tokens=0)] * len(requests)
+        batch = _Batch(self._client, self._tokenizer, requests, params, [0] * len(requests))
+        batch.run(use_tqdm)
+        return batch.vectors
+
+    def _check_kind(self, wanted: str) -> None:
+        """Raise InvalidRequest unless `wanted` is the method for what the model gives."""
+        method = {"none": "generate", "rank": "score"}.get(self.config.pooling, "embed")
+        if method == wanted:
+            return
+        does = {
+            "generate": "generates text",
+            "embed": "gives embeddings: call embed()",
+            "score": "gives scores of pairs of texts: call score()",
+        }[method]
+        msg = f"{self.config.model} {does}. The option `pooling` decides which"
+        raise InvalidRequest(msg, param="model")
 
     def _request(self, prompt: PromptInput) -> RequestOutput:
         """Return an empty RequestOutput for one prompt."""

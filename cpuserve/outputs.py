@@ -78,6 +78,24 @@ class EmbeddingRequestOutput:
     num_cached_tokens: int = 0
 
 
+@dataclass(slots=True)
+class ScoringOutput:
+    """The score of a pair of texts, as the reranker's last activation gives it."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """A pair of texts, as the token ids of one prompt, and its score."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ScoringOutput
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
 def position_logprobs(row: TokenLogprob, tokenizer: Tokenizer) -> PositionLogprobs:
     """Return the chosen token, then the alternatives in the order of their probability."""
 

@@ -286,14 +286,19 @@ def _pooling(
     options: EngineOptions, path: Path, config: Mapping[str, Any], *, encoder: bool
 ) -> tuple[str, str]:
     """Return (how the model makes embeddings, or "none"; why)."""
-    from cpuserve.loader.pooling import checkpoint_pooling
+    from cpuserve.loader.pooling import can_judge, checkpoint_pooling, ranker
     from cpuserve.models import architecture_of, has_no_head
 
+    if options.pooling == "rank" and ranker(config) is None and not can_judge(config):
+        msg = f"--pooling rank: {architecture_of(config)} is not a reranker, which has a head"
+        raise ConfigError(msg)
     if encoder and options.pooling == "none":
         msg = f"--pooling none: {architecture_of(config)} is an encoder, which generates no text"
         raise ConfigError(msg)
     if options.pooling not in (None, "auto"):
         return options.pooling, "requested"
+    if (named := ranker(config)) is not None:
+        return "rank", f"{named} of one label is a reranker"
     pooling, why = checkpoint_pooling(path)
     if pooling == "none" and encoder:
         return "mean", "the default of sentence-transformers"

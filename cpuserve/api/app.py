@@ -23,6 +23,7 @@ from cpuserve.api.ollama import OLLAMA
 from cpuserve.api.openai.dialect import OPENAI
 from cpuserve.api.openapi import install_schema
 from cpuserve.api.request_line import RequestLine
+from cpuserve.api.scores.dialect import SCORES
 from cpuserve.api.status import (
     cpu,
     health,
@@ -43,6 +44,7 @@ DIALECTS = (
     OPENAI,
     ANTHROPIC,
     OLLAMA,
+    SCORES,
 )
 ROUTERS = (
     *(router for dialect in DIALECTS for router in dialect.routers),

@@ -183,7 +183,7 @@ async def show(request: Request) -> Response:
     async with read_call(request, "ollama-", OllamaShow) as (received, asked):
         await _choose(received, asked.model)
         context = received.context
-        able = ["embedding"] if context.pooling != "none" else ["completion"]
+        able = {"none": ["completion"], "rank": []}.get(context.pooling, ["embedding"])
         if context.tool_format is not None:
             able.append("tools")
         info = {"general.architecture": "model", "model.context_length": context.max_model_len}

@@ -40,7 +40,7 @@ ROWS = {
 def families() -> list[list[str]]:
     """A row for each architecture: its name, what it is, and its names in GGUF files."""
     from cpuserve.loader.gguf_archs import ARCHS
-    from cpuserve.models import MODELS, TEXT_PARTS
+    from cpuserve.models import MODELS, RERANKERS, TEXT_PARTS
 
     rows = [["architecture", "what sets it apart", "in GGUF files"]]
     for name in MODELS.names():
@@ -48,6 +48,7 @@ def families() -> list[list[str]]:
         archs += [SAME_FILES[name]] if name in SAME_FILES else []
         rows.append([name, _sentence(MODELS.get(name)), ", ".join(archs)])
     rows += [[name, f"its part for text, {part}", ""] for name, part in TEXT_PARTS.items()]
+    rows += [[name, f"a reranker: {part} and a head", ""] for name, part in RERANKERS.items()]
     return rows
 
 

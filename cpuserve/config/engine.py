@@ -132,8 +132,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     prefix_cache_dir.
     kv_tiers: further offload tiers, the place of each by its name.
     pooling: how the vectors of a prompt's tokens become an embedding: "last" (token), "first",
-    "mean"; "none" for a model that generates text. whole_prompts: the model is an encoder, whose
-    prompts are computed in one step each.
+    "mean"; "rank" for a reranker, whose head says so; "none" for a model that generates text.
+    whole_prompts: the model is an encoder, whose prompts are computed in one step each.
     adapters: LoRA adapters, the path of each by its name. adapter_slots, adapter_rank: there is
     memory for so many adapters of this rank, which can change while the engine runs; 0 = they are
     those that `adapters` names.

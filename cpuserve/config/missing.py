@@ -77,8 +77,8 @@ MISSING: tuple[Missing, ...] = (
         "only text input is supported",
     ),
     Missing(
-        ("--reranking", "--pooler-config"),
-        "reranking is not supported yet; --pooling chooses how embeddings are made",
+        ("--pooler-config",),
+        "--pooling chooses how embeddings are made, or scores",
     ),
     Missing(
         ("--hf-overrides", "--rope-scaling", "--rope-theta", "--hf-config-path"),

@@ -1,4 +1,4 @@
-"""Pool: how the vectors of a sequence's tokens become the one vector of an embedding."""
+"""Pool: how the vectors of a sequence's tokens become one embedding, or one score."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ class Pool(Protocol):
         """Take the vectors of the next of these tokens, if there are any."""
 
     def result(self) -> bytes | None:
-        """Return the embedding, fp32 of length 1; None if it is not finite."""
+        """Return the embedding, fp32 of length 1, or the score; None if it is not finite."""

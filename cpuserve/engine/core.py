@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from time import process_time
@@ -44,6 +44,8 @@ from cpuserve.engine.offload import check_tiers, make_offload
 from cpuserve.engine.resident import resident_bytes
 from cpuserve.errors import ModelError, RequestError
 from cpuserve.ids import RequestId
+from cpuserve.loader.dense_module import Head
+from cpuserve.loader.pooling import dense_layers
 from cpuserve.log import get_logger
 from cpuserve.runtime.pack import pack, unpack
 from cpuserve.runtime.pooling import make_pool
@@ -51,7 +53,6 @@ from cpuserve.runtime.pooling import make_pool
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.grammars.client import Grammars
-    from cpuserve.loader.dense_module import Dense
     from cpuserve.runtime.executor import Executor, Int32
     from cpuserve.runtime.native import NativeExecutor
     from cpuserve.sampling.params import SamplingParams
@@ -75,10 +76,10 @@ class EngineCore:
         eos_ids: Iterable[int] = (),
         facts: dict[str, object] | None = None,
         adapters: AdapterSlots | None = None,
-        layers: Sequence[Dense] = (),
+        head: Head | None = None,
     ) -> None:
         self.config = config
-        self._layers = layers
+        self._head = head or Head(config.pooling)
         self.executor = executor
         windows = [group.window for group in config.kv_groups] or [0]
         self.stats = Stats()
@@ -177,7 +178,7 @@ class EngineCore:
             arrival=message.arrival,
             priority=message.priority,
             progress=message.progress,
-            pool=make_pool(self.config.pooling, self._layers),
+            pool=make_pool(self._head),
             adapter=number,
             salt=salt,
         )
@@ -525,7 +526,7 @@ def build_engine(
     before, _ = resident_bytes()
     executor, vocab, eos_ids, facts, adapters = build(config, progress, team)
     eos_ids = end_ids(eos_ids, Path(config.tokenizer_path), vocab)
-    layers = _layers(config, facts)
+    head = _head(config, facts)
     report = executor.report()
     if wrong := report.get("misplaced"):
         log.warning("threads are not pinned as planned: %s", wrong)
@@ -542,16 +543,16 @@ def build_engine(
         eos_ids=eos_ids,
         facts=facts,
         adapters=adapters,
-        layers=layers,
+        head=head,
     )
 
 
-def _layers(config: EngineConfig, facts: dict[str, object]) -> tuple[Dense, ...]:
-    """What pooled vectors pass; facts gets the width of what comes out."""
-    from cpuserve.loader.pooling import dense_layers
-
+def _head(config: EngineConfig, facts: dict[str, object]) -> Head:
+    """What becomes of the vectors of tokens; facts gets the width of what comes out."""
+    if config.pooling == "rank":
+        return _rank_head(config, facts)
     if config.pooling == "none":
-        return ()
+        return Head("none")
     layers = dense_layers(Path(config.model_path))
     for layer in layers:
         width, takes = facts["width"], layer.weight.shape[1]
@@ -559,7 +560,25 @@ def _layers(config: EngineConfig, facts: dict[str, object]) -> tuple[Dense, ...]
             msg = f"{config.model_path}: a Dense module takes {takes} numbers, but gets {width}"
             raise ModelError(msg)
         facts["width"] = layer.weight.shape[0]
-    return layers
+    return Head(config.pooling, layers)
+
+
+def _rank_head(config: EngineConfig, facts: dict[str, object]) -> Head:
+    """The head of a reranker; facts gets what prompts of pairs need."""
+    from cpuserve.loader.load import open_checkpoint
+    from cpuserve.loader.ranking import rank_head
+    from cpuserve.tokenizer.pairs import answer_id
+
+    path = Path(config.tokenizer_path)
+    checkpoint = open_checkpoint(Path(config.model_path))
+    head = rank_head(checkpoint, lambda text: answer_id(path, text))
+    takes = head.layers[0].weight.shape[-1]
+    if takes != facts["width"]:
+        msg = f"{config.model_path}: the head takes {takes} numbers, but gets {facts['width']}"
+        raise ModelError(msg)
+    facts["width"] = 1
+    facts["asks"] = not config.whole_prompts
+    return head
 
 
 _Built = tuple["Executor", int, Iterable[int], dict[str, object], AdapterSlots]
@@ -569,6 +588,7 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     """An executor of ours; the model's vocabulary, end ids and further facts; its adapters."""
     from cpuserve.loader.load import check_weights, open_checkpoint
     from cpuserve.models import build_program, spec_from_config
+    from cpuserve.models.bert import reads_types
     from cpuserve.quant import quantize_online
 
     checkpoint = open_checkpoint(Path(config.model_path))
@@ -597,6 +617,7 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
         "layers": spec.layers,
         "width": spec.width,
         "max_position": spec.max_position,
+        "type_ids": spec.vocab // 2 if reads_types(checkpoint.config) else 0,
     }
     slots = AdapterSlots() if adapted is None else adapted.slots(executor)
     return executor, spec.vocab, spec.eos_ids, facts, slots

@@ -1,9 +1,11 @@
-"""Dense: a module of sentence-transformers that embeddings pass after they have been pooled."""
+"""What a pooled vector passes: modules of sentence-transformers, and heads of rerankers."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +14,43 @@ Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _gelu(x: Float64) -> Float64:
+    y: Float64 = 0.5 * x * (1.0 + _erf(x / math.sqrt(2.0)))
+    return y
+
+
+def _sigmoid(x: Float64) -> Float64:
+    # Neither exponent is above 0, so none overflows.
+    small = np.exp(-np.abs(x))
+    y: Float64 = np.where(x < 0, small, 1.0) / (1.0 + small)
+    return y
+
+
+def _tanh(x: Float64) -> Float64:
+    y: Float64 = np.tanh(x)
+    return y
+
+
+def _same(x: Float64) -> Float64:
+    return x
+
+
+ACTIVATIONS: dict[str, Callable[[Float64], Float64]] = {
+    "none": _same,
+    "tanh": _tanh,
+    "gelu": _gelu,
+    "sigmoid": _sigmoid,
+}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
     """What a pooled vector x becomes: activation(weight x + bias); weight [out, in], fp32.
 
-    activation: "none" or "tanh".
+    activation: one of ACTIVATIONS.
     """
 
     weight: Float32
@@ -28,4 +62,35 @@ class Dense:
         y: Float64 = np.einsum("nk,k->n", self.weight, x.astype(np.float32)).astype(np.float64)
         if self.bias is not None:
             y = y + self.bias
-        return cast("Float64", np.tanh(y)) if self.activation == "tanh" else y
+        return ACTIVATIONS[self.activation](y)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """LayerNorm of a pooled vector; weight and bias [width], fp32."""
+
+    weight: Float32
+    bias: Float32 | None
+    eps: float
+
+    def __call__(self, x: Float64) -> Float64:
+        """Return the vector [width]."""
+        centred = x - np.mean(x)
+        y: Float64 = centred / np.sqrt(np.mean(centred * centred) + self.eps) * self.weight
+        return y if self.bias is None else y + self.bias
+
+
+Layer: TypeAlias = Dense | Norm
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """How the vectors of a sequence's tokens become its embedding or its score.
+
+    pooling: "last", "first" or "mean"; "none" for a model that generates text. layers: what the
+    pooled vector passes. unit: whether the result is divided by its length.
+    """
+
+    pooling: str
+    layers: tuple[Layer, ...] = ()
+    unit: bool = True

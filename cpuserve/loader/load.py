@@ -41,13 +41,24 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
         config = read_config(path)
         method = quant_method(config)
-        return Checkpoint(config, open_weights(method, SafetensorsStore(path), config), path)
+        weights = open_weights(method, SafetensorsStore(path), config)
+        return Checkpoint(config, with_types(weights, config), path)
     from cpuserve.loader.gguf_model import GgufStore, gguf_config
     from cpuserve.loader.gguf_parts import open_gguf
 
     file = open_gguf(path)
     config = gguf_config(file)
     return Checkpoint(config, open_weights("gguf", GgufStore(file, config), config), path)
+
+
+def with_types(weights: Weights, config: dict[str, Any]) -> Weights:
+    """The weights as a program of this config reads them, with types of tokens if it has some."""
+    from cpuserve.models.bert import TYPES, WORDS, reads_types
+    from cpuserve.quant.token_types import TypedWeights
+
+    if not reads_types(config):
+        return weights
+    return TypedWeights(weights, f"{WORDS}.weight", f"{TYPES}.weight")
 
 
 def read_config(path: Path) -> dict[str, Any]:

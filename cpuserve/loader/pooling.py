@@ -1,13 +1,15 @@
-"""Reads how a checkpoint makes embeddings: sentence-transformers files, or GGUF metadata."""
+"""Reads how a checkpoint makes embeddings or scores: sentence-transformers files, or metadata."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import read_any_json, read_json
+from cpuserve.models import architecture_of
+from cpuserve.models.base import JUDGES, RERANKERS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +25,7 @@ MODES = {
     "pooling_mode_cls_token": "first",
 }
 # Activations of Dense modules, which are named by their classes in torch.
-ACTIVATIONS = {"Identity": "none", "Tanh": "tanh"}
+ACTIVATIONS = {"Identity": "none", "Tanh": "tanh", "Sigmoid": "sigmoid"}
 NAMES = {"lasttoken": "last", "mean": "mean", "cls": "first"}
 GGUF_TYPES = {1: "mean", 2: "first", 3: "last"}  # LLAMA_POOLING_TYPE_*
 
@@ -40,6 +42,31 @@ def checkpoint_pooling(path: Path) -> tuple[str, str]:
         file = folder / "config.json"
         return _mode(read_json(file, "pooling config"), file), f"{file.parent.name} says so"
     return "none", "the model generates text"
+
+
+def ranker(config: Mapping[str, Any]) -> str | None:
+    """The architecture of a reranker's config; None for another model.
+
+    Raises:
+        ModelError: the model has another number of labels than one, so it gives no score.
+    """
+    name = str((config.get("architectures") or [""])[0])
+    if name not in RERANKERS:
+        return None
+    labels = config.get("id2label") or {}
+    count = config.get("num_labels") or len(labels) or 2  # what transformers takes for none
+    if count != 1:
+        msg = (
+            f"{name} of {count} labels: only those of one label are served, which are rerankers; "
+            "--pooling mean makes embeddings of it"
+        )
+        raise ModelError(msg)
+    return name
+
+
+def can_judge(config: Mapping[str, Any]) -> bool:
+    """Whether models of this architecture may be rerankers that answer "yes" or "no"."""
+    return architecture_of(config) in JUDGES
 
 
 def dense_layers(path: Path) -> tuple[Dense, ...]:

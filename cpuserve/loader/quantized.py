@@ -28,6 +28,7 @@ from cpuserve.loader.load import (
     open_checkpoint,
     quant_method,
     read_json,
+    with_types,
 )
 from cpuserve.loader.names import checkpoint_to_hf
 from cpuserve.loader.safetensors import INDEX, ITEM_BYTES, SafetensorsStore, check_file
@@ -225,7 +226,7 @@ def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) 
     """The tensors of a checkpoint in the order of its files; ModelError if it is not complete."""
     store = SafetensorsStore(source)
     weights = PartWeights(dense_weights(store, config))
-    check_weights(program, weights)
+    check_weights(program, with_types(weights, config))
     needs = [need for need in stored_needs(program.weights) if need.role == "matrix"]
     if stacks := sorted(need.name for need in needs if len(need.shape) != 2):
         msg = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve import plugins
 from cpuserve.errors import ModelError
-from cpuserve.models.base import BUILTIN, MODELS
+from cpuserve.models.base import BUILTIN, MODELS, RERANKERS
 from cpuserve.models.config import read_object
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BUILTIN",
     "MODELS",
+    "RERANKERS",
     "TEXT_PARTS",
     "architecture_of",
     "build_program",
@@ -94,7 +95,8 @@ def _faults(family: object) -> str:
 def architecture_of(config: Mapping[str, Any]) -> str:
     """The first entry of "architectures" in a config.json; ModelError if there is none.
 
-    For a model of images and text it is the architecture of its part for text.
+    For a model of images and text it is the architecture of its part for text, for a reranker that
+    below its head.
     """
     names = config.get("architectures")
     if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
@@ -103,7 +105,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
             + _supported()
         )
         raise ModelError(msg)
-    return TEXT_PARTS.get(names[0], names[0])
+    return {**TEXT_PARTS, **RERANKERS}.get(names[0], names[0])
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:

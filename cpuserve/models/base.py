@@ -60,6 +60,18 @@ BUILTIN = {
     "XLMRobertaModel": "cpuserve.models.bert:Roberta",
 }
 
+# Rerankers: models that give pairs of texts a score, and the architecture below their heads, which
+# loader/ranking.py reads.
+RERANKERS = {
+    "BertForSequenceClassification": "BertModel",
+    "ModernBertForSequenceClassification": "ModernBertModel",
+    "Qwen3ForSequenceClassification": "Qwen3ForCausalLM",
+    "RobertaForSequenceClassification": "RobertaModel",
+    "XLMRobertaForSequenceClassification": "XLMRobertaModel",
+}
+# Families of which there are rerankers that generate "yes" or "no" (Qwen3-Reranker).
+JUDGES = ("Qwen3ForCausalLM",)
+
 
 class ModelDef(Protocol):
     """One model family: reads its hyperparameters and builds its Program."""

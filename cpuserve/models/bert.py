@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.base import register_model
@@ -13,36 +14,47 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
 POOLER = "pooler.dense"  # of the first token; embeddings do without it
+HEAD = ("classifier", "classifier.dense", "classifier.out_proj")  # of rerankers
+WORDS = "embeddings.word_embeddings"
+TYPES = "embeddings.token_type_embeddings"
+
+
+def reads_types(config: Mapping[str, Any]) -> bool:
+    """Whether the model reads pairs of texts whose tokens have types; see quant/token_types.py."""
+    pairs = "BertForSequenceClassification" in (config.get("architectures") or ())
+    return pairs and read_int(config, "type_vocab_size", 2, high=1 << 16) > 1
 
 
 @register_model("BertModel")
 class Bert:
     """BERT (all-MiniLM, BGE, E5, GTE). Source: transformers modeling_bert.
 
-    Keys of spec.extra: "offset" (the row of position 0) and "types" (token types; all are 0).
+    Keys of spec.extra: "offset" (the row of position 0) and "types" (token types; all are 0). In
+    a reranker that has types, the second half of the vocabulary is the first one with type 1.
     """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in a BERT config."""
-        return _spec(config, "BertModel", offset=0)
+        spec = _spec(config, "BertModel", offset=0)
+        return replace(spec, vocab=2 * spec.vocab) if reads_types(config) else spec
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
         types, offset = cast("int", s.extra["types"]), cast("int", s.extra["offset"])
-        x = b.embed("embeddings.word_embeddings")
+        x = b.embed(WORDS)
         b.position_embed(
             x,
             "embeddings.position_embeddings",
             rows=s.max_position + offset,
             offset=offset,
-            types=("embeddings.token_type_embeddings", types),
+            types=(TYPES, types),
         )
         x = b.layer_norm(x, "embeddings.LayerNorm")
         for i in range(s.layers):
             x = _layer(b, s, f"encoder.layer.{i}", x)
-        b.leave(f"{POOLER}.{kind}" for kind in ("weight", "bias"))
+        leave_linears(b, POOLER, *HEAD)
         b.hidden(x)
 
 
@@ -67,6 +79,11 @@ class Roberta:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
         Bert.build(b, s)
+
+
+def leave_linears(b: Builder, *names: str) -> None:
+    """Linears or norms of heads, which checkpoints may have."""
+    b.leave(f"{name}.{kind}" for name in names for kind in ("weight", "bias"))
 
 
 def _spec(config: Mapping[str, Any], architecture: str, *, offset: int) -> ModelSpec:

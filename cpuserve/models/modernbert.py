@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from cpuserve.models.base import register_model
-from cpuserve.models.bert import read_encoder_heads
+from cpuserve.models.bert import leave_linears, read_encoder_heads
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -92,4 +92,5 @@ class ModernBert:
             then = cast("Then", s.activation)
             g = b.linear(h, wide, features=s.intermediate, bias=s.mlp_bias, then=then)
             b.linear(g, f"{at}.mlp.Wo", bias=s.mlp_bias, add_to=x)
+        leave_linears(b, "head.dense", "head.norm", "classifier")
         b.hidden(b.layer_norm(x, "model.final_norm", bias=bias))

@@ -34,4 +34,5 @@ class Qwen3:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
+        b.leave(["score.weight"])  # the head of a reranker
         build_decoder(b, s, attention=qk_norm_attention)

@@ -1,4 +1,4 @@
-"""Pooling: from the vectors of a sequence's tokens to its embedding."""
+"""Pooling: from the vectors of a sequence's tokens to its embedding, or to its score."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.core.pool import Pool
-from cpuserve.loader.dense_module import Dense
+from cpuserve.loader.dense_module import Head
 
 Float64 = npt.NDArray[np.float64]
 
@@ -19,8 +19,8 @@ class LastToken:
 
     reads_prefixes = True
 
-    def __init__(self, layers: Sequence[Dense] = ()) -> None:
-        self._layers = layers
+    def __init__(self, head: Head) -> None:
+        self._head = head
         self._vector: Float64 = np.zeros(0)
 
     def positions(self, start: int, end: int, length: int) -> range:
@@ -33,8 +33,8 @@ class LastToken:
             self._vector = np.asarray(vectors[-1], np.float64)
 
     def result(self) -> bytes | None:
-        """Return the embedding."""
-        return _finished(self._vector, self._layers)
+        """Return the embedding or score."""
+        return _finished(self._vector, self._head)
 
 
 class FirstToken(LastToken):
@@ -56,8 +56,8 @@ class Mean:
 
     reads_prefixes = False
 
-    def __init__(self, layers: Sequence[Dense] = ()) -> None:
-        self._layers = layers
+    def __init__(self, head: Head) -> None:
+        self._head = head
         self._sum: Float64 = np.zeros(0)
         self._count = 0
 
@@ -77,26 +77,23 @@ class Mean:
         self._count += len(rows)
 
     def result(self) -> bytes | None:
-        """Return the embedding; its length is 1, so only layers need the sum divided."""
-        mean = self._sum / max(self._count, 1) if self._layers else self._sum
-        return _finished(mean, self._layers)
+        """Return it; the length of an embedding is 1, so only layers need the sum divided."""
+        mean = self._sum / max(self._count, 1) if self._head.layers else self._sum
+        return _finished(mean, self._head)
 
 
 POOLS: dict[str, type[LastToken | Mean]] = {"last": LastToken, "first": FirstToken, "mean": Mean}
 
 
-def make_pool(kind: str, layers: Sequence[Dense] = ()) -> Pool | None:
-    """Return a pool for one sequence of a model with this pooling; None for "none".
-
-    layers: what the pooled vector passes before it is divided by its length.
-    """
-    return cast("Pool", POOLS[kind](layers)) if kind in POOLS else None
+def make_pool(head: Head) -> Pool | None:
+    """Return a pool for one sequence of a model with this head; None if it generates text."""
+    return cast("Pool", POOLS[head.pooling](head)) if head.pooling in POOLS else None
 
 
-def _finished(vector: Float64, layers: Sequence[Dense]) -> bytes | None:
-    for layer in layers:
+def _finished(vector: Float64, head: Head) -> bytes | None:
+    for layer in head.layers:
         vector = layer(vector)
     length = float(np.sqrt(np.sum(vector * vector)))
-    if not np.isfinite(length) or length == 0.0:
+    if not np.isfinite(length) or (head.unit and length == 0.0):
         return None
-    return (vector / length).astype("<f4").tobytes()
+    return (vector / length if head.unit else vector).astype("<f4").tobytes()

@@ -67,17 +67,20 @@ class CommonFields(msgspec.Struct, kw_only=True):
 class GenerateCall(CommonFields, kw_only=True):
     """A request to generate text: either `prompt` or `messages`, how to sample, what to report.
 
-    prompt: a text, token ids, or a list of texts or of token ids. tools: functions, in the form
-    that chat templates read (OpenAI's). tool_choice: "none", "auto", or "required", which with a
-    tool_name means that function. max_tokens_name: the dialect's
-    word for max_tokens. default_max_tokens: max_tokens if it is None; None = what the context
-    holds. logprobs: None = none, k = of the token and of k alternatives. embed: the
-    answer is a vector for each prompt. adapter: the LoRA adapter that `model` names.
+    prompt: a text, token ids, or a list of texts or of token ids. pairs: of texts, in place of a
+    prompt; the answer is a score for each. instruction: what such a score is for. tools:
+    functions, in the form that chat templates read (OpenAI's). tool_choice: "none", "auto", or
+    "required", which with a tool_name means that function. max_tokens_name: the dialect's word for
+    max_tokens. default_max_tokens: max_tokens if it is None; None = what the context holds.
+    logprobs: None = none, k = of the token and of k alternatives. embed: the answer is a vector
+    for each prompt, or for each pair its score. adapter: the LoRA adapter that `model` names.
     usage_in_each: whether Usage follows the events of each output.
     """
 
     prompt: str | list[str | int | list[int]] | None = None
     messages: list[Message] | None = None
+    pairs: list[tuple[str, str]] | None = None
+    instruction: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -15,6 +15,7 @@ from cpuserve.serving.call import MAX_LOGPROBS
 from cpuserve.serving.limits import ClientLimits
 from cpuserve.serving.loading import Loading, loading_message
 from cpuserve.serving.tools import find_format
+from cpuserve.tokenizer.pairs import PairEncoder
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ class ModelContext:
     until it is loaded. `loading` is the progress of loading and `failed` the reason why the engine
     is gone; see `unavailable`. `tool_format` is how the model calls tools, if its template has
     them, and `shown_ids` are the special tokens in whose text such calls are found. `kv_bytes` is
-    what its KV cache may take. `pooling` is how it makes embeddings ("none": it generates text),
-    and `vector_width` how many numbers one has. `adapters` are its LoRA adapters: their paths by
+    what its KV cache may take. `pooling` is how it makes embeddings ("none": it generates text,
+    "rank": it gives scores of `pairs` of texts), and `vector_width` how many numbers one has.
+    `adapters` are its LoRA adapters: their paths by
     the names that requests use as the model's; `adapters_change` says whether clients may load and
     unload them (serving/adapters.py), which is done under `adapter_lock`.
     """
@@ -64,6 +66,7 @@ class ModelContext:
     adapters_change: bool = False
     adapter_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     vector_width: int = 0
+    pairs: PairEncoder | None = None
     backlog: Backlog = field(init=False)
     large_texts: asyncio.Semaphore = field(init=False)
 
@@ -100,6 +103,8 @@ class ModelContext:
             number("max_top", MAX_LOGPROBS),
         )
         self.vector_width = number("width", 0)
+        if self.pooling == "rank":
+            self.pairs = PairEncoder.of(tokenizer, info)
         self.ready = True
 
     def unavailable(self) -> str | None:
@@ -122,6 +127,11 @@ class ModelContext:
         """Return the model's chat template; call check_available first."""
         assert self.chat_template is not None
         return self.chat_template
+
+    def get_pairs(self) -> PairEncoder:
+        """Return what makes prompts of pairs of texts; only a reranker has it."""
+        assert self.pairs is not None
+        return self.pairs
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the tokenizer; call check_available first."""

@@ -59,15 +59,29 @@ async def prepare(context: ModelContext, call: GenerateCall, num_bytes: int) -> 
     return Generation(context, call, jobs, num_ids, tools)
 
 
+# What a model gives, by its pooling: words for it, and the endpoint that has it.
+_SCORES = ("scores of pairs of texts", "/v1/rerank or /v1/score")
+_VECTORS = ("embeddings", "/v1/embeddings")
+_TEXT = ("text", "/v1/chat/completions or /v1/completions")
+# How a model that gives text becomes one that gives these.
+_SERVED_AS = {
+    _VECTORS: "To get embeddings, serve a model with --pooling last or mean",
+    _SCORES: "To get scores, serve a reranker; --pooling rank makes one of Qwen3-Reranker",
+}
+
+
 def _check_kind(context: ModelContext, call: GenerateCall) -> None:
-    """Raise InvalidRequest unless the model gives what the call wants: text or vectors."""
-    name, embeds = context.model_names[0], context.pooling != "none"
-    if call.embed and not embeds:
-        msg = f"{name} generates text. To get embeddings, serve a model with --pooling last or mean"
-        raise InvalidRequest(msg, param="model")
-    if embeds and not call.embed:
-        msg = f"{name} gives embeddings and no text: use /v1/embeddings"
-        raise InvalidRequest(msg, param="model")
+    """Raise InvalidRequest unless the model gives what the call wants: text, vectors or scores."""
+    gives = {"none": _TEXT, "rank": _SCORES}.get(context.pooling, _VECTORS)
+    wants = _SCORES if call.pairs is not None else _VECTORS if call.embed else _TEXT
+    if gives == wants:
+        return
+    name = context.model_names[0]
+    if gives == _TEXT:
+        msg = f"{name} generates text. {_SERVED_AS[wants]}"
+    else:
+        msg = f"{name} gives {gives[0]} and no {wants[0]}: use {gives[1]}"
+    raise InvalidRequest(msg, param="model")
 
 
 class Generation:

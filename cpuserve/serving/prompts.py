@@ -65,6 +65,8 @@ async def prompts_of(
     Raises:
       InvalidRequest: the messages, the template or the list of prompts are invalid or too long.
     """
+    if call.pairs is not None:
+        return await _pair_prompts(context, call.pairs, call.instruction)
     if call.messages is not None:
         return [await chat_prompt(context, call, num_bytes, opening=opening)]
     given = _listed("" if call.prompt is None else call.prompt, context.max_model_len)
@@ -74,6 +76,39 @@ async def prompts_of(
     return [
         Prompt(next(encoded), item) if isinstance(item, str) else Prompt(item) for item in given
     ]
+
+
+async def _pair_prompts(
+    context: ModelContext, pairs: list[tuple[str, str]], instruction: str | None
+) -> list[Prompt]:
+    """Return the prompt of each pair of texts.
+
+    Raises:
+      InvalidRequest: a pair is longer than the context, or the model takes no instruction.
+    """
+    encoder, most = context.get_pairs(), context.max_model_len
+    num_chars = sum(len(query) + len(document) for query, document in pairs)
+
+    def encode_all() -> list[Prompt]:
+        return [encoded(index, *pair) for index, pair in enumerate(pairs)]
+
+    def encoded(index: int, query: str, document: str) -> Prompt:
+        for text in (query, document):
+            if cannot_fit(encoder.tokenizer, text, most):
+                raise _too_long(text, most, most)
+        ids = encoder.encode(query, document, instruction)
+        if len(ids) > most:
+            msg = (
+                f"This model's maximum context length is {most} tokens. Pair {index} (a query and "
+                f"its document) has {len(ids)} tokens: shorten it"
+            )
+            raise InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
+        return Prompt(ids)
+
+    if num_chars <= LARGE_TEXT_CHARS:
+        return await run_sized(num_chars, encode_all)
+    async with context.large_texts:
+        return await run_sized(num_chars, encode_all)
 
 
 def _listed(given: str | list[str | int | list[int]], max_model_len: int) -> list[str | list[int]]:

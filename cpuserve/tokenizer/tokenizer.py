@@ -14,6 +14,7 @@ from cpuserve.tokenizer.directory import directory_parts, find_tokenizer
 from cpuserve.tokenizer.parts import reason_of
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from tokenizers import Tokenizer as Core
 
     from cpuserve.tokenizer.parts import Parts
@@ -73,27 +74,40 @@ class Tokenizer:
             RequestError: the library fails on this text, for example if a regular expression in the
                 model's tokenizer.json backtracks without end.
         """
+        found = self._encode(text, add_special_tokens, unlocked or len(text) > LONG_CHARS)
+        ids: list[int] = found.ids
+        if add_special_tokens and self._parts.add_bos and self.bos_id is not None:
+            return [self.bos_id, *ids]
+        return ids
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """(token ids, type of each token) of two texts, with the special tokens around them.
+
+        Raises:
+            InvalidRequest, RequestError: as `encode`.
+        """
+        size = len(first) + len(second)
+        found = self._encode((first, second), True, size > LONG_CHARS)
+        return found.ids, found.type_ids
+
+    def _encode(
+        self, text: str | tuple[str, str], add_special_tokens: bool, unlocked: bool
+    ) -> Encoding:
+        """The encoding of a text, or of a pair of texts."""
+        first, second = (text, None) if isinstance(text, str) else text
         try:
-            ids = self._encode(text, add_special_tokens, unlocked or len(text) > LONG_CHARS)
+            # `encode` holds the GIL: a text of 400k characters stopped all streams for a second.
+            if unlocked:
+                some = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+                return some[0]
+            return self._core.encode(first, second, add_special_tokens=add_special_tokens)
         except (UnicodeError, TypeError) as error:
-            raise _not_unicode(text) from error
+            raise _not_unicode(first + (second or "")) from error
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # a panic in Rust is a BaseException
             msg = f"the model's tokenizer failed on this text: {reason_of(error)}"
             raise RequestError(msg) from error
-        if add_special_tokens and self._parts.add_bos and self.bos_id is not None:
-            return [self.bos_id, *ids]
-        return ids
-
-    def _encode(self, text: str, add_special_tokens: bool, unlocked: bool) -> list[int]:
-        # `encode` holds the GIL: a text of 400k characters stopped all streams for a second.
-        if unlocked:
-            found = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        else:
-            found = self._core.encode(text, add_special_tokens=add_special_tokens)
-        ids: list[int] = found.ids
-        return ids
 
     @cached_property
     def most_bytes_per_token(self) -> int | None:

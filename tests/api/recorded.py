@@ -217,7 +217,7 @@ _OTHERS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "version": ("GET", "/version", None),
     "health": ("GET", "/health", None),
     "live": ("GET", "/live", None),
-    "unknown route": ("GET", "/v1/rerank", None),
+    "unknown route": ("GET", "/v1/moderations", None),
     "near route": ("POST", "/v1/chat/completion", None),
     "method": ("GET", CHAT, None),
     "tokenize": ("POST", "/tokenize", {"prompt": "Hello wörld"}),

@@ -166,7 +166,7 @@ def test_an_unknown_route_is_told_the_nearest(api, path, near):
         ("/v1/responses/r1/cancel", CHAT),
         ("/pooling", "use /v1/embeddings"),
         ("/v1/audio/speech", "audio is not supported"),
-        ("/rerank", "reranking is not supported"),
+        ("/reranking", "use /v1/rerank"),
         ("/completion", TEXT),
         ("/docs", "/openapi.json"),
         ("/v1", CHAT),

@@ -15,6 +15,7 @@ from cpuserve.core.queue import WaitingQueue, rank_of
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.errors import InvalidRequest
+from cpuserve.loader.dense_module import Head
 from cpuserve.runtime.pooling import make_pool
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import FakeModel, reference, vector_after
@@ -1001,7 +1002,7 @@ def test_embeddings_pool_each_token_once_beside_streams_and_after_preemption(kin
     scheduler.add(request(9, 3, max_tokens=12))
     for number, prompt in enumerate(prompts):
         pooled = request(number, 0, max_tokens=0, prompt=prompt)
-        pooled.pool = make_pool(kind)
+        pooled.pool = make_pool(Head(kind))
         scheduler.add(pooled)
     found, preempted = {}, False
     while scheduler.has_work:
@@ -1025,7 +1026,7 @@ def test_a_vector_that_cannot_be_normalized_ends_its_request_alone(broken):
     scheduler, model = make()
     for number in (0, 1):
         pooled = request(number, 4, max_tokens=0)
-        pooled.pool = make_pool("last")
+        pooled.pool = make_pool(Head("last"))
         scheduler.add(pooled)
     results = model.run(scheduler.schedule())
     results[0].vector = [broken] * 4
@@ -1041,7 +1042,7 @@ def test_a_vector_that_cannot_be_normalized_ends_its_request_alone(broken):
 
 def embed(number, num_prompt):
     pooled = request(number, num_prompt, max_tokens=0)
-    pooled.pool = make_pool("mean")
+    pooled.pool = make_pool(Head("mean"))
     return pooled
 
 

@@ -12,6 +12,7 @@ from cpuserve.cli.flags import normalize
 from cpuserve.config.reference import replaced, table
 from cpuserve.models import MODELS, TEXT_PARTS
 from cpuserve.runtime.executor import Executor
+from tests.helpers import rerankers
 from tests.helpers.quantized import FORMATS
 from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_config
 
@@ -55,6 +56,7 @@ def test_every_family_format_and_architecture_of_that_page_has_a_test():
     tested = {
         name for family in (*FAMILIES, *ENCODERS) for name in tiny_config(family)["architectures"]
     }
+    tested |= {name for _, name, _ in rerankers.KINDS.values()}
     tested.add("RobertaModel")  # the class of XLMRobertaModel
     tested.add("GraniteMoeSharedForCausalLM")  # tests/models/test_families.py, as granite-moe
     assert {*TEXT_PARTS, *tested} >= {row[0] for row in supported.families()[1:]}

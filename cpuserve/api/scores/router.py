@@ -1,0 +1,63 @@
+"""POST /rerank and /score."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.api.endpoint import read_call
+from cpuserve.api.openapi import json_body
+from cpuserve.api.respond import respond_whole
+from cpuserve.api.scores.schema import (
+    RerankAnswer,
+    RerankRequest,
+    ScoreAnswer,
+    ScoreRequest,
+    rerank_call,
+    score_call,
+)
+from cpuserve.api.scores.writer import rerank_body, score_body
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.generate import prepare
+
+if TYPE_CHECKING:
+    from cpuserve.api.endpoint import Received
+    from cpuserve.serving.call import GenerateCall
+    from cpuserve.serving.generate import Generation
+
+router = APIRouter()
+
+
+@router.post("/rerank", openapi_extra=json_body(RerankRequest, RerankAnswer))
+@router.post("/v1/rerank", openapi_extra=json_body(RerankRequest, RerankAnswer))
+@router.post("/v2/rerank", openapi_extra=json_body(RerankRequest, RerankAnswer))
+async def rerank(request: Request) -> Response:
+    """Order documents by how well they answer a query."""
+    async with read_call(request, "rerank-", RerankRequest) as (received, asked):
+        model = await received.choose(asked.model)
+        generation = await _prepare(received, rerank_call(asked), "documents")
+    return respond_whole(
+        generation, partial(rerank_body, received=received, asked=asked, model=model)
+    )
+
+
+@router.post("/score", openapi_extra=json_body(ScoreRequest, ScoreAnswer))
+@router.post("/v1/score", openapi_extra=json_body(ScoreRequest, ScoreAnswer))
+async def score(request: Request) -> Response:
+    """Return the score of each pair of texts."""
+    async with read_call(request, "score-", ScoreRequest) as (received, asked):
+        model = await received.choose(asked.model)
+        generation = await _prepare(received, score_call(asked), "text_2")
+    return respond_whole(generation, partial(score_body, received=received, model=model))
+
+
+async def _prepare(received: Received, call: GenerateCall, texts: str) -> Generation:
+    """Return the generation of a call; texts: the endpoint's name for what is in its prompts."""
+    try:
+        return await prepare(received.context, call, received.body_bytes)
+    except InvalidRequest as error:
+        if error.param == "prompt":
+            error.param = texts
+        raise

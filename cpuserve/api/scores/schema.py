@@ -1,0 +1,145 @@
+"""The fields of /rerank and /score, and the calls that they make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cpuserve.api.unset import check_unset
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import MAX_PROMPTS, GenerateCall
+
+_UNSUPPORTED = ("truncate_prompt_tokens", "max_chunks_per_doc", "max_tokens_per_doc", "rank_fields")
+
+
+class Document(msgspec.Struct):
+    """A document as an object; its other fields are not read."""
+
+    text: str
+
+
+class ScoringRequest(msgspec.Struct, kw_only=True):
+    """What both requests have beside their texts; instruction: for models that take one."""
+
+    model: str | None = None
+    instruction: str | None = None
+    use_activation: bool | None = None
+    user: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    truncate_prompt_tokens: Any = None
+    max_chunks_per_doc: Any = None
+    max_tokens_per_doc: Any = None
+    rank_fields: Any = None
+
+
+class RerankRequest(ScoringRequest, kw_only=True):
+    """POST /rerank: documents to be ordered by how well they answer the query."""
+
+    query: str | Document
+    documents: str | Document | list[str | Document]
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+
+class ScoreRequest(ScoringRequest, kw_only=True):
+    """POST /score: one text and others, or pairs of texts from two lists of equal length."""
+
+    text_1: str | Document | list[str | Document]
+    text_2: str | Document | list[str | Document]
+
+
+class ScoringUsage(msgspec.Struct):
+    """The tokens of all pairs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankResult(msgspec.Struct, omit_defaults=True):
+    """A document, its place in the request and its score."""
+
+    index: int
+    relevance_score: float
+    document: Document | None = None
+
+
+class RerankAnswer(msgspec.Struct):
+    """The body of POST /rerank: the best documents, the best one first."""
+
+    id: str
+    model: str
+    usage: ScoringUsage
+    results: list[RerankResult]
+
+
+class ScoreItem(msgspec.Struct):
+    """The score of a pair."""
+
+    index: int
+    object: str
+    score: float
+
+
+class ScoreAnswer(msgspec.Struct):
+    """The body of POST /score, in the order of the pairs."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[ScoreItem]
+    usage: ScoringUsage
+
+
+def rerank_call(request: RerankRequest) -> GenerateCall:
+    """Return the call; InvalidRequest for a field that is out of range or not supported."""
+    if request.top_n is not None and request.top_n < 1:
+        msg = f"top_n must be at least 1, got {request.top_n}; omit it to get all documents"
+        raise InvalidRequest(msg, param="top_n")
+    documents = texts_of(request.documents, "documents")
+    (query,) = texts_of(request.query, "query")
+    return _call(request, [(query, document) for document in documents])
+
+
+def score_call(request: ScoreRequest) -> GenerateCall:
+    """Return the call; InvalidRequest for lists that make no pairs, or a field not supported."""
+    first, second = texts_of(request.text_1, "text_1"), texts_of(request.text_2, "text_2")
+    if len(first) not in (1, len(second)):
+        msg = (
+            f"text_1 has {len(first)} texts and text_2 has {len(second)}: give one in text_1, or "
+            "as many as in text_2"
+        )
+        raise InvalidRequest(msg, param="text_1")
+    if len(first) < len(second):
+        first *= len(second)
+    return _call(request, list(zip(first, second, strict=True)))
+
+
+def texts_of(given: str | Document | list[str | Document], name: str) -> list[str]:
+    """Return the texts of a field; InvalidRequest if there are none, or too many."""
+    listed = given if isinstance(given, list) else [given]
+    if not 0 < len(listed) <= MAX_PROMPTS:
+        most = f"give 1 to {MAX_PROMPTS} texts" if listed else "give at least one text"
+        msg = f"{name} has {len(listed)} texts: {most}"
+        raise InvalidRequest(msg, param=name)
+    return [item.text if isinstance(item, Document) else item for item in listed]
+
+
+def _call(request: ScoringRequest, pairs: list[tuple[str, str]]) -> GenerateCall:
+    check_unset(request, _UNSUPPORTED)
+    if request.use_activation is False:
+        msg = "use_activation must be true: scores are what the model's activation makes of them"
+        raise InvalidRequest(msg, param="use_activation")
+    return GenerateCall(
+        model=request.model,
+        pairs=pairs,
+        instruction=request.instruction,
+        max_tokens=0,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        timeout=request.timeout,
+        embed=True,
+    )

@@ -1,0 +1,138 @@
+"""Reads what makes a score of a pair of texts: the heads of rerankers.
+
+Heads follow transformers' ...ForSequenceClassification, and Qwen3-Reranker's model card: the
+published model is one that generates text, whose score is the probability of "yes" where the answer
+is "yes" or "no". The last activation is that of sentence-transformers' CrossEncoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.errors import ModelError
+from cpuserve.loader.dense_module import Dense, Head, Norm
+from cpuserve.loader.pooling import ACTIVATIONS, ranker
+from cpuserve.models.bert import POOLER
+from cpuserve.models.config import read_bool, read_choice, read_float
+from cpuserve.program.parts import rows
+from cpuserve.quant import dequantize
+
+if TYPE_CHECKING:
+    from cpuserve.loader.dense_module import Float32
+    from cpuserve.loader.load import Checkpoint
+
+LOGITS = ("lm_head", "model.embed_tokens")  # the matrix of logits, or the one it is tied to
+ANSWERS = ("yes", "no")
+POOLINGS = {"cls": "first", "mean": "mean"}
+
+Read = Callable[[str], "Float32"]
+
+
+def rank_head(checkpoint: Checkpoint, token_id: Callable[[str], int]) -> Head:
+    """The head of a reranker.
+
+    token_id: the id of a text that is one token.
+
+    Raises:
+        ModelError: its tensors are missing or do not fit together.
+    """
+    config, weights = checkpoint.config, checkpoint.weights
+    name = ranker(config)
+
+    def read(tensor: str) -> Float32:
+        if tensor not in weights.names():
+            msg = f"{checkpoint.path}: a reranker needs the tensor {tensor}, which is missing"
+            raise ModelError(msg)
+        return dequantize(weights.get(tensor))
+
+    if name is None:
+        return Head("last", (_judge(checkpoint, token_id),), unit=False)
+    head = HEADS[name](read, config)
+    _check(checkpoint, head)
+    return head
+
+
+def _bert(read: Read, config: Mapping[str, Any]) -> Head:
+    layers = _dense(read, POOLER, "tanh"), _dense(read, "classifier", _activation(config))
+    return Head("first", layers, unit=False)
+
+
+def _roberta(read: Read, config: Mapping[str, Any]) -> Head:
+    first = _dense(read, "classifier.dense", "tanh")
+    layers = first, _dense(read, "classifier.out_proj", _activation(config))
+    return Head("first", layers, unit=False)
+
+
+def _modernbert(read: Read, config: Mapping[str, Any]) -> Head:
+    then = read_choice(config, "classifier_activation", "gelu", {"gelu": "gelu"})
+    bias = read_bool(config, "classifier_bias", False)
+    shift = read("head.norm.bias") if read_bool(config, "norm_bias", False) else None
+    norm = Norm(read("head.norm.weight"), shift, read_float(config, "norm_eps", 1e-5))
+    last = _dense(read, "classifier", _activation(config))
+    pooling = read_choice(config, "classifier_pooling", "cls", POOLINGS)
+    return Head(pooling, (_dense(read, "head.dense", then, bias=bias), norm, last), unit=False)
+
+
+def _decoder(read: Read, config: Mapping[str, Any]) -> Head:
+    return Head("last", (_dense(read, "score", _activation(config), bias=False),), unit=False)
+
+
+HEADS = {
+    "BertForSequenceClassification": _bert,
+    "ModernBertForSequenceClassification": _modernbert,
+    "Qwen3ForSequenceClassification": _decoder,
+    "RobertaForSequenceClassification": _roberta,
+    "XLMRobertaForSequenceClassification": _roberta,
+}
+
+
+def _dense(read: Read, name: str, activation: str, *, bias: bool = True) -> Dense:
+    return Dense(read(f"{name}.weight"), read(f"{name}.bias") if bias else None, activation)
+
+
+def _activation(config: Mapping[str, Any]) -> str:
+    """What makes a score of the last number: a sigmoid, unless the config names another."""
+    newer = config.get("sentence_transformers")
+    named = newer.get("activation_fn") if isinstance(newer, Mapping) else None
+    named = named or config.get("sbert_ce_default_activation_function")
+    if named is None:
+        return "sigmoid"
+    found = ACTIVATIONS.get(str(named).rpartition(".")[2])
+    if found is None:
+        known = ", ".join(ACTIVATIONS)
+        msg = f"config.json: the activation {str(named)[:60]} of scores is not one of {known}"
+        raise ModelError(msg)
+    return found
+
+
+def _judge(checkpoint: Checkpoint, token_id: Callable[[str], int]) -> Dense:
+    """The softmax over the logits of "yes" and "no": the sigmoid of their difference."""
+    weights = checkpoint.weights
+    stored = [part for part in LOGITS if f"{part}.weight" in weights.names()]
+    if not stored:
+        msg = f"{checkpoint.path} has no matrix of logits ({' or '.join(LOGITS)})"
+        raise ModelError(msg)
+    yes, no = (
+        dequantize(weights.get(f"{rows(stored[0], token_id(text), 1)}.weight")) for text in ANSWERS
+    )
+    return Dense(yes - no, None, "sigmoid")
+
+
+def _check(checkpoint: Checkpoint, head: Head) -> None:
+    """Raise a ModelError unless each layer fits the next one, and one number comes out."""
+    width: int | None = None
+    for layer in head.layers:
+        shape = layer.weight.shape
+        takes, gives = shape[-1], shape[0]
+        fits = len(shape) == (2 if isinstance(layer, Dense) else 1)
+        if not fits or (width is not None and takes != width):
+            msg = f"{checkpoint.path}: a layer of the head has the shape {list(shape)}"
+            raise ModelError(msg)
+        if layer.bias is not None and layer.bias.shape != (gives,):
+            msg = f"{checkpoint.path}: a bias of the head has the shape {list(layer.bias.shape)}"
+            raise ModelError(msg)
+        width = gives
+    if width != 1:
+        msg = f"{checkpoint.path}: the head gives {width} numbers instead of one score"
+        raise ModelError(msg)

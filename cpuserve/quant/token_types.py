@@ -1,0 +1,68 @@
+"""Weights of a BERT that reads pairs of texts, whose tokens have the type 0 or 1.
+
+A step knows the id of a token and its position, but no type. So the table of word embeddings stands
+twice: row i is that of token i, and row vocab + i that of token i with type 1. A program adds the
+embedding of type 0 to every token, so the second table has what type 1 adds beyond it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cpuserve.quant import dequantize
+from cpuserve.quant.base import BuiltTensor
+from cpuserve.quant.parts import part_of
+from cpuserve.quant.stored import DENSE_KINDS
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from cpuserve.quant.base import QuantTensor, WeightKind, Weights
+
+    Float32 = npt.NDArray[np.float32]
+
+
+class TypedWeights:
+    """`Weights` in which the matrix `words` [vocab, width] has 2 vocab rows; see above."""
+
+    def __init__(self, weights: Weights, words: str, types: str) -> None:
+        """types: the name of the embeddings of token types [at least 2, width]."""
+        self._weights = weights
+        self._words = words
+        self._types = types
+
+    def names(self) -> set[str]:
+        """Every tensor name in the checkpoint, after renaming."""
+        return self._weights.names()
+
+    def get(self, name: str) -> QuantTensor:
+        """The tensor; the rows of `words` are built when they are read, in fp32."""
+        whole = self._weights.get(name)
+        if name != self._words:
+            return whole
+        vocab, width = whole.shape
+
+        def build(some: slice) -> npt.NDArray[np.uint8]:
+            first, end, step = some.indices(2 * vocab)
+            parts = []
+            for start, more in ((0, np.zeros(width, np.float32)), (vocab, self._beyond())):
+                at = slice(max(first - start, 0), min(end - start, vocab), 1)
+                if at.start < at.stop:
+                    part = part_of(name, whole, at, vector=False)
+                    parts.append(dequantize(part) + more)
+            return np.ascontiguousarray(np.concatenate(parts)[::step]).view(np.uint8)
+
+        size = 2 * vocab * width * 4
+        return BuiltTensor(name, (2 * vocab, width), "f32", size, build, whole.release)
+
+    def _beyond(self) -> Float32:
+        """What type 1 adds beyond type 0."""
+        types = dequantize(self._weights.get(self._types))
+        difference: Float32 = types[1] - types[0]
+        return difference
+
+    def kind(self, name: str, dtype: str) -> WeightKind:
+        """The kind of the tensor; `words` is dense."""
+        return DENSE_KINDS[dtype] if name == self._words else self._weights.kind(name, dtype)

@@ -1,0 +1,77 @@
+"""Pairs of texts as rerankers read them: with the separators of encoders, or in a question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.tokenizer.tokenizer import Tokenizer
+
+# The prompt of Qwen3-Reranker's model card, and the instruction that it names as the default.
+BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n"
+)
+QUESTION = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+def answer_id(path: Path, text: str) -> int:
+    """The id of `text`, one token of the tokenizer at `path`; ModelError if it is several."""
+    ids = Tokenizer.load(path).encode(text, add_special_tokens=False)
+    if len(ids) != 1:
+        msg = f"{path}: {text!r} is no token of this model, so it is no reranker that answers it"
+        raise ModelError(msg)
+    return ids[0]
+
+
+@dataclass(frozen=True)
+class PairEncoder:
+    """Encodes pairs of texts to token ids.
+
+    asks: the model answers a question about the pair (Qwen3-Reranker). type_ids: what is added to
+    the id of a token of type 1 (BERT), 0 for a model without types.
+    """
+
+    tokenizer: Tokenizer
+    asks: bool
+    type_ids: int = 0
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, info: Mapping[str, object]) -> PairEncoder:
+        """The encoder of a reranker, of which `info` has the facts that its engine reports."""
+        types = info.get("type_ids")
+        return cls(tokenizer, info.get("asks") is True, types if isinstance(types, int) else 0)
+
+    def encode(self, query: str, document: str, instruction: str | None = None) -> list[int]:
+        """The token ids of a pair.
+
+        Raises:
+            InvalidRequest: the model takes no instruction, or a text is not valid Unicode.
+        """
+        if not self.asks:
+            if instruction is not None:
+                msg = "this model takes no instruction: omit it"
+                raise InvalidRequest(msg, param="instruction")
+            return self._joined(query, document)
+        text = QUESTION.format(
+            instruction=instruction or INSTRUCTION, query=query, document=document
+        )
+        before, behind = self._around
+        return [*before, *self.tokenizer.encode(text, add_special_tokens=False), *behind]
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        encode = self.tokenizer.encode
+        return encode(BEFORE, add_special_tokens=False), encode(BEHIND, add_special_tokens=False)
+
+    def _joined(self, query: str, document: str) -> list[int]:
+        ids, types = self.tokenizer.encode_pair(query, document)
+        if not self.type_ids:
+            return ids
+        return [i + self.type_ids * kind for i, kind in zip(ids, types, strict=True)]

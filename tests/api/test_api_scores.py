@@ -1,0 +1,167 @@
+"""POST /rerank and /score of a real server, in all of their places."""
+
+import json
+import urllib.error
+
+import pytest
+
+from tests.helpers.embedder import embedding_model
+from tests.helpers.rerankers import DOCUMENTS, QUERY, expected_scores, reranker
+from tests.helpers.served import running_server
+from tests.helpers.tiny import tiny_model
+
+
+@pytest.fixture(scope="module")
+def server():
+    options = ("--served-model-name", "tiny", "--max-model-len", "300", "--dtype", "float32")
+    with running_server(reranker("bert"), *options) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return expected_scores("bert", [QUERY] * len(DOCUMENTS), DOCUMENTS)
+
+
+def refused(server, path, **body):
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        server.raw(path, **body)
+    with raised.value as answer:
+        assert answer.code == 400
+        return json.loads(answer.read())["error"]
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_documents_come_with_the_best_first(server, expected, path):
+    body = server.post(path, model="tiny", query=QUERY, documents=DOCUMENTS)
+    assert body["id"].startswith("rerank-")
+    assert body["model"] == "tiny"
+    order = sorted(range(len(DOCUMENTS)), key=lambda i: -expected[i])
+    assert [result["index"] for result in body["results"]] == order
+    for result in body["results"]:
+        assert result["relevance_score"] == pytest.approx(expected[result["index"]], abs=2e-6)
+        assert result["document"] == {"text": DOCUMENTS[result["index"]]}
+    tokens = body["usage"]["prompt_tokens"]
+    assert body["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert tokens > 3 * len(DOCUMENTS)
+
+
+def test_documents_may_be_objects_and_one_document_a_text(server):
+    texts = server.post("/v1/rerank", query=QUERY, documents=DOCUMENTS)
+    objects = [{"text": text, "title": "not read"} for text in DOCUMENTS]
+    given = server.post("/v1/rerank", query={"text": QUERY}, documents=objects)
+    assert given["results"] == texts["results"]
+    one = server.post("/v1/rerank", query=QUERY, documents=DOCUMENTS[0])
+    assert one["results"] == [r for r in texts["results"] if r["index"] == 0]
+
+
+def test_top_n_keeps_the_best_and_documents_may_be_left_out(server):
+    every = server.post("/v1/rerank", query=QUERY, documents=DOCUMENTS)
+    asked = {"query": QUERY, "documents": DOCUMENTS, "top_n": 2, "return_documents": False}
+    best = server.post("/v1/rerank", **asked)
+    assert best["results"] == [
+        {"index": r["index"], "relevance_score": r["relevance_score"]} for r in every["results"][:2]
+    ]
+    assert best["usage"] == every["usage"]
+    more = server.post("/v1/rerank", query=QUERY, documents=DOCUMENTS, top_n=99)
+    assert more["results"] == every["results"]
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+def test_one_text_is_scored_with_each_of_others(server, expected, path):
+    body = server.post(path, model="tiny", text_1=QUERY, text_2=DOCUMENTS)
+    assert body["id"].startswith("score-")
+    assert (body["object"], body["model"]) == ("list", "tiny")
+    assert body["created"] > 1_700_000_000
+    assert [(item["index"], item["object"]) for item in body["data"]] == [
+        (i, "score") for i in range(len(DOCUMENTS))
+    ]
+    assert [item["score"] for item in body["data"]] == pytest.approx(expected, abs=2e-6)
+
+
+def test_pairs_of_lists_get_the_scores_that_they_get_alone(server):
+    firsts = [QUERY, "Thames", "goulash"]
+    both = server.post("/score", text_1=firsts, text_2=DOCUMENTS[:3])["data"]
+    for item, first, second in zip(both, firsts, DOCUMENTS[:3], strict=True):
+        (alone,) = server.post("/score", text_1=first, text_2=second)["data"]
+        assert item["score"] == alone["score"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "words"),
+    [
+        ("/rerank", {"query": "a"}, "documents", "documents"),
+        ("/rerank", {"query": "a", "documents": []}, "documents", "give at least one text"),
+        ("/rerank", {"query": "a", "documents": ["b"] * 1025}, "documents", "give 1 to 1024"),
+        ("/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "at least 1, got 0"),
+        ("/rerank", {"query": "a", "documents": ["b"], "top_n": -3}, "top_n", "at least 1, got"),
+        ("/rerank", {"query": "a", "documents": ["b", "c " * 300]}, "documents", "Pair 1"),
+        ("/rerank", {"query": "a", "documents": [5]}, "documents", "str"),
+        (
+            "/rerank",
+            {"query": "a", "documents": ["b"], "rank_fields": ["x"]},
+            "rank_fields",
+            "not supported",
+        ),
+        (
+            "/rerank",
+            {"query": "a", "documents": ["b"], "instruction": "x"},
+            "instruction",
+            "takes no instruction",
+        ),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1", "text_1 has 2 texts and"),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["c"] * 3}, "text_1", "text_2 has 3"),
+        ("/score", {"text_1": "a", "text_2": []}, "text_2", "give at least one text"),
+        ("/score", {"text_1": "a", "text_2": "b " * 300}, "text_2", "maximum context length is"),
+        (
+            "/score",
+            {"text_1": "a", "text_2": "b", "use_activation": False},
+            "use_activation",
+            "must be true",
+        ),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_by_name(server, path, fields, param, words):
+    error = refused(server, path, **fields)
+    assert (error["param"], error["type"]) == (param, "BadRequestError")
+    assert words in error["message"]
+
+
+def test_other_endpoints_name_what_a_reranker_gives(server):
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    for path, body in (
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", chat),
+        ("/v1/embeddings", {"input": "a"}),
+    ):
+        error = refused(server, path, **body)
+        assert "gives scores of pairs of texts" in error["message"]
+        assert "use /v1/rerank or /v1/score" in error["message"]
+
+
+def test_the_pairs_are_counted_as_requests(server):
+    before = server.metric("prompt_tokens_total")
+    usage = server.post("/rerank", query=QUERY, documents=DOCUMENTS)["usage"]
+    assert server.metric("prompt_tokens_total") - before == usage["prompt_tokens"]
+
+
+def test_models_that_are_no_rerankers_say_what_they_give():
+    asked = {"query": "a", "documents": ["b"]}
+    with running_server(embedding_model("last"), "--max-model-len", "64") as server:
+        message = refused(server, "/v1/rerank", **asked)["message"]
+        assert "gives embeddings and no scores of pairs of texts: use /v1/embeddings" in message
+    with running_server(tiny_model("llama"), "--max-model-len", "64") as server:
+        message = refused(server, "/v1/score", text_1="a", text_2="b")["message"]
+        assert "generates text. To get scores, serve a reranker" in message
+
+
+def test_a_reranker_that_answers_questions_takes_an_instruction():
+    options = ("--pooling", "rank", "--max-model-len", "700", "--dtype", "float32")
+    with running_server(reranker("qwen3-judge"), *options) as server:
+        asked = {"query": QUERY, "documents": DOCUMENTS[:2]}
+        plain = server.post("/v1/rerank", **asked)["results"]
+        expected = expected_scores("qwen3-judge", [QUERY] * 2, DOCUMENTS[:2])
+        for result in plain:
+            assert result["relevance_score"] == pytest.approx(expected[result["index"]], abs=2e-6)
+        told = server.post("/v1/rerank", **asked, instruction="Find recipes")["results"]
+    assert {r["relevance_score"] for r in told}.isdisjoint(r["relevance_score"] for r in plain)

@@ -1,0 +1,131 @@
+"""Tiny rerankers, and the scores that transformers gives with them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from tests.helpers.tiny import tiny_model
+
+# The family of each kind, its class in transformers, and keys of its config.
+KINDS = {
+    "bert": ("bert", "BertForSequenceClassification", {}),
+    "bert-identity": (
+        "bert",
+        "BertForSequenceClassification",
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+    ),
+    "xlm-roberta": ("xlm-roberta", "XLMRobertaForSequenceClassification", {}),
+    "roberta": ("xlm-roberta", "RobertaForSequenceClassification", {"model_type": "roberta"}),
+    "modernbert": ("modernbert", "ModernBertForSequenceClassification", {}),
+    "modernbert-mean": (
+        "modernbert",
+        "ModernBertForSequenceClassification",
+        {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True},
+    ),
+    "qwen3": ("qwen3", "Qwen3ForSequenceClassification", {}),
+    "qwen3-judge": ("qwen3", "Qwen3ForCausalLM", {}),
+}
+ENCODERS = tuple(kind for kind in KINDS if not kind.startswith("qwen3"))
+FIRST, LAST = "<|im_start|>", "<|im_end|>"
+QUERY = "Which river flows through Budapest?"
+DOCUMENTS = [
+    "The Danube flows through Vienna, Bratislava, Budapest and Belgrade.",
+    "",
+    "A recipe for goulash: onions, paprika, beef. " * 4,
+    "The Thames!",
+    "\u00c9lan vital, \u6f22\u5b57 and \U0001f600",
+]
+INSTRUCTION = "Find the passage that answers"
+
+
+@functools.cache
+def reranker(kind: str, labels: int = 1) -> Path:
+    """The directory of a tiny reranker of this kind, whose head has random weights."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    family, name, keys = KINDS[kind]
+    # The question of Qwen3-Reranker alone has hundreds of tokens of this tokenizer.
+    longer = {"max_position_embeddings": 1024} if family == "qwen3" else {}
+    source = tiny_model(family, **longer)
+    directory = source.with_name(f"{source.name}-reranker-{kind}-{labels}")
+    shutil.copytree(source, directory)
+    more = {} if name.endswith("CausalLM") else {"num_labels": labels}
+    config = json.loads((directory / "config.json").read_text())
+    config.update(keys, architectures=[name])
+    (directory / "config.json").write_text(json.dumps(config))
+    model = getattr(transformers, name).from_pretrained(directory, dtype=torch.float32, **more)
+    # Weights of transformers' size would give each pair almost the same score.
+    generator = torch.Generator().manual_seed(1)
+    for part, tensor in model.named_parameters():
+        if part.startswith(("classifier", "head", "score")) or "pooler" in part:
+            scale = 0.3 if tensor.dim() < 2 else 3.0 * tensor.shape[1] ** -0.5
+            tensor.data = scale * torch.randn(tensor.shape, generator=generator)
+    model.save_pretrained(directory)
+    _let_tokenizer_join(directory / "tokenizer.json", kind)
+    return directory
+
+
+def _let_tokenizer_join(path: Path, kind: str) -> None:
+    tokenizer = Tokenizer.from_file(str(path))
+    if kind in ENCODERS:
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{FIRST} $A {LAST}",
+            pair=f"{FIRST} $A {LAST} $B:1 {LAST}:1",
+            special_tokens=[(text, tokenizer.token_to_id(text)) for text in (FIRST, LAST)],
+        )
+    else:
+        tokenizer.add_tokens(["yes", "no"])
+    tokenizer.save(str(path))
+
+
+def expected_scores(kind: str, queries: list[str], documents: list[str]) -> list[float]:
+    """The scores of pairs with transformers in fp32, each by itself."""
+    import transformers
+
+    path, (_, name, keys) = reranker(kind), KINDS[kind]
+    model = getattr(transformers, name).from_pretrained(path, dtype=torch.float32).eval()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"))
+    scores = []
+    for query, document in zip(queries, documents, strict=True):
+        with torch.inference_mode():
+            logits = model(**_inputs(tokenizer, kind, query, document)).logits.double()
+        if kind == "qwen3-judge":
+            no, yes = tokenizer.convert_tokens_to_ids(["no", "yes"])
+            scores.append(torch.softmax(logits[0, -1, [no, yes]], dim=0)[1].item())
+        else:
+            plain = "sentence_transformers" in keys
+            scores.append((logits if plain else torch.sigmoid(logits)).item())
+    return scores
+
+
+def _inputs(tokenizer: object, kind: str, query: str, document: str) -> dict[str, torch.Tensor]:
+    if kind not in ENCODERS:
+        return tokenizer(card_prompt(query, document), return_tensors="pt")
+    # A list of one pair, since an empty document by itself would be none.
+    found = tokenizer([(query, document)], return_tensors="pt", return_token_type_ids=True)
+    if not kind.startswith("bert"):
+        del found["token_type_ids"]
+    else:
+        assert set(found["token_type_ids"][0].tolist()) == {0, 1}
+    return found
+
+
+def card_prompt(query: str, document: str, instruction: str | None = None) -> str:
+    """The prompt of Qwen3-Reranker's model card."""
+    task = instruction or (
+        "Given a web search query, retrieve relevant passages that answer the query"
+    )
+    return (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query "
+        'and the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+        f"<|im_start|>user\n<Instruct>: {task}\n<Query>: {query}\n<Document>: {document}"
+        "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )

@@ -1,0 +1,142 @@
+"""Rerankers through the whole engine: transformers' scores, and the numerics law."""
+
+import os
+
+import pytest
+
+from cpuserve import LLM, SamplingParams
+from cpuserve.errors import ConfigError, InvalidRequest, StartupError
+from tests.helpers.embedder import embedding_model
+from tests.helpers.rerankers import (
+    DOCUMENTS,
+    ENCODERS,
+    INSTRUCTION,
+    KINDS,
+    QUERY,
+    card_prompt,
+    expected_scores,
+    reranker,
+)
+from tests.helpers.tiny import tiny_model
+
+FP32 = {"dtype": "float32", "kv_cache_dtype": "float32"}
+
+
+def make(kind, **options):
+    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 400}
+    pooling = "rank" if kind == "qwen3-judge" else None
+    longest = 320 if kind in ENCODERS else 700
+    sizes |= {"max_model_len": longest, "max_num_batched_tokens": longest}
+    return LLM(str(reranker(kind)), pooling=pooling, **{"executor": "native", **sizes, **options})
+
+
+def scores(llm, queries=QUERY, documents=DOCUMENTS, **more):
+    found = llm.score(queries, documents, use_tqdm=False, **more)
+    return [item.outputs.score for item in found]
+
+
+@pytest.mark.parametrize("executor", ["native", "torch"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_are_those_of_transformers(kind, executor):
+    with make(kind, executor=executor, **FP32) as llm:
+        got = scores(llm)
+        assert llm.config.pooling == "rank"
+    expected = expected_scores(kind, [QUERY] * len(DOCUMENTS), DOCUMENTS)
+    assert got == pytest.approx(expected, abs=2e-6)
+    assert max(got) - min(got) > 0.005, "the documents do not differ, so anything would agree"
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "modernbert", "qwen3"])
+def test_scores_in_bfloat16_are_close_to_those_of_transformers(kind):
+    with make(kind, dtype="bfloat16") as llm:
+        got = scores(llm)
+    expected = expected_scores(kind, [QUERY] * len(DOCUMENTS), DOCUMENTS)
+    assert got == pytest.approx(expected, abs=0.03)
+
+
+@pytest.mark.parametrize("types", [FP32, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "modernbert-mean", "qwen3-judge"])
+def test_scores_do_not_depend_on_neighbours_threads_or_the_prefix_cache(kind, types):
+    with make(kind, omp_threads_bind="0", enable_prefix_caching=False, **types) as llm:
+        alone = [scores(llm, QUERY, document)[0] for document in DOCUMENTS]
+    with make(kind, max_num_batched_tokens=1100, max_num_seqs=16, **types) as llm:
+        assert scores(llm) == alone
+        assert llm._client.stats.steps < len(DOCUMENTS)
+        assert scores(llm) == alone
+
+
+def test_the_type_of_a_token_counts_in_bert():
+    with make("bert", **FP32) as llm:
+        forward, back = scores(llm, [QUERY, DOCUMENTS[3]], [DOCUMENTS[3], QUERY])
+        (pair,) = llm.score(QUERY, DOCUMENTS[3], use_tqdm=False)
+    assert forward != back
+    second = [i >= 512 for i in pair.prompt_token_ids]
+    assert second == sorted(second)
+    assert any(second)
+
+
+def test_the_matrix_of_both_types_may_be_quantized():
+    with make("bert", quantization="int8") as llm:
+        got = scores(llm)
+    expected = expected_scores("bert", [QUERY] * len(DOCUMENTS), DOCUMENTS)
+    assert got == pytest.approx(expected, abs=0.1)
+
+
+def test_a_list_of_queries_makes_pairs():
+    queries = [QUERY, "Thames", "goulash"]
+    with make("xlm-roberta", **FP32) as llm:
+        got = scores(llm, queries, DOCUMENTS[:3])
+        assert got == [scores(llm, q, d)[0] for q, d in zip(queries, DOCUMENTS[:3], strict=True)]
+        with pytest.raises(InvalidRequest, match="2 queries for 3 documents"):
+            llm.score(queries[:2], DOCUMENTS[:3])
+
+
+def test_an_instruction_is_part_of_the_question():
+    with make("qwen3-judge", **FP32) as llm:
+        (done,) = llm.score(QUERY, DOCUMENTS[0], instruction=INSTRUCTION, use_tqdm=False)
+        plain = scores(llm, QUERY, DOCUMENTS[0])[0]
+        text = llm.get_tokenizer().decode(done.prompt_token_ids, skip_special_tokens=False)
+    assert text == card_prompt(QUERY, DOCUMENTS[0], INSTRUCTION)
+    assert done.outputs.score != plain
+    with make("bert") as llm, pytest.raises(InvalidRequest, match="takes no instruction"):
+        llm.score(QUERY, DOCUMENTS, instruction=INSTRUCTION)
+
+
+def test_pairs_share_the_beginning_of_the_question():
+    with make("qwen3-judge") as llm:
+        (first,) = llm.score(QUERY, DOCUMENTS[0], use_tqdm=False)
+        (done,) = llm.score(QUERY, DOCUMENTS[3], use_tqdm=False)
+    shared = len(os.path.commonprefix([first.prompt_token_ids, done.prompt_token_ids]))
+    assert done.num_cached_tokens == shared // 32 * 32 > 0
+
+
+def test_a_reranker_gives_neither_text_nor_embeddings():
+    with make("bert") as llm:
+        with pytest.raises(InvalidRequest, match=r"call score\(\)"):
+            llm.generate("hello", SamplingParams(max_tokens=1))
+        with pytest.raises(InvalidRequest, match=r"call score\(\)"):
+            llm.embed("hello")
+    embeds = LLM(str(embedding_model("mean")), max_model_len=64)
+    with embeds as llm, pytest.raises(InvalidRequest, match=r"embeddings: call embed\(\)"):
+        llm.score(QUERY, DOCUMENTS)
+
+
+def test_the_model_below_a_head_gives_embeddings_on_request():
+    path, sizes = reranker("bert"), {"max_model_len": 64, **FP32}
+    with LLM(str(path), pooling="mean", **sizes) as llm:
+        got = llm.embed([[5, 6, 7]], use_tqdm=False)
+    with LLM(str(tiny_model("bert")), pooling="mean", **sizes) as llm:
+        assert got[0].outputs == llm.embed([[5, 6, 7]], use_tqdm=False)[0].outputs
+
+
+def test_a_classifier_of_several_labels_is_no_reranker():
+    with pytest.raises(StartupError, match="of 3 labels: only those of one label"):
+        LLM(str(reranker("xlm-roberta", labels=3)))
+
+
+def test_models_without_a_head_are_not_made_rerankers():
+    for family in ("llama", "bert"):
+        with pytest.raises(ConfigError, match=r"--pooling rank: .* is not a reranker"):
+            LLM(str(tiny_model(family)), pooling="rank")
+    with pytest.raises(StartupError, match="'yes' is no token of this model"):
+        LLM(str(tiny_model("qwen3")), pooling="rank", max_model_len=64)
