@@ -142,7 +142,7 @@ FAULTS = [
     ),
     Fault(
         "csrc/runtime/experts.cpp",
-        "if (!op.add) std::fill_n(to, out.width, 0.0f);",
+        "if (!op.add) std::fill_n(sums, n, 0.0f);",
         "",
         "tests/program/test_native_ops.py -k gemma4",
     ),

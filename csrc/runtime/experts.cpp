@@ -113,13 +113,20 @@ void Executor::Worker::operator()(const CombineOp& op) noexcept {
   for (int64_t t = mine.begin; t < mine.end; t++) {
     float* to = reinterpret_cast<float*>(row_of(out, t));
     const float* weights = reinterpret_cast<const float*>(row_of(routing, t)) + chosen;
-    if (!op.add) std::fill_n(to, out.width, 0.0f);
-    for (int64_t rank = 0; rank < chosen; rank++) {
-      const int64_t row = e.routing_.row(t, rank);
-      if (row < 0) continue;
-      const auto* from = reinterpret_cast<const float*>(row_of(x, row));
-      const float w = weights[rank];
-      for (int64_t i = 0; i < out.width; i++) to[i] += w * from[i];
+    // A few columns of all its rows at a time: their sums stay in L1, and a core reads several rows
+    // at once, which prompts have written so long ago that they are no longer near.
+    constexpr int64_t kColumns = 256;
+    for (int64_t begin = 0; begin < out.width; begin += kColumns) {
+      const int64_t n = std::min(kColumns, out.width - begin);
+      float* sums = to + begin;
+      if (!op.add) std::fill_n(sums, n, 0.0f);
+      for (int64_t rank = 0; rank < chosen; rank++) {
+        const int64_t row = e.routing_.row(t, rank);
+        if (row < 0) continue;
+        const auto* from = reinterpret_cast<const float*>(row_of(x, row)) + begin;
+        const float w = weights[rank];
+        for (int64_t i = 0; i < n; i++) sums[i] += w * from[i];
+      }
     }
   }
 }

@@ -43,6 +43,21 @@ void keep_groups(const RouteOp& op, float* scores, float* totals) noexcept {
   }
 }
 
+// Writes the numbers of the `chosen` largest of n scores, best first; of equal ones the lower
+// number first. `out` has them in this order after every score, so almost all scores cost one
+// comparison. A NaN is chosen only where it is among the first ones.
+void choose_best(const float* scores, int64_t n, int64_t chosen, float* out) noexcept {
+  const auto score_at = [&](int64_t rank) { return scores[static_cast<int64_t>(out[rank])]; };
+  float least = 0;  // of the last rank
+  for (int64_t i = 0; i < n; i++) {
+    if (i >= chosen && !(scores[i] > least)) continue;
+    int64_t rank = std::min(i, chosen - 1);
+    for (; rank > 0 && scores[i] > score_at(rank - 1); rank--) out[rank] = out[rank - 1];
+    out[rank] = static_cast<float>(i);
+    least = score_at(std::min(i, chosen - 1));
+  }
+}
+
 }  // namespace
 
 void route_row(const RouteOp& op, const float* logits, const float* bias, float* out,
@@ -56,16 +71,9 @@ void route_row(const RouteOp& op, const float* logits, const float* bias, float*
   for (int64_t i = 0; i < experts; i++) wanted[i] = bias ? scores[i] + bias[i] : scores[i];
   if (op.score == Score::softmax) softmax(scores, experts);
   if (op.groups > 1) keep_groups(op, wanted, scratch + 2 * experts);
-  const auto taken = [&](int64_t expert, int64_t ranks) {
-    return std::find(out, out + ranks, static_cast<float>(expert)) != out + ranks;
-  };
+  choose_best(wanted, experts, chosen, out);
   for (int64_t rank = 0; rank < chosen; rank++) {
-    int64_t best = -1;
-    for (int64_t i = 0; i < experts; i++) {
-      if ((best < 0 || wanted[i] > wanted[best]) && !taken(i, rank)) best = i;
-    }
-    out[rank] = static_cast<float>(best);
-    weights[rank] = scores[best];
+    weights[rank] = scores[static_cast<int64_t>(out[rank])];
   }
   if (op.score == Score::chosen_softmax) softmax(weights, chosen);
   if (op.renormalize) {

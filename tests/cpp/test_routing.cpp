@@ -1,6 +1,9 @@
 // Tests the choice of experts and the order of routed rows.
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <random>
 #include <set>
 #include <vector>
 
@@ -33,6 +36,23 @@ TEST(the_best_experts_come_first_and_of_equal_scores_the_lower_id) {
   EXPECT(row[0] == 1 && row[1] == 3 && row[2] == 2);
   const double sum = std::exp(1) + 2 * std::exp(3) + std::exp(2) + 1;
   EXPECT(close(row[3], std::exp(3) / sum) && close(row[5], std::exp(2) / sum));
+}
+
+TEST(every_number_of_experts_is_chosen_as_if_all_were_sorted) {
+  std::mt19937 random(1);
+  for (const int32_t experts : {1, 2, 7, 64, 257}) {
+    for (const int32_t chosen : {1, 2, 8, 200}) {
+      if (chosen > experts) continue;
+      std::vector<float> logits(static_cast<size_t>(experts)), ids(logits.size());
+      for (float& logit : logits) logit = static_cast<float>(random() % 16);  // many are equal
+      std::iota(ids.begin(), ids.end(), 0.0f);
+      std::stable_sort(ids.begin(), ids.end(), [&](float a, float b) {
+        return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
+      });
+      const std::vector<float> row = route(op(experts, chosen), logits);
+      EXPECT(std::equal(ids.begin(), ids.begin() + chosen, row.begin()));
+    }
+  }
 }
 
 TEST(weights_follow_the_score_and_the_scale) {
@@ -77,6 +97,8 @@ TEST(logits_that_are_not_numbers_choose_different_experts) {
     const std::vector<float> row = route(op(4, 4), logits);
     const std::set<float> ids(row.begin(), row.begin() + 4);
     EXPECT(ids == (std::set<float>{0, 1, 2, 3}));
+    const std::vector<float> two = route(op(4, 2), logits);
+    EXPECT(two[0] != two[1] && two[0] >= 0 && two[0] < 4 && two[1] >= 0 && two[1] < 4);
   }
 }
 

@@ -139,6 +139,12 @@ def test_every_op_of_every_family_agrees(family, dtype):
     assert found is None
 
 
+def test_every_op_of_a_mixture_agrees_whose_rows_are_added_in_parts():
+    checkpoint = open_checkpoint(tiny_model("qwen3-moe", hidden_size=608))
+    found = first_difference(checkpoint.weights, checkpoint.config, "float32", LEVELS[-1], 40)
+    assert found is None
+
+
 @each_level
 @pytest.mark.parametrize("dtype", KV)
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-next", "granite4-hybrid"])
