@@ -363,6 +363,7 @@ FIELDS: tuple[Field, ...] = (
         flags=("--weights-on-disk",),
         env="CPUSERVE_WEIGHTS_ON_DISK",
         choices=("auto", "always", "never"),
+        metavar="WHEN",
     ),
     Field(
         "model_impl",

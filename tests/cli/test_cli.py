@@ -78,6 +78,7 @@ def test_help_of_serve_explains_every_option_in_its_group(capsys):
             assert " ".join(field.help.split()) in text
             assert not field.env or field.env in text
     assert "CPU and threads:" in text
+    assert " _" not in text  # argparse's name for the value of an option without a metavar
 
 
 @pytest.mark.parametrize("name", COMMANDS)
