@@ -57,7 +57,7 @@ MADE_WHILE_LOADING = ("int8", "w8a8", "int4", "int4_mixed")
 CHECKPOINTS = ("gguf", "awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4")
 # Formats in which `cpuserve quantize` writes: they leave embeddings and output heads unquantized.
 PARTIAL = ("compressed-tensors",)
-BY_32 = ("gguf", "mxfp4", "fp8", "bitsandbytes")  # whose matrices have a scale per 32 values
+BY_32 = ("gguf", "mxfp4")  # whose matrices have a scale per 32 values
 KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 SCHEMES = {
