@@ -25,6 +25,7 @@ from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.events import Embedding, Finish, Scored, Text, floats_of
 from cpuserve.serving.text import TextProcessor
 from cpuserve.tokenizer.pairs import PairEncoder
+from cpuserve.tokenizer.tokenizer import named_prompt
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
@@ -161,16 +162,24 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def embed(
-        self, prompts: PromptInput | Sequence[PromptInput], *, use_tqdm: bool = True
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        prompt_name: str | None = None,
+        use_tqdm: bool = True,
     ) -> list[EmbeddingRequestOutput]:
         """Return the embedding of each prompt, of an embedding model; prompts: see `generate`.
+
+        prompt_name: of the checkpoint's prompts, the one that goes before each text; None: its
+        default one, if it has one.
 
         Raises:
             InvalidRequest: a prompt is invalid, or the model generates text.
             RequestError, EngineDead: as `generate`.
         """
         self._check_kind("embed")
-        requests = [self._request(prompt) for prompt in _as_list(prompts)]
+        before = named_prompt(self._tokenizer.prompts, prompt_name)
+        requests = [self._request(prompt, before) for prompt in _as_list(prompts)]
         vectors = self._vectors(requests, use_tqdm)
         return [
             EmbeddingRequestOutput(
@@ -244,11 +253,11 @@ class LLM:
         msg = f"{self.config.model} {does}. The option `pooling` decides which"
         raise InvalidRequest(msg, param="model")
 
-    def _request(self, prompt: PromptInput) -> RequestOutput:
-        """Return an empty RequestOutput for one prompt."""
+    def _request(self, prompt: PromptInput, before: str = "") -> RequestOutput:
+        """Return an empty RequestOutput for one prompt; before: what goes before its text."""
         text, ids = _text_and_ids(prompt)
         if ids is None:
-            ids = self._tokenizer.encode(text or "")
+            ids = self._tokenizer.encode(before + (text or ""))
         self._num_requests += 1
         return RequestOutput(str(self._num_requests - 1), text, ids)
 

@@ -237,8 +237,15 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         pooling=pooling,
         pooling_why=why,
         whole_prompts=spec.encoder,
+        usual_length=_usual_length(path) if pooling not in ("none", "rank") else None,
     )
     return spec, facts
+
+
+def _usual_length(path: Path) -> int | None:
+    from cpuserve.loader.pooling import usual_length
+
+    return usual_length(path)
 
 
 def _adapter_slots(options: EngineOptions, count: int) -> int:

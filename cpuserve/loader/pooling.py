@@ -44,6 +44,50 @@ def checkpoint_pooling(path: Path) -> tuple[str, str]:
     return "none", "the model generates text"
 
 
+def usual_length(path: Path) -> int | None:
+    """The tokens to which sentence-transformers cuts a text; None if a checkpoint does not say.
+
+    Raises:
+        ModelError: the setting is no number of tokens.
+    """
+    file = path / "sentence_bert_config.json"
+    if not file.exists():
+        return None
+    length = read_json(file, "settings of sentence-transformers").get("max_seq_length")
+    if length is None:
+        return None
+    if type(length) is not int or length < 1:
+        msg = f"{file}: max_seq_length is {str(length)[:40]}, but it must be at least 1"
+        raise ModelError(msg)
+    return length
+
+
+def prompts_of(path: Path) -> dict[str, str]:
+    """The prompts of sentence-transformers, by their names; the default one has the name "", too.
+
+    Raises:
+        ModelError: they are not texts, or the default one is none of them.
+    """
+    file = path / "config_sentence_transformers.json"
+    if not file.exists():
+        return {}
+    settings = read_json(file, "settings of sentence-transformers")
+    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(v, str) for v in prompts.values()):
+        msg = f"{file}: prompts is not an object of texts"
+        raise ModelError(msg)
+    for folder in _modules_of(path, ".Pooling"):
+        config = read_json(folder / "config.json", "pooling config")
+        if config.get("include_prompt") is False:
+            return {}  # pooling without the tokens of prompts is not supported
+    if default is None:
+        return prompts
+    if default not in prompts:
+        msg = f"{file}: default_prompt_name is {str(default)[:40]!r}, which prompts does not have"
+        raise ModelError(msg)
+    return {**prompts, "": prompts[default]}
+
+
 def ranker(config: Mapping[str, Any]) -> str | None:
     """The architecture of a reranker's config; None for another model.
 

@@ -38,7 +38,8 @@ class ModelFacts:
     implements the architecture. generation: sampling parameters that the model recommends;
     generation_why: the source of the recommendation. state_bytes: what recurrent layers keep of a
     sequence. adapters, adapter_slots, adapter_rank, pooling, whole_prompts: as in EngineConfig;
-    adapter_weights: the number of weights in the matrices of all adapters or slots.
+    adapter_weights: the number of weights in the matrices of all adapters or slots. usual_length:
+    the tokens to which sentence-transformers cuts a text; None = as many as there are positions.
     """
 
     name: str
@@ -66,6 +67,7 @@ class ModelFacts:
     pooling: str = "none"
     pooling_why: str = "the model generates text"
     whole_prompts: bool = False
+    usual_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,7 +299,7 @@ def wanted_length(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> 
     if options.disable_sliding_window and windows and min(windows) < facts.max_position:
         return _length_in_window(ledger, asked, min(windows))
     if asked is None or asked == -1:
-        return facts.max_position, False
+        return min(facts.max_position, facts.usual_length or facts.max_position), False
     if asked > facts.max_position and (facts.fixed_positions or not options.allow_long_model_len):
         msg = (
             f"{ledger.asked('max_model_len')}: the positions of {facts.name} end at "
@@ -438,4 +438,6 @@ def _length_why(budget: _Budget, length: int, facts: ModelFacts) -> str:
         return f"as requested, beyond the model's {facts.max_position}: answers may get worse there"
     if budget.explicit_len:
         return "as requested"
+    if length == facts.usual_length:
+        return "max_seq_length of sentence-transformers; --max-model-len may give more"
     return "as in the model" if length == facts.max_position else "one sliding window"

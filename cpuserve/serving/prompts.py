@@ -12,7 +12,7 @@ from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.chat import checked_variables
 from cpuserve.tokenizer.length import cannot_fit
 from cpuserve.tokenizer.messages import message_text
-from cpuserve.tokenizer.tokenizer import LONG_CHARS
+from cpuserve.tokenizer.tokenizer import LONG_CHARS, named_prompt
 
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
@@ -21,12 +21,21 @@ if TYPE_CHECKING:
 # Of texts with more characters than this, only LARGE_TEXTS_AT_ONCE are tokenized at the same time,
 # because it takes much memory.
 LARGE_TEXT_CHARS = 1 << 17
+# Token ids of a prompt that is to be cut; more do not fit in a request.
+MAX_CUT_TOKENS = 1 << 30
 
 
 async def encode(
-    context: ModelContext, texts: list[str], *, add_special_tokens: bool, most: int | None = None
+    context: ModelContext,
+    texts: list[str],
+    *,
+    add_special_tokens: bool,
+    most: int | None = None,
+    cut: int | None = None,
 ) -> list[list[int]]:
     """Return the token ids of each text; many or long texts are encoded on another thread.
+
+    cut: the number of tokens that are kept of a text, of any length; None: all.
 
     Raises:
       InvalidRequest: a text certainly has more than `most` tokens (None: max_model_len).
@@ -37,9 +46,12 @@ async def encode(
 
     def encode_all() -> list[list[int]]:
         for text in texts:
-            if cannot_fit(tokenizer, text, longest):
+            if cut is None and cannot_fit(tokenizer, text, longest):
                 raise _too_long(text, longest, context.max_model_len)
-        return [tokenizer.encode(text, add_special_tokens, unlocked=unlocked) for text in texts]
+        return [
+            tokenizer.encode(text, add_special_tokens, unlocked=unlocked, most=cut)
+            for text in texts
+        ]
 
     if num_chars <= LARGE_TEXT_CHARS:
         return await run_sized(num_chars, encode_all)
@@ -66,27 +78,47 @@ async def prompts_of(
       InvalidRequest: the messages, the template or the list of prompts are invalid or too long.
     """
     if call.pairs is not None:
-        return await _pair_prompts(context, call.pairs, call.instruction)
+        return await _pair_prompts(context, call, call.pairs)
     if call.messages is not None:
         return [await chat_prompt(context, call, num_bytes, opening=opening)]
-    given = _listed("" if call.prompt is None else call.prompt, context.max_model_len)
-    texts = [item for item in given if isinstance(item, str)]
+    cut = _kept_tokens(context, call)
+    longest = context.max_model_len if cut is None else MAX_CUT_TOKENS
+    given = _listed("" if call.prompt is None else call.prompt, longest)
+    before = _prompt_text(context, call) if call.embed else ""
+    texts = [before + item for item in given if isinstance(item, str)]
     add_special = call.add_special_tokens is not False
-    encoded = iter(await encode(context, texts, add_special_tokens=add_special))
+    encoded = iter(await encode(context, texts, add_special_tokens=add_special, cut=cut))
     return [
-        Prompt(next(encoded), item) if isinstance(item, str) else Prompt(item) for item in given
+        Prompt(next(encoded), item) if isinstance(item, str) else Prompt(item[:cut])
+        for item in given
     ]
 
 
+def _kept_tokens(context: ModelContext, call: GenerateCall) -> int | None:
+    """Return to how many tokens the texts of a call are cut; None: they are not."""
+    asked, most = call.truncate_prompt_tokens, context.max_model_len
+    if asked is None or asked == -1:
+        return None if asked is None else most
+    if not 1 <= asked <= most:
+        msg = f"truncate_prompt_tokens must be -1 or between 1 and {most}, got {asked}"
+        raise InvalidRequest(msg, param="truncate_prompt_tokens")
+    return asked
+
+
+def _prompt_text(context: ModelContext, call: GenerateCall) -> str:
+    """Return the text that goes before those to be embedded."""
+    return named_prompt(context.get_tokenizer().prompts, call.prompt_name)
+
+
 async def _pair_prompts(
-    context: ModelContext, pairs: list[tuple[str, str]], instruction: str | None
+    context: ModelContext, call: GenerateCall, pairs: list[tuple[str, str]]
 ) -> list[Prompt]:
     """Return the prompt of each pair of texts.
 
     Raises:
       InvalidRequest: a pair is longer than the context, or the model takes no instruction.
     """
-    encoder, most = context.get_pairs(), context.max_model_len
+    encoder, most, cut = context.get_pairs(), context.max_model_len, _kept_tokens(context, call)
     num_chars = sum(len(query) + len(document) for query, document in pairs)
 
     def encode_all() -> list[Prompt]:
@@ -94,13 +126,13 @@ async def _pair_prompts(
 
     def encoded(index: int, query: str, document: str) -> Prompt:
         for text in (query, document):
-            if cannot_fit(encoder.tokenizer, text, most):
+            if cut is None and cannot_fit(encoder.tokenizer, text, most):
                 raise _too_long(text, most, most)
-        ids = encoder.encode(query, document, instruction)
+        ids = encoder.encode(query, document, call.instruction, most=cut)
         if len(ids) > most:
             msg = (
                 f"This model's maximum context length is {most} tokens. Pair {index} (a query and "
-                f"its document) has {len(ids)} tokens: shorten it"
+                f"its document) has {len(ids)} tokens: shorten it, or set truncate_prompt_tokens"
             )
             raise InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
         return Prompt(ids)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import find_model, read_json
 from cpuserve.loader.mapped import read_small
+from cpuserve.loader.pooling import prompts_of
 from cpuserve.tokenizer.parts import (
     Parts,
     Scheme,
@@ -46,6 +47,7 @@ def directory_parts(path: Path) -> Parts:
         tool_template=_chat_template(path, settings, "tool_use"),
         add_bos=add_bos,
         strips_leading_space=strips,
+        prompts=prompts_of(path),
     )
 
 

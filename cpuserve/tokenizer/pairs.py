@@ -48,8 +48,15 @@ class PairEncoder:
         types = info.get("type_ids")
         return cls(tokenizer, info.get("asks") is True, types if isinstance(types, int) else 0)
 
-    def encode(self, query: str, document: str, instruction: str | None = None) -> list[int]:
-        """The token ids of a pair.
+    def encode(
+        self,
+        query: str,
+        document: str,
+        instruction: str | None = None,
+        *,
+        most: int | None = None,
+    ) -> list[int]:
+        """The token ids of a pair; most: the texts are cut so that it has so many.
 
         Raises:
             InvalidRequest: the model takes no instruction, or a text is not valid Unicode.
@@ -58,20 +65,27 @@ class PairEncoder:
             if instruction is not None:
                 msg = "this model takes no instruction: omit it"
                 raise InvalidRequest(msg, param="instruction")
-            return self._joined(query, document)
+            return self._joined(query, document, most)
         text = QUESTION.format(
             instruction=instruction or INSTRUCTION, query=query, document=document
         )
         before, behind = self._around
-        return [*before, *self.tokenizer.encode(text, add_special_tokens=False), *behind]
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        if most is not None:
+            around = len(before) + len(behind)
+            if most < around:
+                msg = f"the prompt around a pair has {around} tokens: keep at least as many"
+                raise InvalidRequest(msg, param="truncate_prompt_tokens")
+            ids = ids[: most - around]
+        return [*before, *ids, *behind]
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
         encode = self.tokenizer.encode
         return encode(BEFORE, add_special_tokens=False), encode(BEHIND, add_special_tokens=False)
 
-    def _joined(self, query: str, document: str) -> list[int]:
-        ids, types = self.tokenizer.encode_pair(query, document)
+    def _joined(self, query: str, document: str, most: int | None) -> list[int]:
+        ids, types = self.tokenizer.encode_pair(query, document, most)
         if not self.type_ids:
             return ids
         return [i + self.type_ids * kind for i, kind in zip(ids, types, strict=True)]

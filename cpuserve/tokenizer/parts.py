@@ -22,6 +22,8 @@ class Parts:
 
     tool_template: the chat template for requests with tools, if the model has one of its own.
     add_bos: whether to put bos_id before a text, if the post-processor of `core` does not.
+    prompts: texts that may go before one that is to be embedded, by name; prompts[""] goes before
+    it if none is named.
     """
 
     core: Core
@@ -34,6 +36,7 @@ class Parts:
     tool_template: str | None = None
     add_bos: bool = False
     strips_leading_space: bool = False
+    prompts: dict[str, str] = field(default_factory=dict)
 
 
 def guarded(what: str, build: Callable[[], Core]) -> Core:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest, RequestError
+from cpuserve.tokenizer.cut import kept
 from cpuserve.tokenizer.directory import directory_parts, find_tokenizer
 from cpuserve.tokenizer.parts import reason_of
 
@@ -47,6 +48,7 @@ class Tokenizer:
         self.chat_template = parts.chat_template
         self.tool_template = parts.tool_template
         self.strips_leading_space = parts.strips_leading_space
+        self.prompts = parts.prompts
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -62,12 +64,18 @@ class Tokenizer:
         return cls(gguf_parts(path))
 
     def encode(
-        self, text: str, add_special_tokens: bool = True, *, unlocked: bool = False
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        *,
+        unlocked: bool = False,
+        most: int | None = None,
     ) -> list[int]:
         """Token ids of `text`; the text of a special token becomes that token.
 
         add_special_tokens: put BOS in front if the model was trained so. unlocked: release the GIL
-        for short texts too; use it in threads other than that of the event loop.
+        for short texts too; use it in threads other than that of the event loop. most: keep so many
+        tokens of the beginning, special ones included.
 
         Raises:
             InvalidRequest: the text is not valid Unicode (it has a lone surrogate).
@@ -76,19 +84,27 @@ class Tokenizer:
         """
         found = self._encode(text, add_special_tokens, unlocked or len(text) > LONG_CHARS)
         ids: list[int] = found.ids
-        if add_special_tokens and self._parts.add_bos and self.bos_id is not None:
-            return [self.bos_id, *ids]
-        return ids
+        bos = self.bos_id if add_special_tokens and self._parts.add_bos else None
+        if most is not None:
+            ids = [ids[i] for i in kept(found.sequence_ids, most - (bos is not None))]
+        return ids if bos is None else [bos, *ids]
 
-    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+    def encode_pair(
+        self, first: str, second: str, most: int | None = None
+    ) -> tuple[list[int], list[int]]:
         """(token ids, type of each token) of two texts, with the special tokens around them.
+
+        most: keep so many tokens, by cutting the end of the longer text, then of both.
 
         Raises:
             InvalidRequest, RequestError: as `encode`.
         """
         size = len(first) + len(second)
         found = self._encode((first, second), True, size > LONG_CHARS)
-        return found.ids, found.type_ids
+        if most is None:
+            return found.ids, found.type_ids
+        some = kept(found.sequence_ids, most)
+        return [found.ids[i] for i in some], [found.type_ids[i] for i in some]
 
     def _encode(
         self, text: str | tuple[str, str], add_special_tokens: bool, unlocked: bool
@@ -167,6 +183,21 @@ class Tokenizer:
             match = _BYTE_TOKEN.fullmatch(token)
             return bytes([int(match[1], 16)]) if match else token.replace("\u2581", " ").encode()
         return token.encode()
+
+
+def named_prompt(prompts: Mapping[str, str], name: str | None) -> str:
+    """The text of a prompt, or of the default one if `name` is None; "" if there is none.
+
+    Raises:
+        InvalidRequest: the model has no prompt of this name.
+    """
+    if name is None:
+        return prompts.get("", "")
+    if not name or name not in prompts:
+        known = ", ".join(key for key in prompts if key)
+        msg = f"prompt_name {name[:40]!r}: this model has {known or 'no prompts'}"
+        raise InvalidRequest(msg, param="prompt_name")
+    return prompts[name]
 
 
 def _keeps_text(core: Core) -> bool:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 import urllib.error
 
 import numpy as np
@@ -86,7 +87,9 @@ def test_the_official_client_reads_them(server):
         ({"input": "a", "dimensions": 65}, "dimensions", "between 1 and 64"),
         ({"input": "a", "dimensions": 0}, "dimensions", "between 1 and 64"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "float, base64"),
-        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1 or between 1"),
+        ({"input": "a", "truncate_prompt_tokens": 65}, "truncate_prompt_tokens", "1 and 64, got"),
+        ({"input": "a", "prompt_name": "query"}, "prompt_name", "this model has no prompts"),
         ({"input": "a", "normalize": False}, "normalize", "length 1"),
     ],
 )
@@ -94,6 +97,39 @@ def test_what_cannot_be_answered_is_refused_by_name(server, fields, param, words
     error = refused(server, **fields)
     assert (error["param"], error["type"]) == (param, "BadRequestError")
     assert words in error["message"]
+
+
+def vector(server, given, **fields):
+    return server.post("/v1/embeddings", input=given, **fields)["data"][0]["embedding"]
+
+
+def test_texts_and_token_ids_are_cut_to_a_number_of_tokens(server):
+    ids = server.post("/tokenize", prompt="a b c " * 100)["tokens"]
+    for asked, kept in ((5, 5), (64, 64), (-1, 64)):
+        expected = vector(server, ids[:kept])
+        assert vector(server, "a b c " * 100, truncate_prompt_tokens=asked) == expected
+        assert vector(server, ids, truncate_prompt_tokens=asked) == expected
+    assert vector(server, TEXTS[0], truncate_prompt_tokens=-1) == vector(server, TEXTS[0])
+
+
+def test_the_settings_of_sentence_transformers_count(tmp_path):
+    path = tmp_path / "model"
+    shutil.copytree(tiny_model("bert"), path)
+    prompts = {"query": "search for: ", "document": "a text: "}
+    settings = {"prompts": prompts, "default_prompt_name": "document"}
+    (path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    (path / "sentence_bert_config.json").write_text('{"max_seq_length": 48}')
+    with running_server(tiny_model("bert")) as plain:
+        queries = vector(plain, "search for: foxes")
+        document = vector(plain, "a text: foxes")
+    with running_server(path) as server:
+        assert vector(server, "foxes", prompt_name="query") == queries
+        assert vector(server, "foxes", prompt_name="document") == document
+        assert vector(server, "foxes") == document
+        error = refused(server, input="a", prompt_name="other")
+        assert "this model has query, document" in error["message"]
+        assert "48 tokens" in refused(server, input=[5] * 49)["message"]
+        assert json.loads(server.get("/v1/models"))["data"][0]["max_model_len"] == 48
 
 
 def test_an_embedding_model_generates_no_text(server):

@@ -87,6 +87,18 @@ def test_pairs_of_lists_get_the_scores_that_they_get_alone(server):
         assert item["score"] == alone["score"]
 
 
+def test_the_longer_text_of_a_pair_is_cut_first(server):
+    asked = {"query": "a b", "truncate_prompt_tokens": 40}
+    (cut,) = server.post("/rerank", **asked, documents=["c " * 300])["results"]
+    tokens = server.post("/rerank", **asked, documents=["c " * 300])["usage"]["total_tokens"]
+    assert tokens == 40
+    spare = 40 - server.post("/rerank", query="a b", documents=[""])["usage"]["total_tokens"]
+    count = server.post("/tokenize", prompt="c " * 300, add_special_tokens=False)["tokens"][:spare]
+    text = server.post("/detokenize", tokens=count)["prompt"]
+    (whole,) = server.post("/rerank", query="a b", documents=[text])["results"]
+    assert whole["relevance_score"] == cut["relevance_score"]
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param", "words"),
     [
@@ -108,6 +120,12 @@ def test_pairs_of_lists_get_the_scores_that_they_get_alone(server):
             {"query": "a", "documents": ["b"], "instruction": "x"},
             "instruction",
             "takes no instruction",
+        ),
+        (
+            "/rerank",
+            {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 2},
+            "truncate_prompt_tokens",
+            "are 3: keep at least",
         ),
         ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1", "text_1 has 2 texts and"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["c"] * 3}, "text_1", "text_2 has 3"),

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.pooling import checkpoint_pooling, dense_layers
+from cpuserve.loader.pooling import checkpoint_pooling, dense_layers, prompts_of, usual_length
 from tests.helpers.embedder import embedding_model
 from tests.helpers.encoders import with_modules
 from tests.helpers.gguf_file import STRING, U32, gguf
@@ -98,3 +98,59 @@ def test_dense_modules_that_do_not_fit_are_refused_in_one_line(tmp_path, change,
     with pytest.raises(ModelError, match=message) as raised:
         dense_layers(path)
     assert "\n" not in str(raised.value)
+
+
+SETTINGS = "config_sentence_transformers.json"
+PROMPTS = {"query": "search_query: ", "document": "search_document: "}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (None, {}),
+        ({}, {}),
+        ({"prompts": {}, "default_prompt_name": None}, {}),
+        ({"prompts": PROMPTS}, PROMPTS),
+        (
+            {"prompts": PROMPTS, "default_prompt_name": "query"},
+            {**PROMPTS, "": "search_query: "},
+        ),
+    ],
+)
+def test_prompts_are_read_with_the_default_one(tmp_path, settings, expected):
+    if settings is not None:
+        (tmp_path / SETTINGS).write_text(json.dumps(settings))
+    assert prompts_of(tmp_path) == expected
+
+
+def test_prompts_that_are_not_pooled_are_no_prompts(tmp_path):
+    write(tmp_path, POOLING, {"pooling_mode_mean_tokens": True, "include_prompt": False})
+    (tmp_path / SETTINGS).write_text(json.dumps({"prompts": PROMPTS}))
+    assert prompts_of(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prompts": ["a"]}, "prompts is not an object of texts"),
+        ({"prompts": {"a": 5}}, "prompts is not an object of texts"),
+        ({"prompts": PROMPTS, "default_prompt_name": "x"}, "default_prompt_name is 'x', which"),
+    ],
+)
+def test_broken_prompts_are_refused(tmp_path, settings, message):
+    (tmp_path / SETTINGS).write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match=message):
+        prompts_of(tmp_path)
+
+
+def test_the_length_of_sentence_transformers_is_read(tmp_path):
+    file = tmp_path / "sentence_bert_config.json"
+    assert usual_length(tmp_path) is None
+    file.write_text('{"max_seq_length": null}')
+    assert usual_length(tmp_path) is None
+    file.write_text('{"max_seq_length": 256, "do_lower_case": false}')
+    assert usual_length(tmp_path) == 256
+    for broken in ("0", "-1", '"256"', "true", "1.5"):
+        file.write_text(f'{{"max_seq_length": {broken}}}')
+        with pytest.raises(ModelError, match=r"max_seq_length is .*, but it must be at least 1"):
+            usual_length(tmp_path)

@@ -10,7 +10,7 @@ from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall
 
-_UNSUPPORTED = ("truncate_prompt_tokens", "max_chunks_per_doc", "max_tokens_per_doc", "rank_fields")
+_UNSUPPORTED = ("max_chunks_per_doc", "max_tokens_per_doc", "rank_fields")
 
 
 class Document(msgspec.Struct):
@@ -29,7 +29,7 @@ class ScoringRequest(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None
-    truncate_prompt_tokens: Any = None
+    truncate_prompt_tokens: int | None = None
     max_chunks_per_doc: Any = None
     max_tokens_per_doc: Any = None
     rank_fields: Any = None
@@ -137,6 +137,7 @@ def _call(request: ScoringRequest, pairs: list[tuple[str, str]]) -> GenerateCall
         model=request.model,
         pairs=pairs,
         instruction=request.instruction,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
         max_tokens=0,
         priority=request.priority,
         cache_salt=request.cache_salt,

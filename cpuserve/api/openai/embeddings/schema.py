@@ -14,7 +14,10 @@ FORMATS = ("float", "base64")
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
-    """POST /v1/embeddings; `input` is a text, token ids, or a list of texts or of token ids."""
+    """POST /v1/embeddings; `input` is a text, token ids, or a list of texts or of token ids.
+
+    prompt_name: of the checkpoint's prompts, the one before each text (TEI's field).
+    """
 
     input: str | list[str | int | list[int]]
     model: str | None = None
@@ -26,7 +29,8 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     timeout: float | None = None
     messages: Any = None
-    truncate_prompt_tokens: Any = None
+    truncate_prompt_tokens: int | None = None
+    prompt_name: str | None = None
     normalize: bool | None = None
 
 
@@ -56,7 +60,7 @@ class EmbeddingAnswer(msgspec.Struct):
 
 def to_call(request: EmbeddingRequest) -> GenerateCall:
     """Return the call; InvalidRequest for a field that is not supported."""
-    check_unset(request, ("messages", "truncate_prompt_tokens"))
+    check_unset(request, ("messages",))
     if (request.encoding_format or "float") not in FORMATS:
         msg = f"encoding_format must be one of {', '.join(FORMATS)}"
         raise InvalidRequest(msg, param="encoding_format")
@@ -67,6 +71,8 @@ def to_call(request: EmbeddingRequest) -> GenerateCall:
         model=request.model,
         prompt=request.input,
         add_special_tokens=request.add_special_tokens,
+        prompt_name=request.prompt_name,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
         max_tokens=0,
         priority=request.priority,
         cache_salt=request.cache_salt,

@@ -1,0 +1,43 @@
+"""Cuts the tokens of a text, or of a pair of texts, to a number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cpuserve.errors import InvalidRequest
+
+
+def kept(sequences: Sequence[int | None], most: int) -> list[int]:
+    """Which of the tokens are kept, at most `most`: all special ones, and the beginning of texts.
+
+    sequences: for each token, the text (0 or 1) that it is of; None for a special token. Of two
+    texts the longer one is cut to the length of the other one, then both: "longest_first" in the
+    tokenizers library (src/utils/truncation.rs of 0.22).
+
+    Raises:
+        InvalidRequest: there are more special tokens than `most`.
+    """
+    if len(sequences) <= most:
+        return list(range(len(sequences)))
+    lengths = [sum(s == text for s in sequences) for text in (0, 1)]
+    room = most - (len(sequences) - sum(lengths))
+    if room < 0:
+        msg = f"the special tokens around a text are {most - room}: keep at least as many tokens"
+        raise InvalidRequest(msg, param="truncate_prompt_tokens")
+    left = _shares(lengths, room)
+    some = []
+    for i, text in enumerate(sequences):
+        if text is not None:
+            left[text] -= 1
+        if text is None or left[text] >= 0:
+            some.append(i)
+    return some
+
+
+def _shares(lengths: Sequence[int], room: int) -> list[int]:
+    """How many tokens of each of two texts are kept, if they have more than `room`."""
+    short, long = sorted(lengths)
+    long = short if short > room else max(short, room - short)
+    if short + long > room:
+        short, long = room // 2, room - room // 2
+    return [short, long] if lengths[0] <= lengths[1] else [long, short]
