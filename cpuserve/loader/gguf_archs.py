@@ -623,6 +623,28 @@ def _bert(keys: Keys) -> dict[str, Any]:
     return {"hidden_act": "gelu", "type_vocab_size": 1 if types is None else types.shape[0]}
 
 
+def _modern_bert(keys: Keys) -> dict[str, Any]:
+    """Every third layer, from the first one on, attends to all tokens, unless a key differs."""
+    return {
+        "local_attention": keys.count("attention.sliding_window", 128),
+        "global_attn_every_n_layers": keys.count("attention.sliding_window_pattern", 3),
+        "rope_theta": keys.real("rope.freq_base", 160000.0),
+        "local_rope_theta": keys.real("rope.freq_base_swa", 10000.0),
+        "attention_bias": keys.has("blk.0.attn_qkv.bias"),
+        "mlp_bias": keys.has("blk.0.ffn_up.bias"),
+        "norm_bias": keys.has("output_norm.bias"),
+    }
+
+
+def _gemma_embedding(keys: Keys) -> dict[str, Any]:
+    """Every sixth layer attends to all tokens; the others to half of the window on either side."""
+    return {
+        **_gemma3(keys),
+        "use_bidirectional_attention": True,
+        "sliding_window_pattern": keys.count("attention.sliding_window_pattern", 6),
+    }
+
+
 def _nomic_bert(keys: Keys) -> dict[str, Any]:
     return {**_bert(keys), "hidden_act": "silu"}
 
@@ -651,6 +673,26 @@ ARCHS = {
             "position_embd": "embeddings.position_embeddings",
         },
         layers="encoder.layer",
+    ),
+    "modern-bert": GgufArch(
+        "ModernBertModel",
+        "modernbert",
+        {
+            "attn_norm": "attn_norm",
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.Wo",
+            "ffn_norm": "mlp_norm",
+            "ffn_up": "mlp.Wi",
+            "ffn_down": "mlp.Wo",
+        },
+        _modern_bert,
+        eps="norm_eps",
+        layer_norm=True,
+        top={
+            "token_embd": "model.embeddings.tok_embeddings",
+            "token_embd_norm": "model.embeddings.norm",
+            "output_norm": "model.final_norm",
+        },
     ),
     "nomic-bert": GgufArch(
         "NomicBertModel",
@@ -709,6 +751,9 @@ ARCHS = {
     ),
     "gemma2": GgufArch("Gemma2ForCausalLM", "gemma2", _SANDWICH, _gemma2, added_norms=True),
     "gemma3": GgufArch("Gemma3ForCausalLM", "gemma3_text", _SANDWICH, _gemma3, added_norms=True),
+    "gemma-embedding": GgufArch(
+        "Gemma3TextModel", "gemma3_text", _SANDWICH, _gemma_embedding, added_norms=True
+    ),
     "gemma3n": GgufArch(
         "Gemma3nForCausalLM",
         "gemma3n_text",

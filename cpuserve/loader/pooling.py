@@ -120,8 +120,20 @@ def dense_layers(path: Path) -> tuple[Dense, ...]:
         ModelError: one has an activation that is not supported, or its tensors do not fit.
     """
     if not path.is_dir():
-        return ()
+        return _gguf_dense(path)
     return tuple(_dense(folder) for folder in _modules_of(path, ".Dense"))
+
+
+def _gguf_dense(path: Path) -> tuple[Dense, ...]:
+    """Those that a GGUF file has (EmbeddingGemma's): matrices without biases or activations."""
+    from cpuserve.loader.dense_module import Dense
+    from cpuserve.loader.load import open_checkpoint
+    from cpuserve.models.gemma import DENSE
+    from cpuserve.quant import dequantize
+
+    weights = open_checkpoint(path).weights
+    stored = [f"{name}.weight" for name in DENSE if f"{name}.weight" in weights.names()]
+    return tuple(Dense(dequantize(weights.get(name)), None, "none") for name in stored)
 
 
 def _dense(folder: Path) -> Dense:

@@ -21,6 +21,8 @@ NORMS = (
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
+# The Dense modules behind EmbeddingGemma's pooling, where a file has them (GGUF).
+DENSE = ("dense_2", "dense_3")
 
 
 @register_model("Gemma2ForCausalLM")
@@ -89,6 +91,7 @@ class Gemma3Embedding:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
+        b.leave(f"{name}.weight" for name in DENSE)
         Gemma3.build(b, s)
 
 

@@ -44,6 +44,9 @@ TOP = {
     "embeddings.token_type_embeddings": "token_types",
     "embeddings.LayerNorm": "token_embd_norm",
     "emb_ln": "token_embd_norm",
+    "model.embeddings.tok_embeddings": "token_embd",
+    "model.embeddings.norm": "token_embd_norm",
+    "model.final_norm": "output_norm",
     "model.embed_tokens_per_layer": "per_layer_token_embd",
     "model.per_layer_model_projection": "per_layer_model_proj",
     "model.per_layer_projection_norm": "per_layer_proj_norm",
@@ -174,6 +177,14 @@ NOMIC_BERT = {
     "mlp.fc2": "ffn_down",
     "norm2": "layer_output_norm",
 }
+MODERN_BERT = {
+    "attn_norm": "attn_norm",
+    "attn.Wqkv": "attn_qkv",
+    "attn.Wo": "attn_output",
+    "mlp_norm": "ffn_norm",
+    "mlp.Wi": "ffn_up",
+    "mlp.Wo": "ffn_down",
+}
 DELTA = {
     **LLAMA,
     "post_attention_layernorm": "post_attention_norm",
@@ -223,7 +234,9 @@ NAMES = {
     },
     "bert": BERT,
     "bert-roberta": BERT,
+    "modern-bert": MODERN_BERT,
     "nomic-bert": NOMIC_BERT,
+    "gemma-embedding": GEMMA,
     "gemma3n": GEMMA3N,
     "gemma4": GEMMA4,
     "gemma4-moe": GEMMA4,
@@ -442,6 +455,22 @@ ARCHS = {
     "olmoe": ("olmoe", {"num_key_value_heads": 4}, {}),
     "bert": ("bert", {}, {"pooling_type": 2}),
     "bert-roberta": ("xlm-roberta", {}, {"pooling_type": 1}),
+    "modern-bert": (
+        "modernbert",
+        {"norm_bias": True, "attention_bias": True, "mlp_bias": True},
+        {
+            "pooling_type": 2,
+            "attention.sliding_window": 40,
+            "attention.sliding_window_pattern": 3,
+            "rope.freq_base_swa": 1e4,
+            "rope.scaling.type": "none",
+        },
+    ),
+    "gemma-embedding": (
+        "embeddinggemma",
+        {"num_hidden_layers": 6, "sliding_window_pattern": 6, "query_pre_attn_scalar": 32},
+        {"pooling_type": 1},
+    ),
     "nomic-bert": ("nomic-bert", {}, {}),
     "command-r": ("cohere", {}, {"logit_scale": 0.25}),
     "cohere2": ("cohere2", {}, {"logit_scale": 0.25}),
@@ -460,13 +489,22 @@ FILE_ARCHS = {
 }
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
 INTERLEAVED = ("llama", "mixtral", "smollm3")  # and those of Granite
-ADDED_NORMS = ("gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next", "qwen3next-fused")
-ENCODERS = ("bert", "bert-roberta", "nomic-bert")
+ADDED_NORMS = (
+    "gemma2",
+    "gemma3",
+    "gemma-embedding",
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+    "qwen3next-fused",
+)
+BERTS = ("bert", "bert-roberta", "modern-bert", "nomic-bert")
+ENCODERS = (*BERTS, "gemma-embedding")
 LAYER_NORM = (
-    *ENCODERS,
+    *BERTS,
     *("gptneox", "stablelm", "starcoder2", "command-r", "cohere2", "gpt2", "falcon", "falcon-40b"),
 )
-OTHER_KEYS = ("gpt2", "falcon", "falcon-40b", *ENCODERS)  # of the sizes in config.json
+OTHER_KEYS = ("gpt2", "falcon", "falcon-40b", *BERTS)  # of the sizes in config.json
 
 
 def checkpoint_of(arch):
@@ -475,11 +513,12 @@ def checkpoint_of(arch):
     return tiny_model(family, **changes)
 
 
-def convert(arch, path, types=(), last=None, **changes):
+def convert(arch, path, types=(), last=None, more=None, **changes):
     """Write the tiny checkpoint of an architecture as a GGUF file of fp32 weights.
 
     types: pairs of a part of a name and the type of the tensors that have it in their names.
     changes: values of keys, which may be wrong. last: the same for keys of layers that differ.
+    more: further tensors.
     """
     source = checkpoint_of(arch)
     config = json.loads((source / "config.json").read_text())
@@ -513,6 +552,8 @@ def convert(arch, path, types=(), last=None, **changes):
     bases = {
         "mixtral": 1e6,
         "nomic-bert": 1e3,
+        "modern-bert": 160000.0,
+        "gemma-embedding": 1e6,
         "smollm3": 2e6,
         "command-r": 5e5,
         "mellum": 5e5,
@@ -553,6 +594,7 @@ def convert(arch, path, types=(), last=None, **changes):
     tensors = renamed(arch, load_file(source / "model.safetensors"), heads, kv)
     if file_arch == "gemma4":
         tensors |= _add_gemma4(writer, config)
+    tensors |= more or {}
     for key, value in (last or {}).items():
         add[type(value)](f"{file_arch}.{key}", value)
     for name, value in {**tensors, **(_guesser(tensors, layers) if guessers else {})}.items():

@@ -73,7 +73,14 @@ def test_dense_modules_follow_the_mean():
 
 
 @pytest.mark.parametrize(
-    ("arch", "pooling"), [("bert", "first"), ("bert-roberta", "mean"), ("nomic-bert", "mean")]
+    ("arch", "pooling"),
+    [
+        ("bert", "first"),
+        ("bert-roberta", "mean"),
+        ("modern-bert", "first"),
+        ("nomic-bert", "mean"),
+        ("gemma-embedding", "mean"),
+    ],
 )
 def test_gguf_files_give_the_vectors_of_the_safetensors(tmp_path, arch, pooling):
     path = tmp_path / "m.gguf"
@@ -85,6 +92,20 @@ def test_gguf_files_give_the_vectors_of_the_safetensors(tmp_path, arch, pooling)
     with LLM(str(gguf_convert.checkpoint_of(arch)), pooling=pooling, **sizes) as llm:
         expected = vectors(llm, PROMPTS)
     assert [v.tolist() for v in got] == [v.tolist() for v in expected]
+
+
+def test_dense_matrices_of_gguf_files_follow_the_mean(tmp_path):
+    path, arch = tmp_path / "m.gguf", "gemma-embedding"
+    random = np.random.default_rng(0)
+    wide, narrow = random.normal(size=(96, 64)) / 8, random.normal(size=(48, 96)) / 10
+    gguf_convert.convert(arch, path, more={"dense_2.weight": wide, "dense_3.weight": narrow})
+    with LLM(str(path), max_model_len=320, executor="native", **FP32) as llm:
+        got = vectors(llm, PROMPTS)
+        assert llm._client.info["width"] == 48
+    for prompt, vector in zip(PROMPTS, got, strict=True):
+        rows = rows_of(gguf_convert.checkpoint_of(arch), prompt)
+        expected = narrow @ (wide @ rows.mean(dim=0).double().numpy())
+        assert vector @ expected / np.linalg.norm(expected) > 1 - 1e-6
 
 
 def test_a_prompt_longer_than_the_positions_is_refused():
