@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from cpuserve.engine.grammars.background import NICE, gently
+from cpuserve.engine.grammars.background import COMPILE_NICE, NICE, gently
 from cpuserve.engine.grammars.worker import _Compilation
 from tests.engine.test_grammars import Engine
 
@@ -73,7 +73,8 @@ def test_what_the_process_needs_is_imported_in_the_background(tmp_path, monkeypa
     engine.run()
     assert engine.last(number).finish == "error"
     engine.core.close()
-    assert list(map(int, note.read_text().split())) == [min(priority() + NICE, 19), priority()]
+    low = min(priority() + NICE, 19)
+    assert list(map(int, note.read_text().split())) == [low, priority()]
 
 
 class FakeCompiler:
@@ -98,4 +99,4 @@ def test_what_passed_the_trial_is_compiled_in_the_background():
     select.select([job.pipe], [], [])
     assert job.is_over()
     assert job.matcher is compiler
-    assert compiler.seen == (min(priority() + NICE, 19), set(cpus))
+    assert compiler.seen == (min(priority() + COMPILE_NICE, 19), set(cpus))

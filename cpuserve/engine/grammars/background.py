@@ -9,10 +9,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 STACK_BYTES = 16 << 20
-# On a core that the engine keeps busy, Linux gives a thread of this priority about a tenth of the
-# time (weights of 110 and 1,024), so steps take a tenth longer while a grammar compiles. At 15,
-# clients waited twice as long for a grammar where no core was idle.
+# On a core that the engine keeps busy, Linux gives a thread of priority 10 about a tenth of the
+# time (weights of 110 and 1,024), and one of 19 a seventieth. They get more than that, because
+# threads that wait for others yield. While grammars compiled at 10, one gap between tokens in
+# twenty was 1.4 to 1.9 times as long as normal, at 19 at most 1.35 times; clients waited 5 to 35 %
+# longer for a grammar (0.5B, 2 cores, 4 streams). Starting the process takes so long that a client
+# waits for it at 10.
 NICE = 10
+COMPILE_NICE = 19
 
 
 def deep_thread(work: Callable[[], None], stack_bytes: int) -> threading.Thread:
@@ -24,13 +28,13 @@ def deep_thread(work: Callable[[], None], stack_bytes: int) -> threading.Thread:
     return thread
 
 
-def yield_to_streams(cpus: Sequence[int] | None) -> None:
+def yield_to_streams(cpus: Sequence[int] | None, nice: int = NICE) -> None:
     """Lower the priority of this thread alone, where the system can do that, and move it to `cpus`.
 
     cpus: None = it stays where it is.
     """
     if sys.platform == "linux":  # elsewhere this is the priority of the process
-        os.nice(NICE)
+        os.nice(nice)
     move_to(cpus)
 
 
