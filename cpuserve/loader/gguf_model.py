@@ -21,6 +21,7 @@ VECTORS = ("mamba.A_log", "mamba.D", "mamba.norm.weight")
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # The ids that count for kinds of tokenizers where a file names none, as in llama.cpp.
 _TOKENS = {"llama": {"bos": 1, "eos": 2}, "t5": {"eos": 1}}
+RANK = 4  # LLAMA_POOLING_TYPE_RANK: the file has the head of a reranker
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -49,6 +50,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     _add_rope(config, keys, arch.yarn)
     _add_window(config, keys)
     _add_tokens(config, file)
+    config["is_ranker"] = keys.raw("pooling_type") == RANK
     return {**config, **arch.settings(keys)}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import read_any_json, read_json
 from cpuserve.models import architecture_of
-from cpuserve.models.base import JUDGES, RERANKERS
+from cpuserve.models.base import GGUF_RERANKERS, JUDGES, RERANKERS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,9 +92,15 @@ def ranker(config: Mapping[str, Any]) -> str | None:
     """The architecture of a reranker's config; None for another model.
 
     Raises:
-        ModelError: the model has another number of labels than one, so it gives no score.
+        ModelError: the model has another number of labels than one, so it gives no score, or a
+            GGUF file has a head that is not supported.
     """
     name = str((config.get("architectures") or [""])[0])
+    if config.get("is_ranker"):  # a GGUF file says so
+        if name in GGUF_RERANKERS:
+            return name
+        msg = f"rerankers of {name} are not read from GGUF files: only {', '.join(GGUF_RERANKERS)}"
+        raise ModelError(msg)
     if name not in RERANKERS:
         return None
     labels = config.get("id2label") or {}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cpuserve.loader.load import Checkpoint
 
 LOGITS = ("lm_head", "model.embed_tokens")  # the matrix of logits, or the one it is tied to
+LAST = "cls.output"  # in GGUF files
 ANSWERS = ("yes", "no")
 POOLINGS = {"cls": "first", "mean": "mean"}
 
@@ -39,8 +40,10 @@ def rank_head(checkpoint: Checkpoint, token_id: Callable[[str], int]) -> Head:
     """
     config, weights = checkpoint.config, checkpoint.weights
     name = ranker(config)
+    done = set()
 
     def read(tensor: str) -> Float32:
+        done.add(tensor)
         if tensor not in weights.names():
             msg = f"{checkpoint.path}: a reranker needs the tensor {tensor}, which is missing"
             raise ModelError(msg)
@@ -49,6 +52,9 @@ def rank_head(checkpoint: Checkpoint, token_id: Callable[[str], int]) -> Head:
     if name is None:
         return Head("last", (_judge(checkpoint, token_id),), unit=False)
     head = HEADS[name](read, config)
+    if others := sorted(n for n in weights.names() - done if n.startswith("cls.")):
+        msg = f"{checkpoint.path}: the head has tensors that are not supported: {others[0]}"
+        raise ModelError(msg)
     _check(checkpoint, head)
     return head
 
@@ -78,7 +84,30 @@ def _decoder(read: Read, config: Mapping[str, Any]) -> Head:
     return Head("last", (_dense(read, "score", _activation(config), bias=False),), unit=False)
 
 
+def _gguf_bert(read: Read, _: Mapping[str, Any]) -> Head:
+    """RoBERTa's; files of BERT lack its pooler."""
+    return Head("first", (_dense(read, "cls", "tanh"), _dense(read, LAST, "sigmoid")), unit=False)
+
+
+def _gguf_modernbert(read: Read, config: Mapping[str, Any]) -> Head:
+    """The mean is what llama.cpp takes: no key says it."""
+    norm = Norm(read("cls.norm.weight"), None, read_float(config, "norm_eps", 1e-5))
+    layers = _dense(read, "cls", "gelu", bias=False), norm, _dense(read, LAST, "sigmoid")
+    return Head("mean", layers, unit=False)
+
+
+def _gguf_decoder(read: Read, _: Mapping[str, Any]) -> Head:
+    """Of the rows of "yes" and "no", or of one score."""
+    weight = read(f"{LAST}.weight")
+    row = weight[:1] - weight[1:] if weight.shape[0] == 2 else weight
+    return Head("last", (Dense(row, None, "sigmoid"),), unit=False)
+
+
 HEADS = {
+    # Of GGUF files, in which the part below the head has the name of the family.
+    "BertModel": _gguf_bert,
+    "ModernBertModel": _gguf_modernbert,
+    "Qwen3ForCausalLM": _gguf_decoder,
     "BertForSequenceClassification": _bert,
     "ModernBertForSequenceClassification": _modernbert,
     "Qwen3ForSequenceClassification": _decoder,

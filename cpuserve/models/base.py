@@ -69,6 +69,9 @@ RERANKERS = {
     "RobertaForSequenceClassification": "RobertaModel",
     "XLMRobertaForSequenceClassification": "XLMRobertaModel",
 }
+# Those whose heads GGUF files may have, and the linears and norms of such a head.
+GGUF_RERANKERS = ("BertModel", "ModernBertModel", "Qwen3ForCausalLM")
+GGUF_HEAD = ("cls", "cls.norm", "cls.output")
 # Families of which there are rerankers that generate "yes" or "no" (Qwen3-Reranker).
 JUDGES = ("Qwen3ForCausalLM",)
 

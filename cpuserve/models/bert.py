@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
+from cpuserve.models.base import GGUF_HEAD, register_model
 from cpuserve.models.config import read_bool, read_choice, read_dtype, read_float, read_int, refuse
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
@@ -54,7 +54,7 @@ class Bert:
         x = b.layer_norm(x, "embeddings.LayerNorm")
         for i in range(s.layers):
             x = _layer(b, s, f"encoder.layer.{i}", x)
-        leave_linears(b, POOLER, *HEAD)
+        leave_linears(b, POOLER, *HEAD, *GGUF_HEAD)
         b.hidden(x)
 
 

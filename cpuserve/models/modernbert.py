@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
+from cpuserve.models.base import GGUF_HEAD, register_model
 from cpuserve.models.bert import leave_linears, read_encoder_heads
 from cpuserve.models.config import (
     read_bool,
@@ -92,5 +92,5 @@ class ModernBert:
             then = cast("Then", s.activation)
             g = b.linear(h, wide, features=s.intermediate, bias=s.mlp_bias, then=then)
             b.linear(g, f"{at}.mlp.Wo", bias=s.mlp_bias, add_to=x)
-        leave_linears(b, "head.dense", "head.norm", "classifier")
+        leave_linears(b, "head.dense", "head.norm", "classifier", *GGUF_HEAD)
         b.hidden(b.layer_norm(x, "model.final_norm", bias=bias))

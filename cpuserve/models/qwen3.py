@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.base import register_model
+from cpuserve.models.base import GGUF_HEAD, register_model
 from cpuserve.models.config import read_bool
 from cpuserve.models.llama import build_decoder, qk_norm_attention, read_decoder
 from cpuserve.models.qwen2 import read_qwen_windows
@@ -34,5 +34,5 @@ class Qwen3:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        b.leave(["score.weight"])  # the head of a reranker
+        b.leave(["score.weight", *(f"{name}.weight" for name in GGUF_HEAD)])  # of rerankers
         build_decoder(b, s, attention=qk_norm_attention)

@@ -67,7 +67,8 @@ def gguf_parts(path: Path) -> Parts:
     core = guarded(str(path), lambda: _build(file, model, vocab, pre))
     tokens = vocab.tokens
     bos, last = _added(file, kind, vocab, pre)
-    guarded(str(path), lambda: _surround(core, tokens, bos, last))
+    between = _between(file, model, vocab) if last is not None else None
+    guarded(str(path), lambda: _surround(core, tokens, (bos, last, between)))
     guarded(str(path), lambda: _tried(core))
     return Parts(
         core=core,
@@ -220,20 +221,36 @@ def _added(
     return first, ids.get("seperator") if sep and last is None else last
 
 
-def _surround(core: Core, tokens: list[str], first: int | None, last: int | None) -> Core:
-    """Let `core` put these ids around a text that is encoded with special tokens."""
+def _between(file: GgufFile, model: str, vocab: Vocabulary) -> int | None:
+    """The id before the second text of a pair, if there is one besides that behind the first."""
+    if model != "t5" or not _flag(file, "add_sep_token", absent=True):  # XLM-RoBERTa has two
+        return None
+    return vocab.ids.get("seperator", vocab.ids.get("eos"))
+
+
+def _surround(core: Core, tokens: list[str], ids: tuple[int | None, ...]) -> Core:
+    """Let `core` put these ids around a text that is encoded with special tokens.
+
+    ids: before the first text, behind each one, and before the second text of a pair.
+    """
     from tokenizers import processors
 
-    given = {"F": first, "L": last}
+    given = dict(zip("FLS", ids, strict=True))
     names: list[dict[str, Any]] = [
         {"id": name, "ids": [i], "tokens": [tokens[i]]}
         for name, i in given.items()
         if i is not None
     ]
     if names:
-        single = ["F"] * (first is not None) + ["$A"] + ["L"] * (last is not None)
+        known = {name["id"] for name in names}
         core.post_processor = processors.TemplateProcessing(
-            single=single, pair=[*single, "$B"], special_tokens=names
+            single=[part for part in ("F", "$A", "L") if part in known or part == "$A"],
+            pair=[
+                part
+                for part in ("F", "$A", "L", "S", "$B:1", "L:1")
+                if part.partition(":")[0] in {*known, "$A", "$B"}
+            ],
+            special_tokens=names,
         )
     return core
 

@@ -513,14 +513,14 @@ def checkpoint_of(arch):
     return tiny_model(family, **changes)
 
 
-def convert(arch, path, types=(), last=None, more=None, **changes):
+def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     """Write the tiny checkpoint of an architecture as a GGUF file of fp32 weights.
 
     types: pairs of a part of a name and the type of the tensors that have it in their names.
     changes: values of keys, which may be wrong. last: the same for keys of layers that differ.
-    more: further tensors.
+    more: further tensors. source: another checkpoint of the same architecture.
     """
-    source = checkpoint_of(arch)
+    source = source or checkpoint_of(arch)
     config = json.loads((source / "config.json").read_text())
     if arch in OTHER_KEYS:
         config |= _sizes(spec_from_config(config))

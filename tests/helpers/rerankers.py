@@ -8,9 +8,11 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from tests.helpers import gguf_convert
 from tests.helpers.tiny import tiny_model
 
 # The family of each kind, its class in transformers, and keys of its config.
@@ -23,11 +25,15 @@ KINDS = {
     ),
     "xlm-roberta": ("xlm-roberta", "XLMRobertaForSequenceClassification", {}),
     "roberta": ("xlm-roberta", "RobertaForSequenceClassification", {"model_type": "roberta"}),
-    "modernbert": ("modernbert", "ModernBertForSequenceClassification", {}),
+    "modernbert": (
+        "modernbert",
+        "ModernBertForSequenceClassification",
+        {"classifier_bias": True, "norm_bias": True},
+    ),
     "modernbert-mean": (
         "modernbert",
         "ModernBertForSequenceClassification",
-        {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True},
+        {"classifier_pooling": "mean"},
     ),
     "qwen3": ("qwen3", "Qwen3ForSequenceClassification", {}),
     "qwen3-judge": ("qwen3", "Qwen3ForCausalLM", {}),
@@ -45,16 +51,57 @@ DOCUMENTS = [
 INSTRUCTION = "Find the passage that answers"
 
 
+# Keys of the models below the heads. The question of Qwen3-Reranker alone has hundreds of tokens.
+BASES = {
+    "modernbert-mean": {"attention_bias": True, "mlp_bias": True},
+    "qwen3": {"max_position_embeddings": 1024},
+    "qwen3-judge": {"max_position_embeddings": 1024},
+}
+LAST_GGUF = "cls.output"
+# Kinds that GGUF files may be, and the names of the tensors of their heads there.
+GGUF_KINDS = {
+    "xlm-roberta": ("bert-roberta", {"classifier.dense": "cls", "classifier.out_proj": LAST_GGUF}),
+    "modernbert-mean": (
+        "modern-bert",
+        {"head.dense": "cls", "head.norm": "cls.norm", "classifier": LAST_GGUF},
+    ),
+    "qwen3": ("qwen3", {"score": LAST_GGUF}),
+    "qwen3-judge": ("qwen3", {}),
+}
+
+
+def base_of(kind: str) -> Path:
+    """The directory of the tiny model below the head."""
+    return tiny_model(KINDS[kind][0], **BASES.get(kind, {}))
+
+
+def as_gguf(kind: str, path: Path) -> Path:
+    """Write a reranker as llama.cpp's converter does; it has no tokenizer of use."""
+    arch, names = GGUF_KINDS[kind]
+    tensors = load_file(reranker(kind) / "model.safetensors")
+    head = {
+        f"{names[stem]}.{part}": value.numpy()
+        for name, value in tensors.items()
+        for stem, _, part in [name.rpartition(".")]
+        if stem in names
+    }
+    if kind == "qwen3-judge":
+        tokenizer = Tokenizer.from_file(str(reranker(kind) / "tokenizer.json"))
+        rows = [tokenizer.token_to_id(answer) for answer in ("yes", "no")]
+        head = {f"{LAST_GGUF}.weight": tensors["model.embed_tokens.weight"][rows].numpy()}
+    assert head
+    gguf_convert.convert(arch, path, source=base_of(kind), more=head, pooling_type=4)
+    return path
+
+
 @functools.cache
 def reranker(kind: str, labels: int = 1) -> Path:
     """The directory of a tiny reranker of this kind, whose head has random weights."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    family, name, keys = KINDS[kind]
-    # The question of Qwen3-Reranker alone has hundreds of tokens of this tokenizer.
-    longer = {"max_position_embeddings": 1024} if family == "qwen3" else {}
-    source = tiny_model(family, **longer)
+    _, name, keys = KINDS[kind]
+    source = base_of(kind)
     directory = source.with_name(f"{source.name}-reranker-{kind}-{labels}")
     shutil.copytree(source, directory)
     more = {} if name.endswith("CausalLM") else {"num_labels": labels}

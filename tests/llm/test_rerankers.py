@@ -2,19 +2,23 @@
 
 import os
 
+import numpy as np
 import pytest
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import ConfigError, InvalidRequest, StartupError
 from cpuserve.tokenizer.pairs import BEHIND, PairEncoder
 from cpuserve.tokenizer.tokenizer import Tokenizer
+from tests.helpers import gguf_convert
 from tests.helpers.embedder import embedding_model
 from tests.helpers.rerankers import (
     DOCUMENTS,
     ENCODERS,
+    GGUF_KINDS,
     INSTRUCTION,
     KINDS,
     QUERY,
+    as_gguf,
     card_prompt,
     expected_scores,
     reranker,
@@ -133,6 +137,33 @@ def test_a_reranker_gives_neither_text_nor_embeddings():
     embeds = LLM(str(embedding_model("mean")), max_model_len=64)
     with embeds as llm, pytest.raises(InvalidRequest, match=r"embeddings: call embed\(\)"):
         llm.score(QUERY, DOCUMENTS)
+
+
+@pytest.mark.parametrize("kind", GGUF_KINDS)
+def test_gguf_files_give_the_scores_of_the_safetensors(tmp_path, kind):
+    path, tokenizer = as_gguf(kind, tmp_path / "m.gguf"), str(reranker(kind))
+    sizes = {"max_model_len": 320 if kind in ENCODERS else 700, "executor": "native", **FP32}
+    with LLM(str(path), tokenizer=tokenizer, **sizes) as llm:
+        assert llm.config.pooling == "rank"
+        got = scores(llm)
+    with make(kind, **FP32) as llm:
+        assert got == scores(llm)
+
+
+def test_heads_of_gguf_files_that_are_not_supported_are_refused(tmp_path):
+    path, more = tmp_path / "m.gguf", {"cls.output.weight": np.ones((1, 64))}
+    gguf_convert.convert("bert", path, pooling_type=4, more=more)
+    with pytest.raises(StartupError, match=r"needs the tensor cls\.weight, which is missing"):
+        LLM(str(path), max_model_len=64)
+    for name in ("cls.bias", "cls.norm.weight"):
+        more[name] = np.ones(64)
+    more |= {"cls.weight": np.ones((64, 64)), "cls.output.bias": np.ones(1)}
+    gguf_convert.convert("modern-bert", path, pooling_type=4, more=more)
+    with pytest.raises(StartupError, match=r"tensors that are not supported: cls\.bias"):
+        LLM(str(path), max_model_len=64)
+    gguf_convert.convert("nomic-bert", path, pooling_type=4)
+    with pytest.raises(StartupError, match="rerankers of NomicBertModel are not read from GGUF"):
+        LLM(str(path), max_model_len=64)
 
 
 def test_the_model_below_a_head_gives_embeddings_on_request():

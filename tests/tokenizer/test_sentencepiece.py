@@ -190,6 +190,23 @@ def test_word_pieces_of_bert(tmp_path):
     assert tokenizer.encode("a", add_special_tokens=False) == [12]
 
 
+def test_pairs_have_the_separators_and_types_of_bert(tmp_path):
+    ids, types = bert(tmp_path).encode_pair("hello", "a, world")
+    assert ids == [2, 5, 3, 12, 6, 7, 8, 3]
+    assert types == [0, 0, 0, 1, 1, 1, 1, 1]
+
+
+def test_pairs_have_the_separators_of_xlm_roberta(tmp_path, golden):
+    added = {f"tokenizer.ggml.add_{name}_token": (BOOL, 1) for name in ("bos", "eos", "sep")}
+    tokenizer = loaded(tmp_path, golden, "unigram", **added)
+    first, second = (tokenizer.encode(text, False) for text in ("the dog", "a fox"))
+    ids, _ = tokenizer.encode_pair("the dog", "a fox")
+    assert ids == [1, *first, 2, 2, *second, 2]  # <s> A </s></s> B </s>
+    added["tokenizer.ggml.add_sep_token"] = (BOOL, 0)
+    one = loaded(tmp_path, golden, "unigram", **added)
+    assert one.encode_pair("the dog", "a fox")[0] == [1, *first, 2, *second, 2]
+
+
 def test_cased_bert_keeps_case_and_accents(tmp_path):
     cased = bert(tmp_path, **{"tokenizer.ggml.normalizer.lowercase": (BOOL, 0)})
     assert cased.encode("Hello hello café")[1:-1] == [1, 5, 1]
