@@ -593,6 +593,25 @@ FAULTS = [
         "pass",
         "tests/loader/test_quantized.py -k not_finished",
     ),
+    # --- rerankers ----------------------------------------------------------------------------
+    Fault(
+        "cpuserve/quant/token_types.py",
+        "types[1] - types[0]",
+        "types[1]",
+        "tests/llm/test_rerankers.py -k 'transformers and bert-native'",
+    ),
+    Fault(
+        "cpuserve/loader/ranking.py",
+        "Dense(yes - no, None",
+        "Dense(yes, None",
+        "tests/llm/test_rerankers.py -k 'transformers and judge'",
+    ),
+    Fault(
+        "cpuserve/tokenizer/cut.py",
+        "long = max(short, room - short)",
+        "long = room - short",
+        "tests/tokenizer/test_cut.py",
+    ),
     # --- C++ ----------------------------------------------------------------------------------
     Fault(
         "csrc/kernels/generic/attention.h",

@@ -119,7 +119,21 @@ def packed_size(path: Path, config: dict[str, Any]) -> int:
         weights = open_format(SafetensorsStore(path), config)
         if isinstance(weights, PackedWeights):
             return weights.packed_bytes()
-    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    return files + _typed_bytes(path, config)
+
+
+def _typed_bytes(path: Path, config: dict[str, Any]) -> int:
+    """The size of the table of word embeddings, if it is packed a second time; see with_types."""
+    from cpuserve.models.bert import WORDS, reads_types
+
+    if not reads_types(config):
+        return 0
+    from cpuserve.loader.safetensors import SafetensorsStore
+
+    store = SafetensorsStore(path)
+    words = f"{WORDS}.weight"
+    return store.get(words).data.nbytes if words in store.names() else 0
 
 
 def check_weights(program: Program, weights: Weights) -> None:

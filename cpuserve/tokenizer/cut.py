@@ -36,8 +36,8 @@ def kept(sequences: Sequence[int | None], most: int) -> list[int]:
 
 def _shares(lengths: Sequence[int], room: int) -> list[int]:
     """How many tokens of each of two texts are kept, if they have more than `room`."""
-    short, long = sorted(lengths)
-    long = short if short > room else max(short, room - short)
+    short = min(lengths)
+    long = max(short, room - short)
     if short + long > room:
         short, long = room // 2, room - room // 2
     return [short, long] if lengths[0] <= lengths[1] else [long, short]

@@ -7,6 +7,7 @@ import pytest
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import ConfigError, InvalidRequest, StartupError
+from cpuserve.loader.load import packed_size, read_config
 from cpuserve.tokenizer.pairs import BEHIND, PairEncoder
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers import gguf_convert
@@ -86,6 +87,13 @@ def test_the_matrix_of_both_types_may_be_quantized():
         got = scores(llm)
     expected = expected_scores("bert", [QUERY] * len(DOCUMENTS), DOCUMENTS)
     assert got == pytest.approx(expected, abs=0.1)
+
+
+def test_the_memory_for_the_second_table_is_counted():
+    path, table = reranker("bert"), 512 * 64 * 4
+    files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    assert packed_size(path, read_config(path)) == files + table
+    assert packed_size(path, {**read_config(path), "architectures": ["BertModel"]}) == files
 
 
 def test_a_list_of_queries_makes_pairs():
