@@ -141,7 +141,7 @@ def test_a_declared_length_over_the_cap_is_413_before_reading(length):
     assert response.status_code == 413
 
 
-@pytest.mark.parametrize("path", ["/v1", "/v2/chat/completions", "/v1/chat", "/docs", "/v1/rerank"])
+@pytest.mark.parametrize("path", ["/v1", "/v2/chat/completions", "/v1/chat", "/docs", "/v1/files"])
 def test_an_unknown_route_is_404(api, path):
     response = api.get(path)
     assert response.status_code == 404
