@@ -6,9 +6,10 @@ usage: llama_agreement.py reference BASE.gguf DIR [TYPE ...]    (where llama_cpp
 `reference` lets llama.cpp quantize BASE to each type (from 8 bits or fewer, too), and writes to DIR
 the files, its likelihoods of a text, and its greedy tokens for ten prompts. `compare` does the same
 with cpuserve, with activations of one and of two int8 terms, and prints a line for each: the
-difference in likelihood in nats per token, and how many of the ten prompts have the same tokens.
-Keys and values are fp32 in both. llama.cpp rounds activations to 8 bits, in groups of 32 values
-(of 256 for K types), so only one term is its computation; two terms are more exact.
+difference in likelihood in nats per token, and how many of the ten prompts have the same tokens;
+beside it, for how many llama.cpp agrees with itself when it computes attention in another order
+(flash_attn). Keys and values are fp32 in both. llama.cpp rounds activations to 8 bits, in groups of
+32 values (of 256 for K types), so only one term is its computation; two terms are more exact.
 """
 
 import json
@@ -56,7 +57,10 @@ def quantize(base, path, kind):
 
 
 def read_by_llama(path):
-    """The tokens that are scored, their likelihoods, the prompts, and what follows them."""
+    """The tokens that are scored, their likelihoods, the prompts, and what follows them.
+
+    It follows twice: "again" is from a model whose attention sums in another order.
+    """
     import llama_cpp.llama_cpp as low
     import numpy as np
     from llama_cpp import Llama
@@ -69,8 +73,9 @@ def read_by_llama(path):
         return params
 
     low.llama_model_default_params = plain
-    f32 = {"type_k": 0, "type_v": 0, "flash_attn": False}
-    model = Llama(str(path), n_ctx=WINDOW, n_batch=WINDOW, logits_all=True, verbose=False, **f32)
+    options = {"n_ctx": WINDOW, "n_batch": WINDOW, "logits_all": True, "verbose": False}
+    options |= {"type_k": 0, "type_v": 0}  # fp32
+    model = Llama(str(path), flash_attn=False, **options)
     ids = model.tokenize(TEXT.read_bytes(), add_bos=False, special=False)
     windows = [ids[i * WINDOW : (i + 1) * WINDOW] for i in range(WINDOWS)]
     losses = []
@@ -83,31 +88,50 @@ def read_by_llama(path):
         losses += (total - rows[np.arange(WINDOW - 1), window[1:]]).tolist()
     step = len(ids) // (PROMPTS + 1)
     prompts = [ids[i * step : i * step + PROMPT] for i in range(1, PROMPTS + 1)]
+    answers = greedy_of_llama(model, prompts)
+    again = greedy_of_llama(Llama(str(path), flash_attn=True, **options), prompts)
+    return {
+        "windows": windows,
+        "nll": losses,
+        "prompts": prompts,
+        "answers": answers,
+        "again": again,
+    }
+
+
+def greedy_of_llama(model, prompts):
+    """The most likely tokens after each prompt, from llama.cpp."""
     answers = []
     for prompt in prompts:
         model.reset()
         model.eval(prompt)
         answer = []
         while len(answer) < ANSWER:
-            answer.append(int(np.argmax(model.scores[model.n_tokens - 1])))
+            answer.append(int(model.scores[model.n_tokens - 1].argmax()))
             model.eval(answer[-1:])
         answers.append(answer)
-    return {"windows": windows, "nll": losses, "prompts": prompts, "answers": answers}
+    return answers
 
 
 def compare(folder):
     """Print how far cpuserve agrees with each record of `folder`."""
     print(
-        f"{'type':8} {'terms':>5} {'llama.cpp':>9} {'cpuserve':>9} {'more':>8} {'same tokens':>12}"
+        f"{'type':8} {'terms':>5} {'llama.cpp':>9} {'cpuserve':>9} {'more':>8} {'same tokens':>12} "
+        f"{'llama.cpp itself':>17}"
     )
     for record in sorted(folder.glob("*.json")):
         theirs = json.loads(record.read_text())
         for bits in (8, 16):
             losses, answers = read_by_cpuserve(record.with_suffix(".gguf"), theirs, bits)
-            same = sum(a == b for a, b in zip(answers, theirs["answers"], strict=True))
+            same, own = (equal(theirs["answers"], other) for other in (answers, theirs["again"]))
             a, b = mean(theirs["nll"]), mean(losses)
             counts = f"{bits // 8:5d} {a:9.4f} {b:9.4f} {b - a:+8.4f}"
-            print(f"{record.stem:8} {counts} {same:9d}/{PROMPTS}", flush=True)
+            print(f"{record.stem:8} {counts} {same:9d}/{PROMPTS} {own:14d}/{PROMPTS}", flush=True)
+
+
+def equal(answers, others):
+    """How many of the answers are the same."""
+    return sum(a == b for a, b in zip(answers, others, strict=True))
 
 
 def read_by_cpuserve(path, record, bits):
