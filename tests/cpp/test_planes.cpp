@@ -155,12 +155,12 @@ struct Weights {
   Buffer<uint8_t> source, packed;
 };
 
-// Rows of q8g32.
+// Rows of q8g32, `gap` bytes apart.
 struct Inputs {
-  Inputs(int64_t m_, int64_t k_, int extreme = 0)
+  Inputs(int64_t m_, int64_t k_, int extreme = 0, size_t gap = 0)
       : m(m_),
         k(k_),
-        stride(row_bytes(ActFormat::q8g32, k_)),
+        stride(row_bytes(ActFormat::q8g32, k_) + gap),
         data(static_cast<size_t>(m_) * stride) {
     Rng rng(static_cast<uint64_t>(m * 100 + k));
     for (int64_t r = 0; r < m; r++) {
@@ -204,15 +204,17 @@ struct Output {
   Buffer<uint8_t> data;
 };
 
+// Of `terms` 2, every two rows of x are the terms of one of q8g32x2.
 void run(const Weights& w, Inputs& x, Output& out, int64_t row0, int64_t m, int64_t panel0 = 0,
-         int64_t panel1 = -1, const WorkSizes& sizes = {}) {
+         int64_t panel1 = -1, const WorkSizes& sizes = {}, int terms = 1) {
   Buffer<uint8_t> scratch(kLinearScratch);
   std::memset(scratch.data(), 0xff, scratch.size());  // NaN: nothing may be read unwritten
   const PackedWeight view = w.view();
   LinearArgs a{};
   a.w = &view;
-  a.x = x.row(row0);
-  a.x_stride = x.stride;
+  a.x = x.row(row0 * terms);
+  a.x_stride = x.stride * static_cast<size_t>(terms);
+  a.terms = terms;
   a.m = m;
   a.panel0 = panel0;
   a.panel1 = panel1 < 0 ? w.panels : panel1;
@@ -350,6 +352,47 @@ KERNEL_TEST(planes_row_has_the_same_bits_in_every_division) {
     for (const WorkSizes& sizes : {small, large}) {
       check(0, 1, w.panels, sizes);
       check(0, kMost, w.panels, sizes);
+    }
+  });
+}
+
+// A prompt's rows, which matrix tiles compute where there are some, against rows computed one by
+// one, which they never do.
+KERNEL_TEST(planes_rows_of_a_prompt_have_the_bits_of_single_rows) {
+  for_each_kind([&](WeightKind kind) {
+    constexpr int64_t kMost = 77;
+    const Weights w(k, kind, 16 * 5 - 3, 1280);
+    Inputs x(kMost, w.k, 0, 192);
+    Output single(kMost, w.n);
+    for (int64_t r = 0; r < kMost; r++) run(w, x, single, r, 1);
+    WorkSizes sizes[3];
+    sizes[1].rows = 40;
+    sizes[2].strip_bytes = 8 << 10;  // L2 is taken to hold 32 KB of rows, which is a few
+    for (const WorkSizes& some : sizes) {
+      for (int64_t m : {16, 17, 32, 33, 48, 77}) {
+        Output out(kMost, w.n);
+        run(w, x, out, kMost - m, m, 0, -1, some);
+        for (int64_t r = kMost - m; r < kMost; r++) CHECK(single.same_row(out, r));
+      }
+    }
+  });
+}
+
+KERNEL_TEST(planes_rows_of_two_terms_have_the_sum_of_both) {
+  for_each_kind([&](WeightKind kind) {
+    constexpr int64_t kMost = 39;
+    const Weights w(k, kind, 16 * 5 - 3, 512);
+    Inputs x(2 * kMost, w.k);
+    Output single(2 * kMost, w.n);
+    run(w, x, single, 0, 2 * kMost);
+    for (int64_t m : {1, 2, 3, 8, 17, 39}) {
+      Output out(kMost, w.n);
+      run(w, x, out, 0, m, 0, -1, {}, 2);
+      for (int64_t r = 0; r < m; r++) {
+        for (int64_t c = 0; c < w.n; c++) {
+          CHECK(out.row(r)[c] == single.row(2 * r)[c] + single.row(2 * r + 1)[c]);
+        }
+      }
     }
   });
 }

@@ -117,6 +117,24 @@ constexpr KernelTable make_table(const char* isa) {
   t.linear[static_cast<int>(WeightKind::w8_channel)] = on_tiles<ChannelTiles>(channel_kernel<0>());
   t.linear[static_cast<int>(WeightKind::w8_channel_g128)] =
       on_tiles<GroupTiles<RawChannel>>(channel_kernel<kWideGroup / 4>());
+  t.linear[static_cast<int>(WeightKind::q4_k)] =
+      on_tiles<GroupTiles<RawPlanes<GgufQ4K>>>(plane_kernel<GgufQ4K>());
+  t.linear[static_cast<int>(WeightKind::q5_k)] =
+      on_tiles<GroupTiles<RawPlanes<GgufQ5K>>>(plane_kernel<GgufQ5K>());
+  t.linear[static_cast<int>(WeightKind::q6_k)] =
+      on_tiles<GroupTiles<RawPlanes<GgufQ6K>>>(plane_kernel<GgufQ6K>());
+  t.linear[static_cast<int>(WeightKind::q3_k)] =
+      on_tiles<GroupTiles<RawPlanes<GgufQ3K>>>(plane_kernel<GgufQ3K>());
+  t.linear[static_cast<int>(WeightKind::q5_0)] =
+      on_tiles<GroupTiles<RawPlanes<GgufQ5<false>>>>(plane_kernel<GgufQ5<false>>());
+  t.linear[static_cast<int>(WeightKind::q5_1)] =
+      on_tiles<GroupTiles<RawPlanes<GgufQ5<true>>>>(plane_kernel<GgufQ5<true>>());
+  t.linear[static_cast<int>(WeightKind::iq4_nl)] =
+      on_tiles<GroupTiles<RawPlanes<GgufIq4Nl>>>(plane_kernel<GgufIq4Nl>());
+  t.linear[static_cast<int>(WeightKind::iq4_xs)] =
+      on_tiles<GroupTiles<RawPlanes<GgufIq4Xs>>>(plane_kernel<GgufIq4Xs>());
+  t.linear[static_cast<int>(WeightKind::mxfp4)] =
+      on_tiles<GroupTiles<RawPlanes<GgufMxfp4>>>(plane_kernel<GgufMxfp4>());
   t.attention = attention;
 #endif
 #ifdef CPUSERVE_UNIT_ALL

@@ -6,7 +6,7 @@
 // tiles of sums, two of rows, two of weights.
 //
 // Chain kinds keep their sums in tiles over a block of K: bf16, and int8 with one scale per row.
-// Group kinds have a scale for every 32 to 256 of K. Their weights are first unpacked to signed
+// Group kinds have a scale for every 16 to 256 of K. Their weights are first unpacked to signed
 // bytes or to bf16, once for all rows of a block; a group's sums leave the tiles, and vectors add
 // them to fp32 sums while the tiles compute the next group.
 #pragma once
@@ -14,6 +14,7 @@
 #include "kernels/linear/channel.h"
 #include "kernels/linear/coded.h"
 #include "kernels/linear/dense.h"
+#include "kernels/linear/planes.h"
 #include "kernels/linear/w4_group.h"
 #include "kernels/linear/w4_wide.h"
 #include "kernels/linear/w8_group.h"
@@ -119,8 +120,10 @@ CPUSERVE_INLINE void chain_products(const TileJob& t) {
 // need the weights unpacked to memory and return the integer sums through memory. Both compute the
 // integers exactly and add them to the fp32 sums in the same order, so a row gets the same bits.
 // Measured on Granite Rapids, tiles take 1.2 to 1.7 times as long for one row, 0.9 to 1.3 times for
-// 8 rows, and 0.7 to 1.1 times for 16.
-constexpr int kVectorRows = 8;
+// 8 rows, and 0.7 to 1.1 times for 16. With codes in planes they take 1 to 1.2 times as long for 12
+// rows, and 0.8 to 1 times for 16.
+constexpr int kGroupVectorRows = 8;
+constexpr int kPlaneVectorRows = 12;
 
 struct Bf16Tiles {
   static constexpr ActFormat kAct = ActFormat::bf16;
@@ -138,6 +141,7 @@ struct Bf16Tiles {
 // w8_channel: integers over the whole row, then both scales.
 struct ChannelTiles {
   using Vectors = Channel<0>;
+  static constexpr int kVectorRows = kGroupVectorRows;
   static constexpr ActFormat kAct = ActFormat::q8row;
   static constexpr bool kGroups = false;
   static constexpr int kShapeLines = kTileLines;
@@ -177,6 +181,7 @@ CPUSERVE_INLINE void put_line(uint8_t* p, LineBytes x) { *reinterpret_cast<LineB
 template <class W>
 struct RawGroup {
   static constexpr int kGroup = W::kGroup, kLines = kGroup / 4;
+  static constexpr int kActGroup = kGroup, kVectorRows = kGroupVectorRows;
   static constexpr bool kScales = true, kLeast = W::kMinBytes != 0, kFloats = false;
   using Vectors = Grouped<W>;
   using Product = S8S8Product;
@@ -198,10 +203,18 @@ struct RawGroup {
       }
     }
   }
+  CPUSERVE_INLINE void factors(const uint8_t* panel, int64_t group, int column, F* scale,
+                               F* least) {
+    const auto* halves = reinterpret_cast<const uint16_t*>(at(panel, group)) + column;
+    *scale = load_f16(halves);
+    if constexpr (kLeast) *least = load_f16(halves + kPanel);
+  }
+  CPUSERVE_INLINE F add_least(F least, F x, F sum) { return fma(least, x, sum); }
 };
 // w8_channel_g128: lines without scales between them, and a last group that may be cut short.
 struct RawChannel {
   static constexpr int kGroup = kWideGroup, kLines = kGroup / 4;
+  static constexpr int kActGroup = kGroup, kVectorRows = kGroupVectorRows;
   static constexpr bool kScales = false, kLeast = false, kFloats = false;
   using Vectors = Channel<kWideGroup / 4>;
   using Product = S8S8Product;
@@ -221,10 +234,54 @@ struct RawChannel {
   }
 };
 
+// The kinds of linear/planes.h: a group is a sub-block of 32 or 16.
+template <class G>
+struct RawPlanes {
+  using W = Planes<G>;
+  static constexpr int kGroup = W::kSub, kLines = kGroup / 4;
+  static constexpr int kActGroup = 32, kParts = kActGroup / kGroup, kVectorRows = kPlaneVectorRows;
+  static constexpr bool kScales = true, kLeast = W::kMin, kFloats = false;
+  using Vectors = PlaneKind<W>;
+  using Product = S8S8Product;
+  static constexpr ActFormat kAct = Vectors::kAct;
+  static int64_t lines(int64_t k) { return Vectors::units(k) * (W::kUnit / 4); }
+  static const uint8_t* unit(const uint8_t* panel, int64_t group) {
+    return panel + group / W::kSubs * W::kUnitBytes;
+  }
+  template <int kQuad, int kEnd>
+  CPUSERVE_INLINE void put_quads(const uint8_t* from, uint8_t* to) {
+    if constexpr (kQuad < kEnd) {
+      LineBytes x;
+      for (int v = 0; v < kVecs; v++) {
+        const Q q = W::template quad<kQuad>(from + v * kLanes * 4);
+        memcpy(reinterpret_cast<uint8_t*>(&x) + v * kLanes * 4, &q, sizeof q);
+      }
+      put_line(to, x - static_cast<uint8_t>(G::kZero));
+      put_quads<kQuad + 1, kEnd>(from, to + kTileLineBytes);
+    }
+  }
+  static void unpack(const uint8_t* panel, int64_t group, int64_t, uint8_t* to) {
+    const int64_t sub = group % W::kSubs;
+    const uint8_t* from = unit(panel, group) + W::kHeader + sub / kParts * W::kLines * 64;
+    if (sub % kParts == 0) put_quads<0, kLines>(from, to);
+    if constexpr (kParts == 2) {
+      if (sub % kParts == 1) put_quads<kLines, 2 * kLines>(from, to);
+    }
+  }
+  CPUSERVE_INLINE void factors(const uint8_t* panel, int64_t group, int column, F* scale,
+                               F* least) {
+    W::factors(unit(panel, group), group % W::kSubs, column, scale, least);
+  }
+  CPUSERVE_INLINE F add_least(F least, F x, F sum) {
+    return W::kScaled ? fnma(least, x, sum) : fma(least, x, sum);
+  }
+};
+
 // Float codes, whose lines are bf16. K ends with a whole tile.
 template <class C>
 struct RawCoded {
   static constexpr int kGroup = C::kGroup, kLines = kGroup / 2;
+  static constexpr int kActGroup = kGroup, kVectorRows = 0;
   static constexpr bool kScales = true, kLeast = false, kFloats = true;
   using Vectors = void;
   using Product = Bf16Product;
@@ -237,7 +294,9 @@ struct RawCoded {
     C::template widen<false>(at(panel, group), group_size<C>(k, group),
                              reinterpret_cast<uint16_t*>(to), 0);
   }
-  CPUSERVE_INLINE F scale(const uint8_t* group, int column) { return C::scale(group, column); }
+  CPUSERVE_INLINE void factors(const uint8_t* panel, int64_t group, int column, F* scale, F*) {
+    *scale = C::scale(at(panel, group), column);
+  }
 };
 
 // A kind with groups of kGroup of K. Line numbers count unpacked lines.
@@ -248,6 +307,9 @@ struct GroupTiles {
   static constexpr bool kGroups = true;
   static constexpr int kLines = Raw::kLines;  // of a group
   static constexpr int kShapeLines = kLines < kTileLines ? kLines : kTileLines;
+  static constexpr int kVectorRows = Raw::kVectorRows;
+  static constexpr int kParts = Raw::kActGroup / Raw::kGroup;  // groups that share a row's scale
+  static_assert(!Raw::kLeast || kParts == 1, "a row has the sums of its own groups only");
   static int64_t lines(int64_t k) { return Raw::lines(k); }
 
   // Unpacks lines [line0, line1) of a panel.
@@ -269,22 +331,18 @@ struct GroupTiles {
     F scale[G][NP][kWays], least[G][NP][kWays];
     for (int j = 0; j < G; j++) {
       for (int p = 0; p < NP; p++) {
-        const uint8_t* group = Raw::at(t.w + static_cast<size_t>(p) * t.panel_bytes, g + j);
-        const uint16_t* halves = reinterpret_cast<const uint16_t*>(group);
+        const uint8_t* panel = t.w + static_cast<size_t>(p) * t.panel_bytes;
         for (int v = 0; v < kWays; v++) {
-          if constexpr (Raw::kFloats) {
-            scale[j][p][v] = Raw::scale(group, v * kLanes);
-          } else if constexpr (Raw::kScales) {
-            scale[j][p][v] = load_f16(halves + v * kLanes);
+          if constexpr (Raw::kScales) {
+            Raw::factors(panel, g + j, v * kLanes, &scale[j][p][v], &least[j][p][v]);
           }
-          if constexpr (Raw::kLeast) least[j][p][v] = load_f16(halves + kPanel + v * kLanes);
         }
       }
     }
     const int row0 = row_tile * kTileRows16;
     const int rows = t.rows - row0 < kTileRows16 ? t.rows - row0 : kTileRows16;
-    const uint8_t* of_row = row_of(t, row0) + t.x_padded + g * 4;
-    const int64_t to_sums = t.x_padded / Raw::kGroup * 4;
+    const uint8_t* of_row = row_of(t, row0) + t.x_padded + g / kParts * 4;
+    const int64_t to_sums = t.x_padded / Raw::kActGroup * 4;
     // Copies: a store to c cannot change them, which the compiler does not know of t's.
     const size_t x_stride = t.x_stride;
     const int64_t c_stride = t.c_stride;
@@ -292,10 +350,10 @@ struct GroupTiles {
     for (int r = 0; r < rows; r++, of_row += x_stride, c += c_stride) {
       F s[G], m[G];
       for (int j = 0; j < G; j++) {
-        if constexpr (!Raw::kFloats) s[j] = set1(read_as<float>(of_row + 4 * j));
+        if constexpr (!Raw::kFloats) s[j] = set1(read_as<float>(of_row + j / kParts * 4));
         if constexpr (Raw::kLeast) {
-          const auto* sum = reinterpret_cast<const int32_t*>(of_row + to_sums) + j;
-          m[j] = mul(s[j], to_float(iload1(sum)));
+          const auto* sums = reinterpret_cast<const int32_t*>(of_row + to_sums);
+          m[j] = mul(s[j], to_float(iload1(sums + j)));
         }
       }
       for (int p = 0; p < NP; p++) {
@@ -311,7 +369,7 @@ struct GroupTiles {
               const F product = to_float(load_bits(bits));
               sum = fma(product, Raw::kScales ? mul(scale[j][p][v], s[j]) : s[j], sum);
             }
-            if constexpr (Raw::kLeast) sum = fma(least[j][p][v], m[j], sum);
+            if constexpr (Raw::kLeast) sum = Raw::add_least(least[j][p][v], m[j], sum);
           }
           store(to, sum);
         }
@@ -629,10 +687,7 @@ template <class Kind>
 void run_tiles(const LinearArgs& a) noexcept {
   if (a.m <= 0 || a.panel0 >= a.panel1) return;
   if constexpr (Kind::kAct != ActFormat::bf16) {
-    using Vectors = typename Kind::Vectors;
-    constexpr int kMost =
-        kVectorRows < Vectors::kStreamRows ? kVectorRows : Vectors::kStreamRows;  // AVX2's: 4
-    if (a.m * a.terms <= kMost) return stream<Vectors>(a);
+    if (a.m * a.terms <= Kind::kVectorRows) return run_linear<typename Kind::Vectors>(a);
   }
   if (a.m * a.terms <= kJobRows) {
     stream_tiles<Kind>(a);
