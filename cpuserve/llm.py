@@ -23,8 +23,9 @@ from cpuserve.outputs import (
 )
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.events import Embedding, Finish, Scored, Text, floats_of
+from cpuserve.serving.similarity import cosine, each_once
 from cpuserve.serving.text import TextProcessor
-from cpuserve.tokenizer.pairs import PairEncoder
+from cpuserve.tokenizer.pairs import NO_INSTRUCTION, PairEncoder
 from cpuserve.tokenizer.tokenizer import named_prompt
 
 if TYPE_CHECKING:
@@ -200,16 +201,18 @@ class LLM:
         instruction: str | None = None,
         use_tqdm: bool = True,
     ) -> list[ScoringRequestOutput]:
-        """Return the score of each pair of texts, of a reranker.
+        """Return the score of each pair of texts: a reranker's, or the cosine of two embeddings.
 
         queries: one for all documents, or one for each. instruction: what the score is for, for
         models that take one (Qwen3-Reranker).
 
         Raises:
-            InvalidRequest: a pair is invalid, or the model is no reranker.
+            InvalidRequest: a pair is invalid, or the model generates text.
             RequestError, EngineDead: as `generate`.
         """
-        self._check_kind("score")
+        embeds = self._method() == "embed"
+        if not embeds:
+            self._check_kind("score")
         first = [queries] if isinstance(queries, str) else list(queries)
         second = [documents] if isinstance(documents, str) else list(documents)
         if len(first) not in (1, len(second)):
@@ -217,10 +220,13 @@ class LLM:
             raise InvalidRequest(msg, param="queries")
         if len(first) < len(second):
             first *= len(second)
+        both = list(zip(first, second, strict=True))
+        if embeds:
+            return self._similarities(both, instruction, use_tqdm)
         pairs = PairEncoder.of(self._tokenizer, self._client.info)
         requests = [
             self._request({"prompt_token_ids": pairs.encode(query, document, instruction)})
-            for query, document in zip(first, second, strict=True)
+            for query, document in both
         ]
         vectors = self._vectors(requests, use_tqdm)
         return [
@@ -233,6 +239,23 @@ class LLM:
             for done in requests
         ]
 
+    def _similarities(
+        self, pairs: list[tuple[str, str]], instruction: str | None, use_tqdm: bool
+    ) -> list[ScoringRequestOutput]:
+        """Return the cosine of the embeddings of each pair; its token ids are those of both."""
+        if instruction is not None:
+            raise InvalidRequest(NO_INSTRUCTION, param="instruction")
+        texts, places = each_once(pairs)
+        done = self.embed(texts, use_tqdm=use_tqdm)
+        return [
+            ScoringRequestOutput(
+                done[a].request_id,
+                done[a].prompt_token_ids + done[b].prompt_token_ids,
+                ScoringOutput(cosine(done[a].outputs.embedding, done[b].outputs.embedding)),
+            )
+            for a, b in places
+        ]
+
     def _vectors(self, requests: list[RequestOutput], use_tqdm: bool) -> dict[str, bytes]:
         """Run requests that generate no tokens; return the vector of each by its id."""
         params = [SamplingParams(max_tokens=0)] * len(requests)
@@ -240,9 +263,13 @@ class LLM:
         batch.run(use_tqdm)
         return batch.vectors
 
+    def _method(self) -> str:
+        """Return the name of the method for what the model gives."""
+        return {"none": "generate", "rank": "score"}.get(self.config.pooling, "embed")
+
     def _check_kind(self, wanted: str) -> None:
         """Raise InvalidRequest unless `wanted` is the method for what the model gives."""
-        method = {"none": "generate", "rank": "score"}.get(self.config.pooling, "embed")
+        method = self._method()
         if method == wanted:
             return
         does = {

@@ -118,6 +118,11 @@ class ModelContext:
         return None
 
     @property
+    def embeds(self) -> bool:
+        """Whether the model gives embeddings."""
+        return self.pooling not in ("none", "rank")
+
+    @property
     def fingerprint(self) -> str:
         """The system_fingerprint: equal for servers whose settings give equal seeded answers."""
         facts = "|".join((version(), self.model_names[0], self.build))

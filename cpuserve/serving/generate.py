@@ -66,7 +66,8 @@ _TEXT = ("text", "/v1/chat/completions or /v1/completions")
 # How a model that gives text becomes one that gives these.
 _SERVED_AS = {
     _VECTORS: "To get embeddings, serve a model with --pooling last or mean",
-    _SCORES: "To get scores, serve a reranker; --pooling rank makes one of Qwen3-Reranker",
+    _SCORES: "To get scores, serve a reranker (--pooling rank makes one of Qwen3-Reranker) or an "
+    "embedding model",
 }
 
 

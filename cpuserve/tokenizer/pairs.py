@@ -19,6 +19,7 @@ BEFORE = (
 QUESTION = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
 BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+NO_INSTRUCTION = "this model takes no instruction: omit it"
 
 
 def answer_id(path: Path, text: str) -> int:
@@ -63,8 +64,7 @@ class PairEncoder:
         """
         if not self.asks:
             if instruction is not None:
-                msg = "this model takes no instruction: omit it"
-                raise InvalidRequest(msg, param="instruction")
+                raise InvalidRequest(NO_INSTRUCTION, param="instruction")
             return self._joined(query, document, most)
         text = QUESTION.format(
             instruction=instruction or INSTRUCTION, query=query, document=document

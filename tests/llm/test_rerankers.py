@@ -142,9 +142,20 @@ def test_a_reranker_gives_neither_text_nor_embeddings():
             llm.generate("hello", SamplingParams(max_tokens=1))
         with pytest.raises(InvalidRequest, match=r"call score\(\)"):
             llm.embed("hello")
-    embeds = LLM(str(embedding_model("mean")), max_model_len=64)
-    with embeds as llm, pytest.raises(InvalidRequest, match=r"embeddings: call embed\(\)"):
+    text = LLM(str(tiny_model("llama")), max_model_len=64)
+    with text as llm, pytest.raises(InvalidRequest, match="generates text"):
         llm.score(QUERY, DOCUMENTS)
+
+
+def test_scores_of_an_embedding_model_are_cosines():
+    documents = [text for text in DOCUMENTS if text]
+    with LLM(str(embedding_model("mean")), max_model_len=300) as llm:
+        vectors = [np.array(d.outputs.embedding) for d in llm.embed([QUERY, *documents])]
+        done = llm.score(QUERY, documents, use_tqdm=False)
+        found = [item.outputs.score for item in done]
+        assert found == pytest.approx([float(vectors[0] @ v) for v in vectors[1:]], abs=1e-6)
+        with pytest.raises(InvalidRequest, match="takes no instruction"):
+            llm.score(QUERY, documents, instruction=INSTRUCTION)
 
 
 @pytest.mark.parametrize("kind", GGUF_KINDS)

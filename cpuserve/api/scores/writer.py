@@ -15,36 +15,42 @@ from cpuserve.api.scores.schema import (
     ScoringUsage,
     texts_of,
 )
-from cpuserve.serving.events import floats_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cpuserve.api.endpoint import Received
     from cpuserve.api.scores.schema import RerankRequest
     from cpuserve.serving.events import Folded
 
+    Scores = Callable[[list[bytes]], list[float]]
 
-def rerank_body(answer: Folded, received: Received, asked: RerankRequest, model: str) -> bytes:
+
+def rerank_body(
+    answer: Folded, received: Received, asked: RerankRequest, model: str, scores: Scores
+) -> bytes:
     """Return the answer of /rerank as JSON; documents of equal scores keep their order."""
     texts = texts_of(asked.documents, "documents")
     shown = asked.return_documents is not False
     results = [
         RerankResult(index, score, Document(texts[index]) if shown else None)
-        for index, score in sorted(enumerate(_scores(answer)), key=lambda item: -item[1])
+        for index, score in sorted(enumerate(scores(_vectors(answer))), key=lambda item: -item[1])
     ]
     whole = RerankAnswer(received.id, model, _usage(answer), results[: asked.top_n])
     return msgspec.json.encode(whole)
 
 
-def score_body(answer: Folded, received: Received, model: str) -> bytes:
+def score_body(answer: Folded, received: Received, model: str, scores: Scores) -> bytes:
     """Return the answer of /score as JSON."""
-    items = [ScoreItem(index, "score", score) for index, score in enumerate(_scores(answer))]
+    found = scores(_vectors(answer))
+    items = [ScoreItem(index, "score", score) for index, score in enumerate(found)]
     usage = _usage(answer)
     whole = ScoreAnswer(received.id, "list", received.created, model, items, usage)
     return msgspec.json.encode(whole)
 
 
-def _scores(answer: Folded) -> list[float]:
-    return [floats_of(choice.vector)[0] for choice in answer.choices]
+def _vectors(answer: Folded) -> list[bytes]:
+    return [choice.vector for choice in answer.choices]
 
 
 def _usage(answer: Folded) -> ScoringUsage:

@@ -1,0 +1,50 @@
+"""Scores of pairs of texts by a model that gives embeddings: the cosine of the two vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import mul
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import MAX_PROMPTS, GenerateCall
+from cpuserve.serving.events import floats_of
+from cpuserve.tokenizer.pairs import NO_INSTRUCTION
+
+Places = list[tuple[int, int]]
+
+
+def each_once(pairs: Sequence[tuple[str, str]]) -> tuple[list[str], Places]:
+    """Return the different texts of `pairs`, and where the two texts of each pair are in them."""
+    at: dict[str, int] = {}
+    places = [(at.setdefault(a, len(at)), at.setdefault(b, len(at))) for a, b in pairs]
+    return list(at), places
+
+
+def embedding_call(call: GenerateCall) -> tuple[GenerateCall, Places]:
+    """Return the call that embeds each text of call.pairs once, and where those of a pair are.
+
+    Raises:
+      InvalidRequest: there is an instruction, which only some rerankers take, or too many texts.
+    """
+    if call.instruction is not None:
+        raise InvalidRequest(NO_INSTRUCTION, param="instruction")
+    texts, places = each_once(call.pairs or [])
+    if len(texts) > MAX_PROMPTS:
+        msg = f"the pairs have {len(texts)} different texts: at most {MAX_PROMPTS} are allowed"
+        raise InvalidRequest(msg, param="prompt")
+    call.pairs, call.prompt = None, [*texts]
+    return call, places
+
+
+def cosines(vectors: Sequence[bytes], places: Places) -> list[float]:
+    """Return the cosine of the embeddings at each pair of places.
+
+    vectors: fp32, little-endian, of length 1 and of one width.
+    """
+    rows = [floats_of(vector) for vector in vectors]
+    return [cosine(rows[a], rows[b]) for a, b in places]
+
+
+def cosine(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the cosine of the angle between two vectors of length 1."""
+    return float(sum(map(mul, a, b)))
