@@ -109,6 +109,19 @@ std::vector<int> halves_of(WeightKind kind) {
   }
 }
 
+// Byte `at` of a block; with --unsigned one like it whose weights are not negative.
+uint8_t weight_byte(WeightKind kind, size_t at, uint8_t byte) {
+  if (!harness::unsigned_bytes()) return byte;
+  const bool high_bits = (kind == WeightKind::q3_k && at < 32) ||
+                         (kind == WeightKind::q5_0 && at >= 2 && at < 6) ||
+                         (kind == WeightKind::q6_k && at >= 128 && at < 192);
+  if (high_bits) return kind == WeightKind::q6_k ? byte | 0xaa : 0xff;
+  const bool upper_half =
+      (kind == WeightKind::iq4_nl && at >= 2) || (kind == WeightKind::iq4_xs && at >= 8);
+  if (upper_half) return byte | 0x88;
+  return kind == WeightKind::mxfp4 && at >= 1 ? byte & 0x77 : byte;
+}
+
 struct Weights {
   Weights(const KernelTable& table, WeightKind kind_, int64_t n_, int64_t k_, int fill = -1)
       : kernel(table.linear[static_cast<int>(kind_)]),
@@ -122,7 +135,8 @@ struct Weights {
     Rng rng(static_cast<uint64_t>(n * 1000 + k));
     const size_t block = block_shape(only_source(kind)).bytes;
     for (size_t i = 0; i < source.size(); i++) {
-      source[i] = static_cast<uint8_t>(fill < 0 ? rng.bits() : static_cast<uint64_t>(fill));
+      const uint64_t byte = fill < 0 ? rng.bits() : static_cast<uint64_t>(fill);
+      source[i] = weight_byte(kind, i % block, static_cast<uint8_t>(byte));
     }
     for (size_t at = 0; at < source.size(); at += block) {
       if (kind == WeightKind::mxfp4) source[at] = static_cast<uint8_t>(120 + rng.below(8));
@@ -167,7 +181,8 @@ struct Inputs {
       for (int64_t g = 0; g < k / 32; g++) {
         int32_t sum = 0;
         for (int64_t i = g * 32; i < g * 32 + 32; i++) {
-          const int64_t q = extreme ? extreme : rng.below(255) - 127;
+          int64_t q = extreme ? extreme : rng.below(255) - 127;
+          if (harness::unsigned_bytes()) q = std::abs(q);
           row(r)[i] = static_cast<uint8_t>(static_cast<int8_t>(q));
           sum += static_cast<int32_t>(q);
         }
