@@ -590,7 +590,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     }
     for key, value in keys.items():
         add[type(value)](f"{file_arch}.{key}", value)
-    _add_tokenizer(writer, config["vocab_size"])
+    add_tokenizer(writer, config["vocab_size"])
     tensors = renamed(arch, load_file(source / "model.safetensors"), heads, kv)
     if file_arch == "gemma4":
         tensors |= _add_gemma4(writer, config)
@@ -787,7 +787,7 @@ def _tiled(part, value):
     return np.concatenate([value[:first], last.swapaxes(0, 1).reshape(value[first:].shape)])
 
 
-def _add_tokenizer(writer, vocab):
+def add_tokenizer(writer, vocab):
     """A byte-level BPE of the 256 bytes and unused tokens; llama.cpp refuses a file without one."""
     letters = [chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 256))]
     letters += [chr(256 + i) for i in range(256 - len(letters))]
