@@ -132,7 +132,7 @@ class StepBench:
         steps = 0.0
         for i in range(self.rounds):
             if i % STEPS_A_PROBE == 0:
-                steps = self.native.probe_bandwidth(PROBE_S) / self.lowered.read_bytes
+                steps = self.native.probe_bandwidth(PROBE_S) / self.lowered.step_bytes(batch)
             samples.append(self.step(all_stay=True))
             roofs.append(batch * steps)
         self.stop(ids)
@@ -210,7 +210,7 @@ class StepBench:
         self.stop(ids)
         for name, seconds in found.items():
             shape: dict[str, float | str] = {"kernel": name, "batch": batch, "context": context}
-            read = sum(w.num_bytes for w in self._weights_of(name))
+            read = sum(w.read_bytes(batch) for w in self._weights_of(name))
             if read:
                 rates = [1e-9 * read / s for s in seconds]
                 self._kernel("GB/s", rates, roofs, "read bandwidth", shape, seconds)

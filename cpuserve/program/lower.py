@@ -9,7 +9,7 @@ fp32 and are converted before each linear. Values with disjoint lifetimes share 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -100,12 +100,31 @@ class VectorLoad:
 
 @dataclass(frozen=True, slots=True)
 class OpWeights:
-    """The packed matrix [n, k] of weight kind `kind` that an op multiplies; its size in bytes."""
+    """The packed matrix [n, k] of weight kind `kind` that an op multiplies; its size in bytes.
+
+    That of experts has the rows of all that one token chooses, of which all there are have
+    `expert_bytes` (0: no experts).
+    """
 
     kind: str
     n: int
     k: int
     num_bytes: int
+    expert_bytes: int = 0
+
+    def read_bytes(self, tokens: int) -> float:
+        """Bytes that a step of `tokens` reads if tokens choose all experts alike."""
+        if not self.expert_bytes:
+            return self.num_bytes
+        return bytes_in_use(self.num_bytes, self.expert_bytes, tokens)
+
+
+def bytes_in_use(chosen: int, experts: int, tokens: int) -> float:
+    """Expected bytes of the experts that a step uses if tokens choose all experts alike.
+
+    chosen: bytes of the experts that one token chooses; experts: bytes of all of them.
+    """
+    return experts * (1.0 - (1.0 - chosen / experts) ** tokens)
 
 
 # Dot-product type of each weight kind, by the names of the probes; other kinds use "f32".
@@ -158,6 +177,16 @@ class Lowered:
     expert_matrix_bytes: int = 0
     linear_weights: int = 0
     adapter_scales: int = -1
+
+    def step_bytes(self, sequences: int) -> float:
+        """Bytes of packed weights that a decode step of `sequences` reads.
+
+        Those of experts are the expected ones if tokens choose all experts alike.
+        """
+        if not self.expert_bytes:
+            return self.read_bytes
+        experts = bytes_in_use(self.expert_read_bytes, self.expert_bytes, sequences)
+        return self.read_bytes - self.expert_read_bytes + experts
 
     @property
     def dot(self) -> str:
@@ -532,8 +561,9 @@ class Lowering:
             read = self._read(op.weights[0][0], sum(op.features), op.in_features, op.chosen)
             self.out.linear_weights += read.n * read.k
             one = read.num_bytes // op.chosen
+            read = replace(read, expert_bytes=one * len(op.weights))
             self.out.expert_read_bytes += read.num_bytes
-            self.out.expert_bytes += one * len(op.weights)
+            self.out.expert_bytes += read.expert_bytes
             self.out.expert_matrix_bytes = max(one, self.out.expert_matrix_bytes)
         routing, out = self._value(op.routing), self._value(op.out)
         self._emit(
