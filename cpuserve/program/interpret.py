@@ -92,7 +92,8 @@ class QuantMatrix:
     """A matrix quantized in groups along k: w = scale * (codes - zero) + minimum.
 
     codes [n, k] uint8, or bf16 if they are floats; scale and minimum (or None) [n, groups] fp32,
-    each for `group` weights; the last group of a row may be shorter.
+    each for `group` weights; the last group of a row may be shorter. order [k]: column i of the
+    codes multiplies input order[i] (None: input i).
     """
 
     codes: Tensor
@@ -100,6 +101,7 @@ class QuantMatrix:
     zero: int
     minimum: Tensor | None = None
     group: int = GROUP
+    order: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -109,7 +111,9 @@ class QuantMatrix:
     def rows(self, index: Tensor | slice) -> Tensor:
         """Rows of the matrix in fp32."""
         out = (self.codes[index].float() - self.zero) * self._spread(self.scale[index])
-        return out if self.minimum is None else out + self._spread(self.minimum[index])
+        if self.minimum is not None:
+            out += self._spread(self.minimum[index])
+        return out if self.order is None else torch.empty_like(out).index_copy_(1, self.order, out)
 
     def _spread(self, per_group: Tensor) -> Tensor:
         return per_group.repeat_interleave(self.group, dim=1)[:, : self.codes.shape[1]]
@@ -616,6 +620,8 @@ class Interpreter:
         return torch.cat([x @ weight[at].float().T for at in row_blocks(weight)], dim=1)
 
     def _multiply_int8(self, x: Tensor, weight: QuantMatrix, kind: str) -> Tensor:
+        if weight.order is not None:
+            x = x[:, weight.order]
         if kind.startswith("w8_channel"):
             return multiply_channel(x, weight, GROUP128 if kind.endswith("g128") else 0)
         if self.activation_bits == 16 and weight.group <= GROUP:

@@ -4,10 +4,14 @@ The Program defines the computation; lowering chooses how its values are stored.
 multiplies rows of one format (`csrc/kernels/table.h: ActFormat`). If all readers of a value are
 linears of one format, the op that produces the value stores it in that format. Other values stay in
 fp32 and are converted before each linear. Values with disjoint lifetimes share a buffer.
+
+Some matrices are stored with their columns in another order (activation order of GPTQ). The columns
+of what they multiply take that order when it is converted, so before it is quantized.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -55,12 +59,18 @@ from cpuserve.program.ops import (
     ValueId,
 )
 from cpuserve.program.program import Program, group_of
-from cpuserve.program.row_formats import ACT_FORMAT, WHOLE_ROW
+from cpuserve.program.row_formats import ACT_FORMAT, REORDERED, WHOLE_ROW
 from cpuserve.program.tables import alibi_slopes, rope_tables
 
 Float32 = npt.NDArray[np.float32]
+Order = npt.NDArray[np.int64]
 ReadFn = Callable[[str], Float32]
 
+log = logging.getLogger(__name__)
+
+# Places in a list of orders; None for columns that are in order.
+Orders = tuple[int | None, ...]
+CONVERTED = "w8_g32"  # the kind of matrices that are dequantized first
 # With activation_bits 16, two int8 terms stand for one value, which gives about 15 bits.
 TWO_TERMS = {"q8g32": "q8g32x2"}
 KV_ROW_FORMAT = {
@@ -83,11 +93,15 @@ class HeadPart:
 
 @dataclass(frozen=True, slots=True)
 class MatrixLoad:
-    """Pack checkpoint tensors `names` into native matrix `id`; part: a part of the only one."""
+    """Pack checkpoint tensors `names` into native matrix `id`; part: a part of the only one.
+
+    values: the tensors are dequantized first, because they cannot be packed together as they are.
+    """
 
     id: int
     names: tuple[str, ...]
     part: HeadPart | None = None
+    values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +224,10 @@ def _position_rows(op: PositionEmbed, read: ReadFn) -> Float32:
 
 
 class Lowering:
-    """Lowers the ops of a Program in one pass; `run()` returns the Lowered."""
+    """Lowers the ops of a Program in one pass; `run()` returns the Lowered.
+
+    kind_of and order_of: the weight kind and the column order (None: as they are) of a matrix.
+    """
 
     def __init__(
         self,
@@ -224,10 +241,15 @@ class Lowering:
         kv_type: str,
         activation_bits: int = 8,
         groups: Sequence[Sequence[int]] = (),
+        order_of: Callable[[str], Order | None] = lambda _: None,
     ) -> None:
         self.program = program
         self.group_of = group_of(program, groups)
-        self.kind_of = kind_of
+        self._stored_kind = kind_of
+        self._stored_order = order_of
+        self._orders: list[Order] = []
+        self._order_ids: dict[str, int | None] = {}
+        self._unordered: set[str] = set()
         self.max_position = max_position
         self.kv_type = kv_type
         self.activation_bits = activation_bits
@@ -237,12 +259,13 @@ class Lowering:
         self._vectors: dict[object, int] = {}
         self._width = {v.id: v.width for v in program.values}
         self._copies = {v.id: v.copies for v in program.values}
+        self._settle_experts()
         self._last_use = last_uses(program)
         self._format = {v.id: self._choose_format(v.id) for v in program.values}
         self._buffer: dict[ValueId, int] = {}
         self._free: dict[tuple[int, str, int], list[int]] = {}
         self._q: dict[ValueId, tuple[int, tuple[int, str]]] = {}
-        self._converted: dict[tuple[ValueId, str], int] = {}
+        self._converted: dict[tuple[ValueId, str, Orders], int] = {}
 
     def run(self) -> Lowered:
         """Lower every op in order."""
@@ -266,11 +289,11 @@ class Lowering:
         wanted: set[str] = set()
         for op in self.program.ops:
             if isinstance(op, Linear) and op.x == value:
-                wanted |= {self._act_format(w) for w in op.weights}
+                wanted |= {self._read_format(w) for w in op.weights}
             elif isinstance(op, Logits) and op.x == value:
-                wanted.add(self._act_format(op.weight))
+                wanted.add(self._read_format(op.weight))
             elif isinstance(op, ExpertLinear) and op.x == value:
-                wanted.add(self._act_format(op.weights[0][0]))
+                wanted |= {self._read_format(names[0]) for names in op.weights}
             elif isinstance(op, HeadLinear) and op.x == value:
                 wanted.add(ACT_FORMAT[self._head_kind(op)])
             elif isinstance(op, Spread) and op.x == value:
@@ -304,6 +327,10 @@ class Lowering:
         fmt = ACT_FORMAT[self.kind_of(weight)]
         return TWO_TERMS.get(fmt, fmt) if self.activation_bits == 16 else fmt
 
+    def _read_format(self, weight: str) -> str:
+        """The format in which a value has to be stored that only `weight` is multiplied with."""
+        return self._act_format(weight) if self._order(weight) is None else "f32"
+
     def _heads_cross_groups(self, value: ValueId) -> bool:
         """Whether attention writes `value` in heads that split groups of 32.
 
@@ -322,8 +349,8 @@ class Lowering:
         )
 
     def _splits(self, op: Linear) -> bool:
-        """Whether the parts of `op` have different weight kinds, so one matrix cannot hold them."""
-        return len({self.kind_of(w) for w in op.weights}) > 1
+        """Whether one matrix cannot hold the parts of `op`: their kinds or orders differ."""
+        return len({self._layout(w) for w in op.weights}) > 1
 
     def _take(self, width: int, fmt: str, copies: int = 1) -> int:
         free = self._free.get((width, fmt, copies))
@@ -341,24 +368,34 @@ class Lowering:
             )
         return self._buffer[value]
 
-    def _as(self, value: ValueId, fmt: str) -> int:
-        """The buffer that holds `value` in `fmt`; emits a conversion if it is stored otherwise."""
-        if self._format[value] == fmt:
+    def _as(
+        self, value: ValueId, fmt: str, orders: Orders = (), routing: ValueId | None = None
+    ) -> int:
+        """The buffer that holds `value` in `fmt`; emits a conversion if it is stored otherwise.
+
+        orders: of its columns; if there are several, that of each expert of `routing`.
+        """
+        if self._format[value] == fmt and not orders:
             return self._value(value)
-        if (value, fmt) not in self._converted:
+        key = (value, fmt, orders)
+        if key not in self._converted:
             buffer = self._take(self._width[value], fmt, self._copies[value])
-            self._emit(lambda: self.native.convert(self._value(value), buffer))
-            self._converted[value, fmt] = buffer
-        return self._converted[value, fmt]
+            more = {"order": self._columns_in(orders, self._width[value])} if orders else {}
+            if len(orders) > 1 and routing is not None:
+                more["routing"] = self._value(routing)
+            self._emit(lambda: self.native.convert(self._value(value), buffer, **more))
+            self._converted[key] = buffer
+        return self._converted[key]
 
     def _retire(self, op: Op) -> None:
         """Drop conversions of the value that `op` wrote, and free buffers after their last use."""
         out = written(op)
         touched = {v for v in (*reads(op), out) if v is not None}
-        for value, fmt in list(self._converted):
-            if value == out or self._last_use[value] == self._op:
-                buffer = self._converted.pop((value, fmt))
-                self._give(buffer, self._width[value], fmt, self._copies[value])
+        for key in list(self._converted):
+            of, fmt, _ = key
+            if of == out or self._last_use[of] == self._op:
+                buffer = self._converted.pop(key)
+                self._give(buffer, self._width[of], fmt, self._copies[of])
         for value in touched:
             if self._last_use[value] != self._op:
                 continue
@@ -380,13 +417,70 @@ class Lowering:
 
     # -- weights -----------------------------------------------------------------------------
 
+    def kind_of(self, weight: str) -> str:
+        """The weight kind of a matrix."""
+        return CONVERTED if weight in self._unordered else self._stored_kind(weight)
+
+    def _order(self, weight: str) -> int | None:
+        """The place in `_orders` of the order of a matrix's columns; None: they are in order."""
+        if weight in self._unordered:
+            return None
+        if weight not in self._order_ids:
+            found = self._stored_order(weight) if self.kind_of(weight) in REORDERED else None
+            self._order_ids[weight] = None if found is None else self._order_id(found)
+        return self._order_ids[weight]
+
+    def _order_id(self, order: Order) -> int:
+        for i, known in enumerate(self._orders):
+            if np.array_equal(known, order):
+                return i
+        self._orders.append(order)
+        return len(self._orders) - 1
+
+    def _orders_of(self, weight: str) -> Orders:
+        order = self._order(weight)
+        return () if order is None else (order,)
+
+    def _layout(self, weight: str) -> tuple[str, int | None]:
+        """What the matrices have in common that can be packed as one."""
+        return self.kind_of(weight), self._order(weight)
+
+    def _settle_experts(self) -> None:
+        """Find experts whose gate and up have different orders, and cannot be one matrix."""
+        for op in self.program.ops:
+            if not isinstance(op, ExpertLinear):
+                continue
+            if any(len({self._order(name) for name in names}) > 1 for names in op.weights):
+                self._unordered |= {name for names in op.weights for name in names}
+        if self._unordered:
+            log.info(
+                "experts whose gate and up have different activation orders are converted to int8 "
+                "in groups of 32 while loading"
+            )
+
+    def _expert_orders(self, op: ExpertLinear) -> Orders:
+        """The order for each expert, or one if all are the same; empty if there are none."""
+        orders = tuple(self._order(names[0]) for names in op.weights)
+        some = orders[:1] if len(set(orders)) == 1 else orders
+        return () if some == (None,) else some
+
+    def _columns_in(self, orders: Orders, width: int) -> int:
+        """The vector of the columns in these orders, one after another."""
+
+        def make(_: ReadFn) -> Float32:
+            found = [np.arange(width) if i is None else self._orders[i] for i in orders]
+            return np.concatenate(found).astype(np.float32)
+
+        return self._vector(("order", orders, width), width * len(orders), make)
+
     def _matrix(self, names: tuple[str, ...], n: tuple[int, ...], k: int, glu: bool) -> int:
         key = (names, glu)
         if key not in self._matrices:
             kind = self.kind_of(names[0])
             id_ = self.native.matrix("+".join(names), kind, sum(n), k, list(n), glu)
             self._matrices[key] = id_
-            self.out.matrices.append(MatrixLoad(id_, names))
+            values = names[0] in self._unordered
+            self.out.matrices.append(MatrixLoad(id_, names, values=values))
         return self._matrices[key]
 
     def _read(self, name: str, n: int, k: int, matrices: int = 1) -> OpWeights:
@@ -444,6 +538,9 @@ class Lowering:
     # -- ops ---------------------------------------------------------------------------------
 
     def _embed(self, op: Embed) -> None:
+        if self._order(op.weight) is not None:
+            msg = f"{op.weight} has an activation order (g_idx), which embeddings cannot have"
+            raise ModelError(msg)
         matrix = self._matrix((op.weight,), (op.vocab,), op.width, False)
         self._emit(lambda: self.native.embed(self._value(op.out), matrix, op.scale))
 
@@ -486,7 +583,7 @@ class Lowering:
         if not glu:
             self._linear_each(op, self._value(op.out), op.then)
             return
-        # gate and up of different kinds cannot share a matrix: compute both, then act(gate) * up.
+        # gate and up of different layouts cannot share a matrix: compute both, then act(gate) * up.
         width = sum(op.features)
         both = self._take(width, "f32")
         self._linear_each(op, both, "none")
@@ -494,11 +591,11 @@ class Lowering:
         self._give(both, width, "f32")
 
     def _linear_each(self, op: Linear, out: int, then: Then) -> None:
-        """Emit one linear for each run of parts of equal kind; it writes its columns of `out`."""
+        """Emit one linear for each run of parts of equal layout; it writes its columns of `out`."""
         start = column = 0
-        kinds = [self.kind_of(w) for w in op.weights]
-        for end in range(1, len(kinds) + 1):
-            if end < len(kinds) and kinds[end] == kinds[start]:
+        layouts = [self._layout(w) for w in op.weights]
+        for end in range(1, len(layouts) + 1):
+            if end < len(layouts) and layouts[end] == layouts[start]:
                 continue
             part = slice(start, end)
             weights, features = op.weights[part], op.features[part]
@@ -517,7 +614,7 @@ class Lowering:
     ) -> None:
         activation, glu = split_then(op.then if then is None else then)
         matrix = self._matrix(weights, features, op.in_features, glu)
-        x = self._as(op.x, self._act_format(weights[0]))
+        x = self._as(op.x, self._act_format(weights[0]), self._orders_of(weights[0]))
         bias = self._bias(biases, features)
         read = self._read(weights[0], sum(features), op.in_features)
         self.out.linear_weights += read.n * read.k
@@ -555,7 +652,8 @@ class Lowering:
             raise ModelError(msg)
         matrices = [self._matrix(names, op.features, op.in_features, glu) for names in op.weights]
         biases = [self._bias(names, op.features) for names in op.biases]
-        x = self._as(op.x, self._act_format(op.weights[0][0]))
+        orders = self._expert_orders(op)
+        x = self._as(op.x, self._act_format(op.weights[0][0]), orders, op.routing)
         read = None
         if parse_adapter(op.weights[0][0]) is None:  # a token without adapter reads none
             read = self._read(op.weights[0][0], sum(op.features), op.in_features, op.chosen)
@@ -757,7 +855,7 @@ class Lowering:
 
     def _logits(self, op: Logits) -> None:
         matrix = self._matrix((op.weight,), (op.vocab,), op.width, False)
-        x = self._as(op.x, self._act_format(op.weight))
+        x = self._as(op.x, self._act_format(op.weight), self._orders_of(op.weight))
         bias = self._plain(op.bias, op.vocab)
         read = self._read(op.weight, op.vocab, op.width)
         self._emit(lambda: self.native.logits(x, matrix, bias, op.scale, op.softcap), read)

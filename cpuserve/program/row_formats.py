@@ -29,6 +29,8 @@ ACT_FORMAT = {
     "fp4_g64": "bf16",
     "nvfp4": "bf16",
 }
+# The kinds of formats whose matrices may have their columns in another order (activation order).
+REORDERED = ("w8_g32", "w4_g32", "w4m_g32", "w4m_g128")
 # Their scale covers more columns than a tile or a head. Linears and attention write parts of rows,
 # so only other ops can write these formats.
 WHOLE_ROW = ("q8g128", "q8row")

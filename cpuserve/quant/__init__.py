@@ -46,7 +46,17 @@ def quantize_online(weights: Weights, scheme: str) -> Weights:
 
 
 def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
-    """An fp32 copy of the tensor, of `tensor.shape`, with row_order applied."""
+    """An fp32 copy of the tensor, of `tensor.shape`, with row_order and column_order applied."""
+    stored = _as_stored(tensor)
+    if tensor.column_order is None:
+        return stored
+    values = stored.copy()
+    values[..., tensor.column_order] = stored
+    return values
+
+
+def _as_stored(tensor: QuantTensor) -> npt.NDArray[np.float32]:
+    """An fp32 copy with row_order applied."""
     from cpuserve.quant import dense, float_rows, gguf, rows
 
     if tensor.source in rows.SOURCES:

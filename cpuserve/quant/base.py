@@ -73,6 +73,8 @@ class QuantTensor:
     data: uint8 view [rows, row_bytes] of the file mapping (1-D tensors: rows = 1).
     shape: logical shape. row_order: packed row i is stored row row_order[i] (None = identity); it
     reverses the RoPE interleaving of q and k in GGUF files without changing their blocks.
+    column_order: weight i of a stored row multiplies input column_order[i] (None = identity), where
+    the groups that share a scale are not of consecutive inputs.
     release: tells the file mapping that these bytes have been read (MADV_DONTNEED).
     """
 
@@ -82,6 +84,7 @@ class QuantTensor:
     data: npt.NDArray[np.uint8]
     row_order: npt.NDArray[np.int32] | None = None
     release: Callable[[], None] | None = None
+    column_order: npt.NDArray[np.int64] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -109,13 +112,14 @@ class BuiltTensor(QuantTensor):
         size: int,
         build: Callable[[slice], npt.NDArray[np.uint8]],
         release: Callable[[], None] | None,
+        column_order: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """size: bytes of all rows. build: returns some of the rows [n, row_bytes].
 
         Those of a stack of matrices are one after another.
         """
         fields = {"name": name, "shape": shape, "source": source, "row_order": None}
-        own = {"release": release, "_build": build, "_size": size}
+        own = {"release": release, "column_order": column_order, "_build": build, "_size": size}
         for field, value in {**fields, **own}.items():
             object.__setattr__(self, field, value)  # the base class is frozen
 

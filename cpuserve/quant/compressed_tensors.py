@@ -169,15 +169,13 @@ class CompressedWeights(Int4Weights):
         order = None
         if self.has(stem, "weight_g_idx"):
             order = group_order(self.part(stem, "weight_g_idx"), k, groups)
-        if order is None and bits == 4:
-            return super().rebuild(name, stem)
 
         def codes() -> Bytes:
             return unpack(words(self.part(stem, "weight_packed")), bits)[:, :k]
 
         if bits == 8 and groups == 1 and order is None and (self.zero(stem) == SIGN).all():
             return self._rows(name, stem, (n, k), lambda: codes() ^ np.uint8(SIGN))
-        return self.eight_bits_or_converted(name, stem, codes, order, bits)
+        return self.from_codes(name, stem, codes, order, bits)
 
     def _int8(self, name: str, stem: str) -> BuiltTensor:
         """A matrix of int8 numbers."""

@@ -74,11 +74,9 @@ class GptqWeights(Int4Weights):
         return stored.astype(np.float32) + np.float32(self._zero_offset)
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix; its codes are kept if groups are of consecutive inputs."""
+        """The matrix, whose inputs are sorted by group if groups are not consecutive."""
         order = None
         if self.has(stem, "g_idx"):
             _, k, groups = self.layout(stem)
             order = group_order(self.part(stem, "g_idx"), k, groups)
-        if order is None and self._bits < 8:
-            return super().rebuild(name, stem)
-        return self.eight_bits_or_converted(name, stem, lambda: self.codes(stem), order, self._bits)
+        return self.from_codes(name, stem, lambda: self.codes(stem), order, self._bits)

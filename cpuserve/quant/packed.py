@@ -22,6 +22,7 @@ from cpuserve.quant.base import BuiltTensor, QuantTensor
 from cpuserve.quant.codes import GROUP
 from cpuserve.quant.dense import SOURCES, dequantize
 from cpuserve.quant.float_rows import SOURCES as FLOAT_CODES
+from cpuserve.quant.float_rows import unpaired
 from cpuserve.quant.rows import SMALL, SYMMETRIC, int4_rows, int4_source, q8_rows, row_bytes
 from cpuserve.quant.stored import (
     BY_HEADS,
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 
 CONVERTED: WeightKind = "w8_g32"  # the kind of a matrix whose format has no kernels
 SIGN = 128  # the zero point of codes of 8 bits that are int8 numbers
+EIGHT = 8  # bits of the codes that no kind of 4 bits holds
 
 
 def rebuilt(
@@ -53,10 +55,11 @@ def rebuilt(
     source: SourceType,
     build: Callable[[], Bytes],
     release: Callable[[], None],
+    column_order: Order | None = None,
 ) -> BuiltTensor:
     """A matrix whose rows [n, row_bytes] `build` returns, all at once."""
     size = shape[0] * row_bytes(source, shape[1])
-    return BuiltTensor(name, shape, source, size, lambda rows: build()[rows], release)
+    return BuiltTensor(name, shape, source, size, lambda rows: build()[rows], release, column_order)
 
 
 class PackedWeights(ABC):
@@ -176,6 +179,16 @@ def group_order(tensor: StoredTensor, k: int, groups: int) -> Order | None:
     return None if np.array_equal(order, np.arange(k) // (k // groups)) else order
 
 
+def columns_by_group(order: Order, groups: int) -> Order | None:
+    """The inputs sorted by group; None if their groups are not equal multiples of 32 inputs.
+
+    order: the group of each input [k].
+    """
+    each = len(order) // groups
+    equal = bool((np.bincount(order, minlength=groups) == each).all())
+    return np.argsort(order, kind="stable") if equal and each % SMALL == 0 else None
+
+
 def words(tensor: StoredTensor) -> npt.NDArray[np.uint32]:
     """A stored int32 tensor as unsigned words of its shape.
 
@@ -245,40 +258,54 @@ class Int4Weights(PackedWeights):
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
         """The matrix in blocks of 128 weights, or of 32 if its groups are smaller."""
+        return self._four_bits(name, stem, None)
+
+    def _four_bits(self, name: str, stem: str, columns: Order | None) -> BuiltTensor:
+        """The matrix; columns: its inputs sorted by group, None if groups are consecutive."""
         n, k, groups = self.layout(stem)
         small = groups > 0 and k // groups % GROUP != 0
         symmetric = small and bool((self.zero(stem) == SYMMETRIC).all())
         source = int4_source(k, groups, symmetric=symmetric, name=name)
 
         def build() -> Bytes:
-            return int4_rows(self.nibbles(stem), self.scale(stem), self.zero(stem), source)
+            nibbles = self.nibbles(stem)
+            if columns is not None:
+                nibbles = pair_up(unpaired(nibbles)[:, columns])
+            return int4_rows(nibbles, self.scale(stem), self.zero(stem), source)
 
-        return rebuilt(name, (n, k), source, build, self.release(stem))
+        return rebuilt(name, (n, k), source, build, self.release(stem), columns)
 
-    def eight_bits_or_converted(
+    def from_codes(
         self, name: str, stem: str, codes: Callable[[], Bytes], order: Order | None, bits: int
     ) -> BuiltTensor:
-        """The matrix if its codes [n, k] have 8 bits, or if its groups are not consecutive.
+        """The matrix with its codes [n, k], if weight kinds have such groups and zero points.
 
         order: the group of each input [k], None if groups are consecutive. Codes of 8 bits are kept
         if their zero point is 128.
         """
         n, k, groups = self.layout(stem)
+        columns = None if order is None else columns_by_group(order, groups)
+        if bits < EIGHT and (order is None or columns is not None):
+            return self._four_bits(name, stem, columns)
         each = k // groups if groups and k % groups == 0 else 0
-        in_blocks = bits == 8 and order is None and each and each % SMALL == 0
-        if in_blocks and (self.zero(stem) == SIGN).all():
+        in_blocks = columns is not None or (order is None and each and each % SMALL == 0)
+        if bits == EIGHT and in_blocks and (self.zero(stem) == SIGN).all():
 
             def rows() -> Bytes:
-                return q8_rows((codes() ^ np.uint8(SIGN)).view(np.int8), self.scale(stem))
+                found = codes() if columns is None else codes()[:, columns]
+                return q8_rows((found ^ np.uint8(SIGN)).view(np.int8), self.scale(stem))
 
-            return rebuilt(name, (n, k), "gguf_q8_0", rows, self.release(stem))
+            release = self.release(stem)
+            return rebuilt(name, (n, k), "gguf_q8_0", rows, release, columns)
         of_input = np.arange(k) // max(1, each) if order is None else order
 
         def values() -> Float32:
             scale, zero = self.scale(stem)[:, of_input], self.zero(stem)[:, of_input]
             return (codes().astype(np.float32) - zero) * scale
 
-        why = "zero points of 8 bits" if order is None else "activation order (desc_act)"
+        why = "zero points of 8 bits"
+        if order is not None and columns is None:
+            why = f"activation order in groups that are not equal multiples of {SMALL} inputs"
         return self.converted(name, stem, (n, k), values, why)
 
 

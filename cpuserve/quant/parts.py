@@ -35,7 +35,8 @@ def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> Buil
         return (found.reshape(1, -1) if vector else found)[some]
 
     shape = (count,) if vector else (count, whole.shape[-1])
-    return BuiltTensor(name, shape, whole.source, count * row_bytes, build, whole.release)
+    size = count * row_bytes
+    return BuiltTensor(name, shape, whole.source, size, build, whole.release, whole.column_order)
 
 
 def transposed(stored: QuantTensor) -> BuiltTensor:

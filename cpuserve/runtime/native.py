@@ -287,6 +287,7 @@ def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
         kv_type=config.kv_dtype,
         activation_bits=config.activation_bits,
         groups=[group.layers for group in config.kv_groups],
+        order_of=lambda name: weights.get(name).column_order,
     ).run()
 
 
@@ -294,6 +295,17 @@ def _part_of(matrix: MatrixLoad, size: int, rows: int) -> int:
     """Bytes that a matrix takes of a tensor of `size` bytes and `rows` rows."""
     part = matrix.part
     return size * (part.rows.stop - part.rows.start) // rows if part else size
+
+
+def loaded(
+    tensor: QuantTensor, matrix: MatrixLoad, values: Callable[[str], Float32]
+) -> QuantTensor:
+    """Return the tensor as `matrix` is packed from it; values: those of a name in fp32."""
+    if matrix.part:
+        return head_rows(tensor, matrix.part, values)
+    if not matrix.values:
+        return tensor
+    return QuantTensor(tensor.name, tensor.shape, "f32", values(tensor.name).view(np.uint8))
 
 
 def head_rows(tensor: QuantTensor, part: HeadPart, values: Callable[[str], Float32]) -> QuantTensor:
@@ -325,7 +337,7 @@ def pack_matrices(
         return dequantize(weights.get(name))
 
     for matrix, tensors in matrices:
-        parts = [head_rows(t, matrix.part, values) if matrix.part else t for t in tensors]
+        parts = [loaded(t, matrix, values) for t in tensors]
         native.load_matrix(matrix.id, [(t.data, t.source, t.row_order) for t in parts])
         for t in tensors:
             done += _part_of(matrix, t.nbytes, t.shape[0])

@@ -7,6 +7,7 @@ that the kernels do not support, or if the user requests it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -340,12 +341,13 @@ def as_torch(tensor: QuantTensor, kind: str = "") -> Matrix:
     """
     import torch
 
-    if tensor.source.startswith("gguf_"):
-        return quant_matrix(tensor)
+    blocks = tensor.source.startswith("gguf_")
+    if blocks or tensor.source in CODES or kind in ONLINE:
+        matrix = quant_matrix(tensor) if blocks else coded_matrix(tensor, kind)
+        columns = tensor.column_order
+        return matrix if columns is None else replace(matrix, order=torch.from_numpy(columns))
     if tensor.source in FLOAT_CODES:
         return float_matrix(tensor)
-    if tensor.source in CODES or kind in ONLINE:
-        return coded_matrix(tensor, kind)
     dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[tensor.source]
     data = torch.from_numpy(np.ascontiguousarray(tensor.data).reshape(-1).copy())
     values = data.view(dtype).reshape(tensor.shape)

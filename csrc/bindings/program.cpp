@@ -67,7 +67,12 @@ void register_program(py::module_& m) {
             p.part_norm({x, weight, column, parts, eps});
           },
           py::arg("x"), py::arg("weight"), py::arg("column"), py::arg("parts"), py::arg("eps"))
-      .def("convert", &Program::convert, py::arg("x"), py::arg("out"))
+      .def(
+          "convert",
+          [](Program& p, Id x, Id out, Id order, Id routing) {
+            p.convert({x, out, order, routing});
+          },
+          py::arg("x"), py::arg("out"), py::arg("order") = kNone, py::arg("routing") = kNone)
       .def(
           "linear",
           [](Program& p, Id x, Id out, Id matrix, Id bias, const std::string& activation, bool glu,

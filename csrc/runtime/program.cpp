@@ -297,11 +297,19 @@ void Program::part_norm(const PartNormOp& op) {
   ops_.emplace_back(op);
 }
 
-void Program::convert(Id x, Id out) {
-  check_argument(f32_value(x, "convert x").width == value(out).width,
-                 "convert: x and out differ in width");
-  check_argument(value(x).copies == value(out).copies, "convert: x and out differ in rows");
-  ops_.emplace_back(ConvertOp{x, out});
+void Program::convert(const ConvertOp& op) {
+  const int64_t width = f32_value(op.x, "convert x").width;
+  check_argument(width == value(op.out).width, "convert: x and out differ in width");
+  check_argument(value(op.x).copies == value(op.out).copies, "convert: x and out differ in rows");
+  check_argument(op.routing == kNone || op.order != kNone, "convert: experts need an order");
+  int64_t orders = 1;
+  if (op.routing != kNone) {
+    routed_value(op.x, op.routing, "convert x");
+    orders = experts_of(op.routing, "convert").count;
+  }
+  check_vector(op.order, orders * width, "order of columns");
+  if (op.order != kNone) vectors_[static_cast<size_t>(op.order)].columns = width;
+  ops_.emplace_back(op);
 }
 
 // The bias in packed column order. Without glu that is its own order (its storage is padded with

@@ -53,6 +53,7 @@ struct Vector {
   std::string name;
   int64_t count;
   Id packed_from = kNone;
+  int64_t columns = 0;  // its numbers are columns below this one, if it is not 0
 };
 
 // What one attention layer keeps: keys and values of these heads, in the blocks of its group. Each
@@ -92,8 +93,11 @@ struct PartNormOp {
   int32_t parts;
   float eps;
 };
+// Writes x in another format. `order`: column i of out is column order[i] of x. With a `routing`
+// there is an order for each of its experts, one after another, and a row has that of its expert.
 struct ConvertOp {
   Id x, out;
+  Id order = kNone, routing = kNone;
 };
 struct LinearOp {
   Id x, out, matrix, bias;
@@ -298,7 +302,7 @@ class Program {
   void position_embed(Id x, Id table, int64_t rows, int64_t offset);
   void norm(const NormOp& op);
   void part_norm(const PartNormOp& op);
-  void convert(Id x, Id out);
+  void convert(const ConvertOp& op);
   void linear(LinearOp op, bool glu);
   void route(const RouteOp& op);
   void adapter(const AdapterOp& op);

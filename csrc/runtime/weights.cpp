@@ -250,6 +250,10 @@ void Weights::load_vector(Id id, Span<const float> data) {
   const Vector& v = program_->vectors()[static_cast<size_t>(id)];
   check_argument(v.packed_from == kNone && data.size() == v.count, "vector ", v.name, " has ",
                  v.count, " elements, not ", data.size());
+  for (int64_t i = 0; v.columns > 0 && i < data.size(); i++) {
+    check_argument(data[i] >= 0.0f && data[i] < static_cast<float>(v.columns), "vector ", v.name,
+                   " has the column ", data[i], ", but rows have ", v.columns);
+  }
   std::copy(data.begin(), data.end(), vectors_[static_cast<size_t>(id)]);
   for (size_t i = 0; i < vectors_.size(); i++) {
     if (program_->vectors()[i].packed_from != id) continue;

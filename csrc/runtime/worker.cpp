@@ -83,8 +83,27 @@ void Executor::Worker::operator()(const PartNormOp& op) noexcept {
 }
 
 void Executor::Worker::operator()(const ConvertOp& op) noexcept {
+  if (op.order != kNone) return reorder(op);
   const Range rows = share(this->rows(op.x));
   if (rows.size() > 0) e.table_->convert({value(op.x), value(op.out), rows.begin, rows.end});
+}
+
+void Executor::Worker::reorder(const ConvertOp& op) noexcept {
+  const Rows& x = value(op.x);
+  const bool routed = op.routing != kNone;
+  const Range mine = share(routed ? e.routing_.rows() : rows(op.x));
+  Rows one = x;  // every row of it is the same
+  one.data = scratch;
+  one.stride = 0;
+  float* to = reinterpret_cast<float*>(scratch);
+  int64_t expert = 0;
+  for (int64_t r = mine.begin; r < mine.end; r++) {
+    while (routed && r >= e.routing_.first_row(expert + 1)) expert++;
+    const float* from = floats_of(x, r);
+    const float* order = vector(op.order) + expert * x.width;
+    for (int64_t i = 0; i < x.width; i++) to[i] = from[static_cast<int32_t>(order[i])];
+    e.table_->convert({one, value(op.out), r, r + 1});
+  }
 }
 
 void Executor::Worker::operator()(const AddOp& op) noexcept {

@@ -98,6 +98,9 @@ struct Executor::Worker {
   // Asks the system to read the experts of this step ahead, if the weights are mapped from a file.
   void fetch_experts() const noexcept;
 
+  // A conversion whose columns come in another order.
+  void reorder(const ConvertOp& op) noexcept;
+
   // A linear, or the linears of all experts, which differ in their weights and rows alone.
   struct Product {
     const LinearKernel& kernel;

@@ -33,6 +33,7 @@ def native_logits(checkpoint, isa, sizes, bits=16):
         max_position=256,
         kv_type="f32",
         activation_bits=bits,
+        order_of=lambda name: checkpoint.weights.get(name).column_order,
     ).run()
     team, out = _C.Team(2), []
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -36,10 +38,11 @@ def fp8(w, size=128):
     return {"weight": codes.to(torch.float8_e4m3fn), "weight_scale_inv": scale}
 
 
-def gptq(w):
-    """4 bits in groups of 32 inputs that are not consecutive."""
+def gptq(w, of):
+    """4 bits in groups of 32 inputs that are not consecutive; `of` decides which they are."""
     k = w.shape[1]
-    order = torch.arange(k) * 7 % (k // GROUP)  # 7 divides none of the numbers of groups
+    stream = np.random.default_rng(zlib.crc32(of.encode()))
+    order = torch.from_numpy(stream.permutation(np.arange(k) // GROUP))
     groups = [w[:, order == g] for g in range(k // GROUP)]
     low = torch.stack([part.amin(dim=1) for part in groups], dim=1).clamp(max=0)
     high = torch.stack([part.amax(dim=1) for part in groups], dim=1).clamp(min=0)
@@ -121,6 +124,15 @@ def int8(w):
 
 _MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": GROUP}
 _NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+
+
+def inputs_of(stem):
+    """A name for what a matrix multiplies; others of the layer may multiply the same."""
+    return re.sub(r"(q|k|v|qkv|gate|up|gate_up)_proj\.$", "", stem)
+
+
+# By format: the function that quantizes a matrix also gets this of the stem of its name.
+ORDERED = {"gptq": inputs_of, "gptq, each matrix in its own order": str}
 # By format: the function that quantizes a matrix, and the checkpoint's quantization_config.
 FORMATS = {
     "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
@@ -129,6 +141,10 @@ FORMATS = {
         {"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]},
     ),
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "desc_act": True}),
+    "gptq, each matrix in its own order": (
+        gptq,
+        {"quant_method": "gptq", "bits": 4, "desc_act": True},
+    ),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "version": "gemm"}),
     "mxfp4": (
         mxfp4,
@@ -169,7 +185,9 @@ def quantized_copy(model: Path, name: str, to: Path) -> Path:
                 tensors[key] = value
                 continue
             stem = key.removesuffix("weight")
-            tensors |= {f"{stem}{part}": t.contiguous() for part, t in pack(value.float()).items()}
+            more = (ORDERED[name](stem),) if name in ORDERED else ()
+            found = pack(value.float(), *more)
+            tensors |= {f"{stem}{part}": t.contiguous() for part, t in found.items()}
     shutil.copytree(model, to, ignore=shutil.ignore_patterns("*.safetensors"))
     save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((model / "config.json").read_text())

@@ -150,13 +150,41 @@ def test_gptq_of_eight_bits_keeps_its_codes(group):
     check(weights, values, "w8_g32", 0)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_gptq_in_activation_order_is_converted(bits):
-    codes, zeros, scales, _ = random_codes(64, bits)
-    order = STREAM.permutation(np.repeat(np.arange(4, dtype=np.int32), 64))
+def in_activation_order(group, bits, zeros=None):
+    """As random_codes, for inputs that belong to the groups [K], which are returned too."""
+    codes, zeros, scales, _ = random_codes(group, bits, zeros)
+    order = STREAM.permutation(np.repeat(np.arange(K // group, dtype=np.int32), group))
     values = (codes - zeros.astype(np.float32)[:, order]) * scales.astype(np.float32)[:, order]
+    return codes, zeros, scales, values, order
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("group", [128, 64])
+def test_gptq_in_activation_order_keeps_its_codes(bits, group):
+    eight = bits == 8
+    codes, zeros, scales, values, order = in_activation_order(group, bits, 128 if eight else None)
     store = gptq_store(codes, zeros - 1, scales, bits, g_idx=order)
-    check(opened("gptq", store, bits=bits, desc_act=True), values, "w8_g32", 0, packed=34 / 32)
+    weights = opened("gptq", store, bits=bits, desc_act=True)
+    check(weights, values, "w8_g32" if eight else KINDS[group, False], 0 if eight else 2e-4)
+    columns = weights.get("q.weight").column_order
+    assert np.array_equal(order[columns], np.sort(order))
+    part = weights.get("q[8:16].weight")
+    assert np.abs(dequantize(part) - values[8:16]).max() <= 2e-4
+
+
+@pytest.mark.parametrize("groups", [np.arange(K) % 16, np.arange(K) % 5 // 3])
+def test_activation_order_in_groups_that_no_block_holds_is_converted(groups, caplog):
+    """Groups of 16 inputs, and groups of different sizes."""
+    order = groups.astype(np.int32)
+    codes = STREAM.integers(0, 16, (N, K), np.uint8)
+    shape = (N, order.max() + 1)
+    zeros = STREAM.integers(1, 16, shape, np.uint8)
+    scales = STREAM.uniform(0.01, 0.02, shape).astype(np.float16)
+    values = (codes - zeros.astype(np.float32)[:, order]) * scales.astype(np.float32)[:, order]
+    store = gptq_store(codes, zeros - 1, scales, g_idx=order)
+    with caplog.at_level("INFO", "cpuserve"):
+        check(opened("gptq", store, bits=4), values, "w8_g32", 0, packed=34 / 32)
+    assert "not equal multiples of 32 inputs are converted" in caplog.text
 
 
 def test_gptq_of_eight_bits_with_zero_points_is_converted():
@@ -254,13 +282,14 @@ def test_compressed_tensors_of_eight_bits_with_a_scale_per_output_are_exact():
     check(weights, values, "w8_channel_g128", 0)
 
 
-def test_compressed_tensors_in_activation_order_are_converted():
-    codes, _, scales, _ = random_codes(64)
-    order = STREAM.permutation(np.repeat(np.arange(4, dtype=np.int32), 64))
-    values = (codes - np.float32(8)) * scales.astype(np.float32)[:, order]
-    store = packed_store(codes, scales, weight_g_idx=order)
-    weights = opened("compressed-tensors", store, **compressed(4, actorder="group"))
-    check(weights, values, "w8_g32", 0, packed=34 / 32)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_compressed_tensors_in_activation_order_keep_their_codes(bits):
+    codes, _, scales, values, order = in_activation_order(64, bits, 1 << (bits - 1))
+    store = packed_store(codes, scales, bits, weight_g_idx=order)
+    weights = opened("compressed-tensors", store, **compressed(bits, actorder="group"))
+    check(weights, values, f"w{bits}_g32", 0)
+    columns = weights.get("q.weight").column_order
+    assert np.array_equal(order[columns], np.sort(order))
 
 
 def test_compressed_tensors_int8_is_exact():

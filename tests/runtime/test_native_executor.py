@@ -809,6 +809,7 @@ def test_ops_that_do_not_fit_their_values_are_refused():
     assert p.matrix("glu", "dense_f32", 48, 32, [24, 24], True) == 1
     scores, routing = p.value("scores", 2, "f32"), p.value("routing", 4, "f32")
     routed, out = p.value("routed", 32, "f32", 2), p.value("out", 48, "f32", 2)
+    more = p.value("more", 32, "bf16", 2)
     p.route(scores, routing, 2, 2, "softmax", False, 1.0, -1)
     two = [p.matrix(f"e{e}", "dense_f32", 48, 32, [48], False) for e in range(2)]
     wide = p.vector("wide", 48)
@@ -868,6 +869,10 @@ def test_ops_that_do_not_fit_their_values_are_refused():
         (lambda: p.adapter(scores, 0, g), "0 adapters are not between"),
         (lambda: p.adapter(scores, 2, g), "32 elements, not 2"),
         (lambda: p.adapter(scores, 2, -1), "scales are missing"),
+        (lambda: p.convert(x, b, order=wide), "48 elements, not 32"),
+        (lambda: p.convert(x, b, routing=routing), "need an order"),
+        (lambda: p.convert(x, b, order=g, routing=routing), "1 rows for each token, not 2"),
+        (lambda: p.convert(routed, more, order=g, routing=routing), "32 elements, not 64"),
         (lambda: p.hidden(b), "must be f32"),
         (lambda: p.hidden(routed), "several rows for each token"),
     ]
@@ -932,6 +937,43 @@ def test_other_ops_match_numpy():
     assert np.abs(got - want).max() < 1e-4
     with pytest.raises(ValueError, match="kv_len"):  # 14 table rows, offset 2: 12 positions
         e.step(words(Chunk(ids[:1] * 13, 0, [1])))
+
+
+def test_a_conversion_brings_columns_into_the_order_of_each_expert():
+    rng = np.random.default_rng(6)
+    width, experts, tokens = 40, 3, 5
+    embed = rng.standard_normal((9, width)).astype(np.float32)
+    scores = rng.standard_normal((experts, width)).astype(np.float32)
+    orders = np.stack([rng.permutation(width) for _ in range(experts)])
+    p = _C.Program(LEVELS[-1], 16, 1)
+    x, one = p.value("x", width, "f32"), p.value("one", width, "f32")
+    router, routing = p.value("router", experts, "f32"), p.value("routing", 4, "f32")
+    routed, each = (p.value(name, width, "f32", 2) for name in ("routed", "each"))
+    p.matrix("embed", "dense_f32", 9, width, [9], False)
+    p.matrix("router", "dense_f32", experts, width, [experts], False)
+    vectors = [p.vector("one", width), p.vector("each", experts * width)]
+    p.embed(x, 0, 1.0)
+    p.convert(x, one, vectors[0])
+    p.linear(x, router, 1, -1, "none", False, False, 0)
+    p.route(router, routing, experts, 2, "softmax", False, 1.0, -1)
+    p.spread(x, routing, routed)
+    p.convert(routed, each, vectors[1], routing)
+    p.logits(x, 0, -1, 1.0, 0.0)
+    e = _C.Executor(_C.Team(1), p, 4, "f32", 1)
+    for matrix, data in enumerate((embed, scores)):
+        e.load_matrix(matrix, [(data.view(np.uint8), "f32", None)])
+    for bad in (-1, width):
+        with pytest.raises(ValueError, match=f"has the column {bad}, but rows have {width}"):
+            e.load_vector(vectors[0], np.full(width, bad, np.float32))
+    e.load_vector(vectors[0], orders[1].astype(np.float32))
+    e.load_vector(vectors[1], orders.reshape(-1).astype(np.float32))
+    ids = [3, 1, 4, 1, 8]
+    arrays = words(Chunk(ids, 0, [1], all_rows(tokens)))
+    assert np.array_equal(e.tap(arrays, 1)[1], embed[ids][:, orders[1]])
+    chosen = np.argsort(-embed[ids] @ scores.T, axis=1)[:, :2]
+    pairs = sorted((expert, token) for token in range(tokens) for expert in chosen[token])
+    want = [embed[ids[token]][orders[expert]] for expert, token in pairs]
+    assert np.array_equal(e.tap(arrays, 5)[1], want)
 
 
 def test_a_thread_that_is_not_where_it_was_bound_is_named():
