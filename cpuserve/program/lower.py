@@ -391,10 +391,10 @@ class Lowering:
         """Drop conversions of the value that `op` wrote, and free buffers after their last use."""
         out = written(op)
         touched = {v for v in (*reads(op), out) if v is not None}
-        for key in list(self._converted):
-            of, fmt, _ = key
+        for made in list(self._converted):
+            of, fmt, _ = made
             if of == out or self._last_use[of] == self._op:
-                buffer = self._converted.pop(key)
+                buffer = self._converted.pop(made)
                 self._give(buffer, self._width[of], fmt, self._copies[of])
         for value in touched:
             if self._last_use[value] != self._op:

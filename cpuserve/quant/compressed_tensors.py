@@ -2,7 +2,8 @@
 
 Each matrix shows in its tensors how it is stored, so a checkpoint may mix these forms:
 
-int-quantized     weight int8 [n, k], weight_scale [n, 1]
+int-quantized     weight int8 [n, k], weight_scale [n, 1] or [n, groups], for asymmetric weights
+                  weight_zero_point int8 of the same shape
 pack-quantized    weight_packed int32 [n, k * bits / 32] of q + 8 or q + 128 (lowest bits first),
                   weight_scale [n, groups], weight_shape, for asymmetric weights weight_zero_point
                   int32 [n * bits / 32, groups] of z + 8 or z + 128, packed along n, and with
@@ -121,7 +122,11 @@ class CompressedWeights(Int4Weights):
         return self._packed(name, stem)
 
     def layout(self, stem: str) -> tuple[int, int, int]:
-        """(outputs, inputs, groups of inputs) of a matrix of packed integers."""
+        """(outputs, inputs, groups of inputs) of a matrix of integers."""
+        if self.leader(stem)[0] == "weight":
+            n, k = matrix_shape(self.part(stem, "weight"))
+            each = self.part(stem, "weight_scale").shape
+            return n, k, each[1] if len(each) > 1 else 1
         shape = self.part(stem, "weight_shape").data.view("<i8")
         scale = self.part(stem, "weight_scale").shape
         packed = self.part(stem, "weight_packed").shape
@@ -139,14 +144,23 @@ class CompressedWeights(Int4Weights):
 
     def scale(self, stem: str) -> Float32:
         """The scales [n, groups]."""
-        return floats(self.part(stem, "weight_scale"))
+        return self._for_each_row(stem, floats(self.part(stem, "weight_scale")))
+
+    def _for_each_row(self, stem: str, values: Float32) -> Float32:
+        """Values [n, groups] of a matrix that may have them once for all its rows."""
+        n, _, groups = self.layout(stem)
+        return np.broadcast_to(values.reshape(-1, groups), (n, groups))
 
     def zero(self, stem: str) -> Float32:
         """The zero points [n, groups]."""
         n, k, groups = self.layout(stem)
-        bits = self._bits(stem, k)
+        plain = self.leader(stem)[0] == "weight"
+        bits = 8 if plain else self._bits(stem, k)
         if not self.has(stem, "weight_zero_point"):
             return np.full((n, groups), 1 << (bits - 1), np.float32)
+        if plain:
+            found = self.part(stem, "weight_zero_point").data.view(np.int8)
+            return self._for_each_row(stem, found.astype(np.float32) + np.float32(SIGN))
         stored = words(self.part(stem, "weight_zero_point"))
         return unpack(np.ascontiguousarray(stored.T), bits).T[:n].astype(np.float32)
 
@@ -179,8 +193,19 @@ class CompressedWeights(Int4Weights):
 
     def _int8(self, name: str, stem: str) -> BuiltTensor:
         """A matrix of int8 numbers."""
-        n, k = matrix_shape(self.part(stem, "weight"))
-        return self._rows(name, stem, (n, k), lambda: self.part(stem, "weight").data)
+        n, k, groups = self.layout(stem)
+        stored = self.has(stem, "weight_zero_point")
+        zeros = self.part(stem, "weight_zero_point") if stored else None
+        if zeros and zeros.dtype != "I8":
+            msg = f"{zeros.name} has type {zeros.dtype}; only I8 is supported beside int8 weights"
+            raise ModelError(msg)
+        if groups == 1 and not (zeros and zeros.data.any()):
+            return self._rows(name, stem, (n, k), lambda: self.part(stem, "weight").data)
+
+        def codes() -> Bytes:
+            return (self.part(stem, "weight").data ^ np.uint8(SIGN)).reshape(n, k)
+
+        return self.from_codes(name, stem, codes, None, 8)
 
     def _rows(
         self, name: str, stem: str, shape: tuple[int, int], codes: Callable[[], Bytes]

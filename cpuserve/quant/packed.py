@@ -278,34 +278,37 @@ class Int4Weights(PackedWeights):
     def from_codes(
         self, name: str, stem: str, codes: Callable[[], Bytes], order: Order | None, bits: int
     ) -> BuiltTensor:
-        """The matrix with its codes [n, k], if weight kinds have such groups and zero points.
+        """The matrix from its codes [n, k], kept if its groups are equal multiples of 32 inputs.
 
         order: the group of each input [k], None if groups are consecutive. Codes of 8 bits are kept
-        if their zero point is 128.
+        less their zero point, see `q8_rows`.
+
+        Raises:
+            ModelError: the inputs are not in groups of one size, and no order is given.
         """
         n, k, groups = self.layout(stem)
         columns = None if order is None else columns_by_group(order, groups)
         if bits < EIGHT and (order is None or columns is not None):
             return self._four_bits(name, stem, columns)
         each = k // groups if groups and k % groups == 0 else 0
-        in_blocks = columns is not None or (order is None and each and each % SMALL == 0)
-        if bits == EIGHT and in_blocks and (self.zero(stem) == SIGN).all():
+        if columns is not None or (order is None and each and each % SMALL == 0):
 
             def rows() -> Bytes:
                 found = codes() if columns is None else codes()[:, columns]
-                return q8_rows((found ^ np.uint8(SIGN)).view(np.int8), self.scale(stem))
+                return q8_rows(found, self.scale(stem), self.zero(stem))
 
             release = self.release(stem)
             return rebuilt(name, (n, k), "gguf_q8_0", rows, release, columns)
-        of_input = np.arange(k) // max(1, each) if order is None else order
+        if order is None and not each:
+            msg = f"{name}: {k} inputs cannot form {groups} groups of one size"
+            raise ModelError(msg)
+        of_input = np.arange(k) // each if order is None else order
 
         def values() -> Float32:
             scale, zero = self.scale(stem)[:, of_input], self.zero(stem)[:, of_input]
             return (codes().astype(np.float32) - zero) * scale
 
-        why = "zero points of 8 bits"
-        if order is not None and columns is None:
-            why = f"activation order in groups that are not equal multiples of {SMALL} inputs"
+        why = f"groups that are not equal multiples of {SMALL} inputs"
         return self.converted(name, stem, (n, k), values, why)
 
 

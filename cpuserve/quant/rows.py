@@ -30,6 +30,7 @@ SMALL = 32  # weights in a block of GGUF
 # The values of codes in E2M1, the 4-bit type of MXFP4 and NVFP4.
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 E2M1 = np.concatenate([E2M1, -E2M1])
+LEAST = np.float32(2.0**-24)  # the smallest number above 0 in fp16
 SYMMETRIC = 8  # the zero point of all codes in blocks of Q4_0
 
 
@@ -115,13 +116,27 @@ def _halves_apart(nibbles: Bytes) -> Bytes:
     return packed
 
 
-def q8_rows(q: npt.NDArray[np.int8], scale: Float32) -> Bytes:
-    """Rows of GGUF's Q8_0 from codes q [n, k] and scale [n, groups] of multiples of 32 weights."""
-    n, k = q.shape
+def q8_rows(codes: Bytes, scale: Float32, zero: Float32) -> Bytes:
+    """Rows of GGUF's Q8_0 from codes [n, k] whose weights are scale * (code - zero).
+
+    scale, zero [n, groups], of multiples of 32 weights. A block keeps its codes, less the zero
+    point, if all of these are int8 numbers. Otherwise its weights are rounded to 8 bits again.
+    """
+    n, k = codes.shape
+    each = k // SMALL // scale.shape[1]
+    steps = codes.reshape(n, -1, SMALL).astype(np.int16)
+    steps -= np.repeat(zero.astype(np.int16), each, axis=1)[..., None]
+    size = np.repeat(scale.astype("<f2"), each, axis=1)
+    wide = (steps.min(axis=2) < -ZERO) | (steps.max(axis=2) >= ZERO)
+    if wide.any():
+        most = np.float32(ZERO - 1)
+        values = steps[wide] * size[wide, None].astype(np.float32)
+        size[wide] = (np.abs(values).max(axis=1) / most).astype("<f2")
+        step = np.maximum(size[wide, None].astype(np.float32), LEAST)
+        steps[wide] = np.clip(np.rint(values / step), -most, most)
     blocks = np.empty((n, k // SMALL, 34), np.uint8)
-    halves = np.repeat(scale.astype("<f2"), k // SMALL // scale.shape[1], axis=1)
-    blocks[:, :, :2] = halves[..., None].view(np.uint8)
-    blocks[:, :, 2:] = q.view(np.uint8).reshape(n, -1, SMALL)
+    blocks[:, :, :2] = size[..., None].view(np.uint8)
+    blocks[:, :, 2:] = steps.astype(np.int8).view(np.uint8)
     return blocks.reshape(n, -1)
 
 

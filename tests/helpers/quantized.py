@@ -38,20 +38,21 @@ def fp8(w, size=128):
     return {"weight": codes.to(torch.float8_e4m3fn), "weight_scale_inv": scale}
 
 
-def gptq(w, of):
-    """4 bits in groups of 32 inputs that are not consecutive; `of` decides which they are."""
+def gptq(w, of, bits=4):
+    """Codes in groups of 32 inputs that are not consecutive; `of` decides which they are."""
     k = w.shape[1]
     stream = np.random.default_rng(zlib.crc32(of.encode()))
     order = torch.from_numpy(stream.permutation(np.arange(k) // GROUP))
     groups = [w[:, order == g] for g in range(k // GROUP)]
     low = torch.stack([part.amin(dim=1) for part in groups], dim=1).clamp(max=0)
     high = torch.stack([part.amax(dim=1) for part in groups], dim=1).clamp(min=0)
-    scale = ((high - low) / 15).half()
-    zero = (-low / scale).round().clamp(1, 15)
-    codes = (w / scale.float()[:, order] + zero[:, order]).round().clamp(0, 15)
+    most = (1 << bits) - 1
+    scale = ((high - low) / most).half()
+    zero = (-low / scale).round().clamp(1, most)
+    codes = (w / scale.float()[:, order] + zero[:, order]).round().clamp(0, most)
     return {
-        "qweight": _words(codes).T.contiguous(),
-        "qzeros": _words((zero - 1).T),
+        "qweight": _words(codes, bits).T.contiguous(),
+        "qzeros": _words((zero - 1).T, bits),
         "scales": scale.T.contiguous(),
         "g_idx": order.int(),
     }
@@ -132,7 +133,11 @@ def inputs_of(stem):
 
 
 # By format: the function that quantizes a matrix also gets this of the stem of its name.
-ORDERED = {"gptq": inputs_of, "gptq, each matrix in its own order": str}
+ORDERED = {
+    "gptq": inputs_of,
+    "gptq of 8 bits": inputs_of,
+    "gptq, each matrix in its own order": str,
+}
 # By format: the function that quantizes a matrix, and the checkpoint's quantization_config.
 FORMATS = {
     "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
@@ -141,6 +146,10 @@ FORMATS = {
         {"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]},
     ),
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "desc_act": True}),
+    "gptq of 8 bits": (
+        lambda w, of: gptq(w, of, 8),
+        {"quant_method": "gptq", "bits": 8, "desc_act": True},
+    ),
     "gptq, each matrix in its own order": (
         gptq,
         {"quant_method": "gptq", "bits": 4, "desc_act": True},
@@ -195,8 +204,8 @@ def quantized_copy(model: Path, name: str, to: Path) -> Path:
     return to
 
 
-def _words(codes: torch.Tensor) -> torch.Tensor:
-    """int32 words of eight codes of 4 bits along the last axis, lowest bits first."""
-    eights = codes.reshape(*codes.shape[:-1], -1, 8).to(torch.int64)
-    words = (eights << torch.arange(0, 32, 4)).sum(dim=-1).numpy()
+def _words(codes: torch.Tensor, bits: int = 4) -> torch.Tensor:
+    """int32 words of codes along the last axis, lowest bits first."""
+    each = codes.reshape(*codes.shape[:-1], -1, 32 // bits).to(torch.int64)
+    words = (each << torch.arange(0, 32, bits)).sum(dim=-1).numpy()
     return torch.from_numpy(words.astype(np.uint32).view(np.int32))
