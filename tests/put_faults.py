@@ -17,6 +17,7 @@ import argparse
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -757,6 +758,7 @@ def main() -> int:
     words = args.words
     faults = [f for f in FAULTS if not words or any(w in f.file + f.old for w in words)]
     if args.list:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends quietly when the reader does: `| head`
         for fault in faults:
             print(f"{fault.file}: {fault.old.strip()!r} -> {fault.new.strip()!r}: {fault.test}")
         return 0
