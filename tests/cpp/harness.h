@@ -55,6 +55,14 @@ inline bool& unsigned_bytes() {
   return on;
 }
 
+// Set by --few, for emulators, which take a hundred times as long: fewer combinations of shapes,
+// and smaller ones that take the same paths. All run natively.
+inline bool& few_shapes() {
+  static bool on = false;
+  return on;
+}
+inline int64_t fewer(int64_t all, int64_t few) { return few_shapes() ? few : all; }
+
 inline void fail(const char* file, int line, const std::string& what) {
   constexpr int kShown = 10;  // a wrong kernel can fail millions of checks
   if (++progress().failures > kShown) return;

@@ -1,10 +1,12 @@
 // Runs the kernel tests:
-//   kernel_tests [--isa LEVEL] [--filter SUBSTRING] [--threads N] [--unsigned] [--list] [--levels]
+//   kernel_tests [--isa LEVEL] [--filter SUBSTRING] [--part I/N] [--few] [--threads N] [--unsigned]
+//                [--list] [--levels]
 //
 // Without --isa, at every level this CPU can run. Exit 0 when every case passed, 1 when one failed
 // or none ran, 2 for a level that is not in this build or that this CPU cannot run. --list prints
 // the names of the cases, --levels those of the levels in this build. With --threads, each of N
-// threads runs all cases, and begins at another one.
+// threads runs all cases, and begins at another one. --part runs every Nth case from the Ith on (I
+// from 1), --few fewer combinations of shapes.
 #include <algorithm>
 #include <string_view>
 #include <thread>
@@ -50,21 +52,40 @@ void run_case(const harness::Case& c, const cpuserve::KernelTable& table, Totals
   (failures ? totals.failed : totals.passed)++;
 }
 
-// Runs the cases whose names contain `filter`, beginning with the one at `first`.
-Totals run_cases(const cpuserve::KernelTable& table, const std::string& filter, size_t first) {
+// Which cases run: of those whose names contain `filter`, every one whose number is `part` of
+// `parts`.
+struct Choice {
+  std::string filter;
+  size_t part = 0, parts = 1;
+
+  bool takes(size_t number) const {
+    const char* name = harness::cases()[number].name;
+    return number % parts == part && std::strstr(name, filter.c_str());
+  }
+};
+
+// Reads "I/N", counted from 1. Returns false if it is something else.
+bool read_part(const char* text, Choice& choice) {
+  char after = 0;
+  if (std::sscanf(text, "%zu/%zu%c", &choice.part, &choice.parts, &after) != 2) return false;
+  return choice.part-- >= 1 && choice.part < choice.parts;
+}
+
+// Runs the chosen cases, beginning with the one at `first`.
+Totals run_cases(const cpuserve::KernelTable& table, const Choice& choice, size_t first) {
   Totals totals;
   const std::vector<harness::Case>& cases = harness::cases();
   for (size_t i = 0; i < cases.size(); i++) {
-    const harness::Case& c = cases[(first + i) % cases.size()];
-    if (std::strstr(c.name, filter.c_str())) run_case(c, table, totals);
+    const size_t number = (first + i) % cases.size();
+    if (choice.takes(number)) run_case(cases[number], table, totals);
   }
   return totals;
 }
 
-Totals run_threads(const cpuserve::KernelTable& table, const std::string& filter, size_t threads) {
+Totals run_threads(const cpuserve::KernelTable& table, const Choice& choice, size_t threads) {
   std::vector<Totals> of_thread(threads);
   const auto run = [&](size_t thread) {
-    of_thread[thread] = run_cases(table, filter, harness::cases().size() * thread / threads);
+    of_thread[thread] = run_cases(table, choice, harness::cases().size() * thread / threads);
   };
   std::vector<std::thread> others;
   for (size_t t = 1; t < threads; t++) others.emplace_back(run, t);
@@ -117,7 +138,8 @@ KERNEL_TEST(level_above_the_cpu_is_refused) {
 }
 
 int main(int argc, char** argv) {
-  std::string isa, filter;
+  std::string isa;
+  Choice choice;
   size_t threads = 1;
   for (int i = 1; i < argc; i++) {
     const std::string_view option = argv[i];
@@ -131,16 +153,20 @@ int main(int argc, char** argv) {
     }
     if (option == "--unsigned") {
       harness::unsigned_bytes() = true;
+    } else if (option == "--few") {
+      harness::few_shapes() = true;
     } else if (i + 1 < argc && option == "--isa") {
       isa = argv[++i];
     } else if (i + 1 < argc && option == "--filter") {
-      filter = argv[++i];
+      choice.filter = argv[++i];
+    } else if (i + 1 < argc && option == "--part" && read_part(argv[i + 1], choice)) {
+      i++;
     } else if (i + 1 < argc && option == "--threads") {
       threads = std::max(1ul, std::strtoul(argv[++i], nullptr, 10));
     } else {
       std::fprintf(stderr,
-                   "usage: kernel_tests [--isa LEVEL] [--filter SUBSTRING] [--threads N] "
-                   "[--unsigned] [--list] [--levels]\n");
+                   "usage: kernel_tests [--isa LEVEL] [--filter SUBSTRING] [--part I/N] [--few] "
+                   "[--threads N] [--unsigned] [--list] [--levels]\n");
       return 2;
     }
   }
@@ -156,7 +182,7 @@ int main(int argc, char** argv) {
   Totals totals;
   for (const char* level : levels) {
     std::printf("level %s\n", level);
-    const Totals here = run_threads(*cpuserve::find_kernels(level), filter, threads);
+    const Totals here = run_threads(*cpuserve::find_kernels(level), choice, threads);
     totals.passed += here.passed;
     totals.failed += here.failed;
   }

@@ -82,6 +82,24 @@ std::vector<int32_t> descending(const std::vector<float>& x) {
   return ids;
 }
 
+// What depends on neither the filters nor the draw, because sorting takes emulators long: the
+// logits, those after steps 2 and 3, ids from the largest of these on, and probabilities relative
+// to its own.
+struct Ranked {
+  Ranked(const std::vector<float>& logits_, const SampleParams& p)
+      : logits(logits_), x(adjusted(logits_, p)), order(descending(x)) {
+    const double top = x[static_cast<size_t>(order[0])];
+    for (float l : x) {
+      mass.push_back(std::isinf(l) ? 0.0
+                                   : std::exp((static_cast<double>(l) - top) /
+                                              static_cast<double>(p.temperature)));
+    }
+  }
+  std::vector<float> logits, x;
+  std::vector<int32_t> order;
+  std::vector<double> mass;
+};
+
 // The ids that steps 4 to 6 may return if every comparison may be off by `slack` of the mass:
 // exactly one unless the draw or a filter is at an edge.
 struct Reference {
@@ -90,16 +108,8 @@ struct Reference {
   bool edge = false;  // the decision of a filter depends on less than `slack`
 };
 
-Reference filtered(const std::vector<float>& logits, const SampleParams& p, double slack) {
-  const std::vector<float> x = adjusted(logits, p);
-  const std::vector<int32_t> order = descending(x);
-  const double top = x[static_cast<size_t>(order[0])];
-  std::vector<double> mass;
-  for (float l : x) {
-    mass.push_back(std::isinf(l) ? 0.0
-                                 : std::exp((static_cast<double>(l) - top) /
-                                            static_cast<double>(p.temperature)));
-  }
+Reference filtered(const Ranked& ranked, const SampleParams& p, double slack) {
+  const auto& [logits, x, order, mass] = ranked;
   Reference r;
   size_t n = 0;
   while (n < order.size() && !std::isinf(x[static_cast<size_t>(order[n])])) n++;
@@ -168,22 +178,24 @@ std::vector<float> random_logits(size_t n, Shape shape, Rng& rng) {
 }
 
 // Draws that depend on the last bits of a sum are counted, not compared. There may only be a few.
-void check_draws(const KernelTable& k, const std::vector<float>& x, SampleParams p, int draws,
-                 Rng& rng, int* compared) {
+// `ranked` is of parameters that differ from p in their filters at most.
+void check_draws(const KernelTable& k, const Ranked& ranked, SampleParams p, int draws, Rng& rng,
+                 int* compared) {
   constexpr double kSlack = 2e-6;  // fp32 exponentials
+  const Reference r = filtered(ranked, p, kSlack);
   for (int i = 0; i < draws; i++) {
     p.seed = rng.bits();
     const int32_t position = static_cast<int32_t>(rng.below(100000));
-    const Reference r = filtered(x, p, kSlack);
     bool edge = r.edge;
     const int32_t want = pick(r, uniform(p.seed, static_cast<uint64_t>(position)), kSlack, &edge);
-    const Answer got = run(k, x, &p, position);
+    const Answer got = run(k, ranked.logits, &p, position);
     if (edge) continue;
     (*compared)++;
     if (got.token != want) {
       char text[200];
       std::snprintf(text, sizeof text, "vocab %zu T %g top_p %g min_p %g top_k %d: %d, expected %d",
-                    x.size(), p.temperature, p.top_p, p.min_p, p.top_k, got.token, want);
+                    ranked.logits.size(), p.temperature, p.top_p, p.min_p, p.top_k, got.token,
+                    want);
       harness::fail(__FILE__, __LINE__, text);
     }
   }
@@ -227,7 +239,7 @@ KERNEL_TEST(sample_draws_as_the_sorted_reference) {
         if (variant & 1) p.top_k = 1 + static_cast<int32_t>(rng.below(static_cast<int64_t>(n) + 3));
         if (variant & 2) p.top_p = 0.02f + 0.97f * std::fabs(rng.uniform());
         if (variant % 3 == 2) p.min_p = 0.3f * std::fabs(rng.uniform()) + 1e-4f;
-        check_draws(k, x, p, 3, rng, &compared);
+        check_draws(k, Ranked(x, p), p, 3, rng, &compared);
       }
     }
   }
@@ -238,13 +250,13 @@ KERNEL_TEST(sample_of_a_large_vocabulary_draws_as_the_sorted_reference) {
   Rng rng(3);
   int compared = 0;
   for (Shape shape : kShapes) {
-    const std::vector<float> x = random_logits(40000, shape, rng);
+    const Ranked ranked(random_logits(40000, shape, rng), plain());
     for (float top_p : {0.1f, 0.5f, 0.9f, 0.999f}) {
       for (int32_t top_k : {0, 1, 20, 5000}) {
         SampleParams p = plain();
         p.top_p = top_p;
         p.top_k = top_k;
-        check_draws(k, x, p, 1, rng, &compared);
+        check_draws(k, ranked, p, 1, rng, &compared);
       }
     }
   }
@@ -297,7 +309,7 @@ KERNEL_TEST(sample_applies_bias_masks_and_penalties_in_order) {
     p.num_banned = round & 4 ? 20 : 0;
     p.num_counts = round & 8 ? static_cast<int32_t>(counts.size()) : 0;
     p.top_k = round & 16 ? 250 : 0;  // more ids than the masks allow
-    check_draws(k, x, p, 3, rng, &compared);
+    check_draws(k, Ranked(x, p), p, 3, rng, &compared);
     p.temperature = 0;
     const std::vector<float> y = adjusted(x, p);
     CHECK(run(k, x, &p).token == std::max_element(y.begin(), y.end()) - y.begin());
@@ -427,7 +439,7 @@ KERNEL_TEST(sample_draws_follow_the_probabilities) {
   constexpr int kDraws = 20000;
   std::map<int32_t, int> seen;
   for (int32_t i = 0; i < kDraws; i++) seen[run(k, x, &p, i).token]++;
-  const Reference r = filtered(x, p, 0);
+  const Reference r = filtered(Ranked(x, p), p, 0);
   double chi2 = 0;
   for (size_t i = 0; i < 5; i++) {
     const double expected = kDraws * r.mass[i] / r.kept;
