@@ -147,8 +147,18 @@ class CompressedWeights(Int4Weights):
         return self._for_each_row(stem, floats(self.part(stem, "weight_scale")))
 
     def _for_each_row(self, stem: str, values: Float32) -> Float32:
-        """Values [n, groups] of a matrix that may have them once for all its rows."""
+        """Values [n, groups] of a matrix that may have them once for all its rows.
+
+        Raises:
+            ModelError: there are more or fewer of them.
+        """
         n, _, groups = self.layout(stem)
+        if values.size not in (groups, n * groups):
+            msg = (
+                f"{stem}weight has {values.size} scales or zero points for {n} rows in {groups} "
+                f"groups; {REMEDY}"
+            )
+            raise ModelError(msg)
         return np.broadcast_to(values.reshape(-1, groups), (n, groups))
 
     def zero(self, stem: str) -> Float32:

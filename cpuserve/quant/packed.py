@@ -131,14 +131,18 @@ class PackedWeights(ABC):
 
         values: returns it in fp32, of `shape`. why: what there are no kernels for.
         """
-        if why not in self._said:
-            self._said.add(why)
-            log.info("matrices with %s are converted to int8 in groups of 32 while loading", why)
+        self.say_converted(why)
 
         def build() -> Bytes:
             return np.ascontiguousarray(values(), np.float32).view(np.uint8)
 
         return rebuilt(name, shape, "f32", build, self.release(stem))
+
+    def say_converted(self, why: str) -> None:
+        """Log once what is packed in another format, for which there are no kernels."""
+        if why not in self._said:
+            self._said.add(why)
+            log.info("matrices with %s are converted to int8 in groups of 32 while loading", why)
 
     def part(self, stem: str, suffix: str) -> StoredTensor:
         """A stored tensor of the matrix; ModelError if it is missing."""
@@ -281,7 +285,7 @@ class Int4Weights(PackedWeights):
         """The matrix from its codes [n, k], kept if its groups are equal multiples of 32 inputs.
 
         order: the group of each input [k], None if groups are consecutive. Codes of 8 bits are kept
-        less their zero point, see `q8_rows`.
+        where they are int8 numbers without their zero point, see `q8_rows`.
 
         Raises:
             ModelError: the inputs are not in groups of one size, and no order is given.
@@ -292,6 +296,8 @@ class Int4Weights(PackedWeights):
             return self._four_bits(name, stem, columns)
         each = k // groups if groups and k % groups == 0 else 0
         if columns is not None or (order is None and each and each % SMALL == 0):
+            if (self.zero(stem) != SIGN).any():
+                self.say_converted("zero points of 8 bits")
 
             def rows() -> Bytes:
                 found = codes() if columns is None else codes()[:, columns]

@@ -368,6 +368,10 @@ def test_zero_points_of_int8_weights_are_int8():
     weights = opened("compressed-tensors", Store(q__weight=q, **parts), **compressed(8))
     with pytest.raises(ModelError, match="weight_zero_point has type F32; only I8"):
         weights.get("q.weight")
+    parts["q__weight_zero_point"] = np.ones((N, 2), np.int8)
+    weights = opened("compressed-tensors", Store(q__weight=q, **parts), **compressed(8))
+    with pytest.raises(ModelError, match=r"64 scales or zero points for 32 rows in 1 groups"):
+        weights.get("q.weight")
 
 
 # The shape of the scales of FP8 matrices, and how they repeat.
