@@ -45,7 +45,7 @@ from cpuserve.quant.compress import (
     quantization_config,
 )
 from cpuserve.quant.dense import dense_weights, dequantize
-from cpuserve.quant.parts import PartWeights
+from cpuserve.quant.parts import PartWeights, transposed
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -172,9 +172,17 @@ def quantize_checkpoint(
                 if isinstance(item, _Kept) and item.looks_linear
             ],
         )
+        if _transposed(program):
+            config["conv1d_transposed"] = True  # GPT-2: every matrix is [out, in] in the copy
         _write_json(folder / "config.json", config)
-        check_weights(program, open_checkpoint(folder).weights)
+        check_weights(_program_of(config), open_checkpoint(folder).weights)
     return written
+
+
+def _program_of(config: dict[str, Any]) -> Program:
+    from cpuserve.models import build_program, spec_from_config
+
+    return build_program(spec_from_config(config))
 
 
 def _check_place(out: Path) -> None:
@@ -234,11 +242,11 @@ def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) 
             "compressed-tensors has no form for; serve it with --quantization instead"
         )
         raise ModelError(msg)
-    parts = {need.name: parse(need.name) for need in program.weights}
-    if across := [name for name, part in parts.items() if part and part.columns]:
+    across = _transposed(program)
+    if across and scheme == "w8a8":
         msg = (
-            f"{source} stores matrices transposed ({across[0]}), which compressed-tensors has no "
-            "form for; serve it with --quantization instead"
+            f"{source} stores matrices transposed ({min(across)}), and a reader of W8A8, which has "
+            "no shape of its own, would transpose them again; use --scheme int8 or int4"
         )
         raise ModelError(msg)
     matrices = {need.name for need in needs if is_quantized(need.name)}
@@ -254,8 +262,15 @@ def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) 
                 # With the prefix of the file, which other readers expect, in place of ours.
                 module = tensor.name[:-same] + each[len(name) - same :].removesuffix(".weight")
                 stored = weights.get(each)
+                stored = transposed(stored) if each in across else stored
                 items.append(_Matrix(file, module, stored, form_of(each, stored.shape[1], scheme)))
     return items
+
+
+def _transposed(program: Program) -> set[str]:
+    """The matrices that the checkpoint of the program stores as [in, out]."""
+    parts = [part for need in program.weights if (part := parse(need.name))]
+    return {part.tensor for part in parts if part.columns}
 
 
 def _common_end(one: str, other: str) -> str:

@@ -1,6 +1,7 @@
 """What `cpuserve quantize` writes: its values, its files, and what it refuses."""
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -80,8 +81,16 @@ def modules(tensors):
     return [name.removesuffix(".weight_scale") for name in tensors if name.endswith("weight_scale")]
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "qwen3-moe", "qwen3.5-moe", "gpt-oss"])
-@pytest.mark.parametrize("scheme", SCHEMES)
+def with_gpt2(schemes, *families):
+    """Pairs of (scheme, family), with GPT-2, which W8A8 cannot hold."""
+    pairs = itertools.product(schemes, (*families, "gpt2"))
+    return [pair for pair in pairs if pair != ("w8a8", "gpt2")]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "family"),
+    with_gpt2(SCHEMES, "llama", "phi3", "qwen3-moe", "qwen3.5-moe", "gpt-oss"),
+)
 def test_our_reader_returns_the_values_that_were_written(scheme, family, tmp_path):
     out = written(source(family), tmp_path / "out", scheme)
     tensors, checkpoint = tensors_of(out), open_checkpoint(out)
@@ -107,6 +116,21 @@ def test_matrices_have_the_kinds_that_they_get_at_load(scheme, tmp_path):
         if "mixed" in scheme and name.endswith(("q_proj.weight", "k_proj.weight")):
             kind = at_load.kind(name.replace("q_p", "v_p").replace("k_p", "v_p"), "float32")
         assert weights.kind(name, "float32") == kind, name
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_transposed_matrices_are_written_as_linears_have_them(scheme, tmp_path):
+    model = source("gpt2")
+    dense, out = tensors_of(model), written(model, tmp_path / "out", scheme)
+    config = json.loads((out / "config.json").read_text())
+    assert config["conv1d_transposed"]
+    weights = open_checkpoint(out).weights
+    found = modules(tensors_of(out))
+    assert len(found) == 4 * config["n_layer"]
+    for module in found:
+        want, got = dense[f"{module}.weight"].T, dequantize(weights.get(f"{module}.weight"))
+        assert got.shape == want.shape
+        assert np.abs(got - want).max() < np.abs(want).max() / (4 if scheme == "int4" else 200)
 
 
 @pytest.mark.parametrize("scheme", AS_AT_LOAD)
@@ -137,8 +161,10 @@ def test_eight_bits_give_the_products_of_weights_quantized_at_load(isa, scheme, 
         assert np.array_equal(got, want)
 
 
-@pytest.mark.parametrize("family", ["llama3", "phi3", "qwen3-moe", "gpt-oss", "deepseek-v2"])
-@pytest.mark.parametrize("scheme", AS_AT_LOAD)
+@pytest.mark.parametrize(
+    ("scheme", "family"),
+    with_gpt2(AS_AT_LOAD, "llama3", "phi3", "qwen3-moe", "gpt-oss", "deepseek-v2"),
+)
 def test_a_copy_with_the_same_option_gives_the_logits_of_the_original(scheme, family, tmp_path):
     model = tiny_model(family)
     logits = []
@@ -226,7 +252,7 @@ def matching(targets, module):
     return [t for t in targets if t == module or (t[:3] == "re:" and re.match(t[3:], module))]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe", "gpt2"])
 @pytest.mark.parametrize("scheme", ["int4_mixed", "int4_mixed_fine"])
 def test_the_config_gives_each_module_the_form_that_it_has(scheme, family, tmp_path):
     out = written(source(family), tmp_path / "out", scheme)
@@ -401,7 +427,11 @@ def test_a_place_that_is_taken_is_one_line_and_exit_2(capsys, name, tmp_path):
         (lambda at: quantized_copy(tiny_model("llama"), "awq", at / "m"), [], "quant_method awq"),
         (gguf, [], "is a GGUF file, which has no config.json; give the original"),
         (lambda _: tiny_model("granite-moe"), [], "stores the matrices of all experts as one"),
-        (lambda _: tiny_model("gpt2"), [], "stores matrices transposed (transformer.h.0.attn"),
+        (
+            lambda _: tiny_model("gpt2"),
+            ["--scheme", "w8a8"],
+            "stores matrices transposed (transformer.h.0.attn",
+        ),
         (lambda at: at / "nowhere", [], "does not exist"),
     ],
     ids=["scheme", "quantized", "gguf", "stacks", "transposed", "missing"],
