@@ -21,8 +21,11 @@ def program_of(checkpoint):
     return build_program(spec_from_config(checkpoint.config))
 
 
-def native_logits(checkpoint, isa, sizes, bits=16):
-    """Logits of every token, which come in steps of `sizes`, and the lowered program."""
+def native_logits(checkpoint, isa, sizes, bits=16, ranks=()):
+    """Logits of every token, which come in steps of `sizes`, and the lowered program.
+
+    ranks: the number of threads of each; one rank of two threads by default.
+    """
     program = program_of(checkpoint)
     lowered = Lowering(
         program,
@@ -35,7 +38,7 @@ def native_logits(checkpoint, isa, sizes, bits=16):
         activation_bits=bits,
         order_of=lambda name: checkpoint.weights.get(name).column_order,
     ).run()
-    team, out = _C.Team(2), []
+    team, out = _C.Team(2, ranks=ranks), []
 
     def main():
         executor = _C.Executor(team, lowered.native, 8, "f32", 2)

@@ -9,7 +9,7 @@ from cpuserve.loader.load import open_checkpoint, packed_size
 from cpuserve.quant import dequantize
 from tests.helpers.checkpoint_logits import TOKENS, exact_logits, native_logits
 from tests.helpers.levels import LEVELS
-from tests.helpers.quantized import FORMATS, quantized_copy
+from tests.helpers.quantized import FORMATS, ORDERED, quantized_copy
 from tests.helpers.tiny import tiny_model
 
 # Parts of phi3's matrices are read, gate and up. Inputs are multiples of 64, the blocks of
@@ -50,6 +50,9 @@ def test_logits_are_those_of_the_weights_in_fp32(name, family, tmp_path, caplog)
     assert off.max() < 1e-2 if exact else off.mean() < 5e-3
     chunks, _ = native_logits(checkpoint, LEVELS[-1], [1, 40, 3, 26])
     assert np.array_equal(chunks, got)
+    if name in ORDERED:
+        by_ranks, _ = native_logits(checkpoint, LEVELS[-1], [len(TOKENS)], ranks=[1, 1])
+        assert np.array_equal(by_ranks, got)
     if family == "llama":  # all of whose matrices but the embedding are read in every step
         embedding = checkpoint.weights.get("model.embed_tokens.weight").nbytes
         wanted = lowered.read_bytes + embedding
