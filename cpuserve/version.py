@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
 
 def version() -> str:
     """Return the version that pip shows, or "0+source" for a checkout that is not installed."""
+    from importlib import metadata  # takes 20 ms, and most commands do not ask
+
     try:
         return metadata.version("cpuserve")
     except metadata.PackageNotFoundError:

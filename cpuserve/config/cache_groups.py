@@ -42,6 +42,8 @@ class CacheUse:
     def needs(self, num_tokens: int) -> int:
         """Return the most blocks, of all groups, that a sequence of `num_tokens` tokens holds."""
         full = self.blocks_for(num_tokens)
+        if not any(self.windows):
+            return len(self.windows) * full
         spans = (self.span(group) for group in range(len(self.windows)))
         return sum(full if span is None else min(full, span) for span in spans)
 

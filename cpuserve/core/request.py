@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.ngram import NgramIndex
 from cpuserve.core.pool import Pool
@@ -123,8 +125,7 @@ class Request:
         return "length" if num_output >= self.max_tokens else None
 
 
-@dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct):
     """What one step added to one request.
 
     rows: results for `tokens` if logprobs were requested. prompt_rows: results for the whole

@@ -1,16 +1,21 @@
-"""StepBatch: the work of one forward step, from scheduler to executor. Pure Python."""
+"""StepBatch: the work of one forward step, from scheduler to executor.
+
+What a step makes for each of its sequences is a msgspec.Struct, because C code creates it, in less
+than half the time of a dataclass.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from cpuserve.ids import BlockId, SlotId
 
 SAMPLE, HIDDEN = -1, -2  # targets of rows that are not scored
 
 
-@dataclass(slots=True)
-class LogitRow:
+class LogitRow(msgspec.Struct):
     """A token row whose result is wanted, and its work.
 
     index: position inside the sequence's `token_ids` of this step. target SAMPLE: sample with the
@@ -28,8 +33,7 @@ class LogitRow:
     masked: bool = False
 
 
-@dataclass(slots=True)
-class SeqChunk:
+class SeqChunk(msgspec.Struct):
     """The tokens of one sequence in this step: positions start .. start + len(token_ids) - 1.
 
     tables: the block table for each cache group. num_drafts: the last tokens that were guessed, and
@@ -40,7 +44,7 @@ class SeqChunk:
     token_ids: list[int]
     start: int
     tables: list[list[BlockId]]
-    rows: list[LogitRow] = field(default_factory=list)
+    rows: list[LogitRow] = []
     num_drafts: int = 0
     adapter: int = -1
 
@@ -57,8 +61,7 @@ class StepBatch:
         return sum(len(c.token_ids) for c in self.chunks)
 
 
-@dataclass(slots=True)
-class RowResult:
+class RowResult(msgspec.Struct):
     """The result of one LogitRow; results are in the order of the batch's rows.
 
     token -1: no token could be sampled, or the row before it did not give its draft.
@@ -67,10 +70,9 @@ class RowResult:
     token: int
     logprob: float = 0.0
     rank: int = 0
-    top: list[tuple[int, float]] = field(default_factory=list)
+    top: list[tuple[int, float]] = []
 
 
-@dataclass(slots=True)
 class VectorResult(RowResult):
     """The result of a HIDDEN row: its vector, which request.pool reads."""
 

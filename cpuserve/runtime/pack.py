@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
 
-from cpuserve.core.step import RowResult, StepBatch, StepResult, VectorResult
+from cpuserve.core.step import RowResult, SeqChunk, StepBatch, StepResult, VectorResult
+from cpuserve.ids import BlockId
 from cpuserve.runtime.executor import Int32, StepArrays, StepOutputs
 
 
@@ -16,48 +18,54 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
 
     masks: one by slot, for the rows that are masked; None if no row is.
 
-    One `array` is filled by loops in C; a numpy array per section would take longer at batch 1.
+    The sections are joined as one list, by loops in C, and converted once. A numpy array for each
+    would take longer at batch 1, and an `array` is slow to grow.
     """
     chunks = batch.chunks
     lengths = [len(c.token_ids) for c in chunks]
-    groups = len(chunks[0].tables) if chunks else 1
-    if groups == 1:
-        tables = [c.tables[0] for c in chunks]
-    else:  # the tables of windows may end earlier than others, but behind the step's tokens
-        ends = [min(map(len, c.tables)) for c in chunks]
-        each = range(groups)
-        tables = [c.tables[g][:n] for g in each for c, n in zip(chunks, ends, strict=True)]
-    sizes = [len(table) for table in tables[: len(chunks)]]
     starts = list(accumulate(lengths, initial=0))
-    rows = [(starts[i] + row.index, c.slot, row) for i, c in enumerate(chunks) for row in c.rows]
-    # A step of one token a sequence has no drafts; it should not pay for the search.
-    drafts = starts[-1] > len(chunks) and any(c.num_drafts for c in chunks)
+    ends = [c.start + n for c, n in zip(chunks, lengths, strict=True)]
+    groups = len(chunks[0].tables) if chunks else 1
+    tables = [c.tables[0] for c in chunks] if groups == 1 else _tables_of(chunks, groups)
+    table_starts = list(accumulate(map(len, tables[: len(chunks)]), initial=0))
+    rows = [row for c in chunks for row in c.rows]
+    slots = [c.slot for c in chunks for _ in c.rows]
+    # Sections that most steps do not have. Where each sequence has one token, none has drafts.
+    has_drafts = starts[-1] > len(chunks) and any(c.num_drafts for c in chunks)
+    drafts = [row.draft for row in rows] if has_drafts else []
     adapters = [c.adapter for c in chunks]
-    num_adapters = len(adapters) if max(adapters, default=-1) >= 0 else 0
-    num_drafts = len(rows) if drafts else 0
+    if max(adapters, default=-1) < 0:
+        adapters = []
     num_masks = 0 if masks is None else len(masks)
-    counts = (starts[-1], len(chunks), len(rows), sum(sizes))
-    words = array("i", (*counts, num_masks, num_adapters, groups - 1, num_drafts))
+    counts = (starts[-1], len(chunks), len(rows), table_starts[-1])
+    words = [*counts, num_masks, len(adapters), groups - 1, len(drafts)]
     for c in chunks:
-        words.extend(c.token_ids)
-    for c, n in zip(chunks, lengths, strict=True):
-        words.extend(range(c.start, c.start + n))
-    words.extend(starts)
-    words.extend([c.start + n for c, n in zip(chunks, lengths, strict=True)])
-    words.extend(accumulate(sizes, initial=0))
+        words += c.token_ids
+    for c, end in zip(chunks, ends, strict=True):
+        words += range(c.start, end)
+    words += starts
+    words += ends
+    words += table_starts
     for table in tables:
-        words.extend(table)
-    if num_adapters:
-        words.extend(adapters)
-    words.extend([token for token, _, _ in rows])
-    words.extend([slot for _, slot, _ in rows])
-    words.extend([row.target for _, _, row in rows])
-    words.extend([row.num_top for _, _, row in rows])
-    if drafts:
-        words.extend([row.draft for _, _, row in rows])
+        words += table
+    words += adapters
+    words += [start + r.index for start, c in zip(starts, chunks, strict=False) for r in c.rows]
+    words += slots
+    words += [row.target for row in rows]
+    words += [row.num_top for row in rows]
+    words += drafts
     if num_masks:
-        words.extend([slot if row.masked else -1 for _, slot, row in rows])
-    return StepArrays(np.frombuffer(words, np.int32), masks)
+        words += [slot if row.masked else -1 for slot, row in zip(slots, rows, strict=True)]
+    return StepArrays(np.frombuffer(array("i", words), np.int32), masks)
+
+
+def _tables_of(chunks: Sequence[SeqChunk], groups: int) -> list[list[BlockId]]:
+    """Return the tables of each group in turn, those of a sequence with the same length in all.
+
+    The tables of windows may end earlier than others, but behind the step's tokens.
+    """
+    ends = [min(map(len, c.tables)) for c in chunks]
+    return [c.tables[g][:end] for g in range(groups) for c, end in zip(chunks, ends, strict=True)]
 
 
 def unpack(outputs: StepOutputs, batch: StepBatch) -> StepResult:

@@ -88,8 +88,7 @@ def test_pool_prefers_free_blocks_and_evicts_the_one_unused_for_longest():
     evicted = []
     pool = BlockPool(4, evicted.append)
     pool.take(3)
-    pool.keep(0)
-    pool.keep(1)
+    pool.keep([0, 1])
     pool.release([1, 2, 0])
     assert (pool.num_free, pool.num_cached) == (4, 2)
     pool.check_invariants([])
@@ -462,8 +461,7 @@ def test_making_room_spares_the_prefix_that_is_about_to_be_used():
     evicted = []
     pool = BlockPool(6, evicted.append)
     taken = pool.take(6)
-    for block in taken:
-        pool.keep(block)
+    pool.keep(taken)
     pool.release([1, 0, 3, 2, 5, 4])
     steps = iter([True, True, False])
     assert not pool.vacate(4, [0, 1], lambda: next(steps))

@@ -1,12 +1,12 @@
 """Scheduler: the contents and order of a step, and which request is preempted."""
 
 import itertools
-from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from cpuserve.core.admission import Limits, check_request, output_limit
 from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk

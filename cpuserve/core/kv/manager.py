@@ -275,23 +275,32 @@ class KvManager:
         if chain.num_entries >= full:
             return
         self.index.name(chain, token_ids, full)
-        for index in range(chain.num_entries, full):
-            blocks = [FORGOTTEN if t[index] == self.gone else t[index] for t in tables]
-            if self.has_states and index not in chain.snapshots:
-                blocks[-1] = FORGOTTEN
-            if all(block == FORGOTTEN for block in blocks):
-                return
+        made: list[CachedBlock] = []
+        ours = zip(*(table[chain.num_entries : full] for table in tables), strict=True)
+        for blocks in map(list, ours):
+            if self.slides and not self._leave_out(blocks, chain):
+                break
             entry = self.index.insert(chain, blocks)
             if entry is None:
-                return
+                break
             if entry.blocks is blocks:
-                self._keep(entry)
-                chain.own.append(entry)
+                made.append(entry)
             elif not computed:
-                return
+                break
             else:
                 self._unite(tables, chain, entry)
             chain.advance(entry)
+        self._keep(made)
+        chain.own += made
+
+    def _leave_out(self, blocks: list[BlockId], chain: PrefixChain) -> bool:
+        """Forget those of the next `blocks` of `chain` that cannot be published; False: all."""
+        for group, block in enumerate(blocks):
+            if block == self.gone:
+                blocks[group] = FORGOTTEN
+        if self.has_states and chain.num_entries not in chain.snapshots:
+            blocks[-1] = FORGOTTEN
+        return any(block != FORGOTTEN for block in blocks)
 
     def publish_end(self, tables: Tables, chain: PrefixChain, computed: int) -> None:
         """Publish the state at the end of the last full block of a sequence that is about to end.
@@ -315,13 +324,16 @@ class KvManager:
     def _is_state(self, group: int) -> bool:
         return group == self.num_groups
 
-    def _keep(self, entry: CachedBlock) -> None:
-        """Keep the blocks of the new `entry` after their last use."""
-        for group, block in enumerate(entry.blocks):
-            if block != FORGOTTEN:
-                self._pool_of(block).keep(block)
-                if self.offload is not None:
-                    self.offload.added(entry, group)
+    def _keep(self, entries: Sequence[CachedBlock]) -> None:
+        """Keep the blocks of the new `entries` after their last use."""
+        for group, pool in enumerate(self._pools):
+            blocks = [entry.blocks[group] for entry in entries]
+            pool.keep([block for block in blocks if block != FORGOTTEN])
+        if self.offload is not None:
+            for entry in entries:
+                for group, block in enumerate(entry.blocks):
+                    if block != FORGOTTEN:
+                        self.offload.added(entry, group)
 
     def _unite(self, tables: Tables, chain: PrefixChain, entry: CachedBlock) -> None:
         """Use the blocks of `entry`, the next of `chain`, and give it those that it has lost."""
@@ -340,7 +352,7 @@ class KvManager:
     def _fill(self, entry: CachedBlock, group: int, block: BlockId) -> None:
         """Make `block` the block of `entry` in a group without one, unless another entry has it."""
         if self.index.fill(entry, group, block):
-            self._pools[group].keep(block)
+            self._pools[group].keep((block,))
             if self.offload is not None:
                 self.offload.filled(entry, group)
 
@@ -371,9 +383,7 @@ class KvManager:
         for each in (*reversed(self.index.continuations(entry)), entry):
             if self.offload is not None:
                 self.offload.removed(each)
-            blocks = each.held
-            self.index.forget(each)
-            for block in blocks:
+            for block in self.index.forget(each):
                 self._pool_of(block).drop(block)
         self._prune(parent)
 
@@ -402,14 +412,13 @@ class KvManager:
             return
         for child in list(entry.children):
             self._forget(child)
-        others = [other for other in entry.held if other != block]
         if self.offload is not None:
-            for each, held in enumerate(entry.blocks):
-                if held != FORGOTTEN:
+            for each, other in enumerate(entry.blocks):
+                if other != FORGOTTEN:
                     self.offload.evicted(entry, each)
-        self.index.forget(entry)
-        for other in others:
-            self._pool_of(other).drop(other)
+        for held in self.index.forget(entry):
+            if held != block:
+                self._pool_of(held).drop(held)
 
     def _continuations(self, block: BlockId) -> list[BlockId]:
         """Return the blocks that can only be used together with `block`, each after its parent.
@@ -419,7 +428,7 @@ class KvManager:
         """
         entry = self.index.entry(block)
         assert entry is not None, "a cached block has no name"
-        if self.windows[entry.blocks.index(block)]:
+        if not entry.children or self.windows[entry.blocks.index(block)]:
             return []
         return [held for child in self.index.continuations(entry) for held in child.held]
 
@@ -511,7 +520,7 @@ class KvManager:
             entry = self.index.insert(chain, blocks, old)
             if entry is None:
                 return False
-            self._keep(entry)
+            self._keep((entry,))
         else:
             for group, block in enumerate(blocks):
                 if block != FORGOTTEN:
@@ -535,7 +544,7 @@ class KvManager:
     def _missing(self, match: PrefixMatch, num_tokens: int) -> int:
         """Return how many blocks a sequence of `num_tokens` that adopts `match` takes."""
         have = len(match.entries)
-        return sum(max(0, end - have) for end in self._ends(match.num_tokens, num_tokens))
+        return sum([max(0, end - have) for end in self._ends(match.num_tokens, num_tokens)])
 
     def can_admit(self, match: PrefixMatch, num_tokens: int, *, spare: int = 0) -> bool:
         """Whether a sequence of `num_tokens` that adopts `match` leaves `spare` free blocks."""
@@ -602,7 +611,7 @@ class KvManager:
         end = self.blocks_for(num_tokens)
         for pool, table in zip(self._pools, tables, strict=True):
             if end < len(table):
-                pool.release(block for block in reversed(table[end:]) if block != self.gone)
+                pool.release(reversed(self._held(table[end:])))
                 del table[end:]
 
     def slide(self, tables: Tables, num_tokens: int) -> None:
@@ -633,7 +642,10 @@ class KvManager:
 
     def held(self, tables: Tables) -> list[BlockId]:
         """Return the blocks of `tables` that have not been freed by a sliding window."""
-        return [block for table in tables for block in table if block != self.gone]
+        return [block for table in tables for block in self._held(table)]
+
+    def _held(self, table: list[BlockId]) -> list[BlockId]:
+        return [block for block in table if block != self.gone] if self.slides else table
 
     def num_held(self, tables: Tables) -> int:
         """Return how many KV blocks `tables` hold, without slots of states."""
@@ -646,7 +658,7 @@ class KvManager:
         it.
         """
         for pool, table in zip(self._pools, tables, strict=True):
-            pool.release(block for block in reversed(table) if block != self.gone)
+            pool.release(reversed(self._held(table)))
             table.clear()
 
     def check_invariants(self, tables: Iterable[Tables]) -> None:

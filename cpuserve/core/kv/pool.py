@@ -83,10 +83,11 @@ class BlockPool:
             else:
                 self._free.append(block)
 
-    def keep(self, block: BlockId) -> None:
-        """Make `block`, which is in use, cached instead of free after its last release."""
-        assert self._references[block] > 0, f"block {block} is not in use"
-        self._kept[block] = 1
+    def keep(self, blocks: Iterable[BlockId]) -> None:
+        """Make `blocks`, which are in use, cached instead of free after their last release."""
+        for block in blocks:
+            assert self._references[block] > 0, f"block {block} is not in use"
+            self._kept[block] = 1
 
     def drop(self, block: BlockId) -> None:
         """Discard the content of `block`: it becomes free as soon as it has no references."""
@@ -115,8 +116,7 @@ class BlockPool:
         for block in self._continuations(next(iter(self._cached))):
             if block in self._cached:
                 self._cached.move_to_end(block, last=False)
-        block = next(iter(self._cached))
-        del self._cached[block]
+        block, _ = self._cached.popitem(last=False)
         self._kept[block] = 0
         if self._on_evict is not None:
             self._on_evict(block)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
+import msgspec
+
 from cpuserve.ids import BlockId
 
 BlockHash = NewType("BlockHash", bytes)
@@ -28,8 +30,7 @@ def sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-@dataclass(slots=True, eq=False)
-class CachedBlock:
+class CachedBlock(msgspec.Struct, eq=False):
     """An entry of the index: the tokens of a full block, their key, and the blocks that hold them.
 
     blocks: the block of each cache group, FORGOTTEN where it was freed. children: the entries for
@@ -41,7 +42,7 @@ class CachedBlock:
     content: bytes
     parent: CachedBlock | None
     salt: str
-    children: dict[CachedBlock, None] = field(default_factory=dict)
+    children: dict[CachedBlock, None] = {}
     forgotten: bool = False
 
     @property
@@ -164,11 +165,13 @@ class PrefixIndex:
         """Append the missing keys of the first `count` blocks of `token_ids` to `chain`."""
         size, keys = self._block_size, chain.keys
         parent: bytes = keys[-1] if keys else self._root(chain.salt)
-        for index in range(len(keys), count):
-            content = array("i", token_ids[index * size : (index + 1) * size]).tobytes()
-            parent = self._digest(parent + content)
+        begin = len(keys)
+        content = array("i", token_ids[begin * size : count * size]).tobytes()
+        for at in range(0, len(content), 4 * size):
+            block = content[at : at + 4 * size]
+            parent = self._digest(parent + block)
             keys.append(BlockHash(parent))
-            chain.contents.append(content)
+            chain.contents.append(block)
 
     def _root(self, salt: str) -> bytes:
         return self._digest(self._seed + salt.encode("utf-8", "surrogatepass"))
@@ -198,7 +201,7 @@ class PrefixIndex:
         """Whether `insert` would create an entry for `blocks`."""
         return not (
             _forgotten(chain.last)
-            or any(block in self._by_block for block in blocks)
+            or not self._by_block.keys().isdisjoint(blocks)
             or chain.keys[chain.num_entries] in self._by_key
         )
 
@@ -217,14 +220,16 @@ class PrefixIndex:
         key = chain.keys[index]
         if key in self._by_key:
             return self.find(chain, index, parent)
-        if any(block in self._by_block for block in blocks):
+        if not self._by_block.keys().isdisjoint(blocks):
             return None
         entry = old or CachedBlock([], key, chain.contents[index], parent, chain.salt)
         entry.blocks, entry.parent, entry.forgotten = blocks, parent, False
         if parent is not None:
             parent.children[entry] = None
         self._by_key[key] = entry
-        self._by_block.update((block, entry) for block in blocks if block != FORGOTTEN)
+        for block in blocks:
+            if block != FORGOTTEN:
+                self._by_block[block] = entry
         return entry
 
     def fill(self, entry: CachedBlock, group: int, block: BlockId) -> bool:
@@ -251,16 +256,18 @@ class PrefixIndex:
             found += child.children
         return found
 
-    def forget(self, entry: CachedBlock) -> None:
-        """Remove `entry` from the index; its children have been removed before."""
+    def forget(self, entry: CachedBlock) -> list[BlockId]:
+        """Remove `entry` from the index; return its blocks. Its children have been removed."""
         assert not entry.children, "an entry is removed before its children"
-        for block in entry.held:
+        held = entry.held
+        for block in held:
             del self._by_block[block]
         del self._by_key[entry.key]
         if entry.parent is not None:
             del entry.parent.children[entry]
         entry.blocks = [FORGOTTEN] * len(entry.blocks)
         entry.forgotten = True
+        return held
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless both maps and the parent links agree."""
