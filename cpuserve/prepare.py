@@ -323,7 +323,7 @@ def _read(path: Path) -> tuple[dict[str, Any], int, str | None]:
         return config, packed_size(path, config), _directory_quantization(config)
     from cpuserve.loader.gguf_model import gguf_config
     from cpuserve.loader.gguf_parts import open_gguf
-    from cpuserve.quant.gguf import packed_bytes
+    from cpuserve.quant.gguf_sizes import packed_bytes
 
     file = open_gguf(path)
     size = sum(packed_bytes(tensor.dtype, tensor.size) for tensor in file.tensors.values())

@@ -67,7 +67,8 @@ def formats() -> list[list[str]]:
 def types() -> list[list[str]]:
     """A row for each GGUF type: its name, the weight kind, and what its rows are multiplied by."""
     from cpuserve.program.row_formats import ACT_FORMAT
-    from cpuserve.quant.gguf import CONVERTED, DECODED, DECODED_KIND, QUANTIZED
+    from cpuserve.quant.gguf import CONVERTED, DECODED_KIND, QUANTIZED
+    from cpuserve.quant.gguf_sizes import DECODED
     from cpuserve.quant.stored import QUANTIZED_KINDS
 
     rows = [["GGUF type", "weight kind", "activations"]]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpuserve.errors import ModelError
@@ -400,6 +399,8 @@ def _gemma3n(keys: Keys) -> dict[str, Any]:
     if low is not None:
         settings["laurel_rank"] = low.shape[0]
     if cutoffs is not None:  # -inf: no cutoff
+        from statistics import NormalDist
+
         shares = [NormalDist().cdf(cutoff) for cutoff in cutoffs]
         settings["activation_sparsity_pattern"] = shares
     return settings

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from cpuserve.quant import dense
 from cpuserve.quant.base import BuiltTensor, QuantTensor, SourceType, WeightKind, Weights
 from cpuserve.quant.codes import Codes
+from cpuserve.quant.gguf_sizes import DECODED, PACKED_BYTES
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.stored import BY_HEADS, StoredWeights, TensorStore
 
@@ -46,34 +47,12 @@ QUANTIZED: dict[str, SourceType] = {
 }
 # Types that are rewritten while loading as blocks of a type with kernels and the same values.
 CONVERTED = {"TQ1_0": "Q2_K", "TQ2_0": "Q2_K"}
-# Types whose codes stand for vectors of 4 or 8 values from a table: bytes of 256 weights. They are
-# decoded to fp32 while loading, and packed as int8 in groups of 32.
-DECODED = {
-    "IQ1_S": 50,
-    "IQ1_M": 56,
-    "IQ2_XXS": 66,
-    "IQ2_XS": 74,
-    "IQ2_S": 82,
-    "IQ3_XXS": 98,
-    "IQ3_S": 110,
-}
 DECODED_KIND: WeightKind = "w8_g32"
 SOURCES: dict[str, SourceType] = {
     **dense.SOURCES,
     **QUANTIZED,
     **{dtype: QUANTIZED[to] for dtype, to in CONVERTED.items()},
     **dict.fromkeys(DECODED, "f32"),
-}
-# Bytes of a block in the file and in memory, where its small scales of 4 or 6 bits take whole
-# bytes, or where it is converted.
-PACKED_BYTES = {
-    "Q3_K": (110, 114),
-    "Q4_K": (144, 148),
-    "Q5_K": (176, 180),
-    "IQ4_XS": (136, 138),
-    "TQ1_0": (54, 84),
-    "TQ2_0": (66, 84),
-    **{dtype: (size, 256 // 32 * 34) for dtype, size in DECODED.items()},
 }
 # Rows that a thread decodes at a time: enough to call numpy seldom, few enough for its caches.
 DECODED_ROWS = 64
@@ -165,12 +144,6 @@ def decoded(stored: QuantTensor, dtype: str) -> BuiltTensor:
 
     nbytes = 4 * math.prod(stored.shape)
     return BuiltTensor(stored.name, stored.shape, "f32", nbytes, build, stored.release)
-
-
-def packed_bytes(dtype: str, nbytes: int) -> int:
-    """Bytes that `nbytes` of a file's type take in memory."""
-    stored, packed = PACKED_BYTES.get(dtype, (1, 1))
-    return nbytes // stored * packed
 
 
 def read_codes(tensor: QuantTensor) -> Codes:

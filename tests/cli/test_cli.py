@@ -19,6 +19,7 @@ from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.builtin import DEFAULT
 from tests.helpers.children import child_options
 from tests.helpers.gguf_file import gguf, tiny_tensors, tiny_values
+from tests.helpers.tiny import tiny_model
 
 COMMANDS = (
     "serve",
@@ -358,6 +359,21 @@ def test_importing_the_command_line_or_the_server_loads_nothing_heavy(module):
     command = [sys.executable, "-c", code]
     out = subprocess.run(command, **child_options(), capture_output=True, text=True, check=True)
     assert json.loads(out.stdout) == []
+
+
+@pytest.mark.parametrize("form", ["gguf", "safetensors"])
+def test_reading_what_a_model_is_loads_no_numpy(form, tmp_path):
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(gguf(tiny_values(), tiny_tensors(np.random.default_rng(0))))
+    path = path if form == "gguf" else tiny_model("llama")
+    code = (
+        "import sys, pathlib; from cpuserve.config.engine import EngineOptions as Options; from "
+        "cpuserve.prepare import model_facts; print(model_facts(Options(), pathlib.Path("
+        f"{str(path)!r}))[0].width, 'numpy' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    out = subprocess.run(command, **child_options(), capture_output=True, text=True, check=True)
+    assert out.stdout == "64 False\n"
 
 
 def test_help_into_a_closed_pipe_is_quiet():

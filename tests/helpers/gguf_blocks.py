@@ -5,7 +5,8 @@ from __future__ import annotations
 import gguf
 import numpy as np
 
-from cpuserve.quant.gguf import BLOCKS, CONVERTED, DECODED, QUANTIZED
+from cpuserve.quant.gguf import BLOCKS, CONVERTED, QUANTIZED
+from cpuserve.quant.gguf_sizes import DECODED
 
 # Where a block has its fp16 factors, if not one at its beginning; the second is of the minima.
 HALVES = {

@@ -13,7 +13,8 @@ from cpuserve.loader.load import open_checkpoint
 from cpuserve.program.interpret import multiply_grouped
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import QuantTensor
-from cpuserve.quant.gguf import CONVERTED, DECODED, QUANTIZED, packed_bytes
+from cpuserve.quant.gguf import CONVERTED, QUANTIZED
+from cpuserve.quant.gguf_sizes import DECODED, packed_bytes
 from cpuserve.quant.stored import QUANTIZED_KINDS
 from cpuserve.runtime.torch_executor import quant_matrix
 from tests.helpers import gguf_file

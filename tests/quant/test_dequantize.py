@@ -8,7 +8,8 @@ from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.gguf import TENSOR_TYPES
 from cpuserve.quant import FORMATS, dequantize, open_weights, weight_format
 from cpuserve.quant.base import QuantTensor
-from cpuserve.quant.gguf import BLOCKS, CONVERTED, DECODED, QUANTIZED, SOURCES, packed_bytes
+from cpuserve.quant.gguf import BLOCKS, CONVERTED, QUANTIZED, SOURCES
+from cpuserve.quant.gguf_sizes import DECODED, packed_bytes
 from cpuserve.quant.stored import StoredTensor, StoredWeights
 from tests.helpers.gguf_blocks import HALVES, random_vectors
 

@@ -164,14 +164,16 @@ class PrefixIndex:
     def name(self, chain: PrefixChain, token_ids: Sequence[int], count: int) -> None:
         """Append the missing keys of the first `count` blocks of `token_ids` to `chain`."""
         size, keys = self._block_size, chain.keys
-        parent: bytes = keys[-1] if keys else self._root(chain.salt)
         begin = len(keys)
-        content = array("i", token_ids[begin * size : count * size]).tobytes()
-        for at in range(0, len(content), 4 * size):
-            block = content[at : at + 4 * size]
-            parent = self._digest(parent + block)
+        if begin >= count:
+            return
+        tokens = array("i", token_ids[begin * size : count * size])
+        parent: bytes = keys[-1] if keys else self._root(chain.salt)
+        for at in range(0, len(tokens), size):
+            content = tokens[at : at + size].tobytes()
+            parent = self._digest(parent + content)
             keys.append(BlockHash(parent))
-            chain.contents.append(block)
+            chain.contents.append(content)
 
     def _root(self, salt: str) -> bytes:
         return self._digest(self._seed + salt.encode("utf-8", "surrogatepass"))

@@ -1,0 +1,32 @@
+"""The bytes that GGUF types take in memory. The front end needs these alone, and not numpy."""
+
+from __future__ import annotations
+
+# Types whose codes stand for vectors of 4 or 8 values from a table: bytes of 256 weights. They are
+# decoded to fp32 while loading, and packed as int8 in groups of 32.
+DECODED = {
+    "IQ1_S": 50,
+    "IQ1_M": 56,
+    "IQ2_XXS": 66,
+    "IQ2_XS": 74,
+    "IQ2_S": 82,
+    "IQ3_XXS": 98,
+    "IQ3_S": 110,
+}
+# Bytes of a block in the file and in memory, where its small scales of 4 or 6 bits take whole
+# bytes, or where it is converted.
+PACKED_BYTES = {
+    "Q3_K": (110, 114),
+    "Q4_K": (144, 148),
+    "Q5_K": (176, 180),
+    "IQ4_XS": (136, 138),
+    "TQ1_0": (54, 84),
+    "TQ2_0": (66, 84),
+    **{dtype: (size, 256 // 32 * 34) for dtype, size in DECODED.items()},
+}
+
+
+def packed_bytes(dtype: str, nbytes: int) -> int:
+    """Bytes that `nbytes` of a file's type take in memory."""
+    stored, packed = PACKED_BYTES.get(dtype, (1, 1))
+    return nbytes // stored * packed
