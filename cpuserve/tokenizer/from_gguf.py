@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,8 @@ _SPECIAL = {
 
 def gguf_parts(path: Path) -> Parts:
     """The tokenizer in a GGUF file; ModelError for an unknown kind and for broken metadata."""
+    # First: what stays for good would otherwise keep the memory around it, of the vocabulary.
+    import_module("tokenizers")
     file = GgufFile(path)
     model, kind = _kind(file)
     vocab = _vocabulary(file, kind)
