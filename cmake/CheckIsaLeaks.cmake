@@ -17,8 +17,6 @@ foreach(object IN LISTS OBJECTS)
       set(name "${CMAKE_MATCH_2}")
       if(type STREQUAL "T" AND name STREQUAL SYMBOL)
         set(found TRUE)
-      elseif(name MATCHES "^DW.ref|^_?(asan|odr_asan|ubsan|tsan)|^__(asan|odr_asan|ubsan|tsan)")
-        # the sanitizers' own bookkeeping, only in a sanitized build
       else()
         list(APPEND leaks "${type} ${name}")
       endif()
