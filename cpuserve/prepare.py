@@ -188,12 +188,14 @@ def find(options: EngineOptions, progress: Progress | None = None) -> Path:
 def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFacts]:
     """Read the model's dimensions and other facts from config.json or GGUF metadata."""
     from cpuserve.loader.generation import recommended
+    from cpuserve.loader.gguf_parts import open_gguf
     from cpuserve.models import build_program
     from cpuserve.models.generic import read_spec
 
-    config, weight_bytes, quantization = _read(path)
+    file = None if path.is_dir() else open_gguf(path)
+    config, weight_bytes, quantization = _read(path, file)
     spec, has_program = read_spec(config)
-    pooling, why = _pooling(options, path, config, encoder=spec.encoder)
+    pooling, why = _pooling(options, path, file, config, encoder=spec.encoder)
     spec = replace(spec, pooled=pooling != "none")
     program = build_program(spec) if has_program else None
     if program is not None and not program.cache:
@@ -290,7 +292,12 @@ def _adapter_weights(program: Program) -> int:
 
 
 def _pooling(
-    options: EngineOptions, path: Path, config: Mapping[str, Any], *, encoder: bool
+    options: EngineOptions,
+    path: Path,
+    file: GgufFile | None,
+    config: Mapping[str, Any],
+    *,
+    encoder: bool,
 ) -> tuple[str, str]:
     """Return (how the model makes embeddings, or "none"; why)."""
     from cpuserve.loader.pooling import can_judge, checkpoint_pooling, ranker
@@ -306,7 +313,7 @@ def _pooling(
         return options.pooling, "requested"
     if (named := ranker(config)) is not None:
         return "rank", f"{named} of one label is a reranker"
-    pooling, why = checkpoint_pooling(path)
+    pooling, why = checkpoint_pooling(path, file)
     if pooling == "none" and encoder:
         return "mean", "the default of sentence-transformers"
     if pooling == "none" and has_no_head(architecture_of(config)):
@@ -314,18 +321,16 @@ def _pooling(
     return pooling, why
 
 
-def _read(path: Path) -> tuple[dict[str, Any], int, str | None]:
+def _read(path: Path, file: GgufFile | None) -> tuple[dict[str, Any], int, str | None]:
     """Return (config, bytes of packed tensors, quantization) of a directory or a GGUF file."""
-    if path.is_dir():
+    if file is None:
         from cpuserve.loader.load import packed_size, read_config
 
         config = read_config(path)
         return config, packed_size(path, config), _directory_quantization(config)
     from cpuserve.loader.gguf_model import gguf_config
-    from cpuserve.loader.gguf_parts import open_gguf
     from cpuserve.quant.gguf_sizes import packed_bytes
 
-    file = open_gguf(path)
     size = sum(packed_bytes(tensor.dtype, tensor.size) for tensor in file.tensors.values())
     return gguf_config(file), size, _gguf_quantization(file)
 
