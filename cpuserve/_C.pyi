@@ -40,7 +40,8 @@ def resolve_table(isa: str) -> dict[str, str]:
 def row_bytes(format: str, width: int) -> int:
     """Bytes from one activation row to the next.
 
-    Formats "f32", "bf16", "q8g32", "q8g32x2", "q8g128", "q8row".
+    Formats "f32", "bf16", "q8g32", "q8g32x2", "q8g128", "q8row",
+    "q8g256", "q8g256x2".
     """
 
 def allocations() -> int:

@@ -33,6 +33,7 @@ ROWS = {
     "f32": "fp32",
     "q8g32": "int8, a scale for 32",
     "q8g128": "int8, a scale for 128",
+    "q8g256": "int8, a scale for 256",
     "q8row": "int8, a scale for a row",
 }
 

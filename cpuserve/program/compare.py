@@ -27,7 +27,7 @@ from cpuserve.program.ops import (
     ValueId,
 )
 from cpuserve.program.program import Program
-from cpuserve.program.row_formats import ACT_FORMAT, FLOAT_ROWS, WHOLE_ROW
+from cpuserve.program.row_formats import ACT_FORMAT, FLOAT_ROWS, TWO_TERMS, WHOLE_ROW
 from cpuserve.program.view import HasWords
 
 if TYPE_CHECKING:
@@ -180,10 +180,10 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
         bound += np.float32(STEP["bf16"]) * size
     elif stored.startswith("q8"):
         width = size.shape[1]
-        group = {"q8g32": 32, "q8g128": 128, "q8row": width}[stored]
+        group = {"q8g32": 32, "q8g128": 128, "q8g256": 256, "q8row": width}[stored]
         padded = np.pad(size, ((0, 0), (0, -width % group)))
         # Rounding errs by half a step, amax / 254; the second term reduces it by as much again.
-        two_terms = interpreter.activation_bits == 16 and stored == "q8g32"
+        two_terms = interpreter.activation_bits == 16 and stored in TWO_TERMS
         per_half_step = 250 * (125 if two_terms else 1)
         steps = padded.reshape(len(padded), -1, group).max(axis=2) / per_half_step
         bound += np.repeat(steps, group, axis=1)[:, :width]

@@ -66,6 +66,7 @@ BLOCK = 32  # tokens of a KV block, kBlock
 CHUNK = 256  # keys of an attention chunk, kChunk
 GROUP = 32  # weights that share a scale in GGUF's formats
 GROUP128 = 128  # inputs that share a scale in rows of format q8g128
+GROUP256 = 256  # the same in rows of format q8g256
 QUERIES_AT_ONCE = 128  # per sequence; limits the memory of scores [queries, heads, keys]
 ROWS_AT_ONCE = 4096  # rows of a 16-bit matrix converted to fp32 at a time; limits memory
 # Storage dtype of each KV type. torch cannot index fp8 tensors, so fp8 is stored as bytes.
@@ -624,9 +625,10 @@ class Interpreter:
             x = x[:, weight.order]
         if kind.startswith("w8_channel"):
             return multiply_channel(x, weight, GROUP128 if kind.endswith("g128") else 0)
-        if self.activation_bits == 16 and weight.group <= GROUP:
-            return multiply_q8g32x2(x, weight)
-        return multiply_grouped(x, weight)
+        group = GROUP256 if ACT_FORMAT[kind] == "q8g256" else weight.group
+        if self.activation_bits == 16 and group != GROUP128:
+            return multiply_two_terms(x, weight, group)
+        return multiply_grouped(x, weight, group)
 
     def _matrix(self, name: str) -> Matrix:
         weight = self._tensors[name]
@@ -801,14 +803,14 @@ def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     return q, amax / 127.0, q.sum(dim=2)
 
 
-def multiply_grouped(x: Tensor, weight: QuantMatrix) -> Tensor:
+def multiply_grouped(x: Tensor, weight: QuantMatrix, group: int) -> Tensor:
     """The quantized product of table.h for kinds with groups, summed in ascending order of groups.
 
-    Inputs have a scale per group of weights, or per 32 where those are smaller. Sums of int8 x code
-    products stay below 2^24, so they are exact in fp32. A fused multiply-add is emulated as an fp64
-    product and sum, rounded once to fp32.
+    Inputs have a scale per `group`. Sums of int8 x code products stay below 2^24, so they are exact
+    in fp32. A fused multiply-add is emulated as an fp64 product and sum, rounded once to fp32.
+    Kernels sum the groups of a block of 256 in integers, which is one rounding instead of 8 or 16.
     """
-    q, x_scale, _ = quantize_rows(x, max(weight.group, GROUP))
+    q, x_scale, _ = quantize_rows(x, group)
     parts = q.shape[2] // weight.group
     q = q.reshape(len(x), -1, weight.group)
     x_scale, x_sum = x_scale.repeat_interleave(parts, dim=1), q.sum(dim=2)
@@ -842,11 +844,11 @@ def centered(weight: QuantMatrix, group: int) -> Tensor:
     return F.pad(codes, (0, -codes.shape[1] % group)).reshape(len(codes), -1, group)
 
 
-def multiply_q8g32x2(x: Tensor, weight: QuantMatrix) -> Tensor:
+def multiply_two_terms(x: Tensor, weight: QuantMatrix, group: int) -> Tensor:
     """The product of x in two terms: quantized x, plus the quantized error of the first term."""
-    q, scale, _ = quantize_rows(x, GROUP)
+    q, scale, _ = quantize_rows(x, group)
     kept = (q * scale[..., None]).reshape(len(x), -1)[:, : x.shape[1]]
-    return multiply_grouped(x, weight) + multiply_grouped(x - kept, weight)
+    return multiply_grouped(x, weight, group) + multiply_grouped(x - kept, weight, group)
 
 
 def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:

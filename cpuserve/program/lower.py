@@ -59,7 +59,7 @@ from cpuserve.program.ops import (
     ValueId,
 )
 from cpuserve.program.program import Program, group_of
-from cpuserve.program.row_formats import ACT_FORMAT, REORDERED, WHOLE_ROW
+from cpuserve.program.row_formats import ACT_FORMAT, REORDERED, TWO_TERMS, WHOLE_ROW
 from cpuserve.program.tables import alibi_slopes, rope_tables
 
 Float32 = npt.NDArray[np.float32]
@@ -71,8 +71,6 @@ log = logging.getLogger(__name__)
 # Places in a list of orders; None for columns that are in order.
 Orders = tuple[int | None, ...]
 CONVERTED = "w8_g32"  # the kind of matrices that are dequantized first
-# With activation_bits 16, two int8 terms stand for one value, which gives about 15 bits.
-TWO_TERMS = {"q8g32": "q8g32x2"}
 KV_ROW_FORMAT = {
     "bf16": "bf16",
     "f16": "f32",

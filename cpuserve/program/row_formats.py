@@ -14,15 +14,15 @@ ACT_FORMAT = {
     "w4m_g128": "q8g128",
     "w8_channel": "q8row",
     "w8_channel_g128": "q8g128",
-    "q4_k": "q8g32",
-    "q5_k": "q8g32",
-    "q6_k": "q8g32",
-    "q2_k": "q8g32",
-    "q3_k": "q8g32",
+    "q4_k": "q8g256",
+    "q5_k": "q8g256",
+    "q6_k": "q8g256",
+    "q2_k": "q8g256",
+    "q3_k": "q8g256",
     "q5_0": "q8g32",
     "q5_1": "q8g32",
     "iq4_nl": "q8g32",
-    "iq4_xs": "q8g32",
+    "iq4_xs": "q8g256",
     "mxfp4": "q8g32",
     "e4m3_g128": "bf16",
     "nf4_g64": "bf16",
@@ -31,8 +31,10 @@ ACT_FORMAT = {
 }
 # The kinds of formats whose matrices may have their columns in another order (activation order).
 REORDERED = ("w8_g32", "w4_g32", "w4m_g32", "w4m_g128")
+# With activation_bits 16, two int8 terms stand for one value, which gives about 15 bits.
+TWO_TERMS = {"q8g32": "q8g32x2", "q8g256": "q8g256x2"}
 # Their scale covers more columns than a tile or a head. Linears and attention write parts of rows,
 # so only other ops can write these formats.
-WHOLE_ROW = ("q8g128", "q8row")
+WHOLE_ROW = ("q8g128", "q8row", "q8g256", "q8g256x2")
 # The kinds whose linears read rows of fp32.
 FLOAT_ROWS = tuple(kind for kind, rows in ACT_FORMAT.items() if rows == "f32")

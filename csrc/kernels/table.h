@@ -24,12 +24,13 @@ namespace cpuserve {
 //          int32 sum(q). scale = amax / 127, q = rne(x * (127 / amax)), amax == 0 -> scale 0, q 0.
 //          width_padded = width rounded up to 32; padding holds zeros.
 //   q8g128 the same in groups of 128; width_padded = width rounded up to 128.
+//   q8g256 the same in groups of 256, whose sums are { int16 sum(q of 16)[16], sum(q of 32)[8] }.
 //   q8row  the same with one group, the whole row. Ops that write a row piece by piece (a linear's
-//          epilogue, attention) cannot write q8g128 and q8row; convert writes them.
-//   q8g32x2  two q8g32 rows one after another (each half the row stride), called terms: the value,
-//          and the rest that quantizing it lost; together about 15 bits. A linear runs on both
-//          terms as on two rows and adds the two results.
-enum class ActFormat : int32_t { f32 = 0, bf16 = 1, q8g32 = 2, q8g32x2 = 3, q8g128 = 4, q8row = 5 };
+//          epilogue, attention) cannot write q8g128, q8g256 and q8row; convert writes them.
+//   q8g32x2 q8g256x2   two rows of q8g32 or q8g256 one after another (each half the row stride),
+//          called terms: the value, and the rest that quantizing it lost; together about 15 bits. A
+//          linear runs on both terms as on two rows and adds the two results.
+enum class ActFormat : int32_t { f32, bf16, q8g32, q8g32x2, q8g128, q8row, q8g256, q8g256x2 };
 
 constexpr int kPanel = 16;       // output columns of one packed panel, at every ISA level
 constexpr int kStripPanels = 4;  // panels of one strip: 64 columns, the widest register tile
@@ -42,10 +43,22 @@ inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; 
 // Number of columns that a row of `width` is stored with, and how many of them share a scale in the
 // q8 formats.
 inline int64_t padded_width(ActFormat f, int64_t width) {
-  return round_up(width, f == ActFormat::q8g128 ? 128 : 32);
+  const bool blocks = f == ActFormat::q8g256 || f == ActFormat::q8g256x2;
+  return round_up(width, blocks ? 256 : f == ActFormat::q8g128 ? 128 : 32);
 }
 inline int64_t scale_group(ActFormat f, int64_t width) {
-  return f == ActFormat::q8row ? padded_width(f, width) : f == ActFormat::q8g128 ? 128 : 32;
+  if (f == ActFormat::q8row) return padded_width(f, width);
+  return f == ActFormat::q8g256 || f == ActFormat::q8g256x2 ? 256
+         : f == ActFormat::q8g128                           ? 128
+                                                            : 32;
+}
+constexpr int64_t kBlockSums = 48;  // bytes of the sums of a group of 256
+// Whether a row of activations has two terms, and the format of each of them.
+inline bool two_terms(ActFormat f) { return f == ActFormat::q8g32x2 || f == ActFormat::q8g256x2; }
+inline ActFormat term_format(ActFormat f) {
+  return f == ActFormat::q8g32x2    ? ActFormat::q8g32
+         : f == ActFormat::q8g256x2 ? ActFormat::q8g256
+                                    : f;
 }
 
 // Bytes from one row to the next: a multiple of 64 and never a multiple of 4096, so that rows of a
@@ -64,8 +77,12 @@ inline size_t row_bytes(ActFormat f, int64_t width) {
     case ActFormat::q8row:
       bytes = p + p / scale_group(f, width) * 8;
       break;
+    case ActFormat::q8g256:
+      bytes = p + p / 256 * (4 + kBlockSums);
+      break;
     case ActFormat::q8g32x2:
-      return 2 * row_bytes(ActFormat::q8g32, width);
+    case ActFormat::q8g256x2:
+      return 2 * row_bytes(term_format(f), width);
   }
   bytes = round_up(bytes, 64);
   return static_cast<size_t>(bytes % 4096 == 0 ? bytes + 64 : bytes);
@@ -91,7 +108,7 @@ struct Rows {
 //   w4m_g128    [n/16][k/128] of { fp16 scale[16]; fp16 min[16]; u8 q[16][16][4] }   act q8g128
 //   w8_channel  [n/16] of { u8 q[k/4][16][4]; fp32 scale[16] }     act q8row; w = s * (q - 128)
 //   w8_channel_g128   the same bytes                               act q8g128
-//   q4_k q5_k q6_k q2_k q3_k iq4_xs   [n/16][k/256]                  act q8g32
+//   q4_k q5_k q6_k q2_k q3_k iq4_xs   [n/16][k/256]                  act q8g256
 //   q5_0 q5_1 iq4_nl mxfp4            [n/16][k/32]                   act q8g32
 //     of GGUF's types: factors and planes of bits of 16 columns, kernels/linear/planes.h; four
 //     bytes of a column lie side by side at every level. w = s * (value - zero) + min, where s and
@@ -112,7 +129,9 @@ struct Rows {
 // The quantized dot product is, per group in ascending order:
 //   f = fma(float(sum_k q_w q_x - zero * sum_x), s_w * s_x, f)   [int32 arithmetic is exact]
 //   w4m:  then  f = fma(min, s_x * float(sum_x), f)
-//   groups of 16: the same with the sum_x of 16, twice for each s_x
+//   blocks of 256, whose scales and minima of 16 or 32 weights are d * scale and -(m * least):
+//         sum = sum over groups of scale * sum_k (q_w - zero) q_x, low = that of least * sum_x
+//         f = fma(fnma(m, float(low), float(sum) * d), s_x, f)   without minima no low
 //   float codes:  f = fma(sum, s_w, f), where sum is dense_bf16's of a group
 //   w8_channel:       f = float(sum_k q_w q_x - zero * sum_x over the whole row) * (s_w * s_x)
 //   w8_channel_g128:  f = fma(float(...), s_x, f) per group, then f * s_w
@@ -304,7 +323,7 @@ struct LinearArgs {
   int64_t panel0, panel1;
   Epilogue ep;        // ep.out.data points at row 0; columns by absolute panel
   void* scratch;      // kLinearScratch bytes, 64-byte aligned, used by this thread only
-  int32_t terms = 1;  // int8 rows per row of activations: 2 if x is q8g32x2
+  int32_t terms = 1;  // int8 rows per row of activations
   WorkSizes sizes = {};
 };
 constexpr size_t kLinearScratch = 640 << 10;

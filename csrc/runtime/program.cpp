@@ -15,11 +15,12 @@ struct Name {
 };
 
 constexpr Name<ActFormat> kFormats[] = {
-    {"f32", ActFormat::f32},         {"bf16", ActFormat::bf16},     {"q8g32", ActFormat::q8g32},
-    {"q8g32x2", ActFormat::q8g32x2}, {"q8g128", ActFormat::q8g128}, {"q8row", ActFormat::q8row}};
+    {"f32", ActFormat::f32},         {"bf16", ActFormat::bf16},        {"q8g32", ActFormat::q8g32},
+    {"q8g32x2", ActFormat::q8g32x2}, {"q8g128", ActFormat::q8g128},    {"q8row", ActFormat::q8row},
+    {"q8g256", ActFormat::q8g256},   {"q8g256x2", ActFormat::q8g256x2}};
 constexpr bool quantized(ActFormat f) { return f >= ActFormat::q8g32; }
 // Formats that only an op that has the whole row can write.
-constexpr bool whole_row(ActFormat f) { return f == ActFormat::q8g128 || f == ActFormat::q8row; }
+constexpr bool whole_row(ActFormat f) { return f >= ActFormat::q8g128; }
 // Up to this K, the sum of products 127 x 255 over a whole row fits an int32.
 constexpr int64_t kMostChannelK = 65536;
 
@@ -255,9 +256,8 @@ void Program::check_multiplies(Id x, const Matrix& m) const {
   check_argument(v.width == m.k, "matrix ", m.name, " multiplies rows of ", m.k, ", value ", v.name,
                  " has ", v.width);
   const ActFormat act = table_->linear[static_cast<int>(m.kind)].act;
-  const bool doubled = act == ActFormat::q8g32 && v.format == ActFormat::q8g32x2;
-  check_argument(v.format == act || doubled, "value ", v.name, " is not in the format that ",
-                 kind_name(m.kind), " multiplies");
+  check_argument(v.format == act || term_format(v.format) == act, "value ", v.name,
+                 " is not in the format that ", kind_name(m.kind), " multiplies");
 }
 
 void Program::embed(Id out, Id matrix_id, float scale) {

@@ -34,9 +34,11 @@ void read_row(const Rows& rows, int64_t row, float* out) noexcept {
       case ActFormat::q8g32:
       case ActFormat::q8g128:
       case ActFormat::q8row:
+      case ActFormat::q8g256:
         out[i] = q8_to_float(at, padded, group, i);
         break;
       case ActFormat::q8g32x2:
+      case ActFormat::q8g256x2:
         out[i] =
             q8_to_float(at, padded, group, i) + q8_to_float(at + rows.stride / 2, padded, group, i);
         break;

@@ -139,7 +139,7 @@ Executor::Worker::Product Executor::Worker::product(Id id, const Rows& x, const 
   args.x_stride = x.stride;
   args.ep = ep;
   args.scratch = work;
-  args.terms = x.format == ActFormat::q8g32x2 ? 2 : 1;
+  args.terms = two_terms(x.format) ? 2 : 1;
   args.sizes = e.work_sizes_;
   return {e.table_->linear[static_cast<int>(m.kind)], m, x,
           m.panels_of(e.team_->ranks().share(m.units(), crew.rank)), args};

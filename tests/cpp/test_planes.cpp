@@ -169,36 +169,49 @@ struct Weights {
   Buffer<uint8_t> source, packed;
 };
 
-// Rows of q8g32, `gap` bytes apart.
+// Rows of a kind's format, `gap` bytes apart.
 struct Inputs {
-  Inputs(int64_t m_, int64_t k_, int extreme = 0, size_t gap = 0)
+  Inputs(const Weights& w, int64_t m_, int extreme = 0, size_t gap = 0)
       : m(m_),
-        k(k_),
-        stride(row_bytes(ActFormat::q8g32, k_) + gap),
+        k(w.k),
+        group(block_shape(only_source(w.kind)).weights),
+        stride(row_bytes(w.kernel.act, w.k) + gap),
         data(static_cast<size_t>(m_) * stride) {
+    CHECK(w.kernel.act == (group == 256 ? ActFormat::q8g256 : ActFormat::q8g32));
     Rng rng(static_cast<uint64_t>(m * 100 + k));
     for (int64_t r = 0; r < m; r++) {
-      for (int64_t g = 0; g < k / 32; g++) {
-        int32_t sum = 0;
-        for (int64_t i = g * 32; i < g * 32 + 32; i++) {
+      for (int64_t g = 0; g < k / group; g++) {
+        std::vector<int32_t> sums(static_cast<size_t>(group / 16));
+        for (int64_t i = 0; i < group; i++) {
           int64_t q = extreme ? extreme : rng.below(255) - 127;
           if (harness::unsigned_bytes()) q = std::abs(q);
-          row(r)[i] = static_cast<uint8_t>(static_cast<int8_t>(q));
-          sum += static_cast<int32_t>(q);
+          row(r)[g * group + i] = static_cast<uint8_t>(static_cast<int8_t>(q));
+          sums[static_cast<size_t>(i / 16)] += static_cast<int32_t>(q);
         }
         const float scale = extreme ? 1.0f : rng.uniform() * 0.01f;
         std::memcpy(row(r) + k + g * 4, &scale, 4);
-        std::memcpy(row(r) + k + k / 8 + g * 4, &sum, 4);
+        uint8_t* to = row(r) + k + k / group * 4;
+        if (group == 32) {
+          const int32_t sum = sums[0] + sums[1];
+          std::memcpy(to + g * 4, &sum, 4);
+          continue;
+        }
+        int16_t narrow[24];
+        for (size_t i = 0; i < 16; i++) narrow[i] = static_cast<int16_t>(sums[i]);
+        for (size_t i = 0; i < 8; i++) {
+          narrow[16 + i] = static_cast<int16_t>(sums[2 * i] + sums[2 * i + 1]);
+        }
+        std::memcpy(to + g * kBlockSums, narrow, sizeof narrow);
       }
     }
   }
   uint8_t* row(int64_t r) { return data.data() + static_cast<size_t>(r) * stride; }
   double value(int64_t r, int64_t i) {
     float scale;
-    std::memcpy(&scale, row(r) + k + i / 32 * 4, 4);
+    std::memcpy(&scale, row(r) + k + i / group * 4, 4);
     return static_cast<double>(scale) * static_cast<int8_t>(row(r)[i]);
   }
-  int64_t m, k;
+  int64_t m, k, group;
   size_t stride;
   Buffer<uint8_t> data;
 };
@@ -219,7 +232,7 @@ struct Output {
   Buffer<uint8_t> data;
 };
 
-// Of `terms` 2, every two rows of x are the terms of one of q8g32x2.
+// Of `terms` 2, every two rows of x are the terms of one.
 void run(const Weights& w, Inputs& x, Output& out, int64_t row0, int64_t m, int64_t panel0 = 0,
          int64_t panel1 = -1, const WorkSizes& sizes = {}, int terms = 1) {
   Buffer<uint8_t> scratch(kLinearScratch);
@@ -242,7 +255,7 @@ void run(const Weights& w, Inputs& x, Output& out, int64_t row0, int64_t m, int6
 void check_against_reference(const KernelTable& table, WeightKind kind, int64_t m, int64_t n,
                              int64_t k, int fill = -1, int extreme = 0) {
   const Weights w(table, kind, n, k, fill);
-  Inputs x(m, w.k, extreme);
+  Inputs x(w, m, extreme);
   Output out(m, n);
   run(w, x, out, 0, m);
   std::vector<double> values(static_cast<size_t>(w.k)), inputs(static_cast<size_t>(m * w.k));
@@ -341,7 +354,7 @@ KERNEL_TEST(planes_row_has_the_same_bits_in_every_division) {
   for_each_kind([&](WeightKind kind) {
     constexpr int64_t kMost = 33;
     const Weights w(k, kind, 16 * harness::fewer(11, 5) - 3, harness::fewer(1280, 768));
-    Inputs x(kMost, w.k);
+    Inputs x(w, kMost);
     Output whole(kMost, w.n);
     run(w, x, whole, 0, kMost);
     const auto check = [&](int64_t row0, int64_t m, int64_t step, const WorkSizes& sizes) {
@@ -377,7 +390,7 @@ KERNEL_TEST(planes_rows_of_a_prompt_have_the_bits_of_single_rows) {
   for_each_kind([&](WeightKind kind) {
     constexpr int64_t kMost = 77;
     const Weights w(k, kind, 16 * 5 - 3, harness::fewer(1280, 768));
-    Inputs x(kMost, w.k, 0, 192);
+    Inputs x(w, kMost, 0, 192);
     Output single(kMost, w.n);
     for (int64_t r = 0; r < kMost; r++) run(w, x, single, r, 1);
     WorkSizes sizes[3];
@@ -397,7 +410,7 @@ KERNEL_TEST(planes_rows_of_two_terms_have_the_sum_of_both) {
   for_each_kind([&](WeightKind kind) {
     constexpr int64_t kMost = 39;
     const Weights w(k, kind, 16 * 5 - 3, 512);
-    Inputs x(2 * kMost, w.k);
+    Inputs x(w, 2 * kMost);
     Output single(2 * kMost, w.n);
     run(w, x, single, 0, 2 * kMost);
     for (int64_t m : {1, 2, 3, 8, 17, 39}) {
@@ -415,7 +428,7 @@ KERNEL_TEST(planes_rows_of_two_terms_have_the_sum_of_both) {
 KERNEL_TEST(planes_keep_nan_and_infinity_in_their_row) {
   for_each_kind([&](WeightKind kind) {
     const Weights w(k, kind, 40, 256);
-    Inputs x(13, w.k);
+    Inputs x(w, 13);
     Output clean(13, w.n);
     run(w, x, clean, 0, 13);
     for (float bad : {NAN, INFINITY}) {

@@ -11,8 +11,9 @@ using harness::Rng;
 namespace {
 
 const int64_t kWidths[] = {1, 5, 16, 31, 32, 33, 48, 64, 100, 576, 1000};
-const ActFormat kFormats[] = {ActFormat::f32,     ActFormat::bf16,   ActFormat::q8g32,
-                              ActFormat::q8g32x2, ActFormat::q8g128, ActFormat::q8row};
+const ActFormat kFormats[] = {ActFormat::f32,     ActFormat::bf16,    ActFormat::q8g32,
+                              ActFormat::q8g32x2, ActFormat::q8g128,  ActFormat::q8row,
+                              ActFormat::q8g256,  ActFormat::q8g256x2};
 
 // `rows` rows in one of the formats; bytes start as 0xff, which is NaN in the float formats.
 class Matrix {
@@ -28,6 +29,7 @@ class Matrix {
   uint16_t* bf16(int64_t row) { return reinterpret_cast<uint16_t*>(bytes(row)); }
   int64_t group() const {
     if (rows_.format == ActFormat::q8row) return round_up(rows_.width, 32);
+    if (term_format(rows_.format) == ActFormat::q8g256) return 256;
     return rows_.format == ActFormat::q8g128 ? 128 : 32;
   }
   int64_t padded() const { return round_up(rows_.width, group()); }
@@ -35,6 +37,10 @@ class Matrix {
   float* scales(int64_t row) { return reinterpret_cast<float*>(bytes(row) + padded()); }
   int32_t* sums(int64_t row) {
     return reinterpret_cast<int32_t*>(scales(row) + padded() / group());
+  }
+  // Of a group of 256: those of 16 neighbours, and behind them those of 32.
+  int16_t* block_sums(int64_t row, int64_t g) {
+    return reinterpret_cast<int16_t*>(scales(row) + padded() / 256) + g * 24;
   }
 
   int8_t* second(int64_t row) { return q(row) + rows_.stride / 2; }
@@ -50,10 +56,12 @@ class Matrix {
       case ActFormat::q8g32:
       case ActFormat::q8g128:
       case ActFormat::q8row:
+      case ActFormat::q8g256:
         return static_cast<double>(scales(row)[column / group()]) * q(row)[column];
       case ActFormat::q8g32x2:
-        return static_cast<double>(scales(row)[column / 32]) * q(row)[column] +
-               static_cast<double>(second_scales(row)[column / 32]) * second(row)[column];
+      case ActFormat::q8g256x2:
+        return static_cast<double>(scales(row)[column / group()]) * q(row)[column] +
+               static_cast<double>(second_scales(row)[column / group()]) * second(row)[column];
     }
     return NAN;
   }
@@ -79,8 +87,10 @@ double rounding(ActFormat format, double value, double amax) {
     case ActFormat::q8g32:
     case ActFormat::q8g128:
     case ActFormat::q8row:
+    case ActFormat::q8g256:
       return amax / 127 * 0.5001;
     case ActFormat::q8g32x2:
+    case ActFormat::q8g256x2:
       return amax / 127 / 127 * 0.501;
   }
   return 0;
@@ -176,13 +186,20 @@ static void check_quantized_groups(const KernelTable& k, ActFormat format) {
         for (int64_t i = group * g; i < std::min(width, group * g + group); i++)
           amax = std::max(amax, std::fabs(x.f32(r)[i]));
         CHECK(out.scales(r)[g] == amax / 127.0f);
-        int32_t sum = 0;
+        int32_t sum = 0, sums16[16] = {}, sums32[8] = {};
         for (int64_t i = group * g; i < group * g + group; i++) {
           const float v = i < width ? x.f32(r)[i] : 0.0f;
           CHECK(out.q(r)[i] == std::nearbyint(v * (127.0f / amax)));
           sum += out.q(r)[i];
+          sums16[i / 16 % 16] += out.q(r)[i];
+          sums32[i / 32 % 8] += out.q(r)[i];
         }
-        CHECK(out.sums(r)[g] == sum);
+        if (format != ActFormat::q8g256) {
+          CHECK(out.sums(r)[g] == sum);
+          continue;
+        }
+        for (int i = 0; i < 16; i++) CHECK(out.block_sums(r, g)[i] == sums16[i]);
+        for (int i = 0; i < 8; i++) CHECK(out.block_sums(r, g)[16 + i] == sums32[i]);
       }
     }
   }
@@ -194,6 +211,9 @@ KERNEL_TEST(convert_quantizes_groups_of_32_with_their_sums) {
 KERNEL_TEST(convert_quantizes_groups_of_128_and_whole_rows_with_their_sums) {
   check_quantized_groups(k, ActFormat::q8g128);
   check_quantized_groups(k, ActFormat::q8row);
+}
+KERNEL_TEST(convert_quantizes_groups_of_256_with_sums_of_16_and_32) {
+  check_quantized_groups(k, ActFormat::q8g256);
 }
 
 KERNEL_TEST(convert_of_a_group_without_a_scale) {

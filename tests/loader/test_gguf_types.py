@@ -11,6 +11,7 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.gguf import GgufFile
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.program.interpret import multiply_grouped
+from cpuserve.program.row_formats import ACT_FORMAT
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import QuantTensor
 from cpuserve.quant.gguf import CONVERTED, QUANTIZED
@@ -100,7 +101,8 @@ def test_products_are_those_of_the_formula_at_every_level(isa, dtype):
     kind = QUANTIZED_KINDS[source]
     got = _C.kernel_linear(isa, kind, source, rows, n, k, x)
     tensor = QuantTensor("w", (n, k), source, rows)
-    want = multiply_grouped(torch.from_numpy(x), quant_matrix(tensor)).numpy()
+    group = {"q8g32": 32, "q8g256": 256}[ACT_FORMAT[kind]]
+    want = multiply_grouped(torch.from_numpy(x), quant_matrix(tensor), group).numpy()
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
     exact = x @ dequantize(tensor).T
     assert np.abs(got - exact).max() < 0.02 * np.abs(exact).max()

@@ -121,7 +121,7 @@ def test_quantized_product_is_the_product_of_the_quantized_operands(kind):
     x = torch.randn(5, 96, generator=torch.Generator().manual_seed(1))
     q, scale, _ = quantize_rows(x, GROUP)
     exact = (q * scale[..., None]).reshape(5, 96).double() @ weight.rows(slice(None)).double().T
-    got = multiply_grouped(x, weight)
+    got = multiply_grouped(x, weight, GROUP)
     torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-5)
     plain = x.double() @ weight.rows(slice(None)).double().T
     assert (got - plain).abs().max() > 1e-4  # the activations were quantized
@@ -131,7 +131,9 @@ def test_quantized_product_is_the_product_of_the_quantized_operands(kind):
 def test_a_row_of_a_quantized_product_does_not_depend_on_its_neighbours(kind):
     weight = random_quant(kind)
     x = torch.randn(7, 96, generator=torch.Generator().manual_seed(2))
-    assert torch.equal(multiply_grouped(x, weight)[3:4], multiply_grouped(x[3:4], weight))
+    assert torch.equal(
+        multiply_grouped(x, weight, GROUP)[3:4], multiply_grouped(x[3:4], weight, GROUP)
+    )
 
 
 # -- attention and activations ------------------------------------------------------------------

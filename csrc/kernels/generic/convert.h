@@ -46,6 +46,11 @@ CPUSERVE_INLINE QuantGroup group_of(uint8_t* row, int64_t padded, int64_t size, 
   return {x, reinterpret_cast<int8_t*>(row + g * size), scales + g, sums + g};
 }
 
+// The sums of group `g` of 256 of such a row: { int16 of 16 columns [16], of 32 columns [8] }.
+CPUSERVE_INLINE uint8_t* block_sums(uint8_t* row, int64_t padded, int64_t g) {
+  return row + padded + padded / 256 * 4 + g * kBlockSums;
+}
+
 // Returns how a group is quantized whose largest magnitude has these bits. A NaN or infinity makes
 // the scale NaN, so that it reaches the logits and is detected there, instead of becoming a
 // plausible byte. Below kLeastMagnitude, 127 / amax would overflow, and the group becomes zero.
@@ -154,6 +159,49 @@ CPUSERVE_INLINE void quantize_columns(uint8_t* row, int64_t padded, int64_t colu
   }
 }
 
+// What quantizing a group of n columns lost.
+CPUSERVE_INLINE void rest_of(const QuantGroup& of, int n, float* left) {
+  const F scale = set1(*of.scale);
+  for (int i = 0; i < n; i += kLanes) {
+    const F q = load_s8(reinterpret_cast<const uint8_t*>(of.q) + i);
+    store(left + i, sub(load(of.x + i), mul(scale, q)));
+  }
+}
+
+// Quantizes a group of 256 of q8g256, group `g` of a row of `padded` columns.
+static __attribute__((noinline)) void quantize_block(uint8_t* row, int64_t padded, int64_t g,
+                                                     const float* x) {
+  int32_t sum;
+  const QuantGroup to = group_of(row, padded, 256, g, x);
+  quantize_group({x, to.q, to.scale, &sum}, 256, 256);
+  int32_t sums[16];
+  sums_of_16(to.q, sums);
+  int16_t narrow[24];
+  for (int i = 0; i < 16; i++) narrow[i] = static_cast<int16_t>(sums[i]);
+  for (int i = 0; i < 8; i++) narrow[16 + i] = static_cast<int16_t>(sums[2 * i] + sums[2 * i + 1]);
+  memcpy(block_sums(row, padded, g), narrow, kBlockSums);
+}
+
+// Columns [column0, column0 + n) of a row of q8g256 or q8g256x2; column0 is a multiple of 256.
+static __attribute__((noinline)) void quantize_blocks(const Rows& out, uint8_t* row,
+                                                      int64_t column0, const float* x, int n) {
+  const int64_t padded = padded_width(out.format, out.width);
+  alignas(64) float tail[256];
+  for (int64_t g = column0 / 256; n > 0; g++, x += 256, n -= 256) {
+    if (n < 256) {
+      memset(tail, 0, sizeof tail);
+      memcpy(tail, x, static_cast<size_t>(n) * sizeof(float));
+      x = tail;
+    }
+    quantize_block(row, padded, g, x);
+    if (out.format == ActFormat::q8g256) continue;
+    alignas(64) float left[256];
+    const QuantGroup first = group_of(row, padded, 256, g, x);
+    rest_of(first, 256, left);
+    quantize_block(row + out.stride / 2, padded, g, left);
+  }
+}
+
 // q8g128 and q8row. Not inlined, because tiles never write these formats, and gcc would warn about
 // the groups that they cannot write.
 static __attribute__((noinline)) void quantize_wide(const Rows& out, uint8_t* row, int64_t column0,
@@ -174,11 +222,7 @@ static __attribute__((noinline)) void quantize_rest(const QuantGroup* of, size_t
     return reinterpret_cast<decltype(first)>(reinterpret_cast<uint8_t*>(first) + half);
   };
   for (int g = 0; g < n; g++) {
-    const F scale = set1(*of[g].scale);
-    for (int i = 0; i < 32; i += kLanes) {
-      const F q = load_s8(reinterpret_cast<const uint8_t*>(of[g].q) + i);
-      store(left[g] + i, sub(load(of[g].x + i), mul(scale, q)));
-    }
+    rest_of(of[g], 32, left[g]);
     to[g] = {left[g], second(of[g].q), second(of[g].scale), second(of[g].sum)};
   }
   quantize_some<32>(to, n);
@@ -210,8 +254,8 @@ static __attribute__((noinline)) void quantize_row(const Rows& out, uint8_t* row
 }
 
 // Writes columns [column0, column0 + n) of one row from fp32; column0 is a multiple of 32 for
-// q8g32, of 128 for q8g128 and 0 for q8row, whose n is the width. The call that ends at out.width
-// also zeroes the padding columns of bf16 and q8g32, whose consumers read K rounded up.
+// q8g32, of 128 for q8g128, of 256 for q8g256 and 0 for q8row, whose n is the width. The call that
+// ends at out.width also zeroes the padding columns, as consumers read K rounded up.
 CPUSERVE_INLINE void store_row(const Rows& out, int64_t row, int64_t column0, const float* x,
                                int n) {
   uint8_t* to = row_at(out, row);
@@ -235,6 +279,10 @@ CPUSERVE_INLINE void store_row(const Rows& out, int64_t row, int64_t column0, co
     case ActFormat::q8g128:
     case ActFormat::q8row:
       quantize_wide(out, to, column0, x, n);
+      break;
+    case ActFormat::q8g256:
+    case ActFormat::q8g256x2:
+      quantize_blocks(out, to, column0, x, n);
       break;
   }
 }

@@ -118,13 +118,15 @@ constexpr KernelTable make_table(const char* isa) {
   t.linear[static_cast<int>(WeightKind::w8_channel_g128)] =
       on_tiles<GroupTiles<RawChannel>>(channel_kernel<kWideGroup / 4>());
   t.linear[static_cast<int>(WeightKind::q4_k)] =
-      on_tiles<GroupTiles<RawPlanes<GgufQ4K>>>(plane_kernel<GgufQ4K>());
+      on_tiles<BlockTiles<GgufQ4K>>(plane_kernel<GgufQ4K>());
   t.linear[static_cast<int>(WeightKind::q5_k)] =
-      on_tiles<GroupTiles<RawPlanes<GgufQ5K>>>(plane_kernel<GgufQ5K>());
+      on_tiles<BlockTiles<GgufQ5K>>(plane_kernel<GgufQ5K>());
   t.linear[static_cast<int>(WeightKind::q6_k)] =
-      on_tiles<GroupTiles<RawPlanes<GgufQ6K>>>(plane_kernel<GgufQ6K>());
+      on_tiles<BlockTiles<GgufQ6K>>(plane_kernel<GgufQ6K>());
+  t.linear[static_cast<int>(WeightKind::q2_k)] =
+      on_tiles<BlockTiles<GgufQ2K>>(plane_kernel<GgufQ2K>());
   t.linear[static_cast<int>(WeightKind::q3_k)] =
-      on_tiles<GroupTiles<RawPlanes<GgufQ3K>>>(plane_kernel<GgufQ3K>());
+      on_tiles<BlockTiles<GgufQ3K>>(plane_kernel<GgufQ3K>());
   t.linear[static_cast<int>(WeightKind::q5_0)] =
       on_tiles<GroupTiles<RawPlanes<GgufQ5<false>>>>(plane_kernel<GgufQ5<false>>());
   t.linear[static_cast<int>(WeightKind::q5_1)] =
@@ -132,7 +134,7 @@ constexpr KernelTable make_table(const char* isa) {
   t.linear[static_cast<int>(WeightKind::iq4_nl)] =
       on_tiles<GroupTiles<RawPlanes<GgufIq4Nl>>>(plane_kernel<GgufIq4Nl>());
   t.linear[static_cast<int>(WeightKind::iq4_xs)] =
-      on_tiles<GroupTiles<RawPlanes<GgufIq4Xs>>>(plane_kernel<GgufIq4Xs>());
+      on_tiles<BlockTiles<GgufIq4Xs>>(plane_kernel<GgufIq4Xs>());
   t.linear[static_cast<int>(WeightKind::mxfp4)] =
       on_tiles<GroupTiles<RawPlanes<GgufMxfp4>>>(plane_kernel<GgufMxfp4>());
   t.attention = attention;

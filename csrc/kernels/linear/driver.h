@@ -171,6 +171,8 @@ CPUSERVE_INLINE void fetch_output(const Epilogue& ep, int64_t row0, int64_t rows
       }
       case ActFormat::q8g128:
       case ActFormat::q8row:
+      case ActFormat::q8g256:
+      case ActFormat::q8g256x2:
         break;  // tiles do not write these
     }
   }

@@ -1,5 +1,5 @@
-// The tile of the kinds that are packed from kernels/linear/gguf_blocks.h: int8 rows (q8g32)
-// against units of 32 or 256 weights, whose codes are stored as planes of bits.
+// The tiles of the kinds that are packed from kernels/linear/gguf_blocks.h: int8 rows against units
+// of 32 (q8g32) or 256 weights (q8g256), whose codes are stored as planes of bits.
 //
 // A unit of a panel is { factors; groups of 32 weights }. A group is kLow lines of the low bits of
 // its codes and kHigh lines of the bits above them. A line has four bytes of each column:
@@ -8,9 +8,13 @@
 //   1 bit        byte (c, j): bit i is that of k = 4 i + j
 // Factors are
 //   half, exponent  { fp16 d[16]; fp16 m[16] }, or the byte of an exponent [16]
-//   bytes           { fp16 d[16]; fp16 m[16]; s8 scale[subs][16]; u8 least[subs][16] }
-//   nibbles         { fp16 d[16]; fp16 m[16]; u8 both[subs][16] }, the scale in the low nibble
-// without m and least where the kind has no minimum.
+//   bytes           { fp16 d[16]; fp16 m[16]; s8 scale[subs / 2][16][2]; u8 least[subs / 2][16][2]
+//   } nibbles         { fp16 d[16]; fp16 m[16]; u8 both[subs / 2][16][2] }, the scale in the low
+//   nibble
+// without m and least where the kind has no minimum; sub-blocks 2 i and 2 i + 1 lie side by side.
+//
+// A unit of 256 is one step of the fp32 chain: its scales and minima, like the sums of its rows,
+// are integers, and so is what the codes and scales of all 256 add up to.
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/linear/gguf_blocks.h"
@@ -66,6 +70,7 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
                                                                              : kSubs * kPanel;
   static constexpr int kHeader = kHalves + kScaleBytesOfUnit;
   static constexpr int64_t kUnitBytes = kHeader + kGroups * kLines * 64;
+  static constexpr int kSumBytes = kScaled ? kBlockSums : 4;  // of the sums of a row
   // Lines to prefetch with each group.
   static constexpr int kFetchLines =
       static_cast<int>((kUnitBytes + kGroups * 64 - 1) / (kGroups * 64));
@@ -91,26 +96,31 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
     return x;
   }
 
-  // Scale and minimum of columns [column, column + kLanes) for sub-block j of a unit.
-  CPUSERVE_INLINE void factors(const uint8_t* unit, int64_t j, int column, F* scale, F* least) {
+  // The scale and the minimum of columns [column, column + kLanes) of a unit.
+  CPUSERVE_INLINE void factors(const uint8_t* unit, int column, F* scale, F* least) {
     const auto* halves = reinterpret_cast<const uint16_t*>(unit) + column;
-    const uint8_t* small = unit + kHalves + j * kPanel + column;
     if constexpr (G::kFactors == Factors::exponent) {
       *scale = load_e8m0(unit + column);
     } else {
       *scale = load_f16(halves);
     }
     if constexpr (kMin) *least = load_f16(halves + kPanel);
-    if constexpr (G::kFactors == Factors::bytes) {
-      *scale = mul(*scale, load_s8(small));
-      if constexpr (kMin) *least = mul(*least, load_s8(small + kSubs * kPanel));
-    }
-    if constexpr (G::kFactors == Factors::nibbles) {
-      F low, high;
-      load_nibbles(small, &low, &high);
-      *scale = mul(*scale, low);
-      *least = mul(*least, high);
-    }
+  }
+
+  // Scales, and minima, of sub-blocks 2 i and 2 i + 1 of a unit of 256.
+  CPUSERVE_INLINE Q scale_words(const uint8_t* unit, int64_t i, int column) {
+    const uint8_t* small = unit + kHalves + (i * kPanel + column) * 2;
+    if constexpr (G::kFactors == Factors::nibbles) return low_nibbles(load_words_u8(small));
+    return load_words_s8(small);
+  }
+  CPUSERVE_INLINE Q least_words(const uint8_t* unit, int64_t i, int column) {
+    const uint8_t* small = unit + kHalves + (i * kPanel + column) * 2;
+    if constexpr (G::kFactors == Factors::nibbles) return high_nibbles(load_words_u8(small));
+    return load_words_u8(small + kSubs * kPanel);
+  }
+  // Where the scale of sub-block j of a column is in its unit.
+  static constexpr int small_at(int j, int column) {
+    return kHalves + (j / 2 * kPanel + column) * 2 + j % 2;
   }
 
   static void pack_column(const BlockCodes& c, int column, uint8_t* unit) {
@@ -121,7 +131,7 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
       if constexpr (kMin) memcpy(unit + 32 + column * 2, &c.m, 2);
     }
     for (int j = 0; kScaled && j < kSubs; j++) {
-      uint8_t* small = unit + kHalves + j * kPanel + column;
+      uint8_t* small = unit + small_at(j, column);
       if constexpr (G::kFactors == Factors::nibbles) {
         *small = static_cast<uint8_t>(c.scales[j] | c.leasts[j] << 4);
       } else {
@@ -151,7 +161,7 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
       if constexpr (kMin) c.m = half_at(unit + 32 + column * 2);
     }
     for (int j = 0; kScaled && j < kSubs; j++) {
-      const uint8_t* small = unit + kHalves + j * kPanel + column;
+      const uint8_t* small = unit + small_at(j, column);
       if constexpr (G::kFactors == Factors::nibbles) {
         c.scales[j] = *small & 15;
         c.leasts[j] = *small >> 4;
@@ -178,9 +188,9 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
   }
 };
 
-// The position of a tile in its rows and weights: a group of 32.
+// The position of a tile in its rows and weights: a group of 32 in a unit.
 struct PlaneAt {
-  const uint8_t *x, *scales, *sums;  // of the first row: values, their scale, their sum
+  const uint8_t *x, *scales, *sums;  // of the first row: values, their scale, their sums
   size_t x_stride;
   const uint8_t *unit, *lines;  // of the first panel
   size_t panel_bytes;
@@ -205,6 +215,9 @@ CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneA
         const uint8_t* of_panel = ahead + static_cast<size_t>(p) * at.panel_bytes;
         kNear ? prefetch(of_panel) : prefetch_l2(of_panel);
       }
+      // Keeps the fetch here. gcc would move most of a unit's fetches behind the products of its
+      // groups; on Granite Rapids one row then reads Q6_K at 76 % of the bandwidth, and at 95 % so.
+      if constexpr (W::kScaled && MR * NV <= 2 * kVecs) asm volatile("" ::: "memory");
     }
     Q wq[NV];
 #pragma GCC unroll 16
@@ -225,59 +238,27 @@ CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneA
 
 constexpr int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
 
-// Adds sub-block kPart of a group, sub-block j of its unit, to the fp32 chain: in registers, or in
-// memory at `c` with kStride floats per row. sums_of_row(r) points at the sum of the row's values.
-template <class W, bool kNear, int NPF, bool kKept, int kStride, int kPart, int MR, int NV,
-          class Sums>
-CPUSERVE_INLINE void add_sub(F (&f)[MR][NV], const PlaneAt& at, int64_t j, float* c,
-                             const Sums& sums_of_row) {
-  constexpr bool kZero = W::kZero != 0, kStart = kZero && W::kStartsFromAny;
-  constexpr int kQuads = W::kSub / 4;
-  const auto zero_term = [&](int r) __attribute__((always_inline)) {
-    return isub(izero(), shl<log2_of(W::kZero)>(iload1(sums_of_row(r))));
-  };
+// Products of quads [kQuad, kEnd) of a group as int32. Those of row r are added to first(r).
+template <class W, bool kNear, int NPF, int kQuad, int kEnd, int MR, int NV, class First>
+CPUSERVE_INLINE void plane_sums(I (&out)[MR][NV], const PlaneAt& at, const First& first) {
   typename W::Sum acc[MR][NV];
 #pragma GCC unroll 16
   for (int r = 0; r < MR; r++) {
-    typename W::Sum first = W::start();
-    if constexpr (kStart) first = zero_term(r);
+    const typename W::Sum from = first(r);
 #pragma GCC unroll 16
-    for (int v = 0; v < NV; v++) acc[r][v] = first;
+    for (int v = 0; v < NV; v++) acc[r][v] = from;
   }
-  plane_products<W, kNear, NPF, kPart * kQuads, (kPart + 1) * kQuads>(acc, at);
-  F scale[NV], least[NV];
-#pragma GCC unroll 16
-  for (int v = 0; v < NV; v++) {
-    W::factors(at.unit + static_cast<size_t>(v / kVecs) * at.panel_bytes, j, v % kVecs * kLanes,
-               &scale[v], &least[v]);
-  }
+  plane_products<W, kNear, NPF, kQuad, kEnd>(acc, at);
 #pragma GCC unroll 16
   for (int r = 0; r < MR; r++) {
-    const size_t row = static_cast<size_t>(r) * at.x_stride;
-    const F s = set1(*reinterpret_cast<const float*>(at.scales + row));
-    F m = zero();
-    if constexpr (W::kMin) m = mul(s, to_float(iload1(sums_of_row(r))));
 #pragma GCC unroll 16
-    for (int v = 0; v < NV; v++) {
-      float* kept = c + r * kStride + v * kLanes;
-      I dot = W::finish(acc[r][v]);
-      if constexpr (kZero && !kStart) dot = iadd(dot, zero_term(r));
-      F sum = kKept ? f[r][v] : load(kept);
-      sum = fma(to_float(dot), mul(scale[v], s), sum);
-      if constexpr (W::kMin && W::kScaled) sum = fnma(least[v], m, sum);
-      if constexpr (W::kMin && !W::kScaled) sum = fma(least[v], m, sum);
-      if constexpr (kKept) {
-        f[r][v] = sum;
-      } else {
-        store(kept, sum);
-      }
-    }
+    for (int v = 0; v < NV; v++) out[r][v] = W::finish(acc[r][v]);
   }
 }
 
+// What the tiles of both units share.
 template <class W>
-struct PlaneKind {
-  static constexpr ActFormat kAct = ActFormat::q8g32;
+struct PlaneShape {
   static constexpr int64_t kUnitBytes = W::kUnitBytes, kWholeUnits = 1;
   static constexpr bool kWidens = false;
   // As in kernels/linear/group.h. Sanitizers make a tile of six rows take seconds to compile, and
@@ -296,10 +277,55 @@ struct PlaneKind {
   static constexpr int kHalfRows = kRows;
   static int64_t units(int64_t k) { return (k + W::kUnit - 1) / W::kUnit; }
 
+  // Where the tile t starts: the sums of rows follow their scales.
+  static PlaneAt at(const LinearTile& t) {
+    const uint8_t* scales = t.x + t.x_padded;
+    const uint8_t* sums = scales + t.x_padded / W::kUnit * 4;
+    return {t.x + t.u0 * W::kUnit,
+            scales + t.u0 * 4,
+            sums + t.u0 * W::kSumBytes,
+            t.x_stride,
+            t.w + t.u0 * kUnitBytes,
+            t.w + t.u0 * kUnitBytes + W::kHeader,
+            t.panel_bytes,
+            nullptr};
+  }
+  CPUSERVE_INLINE void next_unit(PlaneAt& at) {
+    opaque(at.scales += 4);
+    opaque(at.sums += W::kSumBytes);
+    opaque(at.unit += kUnitBytes);
+    at.lines = at.unit + W::kHeader;
+  }
+  CPUSERVE_INLINE void next_group(PlaneAt& at) {
+    opaque(at.x += 32);
+    opaque(at.lines += W::kLines * 64);
+    opaque(at.ahead += W::kFetchLines * 64);
+  }
+  // Calls run(at) for every unit of t; at.ahead is what to fetch meanwhile.
+  template <class Run>
+  CPUSERVE_INLINE void over_units(const LinearTile& t, PlaneAt& at, const Run& run) {
+    int64_t u = t.u0;
+    for (int part = 0; part < 2; part++) {
+      const uint8_t* ahead = (part ? t.ahead1 : t.ahead0) + u * kUnitBytes;
+      for (const int64_t end = part ? t.u1 : t.split; u < end; u++) {
+        at.ahead = ahead;
+        run();
+        next_unit(at);
+        opaque(ahead += kUnitBytes);
+      }
+    }
+  }
+};
+
+// Units of 32: each is a step of the fp32 chain, whose sums are in registers or in memory.
+template <class W>
+struct PlaneGroups : PlaneShape<W> {
+  static constexpr ActFormat kAct = ActFormat::q8g32;
+
   template <int MR, int NP, bool kNear, int NPF>
   static __attribute__((noinline)) void tile(const LinearTile& t) {
     constexpr int NV = NP * kVecs, kStride = sums_stride<kNear>();
-    constexpr bool kKept = MR * NP <= kInRegisters, kSixteen = W::kSub == 16;
+    constexpr bool kKept = MR * NP <= PlaneShape<W>::kInRegisters;
     F f[MR][NV];
 #pragma GCC unroll 16
     for (int r = 0; r < MR; r++) {
@@ -310,59 +336,13 @@ struct PlaneKind {
         if constexpr (!kKept) store(c, f[r][v]);
       }
     }
-    const uint8_t* scales = t.x + t.x_padded;
     float* const c = t.c;
-    const int64_t group0 = t.u0 * W::kGroups;
-    PlaneAt at = {t.x + group0 * 32,
-                  scales + group0 * 4,
-                  scales + (t.x_padded / 32 + group0) * 4,
-                  t.x_stride,
-                  t.w + t.u0 * kUnitBytes,
-                  nullptr,
-                  t.panel_bytes,
-                  nullptr};
-    alignas(64) int32_t sums16[kSixteen ? MR : 1][16];
-    int64_t u = t.u0;
-    for (int part = 0; part < 2; part++) {
-      const uint8_t* ahead = (part ? t.ahead1 : t.ahead0) + u * kUnitBytes;
-      for (const int64_t end = part ? t.u1 : t.split; u < end; u++) {
-        if constexpr (kSixteen) {
-#pragma GCC unroll 1
-          for (int r = 0; r < MR; r++) {
-            const uint8_t* x = at.x + static_cast<size_t>(r) * at.x_stride;
-            sums_of_16(reinterpret_cast<const int8_t*>(x), sums16[r]);
-          }
-        }
-        at.lines = at.unit + W::kHeader;
-        at.ahead = ahead;
-#pragma GCC unroll 1
-        for (int64_t g = 0; g < W::kGroups; g++) {
-          if constexpr (kSixteen) {
-            const auto first = [&](int r) __attribute__((always_inline)) {
-              return &sums16[r][2 * g];
-            };
-            const auto second = [&](int r) __attribute__((always_inline)) {
-              return &sums16[r][2 * g + 1];
-            };
-            add_sub<W, kNear, NPF, kKept, kStride, 0>(f, at, 2 * g, c, first);
-            add_sub<W, kNear, NPF, kKept, kStride, 1>(f, at, 2 * g + 1, c, second);
-          } else {
-            const auto sum = [&](int r) __attribute__((always_inline)) {
-              return reinterpret_cast<const int32_t*>(at.sums +
-                                                      static_cast<size_t>(r) * at.x_stride);
-            };
-            add_sub<W, kNear, NPF, kKept, kStride, 0>(f, at, g, c, sum);
-          }
-          opaque(at.x += 32);
-          opaque(at.scales += 4);
-          opaque(at.sums += 4);
-          opaque(at.lines += W::kLines * 64);
-          opaque(at.ahead += W::kFetchLines * 64);
-        }
-        opaque(at.unit += kUnitBytes);
-        opaque(ahead += kUnitBytes);
-      }
-    }
+    PlaneAt at = PlaneShape<W>::at(t);
+    PlaneShape<W>::over_units(
+        t, at, [&]() __attribute__((always_inline)) {
+          add_unit<kNear, NPF, kKept, kStride>(f, at, c);
+          PlaneShape<W>::next_group(at);
+        });
     if constexpr (kKept) {
 #pragma GCC unroll 16
       for (int r = 0; r < MR; r++) {
@@ -371,7 +351,201 @@ struct PlaneKind {
       }
     }
   }
+
+  template <bool kNear, int NPF, bool kKept, int kStride, int MR, int NV>
+  CPUSERVE_INLINE void add_unit(F (&f)[MR][NV], const PlaneAt& at, float* c) {
+    constexpr bool kZero = W::kZero != 0, kStart = kZero && W::kStartsFromAny;
+    const auto sum_of = [&](int r) __attribute__((always_inline)) {
+      const uint8_t* sum = at.sums + static_cast<size_t>(r) * at.x_stride;
+      return iload1(reinterpret_cast<const int32_t*>(sum));
+    };
+    const auto zero_term = [&](int r) __attribute__((always_inline)) {
+      return isub(izero(), shl<log2_of(W::kZero)>(sum_of(r)));
+    };
+    I dot[MR][NV];
+    plane_sums<W, kNear, NPF, 0, 8>(
+        dot, at, [&](int r) __attribute__((always_inline)) {
+          if constexpr (kStart) {
+            return zero_term(r);
+          } else {
+            return W::start();
+          }
+        });
+    F scale[NV], least[NV];
+#pragma GCC unroll 16
+    for (int v = 0; v < NV; v++) {
+      W::factors(at.unit + static_cast<size_t>(v / kVecs) * at.panel_bytes, v % kVecs * kLanes,
+                 &scale[v], &least[v]);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; r++) {
+      const size_t row = static_cast<size_t>(r) * at.x_stride;
+      const F s = set1(*reinterpret_cast<const float*>(at.scales + row));
+      F m = zero();
+      if constexpr (W::kMin) m = mul(s, to_float(sum_of(r)));
+#pragma GCC unroll 16
+      for (int v = 0; v < NV; v++) {
+        float* kept = c + r * kStride + v * kLanes;
+        F sum = kKept ? f[r][v] : load(kept);
+        I products = dot[r][v];
+        if constexpr (kZero && !kStart) products = iadd(products, zero_term(r));
+        sum = fma(to_float(products), mul(scale[v], s), sum);
+        if constexpr (W::kMin) sum = fma(least[v], m, sum);
+        if constexpr (kKept) {
+          f[r][v] = sum;
+        } else {
+          store(kept, sum);
+        }
+      }
+    }
+  }
 };
+
+// Units of 256: the integers of a unit are in registers or in memory, and the fp32 sums in memory.
+template <class W>
+struct PlaneBlocks : PlaneShape<W> {
+  static constexpr ActFormat kAct = ActFormat::q8g256;
+
+  template <int MR, int NP, bool kNear, int NPF>
+  static __attribute__((noinline)) void tile(const LinearTile& t) {
+    constexpr int NV = NP * kVecs, kStride = sums_stride<kNear>();
+    constexpr bool kKept = MR * NP <= PlaneShape<W>::kInRegisters;
+    if (!t.resume) {
+      for (int r = 0; r < MR; r++) {
+        for (int v = 0; v < NV; v++) store(t.c + r * kStride + v * kLanes, zero());
+      }
+    }
+    float* const c = t.c;
+    alignas(64) float memory[kKept ? 1 : MR * NV * kLanes];
+    I sum[MR][NV];
+    PlaneAt at = PlaneShape<W>::at(t);
+    PlaneShape<W>::over_units(
+        t, at, [&]() __attribute__((always_inline)) {
+#pragma GCC unroll 16
+          for (int r = 0; r < MR; r++) {
+#pragma GCC unroll 16
+            for (int v = 0; v < NV; v++) {
+              sum[r][v] = izero();
+              if constexpr (!kKept) store_bits(memory + (r * NV + v) * kLanes, izero());
+            }
+          }
+          const uint8_t* pairs = at.sums + kPairs;
+#pragma GCC unroll 1
+          for (int64_t i = 0; i < W::kSubs / 2; i++) {
+            Q scales[NV];
+#pragma GCC unroll 16
+            for (int v = 0; v < NV; v++) {
+              scales[v] = W::scale_words(panel_of(at, v), i, v % kVecs * kLanes);
+            }
+            constexpr int kQuads = W::kSub / 4;
+            add_sub<kNear, NPF, kKept, 0, kQuads, false>(sum, memory, at, scales, pairs);
+            if constexpr (kQuads == 8) PlaneShape<W>::next_group(at);
+            add_sub<kNear, NPF, kKept, kQuads % 8, kQuads % 8 + kQuads, true>(sum, memory, at,
+                                                                              scales, pairs);
+            PlaneShape<W>::next_group(at);
+            opaque(pairs += 4);
+          }
+          if constexpr (!kKept) {
+#pragma GCC unroll 16
+            for (int r = 0; r < MR; r++) {
+#pragma GCC unroll 16
+              for (int v = 0; v < NV; v++) sum[r][v] = load_bits(memory + (r * NV + v) * kLanes);
+            }
+          }
+          add_unit<kStride>(sum, at, c);
+        });
+  }
+
+  // Where the sums of a unit's sub-blocks begin.
+  static constexpr int kPairs = W::kSub == 32 ? 32 : 0;
+  CPUSERVE_INLINE const uint8_t* panel_of(const PlaneAt& at, int v) {
+    return at.unit + static_cast<size_t>(v / kVecs) * at.panel_bytes;
+  }
+
+  // The sums of two sub-blocks of row r.
+  CPUSERVE_INLINE Q pair_of(const PlaneAt& at, const uint8_t* pairs, int r) {
+    return set1_quad(reinterpret_cast<const int8_t*>(pairs + static_cast<size_t>(r) * at.x_stride));
+  }
+
+  // Adds quads [kQuad, kEnd) of a group times their scale, the second of each pair if kSecond. With
+  // it comes what the zero of the codes of both adds.
+  template <bool kNear, int NPF, bool kKept, int kQuad, int kEnd, bool kSecond, int MR, int NV>
+  CPUSERVE_INLINE void add_sub(I (&sum)[MR][NV], float* memory, const PlaneAt& at,
+                               const Q (&scales)[NV], const uint8_t* pairs) {
+    I dot[MR][NV];
+    plane_sums<W, kNear, NPF, kQuad, kEnd>(
+        dot, at, [](int) __attribute__((always_inline)) { return W::start(); });
+#pragma GCC unroll 16
+    for (int v = 0; v < NV; v++) {
+      const I scale = kSecond ? odd_words(scales[v]) : even_words(scales[v]);
+#pragma GCC unroll 16
+      for (int r = 0; r < MR; r++) {
+        float* to = memory + (r * NV + v) * kLanes;
+        I x = imad(dot[r][v], scale, kKept ? sum[r][v] : load_bits(to));
+        if constexpr (kSecond && W::kZero != 0) {
+          x = dot_words(x, minus_shifted<log2_of(W::kZero)>(scales[v]), pair_of(at, pairs, r));
+        }
+        if constexpr (kKept) {
+          sum[r][v] = x;
+        } else {
+          store_bits(to, x);
+        }
+      }
+    }
+  }
+
+  // Adds the sums of a unit, and its minima times the sums of the rows.
+  template <int kStride, int MR, int NV>
+  CPUSERVE_INLINE void add_unit(I (&sum)[MR][NV], const PlaneAt& at, float* c) {
+    I low[MR][NV];
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; r++) {
+#pragma GCC unroll 16
+      for (int v = 0; v < NV; v++) low[r][v] = izero();
+    }
+    if constexpr (W::kMin) {
+#pragma GCC unroll 8
+      for (int i = 0; i < W::kSubs / 2; i++) {
+        const uint8_t* pairs = at.sums + kPairs + i * 4;
+        Q words[NV];
+#pragma GCC unroll 16
+        for (int v = 0; v < NV; v++) {
+          words[v] = W::least_words(panel_of(at, v), i, v % kVecs * kLanes);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < MR; r++) {
+          const Q x = pair_of(at, pairs, r);
+#pragma GCC unroll 16
+          for (int v = 0; v < NV; v++) low[r][v] = dot_words(low[r][v], words[v], x);
+        }
+      }
+    }
+#pragma GCC unroll 16
+    for (int v = 0; v < NV; v++) {
+      F scale, least;
+      W::factors(panel_of(at, v), v % kVecs * kLanes, &scale, &least);
+#pragma GCC unroll 16
+      for (int r = 0; r < MR; r++) {
+        const size_t row = static_cast<size_t>(r) * at.x_stride;
+        float* to = c + r * kStride + v * kLanes;
+        F x = mul(to_float(sum[r][v]), scale);
+        if constexpr (W::kMin) x = fnma(least, to_float(low[r][v]), x);
+        store(to, fma(x, set1(*reinterpret_cast<const float*>(at.scales + row)), load(to)));
+      }
+    }
+  }
+};
+
+template <class W, bool kBlocks>
+struct PlaneKindOf {
+  using Type = PlaneGroups<W>;
+};
+template <class W>
+struct PlaneKindOf<W, true> {
+  using Type = PlaneBlocks<W>;
+};
+template <class W>
+using PlaneKind = typename PlaneKindOf<W, W::kScaled>::Type;
 
 template <class W>
 size_t plane_panel_bytes(int64_t k) noexcept {
@@ -409,7 +583,7 @@ template <class G>
 constexpr LinearKernel plane_kernel() {
   using W = Planes<G>;
   using Kind = PlaneKind<W>;
-  return {ActFormat::q8g32,  plane_panel_bytes<W>, pack_planes<W>,         run_linear<Kind>,
+  return {Kind::kAct,        plane_panel_bytes<W>, pack_planes<W>,         run_linear<Kind>,
           plane_row<W>,      Kind::kRows,          Kind::kPanels * kPanel, Kind::kPanels,
           Kind::kStreamRows, linear_block_k<Kind>};
 }

@@ -8,7 +8,9 @@
 // Chain kinds keep their sums in tiles over a block of K: bf16, and int8 with one scale per row.
 // Group kinds have a scale for every 16 to 256 of K. Their weights are first unpacked to signed
 // bytes or to bf16, once for all rows of a block; a group's sums leave the tiles, and vectors add
-// them to fp32 sums while the tiles compute the next group.
+// them to fp32 sums while the tiles compute the next group. GGUF's kinds with blocks of 256 have
+// one group for all of it: what is unpacked are codes times their integer scales, most of which
+// need two bytes, so that each tile of rows enters two products.
 #pragma once
 #include "kernels/generic/matrix_job.h"
 #include "kernels/linear/channel.h"
@@ -129,6 +131,7 @@ struct Bf16Tiles {
   static constexpr ActFormat kAct = ActFormat::bf16;
   static constexpr bool kGroups = false;
   static constexpr int kShapeLines = kTileLines;
+  static constexpr int64_t kBlockLines = 0;  // those of a chain kind depend on K
   static int64_t lines(int64_t k) { return (k + 1) / 2; }
   static void unpack(const PackedWeight&, int64_t, int64_t, int64_t, uint8_t*) {}
 
@@ -145,6 +148,7 @@ struct ChannelTiles {
   static constexpr ActFormat kAct = ActFormat::q8row;
   static constexpr bool kGroups = false;
   static constexpr int kShapeLines = kTileLines;
+  static constexpr int64_t kBlockLines = 0;  // those of a chain kind depend on K
   static int64_t lines(int64_t k) { return (k + 3) / 4; }
   static void unpack(const PackedWeight&, int64_t, int64_t, int64_t, uint8_t*) {}
 
@@ -177,11 +181,22 @@ CPUSERVE_INLINE LineBytes line_at(const uint8_t* p) {
 }
 CPUSERVE_INLINE void put_line(uint8_t* p, LineBytes x) { *reinterpret_cast<LineBytes*>(p) = x; }
 
+// Quad kQuad of a group of a kind of linear/planes.h, whose lines begin at `from`.
+template <class W, int kQuad>
+CPUSERVE_INLINE LineBytes quad_line(const uint8_t* from) {
+  LineBytes x;
+  for (int v = 0; v < kVecs; v++) {
+    const Q q = W::template quad<kQuad>(from + v * kLanes * 4);
+    memcpy(reinterpret_cast<uint8_t*>(&x) + v * kLanes * 4, &q, sizeof q);
+  }
+  return x;
+}
+
 // How a group kind W lies in memory: raw bytes of a group, and its lines as signed bytes.
 template <class W>
 struct RawGroup {
   static constexpr int kGroup = W::kGroup, kLines = kGroup / 4;
-  static constexpr int kActGroup = kGroup, kVectorRows = kGroupVectorRows;
+  static constexpr int kVectorRows = kGroupVectorRows;
   static constexpr bool kScales = true, kLeast = W::kMinBytes != 0, kFloats = false;
   using Vectors = Grouped<W>;
   using Product = S8S8Product;
@@ -214,7 +229,7 @@ struct RawGroup {
 // w8_channel_g128: lines without scales between them, and a last group that may be cut short.
 struct RawChannel {
   static constexpr int kGroup = kWideGroup, kLines = kGroup / 4;
-  static constexpr int kActGroup = kGroup, kVectorRows = kGroupVectorRows;
+  static constexpr int kVectorRows = kGroupVectorRows;
   static constexpr bool kScales = false, kLeast = false, kFloats = false;
   using Vectors = Channel<kWideGroup / 4>;
   using Product = S8S8Product;
@@ -234,54 +249,42 @@ struct RawChannel {
   }
 };
 
-// The kinds of linear/planes.h: a group is a sub-block of 32 or 16.
+// The kinds of linear/planes.h with units of 32, which are the groups.
 template <class G>
 struct RawPlanes {
   using W = Planes<G>;
-  static constexpr int kGroup = W::kSub, kLines = kGroup / 4;
-  static constexpr int kActGroup = 32, kParts = kActGroup / kGroup, kVectorRows = kPlaneVectorRows;
+  static constexpr int kGroup = 32, kLines = kGroup / 4;
+  static constexpr int kVectorRows = kPlaneVectorRows;
   static constexpr bool kScales = true, kLeast = W::kMin, kFloats = false;
   using Vectors = PlaneKind<W>;
   using Product = S8S8Product;
   static constexpr ActFormat kAct = Vectors::kAct;
-  static int64_t lines(int64_t k) { return Vectors::units(k) * (W::kUnit / 4); }
-  static const uint8_t* unit(const uint8_t* panel, int64_t group) {
-    return panel + group / W::kSubs * W::kUnitBytes;
-  }
-  template <int kQuad, int kEnd>
-  CPUSERVE_INLINE void put_quads(const uint8_t* from, uint8_t* to) {
-    if constexpr (kQuad < kEnd) {
-      LineBytes x;
-      for (int v = 0; v < kVecs; v++) {
-        const Q q = W::template quad<kQuad>(from + v * kLanes * 4);
-        memcpy(reinterpret_cast<uint8_t*>(&x) + v * kLanes * 4, &q, sizeof q);
-      }
-      put_line(to, x - static_cast<uint8_t>(G::kZero));
-      put_quads<kQuad + 1, kEnd>(from, to + kTileLineBytes);
-    }
+  static int64_t lines(int64_t k) { return Vectors::units(k) * kLines; }
+  static const uint8_t* at(const uint8_t* panel, int64_t group) {
+    return panel + group * W::kUnitBytes;
   }
   static void unpack(const uint8_t* panel, int64_t group, int64_t, uint8_t* to) {
-    const int64_t sub = group % W::kSubs;
-    const uint8_t* from = unit(panel, group) + W::kHeader + sub / kParts * W::kLines * 64;
-    if (sub % kParts == 0) put_quads<0, kLines>(from, to);
-    if constexpr (kParts == 2) {
-      if (sub % kParts == 1) put_quads<kLines, 2 * kLines>(from, to);
+    put_quads<0>(at(panel, group) + W::kHeader, to);
+  }
+  template <int kQuad>
+  CPUSERVE_INLINE void put_quads(const uint8_t* from, uint8_t* to) {
+    if constexpr (kQuad < kLines) {
+      put_line(to, quad_line<W, kQuad>(from) - static_cast<uint8_t>(G::kZero));
+      put_quads<kQuad + 1>(from, to + kTileLineBytes);
     }
   }
   CPUSERVE_INLINE void factors(const uint8_t* panel, int64_t group, int column, F* scale,
                                F* least) {
-    W::factors(unit(panel, group), group % W::kSubs, column, scale, least);
+    W::factors(at(panel, group), column, scale, least);
   }
-  CPUSERVE_INLINE F add_least(F least, F x, F sum) {
-    return W::kScaled ? fnma(least, x, sum) : fma(least, x, sum);
-  }
+  CPUSERVE_INLINE F add_least(F least, F x, F sum) { return fma(least, x, sum); }
 };
 
 // Float codes, whose lines are bf16. K ends with a whole tile.
 template <class C>
 struct RawCoded {
   static constexpr int kGroup = C::kGroup, kLines = kGroup / 2;
-  static constexpr int kActGroup = kGroup, kVectorRows = 0;
+  static constexpr int kVectorRows = 0;
   static constexpr bool kScales = true, kLeast = false, kFloats = true;
   using Vectors = void;
   using Product = Bf16Product;
@@ -299,6 +302,14 @@ struct RawCoded {
   }
 };
 
+template <int RT, int NP>
+CPUSERVE_INLINE void store_dots(DotTiles& dots) {
+  tile_store<0>(dots[0], kTileLineBytes);
+  if constexpr (NP == 2) tile_store<1>(dots[1], kTileLineBytes);
+  if constexpr (RT == 2) tile_store<2>(dots[2], kTileLineBytes);
+  if constexpr (RT == 2 && NP == 2) tile_store<3>(dots[3], kTileLineBytes);
+}
+
 // A kind with groups of kGroup of K. Line numbers count unpacked lines.
 template <class Raw>
 struct GroupTiles {
@@ -308,8 +319,7 @@ struct GroupTiles {
   static constexpr int kLines = Raw::kLines;  // of a group
   static constexpr int kShapeLines = kLines < kTileLines ? kLines : kTileLines;
   static constexpr int kVectorRows = Raw::kVectorRows;
-  static constexpr int kParts = Raw::kActGroup / Raw::kGroup;  // groups that share a row's scale
-  static_assert(!Raw::kLeast || kParts == 1, "a row has the sums of its own groups only");
+  static constexpr int64_t kBlockLines = kGroupBlockLines;
   static int64_t lines(int64_t k) { return Raw::lines(k); }
 
   // Unpacks lines [line0, line1) of a panel.
@@ -341,8 +351,8 @@ struct GroupTiles {
     }
     const int row0 = row_tile * kTileRows16;
     const int rows = t.rows - row0 < kTileRows16 ? t.rows - row0 : kTileRows16;
-    const uint8_t* of_row = row_of(t, row0) + t.x_padded + g / kParts * 4;
-    const int64_t to_sums = t.x_padded / Raw::kActGroup * 4;
+    const uint8_t* of_row = row_of(t, row0) + t.x_padded + g * 4;
+    const int64_t to_sums = t.x_padded / Raw::kGroup * 4;
     // Copies: a store to c cannot change them, which the compiler does not know of t's.
     const size_t x_stride = t.x_stride;
     const int64_t c_stride = t.c_stride;
@@ -350,7 +360,7 @@ struct GroupTiles {
     for (int r = 0; r < rows; r++, of_row += x_stride, c += c_stride) {
       F s[G], m[G];
       for (int j = 0; j < G; j++) {
-        if constexpr (!Raw::kFloats) s[j] = set1(read_as<float>(of_row + j / kParts * 4));
+        if constexpr (!Raw::kFloats) s[j] = set1(read_as<float>(of_row + j * 4));
         if constexpr (Raw::kLeast) {
           const auto* sums = reinterpret_cast<const int32_t*>(of_row + to_sums);
           m[j] = mul(s[j], to_float(iload1(sums + j)));
@@ -375,14 +385,6 @@ struct GroupTiles {
         }
       }
     }
-  }
-
-  template <int RT, int NP>
-  static __attribute__((always_inline)) inline void store_dots(DotTiles& dots) {
-    tile_store<0>(dots[0], kTileLineBytes);
-    if constexpr (NP == 2) tile_store<1>(dots[1], kTileLineBytes);
-    if constexpr (RT == 2) tile_store<2>(dots[2], kTileLineBytes);
-    if constexpr (RT == 2 && NP == 2) tile_store<3>(dots[3], kTileLineBytes);
   }
 
   template <int RT, int NP>
@@ -462,6 +464,196 @@ struct GroupTiles {
   }
 };
 
+// GGUF's kinds with blocks of 256. Line numbers count lines of one byte for each weight.
+template <class G>
+struct BlockTiles {
+  using W = Planes<G>;
+  using Vectors = PlaneKind<W>;
+  static constexpr ActFormat kAct = Vectors::kAct;
+  static constexpr bool kGroups = true;
+  static constexpr int kVectorRows = kPlaneVectorRows, kShapeLines = kTileLines;
+  static constexpr int kUnitLines = W::kUnit / 4;
+  // Codes times scales are in [-128, 128] (Q3_K, at 128 in its negative) or in 16 bits.
+  static constexpr bool kWide = G::kLow == 4;
+  static constexpr bool kNegated = !kWide && G::kZero != 0;
+  static constexpr int kBytes = kWide ? 2 : 1;
+  static constexpr int64_t kBlockLines = kGroupBlockLines / kBytes;
+  static_assert(kBlockLines % kUnitLines == 0, "a block has whole units");
+  static int64_t lines(int64_t k) { return Vectors::units(k) * kUnitLines; }
+
+  typedef int16_t LineWords __attribute__((vector_size(64), aligned(1), may_alias));
+  typedef uint16_t LineBits __attribute__((vector_size(64), aligned(1), may_alias));
+  typedef int32_t LineInts __attribute__((vector_size(64), aligned(1), may_alias));
+
+  // The scale of each column of a sub-block, twice: the four bytes of a column are two words.
+  CPUSERVE_INLINE LineWords scale_line(const uint8_t* unit, int64_t sub) {
+    alignas(64) int32_t scales[kPanel];
+    for (int column = 0; column < kPanel; column += kLanes) {
+      const Q words = W::scale_words(unit, sub / 2, column);
+      store_bits(reinterpret_cast<float*>(scales + column),
+                 sub % 2 ? odd_words(words) : even_words(words));
+    }
+    const LineInts x = *reinterpret_cast<const LineInts*>(scales);
+    return (LineWords)((x << 16) | (x & 0xffff));
+  }
+  // Puts quads [kQuad, kEnd) of a group times their scale: high bytes at `to`, low ones behind
+  // those of the whole unit; or the one byte.
+  template <int kQuad, int kEnd>
+  CPUSERVE_INLINE void put_quads(const uint8_t* from, LineWords scale, LineWords of_zero,
+                                 uint8_t* to) {
+    if constexpr (kQuad < kEnd) {
+      const LineWords x = (LineWords)quad_line<W, kQuad>(from);
+      const LineWords upper = (LineWords)(LineInts{} + static_cast<int32_t>(0xff00ff00));
+      LineWords even = (x & 0xff) * scale, odd = (LineWords)((LineBits)x >> 8) * scale;
+      if constexpr (G::kZero != 0) {
+        even -= of_zero;
+        odd -= of_zero;
+      }
+      if constexpr (kNegated) {
+        even = -even;
+        odd = -odd;
+      }
+      const LineWords low = (even & ~upper) | (LineWords)((LineBits)odd << 8);
+      if constexpr (kWide) {
+        put_line(to, (LineBytes)((LineWords)((LineBits)even >> 8) | (odd & upper)));
+        to += kUnitLines * kTileLineBytes;
+      }
+      put_line(to, (LineBytes)low);
+      put_quads<kQuad + 1, kEnd>(from, scale, of_zero,
+                                 to + (1 - (kWide ? kUnitLines : 0)) * kTileLineBytes);
+    }
+  }
+  // Unpacks lines [line0, line1) of a panel, which are whole units.
+  static void unpack(const PackedWeight& w, int64_t panel, int64_t line0, int64_t line1,
+                     uint8_t* to) {
+    const uint8_t* unit =
+        w.data + static_cast<size_t>(panel) * w.panel_bytes + line0 / kUnitLines * W::kUnitBytes;
+    for (int64_t line = line0; line < line1; line += kUnitLines, unit += W::kUnitBytes) {
+      const uint8_t* from = unit + W::kHeader;
+      for (int64_t g = 0; g < W::kGroups; g++, from += W::kLines * 64) {
+        constexpr int kQuads = W::kSub / 4;
+        constexpr int16_t kZero = G::kZero;
+        LineWords scale = scale_line(unit, W::kSub == 32 ? g : 2 * g);
+        uint8_t* group = to + g * 8 * kTileLineBytes;
+        put_quads<0, kQuads>(from, scale, scale * kZero, group);
+        if constexpr (kQuads == 4) {
+          scale = scale_line(unit, 2 * g + 1);
+          put_quads<4, 8>(from, scale, scale * kZero, group + 4 * kTileLineBytes);
+        }
+      }
+      to += kBytes * kUnitLines * kTileLineBytes;
+    }
+  }
+
+  // Integers of a unit that have left the tiles, and have not been added yet: of both bytes of a
+  // panel, or of the panels of a job.
+  struct Waiting {
+    int64_t unit;
+    int panel;             // of the job
+    const DotTiles* dots;  // nullptr: none
+  };
+
+  // The steps of the fp32 chains that they are, as in linear/planes.h, for the rows of one tile.
+  template <int NP>
+  static __attribute__((noinline)) void add_rows(const TileJob& t, const Waiting& waiting,
+                                                 int row_tile) {
+    constexpr int kWays = kPanel / kLanes, kPanels = kWide ? 1 : NP;
+    const int row0 = row_tile * kTileRows16;
+    const int rows = t.rows - row0 < kTileRows16 ? t.rows - row0 : kTileRows16;
+    const size_t x_stride = t.x_stride;
+    const int64_t c_stride = t.c_stride;
+    const uint8_t* scales = row_of(t, row0) + t.x_padded;
+    const uint8_t* sums =
+        scales + t.x_padded / 256 * 4 + waiting.unit * kBlockSums + (W::kSub == 32 ? 32 : 0);
+    scales += waiting.unit * 4;
+    for (int p = 0; p < kPanels; p++) {
+      const uint8_t* unit = t.w + static_cast<size_t>(waiting.panel + p) * t.panel_bytes +
+                            waiting.unit * W::kUnitBytes;
+      const int32_t* dots = (*waiting.dots)[row_tile * kJobColumns + p];
+      constexpr int64_t kNext = kTileRows16 * kPanel;  // from high bytes to low ones
+      for (int v = 0; v < kWays; v++) {
+        F scale, least;
+        W::factors(unit, v * kLanes, &scale, &least);
+        Q words[W::kMin ? W::kSubs / 2 : 1];
+        if constexpr (W::kMin) {
+          for (int i = 0; i < W::kSubs / 2; i++) words[i] = W::least_words(unit, i, v * kLanes);
+        }
+        float* c = t.c + row0 * c_stride + (waiting.panel + p) * kPanel + v * kLanes;
+        const auto* dot = reinterpret_cast<const float*>(dots) + v * kLanes;
+        for (int r = 0; r < rows; r++, c += c_stride, dot += kPanel) {
+          const size_t row = static_cast<size_t>(r) * x_stride;
+          I products = load_bits(dot);
+          if constexpr (kWide) products = iadd(shl<8>(products), load_bits(dot + kNext));
+          if constexpr (kNegated) products = isub(izero(), products);
+          F x = mul(to_float(products), scale);
+          if constexpr (W::kMin) {
+            I low = izero();
+#pragma GCC unroll 8
+            for (int i = 0; i < W::kSubs / 2; i++) {
+              const auto* pair = reinterpret_cast<const int8_t*>(sums + row + i * 4);
+              low = dot_words(low, words[i], set1_quad(pair));
+            }
+            x = fnma(least, to_float(low), x);
+          }
+          store(c, fma(x, set1(read_as<float>(scales + row)), load(c)));
+        }
+      }
+    }
+  }
+
+  template <int RT, int NP>
+  static __attribute__((noinline)) void job(const TileJob& t) {
+    constexpr int kColumns = kWide ? 2 : NP;
+    if (!t.resume) {
+      for (int r = 0; r < t.rows; r++) {
+        for (int i = 0; i < NP * kPanel; i += kLanes) store(t.c + r * t.c_stride + i, zero());
+      }
+    }
+    Waiting before = {0, 0, nullptr};
+    int turn = 0;
+    const uint8_t* lines = t.lines;
+    constexpr size_t kUnitBytes = kUnitLines * kTileLineBytes;
+    const size_t next_panel = sizeof t.scratch->lines[0];
+    for (int64_t line = t.line0; line < t.line1; line += kUnitLines, lines += kBytes * kUnitBytes) {
+      for (int p = 0; p < (kWide ? NP : 1); p++, turn ^= 1) {
+        const uint8_t* first = lines + static_cast<size_t>(p) * next_panel;
+        const uint8_t* second = first + (kWide ? kUnitBytes : next_panel);
+        zero_sums<RT, kColumns>();
+        for (int64_t at = 0; at < kUnitLines; at += kTileLines) {
+          t.fetch->step();
+          products<RT, kColumns>(t.x + (line + at) * 4, t.x_stride, first + at * kTileLineBytes,
+                                 second + at * kTileLineBytes);
+        }
+        if (before.dots) {
+          for (int i = 0; i < RT; i++) add_rows<NP>(t, before, i);
+        }
+        DotTiles& dots = t.scratch->dots[turn][0];
+        store_dots<RT, kColumns>(dots);
+        before = {line / kUnitLines, p, &dots};
+      }
+    }
+    for (int i = 0; i < RT; i++) add_rows<NP>(t, before, i);
+  }
+
+  // As tile_products; low bytes are unsigned.
+  template <int RT, int kColumns>
+  static __attribute__((always_inline)) inline void products(const uint8_t* x, size_t x_stride,
+                                                             const uint8_t* w0, const uint8_t* w1) {
+    tile_load<4>(x, x_stride);
+    tile_load<6>(w0, kTileLineBytes);
+    tile_dot_s8s8<0, 4, 6>();
+    if constexpr (kColumns == 2) {
+      tile_load<7>(w1, kTileLineBytes);
+      kWide ? tile_dot_s8u8<1, 4, 7>() : tile_dot_s8s8<1, 4, 7>();
+    }
+    if constexpr (RT == 2) {
+      tile_load<5>(x + kTileRows16 * x_stride, x_stride);
+      tile_dot_s8s8<2, 5, 6>();
+      if constexpr (kColumns == 2) kWide ? tile_dot_s8u8<3, 5, 7>() : tile_dot_s8s8<3, 5, 7>();
+    }
+  }
+};
+
 template <class Kind>
 CPUSERVE_INLINE void call_job(const TileJob& t, int panels) {
   if (t.rows > kTileRows16) {
@@ -511,7 +703,7 @@ CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
     for (int p = 0; p < span; p++) {
       t.w = w.data + static_cast<size_t>(p0 + p) * w.panel_bytes;
       t.c = t.scratch->sums + p * kPanel;
-      over_k(t, lines, Kind::kGroups ? kGroupBlockLines : lines, [&] {
+      over_k(t, lines, Kind::kGroups ? Kind::kBlockLines : lines, [&] {
         // A panel's bytes ahead of their use, also across panels; of packed lines, a part. They go
         // to L2: a fetch to L1 would hold one of its 16 fill buffers, which tile loads need, for
         // the latency of memory. Measured on Granite Rapids, bf16 reads 5 to 9 % more bytes a
@@ -586,7 +778,7 @@ CPUSERVE_INLINE void run_tile_pair(const LinearArgs& a, TileJob& t, bool plain, 
 
 template <class Kind>
 CPUSERVE_INLINE int64_t tile_block_lines(int64_t lines) {
-  if (Kind::kGroups) return kGroupBlockLines;
+  if (Kind::kGroups) return Kind::kBlockLines;
   const int64_t blocks = (lines + kTileBlockLines - 1) / kTileBlockLines;
   return round_up((lines + blocks - 1) / blocks, kTileLines);
 }

@@ -82,6 +82,7 @@ CPUSERVE_INLINE I izero() { return _mm256_setzero_si256(); }
 CPUSERVE_INLINE I iset1(int x) { return _mm256_set1_epi32(x); }
 CPUSERVE_INLINE I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
 CPUSERVE_INLINE I isub(I a, I b) { return _mm256_sub_epi32(a, b); }
+CPUSERVE_INLINE I imad(I a, I b, I c) { return iadd(_mm256_mullo_epi32(a, b), c); }
 template <int n>
 CPUSERVE_INLINE I shl(I a) {
   return _mm256_slli_epi32(a, n);
@@ -143,11 +144,6 @@ CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
       _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), 23);
   const __m256i least = _mm256_set1_epi32(1 << 22);  // 2^-127 is not normal
   return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_max_epi32(bits, least)), _mm256_set1_ps(0.5f));
-}
-CPUSERVE_INLINE void load_nibbles(const uint8_t* p, F* low, F* high) {
-  const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
-  *low = _mm256_cvtepi32_ps(_mm256_and_si256(x, _mm256_set1_epi32(15)));
-  *high = _mm256_cvtepi32_ps(_mm256_srli_epi32(x, 4));
 }
 CPUSERVE_INLINE F load_s8(const uint8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
@@ -228,6 +224,21 @@ CPUSERVE_INLINE Q set1_quad(const int8_t* p) {
   int32_t x;
   memcpy(&x, p, 4);
   return {_mm256_set1_epi32(x)};
+}
+CPUSERVE_INLINE Q load_words_u8(const uint8_t* p) {
+  return {_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p))};
+}
+CPUSERVE_INLINE Q load_words_s8(const uint8_t* p) {
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p))};
+}
+template <int n>
+CPUSERVE_INLINE Q minus_shifted(Q x) {
+  return {_mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16(x.v, n))};
+}
+CPUSERVE_INLINE I even_words(Q x) { return _mm256_srai_epi32(_mm256_slli_epi32(x.v, 16), 16); }
+CPUSERVE_INLINE I odd_words(Q x) { return _mm256_srai_epi32(x.v, 16); }
+CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(x.v, y.v));
 }
 CPUSERVE_INLINE Q low_nibbles(Q x) { return {_mm256_and_si256(x.v, _mm256_set1_epi8(15))}; }
 CPUSERVE_INLINE Q high_nibbles(Q x) {

@@ -67,6 +67,7 @@ CPUSERVE_INLINE I izero() { return _mm512_setzero_si512(); }
 CPUSERVE_INLINE I iset1(int x) { return _mm512_set1_epi32(x); }
 CPUSERVE_INLINE I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
 CPUSERVE_INLINE I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
+CPUSERVE_INLINE I imad(I a, I b, I c) { return iadd(_mm512_mullo_epi32(a, b), c); }
 template <int n>
 CPUSERVE_INLINE I shl(I a) {
   return _mm512_slli_epi32(a, n);
@@ -137,11 +138,6 @@ CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
       _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), 23);
   const __m512i least = _mm512_set1_epi32(1 << 22);  // 2^-127 is not normal
   return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_max_epi32(bits, least)), _mm512_set1_ps(0.5f));
-}
-CPUSERVE_INLINE void load_nibbles(const uint8_t* p, F* low, F* high) {
-  const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
-  *low = _mm512_cvtepi32_ps(_mm512_and_si512(x, _mm512_set1_epi32(15)));
-  *high = _mm512_cvtepi32_ps(_mm512_srli_epi32(x, 4));
 }
 // Read as fp16 without changing the bias of the exponent, which gives 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
@@ -238,6 +234,18 @@ CPUSERVE_INLINE Q set1_quad(const int8_t* p) {
   memcpy(&x, p, 4);
   return {_mm512_set1_epi32(x)};
 }
+CPUSERVE_INLINE Q load_words_u8(const uint8_t* p) {
+  return {_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p))};
+}
+CPUSERVE_INLINE Q load_words_s8(const uint8_t* p) {
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))};
+}
+template <int n>
+CPUSERVE_INLINE Q minus_shifted(Q x) {
+  return {_mm512_sub_epi16(_mm512_setzero_si512(), _mm512_slli_epi16(x.v, n))};
+}
+CPUSERVE_INLINE I even_words(Q x) { return _mm512_srai_epi32(_mm512_slli_epi32(x.v, 16), 16); }
+CPUSERVE_INLINE I odd_words(Q x) { return _mm512_srai_epi32(x.v, 16); }
 CPUSERVE_INLINE Q low_nibbles(Q x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(15))}; }
 CPUSERVE_INLINE Q high_nibbles(Q x) {
   return {_mm512_and_si512(_mm512_srli_epi16(x.v, 4), _mm512_set1_epi8(15))};
@@ -260,6 +268,10 @@ CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
   return acc;
 }
 CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) { return dot4(acc, u, s); }
+CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(x.v), "v"(y.v));
+  return acc;
+}
 constexpr int kGroupVecs = 24;
 constexpr bool kWideS = true;
 using S = I;
@@ -278,6 +290,9 @@ CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
 CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 127 * 127 * 2 fits 16 bits
   return _mm512_add_epi32(acc,
                           _mm512_madd_epi16(_mm512_maddubs_epi16(u.v, s.v), _mm512_set1_epi16(1)));
+}
+CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
+  return _mm512_add_epi32(acc, _mm512_madd_epi16(x.v, y.v));
 }
 constexpr int kGroupVecs = 12;  // the other registers hold the emulated products
 constexpr bool kWideS = false;

@@ -86,6 +86,7 @@ CPUSERVE_INLINE I izero() { return vdupq_n_s32(0); }
 CPUSERVE_INLINE I iset1(int x) { return vdupq_n_s32(x); }
 CPUSERVE_INLINE I iadd(I a, I b) { return vaddq_s32(a, b); }
 CPUSERVE_INLINE I isub(I a, I b) { return vsubq_s32(a, b); }
+CPUSERVE_INLINE I imad(I a, I b, I c) { return vmlaq_s32(c, a, b); }
 template <int n>
 CPUSERVE_INLINE I shl(I a) {
   return vshlq_n_s32(a, n);
@@ -153,11 +154,6 @@ CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   const uint32x4_t bits = vmaxq_u32(vshlq_n_u32(load_u8(p), 23), least);
   return vmulq_n_f32(vreinterpretq_f32_u32(bits), 0.5f);
 }
-CPUSERVE_INLINE void load_nibbles(const uint8_t* p, F* low, F* high) {
-  const uint32x4_t x = load_u8(p);
-  *low = vcvtq_f32_u32(vandq_u32(x, vdupq_n_u32(15)));
-  *high = vcvtq_f32_u32(vshrq_n_u32(x, 4));
-}
 CPUSERVE_INLINE F load_s8(const uint8_t* p) { return vcvtq_f32_s32(vmovl_s16(load_bytes(p))); }
 // Read as fp16 without changing the bias of the exponent, which gives 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
@@ -219,6 +215,25 @@ CPUSERVE_INLINE Q set1_quad(const int8_t* p) {
   uint32_t x;
   memcpy(&x, p, 4);
   return {vreinterpretq_u8_u32(vdupq_n_u32(x))};
+}
+CPUSERVE_INLINE Q load_words_u8(const uint8_t* p) {
+  return {vreinterpretq_u8_u16(vmovl_u8(vld1_u8(p)))};
+}
+CPUSERVE_INLINE Q load_words_s8(const uint8_t* p) {
+  return {vreinterpretq_u8_s16(vmovl_s8(vld1_s8((const int8_t*)p)))};
+}
+template <int n>
+CPUSERVE_INLINE Q minus_shifted(Q x) {
+  return {vreinterpretq_u8_s16(vnegq_s16(vshlq_n_s16(vreinterpretq_s16_u8(x.v), n)))};
+}
+CPUSERVE_INLINE I even_words(Q x) {
+  return vshrq_n_s32(vshlq_n_s32(vreinterpretq_s32_u8(x.v), 16), 16);
+}
+CPUSERVE_INLINE I odd_words(Q x) { return vshrq_n_s32(vreinterpretq_s32_u8(x.v), 16); }
+CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
+  const int16x8_t a = vreinterpretq_s16_u8(x.v), b = vreinterpretq_s16_u8(y.v);
+  const int32x4_t low = vmull_s16(vget_low_s16(a), vget_low_s16(b));
+  return vaddq_s32(acc, vpaddq_s32(low, vmull_high_s16(a, b)));
 }
 CPUSERVE_INLINE Q low_nibbles(Q x) { return {vandq_u8(x.v, vdupq_n_u8(15))}; }
 CPUSERVE_INLINE Q high_nibbles(Q x) { return {vshrq_n_u8(x.v, 4)}; }

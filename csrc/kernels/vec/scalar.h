@@ -218,12 +218,6 @@ CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   CPUSERVE_LANES r.v[i] = 0.5f * float_of(p[i] ? (uint32_t)p[i] << 23 : 1u << 22);
   return r;
 }
-CPUSERVE_INLINE void load_nibbles(const uint8_t* p, F* low, F* high) {
-  CPUSERVE_LANES {
-    low->v[i] = (float)(p[i] & 15);
-    high->v[i] = (float)(p[i] >> 4);
-  }
-}
 CPUSERVE_INLINE F load_s8(const uint8_t* p) {
   F r;
   CPUSERVE_LANES r.v[i] = (float)(int8_t)p[i];
@@ -294,6 +288,45 @@ CPUSERVE_INLINE Q set1_quad(const int8_t* p) {
   CPUSERVE_LANES memcpy(r.v[i], p, 4);
   return r;
 }
+CPUSERVE_INLINE I words_of(Q x, int at) {
+  I r;
+  CPUSERVE_LANES {
+    int16_t word;
+    memcpy(&word, x.v[i] + at, 2);
+    r.v[i] = word;
+  }
+  return r;
+}
+template <int n>
+CPUSERVE_INLINE Q minus_shifted(Q x) {
+  CPUSERVE_LANES for (int j = 0; j < 4; j += 2) {
+    int16_t word;
+    memcpy(&word, x.v[i] + j, 2);
+    word = (int16_t)(-word * (1 << n));
+    memcpy(x.v[i] + j, &word, 2);
+  }
+  return x;
+}
+CPUSERVE_INLINE I even_words(Q x) { return words_of(x, 0); }
+CPUSERVE_INLINE I odd_words(Q x) { return words_of(x, 2); }
+CPUSERVE_INLINE I imad(I a, I b, I c) {
+  CPUSERVE_LANES c.v[i] += a.v[i] * b.v[i];
+  return c;
+}
+CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
+  return imad(even_words(x), even_words(y), imad(odd_words(x), odd_words(y), acc));
+}
+template <class T>
+CPUSERVE_INLINE Q load_words(const T* p) {
+  Q r;
+  CPUSERVE_LANES {
+    const int16_t words[2] = {p[2 * i], p[2 * i + 1]};
+    memcpy(r.v[i], words, 4);
+  }
+  return r;
+}
+CPUSERVE_INLINE Q load_words_u8(const uint8_t* p) { return load_words(p); }
+CPUSERVE_INLINE Q load_words_s8(const uint8_t* p) { return load_words((const int8_t*)p); }
 CPUSERVE_INLINE Q low_nibbles(Q x) {
   CPUSERVE_LANES for (int j = 0; j < 4; j++) x.v[i][j] &= 15;
   return x;

@@ -28,7 +28,6 @@
 //     acc + a.even b.even + a.odd b.odd, in an order fixed for each ISA
 //   F load_bf16(const uint16_t*) load_f16(const uint16_t*)   (kLanes elements)
 //   F load_e8m0(const uint8_t*): half of 2^(byte - 127)
-//   void load_nibbles(const uint8_t*, F* low, F* high)
 //   F load_s8(const uint8_t*) load_e5m2(const uint8_t*) load_e4m3(const uint8_t*): 1/256 of it
 //   void widen_e4m3(const uint8_t*, uint16_t* to): 2 kLanes of them as bf16, also 1/256 of each
 //   Entries load_entries(const uint16_t*): a table of 16 bf16   P lookup_pairs(Entries,
@@ -47,6 +46,11 @@
 //   I dot4_small(I acc, Q u8, Q s8 not -128): the same where u8 <= 127
 //   void sums_of_16(const int8_t* x, int32_t* out): 16 sums of 16 neighbours each
 //   I isub(I, I)  I shl<n>(I)  iload1(const int32_t*): one value in every lane
+//   I imad(I a, I b, I c) = a b + c
+//   Q load_words_u8(const uint8_t*) load_words_s8: 2 kLanes bytes as words of 16 bits
+//   Q minus_shifted<n>(Q words): -(word << n)
+//   I even_words(Q) odd_words(Q): the first and the second word of each lane
+//   I dot_words(I acc, Q x, Q y): acc + x.even y.even + x.odd y.odd
 //
 // Only kernels/linear uses the following, because instruction sets differ in the cheap operations:
 //   constexpr bool kNativeDot2; if false, dot2 is fma(odd a, odd b, fma(even a, even b, acc))
