@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 @functools.cache
 def stacked(path: Path) -> Path:
     """A checkpoint like that at `path`, which has a tensor for each expert's matrix."""
-    to = Path(tempfile.mkdtemp(prefix="cpuserve-gemma4-"))
+    to = Path(tempfile.mkdtemp(dir=path.parent, prefix="stacked-"))
     for file in path.iterdir():
         if file.suffix == ".json":
             (to / file.name).write_bytes(file.read_bytes())

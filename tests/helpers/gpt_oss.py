@@ -23,7 +23,7 @@ def published(path: Path, *, packed: bool = False, bias: float = 1.0) -> Path:
 
     bias: a factor of the experts' biases, which takes gates and ups beyond their clamp.
     """
-    to = Path(tempfile.mkdtemp(prefix="cpuserve-gpt-oss-"))
+    to = Path(tempfile.mkdtemp(dir=path.parent, prefix="published-"))
     for file in path.iterdir():
         if file.suffix == ".json":
             (to / file.name).write_bytes(file.read_bytes())
