@@ -47,6 +47,12 @@ CPUSERVE_INLINE void opaque(T*& p) {
   asm("" : "+r"(p));
 }
 
+// Keeps loads and prefetches before this point before it, and later ones after it. Otherwise gcc
+// moves most fetches of a group behind its products, where they come all at once: on Granite Rapids
+// one row of w4_g32 then reads 82 % of the bandwidth instead of 91 %, and one of q6_k 76 % instead
+// of 95 %.
+CPUSERVE_INLINE void keep_here() { asm volatile("" ::: "memory"); }
+
 // gcc allocates registers loop by loop. If sums live longer than a short inner loop, it keeps the
 // operands of that loop on the stack, which halves the rate of the tile. With the whole function as
 // one region it keeps them in registers.

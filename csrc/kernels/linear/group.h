@@ -46,6 +46,7 @@ CPUSERVE_INLINE void fetch_line(const GroupAt& at, int i) {
     const uint8_t* of_panel = line + static_cast<size_t>(p) * at.panel_bytes;
     kNear ? prefetch(of_panel) : prefetch_l2(of_panel);
   }
+  keep_here();
 }
 
 // Products of the eight quads from `quad0` on, for MR rows x NV vectors.

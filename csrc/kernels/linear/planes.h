@@ -215,9 +215,7 @@ CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneA
         const uint8_t* of_panel = ahead + static_cast<size_t>(p) * at.panel_bytes;
         kNear ? prefetch(of_panel) : prefetch_l2(of_panel);
       }
-      // Keeps the fetch here. gcc would move most of a unit's fetches behind the products of its
-      // groups; on Granite Rapids one row then reads Q6_K at 76 % of the bandwidth, and at 95 % so.
-      if constexpr (W::kScaled && MR * NV <= 2 * kVecs) asm volatile("" ::: "memory");
+      keep_here();
     }
     Q wq[NV];
 #pragma GCC unroll 16
