@@ -113,7 +113,7 @@ def write(shape: Shape, path: Path, layers: int) -> None:
             vector(at + "attn_q_norm.weight", shape.head_dim, mean=1.0)
             vector(at + "attn_k_norm.weight", shape.head_dim, mean=1.0)
             vector(at + "ffn_norm.weight", shape.width, mean=1.0)
-        # Large enough that tokens choose different experts.
+        # The router's weights are large enough that different tokens choose different experts.
         router = rng.standard_normal((shape.experts, shape.width), np.float32)
         writer.add_tensor(at + "ffn_gate_inp.weight", router / np.float32(shape.width**0.5))
         experts(at + "ffn_gate_exps", shape.expert_width, shape.width)

@@ -114,8 +114,8 @@ class VectorLoad:
 class OpWeights:
     """The packed matrix [n, k] of weight kind `kind` that an op multiplies; its size in bytes.
 
-    That of experts has the rows of all that one token chooses, of which all there are have
-    `expert_bytes` (0: no experts).
+    For an op with experts, n and `num_bytes` are those of the experts that one token chooses, and
+    `expert_bytes` is the size of all experts of the op (0: it has none).
     """
 
     kind: str
@@ -195,10 +195,7 @@ class Lowered:
 
         Those of experts are the expected ones if tokens choose all experts alike.
         """
-        if not self.expert_bytes:
-            return self.read_bytes
-        experts = bytes_in_use(self.expert_read_bytes, self.expert_bytes, sequences)
-        return self.read_bytes - self.expert_read_bytes + experts
+        return sum(w.read_bytes(sequences) for w in self.op_weights if w is not None)
 
     @property
     def dot(self) -> str:

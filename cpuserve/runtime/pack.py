@@ -30,7 +30,8 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     table_starts = list(accumulate(map(len, tables[: len(chunks)]), initial=0))
     rows = [row for c in chunks for row in c.rows]
     slots = [c.slot for c in chunks for _ in c.rows]
-    # Sections that most steps do not have. Where each sequence has one token, none has drafts.
+    # Most steps have no drafts and no adapters. A step of one token a sequence cannot have drafts,
+    # so it does not pay for the search.
     has_drafts = starts[-1] > len(chunks) and any(c.num_drafts for c in chunks)
     drafts = [row.draft for row in rows] if has_drafts else []
     adapters = [c.adapter for c in chunks]

@@ -55,8 +55,8 @@ inline bool& unsigned_bytes() {
   return on;
 }
 
-// Set by --few, for emulators, which take a hundred times as long: fewer combinations of shapes,
-// and smaller ones that take the same paths. All run natively.
+// Set by --few, for emulators, which take a hundred times as long: the tests then use fewer
+// combinations of shapes, and smaller ones that take the same paths. Without it they use all.
 inline bool& few_shapes() {
   static bool on = false;
   return on;

@@ -84,7 +84,7 @@ class BlockPool:
                 self._free.append(block)
 
     def keep(self, blocks: Iterable[BlockId]) -> None:
-        """Make `blocks`, which are in use, cached instead of free after their last release."""
+        """Cache `blocks`, which are in use, after their last release, instead of freeing them."""
         for block in blocks:
             assert self._references[block] > 0, f"block {block} is not in use"
             self._kept[block] = 1

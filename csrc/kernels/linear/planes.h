@@ -8,10 +8,10 @@
 //   1 bit        byte (c, j): bit i is that of k = 4 i + j
 // Factors are
 //   half, exponent  { fp16 d[16]; fp16 m[16] }, or the byte of an exponent [16]
-//   bytes           { fp16 d[16]; fp16 m[16]; s8 scale[subs / 2][16][2]; u8 least[subs / 2][16][2]
-//   } nibbles         { fp16 d[16]; fp16 m[16]; u8 both[subs / 2][16][2] }, the scale in the low
-//   nibble
-// without m and least where the kind has no minimum; sub-blocks 2 i and 2 i + 1 lie side by side.
+//   bytes           { fp16 d[16]; fp16 m[16]; s8 scale[pairs][16][2]; u8 least[pairs][16][2] }
+//   nibbles         { fp16 d[16]; fp16 m[16]; u8 both[pairs][16][2] }, the scale in the low nibble
+// without m and least where the kind has no minimum. Sub-blocks 2 i and 2 i + 1 are a pair, whose
+// small factors lie side by side.
 //
 // A unit of 256 is one step of the fp32 chain: its scales and minima, like the sums of its rows,
 // are integers, and so is what the codes and scales of all 256 add up to.
@@ -254,7 +254,7 @@ CPUSERVE_INLINE void plane_sums(I (&out)[MR][NV], const PlaneAt& at, const First
   }
 }
 
-// What the tiles of both units share.
+// What PlaneGroups, for units of 32 weights, and PlaneBlocks, for units of 256, share.
 template <class W>
 struct PlaneShape {
   static constexpr int64_t kUnitBytes = W::kUnitBytes, kWholeUnits = 1;

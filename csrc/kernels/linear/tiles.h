@@ -464,7 +464,8 @@ struct GroupTiles {
   }
 };
 
-// GGUF's kinds with blocks of 256. Line numbers count lines of one byte for each weight.
+// GGUF's kinds with blocks of 256. Line numbers count lines of 64 weights, as if each took one
+// byte, although most kinds unpack a weight to two.
 template <class G>
 struct BlockTiles {
   using W = Planes<G>;
@@ -553,7 +554,7 @@ struct BlockTiles {
     const DotTiles* dots;  // nullptr: none
   };
 
-  // The steps of the fp32 chains that they are, as in linear/planes.h, for the rows of one tile.
+  // Adds the integers of `waiting` to the fp32 sums of the rows of one tile, as PlaneBlocks does.
   template <int NP>
   static __attribute__((noinline)) void add_rows(const TileJob& t, const Waiting& waiting,
                                                  int row_tile) {
