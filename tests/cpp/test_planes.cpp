@@ -109,17 +109,30 @@ std::vector<int> halves_of(WeightKind kind) {
   }
 }
 
-// Byte `at` of a block; with --unsigned one like it whose weights are not negative.
+// Byte `at` of a block; with --unsigned one like it of which tiles multiply no negative byte: their
+// bytes are codes less their zero or, of kinds with scales in bytes, these times their scale, which
+// Q3_K takes negated.
 uint8_t weight_byte(WeightKind kind, size_t at, uint8_t byte) {
   if (!harness::unsigned_bytes()) return byte;
-  const bool high_bits = (kind == WeightKind::q3_k && at < 32) ||
-                         (kind == WeightKind::q5_0 && at >= 2 && at < 6) ||
-                         (kind == WeightKind::q6_k && at >= 128 && at < 192);
-  if (high_bits) return kind == WeightKind::q6_k ? byte | 0xaa : 0xff;
-  const bool upper_half =
-      (kind == WeightKind::iq4_nl && at >= 2) || (kind == WeightKind::iq4_xs && at >= 8);
-  if (upper_half) return byte | 0x88;
-  return kind == WeightKind::mxfp4 && at >= 1 ? byte & 0x77 : byte;
+  switch (kind) {
+    case WeightKind::q3_k:
+      if (at < 32) return 0xff;                           // codes 0 to 3
+      return at >= 104 && at < 108 ? byte & 0x55 : byte;  // scales -32 to -1
+    case WeightKind::q5_0:
+      return at >= 2 && at < 6 ? 0xff : byte;  // codes 0 to 15
+    case WeightKind::q6_k:
+      if (at >= 128 && at < 192) return byte | 0xaa;  // codes 0 to 31
+      return at >= 192 && at < 208 ? byte & 0x7f : byte;
+    case WeightKind::iq4_nl:
+      return at >= 2 ? byte | 0x88 : byte;  // the upper half of the table
+    case WeightKind::iq4_xs:
+      if (at == 2 || at == 3) return byte | 0xaa;  // scales 0 to 31
+      return at >= 8 ? byte | 0x88 : byte;
+    case WeightKind::mxfp4:
+      return at >= 1 ? byte & 0x77 : byte;
+    default:
+      return byte;
+  }
 }
 
 struct Weights {
