@@ -8,10 +8,14 @@ the files, its likelihoods of a text, and its greedy tokens for ten prompts. `co
 with cpuserve, with activations of one and of two int8 terms, and prints a line for each: the
 difference in likelihood in nats per token, and how many of the ten prompts have the same tokens;
 beside it, for how many llama.cpp agrees with itself when it computes attention in another order
-(flash_attn). Keys and values are fp32 in both. llama.cpp rounds activations to 8 bits, in groups of
-32 values (of 256 for K types), so only one term is its computation; two terms are more exact.
+(flash_attn). Rounding decides between tokens that are nearly as likely, so the prompts are the
+first ten parts of the text after which the best token of llama.cpp leads by at least SURE nats in
+every step; "any" are ten prompts without that choice. Keys and values are fp32 in both. llama.cpp
+rounds activations to 8 bits, in groups of 32 values (of 256 for K types), so only one term is its
+computation; two terms are more exact.
 """
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -20,6 +24,7 @@ TEXT = Path(__file__).resolve().parents[2] / "tests" / "data" / "fidelity.txt"
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "Q6_K", "Q4_K_M")
 WINDOW, WINDOWS = 512, 2  # tokens of the text that are scored: each window alone
 PROMPTS, PROMPT, ANSWER = 10, 40, 8
+SURE = 0.25  # nats
 
 
 def main():
@@ -87,46 +92,61 @@ def read_by_llama(path):
         total = top + np.log(np.exp(rows - top[:, None]).sum(axis=1))
         losses += (total - rows[np.arange(WINDOW - 1), window[1:]]).tolist()
     step = len(ids) // (PROMPTS + 1)
-    prompts = [ids[i * step : i * step + PROMPT] for i in range(1, PROMPTS + 1)]
-    answers = greedy_of_llama(model, prompts)
-    again = greedy_of_llama(Llama(str(path), flash_attn=True, **options), prompts)
-    return {
-        "windows": windows,
-        "nll": losses,
-        "prompts": prompts,
-        "answers": answers,
-        "again": again,
-    }
+    other = Llama(str(path), flash_attn=True, **options)
+    record = {"windows": windows, "nll": losses}
+    for name, prompts in (
+        ("any", [ids[i * step : i * step + PROMPT] for i in range(1, PROMPTS + 1)]),
+        ("sure", sure_prompts(model, ids)),
+    ):
+        answers = [greedy_of_llama(model, prompt)[0] for prompt in prompts]
+        again = [greedy_of_llama(other, prompt)[0] for prompt in prompts]
+        record[name] = {"prompts": prompts, "answers": answers, "again": again}
+    return record
 
 
-def greedy_of_llama(model, prompts):
-    """The most likely tokens after each prompt, from llama.cpp."""
-    answers = []
-    for prompt in prompts:
-        model.reset()
-        model.eval(prompt)
-        answer = []
-        while len(answer) < ANSWER:
-            answer.append(int(model.scores[model.n_tokens - 1].argmax()))
-            model.eval(answer[-1:])
-        answers.append(answer)
-    return answers
+def sure_prompts(model, ids):
+    """The first PROMPTS parts of the text whose answer does not hang on rounding."""
+    parts = (ids[i : i + PROMPT] for i in range(0, len(ids) - PROMPT, PROMPT // 4))
+    sure = (part for part in parts if greedy_of_llama(model, part, SURE)[1] >= SURE)
+    found = list(itertools.islice(sure, PROMPTS))
+    if len(found) < PROMPTS:
+        sys.exit(f"only {len(found)} prompts have an answer that leads by {SURE} nats everywhere")
+    return found
+
+
+def greedy_of_llama(model, prompt, least=-1.0):
+    """The most likely tokens after a prompt, and the least lead of one, in nats.
+
+    It stops after a token that leads by less than `least`.
+    """
+    model.reset()
+    model.eval(prompt)
+    answer, lead = [], float("inf")
+    while len(answer) < ANSWER and lead >= least:
+        logits = model.scores[model.n_tokens - 1]
+        answer.append(int(logits.argmax()))
+        second, first = sorted(logits.tolist())[-2:]
+        lead = min(lead, first - second)
+        model.eval(answer[-1:])
+    return answer, lead
 
 
 def compare(folder):
     """Print how far cpuserve agrees with each record of `folder`."""
     print(
-        f"{'type':8} {'terms':>5} {'llama.cpp':>9} {'cpuserve':>9} {'more':>8} {'same tokens':>12} "
-        f"{'llama.cpp itself':>17}"
+        f"{'type':8} {'terms':>5} {'llama.cpp':>9} {'cpuserve':>9} {'more':>8} "
+        f"{'same tokens':>12} {'itself':>7} {'same, any':>10} {'itself':>7}"
     )
     for record in sorted(folder.glob("*.json")):
         theirs = json.loads(record.read_text())
         for bits in (8, 16):
             losses, answers = read_by_cpuserve(record.with_suffix(".gguf"), theirs, bits)
-            same, own = (equal(theirs["answers"], other) for other in (answers, theirs["again"]))
             a, b = mean(theirs["nll"]), mean(losses)
-            counts = f"{bits // 8:5d} {a:9.4f} {b:9.4f} {b - a:+8.4f}"
-            print(f"{record.stem:8} {counts} {same:9d}/{PROMPTS} {own:14d}/{PROMPTS}", flush=True)
+            line = f"{record.stem:8} {bits // 8:5d} {a:9.4f} {b:9.4f} {b - a:+8.4f} "
+            for name, width in (("sure", 12), ("any", 10)):
+                wanted, again = theirs[name]["answers"], theirs[name]["again"]
+                line += f" {equal(wanted, answers[name]):{width}d} {equal(wanted, again):7d}"
+            print(line, flush=True)
 
 
 def equal(answers, others):
@@ -135,7 +155,7 @@ def equal(answers, others):
 
 
 def read_by_cpuserve(path, record, bits):
-    """The likelihoods of the record's tokens, and what follows its prompts."""
+    """The likelihoods of the record's tokens, and what follows both sets of its prompts."""
     from cpuserve import LLM, SamplingParams
 
     scored = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
@@ -146,8 +166,11 @@ def read_by_cpuserve(path, record, bits):
         for output in llm.generate(record["windows"], scored, use_tqdm=False):
             rows = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
             losses += [-row[token].logprob for token, row in rows]
-        outputs = llm.generate(record["prompts"], greedy, use_tqdm=False)
-        return losses, [list(output.outputs[0].token_ids) for output in outputs]
+        answers = {}
+        for name in ("sure", "any"):
+            outputs = llm.generate(record[name]["prompts"], greedy, use_tqdm=False)
+            answers[name] = [list(output.outputs[0].token_ids) for output in outputs]
+        return losses, answers
 
 
 def mean(values):
