@@ -1,7 +1,7 @@
 // Rates of the linear kernels as shares of this machine's limits, which are probed in the same run.
 //
 //   kernel_bench [--isa LEVEL] [--kind NAME] [--shape N,K] [--threads T] [--rows M,M,...]
-//                [--panels P] [--sizes STRIP,ROWS,WIDENED,AHEAD]
+//                [--panels P] [--sizes STRIP,ROWS,NEAR,AHEAD]
 //
 // --panels: one kernel call covers P panels of 16 columns, like a task of the engine, which has up
 // to 4 (0: all columns of a thread). --sizes: the first fields of WorkSizes, 0 for the default.
@@ -298,7 +298,7 @@ int main_of(int argc, char** argv) {
     if (option == "--rows") rows = numbers(value);
     if (option == "--panels") panels = std::atol(value.c_str());
     if (option == "--sizes") {
-      int32_t* const fields[] = {&sizes.strip_bytes, &sizes.rows, &sizes.widened_bytes,
+      int32_t* const fields[] = {&sizes.strip_bytes, &sizes.rows, &sizes.near_bytes,
                                  &sizes.ahead_bytes};
       const std::vector<int64_t> given = numbers(value);
       for (size_t f = 0; f < std::min(given.size(), std::size(fields)); f++) {

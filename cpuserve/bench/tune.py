@@ -29,7 +29,7 @@ PROMPT_ROWS, LEAST_PROMPT_ROWS, DECODE_ROWS = 512, 64, (1, 8)
 FACTORS: Mapping[str, Sequence[float]] = {
     "strip_bytes": (0.5, 2.0),
     "rows": (0.5,),
-    "widened_bytes": (0.5,),
+    "near_bytes": (0.5,),
     "ahead_bytes": (0.5, 2.0, 4.0),
 }
 OF_DECODE = ("ahead_bytes",)

@@ -83,9 +83,9 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
     """How much the kernels of an ISA level work on at a time.
 
     linear: by weight kind. sizes: strip_bytes of weights in a K block, rows that pass over them,
-    widened_bytes of rows, ahead_bytes that are prefetched, attention_bytes of scratch. source:
-    "caches" (of the first compute core), "tuned" (`cpuserve bench kernels --tune`) or "defaults"
-    (the caches are unknown).
+    near_bytes of what stays in L1 (widened rows, or a K block of w8_channel), ahead_bytes that are
+    prefetched, attention_bytes of scratch. source: "caches" (of the first compute core), "tuned"
+    (`cpuserve bench kernels --tune`) or "defaults" (the caches are unknown).
     """
 
     isa_level: str

@@ -297,15 +297,16 @@ struct Epilogue {
 // follow from the caches of a core (runtime/work_sizes.h); what is compiled is the register tile.
 // They decide about time only and never change a bit. The defaults are for 48 KB of L1 and 1 MB of
 // L2, where the constants were measured.
-constexpr int32_t kMostBlockRows = 512, kMostWidenedBytes = 24 << 10;
+constexpr int32_t kMostBlockRows = 512, kMostNearBytes = 24 << 10;
 constexpr size_t kAttentionScratch = 512 << 10;
 struct WorkSizes {
   // Weights of a strip in one K block. They stay in L2 while rows pass over them.
   int32_t strip_bytes = 256 << 10;
   // Rows that pass over it, whose sums stay in L2: an even number up to kMostBlockRows.
   int32_t rows = kMostBlockRows;
-  // Rows that are widened at once (linear/driver.h) and stay in L1; up to kMostWidenedBytes.
-  int32_t widened_bytes = kMostWidenedBytes;
+  // What stays in L1 while it is used again, of rows that are widened or of the weights of a strip
+  // in one K block (linear/driver.h): up to kMostNearBytes.
+  int32_t near_bytes = kMostNearBytes;
   // Weights that one pass over them fetches ahead of those in use, for all panels of a tile
   // together: 40 GB/s and 200 ns of loaded memory latency are 8 KB.
   int32_t ahead_bytes = 8 << 10;

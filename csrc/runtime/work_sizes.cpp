@@ -9,7 +9,7 @@ namespace {
 
 // The least that is still worth the sums that a K block or a row block reads and writes again.
 constexpr int64_t kLeastStripBytes = 48 << 10, kLeastRows = 128, kLeastAttentionBytes = 96 << 10;
-constexpr int64_t kLeastWidenedBytes = 8 << 10, kLeastAheadBytes = 2 << 10;
+constexpr int64_t kLeastNearBytes = 8 << 10, kLeastAheadBytes = 2 << 10;
 constexpr int64_t kMostStripBytes = 8 << 20, kMostAheadBytes = 64 << 10;
 
 // `share` rounded down to a multiple of `unit`, between `least` and `most`.
@@ -36,7 +36,7 @@ WorkSizes work_sizes_for(const CacheSizes& caches) noexcept {
         sized(caches.l2 / 4, 16 << 10, kLeastAttentionBytes, sizes.attention_bytes);
   }
   if (caches.l1d > 0) {
-    sizes.widened_bytes = sized(caches.l1d / 2, 4 << 10, kLeastWidenedBytes, sizes.widened_bytes);
+    sizes.near_bytes = sized(caches.l1d / 2, 4 << 10, kLeastNearBytes, sizes.near_bytes);
     sizes.ahead_bytes = sized(caches.l1d / 4, 1 << 10, kLeastAheadBytes, sizes.ahead_bytes);
   }
   return sizes;
@@ -46,7 +46,7 @@ void check_work_sizes(const WorkSizes& s) {
   check_size("strip_bytes", s.strip_bytes, 1 << 10, kMostStripBytes);
   check_size("rows", s.rows, 2, kMostBlockRows);
   check_argument(s.rows % 2 == 0, "work sizes: rows must be even, not ", s.rows);
-  check_size("widened_bytes", s.widened_bytes, 1 << 10, kMostWidenedBytes);
+  check_size("near_bytes", s.near_bytes, 1 << 10, kMostNearBytes);
   check_size("ahead_bytes", s.ahead_bytes, 0, kMostAheadBytes);
   check_size("attention_bytes", s.attention_bytes, kLeastAttentionBytes,
              static_cast<int64_t>(kAttentionScratch));

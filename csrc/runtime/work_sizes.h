@@ -19,7 +19,7 @@ struct WorkSizeField {
 };
 constexpr WorkSizeField kWorkSizeFields[] = {{"strip_bytes", &WorkSizes::strip_bytes},
                                              {"rows", &WorkSizes::rows},
-                                             {"widened_bytes", &WorkSizes::widened_bytes},
+                                             {"near_bytes", &WorkSizes::near_bytes},
                                              {"ahead_bytes", &WorkSizes::ahead_bytes},
                                              {"attention_bytes", &WorkSizes::attention_bytes}};
 

@@ -88,7 +88,7 @@ class Clock:
     num_linears = 12
 
     def __init__(self, seconds, refused=()):
-        self.sizes = {"strip_bytes": 1024, "rows": 512, "widened_bytes": 64, "ahead_bytes": 8}
+        self.sizes = {"strip_bytes": 1024, "rows": 512, "near_bytes": 64, "ahead_bytes": 8}
         self.seconds, self.refused, self.noise = seconds, refused, 0
 
     @property

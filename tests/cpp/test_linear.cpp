@@ -793,7 +793,7 @@ KERNEL_TEST(linear_row_has_the_same_bits_with_every_work_size) {
     WorkSizes small{};
     small.strip_bytes = 8 << 10;
     small.rows = 24;
-    small.widened_bytes = 2 << 10;
+    small.near_bytes = 2 << 10;
     small.ahead_bytes = 256;
     CHECK(w.kernel.block_k(kK, small) < kK);
     WorkSizes large{};
@@ -802,7 +802,7 @@ KERNEL_TEST(linear_row_has_the_same_bits_with_every_work_size) {
     WorkSizes odd{};
     odd.strip_bytes = 20 << 10;
     odd.rows = 2;
-    odd.widened_bytes = 3 << 10;
+    odd.near_bytes = 3 << 10;
     odd.ahead_bytes = 0;
     for (int64_t m : {1, 8, 17, 70}) {
       Output whole(ActFormat::f32, m, w.n);

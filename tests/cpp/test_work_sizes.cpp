@@ -70,7 +70,7 @@ TEST(a_core_with_48_kb_and_1_mb_or_more_has_the_measured_sizes) {
 TEST(smaller_caches_get_smaller_parts_that_fit_them) {
   const WorkSizes zen = sizes_of(32 << 10, 512 << 10), client = sizes_of(32 << 10, 256 << 10);
   EXPECT(zen.strip_bytes == 128 << 10 && zen.rows == 256 && zen.attention_bytes == 128 << 10);
-  EXPECT(zen.widened_bytes == 16 << 10 && zen.ahead_bytes == 8 << 10);
+  EXPECT(zen.near_bytes == 16 << 10 && zen.ahead_bytes == 8 << 10);
   EXPECT(client.strip_bytes == 64 << 10 && client.rows == 128);
   for (int64_t l2 = 128 << 10; l2 <= 4 << 20; l2 += 96 << 10) {
     for (int64_t l1 = 16 << 10; l1 <= 128 << 10; l1 += 12 << 10) {
@@ -78,7 +78,7 @@ TEST(smaller_caches_get_smaller_parts_that_fit_them) {
       EXPECT(!refused(s));
       // A strip and the sums of its rows leave some of L2 to the rows that pass.
       EXPECT(l2 < 192 << 10 || s.strip_bytes + s.rows * 256 < l2 / 2 + (1 << 10));
-      EXPECT(s.widened_bytes <= l1 / 2 && s.ahead_bytes <= l1 / 4);
+      EXPECT(s.near_bytes <= l1 / 2 && s.ahead_bytes <= l1 / 4);
     }
   }
 }

@@ -198,6 +198,7 @@ CPUSERVE_INLINE void coded_tiles(const LinearArgs& a, CodedScratch& s, const Cod
   t.x_u0 = t.u0 = 0;
   t.resume = false;
   t.last = true;
+  t.ahead_step = 0;  // lines are in the caches
   for (int64_t i = 0; i < tiles; i++) {
     const int high = static_cast<int>(base + (i < longer));
     for (int64_t g = b.g0; g < b.g1; g++) {

@@ -128,7 +128,7 @@ struct Dense {
   // 89 %).
   static constexpr int stream_panels(int) { return 1; }
   static int64_t units(int64_t k) { return (k + E::kPerStep - 1) / E::kPerStep; }
-  static constexpr bool kWidens = E::kWidens;
+  static constexpr bool kWidens = E::kWidens, kNearBlocks = false;
   // Rows are widened in whole vectors, which their padding ends with.
   static constexpr int64_t kWholeUnits = kWidens ? 16 : 1;
   static constexpr ActFormat kAct = E::kAct;
@@ -147,12 +147,13 @@ struct Dense {
       }
     }
     const size_t panel_bytes = t.panel_bytes, x_stride = t.x_stride;
+    const int64_t ahead_step = kNear ? kUnitBytes : t.ahead_step;
     int64_t u = t.u0;
     for (int part = 0; part < 2; part++) {
       const int64_t end = part ? t.u1 : t.split;
       const uint8_t* x = t.x + (u - t.x_u0) * kActBytes;
       const uint8_t* w = t.w + u * kUnitBytes;
-      const uint8_t* ahead = (part ? t.ahead1 : t.ahead0) + u * kUnitBytes;
+      const uint8_t* ahead = (part ? t.ahead1 : t.ahead0) + (u - t.u0) * ahead_step;
       for (; u < end; u++) {
 #pragma GCC unroll 4
         for (int p = 0; p < NPF; p++) {
@@ -163,7 +164,7 @@ struct Dense {
         if constexpr (E::kPhases == 2) dense_phase<E, 1, kWide>(sum, x, x_stride, w, panel_bytes);
         x += kActBytes;
         w += kUnitBytes;
-        ahead += kUnitBytes;
+        ahead += ahead_step;
       }
     }
 #pragma GCC unroll 16

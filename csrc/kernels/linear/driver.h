@@ -7,6 +7,7 @@
 //     static constexpr int64_t kWholeUnits  a K block is a multiple of this many units
 //     static constexpr ActFormat kAct
 //     static constexpr bool kWidens         tiles of many rows read bf16 rows widened to fp32
+//     static constexpr bool kNearBlocks     a K block stays in L1, and so do the rows beside it
 //     static constexpr int kStreamRows      up to this many rows take one pass over the weights
 //     static constexpr int stream_panels(int rows)         panels side by side in that pass
 //     static constexpr int kRows, kPanels   the tile for more rows than kStreamRows
@@ -32,8 +33,10 @@ struct LinearTile {
   const uint8_t* w;  // first panel
   size_t panel_bytes;
   int64_t u0, split, u1;  // units of K
-  const uint8_t *ahead0,
-      *ahead1;  // prefetch base before and from `split`: base + n panel_bytes + u kUnitBytes
+  // What to prefetch of the first panel with unit u before and from `split`: ahead0 or ahead1 +
+  // (u - u0) ahead_step. In one pass over the weights the step is kUnitBytes.
+  const uint8_t *ahead0, *ahead1;
+  int64_t ahead_step;
   float* c;     // sums, row stride sums_stride<kNear>()
   bool resume;  // c holds the sums of the units below u0
   bool last;    // u1 is the end of K
@@ -90,7 +93,7 @@ constexpr int sums_stride() {
   return (kNear ? kSpanPanels : kStripPanels) * kPanel;
 }
 constexpr int64_t kSumsFloats = int64_t{kMostBlockRows} * kStripPanels * kPanel;
-static_assert(kSumsFloats * 4 + 2 * kMostWidenedBytes <= static_cast<int64_t>(kLinearScratch),
+static_assert(kSumsFloats * 4 + 2 * kMostNearBytes <= static_cast<int64_t>(kLinearScratch),
               "the sums of one row block and widened rows must fit the scratch");
 
 // True for f32 output without activation and glu, which most linears of a model have.
@@ -226,6 +229,7 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
   t.split = units > ahead_units ? units - ahead_units : 0;
   t.resume = false;
   t.last = true;
+  t.ahead_step = Kind::kUnitBytes;
   for (int64_t p0 = a.panel0; p0 < a.panel1; p0 += kSpanPanels) {
     const int span = static_cast<int>(a.panel1 - p0 < kSpanPanels ? a.panel1 - p0 : kSpanPanels);
     for (int p = 0, np; p < span; p += np) {
@@ -262,23 +266,43 @@ struct Block {
   bool last;
 };
 
-// Runs the tiles of NP panels from panel p of a block on, for one of its `tiles` row tiles. The
-// first row tiles prefetch the next block into L2, one panel each (if there are fewer than four,
-// the first two prefetch half of these NP panels each). So memory is neither idle while rows are
-// computed from cache, nor are more prefetches in flight than it can serve.
+// Sets what call `i` of the `calls` to tiles of a block prefetches: its share of the next block,
+// into L2, of kSide panels side by side. All shares are as large, so that memory is neither idle
+// while rows are computed from cache, nor asked for more than it can serve: each miss occupies a
+// buffer of the core, and loads that only miss L1 wait for one. A call that fetches half a panel
+// fetches every line twice, which costs nothing. With the first four calls fetching a panel each,
+// 64 rows of w8_channel ran at 64 % of the dot-product peak on Granite Rapids; so they run at 76 %.
+template <class Kind, int kSide>
+CPUSERVE_INLINE void share_fetches(const LinearArgs& a, const Block& b, LinearTile& t, int64_t i,
+                                   int64_t calls) {
+  t.ahead0 = t.ahead1 = t.w + b.u0 * Kind::kUnitBytes;
+  t.ahead_step = 0;
+  if (!b.next) return;
+  const int64_t sides = (b.panels + kSide - 1) / kSide, side = i * sides / calls;
+  const int64_t first = (side * calls + sides - 1) / sides;
+  const int64_t parts = ((side + 1) * calls + sides - 1) / sides - first;
+  t.ahead_step = (Kind::kUnitBytes + parts - 1) / parts;
+  t.ahead0 = t.ahead1 = b.next + static_cast<size_t>(side * kSide) * a.w->panel_bytes +
+                        b.u0 * Kind::kUnitBytes + (i - first) * (b.u1 - b.u0) * t.ahead_step;
+}
+
+// Panels that the next call of a tile takes of the `left` ones of a block.
+template <int kPanels>
+CPUSERVE_INLINE int panels_at_once(int left) {
+  return left >= kPanels ? kPanels : kPanels > 2 && left > 1 ? 2 : 1;
+}
+
+// Runs a tile of NP panels, call `i` of the `calls` of a block.
 template <class Kind, int NP, int kRows>
-CPUSERVE_INLINE void run_wide(const LinearArgs& a, const Block& b, LinearTile& t, int rows, int p,
-                              int64_t i, int64_t tiles) {
-  const size_t panel_bytes = a.w->panel_bytes;
-  if (tiles >= kStripPanels) {
-    const bool fetch = b.next && i < b.panels && p == 0;
-    if (fetch) t.ahead0 = t.ahead1 = b.next + static_cast<size_t>(i) * panel_bytes;
+CPUSERVE_INLINE void run_wide(const LinearArgs& a, const Block& b, LinearTile& t, int rows,
+                              int64_t i, int64_t calls) {
+  constexpr int kSide = (NP + 1) / 2;
+  if (calls >= b.panels) {
+    share_fetches<Kind, 1>(a, b, t, i, calls);
     call_tile<Kind, false, NP, 1, kRows>(rows, t);
   } else {
-    constexpr int kHalf = (NP + 1) / 2;
-    const size_t from = static_cast<size_t>(p + i * kHalf) * panel_bytes;
-    if (b.next && i < 2) t.ahead0 = t.ahead1 = b.next + from;
-    call_tile<Kind, false, NP, kHalf, kRows>(rows, t);
+    share_fetches<Kind, kSide>(a, b, t, i, calls);
+    call_tile<Kind, false, NP, kSide, kRows>(rows, t);
   }
 }
 
@@ -321,24 +345,23 @@ CPUSERVE_INLINE void run_tiles(const LinearArgs& a, const Block& b, bool plain) 
   t.resume = b.u0 > 0;
   t.last = b.last;
   const int64_t together = plain ? 1 : kFinishTiles;
+  int64_t calls = 0, call = 0;
+  for (int p = 0; p < b.panels; p += panels_at_once<kPanels>(b.panels - p)) calls += tiles;
   for (int64_t i = 0, row = 0, unfinished = 0; i < tiles; i++) {
     const int rows = static_cast<int>(base + (i < longer)) * a.terms;
     float* sums = c + (b.keep ? row : row - unfinished) * a.terms * kWidth;
     place_rows<Kind>(a, b.row0 + row, rows, t);
     if (b.last) fetch_output(a.ep, b.row0 + row, rows / a.terms, b.panel0, b.panels);
     for (int p = 0, np; p < b.panels; p += np) {
-      np = b.panels - p >= kPanels ? kPanels : kPanels > 2 && b.panels - p > 1 ? 2 : 1;
-      const size_t at = static_cast<size_t>(p) * w.panel_bytes;
-      t.w = w.data + static_cast<size_t>(b.panel0) * w.panel_bytes + at;
-      t.ahead0 = t.ahead1 = t.w;
+      np = panels_at_once<kPanels>(b.panels - p);
+      t.w = w.data + static_cast<size_t>(b.panel0 + p) * w.panel_bytes;
       t.c = sums + p * kPanel;
       if (np == 1) {
-        if (b.next && i == 0) t.ahead0 = t.ahead1 = b.next + at;
-        call_tile<Kind, false, 1, 1, kRows>(rows, t);
+        run_wide<Kind, 1, kRows>(a, b, t, rows, call++, calls);
       } else if (np == kPanels) {
-        run_wide<Kind, kPanels, kRows>(a, b, t, rows, p, i, tiles);
+        run_wide<Kind, kPanels, kRows>(a, b, t, rows, call++, calls);
       } else if constexpr (kPanels > 2) {
-        run_wide<Kind, 2, kRows>(a, b, t, rows, p, i, tiles);
+        run_wide<Kind, 2, kRows>(a, b, t, rows, call++, calls);
       }
     }
     row += rows / a.terms;
@@ -365,8 +388,10 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
 template <class Kind>
 CPUSERVE_INLINE int64_t block_units(int64_t units, const WorkSizes& sizes) {
   constexpr int64_t kPair = 2 * sizeof(float);
-  const int64_t fit = sizes.strip_bytes / (kStripPanels * Kind::kUnitBytes);
-  const int64_t widened = sizes.widened_bytes / (Kind::kHalfRows * kPair);
+  const int32_t near = sizes.near_bytes;
+  const int32_t bytes = Kind::kNearBlocks && near < sizes.strip_bytes ? near : sizes.strip_bytes;
+  const int64_t fit = bytes / (kStripPanels * Kind::kUnitBytes);
+  const int64_t widened = near / (Kind::kHalfRows * kPair);
   const int64_t most = Kind::kWidens && widened < fit ? widened : fit;
   const int64_t blocks = most < 1 ? units : (units + most - 1) / most;
   return round_up((units + blocks - 1) / blocks, Kind::kWholeUnits);

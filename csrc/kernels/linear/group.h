@@ -170,7 +170,7 @@ template <class W>
 struct Grouped {
   static constexpr ActFormat kAct = W::kAct;
   static constexpr int64_t kUnitBytes = W::kGroupBytes, kWholeUnits = 1;
-  static constexpr bool kWidens = false;
+  static constexpr bool kWidens = false, kNearBlocks = false;
   // Up to kInRegisters sums of each type, the fp32 sums are in registers together with the integer
   // ones. Otherwise they stay in `c`, which is in L1: one load and one store for a group of 8
   // products.
@@ -213,9 +213,10 @@ struct Grouped {
                   t.w + t.u0 * kUnitBytes,
                   t.panel_bytes,
                   nullptr};
+    const int64_t ahead_step = kNear ? kUnitBytes : t.ahead_step;
     int64_t u = t.u0;
     for (int part = 0; part < 2; part++) {
-      at.ahead = (part ? t.ahead1 : t.ahead0) + u * kUnitBytes;
+      at.ahead = (part ? t.ahead1 : t.ahead0) + (u - t.u0) * ahead_step;
       for (const int64_t end = part ? t.u1 : t.split; u < end; u++) {
         I dot[MR][NV];
         group_sums<W, kNear, NPF>(dot, at);
@@ -225,7 +226,7 @@ struct Grouped {
         opaque(at.scales += 4);
         opaque(at.sums += 4);
         opaque(at.w += kUnitBytes);
-        opaque(at.ahead += kUnitBytes);
+        opaque(at.ahead += ahead_step);
       }
     }
     if constexpr (kKept) {

@@ -258,7 +258,7 @@ CPUSERVE_INLINE void plane_sums(I (&out)[MR][NV], const PlaneAt& at, const First
 template <class W>
 struct PlaneShape {
   static constexpr int64_t kUnitBytes = W::kUnitBytes, kWholeUnits = 1;
-  static constexpr bool kWidens = false;
+  static constexpr bool kWidens = false, kNearBlocks = false;
   // As in kernels/linear/group.h. Sanitizers make a tile of six rows take seconds to compile, and
   // ten kinds have a dozen of them, so instrumented tiles are low.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -300,16 +300,17 @@ struct PlaneShape {
     opaque(at.ahead += W::kFetchLines * 64);
   }
   // Calls run(at) for every unit of t; at.ahead is what to fetch meanwhile.
-  template <class Run>
+  template <bool kNear, class Run>
   CPUSERVE_INLINE void over_units(const LinearTile& t, PlaneAt& at, const Run& run) {
+    const int64_t ahead_step = kNear ? kUnitBytes : t.ahead_step;
     int64_t u = t.u0;
     for (int part = 0; part < 2; part++) {
-      const uint8_t* ahead = (part ? t.ahead1 : t.ahead0) + u * kUnitBytes;
+      const uint8_t* ahead = (part ? t.ahead1 : t.ahead0) + (u - t.u0) * ahead_step;
       for (const int64_t end = part ? t.u1 : t.split; u < end; u++) {
         at.ahead = ahead;
         run();
         next_unit(at);
-        opaque(ahead += kUnitBytes);
+        opaque(ahead += ahead_step);
       }
     }
   }
@@ -336,7 +337,7 @@ struct PlaneGroups : PlaneShape<W> {
     }
     float* const c = t.c;
     PlaneAt at = PlaneShape<W>::at(t);
-    PlaneShape<W>::over_units(
+    PlaneShape<W>::template over_units<kNear>(
         t, at, [&]() __attribute__((always_inline)) {
           add_unit<kNear, NPF, kKept, kStride>(f, at, c);
           PlaneShape<W>::next_group(at);
@@ -417,7 +418,7 @@ struct PlaneBlocks : PlaneShape<W> {
     alignas(64) float memory[kKept ? 1 : MR * NV * kLanes];
     I sum[MR][NV];
     PlaneAt at = PlaneShape<W>::at(t);
-    PlaneShape<W>::over_units(
+    PlaneShape<W>::template over_units<kNear>(
         t, at, [&]() __attribute__((always_inline)) {
 #pragma GCC unroll 16
           for (int r = 0; r < MR; r++) {
