@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from cpuserve.api.errors import error_json
 
 if TYPE_CHECKING:
-    from fastapi import APIRouter
-
     from cpuserve.api.errors import Envelope
+    from cpuserve.api.routing import Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +20,6 @@ class Dialect:
     Errors of all other paths have OpenAI's format.
     """
 
-    routers: tuple[APIRouter, ...]
+    routers: tuple[Router, ...]
     error: Envelope = error_json
     beginnings: tuple[str, ...] = ()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from cpuserve.api.errors import error_response
+from cpuserve.api.routing import Router
 from cpuserve.api.state import get_state
 from cpuserve.errors import ServiceUnavailable
 from cpuserve.serving.loading import health_body
 from cpuserve.version import version
 
-router = APIRouter()
+router = Router()
 
 
 @router.get("/health")
@@ -41,14 +43,14 @@ async def health(request: Request) -> Response:
 
 
 @router.get("/ping")
-@router.post("/ping", operation_id="ping_post")
+@router.post("/ping", openapi={"operationId": "ping_post"})
 async def ping(request: Request) -> Response:
     """The same as /health, under the name that SageMaker uses."""
     return await health(request)
 
 
 @router.get("/live")
-async def live() -> Response:
+async def live(_: Request) -> Response:
     """Answer 200 as long as this process handles HTTP requests.
 
     That includes the time while the model is downloaded and loaded and while the server drains. A
@@ -58,6 +60,6 @@ async def live() -> Response:
 
 
 @router.get("/version")
-async def show_version() -> Response:
+async def show_version(_: Request) -> Response:
     """The version of cpuserve."""
     return Response(msgspec.json.encode({"version": version()}), media_type="application/json")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
+from cpuserve.api.routing import Router
 from cpuserve.api.state import get_state
 from cpuserve.metrics import CONTENT_TYPE
 
-router = APIRouter()
+router = Router()
 
 
 @router.get("/metrics")
