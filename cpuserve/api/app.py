@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from cpuserve.api.anthropic.dialect import ANTHROPIC
@@ -21,7 +21,7 @@ from cpuserve.api.middleware import (
 )
 from cpuserve.api.ollama import OLLAMA
 from cpuserve.api.openai.dialect import OPENAI
-from cpuserve.api.openapi import SCHEMA_PATH, schema_endpoint
+from cpuserve.api.openapi import install_schema
 from cpuserve.api.request_line import RequestLine
 from cpuserve.api.scores.dialect import SCORES
 from cpuserve.api.status import (
@@ -31,11 +31,13 @@ from cpuserve.api.status import (
     welcome,
 )
 from cpuserve.api.tokenize import router as tokenize
+from cpuserve.version import version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cpuserve.api.routing import Endpoint, Router
+    from fastapi import APIRouter
+
     from cpuserve.api.state import ServerState
 
 DIALECTS = (
@@ -71,19 +73,28 @@ def create_app(
     public_metrics: bool = False,
     host_names: Sequence[str] | None = None,
     cors: Cors | None = None,
-) -> Starlette:
+) -> FastAPI:
     """Return the app that serves the API with `state`.
 
     With `api_keys`, all routes except /health, /ping and /live require a key; public_metrics also
     exempts /metrics and /version. host_names: the names that the Host header may have besides
     local names; None allows any. cors: None keeps web pages of other origins from reading answers.
     """
-    endpoints = [endpoint for router in _routers(state) for endpoint in router.endpoints]
-    app = Starlette(routes=[schema_endpoint(endpoints), *endpoints])
-    app.router.redirect_slashes = False
+    # FastAPI's documentation pages load scripts from the internet; this server must work offline.
+    app = FastAPI(
+        title="cpuserve",
+        version=version(),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     app.state.server = state
-    app.state.paths = _paths(endpoints)
+    routers = _routers(state)
+    app.state.paths = _paths(routers)
+    for router in routers:
+        app.include_router(router)
     install_error_handlers(app)
+    install_schema(app)
     # The middleware that is added last handles a request first.
     if api_keys:
         public = PUBLIC_PATHS | METRICS_PATHS if public_metrics else PUBLIC_PATHS
@@ -110,7 +121,7 @@ def create_app(
     return app
 
 
-def _routers(state: ServerState) -> tuple[Router, ...]:
+def _routers(state: ServerState) -> tuple[APIRouter, ...]:
     """Return the routers of all endpoints that this server has."""
     if not state.context.adapters_change:
         return ROUTERS
@@ -119,7 +130,7 @@ def _routers(state: ServerState) -> tuple[Router, ...]:
     return (*ROUTERS, lora.router)
 
 
-def _paths(endpoints: Sequence[Endpoint]) -> list[str]:
+def _paths(routers: Sequence[APIRouter]) -> list[str]:
     """Return the sorted paths of all routes that have no parameter in their path."""
-    plain = {endpoint.path for endpoint in endpoints if "{" not in endpoint.path}
-    return sorted({SCHEMA_PATH} | plain)
+    paths = {path for router in routers for path in (getattr(r, "path", "") for r in router.routes)}
+    return sorted(["/openapi.json", *(path for path in paths if path and "{" not in path)])

@@ -21,7 +21,7 @@ from cpuserve.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from starlette.requests import Request
+    from fastapi import Request
 
     from cpuserve.api.uploads import Reservation
     from cpuserve.serving.limits import ClientLimits

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from cpuserve.api.errors import error_json
 
 if TYPE_CHECKING:
+    from fastapi import APIRouter
+
     from cpuserve.api.errors import Envelope
-    from cpuserve.api.routing import Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,6 @@ class Dialect:
     Errors of all other paths have OpenAI's format.
     """
 
-    routers: tuple[Router, ...]
+    routers: tuple[APIRouter, ...]
     error: Envelope = error_json
     beginnings: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ from cpuserve.serving.call import MAX_PROMPTS
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from starlette.requests import Request
+    from fastapi import Request
 
     from cpuserve.serving.context import ModelContext
     from cpuserve.serving.registry import ModelRegistry

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from cpuserve.api.routes import unknown_route
 from cpuserve.errors import (
@@ -24,8 +24,7 @@ from cpuserve.errors import (
 )
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
+    from fastapi import FastAPI, Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
@@ -242,7 +241,7 @@ def _unknown_route(request: Request) -> NotFound:
     return NotFound(told, code="unknown_url")
 
 
-def install_error_handlers(app: Starlette) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     """Answer RequestErrors, unknown routes and unknown methods in OpenAI's format."""
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

@@ -9,15 +9,13 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.dialect import Dialect
 from cpuserve.api.endpoint import read_call
 from cpuserve.api.errors import public_message
 from cpuserve.api.openapi import json_answer, json_body
 from cpuserve.api.respond import respond
-from cpuserve.api.routing import Router
 from cpuserve.api.state import get_state
 from cpuserve.api.stream import StreamFormat
 from cpuserve.api.unset import check_unset
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from cpuserve.api.endpoint import Received
     from cpuserve.serving.generate import Generation
 
-router = Router()
+router = APIRouter()
 _to_json = msgspec.json.Encoder().encode
 
 
@@ -150,21 +148,21 @@ def ollama_error(error: BaseException) -> bytes:
 OLLAMA = Dialect((router,), ollama_error, ("/api",))
 
 
-@router.post("/api/chat", openapi=json_body(OllamaChat, OllamaAnswer, OllamaError))
+@router.post("/api/chat", openapi_extra=json_body(OllamaChat, OllamaAnswer, OllamaError))
 async def chat(request: Request) -> Response:
     """Generate the next message of a conversation."""
     async with read_call(request, "ollama-", OllamaChat) as (received, asked):
         return await _answer(received, asked, _chat_call, chat=True)
 
 
-@router.post("/api/generate", openapi=json_body(OllamaGenerate, OllamaAnswer, OllamaError))
+@router.post("/api/generate", openapi_extra=json_body(OllamaGenerate, OllamaAnswer, OllamaError))
 async def generate(request: Request) -> Response:
     """Answer a prompt."""
     async with read_call(request, "ollama-", OllamaGenerate) as (received, asked):
         return await _answer(received, asked, _generate_call, chat=False)
 
 
-@router.get("/api/tags", openapi=json_answer(OllamaModels, OllamaError))
+@router.get("/api/tags", openapi_extra=json_answer(OllamaModels, OllamaError))
 async def tags(request: Request) -> Response:
     """List the served models."""
     models = get_state(request).models
@@ -179,7 +177,7 @@ def _listed(name: str, at: str) -> dict[str, Any]:
     return {**named, "size": 0, "digest": digest, "details": {}}
 
 
-@router.post("/api/show", openapi=json_body(OllamaShow, OllamaModel, OllamaError))
+@router.post("/api/show", openapi_extra=json_body(OllamaShow, OllamaModel, OllamaError))
 async def show(request: Request) -> Response:
     """Describe a model and what it can do. A model that is not loaded yet is loaded first."""
     async with read_call(request, "ollama-", OllamaShow) as (received, asked):
@@ -193,7 +191,7 @@ async def show(request: Request) -> Response:
 
 
 @router.get("/api/version")
-async def show_version(_: Request) -> Response:
+async def show_version() -> Response:
     """The version of cpuserve."""
     return _json({"version": version()})
 

@@ -12,7 +12,7 @@ from cpuserve.serving.events import Event, Folded, Scored, num_entries
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
-    from starlette.responses import Response
+    from fastapi import Response
 
     from cpuserve.serving.generate import Generation
 

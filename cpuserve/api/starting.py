@@ -1,9 +1,9 @@
 """A small HTTP server that answers until the OpenAI front end takes over the port.
 
 A download takes minutes. Meanwhile a supervisor must see that the server is alive, and a load
-balancer that it is not ready. Importing Starlette and uvicorn takes a tenth of a second, which
-would delay the start of the engine. So this server uses asyncio only: it reads the head of a
-request, answers, and closes the connection.
+balancer that it is not ready. Importing FastAPI and uvicorn takes half a second, which would delay
+the start of the engine. So this server uses asyncio only: it reads the head of a request, answers,
+and closes the connection.
 """
 
 from __future__ import annotations

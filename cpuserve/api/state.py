@@ -9,7 +9,7 @@ from cpuserve.api.uploads import BodyBudget
 from cpuserve.errors import ServiceUnavailable
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from fastapi import Request
 
     from cpuserve.api.status.view import CpuView
     from cpuserve.serving.context import ModelContext

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import Response
+from fastapi.responses import Response
 
 from cpuserve.api.body import ClientGone
 from cpuserve.api.errors import log_failure

@@ -38,7 +38,7 @@ from cpuserve.platforms.topology import physical_cores
 from cpuserve.platforms.tuned import tuned_notes
 from cpuserve.version import version
 
-LIBRARIES = ("numpy", "tokenizers", "starlette", "uvicorn", "msgspec", "torch", "transformers")
+LIBRARIES = ("numpy", "tokenizers", "fastapi", "uvicorn", "msgspec", "torch", "transformers")
 ROOFLINE_MEMORY = 2 * GIB  # the probe needs this much free memory
 BUSY_SHARE = 0.25  # a load of other programs above this share of the CPUs is reported
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.anthropic.errors import MessageError
 from cpuserve.api.anthropic.schema import (
@@ -18,15 +17,14 @@ from cpuserve.api.anthropic.writer import MessageWriter
 from cpuserve.api.endpoint import read_call
 from cpuserve.api.openapi import json_body
 from cpuserve.api.respond import respond
-from cpuserve.api.routing import Router
 from cpuserve.serving.generate import prepare
 from cpuserve.serving.prompts import prompts_of
 from cpuserve.serving.tools.use import tool_use
 
-router = Router()
+router = APIRouter()
 
 
-@router.post("/v1/messages", openapi=json_body(MessagesRequest, Message, MessageError))
+@router.post("/v1/messages", openapi_extra=json_body(MessagesRequest, Message, MessageError))
 async def create_message(request: Request) -> Response:
     """Generate the next message of a conversation."""
     async with read_call(request, "msg_", MessagesRequest) as (received, asked):
@@ -36,7 +34,9 @@ async def create_message(request: Request) -> Response:
     return respond(generation, writer)
 
 
-@router.post("/v1/messages/count_tokens", openapi=json_body(CountRequest, TokenCount, MessageError))
+@router.post(
+    "/v1/messages/count_tokens", openapi_extra=json_body(CountRequest, TokenCount, MessageError)
+)
 async def count_tokens(request: Request) -> Response:
     """Return how many tokens the prompt of such a message has."""
     async with read_call(request, "msg_", CountRequest) as (received, asked):

@@ -5,23 +5,21 @@ They exist only with --allow-runtime-lora-updating, because clients name paths o
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.endpoint import read_call
 from cpuserve.api.lora.schema import LoadLoraRequest, UnloadLoraRequest
 from cpuserve.api.openapi import text_answer
-from cpuserve.api.routing import Router
 from cpuserve.serving.adapters import load_adapter, unload_adapter
 
-router = Router()
+router = APIRouter()
 
 
 def _answer(text: str) -> Response:
     return Response(text, media_type="text/plain")
 
 
-@router.post("/v1/load_lora_adapter", openapi=text_answer(LoadLoraRequest))
+@router.post("/v1/load_lora_adapter", openapi_extra=text_answer(LoadLoraRequest))
 async def load_lora_adapter(request: Request) -> Response:
     """Load a LoRA adapter from the server's disk; requests then name it as their model."""
     async with read_call(request, "lora-", LoadLoraRequest) as (received, asked):
@@ -29,7 +27,7 @@ async def load_lora_adapter(request: Request) -> Response:
     return _answer(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
 
 
-@router.post("/v1/unload_lora_adapter", openapi=text_answer(UnloadLoraRequest))
+@router.post("/v1/unload_lora_adapter", openapi_extra=text_answer(UnloadLoraRequest))
 async def unload_lora_adapter(request: Request) -> Response:
     """Unload a LoRA adapter; requests that use it run to their end."""
     async with read_call(request, "lora-", UnloadLoraRequest) as (received, asked):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.openapi import json_answer
-from cpuserve.api.routing import Router
 from cpuserve.api.state import get_state
 from cpuserve.serving.registry import ModelRegistry
 
-router = Router()
+router = APIRouter()
 
 
 class ModelCard(msgspec.Struct):
@@ -55,7 +53,7 @@ def _card(models: ModelRegistry, name: str) -> ModelCard:
     )
 
 
-@router.get("/v1/models", openapi=json_answer(ModelList))
+@router.get("/v1/models", openapi_extra=json_answer(ModelList))
 async def list_models(request: Request) -> Response:
     """List the served model names."""
     models = get_state(request).models
@@ -63,8 +61,8 @@ async def list_models(request: Request) -> Response:
     return Response(msgspec.json.encode(cards), media_type="application/json")
 
 
-@router.get("/v1/models/{name:path}", openapi=json_answer(ModelCard))
-async def get_model(request: Request) -> Response:
+@router.get("/v1/models/{name:path}", openapi_extra=json_answer(ModelCard))
+async def get_model(request: Request, name: str) -> Response:
     """Describe one served model name; 404 for others."""
-    card = _card(get_state(request).models, request.path_params["name"])
+    card = _card(get_state(request).models, name)
     return Response(msgspec.json.encode(card), media_type="application/json")

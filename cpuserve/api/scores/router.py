@@ -6,13 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.endpoint import read_call
 from cpuserve.api.openapi import json_body
 from cpuserve.api.respond import respond_whole
-from cpuserve.api.routing import Router
 from cpuserve.api.scores.schema import (
     RerankAnswer,
     RerankRequest,
@@ -34,12 +32,12 @@ if TYPE_CHECKING:
 
 Scores = Callable[[list[bytes]], list[float]]  # of the vectors in an answer
 
-router = Router()
+router = APIRouter()
 
 
-@router.post("/rerank", openapi=json_body(RerankRequest, RerankAnswer))
-@router.post("/v1/rerank", openapi=json_body(RerankRequest, RerankAnswer))
-@router.post("/v2/rerank", openapi=json_body(RerankRequest, RerankAnswer))
+@router.post("/rerank", openapi_extra=json_body(RerankRequest, RerankAnswer))
+@router.post("/v1/rerank", openapi_extra=json_body(RerankRequest, RerankAnswer))
+@router.post("/v2/rerank", openapi_extra=json_body(RerankRequest, RerankAnswer))
 async def rerank(request: Request) -> Response:
     """Order documents by how well they answer a query."""
     async with read_call(request, "rerank-", RerankRequest) as (received, asked):
@@ -51,8 +49,8 @@ async def rerank(request: Request) -> Response:
     )
 
 
-@router.post("/score", openapi=json_body(ScoreRequest, ScoreAnswer))
-@router.post("/v1/score", openapi=json_body(ScoreRequest, ScoreAnswer))
+@router.post("/score", openapi_extra=json_body(ScoreRequest, ScoreAnswer))
+@router.post("/v1/score", openapi_extra=json_body(ScoreRequest, ScoreAnswer))
 async def score(request: Request) -> Response:
     """Return the score of each pair of texts."""
     async with read_call(request, "score-", ScoreRequest) as (received, asked):

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.openapi import json_answer
-from cpuserve.api.routing import Router
 from cpuserve.api.state import get_state
 from cpuserve.api.status.view import CpuReport
 from cpuserve.errors import DeadlineExceeded, NotFound
 
-router = Router()
+router = APIRouter()
 
 REPORT_S = 10.0  # how long the engine may take to finish its step and answer
 
 
-@router.get("/v1/cpu", openapi=json_answer(CpuReport))
+@router.get("/v1/cpu", openapi_extra=json_answer(CpuReport))
 async def show_cpu(request: Request) -> Response:
     """Report the machine, the thread placement and the utilization of the last ten seconds.
 

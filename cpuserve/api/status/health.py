@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.errors import error_response
-from cpuserve.api.routing import Router
 from cpuserve.api.state import get_state
 from cpuserve.errors import ServiceUnavailable
 from cpuserve.serving.loading import health_body
 from cpuserve.version import version
 
-router = Router()
+router = APIRouter()
 
 
 @router.get("/health")
@@ -43,14 +41,14 @@ async def health(request: Request) -> Response:
 
 
 @router.get("/ping")
-@router.post("/ping", openapi={"operationId": "ping_post"})
+@router.post("/ping", operation_id="ping_post")
 async def ping(request: Request) -> Response:
     """The same as /health, under the name that SageMaker uses."""
     return await health(request)
 
 
 @router.get("/live")
-async def live(_: Request) -> Response:
+async def live() -> Response:
     """Answer 200 as long as this process handles HTTP requests.
 
     That includes the time while the model is downloaded and loaded and while the server drains. A
@@ -60,6 +58,6 @@ async def live(_: Request) -> Response:
 
 
 @router.get("/version")
-async def show_version(_: Request) -> Response:
+async def show_version() -> Response:
     """The version of cpuserve."""
     return Response(msgspec.json.encode({"version": version()}), media_type="application/json")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.routing import Router
 from cpuserve.api.state import get_state
 from cpuserve.metrics import CONTENT_TYPE
 
-router = Router()
+router = APIRouter()
 
 
 @router.get("/metrics")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.openapi import json_answer
 from cpuserve.api.routes import BASE
-from cpuserve.api.routing import Router
 from cpuserve.api.state import get_state
 from cpuserve.version import version
 
-router = Router()
+router = APIRouter()
 
 
 class Welcome(msgspec.Struct):
@@ -25,7 +23,7 @@ class Welcome(msgspec.Struct):
     routes: list[str]
 
 
-@router.get("/", openapi=json_answer(Welcome))
+@router.get("/", openapi_extra=json_answer(Welcome))
 async def welcome(request: Request) -> Response:
     """Describe this server and list its routes."""
     names = get_state(request).models.names

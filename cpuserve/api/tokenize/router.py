@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.endpoint import read_call
 from cpuserve.api.openai.logprobs import TokenNames
 from cpuserve.api.openapi import json_body
-from cpuserve.api.routing import Router
 from cpuserve.api.tokenize.schema import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -25,13 +23,13 @@ from cpuserve.serving.prompts import chat_prompt, encode
 from cpuserve.serving.threads import run_sized
 from cpuserve.serving.tools.use import tool_use
 
-router = Router()
+router = APIRouter()
 
 # The lowest token limit of /tokenize for any model: each token takes about 300 bytes for a moment.
 MOST_TOKENS = 1 << 17
 
 
-@router.post("/tokenize", openapi=json_body(TokenizeRequest, TokenizeResponse))
+@router.post("/tokenize", openapi_extra=json_body(TokenizeRequest, TokenizeResponse))
 async def tokenize(request: Request) -> Response:
     """Return the token ids of a text, or of messages rendered with the chat template."""
     async with read_call(request, "tokenize-", TokenizeRequest) as (received, asked):
@@ -65,7 +63,7 @@ async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: i
     return ids
 
 
-@router.post("/detokenize", openapi=json_body(DetokenizeRequest, DetokenizeResponse))
+@router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest, DetokenizeResponse))
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids, special tokens included."""
     async with read_call(request, "detokenize-", DetokenizeRequest) as (received, asked):

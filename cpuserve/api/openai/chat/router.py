@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.endpoint import read_call
 from cpuserve.api.openai.chat.schema import ChatCompletion, ChatRequest, to_call
 from cpuserve.api.openai.chat.writer import ChatWriter
 from cpuserve.api.openapi import json_body
 from cpuserve.api.respond import respond
-from cpuserve.api.routing import Router
 from cpuserve.serving.generate import prepare
 
-router = Router()
+router = APIRouter()
 
 
-@router.post("/v1/chat/completions", openapi=json_body(ChatRequest, ChatCompletion))
+@router.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest, ChatCompletion))
 async def create_chat_completion(request: Request) -> Response:
     """Generate the next message of a conversation."""
     async with read_call(request, "chatcmpl-", ChatRequest) as (received, asked):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.endpoint import read_call
 from cpuserve.api.openai.embeddings.schema import (
@@ -17,14 +16,13 @@ from cpuserve.api.openai.embeddings.schema import (
 from cpuserve.api.openai.embeddings.writer import answer_body
 from cpuserve.api.openapi import json_body
 from cpuserve.api.respond import respond_whole
-from cpuserve.api.routing import Router
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.generate import prepare
 
-router = Router()
+router = APIRouter()
 
 
-@router.post("/v1/embeddings", openapi=json_body(EmbeddingRequest, EmbeddingAnswer))
+@router.post("/v1/embeddings", openapi_extra=json_body(EmbeddingRequest, EmbeddingAnswer))
 async def create_embeddings(request: Request) -> Response:
     """Return a vector for each input."""
     async with read_call(request, "embd-", EmbeddingRequest) as (received, asked):
