@@ -198,8 +198,9 @@ struct PlaneAt {
 };
 
 // Products of quads [kQuad, kEnd) of a group, for MR rows x NV vectors. A line of the weights ahead
-// is fetched with each quad, not all at once: that would fill the miss buffers of the core.
-template <class W, bool kNear, int NPF, int kQuad, int kEnd, int MR, int NV>
+// is fetched with each quad, not all at once: that would fill the miss buffers of the core. It goes
+// to L2, as in linear/group.h.
+template <class W, int NPF, int kQuad, int kEnd, int MR, int NV>
 CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneAt& at) {
   if constexpr (kQuad < kEnd) {
     // One base pointer per quad: otherwise gcc keeps an offset for each quad and row on the stack.
@@ -212,8 +213,7 @@ CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneA
       opaque(ahead);
 #pragma GCC unroll 4
       for (int p = 0; p < NPF; p++) {
-        const uint8_t* of_panel = ahead + static_cast<size_t>(p) * at.panel_bytes;
-        kNear ? prefetch(of_panel) : prefetch_l2(of_panel);
+        prefetch_l2(ahead + static_cast<size_t>(p) * at.panel_bytes);
       }
       keep_here();
     }
@@ -230,14 +230,14 @@ CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneA
 #pragma GCC unroll 16
       for (int v = 0; v < NV; v++) acc[r][v] = W::dot(acc[r][v], wq[v], a);
     }
-    plane_products<W, kNear, NPF, kQuad + 1, kEnd>(acc, at);
+    plane_products<W, NPF, kQuad + 1, kEnd>(acc, at);
   }
 }
 
 constexpr int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
 
 // Products of quads [kQuad, kEnd) of a group as int32. Those of row r are added to first(r).
-template <class W, bool kNear, int NPF, int kQuad, int kEnd, int MR, int NV, class First>
+template <class W, int NPF, int kQuad, int kEnd, int MR, int NV, class First>
 CPUSERVE_INLINE void plane_sums(I (&out)[MR][NV], const PlaneAt& at, const First& first) {
   typename W::Sum acc[MR][NV];
 #pragma GCC unroll 16
@@ -246,7 +246,7 @@ CPUSERVE_INLINE void plane_sums(I (&out)[MR][NV], const PlaneAt& at, const First
 #pragma GCC unroll 16
     for (int v = 0; v < NV; v++) acc[r][v] = from;
   }
-  plane_products<W, kNear, NPF, kQuad, kEnd>(acc, at);
+  plane_products<W, NPF, kQuad, kEnd>(acc, at);
 #pragma GCC unroll 16
   for (int r = 0; r < MR; r++) {
 #pragma GCC unroll 16
@@ -339,7 +339,7 @@ struct PlaneGroups : PlaneShape<W> {
     PlaneAt at = PlaneShape<W>::at(t);
     PlaneShape<W>::template over_units<kNear>(
         t, at, [&]() __attribute__((always_inline)) {
-          add_unit<kNear, NPF, kKept, kStride>(f, at, c);
+          add_unit<NPF, kKept, kStride>(f, at, c);
           PlaneShape<W>::next_group(at);
         });
     if constexpr (kKept) {
@@ -351,7 +351,7 @@ struct PlaneGroups : PlaneShape<W> {
     }
   }
 
-  template <bool kNear, int NPF, bool kKept, int kStride, int MR, int NV>
+  template <int NPF, bool kKept, int kStride, int MR, int NV>
   CPUSERVE_INLINE void add_unit(F (&f)[MR][NV], const PlaneAt& at, float* c) {
     constexpr bool kZero = W::kZero != 0, kStart = kZero && W::kStartsFromAny;
     const auto sum_of = [&](int r) __attribute__((always_inline)) {
@@ -362,7 +362,7 @@ struct PlaneGroups : PlaneShape<W> {
       return isub(izero(), shl<log2_of(W::kZero)>(sum_of(r)));
     };
     I dot[MR][NV];
-    plane_sums<W, kNear, NPF, 0, 8>(
+    plane_sums<W, NPF, 0, 8>(
         dot, at, [&](int r) __attribute__((always_inline)) {
           if constexpr (kStart) {
             return zero_term(r);
@@ -437,10 +437,10 @@ struct PlaneBlocks : PlaneShape<W> {
               scales[v] = W::scale_words(panel_of(at, v), i, v % kVecs * kLanes);
             }
             constexpr int kQuads = W::kSub / 4;
-            add_sub<kNear, NPF, kKept, 0, kQuads, false>(sum, memory, at, scales, pairs);
+            add_sub<NPF, kKept, 0, kQuads, false>(sum, memory, at, scales, pairs);
             if constexpr (kQuads == 8) PlaneShape<W>::next_group(at);
-            add_sub<kNear, NPF, kKept, kQuads % 8, kQuads % 8 + kQuads, true>(sum, memory, at,
-                                                                              scales, pairs);
+            add_sub<NPF, kKept, kQuads % 8, kQuads % 8 + kQuads, true>(sum, memory, at, scales,
+                                                                       pairs);
             PlaneShape<W>::next_group(at);
             opaque(pairs += 4);
           }
@@ -468,11 +468,11 @@ struct PlaneBlocks : PlaneShape<W> {
 
   // Adds quads [kQuad, kEnd) of a group times their scale, the second of each pair if kSecond. With
   // it comes what the zero of the codes of both adds.
-  template <bool kNear, int NPF, bool kKept, int kQuad, int kEnd, bool kSecond, int MR, int NV>
+  template <int NPF, bool kKept, int kQuad, int kEnd, bool kSecond, int MR, int NV>
   CPUSERVE_INLINE void add_sub(I (&sum)[MR][NV], float* memory, const PlaneAt& at,
                                const Q (&scales)[NV], const uint8_t* pairs) {
     I dot[MR][NV];
-    plane_sums<W, kNear, NPF, kQuad, kEnd>(
+    plane_sums<W, NPF, kQuad, kEnd>(
         dot, at, [](int) __attribute__((always_inline)) { return W::start(); });
 #pragma GCC unroll 16
     for (int v = 0; v < NV; v++) {
