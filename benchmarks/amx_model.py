@@ -201,7 +201,7 @@ class Model:
         return (cycles(own)[0] if own else 0.0) + cycles(plain)[0]
 
     def grouped(self, kind: str, group: int, k: int) -> tuple[float, float]:
-        """The same for a kind with a scale for every `group` of K, of which a block has 512."""
+        """The same for a kind with a scale for every `group` of K, of which a block has 256."""
         step = self.step("W4Wide", 2, 2)
         if group < 64:  # half a tile of K takes the tile unit as long as a whole one
             half = {"loads": 4 * TILE_LINES - 2 * TILE_LINES // 2}  # half as many lines of weights
@@ -217,7 +217,7 @@ class Model:
         unpacked = {"vectors": 2 * group / 4 * 3 / 16}
         total, left, first = 0.0, k, True
         while left > 0:
-            here = min(left, 512)
+            here = min(left, 256)
             sums = {"L2 bytes": (2 if first else 3) * 4096}
             total += cycles(add(times(here / group, add(of_group, unpacked)), sums))[0] + BUBBLE
             left, first = left - here, False
