@@ -125,7 +125,11 @@ constexpr Kind kKinds[] = {{"dense_bf16", WeightKind::dense_bf16, 1},
                            {"e4m3_g128", WeightKind::e4m3_g128, 1},
                            {"nf4_g64", WeightKind::nf4_g64, 1},
                            {"fp4_g64", WeightKind::fp4_g64, 1},
-                           {"nvfp4", WeightKind::nvfp4, 1}};
+                           {"nvfp4", WeightKind::nvfp4, 1},
+                           {"w8z_g32", WeightKind::w8z_g32, 2},
+                           {"w8z_g128", WeightKind::w8z_g128, 2},
+                           {"w4z_g32", WeightKind::w4z_g32, 3},
+                           {"w4z_g64", WeightKind::w4z_g64, 3}};
 
 // Weights may have any bytes, except that float fields must not be denormal or NaN.
 void pack_weights(const LinearKernel& kernel, PackedWeight& w, uint8_t* to, int64_t copies) {

@@ -67,8 +67,8 @@ def formats() -> list[list[str]]:
 
 def types() -> list[list[str]]:
     """A row for each GGUF type: its name, the weight kind, and what its rows are multiplied by."""
-    from cpuserve.program.row_formats import ACT_FORMAT
-    from cpuserve.quant.gguf import CONVERTED, DECODED_KIND, QUANTIZED
+    from cpuserve.program.row_formats import ACT_FORMAT, CONVERTED_KIND
+    from cpuserve.quant.gguf import CONVERTED, QUANTIZED
     from cpuserve.quant.gguf_sizes import DECODED
     from cpuserve.quant.stored import QUANTIZED_KINDS
 
@@ -77,7 +77,7 @@ def types() -> list[list[str]]:
         kind = QUANTIZED_KINDS[source]
         rows.append([dtype, kind, ROWS[ACT_FORMAT[kind]]])
     rows += [[dtype, f"converted to {to}", ""] for dtype, to in CONVERTED.items()]
-    rows += [[dtype, f"converted to {DECODED_KIND}", ""] for dtype in DECODED]
+    rows += [[dtype, f"converted to {CONVERTED_KIND}", ""] for dtype in DECODED]
     return rows
 
 

@@ -59,7 +59,7 @@ from cpuserve.program.ops import (
     ValueId,
 )
 from cpuserve.program.program import Program, group_of
-from cpuserve.program.row_formats import ACT_FORMAT, REORDERED, TWO_TERMS, WHOLE_ROW
+from cpuserve.program.row_formats import ACT_FORMAT, CONVERTED_KIND, REORDERED, TWO_TERMS, WHOLE_ROW
 from cpuserve.program.tables import alibi_slopes, rope_tables
 
 Float32 = npt.NDArray[np.float32]
@@ -70,7 +70,6 @@ log = logging.getLogger(__name__)
 
 # Places in a list of orders; None for columns that are in order.
 Orders = tuple[int | None, ...]
-CONVERTED = "w8_g32"  # the kind of matrices that are dequantized first
 KV_ROW_FORMAT = {
     "bf16": "bf16",
     "f16": "f32",
@@ -162,6 +161,10 @@ DOT_OF_KIND = {
     "nf4_g64": "bf16",
     "fp4_g64": "bf16",
     "nvfp4": "bf16",
+    "w8z_g32": "int8",
+    "w8z_g128": "int8",
+    "w4z_g32": "int4",
+    "w4z_g64": "int4",
 }
 
 
@@ -414,7 +417,7 @@ class Lowering:
 
     def kind_of(self, weight: str) -> str:
         """The weight kind of a matrix."""
-        return CONVERTED if weight in self._unordered else self._stored_kind(weight)
+        return CONVERTED_KIND if weight in self._unordered else self._stored_kind(weight)
 
     def _order(self, weight: str) -> int | None:
         """The place in `_orders` of the order of a matrix's columns; None: they are in order."""

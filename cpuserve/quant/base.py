@@ -39,6 +39,10 @@ WeightKind = Literal[
     "nf4_g64",
     "fp4_g64",
     "nvfp4",
+    "w8z_g32",
+    "w8z_g128",
+    "w4z_g32",
+    "w4z_g64",
 ]
 SourceType = Literal[
     "f32",
@@ -63,6 +67,10 @@ SourceType = Literal[
     "nf4_g64",
     "fp4_g64",
     "nvfp4",
+    "u8z_g32",
+    "u8z_g128",
+    "u4z_g32",
+    "u4z_g64",
 ]
 
 

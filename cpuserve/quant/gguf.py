@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cpuserve.program.row_formats import CONVERTED_KIND
 from cpuserve.quant import dense
 from cpuserve.quant.base import BuiltTensor, QuantTensor, SourceType, WeightKind, Weights
 from cpuserve.quant.codes import Codes
@@ -47,7 +48,6 @@ QUANTIZED: dict[str, SourceType] = {
 }
 # Types that are rewritten while loading as blocks of a type with kernels and the same values.
 CONVERTED = {"TQ1_0": "Q2_K", "TQ2_0": "Q2_K"}
-DECODED_KIND: WeightKind = "w8_g32"
 SOURCES: dict[str, SourceType] = {
     **dense.SOURCES,
     **QUANTIZED,
@@ -115,7 +115,7 @@ class GgufWeights(StoredWeights):
     def kind(self, name: str, dtype: str) -> WeightKind:
         """The kind of a quantized tensor follows its type; dense ones follow `dtype`."""
         decoded = self._store.dtype(name) in DECODED and not name.endswith(BY_HEADS)
-        return DECODED_KIND if decoded else super().kind(name, dtype)
+        return CONVERTED_KIND if decoded else super().kind(name, dtype)
 
 
 def decoded(stored: QuantTensor, dtype: str) -> BuiltTensor:

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpuserve.errors import ModelError
+from cpuserve.program.row_formats import CONVERTED_KIND
 from cpuserve.quant.base import BuiltTensor, QuantTensor
 from cpuserve.quant.codes import GROUP
 from cpuserve.quant.dense import SOURCES, dequantize
 from cpuserve.quant.float_rows import SOURCES as FLOAT_CODES
 from cpuserve.quant.float_rows import unpaired
-from cpuserve.quant.rows import SMALL, SYMMETRIC, int4_rows, int4_source, q8_rows, row_bytes
+from cpuserve.quant.rows import SMALL, SYMMETRIC, int4_source, int8_source, int_rows, row_bytes
 from cpuserve.quant.stored import (
     BY_HEADS,
     DENSE_KINDS,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CONVERTED: WeightKind = "w8_g32"  # the kind of a matrix whose format has no kernels
+MOST_ZERO = 255  # the largest zero point that kinds of 8 bits hold; GPTQ can store 256
 SIGN = 128  # the zero point of codes of 8 bits that are int8 numbers
 EIGHT = 8  # bits of the codes that no kind of 4 bits holds
 
@@ -103,7 +104,7 @@ class PackedWeights(ABC):
         source = self.get(name).source
         if name.endswith(BY_HEADS) and source in (*FLOAT_CODES, "f32"):
             return DENSE_KINDS[dtype]
-        return QUANTIZED_KINDS.get(source, CONVERTED)
+        return QUANTIZED_KINDS.get(source, CONVERTED_KIND)
 
     def packed_bytes(self) -> int:
         """Bytes of all packed tensors."""
@@ -129,20 +130,16 @@ class PackedWeights(ABC):
     ) -> BuiltTensor:
         """The tensor of a matrix that has to be packed in another format.
 
-        values: returns it in fp32, of `shape`. why: what there are no kernels for.
+        values: returns it in fp32, of `shape`. why: what there are no kernels for, said once.
         """
-        self.say_converted(why)
+        if why not in self._said:
+            self._said.add(why)
+            log.info("matrices with %s are converted to int8 in groups of 32 while loading", why)
 
         def build() -> Bytes:
             return np.ascontiguousarray(values(), np.float32).view(np.uint8)
 
         return rebuilt(name, shape, "f32", build, self.release(stem))
-
-    def say_converted(self, why: str) -> None:
-        """Log once what is packed in another format, for which there are no kernels."""
-        if why not in self._said:
-            self._said.add(why)
-            log.info("matrices with %s are converted to int8 in groups of 32 while loading", why)
 
     def part(self, stem: str, suffix: str) -> StoredTensor:
         """A stored tensor of the matrix; ModelError if it is missing."""
@@ -275,7 +272,7 @@ class Int4Weights(PackedWeights):
             nibbles = self.nibbles(stem)
             if columns is not None:
                 nibbles = pair_up(unpaired(nibbles)[:, columns])
-            return int4_rows(nibbles, self.scale(stem), self.zero(stem), source)
+            return int_rows(nibbles, self.scale(stem), self.zero(stem), source)
 
         return rebuilt(name, (n, k), source, build, self.release(stem), columns)
 
@@ -284,8 +281,7 @@ class Int4Weights(PackedWeights):
     ) -> BuiltTensor:
         """The matrix from its codes [n, k], kept if its groups are equal multiples of 32 inputs.
 
-        order: the group of each input [k], None if groups are consecutive. Codes of 8 bits are kept
-        where they are int8 numbers without their zero point, see `q8_rows`.
+        order: the group of each input [k], None if groups are consecutive.
 
         Raises:
             ModelError: the inputs are not in groups of one size, and no order is given.
@@ -295,16 +291,17 @@ class Int4Weights(PackedWeights):
         if bits < EIGHT and (order is None or columns is not None):
             return self._four_bits(name, stem, columns)
         each = k // groups if groups and k % groups == 0 else 0
-        if columns is not None or (order is None and each and each % SMALL == 0):
-            if (self.zero(stem) != SIGN).any():
-                self.say_converted("zero points of 8 bits")
+        zero = self.zero(stem)
+        whole = columns is not None or (order is None and each > 0 and each % SMALL == 0)
+        if whole and zero.max(initial=0) <= MOST_ZERO:
+            source = int8_source(each, symmetric=bool((zero == SIGN).all()))
 
             def rows() -> Bytes:
                 found = codes() if columns is None else codes()[:, columns]
-                return q8_rows(found, self.scale(stem), self.zero(stem))
+                return int_rows(found, self.scale(stem), self.zero(stem), source)
 
             release = self.release(stem)
-            return rebuilt(name, (n, k), "gguf_q8_0", rows, release, columns)
+            return rebuilt(name, (n, k), source, rows, release, columns)
         if order is None and not each:
             msg = f"{name}: {k} inputs cannot form {groups} groups of one size"
             raise ModelError(msg)
@@ -314,7 +311,8 @@ class Int4Weights(PackedWeights):
             scale, zero = self.scale(stem)[:, of_input], self.zero(stem)[:, of_input]
             return (codes().astype(np.float32) - zero) * scale
 
-        why = f"groups that are not equal multiples of {SMALL} inputs"
+        groups_fit = f"groups that are not equal multiples of {SMALL} inputs"
+        why = f"zero points above {MOST_ZERO}" if whole else groups_fit
         return self.converted(name, stem, (n, k), values, why)
 
 

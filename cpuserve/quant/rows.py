@@ -1,15 +1,17 @@
 """Rows of source types for quantized checkpoints other than GGUF (table.h: SourceType).
 
 s8_channel  { fp32 scale; s8 q[k] }                          w = scale * q
-u4m_g128    k / 128 of { fp16 scale; fp16 min; u8 q[64] }    w = scale * q + min; element 2 i of a
-            block is the low and 2 i + 1 the high nibble of byte i
+u4m_g128    k / 128 of { fp16 scale; fp16 min; u8 q[64] }    w = scale * q + min
+u8z_g32 u8z_g128   k / 32 or 128 of { fp16 scale; u8 zero; u8 q[] }   w = scale * (q - zero)
+u4z_g32 u4z_g64    k / 32 or 64 of the same, of 4-bit codes
 
-Matrices with smaller groups than 128 become blocks of GGUF, which have 32 weights each.
+Element 2 i of a block of 4-bit codes is the low and 2 i + 1 the high nibble of byte i. Codes
+without zero points in smaller groups than 128 may be blocks of GGUF, which have 32 weights each.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,13 +26,27 @@ if TYPE_CHECKING:
     Float32 = npt.NDArray[np.float32]
     Bytes = npt.NDArray[np.uint8]
 
-SOURCES = ("s8_channel", "u4m_g128")
-BLOCK_BYTES = 4 + GROUP // 2
-SMALL = 32  # weights in a block of GGUF
+SMALL, HALF = 32, 64  # weights in a block of GGUF, and of u4z_g64
+# Weights and bytes of a block.
+BLOCKS: dict[SourceType, tuple[int, int]] = {
+    "gguf_q4_0": (SMALL, 18),
+    "gguf_q4_1": (SMALL, 20),
+    "gguf_q8_0": (SMALL, 34),
+    "gguf_mxfp4": (SMALL, 17),
+    "nf4_g64": (64, 34),
+    "fp4_g64": (64, 34),
+    "u4m_g128": (GROUP, 68),
+    "u8z_g32": (SMALL, 35),
+    "u8z_g128": (GROUP, 131),
+    "u4z_g32": (SMALL, 19),
+    "u4z_g64": (HALF, 35),
+}
+ZEROS = ("u8z_g32", "u8z_g128", "u4z_g32", "u4z_g64")  # those with integer zero points
+EIGHT = ("gguf_q8_0", "u8z_g32", "u8z_g128")  # those with codes of 8 bits
+SOURCES = ("s8_channel", "u4m_g128", *ZEROS)
 # The values of codes in E2M1, the 4-bit type of MXFP4 and NVFP4.
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 E2M1 = np.concatenate([E2M1, -E2M1])
-LEAST = np.float32(2.0**-24)  # the smallest number above 0 in fp16
 SYMMETRIC = 8  # the zero point of all codes in blocks of Q4_0
 
 
@@ -38,22 +54,13 @@ def row_bytes(source: SourceType, k: int) -> int:
     """Bytes of a row of `k` weights."""
     if source == "s8_channel":
         return k + 4
-    if source == "u4m_g128":
-        return k // GROUP * BLOCK_BYTES
     if source == "f32":
         return 4 * k
     if source == "e4m3_g128":
         return k + -(-k // GROUP) * 4
     if source == "nvfp4":
         return 4 + k // 16 * 9
-    weights, size = {
-        "gguf_q4_0": (SMALL, 18),
-        "gguf_q4_1": (SMALL, 20),
-        "gguf_q8_0": (SMALL, 34),
-        "gguf_mxfp4": (SMALL, 17),
-        "nf4_g64": (64, 34),
-        "fp4_g64": (64, 34),
-    }[source]
+    weights, size = BLOCKS[source]
     return k // weights * size
 
 
@@ -77,8 +84,10 @@ def int4_source(k: int, groups: int, *, symmetric: bool, name: str) -> SourceTyp
     each = k // groups if groups and k % groups == 0 else 0
     if each and each % GROUP == 0:
         return "u4m_g128"
+    if each and each % HALF == 0:
+        return "u4z_g64"
     if each and each % SMALL == 0:
-        return "gguf_q4_0" if symmetric else "gguf_q4_1"
+        return "gguf_q4_0" if symmetric else "u4z_g32"
     msg = (
         f"{name}: {k} inputs in {groups} groups; 4-bit groups must be multiples of {SMALL} "
         f"(re-quantize with group size {GROUP}, or use the unquantized checkpoint)"
@@ -86,25 +95,40 @@ def int4_source(k: int, groups: int, *, symmetric: bool, name: str) -> SourceTyp
     raise ModelError(msg)
 
 
-def int4_rows(nibbles: Bytes, scale: Float32, zero: Float32, source: SourceType) -> Bytes:
-    """Rows of a type that `int4_source` names, whose weights are scale * (code - zero).
+def int8_source(each: int, *, symmetric: bool) -> SourceType:
+    """The source type of 8-bit rows with a scale and a zero point for `each` weights.
 
-    nibbles [n, k / 2]: element 2 i in the low and 2 i + 1 in the high half of byte i. scale, zero
-    [n, groups].
+    symmetric: the zero points of all codes are 128. The scales of Q8_0 are a few bytes more than
+    those of groups of 128, but need no zero points.
     """
-    n, half = nibbles.shape
-    k, groups = 2 * half, scale.shape[1]
-    weights = GROUP if source == "u4m_g128" else SMALL
-    blocks = np.empty((n, k // weights, row_bytes(source, weights)), np.uint8)
-    factors = [scale] if source == "gguf_q4_0" else [scale, -zero * scale]
-    for i, values in enumerate(factors):
-        halves = np.repeat(values.astype("<f2"), k // weights // groups, axis=1)
-        blocks[:, :, 2 * i : 2 * i + 2] = halves[..., None].view(np.uint8)
-    codes = nibbles.reshape(n, k // weights, weights // 2)
-    if weights == SMALL:
-        codes = _halves_apart(codes)
-    blocks[:, :, 2 * len(factors) :] = codes
-    return blocks.reshape(n, -1)
+    if symmetric and each <= GROUP:
+        return "gguf_q8_0"
+    return "u8z_g32" if each % GROUP else "u8z_g128"
+
+
+def int_rows(codes: Bytes, scale: Float32, zero: Float32, source: SourceType) -> Bytes:
+    """Rows of a type that `int4_source` or `int8_source` names; weights are scale * (code - zero).
+
+    codes [n, k] of 8 bits, or [n, k / 2] with element 2 i in the low and 2 i + 1 in the high half
+    of byte i. scale, zero [n, groups].
+    """
+    n, groups = scale.shape
+    weights, _ = BLOCKS[source]
+    fields: list[npt.NDArray[Any]] = [scale.astype("<f2")]
+    if source == "u4m_g128":
+        fields.append((-zero * scale).astype("<f2"))
+    if source in ZEROS:
+        fields.append(zero.astype(np.uint8))
+    head = np.concatenate(
+        [np.ascontiguousarray(f)[..., None].view(np.uint8) for f in fields], axis=2
+    )
+    blocks = codes.reshape(n, -1, weights if source in EIGHT else weights // 2)
+    if source == "gguf_q4_0":
+        blocks = _halves_apart(blocks)
+    if source == "gguf_q8_0":
+        blocks = blocks ^ np.uint8(ZERO)
+    head = np.repeat(head, blocks.shape[1] // groups, axis=1)
+    return np.concatenate([head, blocks], axis=2).reshape(n, -1)
 
 
 def _halves_apart(nibbles: Bytes) -> Bytes:
@@ -114,30 +138,6 @@ def _halves_apart(nibbles: Bytes) -> Bytes:
     packed[..., ::2] = first & 15 | second << np.uint8(4)
     packed[..., 1::2] = first >> np.uint8(4) | second & 240
     return packed
-
-
-def q8_rows(codes: Bytes, scale: Float32, zero: Float32) -> Bytes:
-    """Rows of GGUF's Q8_0 from codes [n, k] whose weights are scale * (code - zero).
-
-    scale, zero [n, groups], of multiples of 32 weights. A block keeps its codes, less the zero
-    point, if all of these are int8 numbers. Otherwise its weights are rounded to 8 bits again.
-    """
-    n, k = codes.shape
-    each = k // SMALL // scale.shape[1]
-    steps = codes.reshape(n, -1, SMALL).astype(np.int16)
-    steps -= np.repeat(zero.astype(np.int16), each, axis=1)[..., None]
-    size = np.repeat(scale.astype("<f2"), each, axis=1)
-    wide = (steps.min(axis=2) < -ZERO) | (steps.max(axis=2) >= ZERO)
-    if wide.any():
-        most = np.float32(ZERO - 1)
-        values = steps[wide] * size[wide, None].astype(np.float32)
-        size[wide] = (np.abs(values).max(axis=1) / most).astype("<f2")
-        step = np.maximum(size[wide, None].astype(np.float32), LEAST)
-        steps[wide] = np.clip(np.rint(values / step), -most, most)
-    blocks = np.empty((n, k // SMALL, 34), np.uint8)
-    blocks[:, :, :2] = size[..., None].view(np.uint8)
-    blocks[:, :, 2:] = steps.astype(np.int8).view(np.uint8)
-    return blocks.reshape(n, -1)
 
 
 def mxfp4_rows(pairs: Bytes, exponents: Bytes) -> Bytes:
@@ -153,17 +153,28 @@ def mxfp4_rows(pairs: Bytes, exponents: Bytes) -> Bytes:
 
 
 def read_codes(tensor: QuantTensor) -> Codes:
-    """Codes and scales of a tensor of one of these types, with row_order applied."""
+    """Codes and scales of a tensor of one of these types, with row_order applied.
+
+    Of those with zero points in groups of 32, as what they multiply has.
+    """
     data = tensor.data if tensor.row_order is None else tensor.data[tensor.row_order]
     data = np.ascontiguousarray(data)
     if tensor.source == "s8_channel":
         scale = np.ascontiguousarray(data[:, :4]).view("<f4").astype(np.float32)
         return Codes(data[:, 4:] ^ np.uint8(ZERO), scale, None, data.shape[1] - 4)
-    blocks = data.reshape(len(data), -1, BLOCK_BYTES)
-    halves = np.ascontiguousarray(blocks[:, :, :4]).view("<f2").astype(np.float32)
-    packed = blocks[:, :, 4:]
-    codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(data), -1)
-    return Codes(codes, halves[:, :, 0].copy(), halves[:, :, 1].copy(), GROUP)
+    weights, size = BLOCKS[tensor.source]
+    blocks = data.reshape(len(data), -1, size)
+    scale = np.ascontiguousarray(blocks[:, :, :2]).view("<f2")[..., 0].astype(np.float32)
+    if tensor.source in ZEROS:
+        least, codes = -scale * blocks[:, :, 2], blocks[:, :, 3:]
+        scale, least = (np.repeat(x, weights // SMALL, axis=1) for x in (scale, least))
+        weights = SMALL
+    else:
+        least = np.ascontiguousarray(blocks[:, :, 2:4]).view("<f2")[..., 0].astype(np.float32)
+        codes = blocks[:, :, 4:]
+    if tensor.source not in EIGHT:
+        codes = np.stack([codes & 15, codes >> 4], axis=-1)
+    return Codes(codes.reshape(len(data), -1), scale, least, weights)
 
 
 def dequantize(tensor: QuantTensor) -> Float32:

@@ -41,6 +41,10 @@ QUANTIZED_KINDS: dict[SourceType, WeightKind] = {
     "nf4_g64": "nf4_g64",
     "fp4_g64": "fp4_g64",
     "nvfp4": "nvfp4",
+    "u8z_g32": "w8z_g32",
+    "u8z_g128": "w8z_g128",
+    "u4z_g32": "w4z_g32",
+    "u4z_g64": "w4z_g64",
 }
 
 

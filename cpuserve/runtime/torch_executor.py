@@ -40,7 +40,8 @@ ProgressFn = Callable[[str, int, int], None]
 ROWS_AT_ONCE = 32  # rows of logits that are in memory at a time
 MAX_TOP = 20  # most alternatives of a row, kMaxTop in table.h
 FLOAT_CODES = ("e4m3_g128", "nf4_g64", "fp4_g64", "nvfp4")
-CODES = ("s8_channel", "u4m_g128")  # sources whose rows hold codes and scales (quant/rows.py)
+# Sources whose rows hold codes and scales (quant/rows.py).
+CODES = ("s8_channel", "u4m_g128", "u8z_g32", "u8z_g128", "u4z_g32", "u4z_g64")
 ONLINE = (
     "w8_g32",
     "w4m_g32",

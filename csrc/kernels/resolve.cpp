@@ -34,7 +34,8 @@ constexpr const char* kLinearNames[] = {
     "linear.q2_k",       "linear.q3_k",       "linear.q5_0",
     "linear.q5_1",       "linear.iq4_nl",     "linear.iq4_xs",
     "linear.mxfp4",      "linear.e4m3_g128",  "linear.nf4_g64",
-    "linear.fp4_g64",    "linear.nvfp4"};
+    "linear.fp4_g64",    "linear.nvfp4",      "linear.w8z_g32",
+    "linear.w8z_g128",   "linear.w4z_g32",    "linear.w4z_g64"};
 constexpr int kLinearKinds = static_cast<int>(WeightKind::count);
 static_assert(sizeof kLinearNames / sizeof *kLinearNames == kLinearKinds, "one name per kind");
 

@@ -118,6 +118,10 @@ struct Rows {
 //   nvfp4       [n/16][k/256] of { fp32 scale[16]; [16] of { E4M3 s[16]; u8 q[8][16] } }   act bf16
 //     w = scale * value, of nvfp4 scale * (s * value). The last block of a row ends with K. Two
 //     nibbles of a byte are k and k + 1 (kernels/linear/coded.h).
+//   w8z_g32 w8z_g128   [n/16][k/32 or 128] of { fp16 scale[16]; s8 zero[16]; u8 q[..][16][4] }
+//   w4z_g32 w4z_g64    [n/16][k/32 or 64] of the same, 4 bits         act q8g32
+//     w = s * (q - 128 - zero) of 8 bits, s * (q - zero) of 4 bits. Groups of rows are of 32 also
+//     where those of weights are larger.
 // In the other 4-bit kinds byte (r, c, j) holds k = 8 r + j in its low and k = 8 r + 4 + j in its
 // high nibble. The bytes in memory equal those of the GGUF file: 34, 18 and 20 for 32 weights. So a
 // column has 4 bytes side by side. Where a level multiplies with Arm's matrix products, it has 8
@@ -128,7 +132,7 @@ struct Rows {
 //   nibble
 // The quantized dot product is, per group in ascending order:
 //   f = fma(float(sum_k q_w q_x - zero * sum_x), s_w * s_x, f)   [int32 arithmetic is exact]
-//   w4m:  then  f = fma(min, s_x * float(sum_x), f)
+//   w4m:  then  f = fma(min, s_x * float(sum_x), f), and of zero points with min = -zero * s_w
 //   blocks of 256, whose scales and minima of 16 or 32 weights are d * scale and -(m * least):
 //         sum = sum over groups of scale * sum_k (q_w - zero) q_x, low = that of least * sum_x
 //         f = fma(fnma(m, float(low), float(sum) * d), s_x, f)   without minima no low
@@ -159,6 +163,10 @@ enum class WeightKind : int32_t {
   nf4_g64,
   fp4_g64,
   nvfp4,
+  w8z_g32,
+  w8z_g128,
+  w4z_g32,
+  w4z_g64,
   count
 };
 
@@ -171,6 +179,8 @@ enum class WeightKind : int32_t {
 //   e4m3_g128   k/128 of { fp32 scale; u8 q[128] }; the last block may be shorter by whole 32s
 //   nf4_g64 fp4_g64   k/64 of { fp16 scale; u8 q[32] }
 //   nvfp4       { fp32 scale; k/16 of { E4M3 s; u8 q[8] } }, whole 32 of K
+// And those of kinds with integer zero points, w = scale * (q - zero); 4 bits as in u4m_g128:
+//   u8z_g32 u8z_g128 u4z_g32 u4z_g64   k/32, 64 or 128 of { fp16 scale; u8 zero; u8 q[] }
 enum class SourceType : int32_t {
   f32 = 0,
   f16,
@@ -193,7 +203,11 @@ enum class SourceType : int32_t {
   e4m3_g128,
   nf4_g64,
   fp4_g64,
-  nvfp4
+  nvfp4,
+  u8z_g32,
+  u8z_g128,
+  u4z_g32,
+  u4z_g64
 };
 
 // The weights and bytes of one block of a source row, which consists of whole blocks.
@@ -244,6 +258,14 @@ inline BlockShape block_shape(SourceType type) {
       return {64, 34};
     case SourceType::nvfp4:
       return {32, 18};  // after a scale of 4 bytes
+    case SourceType::u8z_g32:
+      return {32, 35};
+    case SourceType::u8z_g128:
+      return {128, 131};
+    case SourceType::u4z_g32:
+      return {32, 19};
+    case SourceType::u4z_g64:
+      return {64, 35};
   }
   return {1, 0};
 }

@@ -46,7 +46,11 @@ constexpr Name<WeightKind> kKinds[] = {{"dense_bf16", WeightKind::dense_bf16},
                                        {"e4m3_g128", WeightKind::e4m3_g128},
                                        {"nf4_g64", WeightKind::nf4_g64},
                                        {"fp4_g64", WeightKind::fp4_g64},
-                                       {"nvfp4", WeightKind::nvfp4}};
+                                       {"nvfp4", WeightKind::nvfp4},
+                                       {"w8z_g32", WeightKind::w8z_g32},
+                                       {"w8z_g128", WeightKind::w8z_g128},
+                                       {"w4z_g32", WeightKind::w4z_g32},
+                                       {"w4z_g64", WeightKind::w4z_g64}};
 constexpr Name<SourceType> kSources[] = {{"f32", SourceType::f32},
                                          {"f16", SourceType::f16},
                                          {"bf16", SourceType::bf16},
@@ -68,7 +72,11 @@ constexpr Name<SourceType> kSources[] = {{"f32", SourceType::f32},
                                          {"e4m3_g128", SourceType::e4m3_g128},
                                          {"nf4_g64", SourceType::nf4_g64},
                                          {"fp4_g64", SourceType::fp4_g64},
-                                         {"nvfp4", SourceType::nvfp4}};
+                                         {"nvfp4", SourceType::nvfp4},
+                                         {"u8z_g32", SourceType::u8z_g32},
+                                         {"u8z_g128", SourceType::u8z_g128},
+                                         {"u4z_g32", SourceType::u4z_g32},
+                                         {"u4z_g64", SourceType::u4z_g64}};
 constexpr Name<Activation> kActivations[] = {
     {"none", Activation::none}, {"relu", Activation::relu},
     {"gelu", Activation::gelu}, {"gelu_tanh", Activation::gelu_tanh},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import zlib
@@ -38,12 +39,12 @@ def fp8(w, size=128):
     return {"weight": codes.to(torch.float8_e4m3fn), "weight_scale_inv": scale}
 
 
-def gptq(w, of, bits=4):
-    """Codes in groups of 32 inputs that are not consecutive; `of` decides which they are."""
+def gptq(w, of, bits=4, group=GROUP):
+    """Codes in groups of inputs that are not consecutive; `of` decides which they are."""
     k = w.shape[1]
     stream = np.random.default_rng(zlib.crc32(of.encode()))
-    order = torch.from_numpy(stream.permutation(np.arange(k) // GROUP))
-    groups = [w[:, order == g] for g in range(k // GROUP)]
+    order = torch.from_numpy(stream.permutation(np.arange(k) // group))
+    groups = [w[:, order == g] for g in range(k // group)]
     low = torch.stack([part.amin(dim=1) for part in groups], dim=1).clamp(max=0)
     high = torch.stack([part.amax(dim=1) for part in groups], dim=1).clamp(min=0)
     most = (1 << bits) - 1
@@ -58,18 +59,40 @@ def gptq(w, of, bits=4):
     }
 
 
-def awq(w):
-    """4 bits in groups of 32 inputs; the outputs of a word are in the order 0 2 4 6 1 3 5 7."""
+def with_zero_points(w, bits, group):
+    """(codes, zero points, scales) of groups of consecutive inputs, each [n, groups, ...].
+
+    Groups are smaller where `group` does not divide the inputs.
+    """
     n, k = w.shape
-    parts = w.reshape(n, k // GROUP, GROUP)
+    parts = w.reshape(n, -1, math.gcd(k, group))
     low, high = parts.amin(dim=2).clamp(max=0), parts.amax(dim=2).clamp(min=0)
-    scale = ((high - low) / 15).half()
-    zero = (-low / scale).round().clamp(0, 15)
-    codes = (parts / scale.float()[..., None] + zero[..., None]).round().clamp(0, 15)
+    most = (1 << bits) - 1
+    scale = ((high - low) / most).half()
+    zero = (-low / scale).round().clamp(0, most)
+    codes = (parts / scale.float()[..., None] + zero[..., None]).round().clamp(0, most)
+    return codes, zero, scale
+
+
+def awq(w, group=GROUP):
+    """4 bits in groups of inputs; the outputs of a word are in the order 0 2 4 6 1 3 5 7."""
+    n, k = w.shape
+    codes, zero, scale = with_zero_points(w, 4, group)
     slots = [0, 2, 4, 6, 1, 3, 5, 7]
     columns = codes.reshape(n, k).T.reshape(k, -1, 8)[..., slots].reshape(k, n)
     zeros = zero.T.reshape(-1, n // 8, 8)[..., slots].reshape(-1, n)
     return {"qweight": _words(columns), "qzeros": _words(zeros), "scales": scale.T.contiguous()}
+
+
+def asymmetric(w, bits, group):
+    """compressed-tensors' W4A16 and W8A16 with zero points, which are packed along the outputs."""
+    codes, zero, scale = with_zero_points(w, bits, group)
+    return {
+        "weight_packed": _words(codes.reshape(w.shape), bits),
+        "weight_scale": scale,
+        "weight_zero_point": _words(zero.T, bits).T.contiguous(),
+        "weight_shape": torch.tensor(w.shape),
+    }
 
 
 def mxfp4(w):
@@ -127,6 +150,15 @@ _MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": GRO
 _NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 
 
+def _asymmetric(bits, group):
+    weights = {"num_bits": bits, "type": "int", "symmetric": False, "strategy": "group"}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"weights": {**weights, "group_size": group}}},
+    }
+
+
 def inputs_of(stem):
     """A name for what a matrix multiplies; others of the layer may multiply the same."""
     return re.sub(r"(q|k|v|qkv|gate|up|gate_up)_proj\.$", "", stem)
@@ -136,6 +168,7 @@ def inputs_of(stem):
 ORDERED = {
     "gptq": inputs_of,
     "gptq of 8 bits": inputs_of,
+    "gptq of 8 bits in groups of 64": inputs_of,
     "gptq, each matrix in its own order": str,
 }
 # By format: the function that quantizes a matrix, and the checkpoint's quantization_config.
@@ -154,7 +187,18 @@ FORMATS = {
         gptq,
         {"quant_method": "gptq", "bits": 4, "desc_act": True},
     ),
+    "gptq of 8 bits in groups of 64": (
+        lambda w, of: gptq(w, of, 8, 64),
+        {"quant_method": "gptq", "bits": 8, "desc_act": True},
+    ),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "version": "gemm"}),
+    "awq in groups of 64": (
+        lambda w: awq(w, 64),
+        {"quant_method": "awq", "bits": 4, "version": "gemm"},
+    ),
+    "4 bits with zero points": (lambda w: asymmetric(w, 4, 32), _asymmetric(4, 32)),
+    "8 bits with zero points": (lambda w: asymmetric(w, 8, 32), _asymmetric(8, 32)),
+    "8 bits with zero points of 128": (lambda w: asymmetric(w, 8, 128), _asymmetric(8, 128)),
     "mxfp4": (
         mxfp4,
         {

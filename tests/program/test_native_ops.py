@@ -258,6 +258,17 @@ def test_every_op_over_matrices_in_activation_order_agrees(family, name, isa, tm
     assert first_difference(checkpoint.weights, checkpoint.config, "bfloat16", isa, 40) is None
 
 
+@each_level
+@pytest.mark.parametrize(
+    "name",
+    ["awq", "awq in groups of 64", "8 bits with zero points", "8 bits with zero points of 128"],
+)
+def test_every_op_over_codes_with_zero_points_agrees(name, isa, tmp_path):
+    model = tiny_model("llama", dtype="bfloat16", intermediate_size=192)
+    checkpoint = open_checkpoint(quantized_copy(model, name, tmp_path / "m"))
+    assert first_difference(checkpoint.weights, checkpoint.config, "bfloat16", isa, 40) is None
+
+
 class OneKind(OnlineWeights):
     """A checkpoint whose matrices are all packed into the same kind."""
 

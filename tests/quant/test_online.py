@@ -17,7 +17,7 @@ from cpuserve.quant.online import (
     quantize_int4,
     quantize_int8,
 )
-from cpuserve.quant.rows import int4_rows, int8_rows
+from cpuserve.quant.rows import int8_rows, int_rows
 from tests.helpers.levels import each_level
 from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_config
 
@@ -79,7 +79,7 @@ def test_rows_with_codes_keep_every_value(isa):
     assert np.allclose(got, (q * scale[:, None])[:, at].T, rtol=1e-6)
     nibbles = stream.integers(0, 256, (n, k // 2), np.uint8)
     scale, minimum = stream.uniform(0.5, 1, (2, n, 2)).astype(np.float16).astype(np.float32)
-    rows = int4_rows(nibbles, scale, minimum / scale, "u4m_g128")
+    rows = int_rows(nibbles, scale, minimum / scale, "u4m_g128")
     got = product(isa, "w4m_g128", "u4m_g128", rows, n, k, one_hot(k, at))
     codes = np.stack([nibbles & 15, nibbles >> 4], axis=-1).reshape(n, k)
     values = codes * np.repeat(scale, 128, axis=1) - np.repeat(minimum, 128, axis=1)

@@ -97,9 +97,9 @@ KINDS = {
     (128, False): "w4m_g128",
     (128, True): "w4m_g128",
     (256, False): "w4m_g128",
-    (64, False): "w4m_g32",
-    (32, False): "w4m_g32",
-    (64, True): "w4_g32",
+    (64, False): "w4z_g64",
+    (32, False): "w4z_g32",
+    (64, True): "w4z_g64",
     (32, True): "w4_g32",
 }
 
@@ -187,44 +187,47 @@ def test_activation_order_in_groups_that_no_block_holds_is_converted(groups, cap
     assert "not equal multiples of 32 inputs are converted" in caplog.text
 
 
-# Half of 255 / 127 of the largest scale, 0.02, and what fp16 costs the scale of a block.
-ROUNDED = 0.0202 + 255 * 0.02 * 2.0**-11
+# The kind of 8-bit matrices with zero points in groups of this size.
+EIGHT = {256: "w8z_g128", 128: "w8z_g128", 64: "w8z_g32", 32: "w8z_g32"}
 
 
-def near_zero_points(group, zeros):
-    """Codes of 8 bits, of which few are more than 127 from their zero point, as random_codes."""
-    shape = (N, K // group)
-    zeros = np.broadcast_to(zeros, shape).astype(np.uint8)
-    scales = STREAM.uniform(0.01, 0.02, shape).astype(np.float16)
-    spread = [np.repeat(x.astype(np.float32), group, axis=1) for x in (zeros, scales)]
-    steps = np.rint(STREAM.standard_normal((N, K)) * 45)
-    codes = np.clip(steps + spread[0], 0, 255).astype(np.uint8)
-    return codes, zeros, scales, (codes - spread[0]) * spread[1]
-
-
-def check_steps(weights, values, wide):
-    """Blocks of 32 weights are exact, except `wide` ones, which are rounded again."""
-    check(weights, values, "w8_g32", ROUNDED)
-    off = (dequantize(weights.get("q.weight")) != values).reshape(N, -1, 32).any(axis=2)
-    assert 0 < off.sum() < off.size / 3
-    assert np.array_equal(off, off & wide.reshape(N, -1, 32).any(axis=2))
-
-
-@pytest.mark.parametrize("group", [128, 64, 32])
+@pytest.mark.parametrize("group", EIGHT)
 def test_gptq_of_eight_bits_with_zero_points_keeps_its_codes(group):
-    zeros = STREAM.integers(90, 160, (N, K // group))
-    codes, zeros, scales, values = near_zero_points(group, zeros)
-    wide = ~np.isin(codes - np.repeat(zeros.astype(int), group, axis=1), range(-128, 128))
+    zeros = STREAM.integers(0, 256, (N, K // group))
+    zeros[0, 0], zeros[1, 0] = 0, 255
+    codes, zeros, scales, values = random_codes(group, 8, zeros)
     store = gptq_store(codes, zeros, scales, 8)
-    check_steps(opened("gptq", store, bits=8, checkpoint_format="gptq_v2"), values, wide)
+    check(opened("gptq", store, bits=8, checkpoint_format="gptq_v2"), values, EIGHT[group], 0)
 
 
-def test_gptq_of_eight_bits_with_zero_points_in_activation_order():
-    codes, zeros, scales, _, order = in_activation_order(64, 8)
-    values = (codes - zeros.astype(np.float32)[:, order]) * scales.astype(np.float32)[:, order]
+@pytest.mark.parametrize("group", [128, 64])
+def test_gptq_of_eight_bits_with_zero_points_in_activation_order(group):
+    codes, zeros, scales, values, order = in_activation_order(group, 8)
     weights = opened("gptq", gptq_store(codes, zeros - 1, scales, 8, g_idx=order), bits=8)
-    check(weights, values, "w8_g32", ROUNDED)
+    check(weights, values, EIGHT[group], 0)
     assert weights.get("q.weight").column_order is not None
+
+
+def test_a_zero_point_of_256_is_converted(caplog):
+    """Which is what a stored 255 stands for in checkpoint format 1."""
+    codes, zeros, scales, _ = random_codes(128, 8, zeros=255)
+    spread = np.repeat(scales.astype(np.float32), 128, axis=1)
+    with caplog.at_level("INFO", "cpuserve"):
+        weights = opened("gptq", gptq_store(codes, zeros, scales, 8), bits=8)
+        check(weights, (codes - np.float32(256)) * spread, "w8_g32", 0, packed=34 / 32)
+    assert "zero points above 255 are converted" in caplog.text
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_packed_bytes_are_at_most_a_twentieth_more_than_the_files(bits, group, symmetric):
+    zeros = 1 << (bits - 1) if symmetric else None
+    codes, zeros, scales, _ = random_codes(group, bits, zeros)
+    store = gptq_store(codes, zeros - 1, scales, bits)
+    file = sum(store.get(name).data.nbytes for name in store.names())
+    weights = opened("gptq", store, bits=bits)
+    assert sum(weights.get(name).nbytes for name in weights.names()) <= 1.05 * file
 
 
 def test_groups_of_different_sizes_need_an_order():
@@ -328,7 +331,7 @@ def test_compressed_tensors_in_activation_order_keep_their_codes(bits):
     codes, _, scales, values, order = in_activation_order(64, bits, 1 << (bits - 1))
     store = packed_store(codes, scales, bits, weight_g_idx=order)
     weights = opened("compressed-tensors", store, **compressed(bits, actorder="group"))
-    check(weights, values, f"w{bits}_g32", 0)
+    check(weights, values, "w8_g32" if bits == 8 else "w4z_g64", 0)
     columns = weights.get("q.weight").column_order
     assert np.array_equal(order[columns], np.sort(order))
 
@@ -343,14 +346,14 @@ def test_compressed_tensors_int8_is_exact():
 
 @pytest.mark.parametrize("group", [K, 64])
 def test_compressed_tensors_int8_with_zero_points_keeps_its_codes(group):
-    codes, zeros, scales, values = near_zero_points(group, 110)
+    codes, zeros, scales, values = random_codes(group, 8, 110)
     store = Store(
         q__weight=(codes ^ np.uint8(128)).view(np.int8),
         q__weight_scale=scales,
         q__weight_zero_point=(zeros ^ np.uint8(128)).view(np.int8),
         norm__weight=NORM,
     )
-    check_steps(opened("compressed-tensors", store, **compressed(8)), values, codes > 237)
+    check(opened("compressed-tensors", store, **compressed(8)), values, EIGHT[group], 0)
 
 
 def test_compressed_tensors_int8_in_groups_is_exact():

@@ -21,6 +21,7 @@
 #include "kernels/linear/w4_group.h"
 #include "kernels/linear/w4_wide.h"
 #include "kernels/linear/w8_group.h"
+#include "kernels/linear/zero_group.h"
 #include "kernels/table.h"
 #if defined(CPUSERVE_UNIT_ALL) || defined(CPUSERVE_UNIT_BF16) || defined(CPUSERVE_UNIT_BFMMLA) || \
     defined(CPUSERVE_UNIT_TILES)
@@ -69,6 +70,10 @@ constexpr KernelTable make_table(const char* isa) {
   t.linear[static_cast<int>(WeightKind::iq4_nl)] = plane_kernel<GgufIq4Nl>();
   t.linear[static_cast<int>(WeightKind::iq4_xs)] = plane_kernel<GgufIq4Xs>();
   t.linear[static_cast<int>(WeightKind::mxfp4)] = plane_kernel<GgufMxfp4>();
+  t.linear[static_cast<int>(WeightKind::w8z_g32)] = group_kernel<ZeroGroup<8, 32>>();
+  t.linear[static_cast<int>(WeightKind::w8z_g128)] = group_kernel<ZeroGroup<8, 128>>();
+  t.linear[static_cast<int>(WeightKind::w4z_g32)] = group_kernel<ZeroGroup<4, 32>>();
+  t.linear[static_cast<int>(WeightKind::w4z_g64)] = group_kernel<ZeroGroup<4, 64>>();
 #endif
 #if defined(CPUSERVE_UNIT_ALL) || defined(CPUSERVE_UNIT_BF16)
   t.linear[static_cast<int>(WeightKind::dense_bf16)] = dense_kernel<Bf16Element>();
@@ -87,6 +92,10 @@ constexpr KernelTable make_table(const char* isa) {
   t.linear[static_cast<int>(WeightKind::w8_channel)] = mmla_channel_kernel<MmlaChannel>();
   t.linear[static_cast<int>(WeightKind::w8_channel_g128)] =
       mmla_channel_kernel<MmlaChannelGroups>();
+  t.linear[static_cast<int>(WeightKind::w8z_g32)] = mmla_group_kernel<ZeroGroup<8, 32>>();
+  t.linear[static_cast<int>(WeightKind::w8z_g128)] = mmla_group_kernel<ZeroGroup<8, 128>>();
+  t.linear[static_cast<int>(WeightKind::w4z_g32)] = mmla_group_kernel<ZeroGroup<4, 32>>();
+  t.linear[static_cast<int>(WeightKind::w4z_g64)] = mmla_group_kernel<ZeroGroup<4, 64>>();
 #endif
 #ifdef CPUSERVE_UNIT_BFMMLA
   t.linear[static_cast<int>(WeightKind::dense_bf16)] = mmla_dense_kernel<MmlaBf16>();
@@ -137,6 +146,14 @@ constexpr KernelTable make_table(const char* isa) {
       on_tiles<BlockTiles<GgufIq4Xs>>(plane_kernel<GgufIq4Xs>());
   t.linear[static_cast<int>(WeightKind::mxfp4)] =
       on_tiles<GroupTiles<RawPlanes<GgufMxfp4>>>(plane_kernel<GgufMxfp4>());
+  t.linear[static_cast<int>(WeightKind::w8z_g32)] =
+      on_tiles<GroupTiles<RawGroup<ZeroGroup<8, 32>>>>(group_kernel<ZeroGroup<8, 32>>());
+  t.linear[static_cast<int>(WeightKind::w8z_g128)] =
+      on_tiles<GroupTiles<RawGroup<ZeroGroup<8, 128>>>>(group_kernel<ZeroGroup<8, 128>>());
+  t.linear[static_cast<int>(WeightKind::w4z_g32)] =
+      on_tiles<GroupTiles<RawGroup<ZeroGroup<4, 32>>>>(group_kernel<ZeroGroup<4, 32>>());
+  t.linear[static_cast<int>(WeightKind::w4z_g64)] =
+      on_tiles<GroupTiles<RawGroup<ZeroGroup<4, 64>>>>(group_kernel<ZeroGroup<4, 64>>());
   t.attention = attention;
 #endif
 #ifdef CPUSERVE_UNIT_ALL

@@ -1,12 +1,14 @@
 // The tile of the grouped kinds: int8 rows (q8g32, q8g128) against weights in groups of 32 or 128
-// of K.
+// of K, the weights that one scale of a row multiplies.
 //
 //   f = fma(float(sum_k q_w q_x - zero sum_x), s_w s_x, f)      then, with a minimum,
 //   f = fma(min, s_x float(sum_x), f)
 //
-// A kind W defines kGroup, kAct, kGroupBytes, kMinBytes, kZero, kQuadsPerLine and the layout of
-// quads in a 64-byte line. Integer sums are exact, so their order never changes a bit. The fp32
-// chain runs over the groups in ascending order for every tile shape.
+// A unit of a panel is { header of 16 scales and minima; lines of one or several groups }. A kind W
+// defines kAct, kGroup, kUnit (weights of a column in a unit), kUnitBytes, kMinBytes, least(),
+// kZero and the layout of quads in a 64-byte line: that of EightBits or FourBits. Integer sums are
+// exact, so their order never changes a bit. The fp32 chain runs over the groups in ascending order
+// for every tile shape.
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/linear/source.h"
@@ -15,6 +17,56 @@ namespace CPUSERVE_NS {
 namespace {
 
 constexpr int kScaleBytes = kPanel * 2;
+
+// How codes lie in lines, and their products. 8 bits: a line is one quad of 16 columns.
+struct EightBits {
+  static constexpr int kQuadsPerLine = 1;
+  using Sum = I;
+  static constexpr bool kStartsFromAny = true;
+  __attribute__((always_inline)) static inline I start() { return izero(); }
+  __attribute__((always_inline)) static inline I finish(I x) { return x; }
+  __attribute__((always_inline)) static inline Q quads(const uint8_t* line, int) {
+    return load_quads(line);
+  }
+  __attribute__((always_inline)) static inline I dot(I acc, Q w, Q a) { return dot8(acc, w, a); }
+
+  static int code(const uint8_t* lines, int column, int i) {
+    return lines[(i / 4 * kPanel + column) * 4 + i % 4];
+  }
+};
+// 4 bits: a line is two quads, so that one mask and one shift give both. Byte (r, c, j) holds
+// k = 8 r + j in its low and k = 8 r + 4 + j in its high nibble.
+struct FourBits {
+  static constexpr int kQuadsPerLine = 2;
+  using Sum = S;
+  static constexpr bool kStartsFromAny = kWideS;
+  __attribute__((always_inline)) static inline S start() { return szero(); }
+  __attribute__((always_inline)) static inline I finish(S x) { return widen(x); }
+  __attribute__((always_inline)) static inline Q quads(const uint8_t* line, int high) {
+    return high ? high_nibbles(load_quads(line)) : low_nibbles(load_quads(line));
+  }
+  __attribute__((always_inline)) static inline S dot(S acc, Q w, Q a) { return sdot(acc, w, a); }
+
+  static int code(const uint8_t* lines, int column, int i) {
+    const int byte = lines[(i / 8 * kPanel + column) * 4 + i % 4];
+    return i / 4 % 2 ? byte >> 4 : byte & 15;
+  }
+};
+
+// The header and the groups of a unit of W.
+template <class W>
+struct UnitOf {
+  static_assert(W::kUnit % W::kGroup == 0, "a unit has whole groups");
+  static constexpr int kHeader = kScaleBytes + W::kMinBytes, kGroups = W::kUnit / W::kGroup;
+  static constexpr int kGroupLines = W::kGroup / 4 / W::kQuadsPerLine;
+  static constexpr int kGroupBytes = kGroupLines * 64;
+  static_assert(W::kUnitBytes == kHeader + kGroups * kGroupBytes, "a unit has nothing else");
+};
+
+// The minima in the header of a unit, from column `column` on: fp16 numbers.
+CPUSERVE_INLINE F half_minima(const uint8_t* header, int column) {
+  return load_f16(reinterpret_cast<const uint16_t*>(header + kScaleBytes) + column);
+}
 
 // -zero sum_x in every lane; `kZero` is a power of two or 0.
 template <int kZero>
@@ -29,7 +81,7 @@ CPUSERVE_INLINE I zero_term(const uint8_t* sum) {
 struct GroupAt {
   const uint8_t *x, *scales, *sums;  // of the first row: values, their scale, their sum
   size_t x_stride;
-  const uint8_t* w;  // of the first panel
+  const uint8_t* w;  // of the first panel, a header before the lines of the group
   size_t panel_bytes;
   const uint8_t* ahead;  // address to prefetch meanwhile, for the first panel
 };
@@ -54,7 +106,7 @@ CPUSERVE_INLINE void fetch_line(const GroupAt& at, int i) {
 // Products of the eight quads from `quad0` on, for MR rows x NV vectors.
 template <class W, int NPF, int MR, int NV>
 CPUSERVE_INLINE void octet_products(typename W::Sum (&acc)[MR][NV], const GroupAt& at, int quad0) {
-  const uint8_t* w = at.w + kScaleBytes + W::kMinBytes + quad0 / W::kQuadsPerLine * 64;
+  const uint8_t* w = at.w + UnitOf<W>::kHeader + quad0 / W::kQuadsPerLine * 64;
   const uint8_t* x = at.x + quad0 * 4;
 #pragma GCC unroll 8
   for (int quad = 0; quad < 8; quad++) {
@@ -135,15 +187,17 @@ CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
 }
 
 // Adds one group to the fp32 chain: in registers, or in memory at `c` with kStride floats per row.
+// header: of its unit, in the first panel.
 template <class W, int MR, int NV, bool kKept, int kStride>
-CPUSERVE_INLINE void add_group(F (&f)[MR][NV], I (&dot)[MR][NV], const GroupAt& at, float* c) {
+CPUSERVE_INLINE void add_group(F (&f)[MR][NV], I (&dot)[MR][NV], const GroupAt& at,
+                               const uint8_t* header, float* c) {
   F scale[NV], least[NV];
 #pragma GCC unroll 16
   for (int v = 0; v < NV; v++) {
-    const uint8_t* panel = at.w + static_cast<size_t>(v / kVecs) * at.panel_bytes;
-    const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel) + v % kVecs * kLanes;
-    scale[v] = load_f16(halves);
-    if constexpr (W::kMinBytes != 0) least[v] = load_f16(halves + kPanel);
+    const uint8_t* panel = header + static_cast<size_t>(v / kVecs) * at.panel_bytes;
+    const int column = v % kVecs * kLanes;
+    scale[v] = load_f16(reinterpret_cast<const uint16_t*>(panel) + column);
+    if constexpr (W::kMinBytes != 0) least[v] = W::least(panel, column, scale[v]);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < MR; r++) {
@@ -171,7 +225,7 @@ CPUSERVE_INLINE void add_group(F (&f)[MR][NV], I (&dot)[MR][NV], const GroupAt& 
 template <class W>
 struct Grouped {
   static constexpr ActFormat kAct = W::kAct;
-  static constexpr int64_t kUnitBytes = W::kGroupBytes, kWholeUnits = 1;
+  static constexpr int64_t kUnitBytes = W::kUnitBytes, kWholeUnits = 1;
   static constexpr bool kWidens = false, kNearBlocks = false;
   // Up to kInRegisters sums of each type, the fp32 sums are in registers together with the integer
   // ones. Otherwise they stay in `c`, which is in L1: one load and one store for a group of 8
@@ -190,10 +244,11 @@ struct Grouped {
   static constexpr int kStreamRows = kInRegisters < 12 ? kRows : W::kQuadsPerLine == 1 ? 10 : 8;
   static constexpr int kPanels = kInMemory / kRows < 2 ? 1 : 2;
   static constexpr int kHalfRows = kRows;
-  static int64_t units(int64_t k) { return (k + W::kGroup - 1) / W::kGroup; }
+  static int64_t units(int64_t k) { return (k + W::kUnit - 1) / W::kUnit; }
 
   template <int MR, int NP, bool kNear, int NPF>
   static __attribute__((noinline)) void tile(const LinearTile& t) {
+    using Unit = UnitOf<W>;
     constexpr int NV = NP * kVecs, kStride = sums_stride<kNear>();
     constexpr bool kKept = MR * NP <= kInRegisters;
     F f[MR][NV];
@@ -208,9 +263,10 @@ struct Grouped {
     }
     const uint8_t* scales = t.x + t.x_padded;
     float* const c = t.c;
-    GroupAt at = {t.x + t.u0 * W::kGroup,
-                  scales + t.u0 * 4,
-                  scales + (t.x_padded / W::kGroup + t.u0) * 4,
+    const int64_t group = t.u0 * Unit::kGroups;
+    GroupAt at = {t.x + t.u0 * W::kUnit,
+                  scales + group * 4,
+                  scales + (t.x_padded / W::kGroup + group) * 4,
                   t.x_stride,
                   t.w + t.u0 * kUnitBytes,
                   t.panel_bytes,
@@ -220,15 +276,22 @@ struct Grouped {
     for (int part = 0; part < 2; part++) {
       at.ahead = (part ? t.ahead1 : t.ahead0) + (u - t.u0) * ahead_step;
       for (const int64_t end = part ? t.u1 : t.split; u < end; u++) {
-        I dot[MR][NV];
-        group_sums<W, NPF>(dot, at);
-        fetch_line<NPF>(at, W::kGroup / 4 / W::kQuadsPerLine);
-        add_group<W, MR, NV, kKept, kStride>(f, dot, at, c);
-        opaque(at.x += W::kGroup);
-        opaque(at.scales += 4);
-        opaque(at.sums += 4);
-        opaque(at.w += kUnitBytes);
-        opaque(at.ahead += ahead_step);
+        const uint8_t* header = at.w;
+        // Not unrolled: a kind with many groups in a unit has the code of one group.
+#pragma GCC unroll 1
+        for (int i = 1; i <= Unit::kGroups; i++) {
+          const bool last = i == Unit::kGroups;
+          I dot[MR][NV];
+          group_sums<W, NPF>(dot, at);
+          if (last) fetch_line<NPF>(at, Unit::kGroupLines);
+          add_group<W, MR, NV, kKept, kStride>(f, dot, at, header, c);
+          opaque(at.x += W::kGroup);
+          opaque(at.scales += 4);
+          opaque(at.sums += 4);
+          opaque(at.w += Unit::kGroupBytes + (last ? Unit::kHeader : 0));
+          opaque(at.ahead +=
+                 last ? ahead_step - (Unit::kGroups - 1) * Unit::kGroupBytes : Unit::kGroupBytes);
+        }
       }
     }
     if constexpr (kKept) {
@@ -243,32 +306,32 @@ struct Grouped {
 
 template <class W>
 size_t group_panel_bytes(int64_t k) noexcept {
-  return static_cast<size_t>(Grouped<W>::units(k) * W::kGroupBytes);
+  return static_cast<size_t>(Grouped<W>::units(k) * W::kUnitBytes);
 }
 
-// Returns the start of group g of a panel.
+// Returns the start of unit u of a panel.
 template <class W>
-inline const uint8_t* group_at(const PackedWeight& w, int64_t panel, int64_t g) {
-  return w.data + static_cast<size_t>(panel) * w.panel_bytes + g * W::kGroupBytes;
+inline const uint8_t* unit_at(const PackedWeight& w, int64_t panel, int64_t u) {
+  return w.data + static_cast<size_t>(panel) * w.panel_bytes + u * W::kUnitBytes;
 }
 
 template <class W>
 void pack_group(const PackArgs& a) noexcept {
-  const int64_t groups = Grouped<W>::units(a.k);
-  for (int64_t g = 0; g < groups; g++) {
-    uint8_t* to = static_cast<uint8_t*>(a.panel) + g * W::kGroupBytes;
-    for (int r = 0; r < kPanel; r++) W::pack_column(a, g, r, to);
+  const int64_t units = Grouped<W>::units(a.k);
+  for (int64_t u = 0; u < units; u++) {
+    uint8_t* to = static_cast<uint8_t*>(a.panel) + u * W::kUnitBytes;
+    for (int r = 0; r < kPanel; r++) W::pack_column(a, u, r, to);
   }
 }
 
 template <class W>
 void group_row(const PackedWeight& w, int64_t n, float* out) noexcept {
   const int column = static_cast<int>(n % kPanel);
-  for (int64_t g = 0; g * W::kGroup < w.k; g++) {
-    float x[W::kGroup];
-    W::read_column(group_at<W>(w, n / kPanel, g), column, x);
-    const int64_t left = w.k - g * W::kGroup, n = left < W::kGroup ? left : W::kGroup;
-    memcpy(out + g * W::kGroup, x, sizeof(float) * static_cast<size_t>(n));
+  for (int64_t u = 0; u * W::kUnit < w.k; u++) {
+    float x[W::kUnit];
+    W::read_column(unit_at<W>(w, n / kPanel, u), column, x);
+    const int64_t left = w.k - u * W::kUnit, n = left < W::kUnit ? left : W::kUnit;
+    memcpy(out + u * W::kUnit, x, sizeof(float) * static_cast<size_t>(n));
   }
 }
 

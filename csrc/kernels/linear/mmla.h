@@ -40,7 +40,8 @@ struct MmlaScratch {
 };
 static_assert(sizeof(MmlaScratch) <= kLinearScratch, "the scratch of a call holds all of it");
 
-// A tile over `units` units of K (a step of a chain kind, a group of a group kind).
+// A tile over `units` units of K (a step of a chain kind, the groups behind a header of a group
+// kind).
 struct MmlaTile {
   const uint8_t* a;  // prepared rows
   const uint8_t* b;  // weights of the panel, packed or unpacked
@@ -184,10 +185,11 @@ struct MmlaChain {
 
 // -- group kinds: a scale for every kGroup of K
 //
-// A view V of the weights gives the operands of a group and the factors of its columns:
-//   kBytes of a group; kHeader of it before the operands; kSteps; kCut: the last group may be cut
+// A view V of the weights gives the operands of a unit of groups and the factors of its columns:
+//   kBytes of a unit; kHeader of it before the operands; kGroups of it; kSteps of a group
+//   kCut: the last group may be cut
 //   kScales: columns have a scale; kLeast: and a minimum; kZero: the code that stands for 0
-//   Q operand(lines, step, c)       F scale(header, c)  F least(header, c)
+//   Q operand(lines, step, c)       F scale(header, pair0, c)  F least(header, pair0, c)
 template <class V, int RP, int CP>
 CPUSERVE_INLINE void group_steps(I (&acc)[RP][CP], const uint8_t* a, const uint8_t* lines,
                                  int64_t steps) {
@@ -216,13 +218,13 @@ CPUSERVE_INLINE void group_steps(I (&acc)[RP][CP], const uint8_t* a, const uint8
 
 template <class V, int RP, int CP>
 CPUSERVE_INLINE void add_sums(F (&f)[RP][CP], const I (&acc)[RP][CP], const uint8_t* a,
-                              const uint8_t* header) {
+                              const uint8_t* header, int pair0) {
   const float* factors = reinterpret_cast<const float*>(a);
 #pragma GCC unroll 8
   for (int c = 0; c < CP; c++) {
     F scale = zero(), least = zero();
-    if constexpr (V::kScales) scale = V::scale(header, c);
-    if constexpr (V::kLeast) least = V::least(header, c);
+    if constexpr (V::kScales) scale = V::scale(header, pair0, c);
+    if constexpr (V::kLeast) least = V::least(header, pair0, c);
 #pragma GCC unroll 8
     for (int r = 0; r < RP; r++) {
       const F s = load(factors + r * 4);
@@ -245,40 +247,44 @@ CPUSERVE_INLINE void group_tile(const MmlaTile& t) {
   F f[RP][CP] = {};
   if (t.resume) load_sums(t, f);
   const uint8_t* a = t.a;
-  const uint8_t* header = t.b + t.pair0 * V::kHeaderBytes;
+  const uint8_t* header = t.b;
   const uint8_t* lines = t.b + V::kHeader + t.pair0 * kOperandBytes;
   LineFetch fetch = t.fetch;
   int64_t left = t.steps;
-  for (int64_t u = 0; u < t.units; u++, left -= V::kSteps) {
+  for (int64_t u = 0; u < t.units; u++) {
     fetch.step();
-    I acc[RP][CP];
+#pragma GCC unroll 1
+    for (int i = 0; i < V::kGroups; i++, left -= V::kSteps) {
+      I acc[RP][CP];
 #pragma GCC unroll 8
-    for (int r = 0; r < RP; r++) {
-      I start = iset1(kSumBias);
-      if constexpr (V::kZero != 0) {
-        const float* starts = reinterpret_cast<const float*>(a + RP * kOperandBytes);
-        start = load_bits(starts + r * 4);
+      for (int r = 0; r < RP; r++) {
+        I start = iset1(kSumBias);
+        if constexpr (V::kZero != 0) {
+          const float* starts = reinterpret_cast<const float*>(a + RP * kOperandBytes);
+          start = load_bits(starts + r * 4);
+        }
+#pragma GCC unroll 8
+        for (int c = 0; c < CP; c++) acc[r][c] = start;
       }
-#pragma GCC unroll 8
-      for (int c = 0; c < CP; c++) acc[r][c] = start;
+      const uint8_t* rows = a + RP * kFactors * kOperandBytes;
+      if (V::kCut && left < V::kSteps) {
+        group_steps<V>(acc, rows, lines, left);
+      } else {
+        group_steps<V>(acc, rows, lines, V::kSteps);
+      }
+      add_sums<V>(f, acc, a, header, t.pair0);
+      opaque(a += RP * (kFactors + V::kSteps) * kOperandBytes);
+      opaque(lines += V::kGroupBytes);
     }
-    const uint8_t* rows = a + RP * kFactors * kOperandBytes;
-    if (V::kCut && left < V::kSteps) {
-      group_steps<V>(acc, rows, lines, left);
-    } else {
-      group_steps<V>(acc, rows, lines, V::kSteps);
-    }
-    add_sums<V>(f, acc, a, header);
-    opaque(a += RP * (kFactors + V::kSteps) * kOperandBytes);
     opaque(header += V::kBytes);
-    opaque(lines += V::kBytes);
+    opaque(lines += V::kHeader);
   }
   store_sums(t, f);
 }
 
-// Groups [u0, u0 + units) of the rows, each as the scales of pairs {s0, s0, s1, s1}; with kLeast
-// also s times the sum of the group, or with kZero what its integer sums start from; then
-// [steps][pairs][2][8 bytes].
+// The groups of units [u0, u0 + units) of the rows, each as the scales of pairs {s0, s0, s1, s1};
+// with kLeast also s times the sum of the group, or with kZero what its integer sums start from;
+// then [steps][pairs][2][8 bytes].
 template <class V>
 static inline void prepare_groups(const MmlaRows& r, int64_t u0, int64_t units, uint8_t* to) {
   constexpr int kGroup = V::kSteps * kStepBytes;
@@ -286,7 +292,7 @@ static inline void prepare_groups(const MmlaRows& r, int64_t u0, int64_t units, 
   for_each_pair(r, [&](int p, const uint8_t* first, const uint8_t* second) {
     const int64_t to_sums = r.padded / kGroup * 4;
     uint8_t* at = to + p * kOperandBytes;
-    for (int64_t g = u0; g < u0 + units; g++) {
+    for (int64_t g = u0 * V::kGroups; g < (u0 + units) * V::kGroups; g++) {
       const uint8_t *scale0 = first + r.padded + g * 4, *scale1 = second + r.padded + g * 4;
       const float s0 = read_as<float>(scale0), s1 = read_as<float>(scale1);
       const auto sum0 = read_as<int32_t>(scale0 + to_sums);
@@ -315,8 +321,8 @@ struct PackedView {
   static constexpr bool kScales = true, kLeast = W::kMinBytes != 0, kCut = false;
   static constexpr int kZero = W::kQuadsPerLine == 1 ? 0 : W::kZero;
   static constexpr int kSteps = W::kGroup / kStepBytes, kPerLine = W::kQuadsPerLine;
-  static constexpr int kHeader = kScaleBytes + W::kMinBytes, kBytes = W::kGroupBytes;
-  static constexpr int kHeaderBytes = 4;  // of a pair of columns
+  static constexpr int kHeader = UnitOf<W>::kHeader, kBytes = W::kUnitBytes;
+  static constexpr int kGroups = UnitOf<W>::kGroups, kGroupBytes = UnitOf<W>::kGroupBytes;
   static constexpr int kBeatBytes = kBeat / kPerLine * kLineBytes;
 
   static __attribute__((always_inline)) inline Q operand(const uint8_t* lines, int s, int c) {
@@ -327,16 +333,20 @@ struct PackedView {
       return s % 2 ? high_nibbles(x) : low_nibbles(x);
     }
   }
-  // Of columns 2 c and 2 c + 1, twice.
-  static __attribute__((always_inline)) inline F pair(const uint8_t* halves, int c) {
-    const F four = load_f16(reinterpret_cast<const uint16_t*>(halves) + c / 2 * 4);
+  // Factors of four columns, which two pairs have; pair0 is even.
+  static __attribute__((always_inline)) inline F scales(const uint8_t* header, int column) {
+    return load_f16(reinterpret_cast<const uint16_t*>(header) + column);
+  }
+  // Those of the columns of pair c, twice.
+  static __attribute__((always_inline)) inline F pair(F four, int c) {
     return c % 2 ? last_halves(four, four) : first_halves(four, four);
   }
-  static __attribute__((always_inline)) inline F scale(const uint8_t* header, int c) {
-    return pair(header, c);
+  static __attribute__((always_inline)) inline F scale(const uint8_t* header, int pair0, int c) {
+    return pair(scales(header, 2 * pair0 + c / 2 * 4), c);
   }
-  static __attribute__((always_inline)) inline F least(const uint8_t* header, int c) {
-    return pair(header + kScaleBytes, c);
+  static __attribute__((always_inline)) inline F least(const uint8_t* header, int pair0, int c) {
+    const int column = 2 * pair0 + c / 2 * 4;
+    return pair(W::least(header, column, scales(header, column)), c);
   }
 };
 
@@ -347,17 +357,18 @@ struct UnpackedView {
   static constexpr int kZero = PackedView<W>::kZero, kSteps = W::kGroup / kStepBytes;
   static constexpr int kFactorBytes = kColumnPairs * kOperandBytes;
   static constexpr int kHeader = (kLeast ? 2 : 1) * kFactorBytes;
-  static constexpr int kBytes = kHeader + kSteps * kLineBytes;
-  static constexpr int kHeaderBytes = kOperandBytes, kBeatBytes = kBeat * kLineBytes;
+  static constexpr int kGroups = UnitOf<W>::kGroups, kGroupBytes = kSteps * kLineBytes;
+  static constexpr int kBytes = kHeader + kGroups * kGroupBytes;
+  static constexpr int kBeatBytes = kBeat * kLineBytes;
 
   static __attribute__((always_inline)) inline Q operand(const uint8_t* lines, int s, int c) {
     return load_quads(lines + s * kLineBytes + c * kOperandBytes);
   }
-  static __attribute__((always_inline)) inline F scale(const uint8_t* header, int c) {
-    return load(reinterpret_cast<const float*>(header + c * kOperandBytes));
+  static __attribute__((always_inline)) inline F scale(const uint8_t* header, int pair0, int c) {
+    return load(reinterpret_cast<const float*>(header + (pair0 + c) * kOperandBytes));
   }
-  static __attribute__((always_inline)) inline F least(const uint8_t* header, int c) {
-    return load(reinterpret_cast<const float*>(header + kFactorBytes + c * kOperandBytes));
+  static __attribute__((always_inline)) inline F least(const uint8_t* header, int pair0, int c) {
+    return scale(header + kFactorBytes, pair0, c);
   }
 };
 
@@ -368,25 +379,27 @@ struct MmlaGroup {
   static constexpr ActFormat kAct = W::kAct;
   static constexpr int kPairs = 3;
   static constexpr int column_pairs(int pairs) { return pairs == 1 ? 8 : 4; }
-  static constexpr int64_t kUnitBytes = W::kGroupBytes, kUnitSteps = Packed::kSteps;
-  static constexpr int64_t kPairBytes = (factors_of<Packed>() + Packed::kSteps) * kOperandBytes;
+  static constexpr int64_t kUnitBytes = W::kUnitBytes;
+  static constexpr int64_t kUnitSteps = Packed::kGroups * Packed::kSteps;
+  static constexpr int64_t kPairBytes =
+      Packed::kGroups * (factors_of<Packed>() + Packed::kSteps) * kOperandBytes;
   static constexpr int64_t kBlock = kUnpackedBytes / Unpacked::kBytes;
   static constexpr bool kUnpacks = true;
-  static int64_t units(int64_t k) { return (k + W::kGroup - 1) / W::kGroup; }
-  static int64_t steps(int64_t k) { return units(k) * Packed::kSteps; }
+  static int64_t units(int64_t k) { return (k + W::kUnit - 1) / W::kUnit; }
+  static int64_t steps(int64_t k) { return units(k) * kUnitSteps; }
 
   static void unpack(const uint8_t* from, int64_t units, uint8_t* to) {
     for (int64_t u = 0; u < units; u++, from += Packed::kBytes, to += Unpacked::kBytes) {
       float* factors = reinterpret_cast<float*>(to);
       for (int c = 0; c < kColumnPairs; c++) {
-        store(factors + 4 * c, Packed::scale(from, c));
+        store(factors + 4 * c, Packed::scale(from, 0, c));
         if constexpr (Packed::kLeast) {
-          store(factors + 4 * (kColumnPairs + c), Packed::least(from, c));
+          store(factors + 4 * (kColumnPairs + c), Packed::least(from, 0, c));
         }
       }
       const uint8_t* lines = from + Packed::kHeader;
       uint8_t* bytes = to + Unpacked::kHeader;
-      for (int s = 0; s < Packed::kSteps; s += 2) {
+      for (int s = 0; s < kUnitSteps; s += 2) {
         for (int c = 0; c < kColumnPairs; c++) {
           for (int i = s; i < s + 2; i++) {
             const Q x = Packed::operand(lines, i, c);
@@ -457,9 +470,9 @@ struct MmlaChannel : MmlaChain<I> {
 
 struct ChannelView {
   static constexpr bool kScales = false, kLeast = false, kCut = true;
-  static constexpr int kSteps = kWideGroup / kStepBytes, kZero = 0;
-  static constexpr int kHeader = 0, kHeaderBytes = 0;
-  static constexpr int kBytes = kSteps * kLineBytes, kBeatBytes = kBeat * kLineBytes;
+  static constexpr int kSteps = kWideGroup / kStepBytes, kGroups = 1, kZero = 0, kHeader = 0;
+  static constexpr int kBytes = kSteps * kLineBytes, kGroupBytes = kBytes;
+  static constexpr int kBeatBytes = kBeat * kLineBytes;
   static __attribute__((always_inline)) inline Q operand(const uint8_t* lines, int s, int c) {
     return load_quads(lines + s * kLineBytes + c * kOperandBytes);
   }
@@ -675,7 +688,7 @@ CPUSERVE_INLINE void turn_units(uint32_t* x, uint32_t* y) {
 template <class W>
 CPUSERVE_INLINE void turn_column(const uint8_t* from, int (*from_unit)(int, int), uint8_t* to,
                                  int (*to_unit)(int, int), int column) {
-  constexpr int kUnits = W::kGroup / 4 / W::kQuadsPerLine;
+  constexpr int kUnits = W::kUnit / 4 / W::kQuadsPerLine;
   for (int i = 0; i < kUnits; i += 2) {
     auto x = read_as<uint32_t>(from + from_unit(i, column));
     auto y = read_as<uint32_t>(from + from_unit(i + 1, column));
@@ -687,30 +700,30 @@ CPUSERVE_INLINE void turn_column(const uint8_t* from, int (*from_unit)(int, int)
 template <class W>
 void pack_mmla_group(const PackArgs& a) noexcept {
   constexpr int kHeader = PackedView<W>::kHeader;
-  const int64_t groups = Grouped<W>::units(a.k);
-  for (int64_t g = 0; g < groups; g++) {
-    uint8_t* to = static_cast<uint8_t*>(a.panel) + g * W::kGroupBytes;
-    uint8_t group[W::kGroupBytes];
+  const int64_t units = Grouped<W>::units(a.k);
+  for (int64_t u = 0; u < units; u++) {
+    uint8_t* to = static_cast<uint8_t*>(a.panel) + u * W::kUnitBytes;
+    uint8_t unit[W::kUnitBytes];
     for (int c = 0; c < kPanel; c++) {
-      W::pack_column(a, g, c, group);
-      turn_column<W>(group + kHeader, unit_of_4, to + kHeader, unit_of_8, c);
+      W::pack_column(a, u, c, unit);
+      turn_column<W>(unit + kHeader, unit_of_4, to + kHeader, unit_of_8, c);
     }
-    memcpy(to, group, kHeader);
+    memcpy(to, unit, kHeader);
   }
 }
 template <class W>
 void mmla_group_row(const PackedWeight& w, int64_t n, float* out) noexcept {
   constexpr int kHeader = PackedView<W>::kHeader;
   const int column = static_cast<int>(n % kPanel);
-  for (int64_t g = 0; g * W::kGroup < w.k; g++) {
-    const uint8_t* from = group_at<W>(w, n / kPanel, g);
-    uint8_t group[W::kGroupBytes];
-    memcpy(group, from, kHeader);
-    turn_column<W>(from + kHeader, unit_of_8, group + kHeader, unit_of_4, column);
-    float x[W::kGroup];
-    W::read_column(group, column, x);
-    const int64_t left = w.k - g * W::kGroup, some = left < W::kGroup ? left : W::kGroup;
-    memcpy(out + g * W::kGroup, x, sizeof(float) * static_cast<size_t>(some));
+  for (int64_t u = 0; u * W::kUnit < w.k; u++) {
+    const uint8_t* from = unit_at<W>(w, n / kPanel, u);
+    uint8_t unit[W::kUnitBytes];
+    memcpy(unit, from, kHeader);
+    turn_column<W>(from + kHeader, unit_of_8, unit + kHeader, unit_of_4, column);
+    float x[W::kUnit];
+    W::read_column(unit, column, x);
+    const int64_t left = w.k - u * W::kUnit, some = left < W::kUnit ? left : W::kUnit;
+    memcpy(out + u * W::kUnit, x, sizeof(float) * static_cast<size_t>(some));
   }
 }
 

@@ -148,6 +148,26 @@ inline void read_u4m(const BlockU4* blocks, int64_t k0, int n, float* out) {
 }
 
 inline int nibble_of(const uint8_t* q, int64_t i) { return i % 2 ? q[i / 2] >> 4 : q[i / 2] & 15; }
+// u8z_g32, u8z_g128, u4z_g32 and u4z_g64: { fp16 scale; u8 zero; u8 q[kWeights kBits / 8] }
+template <int kBits, int kWeights>
+struct ZeroBlock {
+  static constexpr int kBytes = 3 + kWeights * kBits / 8;
+  static const uint8_t* at(const void* row, int64_t i) {
+    return static_cast<const uint8_t*>(row) + i * kBytes;
+  }
+  static int zero(const uint8_t* block) { return block[2]; }
+  static uint8_t code(const uint8_t* block, int64_t i) {
+    return kBits == 8 ? block[3 + i] : static_cast<uint8_t>(nibble_of(block + 3, i));
+  }
+  static void read(const void* row, int64_t k0, int n, float* out) {
+    for (int64_t i = k0; i < k0 + n; i++) {
+      const uint8_t* block = at(row, i / kWeights);
+      const int q = code(block, i % kWeights) - zero(block);
+      out[i - k0] = half_to_float(read_as<uint16_t>(block)) * static_cast<float>(q);
+    }
+  }
+};
+
 inline float e4m3_to_float(uint8_t code) {
   uint8_t codes[kLanes] = {code};
   float out[kLanes];
@@ -235,6 +255,14 @@ inline void read_floats(const void* row, SourceType type, int64_t k0, int n, flo
       return read_table<Fp4Table>(static_cast<const Block4*>(row), k0, n, out);
     case SourceType::nvfp4:
       return read_nvfp4(static_cast<const uint8_t*>(row), k0, n, out);
+    case SourceType::u8z_g32:
+      return ZeroBlock<8, 32>::read(row, k0, n, out);
+    case SourceType::u8z_g128:
+      return ZeroBlock<8, 128>::read(row, k0, n, out);
+    case SourceType::u4z_g32:
+      return ZeroBlock<4, 32>::read(row, k0, n, out);
+    case SourceType::u4z_g64:
+      return ZeroBlock<4, 64>::read(row, k0, n, out);
   }
 }
 

@@ -197,9 +197,10 @@ CPUSERVE_INLINE LineBytes quad_line(const uint8_t* from) {
   return x;
 }
 
-// How a group kind W lies in memory: raw bytes of a group, and its lines as signed bytes.
+// How a group kind W lies in memory: raw bytes of a unit, and a group's lines as signed bytes.
 template <class W>
 struct RawGroup {
+  using Unit = UnitOf<W>;
   static constexpr int kGroup = W::kGroup, kLines = kGroup / 4;
   static constexpr int kVectorRows = kGroupVectorRows;
   static constexpr bool kScales = true, kLeast = W::kMinBytes != 0, kFloats = false;
@@ -208,10 +209,11 @@ struct RawGroup {
   static constexpr ActFormat kAct = W::kAct;
   static int64_t lines(int64_t k) { return (k + kGroup - 1) / kGroup * kLines; }
   static const uint8_t* at(const uint8_t* panel, int64_t group) {
-    return panel + group * W::kGroupBytes;
+    return panel + group / Unit::kGroups * W::kUnitBytes;
   }
   static void unpack(const uint8_t* panel, int64_t group, int64_t, uint8_t* to) {
-    const uint8_t* from = at(panel, group) + kScaleBytes + W::kMinBytes;
+    const uint8_t* from =
+        at(panel, group) + Unit::kHeader + group % Unit::kGroups * Unit::kGroupBytes;
     for (int i = 0; i < kLines / W::kQuadsPerLine; i++, from += kTileLineBytes) {
       const LineBytes x = line_at(from);
       if constexpr (W::kQuadsPerLine == 1) {
@@ -225,9 +227,9 @@ struct RawGroup {
   }
   CPUSERVE_INLINE void factors(const uint8_t* panel, int64_t group, int column, F* scale,
                                F* least) {
-    const auto* halves = reinterpret_cast<const uint16_t*>(at(panel, group)) + column;
-    *scale = load_f16(halves);
-    if constexpr (kLeast) *least = load_f16(halves + kPanel);
+    const uint8_t* header = at(panel, group);
+    *scale = load_f16(reinterpret_cast<const uint16_t*>(header) + column);
+    if constexpr (kLeast) *least = W::least(header, column, *scale);
   }
   CPUSERVE_INLINE F add_least(F least, F x, F sum) { return fma(least, x, sum); }
 };

@@ -1,6 +1,5 @@
 // w4_g32 and w4m_g32: 4-bit weights in groups of 32, GGUF's Q4_0 and Q4_1.
-// { fp16 scale[16]; (fp16 min[16];) u8 q[4][16][4] }: byte (r, c, j) holds k = 8 r + j in its low
-// and k = 8 r + 4 + j in its high nibble, so that one mask and one shift give two quads.
+// { fp16 scale[16]; (fp16 min[16];) u8 q[4][16][4] }
 #pragma once
 #include "kernels/linear/group.h"
 
@@ -8,20 +7,15 @@ namespace CPUSERVE_NS {
 namespace {
 
 template <bool kMin>
-struct W4Group {
+struct W4Group : FourBits {
   static constexpr ActFormat kAct = ActFormat::q8g32;
-  static constexpr int kGroup = 32;
-  static constexpr int kMinBytes = kMin ? kPanel * 2 : 0, kQuadsPerLine = 2, kZero = kMin ? 0 : 8;
-  static constexpr int64_t kGroupBytes = kScaleBytes + kMinBytes + 4 * 64;
+  static constexpr int kGroup = 32, kUnit = kGroup;
+  static constexpr int kMinBytes = kMin ? kPanel * 2 : 0, kZero = kMin ? 0 : 8;
+  static constexpr int64_t kUnitBytes = kScaleBytes + kMinBytes + 4 * 64;
   using Block = BlockQ4_1;  // for both kinds; without a minimum m is zero and unused
-  using Sum = S;
-  static constexpr bool kStartsFromAny = kWideS;
-  __attribute__((always_inline)) static inline S start() { return szero(); }
-  __attribute__((always_inline)) static inline I finish(S x) { return widen(x); }
-  __attribute__((always_inline)) static inline Q quads(const uint8_t* line, int high) {
-    return high ? high_nibbles(load_quads(line)) : low_nibbles(load_quads(line));
+  __attribute__((always_inline)) static inline F least(const uint8_t* header, int column, F) {
+    return half_minima(header, column);
   }
-  __attribute__((always_inline)) static inline S dot(S acc, Q w, Q a) { return sdot(acc, w, a); }
 
   static uint8_t nibble(float x) {
     return static_cast<uint8_t>(x > 0.0f ? x < 15.0f ? static_cast<int>(x) : 15 : 0);
@@ -86,8 +80,7 @@ struct W4Group {
     const float m =
         kMin ? half_to_float(read_as<uint16_t>(group + kScaleBytes + column * 2)) : 0.0f;
     for (int i = 0; i < kGroup; i++) {
-      const int byte = group[kScaleBytes + kMinBytes + (i / 8 * kPanel + column) * 4 + i % 4];
-      const int q = i / 4 % 2 ? byte >> 4 : byte & 15;
+      const int q = code(group + kScaleBytes + kMinBytes, column, i);
       out[i] = kMin ? d * static_cast<float>(q) + m : d * static_cast<float>(q - 8);
     }
   }

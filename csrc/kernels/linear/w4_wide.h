@@ -1,25 +1,19 @@
 // w4m_g128: 4-bit weights with a scale and a minimum per 128 of K.
-// { fp16 scale[16]; fp16 min[16]; u8 q[16][16][4] }: byte (r, c, j) holds k = 8 r + j in its low
-// and k = 8 r + 4 + j in its high nibble.
+// { fp16 scale[16]; fp16 min[16]; u8 q[16][16][4] }
 #pragma once
 #include "kernels/linear/group.h"
 
 namespace CPUSERVE_NS {
 namespace {
 
-struct W4Wide {
+struct W4Wide : FourBits {
   static constexpr ActFormat kAct = ActFormat::q8g128;
-  static constexpr int kGroup = kWideGroup;
-  static constexpr int kMinBytes = kPanel * 2, kQuadsPerLine = 2, kZero = 0;
-  static constexpr int64_t kGroupBytes = kScaleBytes + kMinBytes + kGroup / 8 * 64;
-  using Sum = S;
-  static constexpr bool kStartsFromAny = kWideS;
-  __attribute__((always_inline)) static inline S start() { return szero(); }
-  __attribute__((always_inline)) static inline I finish(S x) { return widen(x); }
-  __attribute__((always_inline)) static inline Q quads(const uint8_t* line, int high) {
-    return high ? high_nibbles(load_quads(line)) : low_nibbles(load_quads(line));
+  static constexpr int kGroup = kWideGroup, kUnit = kGroup;
+  static constexpr int kMinBytes = kPanel * 2, kZero = 0;
+  static constexpr int64_t kUnitBytes = kScaleBytes + kMinBytes + kGroup / 8 * 64;
+  __attribute__((always_inline)) static inline F least(const uint8_t* header, int column, F) {
+    return half_minima(header, column);
   }
-  __attribute__((always_inline)) static inline S dot(S acc, Q w, Q a) { return sdot(acc, w, a); }
 
   struct Column {
     uint16_t d, m;
@@ -99,9 +93,7 @@ struct W4Wide {
     const float d = half_to_float(read_as<uint16_t>(group + column * 2));
     const float m = half_to_float(read_as<uint16_t>(group + kScaleBytes + column * 2));
     for (int i = 0; i < kGroup; i++) {
-      const int byte = group[kScaleBytes + kMinBytes + (i / 8 * kPanel + column) * 4 + i % 4];
-      const int q = i / 4 % 2 ? byte >> 4 : byte & 15;
-      out[i] = d * static_cast<float>(q) + m;
+      out[i] = d * static_cast<float>(code(group + kScaleBytes + kMinBytes, column, i)) + m;
     }
   }
 };

@@ -6,19 +6,11 @@
 namespace CPUSERVE_NS {
 namespace {
 
-struct W8Group {
+struct W8Group : EightBits {
   static constexpr ActFormat kAct = ActFormat::q8g32;
-  static constexpr int kGroup = 32;
-  static constexpr int kMinBytes = 0, kQuadsPerLine = 1, kZero = kDot8Zero;
-  static constexpr int64_t kGroupBytes = kScaleBytes + 8 * 64;
-  using Sum = I;
-  static constexpr bool kStartsFromAny = true;
-  __attribute__((always_inline)) static inline I start() { return izero(); }
-  __attribute__((always_inline)) static inline I finish(I x) { return x; }
-  __attribute__((always_inline)) static inline Q quads(const uint8_t* line, int) {
-    return load_quads(line);
-  }
-  __attribute__((always_inline)) static inline I dot(I acc, Q w, Q a) { return dot8(acc, w, a); }
+  static constexpr int kGroup = 32, kUnit = kGroup;
+  static constexpr int kMinBytes = 0, kZero = kDot8Zero;
+  static constexpr int64_t kUnitBytes = kScaleBytes + 8 * 64;
 
   // A float source is quantized by the rule of GGUF: d = amax / 127, q = round(x / d).
   static BlockQ8_0 quantize(const float* x) {
@@ -53,8 +45,7 @@ struct W8Group {
   static void read_column(const uint8_t* group, int column, float* out) {
     const float d = half_to_float(read_as<uint16_t>(group + column * 2));
     for (int i = 0; i < kGroup; i++) {
-      const int q = group[kScaleBytes + (i / 4 * kPanel + column) * 4 + i % 4];
-      out[i] = d * static_cast<float>(q - 128);
+      out[i] = d * static_cast<float>(code(group + kScaleBytes, column, i) - 128);
     }
   }
 };

@@ -1,5 +1,6 @@
-// The kinds that are packed from GGUF's blocks into planes of bits (kernels/linear/planes.h),
-// against an fp64 reference that reads single elements of the blocks by the text of their format.
+// The kinds that keep integer codes of blocks: GGUF's in planes of bits (kernels/linear/planes.h),
+// and those with integer zero points (kernels/linear/zero_group.h), against an fp64 reference that
+// reads single elements of the blocks by the text of their format.
 #include <algorithm>
 #include <functional>
 
@@ -11,9 +12,15 @@ using harness::Rng;
 
 namespace {
 
-constexpr WeightKind kKinds[] = {
-    WeightKind::q4_k, WeightKind::q5_k, WeightKind::q6_k,   WeightKind::q2_k,   WeightKind::q3_k,
-    WeightKind::q5_0, WeightKind::q5_1, WeightKind::iq4_nl, WeightKind::iq4_xs, WeightKind::mxfp4};
+constexpr WeightKind kKinds[] = {WeightKind::q4_k,    WeightKind::q5_k,    WeightKind::q6_k,
+                                 WeightKind::q2_k,    WeightKind::q3_k,    WeightKind::q5_0,
+                                 WeightKind::q5_1,    WeightKind::iq4_nl,  WeightKind::iq4_xs,
+                                 WeightKind::mxfp4,   WeightKind::w8z_g32, WeightKind::w8z_g128,
+                                 WeightKind::w4z_g32, WeightKind::w4z_g64};
+bool four_bits(WeightKind kind) {
+  return kind == WeightKind::w4z_g32 || kind == WeightKind::w4z_g64;
+}
+bool zero_points(WeightKind kind) { return kind >= WeightKind::w8z_g32; }
 void for_each_kind(const std::function<void(WeightKind)>& body) {
   for (WeightKind kind : kKinds) body(kind);
 }
@@ -84,6 +91,12 @@ double source_value(WeightKind kind, const uint8_t* row, int64_t k) {
     }
     case WeightKind::mxfp4:
       return std::ldexp(kFp4[nibble(b + 1, i, 16)], b[0] - 127);
+    case WeightKind::w8z_g32:
+    case WeightKind::w8z_g128:
+      return half_of(b) * (b[3 + i] - b[2]);
+    case WeightKind::w4z_g32:
+    case WeightKind::w4z_g64:
+      return half_of(b) * (nibble(b + 3, i, 1) - b[2]);
     default:
       return NAN;
   }
@@ -130,9 +143,18 @@ uint8_t weight_byte(WeightKind kind, size_t at, uint8_t byte) {
       return at >= 8 ? byte | 0x88 : byte;
     case WeightKind::mxfp4:
       return at >= 1 ? byte & 0x77 : byte;
+    case WeightKind::w8z_g32:
+    case WeightKind::w8z_g128:
+      return at >= 3 ? byte | 0x80 : byte;  // codes 128 to 255
     default:
       return byte;
   }
+}
+// A zero point: any, or if all codes are `fill`, the one farthest from them.
+uint8_t zero_point(WeightKind kind, int fill, Rng& rng) {
+  const int most = four_bits(kind) ? 16 : 255;
+  const auto any = static_cast<int>(rng.below(most + 1));
+  return static_cast<uint8_t>(fill < 0 ? any : fill < 128 ? most : 0);
 }
 
 struct Weights {
@@ -153,6 +175,7 @@ struct Weights {
     }
     for (size_t at = 0; at < source.size(); at += block) {
       if (kind == WeightKind::mxfp4) source[at] = static_cast<uint8_t>(120 + rng.below(8));
+      if (zero_points(kind)) source[at + 2] = zero_point(kind, fill, rng);
       bool first = true;
       for (int half : halves_of(kind)) {
         // Of extreme bytes: scales of 1 and no minimum, so that sums are exact in fp32.
@@ -187,10 +210,11 @@ struct Inputs {
   Inputs(const Weights& w, int64_t m_, int extreme = 0, size_t gap = 0)
       : m(m_),
         k(w.k),
-        group(block_shape(only_source(w.kind)).weights),
+        group(w.kernel.act == ActFormat::q8g256 ? 256 : 32),
         stride(row_bytes(w.kernel.act, w.k) + gap),
         data(static_cast<size_t>(m_) * stride) {
-    CHECK(w.kernel.act == (group == 256 ? ActFormat::q8g256 : ActFormat::q8g32));
+    const bool blocks = block_shape(only_source(w.kind)).weights == 256;
+    CHECK(w.kernel.act == (blocks ? ActFormat::q8g256 : ActFormat::q8g32));
     Rng rng(static_cast<uint64_t>(m * 100 + k));
     for (int64_t r = 0; r < m; r++) {
       for (int64_t g = 0; g < k / group; g++) {
@@ -295,7 +319,7 @@ void check_against_reference(const KernelTable& table, WeightKind kind, int64_t 
 
 }  // namespace
 
-KERNEL_TEST(planes_take_at_most_a_twentieth_more_than_the_file) {
+KERNEL_TEST(blocks_take_at_most_a_twentieth_more_than_the_file) {
   for_each_kind([&](WeightKind kind) {
     const BlockShape shape = block_shape(only_source(kind));
     const size_t file = shape.bytes * kPanel * 4;
@@ -304,7 +328,7 @@ KERNEL_TEST(planes_take_at_most_a_twentieth_more_than_the_file) {
   });
 }
 
-KERNEL_TEST(planes_keep_every_value) {
+KERNEL_TEST(blocks_keep_every_value) {
   for_each_kind([&](WeightKind kind) {
     const Weights w(k, kind, 37, 512);
     const PackedWeight view = w.view();
@@ -321,7 +345,7 @@ KERNEL_TEST(planes_keep_every_value) {
   });
 }
 
-KERNEL_TEST(planes_convert_to_floats_as_their_rows_are_read) {
+KERNEL_TEST(blocks_convert_to_floats_as_their_rows_are_read) {
   for_each_kind([&](WeightKind kind) {
     const Weights w(k, kind, 16, 512);
     const LinearKernel& dense = k.linear[static_cast<int>(WeightKind::dense_f32)];
@@ -340,7 +364,7 @@ KERNEL_TEST(planes_convert_to_floats_as_their_rows_are_read) {
   });
 }
 
-KERNEL_TEST(planes_match_fp64_at_every_shape) {
+KERNEL_TEST(blocks_match_fp64_at_every_shape) {
   for_each_kind([&](WeightKind kind) {
     check_against_reference(k, kind, 1, 64, 512);
     check_against_reference(k, kind, 3, 16, 32);
@@ -351,7 +375,7 @@ KERNEL_TEST(planes_match_fp64_at_every_shape) {
 }
 
 // The largest integer sums neither wrap around nor saturate: every product has the same sign.
-KERNEL_TEST(planes_of_extreme_bytes_keep_their_sums) {
+KERNEL_TEST(blocks_of_extreme_bytes_keep_their_sums) {
   for_each_kind([&](WeightKind kind) {
     if (kind == WeightKind::mxfp4) return;  // its scales are not 1
     for (int extreme : {-127, 127}) {
@@ -363,10 +387,10 @@ KERNEL_TEST(planes_of_extreme_bytes_keep_their_sums) {
   });
 }
 
-KERNEL_TEST(planes_row_has_the_same_bits_in_every_division) {
+KERNEL_TEST(blocks_row_has_the_same_bits_in_every_division) {
   for_each_kind([&](WeightKind kind) {
     constexpr int64_t kMost = 33;
-    const Weights w(k, kind, 16 * harness::fewer(11, 5) - 3, harness::fewer(1280, 768));
+    const Weights w(k, kind, 16 * harness::fewer(11, 5) - 3, harness::fewer(1280, 1024));
     Inputs x(w, kMost);
     Output whole(kMost, w.n);
     run(w, x, whole, 0, kMost);
@@ -399,10 +423,10 @@ KERNEL_TEST(planes_row_has_the_same_bits_in_every_division) {
 
 // A prompt's rows, which matrix tiles compute where there are some, against rows computed one by
 // one, which they never do.
-KERNEL_TEST(planes_rows_of_a_prompt_have_the_bits_of_single_rows) {
+KERNEL_TEST(blocks_rows_of_a_prompt_have_the_bits_of_single_rows) {
   for_each_kind([&](WeightKind kind) {
     constexpr int64_t kMost = 77;
-    const Weights w(k, kind, 16 * 5 - 3, harness::fewer(1280, 768));
+    const Weights w(k, kind, 16 * 5 - 3, harness::fewer(1280, 1024));
     Inputs x(w, kMost, 0, 192);
     Output single(kMost, w.n);
     for (int64_t r = 0; r < kMost; r++) run(w, x, single, r, 1);
@@ -419,7 +443,7 @@ KERNEL_TEST(planes_rows_of_a_prompt_have_the_bits_of_single_rows) {
   });
 }
 
-KERNEL_TEST(planes_rows_of_two_terms_have_the_sum_of_both) {
+KERNEL_TEST(blocks_rows_of_two_terms_have_the_sum_of_both) {
   for_each_kind([&](WeightKind kind) {
     constexpr int64_t kMost = 39;
     const Weights w(k, kind, 16 * 5 - 3, 512);
@@ -438,7 +462,7 @@ KERNEL_TEST(planes_rows_of_two_terms_have_the_sum_of_both) {
   });
 }
 
-KERNEL_TEST(planes_keep_nan_and_infinity_in_their_row) {
+KERNEL_TEST(blocks_keep_nan_and_infinity_in_their_row) {
   for_each_kind([&](WeightKind kind) {
     const Weights w(k, kind, 40, 256);
     Inputs x(w, 13);
