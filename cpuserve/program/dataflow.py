@@ -70,6 +70,16 @@ def reads(op: Op) -> tuple[ValueId, ...]:
     return (op.x,)
 
 
+def uses(program: Program) -> dict[ValueId, list[Op]]:
+    """The ops that read or write each value, in order."""
+    found: dict[ValueId, list[Op]] = {value.id: [] for value in program.values}
+    for op in program.ops:
+        for value in {*reads(op), written(op)}:
+            if value is not None:
+                found[value].append(op)
+    return found
+
+
 def last_uses(program: Program) -> dict[ValueId, int]:
     """Index of the last op that reads or writes each value."""
     last: dict[ValueId, int] = {}

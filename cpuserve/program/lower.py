@@ -21,7 +21,7 @@ import numpy.typing as npt
 from cpuserve import _C
 from cpuserve.errors import ModelError
 from cpuserve.program.adapters import parse as parse_adapter
-from cpuserve.program.dataflow import last_uses, reads, written
+from cpuserve.program.dataflow import last_uses, reads, uses, written
 from cpuserve.program.ops import (
     ActivationOp,
     Add,
@@ -258,6 +258,7 @@ class Lowering:
         self._width = {v.id: v.width for v in program.values}
         self._copies = {v.id: v.copies for v in program.values}
         self._settle_experts()
+        self._uses = uses(program)
         self._last_use = last_uses(program)
         self._format = {v.id: self._choose_format(v.id) for v in program.values}
         self._buffer: dict[ValueId, int] = {}
@@ -285,7 +286,7 @@ class Lowering:
 
     def _choose_format(self, value: ValueId) -> str:
         wanted: set[str] = set()
-        for op in self.program.ops:
+        for op in self._uses[value]:
             if isinstance(op, Linear) and op.x == value:
                 wanted |= {self._read_format(w) for w in op.weights}
             elif isinstance(op, Logits) and op.x == value:
@@ -313,7 +314,7 @@ class Lowering:
             if isinstance(op, Linear) and op.out == value and self._splits(op):
                 return "f32"
         chosen = wanted.pop() if len(wanted) == 1 else "f32"
-        by_heads = any(isinstance(op, HeadLinear) and op.out == value for op in self.program.ops)
+        by_heads = any(isinstance(op, HeadLinear) and op.out == value for op in self._uses[value])
         if by_heads and chosen.startswith("q8"):
             return "f32"  # each head writes its own columns
         if chosen in WHOLE_ROW and self._in_pieces(value):
@@ -336,14 +337,14 @@ class Lowering:
         """
         return any(
             isinstance(op, Attention) and op.out == value and op.head_dim % 32
-            for op in self.program.ops
+            for op in self._uses[value]
         )
 
     def _in_pieces(self, value: ValueId) -> bool:
         """Whether a linear (strips) or attention (heads) writes `value` in parts of rows."""
         return any(
             isinstance(op, Attention | Linear | ExpertLinear) and op.out == value
-            for op in self.program.ops
+            for op in self._uses[value]
         )
 
     def _splits(self, op: Linear) -> bool:
