@@ -518,14 +518,11 @@ def build_engine(
     Raises:
         StartupError: the model is missing, broken or unsupported.
     """
-    from cpuserve.tokenizer.ends import end_ids
-
     started = time.perf_counter()
     check_tiers(config)
     build = _on_transformers if config.model_impl == "transformers" else _on_program
     before, _ = resident_bytes()
     executor, vocab, eos_ids, facts, adapters = build(config, progress, team)
-    eos_ids = end_ids(eos_ids, Path(config.tokenizer_path), vocab)
     head = _head(config, facts)
     report = executor.report()
     if wrong := report.get("misplaced"):
@@ -590,11 +587,14 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
     from cpuserve.models import build_program, spec_from_config
     from cpuserve.models.bert import reads_types
     from cpuserve.quant import quantize_online
+    from cpuserve.tokenizer.ends import end_ids
 
     checkpoint = open_checkpoint(Path(config.model_path))
     spec = replace(spec_from_config(checkpoint.config), pooled=config.pooling != "none")
     program = build_program(spec)
     check_weights(program, checkpoint.weights)
+    tokenizer = Path(config.tokenizer_path)
+    eos_ids = end_ids(spec.eos_ids, tokenizer, spec.vocab, checkpoint.gguf)
     weights = quantize_online(checkpoint.weights, config.quantize)
     adapted = None
     if config.adapters or config.adapter_slots:
@@ -620,7 +620,7 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
         "type_ids": spec.vocab // 2 if reads_types(checkpoint.config) else 0,
     }
     slots = AdapterSlots() if adapted is None else adapted.slots(executor)
-    return executor, spec.vocab, spec.eos_ids, facts, slots
+    return executor, spec.vocab, eos_ids, facts, slots
 
 
 def _save(executor: NativeExecutor, config: EngineConfig) -> None:
@@ -632,7 +632,9 @@ def _on_transformers(config: EngineConfig, progress: ProgressFn | None, _team: A
     """The same for an architecture that has no program yet."""
     from cpuserve.loader.load import read_config, token_ids
     from cpuserve.runtime.transformers_fallback import TransformersExecutor
+    from cpuserve.tokenizer.ends import end_ids
 
     executor = TransformersExecutor(config, progress)
-    eos_ids = token_ids(read_config(Path(config.model_path)).get("eos_token_id"))
+    named = token_ids(read_config(Path(config.model_path)).get("eos_token_id"))
+    eos_ids = end_ids(named, Path(config.tokenizer_path), executor.vocab)
     return executor, executor.vocab, eos_ids, {}, AdapterSlots()

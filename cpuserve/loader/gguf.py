@@ -7,7 +7,7 @@ tensor table, padding to `general.alignment`, tensor data. Little-endian only.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -195,6 +195,23 @@ class GgufFile:
             return self._strings(key, found.offset, 1)[0]
         value = struct.unpack_from(_SCALARS[found.type], self.file.map, found.offset)[0]
         return bool(value) if found.type == _BOOL else value
+
+    def positions(self, key: str, texts: Collection[str]) -> dict[str, int]:
+        """The positions of these texts in an array of strings, of which no other is decoded."""
+        found = self._values.get(key)
+        if found is None or found.element != _STRING:
+            return {}
+        wanted = {text.encode(): text for text in texts}
+        sizes = {len(encoded) for encoded in wanted}
+        data, unpack, at = self.file.map, _U64.unpack_from, found.offset
+        positions = {}
+        for position in range(found.count):
+            (size,) = unpack(data, at)
+            at += 8 + size
+            if size in sizes and (encoded := bytes(data[at - size : at])) in wanted:
+                positions[wanted[encoded]] = position
+        self.file.release(found.offset, at - found.offset)
+        return positions
 
     def data(self, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
         """The tensor's bytes, mapped; ModelError if the file changed since it was opened."""

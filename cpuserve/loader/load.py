@@ -15,6 +15,7 @@ from cpuserve.program.parts import stored_needs
 from cpuserve.quant.registry import FORMATS
 
 if TYPE_CHECKING:
+    from cpuserve.loader.gguf import GgufFile
     from cpuserve.program.program import Program
     from cpuserve.quant.base import Weights
 
@@ -23,11 +24,12 @@ MAX_CONFIG_BYTES = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An opened model: HF style config, tensors (mapped, not read yet) and path."""
+    """An opened model: HF style config, tensors (mapped, not read yet), path and GGUF file."""
 
     config: dict[str, Any]
     weights: Weights
     path: Path
+    gguf: GgufFile | None = None
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -48,7 +50,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     file = open_gguf(path)
     config = gguf_config(file)
-    return Checkpoint(config, open_weights("gguf", GgufStore(file, config), config), path)
+    return Checkpoint(config, open_weights("gguf", GgufStore(file, config), config), path, file)
 
 
 def with_types(weights: Weights, config: dict[str, Any]) -> Weights:

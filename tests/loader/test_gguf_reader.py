@@ -48,6 +48,15 @@ def test_every_value_type_is_read_back(path, version):
     assert file.keys() == [key for key, _, _ in SCALARS]
 
 
+def test_positions_of_texts_are_found_without_the_others(path):
+    texts = ["ab", "\u00e9", "", "cd", "ab", "\u6f22"]
+    path.write_bytes(make.gguf([("t", make.ARRAY, (make.STRING, texts)), ("n", make.STRING, "ab")]))
+    file = GgufFile(path)
+    assert file.positions("t", ["ab", "\u6f22", "\u00e8", ""]) == {"ab": 4, "": 2, "\u6f22": 5}
+    for key, wanted in (("t", []), ("n", ["ab"]), ("absent", ["ab"])):
+        assert file.positions(key, wanted) == {}
+
+
 def test_tensor_table_has_reversed_dims_and_the_files_bytes(path):
     data = np.arange(12, dtype="<f4").tobytes()
     file = GgufFile(write(path, gguf((), [("t", (4, 3), 0, data), ("h", (32,), 8, bytes(34))])))

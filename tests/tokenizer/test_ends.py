@@ -7,6 +7,7 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Core
 
 from cpuserve.errors import ModelError
+from cpuserve.loader.gguf import GgufFile
 from cpuserve.tokenizer.ends import ENDS, end_ids
 from tests.helpers.gguf_file import ARRAY, STRING, gguf
 from tests.helpers.served import default_model
@@ -40,6 +41,17 @@ def test_every_known_end_is_found_in_a_directory(tmp_path, text, special):
 @pytest.mark.parametrize("text", sorted(ENDS))
 def test_every_known_end_is_found_in_a_gguf_file(tmp_path, text):
     assert end_ids((), write_gguf(tmp_path, "a", text, "</s>"), 100) == {1}
+
+
+def test_an_open_file_is_read_only_if_it_is_the_tokenizer(tmp_path):
+    (tmp_path / "other").mkdir()
+    opened = GgufFile(write_gguf(tmp_path, "a", "<|im_end|>", "</s>"))
+    tokenizer = write_gguf(tmp_path / "other", "a", "b", "<|eot_id|>")
+    assert end_ids((), tokenizer, 100, opened) == {2}
+    tokenizer.unlink()
+    assert end_ids((), opened.path, 100, opened) == {1}
+    with pytest.raises(ModelError, match="not found"):
+        end_ids((), tokenizer, 100, opened)
 
 
 def test_the_model_files_and_the_tokenizer_are_united(tmp_path):
