@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from cpuserve.engine.ipc import Stats
     from cpuserve.platforms import Platform
     from cpuserve.serving.registry import Loader
+    from cpuserve.tokenizer.chat import ChatTemplate
+    from cpuserve.tokenizer.tokenizer import Tokenizer
 
     ShowFn = Callable[[str, EngineClient], Awaitable[None]]
 
@@ -136,8 +138,7 @@ class FrontEnd:
 
     async def load(self) -> None:
         """Load tokenizer and engine concurrently; raise the first StartupError immediately."""
-        names = self._config.tokenizer_path, self._config.chat_template
-        tokenizer = asyncio.create_task(asyncio.to_thread(load_tokenizer, *names))
+        tokenizer = asyncio.create_task(self._load_tokenizer())
         engine = asyncio.create_task(self._client.wait_ready())
         try:
             loaded, _ = await asyncio.gather(tokenizer, engine)
@@ -145,9 +146,16 @@ class FrontEnd:
         finally:
             tokenizer.cancel()
             engine.cancel()
-        # Loaded objects stay in memory: exclude them from further garbage collections.
+
+    async def _load_tokenizer(self) -> tuple[Tokenizer, ChatTemplate]:
+        # Loaded objects stay in memory: exclude them from further garbage collections. The engine
+        # takes longer than the tokenizer, so this delays no answer.
+        gc.freeze()
+        names = self._config.tokenizer_path, self._config.chat_template
+        loaded = await asyncio.to_thread(load_tokenizer, *names)
         gc.collect()
         gc.freeze()
+        return loaded
 
     async def _watch(self) -> None:
         """Return when the only engine has died, or when all replicas have and none restarts."""

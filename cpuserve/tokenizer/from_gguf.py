@@ -173,7 +173,7 @@ def _flag(file: GgufFile, name: str, *, absent: bool) -> bool:
 
 def _build(file: GgufFile, model: str, vocab: Vocabulary, pre: PreTokenizer) -> Core:
     if model in ("gpt2", "gemma4"):
-        return byte_level(vocab, pre, [_pair(file, m) for m in _strings(file, "merges")])
+        return byte_level(vocab, pre, _pairs(file))
     if model == "bert":
         lowercase = _flag(file, "normalizer.lowercase", absent=True)
         strip = _flag(file, "normalizer.strip_accents", absent=lowercase)
@@ -186,8 +186,21 @@ def _build(file: GgufFile, model: str, vocab: Vocabulary, pre: PreTokenizer) -> 
     return sentencepiece(vocab)
 
 
+def _pairs(file: GgufFile) -> list[tuple[str, str]]:
+    """The two parts of each merge; a file has up to half a million of them."""
+    found = []
+    for merge in _strings(file, "merges"):
+        left, _, right = merge.partition(" ")
+        found.append((left, right) if left and right else _pair(file, merge))
+    return found
+
+
 def _pair(file: GgufFile, merge: str) -> tuple[str, str]:
-    # A part may begin with a space, if the vocabulary has spaces.
+    """The two parts of a merge that begins with a space, as parts do if the vocabulary has spaces.
+
+    Raises:
+        ModelError: it has no two parts.
+    """
     at = merge.find(" ", 1)
     left, right = merge[: max(at, 0)], merge[at + 1 :]
     if not (left and right):

@@ -38,6 +38,8 @@ class Vocabulary:
 
     def numbered(self) -> dict[str, int]:
         """Texts to ids, of all tokens in use."""
+        if UNUSED not in self.types:
+            return dict(zip(self.tokens, range(len(self.tokens)), strict=True))
         found = zip(self.tokens, self.types, strict=True)
         return {text: i for i, (text, kind) in enumerate(found) if kind != UNUSED}
 
@@ -174,7 +176,7 @@ def _add_tokens(core: Core, vocab: Vocabulary) -> None:
     listed = [
         (text, CONTROL if text in ENDS and kind != UNUSED else kind)
         for text, kind in zip(vocab.tokens, vocab.types, strict=True)
-        if text
+        if (kind != NORMAL or text in ENDS) and text
     ]
     for kinds, special in (((CONTROL, UNKNOWN), True), ((USER_DEFINED,), False)):
         added = [
