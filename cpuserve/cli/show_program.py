@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, fields
 from typing import Any
+
+import msgspec
 
 from cpuserve.program.ops import Op, Rope
 from cpuserve.program.program import Program
@@ -83,11 +84,11 @@ def _weights(op: Op) -> list[str]:
 def _parameters(op: Op) -> list[tuple[str, Any]]:
     """Return the other fields of an operation whose values differ from their defaults."""
     found: list[tuple[str, Any]] = []
-    for field in fields(op):
+    for field in msgspec.structs.fields(op):
         held = getattr(op, field.name)
         if field.name in (*VALUES, *WEIGHTS, *SHAPES) or held is None:
             continue
-        if field.default is not MISSING and held == field.default:
+        if field.default is not msgspec.NODEFAULT and held == field.default:
             continue
         found.append((field.name, _short(held)))
     return found

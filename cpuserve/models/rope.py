@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from cpuserve.models.config import (
     MAX_INT32,
@@ -167,7 +168,7 @@ def _longrope(params: Params, base: list[float], max_position: int) -> tuple[Rop
     factor = read_float(params, "factor", max_position / original)
     grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     attention = read_float(params, "attention_factor", grown)
-    return replace(rope, attention_factor=attention), max_position
+    return msgspec.structs.replace(rope, attention_factor=attention), max_position
 
 
 def _yarn(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
