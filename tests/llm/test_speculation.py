@@ -106,7 +106,8 @@ def test_drafts_change_no_bit_with_other_settings(eager, options):
         want = [answer(o) for o in llm.generate(PROMPTS, PARAMS)]
     with make(**options) as llm:
         assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
-        assert accepted(llm) > 50
+        # How many drafts fit a step of a given time depends on how busy the machine is.
+        assert accepted(llm) > (0 if "itl_target_ms" in options else 50)
         if "kv_cache_space" in options:
             assert llm._client.stats.preemptions > 0
 
