@@ -105,9 +105,12 @@ def test_drafts_change_no_bit_with_other_settings(eager, options):
     with make(**options, speculative_config=None) as llm:
         want = [answer(o) for o in llm.generate(PROMPTS, PARAMS)]
     with make(**options) as llm:
-        assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
-        # How many drafts fit a step of a given time depends on how busy the machine is.
-        assert accepted(llm) > (0 if "itl_target_ms" in options else 50)
+        # A busy machine fits few drafts into a step of 1 ms, so it gets more rounds to use them.
+        for _ in range(10):
+            assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
+            if accepted(llm) > 50:
+                break
+        assert accepted(llm) > 50
         if "kv_cache_space" in options:
             assert llm._client.stats.preemptions > 0
 
