@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "divisions.h"
 #include "harness.h"
 
 using namespace cpuserve;
@@ -392,32 +393,11 @@ KERNEL_TEST(blocks_row_has_the_same_bits_in_every_division) {
     constexpr int64_t kMost = 33;
     const Weights w(k, kind, 16 * harness::fewer(11, 5) - 3, harness::fewer(1280, 1024));
     Inputs x(w, kMost);
-    Output whole(kMost, w.n);
-    run(w, x, whole, 0, kMost);
-    const auto check = [&](int64_t row0, int64_t m, int64_t step, const WorkSizes& sizes) {
-      Output part(kMost, w.n);
-      for (int64_t p = 0; p < w.panels; p += step) {
-        run(w, x, part, row0, m, p, std::min(w.panels, p + step), sizes);
-      }
-      for (int64_t r = row0; r < row0 + m; r++) CHECK(whole.same_row(part, r));
+    const auto compute = [&](Output& out, int64_t row0, int64_t m, int64_t panel0, int64_t panel1,
+                             const WorkSizes& sizes) {
+      run(w, x, out, row0, m, panel0, panel1, sizes);
     };
-    for (int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13}) check(kMost - m, m, w.panels, {});
-    for (int64_t step : {1, 2, 3, 5}) {
-      check(0, 3, step, {});
-      check(1, 21, step, {});
-    }
-    WorkSizes small{};
-    small.strip_bytes = 8 << 10;
-    small.rows = 24;
-    small.ahead_bytes = 0;
-    WorkSizes large{};
-    large.strip_bytes = 4 << 20;
-    large.ahead_bytes = 64 << 10;
-    CHECK(w.kernel.block_k(w.k, small) < w.k);
-    for (const WorkSizes& sizes : {small, large}) {
-      check(0, 1, w.panels, sizes);
-      check(0, kMost, w.panels, sizes);
-    }
+    harness::check_divisions<Output>(w, kMost, {1, 2, 3, 4, 5, 6, 7, 8, 9, 13}, compute);
   });
 }
 
