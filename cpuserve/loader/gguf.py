@@ -197,7 +197,7 @@ class GgufFile:
         return bool(value) if found.type == _BOOL else value
 
     def positions(self, key: str, texts: Collection[str]) -> dict[str, int]:
-        """The positions of these texts in an array of strings, of which no other is decoded."""
+        """The positions of `texts` in an array of strings, without decoding its other strings."""
         found = self._values.get(key)
         if found is None or found.element != _STRING:
             return {}

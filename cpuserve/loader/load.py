@@ -24,7 +24,7 @@ MAX_CONFIG_BYTES = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An opened model: HF style config, tensors (mapped, not read yet), path and GGUF file."""
+    """An opened model: HF style config, tensors (mapped, not read yet), path, and its GGUF file."""
 
     config: dict[str, Any]
     weights: Weights

@@ -311,8 +311,9 @@ class Int4Weights(PackedWeights):
             scale, zero = self.scale(stem)[:, of_input], self.zero(stem)[:, of_input]
             return (codes().astype(np.float32) - zero) * scale
 
-        groups_fit = f"groups that are not equal multiples of {SMALL} inputs"
-        why = f"zero points above {MOST_ZERO}" if whole else groups_fit
+        why = f"groups that are not equal multiples of {SMALL} inputs"
+        if whole:
+            why = f"zero points above {MOST_ZERO}"
         return self.converted(name, stem, (n, k), values, why)
 
 

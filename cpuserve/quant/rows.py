@@ -155,7 +155,8 @@ def mxfp4_rows(pairs: Bytes, exponents: Bytes) -> Bytes:
 def read_codes(tensor: QuantTensor) -> Codes:
     """Codes and scales of a tensor of one of these types, with row_order applied.
 
-    Of those with zero points in groups of 32, as what they multiply has.
+    The scales of types with zero points are repeated for every 32 weights, because the rows that
+    they multiply have a scale for each 32.
     """
     data = tensor.data if tensor.row_order is None else tensor.data[tensor.row_order]
     data = np.ascontiguousarray(data)

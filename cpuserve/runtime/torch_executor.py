@@ -18,6 +18,8 @@ from cpuserve.program.adapters import SCALES, parse
 from cpuserve.program.program import Program
 from cpuserve.program.view import StepView, view
 from cpuserve.quant.base import QuantTensor, Weights
+from cpuserve.quant.float_rows import SOURCES as FLOAT_CODES
+from cpuserve.quant.rows import SOURCES as CODES
 from cpuserve.runtime.executor import (
     Bytes,
     Executor,
@@ -39,9 +41,6 @@ ProgressFn = Callable[[str, int, int], None]
 
 ROWS_AT_ONCE = 32  # rows of logits that are in memory at a time
 MAX_TOP = 20  # most alternatives of a row, kMaxTop in table.h
-FLOAT_CODES = ("e4m3_g128", "nf4_g64", "fp4_g64", "nvfp4")
-# Sources whose rows hold codes and scales (quant/rows.py).
-CODES = ("s8_channel", "u4m_g128", "u8z_g32", "u8z_g128", "u4z_g32", "u4z_g64")
 ONLINE = (
     "w8_g32",
     "w4m_g32",

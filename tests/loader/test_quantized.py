@@ -106,7 +106,7 @@ def test_our_reader_returns_the_values_that_were_written(scheme, family, tmp_pat
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_matrices_have_the_kinds_that_they_get_at_load(scheme, tmp_path):
-    """But minimums of groups of 32 are stored as zero points, which have a kind of their own."""
+    """Written minimums of groups of 32 are zero points, so these have the kind w4z_g32 instead."""
     model = source("llama")
     at_load = OnlineWeights(open_checkpoint(model).weights, scheme)
     out = written(model, tmp_path / "out", scheme)

@@ -24,7 +24,8 @@ CONVERTED = {
     "fp8 in small blocks": "FP8 weights whose blocks are not multiples of 128 inputs",
     "4 bits of another table": "other values or blocks of 4 bits than bitsandbytes' own",
 }
-# Those of integers in groups. Scales of 128 or 256 inputs weigh more in the rows of 64 here.
+# Formats of integers in groups, whose bytes are compared with the file. The other formats have a
+# scale for 128 or 256 inputs, which weighs more here, where rows have 64 inputs.
 INTEGERS = [n for n in FORMATS if n.startswith(("gptq", "awq")) or "zero points" in n]
 OWN_ORDERS = "gptq, each matrix in its own order"
 # Rows of int8 with one scale err by as much. Where such an error changes the choice of experts, a

@@ -65,9 +65,9 @@ struct Channel {
   static constexpr int64_t kUnitBytes = kPanel * 4;
   static constexpr int64_t kWholeUnits = kGroupQuads ? kGroupQuads : 1;
   static constexpr bool kWidens = false;
-  // There is little but products, so reading rows and weights from L2 would take longer, the more
-  // so while the next block is fetched from memory: on Granite Rapids 16 to 32 rows run at 1.1
-  // times the rate of blocks in L2.
+  // The loop has little work besides its products, so that reading rows and weights from L2 would
+  // limit it, above all while the next block is fetched from memory: on Granite Rapids 16 to 32
+  // rows run at 1.1 times the rate of blocks in L2.
   static constexpr bool kNearBlocks = true;
   static constexpr int kSums = kGroupVecs / kVecs;
   static constexpr int kRows = kSums < 6 ? kSums : 6;

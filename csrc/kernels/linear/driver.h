@@ -267,11 +267,11 @@ struct Block {
 };
 
 // Sets what call `i` of the `calls` to tiles of a block prefetches: its share of the next block,
-// into L2, of kSide panels side by side. All shares are as large, so that memory is neither idle
-// while rows are computed from cache, nor asked for more than it can serve: each miss occupies a
-// buffer of the core, and loads that only miss L1 wait for one. A call that fetches half a panel
+// into L2, of kSide panels side by side. All shares have the same size, so that memory is neither
+// idle while rows are computed from cache, nor asked for more than it can serve: each miss occupies
+// a buffer of the core, and loads that only miss L1 wait for one. A call that fetches half a panel
 // fetches every line twice, which costs nothing. With the first four calls fetching a panel each,
-// 64 rows of w8_channel ran at 64 % of the dot-product peak on Granite Rapids; so they run at 76 %.
+// 64 rows of w8_channel ran at 64 % of the dot-product peak on Granite Rapids instead of 76 %.
 template <class Kind, int kSide>
 CPUSERVE_INLINE void share_fetches(const LinearArgs& a, const Block& b, LinearTile& t, int64_t i,
                                    int64_t calls) {

@@ -187,7 +187,7 @@ struct MmlaChain {
 //
 // A view V of the weights gives the operands of a unit of groups and the factors of its columns:
 //   kBytes of a unit; kHeader of it before the operands; kGroups of it; kSteps of a group
-//   kCut: the last group may be cut
+//   kCut: the last group may have fewer steps than kSteps
 //   kScales: columns have a scale; kLeast: and a minimum; kZero: the code that stands for 0
 //   Q operand(lines, step, c)       F scale(header, pair0, c)  F least(header, pair0, c)
 template <class V, int RP, int CP>

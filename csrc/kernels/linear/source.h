@@ -148,6 +148,7 @@ inline void read_u4m(const BlockU4* blocks, int64_t k0, int n, float* out) {
 }
 
 inline int nibble_of(const uint8_t* q, int64_t i) { return i % 2 ? q[i / 2] >> 4 : q[i / 2] & 15; }
+
 // u8z_g32, u8z_g128, u4z_g32 and u4z_g64: { fp16 scale; u8 zero; u8 q[kWeights kBits / 8] }
 template <int kBits, int kWeights>
 struct ZeroBlock {

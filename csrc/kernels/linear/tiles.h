@@ -38,8 +38,8 @@ constexpr int64_t kNearRows = 128;
 // Rows of a step that are too many bytes for L2 come from L3, which gives a core 10 bytes a cycle
 // (also measured there). A task of so many strips reads them once for all of its columns.
 constexpr int kSpanStrips = 4;
-// Of unpacked lines, at most so many are a block: 8 KB where one panel is unpacked at a time, or
-// the two bytes of blocks of 256.
+// The most unpacked lines of a block where one panel is unpacked at a time, or both bytes of kinds
+// with blocks of 256: 8 KB.
 constexpr int64_t kGroupBlockLines = 8 * kTileLines;
 // Two panels of a group kind are 8 KB together. They share the 48 KB of L1 with 16 KB of groups'
 // integer sums, 4 KB of fp32 sums and 8 KB of the rows of a job. Measured on Granite Rapids, blocks
