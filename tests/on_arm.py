@@ -18,6 +18,8 @@ run. An emulator shows neither speed nor how real Arm cores order their memory a
 from __future__ import annotations
 
 import argparse
+import ast
+import functools
 import os
 import shlex
 import shutil
@@ -28,8 +30,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tomllib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -64,9 +70,6 @@ HOST, EXECUTOR = "tests/platforms/test_host.py", "tests/runtime/test_native_exec
 LEFT_OUT = {
     "tests/runtime/test_numerics_law.py": "is a job of its own",
     "tests/runtime/test_executors_agree.py": "imports torch",
-    "tests/runtime/test_kv_types.py": "imports torch",
-    "tests/runtime/test_torch_executor.py": "imports torch",
-    "tests/runtime/test_transformers_fallback.py": "imports torch",
     "tests/platforms/test_plugins.py": "needs pip in the Python under test",
     f"{EXECUTOR}::test_kv_memory_for_the_next_step_is_got_ready_while_idle": (
         "qemu says that MADV_POPULATE_WRITE is done, and does nothing"
@@ -76,6 +79,9 @@ LEFT_OUT = {
         "qemu shows the flags of the CPU that it runs on"
     ),
 }
+# Packages of the oracles, which are not installed for Arm. A test module that imports one of them,
+# itself or through another module of the tests, is left out.
+ORACLES = ("torch", "transformers", "safetensors.torch")
 LAW = "4,14"  # tokens and requests of at_level's last check: an emulated token takes half a second
 TIMEOUT_S = 3000
 
@@ -124,11 +130,39 @@ def jobs_of(part: str) -> list[Job]:
     if part == "serve":
         return [Job(part, cpu, ("-m", "cpuserve", "serve"), ask=True)]
     options = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not network")
-    without = [f"--{'deselect' if '::' in path else 'ignore'}={path}" for path in LEFT_OUT]
+    oracles = [str(path.relative_to(ROOT)) for path in modules_of(TESTS) if needs_oracle(path)]
+    left_out = [*LEFT_OUT, *oracles]
+    without = [f"--{'deselect' if '::' in path else 'ignore'}={path}" for path in left_out]
     return [
         Job("law", cpu, (*options, *LAW_TESTS)),
         Job("tests", cpu, (*options, *without, *TESTS)),
     ]
+
+
+def modules_of(arguments: Iterable[str]) -> list[Path]:
+    """The test modules in the folders among pytest's arguments."""
+    folders = [ROOT / name for name in arguments if (ROOT / name).is_dir()]
+    return sorted(path for folder in folders for path in folder.rglob("test_*.py"))
+
+
+@functools.cache
+def needs_oracle(module: Path) -> bool:
+    """Whether importing a module of the repository imports one of ORACLES."""
+    for node in ast.parse(module.read_text()).body:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for name in names:
+            if name.startswith(tuple(f"{oracle}." for oracle in ORACLES)) or name in ORACLES:
+                return True
+            inner = ROOT / f"{name.replace('.', '/')}.py"
+            ours = name.startswith(("tests.", "benchmarks.")) and inner.exists()
+            if ours and needs_oracle(inner):
+                return True
+    return False
 
 
 def cpu_of(level: str) -> str:
