@@ -129,7 +129,15 @@ constexpr Kind kKinds[] = {{"dense_bf16", WeightKind::dense_bf16, 1},
                            {"w8z_g32", WeightKind::w8z_g32, 2},
                            {"w8z_g128", WeightKind::w8z_g128, 2},
                            {"w4z_g32", WeightKind::w4z_g32, 3},
-                           {"w4z_g64", WeightKind::w4z_g64, 3}};
+                           {"w4z_g64", WeightKind::w4z_g64, 3},
+                           {"w2z_g32", WeightKind::w2z_g32, 3},
+                           {"w2z_g64", WeightKind::w2z_g64, 3},
+                           {"w2z_g128", WeightKind::w2z_g128, 3},
+                           {"w2z_g256", WeightKind::w2z_g256, 3},
+                           {"w3z_g32", WeightKind::w3z_g32, 3},
+                           {"w3z_g64", WeightKind::w3z_g64, 3},
+                           {"w3z_g128", WeightKind::w3z_g128, 3},
+                           {"w3z_g256", WeightKind::w3z_g256, 3}};
 
 // Weights may have any bytes, except that float fields must not be denormal or NaN.
 void pack_weights(const LinearKernel& kernel, PackedWeight& w, uint8_t* to, int64_t copies) {

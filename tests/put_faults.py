@@ -572,8 +572,8 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/quant/packed.py",
-        "pair_up(unpaired(nibbles)[:, columns])",
-        "nibbles",
+        "join_bits(spread_bits(packed, bits)[:, columns], bits)",
+        "packed",
         "tests/quant/test_readers.py -k activation_order_keeps",
     ),
     Fault(

@@ -165,6 +165,14 @@ DOT_OF_KIND = {
     "w8z_g128": "int8",
     "w4z_g32": "int4",
     "w4z_g64": "int4",
+    "w2z_g32": "int4",
+    "w2z_g64": "int4",
+    "w2z_g128": "int4",
+    "w2z_g256": "int4",
+    "w3z_g32": "int4",
+    "w3z_g64": "int4",
+    "w3z_g128": "int4",
+    "w3z_g256": "int4",
 }
 
 

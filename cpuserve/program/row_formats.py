@@ -35,9 +35,33 @@ ACT_FORMAT = {
     "w8z_g128": "q8g32",
     "w4z_g32": "q8g32",
     "w4z_g64": "q8g32",
+    "w2z_g32": "q8g32",
+    "w2z_g64": "q8g32",
+    "w2z_g128": "q8g32",
+    "w2z_g256": "q8g32",
+    "w3z_g32": "q8g32",
+    "w3z_g64": "q8g32",
+    "w3z_g128": "q8g32",
+    "w3z_g256": "q8g32",
 }
 # The kinds of formats whose matrices may have their columns in another order (activation order).
-REORDERED = ("w8_g32", "w4_g32", "w4m_g128", "w8z_g32", "w8z_g128", "w4z_g32", "w4z_g64")
+REORDERED = (
+    "w8_g32",
+    "w4_g32",
+    "w4m_g128",
+    "w8z_g32",
+    "w8z_g128",
+    "w4z_g32",
+    "w4z_g64",
+    "w2z_g32",
+    "w2z_g64",
+    "w2z_g128",
+    "w2z_g256",
+    "w3z_g32",
+    "w3z_g64",
+    "w3z_g128",
+    "w3z_g256",
+)
 # With activation_bits 16, two int8 terms stand for one value, which gives about 15 bits.
 TWO_TERMS = {"q8g32": "q8g32x2", "q8g256": "q8g256x2"}
 # Their scale covers more columns than a tile or a head. Linears and attention write parts of rows,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.quant.packed import Int4Weights, expect, floats, pair_up, unpack, words
+from cpuserve.quant.packed import IntWeights, expect, floats, pair_up, unpack, words
 from cpuserve.quant.registry import weight_format
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def awq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     return AwqWeights(store)
 
 
-class AwqWeights(Int4Weights):
+class AwqWeights(IntWeights):
     """Weights whose matrices are stored as qweight, qzeros and scales, a column for each output."""
 
     leaders = (("qweight", "I32"),)
@@ -41,7 +41,7 @@ class AwqWeights(Int4Weights):
         k, packed = self.part(stem, "qweight").shape
         return packed * 8, k, self.part(stem, "scales").shape[0]
 
-    def nibbles(self, stem: str) -> npt.NDArray[np.uint8]:
+    def packed(self, stem: str) -> npt.NDArray[np.uint8]:
         """The codes [n, k / 2]."""
         return pair_up(outputs(self.part(stem, "qweight")).T)
 

@@ -43,6 +43,14 @@ WeightKind = Literal[
     "w8z_g128",
     "w4z_g32",
     "w4z_g64",
+    "w2z_g32",
+    "w2z_g64",
+    "w2z_g128",
+    "w2z_g256",
+    "w3z_g32",
+    "w3z_g64",
+    "w3z_g128",
+    "w3z_g256",
 ]
 SourceType = Literal[
     "f32",
@@ -71,6 +79,14 @@ SourceType = Literal[
     "u8z_g128",
     "u4z_g32",
     "u4z_g64",
+    "u2z_g32",
+    "u2z_g64",
+    "u2z_g128",
+    "u2z_g256",
+    "u3z_g32",
+    "u3z_g64",
+    "u3z_g128",
+    "u3z_g256",
 ]
 
 

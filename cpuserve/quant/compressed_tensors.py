@@ -24,7 +24,7 @@ from cpuserve.errors import ModelError
 from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows, unpaired
 from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape
 from cpuserve.quant.online import ONE_SCALE
-from cpuserve.quant.packed import SIGN, Int4Weights, floats, group_order, rebuilt, unpack, words
+from cpuserve.quant.packed import SIGN, IntWeights, floats, group_order, rebuilt, unpack, words
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.rows import E2M1, int8_rows, mxfp4_rows
 
@@ -74,7 +74,7 @@ def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     return CompressedWeights(store, block)
 
 
-class CompressedWeights(Int4Weights):
+class CompressedWeights(IntWeights):
     """Weights whose matrices are stored in the forms above, each recognized by its tensors."""
 
     leaders = (
@@ -138,7 +138,7 @@ class CompressedWeights(Int4Weights):
             raise ModelError(msg)
         return int(shape[0]), int(shape[1]), scale[1]
 
-    def nibbles(self, stem: str) -> Bytes:
+    def packed(self, stem: str) -> Bytes:
         """The codes [n, k / 2]; the stored words have this order."""
         return words(self.part(stem, "weight_packed")).view(np.uint8)
 

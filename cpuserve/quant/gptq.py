@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.quant.packed import Int4Weights, expect, floats, group_order, pair_up, unpack, words
+from cpuserve.quant.packed import IntWeights, expect, floats, group_order, unpack, words
 from cpuserve.quant.registry import weight_format
+from cpuserve.quant.rows import spread_bits
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -37,7 +38,7 @@ def gptq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
     return GptqWeights(store, bits=bits, zero_offset=offset)
 
 
-class GptqWeights(Int4Weights):
+class GptqWeights(IntWeights):
     """Weights whose matrices are stored as qweight, qzeros, scales and g_idx."""
 
     leaders = (("qweight", "I32"),)
@@ -54,15 +55,9 @@ class GptqWeights(Int4Weights):
         packed, n = self.part(stem, "qweight").shape
         return n, packed * 32 // self._bits, self.part(stem, "scales").shape[0]
 
-    def codes(self, stem: str) -> Bytes:
-        """The codes [n, k], of a matrix that is stored with a column for each output."""
-        return unpack(np.ascontiguousarray(words(self.part(stem, "qweight")).T), self._bits)
-
-    def nibbles(self, stem: str) -> Bytes:
-        """The codes [n, k / 2]."""
-        if self._bits == 4:  # the words have this order already
-            return np.ascontiguousarray(words(self.part(stem, "qweight")).T).view(np.uint8)
-        return pair_up(self.codes(stem))
+    def packed(self, stem: str) -> Bytes:
+        """The codes [n, k * bits / 8], of a matrix that is stored with a column for each output."""
+        return np.ascontiguousarray(words(self.part(stem, "qweight")).T).view(np.uint8)
 
     def scale(self, stem: str) -> Float32:
         """The scales [n, groups]."""
@@ -79,4 +74,8 @@ class GptqWeights(Int4Weights):
         if self.has(stem, "g_idx"):
             _, k, groups = self.layout(stem)
             order = group_order(self.part(stem, "g_idx"), k, groups)
-        return self.from_codes(name, stem, lambda: self.codes(stem), order, self._bits)
+
+        def codes() -> Bytes:
+            return spread_bits(self.packed(stem), self._bits)
+
+        return self.from_codes(name, stem, codes, order, self._bits)

@@ -23,8 +23,17 @@ from cpuserve.quant.base import BuiltTensor, QuantTensor
 from cpuserve.quant.codes import GROUP
 from cpuserve.quant.dense import SOURCES, dequantize
 from cpuserve.quant.float_rows import SOURCES as FLOAT_CODES
-from cpuserve.quant.float_rows import unpaired
-from cpuserve.quant.rows import SMALL, SYMMETRIC, int4_source, int8_source, int_rows, row_bytes
+from cpuserve.quant.rows import (
+    SMALL,
+    SYMMETRIC,
+    few_bits_source,
+    int8_source,
+    int_rows,
+    join_bits,
+    packed_row_bytes,
+    row_bytes,
+    spread_bits,
+)
 from cpuserve.quant.stored import (
     BY_HEADS,
     DENSE_KINDS,
@@ -47,7 +56,7 @@ log = logging.getLogger(__name__)
 
 MOST_ZERO = 255  # the largest zero point that kinds of 8 bits hold; GPTQ can store 256
 SIGN = 128  # the zero point of codes of 8 bits that are int8 numbers
-EIGHT = 8  # bits of the codes that no kind of 4 bits holds
+FOUR, EIGHT = 4, 8
 
 
 def rebuilt(
@@ -111,10 +120,13 @@ class PackedWeights(ABC):
         total = 0
         for name in self.names():
             tensor = self.get(name)
-            total += tensor.nbytes
-            if name.removesuffix("weight") in self._stems and tensor.source not in QUANTIZED_KINDS:
-                n, k = tensor.shape
-                total += n * row_bytes("gguf_q8_0", k) - tensor.nbytes
+            if name.removesuffix("weight") not in self._stems:
+                total += tensor.nbytes
+                continue
+            source = tensor.source if tensor.source in QUANTIZED_KINDS else "gguf_q8_0"
+            k = tensor.shape[-1]
+            rows = tensor.nbytes // row_bytes(tensor.source, k)
+            total += int(rows * packed_row_bytes(source, k))
         return total
 
     def leader(self, stem: str) -> tuple[str, str]:
@@ -220,17 +232,7 @@ def unpack(packed: npt.NDArray[np.uint32], bits: int = 4) -> Bytes:
 
     Codes of 3 bits continue in the next word.
     """
-    shape = (*packed.shape[:-1], -1)
-    if 32 % bits == 0:
-        shifts = np.arange(0, 32, bits, dtype=np.uint32)
-        wide = (packed[..., None] >> shifts) & np.uint32((1 << bits) - 1)
-        return wide.astype(np.uint8).reshape(shape)
-    stream = np.unpackbits(
-        np.ascontiguousarray(packed).view(np.uint8), axis=-1, bitorder="little"
-    ).reshape(*shape, bits)
-    digits = stream << np.arange(bits, dtype=np.uint8)
-    codes: Bytes = digits.sum(axis=-1, dtype=np.uint8)
-    return codes
+    return spread_bits(np.ascontiguousarray(packed).view(np.uint8), bits)
 
 
 def pair_up(codes: Bytes) -> Bytes:
@@ -238,16 +240,16 @@ def pair_up(codes: Bytes) -> Bytes:
     return codes[:, ::2] | (codes[:, 1::2] << np.uint8(4))
 
 
-class Int4Weights(PackedWeights):
-    """Weights whose matrices have 4-bit codes, and a scale and a zero point for each group."""
+class IntWeights(PackedWeights):
+    """Weights whose matrices have integer codes, and a scale and a zero point for each group."""
 
     @abstractmethod
     def layout(self, stem: str) -> tuple[int, int, int]:
         """(outputs, inputs, groups of inputs) of a matrix."""
 
     @abstractmethod
-    def nibbles(self, stem: str) -> Bytes:
-        """The codes [n, k / 2], two in a byte as `pair_up` makes them."""
+    def packed(self, stem: str) -> Bytes:
+        """The codes [n, k * bits / 8] of a matrix of fewer than 8 bits, lowest bits first."""
 
     @abstractmethod
     def scale(self, stem: str) -> Float32:
@@ -258,21 +260,21 @@ class Int4Weights(PackedWeights):
         """The zero points [n, groups]."""
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix in blocks of 128 weights, or of 32 if its groups are smaller."""
-        return self._four_bits(name, stem, None)
+        """The matrix of 4-bit codes, in blocks that its groups are multiples of."""
+        return self._few_bits(name, stem, FOUR, None)
 
-    def _four_bits(self, name: str, stem: str, columns: Order | None) -> BuiltTensor:
+    def _few_bits(self, name: str, stem: str, bits: int, columns: Order | None) -> BuiltTensor:
         """The matrix; columns: its inputs sorted by group, None if groups are consecutive."""
         n, k, groups = self.layout(stem)
-        small = groups > 0 and k // groups % GROUP != 0
+        small = bits == FOUR and groups > 0 and k // groups % GROUP != 0
         symmetric = small and bool((self.zero(stem) == SYMMETRIC).all())
-        source = int4_source(k, groups, symmetric=symmetric, name=name)
+        source = few_bits_source(k, groups, bits, symmetric=symmetric, name=name)
 
         def build() -> Bytes:
-            nibbles = self.nibbles(stem)
+            packed = self.packed(stem)
             if columns is not None:
-                nibbles = pair_up(unpaired(nibbles)[:, columns])
-            return int_rows(nibbles, self.scale(stem), self.zero(stem), source)
+                packed = join_bits(spread_bits(packed, bits)[:, columns], bits)
+            return int_rows(packed, self.scale(stem), self.zero(stem), source)
 
         return rebuilt(name, (n, k), source, build, self.release(stem), columns)
 
@@ -289,7 +291,7 @@ class Int4Weights(PackedWeights):
         n, k, groups = self.layout(stem)
         columns = None if order is None else columns_by_group(order, groups)
         if bits < EIGHT and (order is None or columns is not None):
-            return self._four_bits(name, stem, columns)
+            return self._few_bits(name, stem, bits, columns)
         each = k // groups if groups and k % groups == 0 else 0
         zero = self.zero(stem)
         whole = columns is not None or (order is None and each > 0 and each % SMALL == 0)

@@ -4,9 +4,10 @@ s8_channel  { fp32 scale; s8 q[k] }                          w = scale * q
 u4m_g128    k / 128 of { fp16 scale; fp16 min; u8 q[64] }    w = scale * q + min
 u8z_g32 u8z_g128   k / 32 or 128 of { fp16 scale; u8 zero; u8 q[] }   w = scale * (q - zero)
 u4z_g32 u4z_g64    k / 32 or 64 of the same, of 4-bit codes
+u2z_g32 to u2z_g256 u3z_g32 to u3z_g256   k / 32, 64, 128 or 256 of the same, of 2 and 3 bits
 
-Element 2 i of a block of 4-bit codes is the low and 2 i + 1 the high nibble of byte i. Codes
-without zero points in smaller groups than 128 may be blocks of GGUF, which have 32 weights each.
+The codes of a block are a stream of bits, the lowest first. Codes without zero points in smaller
+groups than 128 may be blocks of GGUF, which have 32 weights each.
 """
 
 from __future__ import annotations
@@ -40,9 +41,24 @@ BLOCKS: dict[SourceType, tuple[int, int]] = {
     "u8z_g128": (GROUP, 131),
     "u4z_g32": (SMALL, 19),
     "u4z_g64": (HALF, 35),
+    "u2z_g32": (SMALL, 11),
+    "u2z_g64": (HALF, 19),
+    "u2z_g128": (GROUP, 35),
+    "u2z_g256": (2 * GROUP, 67),
+    "u3z_g32": (SMALL, 15),
+    "u3z_g64": (HALF, 27),
+    "u3z_g128": (GROUP, 51),
+    "u3z_g256": (2 * GROUP, 99),
 }
-ZEROS = ("u8z_g32", "u8z_g128", "u4z_g32", "u4z_g64")  # those with integer zero points
-EIGHT = ("gguf_q8_0", "u8z_g32", "u8z_g128")  # those with codes of 8 bits
+# Those of 2 and 3 bits, by their bits, the largest first.
+FEW_BITS: dict[int, tuple[SourceType, ...]] = {
+    2: ("u2z_g256", "u2z_g128", "u2z_g64", "u2z_g32"),
+    3: ("u3z_g256", "u3z_g128", "u3z_g64", "u3z_g32"),
+}
+# Those whose zero points are half a byte when they are packed.
+HALF_ZEROS = (*FEW_BITS[2], *FEW_BITS[3])
+# Those with integer zero points.
+ZEROS = ("u8z_g32", "u8z_g128", "u4z_g32", "u4z_g64", *HALF_ZEROS)
 SOURCES = ("s8_channel", "u4m_g128", *ZEROS)
 # The values of codes in E2M1, the 4-bit type of MXFP4 and NVFP4.
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -64,6 +80,36 @@ def row_bytes(source: SourceType, k: int) -> int:
     return k // weights * size
 
 
+def packed_row_bytes(source: SourceType, k: int) -> float:
+    """Bytes of a row of `k` weights after it is packed into a kind of its own."""
+    return row_bytes(source, k) - (k / BLOCKS[source][0] / 2 if source in HALF_ZEROS else 0)
+
+
+def code_bits(source: SourceType) -> int:
+    """Bits of a code, to which the header of a block adds less than a bit for each weight."""
+    weights, size = BLOCKS[source]
+    return size * 8 // weights
+
+
+def spread_bits(packed: Bytes, bits: int) -> Bytes:
+    """Codes [..., 8 / bits * m] of `bits` bits from bytes [..., m], lowest bits first."""
+    shape = (*packed.shape[:-1], -1)
+    if 8 % bits == 0:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        codes: Bytes = packed[..., None] >> shifts & np.uint8((1 << bits) - 1)
+        return codes.reshape(shape)
+    digits = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*shape, bits)
+    joined: Bytes = (digits << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
+    return joined
+
+
+def join_bits(codes: Bytes, bits: int) -> Bytes:
+    """The reverse of `spread_bits`."""
+    digits = codes[..., None] >> np.arange(bits, dtype=np.uint8) & np.uint8(1)
+    stream = digits.reshape(*codes.shape[:-1], -1)
+    return np.packbits(stream, axis=-1, bitorder="little")
+
+
 def int8_rows(q: npt.NDArray[np.int8], scale: Float32) -> Bytes:
     """Rows of type s8_channel [n, 4 + k] from codes q [n, k] and one scale per row."""
     n, k = q.shape
@@ -73,15 +119,18 @@ def int8_rows(q: npt.NDArray[np.int8], scale: Float32) -> Bytes:
     return out
 
 
-def int4_source(k: int, groups: int, *, symmetric: bool, name: str) -> SourceType:
-    """The source type of 4-bit rows of `k` weights in `groups` groups of the same size.
+def few_bits_source(k: int, groups: int, bits: int, *, symmetric: bool, name: str) -> SourceType:
+    """The source type of rows of `k` codes of 2, 3 or 4 bits in `groups` groups of the same size.
 
-    symmetric: the zero points of all codes are 8.
+    symmetric: the codes have 4 bits, and all zero points are 8.
 
     Raises:
         ModelError: the group size is not a multiple of 32.
     """
     each = k // groups if groups and k % groups == 0 else 0
+    for source in FEW_BITS.get(bits, ()):
+        if each and each % BLOCKS[source][0] == 0:
+            return source
     if each and each % GROUP == 0:
         return "u4m_g128"
     if each and each % HALF == 0:
@@ -89,7 +138,7 @@ def int4_source(k: int, groups: int, *, symmetric: bool, name: str) -> SourceTyp
     if each and each % SMALL == 0:
         return "gguf_q4_0" if symmetric else "u4z_g32"
     msg = (
-        f"{name}: {k} inputs in {groups} groups; 4-bit groups must be multiples of {SMALL} "
+        f"{name}: {k} inputs in {groups} groups; {bits}-bit groups must be multiples of {SMALL} "
         f"(re-quantize with group size {GROUP}, or use the unquantized checkpoint)"
     )
     raise ModelError(msg)
@@ -107,10 +156,9 @@ def int8_source(each: int, *, symmetric: bool) -> SourceType:
 
 
 def int_rows(codes: Bytes, scale: Float32, zero: Float32, source: SourceType) -> Bytes:
-    """Rows of a type that `int4_source` or `int8_source` names; weights are scale * (code - zero).
+    """Rows of a type that the functions above name; weights are scale * (code - zero).
 
-    codes [n, k] of 8 bits, or [n, k / 2] with element 2 i in the low and 2 i + 1 in the high half
-    of byte i. scale, zero [n, groups].
+    codes [n, k * bits / 8], lowest bits first. scale, zero [n, groups].
     """
     n, groups = scale.shape
     weights, _ = BLOCKS[source]
@@ -122,7 +170,7 @@ def int_rows(codes: Bytes, scale: Float32, zero: Float32, source: SourceType) ->
     head = np.concatenate(
         [np.ascontiguousarray(f)[..., None].view(np.uint8) for f in fields], axis=2
     )
-    blocks = codes.reshape(n, -1, weights if source in EIGHT else weights // 2)
+    blocks = codes.reshape(n, -1, weights * code_bits(source) // 8)
     if source == "gguf_q4_0":
         blocks = _halves_apart(blocks)
     if source == "gguf_q8_0":
@@ -173,8 +221,7 @@ def read_codes(tensor: QuantTensor) -> Codes:
     else:
         least = np.ascontiguousarray(blocks[:, :, 2:4]).view("<f2")[..., 0].astype(np.float32)
         codes = blocks[:, :, 4:]
-    if tensor.source not in EIGHT:
-        codes = np.stack([codes & 15, codes >> 4], axis=-1)
+    codes = spread_bits(codes, code_bits(tensor.source))
     return Codes(codes.reshape(len(data), -1), scale, least, weights)
 
 

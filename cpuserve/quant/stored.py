@@ -45,6 +45,14 @@ QUANTIZED_KINDS: dict[SourceType, WeightKind] = {
     "u8z_g128": "w8z_g128",
     "u4z_g32": "w4z_g32",
     "u4z_g64": "w4z_g64",
+    "u2z_g32": "w2z_g32",
+    "u2z_g64": "w2z_g64",
+    "u2z_g128": "w2z_g128",
+    "u2z_g256": "w2z_g256",
+    "u3z_g32": "w3z_g32",
+    "u3z_g64": "w3z_g64",
+    "u3z_g128": "w3z_g128",
+    "u3z_g256": "w3z_g256",
 }
 
 

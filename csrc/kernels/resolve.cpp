@@ -35,7 +35,10 @@ constexpr const char* kLinearNames[] = {
     "linear.q5_1",       "linear.iq4_nl",     "linear.iq4_xs",
     "linear.mxfp4",      "linear.e4m3_g128",  "linear.nf4_g64",
     "linear.fp4_g64",    "linear.nvfp4",      "linear.w8z_g32",
-    "linear.w8z_g128",   "linear.w4z_g32",    "linear.w4z_g64"};
+    "linear.w8z_g128",   "linear.w4z_g32",    "linear.w4z_g64",
+    "linear.w2z_g32",    "linear.w2z_g64",    "linear.w2z_g128",
+    "linear.w2z_g256",   "linear.w3z_g32",    "linear.w3z_g64",
+    "linear.w3z_g128",   "linear.w3z_g256"};
 constexpr int kLinearKinds = static_cast<int>(WeightKind::count);
 static_assert(sizeof kLinearNames / sizeof *kLinearNames == kLinearKinds, "one name per kind");
 

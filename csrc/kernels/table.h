@@ -122,6 +122,9 @@ struct Rows {
 //   w4z_g32 w4z_g64    [n/16][k/32 or 64] of the same, 4 bits         act q8g32
 //     w = s * (q - 128 - zero) of 8 bits, s * (q - zero) of 4 bits. Groups of rows are of 32 also
 //     where those of weights are larger.
+//   w2z_g32 w2z_g64 w2z_g128 w2z_g256   [n/16][k/32, 64, 128 or 256]  act q8g32
+//   w3z_g32 w3z_g64 w3z_g128 w3z_g256   of { fp16 scale[16]; zero points of 4 bits; planes }
+//     w = s * (q - zero). Planes of bits as in GGUF's types.
 // In the other 4-bit kinds byte (r, c, j) holds k = 8 r + j in its low and k = 8 r + 4 + j in its
 // high nibble. The bytes in memory equal those of the GGUF file: 34, 18 and 20 for 32 weights. So a
 // column has 4 bytes side by side. Where a level multiplies with Arm's matrix products, it has 8
@@ -167,6 +170,14 @@ enum class WeightKind : int32_t {
   w8z_g128,
   w4z_g32,
   w4z_g64,
+  w2z_g32,
+  w2z_g64,
+  w2z_g128,
+  w2z_g256,
+  w3z_g32,
+  w3z_g64,
+  w3z_g128,
+  w3z_g256,
   count
 };
 
@@ -179,8 +190,10 @@ enum class WeightKind : int32_t {
 //   e4m3_g128   k/128 of { fp32 scale; u8 q[128] }; the last block may be shorter by whole 32s
 //   nf4_g64 fp4_g64   k/64 of { fp16 scale; u8 q[32] }
 //   nvfp4       { fp32 scale; k/16 of { E4M3 s; u8 q[8] } }, whole 32 of K
-// And those of kinds with integer zero points, w = scale * (q - zero); 4 bits as in u4m_g128:
+// And those of kinds with integer zero points, w = scale * (q - zero). Codes are a stream of bits,
+// the lowest first, so those of 4 bits are as in u4m_g128:
 //   u8z_g32 u8z_g128 u4z_g32 u4z_g64   k/32, 64 or 128 of { fp16 scale; u8 zero; u8 q[] }
+//   u2z_g32 to u2z_g256 u3z_g32 to u3z_g256   k/32, 64, 128 or 256 of the same
 enum class SourceType : int32_t {
   f32 = 0,
   f16,
@@ -207,7 +220,15 @@ enum class SourceType : int32_t {
   u8z_g32,
   u8z_g128,
   u4z_g32,
-  u4z_g64
+  u4z_g64,
+  u2z_g32,
+  u2z_g64,
+  u2z_g128,
+  u2z_g256,
+  u3z_g32,
+  u3z_g64,
+  u3z_g128,
+  u3z_g256
 };
 
 // The weights and bytes of one block of a source row, which consists of whole blocks.
@@ -266,6 +287,22 @@ inline BlockShape block_shape(SourceType type) {
       return {32, 19};
     case SourceType::u4z_g64:
       return {64, 35};
+    case SourceType::u2z_g32:
+      return {32, 11};
+    case SourceType::u2z_g64:
+      return {64, 19};
+    case SourceType::u2z_g128:
+      return {128, 35};
+    case SourceType::u2z_g256:
+      return {256, 67};
+    case SourceType::u3z_g32:
+      return {32, 15};
+    case SourceType::u3z_g64:
+      return {64, 27};
+    case SourceType::u3z_g128:
+      return {128, 51};
+    case SourceType::u3z_g256:
+      return {256, 99};
   }
   return {1, 0};
 }

@@ -169,6 +169,9 @@ ORDERED = {
     "gptq": inputs_of,
     "gptq of 8 bits": inputs_of,
     "gptq of 8 bits in groups of 64": inputs_of,
+    "gptq of 2 bits": inputs_of,
+    "gptq of 3 bits": inputs_of,
+    "gptq of 3 bits in groups of 64": inputs_of,
     "gptq, each matrix in its own order": str,
 }
 # By format: the function that quantizes a matrix, and the checkpoint's quantization_config.
@@ -190,6 +193,18 @@ FORMATS = {
     "gptq of 8 bits in groups of 64": (
         lambda w, of: gptq(w, of, 8, 64),
         {"quant_method": "gptq", "bits": 8, "desc_act": True},
+    ),
+    "gptq of 2 bits": (
+        lambda w, of: gptq(w, of, 2),
+        {"quant_method": "gptq", "bits": 2, "desc_act": True},
+    ),
+    "gptq of 3 bits": (
+        lambda w, of: gptq(w, of, 3),
+        {"quant_method": "gptq", "bits": 3, "desc_act": True},
+    ),
+    "gptq of 3 bits in groups of 64": (
+        lambda w, of: gptq(w, of, 3, 64),
+        {"quant_method": "gptq", "bits": 3, "desc_act": True},
     ),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "version": "gemm"}),
     "awq in groups of 64": (
@@ -250,6 +265,7 @@ def quantized_copy(model: Path, name: str, to: Path) -> Path:
 
 def _words(codes: torch.Tensor, bits: int = 4) -> torch.Tensor:
     """int32 words of codes along the last axis, lowest bits first."""
-    each = codes.reshape(*codes.shape[:-1], -1, 32 // bits).to(torch.int64)
-    words = (each << torch.arange(0, 32, bits)).sum(dim=-1).numpy()
+    digits = codes.to(torch.int64)[..., None] >> torch.arange(bits) & 1
+    each = digits.reshape(*codes.shape[:-1], -1, 32)
+    words = (each << torch.arange(32)).sum(dim=-1).numpy()
     return torch.from_numpy(words.astype(np.uint32).view(np.int32))

@@ -8,6 +8,7 @@ import torch
 
 from cpuserve.errors import ModelError
 from cpuserve.quant import dequantize, open_weights
+from cpuserve.quant.gptq import gptq_weights
 from cpuserve.quant.stored import StoredTensor
 from tests.helpers.quantized import FP4 as FP4_BITS
 from tests.helpers.quantized import NF4
@@ -136,11 +137,14 @@ def test_gptq(checkpoint_format):
 
 
 @pytest.mark.parametrize("bits", [2, 3])
-@pytest.mark.parametrize("group", [128, 64])
-def test_gptq_of_two_and_three_bits(bits, group):
-    codes, zeros, scales, values = random_codes(group, bits)
+@pytest.mark.parametrize("group", [256, 128, 64, 32])
+def test_gptq_of_two_and_three_bits_keeps_its_codes(bits, group):
+    """Also with zero points that are more than the largest code, which format 1 can store."""
+    zeros = STREAM.integers(1, (1 << bits) + 1, (N, K // group))
+    zeros[0, 0], zeros[1, 0] = 1, 1 << bits
+    codes, zeros, scales, values = random_codes(group, bits, zeros)
     weights = opened("gptq", gptq_store(codes, zeros - 1, scales, bits), bits=bits)
-    check(weights, values, KINDS[group, False])
+    check(weights, values, f"w{bits}z_g{group}", 0)
 
 
 @pytest.mark.parametrize("group", [128, 32])
@@ -165,7 +169,8 @@ def test_gptq_in_activation_order_keeps_its_codes(bits, group):
     codes, zeros, scales, values, order = in_activation_order(group, bits, 128 if eight else None)
     store = gptq_store(codes, zeros - 1, scales, bits, g_idx=order)
     weights = opened("gptq", store, bits=bits, desc_act=True)
-    check(weights, values, "w8_g32" if eight else KINDS[group, False], 0 if eight else 2e-4)
+    kind = KINDS[group, False] if bits == 4 else "w8_g32" if eight else f"w{bits}z_g{group}"
+    check(weights, values, kind, 2e-4 if bits == 4 else 0)
     columns = weights.get("q.weight").column_order
     assert np.array_equal(order[columns], np.sort(order))
     part = weights.get("q[8:16].weight")
@@ -218,7 +223,7 @@ def test_a_zero_point_of_256_is_converted(caplog):
     assert "zero points above 255 are converted" in caplog.text
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_packed_bytes_are_at_most_a_twentieth_more_than_the_files(bits, group, symmetric):
@@ -226,8 +231,8 @@ def test_packed_bytes_are_at_most_a_twentieth_more_than_the_files(bits, group, s
     codes, zeros, scales, _ = random_codes(group, bits, zeros)
     store = gptq_store(codes, zeros - 1, scales, bits)
     file = sum(store.get(name).data.nbytes for name in store.names())
-    weights = opened("gptq", store, bits=bits)
-    assert sum(weights.get(name).nbytes for name in weights.names()) <= 1.05 * file
+    weights = gptq_weights(store, {"quantization_config": {"bits": bits}})
+    assert weights.packed_bytes() <= 1.05 * file
 
 
 def test_groups_of_different_sizes_need_an_order():

@@ -74,6 +74,14 @@ constexpr KernelTable make_table(const char* isa) {
   t.linear[static_cast<int>(WeightKind::w8z_g128)] = group_kernel<ZeroGroup<8, 128>>();
   t.linear[static_cast<int>(WeightKind::w4z_g32)] = group_kernel<ZeroGroup<4, 32>>();
   t.linear[static_cast<int>(WeightKind::w4z_g64)] = group_kernel<ZeroGroup<4, 64>>();
+  t.linear[static_cast<int>(WeightKind::w2z_g32)] = plane_kernel<ZeroBits<2, 32>>();
+  t.linear[static_cast<int>(WeightKind::w2z_g64)] = plane_kernel<ZeroBits<2, 64>>();
+  t.linear[static_cast<int>(WeightKind::w2z_g128)] = plane_kernel<ZeroBits<2, 128>>();
+  t.linear[static_cast<int>(WeightKind::w2z_g256)] = plane_kernel<ZeroBits<2, 256>>();
+  t.linear[static_cast<int>(WeightKind::w3z_g32)] = plane_kernel<ZeroBits<3, 32>>();
+  t.linear[static_cast<int>(WeightKind::w3z_g64)] = plane_kernel<ZeroBits<3, 64>>();
+  t.linear[static_cast<int>(WeightKind::w3z_g128)] = plane_kernel<ZeroBits<3, 128>>();
+  t.linear[static_cast<int>(WeightKind::w3z_g256)] = plane_kernel<ZeroBits<3, 256>>();
 #endif
 #if defined(CPUSERVE_UNIT_ALL) || defined(CPUSERVE_UNIT_BF16)
   t.linear[static_cast<int>(WeightKind::dense_bf16)] = dense_kernel<Bf16Element>();
@@ -154,6 +162,22 @@ constexpr KernelTable make_table(const char* isa) {
       on_tiles<GroupTiles<RawGroup<ZeroGroup<4, 32>>>>(group_kernel<ZeroGroup<4, 32>>());
   t.linear[static_cast<int>(WeightKind::w4z_g64)] =
       on_tiles<GroupTiles<RawGroup<ZeroGroup<4, 64>>>>(group_kernel<ZeroGroup<4, 64>>());
+  t.linear[static_cast<int>(WeightKind::w2z_g32)] =
+      on_tiles<GroupTiles<RawPlanes<ZeroBits<2, 32>>>>(plane_kernel<ZeroBits<2, 32>>());
+  t.linear[static_cast<int>(WeightKind::w2z_g64)] =
+      on_tiles<GroupTiles<RawPlanes<ZeroBits<2, 64>>>>(plane_kernel<ZeroBits<2, 64>>());
+  t.linear[static_cast<int>(WeightKind::w2z_g128)] =
+      on_tiles<GroupTiles<RawPlanes<ZeroBits<2, 128>>>>(plane_kernel<ZeroBits<2, 128>>());
+  t.linear[static_cast<int>(WeightKind::w2z_g256)] =
+      on_tiles<GroupTiles<RawPlanes<ZeroBits<2, 256>>>>(plane_kernel<ZeroBits<2, 256>>());
+  t.linear[static_cast<int>(WeightKind::w3z_g32)] =
+      on_tiles<GroupTiles<RawPlanes<ZeroBits<3, 32>>>>(plane_kernel<ZeroBits<3, 32>>());
+  t.linear[static_cast<int>(WeightKind::w3z_g64)] =
+      on_tiles<GroupTiles<RawPlanes<ZeroBits<3, 64>>>>(plane_kernel<ZeroBits<3, 64>>());
+  t.linear[static_cast<int>(WeightKind::w3z_g128)] =
+      on_tiles<GroupTiles<RawPlanes<ZeroBits<3, 128>>>>(plane_kernel<ZeroBits<3, 128>>());
+  t.linear[static_cast<int>(WeightKind::w3z_g256)] =
+      on_tiles<GroupTiles<RawPlanes<ZeroBits<3, 256>>>>(plane_kernel<ZeroBits<3, 256>>());
   t.attention = attention;
 #endif
 #ifdef CPUSERVE_UNIT_ALL

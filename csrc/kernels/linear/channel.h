@@ -64,7 +64,7 @@ struct Channel {
   static constexpr ActFormat kAct = kGroupQuads ? ActFormat::q8g128 : ActFormat::q8row;
   static constexpr int64_t kUnitBytes = kPanel * 4;
   static constexpr int64_t kWholeUnits = kGroupQuads ? kGroupQuads : 1;
-  static constexpr bool kWidens = false;
+  static constexpr bool kSharesHeaders = false, kWidens = false;
   // The loop has little work besides its products, so that reading rows and weights from L2 would
   // limit it, above all while the next block is fetched from memory: on Granite Rapids 16 to 32
   // rows run at 1.1 times the rate of blocks in L2.

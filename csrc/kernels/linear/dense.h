@@ -128,7 +128,7 @@ struct Dense {
   // 89 %).
   static constexpr int stream_panels(int) { return 1; }
   static int64_t units(int64_t k) { return (k + E::kPerStep - 1) / E::kPerStep; }
-  static constexpr bool kWidens = E::kWidens, kNearBlocks = false;
+  static constexpr bool kSharesHeaders = false, kWidens = E::kWidens, kNearBlocks = false;
   // Rows are widened in whole vectors, which their padding ends with.
   static constexpr int64_t kWholeUnits = kWidens ? 16 : 1;
   static constexpr ActFormat kAct = E::kAct;

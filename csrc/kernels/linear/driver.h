@@ -3,6 +3,7 @@
 //
 //   struct Kind {
 //     static constexpr int64_t kUnitBytes   bytes of one panel per unit of K (pair, element, group)
+//     static constexpr bool kSharesHeaders  so many at most: several units may share a header
 //     static int64_t units(int64_t k)
 //     static constexpr int64_t kWholeUnits  a K block is a multiple of this many units
 //     static constexpr ActFormat kAct
@@ -32,9 +33,10 @@ struct LinearTile {
   int64_t x_padded;  // row width in elements, as stored
   const uint8_t* w;  // first panel
   size_t panel_bytes;
+  int64_t unit_bytes;     // of one panel
   int64_t u0, split, u1;  // units of K
   // What to prefetch of the first panel with unit u before and from `split`: ahead0 or ahead1 +
-  // (u - u0) ahead_step. In one pass over the weights the step is kUnitBytes.
+  // (u - u0) ahead_step. In one pass over the weights the step is unit_bytes.
   const uint8_t *ahead0, *ahead1;
   int64_t ahead_step;
   float* c;     // sums, row stride sums_stride<kNear>()
@@ -83,6 +85,13 @@ struct LineFetch {
 // Number of panels of the whole matrix. A call also prefetches beyond its last panel, because the
 // next call of the same thread usually needs that.
 CPUSERVE_INLINE int64_t panels_of(const PackedWeight& w) { return (w.n + kPanel - 1) / kPanel; }
+
+// Bytes of one panel per unit of K, on average where units share headers.
+template <class Kind>
+CPUSERVE_INLINE int64_t unit_bytes(const PackedWeight& w) {
+  if constexpr (!Kind::kSharesHeaders) return Kind::kUnitBytes;
+  return static_cast<int64_t>(w.panel_bytes) / Kind::units(w.k);
+}
 
 // Number of panels whose results a one-pass linear collects before the epilogue; divisible by 1..4.
 constexpr int kSpanPanels = kMostPanels;
@@ -218,28 +227,29 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
   const bool plain = plain_f32(a.ep);
   float* c = static_cast<float*>(a.scratch);
   const int64_t units = Kind::units(w.k);
-  const int64_t ahead_units = a.sizes.ahead_bytes / wide / Kind::kUnitBytes, total = panels_of(w);
+  const int64_t bytes = unit_bytes<Kind>(w), total = panels_of(w);
+  const int64_t ahead_units = a.sizes.ahead_bytes / wide / bytes;
   LinearTile t;
   t.x = static_cast<const uint8_t*>(a.x);
   t.x_stride = a.x_stride / static_cast<size_t>(a.terms);
   t.x_padded = padded_width(Kind::kAct, w.k);
   t.panel_bytes = w.panel_bytes;
+  t.unit_bytes = bytes;
   t.x_u0 = t.u0 = 0;
   t.u1 = units;
   t.split = units > ahead_units ? units - ahead_units : 0;
   t.resume = false;
   t.last = true;
-  t.ahead_step = Kind::kUnitBytes;
+  t.ahead_step = bytes;
   for (int64_t p0 = a.panel0; p0 < a.panel1; p0 += kSpanPanels) {
     const int span = static_cast<int>(a.panel1 - p0 < kSpanPanels ? a.panel1 - p0 : kSpanPanels);
     for (int p = 0, np; p < span; p += np) {
       np = span - p >= wide ? wide : 1;
       t.w = w.data + static_cast<size_t>(p0 + p) * w.panel_bytes;
-      t.ahead0 = t.w + ahead_units * Kind::kUnitBytes;
-      t.ahead1 = p0 + p + np < total
-                     ? t.ahead0 + static_cast<size_t>(np - 1) * w.panel_bytes +
-                           (static_cast<int64_t>(w.panel_bytes) - units * Kind::kUnitBytes)
-                     : t.w;
+      t.ahead0 = t.w + ahead_units * bytes;
+      t.ahead1 = p0 + p + np < total ? t.ahead0 + static_cast<size_t>(np - 1) * w.panel_bytes +
+                                           (static_cast<int64_t>(w.panel_bytes) - units * bytes)
+                                     : t.w;
       t.c = c + p * kPanel;
       if (np == 1) {
         call_tile<Kind, true, 1, 1, Kind::kStreamRows>(rows, t);
@@ -275,15 +285,15 @@ struct Block {
 template <class Kind, int kSide>
 CPUSERVE_INLINE void share_fetches(const LinearArgs& a, const Block& b, LinearTile& t, int64_t i,
                                    int64_t calls) {
-  t.ahead0 = t.ahead1 = t.w + b.u0 * Kind::kUnitBytes;
+  t.ahead0 = t.ahead1 = t.w + b.u0 * t.unit_bytes;
   t.ahead_step = 0;
   if (!b.next) return;
   const int64_t sides = (b.panels + kSide - 1) / kSide, side = i * sides / calls;
   const int64_t first = (side * calls + sides - 1) / sides;
   const int64_t parts = ((side + 1) * calls + sides - 1) / sides - first;
-  t.ahead_step = (Kind::kUnitBytes + parts - 1) / parts;
+  t.ahead_step = (t.unit_bytes + parts - 1) / parts;
   t.ahead0 = t.ahead1 = b.next + static_cast<size_t>(side * kSide) * a.w->panel_bytes +
-                        b.u0 * Kind::kUnitBytes + (i - first) * (b.u1 - b.u0) * t.ahead_step;
+                        b.u0 * t.unit_bytes + (i - first) * (b.u1 - b.u0) * t.ahead_step;
 }
 
 // Panels that the next call of a tile takes of the `left` ones of a block.
@@ -340,6 +350,7 @@ CPUSERVE_INLINE void run_tiles(const LinearArgs& a, const Block& b, bool plain) 
   t.x_padded = padded_width(Kind::kAct, w.k);
   t.x_u0 = 0;
   t.panel_bytes = w.panel_bytes;
+  t.unit_bytes = unit_bytes<Kind>(w);
   t.u0 = b.u0;
   t.split = t.u1 = b.u1;
   t.resume = b.u0 > 0;
@@ -402,7 +413,7 @@ template <class Kind>
 CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
   const bool plain = plain_f32(a.ep);
-  const int64_t units = Kind::units(w.k);
+  const int64_t units = Kind::units(w.k), bytes = unit_bytes<Kind>(w);
   const int64_t step = block_units<Kind>(units, a.sizes);
   const int64_t height = a.sizes.rows / a.terms, total = panels_of(w);
   for (int64_t row0 = 0; row0 < a.m; row0 += height) {
@@ -418,12 +429,11 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
         b.u1 = b.u0 + step < units ? b.u0 + step : units;
         b.last = b.u1 == units;
         if (!b.last) {
-          b.next = strip + step * Kind::kUnitBytes;
+          b.next = strip + step * bytes;
         } else {
-          b.next =
-              b.panel0 + b.panels < total
-                  ? strip + static_cast<size_t>(b.panels) * w.panel_bytes - b.u0 * Kind::kUnitBytes
-                  : nullptr;
+          b.next = b.panel0 + b.panels < total
+                       ? strip + static_cast<size_t>(b.panels) * w.panel_bytes - b.u0 * bytes
+                       : nullptr;
         }
         run_block<Kind>(a, b, plain);
       }

@@ -13,11 +13,15 @@ namespace CPUSERVE_NS {
 namespace {
 
 // How the factors of a block are stored.
-enum class Factors { half, exponent, bytes, nibbles };
+enum class Factors { half, exponent, bytes, nibbles, zero_points };
+// Whether each kSub weights have a small factor, beside the one of the block.
+constexpr bool has_small(Factors form) {
+  return form == Factors::bytes || form == Factors::nibbles;
+}
 
 // A block taken apart. The codes of weights are not negative.
 struct BlockCodes {
-  uint16_t d, m;  // fp16; of Factors::exponent, d is the byte
+  uint16_t d, m;  // fp16; d of Factors::exponent is the byte, m of zero_points the zero point
   int8_t scales[16];
   uint8_t leasts[16];
   uint8_t q[256];
@@ -204,17 +208,19 @@ inline float factor_of(Factors form, uint16_t d) {
 // The weights of a block, by the operations of table.h.
 template <class G>
 inline void block_floats(const BlockCodes& c, float* out) {
-  constexpr bool kScaled = G::kUnit == 256;
+  constexpr bool kScaled = has_small(G::kFactors), kZeros = G::kFactors == Factors::zero_points;
+  constexpr bool kAdds = G::kMin && !kZeros;
   const float d = factor_of(G::kFactors, c.d);
-  const float m = G::kMin ? factor_of(Factors::half, c.m) : 0.0f;
+  const float m = kAdds ? factor_of(Factors::half, c.m) : 0.0f;
+  const int zero = kZeros ? c.m : G::kZero;
   for (int j = 0; j < G::kUnit / G::kSub; j++) {
     const float scale = kScaled ? d * static_cast<float>(c.scales[j]) : d;
     const float least = kScaled ? -(m * static_cast<float>(c.leasts[j])) : m;
     for (int i = j * G::kSub; i < (j + 1) * G::kSub; i++) {
       int q = c.q[i];
       if constexpr (G::kTable) q = G::values()[q];
-      const float x = scale * static_cast<float>(q - G::kZero);
-      out[i] = G::kMin ? x + least : x;
+      const float x = scale * static_cast<float>(q - zero);
+      out[i] = kAdds ? x + least : x;
     }
   }
 }

@@ -1,5 +1,6 @@
 // The tiles of the kinds that are packed from kernels/linear/gguf_blocks.h: int8 rows against units
-// of 32 (q8g32) or 256 weights (q8g256), whose codes are stored as planes of bits.
+// of 32 (q8g32) or 256 weights (q8g256), whose codes are stored as planes of bits. Those with zero
+// points (q8g32) have units of 32 to 256 weights, which are groups of 32 behind one header.
 //
 // A unit of a panel is { factors; groups of 32 weights }. A group is kLow lines of the low bits of
 // its codes and kHigh lines of the bits above them. A line has four bytes of each column:
@@ -10,6 +11,9 @@
 //   half, exponent  { fp16 d[16]; fp16 m[16] }, or the byte of an exponent [16]
 //   bytes           { fp16 d[16]; fp16 m[16]; s8 scale[pairs][16][2]; u8 least[pairs][16][2] }
 //   nibbles         { fp16 d[16]; fp16 m[16]; u8 both[pairs][16][2] }, the scale in the low nibble
+//   zero_points     { fp16 d[16]; u8 zero[8] }, that of column c < 8 in the low nibble of byte c
+//   and
+//                   that of column c + 8 in the high one; the minimum is -zero d
 // without m and least where the kind has no minimum. Sub-blocks 2 i and 2 i + 1 are a pair, whose
 // small factors lie side by side.
 //
@@ -62,8 +66,12 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
   static constexpr int kSubs = kUnit / kSub, kLines = G::kLow + G::kHigh;
   // Zero of the codes as the dot product takes them.
   static constexpr int kZero = G::kTable ? kDot8Zero : G::kZero;
-  static constexpr bool kMin = G::kMin, kScaled = kUnit == 256;
-  static constexpr int kHalves = G::kFactors == Factors::exponent ? 16 : kMin ? 64 : 32;
+  static constexpr bool kMin = G::kMin, kScaled = has_small(G::kFactors);
+  static constexpr bool kZeros = G::kFactors == Factors::zero_points;
+  static constexpr int kHalves = G::kFactors == Factors::exponent ? 16
+                                 : kZeros                         ? 40
+                                 : kMin                           ? 64
+                                                                  : 32;
   static constexpr int kScaleBytesOfUnit = !kScaled                          ? 0
                                            : G::kFactors == Factors::nibbles ? kSubs * kPanel
                                            : kMin                            ? 2 * kSubs * kPanel
@@ -104,7 +112,11 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
     } else {
       *scale = load_f16(halves);
     }
-    if constexpr (kMin) *least = load_f16(halves + kPanel);
+    if constexpr (kZeros) {
+      *least = mul(sub(zero(), *scale), load_nibbles(unit + 32, column));
+    } else if constexpr (kMin) {
+      *least = load_f16(halves + kPanel);
+    }
   }
 
   // Scales, and minima, of sub-blocks 2 i and 2 i + 1 of a unit of 256.
@@ -128,7 +140,11 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
       unit[column] = static_cast<uint8_t>(c.d);
     } else {
       memcpy(unit + column * 2, &c.d, 2);
-      if constexpr (kMin) memcpy(unit + 32 + column * 2, &c.m, 2);
+      if constexpr (kMin && !kZeros) memcpy(unit + 32 + column * 2, &c.m, 2);
+    }
+    if constexpr (kZeros) {  // columns are packed in ascending order
+      uint8_t& zeros = unit[32 + column % 8];
+      zeros = static_cast<uint8_t>(column < 8 ? c.m : zeros | c.m << 4);
     }
     for (int j = 0; kScaled && j < kSubs; j++) {
       uint8_t* small = unit + small_at(j, column);
@@ -158,7 +174,8 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
       c.d = unit[column];
     } else {
       c.d = half_at(unit + column * 2);
-      if constexpr (kMin) c.m = half_at(unit + 32 + column * 2);
+      if constexpr (kMin && !kZeros) c.m = half_at(unit + 32 + column * 2);
+      if constexpr (kZeros) c.m = unit[32 + column % 8] >> column / 8 * 4 & 15;
     }
     for (int j = 0; kScaled && j < kSubs; j++) {
       const uint8_t* small = unit + small_at(j, column);
@@ -195,6 +212,7 @@ struct PlaneAt {
   const uint8_t *unit, *lines;  // of the first panel
   size_t panel_bytes;
   const uint8_t* ahead;  // address to prefetch meanwhile, for the first panel
+  int64_t left, groups;  // that `unit` is the header of; those of a header
 };
 
 // Products of quads [kQuad, kEnd) of a group, for MR rows x NV vectors. A line of the weights ahead
@@ -257,7 +275,9 @@ CPUSERVE_INLINE void plane_sums(I (&out)[MR][NV], const PlaneAt& at, const First
 // What PlaneGroups, for units of 32 weights, and PlaneBlocks, for units of 256, share.
 template <class W>
 struct PlaneShape {
-  static constexpr int64_t kUnitBytes = W::kUnitBytes, kWholeUnits = 1;
+  static constexpr int64_t kUnitBytes = W::kUnitBytes;
+  static constexpr bool kSharesHeaders = W::kZeros;
+  static constexpr int64_t kWholeUnits = kSharesHeaders ? 8 : 1;  // 8 groups share one at most
   static constexpr bool kWidens = false, kNearBlocks = false;
   // As in kernels/linear/group.h. Sanitizers make a tile of six rows take seconds to compile, and
   // ten kinds have a dozen of them, so instrumented tiles are low.
@@ -279,20 +299,31 @@ struct PlaneShape {
   static PlaneAt at(const LinearTile& t) {
     const uint8_t* scales = t.x + t.x_padded;
     const uint8_t* sums = scales + t.x_padded / W::kUnit * 4;
+    const uint8_t* unit = t.w + t.u0 * (kSharesHeaders ? t.unit_bytes : kUnitBytes);
+    // unit_bytes is what a group takes: its lines, and its share of the header.
+    const int64_t groups = kSharesHeaders ? W::kHeader / (t.unit_bytes - W::kLines * 64) : 1;
     return {t.x + t.u0 * W::kUnit,
             scales + t.u0 * 4,
             sums + t.u0 * W::kSumBytes,
             t.x_stride,
-            t.w + t.u0 * kUnitBytes,
-            t.w + t.u0 * kUnitBytes + W::kHeader,
+            unit,
+            unit + W::kHeader,
             t.panel_bytes,
-            nullptr};
+            nullptr,
+            groups,
+            groups};
   }
   CPUSERVE_INLINE void next_unit(PlaneAt& at) {
     opaque(at.scales += 4);
     opaque(at.sums += W::kSumBytes);
-    opaque(at.unit += kUnitBytes);
-    at.lines = at.unit + W::kHeader;
+    if constexpr (!kSharesHeaders) {
+      opaque(at.unit += kUnitBytes);
+      at.lines = at.unit + W::kHeader;
+    } else if (--at.left == 0) {
+      at.left = at.groups;
+      at.unit = at.lines;
+      opaque(at.lines += W::kHeader);
+    }
   }
   CPUSERVE_INLINE void next_group(PlaneAt& at) {
     opaque(at.x += 32);
@@ -302,7 +333,7 @@ struct PlaneShape {
   // Calls run(at) for every unit of t; at.ahead is what to fetch meanwhile.
   template <bool kNear, class Run>
   CPUSERVE_INLINE void over_units(const LinearTile& t, PlaneAt& at, const Run& run) {
-    const int64_t ahead_step = kNear ? kUnitBytes : t.ahead_step;
+    const int64_t ahead_step = kNear && !kSharesHeaders ? kUnitBytes : t.ahead_step;
     int64_t u = t.u0;
     for (int part = 0; part < 2; part++) {
       const uint8_t* ahead = (part ? t.ahead1 : t.ahead0) + (u - t.u0) * ahead_step;
@@ -535,6 +566,7 @@ struct PlaneBlocks : PlaneShape<W> {
   }
 };
 
+// The kinds with zero points differ in the groups of 32 behind a header, which their tile counts.
 template <class W, bool kBlocks>
 struct PlaneKindOf {
   using Type = PlaneGroups<W>;
@@ -543,18 +575,22 @@ template <class W>
 struct PlaneKindOf<W, true> {
   using Type = PlaneBlocks<W>;
 };
+template <int kBits, int kWeights>
+struct PlaneKindOf<Planes<ZeroBits<kBits, kWeights>>, false> {
+  using Type = PlaneGroups<Planes<ZeroBits<kBits, 32>>>;
+};
 template <class W>
 using PlaneKind = typename PlaneKindOf<W, W::kScaled>::Type;
 
 template <class W>
 size_t plane_panel_bytes(int64_t k) noexcept {
-  return static_cast<size_t>(PlaneKind<W>::units(k) * W::kUnitBytes);
+  return static_cast<size_t>((k + W::kUnit - 1) / W::kUnit * W::kUnitBytes);
 }
 
 // Rows are of the kind's own GGUF type; a missing row is one of zeros.
 template <class W>
 void pack_planes(const PackArgs& a) noexcept {
-  for (int64_t u = 0; u < PlaneKind<W>::units(a.k); u++) {
+  for (int64_t u = 0; u * W::kUnit < a.k; u++) {
     uint8_t* to = static_cast<uint8_t*>(a.panel) + u * W::kUnitBytes;
     for (int r = 0; r < kPanel; r++) {
       BlockCodes c{};

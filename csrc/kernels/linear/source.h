@@ -149,7 +149,7 @@ inline void read_u4m(const BlockU4* blocks, int64_t k0, int n, float* out) {
 
 inline int nibble_of(const uint8_t* q, int64_t i) { return i % 2 ? q[i / 2] >> 4 : q[i / 2] & 15; }
 
-// u8z_g32, u8z_g128, u4z_g32 and u4z_g64: { fp16 scale; u8 zero; u8 q[kWeights kBits / 8] }
+// The sources with integer zero points: { fp16 scale; u8 zero; u8 q[kWeights kBits / 8] }
 template <int kBits, int kWeights>
 struct ZeroBlock {
   static constexpr int kBytes = 3 + kWeights * kBits / 8;
@@ -158,7 +158,11 @@ struct ZeroBlock {
   }
   static int zero(const uint8_t* block) { return block[2]; }
   static uint8_t code(const uint8_t* block, int64_t i) {
-    return kBits == 8 ? block[3 + i] : static_cast<uint8_t>(nibble_of(block + 3, i));
+    const int64_t bit = i * kBits;
+    const uint8_t* q = block + 3 + bit / 8;
+    int code = *q >> bit % 8;
+    if (bit % 8 + kBits > 8) code |= q[1] << (8 - bit % 8);
+    return static_cast<uint8_t>(code & ((1 << kBits) - 1));
   }
   static void read(const void* row, int64_t k0, int n, float* out) {
     for (int64_t i = k0; i < k0 + n; i++) {
@@ -166,6 +170,21 @@ struct ZeroBlock {
       const int q = code(block, i % kWeights) - zero(block);
       out[i - k0] = half_to_float(read_as<uint16_t>(block)) * static_cast<float>(q);
     }
+  }
+};
+
+// Those of them that are packed into planes of bits (kernels/linear/planes.h).
+template <int kBits, int kWeights>
+struct ZeroBits {
+  using Source = ZeroBlock<kBits, kWeights>;
+  static constexpr int kUnit = kWeights, kBytes = Source::kBytes, kSub = kWeights, kZero = 0;
+  static constexpr int kLow = 2, kHigh = kBits - 2;
+  static constexpr Factors kFactors = Factors::zero_points;
+  static constexpr bool kMin = true, kTable = false;
+  static void take(const uint8_t* b, BlockCodes& c) {
+    c.d = half_at(b);
+    c.m = static_cast<uint16_t>(Source::zero(b));
+    for (int i = 0; i < kWeights; i++) c.q[i] = Source::code(b, i);
   }
 };
 
@@ -264,6 +283,22 @@ inline void read_floats(const void* row, SourceType type, int64_t k0, int n, flo
       return ZeroBlock<4, 32>::read(row, k0, n, out);
     case SourceType::u4z_g64:
       return ZeroBlock<4, 64>::read(row, k0, n, out);
+    case SourceType::u2z_g32:
+      return ZeroBlock<2, 32>::read(row, k0, n, out);
+    case SourceType::u2z_g64:
+      return ZeroBlock<2, 64>::read(row, k0, n, out);
+    case SourceType::u2z_g128:
+      return ZeroBlock<2, 128>::read(row, k0, n, out);
+    case SourceType::u2z_g256:
+      return ZeroBlock<2, 256>::read(row, k0, n, out);
+    case SourceType::u3z_g32:
+      return ZeroBlock<3, 32>::read(row, k0, n, out);
+    case SourceType::u3z_g64:
+      return ZeroBlock<3, 64>::read(row, k0, n, out);
+    case SourceType::u3z_g128:
+      return ZeroBlock<3, 128>::read(row, k0, n, out);
+    case SourceType::u3z_g256:
+      return ZeroBlock<3, 256>::read(row, k0, n, out);
   }
 }
 

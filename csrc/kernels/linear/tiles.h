@@ -256,7 +256,7 @@ struct RawChannel {
   }
 };
 
-// The kinds of linear/planes.h with units of 32, which are the groups.
+// The kinds of linear/planes.h without small factors, whose units have one or several groups of 32.
 template <class G>
 struct RawPlanes {
   using W = Planes<G>;
@@ -268,10 +268,10 @@ struct RawPlanes {
   static constexpr ActFormat kAct = Vectors::kAct;
   static int64_t lines(int64_t k) { return Vectors::units(k) * kLines; }
   static const uint8_t* at(const uint8_t* panel, int64_t group) {
-    return panel + group * W::kUnitBytes;
+    return panel + group / W::kGroups * W::kUnitBytes;
   }
   static void unpack(const uint8_t* panel, int64_t group, int64_t, uint8_t* to) {
-    put_quads<0>(at(panel, group) + W::kHeader, to);
+    put_quads<0>(at(panel, group) + W::kHeader + group % W::kGroups * W::kLines * 64, to);
   }
   template <int kQuad>
   CPUSERVE_INLINE void put_quads(const uint8_t* from, uint8_t* to) {

@@ -148,6 +148,10 @@ CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
 CPUSERVE_INLINE F load_s8(const uint8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
+CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int at) {
+  const __m128i x = _mm_srli_epi16(_mm_loadl_epi64((const __m128i*)p), at / 8 * 4);
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_and_si128(x, _mm_set1_epi8(15))));
+}
 // Read as fp16 without changing the bias of the exponent, which gives 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const __m128i x = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p));

@@ -133,6 +133,11 @@ CPUSERVE_INLINE F load_f16(const uint16_t* p) {
 CPUSERVE_INLINE F load_s8(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
+CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int) {
+  const __m128i low = _mm_loadl_epi64((const __m128i*)p);
+  const __m128i x = _mm_unpacklo_epi64(low, _mm_srli_epi16(low, 4));
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_and_si128(x, _mm_set1_epi8(15))));
+}
 CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   const __m512i bits =
       _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), 23);

@@ -154,6 +154,10 @@ CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   const uint32x4_t bits = vmaxq_u32(vshlq_n_u32(load_u8(p), 23), least);
   return vmulq_n_f32(vreinterpretq_f32_u32(bits), 0.5f);
 }
+CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int at) {
+  const uint32x4_t x = vshlq_u32(load_u8(p + at % 8), vdupq_n_s32(at / 8 * -4));
+  return vcvtq_f32_u32(vandq_u32(x, vdupq_n_u32(15)));
+}
 CPUSERVE_INLINE F load_s8(const uint8_t* p) { return vcvtq_f32_s32(vmovl_s16(load_bytes(p))); }
 // Read as fp16 without changing the bias of the exponent, which gives 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {

@@ -223,6 +223,11 @@ CPUSERVE_INLINE F load_s8(const uint8_t* p) {
   CPUSERVE_LANES r.v[i] = (float)(int8_t)p[i];
   return r;
 }
+CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int at) {
+  F r;
+  CPUSERVE_LANES r.v[i] = (float)(p[at % 8 + i] >> at / 8 * 4 & 15);
+  return r;
+}
 // Read as fp16 without changing the bias of the exponent, which gives 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   F r;
