@@ -11,9 +11,8 @@
 //   half, exponent  { fp16 d[16]; fp16 m[16] }, or the byte of an exponent [16]
 //   bytes           { fp16 d[16]; fp16 m[16]; s8 scale[pairs][16][2]; u8 least[pairs][16][2] }
 //   nibbles         { fp16 d[16]; fp16 m[16]; u8 both[pairs][16][2] }, the scale in the low nibble
-//   zero_points     { fp16 d[16]; u8 zero[8] }, that of column c < 8 in the low nibble of byte c
-//   and
-//                   that of column c + 8 in the high one; the minimum is -zero d
+//   zero_points     { fp16 d[16]; u8 zero[8] }: the low nibble of byte c is of column c, the high
+//                   one of column c + 8; the minimum is -zero d
 // without m and least where the kind has no minimum. Sub-blocks 2 i and 2 i + 1 are a pair, whose
 // small factors lie side by side.
 //
