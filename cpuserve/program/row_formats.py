@@ -6,6 +6,12 @@ Source: csrc/kernels/table.h, ActFormat.
 from typing import Final
 
 CONVERTED_KIND: Final = "w8_g32"  # the kind of a matrix whose format has no kernels
+# The kinds of integers with zero points.
+ZERO_POINTS = (
+    *("w8z_g32", "w8z_g128", "w4z_g32", "w4z_g64"),
+    *("w2z_g32", "w2z_g64", "w2z_g128", "w2z_g256"),
+    *("w3z_g32", "w3z_g64", "w3z_g128", "w3z_g256"),
+)
 # By the kind of the weights.
 ACT_FORMAT = {
     "dense_bf16": "bf16",
@@ -31,37 +37,10 @@ ACT_FORMAT = {
     "nf4_g64": "bf16",
     "fp4_g64": "bf16",
     "nvfp4": "bf16",
-    "w8z_g32": "q8g32",
-    "w8z_g128": "q8g32",
-    "w4z_g32": "q8g32",
-    "w4z_g64": "q8g32",
-    "w2z_g32": "q8g32",
-    "w2z_g64": "q8g32",
-    "w2z_g128": "q8g32",
-    "w2z_g256": "q8g32",
-    "w3z_g32": "q8g32",
-    "w3z_g64": "q8g32",
-    "w3z_g128": "q8g32",
-    "w3z_g256": "q8g32",
+    **dict.fromkeys(ZERO_POINTS, "q8g32"),
 }
 # The kinds of formats whose matrices may have their columns in another order (activation order).
-REORDERED = (
-    "w8_g32",
-    "w4_g32",
-    "w4m_g128",
-    "w8z_g32",
-    "w8z_g128",
-    "w4z_g32",
-    "w4z_g64",
-    "w2z_g32",
-    "w2z_g64",
-    "w2z_g128",
-    "w2z_g256",
-    "w3z_g32",
-    "w3z_g64",
-    "w3z_g128",
-    "w3z_g256",
-)
+REORDERED = ("w8_g32", "w4_g32", "w4m_g128", *ZERO_POINTS)
 # With activation_bits 16, two int8 terms stand for one value, which gives about 15 bits.
 TWO_TERMS = {"q8g32": "q8g32x2", "q8g256": "q8g256x2"}
 # Their scale covers more columns than a tile or a head. Linears and attention write parts of rows,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.quant.packed import IntWeights, expect, floats, pair_up, unpack, words
+from cpuserve.quant.packed import IntWeights, expect, floats, unpack, words
 from cpuserve.quant.registry import weight_format
+from cpuserve.quant.rows import join_bits
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,7 +44,7 @@ class AwqWeights(IntWeights):
 
     def packed(self, stem: str) -> npt.NDArray[np.uint8]:
         """The codes [n, k / 2]."""
-        return pair_up(outputs(self.part(stem, "qweight")).T)
+        return join_bits(outputs(self.part(stem, "qweight")).T, 4)
 
     def scale(self, stem: str) -> npt.NDArray[np.float32]:
         """The scales [n, groups]."""

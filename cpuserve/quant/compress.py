@@ -36,7 +36,7 @@ from cpuserve.quant.online import (
     quantize,
     quantize_zeros,
 )
-from cpuserve.quant.packed import pair_up
+from cpuserve.quant.rows import join_bits
 from cpuserve.quant.stored import BY_HEADS
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def compress(rows: Float32, form: Form, name: str) -> dict[str, npt.NDArray[Any]
     with np.errstate(over="ignore", invalid="ignore"):  # of infinite scales, see below
         if form.bits == 4:
             codes, scale, zero = quantize_zeros(rows, form.group, symmetric=form.symmetric)
-            found |= {"weight_packed": pair_up(codes), "weight_zero_point": _columns(zero)}
+            found |= {"weight_packed": join_bits(codes, 4), "weight_zero_point": _columns(zero)}
         else:
             codes, scale = quantize(rows, "w8_g32" if form.group else "w8_channel")[:2]
             found["weight"] = (codes ^ np.uint8(ZERO)).view(np.int8)
@@ -150,7 +150,7 @@ def compress(rows: Float32, form: Form, name: str) -> dict[str, npt.NDArray[Any]
 def _columns(zero: Bytes) -> Bytes:
     """Zero points [n, groups], of eight rows in a word, as bytes [n / 8, 4 groups]."""
     padded = np.pad(zero, ((0, -len(zero) % ROWS_OF_WORD), (0, 0)))
-    words = pair_up(np.ascontiguousarray(padded.T)).view("<u4")
+    words = join_bits(np.ascontiguousarray(padded.T), 4).view("<u4")
     return np.ascontiguousarray(words.T).view(np.uint8)
 
 

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpuserve.errors import ModelError
-from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows, unpaired
+from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows
 from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape
 from cpuserve.quant.online import ONE_SCALE
 from cpuserve.quant.packed import SIGN, IntWeights, floats, group_order, rebuilt, unpack, words
 from cpuserve.quant.registry import weight_format
-from cpuserve.quant.rows import E2M1, int8_rows, mxfp4_rows
+from cpuserve.quant.rows import E2M1, int8_rows, mxfp4_rows, spread_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -255,7 +255,9 @@ class CompressedWeights(IntWeights):
 
         def values() -> Float32:
             scale = e4m3(self.part(stem, "weight_scale").data).reshape(n, groups, 1) * total()
-            return (E2M1[unpaired(pairs())].reshape(n, groups, -1) * scale).reshape(n, 2 * half)
+            return (E2M1[spread_bits(pairs(), 4)].reshape(n, groups, -1) * scale).reshape(
+                n, 2 * half
+            )
 
         if 2 * half % WHOLE or groups * SMALL != 2 * half:
             why = f"NVFP4 weights of a number of inputs that {WHOLE} does not divide"

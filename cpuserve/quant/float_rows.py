@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpuserve.quant.dense import in_row_order
-from cpuserve.quant.rows import E2M1, row_bytes
+from cpuserve.quant.rows import E2M1, row_bytes, spread_bits
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -116,15 +116,9 @@ def read_values(tensor: QuantTensor) -> tuple[Float32, Float32, int]:
     if tensor.source == "nvfp4":
         scale = np.ascontiguousarray(data[:, :4]).view("<f4").astype(np.float32)
         blocks = data[:, 4:].reshape(n, -1, 1 + SMALL // 2)
-        values = e4m3(blocks[:, :, :1]) * E2M1[unpaired(blocks[:, :, 1:])]
+        values = e4m3(blocks[:, :, :1]) * E2M1[spread_bits(blocks[:, :, 1:], 4)]
         return values.reshape(n, k), scale, k
     blocks = data.reshape(n, -1, 2 + GROUP // 2)
     halves = np.ascontiguousarray(blocks[:, :, :2]).view("<f2").astype(np.float32)
-    values = TABLES[tensor.source][unpaired(blocks[:, :, 2:])]
+    values = TABLES[tensor.source][spread_bits(blocks[:, :, 2:], 4)]
     return values.reshape(n, k), halves.reshape(n, -1), GROUP
-
-
-def unpaired(pairs: Bytes) -> Bytes:
-    """Codes [..., 2 w] of bytes [..., w] that hold two of them, the first in the low half."""
-    codes = np.stack([pairs & 15, pairs >> 4], axis=-1)
-    return codes.reshape(*pairs.shape[:-1], -1)

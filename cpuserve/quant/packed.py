@@ -235,11 +235,6 @@ def unpack(packed: npt.NDArray[np.uint32], bits: int = 4) -> Bytes:
     return spread_bits(np.ascontiguousarray(packed).view(np.uint8), bits)
 
 
-def pair_up(codes: Bytes) -> Bytes:
-    """Bytes [n, k / 2] from codes [n, k]: element 2 i in the low nibble, 2 i + 1 in the high."""
-    return codes[:, ::2] | (codes[:, 1::2] << np.uint8(4))
-
-
 class IntWeights(PackedWeights):
     """Weights whose matrices have integer codes, and a scale and a zero point for each group."""
 

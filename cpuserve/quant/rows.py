@@ -95,8 +95,9 @@ def spread_bits(packed: Bytes, bits: int) -> Bytes:
     """Codes [..., 8 / bits * m] of `bits` bits from bytes [..., m], lowest bits first."""
     shape = (*packed.shape[:-1], -1)
     if 8 % bits == 0:
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        codes: Bytes = packed[..., None] >> shifts & np.uint8((1 << bits) - 1)
+        shifts = range(0, 8, bits)
+        codes = np.stack([packed >> np.uint8(shift) for shift in shifts], axis=-1)
+        codes &= np.uint8((1 << bits) - 1)
         return codes.reshape(shape)
     digits = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*shape, bits)
     joined: Bytes = (digits << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
@@ -105,6 +106,12 @@ def spread_bits(packed: Bytes, bits: int) -> Bytes:
 
 def join_bits(codes: Bytes, bits: int) -> Bytes:
     """The reverse of `spread_bits`."""
+    if 8 % bits == 0:
+        each = 8 // bits  # codes of a byte
+        packed = codes[..., ::each].copy()
+        for i in range(1, each):
+            packed |= codes[..., i::each] << np.uint8(i * bits)
+        return packed
     digits = codes[..., None] >> np.arange(bits, dtype=np.uint8) & np.uint8(1)
     stream = digits.reshape(*codes.shape[:-1], -1)
     return np.packbits(stream, axis=-1, bitorder="little")

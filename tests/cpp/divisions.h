@@ -8,8 +8,8 @@
 namespace harness {
 
 // Checks that the first `rows` rows of a product have the same bits in every division of rows,
-// panels and K. compute(out, row0, m, panel0, panel1, sizes) computes m of them from row0 on; last:
-// how many of the last rows are computed without the others.
+// panels and K. compute(out, row0, m, panel0, panel1, sizes) computes rows row0 to row0 + m. For
+// each number in `last`, so many of the last rows are computed without the others.
 template <class Output, class Weights, class Compute>
 void check_divisions(const Weights& w, int64_t rows, std::initializer_list<int64_t> last,
                      const Compute& compute) {

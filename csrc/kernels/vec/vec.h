@@ -29,8 +29,8 @@
 //   F load_bf16(const uint16_t*) load_f16(const uint16_t*)   (kLanes elements)
 //   F load_e8m0(const uint8_t*): half of 2^(byte - 127)
 //   F load_s8(const uint8_t*) load_e5m2(const uint8_t*) load_e4m3(const uint8_t*): 1/256 of it
-//   F load_nibbles(const uint8_t*, int at): lanes [at, at + kLanes) of 16, the first eight of which
-//     are the low and the others the high nibbles of eight bytes
+//   F load_nibbles(const uint8_t* p, int at): numbers from `at` on, of 16 in 8 bytes; number i is
+//     the low nibble of p[i], number 8 + i its high nibble
 //   void widen_e4m3(const uint8_t*, uint16_t* to): 2 kLanes of them as bf16, also 1/256 of each
 //   Entries load_entries(const uint16_t*): a table of 16 bf16   P lookup_pairs(Entries,
 //     const uint8_t*): of kLanes bytes, the entries of the low (even) and the high nibbles (odd)
