@@ -16,6 +16,7 @@ import numpy.typing as npt
 from cpuserve.program.dataflow import reads, written
 from cpuserve.program.ops import (
     Attention,
+    Combine,
     ExpertLinear,
     HeadLinear,
     LatentStoreKV,
@@ -27,7 +28,14 @@ from cpuserve.program.ops import (
     ValueId,
 )
 from cpuserve.program.program import Program
-from cpuserve.program.row_formats import ACT_FORMAT, FLOAT_ROWS, TWO_TERMS, WHOLE_ROW
+from cpuserve.program.row_formats import (
+    ACT_FORMAT,
+    FLOAT_ROWS,
+    TWO_TERMS,
+    WHOLE_ROW,
+    act_format,
+    combined_format,
+)
 from cpuserve.program.view import HasWords
 
 if TYPE_CHECKING:
@@ -104,8 +112,18 @@ def compare(
     return None
 
 
-def stored_format(program: Program, kinds: Mapping[str, str], value: ValueId) -> str:
-    """The row format in which an executor stores `value`: that of all its readers, else "f32"."""
+def stored_format(
+    program: Program, kinds: Mapping[str, str], value: ValueId, activation_bits: int = 8
+) -> str:
+    """The row format in which an executor stores `value`: that of all its readers, else "f32".
+
+    Results of experts that Combine reads are bf16, unless their activations are more precise.
+    """
+    by = [op for op in program.ops if isinstance(op, ExpertLinear) and op.out == value]
+    readers = [op for op in program.ops if value in reads(op)]
+    if by and all(isinstance(op, Combine) and op.x == value for op in readers):
+        kind = kinds.get(by[0].weights[0][0], "")
+        return combined_format(act_format(kind, activation_bits))
     formats: set[str] = set()
     for op in program.ops:
         if isinstance(op, Linear | Logits) and op.x == value:
@@ -174,7 +192,8 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
     target = written(op)
     stored = "f32"
     if target is not None:
-        stored = stored_format(interpreter.program, interpreter.kinds, target)
+        kinds, bits = interpreter.kinds, interpreter.activation_bits
+        stored = stored_format(interpreter.program, kinds, target, bits)
     stores = isinstance(op, RopeStoreKV | LatentStoreKV)
     if stored == "bf16" or (stores and kv_type not in ("f16", "f32")):
         bound += np.float32(STEP["bf16"]) * size

@@ -59,7 +59,14 @@ from cpuserve.program.ops import (
     ValueId,
 )
 from cpuserve.program.program import Program, group_of
-from cpuserve.program.row_formats import ACT_FORMAT, CONVERTED_KIND, REORDERED, TWO_TERMS, WHOLE_ROW
+from cpuserve.program.row_formats import (
+    ACT_FORMAT,
+    CONVERTED_KIND,
+    REORDERED,
+    WHOLE_ROW,
+    act_format,
+    combined_format,
+)
 from cpuserve.program.tables import alibi_slopes, rope_tables
 
 Float32 = npt.NDArray[np.float32]
@@ -293,6 +300,8 @@ class Lowering:
     # -- values ------------------------------------------------------------------------------
 
     def _choose_format(self, value: ValueId) -> str:
+        if (combined := self._combined_format(value)) is not None:
+            return combined
         wanted: set[str] = set()
         for op in self._uses[value]:
             if isinstance(op, Linear) and op.x == value:
@@ -329,10 +338,17 @@ class Lowering:
             return "f32"
         return "f32" if chosen.startswith("q8g32") and self._heads_cross_groups(value) else chosen
 
+    def _combined_format(self, value: ValueId) -> str | None:
+        """The row format of experts' results that only Combine reads; None for other values."""
+        by = [op for op in self._uses[value] if isinstance(op, ExpertLinear) and op.out == value]
+        readers = [op for op in self._uses[value] if value in reads(op)]
+        if not by or not all(isinstance(op, Combine) and op.x == value for op in readers):
+            return None
+        return combined_format(self._act_format(by[0].weights[0][0]))
+
     def _act_format(self, weight: str) -> str:
         """The row format of the activations that `weight` is multiplied with."""
-        fmt = ACT_FORMAT[self.kind_of(weight)]
-        return TWO_TERMS.get(fmt, fmt) if self.activation_bits == 16 else fmt
+        return act_format(self.kind_of(weight), self.activation_bits)
 
     def _read_format(self, weight: str) -> str:
         """The format in which a value has to be stored that only `weight` is multiplied with."""

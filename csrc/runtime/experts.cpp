@@ -9,6 +9,14 @@ namespace {
 
 constexpr int64_t kClaims = 16;  // per thread; so many even out the end of an operation
 
+// sums[i] += w * from[i]: the product is rounded before it is added.
+void add_weighted(float* sums, const float* from, float w, int64_t n) noexcept {
+  for (int64_t i = 0; i < n; i++) sums[i] += w * from[i];
+}
+void add_weighted(float* sums, const uint16_t* from, float w, int64_t n) noexcept {
+  for (int64_t i = 0; i < n; i++) sums[i] += w * bf16_to_float(from[i]);
+}
+
 }  // namespace
 
 void Executor::Worker::operator()(const RouteOp& op) noexcept {
@@ -133,9 +141,12 @@ void Executor::Worker::operator()(const CombineOp& op) noexcept {
       for (int64_t rank = 0; rank < chosen; rank++) {
         const int64_t row = e.routing_.row(t, rank);
         if (row < 0) continue;
-        const auto* from = reinterpret_cast<const float*>(row_of(x, row)) + begin;
-        const float w = weights[rank];
-        for (int64_t i = 0; i < n; i++) sums[i] += w * from[i];
+        const uint8_t* from = row_of(x, row);
+        if (x.format == ActFormat::bf16) {
+          add_weighted(sums, reinterpret_cast<const uint16_t*>(from) + begin, weights[rank], n);
+        } else {
+          add_weighted(sums, reinterpret_cast<const float*>(from) + begin, weights[rank], n);
+        }
       }
     }
   }

@@ -503,9 +503,11 @@ void Program::expert_linear(ExpertLinearOp op, const std::vector<Id>& matrices,
 }
 
 void Program::combine(const CombineOp& op) {
-  routed_value(op.x, op.routing, "combine x");
+  const Value& x = routed_value(op.x, op.routing, "combine x");
   check_tokens("combine", {op.out});
-  check_argument(f32_value(op.x, "combine x").width == f32_value(op.out, "combine out").width,
+  check_argument(x.format == ActFormat::f32 || x.format == ActFormat::bf16, "combine: x, value ",
+                 x.name, ", must be f32 or bf16");
+  check_argument(x.width == f32_value(op.out, "combine out").width,
                  "combine: x and out differ in width");
   ops_.emplace_back(op);
 }

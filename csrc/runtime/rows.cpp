@@ -1,16 +1,7 @@
 #include "runtime/rows.h"
 
-#include <cstring>
-
 namespace cpuserve {
 namespace {
-
-float bf16_to_float(uint16_t x) {
-  const uint32_t bits = uint32_t{x} << 16;
-  float out;
-  std::memcpy(&out, &bits, sizeof out);
-  return out;
-}
 
 float q8_to_float(const uint8_t* row, int64_t padded, int64_t group, int64_t i) {
   return reinterpret_cast<const float*>(row + padded)[i / group] *

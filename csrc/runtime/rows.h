@@ -1,6 +1,7 @@
 // Reads activation rows outside the kernels, for taps and tests.
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/table.h"
 
@@ -16,6 +17,13 @@ inline float* floats_of(const Rows& rows, int64_t row) noexcept {
 }
 inline int64_t float_stride(const Rows& rows) noexcept {
   return static_cast<int64_t>(rows.stride / sizeof(float));
+}
+
+inline float bf16_to_float(uint16_t x) noexcept {
+  const uint32_t bits = uint32_t{x} << 16;
+  float out;
+  std::memcpy(&out, &bits, sizeof out);
+  return out;
 }
 
 // Writes row `row`, in any format, to out[0..rows.width) as fp32.
