@@ -97,7 +97,7 @@ class Stored:
 def test_each_matrix_gets_its_kind():
     int8, int4 = OnlineWeights(Stored(), "int8"), OnlineWeights(Stored(), "int4")
     head = "lm_head.weight"
-    assert int8.kind(head, "bfloat16") == int4.kind(head, "bfloat16") == "w8_g32"
+    assert int8.kind(head, "bfloat16") == int4.kind(head, "bfloat16") == "w8_channel_g128"
     assert int8.kind("a.down_proj.weight", "bfloat16") == "w8_channel_g128"
     assert int8.kind("a.o_proj.weight", "bfloat16") == "w8_channel"
     assert OnlineWeights(Stored(), "w8a8").kind("a.down_proj.weight", "bfloat16") == "w8_channel"
@@ -106,7 +106,7 @@ def test_each_matrix_gets_its_kind():
     assert fine.kind("a.o_proj.weight", "bfloat16") == "w8_g32"
     assert int4.kind("a.o_proj.weight", "bfloat16") == "w4m_g128"
     assert int4.kind("a.gguf.weight", "bfloat16") == "w4_g32"
-    assert kind_of("model.embed_tokens.weight", "int4") == "w8_g32"
+    assert kind_of("model.embed_tokens.weight", "int4_fine") == "w8_g32"
     mixed = OnlineWeights(Stored(), "int4_mixed")
     assert mixed.kind("a.q_proj.weight", "bfloat16") == "w4m_g128"
     assert mixed.kind("a.v_proj.weight", "bfloat16") == "w8_channel_g128"
@@ -126,10 +126,12 @@ def matrices():
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int4_mixed", "w8a8"])
-def test_embeddings_and_heads_of_all_families_and_no_others_keep_groups_of_32(scheme):
+def test_embeddings_and_heads_of_all_families_and_no_others_keep_8_bits(scheme):
     ends, linears = matrices()
-    assert {kind_of(name, scheme) for name in ends} == {"w8_g32"}
-    assert "w8_g32" not in {kind_of(name, scheme) for name in linears}
+    assert {kind_of(name, scheme) for name in ends} == {"w8_channel_g128"}
+    if scheme != "w8a8":  # which has no groups
+        assert {kind_of(name, f"{scheme}_fine") for name in ends} == {"w8_g32"}
+    assert {kind_of(name, "int4") for name in linears} == {"w4m_g128"}
 
 
 def _routes(op, value):
