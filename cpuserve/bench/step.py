@@ -47,13 +47,22 @@ MATRIX_OPS = ("linear", "attention", "logits")  # logits: lm_head and sampling
 
 What = Literal["rates", "kernels", "overheads"]
 Emit = Callable[[Record], None]
+CacheBytes = Callable[[int], int]
 Pair = tuple[float, float]  # seconds of a whole step, seconds in the executor
 
 
 def step_records(
-    config: EngineConfig, vocab: int, where: Where, plan: Plan, what: What, emit: Emit
+    config: EngineConfig,
+    vocab: int,
+    where: Where,
+    plan: Plan,
+    what: What,
+    cache_bytes: CacheBytes,
+    emit: Emit,
 ) -> None:
     """Build an engine and call emit(record) for each result of `what`.
+
+    cache_bytes: what a token reads of the KV cache, by the number of its keys.
 
     Raises:
         ConfigError: the plan exceeds a limit of the model or of the engine.
@@ -66,7 +75,7 @@ def step_records(
 
     def run(team: Any) -> None:
         core = build_engine(config, None, team)
-        bench = StepBench(core, where, vocab, plan.rounds, plan.dot, emit)
+        bench = StepBench(core, where, vocab, plan.rounds, plan.dot, cache_bytes, emit)
         bench.run_prompt(min(WARM_UP_TOKENS, Capacity.of(config).longest_prompt))
         if what == "overheads":
             bench.overheads()
@@ -103,12 +112,19 @@ class StepBench:
     """Measures an engine with a native executor on this thread; passes each record to `emit`."""
 
     def __init__(
-        self, core: EngineCore, where: Where, vocab: int, rounds: int, dot: str, emit: Emit
+        self,
+        core: EngineCore,
+        where: Where,
+        vocab: int,
+        rounds: int,
+        dot: str,
+        cache_bytes: CacheBytes,
+        emit: Emit,
     ) -> None:
         executor: Any = core.executor
         self.core, self.where, self.rounds, self.emit = core, where, rounds, emit
         self.native, self.lowered = executor.native, executor.lowered
-        self.dot = dot or self.lowered.dot
+        self.dot, self.cache_bytes = dot or self.lowered.dot, cache_bytes
         self.core.executor = self.timed = TimedExecutor(executor)
         self.vocab, self.rng, self.next_id = vocab, random.Random(0), 0
 
@@ -125,14 +141,18 @@ class StepBench:
     # --- rates --------------------------------------------------------------------------------
 
     def decode(self, batch: int, context: int) -> None:
-        """Measure decode steps of `batch` sequences that have `context` keys each."""
+        """Measure decode steps of `batch` sequences that have `context` keys each.
+
+        The roof is the rate at which memory gives the weights, and all sequences' keys and values.
+        """
+        read = self.lowered.step_bytes(batch) + batch * self.cache_bytes(context)
         ids = self.start(batch, context, self.rounds)
         samples: list[Pair] = []
         roofs: list[float] = []
         steps = 0.0
         for i in range(self.rounds):
             if i % STEPS_A_PROBE == 0:
-                steps = self.native.probe_bandwidth(PROBE_S) / self.lowered.step_bytes(batch)
+                steps = self.native.probe_bandwidth(PROBE_S) / read
             samples.append(self.step(all_stay=True))
             roofs.append(batch * steps)
         self.stop(ids)
