@@ -3,7 +3,7 @@
 
 usage: compare.py BEFORE.jsonl AFTER.jsonl [--threshold 0.05]
 
-Records are matched by metric, model and parameters. If both have a fraction of the roof, the
+Records are matched by metric, model and parameters. If both have a fraction of the same roof, the
 fractions are compared, because the speed of machines drifts; otherwise the medians. A change counts
 if it exceeds the threshold and the ranges from the 5th to the 95th percentile of the rounds do not
 overlap ("noise" if they do). If samples are requests, the ranges are the 95 % confidence intervals
@@ -57,8 +57,8 @@ def load(path: str) -> dict[tuple, Record]:
 
 
 def compared(before: Record, after: Record) -> tuple[Compared, Compared]:
-    """Both sides of a comparison: fractions of the roof if both have them, else the medians."""
-    if before.fraction is not None and after.fraction is not None:
+    """Both sides of a comparison: fractions if both are of the same roof, else the medians."""
+    if before.of == after.of and None not in (before.fraction, after.fraction):
         sides = [(r.fraction, r.fraction_p5, r.fraction_p95, 1) for r in (before, after)]
     else:
         sign = 1 if after.better == "more" else -1

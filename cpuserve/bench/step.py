@@ -12,7 +12,7 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -47,7 +47,6 @@ MATRIX_OPS = ("linear", "attention", "logits")  # logits: lm_head and sampling
 
 What = Literal["rates", "kernels", "overheads"]
 Emit = Callable[[Record], None]
-CacheBytes = Callable[[int], int]
 Pair = tuple[float, float]  # seconds of a whole step, seconds in the executor
 
 
@@ -57,12 +56,10 @@ def step_records(
     where: Where,
     plan: Plan,
     what: What,
-    cache_bytes: CacheBytes,
+    cache: CacheSizes,
     emit: Emit,
 ) -> None:
     """Build an engine and call emit(record) for each result of `what`.
-
-    cache_bytes: what a token reads of the KV cache, by the number of its keys.
 
     Raises:
         ConfigError: the plan exceeds a limit of the model or of the engine.
@@ -75,7 +72,7 @@ def step_records(
 
     def run(team: Any) -> None:
         core = build_engine(config, None, team)
-        bench = StepBench(core, where, vocab, plan.rounds, plan.dot, cache_bytes, emit)
+        bench = StepBench(core, where, vocab, plan.rounds, plan.dot, cache, emit)
         bench.run_prompt(min(WARM_UP_TOKENS, Capacity.of(config).longest_prompt))
         if what == "overheads":
             bench.overheads()
@@ -86,6 +83,13 @@ def step_records(
         core.close()
 
     run_engine(config, run)
+
+
+class CacheSizes(NamedTuple):
+    """Bytes of a token in each layer of the KV cache, and of the states of a sequence."""
+
+    token: Sequence[int]
+    states: int
 
 
 class TimedExecutor:
@@ -118,13 +122,13 @@ class StepBench:
         vocab: int,
         rounds: int,
         dot: str,
-        cache_bytes: CacheBytes,
+        cache: CacheSizes,
         emit: Emit,
     ) -> None:
         executor: Any = core.executor
         self.core, self.where, self.rounds, self.emit = core, where, rounds, emit
         self.native, self.lowered = executor.native, executor.lowered
-        self.dot, self.cache_bytes = dot or self.lowered.dot, cache_bytes
+        self.dot, self.cache = dot or self.lowered.dot, cache
         self.core.executor = self.timed = TimedExecutor(executor)
         self.vocab, self.rng, self.next_id = vocab, random.Random(0), 0
 
@@ -143,9 +147,11 @@ class StepBench:
     def decode(self, batch: int, context: int) -> None:
         """Measure decode steps of `batch` sequences that have `context` keys each.
 
-        The roof is the rate at which memory gives the weights, and all sequences' keys and values.
+        The roof is the rate at which memory gives the weights, and of each sequence the keys and
+        values and the states of recurrent layers.
         """
-        read = self.lowered.step_bytes(batch) + batch * self.cache_bytes(context)
+        sequence = self.lowered.cache_bytes(context, self.cache.token) + self.cache.states
+        read = self.lowered.step_bytes(batch) + batch * sequence
         ids = self.start(batch, context, self.rounds)
         samples: list[Pair] = []
         roofs: list[float] = []
@@ -158,7 +164,7 @@ class StepBench:
         self.stop(ids)
         shape = {"batch": batch, "context": context}
         self.show("decode_step", samples, shape)
-        self.rate("decode", batch, samples, roofs, "read bandwidth", shape)
+        self.rate("decode", batch, samples, roofs, "reading weights and caches", shape)
 
     def prefill(self, tokens: int) -> None:
         """Measure a single prompt, which takes several steps if it is longer than a chunk."""

@@ -22,9 +22,8 @@ from cpuserve.cli.bench_load import tell, workload_of
 from cpuserve.cli.commands import prepared_start
 from cpuserve.cli.terminal import note, say
 from cpuserve.errors import ConfigError
-from cpuserve.platforms.cache_groups import read_bytes
 from cpuserve.platforms.cpu import CpuPlatform
-from cpuserve.platforms.memory import kv_layer_bytes
+from cpuserve.platforms.memory import BLOCK, kv_layer_bytes
 from cpuserve.platforms.placement import quota_threads
 from cpuserve.platforms.topology import physical_cores
 from cpuserve.platforms.tuned import describe_sizes, store_tuned
@@ -109,7 +108,7 @@ def kernels(args: argparse.Namespace) -> int:
 
 def _in_process(args: argparse.Namespace, what: What, leaves: Sequence[int] = ()) -> int:
     from cpuserve.bench.plan import Plan
-    from cpuserve.bench.step import step_records
+    from cpuserve.bench.step import CacheSizes, step_records
 
     prepared, _ = prepared_start(flags.asked(args))
     plan = Plan(args.batch, args.context, args.prefill, leaves, args.rounds, args.dot or "")
@@ -124,13 +123,9 @@ def _in_process(args: argparse.Namespace, what: What, leaves: Sequence[int] = ()
             say(record.to_json())
 
     config = prepared.resolved.config
-    sizes = kv_layer_bytes(prepared.facts, config.kv_dtype)
-
-    def cache_bytes(keys: int) -> int:
-        return read_bytes(config.kv_groups, sizes, keys)
-
-    vocab, where = prepared.spec.vocab, where_of(prepared)
-    step_records(config, vocab, where, plan, what, cache_bytes, each)
+    blocks = kv_layer_bytes(prepared.facts, config.kv_dtype)
+    cache = CacheSizes([size // BLOCK for size in blocks], prepared.facts.state_bytes)
+    step_records(config, prepared.spec.vocab, where_of(prepared), plan, what, cache, each)
     if not args.json:
         say(table(found))
     return 0

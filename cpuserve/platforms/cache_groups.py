@@ -15,7 +15,6 @@ from cpuserve.config.engine import KvGroup
 # Fewer groups mean shorter tables to pack for each step; this much memory may be lost for that.
 MOST_WASTE = 1 / 12
 MOST_PARTS = 8
-BLOCK = 32  # csrc/kernels/table.h: kBlock
 
 
 def group_layers(windows: Sequence[int], sizes: Sequence[int]) -> list[KvGroup]:
@@ -46,20 +45,6 @@ def block_bytes(groups: Sequence[KvGroup], sizes: Sequence[int]) -> int:
     if not groups:
         return sum(sizes)
     return max(sum(sizes[layer] for layer in group.layers) for group in groups)
-
-
-def read_bytes(groups: Sequence[KvGroup], sizes: Sequence[int], keys: int) -> int:
-    """Return the bytes of the blocks of `keys` keys and their values that a token reads.
-
-    sizes: of each layer in a block; no groups: all layers keep everything.
-    """
-    if not groups:
-        return sum(sizes) * -(-keys // BLOCK)
-    return sum(
-        sizes[layer] * -(-min(keys, group.window or keys) // BLOCK)
-        for group in groups
-        for layer in group.layers
-    )
 
 
 def _divide(kinds: dict[int, list[int]], sizes: Sequence[int], most: int) -> list[KvGroup]:

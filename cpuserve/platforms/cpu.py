@@ -19,13 +19,13 @@ from cpuserve.config.speculation import Speculation, read_speculation
 from cpuserve.config.values import format_bytes, parse_space
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import IN_32, Capabilities, ModelFacts
-from cpuserve.platforms.cache_groups import BLOCK
 from cpuserve.platforms.extension import lacking_x86_64_v2, why_not_loaded
 from cpuserve.platforms.handicaps import TORCH_REMEDY
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.isa_level import isa_level_of
 from cpuserve.platforms.layout import lay_out
 from cpuserve.platforms.memory import (
+    BLOCK,
     adapter_bytes,
     plan_memory,
     resident_weight_bytes,

@@ -19,7 +19,7 @@ from cpuserve.config.values import GIB, Space, format_bytes, format_gib, format_
 from cpuserve.errors import ConfigError, TooLittleMemory
 from cpuserve.ids import NodeId
 from cpuserve.platforms.base import ModelFacts
-from cpuserve.platforms.cache_groups import BLOCK, block_bytes, group_layers
+from cpuserve.platforms.cache_groups import block_bytes, group_layers
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory_bounds import HEADROOM, Bound, Needs, tightest
 from cpuserve.platforms.on_disk import (
@@ -30,6 +30,7 @@ from cpuserve.platforms.on_disk import (
 )
 from cpuserve.platforms.states import plan_states
 
+BLOCK = 32  # csrc/kernels/table.h: kBlock
 HEAD_ALIGN = 16  # table.h: hd_pad
 KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 SCALE_BYTES = 4  # scale of the keys or values of one head and token, if elements have one byte

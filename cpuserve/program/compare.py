@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cpuserve.program.dataflow import reads, written
+from cpuserve.program.dataflow import combined_from, reads, written
 from cpuserve.program.ops import (
     Attention,
-    Combine,
     ExpertLinear,
     HeadLinear,
     LatentStoreKV,
@@ -29,7 +28,6 @@ from cpuserve.program.ops import (
 )
 from cpuserve.program.program import Program
 from cpuserve.program.row_formats import (
-    ACT_FORMAT,
     FLOAT_ROWS,
     TWO_TERMS,
     WHOLE_ROW,
@@ -117,24 +115,25 @@ def stored_format(
 ) -> str:
     """The row format in which an executor stores `value`: that of all its readers, else "f32".
 
-    Results of experts that Combine reads are bf16, unless their activations are more precise.
+    Results of experts that only Combine reads have that of `combined_format`.
     """
-    by = [op for op in program.ops if isinstance(op, ExpertLinear) and op.out == value]
-    readers = [op for op in program.ops if value in reads(op)]
-    if by and all(isinstance(op, Combine) and op.x == value for op in readers):
-        kind = kinds.get(by[0].weights[0][0], "")
-        return combined_format(act_format(kind, activation_bits))
+
+    def of(weight: str) -> str:
+        return act_format(kinds.get(weight, ""), activation_bits)
+
+    if (experts := combined_from(value, program.ops)) is not None:
+        return combined_format(of(experts.weights[0][0]))
     formats: set[str] = set()
     for op in program.ops:
         if isinstance(op, Linear | Logits) and op.x == value:
             weights = op.weights if isinstance(op, Linear) else (op.weight,)
-            formats |= {ACT_FORMAT.get(kinds.get(w, ""), "f32") for w in weights}
+            formats |= {of(w) for w in weights}
         elif isinstance(op, ExpertLinear) and op.x == value:
-            formats.add(ACT_FORMAT.get(kinds.get(op.weights[0][0], ""), "f32"))
+            formats.add(of(op.weights[0][0]))
         elif isinstance(op, HeadLinear) and op.x == value:
             formats.add("f32" if kinds.get(op.weight, "dense_f32") in FLOAT_ROWS else "bf16")
         elif isinstance(op, Spread) and op.x == value:
-            formats.add(stored_format(program, kinds, op.out))
+            formats.add(stored_format(program, kinds, op.out, activation_bits))
         elif value in reads(op):
             formats.add("f32")
     chosen = formats.pop() if len(formats) == 1 else "f32"
@@ -199,10 +198,12 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
         bound += np.float32(STEP["bf16"]) * size
     elif stored.startswith("q8"):
         width = size.shape[1]
-        group = {"q8g32": 32, "q8g128": 128, "q8g256": 256, "q8row": width}[stored]
+        two_terms = stored in TWO_TERMS.values()
+        group = {"q8g32": 32, "q8g128": 128, "q8g256": 256, "q8row": width}[
+            stored.removesuffix("x2")
+        ]
         padded = np.pad(size, ((0, 0), (0, -width % group)))
         # Rounding errs by half a step, amax / 254; the second term reduces it by as much again.
-        two_terms = interpreter.activation_bits == 16 and stored in TWO_TERMS
         per_half_step = 250 * (125 if two_terms else 1)
         steps = padded.reshape(len(padded), -1, group).max(axis=2) / per_half_step
         bound += np.repeat(steps, group, axis=1)[:, :width]

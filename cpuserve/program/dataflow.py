@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cpuserve.program.ops import (
     Add,
     Attention,
@@ -68,6 +70,20 @@ def reads(op: Op) -> tuple[ValueId, ...]:
     if isinstance(op, Add | Gate) or (isinstance(op, Linear) and op.add):
         return (op.x, op.out)
     return (op.x,)
+
+
+def combined_from(value: ValueId, ops: Iterable[Op]) -> ExpertLinear | None:
+    """The op that writes `value`, if these are results of experts that only Combine reads.
+
+    ops: at least those that read or write the value.
+    """
+    by = None
+    for op in ops:
+        if isinstance(op, ExpertLinear) and op.out == value:
+            by = op
+        elif value in reads(op) and not (isinstance(op, Combine) and op.x == value):
+            return None
+    return by
 
 
 def uses(program: Program) -> dict[ValueId, list[Op]]:

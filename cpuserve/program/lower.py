@@ -2,7 +2,8 @@
 
 The Program defines the computation; lowering chooses how its values are stored. Each weight kind
 multiplies rows of one format (`csrc/kernels/table.h: ActFormat`). If all readers of a value are
-linears of one format, the op that produces the value stores it in that format. Other values stay in
+linears of one format, the op that produces the value stores it in that format. Results of experts
+that only Combine reads are bf16, unless their activations were more precise. Other values stay in
 fp32 and are converted before each linear. Values with disjoint lifetimes share a buffer.
 
 Some matrices are stored with their columns in another order (activation order of GPTQ). The columns
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from cpuserve import _C
 from cpuserve.errors import ModelError
 from cpuserve.program.adapters import parse as parse_adapter
-from cpuserve.program.dataflow import last_uses, reads, uses, written
+from cpuserve.program.dataflow import combined_from, last_uses, reads, uses, written
 from cpuserve.program.ops import (
     ActivationOp,
     Add,
@@ -193,7 +194,8 @@ class Lowered:
     them are of experts, who have `expert_bytes` in matrices of up to `expert_matrix_bytes`. A
     prompt token costs 2 x
     `linear_weights` operations (without lm_head). Vector `adapter_scales` has the scales of the
-    adapters (-1 = there are none).
+    adapters (-1 = there are none). `cache_reads` are the cache layer and the window of each
+    attention op; ops may share a layer.
     """
 
     native: _C.Program
@@ -207,6 +209,7 @@ class Lowered:
     expert_matrix_bytes: int = 0
     linear_weights: int = 0
     adapter_scales: int = -1
+    cache_reads: list[tuple[int, int]] = field(default_factory=list)
 
     def step_bytes(self, sequences: int) -> float:
         """Bytes of packed weights that a decode step of `sequences` reads.
@@ -214,6 +217,13 @@ class Lowered:
         Those of experts are the expected ones if tokens choose all experts alike.
         """
         return sum(w.read_bytes(sequences) for w in self.op_weights if w is not None)
+
+    def cache_bytes(self, keys: int, token_bytes: Sequence[int]) -> int:
+        """Bytes of the KV cache that a token with `keys` keys reads.
+
+        token_bytes: of a token in each cache layer.
+        """
+        return sum(token_bytes[layer] * min(keys, w or keys) for layer, w in self.cache_reads)
 
     @property
     def dot(self) -> str:
@@ -300,8 +310,8 @@ class Lowering:
     # -- values ------------------------------------------------------------------------------
 
     def _choose_format(self, value: ValueId) -> str:
-        if (combined := self._combined_format(value)) is not None:
-            return combined
+        if (experts := combined_from(value, self._uses[value])) is not None:
+            return combined_format(self._act_format(experts.weights[0][0]))
         wanted: set[str] = set()
         for op in self._uses[value]:
             if isinstance(op, Linear) and op.x == value:
@@ -337,14 +347,6 @@ class Lowering:
         if chosen in WHOLE_ROW and self._in_pieces(value):
             return "f32"
         return "f32" if chosen.startswith("q8g32") and self._heads_cross_groups(value) else chosen
-
-    def _combined_format(self, value: ValueId) -> str | None:
-        """The row format of experts' results that only Combine reads; None for other values."""
-        by = [op for op in self._uses[value] if isinstance(op, ExpertLinear) and op.out == value]
-        readers = [op for op in self._uses[value] if value in reads(op)]
-        if not by or not all(isinstance(op, Combine) and op.x == value for op in readers):
-            return None
-        return combined_format(self._act_format(by[0].weights[0][0]))
 
     def _act_format(self, weight: str) -> str:
         """The row format of the activations that `weight` is multiplied with."""
@@ -761,6 +763,7 @@ class Lowering:
         )
 
     def _attention(self, op: Attention) -> None:
+        self.out.cache_reads.append((op.layer, op.window))
         slopes = -1
         if op.alibi:
             slopes = self._vector(

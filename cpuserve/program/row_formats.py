@@ -1,4 +1,4 @@
-"""The formats in which the native executor stores the rows that linears read.
+"""The formats in which the native executor stores the rows that linears and Combine read.
 
 Source: csrc/kernels/table.h, ActFormat.
 """
@@ -59,8 +59,9 @@ def act_format(kind: str, activation_bits: int) -> str:
 def combined_format(activations: str) -> str:
     """The row format of what experts compute from `activations`, until Combine adds it up.
 
-    A prompt writes and reads these rows once, and in fp32 they leave L2: 1,024 tokens with 8
-    experts each have 32 MB a layer at a width of 1,024. bf16 halves that, and errs less than 8 bits
-    of the activations did. Results of more precise activations stay in fp32.
+    A prompt writes and reads these rows once. In fp32, 1,024 tokens with 8 experts each have 32 MB
+    a layer at a width of 1,024, far more than L2 holds; bf16 halves these bytes. It errs by at most
+    2^-9 of each value: as much as bf16 activations did, and less than int8 ones, which err by up to
+    1/254 of the largest value in their group. Results of fp32 or two-term activations stay fp32.
     """
     return "f32" if activations in ("f32", *TWO_TERMS.values()) else "bf16"

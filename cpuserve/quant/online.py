@@ -15,7 +15,8 @@ measurable in the attention output, so only the attention output uses it. On the
 per 128 in all layers cost 0.009 (0.006 of it in gate and up), groups of 32 cost 0.003, and 4-bit
 weights in groups of 128 cost 0.5. Small models get groups of 32 ("int8_fine", "int4_fine"). For the
 output head, groups of 32 gain nothing measurable over a scale per output (int8 0.0150 and 0.0136,
-int4 0.5534 and 0.5545 nats per token), but have 6 % more bytes to read in every step.
+int4 0.5534 and 0.5545 nats per token), but have 6 % more bytes to read in every step. Embeddings
+have its kind, since most heads are tied to them.
 
 int4_mixed: int4, but int8 for the matrices in SENSITIVE: what their outputs err by is added to
 every later layer (down projections), or to every later token that attends to this one (values).
@@ -62,9 +63,11 @@ SENSITIVE = (
     "dense_4h_to_h.weight",
 )
 ONE_SCALE = ("o_proj.weight", "attention.dense.weight")
+# One row has a token's inputs of all layers, which may be of different sizes, side by side.
+BY_LAYER = "embed_tokens_per_layer.weight"
 PER_TOKEN = (
     "embed_tokens.weight",
-    "embed_tokens_per_layer.weight",
+    BY_LAYER,
     "lm_head.weight",
     "embed_in.weight",
     "embed_out.weight",
@@ -114,6 +117,8 @@ def kind_of(name: str, scheme: str) -> WeightKind:
     if scheme.startswith(MIXED):
         bits = "int8" if name.endswith(SENSITIVE) else "int4"
         scheme = bits + scheme.removeprefix(MIXED)
+    if name.endswith(BY_LAYER):
+        return "w8_g32"
     per_token = name.endswith(PER_TOKEN)
     if scheme.endswith(FINE):
         return "w8_g32" if per_token or scheme.startswith("int8") else "w4m_g32"

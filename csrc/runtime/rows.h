@@ -1,4 +1,4 @@
-// Reads activation rows outside the kernels, for taps and tests.
+// Finds the rows of values, and reads them outside the kernels: for Combine, taps and tests.
 #pragma once
 #include <cstdint>
 #include <cstring>

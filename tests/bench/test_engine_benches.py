@@ -39,7 +39,7 @@ def test_step_prints_rates_as_shares_of_the_probe(capsys):
     sizes = ["--batch", "2", "--context", "16", "--prefill", "32", "--leave", "32", "--rounds", "3"]
     found = bench(capsys, "step", *sizes)
     assert {"decode_step", "decode_step_python", "prefill_python", "leave"} <= set(found)
-    assert found["decode_rate"]["of"] == "read bandwidth"
+    assert found["decode_rate"]["of"] == "reading weights and caches"
     assert found["prefill_rate"]["of"] == "bf16 dot peak"
     assert found["decode_rate"]["fraction"] > 0
     assert found["decode_rate"]["parameters"] == {"batch": 2, "context": 16}

@@ -6,11 +6,10 @@ import re
 import msgspec
 import pytest
 
-from cpuserve.config.engine import KvGroup
 from cpuserve.config.load import load_options
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import KvLayerFacts
-from cpuserve.platforms.cache_groups import block_bytes, read_bytes
+from cpuserve.platforms.cache_groups import block_bytes
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.host import Node
 from tests.helpers.hosts import GIB, LLAMA_1B, SMOLLM2, got, load_host, resolve, why
@@ -358,11 +357,3 @@ def test_blocks_that_wait_to_be_written_are_counted():
 
 def test_a_configuration_without_groups_has_one_of_all_layers():
     assert block_bytes([], [3, 4]) == 7  # as another platform may resolve it
-
-
-def test_a_token_reads_whole_blocks_and_of_layers_with_a_window_only_those_in_it():
-    sizes = [100, 10, 1]
-    assert read_bytes([], sizes, 33) == 2 * 111
-    groups = [KvGroup(0, [0]), KvGroup(64, [1, 2])]
-    assert read_bytes(groups, sizes, 1024) == 32 * 100 + 2 * 11
-    assert read_bytes(groups, sizes, 40) == 2 * 111

@@ -8,7 +8,7 @@ import torch
 
 from cpuserve.program.compare import compare, stored_format
 from cpuserve.program.interpret import GROUP, quantize_rows
-from cpuserve.program.ops import Attention, Linear, Logits, RmsNorm, RopeStoreKV
+from cpuserve.program.ops import Attention, Combine, Linear, Logits, RmsNorm, RopeStoreKV
 from tests.helpers.oracle import interpreter_of, program_of
 from tests.helpers.steps import Sequence, all_rows, step
 from tests.helpers.tiny import tiny_model
@@ -134,6 +134,24 @@ def test_a_program_op_that_lowering_lost_is_an_error():
     executor = Lowered(emulated("dense_f32", "f32"))
     with pytest.raises(ValueError, match=r"op 18 \(Logits\) has no op in the executor"):
         compare(executor, executor.interpreter, steps()[0], executor.source_op[:-1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "rows"),
+    [
+        ("dense_bf16", 8, "bf16"),
+        ("w8_g32", 8, "bf16"),
+        ("w8_g32", 16, "f32"),
+        ("dense_f32", 8, "f32"),
+    ],
+)
+def test_results_of_experts_are_added_from_bf16_unless_their_activations_are_more_precise(
+    kind, bits, rows
+):
+    program = program_of(tiny_model("qwen3-moe"))
+    kinds = {n.name: kind for n in program.weights if n.role == "matrix"}
+    combine = next(op for op in program.ops if isinstance(op, Combine))
+    assert stored_format(program, kinds, combine.x, bits) == rows
 
 
 def test_stored_formats_follow_the_readers():

@@ -140,10 +140,11 @@ def test_every_op_of_every_family_agrees(family, dtype):
     assert found is None
 
 
-def test_every_op_of_a_mixture_of_many_tasks_agrees_whose_rows_are_added_in_parts():
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_every_op_of_a_mixture_of_many_tasks_agrees_whose_rows_are_added_in_parts(dtype):
     model = tiny_model("qwen3-moe", hidden_size=608, moe_intermediate_size=640)
     checkpoint = open_checkpoint(model)
-    found = first_difference(checkpoint.weights, checkpoint.config, "float32", LEVELS[-1], 40)
+    found = first_difference(checkpoint.weights, checkpoint.config, dtype, LEVELS[-1], 40)
     assert found is None
 
 

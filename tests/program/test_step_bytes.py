@@ -43,3 +43,15 @@ def test_a_step_reads_the_chosen_experts_of_one_sequence_and_all_of_many():
 def test_a_step_of_a_dense_model_reads_all_its_matrices():
     found = lowered("llama")
     assert found.step_bytes(1) == found.step_bytes(9) == found.read_bytes
+
+
+def test_a_token_reads_the_cache_of_each_attention_and_of_windows_only_those_keys():
+    found = lowered("gemma3n")
+    layers = [layer for layer, _ in found.cache_reads]
+    assert len(set(layers)) < len(layers), "some layers share a cache"
+    window = max(window for _, window in found.cache_reads)
+    assert any(window == 0 for _, window in found.cache_reads) and window > 0
+    sizes = [10**layer for layer in range(max(layers) + 1)]
+    assert found.cache_bytes(window, sizes) == window * sum(sizes[layer] for layer in layers)
+    more = sum(sizes[layer] for layer, window in found.cache_reads if window == 0)
+    assert found.cache_bytes(window + 3, sizes) - found.cache_bytes(window, sizes) == 3 * more

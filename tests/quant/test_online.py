@@ -7,6 +7,7 @@ from cpuserve import _C
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.ops import Embed, Linear, Logits, MixParts, Route
 from cpuserve.quant.online import (
+    BY_LAYER,
     ONE_SCALE,
     PER_TOKEN,
     ROUTERS,
@@ -126,11 +127,18 @@ def matrices():
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int4_mixed", "w8a8"])
-def test_embeddings_and_heads_of_all_families_and_no_others_keep_8_bits(scheme):
-    ends, linears = matrices()
-    assert {kind_of(name, scheme) for name in ends} == {"w8_channel_g128"}
-    if scheme != "w8a8":  # which has no groups
+def test_embeddings_and_heads_of_all_families_have_8_bits_in_every_scheme(scheme):
+    ends, _ = matrices()
+    by_layer = {name for name in ends if name.endswith(BY_LAYER)}
+    assert by_layer
+    assert {kind_of(name, scheme) for name in ends - by_layer} == {"w8_channel_g128"}
+    assert {kind_of(name, scheme) for name in by_layer} == {"w8_g32"}
+    if scheme != "w8a8":  # it has no form for small models
         assert {kind_of(name, f"{scheme}_fine") for name in ends} == {"w8_g32"}
+
+
+def test_int4_keeps_no_linear_of_any_family_in_8_bits():
+    _, linears = matrices()
     assert {kind_of(name, "int4") for name in linears} == {"w4m_g128"}
 
 

@@ -810,6 +810,7 @@ def test_ops_that_do_not_fit_their_values_are_refused():
     assert p.matrix("glu", "dense_f32", 48, 32, [24, 24], True) == 1
     scores, routing = p.value("scores", 2, "f32"), p.value("routing", 4, "f32")
     routed, out = p.value("routed", 32, "f32", 2), p.value("out", 48, "f32", 2)
+    codes = p.value("codes", 32, "q8g32", 2)
     more = p.value("more", 32, "bf16", 2)
     p.route(scores, routing, 2, 2, "softmax", False, 1.0, -1)
     two = [p.matrix(f"e{e}", "dense_f32", 48, 32, [48], False) for e in range(2)]
@@ -835,6 +836,8 @@ def test_ops_that_do_not_fit_their_values_are_refused():
         (lambda: p.add(h, x), "does not hold 48 columns from column 0 on"),
         (lambda: p.add(x, h, 17), "does not hold 32 columns from column 17 on"),
         (lambda: p.add(x, h, -1), "does not hold 32 columns from column -1 on"),
+        (lambda: p.combine(codes, routing, x), "must be f32 or bf16"),
+        (lambda: p.combine(more, routing, h), "differ in width"),
         (lambda: p.scale(h, g), "32 elements, not 48"),
         (lambda: p.columns(x, -1, h, 0), "does not hold 48 columns"),
         (lambda: p.columns(h, -1, x, 17), "does not hold 32 columns from column 17 on"),
