@@ -165,9 +165,11 @@ class TextProcessor:
         reason = finish
         if self._calls is not None:
             self._tell_calls(self._calls, text, events, ends=finish is not None)
-            if self._most_calls is not None and self._calls.num_closed >= self._most_calls:
+            enough = self._most_calls is not None and self._calls.num_closed >= self._most_calls
+            if enough:
                 finish = finish or "stop"
-            if finish == "stop" and self._calls.num_calls:
+            # A client runs the calls of such an answer, so the last one must not be cut off.
+            if finish == "stop" and (enough or self._calls.last_closed):
                 reason, stop = "tool_calls", None
         if finish is not None:
             self.finish = finish

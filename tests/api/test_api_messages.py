@@ -177,6 +177,23 @@ def test_a_call_that_is_cut_short_has_no_input():
     assert body["stop_reason"] == "max_tokens"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [({"stop_sequences": ["ari"]}, ("stop_sequence", "ari")), ({}, ("end_turn", None))],
+    ids=["sequence", "end of turn"],
+)
+def test_a_call_that_is_cut_short_is_no_reason_to_use_a_tool(stream, fields, told):
+    api = tool_api(says(CALL.partition('s"}')[0]))
+    response = ask(api, tools=[WEATHER], stream=stream, **fields)
+    if stream:
+        body = events_of(response)[-2][1]["delta"]
+    else:
+        body = response.json()
+        assert body["content"][0]["input"] == {}
+    assert (body["stop_reason"], body["stop_sequence"]) == told
+
+
 def test_tools_make_the_prompt_that_chat_completions_make():
     api = tool_api(says(ANSWER))
     ask(api, tools=[WEATHER])

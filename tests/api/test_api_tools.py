@@ -64,6 +64,30 @@ def test_a_call_that_is_cut_short_ends_with_length():
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "'
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("before", ["", CALL], ids=["one", "second"])
+@pytest.mark.parametrize(
+    ("rest", "stop", "told"),
+    [("Paris", "ari", ("stop", "ari")), ("Paris", None, ("stop", None))],
+    ids=["stop string", "end of turn"],
+)
+def test_a_call_that_is_cut_short_ends_with_what_cut_it(stream, before, rest, stop, told):
+    text = before.replace("Paris", "Rome") + CALL.partition("Paris")[0] + rest
+    response = tool_api(says(text)).chat(tools=[WEATHER], stop=stop, stream=stream)
+    last = events_of(response)[-1] if stream else response.json()
+    choice = last["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == told
+
+
+@pytest.mark.parametrize("end", ["</tool_call>", " Wait"], ids=["of the call", "behind it"])
+def test_a_stop_string_behind_the_last_call_leaves_it_complete(end):
+    api = tool_api(says(f"{CALL} Wait for it"))
+    choice = api.chat(tools=[WEATHER], stop=end).json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", None)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"city": "Paris"}'
+
+
 @pytest.mark.parametrize("fields", [{}, {"tools": [WEATHER], "tool_choice": "none"}])
 def test_without_tools_the_same_text_is_no_call(fields):
     api = tool_api(says(CALL))

@@ -43,4 +43,5 @@ def told(parser: Any, texts: Iterable[str]) -> Found:
             found.append([piece.name, piece.arguments])
     assert ids == [f"id{i}" for i in range(len(ids))]
     assert (parser.num_calls, parser.num_closed <= parser.num_calls) == (len(ids), True)
+    assert not parser.last_closed or parser.num_closed > 0
     return found

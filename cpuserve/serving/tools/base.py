@@ -18,10 +18,12 @@ class ToolParser(Protocol):
     """Finds the tool calls in the text of one sequence, which arrives in pieces.
 
     The pieces together, with neighbours of one kind joined, do not depend on where the text is
-    cut. num_closed: how many calls are complete.
+    cut. num_closed: how many calls are complete. last_closed: whether the call that began last is
+    one of them.
     """
 
     num_closed: int
+    last_closed: bool
 
     @property
     def num_calls(self) -> int:

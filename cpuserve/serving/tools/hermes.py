@@ -85,7 +85,7 @@ class HermesParser(JsonCallParser):
             return False
         self._call = None
         if call.name and call.closed:
-            self.num_closed += 1
+            self._close_call()
             self._state = self._after_call
         else:
             self._state = self._in_text

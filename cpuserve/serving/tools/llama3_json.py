@@ -121,5 +121,6 @@ class Llama3JsonParser(JsonCallParser):
             self._text_again("".join(call.raw))
             return True
         self._lead, self._may_begin, self._follows_call = "", call.closed, call.closed
-        self.num_closed += call.closed
+        if call.closed:
+            self._close_call()
         return True

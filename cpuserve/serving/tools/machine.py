@@ -20,6 +20,7 @@ class CallParser(ABC):
         self, index: int, opening: str = "", new_id: Callable[[], str] = new_call_id
     ) -> None:
         self.num_closed = 0
+        self.last_closed = False
         self.num_calls = 0
         self._index = index
         self._new_id = new_id
@@ -63,8 +64,14 @@ class CallParser(ABC):
     def _begin_call(self, name: str, arguments: str) -> None:
         """Tell of a new call, whose arguments begin with `arguments`."""
         self.num_calls += 1
+        self.last_closed = False
         number = self.num_calls - 1
         self._pieces.append(ToolCall(self._index, number, arguments, self._new_id(), name))
+
+    def _close_call(self) -> None:
+        """Count the last call as complete."""
+        self.num_closed += 1
+        self.last_closed = True
 
     def _continue_call(self, arguments: str) -> None:
         """Tell more of the last call's arguments."""

@@ -195,7 +195,7 @@ class Qwen3CoderParser(CallParser):
         rest = self._held = self._held.lstrip(_SPACE)
         if rest.startswith(END):
             self._continue_call("}")
-            self.num_closed += 1
+            self._close_call()
             self._held, self._state = rest[len(END) :], self._behind
             return True
         if rest.startswith(PARAMETER):
