@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 LARGE_TEXT_CHARS = 1 << 17
 # Token ids of a prompt that is to be cut; more do not fit in a request.
 MAX_CUT_TOKENS = 1 << 30
+# The lowest limit of tokens that are only counted, for any model: each takes about 300 bytes for a
+# moment.
+_MOST_COUNTED = 1 << 17
+
+
+def most_counted(context: ModelContext) -> int:
+    """Return how many tokens a text may have that is counted, and not answered.
+
+    They are more than the context, because clients count tokens to find out how much of it fits.
+    """
+    return max(4 * context.max_model_len, _MOST_COUNTED)
 
 
 async def encode(

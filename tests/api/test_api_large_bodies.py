@@ -70,14 +70,24 @@ def test_a_text_of_too_many_tokens_is_tokenized_in_part(encoded):
     assert 0 < sum(map(len, encoded)) < 100_000
 
 
-def test_counting_tokens_takes_longer_texts_than_the_context_and_has_a_bound(encoded):
+def tokenized(api, text):
+    return api.post("/tokenize", prompt=text)
+
+
+def counted_message(api, text):
+    return api.post("/v1/messages/count_tokens", messages=[{"role": "user", "content": text}])
+
+
+@pytest.mark.parametrize(
+    ("count", "key"), [(tokenized, "count"), (counted_message, "input_tokens")]
+)
+def test_counting_tokens_takes_longer_texts_than_the_context_and_has_a_bound(encoded, count, key):
     api = Api()
-    text = "some words " * 2000
-    count = api.post("/tokenize", prompt=text).json()["count"]
-    assert count > 10 * MAX_LEN
+    assert count(api, "some words " * 2000).json()[key] > 10 * MAX_LEN
     encoded.clear()
-    error = error_of(api.post("/tokenize", prompt="1" * 4_000_000))
-    assert error["code"] == "context_length_exceeded"
+    refused = count(api, "1" * 4_000_000)
+    assert refused.status_code == 400
+    assert "maximum context length" in refused.json()["error"]["message"]
     assert sum(map(len, encoded)) < 1_000_000
 
 

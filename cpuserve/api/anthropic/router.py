@@ -18,7 +18,7 @@ from cpuserve.api.endpoint import read_call
 from cpuserve.api.openapi import json_body
 from cpuserve.api.respond import respond
 from cpuserve.serving.generate import prepare
-from cpuserve.serving.prompts import prompts_of
+from cpuserve.serving.prompts import chat_prompt, most_counted
 from cpuserve.serving.tools.use import tool_use
 
 router = APIRouter()
@@ -45,6 +45,7 @@ async def count_tokens(request: Request) -> Response:
         call = to_call(asked)
         tools = tool_use(call, context.tool_format)
         opening = tools.opening if tools else ""
-        (prompt,) = await prompts_of(context, call, received.body_bytes, opening)
+        size, most = received.body_bytes, most_counted(context)
+        prompt = await chat_prompt(context, call, size, most=most, opening=opening)
     body = msgspec.json.encode(TokenCount(len(prompt.ids)))
     return Response(body, media_type="application/json")

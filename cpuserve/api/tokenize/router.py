@@ -19,14 +19,11 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import call_from
 from cpuserve.serving.context import ModelContext
 from cpuserve.serving.params import check_token_ids
-from cpuserve.serving.prompts import chat_prompt, encode
+from cpuserve.serving.prompts import chat_prompt, encode, most_counted
 from cpuserve.serving.threads import run_sized
 from cpuserve.serving.tools.use import tool_use
 
 router = APIRouter()
-
-# The lowest token limit of /tokenize for any model: each token takes about 300 bytes for a moment.
-MOST_TOKENS = 1 << 17
 
 
 @router.post("/tokenize", openapi_extra=json_body(TokenizeRequest, TokenizeResponse))
@@ -52,8 +49,7 @@ async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: i
     if (asked.prompt is None) == (asked.messages is None):
         msg = "Give either prompt or messages, and not both"
         raise InvalidRequest(msg, param="prompt")
-    # More than the context, because clients count tokens to find out how much of a text fits.
-    most = max(4 * context.max_model_len, MOST_TOKENS)
+    most = most_counted(context)
     if asked.prompt is None:
         call = call_from(asked)
         tool_use(call, context.tool_format)  # refuses what chat completions refuse
