@@ -136,6 +136,23 @@ def test_cached_tokens_are_not_input_tokens(stream):
     assert usage["input_tokens"] == counted - 3
 
 
+@pytest.mark.parametrize("progress", [False, True])
+def test_a_stream_begins_with_the_cached_tokens(progress):
+    def cached(engine, number, prompt, params):
+        if progress:
+            yield Output(number, [], processed=8, cached_tokens=3)
+        yield Output(number, [40], cached_tokens=3)
+        yield Output(number, [41], "length")
+
+    events = events_of(ask(Api(cached), stream=True))
+    (name, start), (last, _) = events[0], events[-1]
+    assert (name, last) == ("message_start", "message_stop")
+    counted = ask(Api(), path="/v1/messages/count_tokens").json()["input_tokens"]
+    end = events[-2][1]["usage"]
+    assert end["input_tokens"] == counted - 3
+    assert start["message"]["usage"] == {**end, "output_tokens": 0}
+
+
 def test_the_system_prompt_and_blocks_make_the_prompt_of_chat():
     api = Api()
     first = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}

@@ -36,7 +36,7 @@ class MessageWriter:
     def __init__(self, received: Received, generation: Generation, model: str) -> None:
         self._received = received
         self._model = model
-        self._prompt_tokens = generation.prompt_tokens
+        self._generation = generation
         self._begun = False
         self._num_blocks = 0
         self._open: str | None = None  # the type of the block that is being written
@@ -47,7 +47,7 @@ class MessageWriter:
         out = b""
         if not self._begun:
             self._begun = True
-            start = self._message([], None, Usage(self._prompt_tokens, 0, 0))
+            start = self._message([], None, self._usage_at(events[0]))
             out = _frame("message_start", {"message": start})
         for event in events:
             if isinstance(event, Text):
@@ -62,6 +62,12 @@ class MessageWriter:
             elif isinstance(event, Usage):
                 out += self._close() + self._end(event)
         return out
+
+    def _usage_at(self, first: Event) -> Usage:
+        """Return the usage before the answer; `first`: the first event, when the cache was read."""
+        known = self._generation.usage()
+        cached = first.cached if isinstance(first, Progress) else known.cached
+        return Usage(known.prompt, 0, cached)
 
     def failed(self, error: BaseException) -> bytes:
         """Return the frame of an error after the beginning of the stream."""
