@@ -227,6 +227,12 @@ def _marked(messages: list[Message]) -> tuple[list[Message], str]:
     mark also protects trailing spaces of the text from templates that strip it.
     """
     final = messages[-1]
+    if final.get("tool_calls"):
+        msg = (
+            "The last message cannot be continued, because it has tool_calls, which end it: send "
+            "the results of the calls behind it, or set continue_final_message to false"
+        )
+        raise InvalidRequest(msg, param="continue_final_message")
     mark = f"end{uuid.uuid4().hex}"
     text = message_text(final, f"messages[{len(messages) - 1}]") + mark
     return [*messages[:-1], {**final, "content": text}], mark

@@ -239,6 +239,51 @@ def test_results_of_tools_become_messages_of_tools():
     assert prompt.endswith(f"{end}<|im_start|>assistant\n")
 
 
+def use(number):
+    return {"type": "tool_use", "id": number, "name": "weather", "input": {"city": "Paris"}}
+
+
+def by(role, *blocks):
+    return {"role": role, "content": [*blocks, {"type": "text", "text": "so"}]}
+
+
+def result(number):
+    return {"type": "tool_result", "tool_use_id": number, "content": "18"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "where", "number"),
+    [
+        ([by("assistant", use("t1"))], "messages.1.content.0", "t1"),
+        ([by("assistant", use("t1")), by("user")], "messages.1.content.0", "t1"),
+        ([by("assistant", use("t1")), by("user"), by("assistant"), by("user", result("t1"))],
+         "messages.1.content.0", "t1"),
+        ([by("assistant", use("t1"), use("t2")), by("user", result("t1"))],
+         "messages.1.content.1", "t2"),
+        ([by("user", result("t1"))], "messages.1.content.0", "t1"),
+        ([by("assistant", use("t1")), by("user", result("t2"))], "messages.2.content.0", "t2"),
+        ([by("user", result("t1")), by("assistant", use("t1")), by("user", result("t1"))],
+         "messages.1.content.0", "t1"),
+    ],
+    ids=["last", "no result", "late result", "one of two", "no use", "another id", "early result"],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_a_use_of_a_tool_without_its_result_is_refused(messages, where, number, path):
+    response = ask(tool_api(says(ANSWER)), messages=HI + messages, tools=[WEATHER], path=path)
+    assert response.status_code == 400, response.text
+    message = error_of(response)["message"]
+    assert message.startswith(where)
+    assert number in message
+    assert "tool_use" in message
+
+
+def test_results_of_several_tools_may_be_in_messages_in_a_row():
+    turn = [by("assistant", use("t1"), use("t2")), by("user", result("t2")),
+            by("user", result("t1"))]  # fmt: skip
+    api = tool_api(says(ANSWER))
+    assert ask(api, messages=HI + turn + turn, tools=[WEATHER]).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("choice", "end"),
     [

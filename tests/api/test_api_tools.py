@@ -150,6 +150,20 @@ def test_a_conversation_with_a_call_and_its_result_is_rendered():
     assert "<|im_start|>tool\n18<|im_end|>" in prompt
 
 
+@pytest.mark.parametrize("content", [None, "I look."])
+def test_a_message_of_calls_cannot_be_continued(content):
+    """The prompt would end before the calls, and they would be lost."""
+    api = tool_api(says(ANSWER))
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    last = {"role": "assistant", "content": content, "tool_calls": [call]}
+    messages = [{"role": "user", "content": "hi"}, last]
+    refused = api.chat(messages=messages, continue_final_message=True)
+    assert refused.status_code == 400
+    error = error_of(refused)
+    assert (error["param"], "tool_calls" in error["message"]) == ("continue_final_message", True)
+    assert api.chat(messages=messages).status_code == 200
+
+
 def test_tokenize_counts_the_tools():
     api = tool_api(says(ANSWER))
     messages = [{"role": "user", "content": "hi"}]

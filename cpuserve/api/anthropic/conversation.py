@@ -23,6 +23,7 @@ def chat_messages(
         msg = "messages must be a non-empty list"
         raise InvalidRequest(msg, param="messages")
     found: list[Message] = []
+    uses = _Uses()
     if system:
         found.append({"role": "system", "content": _text(system, "system")})
     for index, message in enumerate(messages):
@@ -32,7 +33,46 @@ def chat_messages(
             _refuse(f"{where}.role", "must be user or assistant")
         blocks = list(_blocks(message.get("content"), f"{where}.content"))
         found += _of_user(blocks) if role == "user" else [_of_assistant(blocks)]
+        uses.follow(role, blocks)
+    uses.check_answered()
     return found
+
+
+class _Uses:
+    """Follows the tool_use blocks of a conversation, each of which needs a tool_result.
+
+    A template writes calls and results in order, so a call without its result would be lost, or
+    have the text behind it as its result. Messages of one role in a row are one turn.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._open: dict[str, str] = {}  # the paths of those without a result, by their ids
+        self._answering = False
+
+    def follow(self, role: str, blocks: list[tuple[str, dict[str, Any]]]) -> None:
+        """Read the checked blocks of the next message."""
+        if role == "assistant" and self._answering:
+            self.check_answered()
+        self._answering = role == "user"
+        for where, block in blocks:
+            if block["type"] == "tool_use":
+                self._known.add(block["id"])
+                self._open[block["id"]] = where
+            elif block["type"] == "tool_result":
+                number = block["tool_use_id"]
+                if number not in self._known:
+                    why = (
+                        f"has the tool_use_id {number[:64]!r}, which no earlier tool_use block has"
+                    )
+                    _refuse(where, f"{why}: send the message with that block before it")
+                self._open.pop(number, None)
+
+    def check_answered(self) -> None:
+        """Raise InvalidRequest if a tool_use block has no tool_result in the user's turn."""
+        for number, where in self._open.items():
+            why = f"is the `tool_use` block {number[:64]!r}, which needs a `tool_result` block"
+            _refuse(where, f"{why} in the next message: send its result there")
 
 
 def _blocks(content: object, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
