@@ -16,6 +16,7 @@ WEATHER = {
     "description": "Tell the weather.",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
+FORM = {"type": "json_schema", "schema": WEATHER["input_schema"]}
 IMAGE = {"role": "user", "content": [{"type": "image"}]}
 
 
@@ -239,6 +240,29 @@ def test_results_of_tools_become_messages_of_tools():
     assert prompt.endswith(f"{end}<|im_start|>assistant\n")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"output_config": {"format": FORM, "effort": "low"}}, {"output_format": FORM}],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_the_form_of_an_answer_is_that_of_chat_completions(fields):
+    api = tool_api(says("{}"))
+    assert ask(api, tools=[WEATHER], **fields).status_code == 200
+    asked = {"type": "json_schema", "json_schema": {"name": "weather", "schema": FORM["schema"]}}
+    api.chat(response_format=asked)
+    form, same = (params.structured_outputs for _, params in api.engine.asked)
+    assert form.json == same.json
+    forced = ask(api, tools=[WEATHER], tool_choice={"type": "any"}, **fields)
+    assert forced.status_code == 400
+    assert "output_" in error_of(forced)["message"]
+
+
+def test_an_effort_or_no_format_leaves_the_form_free():
+    api = Api()
+    assert ask(api, output_config={"effort": "high", "format": None}).status_code == 200
+    assert api.engine.asked[0][1].structured_outputs is None
+
+
 def use(number):
     return {"type": "tool_use", "id": number, "name": "weather", "input": {"city": "Paris"}}
 
@@ -342,6 +366,13 @@ def error_of(response):
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0]"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"output_config": "json"}, "output_config"),
+        ({"output_config": {"format": "json"}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "regex"}}}, "output_config.format has type 'regex'"),
+        ({"output_config": {"format": {"schema": {}}}}, "output_config.format"),
+        ({"output_format": {"type": "json_object"}}, "output_format has type 'json_object'"),
+        ({"output_format": FORM, "output_config": {"format": FORM}}, "output_config.format"),
     ],
     ids=str,
 )

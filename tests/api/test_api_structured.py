@@ -90,6 +90,31 @@ def test_streamed_and_whole_answers_are_valid_and_equal(server):
         assert streamed(server, **fields) == (text, choice["finish_reason"]) == (text, "stop")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_messages_keep_the_schema_of_their_format(server, stream):
+    wanted = {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+    body = {"model": "tiny", "messages": QUESTION, "max_tokens": 600, "stream": stream, **wanted}
+    answer = server.post("/v1/messages", json=body)
+    if stream:
+        frames = [json.loads(s[6:]) for s in answer.text.splitlines() if s.startswith("data: ")]
+        text = "".join(frame.get("delta", {}).get("text", "") for frame in frames)
+    else:
+        (block,) = answer.json()["content"]
+        text = block["text"]
+    jsonschema.validate(json.loads(text), SCHEMA)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_format_of_messages_that_cannot_be_kept_is_400_with_the_reason(server, stream):
+    form = {"type": "json_schema", "schema": {"type": "sound"}}
+    body = {"model": "tiny", "messages": QUESTION, "max_tokens": 9, "stream": stream}
+    response = server.post("/v1/messages", json={**body, "output_config": {"format": form}})
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert message.startswith("output_config.format cannot be compiled")
+    assert "sound" in message
+
+
 def test_any_json_object(server):
     # Random text hardly ever ends by itself: a bias makes quotation marks and braces likely.
     likely = {str(i): 9 for i in tokens_of('"', "}", ":", ",", '":"', '"}')}

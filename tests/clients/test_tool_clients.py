@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import anthropic
 import openai
+import pydantic
 import pytest
 
 from tests.api.fakes import tokenizer
@@ -91,6 +92,29 @@ def test_anthropics_client_runs_a_tool_in_a_stream_and_whole():
                 )
                 assert counted.input_tokens == whole.usage.input_tokens
         assert len(server.engine.asked) == 3
+
+    asyncio.run(main())
+
+
+class Weather(pydantic.BaseModel):
+    city: str
+    degrees: int
+
+
+def test_anthropics_client_parses_an_answer_in_the_form_of_a_model():
+    fields = {"model": "tiny", "messages": ASK, "max_tokens": 64, "output_format": Weather}
+
+    async def main():
+        text = '{"city": "Paris", "degrees": 18}'
+        async with serving(text, text) as (server, url):
+            client = anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0)
+            async with client:
+                for ask in (client.messages, client.beta.messages):
+                    answer = await ask.parse(**fields)
+                    assert answer.parsed_output == Weather(city="Paris", degrees=18)
+        for _, params in server.engine.asked:
+            schema = json.loads(params.structured_outputs.json)
+            assert schema["required"] == ["city", "degrees"]
 
     asyncio.run(main())
 

@@ -34,6 +34,8 @@ class MessagesRequest(CountRequest, kw_only=True):
     top_k: int | None = None
     top_p: float | None = None
     metadata: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None  # what older clients send for output_config.format
 
 
 class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
@@ -102,7 +104,30 @@ def to_call(request: CountRequest) -> GenerateCall:
         call.temperature = request.temperature
         call.top_k = request.top_k
         call.top_p = request.top_p
+        call.structured_outputs = _form(request)
     return call
+
+
+def _form(request: MessagesRequest) -> dict[str, Any] | None:
+    """Return the structured_outputs that the request asks for; its other wishes are hints."""
+    form, field = (request.output_config or {}).get("format"), "output_config.format"
+    if request.output_format is not None:
+        if form is not None:
+            msg = f"output_format and {field} exclude each other: set one of them"
+            raise InvalidRequest(msg, param="output_format")
+        form, field = request.output_format, "output_format"
+    if form is None:
+        return None
+    kind, schema = (
+        (form.get("type"), form.get("schema")) if isinstance(form, dict) else (None, None)
+    )
+    if isinstance(kind, str) and kind != "json_schema":
+        msg = f"{field} has type {kind[:40]!r}, which is not supported: use json_schema"
+        raise unsupported(msg, field)
+    if kind is None or not isinstance(schema, dict):
+        msg = f'{field} must be {{"type": "json_schema", "schema": a JSON schema}}'
+        raise InvalidRequest(msg, param=field)
+    return {"json": schema, "field": field}
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
