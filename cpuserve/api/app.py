@@ -9,8 +9,9 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from cpuserve.api.anthropic.dialect import ANTHROPIC
+from cpuserve.api.dialect import DialectOfPath
 from cpuserve.api.draining import ClosesConnections
-from cpuserve.api.errors import Envelopes, install_error_handlers
+from cpuserve.api.errors import install_error_handlers
 from cpuserve.api.hosts import AllowedHosts
 from cpuserve.api.middleware import (
     METRICS_PATHS,
@@ -111,12 +112,11 @@ def create_app(
             allow_credentials=cors.credentials,
             # Public pages of these origins may also use a server in a private network.
             allow_private_network=True,
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.id_headers)],
         )
     app.add_middleware(RequestLine)
     app.add_middleware(RequestIds)
-    formats = {path: dialect.error for dialect in DIALECTS for path in dialect.beginnings}
-    app.add_middleware(Envelopes, formats=formats)
+    app.add_middleware(DialectOfPath, dialects=DIALECTS)
     app.add_middleware(ClosesConnections, state=state)
     return app
 

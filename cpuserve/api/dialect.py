@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cpuserve.api.errors import error_json
+from cpuserve.api.errors import ENVELOPE, error_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from fastapi import APIRouter
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from cpuserve.api.errors import Envelope
+
+# The key of a scope with the id_headers of the dialect of its path.
+ID_HEADERS = "cpuserve.id_headers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +24,29 @@ class Dialect:
     """The API of one vendor or server: its endpoints, and how it writes errors.
 
     beginnings: of the paths whose errors `error` writes, also those of routes that do not exist.
-    Errors of all other paths have OpenAI's format.
+    Errors of all other paths have OpenAI's format. id_headers: headers of the answers of these
+    paths with the request's id, besides x-request-id.
     """
 
     routers: tuple[APIRouter, ...]
     error: Envelope = error_json
     beginnings: tuple[str, ...] = ()
+    id_headers: tuple[str, ...] = ()
+
+
+class DialectOfPath:
+    """Puts into the scope what the dialect of its path wants of every answer."""
+
+    def __init__(self, app: ASGIApp, dialects: Iterable[Dialect]) -> None:
+        self._app = app
+        self._dialects = [(path, dialect) for dialect in dialects for path in dialect.beginnings]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] == "http":
+            path = scope["path"]
+            for beginning, dialect in self._dialects:
+                if f"{path}/".startswith(f"{beginning}/"):
+                    scope[ENVELOPE] = dialect.error
+                    scope[ID_HEADERS] = dialect.id_headers
+        await self._app(scope, receive, send)

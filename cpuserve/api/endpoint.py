@@ -17,6 +17,7 @@ from cpuserve.api.body import (
     decode_request,
     read_body,
 )
+from cpuserve.api.errors import REQUEST_ID
 from cpuserve.api.freed import give_back_soon
 from cpuserve.api.json_objects import MAX_OBJECTS
 from cpuserve.api.state import get_state
@@ -36,7 +37,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 @dataclass(slots=True)
 class Received:
-    """One request whose body has been read; `id` starts with the endpoint's prefix.
+    """One request whose body has been read; `id` is its request_id behind the endpoint's prefix.
 
     context: the model that answers, after `choose`.
     """
@@ -44,6 +45,7 @@ class Received:
     models: ModelRegistry
     context: ModelContext
     body_bytes: int
+    request_id: str
     id: str
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -82,7 +84,8 @@ async def read_call(
             else:
                 asked = await asyncio.to_thread(decode_request, body, kind, most)
             body.clear()
-            yield Received(state.models, state.context, size, prefix + request_id(request)), asked
+            number = request_id(request)
+            yield Received(state.models, state.context, size, number, prefix + number), asked
         finally:
             if size is None or size > FREE_BYTES:
                 give_back_soon()
@@ -98,5 +101,5 @@ def _most_objects(max_model_len: int) -> int:
 
 def request_id(request: Request) -> str:
     """Return the request's id, which middleware.py sets, or a new one."""
-    known = request.scope.get("cpuserve.request_id")
+    known = request.scope.get(REQUEST_ID)
     return known if isinstance(known, str) else uuid.uuid4().hex

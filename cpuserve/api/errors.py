@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from cpuserve.errors import (
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
@@ -113,9 +113,11 @@ class ErrorBody(msgspec.Struct):
     error: ErrorInfo
 
 
-# Turns an error into the body of a response.
-Envelope = Callable[[BaseException], bytes]
-_ENVELOPE = "cpuserve.envelope"
+# Turns an error into the body of a response to the request with this id ("" if it has none).
+Envelope = Callable[[BaseException, str], bytes]
+# The keys of a scope with the Envelope of its path, and with the request's id.
+ENVELOPE = "cpuserve.envelope"
+REQUEST_ID = "cpuserve.request_id"
 
 # How long a rejected client may continue to send before the connection is closed.
 LINGER_S = 2.0
@@ -135,14 +137,14 @@ def public_message(error: BaseException) -> str:
 
 def log_failure(error: BaseException, scope: Scope) -> None:
     """Log a response of 500 with the request id that the client gets; ignore other errors."""
-    where = scope.get("cpuserve.request_id"), scope.get("method"), scope.get("path")
+    where = scope.get(REQUEST_ID), scope.get("method"), scope.get("path")
     if not isinstance(error, RequestError):
         log.error("request %s failed: %s %r", *where, exc_info=error)
     elif error.status == 500:
         log.error("request %s failed: %s %r: %s", *where, error.message)
 
 
-def error_json(error: BaseException) -> bytes:
+def error_json(error: BaseException, _request_id: str = "") -> bytes:
     """Return `error` as the JSON of an ErrorBody."""
     shown = error if isinstance(error, RequestError) else RequestError("")
     message = public_message(error)
@@ -154,7 +156,7 @@ def error_response(
 ) -> Response:
     """Return `error` as an HTTP response with its status, 500 for unknown exceptions.
 
-    scope: that of the request, whose dialect determines the format of the body (Envelopes).
+    scope: that of the request, whose dialect determines the format of the body (DialectOfPath).
     """
     status = error.status if isinstance(error, RequestError) else 500
     all_headers = dict(headers or {})
@@ -167,26 +169,10 @@ def error_response(
         all_headers["www-authenticate"] = "Bearer"
     if status in _CLOSING:
         all_headers["connection"] = "close"
-    envelope: Envelope = (scope or {}).get(_ENVELOPE, error_json)
-    return Response(envelope(error), status, all_headers, "application/json")
-
-
-class Envelopes:
-    """Gives the errors of some paths the format of their dialect; others have OpenAI's."""
-
-    def __init__(self, app: ASGIApp, formats: Mapping[str, Envelope]) -> None:
-        """`formats`: by the beginning of the path."""
-        self._app = app
-        self._formats = formats
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
-        if scope["type"] == "http":
-            path = scope["path"]
-            for beginning, envelope in self._formats.items():
-                if f"{path}/".startswith(f"{beginning}/"):
-                    scope[_ENVELOPE] = envelope
-        await self._app(scope, receive, send)
+    known = scope or {}
+    envelope: Envelope = known.get(ENVELOPE, error_json)
+    body = envelope(error, known.get(REQUEST_ID, ""))
+    return Response(body, status, all_headers, "application/json")
 
 
 class _Lingering(Response):

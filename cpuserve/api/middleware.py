@@ -10,7 +10,9 @@ import uuid
 from typing import TYPE_CHECKING
 
 from cpuserve.api.body import ClientGone
+from cpuserve.api.dialect import ID_HEADERS
 from cpuserve.api.errors import (
+    REQUEST_ID,
     HeadersTooLarge,
     Unauthorized,
     error_response,
@@ -38,6 +40,7 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 class RequestIds:
     """Gives each request an id, the client's X-Request-Id if it is valid, and returns it.
 
+    The headers of the answer with the id are x-request-id and those of the path's dialect.
     It also removes trailing slashes from the path, before other middleware reads the path.
     """
 
@@ -51,13 +54,14 @@ class RequestIds:
             return
         given = _header(scope, b"x-request-id").decode("latin-1")
         request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
-        scope["cpuserve.request_id"] = request_id
+        scope[REQUEST_ID] = request_id
         scope["path"] = scope["path"].rstrip("/") or "/"
-        echoed = (b"x-request-id", request_id.encode())
+        names = ("x-request-id", *scope.get(ID_HEADERS, ()))
+        echoed = [(name.encode(), request_id.encode()) for name in names]
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), echoed]
+                message["headers"] = [*message.get("headers", ()), *echoed]
             await send(message)
 
         if len(scope["headers"]) > _MAX_HEADER_FIELDS:

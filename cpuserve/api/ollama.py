@@ -140,7 +140,7 @@ class OllamaError(msgspec.Struct):
     error: str
 
 
-def ollama_error(error: BaseException) -> bytes:
+def ollama_error(error: BaseException, _request_id: str = "") -> bytes:
     """Return `error` as the JSON of an OllamaError."""
     return _to_json(OllamaError(public_message(error)))
 

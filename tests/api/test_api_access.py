@@ -127,6 +127,7 @@ def test_pages_of_an_allowed_origin_may_ask_before_they_have_sent_a_key(origins)
     response = api.request("GET", "/v1/models", headers={"origin": ORIGIN})
     assert response.status_code == 401
     assert response.headers["access-control-allow-origin"] in (ORIGIN, "*")
+    assert response.headers["access-control-expose-headers"] == "x-request-id, request-id"
 
 
 def test_pages_of_other_origins_may_not():

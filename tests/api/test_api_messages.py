@@ -69,7 +69,9 @@ def folded(events):
 def test_an_answer_is_a_message():
     asked = {"messages": HI, "max_tokens": 64, "model": "alias"}
     headers = {"x-request-id": "r1", "anthropic-version": "2023-06-01"}
-    body = Api().request("POST", "/v1/messages", json=asked, headers=headers).json()
+    response = Api().request("POST", "/v1/messages", json=asked, headers=headers)
+    assert response.headers["request-id"] == response.headers["x-request-id"] == "r1"
+    body = response.json()
     count = len(tokenizer().encode(ANSWER, add_special_tokens=False)) + 1
     cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
     assert body["usage"].pop("input_tokens") > 5
@@ -336,7 +338,8 @@ def test_count_tokens_counts_the_prompt_of_the_message():
 
 def error_of(response):
     body = response.json()
-    assert list(body) == ["type", "error"], body
+    assert list(body) == ["type", "error", "request_id"], body
+    assert body["request_id"] == response.headers["request-id"]
     assert body["type"] == "error"
     assert set(body["error"]) == {"type", "message"}
     return body["error"]
@@ -424,7 +427,9 @@ def test_other_errors_have_this_dialects_format_too(status, kind, change):
 
 def test_the_other_routes_keep_openais_errors():
     for path in ("/v1/chat/completions", "/v1/messagesx"):
-        assert set(Api().post(path).json()) == {"error"}
+        response = Api().post(path)
+        assert set(response.json()) == {"error"}
+        assert "request-id" not in response.headers
 
 
 def test_a_failure_in_the_middle_ends_the_stream_with_an_error():
@@ -432,7 +437,9 @@ def test_a_failure_in_the_middle_ends_the_stream_with_an_error():
         yield Output(number, [40])
         yield EngineDead("the engine was killed by SIGKILL")
 
-    events = events_of(ask(Api(fails), stream=True))
+    response = ask(Api(fails), stream=True)
+    events = events_of(response)
     told = {"type": "overloaded_error", "message": "the engine was killed by SIGKILL"}
-    assert events[-1] == ("error", {"type": "error", "error": told})
+    number = response.headers["request-id"]
+    assert events[-1] == ("error", {"type": "error", "error": told, "request_id": number})
     assert "message_stop" not in [name for name, _ in events]

@@ -23,7 +23,8 @@ def test_recorded_streams_end_and_whole_answers_are_json():
     for name, answer in ANSWERS.items():
         body = "".join(answer["body"])
         if answer["headers"].get("content-type", "").startswith("text/event-stream"):
-            ends = ("data: [DONE]\n\n", 'data: {"type":"message_stop"}\n\n', "}}\n\n")
+            ends = ("data: [DONE]\n\n", 'data: {"type":"message_stop"}\n\n')
+            ends += ("}}\n\n", '},"request_id":"recorded"}\n\n')  # of errors
             assert body.endswith(ends), name
             assert '"stream": true' in json.dumps(REQUESTS[name]["body"])
         else:  # a whole answer, or lines of JSON

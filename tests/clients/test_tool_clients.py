@@ -74,6 +74,7 @@ def test_anthropics_client_runs_a_tool_in_a_stream_and_whole():
                 whole = await client.messages.create(messages=ASK, **fields)
                 text, call = whole.content
                 assert whole.stop_reason == "tool_use"
+                assert whole.id == f"msg_{whole._request_id}"
                 assert (text.text, call.name, call.input) == (TEXT, "weather", {"city": "Paris"})
                 async with client.messages.stream(messages=ASK, **fields) as stream:
                     streamed = await stream.get_final_message()
@@ -131,5 +132,6 @@ def test_anthropics_client_raises_its_own_errors():
                     with pytest.raises(error) as raised:
                         await client.messages.create(messages=ASK, **fields)
                     assert raised.value.body["type"] == "error"
+                    assert raised.value.request_id == raised.value.body["request_id"] != ""
 
     asyncio.run(main())

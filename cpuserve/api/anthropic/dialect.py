@@ -6,4 +6,4 @@ from cpuserve.api.anthropic import router as messages
 from cpuserve.api.anthropic.errors import anthropic_error
 from cpuserve.api.dialect import Dialect
 
-ANTHROPIC = Dialect((messages.router,), anthropic_error, ("/v1/messages",))
+ANTHROPIC = Dialect((messages.router,), anthropic_error, ("/v1/messages",), ("request-id",))

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's format {"type": "error", "error": {"type", "message"}}."""
+"""Errors in Anthropic's format {"type": "error", "error": {"type", "message"}, "request_id"}."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ class MessageError(msgspec.Struct):
 
     type: str
     error: MessageErrorInfo
+    request_id: str
 
 
-def anthropic_error(error: BaseException) -> bytes:
-    """Return `error` as the JSON of a MessageError."""
+def anthropic_error(error: BaseException, request_id: str) -> bytes:
+    """Return `error` of the request with this id as the JSON of a MessageError."""
     status = error.status if isinstance(error, RequestError) else 500
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return msgspec.json.encode(MessageError("error", MessageErrorInfo(kind, public_message(error))))
+    info = MessageErrorInfo(kind, public_message(error))
+    return msgspec.json.encode(MessageError("error", info, request_id))
 
 
-def error_frame(error: BaseException) -> bytes:
+def error_frame(error: BaseException, request_id: str) -> bytes:
     """Return `error` as an event of a stream whose status has already been sent."""
-    return b"event: error\ndata: %b\n\n" % anthropic_error(error)
+    return b"event: error\ndata: %b\n\n" % anthropic_error(error, request_id)

@@ -71,7 +71,7 @@ class MessageWriter:
 
     def failed(self, error: BaseException) -> bytes:
         """Return the frame of an error after the beginning of the stream."""
-        return error_frame(error)
+        return error_frame(error, self._received.request_id)
 
     def _text(self, text: str) -> bytes:
         out = b""
