@@ -17,6 +17,14 @@ def new_ids() -> Callable[[], str]:
     return map("id{}".format, itertools.count()).__next__
 
 
+def check_what_is_closed(parser: Any, call: str, cut: int) -> None:
+    """Check what a parser says of one call, of a second up to `cut`, and of that one whole."""
+    assert (parser.num_closed, parser.last_closed) == (0, False)
+    for text, known in ((call, (1, True)), (call[:cut], (1, False)), (call[cut:], (2, True))):
+        parser.push(text)
+        assert (parser.num_closed, parser.last_closed) == known
+
+
 def told(parser: Any, texts: Iterable[str]) -> Found:
     """Text, and [name, arguments] of calls, in order, neighbours joined.
 
@@ -43,5 +51,4 @@ def told(parser: Any, texts: Iterable[str]) -> Found:
             found.append([piece.name, piece.arguments])
     assert ids == [f"id{i}" for i in range(len(ids))]
     assert (parser.num_calls, parser.num_closed <= parser.num_calls) == (len(ids), True)
-    assert not parser.last_closed or parser.num_closed > 0
     return found

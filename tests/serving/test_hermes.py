@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cpuserve.serving.tools import find_format
 from cpuserve.serving.tools.hermes import HERMES, HermesParser
-from tests.helpers.tool_calls import INDEX, new_ids, told
+from tests.helpers.tool_calls import INDEX, check_what_is_closed, new_ids, told
 
 ONE = '<tool_call>\n{"name": "f", "arguments": {"a": [1, {"b": "}</tool_call>"}]}}\n</tool_call>'
 TWO = '<tool_call>{"arguments":{"c":"\\"x\\\\"},"name":"g"}</tool_call>'
@@ -79,6 +79,11 @@ def test_any_arguments_pass_unchanged(value):
     for ascii_only in (True, False):
         written = json.dumps(value, ensure_ascii=ascii_only)
         assert parsed(f'<tool_call>{{"name": "f", "arguments": {written}}}') == [["f", written]]
+
+
+def test_a_call_that_has_begun_is_not_closed():
+    call = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    check_what_is_closed(HermesParser(0), call, len(call) - 20)
 
 
 def test_arguments_are_told_while_they_are_written():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cpuserve.serving.tools import find_format
 from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON, TAG, Llama3JsonParser
-from tests.helpers.tool_calls import INDEX, new_ids, told
+from tests.helpers.tool_calls import INDEX, check_what_is_closed, new_ids, told
 
 # The words of the templates of Llama 3.1, 3.2 and 3.3.
 TEMPLATE = """{{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.' }}"""  # noqa: E501
@@ -77,6 +77,11 @@ def test_where_the_text_is_cut_changes_nothing(text, cuts, opening):
     whole = parsed(text, opening=opening)
     assert parsed(*pieces, text[start:], opening=opening) == whole
     assert parsed(*text, opening=opening) == whole
+
+
+def test_a_call_that_has_begun_is_not_closed():
+    call = '{"name": "f", "parameters": {"a": 1}};'
+    check_what_is_closed(Llama3JsonParser(0), call, len(call) - 5)
 
 
 def test_arguments_are_told_while_they_are_written():

@@ -14,7 +14,7 @@ from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER, Qwen3CoderParser
 from cpuserve.serving.tools.use import tool_use
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_end_ids, tiny_model
-from tests.helpers.tool_calls import INDEX, new_ids, told
+from tests.helpers.tool_calls import INDEX, check_what_is_closed, new_ids, told
 
 PARAMETERS = {
     "type": "object",
@@ -120,6 +120,11 @@ def test_where_the_text_is_cut_changes_nothing(text, cuts, opening):
 def test_any_string_and_number_pass(text, number):
     ((name, arguments),) = parsed(call(("text", text), ("n", str(number))))
     assert (name, json.loads(arguments)) == ("f", {"text": text, "n": number})
+
+
+def test_a_call_that_has_begun_is_not_closed():
+    call = "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>"
+    check_what_is_closed(Qwen3CoderParser(0, "", SCHEMAS), call, call.index("1"))
 
 
 def test_strings_are_told_while_they_are_written():
