@@ -191,6 +191,15 @@ def test_arguments_of_strict_functions_fit_their_schemas(caller, choice):
     assert names == ({"thing", "count"} if choice == "required" else {"thing"})
 
 
+def test_a_required_call_names_an_offered_function_also_if_none_is_strict(caller):
+    tools = [tool("thing", SCHEMA), tool("count", {})]
+    for seed in range(6):
+        fields = {"tools": tools, "tool_choice": "required", "seed": seed, "max_tokens": 60}
+        (answer,) = chat(caller, **fields).json()["choices"]
+        names = {call["function"]["name"] for call in answer["message"]["tool_calls"]}
+        assert names <= {"thing", "count"}, names
+
+
 def test_a_strict_schema_that_cannot_be_kept_is_400_with_the_reason(caller):
     tools = [tool("f", {"type": "object", "not": {}}, strict=True)]
     response = chat(caller, tools=tools, tool_choice="required")

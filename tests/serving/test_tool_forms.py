@@ -7,8 +7,10 @@ import pytest
 from cpuserve.engine.grammars.compiler import Compiler
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall
+from cpuserve.serving.tools import FORMATS
 from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
+from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER
 from cpuserve.serving.tools.use import tool_use
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_end_ids, tiny_model
@@ -26,17 +28,39 @@ def use(*tools, found=HERMES, **fields):
 
 
 @pytest.fixture(scope="module")
-def matches():
-    """Whether a grammar allows a text, and no more behind it."""
+def matcher_behind():
+    """Return the matcher of a grammar behind a text; None if the grammar does not allow it."""
     compiler = Compiler(tiny_model("llama"), 512, sorted(tiny_end_ids("llama")))
     tokenizer = Tokenizer.load(tiny_model("llama"))
 
-    def matches(form, text):
+    def behind(form, text):
         matcher = compiler.compile(compiler.prepare(*form.key))
         ids = tokenizer.encode(text, add_special_tokens=False)
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_stopped()
+        return matcher if matcher.try_consume_tokens(ids) == len(ids) else None
+
+    return behind
+
+
+@pytest.fixture
+def matches(matcher_behind):
+    """Whether a grammar allows a text, and no more behind it."""
+
+    def matches(form, text):
+        matcher = matcher_behind(form, text)
+        return matcher is not None and matcher.is_stopped()
 
     return matches
+
+
+@pytest.fixture
+def allows(matcher_behind):
+    """Whether a grammar allows a text, behind which more may follow."""
+
+    def allows(form, text):
+        matcher = matcher_behind(form, text)
+        return matcher is not None and matcher.is_accepting()
+
+    return allows
 
 
 @pytest.mark.parametrize("found", [HERMES, LLAMA3_JSON], ids=lambda f: f.name)
@@ -79,10 +103,58 @@ def test_a_required_call_names_a_function_and_only_strict_ones_have_a_schema(mat
             assert "".join(piece.arguments for piece in pieces) == arguments
 
 
-def test_nothing_is_formed_where_nothing_is_forced_or_strict():
+def call_text(found, name, arguments):
+    """What follows the forced beginning of a call of any function."""
+    if found is QWEN3_CODER:
+        values = json.loads(arguments).items()
+        inside = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values)
+        return f"{name}>\n{inside}</function>"
+    key = {"hermes": "arguments", "llama3_json": "parameters"}[found.name]
+    return f'{name}", "{key}": {arguments}}}'
+
+
+@pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
+def test_a_required_call_names_an_offered_function_also_if_none_is_strict(matches, found):
+    used = use(tool("f", CITY), tool("g"), found=found, tool_choice="required",
+               parallel_tool_calls=False)  # fmt: skip
+    for name, arguments in (("f", '{"b": "x"}'), ("g", '{"b": "x", "c": "y"}'), ("f", "{}")):
+        text = call_text(found, name, arguments)
+        assert matches(used.form, text), text
+        pieces = found.parser(0, used.opening, used.schemas).push(text)
+        assert pieces[0].name == name
+        assert json.loads("".join(p.arguments for p in pieces)) == json.loads(arguments)
+    for name in ("Paris", "fg", ""):
+        assert not matches(used.form, call_text(found, name, "{}")), name
+
+
+@pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
+def test_each_of_several_required_calls_names_an_offered_function(allows, found):
+    used = use(tool("f"), tool("g"), found=found, tool_choice="required")
+    between = {"llama3_json": "; "}.get(found.name, "\n</tool_call>\n") + used.opening
+    end = "" if found is LLAMA3_JSON else "\n</tool_call>"
+    one, two = call_text(found, "f", "{}"), call_text(found, "g", '{"b": "x"}')
+    for text in (one, one + end, one + between + two, one + between + two + between + one + end):
+        assert allows(used.form, text), text
+        parser = found.parser(0, used.opening)
+        pieces = parser.push(text) + parser.flush()
+        names = [p.name for p in pieces if getattr(p, "name", "")]
+        assert names == ["f", "g", "f"][: len(names)]
+        assert parser.num_closed == len(names) == 1 + text.count(between)
+    for text in (one + between, one + between + call_text(found, "h", "{}"), one + "Paris"):
+        assert not allows(used.form, text), text
+
+
+def test_a_function_without_a_schema_keeps_its_arguments_beside_a_strict_one(matches):
+    used = use(tool("f", CITY, strict=True), tool("g", CITY), found=QWEN3_CODER,
+               tool_choice="required")  # fmt: skip
+    assert matches(used.form, call_text(QWEN3_CODER, "g", '{"any": "x"}'))
+    assert not matches(used.form, call_text(QWEN3_CODER, "f", '{"any": "x"}'))
+
+
+def test_nothing_is_formed_where_nothing_is_left_to_force():
     strict, free = tool("f", CITY, strict=True), tool("g", CITY, strict=False)
     assert use(strict).form is None
-    assert use(free, tool_choice="required").form is None
+    assert use(free, tool_choice="required", tool_name="g").form is None
     assert use(strict, free, tool_choice="required", tool_name="g").form is None
 
 

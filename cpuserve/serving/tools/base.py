@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
@@ -11,6 +12,7 @@ from cpuserve.serving.events import Text, ToolCall
 Piece: TypeAlias = Text | ToolCall
 JsonSchema: TypeAlias = Mapping[str, Any]
 Schemas: TypeAlias = Mapping[str, JsonSchema]
+OptionalSchemas: TypeAlias = Mapping[str, JsonSchema | None]
 NO_SCHEMAS: Schemas = {}
 
 
@@ -53,10 +55,11 @@ class ToolFormat(Protocol):
     def opening(self, function: str | None) -> str:
         """Return the beginning of a call of `function` (None: of any), which forces a call."""
 
-    def grammar(self, schemas: Schemas, function: str | None) -> str:
-        """Return the Lark grammar of what follows `opening(function)`, up to the end of one call.
+    def grammar(self, schemas: OptionalSchemas, function: str | None, *, several: bool) -> str:
+        """Return the Lark grammar of what follows `opening(function)`.
 
-        schemas: of the arguments of each function that may be called.
+        It ends with the call, or, if `several`, with the last one of any number. schemas: of the
+        arguments of each function that may be called; None = they are free.
         """
 
     def parser(self, index: int, opening: str = "", schemas: Schemas = NO_SCHEMAS) -> ToolParser:
@@ -64,6 +67,19 @@ class ToolFormat(Protocol):
 
         schemas: of the arguments of each function, if it reads them.
         """
+
+
+def calls_rule(number: int, between: str = "", end: str = "") -> str:
+    """Return the Lark rule of an answer of the rules call_0, call_1 and so on.
+
+    It is one of them, or, with `between`, several with that text between them; then `end` may
+    follow the last one.
+    """
+    one = " | ".join(f"call_{i}" for i in range(number))
+    if not between:
+        return f"start: {one}"
+    last = f" {json.dumps(end)}?" if end else ""
+    return f"start: one ( {json.dumps(between)} one )*{last}\none: {one}"
 
 
 def new_call_id() -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 
-from cpuserve.serving.tools.base import NO_SCHEMAS, Piece, Schemas
+from cpuserve.serving.tools.base import NO_SCHEMAS, OptionalSchemas, Piece, Schemas
 from cpuserve.serving.tools.json_call import JsonCall, JsonCallParser, call_grammar
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -35,9 +35,12 @@ class Hermes:
             return f'{OPEN}\n{{"name": "'
         return f'{OPEN}\n{{"name": {json.dumps(function)}, "arguments":'
 
-    def grammar(self, schemas: Schemas, function: str | None) -> str:
-        """Return the Lark grammar of what follows `opening(function)`, up to the call's end."""
-        return call_grammar(schemas, function, "arguments")
+    def grammar(self, schemas: OptionalSchemas, function: str | None, *, several: bool) -> str:
+        """Return the Lark grammar of what follows `opening(function)`."""
+        if not several:
+            return call_grammar(schemas, function, "arguments")
+        between = f"\n{CLOSE}\n{self.opening(None)}"
+        return call_grammar(schemas, function, "arguments", between, f"\n{CLOSE}")
 
     def parser(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from cpuserve.sampling.structured import WHITE_SPACE
-from cpuserve.serving.tools.base import Schemas
+from cpuserve.serving.tools.base import JsonSchema, OptionalSchemas, calls_rule
 from cpuserve.serving.tools.json_scan import ObjectScanner
 from cpuserve.serving.tools.machine import CallParser
 
@@ -13,18 +13,29 @@ from cpuserve.serving.tools.machine import CallParser
 _ARGUMENTS = ("arguments", "parameters")
 
 
-def call_grammar(schemas: Schemas, function: str | None, key: str) -> str:
+def call_grammar(
+    schemas: OptionalSchemas, function: str | None, key: str, between: str = "", end: str = ""
+) -> str:
     """Return the Lark grammar of the rest of an object whose arguments are its member `key`.
 
-    It follows `"KEY":` if `function` is named, else the quotation mark before the name.
+    It follows `"KEY":` if `function` is named, else the quotation mark before the name. Further
+    calls may follow if `between` tells what is between them, as in calls_rule.
     """
-    options = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
-    rules = ["start: " + " | ".join(f"call_{i}" for i in range(len(schemas)))]
+    rules = [calls_rule(len(schemas), between, end)]
     for i, (name, schema) in enumerate(schemas.items()):
         begin = "" if function is not None else json.dumps(f'{name}", "{key}":')
-        rules.append(f'call_{i}: {begin} " "? arguments_{i} "}}"')
-        rules.append(f"arguments_{i}: %json {json.dumps({'type': 'object', **schema, **options})}")
+        arguments = "free" if schema is None else f"arguments_{i}"
+        rules.append(f'call_{i}: {begin} " "? {arguments} "}}"')
+        if schema is not None:
+            rules.append(_object_rule(arguments, schema))
+    if None in schemas.values():  # many functions share this rule, which makes the grammar small
+        rules.append(_object_rule("free", {}))
     return "\n".join(rules)
+
+
+def _object_rule(name: str, schema: JsonSchema) -> str:
+    options = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+    return f"{name}: %json {json.dumps({'type': 'object', **schema, **options})}"
 
 
 class JsonCallParser(CallParser):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 
-from cpuserve.serving.tools.base import NO_SCHEMAS, Piece, Schemas
+from cpuserve.serving.tools.base import NO_SCHEMAS, OptionalSchemas, Piece, Schemas
 from cpuserve.serving.tools.json_call import JsonCall, JsonCallParser, call_grammar
 
 TAG = "<|python_tag|>"
@@ -38,9 +38,10 @@ class Llama3Json:
             return '{"name": "'
         return f'{{"name": {json.dumps(function)}, "parameters":'
 
-    def grammar(self, schemas: Schemas, function: str | None) -> str:
-        """Return the Lark grammar of what follows `opening(function)`, up to the call's end."""
-        return call_grammar(schemas, function, "parameters")
+    def grammar(self, schemas: OptionalSchemas, function: str | None, *, several: bool) -> str:
+        """Return the Lark grammar of what follows `opening(function)`."""
+        between = f"; {self.opening(None)}" if several else ""
+        return call_grammar(schemas, function, "parameters", between)
 
     def parser(
         self,

@@ -25,8 +25,10 @@ from cpuserve.sampling.structured import WHITE_SPACE
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
     JsonSchema,
+    OptionalSchemas,
     Piece,
     Schemas,
+    calls_rule,
     new_call_id,
 )
 from cpuserve.serving.tools.machine import CallParser
@@ -54,11 +56,15 @@ class Qwen3Coder:
         """Return the beginning of a call. It ends where the tokens of such a call do."""
         return f"{OPEN}\n{FUNCTION}" if function is None else f"{OPEN}\n{FUNCTION}{function}>\n"
 
-    def grammar(self, schemas: Schemas, function: str | None) -> str:
-        """Return the Lark grammar of what follows `opening(function)`, up to the call's end."""
-        rules = ["start: " + " | ".join(f"call_{i}" for i in range(len(schemas)))]
+    def grammar(self, schemas: OptionalSchemas, function: str | None, *, several: bool) -> str:
+        """Return the Lark grammar of what follows `opening(function)`."""
+        between = f"\n{CLOSE}\n{self.opening(None)}" if several else ""
+        rules = [calls_rule(len(schemas), between, f"\n{CLOSE}")]
         for i, (name, schema) in enumerate(schemas.items()):
             begin = "" if function is not None else json.dumps(f"{name}>\n")
+            if schema is None:
+                rules.append(f"call_{i}: {begin} free")
+                continue
             parts = [begin]
             required = schema.get("required") or ()
             for k, (key, of_value) in enumerate(_properties(schema).items()):
@@ -66,6 +72,8 @@ class Qwen3Coder:
                 parts.append(f"( {tag} {rule} )" + ("" if key in required else "?"))
                 rules.append(_value_rule(rule, of_value, schema))
             rules.append(f'call_{i}: {" ".join(parts)} "{END}"')
+        if None in schemas.values():
+            rules.append(f'free[suffix="{END}"]: /(.|\\n)*/')
         return "\n".join(rules)
 
     def parser(

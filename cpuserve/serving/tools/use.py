@@ -85,20 +85,22 @@ def _schemas(tools: list[Any]) -> Schemas:
 
 
 def _form(call: GenerateCall, found: ToolFormat) -> StructuredOutputs | None:
-    """Return the form of a forced call if a function that it may call is strict.
+    """Return the form of a forced call: one of the names, and the schemas of strict functions.
 
-    The arguments of a function that is not strict are any object.
+    The arguments of a function that is not strict are free. So there is no form if its name is
+    forced by the call's beginning.
     """
     functions = [tool["function"] for tool in call.tools or []]
     offered = {f["name"]: f for f in functions if call.tool_name in (None, f["name"])}
-    if not any(f.get("strict") is True for f in offered.values()):
+    strict = {name for name, f in offered.items() if f.get("strict") is True}
+    if call.tool_name is not None and not strict:
         return None
     schemas = {
-        name: (f.get("parameters") or {}) if f.get("strict") is True else {}
-        for name, f in offered.items()
+        name: (f.get("parameters") or {}) if name in strict else None for name, f in offered.items()
     }
+    several = not strict and call.parallel_tool_calls is not False
     try:
-        grammar = found.grammar(schemas, call.tool_name)
+        grammar = found.grammar(schemas, call.tool_name, several=several)
     except (RecursionError, TypeError, ValueError) as error:
         msg = f"the parameters of a strict function cannot be kept: {error}"
         raise InvalidRequest(msg, param="tools") from error
