@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -116,6 +117,28 @@ class Request:
             rows.append(LogitRow(end - 1 - start, -1, self.num_top, masked=self.masked))
         return rows
 
+    @property
+    def excluding_fields(self) -> list[str]:
+        """Which fields can exclude every token of the next row; empty if they leave one for sure.
+
+        A grammar alone leaves a token: the engine ends the request otherwise.
+        """
+        params = self.params
+        barred = {i for i, bias in (params.logit_bias or {}).items() if bias == -math.inf}
+        stops = self.stop_ids if self.num_output < params.min_tokens else frozenset()
+        form, allowed = params.structured_outputs, params.allowed_token_ids
+        if form is None and allowed is not None and not barred.issuperset(set(allowed) - stops):
+            return []
+        fields = {
+            "allowed_token_ids": allowed is not None,
+            "logit_bias": bool(barred),
+            "min_tokens": bool(stops),
+        }
+        found = [name for name, is_used in fields.items() if is_used]
+        if form is not None:
+            return [form.field, *found] if found else []
+        return found if allowed is not None or barred else []
+
     def append(self, token: int) -> FinishReason | None:
         """Append a generated token; return the finish reason if the sequence ends with it."""
         self.token_ids.append(token)
@@ -131,7 +154,8 @@ class Delta(msgspec.Struct):
     rows: results for `tokens` if logprobs were requested. prompt_rows: results for the whole
     prompt, once, when it has been scored. stop_id: the params.stop_token_ids member that ended it.
     processed: prompt tokens computed so far, in a delta that reports only progress. vector: the
-    embedding, fp32 little-endian, when it is complete.
+    embedding, fp32 little-endian, when it is complete. fault: the field of the request that is the
+    cause of `error`.
     """
 
     request: Request
@@ -143,3 +167,4 @@ class Delta(msgspec.Struct):
     error: str | None = None
     processed: int = 0
     vector: bytes | None = None
+    fault: str | None = None

@@ -43,8 +43,8 @@ from cpuserve.ids import BlockId, RequestId, SlotId
 from cpuserve.sampling.params import SamplingParams
 
 NO_CHOICE = (
-    "no token could be sampled: the model's logits are NaN or infinite, or the request's "
-    "penalties, biases, banned tokens and grammar exclude every token"
+    "no token could be sampled: the model's logits are NaN or infinite. A file of the model or of "
+    "its adapter may be damaged"
 )
 NO_VECTOR = "there is no embedding: the model's results are NaN, infinite or all zero"
 # While the engine moves blocks from or to offload tiers it takes no messages and cannot be
@@ -668,7 +668,7 @@ class Scheduler:
             return self._pool(request, request.pool, results)
         for row in results:
             if row.token < 0 or math.isnan(row.logprob):
-                return self._fail_sampling(request)
+                return self._fail_sampling(request, scored=row.token >= 0)
         delta = Delta(request, [])
         if request.prompt_rows is not None and request.num_output == 0:
             sampled = bool(chunk.rows) and chunk.rows[-1].target < 0
@@ -708,8 +708,11 @@ class Scheduler:
             delta.rows = results[:count]
         return delta if finish is None else self._finish(delta, finish)
 
-    def _fail_sampling(self, request: Request) -> Delta:
-        """End `request` with an error, since no token could be sampled for it."""
+    def _fail_sampling(self, request: Request, *, scored: bool = False) -> Delta:
+        """End `request` with an error, since no token could be sampled for it.
+
+        scored: it could, but the logprob of a token of its prompt is NaN.
+        """
         # If the request's own parameters can exclude all tokens, only its own blocks are
         # unpublished: others must not lose their prefixes for it. Otherwise the blocks that it
         # shares may hold broken keys or values, and are unpublished, too.
@@ -717,8 +720,17 @@ class Scheduler:
             self.kv.unpublish_own(request.chain)
         else:
             self.kv.unpublish(self.kv.held(request.tables))
+        delta = Delta(request, [], "error", error=NO_CHOICE)
+        if not scored and (fields := request.excluding_fields):
+            names = " and ".join(fields)
+            delta.error = (
+                f"no token is left to sample: {names} of the request exclude every token "
+                f"{'together' if len(fields) > 1 else 'alone'}. Allow more tokens, or omit one of "
+                "the fields"
+            )
+            delta.fault = fields[0]
         self._drop(request)
-        return Delta(request, [], "error", error=NO_CHOICE)
+        return delta
 
     def _pool(self, request: Request, pool: Pool, results: list[RowResult]) -> Delta | None:
         """Collect the vectors of an embedding; return it after the last token."""

@@ -272,7 +272,8 @@ class EngineCore:
         """Say which grammar failed, and ask for the masks of the next step while this one ends."""
         for delta in deltas:
             if delta.error:
-                delta.error = grammars.error_of(delta.request) or delta.error
+                failed = grammars.error_of(delta.request)
+                delta.error, delta.fault = (failed, None) if failed else (delta.error, delta.fault)
         grammars.forget_all_but(self.scheduler.requests)
         running = self.scheduler.running
         grammars.begin_fill(r for r in running if r.masked and r.num_output)
@@ -477,6 +478,7 @@ def _output(delta: Delta) -> Output:
     request = delta.request
     output = Output(request.id, delta.tokens, delta.finish, delta.stop_id, error=delta.error)
     output.processed, output.vector = delta.processed, delta.vector
+    output.fault = delta.fault
     if request.num_output == len(delta.tokens):
         output.scheduled = request.scheduled
         output.cached_tokens = request.cached_tokens

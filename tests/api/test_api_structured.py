@@ -10,7 +10,7 @@ from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.api.tools import TEMPLATE
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.served import running_server
-from tests.helpers.tiny import tiny_model
+from tests.helpers.tiny import tiny_end_ids, tiny_model
 
 SCHEMA = {
     "type": "object",
@@ -23,6 +23,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
+END = sorted(tiny_end_ids("llama"))
 QUESTION = [{"role": "user", "content": "hi"}]
 
 
@@ -161,6 +162,28 @@ def test_what_cannot_be_compiled_is_400_with_the_reason(server, stream, fields, 
     assert (error["type"], error["param"]) == ("BadRequestError", param)
     assert reason in error["message"]
     assert chat(server, structured_outputs={"choice": ["fine"]}).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"allowed_token_ids": END, "min_tokens": 3}, ["allowed_token_ids", "min_tokens"]),
+        ({"structured_outputs": {"choice": ["Paris"]}, "allowed_token_ids": END, "min_tokens": 1},
+         ["structured_outputs", "allowed_token_ids", "min_tokens"]),
+        ({"response_format": {"type": "json_object"}, "allowed_token_ids": [5]},
+         ["response_format", "allowed_token_ids"]),
+    ],
+    ids=["end", "choice", "object"],
+)  # fmt: skip
+def test_fields_that_exclude_every_token_are_400_and_named(server, stream, fields, names):
+    response = chat(server, stream=stream, **fields)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == names[0]
+    assert " and ".join(names) in error["message"]
+    assert "NaN" not in error["message"]
+    assert chat(server, max_tokens=2).status_code == 200
 
 
 def tool(name, schema, **more):

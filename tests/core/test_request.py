@@ -1,8 +1,15 @@
 """Request: which logits it wants, and which token ends it."""
 
+import math
+
+import pytest
+
 from cpuserve.core.request import Request
 from cpuserve.core.step import LogitRow, RowResult
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.structured import StructuredOutputs
+
+YES = StructuredOutputs(choice=["yes"])
 
 
 def make(prompt=(1, 2, 3, 4), max_tokens=5, eos=(9,), **params):
@@ -49,3 +56,32 @@ def test_rows_scored_before_a_preemption_are_not_asked_for_again():
 def test_request_without_output_wants_scores_but_no_sample():
     assert make(max_tokens=0).rows(4) == []
     assert [r.target for r in make(max_tokens=0, prompt_logprobs=0).rows(4)] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("params", "fields"),
+    [
+        ({}, []),
+        ({"allowed_token_ids": [5]}, []),
+        ({"min_tokens": 3}, []),
+        ({"logit_bias": {5: -100.0}, "repetition_penalty": 1e6}, []),
+        ({"structured_outputs": YES}, []),
+        ({"allowed_token_ids": [9], "min_tokens": 3}, ["allowed_token_ids", "min_tokens"]),
+        ({"allowed_token_ids": [5, 9], "min_tokens": 3}, []),
+        ({"allowed_token_ids": [9, 5], "min_tokens": 3, "logit_bias": {5: -math.inf}},
+         ["allowed_token_ids", "logit_bias", "min_tokens"]),
+        ({"logit_bias": {5: -math.inf}}, ["logit_bias"]),
+        ({"structured_outputs": YES, "allowed_token_ids": [5]},
+         ["structured_outputs", "allowed_token_ids"]),
+        ({"structured_outputs": YES, "min_tokens": 2}, ["structured_outputs", "min_tokens"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fields_that_can_exclude_every_token_are_known_by_name(params, fields):
+    assert make(**params).excluding_fields == fields
+
+
+def test_min_tokens_excludes_nothing_once_it_is_reached():
+    request = make(allowed_token_ids=[9], min_tokens=1)
+    request.append(5)
+    assert request.excluding_fields == []

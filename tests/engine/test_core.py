@@ -190,7 +190,32 @@ def test_nan_ends_its_request_only():
     assert len(tokens(outputs[1])) == 6
     assert (outputs[2][-1].finish, len(tokens(outputs[2]))) == ("error", 2)
     assert "NaN" in outputs[2][-1].error
+    assert outputs[2][-1].fault is None, "the request is not the cause"
     assert_idle(core)
+
+
+def test_fields_that_leave_no_token_end_their_request_with_their_names():
+    def fault(step, outputs):
+        outputs.tokens[0] = -1
+
+    core = fake_core(fault=fault)
+    add(core, 1, allowed_token_ids=[9], stop_token_ids=[9], min_tokens=2)
+    (output,) = run(core)[1]
+    assert (output.finish, output.fault) == ("error", "allowed_token_ids")
+    assert "allowed_token_ids and min_tokens" in output.error
+    assert "NaN" not in output.error
+    assert_idle(core)
+
+
+def test_nan_in_a_prompt_score_is_no_fault_of_the_fields():
+    def fault(step, outputs: StepOutputs):
+        outputs.logprobs[2] = float("nan")
+
+    core = fake_core(fault=fault)
+    add(core, 1, prompt_logprobs=0, allowed_token_ids=[9], stop_token_ids=[9], min_tokens=2)
+    (output,) = run(core)[1]
+    assert (output.finish, output.fault) == ("error", None)
+    assert "NaN" in output.error
 
 
 def test_nan_in_a_prompt_score_ends_its_request():
