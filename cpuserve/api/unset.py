@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 from cpuserve.serving.call import unsupported
 
+# This schema matches any JSON value, but not plain text; these options switch a search on.
+_SET_IF_EMPTY = ("guided_json", "web_search_options")
+
 
 def check_unset(request: object, names: Iterable[str]) -> None:
     """Raise InvalidRequest if one of these unsupported fields is set; it names the first.
@@ -19,6 +22,6 @@ def check_unset(request: object, names: Iterable[str]) -> None:
 
 
 def _is_set(name: str, value: object) -> bool:
-    if name == "guided_json" and value == {}:
-        return True  # this schema matches any JSON value, but not plain text
+    if name in _SET_IF_EMPTY and value == {}:
+        return True
     return value is not None and value is not False and value not in ("", [], {})

@@ -70,7 +70,8 @@ class GenerateCall(CommonFields, kw_only=True):
     prompt: a text, token ids, or a list of texts or of token ids. pairs: of texts, in place of a
     prompt; the answer is a score for each. instruction: what such a score is for. prompt_name: of
     the model's prompts, one that goes before texts to be embedded. truncate_prompt_tokens: texts to
-    be embedded, and pairs, are cut to so many tokens, -1 = to the context. tools:
+    be embedded, and pairs, are cut to so many tokens, -1 = to the context. reasoning_effort: one
+    of REASONING_EFFORTS, which the chat template reads. tools:
     functions, in the form that chat templates read (OpenAI's). tool_choice: "none", "auto", or
     "required", which with a tool_name means that function. max_tokens_name: the dialect's word for
     max_tokens. default_max_tokens: max_tokens if it is None; None = what the context holds.
@@ -88,6 +89,7 @@ class GenerateCall(CommonFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
 
     tools: list[Any] | None = None
     tool_choice: str = "auto"

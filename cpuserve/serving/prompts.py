@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, Message, Prompt
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LARGE_TEXT_CHARS = 1 << 17
 # Token ids of a prompt that is to be cut; more do not fit in a request.
 MAX_CUT_TOKENS = 1 << 30
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 # The lowest limit of tokens that are only counted, for any model: each takes about 300 bytes for a
 # moment.
 _MOST_COUNTED = 1 << 17
@@ -211,13 +212,26 @@ def render_chat(context: ModelContext, call: GenerateCall) -> str:
             "add_generation_prompt and continue_final_message cannot both be true: set one of them"
         )
         raise InvalidRequest(msg, param="continue_final_message")
-    kwargs = checked_variables(call.chat_template_kwargs or {})
+    kwargs = {**_effort(call), **checked_variables(call.chat_template_kwargs or {})}
     render, messages = context.get_chat_template().render, call.messages
     tools = None if call.tool_choice == "none" else call.tools
     if not (continue_final and messages):
         return render(messages, add_generation_prompt=generation_prompt, tools=tools, **kwargs)
     marked, mark = _marked(messages)
     return _cut(render(marked, add_generation_prompt=False, tools=tools, **kwargs), mark)
+
+
+def _effort(call: GenerateCall) -> dict[str, Any]:
+    """Return the template variables of reasoning_effort; templates read one or the other."""
+    effort = call.reasoning_effort
+    if effort is None:
+        return {}
+    if effort not in REASONING_EFFORTS:
+        known = ", ".join(REASONING_EFFORTS)
+        msg = f"reasoning_effort must be one of {known}, got {effort[:80]!r}"
+        raise InvalidRequest(msg, param="reasoning_effort")
+    thinking = {"enable_thinking": False} if effort == "none" else {}
+    return {"reasoning_effort": effort, **thinking}
 
 
 def _marked(messages: list[Message]) -> tuple[list[Message], str]:

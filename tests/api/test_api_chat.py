@@ -414,3 +414,36 @@ def test_prompt_logprobs_stand_beside_the_choices(api):
     assert len(body["prompt_logprobs"]) == NUM_PROMPT
     assert body["prompt_logprobs"][0] is None
     assert api.chat(max_tokens=2).json()["prompt_logprobs"] is None
+
+
+EFFORTS = "{{ reasoning_effort | default('unset') }} {{ enable_thinking | default('unset') }}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, "unset unset"),
+        ({"reasoning_effort": None}, "unset unset"),
+        ({"reasoning_effort": "minimal"}, "minimal unset"),
+        ({"reasoning_effort": "xhigh"}, "xhigh unset"),
+        ({"reasoning_effort": "none"}, "none False"),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
+         "high unset"),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+         "none True"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_reasoning_effort_reaches_the_template(api, fields, prompt):
+    api.context.chat_template = ChatTemplate(EFFORTS, tokenizer())
+    assert api.chat(**fields).status_code == 200
+    assert prompt_of(api) == prompt
+    asked = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    assert api.post("/tokenize", **asked).json()["tokens"] == api.engine.asked[-1][0]
+
+
+def test_an_unknown_reasoning_effort_is_refused_by_tokenize_too(api):
+    messages = [{"role": "user", "content": "hi"}]
+    error = error_of(api.post("/tokenize", messages=messages, reasoning_effort="extreme"))
+    assert error["param"] == "reasoning_effort"
+    assert "none, minimal, low, medium, high, xhigh" in error["message"]

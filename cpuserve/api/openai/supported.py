@@ -22,6 +22,8 @@ _NEVER = (
     "truncate_prompt_tokens",
     "prompt_embeds",
     "audio",
+    "web_search_options",
+    "prediction",
     "documents",
     "chat_template",
     "suffix",

@@ -17,6 +17,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     return_token_strs: bool | None = None
     tools: list[dict[str, Any]] | None = None
     # Rejected by name when set, as in chat completions, because it would change the token ids.

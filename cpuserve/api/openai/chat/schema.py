@@ -24,12 +24,16 @@ class ChatRequest(GenerationRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
+    modalities: list[str] | None = None
     audio: Any = None
+    web_search_options: Any = None
+    prediction: Any = None
     documents: Any = None
     chat_template: Any = None
     echo: Any = None
@@ -108,6 +112,9 @@ def to_call(request: ChatRequest) -> GenerateCall:
     """Return the call; InvalidRequest for a field that is not supported or contradicts another."""
     check_supported(request)
     _check_functions(request)
+    if any(kind != "text" for kind in request.modalities or ()):
+        msg = 'modalities can only be ["text"]: this server writes nothing else'
+        raise unsupported(msg, "modalities")
     if request.echo not in (None, False):
         msg = "echo is not supported yet by chat completions: use /v1/completions"
         raise unsupported(msg, "echo")
