@@ -16,6 +16,10 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object")
 # write any white space may write nothing else until max_tokens.
 WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
 
+# A line of a Lark grammar that ends with this comment and the name of a function has its schema;
+# an error in the schema then names the function.
+PARAMETERS_OF = " // the parameters of "
+
 _ANY_OBJECT = '{"type":"object"}'
 
 

@@ -126,6 +126,15 @@ def test_any_json_object(server):
         assert isinstance(json.loads(choice["message"]["content"]), dict)
 
 
+@pytest.mark.parametrize(
+    "form", [schema(True), {"structured_outputs": {"json": True}}], ids=["format", "vllm"]
+)
+def test_any_json_value(server, form):
+    fields = {**form, "logit_bias": {str(i): 100 for i in tokens_of('"')}}
+    (choice,) = chat(server, **fields).json()["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", '""')
+
+
 def tokens_of(*texts):
     """The ids of tokens that are these texts, of those that the tokenizer has."""
     tokenizer = Tokenizer.load(tiny_model("llama"))
@@ -148,12 +157,15 @@ def test_completions_have_a_form_for_every_prompt_and_choice(server):
         ({"structured_outputs": {"regex": "a("}}, "structured_outputs", "unclosed group"),
         ({"structured_outputs": {"grammar": "root ::= ("}}, "structured_outputs", "GBNF"),
         ({"structured_outputs": {"json": {"type": "sound"}}}, "structured_outputs", "sound"),
+        ({"structured_outputs": {"json": False}}, "structured_outputs", "no JSON value matches"),
+        (schema(False), "response_format", "no JSON value matches"),
+        (schema({"$ref": "#"}), "response_format", "no finite text matches"),
         # The library's own limit ends the first within 10 ms; the limit of 3 s ends the second,
         # which takes more than a minute.
         (schema(bomb("abcdefghij")), "response_format", "it is too complex"),
         (schema(bomb("abcdefghijklmnopqrstuvw")), "response_format", "it is too complex"),
     ],
-    ids=["regex", "grammar", "schema", "library", "time"],
+    ids=["regex", "grammar", "schema", "false", "format-false", "endless", "library", "time"],
 )
 def test_what_cannot_be_compiled_is_400_with_the_reason(server, stream, fields, param, reason):
     response = chat(server, stream=stream, **fields)
@@ -228,5 +240,6 @@ def test_a_strict_schema_that_cannot_be_kept_is_400_with_the_reason(caller):
     response = chat(caller, tools=tools, tool_choice="required")
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tools"
-    assert "not" in response.json()["error"]["message"]
+    assert "the parameters of f: Unimplemented" in response.json()["error"]["message"]
+    assert "%json" not in response.json()["error"]["message"]
     assert chat(caller, tools=tools, max_tokens=2).status_code == 200, "auto forces nothing"

@@ -138,6 +138,36 @@ def test_several_threads_fill_the_masks_that_one_fills(rows):
     assert (many._executor is not None) == (rows > module.FEW_ROWS)
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json", '{"$ref":"#"}'),
+        ("grammar", "start: start"),
+        ("regex", "[^\\x00-\\U0010ffff]"),
+    ],
+)
+def test_a_form_that_no_text_has_is_an_error_that_says_so(kind, text):
+    compiler = make_compiler()
+    matcher = compiler.compile(compiler.prepare(kind, text))
+    with pytest.raises(GrammarError, match="no finite text matches it"):
+        compiler.fill(matcher, np.zeros(compiler.words, np.int32), ())
+
+
+@pytest.mark.parametrize("schema", ["true", " true ", "{}"])
+def test_the_schema_true_means_any_json(schema):
+    for text in ("[1]", '"a"', "null", '{"a":{"b":[true]}}'):
+        compiler = make_compiler()
+        matcher = compiler.compile(compiler.prepare("json", schema))
+        assert masks_along(compiler, matcher, text)[1], text
+    matcher = compiler.compile(compiler.prepare("json", schema))
+    assert not masks_along(compiler, matcher, "x")[1]
+
+
+def test_no_json_matches_the_schema_false():
+    with pytest.raises(GrammarError, match="no JSON value matches the schema false"):
+        make_compiler().prepare("json", "false")
+
+
 def test_a_matcher_that_fails_ends_neither_the_others_nor_the_process():
     compiler = make_compiler(threads=2)
     matchers = [matcher_of(compiler, schema) for schema in SCHEMAS]

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from cpuserve.engine.grammars.compiler import Compiler
+from cpuserve.engine.grammars.compiler import Compiler, GrammarError
 from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.tools import FORMATS
 from cpuserve.serving.tools.hermes import HERMES
@@ -156,6 +157,32 @@ def test_nothing_is_formed_where_nothing_is_left_to_force():
     assert use(strict).form is None
     assert use(free, tool_choice="required", tool_name="g").form is None
     assert use(strict, free, tool_choice="required", tool_name="g").form is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"not": {}}, 'Unimplemented keys: ["not"]'),
+        ({"type": "array", "items": {"type": "string", "pattern": "("}},
+         "regex parse error: ( ^ error: unclosed group"),
+    ],
+    ids=["keyword", "regex"],
+)  # fmt: skip
+@pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
+def test_a_schema_that_cannot_be_compiled_is_told_with_its_function(
+    matcher_behind, found, schema, reason
+):
+    bad = {"type": "object", "properties": {"a": schema}}
+    used = use(tool("ok", CITY, strict=True), tool("get.it", bad, strict=True), found=found,
+               tool_choice="required")  # fmt: skip
+    with pytest.raises(GrammarError) as raised:
+        matcher_behind(used.form, "")
+    assert str(raised.value) == f"the parameters of get.it: {reason}"
+
+
+def test_an_error_in_a_grammar_of_the_client_quotes_it(matcher_behind):
+    with pytest.raises(GrammarError, match=r"at 1.*start: %json"):
+        matcher_behind(StructuredOutputs(grammar='start: %json {"not": {}}'), "")
 
 
 def test_a_schema_that_is_no_json_is_refused():

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.runtime.executor import mask_words
-from cpuserve.sampling.structured import WHITE_SPACE
+from cpuserve.sampling.structured import PARAMETERS_OF, WHITE_SPACE
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.int32]
@@ -55,6 +55,11 @@ _BYTE = "([0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
 _FORMATS = {
     "email": rf"^{_ATOM}(\.{_ATOM})*@({_LABEL}(\.{_LABEL})*|\[({_BYTE}\.){{3}}{_BYTE}\])$",
 }
+_IN_SCHEMA = re.compile(
+    r"at (\d+)\(\d+\): failed to compile JSON schema: (.*?)(?=\s+\d+ \| |\Z)", re.DOTALL
+)
+# What the library says where no token can follow.
+_NOTHING_FOLLOWS = "NoExtensionBias"
 _DATA = ("const", "enum", "default", "examples")  # what they contain is no schema
 
 # Rows for which one thread is as fast as several.
@@ -104,7 +109,8 @@ class Compiler:
         try:
             if kind == "json":
                 options: Any = {"whitespace_pattern": WHITE_SPACE}
-                return make.grammar_from_json_schema(with_patterns(text), overrides=options)
+                schema = with_patterns(_object_schema(text))
+                return make.grammar_from_json_schema(schema, overrides=options)
             if kind == "regex":
                 return _from_regex(text)
             if kind == "choice":
@@ -119,7 +125,8 @@ class Compiler:
         limits = llguidance.LLParserLimits(**LIMITS)  # type: ignore[arg-type]
         matcher = llguidance.LLMatcher(self._tokenizer, prepared, log_level=0, limits=limits)
         if matcher.is_error():
-            raise GrammarError(_short(matcher.get_error()))
+            message = matcher.get_error()
+            raise GrammarError(_short(_of_function(prepared, message) or message))
         return matcher
 
     def fill(self, matcher: Any, mask: Mask, stop_ids: Sequence[int]) -> bool:
@@ -192,6 +199,28 @@ def take(matcher: Any, tokens: Sequence[int]) -> None:
 _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
+def _object_schema(text: str) -> str:
+    """Return a JSON schema as an object, which the library needs, also for `true`."""
+    if text.strip() == "true":
+        return "{}"
+    if text.strip() == "false":
+        msg = "no JSON value matches the schema false"
+        raise GrammarError(msg)
+    return text
+
+
+def _of_function(prepared: str, message: str) -> str | None:
+    """Return what is wrong with the schema of a function, whose name the grammar has.
+
+    Without this, the library quotes lines of a grammar that no client has written.
+    """
+    found, lines = _IN_SCHEMA.match(message), prepared.split("\n")
+    if found is None or int(found[1]) > len(lines):
+        return None
+    _, marker, name = lines[int(found[1]) - 1].rpartition(PARAMETERS_OF)
+    return f"the parameters of {name}: {found[2]}" if marker else None
+
+
 def with_patterns(schema: str) -> str:
     """Return a JSON schema that means the same, in which masks take less time."""
     if not any(f'"{name}"' in schema for name in _FORMATS):
@@ -233,6 +262,8 @@ def _literal(text: str) -> str:
 def _short(message: str) -> str:
     """Return the library's message on one line, without its remark on verbosity."""
     words = " ".join(message.replace("<non-verbose/>", "").split())
+    if words == _NOTHING_FOLLOWS:
+        words = "no finite text matches it"
     if any(limit in words for limit in LIMIT_MESSAGES):
         words = f"it is too complex: {words}"
     return words if len(words) <= MOST_CHARS else words[:MOST_CHARS] + " ..."

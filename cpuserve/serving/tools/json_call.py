@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from cpuserve.sampling.structured import WHITE_SPACE
+from cpuserve.sampling.structured import PARAMETERS_OF, WHITE_SPACE
 from cpuserve.serving.tools.base import JsonSchema, OptionalSchemas, calls_rule
 from cpuserve.serving.tools.json_scan import ObjectScanner
 from cpuserve.serving.tools.machine import CallParser
@@ -27,7 +27,7 @@ def call_grammar(
         arguments = "free" if schema is None else f"arguments_{i}"
         rules.append(f'call_{i}: {begin} " "? {arguments} "}}"')
         if schema is not None:
-            rules.append(_object_rule(arguments, schema))
+            rules.append(_object_rule(arguments, schema) + PARAMETERS_OF + name)
     if None in schemas.values():  # many functions share this rule, which makes the grammar small
         rules.append(_object_rule("free", {}))
     return "\n".join(rules)

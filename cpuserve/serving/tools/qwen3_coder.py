@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from cpuserve.sampling.structured import WHITE_SPACE
+from cpuserve.sampling.structured import PARAMETERS_OF, WHITE_SPACE
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
     JsonSchema,
@@ -70,7 +70,7 @@ class Qwen3Coder:
             for k, (key, of_value) in enumerate(_properties(schema).items()):
                 tag, rule = json.dumps(f"{PARAMETER}{key}>\n"), f"value_{i}_{k}"
                 parts.append(f"( {tag} {rule} )" + ("" if key in required else "?"))
-                rules.append(_value_rule(rule, of_value, schema))
+                rules.append(_value_rule(rule, of_value, schema) + PARAMETERS_OF + name)
             rules.append(f'call_{i}: {" ".join(parts)} "{END}"')
         if None in schemas.values():
             rules.append(f'free[suffix="{END}"]: /(.|\\n)*/')
