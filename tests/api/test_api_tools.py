@@ -114,6 +114,16 @@ def test_a_forced_call_begins_in_the_prompt(choice, prompt_end, rest):
     assert answer["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_that_is_cut_before_its_name_has_no_forced_text(stream):
+    api = tool_api(says("wea", finish="length"))
+    answer = api.chat(tools=[WEATHER], tool_choice="required", stream=stream)
+    choices = [e["choices"][0] for e in events_of(answer)] if stream else answer.json()["choices"]
+    messages = [choice["delta" if stream else "message"] for choice in choices]
+    assert "".join(message.get("content") or "" for message in messages) == "wea"
+    assert choices[-1]["finish_reason"] == "length"
+
+
 def endless_calls(engine, number, prompt, params):
     while True:
         yield Output(number, tokenizer().encode(CALL, add_special_tokens=False))

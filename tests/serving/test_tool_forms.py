@@ -8,6 +8,7 @@ from cpuserve.engine.grammars.compiler import Compiler, GrammarError
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall
+from cpuserve.serving.events import Text
 from cpuserve.serving.tools import FORMATS
 from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
@@ -192,3 +193,24 @@ def test_a_schema_that_is_no_json_is_refused():
     with pytest.raises(InvalidRequest, match="cannot be kept") as raised:
         use(tool("f", deep, strict=True), tool_choice="required")
     assert raised.value.param == "tools"
+
+
+@pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    ("written", "text"), [("", ""), ("Par", "Par"), ("\r\n", "\r\n")], ids=["empty", "cut", "space"]
+)
+def test_a_forced_call_without_a_name_leaves_only_what_the_model_wrote(found, written, text):
+    for cut in range(len(written) + 1):
+        parser = found.parser(0, found.opening(None))
+        pieces = parser.push(written[:cut]) + parser.push(written[cut:]) + parser.flush()
+        assert "".join(piece.text for piece in pieces) == text
+        assert parser.num_calls == 0
+
+
+@pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
+def test_text_like_the_opening_behind_a_forced_call_is_kept(found):
+    opening = found.opening(None)
+    parser = found.parser(0, opening)
+    end = {"llama3_json": "; "}.get(found.name, "\n</tool_call>")
+    pieces = parser.push(call_text(found, "f", "{}") + end + opening + "Par") + parser.flush()
+    assert "".join(p.text for p in pieces if isinstance(p, Text)) == opening + "Par"

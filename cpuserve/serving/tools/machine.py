@@ -28,6 +28,7 @@ class CallParser(ABC):
         self._held = ""  # text that is not decided yet
         self._pieces: list[Piece] = []
         self._forced = bool(opening)
+        self._unsaid = opening  # the model has not written it: it is no text, whatever follows
         self._pieces = self.push(opening)
 
     def push(self, text: str) -> list[Piece]:
@@ -46,6 +47,9 @@ class CallParser(ABC):
         return pieces
 
     def _say(self, text: str) -> None:
+        if not text:
+            return
+        text, self._unsaid = text.removeprefix(self._unsaid), ""
         if text:
             self._pieces.append(Text(self._index, text, []))
 
@@ -65,6 +69,7 @@ class CallParser(ABC):
         """Tell of a new call, whose arguments begin with `arguments`."""
         self.num_calls += 1
         self.last_closed = False
+        self._unsaid = ""
         number = self.num_calls - 1
         self._pieces.append(ToolCall(self._index, number, arguments, self._new_id(), name))
 
