@@ -20,6 +20,7 @@ from cpuserve.api.state import get_state
 from cpuserve.api.stream import StreamFormat
 from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall, Message, call_from, unsupported
 from cpuserve.serving.events import Call, Event, Finish, Folded, Text, ToolCall, Usage
 from cpuserve.serving.generate import prepare
@@ -277,15 +278,15 @@ def _message(message: dict[str, Any], where: str) -> Message:
     return {"name": message["tool_name"], **known} if "tool_name" in message else known
 
 
-def _form(form: Any) -> dict[str, Any] | None:
+def _form(form: Any) -> StructuredOutputs | None:
     if form in (None, ""):
         return None
     if form == "json":
-        return {"json_object": True, "field": "format"}
+        return StructuredOutputs(json_object=True, field="format")
     if not isinstance(form, dict):
         msg = 'format must be "json" or a JSON schema'
         raise InvalidRequest(msg, param="format")
-    return {"json": form, "field": "format"}
+    return StructuredOutputs(json=form, field="format")
 
 
 class Writer:

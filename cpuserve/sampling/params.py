@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from cpuserve.errors import InvalidRequest
-from cpuserve.sampling.structured import StructuredOutputs
+from cpuserve.sampling.structured import StructuredOutputs, structured_from
 
 MAX_SALT = 128
 # A salt becomes part of keys and file names; these characters could make it match another's.
@@ -89,7 +89,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             raise InvalidRequest(msg, param="cache_salt")
         structured: object = self.structured_outputs
         if isinstance(structured, dict):
-            self.structured_outputs = _structured(structured)
+            self.structured_outputs = structured_from(structured)
 
     @property
     def bars_tokens(self) -> bool:
@@ -122,14 +122,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         if not ok:
             msg = f"{name} must be {want}, got {getattr(self, name)!r}"
             raise InvalidRequest(msg, param=name)
-
-
-def _structured(fields: dict[str, object]) -> StructuredOutputs:
-    try:
-        return msgspec.convert(fields, StructuredOutputs)
-    except msgspec.ValidationError as error:
-        msg = f"structured_outputs is invalid: {error}"
-        raise InvalidRequest(msg, param="structured_outputs") from error
 
 
 def _is_salt(salt: str | None) -> bool:

@@ -81,3 +81,21 @@ class StructuredOutputs(
 
     def _refuse(self, message: str) -> None:
         raise InvalidRequest(message, param=self.field)
+
+
+def structured_from(fields: Any) -> StructuredOutputs:
+    """Return the form that a client's object asks for; one that the server made, unchanged.
+
+    Raises:
+        InvalidRequest: it has an unknown member, or one with a wrong type or value.
+    """
+    if isinstance(fields, StructuredOutputs):
+        return fields
+    try:
+        if isinstance(fields, dict) and "field" in fields:
+            msg = "Object contains unknown field `field`"  # it is the server's own
+            raise msgspec.ValidationError(msg)
+        return msgspec.convert(fields, StructuredOutputs)
+    except msgspec.ValidationError as error:
+        msg = f"structured_outputs is invalid: {error}"
+        raise InvalidRequest(msg, param="structured_outputs") from error

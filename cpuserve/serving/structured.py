@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from cpuserve.errors import InvalidRequest
-from cpuserve.sampling.structured import StructuredOutputs
+from cpuserve.sampling.structured import StructuredOutputs, structured_from
 from cpuserve.serving.call import unsupported
 
 if TYPE_CHECKING:
@@ -28,19 +26,11 @@ def structured_outputs(call: GenerateCall) -> StructuredOutputs | None:
         if form is not None:
             msg = "response_format and structured_outputs exclude each other: set one of them"
             raise InvalidRequest(msg, param="structured_outputs")
-        form = _converted(call.structured_outputs)
+        form = structured_from(call.structured_outputs)
     if form is not None and call.tools and call.tool_choice == "required":
         msg = f"{form.field} and a forced tool_choice exclude each other: set one of them"
         raise InvalidRequest(msg, param="tool_choice")
     return form
-
-
-def _converted(fields: Any) -> StructuredOutputs:
-    try:
-        return msgspec.convert(fields, StructuredOutputs)
-    except msgspec.ValidationError as error:
-        msg = f"structured_outputs is invalid: {error}"
-        raise InvalidRequest(msg, param="structured_outputs") from error
 
 
 def _response_format(value: Any) -> StructuredOutputs | None:

@@ -69,6 +69,22 @@ def test_a_form_that_cannot_be_is_refused(fields, message):
     assert raised.value.param == "structured_outputs"
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"choice": ["a"], "field": "max_tokens"}, {"choice": ["a"], "regex": "b", "field": "x"},
+     {"choice": ["a"], "other": 1}],
+    ids=str,
+)  # fmt: skip
+def test_an_unknown_member_is_refused_also_if_the_server_has_one_of_that_name(fields):
+    for make in (
+        lambda: structured_outputs(GenerateCall(structured_outputs=fields)),
+        lambda: SamplingParams(structured_outputs=fields),
+    ):
+        with pytest.raises(InvalidRequest, match=r"unknown field `(field|other)`") as raised:
+            make()
+        assert raised.value.param == "structured_outputs"
+
+
 def test_a_forced_tool_call_excludes_a_form():
     call = GenerateCall(response_format={"type": "json_object"}, tools=[{}], tool_choice="required")
     with pytest.raises(InvalidRequest, match="tool_choice") as raised:
