@@ -65,6 +65,9 @@ def sampling_params(
     reads = call.embed or call.echo or prompt_logprobs is not None
     scoring = call.max_tokens == 0 and reads
     asked, name, context = call.max_tokens, call.max_tokens_name, limits.max_model_len
+    if call.embed:
+        for index, prompt in enumerate(prompts):
+            check_input_fits(index, len(prompt), context)
     budgets = [
         max_tokens(Lengths(len(prompt), context, asked, name, scoring)) for prompt in prompts
     ]
@@ -115,6 +118,17 @@ def check_fits(num_prompt: int, max_model_len: int, least: int = 0) -> None:
         msg = (
             f"This model's maximum context length is {max_model_len} tokens. The prompt has "
             f"{num_prompt} tokens, which leaves none to generate: shorten it"
+        )
+        raise InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
+
+
+def check_input_fits(index: int, num_tokens: int, max_model_len: int) -> None:
+    """Raise InvalidRequest unless input `index` of those to be embedded fits in the context."""
+    if num_tokens > max_model_len:
+        msg = (
+            f"This model's maximum context length is {max_model_len} tokens. Input {index} has "
+            f"{num_tokens} tokens: shorten it, or set truncate_prompt_tokens (-1 cuts it to the "
+            "context)"
         )
         raise InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, Message, Prompt
-from cpuserve.serving.params import check_fits
+from cpuserve.serving.params import check_fits, check_input_fits
 from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.chat import checked_variables
 from cpuserve.tokenizer.length import cannot_fit
@@ -44,10 +44,12 @@ async def encode(
     add_special_tokens: bool,
     most: int | None = None,
     cut: int | None = None,
+    places: list[int] | None = None,
 ) -> list[list[int]]:
     """Return the token ids of each text; many or long texts are encoded on another thread.
 
-    cut: the number of tokens that are kept of a text, of any length; None: all.
+    cut: the number of tokens that are kept of a text, of any length; None: all. places: the
+    index of each text among the inputs to be embedded, for the message.
 
     Raises:
       InvalidRequest: a text certainly has more than `most` tokens (None: max_model_len).
@@ -57,9 +59,10 @@ async def encode(
     longest = context.max_model_len if most is None else most
 
     def encode_all() -> list[list[int]]:
-        for text in texts:
+        for index, text in enumerate(texts):
             if cut is None and cannot_fit(tokenizer, text, longest):
-                raise _too_long(text, longest, context.max_model_len)
+                at = None if places is None else places[index]
+                raise _too_long(text, longest, context.max_model_len, at)
         return [
             tokenizer.encode(text, add_special_tokens, unlocked=unlocked, most=cut)
             for text in texts
@@ -71,10 +74,13 @@ async def encode(
         return await run_sized(num_chars, encode_all)
 
 
-def _too_long(text: str, most: int, max_model_len: int) -> InvalidRequest:
+def _too_long(text: str, most: int, max_model_len: int, index: int | None = None) -> InvalidRequest:
+    """Return the error; index: of the input to be embedded that the text is."""
+    what = "The text" if index is None else f"Input {index}"
+    more = "" if index is None else ", or set truncate_prompt_tokens (-1 cuts it to the context)"
     msg = (
-        f"This model's maximum context length is {max_model_len} tokens. The text has {len(text)} "
-        f"characters, which is more than {most} tokens: shorten it"
+        f"This model's maximum context length is {max_model_len} tokens. {what} has {len(text)} "
+        f"characters, which is more than {most} tokens: shorten it{more}"
     )
     return InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
 
@@ -95,11 +101,13 @@ async def prompts_of(
         return [await chat_prompt(context, call, num_bytes, opening=opening)]
     cut = _kept_tokens(context, call)
     longest = context.max_model_len if cut is None else MAX_CUT_TOKENS
-    given = _listed("" if call.prompt is None else call.prompt, longest)
+    given = _listed("" if call.prompt is None else call.prompt, longest, embed=call.embed)
     before = _prompt_text(context, call) if call.embed else ""
     texts = [before + item for item in given if isinstance(item, str)]
     add_special = call.add_special_tokens is not False
-    encoded = iter(await encode(context, texts, add_special_tokens=add_special, cut=cut))
+    places = [i for i, item in enumerate(given) if isinstance(item, str)] if call.embed else None
+    found = await encode(context, texts, add_special_tokens=add_special, cut=cut, places=places)
+    encoded = iter(found)
     return [
         Prompt(next(encoded), item) if isinstance(item, str) else Prompt(item[:cut])
         for item in given
@@ -155,7 +163,9 @@ async def _pair_prompts(
         return await run_sized(num_chars, encode_all)
 
 
-def _listed(given: str | list[str | int | list[int]], max_model_len: int) -> list[str | list[int]]:
+def _listed(
+    given: str | list[str | int | list[int]], max_model_len: int, *, embed: bool
+) -> list[str | list[int]]:
     """Return `given` as a list of prompts; too many ids are rejected before they are read."""
     if isinstance(given, str):
         return [given]
@@ -163,7 +173,7 @@ def _listed(given: str | list[str | int | list[int]], max_model_len: int) -> lis
         msg = "prompt is an empty list: give text, token ids, or a list of either"
         raise InvalidRequest(msg, param="prompt")
     if isinstance(given[0], int):
-        check_fits(len(given), max_model_len)
+        _check_ids_fit(0, len(given), max_model_len, embed=embed)
         ids = [item for item in given if isinstance(item, int)]
         if len(ids) == len(given):
             return [ids]
@@ -174,10 +184,17 @@ def _listed(given: str | list[str | int | list[int]], max_model_len: int) -> lis
     if len(prompts) < len(given):
         msg = "prompt mixes token ids with prompts: give one list of ids, or a list of prompts"
         raise InvalidRequest(msg, param="prompt")
-    for item in prompts:
+    for index, item in enumerate(prompts):
         if isinstance(item, list):
-            check_fits(len(item), max_model_len)
+            _check_ids_fit(index, len(item), max_model_len, embed=embed)
     return prompts
+
+
+def _check_ids_fit(index: int, num_tokens: int, max_model_len: int, *, embed: bool) -> None:
+    if embed:
+        check_input_fits(index, num_tokens, max_model_len)
+    else:
+        check_fits(num_tokens, max_model_len)
 
 
 async def chat_prompt(

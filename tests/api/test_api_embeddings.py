@@ -83,6 +83,12 @@ def test_the_official_client_reads_them(server):
     [
         ({"input": []}, "input", "empty list"),
         ({"input": "a b " * 100}, "input", "maximum context length is 64 tokens"),
+        ({"input": ["a", "a b " * 40]}, "input", "Input 1 has 121 tokens: shorten it, or set trun"),
+        # That a text is too long is known before its tokens are counted.
+        ({"input": [[1], "a b " * 5000]}, "input", "Input 1 has 20000 characters, which is more"),
+        ({"input": "a b " * 5000}, "input", "set truncate_prompt_tokens (-1 cuts"),
+        ({"input": [[1], [5] * 65]}, "input", "Input 1 has 65 tokens: shorten it, or set truncate"),
+        ({"input": [5] * 65}, "input", "Input 0 has 65 tokens"),
         ({"input": [1, 99999]}, "input", "token id 99999"),
         ({"input": "a", "dimensions": 65}, "dimensions", "between 1 and 64"),
         ({"input": "a", "dimensions": 0}, "dimensions", "between 1 and 64"),

@@ -104,6 +104,7 @@ def test_the_longer_text_of_a_pair_is_cut_first(server):
     ("path", "fields", "param", "words"),
     [
         ("/rerank", {"query": "a"}, "documents", "documents"),
+        ("/rerank", {"query": "", "documents": ["b"]}, "query", "query is empty"),
         ("/rerank", {"query": "a", "documents": []}, "documents", "give at least one text"),
         ("/rerank", {"query": "a", "documents": ["b"] * 1025}, "documents", "give 1 to 1024"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "at least 1, got 0"),

@@ -101,6 +101,9 @@ def rerank_call(request: RerankRequest) -> GenerateCall:
         raise InvalidRequest(msg, param="top_n")
     documents = texts_of(request.documents, "documents")
     (query,) = texts_of(request.query, "query")
+    if not query:
+        msg = "query is empty: give the text that the documents should answer"
+        raise InvalidRequest(msg, param="query")
     return _call(request, [(query, document) for document in documents])
 
 
