@@ -8,6 +8,7 @@ import msgspec
 
 from cpuserve.api.anthropic.conversation import chat_messages
 from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall, unsupported
 
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
@@ -108,8 +109,8 @@ def to_call(request: CountRequest) -> GenerateCall:
     return call
 
 
-def _form(request: MessagesRequest) -> dict[str, Any] | None:
-    """Return the structured_outputs that the request asks for; its other wishes are hints."""
+def _form(request: MessagesRequest) -> StructuredOutputs | None:
+    """Return the form that the request asks for; its other wishes are hints."""
     form, field = (request.output_config or {}).get("format"), "output_config.format"
     if request.output_format is not None:
         if form is not None:
@@ -127,7 +128,7 @@ def _form(request: MessagesRequest) -> dict[str, Any] | None:
     if kind is None or not isinstance(schema, dict):
         msg = f'{field} must be {{"type": "json_schema", "schema": a JSON schema}}'
         raise InvalidRequest(msg, param=field)
-    return {"json": schema, "field": field}
+    return StructuredOutputs(json=schema, field=field)
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
