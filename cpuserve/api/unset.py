@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from cpuserve.serving.call import unsupported
 
-# This schema matches any JSON value, but not plain text; these options switch a search on.
+# An empty object sets these fields: as a schema it matches any JSON value, but no plain text, and
+# as web_search_options it switches a search on.
 _SET_IF_EMPTY = ("guided_json", "web_search_options")
 
 

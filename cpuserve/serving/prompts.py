@@ -239,7 +239,7 @@ def render_chat(context: ModelContext, call: GenerateCall) -> str:
 
 
 def _effort(call: GenerateCall) -> dict[str, Any]:
-    """Return the template variables of reasoning_effort; templates read one or the other."""
+    """Return the template variables that reasoning_effort sets, of which a template reads one."""
     effort = call.reasoning_effort
     if effort is None:
         return {}

@@ -128,7 +128,8 @@ def matrices():
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int4_mixed", "w8a8"])
 def test_embeddings_and_heads_of_all_families_have_8_bits_in_every_scheme(scheme):
-    ends, _ = matrices()
+    ends, linears = matrices()
+    assert "w8_g32" not in {kind_of(name, scheme) for name in linears}
     by_layer = {name for name in ends if name.endswith(BY_LAYER)}
     assert by_layer
     assert {kind_of(name, scheme) for name in ends - by_layer} == {"w8_channel_g128"}

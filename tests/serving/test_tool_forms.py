@@ -46,23 +46,13 @@ def matcher_behind():
 @pytest.fixture
 def matches(matcher_behind):
     """Whether a grammar allows a text, and no more behind it."""
-
-    def matches(form, text):
-        matcher = matcher_behind(form, text)
-        return matcher is not None and matcher.is_stopped()
-
-    return matches
+    return lambda *of: (found := matcher_behind(*of)) is not None and found.is_stopped()
 
 
 @pytest.fixture
 def allows(matcher_behind):
     """Whether a grammar allows a text, behind which more may follow."""
-
-    def allows(form, text):
-        matcher = matcher_behind(form, text)
-        return matcher is not None and matcher.is_accepting()
-
-    return allows
+    return lambda *of: (found := matcher_behind(*of)) is not None and found.is_accepting()
 
 
 @pytest.mark.parametrize("found", [HERMES, LLAMA3_JSON], ids=lambda f: f.name)
@@ -106,7 +96,7 @@ def test_a_required_call_names_a_function_and_only_strict_ones_have_a_schema(mat
 
 
 def call_text(found, name, arguments):
-    """What follows the forced beginning of a call of any function."""
+    """Return the text that follows the forced beginning of a call, if no function is forced."""
     if found is QWEN3_CODER:
         values = json.loads(arguments).items()
         inside = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values)

@@ -119,9 +119,8 @@ def _form(request: MessagesRequest) -> StructuredOutputs | None:
         form, field = request.output_format, "output_format"
     if form is None:
         return None
-    kind, schema = (
-        (form.get("type"), form.get("schema")) if isinstance(form, dict) else (None, None)
-    )
+    members = form if isinstance(form, dict) else {}
+    kind, schema = members.get("type"), members.get("schema")
     if isinstance(kind, str) and kind != "json_schema":
         msg = f"{field} has type {kind[:40]!r}, which is not supported: use json_schema"
         raise unsupported(msg, field)

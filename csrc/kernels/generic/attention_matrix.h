@@ -255,7 +255,8 @@ static inline bool values_are_finite(const uint16_t* v, int hd, int begin, int e
 template <class Kv>
 static inline bool may_mix(const Tile<Kv>& t, const PairBlocks& c, int hd, int R, KeyRange keys) {
   if (Kv::kScaled) return true;
-  bool whole = true;  // as nearly always: then no block needs a look
+  // Nearly always all rows see all keys; then no block has to be searched for infinities.
+  bool whole = true;
   for (int r = 0; r < R; r++) whole &= t.lo[r] <= keys.begin && keys.end <= t.hi[r];
   if (whole) return true;
   for (int i = keys.begin / kBlock; i * kBlock < keys.end; i++) {
