@@ -45,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of the pipe (such as `| head`) has ended, so no more output can be written.
         drop_output()
         return 141
+    except OSError as e:
+        # Of a file that is not ours to repair: no permission, no room, a lost network disk.
+        if e.filename is None:
+            raise
+        return _fail(StartupError(f"{e.filename}: {e.strerror}"), 2)
 
 
 def _fail(error: Exception, code: int) -> int:

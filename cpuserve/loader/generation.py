@@ -50,9 +50,14 @@ def check_ranges(values: Mapping[str, Number | None]) -> None:
 
 
 def _asked_file(source: str) -> Path:
-    path = Path(source).expanduser()
-    file = path / FILE if path.is_dir() else path
-    if not file.exists():
+    try:
+        path = Path(source).expanduser()
+        file = path / FILE if path.is_dir() else path
+        exists = file.exists()
+    except (OSError, RuntimeError) as error:  # no permission, a long name, an unknown ~user
+        msg = f"--generation-config {source[:100]} cannot be read: {error}"
+        raise ConfigError(msg) from None
+    if not exists:
         msg = (
             f"--generation-config {source}: there is no {file}; give the directory of a "
             f"{FILE}, or auto"

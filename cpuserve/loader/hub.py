@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,17 +93,23 @@ def _refuse_traps(name: str) -> None:
 
 def _local(name: str) -> Path | None:
     """The path if `name` is an existing path; None if it can only be a model name."""
-    looks_like_path = name.startswith(("/", "./", "../", "~")) or name in (".", "..")
+    why_not = "does not exist"
     try:
         path = Path(name).expanduser()
-        exists = path.exists() or path.is_symlink()
-    except (OSError, RuntimeError):  # the name is too long, or ~user does not exist
-        exists = False
-    if exists:
+        path.lstat()
+    except PermissionError as error:
+        why_not = (
+            f"cannot be read: {error.strerror}; let user {os.geteuid()}, who runs cpuserve, read "
+            "it and enter the directories above it"
+        )
+    except (OSError, ValueError, RuntimeError):  # the name is too long, or ~user does not exist
+        pass
+    else:
         return _model_directory(path, name)
+    looks_like_path = name.startswith(("/", "./", "../", "~")) or name in (".", "..")
     weights = name.endswith((".gguf", ".safetensors", ".bin", ".pt")) and ":" not in name
     if looks_like_path or weights:
-        msg = f"model path {name} does not exist"
+        msg = f"model path {name} {why_not}"
         raise ModelError(msg)
     return None
 

@@ -39,6 +39,20 @@ def regular_file(path: Path, what: str) -> os.stat_result:
     return found
 
 
+def readable_folder(path: Path, what: str) -> Path:
+    """Directory `path`; ModelError unless this user may list it and open what is in it.
+
+    Without this check, a file in it would count as missing, or end the start with a traceback.
+    """
+    if not os.access(path, os.R_OK | os.X_OK):
+        msg = (
+            f"{what} {path} cannot be read: Permission denied; let user {os.geteuid()}, who runs "
+            "cpuserve, read and enter this directory"
+        )
+        raise ModelError(msg)
+    return path
+
+
 def read_small(path: Path, what: str, max_bytes: int) -> bytes:
     """The content of a file; ModelError unless it is regular and has at most `max_bytes`."""
     size = regular_file(path, what).st_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.mapped import regular_file
+from cpuserve.loader.mapped import readable_folder, regular_file
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.directory import check_files, find_tokenizer
 from cpuserve.tokenizer.tokenizer import Tokenizer
@@ -32,7 +32,9 @@ def check_tokenizer(given: str) -> None:
     except (OSError, RuntimeError) as error:  # the name is too long, or its ~user does not exist
         msg = f"tokenizer {given[:100]} cannot be read: {error}"
         raise ModelError(msg) from None
-    if not found:
+    if found:
+        readable_folder(path, "tokenizer")
+    else:
         regular_file(path, "tokenizer")
     path = find_tokenizer(path)
     if path.is_dir():

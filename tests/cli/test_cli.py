@@ -240,6 +240,15 @@ def test_a_thread_that_is_not_granted_is_one_line_and_exit_2(capsys, monkeypatch
     assert err.count("\n") == 1
 
 
+def test_a_file_that_the_system_refuses_is_one_line_and_exit_2(capsys, monkeypatch):
+    def refuse(_):
+        raise PermissionError(13, "Permission denied", "/models/config.json")
+
+    monkeypatch.setattr("cpuserve.cli.doctor.main", refuse)
+    code, _, err = run(capsys, "doctor")
+    assert (code, err) == (2, "cpuserve: error: /models/config.json: Permission denied\n")
+
+
 def test_flags_reach_their_fields(parse):
     found = parse(
         *("serve", "m", "--max_model_len=8K", "-tp=1", "--kv-cache-memory-bytes", "1073741824"),

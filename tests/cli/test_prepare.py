@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import math
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +14,7 @@ from cpuserve.cli import main as cli
 from cpuserve.cli.session import Session
 from cpuserve.config.engine import EngineOptions
 from cpuserve.config.load import from_arguments
-from cpuserve.errors import ConfigError, ModelError, TooLittleMemory
+from cpuserve.errors import ConfigError, ModelError, StartupError, TooLittleMemory
 from cpuserve.loader.safetensors import SafetensorsStore
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.prepare import Prepared, for_another, kv_cache_bytes, model_facts, prepare
@@ -107,6 +110,35 @@ def test_a_missing_tokenizer_is_told_before_the_model_is_looked_for(tmp_path, fi
             (path / name).write_text(text)
     with pytest.raises(ConfigError, match=rf"tokenizer: .*{why}; give a directory"):
         prepared("/nonexistent/model", tokenizer=str(path))
+
+
+def test_a_link_to_missing_weights_is_named_before_they_are_counted(tmp_path):
+    path = shutil.copytree(tiny_model("llama"), tmp_path / "m")
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors").symlink_to("../blobs/none")
+    with pytest.raises(ModelError, match=r"model\.safetensors is a link to a file that does not"):
+        prepared(str(path))
+
+
+@pytest.mark.parametrize("tokenizer", [False, True])
+def test_a_directory_of_another_user_is_told_with_what_to_do(tmp_path, monkeypatch, tokenizer):
+    path = shutil.copytree(tiny_model("llama"), tmp_path / "m")
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda at, mode: at != path and allowed(at, mode))
+    options = {"tokenizer": str(path)} if tokenizer else {}
+    with pytest.raises(StartupError, match=r"m cannot be read: Permission denied; let user \d+"):
+        prepared(str(tiny_model("llama") if tokenizer else path), **options)
+
+
+def test_a_model_behind_a_closed_directory_is_not_called_missing(monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "lstat", refuse)
+    with pytest.raises(ModelError, match=r"/closed/m cannot be read: Permission denied; let user"):
+        prepared("/closed/m")
+    with pytest.raises(ModelError, match="is not a model: give a path"):
+        prepared("m")  # of a name that is no path, the current directory says nothing
 
 
 def test_a_missing_chat_template_is_told_before_the_model_is_looked_for():

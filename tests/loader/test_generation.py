@@ -53,6 +53,8 @@ def test_another_directory_or_file_can_be_asked_for(tmp_path):
         assert recommended(str(source), "m", model).values == {"temperature": 0.2}
     with pytest.raises(ConfigError, match=r"--generation-config .* there is no"):
         recommended(str(tmp_path), "m", model)
+    with pytest.raises(ConfigError, match=r"--generation-config .* cannot be read: .*too long"):
+        recommended("x" * 300, "m", model)
 
 
 @pytest.mark.parametrize(
