@@ -288,11 +288,12 @@ class ServerMetrics:
 
         The engine's figures are those of its last step, and no step follows the abort of the last
         sequence. The sequences that the front end counts limit them, so an idle server shows zeros.
+        What the engine has not reported as running waits: a step with long prompts takes seconds,
+        in which autoscalers must see those who have come since it began.
         """
         stats = self._stats()
         running = min(stats.running, self.active)
-        waiting = min(max(stats.waiting, 0), self.active - running)
-        return running, waiting, stats.kv_usage if self.active else 0.0
+        return running, self.active - running, stats.kv_usage if self.active else 0.0
 
     def collect(self) -> Iterable[Metric]:
         """Yield all metric families with their samples."""

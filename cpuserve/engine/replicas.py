@@ -126,7 +126,8 @@ class _Replica:
         """Present gauges, and counters summed over all engines this replica has had.
 
         The gauges of a dead engine are outdated and left out. An idle engine may have reported its
-        gauges during its last step, so they are limited to what is still open.
+        gauges during its last step, so they are limited to what is still open. What is open and was
+        not reported as running waits, also if it has come since the last step.
         """
         alive = self.engine.alive
         now = self.engine.stats if alive else Stats()
@@ -135,7 +136,7 @@ class _Replica:
             running=min(now.running, self.open),
             kv_usage=now.kv_usage if self.open else 0.0,
         )
-        stats.waiting = min(now.waiting, self.open - stats.running)
+        stats.waiting = self.open - stats.running if alive else 0
         if not alive and not self._buried:
             _add(stats, self.engine.stats)
         _add(stats, self._before)

@@ -134,7 +134,7 @@ def test_gauges_and_engine_counters_are_the_engines():
     api.context.metrics.active = 7
     values = samples(api)
     assert values["num_requests_running", ""] == 3
-    assert values["num_requests_waiting", ""] == 2
+    assert values["num_requests_waiting", ""] == 4  # two have come since the engine's last step
     assert values["kv_cache_usage_perc", ""] == 0.5
     assert values["num_preemptions_total", ""] == 4
     assert values["prefix_cache_queries_total", ""] == 10
@@ -172,6 +172,14 @@ def test_gauges_are_zero_when_nothing_is_held_whatever_the_last_step_said():
     assert values["kv_cache_usage_perc", ""] == 0
     api.context.metrics.active = 4
     assert samples(api)["num_requests_waiting", ""] == 1
+
+
+def test_requests_wait_from_the_moment_they_came_not_only_after_the_next_step():
+    api = Api()
+    api.engine.stats = Stats(running=1, waiting=0)
+    api.context.metrics.active = 6
+    values = samples(api)
+    assert (values["num_requests_running", ""], values["num_requests_waiting", ""]) == (1, 5)
 
 
 def test_times_are_split_at_schedule_and_first_token(monkeypatch):

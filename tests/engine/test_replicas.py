@@ -355,6 +355,7 @@ def test_figures_are_summed_and_counters_outlive_an_engine():
         seen = []
         client.on_step = seen.append
         streams = [await first_of(client), await first_of(client, [5] * 64)]
+        assert (client.stats.running, client.stats.waiting) == (0, 2)  # no step has reported them
         engines[0][0].count(
             running=1,
             kv_usage=0.5,
