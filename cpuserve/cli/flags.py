@@ -82,6 +82,8 @@ class Collect(argparse.Action):
             given = Given(
                 flag, "flag", [*cast("list[str]", before.value), *cast("list[str]", values)]
             )
+        if self.field.kind == "names" and before is not None:
+            given = Given(flag, "flag", f"{before.value},{given.value}")
         namespace.given[self.field.name] = given
 
 

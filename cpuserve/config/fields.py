@@ -187,6 +187,12 @@ def not_empty(value: str) -> None:
         raise ValueError(msg)
 
 
+def _model_names(value: list[str]) -> None:
+    if not all(value) or len({*value}) < len(value):
+        msg = "must be names that are not empty, each once"
+        raise ValueError(msg)
+
+
 def _named(value: list[str], what: str) -> None:
     names = [name for name, _, named in (item.partition("=") for item in value) if named]
     if len(names) < len(value) or not all(names) or len({*names}) < len(names):
@@ -196,6 +202,10 @@ def _named(value: list[str], what: str) -> None:
 
 def _named_models(value: list[str]) -> None:
     _named(value, "MODEL")
+
+
+def _named_paths(value: list[str]) -> None:
+    _named(value, "PATH")
 
 
 def _named_places(value: list[str]) -> None:
@@ -287,6 +297,7 @@ FIELDS: tuple[Field, ...] = (
         kind="list",
         flags=("--served-model-name",),
         env="CPUSERVE_SERVED_MODEL_NAME",
+        check=_model_names,
         metavar="NAME",
     ),
     Field(
@@ -398,7 +409,7 @@ FIELDS: tuple[Field, ...] = (
         kind="list",
         flags=("--lora-modules",),
         env="CPUSERVE_LORA_MODULES",
-        check=_named_models,
+        check=_named_paths,
         metavar="NAME=PATH",
     ),
     Field(

@@ -33,7 +33,7 @@ MISSING: tuple[Missing, ...] = (
     ),
     Missing(
         ("--guided-decoding-backend", "--structured-outputs-config"),
-        "structured output is not supported yet",
+        "structured output needs no option, and llguidance is its only backend",
     ),
     Missing(
         (
@@ -108,7 +108,8 @@ MISSING: tuple[Missing, ...] = (
     Missing(("--enable-prompt-embeds", "--skip-tokenizer-init"), "prompts are text or token ids"),
     Missing(("--enable-sleep-mode",), "stop the server instead; it is ready again in seconds"),
     Missing(
-        ("--enable-expert-parallel", "--enable-eplb"), "mixtures of experts are not supported yet"
+        ("--enable-expert-parallel", "--enable-eplb"),
+        "experts are divided among ranks like all weights: --tensor-parallel-size",
     ),
     Missing(
         (

@@ -289,6 +289,24 @@ def test_several_keys(parse, words):
     assert found.server.api_key == ["one", "two"]
 
 
+@pytest.mark.parametrize("flag", ["--guided-decoding-backend", "--enable-expert-parallel"])
+def test_a_refused_flag_does_not_deny_a_feature_that_is_there(parse, flag):
+    with pytest.raises(ConfigError, match=f"flag {flag} is not supported: ") as refused:
+        parse("serve", "m", flag)
+    assert "supported yet" not in str(refused.value)
+
+
+def test_a_flag_of_several_names_may_be_given_several_times(parse):
+    found = parse(
+        *("serve", "m", "--also-serve", "a=/a", "--also-serve=b=/b,c=/c"),
+        *("--allowed-origins=https://a.example", "--allowed-origins=https://b.example"),
+    )
+    assert found.server.also_serve == ["a=/a", "b=/b", "c=/c"]
+    assert found.server.allowed_origins == ["https://a.example", "https://b.example"]
+    with pytest.raises(ConfigError, match="each with a name of its own"):
+        parse("serve", "m", "--also-serve", "a=/a", "--also-serve", "a=/b")
+
+
 @pytest.mark.parametrize(
     ("names", "write"),
     [

@@ -105,7 +105,7 @@ BAD = {
     "executor": ["cuda"],
     "platform": [""],
     "enforce_eager": ["perhaps"],
-    "served_model_name": [],
+    "served_model_name": ["", "a,", "a,a"],
 }
 GOOD = {
     "dtype": [("half", "float16"), ("BFLOAT16", "bfloat16"), ("float", "float32")],
