@@ -117,6 +117,7 @@ class ModelRegistry:
                 except TooLittleMemory as error:
                     await self._make_room(name, error)
                 except StartupError as error:
+                    log.error("model %s cannot be loaded: %s", name, error)
                     msg = f"The model {name!r} cannot be loaded: {error}"
                     raise ServiceUnavailable(msg) from None
                 else:

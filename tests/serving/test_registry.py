@@ -155,7 +155,7 @@ def test_a_model_that_never_fits_says_what_it_needs():
         found(machine.registry("b"), "b")
 
 
-def test_a_model_that_cannot_be_loaded_does_not_unload_another_and_is_tried_again():
+def test_a_model_that_cannot_be_loaded_does_not_unload_another_and_is_tried_again(caplog):
     machine = Machine(2)
     registry = machine.registry("b", "broken")
     machine.now += FRESH_S
@@ -170,6 +170,9 @@ def test_a_model_that_cannot_be_loaded_does_not_unload_another_and_is_tried_agai
     asyncio.run(main())
     assert registry.peek("b") is not None
     assert machine.log.count(("load", "broken", 4)) == 2
+    failed = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert len(failed) == 2, "the operator must learn it, too, not only the client"
+    assert failed[0].startswith("model broken cannot be loaded: model broken is not")
 
 
 def test_a_model_whose_engine_has_ended_is_loaded_again():
