@@ -96,14 +96,15 @@ def kv_cache_bytes(prepared: Prepared) -> int:
 
 
 def _check_template(asked: Asked) -> None:
-    """Raise a ConfigError for a chat template that cannot be read, before any download."""
+    """Raise a ConfigError for a chat template that no request could use, before any download."""
+    from cpuserve.tokenizer.chat import check_template
     from cpuserve.tokenizer.load import template_source
 
     if asked.options.chat_template is None:
         return
     try:
-        template_source(asked.options.chat_template)
-    except ModelError as error:
+        check_template(template_source(asked.options.chat_template))
+    except (ModelError, InvalidRequest) as error:
         msg = f"{asked.sources.get('chat_template', 'argument')}: {error}"
         raise ConfigError(msg) from None
 

@@ -76,6 +76,11 @@ class ChatTemplate:
             return self._templates[source]
 
 
+def check_template(source: str) -> None:
+    """Raise InvalidRequest if `source` is no template or too long, so that nothing can use it."""
+    _compile(source)
+
+
 def _compile(source: str) -> Template:
     # Imported late, because base models have no template and need no Jinja.
     from jinja2 import TemplateError

@@ -146,6 +146,13 @@ def test_a_missing_chat_template_is_told_before_the_model_is_looked_for():
         prepared("/nonexistent/model", chat_template="/nope")
 
 
+def test_a_broken_chat_template_is_told_at_the_start_not_to_each_client(tmp_path):
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}")
+    for given in (str(tmp_path / "t.jinja"), "{% for %}"):
+        with pytest.raises(ConfigError, match=r"chat_template: the chat template is broken: "):
+            prepared("/nonexistent/model", chat_template=given)
+
+
 def test_cpuserve_config_shows_the_default_sampling(model, capsys):
     argv = ["config", str(model), "--override-generation-config", '{"top_k": 6}', "--json"]
     assert cli.main(argv) == 0
