@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LARGE_TEXT_CHARS = 1 << 17
 # Token ids of a prompt that is to be cut; more do not fit in a request.
 MAX_CUT_TOKENS = 1 << 30
-REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # The lowest limit of tokens that are only counted, for any model: each takes about 300 bytes for a
 # moment.
 _MOST_COUNTED = 1 << 17

@@ -20,6 +20,15 @@ _OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _REFUSED = frozenset({"chat_template", "tokenize", "self", "raise_exception", "strftime_now"})
 
 
+# Messages that show what a template makes of a system message behind the first one.
+_MARK = "c2f1late"
+_LATE = [
+    {"role": "user", "content": "a"},
+    {"role": "system", "content": _MARK},
+    {"role": "user", "content": "b"},
+]
+
+
 class ChatTemplate:
     """A Jinja chat template, rendered in a sandbox with limits on time and output."""
 
@@ -34,6 +43,7 @@ class ChatTemplate:
         self.tool_source = tool_source or source
         self._special_tokens = dict(tokenizer.special_tokens)
         self._templates: dict[str, Template] = {}
+        self._late_system: dict[str, bool] = {}
         self._lock = Lock()
 
     def render(
@@ -53,6 +63,8 @@ class ChatTemplate:
         source = self.tool_source if tools else self.source
         template = self._compiled(source)
         known = template_messages(messages, keeps_developer="developer" in (source or ""))
+        if _has_late_system(known) and not self._shows_late_system(source or "", template):
+            known = [known[0], *map(_as_user, known[1:])]
         variables = {
             **self._special_tokens,
             **checked_variables(kwargs),
@@ -62,6 +74,16 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         return _render(template, variables)
+
+    def _shows_late_system(self, source: str, template: Template) -> bool:
+        """Return whether the template writes a system message that is not the first message."""
+        if source not in self._late_system:
+            variables = {**self._special_tokens, "messages": _LATE, "add_generation_prompt": True}
+            try:
+                self._late_system[source] = _MARK in _render(template, variables)
+            except InvalidRequest:
+                self._late_system[source] = False
+        return self._late_system[source]
 
     def _compiled(self, source: str | None) -> Template:
         if source is None:
@@ -79,6 +101,19 @@ class ChatTemplate:
 def check_template(source: str) -> None:
     """Raise InvalidRequest if `source` is no template or too long, so that nothing can use it."""
     _compile(source)
+
+
+def _has_late_system(messages: list[dict[str, Any]]) -> bool:
+    return any(message["role"] == "system" for message in messages[1:])
+
+
+def _as_user(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a system message as one of the user.
+
+    Agents give instructions between turns. Some templates refuse system messages there, or leave
+    them out, which would lose the instructions.
+    """
+    return {**message, "role": "user"} if message["role"] == "system" else message
 
 
 def _compile(source: str) -> Template:

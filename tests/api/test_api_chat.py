@@ -425,7 +425,7 @@ EFFORTS = "{{ reasoning_effort | default('unset') }} {{ enable_thinking | defaul
         ({}, "unset unset"),
         ({"reasoning_effort": None}, "unset unset"),
         ({"reasoning_effort": "minimal"}, "minimal unset"),
-        ({"reasoning_effort": "xhigh"}, "xhigh unset"),
+        ({"reasoning_effort": "max"}, "max unset"),
         ({"reasoning_effort": "none"}, "none False"),
         ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
          "high unset"),
@@ -446,4 +446,4 @@ def test_an_unknown_reasoning_effort_is_refused_by_tokenize_too(api):
     messages = [{"role": "user", "content": "hi"}]
     error = error_of(api.post("/tokenize", messages=messages, reasoning_effort="extreme"))
     assert error["param"] == "reasoning_effort"
-    assert "none, minimal, low, medium, high, xhigh" in error["message"]
+    assert "none, minimal, low, medium, high, xhigh, max" in error["message"]

@@ -265,6 +265,56 @@ def test_an_effort_or_no_format_leaves_the_form_free():
     assert api.engine.asked[0][1].structured_outputs is None
 
 
+WISHES = "{{ reasoning_effort | default('unset') }} {{ enable_thinking | default('unset') }}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, "unset unset"),
+        ({"thinking": {"type": "adaptive"}}, "unset unset"),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "unset unset"),
+        ({"thinking": {"type": "disabled"}}, "unset False"),
+        ({"output_config": {"effort": "high"}}, "high unset"),
+        ({"output_config": {"effort": "max"}, "thinking": {"type": "adaptive"}}, "max unset"),
+    ],
+    ids=str,
+)
+def test_effort_and_thinking_reach_the_template(fields, prompt):
+    api = tool_api(says("Hi"), source=WISHES)
+    counted = ask(api, path="/v1/messages/count_tokens", **fields).json()
+    assert ask(api, **fields).status_code == 200
+    assert prompt_of(api) == prompt
+    assert counted == {"input_tokens": len(api.engine.asked[0][0])}
+
+
+def test_instructions_may_stand_between_turns():
+    """Claude Code sends such messages."""
+    api = tool_api(says("18 degrees."))
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "18"}
+    told = [{"type": "text", "text": "Be brief."}]
+    messages = [
+        *HI,
+        {"role": "system", "content": told},
+        {"role": "assistant", "content": [use("t1")]},
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [result]},
+    ]
+    assert ask(api, messages=messages, tools=[WEATHER]).status_code == 200
+    prompt = prompt_of(api)
+    assert "hi<|im_end|>\n<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>assistant" in prompt
+    assert "system\nBe kind.<|im_end|>\n<|im_start|>tool\n18<|im_end|>" in prompt
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue"}], ids=str)
+def test_a_thread_is_refused_with_what_makes_clients_go_on_without(thread):
+    """Anthropic's tool runner asks for a thread, and reads these details."""
+    error = ask(Api(), thread=thread).json()["error"]
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert (error["type"], error["details"]) == ("invalid_request_error", details)
+    assert "thread is not supported" in error["message"]
+
+
 def use(number):
     return {"type": "tool_use", "id": number, "name": "weather", "input": {"city": "Paris"}}
 
@@ -369,7 +419,11 @@ def error_of(response):
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0]"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, "mcp_servers"),
+        ({"container": "c1"}, "container"),
         ({"output_config": "json"}, "output_config"),
+        ({"output_config": {"effort": "extreme"}}, "output_config.effort"),
+        ({"output_config": {"effort": 1}}, "output_config.effort"),
         ({"output_config": {"format": "json"}}, "output_config.format"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
         ({"output_config": {"format": {"type": "regex"}}}, "output_config.format has type 'regex'"),

@@ -150,6 +150,32 @@ def test_developer_is_system_where_the_template_does_not_know_it():
     assert render("{{ messages[0].role }}{# developer #}", messages) == "developer"
 
 
+LATE = [*HI, {"role": "system", "content": "Be kind."}]
+REFUSES_LATE = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "{{ m.role }}: {{ m.content }}\n{% endfor %}"
+)
+LEAVES_OUT_LATE = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+    "{{ m.role }}: {{ m.content }}\n{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [REFUSES_LATE, LEAVES_OUT_LATE], ids=["refused", "left out"])
+def test_a_late_system_message_that_would_be_lost_is_one_of_the_user(source):
+    first = {"role": "system", "content": "Be."}
+    known = "system: Be.\nuser: Hi\nuser: Be kind.\n"
+    assert render(source, [first, *LATE]) == known
+    assert render(source, [first, *LATE[:1], {**LATE[1], "role": "developer"}]) == known
+
+
+def test_a_late_system_message_stays_one_where_the_template_writes_it():
+    assert render(CHATML, LATE, add_generation_prompt=False) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>system\nBe kind.<|im_end|>\n"
+    )
+
+
 def test_no_template_says_what_to_do():
     with pytest.raises(InvalidRequest, match=r"no chat template.*--chat-template"):
         render(None)

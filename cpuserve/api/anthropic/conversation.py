@@ -29,8 +29,13 @@ def chat_messages(
     for index, message in enumerate(messages):
         where = f"messages.{index}"
         role = message.get("role")
+        if role == "system":
+            # Agents give instructions also in the middle of a conversation, between turns.
+            content = _text(message.get("content"), f"{where}.content")
+            found.append({"role": "system", "content": content})
+            continue
         if role not in ("user", "assistant"):
-            _refuse(f"{where}.role", "must be user or assistant")
+            _refuse(f"{where}.role", "must be user, assistant or system")
         blocks = list(_blocks(message.get("content"), f"{where}.content"))
         found += _of_user(blocks) if role == "user" else [_of_assistant(blocks)]
         uses.follow(role, blocks)

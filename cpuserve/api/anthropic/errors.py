@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from cpuserve.api.errors import public_message
-from cpuserve.errors import RequestError
+from cpuserve.errors import InvalidRequest, RequestError
 
 _KINDS = {
     400: "invalid_request_error",
@@ -20,11 +20,32 @@ _KINDS = {
 }
 
 
-class MessageErrorInfo(msgspec.Struct):
+class NoThreads(InvalidRequest):
+    """The request wants the server to keep its conversation, or to go on with one that it kept.
+
+    Anthropic's clients read these details, and then send the whole conversation each time.
+    """
+
+    code = "thread_unsupported_request"
+
+    def __init__(self) -> None:
+        msg = "thread is not supported: send all messages of the conversation, without it"
+        super().__init__(msg, param="thread")
+
+
+class ErrorDetails(msgspec.Struct):
+    """What clients can read of an error: its cause, and the fields that are not supported."""
+
+    error_code: str
+    unsupported: list[str]
+
+
+class MessageErrorInfo(msgspec.Struct, omit_defaults=True):
     """Describes an error."""
 
     type: str
     message: str
+    details: ErrorDetails | None = None
 
 
 class MessageError(msgspec.Struct):
@@ -40,6 +61,8 @@ def anthropic_error(error: BaseException, request_id: str) -> bytes:
     status = error.status if isinstance(error, RequestError) else 500
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     info = MessageErrorInfo(kind, public_message(error))
+    if isinstance(error, NoThreads):
+        info.details = ErrorDetails(error.code, ["thread"])
     return msgspec.json.encode(MessageError("error", info, request_id))
 
 

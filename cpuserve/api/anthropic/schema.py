@@ -7,11 +7,14 @@ from typing import Any
 import msgspec
 
 from cpuserve.api.anthropic.conversation import chat_messages
+from cpuserve.api.anthropic.errors import NoThreads
+from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall, unsupported
 
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 class CountRequest(msgspec.Struct, kw_only=True):
@@ -23,6 +26,11 @@ class CountRequest(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    # Rejected by name when set, because ignoring them would change the answer.
+    thread: Any = None
+    mcp_servers: Any = None
+    container: Any = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):
@@ -35,7 +43,6 @@ class MessagesRequest(CountRequest, kw_only=True):
     top_k: int | None = None
     top_p: float | None = None
     metadata: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None  # what older clients send for output_config.format
 
 
@@ -83,9 +90,9 @@ class TokenCount(msgspec.Struct):
 
 def to_call(request: CountRequest) -> GenerateCall:
     """Return the call; InvalidRequest for a field that is invalid or not supported."""
-    if request.thinking is not None and request.thinking.get("type") != "disabled":
-        msg = "thinking is not supported yet: omit it, or set its type to disabled"
-        raise unsupported(msg, "thinking")
+    if request.thread is not None:
+        raise NoThreads
+    check_unset(request, ("mcp_servers", "container"))
     messages = chat_messages(request.messages, request.system)
     choice, name, parallel = _tool_choice(request.tool_choice)
     call = GenerateCall(
@@ -96,6 +103,8 @@ def to_call(request: CountRequest) -> GenerateCall:
         tool_choice=choice,
         tool_name=name,
         parallel_tool_calls=parallel,
+        chat_template_kwargs=_thinking(request.thinking),
+        reasoning_effort=_effort(request),
     )
     if isinstance(request, MessagesRequest):
         call.max_tokens = request.max_tokens
@@ -109,8 +118,32 @@ def to_call(request: CountRequest) -> GenerateCall:
     return call
 
 
+def _thinking(thinking: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the template variables that `thinking` sets.
+
+    "adaptive", which Claude Code always sends, leaves it to the model whether it thinks, so an
+    answer without blocks of thoughts is one of those that the client expects.
+    """
+    kind = None if thinking is None else thinking.get("type")
+    if thinking is None or kind == "adaptive":
+        return None
+    if kind == "disabled":
+        return {"enable_thinking": False}
+    msg = "thinking in blocks of its own is not supported yet: omit it, or use adaptive or disabled"
+    raise unsupported(msg, "thinking")
+
+
+def _effort(request: CountRequest) -> str | None:
+    """Return the reasoning effort, which the chat template may read."""
+    effort = (request.output_config or {}).get("effort")
+    if effort is not None and (not isinstance(effort, str) or effort not in _EFFORTS):
+        msg = f"output_config.effort must be one of {', '.join(_EFFORTS)}"
+        raise InvalidRequest(msg, param="output_config.effort")
+    return effort
+
+
 def _form(request: MessagesRequest) -> StructuredOutputs | None:
-    """Return the form that the request asks for; its other wishes are hints."""
+    """Return the form that the request asks for."""
     form, field = (request.output_config or {}).get("format"), "output_config.format"
     if request.output_format is not None:
         if form is not None:
