@@ -38,12 +38,12 @@ constexpr int64_t kNearRows = 128;
 // Rows of a step that are too many bytes for L2 come from L3, which gives a core 10 bytes a cycle
 // (also measured there). A task of so many strips reads them once for all of its columns.
 constexpr int kSpanStrips = 4;
-// The most unpacked lines of a block where one panel is unpacked at a time, or both bytes of kinds
-// with blocks of 256: 8 KB.
+// The most unpacked lines of a panel in a block, which kinds with blocks of 256 have: 8 KB.
 constexpr int64_t kGroupBlockLines = 8 * kTileLines;
-// Two panels of a group kind are 8 KB together. They share the 48 KB of L1 with 16 KB of groups'
-// integer sums, 4 KB of fp32 sums and 8 KB of the rows of a job. Measured on Granite Rapids, blocks
-// of twice as many lines take 1.05 to 1.18 times as long for 64 to 512 rows of w4m_g128.
+// Two panels of other group kinds are 8 KB together. They share the 48 KB of L1 with 16 KB of
+// groups' integer sums, 4 KB of fp32 sums and 8 KB of the rows of a job. Measured on Granite
+// Rapids, blocks of twice as many lines take 1.05 to 1.18 times as long for 64 to 512 rows of
+// w4m_g128.
 constexpr int64_t kPairBlockLines = kGroupBlockLines / 2;
 
 // A group's sums, integers or the bits of floats, as they leave the tiles.
@@ -58,6 +58,18 @@ struct TileScratch {
   uint8_t lines[kJobColumns][kGroupBlockLines * kTileLineBytes];  // unpacked weights
 };
 static_assert(sizeof(TileScratch) <= kLinearScratch, "the scratch of a call holds all of it");
+
+// Fetches lines of one panel, and with `second` the same lines of a panel so many bytes behind it.
+struct PairFetch : LineFetch {
+  int64_t second = 0;
+
+  __attribute__((always_inline)) inline void step() {
+    const uint8_t* line = at;
+    LineFetch::step();
+    if (second == 0) return;
+    for (; line != at; line += kTileLineBytes) prefetch_l2(line + second);
+  }
+};
 
 // One job: `row_tiles` tiles of rows by `panels` panels, over lines [line0, line1) of K.
 struct TileJob {
@@ -74,7 +86,7 @@ struct TileJob {
   int rows;
   int configured = 0;  // the tiles have the shapes of a job of so many rows
   TileScratch* scratch;
-  LineFetch* fetch;
+  PairFetch* fetch;
 };
 
 CPUSERVE_INLINE const uint8_t* row_of(const TileJob& t, int row) {
@@ -136,7 +148,7 @@ struct Bf16Tiles {
   static constexpr ActFormat kAct = ActFormat::bf16;
   static constexpr bool kGroups = false;
   static constexpr int kShapeLines = kTileLines;
-  static constexpr int64_t kBlockLines = 0, kPanelLines = 0;  // those of a chain kind depend on K
+  static constexpr int64_t kBlockLines = 0;  // those of a chain kind depend on K
   static int64_t lines(int64_t k) { return (k + 1) / 2; }
   static void unpack(const PackedWeight&, int64_t, int64_t, int64_t, uint8_t*) {}
 
@@ -153,7 +165,7 @@ struct ChannelTiles {
   static constexpr ActFormat kAct = ActFormat::q8row;
   static constexpr bool kGroups = false;
   static constexpr int kShapeLines = kTileLines;
-  static constexpr int64_t kBlockLines = 0, kPanelLines = 0;  // those of a chain kind depend on K
+  static constexpr int64_t kBlockLines = 0;  // those of a chain kind depend on K
   static int64_t lines(int64_t k) { return (k + 3) / 4; }
   static void unpack(const PackedWeight&, int64_t, int64_t, int64_t, uint8_t*) {}
 
@@ -327,8 +339,7 @@ struct GroupTiles {
   static constexpr int kShapeLines = kLines < kTileLines ? kLines : kTileLines;
   static constexpr int kVectorRows = Raw::kVectorRows;
   static constexpr int64_t kBlockLines = kLines < kPairBlockLines ? kPairBlockLines : kLines;
-  static constexpr int64_t kPanelLines = kGroupBlockLines;
-  static_assert(kBlockLines % kLines == 0 && kPanelLines % kLines == 0, "blocks of whole groups");
+  static_assert(kBlockLines % kLines == 0, "a block has whole groups");
   static int64_t lines(int64_t k) { return Raw::lines(k); }
 
   // Unpacks lines [line0, line1) of a panel.
@@ -488,7 +499,6 @@ struct BlockTiles {
   static constexpr bool kNegated = !kWide && G::kZero != 0;
   static constexpr int kBytes = kWide ? 2 : 1;
   static constexpr int64_t kBlockLines = kGroupBlockLines / kBytes;
-  static constexpr int64_t kPanelLines = kBlockLines;
   static_assert(kBlockLines % kUnitLines == 0, "a block has whole units");
   static int64_t lines(int64_t k) { return Vectors::units(k) * kUnitLines; }
 
@@ -696,44 +706,78 @@ CPUSERVE_INLINE void over_k(TileJob& t, int64_t lines, int64_t block, Run run) {
   }
 }
 
-// Up to 32 rows: every panel is read once, in the order of memory, and memory sets the pace.
+// Calls run(panel, panels) for every `step` panels of [begin, end).
+template <class Run>
+CPUSERVE_INLINE void over_panels(int64_t begin, int64_t end, int step, Run run) {
+  for (int64_t p = begin; p < end; p += step) {
+    run(p, static_cast<int>(end - p < step ? end - p : step));
+  }
+}
+
+// While a panel of a chain kind is used, fetches as many bytes, `ahead_bytes` further on and also
+// across panels. They go to L2: a fetch to L1 would hold one of its 16 fill buffers, which tile
+// loads need, for the latency of memory. Measured on Granite Rapids, bf16 reads 5 to 9 % more bytes
+// a second at one row so, and 12 to 20 % more at 32.
+CPUSERVE_INLINE void fetch_ahead(const LinearArgs& a, const TileJob& t, int64_t steps) {
+  const uint8_t* end = a.w->data + static_cast<size_t>(panels_of(*a.w)) * t.panel_bytes;
+  const int64_t bytes = static_cast<int64_t>(t.panel_bytes);
+  t.fetch->at = t.w + a.sizes.ahead_bytes;
+  t.fetch->left = t.fetch->at < end ? (bytes + kTileLineBytes - 1) / kTileLineBytes : 0;
+  t.fetch->a_step = (t.fetch->left + steps - 1) / steps;
+}
+
+// While a block of K of `panels` panels of a group kind is used, fetches the next block to L2: of
+// the same panels, or the first block of the panels behind them.
+CPUSERVE_INLINE void fetch_next_block(const LinearArgs& a, const TileJob& t, int panels,
+                                      int64_t lines, int64_t block, int64_t steps) {
+  const uint8_t* end = a.w->data + static_cast<size_t>(panels_of(*a.w)) * t.panel_bytes;
+  const int64_t bytes = static_cast<int64_t>(t.panel_bytes);
+  const int64_t line0 = t.last ? 0 : t.line1;
+  const int64_t line1 = line0 + block < lines ? line0 + block : lines;
+  const int64_t begin = bytes * line0 / lines, stop = bytes * line1 / lines;
+  t.fetch->at = t.w + (t.last ? panels * bytes : 0) + begin;
+  t.fetch->second = panels > 1 ? bytes : 0;
+  t.fetch->left = t.fetch->at < end ? (stop - begin + kTileLineBytes - 1) / kTileLineBytes : 0;
+  t.fetch->a_step = (t.fetch->left + steps - 1) / steps;
+}
+
+// Up to 32 rows: every panel is read once, and memory sets the pace. Chain kinds take one panel at
+// a time, in the order of memory. Group kinds take a block of K of two panels, since unpacking
+// and adding leave them little time to load each tile of rows for one panel only: on Granite Rapids
+// w4m_g128 reads 1.16 to 1.29 times as many bytes a second so at 12 to 32 rows, and other kinds
+// 1.02 to 1.17 times; bf16 would read 0.86 to 0.95 times as many.
 template <class Kind>
 CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
+  constexpr int kTogether = Kind::kGroups ? kJobColumns : 1;
   const PackedWeight& w = *a.w;
   const bool plain = plain_f32(a.ep);
-  const int64_t lines = Kind::lines(w.k);
+  const int64_t lines = Kind::lines(w.k), block = Kind::kGroups ? Kind::kBlockLines : lines;
   TileJob t = job_of<Kind>(a);
-  LineFetch fetch;
+  PairFetch fetch;
   t.fetch = &fetch;
+  t.lines = t.scratch->lines[0];
   t.rows = static_cast<int>(a.m) * a.terms;
   t.c_stride = sums_stride<true>();
   configure_job(t.rows, Kind::kShapeLines);
-  const uint8_t* end = w.data + static_cast<size_t>(panels_of(w)) * w.panel_bytes;
-  for (int64_t p0 = a.panel0; p0 < a.panel1; p0 += kSpanPanels) {
-    const int span = static_cast<int>(a.panel1 - p0 < kSpanPanels ? a.panel1 - p0 : kSpanPanels);
-    for (int p = 0; p < span; p++) {
-      t.w = w.data + static_cast<size_t>(p0 + p) * w.panel_bytes;
-      t.c = t.scratch->sums + p * kPanel;
-      over_k(t, lines, Kind::kGroups ? Kind::kPanelLines : lines, [&] {
-        // A panel's bytes ahead of their use, also across panels; of packed lines, a part. They go
-        // to L2: a fetch to L1 would hold one of its 16 fill buffers, which tile loads need, for
-        // the latency of memory. Measured on Granite Rapids, bf16 reads 5 to 9 % more bytes a
-        // second at one row so, and 12 to 20 % more at 32.
-        const int64_t raw = static_cast<int64_t>(w.panel_bytes);
-        const int64_t begin = raw * t.line0 / lines, stop = raw * t.line1 / lines;
-        fetch.at = t.w + begin + a.sizes.ahead_bytes;
-        fetch.left = fetch.at < end ? (stop - begin + kTileLineBytes - 1) / kTileLineBytes : 0;
+  over_panels(a.panel0, a.panel1, kSpanPanels, [&](int64_t panel0, int span) {
+    over_panels(panel0, panel0 + span, kTogether, [&](int64_t panel, int np) {
+      t.w = w.data + static_cast<size_t>(panel) * w.panel_bytes;
+      t.c = t.scratch->sums + (panel - panel0) * kPanel;
+      over_k(t, lines, block, [&] {
         const int64_t steps = (t.line1 - t.line0 + Kind::kShapeLines - 1) / Kind::kShapeLines;
-        fetch.a_step = (fetch.left + steps - 1) / steps;
         if constexpr (Kind::kGroups) {
-          Kind::unpack(w, p0 + p, t.line0, t.line1, t.scratch->lines[0]);
-          t.lines = t.scratch->lines[0];
+          fetch_next_block(a, t, np, lines, block, steps);
+          for (int p = 0; p < np; p++) {
+            Kind::unpack(w, panel + p, t.line0, t.line1, t.scratch->lines[p]);
+          }
+        } else {
+          fetch_ahead(a, t, steps);
         }
-        call_job<Kind>(t, 1);
+        call_job<Kind>(t, np);
       });
-    }
-    finish_terms(a, plain, 0, t.rows, p0, span, t.scratch->sums, sums_stride<true>());
-  }
+    });
+    finish_terms(a, plain, 0, t.rows, panel0, span, t.scratch->sums, sums_stride<true>());
+  });
 }
 
 // Where the sums of `rows` rows (of terms) by some panels are: those of a pair of panels lie
@@ -814,14 +858,6 @@ CPUSERVE_INLINE void fetch_next_strip(const PackedWeight& w, LineFetch& fetch, i
   fetch.a_step = (fetch.left + steps - 1) / steps;
 }
 
-// Calls run(panel, panels) for every `step` panels of [begin, end).
-template <class Run>
-CPUSERVE_INLINE void over_panels(int64_t begin, int64_t end, int step, Run run) {
-  for (int64_t p = begin; p < end; p += step) {
-    run(p, static_cast<int>(end - p < step ? end - p : step));
-  }
-}
-
 // Many rows that stay in L2: strip after strip, and all of K for some rows and a pair of panels.
 template <class Kind>
 CPUSERVE_INLINE void strip_tiles(const LinearArgs& a, TileJob& t, bool plain, bool strips,
@@ -874,7 +910,7 @@ CPUSERVE_INLINE void blocked_tiles(const LinearArgs& a) {
                       a.ep.out.format != ActFormat::bf16;  // 32 results of 4 panels share a scale
   const int64_t height = a.sizes.rows / a.terms;
   TileJob t = job_of<Kind>(a);
-  LineFetch fetch;
+  PairFetch fetch;
   t.fetch = &fetch;
   for (int64_t row0 = 0; row0 < a.m; row0 += height) {
     const int64_t values = a.m - row0 < height ? a.m - row0 : height, rows = values * a.terms;
