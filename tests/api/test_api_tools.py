@@ -114,6 +114,24 @@ def test_a_forced_call_begins_in_the_prompt(choice, prompt_end, rest):
     assert answer["finish_reason"] == "tool_calls"
 
 
+def allowed(mode, *tools):
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*tools]}}
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [("auto", CALL), ("required", 'weather", "arguments": {"city": "Paris"}}</tool_call>')],
+)
+def test_only_allowed_tools_are_offered(mode, text):
+    api = tool_api(says(text))
+    choice = allowed(mode, {"type": "function", "function": {"name": "weather"}})
+    answer = api.chat(tools=[WEATHER, OTHER], tool_choice=choice).json()["choices"][0]
+    assert "other" not in prompt_of(api)
+    assert prompt_of(api).endswith('{"name": "') == (mode == "required")
+    (call,) = answer["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_forced_call_that_is_cut_before_its_name_has_no_forced_text(stream):
     api = tool_api(says("wea", finish="length"))
@@ -201,6 +219,12 @@ def named(name):
         ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": OTHER}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": allowed("auto")}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": allowed("none", WEATHER)}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": allowed("auto", OTHER)}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": allowed("auto", WEATHER, "x")}, "tool_choice"),
+        ({"tool_choice": allowed("auto", WEATHER)}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "required", "continue_final_message": True},
          "tool_choice"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -119,7 +119,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
         msg = "echo is not supported yet by chat completions: use /v1/completions"
         raise unsupported(msg, "echo")
     check_stream(request)
-    choice, function = _tool_choice(request)
+    choice, function, tools = _tool_choice(request)
     name, asked = "max_tokens", request.max_tokens
     if request.max_completion_tokens is not None:
         name, asked = "max_completion_tokens", request.max_completion_tokens
@@ -129,6 +129,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
         max_tokens_name=name,
         logprobs=_logprobs(request),
         echo=False,
+        tools=tools,
         tool_choice=choice,
         tool_name=function,
         usage_in_each=usage_in_each(request),
@@ -144,17 +145,55 @@ def _logprobs(request: ChatRequest) -> int | None:
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
-def _tool_choice(request: ChatRequest) -> tuple[str, str | None]:
-    """Return the choice, and the function that it names; with a name the choice is "required"."""
-    choice = request.tool_choice
+class _ToolChoice(NamedTuple):
+    choice: str
+    name: str | None  # of the one function that must be called; the choice is then "required"
+    tools: list[dict[str, Any]] | None  # those that may be called
+
+
+def _tool_choice(request: ChatRequest) -> _ToolChoice:
+    choice, tools = request.tool_choice, request.tools
     if not isinstance(choice, dict):
-        return choice or "auto", None
-    function = choice.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
-    if choice.get("type") != "function" or not isinstance(name, str):
-        msg = 'tool_choice must be a word or {"type": "function", "function": {"name": ...}}'
+        return _ToolChoice(choice or "auto", None, tools)
+    if choice.get("type") == "allowed_tools":
+        return _allowed_tools(choice.get("allowed_tools"), tools or [])
+    name = _function_name(choice)
+    if name is None:
+        msg = (
+            'tool_choice must be a word, {"type": "function", "function": {"name": ...}}, or '
+            '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
+        )
         raise InvalidRequest(msg, param="tool_choice")
-    return "required", name
+    return _ToolChoice("required", name, tools)
+
+
+def _allowed_tools(allowed: object, tools: list[dict[str, Any]]) -> _ToolChoice:
+    """Return the choice among some of `tools`; the prompt names only these."""
+    mode, chosen = None, None
+    if isinstance(allowed, dict):
+        mode, chosen = allowed.get("mode"), allowed.get("tools")
+    if mode not in ("auto", "required") or not isinstance(chosen, list) or not chosen:
+        msg = (
+            'tool_choice.allowed_tools must have the mode "auto" or "required", and tools: a list '
+            'of {"type": "function", "function": {"name": ...}} that is not empty'
+        )
+        raise InvalidRequest(msg, param="tool_choice")
+    names = [_function_name(tool) for tool in chosen]
+    offered = {_function_name(tool) for tool in tools} - {None}
+    for tool, name in zip(chosen, names, strict=True):
+        if name not in offered:
+            msg = f"tool_choice allows {str(tool)[:128]}, which is not among the tools"
+            raise InvalidRequest(msg, param="tool_choice")
+    return _ToolChoice(mode, None, [tool for tool in tools if _function_name(tool) in names])
+
+
+def _function_name(tool: object) -> str | None:
+    """Return the name in a tool or a choice of one; None if it has no valid form."""
+    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+        return None
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _check_functions(request: ChatRequest) -> None:
