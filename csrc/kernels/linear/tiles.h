@@ -741,11 +741,12 @@ CPUSERVE_INLINE void fetch_next_block(const LinearArgs& a, const TileJob& t, int
   t.fetch->a_step = (t.fetch->left + steps - 1) / steps;
 }
 
-// Up to 32 rows: every panel is read once, and memory sets the pace. Chain kinds take one panel at
-// a time, in the order of memory. Group kinds take a block of K of two panels, since unpacking
-// and adding leave them little time to load each tile of rows for one panel only: on Granite Rapids
-// w4m_g128 reads 1.16 to 1.29 times as many bytes a second so at 12 to 32 rows, and other kinds
-// 1.02 to 1.17 times; bf16 would read 0.86 to 0.95 times as many.
+// Up to 32 rows: every panel is read once. Chain kinds take one panel at a time, in the order of
+// memory, which sets the pace. Group kinds also spend time on unpacking and adding, so they take a
+// block of K of two panels, for which each tile of rows is loaded once. Measured on Granite Rapids
+// at 12, 20 and 32 rows, w4m_g128 reads 1.16 to 1.29 times as many bytes a second so, nf4_g64 1.11
+// to 1.22 times, w8_g32 1.03 to 1.14 times, w8_channel_g128 0.94 to 1.06 times; bf16 would read
+// 0.86 to 0.99 times as many.
 template <class Kind>
 CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
   constexpr int kTogether = Kind::kGroups ? kJobColumns : 1;
