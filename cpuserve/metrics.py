@@ -54,6 +54,39 @@ DRAFT_COUNTERS = {
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 
 
+class Collected(Protocol):
+    """What has metrics of its own."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield all metric families with their samples."""
+
+
+class HttpMetrics:
+    """Counts the answers of the HTTP server, refusals included, under the name that vLLM uses.
+
+    As there, `status` is the class of the answer, such as "4xx"; `code` tells 429 from 400.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[str, str, int], int] = {}
+
+    def count(self, handler: str, method: str, code: int) -> None:
+        """Record an answer; the number of different handlers and methods must have a bound."""
+        key = (handler, method, code)
+        self._answers[key] = self._answers.get(key, 0) + 1
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield all metric families with their samples."""
+        answers = CounterMetricFamily(
+            "http_requests",
+            "HTTP requests answered, by route, method and status.",
+            labels=["handler", "method", "status", "code"],
+        )
+        for (handler, method, code), number in self._answers.items():
+            answers.add_metric([handler, method, f"{code // 100}xx", str(code)], number)
+        yield answers
+
+
 class TierFigures(Protocol):
     """What an offload tier holds, and how many blocks were restored from it."""
 
@@ -277,7 +310,7 @@ class ServerMetrics:
         if sequence.tokens > 1:
             self.per_token.observe((last - sequence.first) / (sequence.tokens - 1))
 
-    def text(self, others: Iterable[ServerMetrics] = ()) -> bytes:
+    def text(self, others: Iterable[Collected] = ()) -> bytes:
         """Return all metrics, with those of `others`, in Prometheus' text format (CONTENT_TYPE)."""
         registry = CollectorRegistry()
         registry.register(_Exposition([self, *others]))
@@ -473,14 +506,14 @@ class ServerMetrics:
 class _Exposition(Collector):
     """Gives the metrics to prometheus-client when /metrics is read."""
 
-    def __init__(self, models: Iterable[ServerMetrics]) -> None:
-        self._models = models
+    def __init__(self, sources: Iterable[Collected]) -> None:
+        self._sources = sources
 
     def collect(self) -> Iterable[Metric]:
         """Return each family once, with the samples of all models, which have their own label."""
         families: dict[str, Metric] = {}
-        for metrics in self._models:
-            for family in metrics.collect():
+        for source in self._sources:
+            for family in source.collect():
                 known = families.setdefault(family.name, family)
                 if known is not family:
                     known.samples.extend(family.samples)

@@ -17,6 +17,7 @@ from cpuserve.api.middleware import (
     METRICS_PATHS,
     PUBLIC_PATHS,
     ApiKeys,
+    CountsAnswers,
     RequestIds,
     UnexpectedErrors,
 )
@@ -116,6 +117,7 @@ def create_app(
         )
     app.add_middleware(RequestLine)
     app.add_middleware(RequestIds)
+    app.add_middleware(CountsAnswers, metrics=state.http, paths=app.state.paths)
     app.add_middleware(DialectOfPath, dialects=DIALECTS)
     app.add_middleware(ClosesConnections, state=state)
     return app

@@ -1,4 +1,4 @@
-"""Middleware for all routes: request ids, API keys, and answers to unexpected exceptions."""
+"""Middleware for all routes: counts, request ids, API keys, answers to unexpected exceptions."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from cpuserve.metrics import HttpMetrics
+
 log = logging.getLogger(__name__)
 
 # Load balancers and supervisors may request these without a key; they only show the server's state.
@@ -32,9 +34,42 @@ PUBLIC_PATHS = frozenset({"/health", "/ping", "/live"})
 # With --public-metrics these need no key either, for Prometheus and inventory tools.
 METRICS_PATHS = frozenset({"/metrics", "/version"})
 
+# Monitors request these all the time. vLLM's server does not count them either.
+_UNCOUNTED_PATHS = PUBLIC_PATHS | METRICS_PATHS
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
 _MAX_HEADER_FIELDS = 128
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class CountsAnswers:
+    """Counts the answers, by route (`paths`; any other is "none") and by method."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics, paths: Collection[str]) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._paths = frozenset(paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+
+        async def counting_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._count(scope, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counting_send)
+
+    def _count(self, scope: Scope, status: int) -> None:
+        path = scope["path"]
+        if path in _UNCOUNTED_PATHS:
+            return
+        # Clients may send any path and method, and each would be a series of its own.
+        template = getattr(scope.get("route"), "path", None)
+        handler = template or (path if path in self._paths else "none")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.count(handler, method, status)
 
 
 class RequestIds:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.uploads import BodyBudget
 from cpuserve.errors import ServiceUnavailable
+from cpuserve.metrics import HttpMetrics
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -29,6 +30,7 @@ class ServerState:
     cpu: CpuView | None = None
     draining: bool = False
     stopping: bool = False
+    http: HttpMetrics = field(default_factory=HttpMetrics)
     bodies: BodyBudget = field(init=False)
 
     def __post_init__(self) -> None:

@@ -33,6 +33,8 @@ def samples(api):
     out = {}
     for family in text_string_to_metric_families(api.get("/metrics").text):
         for sample in family.samples:
+            if family.name == "http_requests":  # of the server, not of a model
+                continue
             extra = sample.labels.get("finished_reason") or sample.labels.get("le") or ""
             assert sample.labels["model_name"] == "tiny"
             assert sample.labels["engine"] == "0"
@@ -49,9 +51,48 @@ def test_every_series_of_vllm_is_there_from_the_start():
         for name in names:
             assert families[f"vllm:{name}"].type == kind
             assert families[f"vllm:{name}"].documentation
-    assert len(families) == len(HISTOGRAMS + COUNTERS + GAUGES)
+    assert families["http_requests"].type == "counter"
+    assert len(families) == len(HISTOGRAMS + COUNTERS + GAUGES) + 1
     reasons = {k[1] for k in samples(api) if k[0] == "request_success_total"}
     assert reasons == {"stop", "length", "abort", "error"}
+
+
+def http_answers(api):
+    """Return {(handler, method, status, code): value} of http_requests_total."""
+    families = {f.name: f for f in text_string_to_metric_families(api.get("/metrics").text)}
+    labels = ("handler", "method", "status", "code")
+    return {
+        tuple(sample.labels[name] for name in labels): sample.value
+        for sample in families["http_requests"].samples
+        if sample.name == "http_requests_total"
+    }
+
+
+def test_every_answer_is_counted_with_its_status():
+    api = Api(api_keys=("key",), key="key")
+    assert http_answers(api) == {}
+    for _ in range(2):
+        assert api.chat(stream=True).status_code == 200
+    assert api.chat(temperature=-1).status_code == 400
+    assert api.get("/v1/chat/completions/").status_code == 405
+    assert api.get("/v1/models/tiny").status_code == 200
+    assert api.get("/health").status_code == 200
+    for path in ("/a", "/b"):
+        assert api.get(path).status_code == 404
+    assert api.request("BREW", "/a").status_code == 404
+    stranger = Api(api_keys=("key",))
+    stranger.app = api.app
+    assert stranger.get("/v1/models").status_code == 401
+    chat = "/v1/chat/completions"
+    assert http_answers(api) == {
+        (chat, "POST", "2xx", "200"): 2,
+        (chat, "POST", "4xx", "400"): 1,
+        (chat, "GET", "4xx", "405"): 1,
+        ("/v1/models/{name:path}", "GET", "2xx", "200"): 1,
+        ("none", "GET", "4xx", "404"): 2,
+        ("none", "other", "4xx", "404"): 1,
+        ("/v1/models", "GET", "4xx", "401"): 1,
+    }
 
 
 def test_finished_requests_are_counted_exactly():

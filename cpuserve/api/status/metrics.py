@@ -13,6 +13,7 @@ router = APIRouter()
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Return all metrics."""
-    first, *others = [context.metrics for context in get_state(request).models.loaded()]
-    text = first.text(others)
+    state = get_state(request)
+    first, *others = [context.metrics for context in state.models.loaded()]
+    text = first.text([*others, state.http])
     return Response(text, headers={"content-type": CONTENT_TYPE})
