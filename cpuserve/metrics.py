@@ -510,7 +510,7 @@ class _Exposition(Collector):
         self._sources = sources
 
     def collect(self) -> Iterable[Metric]:
-        """Return each family once, with the samples of all models, which have their own label."""
+        """Return each family once, with the samples of all models; labels tell them apart."""
         families: dict[str, Metric] = {}
         for source in self._sources:
             for family in source.collect():

@@ -44,7 +44,10 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class CountsAnswers:
-    """Counts the answers, by route (`paths`; any other is "none") and by method."""
+    """Counts answers by route, method and status, for /metrics.
+
+    The route of a path that is not in `paths` and has no template is "none".
+    """
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics, paths: Collection[str]) -> None:
         self._app = app

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf_parts import first_part, model_files
-from cpuserve.loader.mapped import read_small, readable_folder, regular_file
+from cpuserve.loader.mapped import check_folder, read_small, regular_file
 from cpuserve.loader.names import is_ignored
 from cpuserve.program.parts import stored_needs
 from cpuserve.quant.registry import FORMATS
@@ -85,7 +85,7 @@ def find_model(path: Path) -> Path:
     """
     path = path.expanduser()
     if path.is_dir():
-        readable_folder(path, "model directory")
+        check_folder(path, "model directory")
         found = model_files(file.name for file in path.glob("*.gguf"))
         # Repositories of GGUF files often have the original's config.json, without its weights.
         original = (path / "config.json").exists() and any(path.glob("*.safetensors"))

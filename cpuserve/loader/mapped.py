@@ -39,8 +39,8 @@ def regular_file(path: Path, what: str) -> os.stat_result:
     return found
 
 
-def readable_folder(path: Path, what: str) -> Path:
-    """Directory `path`; ModelError unless this user may list it and open what is in it.
+def check_folder(path: Path, what: str) -> None:
+    """Raise ModelError unless this user may list directory `path` and open what is in it.
 
     Without this check, a file in it would count as missing, or end the start with a traceback.
     """
@@ -50,7 +50,6 @@ def readable_folder(path: Path, what: str) -> Path:
             "cpuserve, read and enter this directory"
         )
         raise ModelError(msg)
-    return path
 
 
 def read_small(path: Path, what: str, max_bytes: int) -> bytes:

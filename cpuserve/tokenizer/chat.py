@@ -99,7 +99,7 @@ class ChatTemplate:
 
 
 def check_template(source: str) -> None:
-    """Raise InvalidRequest if `source` is no template or too long, so that nothing can use it."""
+    """Raise InvalidRequest if `source` is too long or has a syntax error."""
     _compile(source)
 
 

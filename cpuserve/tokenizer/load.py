@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.mapped import readable_folder, regular_file
+from cpuserve.loader.mapped import check_folder, regular_file
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.directory import check_files, find_tokenizer
 from cpuserve.tokenizer.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ def check_tokenizer(given: str) -> None:
         msg = f"tokenizer {given[:100]} cannot be read: {error}"
         raise ModelError(msg) from None
     if found:
-        readable_folder(path, "tokenizer")
+        check_folder(path, "tokenizer")
     else:
         regular_file(path, "tokenizer")
     path = find_tokenizer(path)

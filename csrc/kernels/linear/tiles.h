@@ -38,12 +38,13 @@ constexpr int64_t kNearRows = 128;
 // Rows of a step that are too many bytes for L2 come from L3, which gives a core 10 bytes a cycle
 // (also measured there). A task of so many strips reads them once for all of its columns.
 constexpr int kSpanStrips = 4;
-// The most unpacked lines of a panel in a block, which kinds with blocks of 256 have: 8 KB.
+// The unpacked lines of a panel in a block of K, for kinds with blocks of 256: 8 KB. Others have
+// fewer.
 constexpr int64_t kGroupBlockLines = 8 * kTileLines;
-// Two panels of other group kinds are 8 KB together. They share the 48 KB of L1 with 16 KB of
-// groups' integer sums, 4 KB of fp32 sums and 8 KB of the rows of a job. Measured on Granite
-// Rapids, blocks of twice as many lines take 1.05 to 1.18 times as long for 64 to 512 rows of
-// w4m_g128.
+// The same for other group kinds, so that two panels are 8 KB together. They share the 48 KB of L1
+// with 16 KB of groups' integer sums, 4 KB of fp32 sums and 8 KB of the rows of a job. Measured on
+// Granite Rapids, blocks of twice as many lines take 1.05 to 1.18 times as long for 64 to 512 rows
+// of w4m_g128.
 constexpr int64_t kPairBlockLines = kGroupBlockLines / 2;
 
 // A group's sums, integers or the bits of floats, as they leave the tiles.

@@ -168,7 +168,7 @@ def _tool_choice(request: ChatRequest) -> _ToolChoice:
 
 
 def _allowed_tools(allowed: object, tools: list[dict[str, Any]]) -> _ToolChoice:
-    """Return the choice among some of `tools`; the prompt names only these."""
+    """Return the choice of OpenAI's `allowed_tools`: the model is told only of the tools in it."""
     mode, chosen = None, None
     if isinstance(allowed, dict):
         mode, chosen = allowed.get("mode"), allowed.get("tools")
