@@ -45,6 +45,21 @@ def test_a_call_is_told_whole_and_in_a_stream(per_output):
     assert "weather" in prompt_of(api)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_without_its_last_brace_ends_with_tool_calls(stream):
+    api = tool_api(says(CALL.replace("}}", "}")))
+    response = api.chat(tools=[WEATHER], stream=stream)
+    if stream:
+        events = events_of(response)
+        (call,) = calls_of(event["choices"][0]["delta"] for event in events)
+        told = call, events[-1]["choices"][0]["finish_reason"]
+    else:
+        (choice,) = response.json()["choices"]
+        (called,) = choice["message"]["tool_calls"]
+        told = called["function"], choice["finish_reason"]
+    assert (told[0]["arguments"], told[1]) == ('{"city": "Paris"}', "tool_calls")
+
+
 def test_a_message_of_calls_only_has_no_content():
     message = tool_api(says(CALL * 2)).chat(tools=[WEATHER]).json()["choices"][0]["message"]
     assert message["content"] is None

@@ -41,6 +41,32 @@ CASES = {
     "no object": ("<tool_call>nothing</tool_call>", ["<tool_call>nothing</tool_call>"]),
     "no name": ('<tool_call>{"arguments": {}}!', ['<tool_call>{"arguments": {}}!']),
     "name is a number": ('<tool_call>{"name": 1} x', ['<tool_call>{"name": 1} x']),
+    "no last brace": (
+        '<tool_call>{"name": "f", "arguments": {"a": {"b": 1}}\n</tool_call>' + TWO,
+        [["f", '{"a": {"b": 1}}'], CALL_G],
+    ),
+    "no last brace, no arguments": ('<tool_call>{"name": "f" </tool_call>.', [["f", "{}"], "."]),
+    "no last brace, arguments first": (
+        '<tool_call>{"arguments": {"a": 1}, "name": "f"</tool_call>',
+        [["f", '{"a": 1}']],
+    ),
+    "no last brace, null": ('<tool_call>{"name":"f","arguments":null</tool_call>', [["f", "{}"]]),
+    "no last brace, no name": (
+        '<tool_call>{"arguments": {"a": 1}</tool_call>',
+        ['<tool_call>{"arguments": {"a": 1}</tool_call>'],
+    ),
+    "no last brace, cut in the end marker": (
+        '<tool_call>{"name": "f", "arguments": {"a": 1}</tool',
+        [["f", '{"a": 1}'], "</tool"],
+    ),
+    "another tag for the last brace": (
+        '<tool_call>{"name": "f", "arguments": {"a": 1}</tool>',
+        [["f", '{"a": 1}'], "</tool>"],
+    ),
+    "two braces missing": (
+        '<tool_call>{"name": "f", "arguments": {"a": {"b": 1}</tool_call>',
+        [["f", '{"a": {"b": 1}</tool_call>']],
+    ),
     "broken, then a call": (f"<tool_call>{{}}{TWO}", ["<tool_call>{}", CALL_G]),
     "broken after the name": ('<tool_call>{"name": "f", 3 x', [["f", ""], "3 x"]),
     "broken value": ('<tool_call>{"name": "f", "arguments": ,', [["f", ""], ","]),
@@ -58,7 +84,7 @@ def test_calls_are_found(text, wanted):
     st.lists(
         st.sampled_from(
             [ONE, TWO, "<tool_call>", "</tool_call>", "{", "}", '{"name": "f"', ", ", '"', "\\",
-             '"arguments":', "[1]", " ", "\n", "ab", ":", "<", '{"name":"f","arguments":{"a":"']
+             ',"arguments":{}', '"arguments":', "[1]", " ", "\n", "ab", ":", "<", '{"name":"f","arguments":{"a":"']
         ),
         max_size=8,
     ).map("".join),
@@ -84,6 +110,17 @@ def test_any_arguments_pass_unchanged(value):
 def test_a_call_that_has_begun_is_not_closed():
     call = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     check_what_is_closed(HermesParser(0), call, len(call) - 20)
+
+
+@pytest.mark.parametrize(
+    ("end", "num_closed"), [("}</tool_call>", 1), ("</tool_call>", 1), ("</tool>", 0), ("", 0)]
+)
+def test_a_call_without_its_last_brace_is_complete_at_the_end_marker(end, num_closed):
+    parser = HermesParser(0)
+    parser.push('<tool_call>{"name": "f", "arguments": {"a": 1}' + end)
+    parser.flush()
+    assert (parser.num_calls, parser.num_closed) == (1, num_closed)
+    assert parser.last_closed == bool(num_closed)
 
 
 def test_arguments_are_told_while_they_are_written():

@@ -5,7 +5,9 @@
     </tool_call>
 
 White space beside a call belongs to the format and is dropped. The arguments pass on as they are
-written, as soon as the name is known. What is no call passes on as text, with its marker.
+written, as soon as the name is known. What is no call passes on as text, with its marker. A call
+whose last `}` is missing before the end marker, which models forget behind nested arguments, is
+complete.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class HermesParser(JsonCallParser):
         if self._call is not None and not self._call.name:
             self._say(OPEN + "".join(self._call.raw))
         held, self._held = self._held, ""
-        if self._state == self._in_text and (held.strip() or not self.num_calls):
+        open_text = self._state in (self._in_text, self._at_missing_end)
+        if open_text and (held.strip() or not self.num_calls):
             self._say(held)
         self._call = None
         return self._take()
@@ -84,8 +87,28 @@ class HermesParser(JsonCallParser):
         assert call is not None
         self._held = text[call.read(text) :]
         self._tell(call)
+        if call.lacks_end:
+            self._state = self._at_missing_end
+            return True
         if not (call.closed or call.broken):
             return False
+        self._leave(call)
+        return True
+
+    def _at_missing_end(self) -> bool:
+        """Close the call if its end marker stands where its last brace is missing."""
+        call = self._call
+        assert call is not None
+        if self._held.startswith(CLOSE):
+            call.close()
+            self._tell(call)
+        elif CLOSE.startswith(self._held):
+            return False
+        self._leave(call)
+        return True
+
+    def _leave(self, call: JsonCall) -> None:
+        """Go on behind a call that is closed, or that is none."""
         self._call = None
         if call.name and call.closed:
             self._close_call()
@@ -94,7 +117,6 @@ class HermesParser(JsonCallParser):
             self._state = self._in_text
             if not call.name:
                 self._say(OPEN + "".join(call.raw))
-        return True
 
     def _after_call(self) -> bool:
         held = self._held.lstrip()

@@ -75,6 +75,11 @@ class JsonCall:
         return self._scanner.closed
 
     @property
+    def lacks_end(self) -> bool:
+        """Whether something else stands where the "}" that ends the object may stand."""
+        return self.broken and self._scanner.may_close
+
+    @property
     def has_arguments(self) -> bool:
         """Whether the arguments have begun."""
         return not self._scanner.members.keys().isdisjoint(_ARGUMENTS)
@@ -90,6 +95,10 @@ class JsonCall:
             if self.closed:
                 return at + 1
         return len(text)
+
+    def close(self) -> None:
+        """End an object that `lacks_end`."""
+        self._push("}")
 
     def _push(self, char: str) -> None:
         scanner = self._scanner

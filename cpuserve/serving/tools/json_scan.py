@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import string
+
 _SPACE = " \t\r\n"
+# Of numbers and words: true, null, and Python's None.
+_PLAIN = frozenset(string.ascii_letters + string.digits + "+-.")
 
 
 class ObjectScanner:
@@ -10,7 +14,8 @@ class ObjectScanner:
 
     members: the characters of each value so far, by key, without white space around the value.
     ended: the key whose value ended with the last character, or None. closed: the object has
-    ended. broken: the last character cannot be there.
+    ended. broken: the last character cannot be there. may_close: "}" would end the object, as its
+    last value is whole.
     """
 
     def __init__(self) -> None:
@@ -24,6 +29,12 @@ class ObjectScanner:
         self._depth = 0
         self._quoted = False
         self._escaped = False
+
+    @property
+    def may_close(self) -> bool:
+        """Whether the last value is whole, or a number or word, so that "}" may follow."""
+        inside = self._quoted or self._depth
+        return self._expects == "value" and bool(self._value) and not inside
 
     def push(self, char: str) -> None:
         """Read the next character."""
@@ -69,7 +80,15 @@ class ObjectScanner:
         elif char in _SPACE:
             return
         else:
-            self.broken = char == "]"
+            self.broken = not self._may_follow(char)
+            if self.broken:
+                return
             self._depth = int(char in "{[")
             self._quoted, self._escaped = char == '"', False
         self._value.append(char)
+
+    def _may_follow(self, char: str) -> bool:
+        """Return whether `char` begins a value, or continues a number or word."""
+        if not self._value:
+            return char in '"{[' or char in _PLAIN
+        return char in _PLAIN and self._value[0] in _PLAIN
