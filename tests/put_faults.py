@@ -444,8 +444,8 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/serving/text.py",
-        "if self._num_tokens + index < self._min_tokens:",
-        "if self._num_tokens + index <= self._min_tokens:",
+        "if stops is not None and self._num_tokens + index >= self._min_tokens:",
+        "if stops is not None and self._num_tokens + index > self._min_tokens:",
         "tests/serving/test_text.py",
     ),
     Fault(

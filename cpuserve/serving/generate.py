@@ -185,7 +185,7 @@ async def _run(context: ModelContext, job: Job, tools: ToolUse | None) -> Events
     try:
         processor = TextProcessor(context.get_tokenizer(), ids, params, job.index)
         if tools is not None:
-            processor.find_calls(tools.parser(job.index), tools.most_calls, context.shown_ids)
+            processor.find_calls(tools.parser(job.index), context.shown_ids)
         source = context.client.generate(
             ids, params, job.priority, timeout_s=job.timeout_s, progress=job.progress
         )

@@ -12,7 +12,7 @@ from cpuserve.tokenizer.detokenize import Detokenizer
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import Output
     from cpuserve.sampling.params import SamplingParams
-    from cpuserve.serving.tools.base import ToolParser
+    from cpuserve.serving.tools.base import Piece, ToolParser
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 
@@ -115,16 +115,13 @@ class TextProcessor:
         self._index = index
         self.finish: str | None = None
         self._calls: ToolParser | None = None
-        self._most_calls: int | None = None
 
-    def find_calls(
-        self, parser: ToolParser, most_calls: int | None, shown_ids: frozenset[int]
-    ) -> None:
-        """Find tool calls in the text; the sequence ends after `most_calls` of them.
+    def find_calls(self, parser: ToolParser, shown_ids: frozenset[int]) -> None:
+        """Find tool calls in the text; the sequence ends where the parser is full.
 
         shown_ids: special tokens whose text the parser must see.
         """
-        self._calls, self._most_calls = parser, most_calls
+        self._calls = parser
         self._detokenizer.show(shown_ids)
 
     def push(self, output: Output) -> tuple[list[Event], int]:
@@ -151,59 +148,71 @@ class TextProcessor:
         shown = output.tokens
         if finish == "stop" and not self._include:
             shown = shown[:-1]  # the text of a stop token is not part of the answer
-        stop: str | int | None = output.stop_id
-        if self._stops is None:
-            text.text = self._detokenizer.push(shown)
-            if finish is not None:
-                text.text += self._detokenizer.flush()
-        else:
-            self._push_filtered(text, shown, self._stops, ends=finish is not None)
-            if self._stops.matched is not None:
-                finish, stop = "stop", self._stops.matched
+        pieces = self._read(shown, text)
         count = len(text.token_ids)
         self._num_tokens += count
-        reason = finish
-        if self._calls is not None:
-            self._tell_calls(self._calls, text, events, ends=finish is not None)
-            enough = self._most_calls is not None and self._calls.num_closed >= self._most_calls
-            if enough:
-                finish = finish or "stop"
-            # A client runs the calls of such an answer, so the last one must not be cut off.
-            if finish == "stop" and (enough or self._calls.last_closed):
-                reason, stop = "tool_calls", None
+        if finish is not None or self._has_ended():
+            pieces += self._rest(text)
+        stop: str | int | None = output.stop_id
+        if self._stops is not None and self._stops.matched is not None:
+            finish, stop = "stop", self._stops.matched
+        elif self._calls is not None and self._calls.is_full:
+            finish = finish if finish is not None and count == len(output.tokens) else "stop"
+        if pieces and isinstance(first := pieces[0], Text):
+            text.text = first.text
+            pieces = pieces[1:]
+        events += pieces
+        reason, calls = finish, self._calls
+        # A client runs the calls of such an answer, so the last one must not be cut off.
+        if finish == "stop" and calls is not None and (calls.is_full or calls.last_closed):
+            reason, stop = "tool_calls", None
         if finish is not None:
             self.finish = finish
             events.append(Finish(self._index, reason or finish, stop))
         return events, count
 
-    def _tell_calls(
-        self, calls: ToolParser, text: Text, events: list[Event], *, ends: bool
-    ) -> None:
-        """Replace the text of the event by what the parser finds in it."""
-        pieces = calls.push(text.text)
-        if ends:
-            pieces += calls.flush()
-        text.text = ""
-        if pieces and isinstance(pieces[0], Text):
-            text.text = pieces[0].text
-            pieces = pieces[1:]
-        events += pieces
+    def _read(self, shown: list[int], event: Text) -> list[Piece]:
+        """Return the pieces of the text of new tokens; without calls, `event` gets the text.
 
-    def _push_filtered(
-        self, event: Text, shown: list[int], stops: StopFilter, *, ends: bool
-    ) -> None:
-        """Detokenize token by token, so that tokens after a stop string are not counted."""
+        What may end the answer is looked for after each token, because tokens behind the end are
+        not a part of the answer.
+        """
+        stops, calls, pieces = self._stops, self._calls, []
+        if stops is None and (calls is None or calls.most_calls is None):
+            return self._told(self._detokenizer.push(shown), event)
         for index, token in enumerate(shown):
             text = self._detokenizer.push([token])
-            if self._num_tokens + index < self._min_tokens:
-                event.text += text
-                continue
-            event.text += stops.push(text)
-            if stops.matched is not None:
+            if stops is not None and self._num_tokens + index >= self._min_tokens:
+                text = stops.push(text)
+            pieces += self._told(text, event)
+            if self._has_ended():
                 _cut(event, index + 1)
-                return
-        if ends:
-            event.text += stops.push(self._detokenizer.flush()) + stops.flush()
+                break
+        return pieces
+
+    def _told(self, text: str, event: Text) -> list[Piece]:
+        """Return what the parser of calls finds; without one, add the text to `event`."""
+        if self._calls is not None:
+            return self._calls.push(text)
+        event.text += text
+        return []
+
+    def _has_ended(self) -> bool:
+        """Whether a stop string or the last call that may be has ended the answer."""
+        stopped = self._stops is not None and self._stops.matched is not None
+        return stopped or (self._calls is not None and self._calls.is_full)
+
+    def _rest(self, event: Text) -> list[Piece]:
+        """Return the pieces of what was held back, at the end of the answer."""
+        stops, pieces = self._stops, []
+        if not self._has_ended():
+            text = self._detokenizer.flush()
+            if stops is not None:
+                text = stops.push(text) + stops.flush()
+            pieces = self._told(text, event)
+        if self._calls is not None and not self._calls.is_full:
+            pieces += self._calls.flush()
+        return pieces
 
 
 def _cut(event: Text, count: int) -> None:

@@ -170,6 +170,29 @@ def test_one_call_ends_the_answer_if_calls_may_not_be_parallel():
     assert (api.engine.running, api.engine.aborted) == (0, 1)
 
 
+@pytest.mark.parametrize("per_output", [1, 7, 1000])
+@pytest.mark.parametrize("fields", [{}, {"stop": "never written by this model"}], ids=["", "stop"])
+def test_nothing_behind_the_one_call_is_told_or_counted(per_output, fields):
+    def tokens(text):
+        return len(tokenizer().encode(text, add_special_tokens=False))
+
+    def answer(stream):
+        api = tool_api(says(CALL + " and " + CALL.replace("Paris", "Rome"), per_output))
+        return api.chat(tools=[WEATHER], parallel_tool_calls=False, stream=stream, **fields)
+
+    whole = answer(stream=False).json()
+    (choice,) = whole["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"city": "Paris"}'
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    if not fields:
+        assert whole["usage"]["completion_tokens"] <= tokens(CALL)
+    deltas = [event["choices"][0]["delta"] for event in events_of(answer(stream=True))]
+    (streamed,) = calls_of(deltas)
+    assert streamed["arguments"] == '{"city": "Paris"}'
+    assert "".join(delta.get("content") or "" for delta in deltas) == ""
+
+
 def test_the_choices_of_a_request_have_their_own_calls():
     api = tool_api(says(CALL))
     chunks = events_of(api.chat(tools=[WEATHER], n=2, stream=True))

@@ -84,7 +84,8 @@ def test_calls_are_found(text, wanted):
     st.lists(
         st.sampled_from(
             [ONE, TWO, "<tool_call>", "</tool_call>", "{", "}", '{"name": "f"', ", ", '"', "\\",
-             ',"arguments":{}', '"arguments":', "[1]", " ", "\n", "ab", ":", "<", '{"name":"f","arguments":{"a":"']
+             ',"arguments":{}',
+             '"arguments":', "[1]", " ", "\n", "ab", ":", "<", '{"name":"f","arguments":{"a":"']
         ),
         max_size=8,
     ).map("".join),

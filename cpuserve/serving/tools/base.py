@@ -21,11 +21,16 @@ class ToolParser(Protocol):
 
     The pieces together, with neighbours of one kind joined, do not depend on where the text is
     cut. num_closed: how many calls are complete. last_closed: whether the call that began last is
-    one of them.
+    one of them. most_calls: after so many complete calls it tells nothing more; None = any number.
     """
 
     num_closed: int
     last_closed: bool
+    most_calls: int | None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether most_calls are complete."""
 
     @property
     def num_calls(self) -> int:

@@ -21,6 +21,7 @@ class CallParser(ABC):
     ) -> None:
         self.num_closed = 0
         self.last_closed = False
+        self.most_calls: int | None = None
         self.num_calls = 0
         self._index = index
         self._new_id = new_id
@@ -34,9 +35,14 @@ class CallParser(ABC):
     def push(self, text: str) -> list[Piece]:
         """Return what can be told after `text`."""
         self._held += text
-        while self._held and self._state():
+        while self._held and not self.is_full and self._state():
             pass
         return self._take()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether most_calls are complete."""
+        return self.most_calls is not None and self.num_closed >= self.most_calls
 
     @abstractmethod
     def _in_text(self) -> bool:

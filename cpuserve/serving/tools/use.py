@@ -38,7 +38,9 @@ class ToolUse:
 
     def parser(self, index: int) -> ToolParser:
         """Return the parser of one choice's text."""
-        return self.format.parser(index, self.opening, self.schemas)
+        parser = self.format.parser(index, self.opening, self.schemas)
+        parser.most_calls = self.most_calls
+        return parser
 
 
 def tool_use(call: GenerateCall, found: ToolFormat | None) -> ToolUse | None:
