@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from cpuserve.core.exclusion import (
+    excludes_all,
+    excluding_fields,
+    no_token_left,
+    stop_ids,
+)
 from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 
@@ -14,12 +20,14 @@ class Limits:
     """Limits of one sequence.
 
     kv_tokens: capacity of the whole KV cache. max_top: most alternatives per token (logprobs).
+    eos_ids: the tokens that end a text.
     """
 
     max_model_len: int
     kv_tokens: int
     vocab: int
     max_top: int = 20
+    eos_ids: frozenset[int] = frozenset()
 
 
 def output_limit(num_prompt: int, params: SamplingParams, limits: Limits) -> int:
@@ -51,10 +59,21 @@ def check_params(params: SamplingParams, limits: Limits) -> None:
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
         msg = "allowed_token_ids is empty: no token could ever be chosen"
         raise InvalidRequest(msg, param="allowed_token_ids")
+    _check_choice(params, limits)
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) > limits.max_top:
             msg = f"{name} is {getattr(params, name)}, at most {limits.max_top} is allowed"
             raise InvalidRequest(msg, param=name)
+
+
+def _check_choice(params: SamplingParams, limits: Limits) -> None:
+    """Raise InvalidRequest if no token can be the first one, which no prompt needs to tell."""
+    if params.max_tokens == 0 or params.structured_outputs is not None:
+        return
+    stops = stop_ids(params, limits.eos_ids) if params.min_tokens else frozenset()
+    if excludes_all(params, stops):
+        fields = excluding_fields(params, stops)
+        raise InvalidRequest(no_token_left(fields), param=fields[0])
 
 
 def _check_length(num_prompt: int, params: SamplingParams, limits: Limits) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
+from cpuserve.core.exclusion import excluding_fields, stop_ids
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.ngram import NgramIndex
 from cpuserve.core.pool import Pool
@@ -70,10 +70,8 @@ class Request:
     def __post_init__(self) -> None:
         params = self.params
         self.num_prompt = len(self.token_ids)
-        goes_on = params.ignore_eos and params.structured_outputs is None
-        no_end = goes_on or self.pool is not None  # an embedding has no tokens
-        eos = frozenset() if no_end else self.eos_ids
-        self.stop_ids = eos | frozenset(params.stop_token_ids)
+        # An embedding has no tokens.
+        self.stop_ids = stop_ids(params, self.eos_ids if self.pool is None else ())
         self.num_top = -1 if params.logprobs is None else params.logprobs
         self.prompt_rows = None if params.prompt_logprobs is None else [None]
         self.decode_rows = [LogitRow(0, -1, self.num_top, masked=self.masked)]
@@ -119,25 +117,9 @@ class Request:
 
     @property
     def excluding_fields(self) -> list[str]:
-        """Which fields can exclude every token of the next row; empty if they leave one for sure.
-
-        A grammar alone leaves a token: the engine ends the request otherwise.
-        """
-        params = self.params
-        barred = {i for i, bias in (params.logit_bias or {}).items() if bias == -math.inf}
-        stops = self.stop_ids if self.num_output < params.min_tokens else frozenset()
-        form, allowed = params.structured_outputs, params.allowed_token_ids
-        if form is None and allowed is not None and not barred.issuperset(set(allowed) - stops):
-            return []
-        fields = {
-            "allowed_token_ids": allowed is not None,
-            "logit_bias": bool(barred),
-            "min_tokens": bool(stops),
-        }
-        found = [name for name, is_used in fields.items() if is_used]
-        if form is not None:
-            return [form.field, *found] if found else []
-        return found if allowed is not None or barred else []
+        """Which fields can exclude every token of the next row; see exclusion.py."""
+        stops = self.stop_ids if self.num_output < self.params.min_tokens else frozenset()
+        return excluding_fields(self.params, stops)
 
     def append(self, token: int) -> FinishReason | None:
         """Append a generated token; return the finish reason if the sequence ends with it."""

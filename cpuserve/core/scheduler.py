@@ -33,6 +33,7 @@ import msgspec
 from cpuserve.core.budget import SHORT, PromptBudget, may_lose, part_of
 from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
 from cpuserve.core.drafts import DraftBudget, Drafter
+from cpuserve.core.exclusion import no_token_left
 from cpuserve.core.kv.manager import KvManager, Tables
 from cpuserve.core.kv.prefix import FORGOTTEN, ChainMark, PrefixMatch
 from cpuserve.core.pool import Pool
@@ -722,13 +723,7 @@ class Scheduler:
             self.kv.unpublish(self.kv.held(request.tables))
         delta = Delta(request, [], "error", error=NO_CHOICE)
         if not scored and (fields := request.excluding_fields):
-            names = " and ".join(fields)
-            delta.error = (
-                f"no token is left to sample: {names} of the request exclude every token "
-                f"{'together' if len(fields) > 1 else 'alone'}. Allow more tokens, or omit one of "
-                "the fields"
-            )
-            delta.fault = fields[0]
+            delta.error, delta.fault = no_token_left(fields), fields[0]
         self._drop(request)
         return delta
 

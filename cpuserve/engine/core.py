@@ -94,7 +94,8 @@ class EngineCore:
         )
         longest = max(config.max_model_len, config.kv_blocks * config.block_size)
         kv_tokens = self.kv.use.most_tokens(self.kv.num_blocks, longest)
-        self.limits = Limits(config.max_model_len, kv_tokens, vocab)
+        self._eos_ids = frozenset(eos_ids)
+        self.limits = Limits(config.max_model_len, kv_tokens, vocab, eos_ids=self._eos_ids)
         self.scheduler = Scheduler(
             self.kv,
             executor,
@@ -107,7 +108,6 @@ class EngineCore:
             drafter=_drafter(config, self.kv),
         )
         self.interrupt = Interrupt(executor.cancel)
-        self._eos_ids = frozenset(eos_ids)
         self._facts = facts or {}
         self.adapters = adapters or AdapterSlots()
         self.adapters.in_use = self._slots_in_use

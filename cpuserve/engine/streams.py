@@ -191,6 +191,7 @@ def limits_of(info: dict[str, object]) -> Limits:
             "kv_tokens": info["kv_tokens"],
             "vocab": info["vocab_size"],
             "max_top": info["max_top"],
+            "eos_ids": info["eos_ids"],
         },
         Limits,
     )

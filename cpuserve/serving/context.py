@@ -95,12 +95,14 @@ class ModelContext:
             value = info.get(name)
             return value if isinstance(value, int) else otherwise
 
+        ends = info.get("eos_ids")
         # The model's vocabulary may be larger than the tokenizer's; all of its ids are valid.
         self.bounds = Limits(
             self.max_model_len,
             number("kv_tokens", self.max_model_len),
             number("vocab_size", tokenizer.vocab_size),
             number("max_top", MAX_LOGPROBS),
+            frozenset(ends if isinstance(ends, list) else ()),
         )
         self.vector_width = number("width", 0)
         if self.pooling == "rank":

@@ -433,3 +433,17 @@ def test_a_request_that_never_fits_the_kv_cache_is_400():
     api.context.set_ready(api.context.tokenizer, api.context.chat_template)
     error = error_of(api.complete([5] * 10, max_tokens=50))
     assert "KV cache" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_fields_that_exclude_every_token_are_400_before_the_engine_gets_the_prompt(stream):
+    api = Api()
+    api.engine.info["eos_ids"] = [7]
+    api.context.set_ready(api.context.tokenizer, api.context.chat_template)
+    response = api.complete(allowed_token_ids=[7, 8], stop_token_ids=[8], min_tokens=1, n=2,
+                            stream=stream)  # fmt: skip
+    assert response.status_code == 400
+    error = error_of(response)
+    assert error["param"] == "allowed_token_ids"
+    assert "allowed_token_ids and min_tokens" in error["message"]
+    assert api.engine.asked == []

@@ -1,6 +1,7 @@
 """Scheduler: the contents and order of a step, and which request is preempted."""
 
 import itertools
+import math
 
 import hypothesis.strategies as st
 import numpy as np
@@ -791,6 +792,41 @@ def test_full_context_may_be_scored_but_not_continued():
     assert output_limit(99, SamplingParams(max_tokens=500), limits) == 1
     with pytest.raises(InvalidRequest, match="context length"):
         check_request([1] * 100, SamplingParams(max_tokens=1), limits)
+
+
+NO_CHOICE = [
+    {"allowed_token_ids": [7], "min_tokens": 1},
+    {"allowed_token_ids": [7, 8], "stop_token_ids": [8], "min_tokens": 1},
+    {"allowed_token_ids": [7, 9], "min_tokens": 1, "logit_bias": {9: -math.inf}},
+    {"allowed_token_ids": [9], "logit_bias": {9: -math.inf}},
+    {"allowed_token_ids": [8], "stop_token_ids": [8], "min_tokens": 1, "ignore_eos": True},
+]
+
+
+@pytest.mark.parametrize("params", NO_CHOICE, ids=str)
+def test_request_whose_fields_exclude_every_token_is_refused_before_it_runs(params):
+    limits = Limits(max_model_len=100, kv_tokens=64, vocab=50, eos_ids=frozenset({7}))
+    with pytest.raises(InvalidRequest, match="exclude every token") as caught:
+        check_request([1], SamplingParams(**params), limits)
+    assert caught.value.param == "allowed_token_ids"
+    for name in ("min_tokens", "logit_bias"):
+        assert (name in str(caught.value)) == (name in params)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"allowed_token_ids": [7]},
+        {"allowed_token_ids": [7, 8], "min_tokens": 1},
+        {"allowed_token_ids": [7], "min_tokens": 1, "ignore_eos": True},
+        {"allowed_token_ids": [7], "max_tokens": 0, "prompt_logprobs": 0},
+        {"min_tokens": 1, "logit_bias": {9: -math.inf}},
+    ],
+    ids=str,
+)
+def test_request_whose_fields_leave_a_token_is_not_refused(params):
+    limits = Limits(max_model_len=100, kv_tokens=64, vocab=50, eos_ids=frozenset({7}))
+    check_request([1], SamplingParams(**params), limits)
 
 
 # --- fairness -----------------------------------------------------------------------------------

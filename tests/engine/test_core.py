@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 from array import array
 
 import pytest
@@ -199,10 +200,10 @@ def test_fields_that_leave_no_token_end_their_request_with_their_names():
         outputs.tokens[0] = -1
 
     core = fake_core(fault=fault)
-    add(core, 1, allowed_token_ids=[9], stop_token_ids=[9], min_tokens=2)
+    add(core, 1, logit_bias={8: -math.inf}, stop_token_ids=[9], min_tokens=2)
     (output,) = run(core)[1]
-    assert (output.finish, output.fault) == ("error", "allowed_token_ids")
-    assert "allowed_token_ids and min_tokens" in output.error
+    assert (output.finish, output.fault) == ("error", "logit_bias")
+    assert "logit_bias and min_tokens" in output.error
     assert "NaN" not in output.error
     assert_idle(core)
 
@@ -212,7 +213,7 @@ def test_nan_in_a_prompt_score_is_no_fault_of_the_fields():
         outputs.logprobs[2] = float("nan")
 
     core = fake_core(fault=fault)
-    add(core, 1, prompt_logprobs=0, allowed_token_ids=[9], stop_token_ids=[9], min_tokens=2)
+    add(core, 1, prompt_logprobs=0, logit_bias={8: -math.inf}, stop_token_ids=[9], min_tokens=2)
     (output,) = run(core)[1]
     assert (output.finish, output.fault) == ("error", None)
     assert "NaN" in output.error

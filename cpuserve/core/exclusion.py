@@ -1,0 +1,60 @@
+"""Which fields of a request exclude every token, so that none can be sampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from cpuserve.sampling.params import SamplingParams
+
+
+def stop_ids(params: SamplingParams, eos_ids: Iterable[int]) -> frozenset[int]:
+    """Return the tokens that end a text of the request, and that min_tokens excludes."""
+    goes_on = params.ignore_eos and params.structured_outputs is None
+    eos = frozenset() if goes_on else frozenset(eos_ids)
+    return eos | frozenset(params.stop_token_ids)
+
+
+def excludes_all(params: SamplingParams, stops: frozenset[int]) -> bool:
+    """Return whether no token can be sampled, whatever the model's logits are.
+
+    stops: those that are excluded now, because the text has fewer than min_tokens. A grammar is
+    not taken into account: it may end the text where nothing is left.
+    """
+    barred = _barred(params)
+    allowed = params.allowed_token_ids
+    return allowed is not None and all(i in stops or i in barred for i in allowed)
+
+
+def excluding_fields(params: SamplingParams, stops: frozenset[int]) -> list[str]:
+    """Return which fields can exclude every token; empty if they leave one for sure.
+
+    stops: as in `excludes_all`. A grammar alone leaves a token: the engine ends the request
+    otherwise.
+    """
+    form, allowed = params.structured_outputs, params.allowed_token_ids
+    if form is None and allowed is not None and not excludes_all(params, stops):
+        return []
+    barred = _barred(params)
+    fields = {
+        "allowed_token_ids": allowed is not None,
+        "logit_bias": bool(barred),
+        "min_tokens": bool(stops),
+    }
+    found = [name for name, is_used in fields.items() if is_used]
+    if form is not None:
+        return [form.field, *found] if found else []
+    return found if allowed is not None or barred else []
+
+
+def no_token_left(fields: list[str]) -> str:
+    """Return the message of the error for a request whose `fields` exclude every token."""
+    return (
+        f"no token is left to sample: {' and '.join(fields)} of the request exclude every token "
+        f"{'together' if len(fields) > 1 else 'alone'}. Allow more tokens, or omit one of the "
+        "fields"
+    )
+
+
+def _barred(params: SamplingParams) -> set[int]:
+    return {i for i, bias in (params.logit_bias or {}).items() if bias == -math.inf}
