@@ -95,14 +95,25 @@ def _too_large(max_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(msg)
 
 
+# Browsers add Origin to each POST of a page (Fetch standard, "append a request Origin header"; it
+# may be "null"), new ones also the other, and no page can leave them out.
+_BROWSER_HEADERS = ("origin", "sec-fetch-site")
+
+
 def check_media_type(request: Request) -> None:
     """Raise UnsupportedMediaType unless the body is declared as uncompressed JSON.
 
     Any web page may post some other types to 127.0.0.1 without a CORS preflight request ("simple
-    requests"), so a body of another type is never parsed as JSON.
+    requests"), and a body without a type (a Blob). So a body of another type is never parsed as
+    JSON, and one without a type only if no browser can have sent it: some clients, such as
+    LiteLLM's for Ollama, declare none.
     """
-    declared = request.headers.get("content-type", "")
-    if declared.partition(";")[0].strip().lower() != "application/json":
+    declared = request.headers.get("content-type")
+    if declared is None:
+        if any(name in request.headers for name in _BROWSER_HEADERS):
+            msg = "Content-Type is missing, which a browser's request needs: send application/json"
+            raise UnsupportedMediaType(msg)
+    elif declared.partition(";")[0].strip().lower() != "application/json":
         msg = f"Content-Type is {declared!r}: send application/json"
         raise UnsupportedMediaType(msg)
     encoding = request.headers.get("content-encoding", "identity")

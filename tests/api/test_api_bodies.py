@@ -104,6 +104,38 @@ def test_json_content_types_are_accepted(api, content_type):
     assert api.raw("/v1/chat/completions", GOOD, content_type).status_code == 200
 
 
+ENDPOINTS = ["/v1/chat/completions", "/v1/messages", "/api/chat", "/tokenize"]
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_a_body_without_a_content_type_is_json_if_no_browser_sent_it(api, path):
+    body = b'{"model":"tiny","messages":[{"role":"user","content":"a"}],"max_tokens":4}'
+    response = api.request("POST", path, content=body)
+    assert "content-type" not in response.request.headers
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},  # an https page that posts to http, or one without a referrer
+        {"origin": "http://127.0.0.1:8000"},
+        {"origin": ""},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "none"},
+    ],
+    ids=str,
+)
+def test_a_browsers_body_without_a_content_type_is_415(path, headers):
+    api = Api()
+    response = api.request("POST", path, content=GOOD, headers=headers)
+    assert response.status_code == 415
+    assert "application/json" in response.text
+    assert api.engine.asked == []
+
+
 def test_a_compressed_body_is_refused_not_unpacked(api):
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     response = api.request("POST", "/v1/completions", content=b"\x1f\x8b", headers=headers)
