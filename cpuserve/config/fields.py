@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cpuserve.config.adapters import read_modules
 from cpuserve.config.generation import check_settings
 from cpuserve.config.speculation import read_speculation
 from cpuserve.config.values import parse_bind, parse_count, parse_nodes, parse_space
@@ -43,6 +44,7 @@ class Field:
 
     default: a description of the value that applies if the option is not set. synonyms: other
     spellings of a choice. words: texts that are accepted in place of a value of `kind`.
+    read(value): converts a value in place of `kind`, and raises a ValueError as `parse` does.
     check(value): raises a ValueError that says what is expected. secret: error messages do not
     show the value. server: the option belongs to ServerOptions.
     """
@@ -59,6 +61,7 @@ class Field:
     synonyms: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
     secret: bool = False
+    read: Callable[[object], Any] | None = None
     check: Callable[[Any], object] | None = None
     metavar: str | None = None
     server: bool = False
@@ -104,6 +107,8 @@ class Field:
         return parsed
 
     def _typed(self, value: object) -> Any:
+        if self.read is not None:
+            return self.read(value)
         if self.kind == "flag":
             return _boolean(value)
         if self.kind == "count":
@@ -402,13 +407,14 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "lora_modules",
-        "LoRA adapters as NAME=PATH, of a directory of PEFT or a GGUF file; a request uses one by "
-        "naming it as its model.",
+        "LoRA adapters as NAME=PATH, or as vLLM's JSON objects, of a directory of PEFT or a GGUF "
+        "file; a request uses one by naming it as its model.",
         "none",
         MODEL,
         kind="list",
         flags=("--lora-modules",),
         env="CPUSERVE_LORA_MODULES",
+        read=read_modules,
         check=_named_paths,
         metavar="NAME=PATH",
     ),

@@ -296,6 +296,12 @@ def test_a_refused_flag_does_not_deny_a_feature_that_is_there(parse, flag):
     assert "supported yet" not in str(refused.value)
 
 
+def test_adapters_are_pairs_or_json_objects_as_in_vllm(parse):
+    vllm = '{"name": "x", "path": "y", "base_model_name": "z"}'
+    found = parse("serve", "m", "--lora-modules", vllm, "a=b", "--lora-modules", "c=d")
+    assert found.options.lora_modules == ["x=y", "a=b", "c=d"]
+
+
 def test_a_flag_of_several_names_may_be_given_several_times(parse):
     found = parse(
         *("serve", "m", "--also-serve", "a=/a", "--also-serve=b=/b,c=/c"),

@@ -21,7 +21,22 @@ BAD = {
     "quantization": [""],
     "model_impl": ["torch"],
     "pooling": ["max", ""],
-    "lora_modules": ["", "name", "=dir", "a=", "a=x,a=y"],
+    "lora_modules": [
+        "",
+        "name",
+        "=dir",
+        "a=",
+        "a=x,a=y",
+        "{",
+        "[" * 100_000,
+        "[1]",
+        '{"name": "a"}',
+        '{"name": "a", "path": 1}',
+        '{"name": "a", "path": ""}',
+        '{"name": "a=b", "path": "x"}',
+        '{"name": "a", "path": "x", "rank": 8}',
+        '[{"name": "a", "path": "x"}, "a=y"]',
+    ],
     "allow_runtime_lora_updating": ["maybe"],
     "max_loras": ["0", "-1", "x", "1025"],
     "max_lora_rank": ["0", "513", "x"],
@@ -396,3 +411,26 @@ def test_an_option_that_must_be_one_is_refused_otherwise():
 def test_keywords_cover_every_field_and_flag():
     assert set(BY_NAME) <= set(keywords())
     assert "kv_cache_memory" in keywords()
+
+
+ADAPTER = {"name": "x", "path": "y,z", "base_model_name": "b"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["a=b", json.dumps(ADAPTER)],
+        ["a=b", ADAPTER],
+        json.dumps(["a=b", ADAPTER]),
+        json.dumps([{"name": "a", "path": "b"}, ADAPTER]),
+    ],
+    ids=str,
+)
+def test_adapters_may_be_given_as_in_vllm(value):
+    found = from_arguments({"lora_modules": value}, environ={})
+    assert found.options.lora_modules == ["a=b", "x=y,z"]
+
+
+def test_one_adapter_may_be_an_object():
+    for value in (ADAPTER, json.dumps(ADAPTER), [ADAPTER]):
+        assert from_arguments({"lora_modules": value}, environ={}).options.lora_modules == ["x=y,z"]
