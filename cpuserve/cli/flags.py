@@ -78,6 +78,8 @@ class Collect(argparse.Action):
             values = not flag.startswith("--no-")
         before: Given | None = namespace.given.get(self.field.name)
         given = flag_given(self.field, flag, values)
+        if self.field.name == "model" and before is not None:
+            _refuse_two_models(before, given)
         if self.field.kind == "list" and before is not None:
             given = Given(
                 flag, "flag", [*cast("list[str]", before.value), *cast("list[str]", values)]
@@ -85,6 +87,15 @@ class Collect(argparse.Action):
         if self.field.kind == "names" and before is not None:
             given = Given(flag, "flag", f"{before.value},{given.value}")
         namespace.given[self.field.name] = given
+
+
+def _refuse_two_models(before: Given, given: Given) -> None:
+    """Raise a ConfigError for a MODEL that is not the one of --model: either may be meant."""
+    if before.name != given.name and before.value != given.value:
+        models = {before.name: before.value, given.name: given.value}
+        named = " and ".join(f"{name} {value!r:.100}" for name, value in sorted(models.items()))
+        msg = f"there are two models: {named}; give one of them"
+        raise ConfigError(msg)
 
 
 class Ignore(argparse.Action):

@@ -108,6 +108,9 @@ def test_version(capsys):
         (["serve", "--prot=80"], "did you mean --port?"),
         (["serve", "--port"], "expected one argument"),
         (["serve", "a", "b"], "unexpected argument b"),
+        (["serve", "a", "--model", "b"], "two models: --model 'b' and MODEL 'a'; give one of them"),
+        (["serve", "--model=b", "--port", "80", "a"], "two models: --model 'b' and MODEL 'a'"),
+        (["config", "a", "--model", "b"], "two models"),
         (["--versoin"], "did you mean --version?"),
         (["bench"], "KIND"),
         (
@@ -347,6 +350,8 @@ def test_the_model_flag_and_the_positional_mean_the_same(parse):
     assert parse("serve", "--model", "x").options.model == "x"
     assert parse("serve", "x").options.model == "x"
     assert parse("serve").options.model is None
+    assert parse("serve", "x", "--model", "x").options.model == "x"
+    assert parse("serve", "--model", "y", "--model", "x").options.model == "x", "as for any flag"
 
 
 def test_flags_are_not_abbreviated(parse):
