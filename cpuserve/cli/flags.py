@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -77,15 +78,9 @@ class Collect(argparse.Action):
         if self.field.kind == "flag":
             values = not flag.startswith("--no-")
         before: Given | None = namespace.given.get(self.field.name)
-        given = flag_given(self.field, flag, values)
+        given = flag_given(self.field, flag, values, before)
         if self.field.name == "model" and before is not None:
             _refuse_two_models(before, given)
-        if self.field.kind == "list" and before is not None:
-            given = Given(
-                flag, "flag", [*cast("list[str]", before.value), *cast("list[str]", values)]
-            )
-        if self.field.kind == "names" and before is not None:
-            given = Given(flag, "flag", f"{before.value},{given.value}")
         namespace.given[self.field.name] = given
 
 
@@ -254,7 +249,8 @@ def as_arguments(args: argparse.Namespace) -> list[str]:
         if isinstance(value.value, bool):
             arguments.append(flag if value.value else f"--no-{flag[2:]}")
         elif isinstance(value.value, list):
-            arguments += [flag, *map(str, value.value)]
+            several = BY_NAME[name].kind == "list"
+            arguments += [flag, *(map(str, value.value) if several else [json.dumps(value.value)])]
         else:
             arguments.append(f"{flag}={value.value}")
     return arguments

@@ -86,15 +86,21 @@ def from_arguments(
     return load_options(given, environ=environ, notes=notes)
 
 
-def flag_given(field: Field, flag: str, value: object) -> Given:
+def flag_given(field: Field, flag: str, value: object, before: Given | None = None) -> Given:
     """Return a value from the command line; a text given under an alias is translated.
 
+    before: what the same field got earlier on the command line. A list or names go on with this
+    value; any other value is replaced.
+
     Raises:
-        ConfigError: the alias does not accept this text.
+        ConfigError: the alias does not accept this text, or a part of a list is wrong.
     """
+    given = Given(flag, "flag", value)
     if isinstance(value, str):
-        return _converted(field, flag, Given(flag, "flag", value))
-    return Given(flag, "flag", value)
+        given = _converted(field, flag, given)
+    if before is None or field.kind not in ("list", "names"):
+        return given
+    return replace(given, value=[*_parse(field, before), *_parse(field, given)])
 
 
 def read_file(path: str) -> tuple[dict[str, Given], list[str]]:

@@ -12,7 +12,7 @@ import pytest
 
 from cpuserve.bench.server import serve_command
 from cpuserve.cli import main as cli
-from cpuserve.cli.flags import asked, normalize
+from cpuserve.cli.flags import as_arguments, asked, normalize
 from cpuserve.config.fields import FIELDS, no_op_flags
 from cpuserve.config.missing import MISSING, why_missing
 from cpuserve.errors import ConfigError, ModelError
@@ -314,6 +314,23 @@ def test_a_flag_of_several_names_may_be_given_several_times(parse):
     assert found.server.allowed_origins == ["https://a.example", "https://b.example"]
     with pytest.raises(ConfigError, match="each with a name of its own"):
         parse("serve", "m", "--also-serve", "a=/a", "--also-serve", "a=/b")
+    with pytest.raises(ConfigError, match="flag --also-serve=: must be names separated by commas"):
+        parse("serve", "m", "--also-serve", "a=/a", "--also-serve", "")
+
+
+def test_a_flag_of_several_names_may_be_given_several_times_as_a_json_list(parse):
+    origins = [f"https://{name}.example" for name in "abc"]
+    argv = [f"--allowed-origins={json.dumps(origins[:2])}", f"--allowed-origins={origins[2]}"]
+    assert parse("serve", "m", *argv).server.allowed_origins == origins
+
+
+def test_options_can_be_passed_on_to_another_command(parse):
+    argv = ["serve", "m", "--allowed-origins", "http://a", "--allowed-origins", "http://b",
+            "--served-model-name", "x", "y", "--no-enable-prefix-caching"]  # fmt: skip
+    args, _ = cli.build_parser().parse_known_args(argv)
+    first, again = parse(*argv), parse("serve", *as_arguments(args))
+    assert (again.options, again.server) == (first.options, first.server)
+    assert again.server.allowed_origins == ["http://a", "http://b"]
 
 
 @pytest.mark.parametrize(
