@@ -125,7 +125,7 @@ class StepStats(Protocol):
 
 
 class ReplicaFigures(Protocol):
-    """State and figures of one of several engines (engine/client.py ReplicaStatus)."""
+    """State and figures of one engine (engine/client.py ReplicaStatus)."""
 
     @property
     def serves(self) -> bool: ...
@@ -211,9 +211,10 @@ class ServerMetrics:
 
     `stats` returns the engine's latest StepStats. `cache` gives the labels of cache_config_info.
     `cpu` adds the CPU metrics, and `tiers` those of the KV cache's offload tiers with these names;
-    their names begin with "cpuserve:". `drafts` adds those of speculative decoding. With several
-    engines, `stats` returns their sums and `replicas` the figures of each. Metrics of an engine
-    then have its number as the label `engine`, and metrics measured at the endpoint have "all".
+    their names begin with "cpuserve:". `drafts` adds those of speculative decoding. `replicas`
+    returns the figures of each engine, and adds whether it serves and how often it was restarted.
+    With `several` engines, `stats` returns their sums. Metrics of an engine then have its number as
+    the label `engine`, and metrics measured at the endpoint have "all".
     """
 
     def __init__(
@@ -224,7 +225,8 @@ class ServerMetrics:
         stats: Callable[[], StepStats],
         cache: Mapping[str, object] | None = None,
         cpu: Callable[[], CpuSample] | None = None,
-        replicas: Callable[[], Iterable[ReplicaFigures]] | None = None,
+        replicas: Callable[[], Iterable[ReplicaFigures]] = tuple,
+        several: bool = False,
         tiers: Iterable[str] = (),
         drafts: bool = False,
     ) -> None:
@@ -232,7 +234,8 @@ class ServerMetrics:
         self._drafts = drafts
         self._cpu = cpu
         self._replicas = replicas
-        self._labels = {"model_name": model_name, "engine": "all" if replicas else "0"}
+        self._several = several
+        self._labels = {"model_name": model_name, "engine": "all" if several else "0"}
         self._stats = stats
         self.cache: dict[str, object] = dict(cache or {})
         self._step_tokens = 0
@@ -343,7 +346,7 @@ class ServerMetrics:
     def _engines(self) -> list[tuple[list[str], StepStats]]:
         """Return (label values, figures) of each engine."""
         model = self._labels["model_name"]
-        if self._replicas is None:
+        if not self._several:
             return [(list(self._labels.values()), self._stats())]
         return [([model, str(i)], r.stats) for i, r in enumerate(self._replicas())]
 
@@ -354,7 +357,7 @@ class ServerMetrics:
         for engine, stats in self._engines():
             # With several engines, the figures of each are already limited to its own sequences.
             figures = (stats.running, stats.waiting, stats.kv_usage)
-            figures = figures if self._replicas else self.gauges()
+            figures = figures if self._several else self.gauges()
             for gauge, value in zip((running, waiting, kv_usage), figures, strict=True):
                 gauge.add_metric(engine, value)
         yield from (running, waiting, kv_usage)
@@ -367,8 +370,9 @@ class ServerMetrics:
         yield info
 
     def _collect_replicas(self) -> Iterable[Metric]:
-        """Yield which of several engines serve, and how often each was restarted."""
-        if self._replicas is None:
+        """Yield which engines serve, and how often each was restarted."""
+        replicas = list(self._replicas())
+        if not replicas:
             return
         names = list(self._labels)
         serves = GaugeMetricFamily(
@@ -377,7 +381,7 @@ class ServerMetrics:
         restarts = CounterMetricFamily(
             "cpuserve:replica_restarts", "Restarts after the engine died.", labels=names
         )
-        for i, replica in enumerate(self._replicas()):
+        for i, replica in enumerate(replicas):
             labels = [self._labels["model_name"], str(i)]
             serves.add_metric(labels, replica.serves)
             restarts.add_metric(labels, replica.restarts)

@@ -39,7 +39,8 @@ def make_context(
         stats=lambda: client.stats,
         cache=_cache_facts(config),
         cpu=lambda: cpu.sample(client.stats, client.info),
-        replicas=(lambda: client.replicas) if len(configs) > 1 else None,
+        replicas=lambda: client.replicas,
+        several=len(configs) > 1,
         tiers=_tiers(config),
         drafts=config.speculation is not None,
     )

@@ -12,7 +12,7 @@ from cpuserve.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One of several engines: whether it serves, how often it was restarted, its statistics."""
+    """One engine: whether it serves, how often it was restarted, its statistics."""
 
     serves: bool
     restarts: int
@@ -73,7 +73,7 @@ class EngineClient(Protocol):
 
     @property
     def replicas(self) -> Sequence[ReplicaStatus]:
-        """The status of each engine, if there are several."""
+        """The status of each engine process that this client may restart; empty without such."""
 
     async def close(self) -> None:
         """Stop the engine and reap its process."""

@@ -154,7 +154,7 @@ class InlineClient:
 
     @property
     def replicas(self) -> Sequence[ReplicaStatus]:
-        """Empty: this is a single engine."""
+        """Empty: this engine is never restarted."""
         return ()
 
     async def close(self) -> None:

@@ -213,7 +213,7 @@ class ProcessClient:
 
     @property
     def replicas(self) -> Sequence[ReplicaStatus]:
-        """Empty, because this client has one engine."""
+        """Empty, because this client does not restart its engine."""
         return ()
 
     async def wait_ended(self) -> str:

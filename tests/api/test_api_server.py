@@ -377,6 +377,9 @@ def ends_with_the_engines_death(response):
 def test_a_killed_engine_is_started_again_and_its_streams_end_with_an_error():
     with served("fake:slow") as server:
         server.ready()
+        labels = '{engine="0",model_name="fake"}'
+        restarts = f"cpuserve:replica_restarts_total{labels} %.1f"
+        assert restarts % 0 in server.get("/metrics")[1].decode()
         response = server.post(stream=True, max_tokens=900)
         response.readline()
         os.kill(server.engine_pid, signal.SIGKILL)
@@ -384,8 +387,10 @@ def test_a_killed_engine_is_started_again_and_its_streams_end_with_an_error():
         server.another_engine()
         wait_until(lambda: server.get("/health") == (200, b""))
         assert json.loads(server.post(max_tokens=5).read())["usage"]["completion_tokens"] == 5
-        labels = '{engine="0",model_name="fake"}'
-        assert f"vllm:num_requests_running{labels} 0.0" in server.get("/metrics")[1].decode()
+        metrics = server.get("/metrics")[1].decode()
+        assert f"vllm:num_requests_running{labels} 0.0" in metrics
+        assert f"cpuserve:replica_up{labels} 1.0" in metrics
+        assert restarts % 1 in metrics
         server.stop()
         log = server.ends_with(0)
         assert "the engine was killed by SIGKILL" in log
@@ -453,6 +458,9 @@ def test_an_engine_that_dies_again_and_again_while_it_starts_first_ends_the_serv
 def test_without_restarts_streams_get_an_error_and_the_server_ends_with_1():
     with served("fake:slow", restart=False) as server:
         server.ready()
+        labels = '{engine="0",model_name="fake"}'
+        restarts = f"cpuserve:replica_restarts_total{labels} %.1f"
+        assert restarts % 0 in server.get("/metrics")[1].decode()
         response = server.post(stream=True, max_tokens=900)
         response.readline()
         os.kill(server.engine_pid, signal.SIGKILL)
