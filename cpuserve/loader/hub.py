@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from cpuserve.loader.builtin import BUILTIN, BuiltinModel, Progress, fetch_built
 from cpuserve.loader.conversion import find_conversion
 from cpuserve.loader.gguf_names import default_gguf, gguf_of, parts_of
 from cpuserve.loader.load import find_model
+from cpuserve.loader.mapped import not_permitted
 from cpuserve.log import get_logger
 
 log = get_logger("loader")
@@ -97,11 +97,8 @@ def _local(name: str) -> Path | None:
     try:
         path = Path(name).expanduser()
         path.lstat()
-    except PermissionError as error:
-        why_not = (
-            f"cannot be read: {error.strerror}; let user {os.geteuid()}, who runs cpuserve, read "
-            "it and enter the directories above it"
-        )
+    except PermissionError:
+        why_not = not_permitted()
     except (OSError, ValueError, RuntimeError):  # the name is too long, or ~user does not exist
         pass
     else:

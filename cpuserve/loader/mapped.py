@@ -45,11 +45,16 @@ def check_folder(path: Path, what: str) -> None:
     Without this check, a file in it would count as missing, or end the start with a traceback.
     """
     if not os.access(path, os.R_OK | os.X_OK):
-        msg = (
-            f"{what} {path} cannot be read: Permission denied; let user {os.geteuid()}, who runs "
-            "cpuserve, read and enter this directory"
-        )
+        msg = f"{what} {path} {not_permitted()}"
         raise ModelError(msg)
+
+
+def not_permitted() -> str:
+    """Return why a path cannot be read that is closed to this user, and what its owner can do."""
+    return (
+        f"cannot be read: Permission denied; let user {os.geteuid()}, who runs cpuserve, read it "
+        "and enter the directories above it"
+    )
 
 
 def read_small(path: Path, what: str, max_bytes: int) -> bytes:
