@@ -16,8 +16,8 @@ from cpuserve.api.hosts import AllowedHosts
 from cpuserve.api.middleware import (
     METRICS_PATHS,
     PUBLIC_PATHS,
+    AnswerCounts,
     ApiKeys,
-    CountsAnswers,
     RequestIds,
     UnexpectedErrors,
 )
@@ -116,8 +116,7 @@ def create_app(
             expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.id_headers)],
         )
     app.add_middleware(RequestLine)
-    app.add_middleware(RequestIds)
-    app.add_middleware(CountsAnswers, metrics=state.http, paths=app.state.paths)
+    app.add_middleware(RequestIds, counts=AnswerCounts(state.http, app.state.paths))
     app.add_middleware(DialectOfPath, dialects=DIALECTS)
     app.add_middleware(ClosesConnections, state=state)
     return app

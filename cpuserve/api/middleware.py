@@ -43,28 +43,18 @@ _MAX_HEADER_FIELDS = 128
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-class CountsAnswers:
+class AnswerCounts:
     """Counts answers by route, method and status, for /metrics.
 
     The route of a path that is not in `paths` and has no template is "none".
     """
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics, paths: Collection[str]) -> None:
-        self._app = app
+    def __init__(self, metrics: HttpMetrics, paths: Collection[str]) -> None:
         self._metrics = metrics
         self._paths = frozenset(paths)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
-
-        async def counting_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._count(scope, message["status"])
-            await send(message)
-
-        await self._app(scope, receive, counting_send)
-
-    def _count(self, scope: Scope, status: int) -> None:
+    def add(self, scope: Scope, status: int) -> None:
+        """Count the answer to the request of `scope`."""
         path = scope["path"]
         if path in _UNCOUNTED_PATHS:
             return
@@ -79,11 +69,13 @@ class RequestIds:
     """Gives each request an id, the client's X-Request-Id if it is valid, and returns it.
 
     The headers of the answer with the id are x-request-id and those of the path's dialect.
-    It also removes trailing slashes from the path, before other middleware reads the path.
+    It also removes trailing slashes from the path, before other middleware reads the path, and
+    counts the answer here, because each chunk of a stream passes every wrapper of `send`.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, counts: AnswerCounts) -> None:
         self._app = app
+        self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
@@ -100,6 +92,7 @@ class RequestIds:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *echoed]
+                self._counts.add(scope, message["status"])
             await send(message)
 
         if len(scope["headers"]) > _MAX_HEADER_FIELDS:
