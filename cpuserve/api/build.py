@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cpuserve.api.status.view import CpuView
+from cpuserve.log import get_logger
 from cpuserve.metrics import ServerMetrics
 from cpuserve.serving.context import ModelContext
 from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST
 from cpuserve.serving.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
+from cpuserve.tokenizer.load import load_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.client import EngineClient
     from cpuserve.platforms import Platform
+    from cpuserve.tokenizer.chat import ChatTemplate
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+log = get_logger("serve")
 
 
 def make_context(
@@ -67,6 +73,21 @@ def make_context(
         adapters_change=config.adapter_slots > 0,
     )
     return context, cpu
+
+
+def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate]:
+    """Return the tokenizer and the chat template; log a warning if the template is broken.
+
+    A model with a broken one still completes prompts. That of --chat-template was checked before.
+
+    Raises:
+      ModelError: see load_tokenizer.
+    """
+    tokenizer, template = load_tokenizer(config.tokenizer_path, config.chat_template)
+    fault = template.fault() if config.pooling == "none" else None
+    if fault is not None:
+        log.warning("%s: %s", config.served_model_names[0], fault)
+    return tokenizer, template
 
 
 def _most_sequences(configs: Sequence[EngineConfig], http: HttpOptions) -> int:

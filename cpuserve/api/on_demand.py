@@ -7,10 +7,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cpuserve.api.build import make_context
+from cpuserve.api.build import load_texts, make_context
 from cpuserve.api.engines import start_engines
 from cpuserve.prepare import kv_cache_bytes
-from cpuserve.tokenizer.load import load_tokenizer
 
 if TYPE_CHECKING:
     from cpuserve.api.options import HttpOptions
@@ -37,9 +36,8 @@ class OnDemand:
         prepared, client = await asyncio.to_thread(self._start, promised_bytes)
         try:
             config = prepared.resolved.config
-            names = config.tokenizer_path, config.chat_template
             loaded, _ = await asyncio.gather(
-                asyncio.to_thread(load_tokenizer, *names), client.wait_ready()
+                asyncio.to_thread(load_texts, config), client.wait_ready()
             )
             configs, platform = prepared.resolved.replicas, prepared.platform
             kv_bytes = kv_cache_bytes(prepared)

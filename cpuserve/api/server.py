@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from cpuserve.api.app import Cors, create_app
-from cpuserve.api.build import make_context
+from cpuserve.api.build import load_texts, make_context
 from cpuserve.api.http import MAX_HEADER_BYTES, guarded_protocol
 from cpuserve.api.signals import stop_signals
 from cpuserve.api.state import ServerState
@@ -21,7 +21,6 @@ from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
 from cpuserve.serving.loading import Loading
 from cpuserve.serving.registry import ModelRegistry
-from cpuserve.tokenizer.load import load_tokenizer
 
 if TYPE_CHECKING:
     import socket
@@ -151,8 +150,7 @@ class FrontEnd:
         # Loaded objects stay in memory: exclude them from further garbage collections. The engine
         # takes longer than the tokenizer, so this delays no answer.
         gc.freeze()
-        names = self._config.tokenizer_path, self._config.chat_template
-        loaded = await asyncio.to_thread(load_tokenizer, *names)
+        loaded = await asyncio.to_thread(load_texts, self._config)
         gc.collect()
         gc.freeze()
         return loaded

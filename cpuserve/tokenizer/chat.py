@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 MAX_TEMPLATE_CHARS = 1_000_000
+_INSTEAD = "start the server with --chat-template FILE, or use /v1/completions"
 _OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 # Parameters of render functions in other servers; a template must not get them as variables.
 _REFUSED = frozenset({"chat_template", "tokenize", "self", "raise_exception", "strftime_now"})
@@ -75,6 +76,20 @@ class ChatTemplate:
         }
         return _render(template, variables)
 
+    def fault(self) -> str | None:
+        """Return which requests will be refused because a template is broken, and why, or None.
+
+        It compiles the templates, which the first request would do otherwise.
+        """
+        uses = {"chat requests": self.source, "chat requests with tools": self.tool_source}
+        for which, source in uses.items():
+            if source is not None:
+                try:
+                    self._compiled(source)
+                except InvalidRequest as error:
+                    return f"{which} will be refused (400): {error.message}"
+        return None
+
     def _shows_late_system(self, source: str, template: Template) -> bool:
         """Return whether the template writes a system message that is not the first message."""
         if source not in self._late_system:
@@ -87,14 +102,15 @@ class ChatTemplate:
 
     def _compiled(self, source: str | None) -> Template:
         if source is None:
-            msg = (
-                "this model has no chat template (a base model?); start the server with "
-                "--chat-template FILE, or use /v1/completions"
-            )
+            msg = f"this model has no chat template (a base model?); {_INSTEAD}"
             raise InvalidRequest(msg)
         with self._lock:
             if source not in self._templates:
-                self._templates[source] = _compile(source)
+                try:
+                    self._templates[source] = _compile(source)
+                except InvalidRequest as error:
+                    msg = f"{error.message}; {_INSTEAD}"
+                    raise InvalidRequest(msg) from error
             return self._templates[source]
 
 
