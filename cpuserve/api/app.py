@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from cpuserve.api.state import ServerState
 
 DIALECTS = (
-    OPENAI,
     ANTHROPIC,
+    OPENAI,
     OLLAMA,
     SCORES,
 )

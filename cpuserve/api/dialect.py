@@ -25,13 +25,16 @@ class Dialect:
 
     beginnings: of the paths whose errors `error` writes, also those of routes that do not exist.
     Errors of all other paths have OpenAI's format. id_headers: headers of the answers of these
-    paths with the request's id, besides x-request-id.
+    paths with the request's id, besides x-request-id. shared: beginnings of OpenAI's paths that are
+    this dialect's in requests with `header`; such a dialect comes before OpenAI's in DIALECTS.
     """
 
     routers: tuple[APIRouter, ...]
     error: Envelope = error_json
     beginnings: tuple[str, ...] = ()
     id_headers: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    header: bytes = b""
 
 
 class DialectOfPath:
@@ -39,14 +42,26 @@ class DialectOfPath:
 
     def __init__(self, app: ASGIApp, dialects: Iterable[Dialect]) -> None:
         self._app = app
-        self._dialects = [(path, dialect) for dialect in dialects for path in dialect.beginnings]
+        self._dialects = [
+            (path, header, dialect)
+            for dialect in dialects
+            for paths, header in ((dialect.beginnings, b""), (dialect.shared, dialect.header))
+            for path in paths
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
         if scope["type"] == "http":
             path = scope["path"]
-            for beginning, dialect in self._dialects:
-                if f"{path}/".startswith(f"{beginning}/"):
+            for beginning, header, dialect in self._dialects:
+                if not f"{path}/".startswith(f"{beginning}/"):
+                    continue
+                if not header or has_header(scope, header):
                     scope[ENVELOPE] = dialect.error
                     scope[ID_HEADERS] = dialect.id_headers
         await self._app(scope, receive, send)
+
+
+def has_header(scope: Scope, name: bytes) -> bool:
+    """Return whether the request of `scope` has a header with this name, in lower case."""
+    return any(given == name for given, _ in scope["headers"])

@@ -1,6 +1,7 @@
 """Anthropic's messages: answers, streams, tools, counts and errors in that dialect."""
 
 import json
+from datetime import datetime
 
 import pytest
 
@@ -477,6 +478,63 @@ def test_other_errors_have_this_dialects_format_too(status, kind, change):
     error = error_of(response)
     assert error["type"] == kind
     assert "secret" not in error["message"]
+
+
+def models_of(api, query=""):
+    headers = {"anthropic-version": "2023-06-01"}
+    return api.request("GET", f"/v1/models{query}", headers=headers)
+
+
+def test_models_have_this_dialects_form_for_its_clients():
+    api = Api()
+    page = models_of(api).json()
+    assert list(page) == ["data", "has_more", "first_id", "last_id"]
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "tiny", "alias")
+    assert [info["id"] for info in page["data"]] == ["tiny", "alias"]
+    card = api.get("/v1/models").json()["data"][1]
+    info = page["data"][1]
+    assert (info["type"], info["display_name"], info["max_tokens"]) == ("model", "alias", 128)
+    assert (
+        datetime.fromisoformat(info["created_at"].replace("Z", "+00:00")).timestamp()
+        == (card["created"])
+    )
+    assert models_of(api, "/alias").json() == info
+    assert set(card) > {"object", "owned_by"}, "OpenAI's clients get their form"
+
+
+@pytest.mark.parametrize(
+    ("query", "ids", "more"),
+    [
+        ("?limit=1", ["tiny"], True),
+        ("?limit=2", ["tiny", "alias"], False),
+        ("?limit=1&after_id=tiny", ["alias"], False),
+        ("?after_id=alias", [], False),
+        ("?limit=1&before_id=alias", ["tiny"], False),
+    ],
+)
+def test_models_come_in_pages(query, ids, more):
+    page = models_of(Api(), query).json()
+    assert ([info["id"] for info in page["data"]], page["has_more"]) == (ids, more)
+    ends = (page["first_id"], page["last_id"])
+    assert ends == ((ids[0], ids[-1]) if ids else (None, None))
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "named"),
+    [
+        ("/other", 404, "'other'"),
+        ("?limit=0", 400, "limit"),
+        ("?limit=1001", 400, "limit"),
+        ("?limit=x", 400, "limit"),
+        ("?after_id=other", 400, "after_id"),
+        ("?before_id=other", 400, "before_id"),
+    ],
+)
+def test_errors_of_models_have_this_dialects_format(query, status, named):
+    response = models_of(Api(), query)
+    assert response.status_code == status
+    assert named in error_of(response)["message"]
+    assert error_of(models_of(Api(api_keys=("k",))))["type"] == "authentication_error"
 
 
 def test_the_other_routes_keep_openais_errors():

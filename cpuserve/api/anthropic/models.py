@@ -1,0 +1,105 @@
+"""GET /v1/models and /v1/models/NAME of clients that send Anthropic's header."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+
+from cpuserve.api.dialect import has_header
+from cpuserve.api.state import get_state
+from cpuserve.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from starlette.datastructures import QueryParams
+    from starlette.types import Scope
+
+    from cpuserve.serving.registry import ModelRegistry
+
+# All of Anthropic's clients send it, and none of OpenAI's.
+HEADER = b"anthropic-version"
+MODELS = "/v1/models"
+_PAGE, _MAX_PAGE = 20, 1000
+
+
+class _Route(APIRoute):
+    """A route for requests with the header; the same path without it is OpenAI's."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return super().matches(scope) if has_header(scope, HEADER) else (Match.NONE, {})
+
+
+# OpenAI's routes describe the paths in /openapi.json, which has one description for each.
+router = APIRouter(route_class=_Route, include_in_schema=False)
+
+
+class ModelInfo(msgspec.Struct):
+    """One served name. max_*tokens: null while the model is not loaded."""
+
+    type: str
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: str
+    max_input_tokens: int | None
+    max_tokens: int | None
+
+
+class ModelPage(msgspec.Struct):
+    """The body of GET /v1/models: a part of the list, from first_id to last_id."""
+
+    data: list[ModelInfo]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+def _info(models: ModelRegistry, name: str) -> ModelInfo:
+    context = models.peek(name)
+    started = models.first.started if context is None else context.started
+    at = datetime.fromtimestamp(started, timezone.utc)
+    most = None if context is None else context.max_model_len
+    return ModelInfo("model", name, name, f"{at:%Y-%m-%dT%H:%M:%SZ}", "active", most, most)
+
+
+@router.get(MODELS)
+async def list_models(request: Request) -> Response:
+    """List the served model names, `limit` of them after `after_id` or before `before_id`."""
+    models = get_state(request).models
+    names, more = _page(list(models.names), request.query_params)
+    infos = [_info(models, name) for name in names]
+    page = ModelPage(infos, more, names[0] if names else None, names[-1] if names else None)
+    return Response(msgspec.json.encode(page), media_type="application/json")
+
+
+@router.get(MODELS + "/{name:path}")
+async def get_model(request: Request, name: str) -> Response:
+    """Describe one served model name; 404 for others."""
+    info = _info(get_state(request).models, name)
+    return Response(msgspec.json.encode(info), media_type="application/json")
+
+
+def _page(names: list[str], query: QueryParams) -> tuple[list[str], bool]:
+    """Return the names of the page, and whether there are more in its direction."""
+    given = query.get("limit", str(_PAGE))
+    limit = int(given) if given.isdecimal() and len(given) < 5 else 0
+    if not 1 <= limit <= _MAX_PAGE:
+        msg = f"limit must be a whole number from 1 to {_MAX_PAGE}, got {given[:40]!r}"
+        raise InvalidRequest(msg, param="limit")
+    if (before := query.get("before_id")) is not None:
+        names = names[: _place(names, before, "before_id")]
+        return names[-limit:], len(names) > limit
+    if (after := query.get("after_id")) is not None:
+        names = names[_place(names, after, "after_id") + 1 :]
+    return names[:limit], len(names) > limit
+
+
+def _place(names: list[str], name: str, field: str) -> int:
+    if name not in names:
+        msg = f"{field} is {name[:200]!r}, which is not in the list: send an id of an earlier page"
+        raise InvalidRequest(msg, param=field)
+    return names.index(name)
