@@ -168,6 +168,35 @@ def test_the_system_prompt_and_blocks_make_the_prompt_of_chat():
     assert "<|im_start|>system\na\nb<|im_end|>" in prompt_of(api)
 
 
+PLAIN = {"type": "text", "media_type": "text/plain", "data": "Grass is\ngreen."}
+DOCUMENT = {"type": "document", "source": PLAIN, "title": "Grass", "context": "A school book.",
+            "citations": {"enabled": True}, "cache_control": {"type": "ephemeral"}}  # fmt: skip
+FOUND = {"type": "search_result", "source": "https://sky.example", "title": "Sky",
+         "content": [{"type": "text", "text": "It is"},
+                     {"type": "text", "text": "blue."}]}  # fmt: skip
+
+
+def test_documents_and_search_results_are_text_for_the_model():
+    question = {"type": "text", "text": "Which colour?"}
+    api = tool_api(says("Green."))
+    bare = {"type": "document", "source": PLAIN, "title": None}
+    ask(api, messages=[{"role": "user", "content": [DOCUMENT, FOUND, bare, question]}])
+    lines = ["Grass", "A school book.", PLAIN["data"], "Sky", FOUND["source"], "It is", "blue.",
+             PLAIN["data"], "Which colour?"]  # fmt: skip
+    text = "\n".join(lines)
+    assert f"<|im_start|>user\n{text}<|im_end|>" in prompt_of(api)
+
+
+def test_results_of_tools_may_have_documents_and_search_results():
+    api = tool_api(says("Blue."))
+    call = {"role": "assistant", "content": [use("t1")]}
+    given = {"type": "tool_result", "tool_use_id": "t1", "content": [FOUND, DOCUMENT]}
+    messages = [*HI, call, {"role": "user", "content": [given]}]
+    assert ask(api, messages=messages, tools=[WEATHER]).status_code == 200
+    told = "Sky\nhttps://sky.example\nIt is\nblue.\nGrass\nA school book.\nGrass is\ngreen."
+    assert f"<|im_start|>tool\n{told}<|im_end|>" in prompt_of(api)
+
+
 def test_a_last_message_of_the_assistant_is_continued():
     api = Api()
     ask(api, messages=[*HI, {"role": "assistant", "content": "I am"}])
@@ -396,6 +425,11 @@ def error_of(response):
     return body["error"]
 
 
+def sent(block):
+    """The fields of a request with this block."""
+    return {"messages": [{"role": "user", "content": [block]}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -407,6 +441,18 @@ def error_of(response):
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
         ({"messages": [*HI, {"role": "assistant", "content": [{"type": "tool_use"}]}]}, "input"),
+        (sent({**DOCUMENT, "source": {"type": "base64", "media_type": "application/pdf"}}),
+         "messages.0.content.0.source has type 'base64', which is not supported: send its text as"),
+        (sent({**DOCUMENT, "source": {"type": "url", "url": "http://x"}}), "has type 'url'"),
+        (sent({**DOCUMENT, "source": {**PLAIN, "media_type": "text/html"}}), "must be text/plain"),
+        (sent({**DOCUMENT, "source": {**PLAIN, "data": 1}}), "content.0.source must have its data"),
+        (sent({**DOCUMENT, "source": "a"}), "messages.0.content.0.source"),
+        (sent({**DOCUMENT, "title": 1}), "must have its title as a string"),
+        (sent({"type": "document"}), "messages.0.content.0.source"),
+        (sent({**FOUND, "title": None}), "must have its title as a string"),
+        (sent({**FOUND, "content": [{"type": "image"}]}), "0.content.0.content.0 has type"),
+        (sent({**FOUND, "content": None}), "messages.0.content.0.content"),
+        ({"system": [DOCUMENT]}, "system.0"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 100_000}, "maximum context length"),
         ({"max_tokens": None}, "max_tokens"),
@@ -433,7 +479,7 @@ def error_of(response):
         ({"output_format": FORM, "output_config": {"format": FORM}}, "output_config.format"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_bad_request_is_refused_in_this_dialect(fields, named):
     api = Api()
     response = ask(api, **fields)

@@ -101,10 +101,47 @@ def _text(content: object, where: str) -> str:
 def _text_of(block: dict[str, Any], where: str) -> str:
     if block["type"] != "text":
         _refuse(where, f"has type {block['type'][:40]!r}; this model reads text only")
-    text = block.get("text")
+    return _string(block, "text", where)
+
+
+def _shown(block: dict[str, Any], where: str) -> str:
+    """Return the text of a block that a user or a tool may send."""
+    kind = block["type"]
+    return _SHOWN[kind](block, where) if kind in _SHOWN else _text_of(block, where)
+
+
+def _document(block: dict[str, Any], where: str) -> str:
+    """Return a document's title, context and text, each of which begins a line."""
+    source = block.get("source")
+    if not isinstance(source, dict) or source.get("type") != "text":
+        kind = source.get("type") if isinstance(source, dict) else None
+        _refuse(f"{where}.source", f"has type {str(kind)[:40]!r}, which is not supported: {_PLAIN}")
+    if source.get("media_type", "text/plain") != "text/plain":
+        _refuse(f"{where}.source.media_type", f"must be text/plain: {_PLAIN}")
+    lines = [_optional(block, name, where) for name in ("title", "context")]
+    return "\n".join([*filter(None, lines), _string(source, "data", f"{where}.source")])
+
+
+def _search_result(block: dict[str, Any], where: str) -> str:
+    """Return the title, the source and the text of a search result, each of which begins a line."""
+    lines = [_string(block, name, where) for name in ("title", "source")]
+    return "\n".join([*filter(None, lines), _text(block.get("content"), f"{where}.content")])
+
+
+_PLAIN = 'send its text as {"type": "text", "media_type": "text/plain", "data": ...}'
+# Other blocks than text that become text. There are no citations in answers.
+_SHOWN = {"document": _document, "search_result": _search_result}
+
+
+def _string(block: dict[str, Any], name: str, where: str) -> str:
+    text = block.get(name)
     if not isinstance(text, str):
-        _refuse(where, "must have its text as a string")
+        _refuse(where, f"must have its {name} as a string")
     return text
+
+
+def _optional(block: dict[str, Any], name: str, where: str) -> str | None:
+    return None if block.get(name) is None else _string(block, name, where)
 
 
 def _of_user(blocks: list[tuple[str, dict[str, Any]]]) -> list[Message]:
@@ -118,7 +155,7 @@ def _of_user(blocks: list[tuple[str, dict[str, Any]]]) -> list[Message]:
 
     for where, block in blocks:
         if block["type"] != "tool_result":
-            texts.append(_text_of(block, where))
+            texts.append(_shown(block, where))
             continue
         number = block.get("tool_use_id")
         if not isinstance(number, str):
@@ -126,7 +163,8 @@ def _of_user(blocks: list[tuple[str, dict[str, Any]]]) -> list[Message]:
         if texts:
             close()
         content = block.get("content")
-        result = "" if content is None else _text(content, f"{where}.content")
+        parts = () if content is None else _blocks(content, f"{where}.content")
+        result = "\n".join(_shown(part, path) for path, part in parts)
         found.append({"role": "tool", "tool_call_id": number, "content": result})
     if texts or not found:
         close()
