@@ -107,7 +107,7 @@ def to_call(request: CountRequest) -> GenerateCall:
         reasoning_effort=_effort(request),
     )
     if isinstance(request, MessagesRequest):
-        call.max_tokens = request.max_tokens
+        call.max_tokens = _max_tokens(request.max_tokens)
         call.stop = request.stop_sequences
         call.stream = bool(request.stream)
         call.return_progress = True  # a stream has a ping for each part of a long prompt
@@ -116,6 +116,14 @@ def to_call(request: CountRequest) -> GenerateCall:
         call.top_p = request.top_p
         call.structured_outputs = _form(request)
     return call
+
+
+def _max_tokens(most: int) -> int:
+    if most < 1:
+        why = "" if most else ": prompts cannot be cached without an answer"
+        msg = f"max_tokens must be at least 1, got {most}{why}"
+        raise InvalidRequest(msg, param="max_tokens")
+    return most
 
 
 def _thinking(thinking: dict[str, Any] | None) -> dict[str, Any] | None:
