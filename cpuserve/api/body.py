@@ -15,7 +15,7 @@ from cpuserve.api.errors import (
     UnsupportedMediaType,
 )
 from cpuserve.api.json_objects import check_objects
-from cpuserve.api.problems import not_utf8, wrong_field
+from cpuserve.api.problems import not_json, not_utf8, wrong_field
 from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -144,8 +144,7 @@ def decode_request(
     except msgspec.ValidationError as error:
         raise wrong_field(error) from None
     except msgspec.DecodeError as error:
-        msg = f"The request body is not valid JSON: {error}"
-        raise InvalidRequest(msg, code="invalid_json") from None
+        raise not_json(body, error) from None
     except UnicodeDecodeError:
         raise not_utf8(body) from None
     except RecursionError:

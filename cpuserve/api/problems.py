@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from typing import TYPE_CHECKING
 
 from cpuserve.errors import InvalidRequest
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _TYPE = re.compile(r"Expected `(?P<want>[^`]*)`, got `(?P<got>[^`]*)`")
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
+
+# An escape in a JSON string; the group is half of a surrogate pair without the other one.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
 
 _JSON_NAMES = {
     "str": "a string",
@@ -48,6 +54,22 @@ def _wanted(types: str) -> str:
     """Return "an integer" for "int | null"; null is omitted because it only means "not set"."""
     names = [_JSON_NAMES.get(name, name) for name in types.split(" | ") if name != "null"]
     return " or ".join(names)
+
+
+def not_json(body: bytes | bytearray, error: msgspec.DecodeError) -> InvalidRequest:
+    """Return the error for a body that is not JSON."""
+    told = str(error)
+    if not body.strip():
+        return InvalidRequest("The request body is empty: send a JSON object", code="invalid_json")
+    if body.startswith(BOM_UTF8):
+        told = "it begins with a byte order mark: send UTF-8 without one"
+    elif half := next((escape[1] for escape in _ESCAPE.finditer(body) if escape[1]), None):
+        told = (
+            f"it has \\{half.decode()} without the other half of its surrogate pair. A text was "
+            "cut inside of a character: cut it between characters"
+        )
+    msg = f"The request body is not valid JSON: {told}"
+    return InvalidRequest(msg, code="invalid_json")
 
 
 def not_utf8(body: bytes | bytearray) -> InvalidRequest:

@@ -1,5 +1,7 @@
 """Invalid requests: broken JSON, wrong types, too large bodies, unknown routes and methods."""
 
+import json
+
 import pytest
 
 from cpuserve.serving.limits import ClientLimits
@@ -80,6 +82,46 @@ def test_the_error_says_where_the_utf_8_breaks(api, body):
     error = error_of(api.raw("/v1/chat/completions", body))
     assert error["code"] == "invalid_json"
     assert error["message"].endswith(f" at byte {broken.value.start}")
+
+
+@pytest.mark.parametrize("body", [b"", b" \r\n"])
+def test_an_empty_body_is_called_empty(api, body):
+    error = error_of(api.raw("/v1/chat/completions", body))
+    assert error["message"] == "The request body is empty: send a JSON object"
+    assert error["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        (rb"a\ud83d", r"\ud83d"),
+        (rb"\uD83Dx", r"\uD83D"),
+        (rb"\ude00", r"\ude00"),
+        (rb"\ud83d\ude00\ud83d\n", r"\ud83d"),
+        (rb"\\\ud83d", r"\ud83d"),
+        (rb"\\ud83d\ude00", r"\ude00"),
+    ],
+)
+def test_a_text_that_was_cut_inside_of_a_character_is_told_so(api, text, half):
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        json.loads(b'"%b"' % text).encode()
+    error = error_of(api.raw("/v1/completions", b'{"prompt":"%b"}' % text))
+    assert f"it has {half} without the other half of its surrogate pair" in error["message"]
+    assert error["code"] == "invalid_json"
+
+
+def test_whole_surrogate_pairs_are_no_reason_for_what_else_breaks_the_json(api):
+    message = error_of(api.raw("/v1/completions", rb'{"prompt":"\ud83d\ude00 \\ud83d",}'))[
+        "message"
+    ]
+    assert "surrogate" not in message
+    body = rb'{"prompt":"\ud83d\ude00 \\ud83d","max_tokens":1}'
+    assert api.raw("/v1/completions", body).status_code == 200
+
+
+def test_a_byte_order_mark_is_called_so(api):
+    message = error_of(api.raw("/v1/chat/completions", b"\xef\xbb\xbf" + GOOD))["message"]
+    assert "byte order mark" in message
 
 
 def test_of_duplicate_keys_the_last_counts(api):
