@@ -127,7 +127,8 @@ def decode_request(
 ) -> T:
     """Decode `body`, a JSON object, to a `kind`; fields that `kind` does not have are ignored.
 
-    most_objects: the limits of check_objects, which checks bodies above FREE_BYTES.
+    A number such as 5.0 is the integer 5 where a field needs one. most_objects: the limits of
+    check_objects, which checks bodies above FREE_BYTES.
 
     Raises:
       InvalidRequest: the body is not a valid `kind`; the error names the invalid field.
@@ -139,8 +140,7 @@ def decode_request(
             check_objects(body, kind, most_objects or {})
         if log.isEnabledFor(logging.DEBUG):
             _log_unknown(body, kind)
-        decoder: msgspec.json.Decoder[T] = _decoder(kind)
-        return decoder.decode(body)
+        return _decoded(body, kind)
     except msgspec.ValidationError as error:
         raise wrong_field(error) from None
     except msgspec.DecodeError as error:
@@ -150,6 +150,30 @@ def decode_request(
     except RecursionError:
         msg = "The request body is nested too deeply: use fewer levels of lists and objects"
         raise InvalidRequest(msg) from None
+
+
+def _decoded(body: bytes | bytearray, kind: type[T]) -> T:
+    decoder: msgspec.json.Decoder[T] = _decoder(kind)
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+        values = _whole_numbers(msgspec.json.decode(body))
+        if isinstance(options := values.get("options"), dict):  # Ollama's
+            values["options"] = _whole_numbers(options)
+        return msgspec.convert(values, kind)
+
+
+def _whole_numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """Return `values` with 5 in place of 5.0; what is inside lists and objects stays.
+
+    JSON has one type of numbers, and some libraries (Gson, Lua's) write all of them like this.
+    """
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in values.items()
+    }
 
 
 @cache

@@ -6,6 +6,7 @@ import pytest
 
 from cpuserve.serving.limits import ClientLimits
 from tests.api.fakes import Api, error_of
+from tests.api.tools import prompt_of, says, tool_api
 
 GOOD = b'{"messages":[{"role":"user","content":"hi"}]}'
 
@@ -122,6 +123,31 @@ def test_whole_surrogate_pairs_are_no_reason_for_what_else_breaks_the_json(api):
 def test_a_byte_order_mark_is_called_so(api):
     message = error_of(api.raw("/v1/chat/completions", b"\xef\xbb\xbf" + GOOD))["message"]
     assert "byte order mark" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", b'"prompt":"a","max_tokens":3.0,"top_k":4e1,"seed":-7.0'),
+        ("/v1/chat/completions", b'"messages":[{"role":"user","content":"a"}],"max_tokens":3.0,'
+         b'"top_k":40.0,"seed":-7.0'),
+        ("/api/generate", b'"model":"tiny","prompt":"a","options":{"num_predict":3.0,"top_k":40.0,'
+         b'"seed":-7.0}'),
+    ],
+)  # fmt: skip
+def test_an_integer_may_be_written_as_a_number_with_a_fraction_of_zero(path, fields):
+    api = Api()
+    assert api.raw(path, b"{%b}" % fields).status_code == 200
+    params = api.engine.asked[0][1]
+    assert (params.max_tokens, params.top_k, params.seed) == (3, 40, -7)
+
+
+def test_a_schema_keeps_its_numbers_where_an_integer_is_written_so():
+    api = tool_api(says("ok"))
+    tool = b'{"type":"function","function":{"name":"f","parameters":{"minimum":1.0}}}'
+    body = b'"max_tokens":3.0,"temperature":1.0,"tools":[%b]}' % tool
+    assert api.raw("/v1/chat/completions", GOOD[:-1] + b"," + body).status_code == 200
+    assert '"minimum": 1.0' in prompt_of(api)
 
 
 def test_of_duplicate_keys_the_last_counts(api):
