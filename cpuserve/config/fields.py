@@ -290,7 +290,7 @@ FIELDS: tuple[Field, ...] = (
         MODEL,
         flags=("--model",),
         env="CPUSERVE_MODEL",
-        aliases=(Alias("--model-path"),),
+        aliases=(Alias("--model-path"), Alias("-m")),
         check=not_empty,
         metavar="MODEL",
     ),

@@ -367,6 +367,7 @@ def test_the_model_flag_and_the_positional_mean_the_same(parse):
     assert parse("serve", "--model", "x").options.model == "x"
     assert parse("serve", "x").options.model == "x"
     assert parse("serve").options.model is None
+    assert parse("serve", "-m", "x", "-c", "8k").options.model == "x", "as llama.cpp has it"
     assert parse("serve", "x", "--model", "x").options.model == "x"
     assert parse("serve", "--model", "y", "--model", "x").options.model == "x", "as for any flag"
 
