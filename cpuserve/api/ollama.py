@@ -1,4 +1,4 @@
-"""Ollama's API: /api/chat and /api/generate, and what clients ask before: tags, show, version."""
+"""Ollama's API: chat and generate, and what clients ask before: tags, ps, show and version."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.generate import Generation
 
 router = APIRouter()
+_NEVER = "2200-01-01T00:00:00Z"  # Ollama's client shows a time so far away as "Forever"
 _to_json = msgspec.json.Encoder().encode
 
 
@@ -87,9 +88,10 @@ class OllamaGenerate(OllamaRequest, kw_only=True):
 
 
 class OllamaShow(msgspec.Struct):
-    """POST /api/show."""
+    """POST /api/show. Older clients call the model `name`."""
 
-    model: str
+    model: str | None = None
+    name: str | None = None
 
 
 class OllamaMessage(msgspec.Struct):
@@ -122,7 +124,7 @@ class OllamaAnswer(msgspec.Struct, kw_only=True):
 
 
 class OllamaModels(msgspec.Struct):
-    """The body of GET /api/tags."""
+    """The body of GET /api/tags and /api/ps."""
 
     models: list[dict[str, Any]]
 
@@ -171,6 +173,24 @@ async def tags(request: Request) -> Response:
     return _json(OllamaModels([_listed(name, at) for name in models.names]))
 
 
+@router.get("/api/ps", openapi_extra=json_answer(OllamaModels, OllamaError))
+async def loaded(request: Request) -> Response:
+    """List the models that are loaded now, which stay so."""
+    models = get_state(request).models
+    at = _timestamp(models.first.started)
+    found = [
+        {
+            **_listed(name, at),
+            "expires_at": _NEVER,
+            "size_vram": 0,
+            "context_length": context.max_model_len,
+        }
+        for context in models.loaded()
+        for name in (*context.model_names, *context.adapters)
+    ]
+    return _json(OllamaModels(found))
+
+
 def _listed(name: str, at: str) -> dict[str, Any]:
     # Ollama's own client shows the first digits of a digest, and fails without any.
     digest = hashlib.sha256(name.encode()).hexdigest()
@@ -182,7 +202,11 @@ def _listed(name: str, at: str) -> dict[str, Any]:
 async def show(request: Request) -> Response:
     """Describe a model and what it can do. A model that is not loaded yet is loaded first."""
     async with read_call(request, "ollama-", OllamaShow) as (received, asked):
-        await _choose(received, asked.model)
+        model = asked.model or asked.name
+        if not model:
+            msg = "model is missing"
+            raise InvalidRequest(msg, param="model")
+        await _choose(received, model)
         context = received.context
         able = {"none": ["completion"], "rank": []}.get(context.pooling, ["embedding"])
         if context.tool_format is not None:

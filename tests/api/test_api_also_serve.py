@@ -34,6 +34,7 @@ def test_a_second_model_is_loaded_when_a_request_names_it():
         assert list(cards) == ["one", "two", "gone"]
         assert cards["two"]["max_model_len"] is None
 
+        assert [model["name"] for model in json.loads(server.get("/api/ps"))["models"]] == ["one"]
         first = server.post("/v1/completions", **ASK)
         second = server.post("/v1/completions", model="two", **ASK)
         assert (first["model"], second["model"]) == ("one", "two")
@@ -42,6 +43,8 @@ def test_a_second_model_is_loaded_when_a_request_names_it():
         for path in ("/v1/chat/completions", "/v1/messages"):
             assert server.post(path, model="two", **chat)["model"] == "two"
         assert engines(server) == before + 1, "it stays loaded"
+        loaded = [model["name"] for model in json.loads(server.get("/api/ps"))["models"]]
+        assert loaded == ["one", "two"]
         assert json.loads(server.get("/v1/models/two"))["max_model_len"] > 0
 
         status, message = refusal(server, model="gone", **ASK)

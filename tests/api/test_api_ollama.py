@@ -1,6 +1,7 @@
 """Ollama's API: lines of JSON, whole answers, options, forms, tools and what is refused."""
 
 import json
+from datetime import datetime
 
 import pytest
 
@@ -236,4 +237,16 @@ def test_models_are_listed_and_shown():
     shown = api.post("/api/show", model="alias:latest").json()
     assert shown["capabilities"] == ["completion", "tools"]
     assert shown["model_info"]["model.context_length"] == 4096
+    assert api.post("/api/show", name="alias").json() == shown, "as older clients ask"
+    missing = api.post("/api/show", model="", name=None)
+    assert (missing.status_code, missing.json()) == (400, {"error": "model is missing"})
     assert api.get("/api/version").json() == api.get("/version").json()
+
+
+def test_loaded_models_are_listed():
+    api = tool_api(says(""))
+    listed, found = (api.get(path).json()["models"] for path in ("/api/tags", "/api/ps"))
+    assert [model["context_length"] for model in found] == [4096, 4096]
+    for model, shown in zip(found, listed, strict=True):
+        assert {**model, **shown} == model
+        assert datetime.fromisoformat(model["expires_at"].replace("Z", "+00:00")).year > 2100
