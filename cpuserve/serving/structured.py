@@ -41,7 +41,7 @@ def _response_format(value: Any) -> StructuredOutputs | None:
         case "text":
             return None
         case "json_object":
-            return StructuredOutputs(json_object=True, field=_FIELD)
+            return _json_object(value.get("schema"))
         case "json_schema":
             return _json_schema(value.get("json_schema"))
         case "structural_tag":
@@ -49,6 +49,16 @@ def _response_format(value: Any) -> StructuredOutputs | None:
             raise unsupported(msg, _FIELD)
     msg = f"response_format must be an object whose type is {_FORMATS}"
     raise InvalidRequest(msg, param=_FIELD)
+
+
+def _json_object(schema: Any) -> StructuredOutputs:
+    """Return any object, or that of a schema, which llama.cpp's clients may add."""
+    if schema is None:
+        return StructuredOutputs(json_object=True, field=_FIELD)
+    if not isinstance(schema, dict):
+        msg = "the schema of response_format json_object must be a JSON schema, which is an object"
+        raise InvalidRequest(msg, param=_FIELD)
+    return StructuredOutputs(json=schema, field=_FIELD)
 
 
 def _json_schema(value: Any) -> StructuredOutputs:

@@ -39,6 +39,10 @@ def test_every_way_to_ask_for_a_schema_means_the_same_grammar():
         ({"response_format": {"type": "text"}}, None),
         ({"structured_outputs": {}}, None),
         ({"response_format": {"type": "json_object"}}, ("json", '{"type":"object"}')),
+        (
+            {"response_format": {"type": "json_object", "schema": {"maxProperties": 1}}},
+            ("json", '{"maxProperties":1}'),
+        ),
         ({"structured_outputs": {"json_object": True}}, ("json", '{"type":"object"}')),
         ({"structured_outputs": {"json": True}}, ("json", "true")),
         ({"structured_outputs": {"json": {}}}, ("json", "{}")),
