@@ -41,6 +41,8 @@ class GenerationRequest(CommonFields, kw_only=True):
     logprob_token_ids: Any = None
     truncate_prompt_tokens: Any = None
     prompt_embeds: Any = None
+    grammar: Any = None
+    json_schema: Any = None
 
 
 class PromptTokensDetails(msgspec.Struct):

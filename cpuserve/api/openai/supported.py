@@ -29,10 +29,20 @@ _NEVER = (
     "suffix",
 )
 
+# Fields of llama.cpp's server that change the answer, and what has their effect here.
+_INSTEAD = {
+    "grammar": 'send structured_outputs: {"grammar": ...}, which may be in GBNF',
+    "json_schema": "send response_format of the type json_schema",
+}
+
 
 def check_supported(request: GenerationRequest) -> None:
     """Raise InvalidRequest with the name of the first field that is set but not supported yet."""
     check_unset(request, _NEVER)
+    for name, instead in _INSTEAD.items():
+        if getattr(request, name) not in (None, "", {}):
+            msg = f"{name} is llama.cpp's name: {instead}"
+            raise unsupported(msg, name)
     if request.best_of is not None and request.best_of != (request.n or 1):
         msg = f"best_of is not supported yet: omit it, or set it to n ({request.n or 1})"
         raise unsupported(msg, "best_of")
