@@ -443,6 +443,12 @@ FAULTS = [
         "tests/engine/test_replicas.py -k steady",
     ),
     Fault(
+        "cpuserve/api/body.py",
+        "if any(name in request.headers for name in _BROWSER_HEADERS):",
+        "if False:",
+        "tests/api/test_api_bodies.py -k browsers_body",
+    ),
+    Fault(
         "cpuserve/serving/text.py",
         "if stops is not None and self._num_tokens + index >= self._min_tokens:",
         "if stops is not None and self._num_tokens + index > self._min_tokens:",
