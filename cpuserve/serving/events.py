@@ -104,11 +104,12 @@ Event: TypeAlias = Progress | Scored | Text | ToolCall | Embedding | Finish | Us
 
 @dataclass(slots=True)
 class Call:
-    """A whole tool call."""
+    """A whole tool call; `after`: how many pieces of its choice's text come before it."""
 
     id: str
     name: str
     arguments: list[str] = field(default_factory=list)
+    after: int = 0
 
 
 @dataclass(slots=True)
@@ -135,7 +136,7 @@ class Choice:
                 self.token_ids += event.token_ids
                 self.logprobs += event.logprobs or ()
             case ToolCall(id=str() as number, name=str() as name):
-                self.calls.append(Call(number, name, [event.arguments]))
+                self.calls.append(Call(number, name, [event.arguments], len(self.text)))
             case ToolCall():
                 self.calls[event.call].arguments.append(event.arguments)
             case Scored():
@@ -146,6 +147,17 @@ class Choice:
                 self.reason, self.stop_reason = event.reason, event.stop_reason
             case Progress() | Usage():
                 pass
+
+    @property
+    def parts(self) -> list[str | Call]:
+        """The texts between calls that are not empty, and the calls, in their order."""
+        found: list[str | Call] = []
+        begin = 0
+        for call in self.calls:
+            found += ["".join(self.text[begin : call.after]), call]
+            begin = call.after
+        found.append("".join(self.text[begin:]))
+        return [part for part in found if part]
 
 
 @dataclass(slots=True)

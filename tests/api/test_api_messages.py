@@ -220,6 +220,16 @@ def test_a_call_is_a_block_of_its_own():
     assert streamed == whole
 
 
+def test_text_after_a_call_is_a_block_after_it():
+    api = tool_api(says(f"I look.\n{CALL}\nThen I{CALL}tell."))
+    whole = ask(api, tools=[WEATHER]).json()["content"]
+    assert [block.get("text") for block in whole] == ["I look.", None, "Then I", None, "tell."]
+    streamed = folded(events_of(ask(api, tools=[WEATHER], stream=True)))["content"]
+    for block in (*whole, *streamed):
+        block.pop("id", None)
+    assert streamed == whole
+
+
 def test_a_call_that_is_cut_short_has_no_input():
     api = tool_api(says(CALL.partition("Par")[0], finish="length"))
     body = ask(api, tools=[WEATHER]).json()

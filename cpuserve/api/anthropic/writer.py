@@ -148,11 +148,12 @@ def _usage(usage: Usage) -> MessageUsage:
 
 
 def _content(choice: Choice) -> list[TextBlock | ToolUseBlock]:
-    text = "".join(choice.text)
-    content: list[TextBlock | ToolUseBlock] = [TextBlock(text)] if text else []
-    for call in choice.calls:
-        content.append(ToolUseBlock(call.id, call.name, _object("".join(call.arguments))))
-    return content
+    return [
+        TextBlock(part)
+        if isinstance(part, str)
+        else ToolUseBlock(part.id, part.name, _object("".join(part.arguments)))
+        for part in choice.parts
+    ]
 
 
 def _object(written: str) -> msgspec.Raw:
