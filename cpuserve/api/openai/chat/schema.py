@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.supported import check_stream, check_supported, usage_in_each
+from cpuserve.api.openai.tool_choice import ToolChoice, allowed_tools, function_name
 from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.params import check_logprobs
+
+_FUNCTION = '{"type": "function", "function": {"name": ...}}'
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -145,55 +148,21 @@ def _logprobs(request: ChatRequest) -> int | None:
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
-class _ToolChoice(NamedTuple):
-    choice: str
-    name: str | None  # of the one function that must be called; the choice is then "required"
-    tools: list[dict[str, Any]] | None  # those that may be called
-
-
-def _tool_choice(request: ChatRequest) -> _ToolChoice:
+def _tool_choice(request: ChatRequest) -> ToolChoice:
     choice, tools = request.tool_choice, request.tools
     if not isinstance(choice, dict):
-        return _ToolChoice(choice or "auto", None, tools)
+        return ToolChoice(choice or "auto", None, tools)
     if choice.get("type") == "allowed_tools":
-        return _allowed_tools(choice.get("allowed_tools"), tools or [])
-    name = _function_name(choice)
+        allowed, where = choice.get("allowed_tools"), "tool_choice.allowed_tools"
+        return allowed_tools(allowed, tools or [], function_name, form=_FUNCTION, where=where)
+    name = function_name(choice)
     if name is None:
         msg = (
-            'tool_choice must be a word, {"type": "function", "function": {"name": ...}}, or '
+            f"tool_choice must be a word, {_FUNCTION}, or "
             '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
         )
         raise InvalidRequest(msg, param="tool_choice")
-    return _ToolChoice("required", name, tools)
-
-
-def _allowed_tools(allowed: object, tools: list[dict[str, Any]]) -> _ToolChoice:
-    """Return the choice of OpenAI's `allowed_tools`: the model is told only of the tools in it."""
-    mode, chosen = None, None
-    if isinstance(allowed, dict):
-        mode, chosen = allowed.get("mode"), allowed.get("tools")
-    if mode not in ("auto", "required") or not isinstance(chosen, list) or not chosen:
-        msg = (
-            'tool_choice.allowed_tools must have the mode "auto" or "required", and tools: a list '
-            'of {"type": "function", "function": {"name": ...}} that is not empty'
-        )
-        raise InvalidRequest(msg, param="tool_choice")
-    names = [_function_name(tool) for tool in chosen]
-    offered = {_function_name(tool) for tool in tools} - {None}
-    for tool, name in zip(chosen, names, strict=True):
-        if name not in offered:
-            msg = f"tool_choice allows {str(tool)[:128]}, which is not among the tools"
-            raise InvalidRequest(msg, param="tool_choice")
-    return _ToolChoice(mode, None, [tool for tool in tools if _function_name(tool) in names])
-
-
-def _function_name(tool: object) -> str | None:
-    """Return the name in a tool or a choice of one; None if it has no valid form."""
-    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
-        return None
-    function = tool.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else None
+    return ToolChoice("required", name, tools)
 
 
 def _check_functions(request: ChatRequest) -> None:
