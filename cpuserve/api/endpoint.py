@@ -61,9 +61,11 @@ class Received:
 
 @asynccontextmanager
 async def read_call(
-    request: Request, prefix: str, kind: type[T]
+    request: Request, prefix: str, kind: type[T], *, conversation: str = "messages"
 ) -> AsyncGenerator[tuple[Received, T], None]:
     """Yield the request and its decoded body, whose bytes stay reserved until the block ends.
+
+    conversation: the field that may have as many objects as the context has tokens, and more.
 
     Raises:
       ServiceUnavailable: the server cannot answer requests now.
@@ -73,7 +75,7 @@ async def read_call(
     state = get_state(request)
     state.check_available()
     check_media_type(request)
-    most = {"messages": _most_objects(state.context.max_model_len), "prompt": MAX_PROMPTS + 1}
+    most = {conversation: _most_objects(state.context.max_model_len), "prompt": MAX_PROMPTS + 1}
     size = None
     with Reservation(state.bodies) as held:
         try:
@@ -92,7 +94,7 @@ async def read_call(
 
 
 def _most_objects(max_model_len: int) -> int:
-    """Return the most JSON lists, objects and strings in `messages`.
+    """Return the most JSON lists, objects and strings in a conversation.
 
     A message has 5 of them, and takes at least one token of the context.
     """

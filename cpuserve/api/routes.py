@@ -12,7 +12,6 @@ _MAX_SHOWN = 200
 
 # Prefixes of other servers' routes, and what to use on this server. The first match counts.
 _ELSEWHERE = (
-    (f"{BASE}/responses", f"OpenAI's Responses API is not supported yet: use {_CHAT}"),
     (f"{BASE}/messages/batches", "batches are not supported: send each request by itself"),
     ("/pooling", f"vLLM's route for vectors is not supported: use {BASE}/embeddings"),
     ("/classify", f"classification is not supported: {BASE}/score gives scores of pairs of texts"),

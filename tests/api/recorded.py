@@ -27,6 +27,7 @@ _VARIES = (
     (re.compile(r'"created":\d+'), '"created":0'),
     (re.compile(r'"time_ms":\d+'), '"time_ms":0'),
     (re.compile(r'_at":"[^"]+"'), '_at":""'),
+    (re.compile(r'_at":\d+'), '_at":0'),
     (re.compile(r'_duration":\d+'), '_duration":0'),
     (re.compile(r'"call_[0-9a-f]{24}"'), '"call_"'),
     (re.compile(r'"fp_[0-9a-f]{10}"'), '"fp_"'),
@@ -34,6 +35,7 @@ _VARIES = (
 )
 _HEADERS = ("content-type", "cache-control", "retry-after", "x-should-retry", "connection", "allow")
 CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+RESPONSES = "/v1/responses"
 OLLAMA_CHAT, OLLAMA_TEXT = "/api/chat", "/api/generate"
 HI = [{"role": "user", "content": "hi"}]
 
@@ -254,13 +256,25 @@ _OF_OLLAMA: dict[str, tuple[str, dict[str, Any]]] = {
     "raw": (OLLAMA_TEXT, {"prompt": "hi", "raw": True, "options": {"stop": ["wör"]}}),
     "model": (OLLAMA_TEXT, {"prompt": "hi", "model": "other"}),
 }
+_OF_RESPONSES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "length": {"max_output_tokens": 3},
+    "logprobs": {"include": ["message.output_text.logprobs"], "top_logprobs": 1, "stop": "ll"},
+    "items": {"input": HI, "instructions": "Be kind.", "metadata": {"a": "b"}, "temperature": 0},
+    "bad item": {"input": [{"type": "item_reference", "id": "msg_1"}]},
+    "bad state": {"previous_response_id": "resp_1"},
+    "bad field": {"max_tokens": 3},
+    "model": {"model": "other"},
+}
 _TOOL = {"type": "function", "function": {"name": "weather"}}
+_FLAT = {"type": "function", "name": "weather"}
 _OF_TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {"tools": [_TOOL]}),
     "chat of two": (CHAT, {"tools": [_TOOL], "n": 2}),
     "chat with logprobs": (CHAT, {"tools": [_TOOL], "return_token_ids": True}),
     "message": (MESSAGES, {"tools": [{"name": "weather", "input_schema": {}}], "max_tokens": 99}),
     "ollama": (OLLAMA_CHAT, {"tools": [_TOOL], "model": "tiny"}),
+    "response": (RESPONSES, {"tools": [_FLAT, {"type": "web_search"}], "input": "hi"}),
 }
 
 
@@ -298,6 +312,14 @@ def requests() -> dict[str, dict[str, Any]]:
         found[f"message stream: script {name}"] = {"path": MESSAGES, "body": body, "script": name}
     count = {"path": f"{MESSAGES}/count_tokens", "body": {"messages": HI}}
     found["message: count_tokens"] = count
+    for name, fields in _OF_RESPONSES.items():
+        body = {"input": "hi", **fields}
+        found[f"response: {name}"] = {"path": RESPONSES, "body": body}
+        found[f"response stream: {name}"] = {"path": RESPONSES, "body": {**body, "stream": True}}
+    for name in ("bursts", "half_character", "fails", "late", "internal"):
+        body = {"input": "hi", "stream": True}
+        found[f"response stream: script {name}"] = {"path": RESPONSES, "body": body, "script": name}
+    found["response: get"] = {"method": "GET", "path": f"{RESPONSES}/resp_1"}
     for name, (path, fields) in _OF_OLLAMA.items():
         body = {"model": "tiny", **fields}
         found[f"ollama stream: {name}"] = {"path": path, "body": body}
@@ -305,7 +327,8 @@ def requests() -> dict[str, dict[str, Any]]:
     fails = {"path": OLLAMA_CHAT, "body": {"model": "tiny", "messages": HI}, "script": "fails"}
     found["ollama stream: script fails"] = fails
     for name, (path, fields) in _OF_TOOLS.items():
-        body = {"messages": HI, "stream": False, **fields}
+        given = {} if path == RESPONSES else {"messages": HI}
+        body = {**given, "stream": False, **fields}
         found[f"tools: {name}"] = {"path": path, "body": body, "state": "tools"}
         stream = {"path": path, "body": {**body, "stream": True}, "state": "tools"}
         found[f"tools stream: {name}"] = stream

@@ -61,13 +61,25 @@ async def test_leaving_in_mid_stream_aborts(leave, n):
 
 @pytest.mark.parametrize("leave", [close, reset])
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
 @runs
 async def test_leaving_before_the_first_token_aborts(leave, stream, path):
     async with live(silent) as server:
-        body = {**STREAM, "prompt": "hi", "stream": stream}
+        asked = {"input": "hi"} if path == "/v1/responses" else {**STREAM, "prompt": "hi"}
+        body = {**asked, "stream": stream}
         _, writer = await server.post(path, body)
         await until(lambda: server.engine.running == 1)
+        leave(writer)
+        await until(lambda: server.engine.aborted == 1)
+        await server.is_sane()
+
+
+@pytest.mark.parametrize("leave", [close, reset])
+@runs
+async def test_leaving_a_response_in_mid_stream_aborts(leave):
+    async with live(endless) as server:
+        reader, writer = await server.post("/v1/responses", {"input": "hi", "stream": True})
+        await reader.readuntil(b"response.output_text.delta")
         leave(writer)
         await until(lambda: server.engine.aborted == 1)
         await server.is_sane()

@@ -138,6 +138,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         ("/V1/Chat/Completions", CHAT),
         ("/v1/chat/completion", CHAT),
         ("/v1/chat", CHAT),
+        ("/responses", "/v1/responses"),
         ("/completions", TEXT),
         ("/v1/engines/x/completions", TEXT),
         ("/v1/completion", TEXT),
@@ -161,9 +162,8 @@ def test_an_unknown_route_is_told_the_nearest(api, path, near):
 @pytest.mark.parametrize(
     ("path", "instead"),
     [
-        ("/v1/responses", CHAT),
-        ("/responses", CHAT),
-        ("/v1/responses/r1/cancel", CHAT),
+        ("/v1/assistants/a1", CHAT),
+        ("/assistants", CHAT),
         ("/pooling", "use /v1/embeddings"),
         ("/v1/audio/speech", "audio is not supported"),
         ("/reranking", "use /v1/rerank"),

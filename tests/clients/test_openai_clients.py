@@ -91,6 +91,26 @@ def check_python_client(server, model):
         return text
 
 
+def check_responses(server, model):
+    """Read a whole response and a streamed one; return the text, which is the same."""
+    asked = {"model": model, "input": QUESTION, "temperature": 0, "max_output_tokens": 24}
+    with client_of(server) as client:
+        whole = client.responses.create(**asked)
+        with client.responses.create(stream=True, **asked) as stream:
+            events = list(stream)
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        last = events[-1].response
+        assert (last.output_text, last.usage.output_tokens, last.status) == (
+            whole.output_text,
+            whole.usage.output_tokens,
+            whole.status,
+        )
+        with pytest.raises(openai.BadRequestError, match="temperature") as caught:
+            client.responses.create(**{**asked, "temperature": -1})
+        assert caught.value.param == "temperature"
+        return whole.output_text
+
+
 def check_npm_client(server, model, node_modules):
     """Do the same with the npm client; return the text of the answer."""
     script = node_modules / SCRIPT.name
@@ -115,7 +135,7 @@ def check_npm_client(server, model, node_modules):
 
 
 def test_the_python_client_streams_from_a_tiny_model(tiny):
-    check_python_client(tiny, "tiny")
+    assert check_responses(tiny, "tiny") == check_python_client(tiny, "tiny")
 
 
 class City(pydantic.BaseModel):
@@ -141,6 +161,19 @@ def parsed(server, model, **sampling):
 def test_the_python_client_parses_answers_to_its_types(tiny):
     found = [parsed(tiny, "tiny", temperature=1, seed=seed, max_tokens=400) for seed in range(4)]
     assert len({city.capital for city in found}) > 1
+
+
+def test_the_python_client_parses_responses_to_its_types(tiny):
+    fields = {"model": "tiny", "input": QUESTION, "text_format": City, "temperature": 1}
+    more = {"max_output_tokens": 400, "extra_body": {"seed": 3}}
+    with client_of(tiny) as client:
+        whole = client.responses.parse(**fields, **more)
+        with client.responses.stream(**fields, **more) as stream:
+            streamed = stream.get_final_response()
+    assert isinstance(whole.output_parsed, City)
+    assert whole.output_parsed == streamed.output_parsed
+    chat = parsed(tiny, "tiny", temperature=1, seed=3, max_tokens=400)
+    assert chat == whole.output_parsed
 
 
 @pytest.mark.network

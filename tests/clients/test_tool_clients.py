@@ -62,6 +62,39 @@ def test_openais_client_runs_a_tool_in_a_stream_and_whole():
     asyncio.run(main())
 
 
+def test_openais_client_runs_a_tool_of_responses_in_a_stream_and_whole():
+    tool = {"type": "function", "strict": False, **WEATHER["function"]}
+    fields = {"model": "tiny", "tools": [tool], "instructions": "Be brief."}
+
+    async def main():
+        async with serving(f"{TEXT}\n{CALL}", f"{TEXT}\n{CALL}", "18 degrees.") as (server, url):
+            client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+            async with client:
+                whole = await client.responses.create(input=ASK, **fields)
+                call = whole.output[1]
+                assert whole.output_text == TEXT
+                assert (call.type, call.name) == ("function_call", "weather")
+                assert json.loads(call.arguments) == {"city": "Paris"}
+                async with client.responses.stream(input=ASK, **fields) as stream:
+                    kinds = [event.type async for event in stream]
+                    streamed = await stream.get_final_response()
+                assert kinds.count("response.output_item.done") == 2
+                assert kinds.count("response.function_call_arguments.delta") > 1
+                assert streamed.output_text == TEXT
+                assert streamed.output[1].arguments == call.arguments
+                assert streamed.usage == whole.usage
+                result = {"type": "function_call_output", "call_id": call.call_id, "output": "18"}
+                items = [*ASK, *whole.output, result]
+                async with client.responses.stream(input=items, **fields) as stream:
+                    said = [e async for e in stream if e.type == "response.output_text.delta"]
+                assert "".join(event.delta for event in said) == "18 degrees."
+                with pytest.raises(openai.NotFoundError, match="stores no responses"):
+                    await client.responses.retrieve(whole.id)
+        assert len(server.engine.asked) == 3
+
+    asyncio.run(main())
+
+
 def test_anthropics_client_runs_a_tool_in_a_stream_and_whole():
     shown = WEATHER["function"]
     tool = {"name": shown["name"], "input_schema": shown["parameters"]}

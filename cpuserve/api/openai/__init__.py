@@ -1,1 +1,1 @@
-"""OpenAI's dialect: chat completions, completions and models."""
+"""OpenAI's dialect: chat completions, completions, responses, embeddings and models."""

@@ -7,5 +7,8 @@ from cpuserve.api.openai import models
 from cpuserve.api.openai.chat import router as chat
 from cpuserve.api.openai.completions import router as completions
 from cpuserve.api.openai.embeddings import router as embeddings
+from cpuserve.api.openai.responses import router as responses
 
-OPENAI = Dialect((chat.router, completions.router, embeddings.router, models.router))
+OPENAI = Dialect(
+    (chat.router, completions.router, responses.router, embeddings.router, models.router)
+)

@@ -22,7 +22,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class GenerationRequest(CommonFields, kw_only=True):
-    """The fields that chat completions and completions share, beside those of a call."""
+    """The fields that chat completions, completions and responses share, beside those of a call."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -130,7 +130,10 @@ def _checked_name(tool: Any, where: str) -> str:
         raise InvalidRequest(msg, param="tools")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        msg = f"{where}.function.name must have 1 to 128 letters, digits and the characters _.:-"
+        msg = (
+            f"{where}.function.name must have 1 to 128 letters, digits and the characters _.:-, "
+            f"got {str(name)[:128]!r}"
+        )
         raise InvalidRequest(msg, param="tools")
     if not isinstance(function.get("parameters") or {}, Mapping):
         msg = f"{where}.function.parameters must be a JSON schema, which is an object"

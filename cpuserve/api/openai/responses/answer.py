@@ -1,0 +1,131 @@
+"""The answer of POST /v1/responses: a Response, and the items of its output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cpuserve.api.openai.chat.schema import ChatLogprob
+
+
+class ResponseText(msgspec.Struct, tag_field="type", tag="output_text"):
+    """Text of a message; there are no annotations."""
+
+    text: str
+    annotations: list[Any]
+    logprobs: list[ChatLogprob]
+
+
+class ResponseMessage(msgspec.Struct, tag_field="type", tag="message"):
+    """A message of the model. It is incomplete if the answer reached max_output_tokens in it."""
+
+    id: str
+    status: str
+    role: str
+    content: list[ResponseText]
+
+
+class ResponseCall(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A call; `arguments` is the JSON that the model wrote, which is cut off if incomplete."""
+
+    id: str
+    status: str
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = ResponseMessage | ResponseCall
+
+
+class InputDetails(msgspec.Struct):
+    """How many tokens of the prompt came from the prefix cache. Writing to it is not counted."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct):
+    """How many tokens were thoughts, which are not told apart from text."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct):
+    """Token counts of the request."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseError(msgspec.Struct):
+    """Why a stream failed after its beginning."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why the answer is incomplete."""
+
+    reason: str
+
+
+class ResponseFunction(msgspec.Struct, tag_field="type", tag="function"):
+    """A function that was offered to the model."""
+
+    name: str
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool
+
+
+class ResponseReasoning(msgspec.Struct):
+    """The effort of the request; there are no summaries."""
+
+    effort: str | None = None
+    summary: None = None
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """The body of POST /v1/responses, which events of its stream contain, too.
+
+    What repeats lists and objects of the request is written once for all events: metadata, text
+    (its format), tool_choice and tools, which are the functions that were offered
+    (ResponseFunction).
+    """
+
+    id: str
+    object: str = "response"
+    created_at: int
+    status: str = "in_progress"
+    background: bool = False
+    completed_at: int | None = None
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: msgspec.Raw
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    prompt_cache_key: str | None
+    reasoning: ResponseReasoning
+    safety_identifier: str | None
+    service_tier: str = "default"
+    store: bool = False
+    temperature: float
+    text: msgspec.Raw
+    tool_choice: msgspec.Raw
+    tools: msgspec.Raw
+    top_logprobs: int
+    top_p: float
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None

@@ -1,0 +1,65 @@
+"""The Response at its beginning: what the request asked for, and nothing of the answer yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpuserve.api.openai.responses.answer import Response, ResponseFunction, ResponseReasoning
+
+if TYPE_CHECKING:
+    from cpuserve.api.endpoint import Received
+    from cpuserve.api.openai.responses.schema import ResponsesRequest
+    from cpuserve.sampling.params import SamplingParams
+
+
+def begun(
+    received: Received, asked: ResponsesRequest, params: SamplingParams, model: str
+) -> Response:
+    """Return the Response of a request that has been checked; params: those of its answer."""
+    return Response(
+        id=received.id,
+        created_at=received.created,
+        instructions=asked.instructions,
+        max_output_tokens=asked.max_output_tokens,
+        max_tool_calls=asked.max_tool_calls,
+        metadata=_written(asked.metadata or {}),
+        model=model,
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        prompt_cache_key=asked.prompt_cache_key,
+        reasoning=ResponseReasoning(asked.reasoning.effort if asked.reasoning else None),
+        safety_identifier=asked.safety_identifier,
+        temperature=params.temperature,
+        text=_written(_text(asked)),
+        tool_choice=_written(asked.tool_choice or "auto"),
+        tools=_written(_functions(asked.tools or [])),
+        top_logprobs=params.logprobs or 0,
+        top_p=params.top_p,
+        user=asked.user,
+    )
+
+
+def _written(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def _text(asked: ResponsesRequest) -> dict[str, Any]:
+    text = asked.text
+    verbosity = {} if text is None or text.verbosity is None else {"verbosity": text.verbosity}
+    form = None if text is None else text.format
+    return {"format": form or {"type": "text"}, **verbosity}
+
+
+def _functions(tools: list[dict[str, Any]]) -> list[ResponseFunction]:
+    """Return the functions; what a tool lacks is told as it was understood."""
+    return [
+        ResponseFunction(
+            tool["name"],
+            tool.get("description"),
+            tool.get("parameters"),
+            tool.get("strict") is True,
+        )
+        for tool in tools
+        if tool.get("type", "function") == "function"
+    ]

@@ -1,0 +1,67 @@
+"""The items of an output: while they are written, and those of a whole answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cpuserve.api.openai.chat.schema import ChatLogprob
+from cpuserve.api.openai.responses.answer import (
+    OutputItem,
+    ResponseCall,
+    ResponseMessage,
+    ResponseText,
+)
+from cpuserve.serving.events import Call, Choice
+
+
+@dataclass(slots=True)
+class Item:
+    """Item `index` of the output of a request: a message, or a call if it has one."""
+
+    request_id: str
+    index: int
+    call: Call | None = None
+    text: list[str] = field(default_factory=list)
+    logprobs: list[ChatLogprob] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """The same in all events of a stream, and other than that of any other item."""
+        kind = "msg" if self.call is None else "fc"
+        return f"{kind}_{self.request_id}_{self.index}"
+
+    def begun(self) -> OutputItem:
+        """Return the item before anything of it is written."""
+        if self.call is None:
+            return ResponseMessage(self.id, "in_progress", "assistant", [])
+        return ResponseCall(self.id, "in_progress", self.call.id, self.call.name, "")
+
+    def part(self) -> ResponseText:
+        """Return the text of a message as far as it is written."""
+        return ResponseText("".join(self.text), [], self.logprobs)
+
+    def written(self, reason: str = "") -> OutputItem:
+        """Return the whole item; reason: that of the answer's end, if this is its last item."""
+        if self.call is None:
+            status = "incomplete" if reason == "length" else "completed"
+            return ResponseMessage(self.id, status, "assistant", [self.part()])
+        # The answer's end is that of a complete call, or it has cut off the call.
+        status = "completed" if reason in ("", "tool_calls") else "incomplete"
+        arguments = "".join(self.call.arguments)
+        return ResponseCall(self.id, status, self.call.id, self.call.name, arguments)
+
+
+def items_of(choice: Choice, request_id: str, logprobs: list[ChatLogprob]) -> list[OutputItem]:
+    """Return the items of a whole answer, of which at least one is there.
+
+    logprobs: of an answer that has some, which is then one message.
+    """
+    parts = choice.parts or [""]
+    items = [
+        Item(request_id, index, None, [part], logprobs)
+        if isinstance(part, str)
+        else Item(request_id, index, part)
+        for index, part in enumerate(parts)
+    ]
+    last = items.pop()
+    return [*(item.written() for item in items), last.written(choice.reason or "stop")]

@@ -1,0 +1,43 @@
+"""POST /v1/responses, and what says that no response is stored."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.api.endpoint import read_call
+from cpuserve.api.openai.responses import answer
+from cpuserve.api.openai.responses.schema import ResponsesRequest, to_call
+from cpuserve.api.openai.responses.writer import ResponseWriter
+from cpuserve.api.openapi import json_body
+from cpuserve.api.respond import respond
+from cpuserve.errors import NotFound
+from cpuserve.serving.generate import prepare
+
+router = APIRouter()
+
+
+@router.post("/v1/responses", openapi_extra=json_body(ResponsesRequest, answer.Response))
+async def create_response(request: Request) -> Response:
+    """Generate the next items of a conversation."""
+    async with read_call(request, "resp_", ResponsesRequest, conversation="input") as (
+        received,
+        asked,
+    ):
+        model = await received.choose(asked.model)
+        generation = await prepare(received.context, to_call(asked), received.body_bytes)
+        writer = ResponseWriter(received, asked, generation, model)
+    return respond(generation, writer)
+
+
+@router.get("/v1/responses/{response_id}", include_in_schema=False)
+@router.post("/v1/responses/{response_id}", include_in_schema=False)
+@router.delete("/v1/responses/{response_id}", include_in_schema=False)
+@router.post("/v1/responses/{response_id}/cancel", include_in_schema=False)
+@router.get("/v1/responses/{response_id}/input_items", include_in_schema=False)
+async def find_response(response_id: str) -> Response:
+    """Answer 404, since no response is stored."""
+    msg = (
+        f"Response {response_id[:80]!r} was not found, because this server stores no responses: "
+        "keep what POST /v1/responses answers"
+    )
+    raise NotFound(msg, param="response_id", code="response_not_found")

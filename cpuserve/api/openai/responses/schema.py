@@ -1,0 +1,188 @@
+"""The fields of POST /v1/responses, and the call that they make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cpuserve.api.openai.responses.conversation import chat_messages
+from cpuserve.api.openai.responses.tools import chosen_tools
+from cpuserve.api.openai.schema import GenerationRequest
+from cpuserve.api.openai.supported import check_stream, check_supported
+from cpuserve.api.unset import check_unset, first_set
+from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.structured import StructuredOutputs
+from cpuserve.serving.call import GenerateCall, call_from, unsupported
+from cpuserve.serving.params import check_logprobs
+
+_LOGPROBS = "message.output_text.logprobs"
+# What an answer may include. Only logprobs can be in one of this server, which writes no items of
+# the other kinds.
+_INCLUDES = (
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    _LOGPROBS,
+)
+_STORES_NOTHING = "this server stores no responses"
+_STATE = {
+    "previous_response_id": f"{_STORES_NOTHING}: send the items of all turns as input, with the "
+    "output of each response before the next message",
+    "conversation": f"{_STORES_NOTHING}: send the items of all turns as input",
+    "background": f"{_STORES_NOTHING}: omit it, and set stream to true for a long answer",
+    "prompt": "this server has no stored prompts: send the text as instructions and input",
+}
+_MOVED = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": f'include: ["{_LOGPROBS}"]',
+}
+# Nothing in a Response could hold what these ask for.
+_UNSUPPORTED = (
+    "prompt_logprobs",
+    "return_token_ids",
+    "context_management",
+    "moderation",
+)
+
+
+class TextConfig(msgspec.Struct):
+    """The `text` of a request: the form of the answer. `verbosity` has no effect."""
+
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(msgspec.Struct):
+    """The `reasoning` of a request: the effort, which the chat template may read."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponsesRequest(GenerationRequest, kw_only=True):
+    """POST /v1/responses. Nothing is stored, whatever `store` is."""
+
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    truncation: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    # Rejected by name when set, because ignoring them would change the answer.
+    previous_response_id: Any = None
+    conversation: Any = None
+    background: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+    messages: Any = None
+    max_completion_tokens: Any = None
+    reasoning_effort: Any = None
+    logprobs: Any = None
+
+
+def to_call(request: ResponsesRequest) -> GenerateCall:
+    """Return the call; InvalidRequest for a field that is not supported or contradicts another."""
+    check_supported(request)
+    _check_fields(request)
+    check_stream(request)
+    tools = chosen_tools(request.tools, request.tool_choice)
+    calls = bool(tools.tools) and tools.choice != "none"
+    return call_from(
+        request,
+        prompt=None,
+        messages=chat_messages(_input(request), request.instructions),
+        max_tokens=request.max_output_tokens,
+        max_tokens_name="max_output_tokens",
+        logprobs=_logprobs(request, calls=calls),
+        structured_outputs=_form(request),
+        reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        tools=tools.tools,
+        tool_choice=tools.choice,
+        tool_name=tools.name,
+        return_progress=True,  # a stream begins, and shows life, while a long prompt is computed
+    )
+
+
+def _check_fields(request: ResponsesRequest) -> None:
+    if (name := first_set(request, _STATE)) is not None:
+        msg = f"{name} is not supported, because {_STATE[name]}"
+        raise unsupported(msg, name)
+    if (name := first_set(request, _MOVED)) is not None:
+        msg = f"{name} is no field of /v1/responses: use {_MOVED[name]}"
+        raise unsupported(msg, name)
+    check_unset(request, _UNSUPPORTED)
+    if request.n not in (None, 1):
+        msg = "n is not supported: a response is one answer. Send several requests"
+        raise unsupported(msg, "n")
+    if request.truncation not in (None, "auto", "disabled"):
+        msg = f"truncation must be auto or disabled, got {request.truncation[:80]!r}"
+        raise InvalidRequest(msg, param="truncation")
+    for value in request.include or ():
+        if value not in _INCLUDES:
+            msg = f"include has {value[:80]!r}: it may have {', '.join(_INCLUDES)}"
+            raise InvalidRequest(msg, param="include")
+
+
+def _input(request: ResponsesRequest) -> str | list[dict[str, Any]]:
+    if request.input is None:
+        msg = "input is missing: send a text or a list of items"
+        raise InvalidRequest(msg, param="input", code="missing_required_parameter")
+    return request.input
+
+
+def _logprobs(request: ResponsesRequest, *, calls: bool) -> int | None:
+    """Return how many alternatives to report; calls: whether the answer may have tool calls."""
+    top = request.top_logprobs
+    if _LOGPROBS not in (request.include or ()):
+        if top:
+            msg = f'top_logprobs needs include to have "{_LOGPROBS}"'
+            raise InvalidRequest(msg, param="top_logprobs")
+        return None
+    check_logprobs("top_logprobs", top)
+    if calls:
+        # They would be those of the text and of the calls, which have no place for any.
+        msg = f"include cannot have {_LOGPROBS} together with tools: omit one of them"
+        raise unsupported(msg, "include")
+    return top or 0
+
+
+def _form(request: ResponsesRequest) -> Any:
+    """Return the form that the text must have, None = free."""
+    field, given = "text.format", (request.text or TextConfig()).format or {"type": "text"}
+    kind, schema = given.get("type"), given.get("schema")
+    if kind == "text":
+        return request.structured_outputs
+    if request.structured_outputs not in (None, {}):
+        msg = f"{field} and structured_outputs exclude each other: set one of them"
+        raise InvalidRequest(msg, param="structured_outputs")
+    if kind == "json_object":
+        return StructuredOutputs(json_object=True, field=field)
+    if kind == "json_schema" and isinstance(schema, dict):
+        return StructuredOutputs(json=schema, field=field)
+    msg = (
+        f'{field} must have the type text, json_object or json_schema; the latter as {{"type": '
+        '"json_schema", "name": ..., "schema": a JSON schema}'
+    )
+    raise InvalidRequest(msg, param=field)

@@ -1,0 +1,196 @@
+"""Write the events of an answer as a Response, in a stream or as one body."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpuserve.api.errors import public_message
+from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs
+from cpuserve.api.openai.responses.answer import (
+    IncompleteDetails,
+    InputDetails,
+    OutputDetails,
+    OutputItem,
+    Response,
+    ResponseError,
+    ResponseUsage,
+)
+from cpuserve.api.openai.responses.begin import begun
+from cpuserve.api.openai.responses.items import Item, items_of
+from cpuserve.api.stream import StreamFormat
+from cpuserve.errors import RequestError
+from cpuserve.serving.events import Call, Event, Finish, Folded, Progress, Text, ToolCall, Usage
+
+if TYPE_CHECKING:
+    from cpuserve.api.endpoint import Received
+    from cpuserve.api.openai.chat.schema import ChatLogprob
+    from cpuserve.api.openai.responses.schema import ResponsesRequest
+    from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.serving.generate import Generation
+
+_to_json = msgspec.json.Encoder().encode
+
+
+class ResponseWriter:
+    """Writes the answer to one request: items, one after the other.
+
+    A text is a message with one part. A text behind a call is a message of its own.
+    """
+
+    form = StreamFormat()
+
+    def __init__(
+        self, received: Received, asked: ResponsesRequest, generation: Generation, model: str
+    ) -> None:
+        params = generation.jobs[0].params
+        self._request_id = received.request_id
+        self._response = begun(received, asked, params, model)
+        self._top = params.logprobs
+        self._names = TokenNames(
+            received.context.get_tokenizer(),
+            as_ids=bool(asked.return_tokens_as_token_ids),
+            skip_special_tokens=params.skip_special_tokens,
+        )
+        self._num_frames = 0
+        self._output: list[OutputItem] = []
+        self._open: Item | None = None
+        self._reason = "stop"
+
+    def frames(self, events: list[Event]) -> bytes:
+        """Return the frames of the events of one output."""
+        out = b""
+        if not self._num_frames:
+            out = self._frame("response.created", response=self._response)
+            out += self._frame("response.in_progress", response=self._response)
+        elif isinstance(events[0], Progress):
+            out = self._frame("response.in_progress", response=self._response)
+        for event in events:
+            if isinstance(event, Text):
+                if event.text or (event.token_ids and self._top is not None):
+                    out += self._text(event)
+            elif isinstance(event, ToolCall):
+                out += self._call(event)
+            elif isinstance(event, Finish):
+                self._reason = event.reason
+            elif isinstance(event, Usage):
+                out += self._end(event)
+        return out
+
+    def failed(self, error: BaseException) -> bytes:
+        """Return the event of an error after the beginning of the stream."""
+        failure = ResponseError(_cause(error), public_message(error))
+        if not self._num_frames:  # only pings were sent, so the client knows of no response
+            return self._frame("error", code=failure.code, message=failure.message, param=None)
+        told = {"status": "failed", "error": failure, "output": self._output}
+        return self._frame(
+            "response.failed", response=msgspec.structs.replace(self._response, **told)
+        )
+
+    def whole(self, answer: Folded) -> bytes:
+        """Return the whole Response as JSON."""
+        (choice,) = answer.choices
+        self._output = items_of(choice, self._request_id, self._logprobs(choice.logprobs))
+        return _to_json(self._ended(choice.reason or "stop", answer.usage))
+
+    def _text(self, event: Text) -> bytes:
+        out, item = b"", self._open
+        if item is None or item.call is not None:
+            out, item = self._start(None)
+            out += self._of(item, "content_part.added", content_index=0, part=item.part())
+        logprobs = self._logprobs(event.logprobs)
+        item.text.append(event.text)
+        item.logprobs += logprobs
+        told = {"content_index": 0, "delta": event.text, "logprobs": logprobs}
+        return out + self._of(item, "output_text.delta", **told)
+
+    def _call(self, event: ToolCall) -> bytes:
+        out, item = b"", self._open
+        if event.id is not None or item is None or item.call is None:
+            out, item = self._start(Call(event.id or "", event.name or ""))
+        assert item.call is not None
+        if event.arguments:
+            item.call.arguments.append(event.arguments)
+            out += self._of(item, "function_call_arguments.delta", delta=event.arguments)
+        return out
+
+    def _start(self, call: Call | None) -> tuple[bytes, Item]:
+        """Close the open item, and open one; return the frames and the new item."""
+        out = self._close()
+        self._open = item = Item(self._request_id, len(self._output), call)
+        added = self._frame(
+            "response.output_item.added", output_index=item.index, item=item.begun()
+        )
+        return out + added, item
+
+    def _close(self, reason: str = "") -> bytes:
+        """Return the frames that end the open item; reason: see Item.written."""
+        item, self._open = self._open, None
+        if item is None:
+            return b""
+        if item.call is None:
+            part = item.part()
+            told = {"content_index": 0, "text": part.text, "logprobs": part.logprobs}
+            out = self._of(item, "output_text.done", **told)
+            out += self._of(item, "content_part.done", content_index=0, part=part)
+        else:
+            arguments = "".join(item.call.arguments)
+            out = self._of(item, "function_call_arguments.done", arguments=arguments)
+        self._output.append(item.written(reason))
+        done = {"output_index": item.index, "item": self._output[-1]}
+        return out + self._frame("response.output_item.done", **done)
+
+    def _end(self, usage: Usage) -> bytes:
+        out = b""
+        if self._open is None:  # an answer without any text is an empty message
+            out = self._text(Text(0, "", [], []))
+        out += self._close(self._reason)
+        response = self._ended(self._reason, usage)
+        return out + self._frame(f"response.{response.status}", response=response)
+
+    def _ended(self, reason: str, usage: Usage) -> Response:
+        """Return the Response at its end, with the output that is written."""
+        cut = reason == "length"
+        return msgspec.structs.replace(
+            self._response,
+            status="incomplete" if cut else "completed",
+            completed_at=None if cut else int(time.time()),
+            incomplete_details=IncompleteDetails("max_output_tokens") if cut else None,
+            output=self._output,
+            usage=_usage(usage),
+        )
+
+    def _logprobs(self, entries: list[TokenLogprob] | None) -> list[ChatLogprob]:
+        if self._top is None:
+            return []
+        return chat_logprobs(entries or [], self._top, self._names).content
+
+    def _of(self, item: Item, kind: str, **members: Any) -> bytes:
+        """Return the frame of an event of one item."""
+        place = {"item_id": item.id, "output_index": item.index}
+        return self._frame(f"response.{kind}", **place, **members)
+
+    def _frame(self, kind: str, **members: Any) -> bytes:
+        body = {"type": kind, "sequence_number": self._num_frames, **members}
+        self._num_frames += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), _to_json(body))
+
+
+def _cause(error: BaseException) -> str:
+    """Return the code of a failed Response, which is one of those that OpenAI's clients know."""
+    status = error.status if isinstance(error, RequestError) else 500
+    if status == 429:
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if status < 500 else "server_error"
+
+
+def _usage(usage: Usage) -> ResponseUsage:
+    return ResponseUsage(
+        usage.prompt,
+        InputDetails(usage.cached),
+        usage.completion,
+        OutputDetails(),
+        usage.prompt + usage.completion,
+    )

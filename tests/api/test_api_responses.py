@@ -1,0 +1,602 @@
+"""OpenAI's responses: answers, streams, tools, what a request may contain, and errors."""
+
+import json
+import re
+
+import pytest
+from openai.types.responses import Response
+
+from cpuserve.engine.ipc import Output
+from cpuserve.errors import EngineDead, TooManyRequests
+from cpuserve.serving.limits import ClientLimits
+from tests.api.fakes import ANSWER, Api, error_of, tokenizer
+from tests.api.tools import CALL, prompt_of, says, tool_api
+
+PATH = "/v1/responses"
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "description": "Tell the weather.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+NESTED = {"type": "function", "function": {k: v for k, v in WEATHER.items() if k != "type"}}
+OTHER = {"type": "function", "name": "other"}
+SEARCH = {"type": "web_search", "external_web_access": True}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+FORM = {"type": "json_schema", "name": "city", "schema": SCHEMA, "strict": True}
+LOGPROBS = "message.output_text.logprobs"
+HI = {"role": "user", "content": "hi"}
+
+
+def ask(api, given="hi", **fields):
+    return api.post(PATH, model="tiny", input=given, **fields)
+
+
+def events_of(response):
+    """The events of a stream, after checking the framing and the numbers."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    found = []
+    for block in response.text.removesuffix("\n\n").split("\n\n"):
+        event, data = block.split("\n")
+        body = json.loads(data.removeprefix("data: "))
+        assert body["type"] == event.removeprefix("event: ")
+        found.append(body)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def folded(events):
+    """The output that the parts of a stream make together, after checking that each ends as told.
+
+    Only deltas and what is added are read; what is done has to be the same.
+    """
+    output = []
+    for event in events:
+        kind, index = event["type"].removeprefix("response."), event.get("output_index")
+        if kind == "output_item.added":
+            assert index == len(output)
+            assert event["item"]["status"] == "in_progress"
+            assert all(item["status"] != "in_progress" for item in output), "one is open at a time"
+            output.append(event["item"])
+        elif index is not None:
+            item = output[index]
+            assert event.get("item_id", item["id"]) == item["id"]
+            _fold(kind, event, item)
+    return output
+
+
+def _fold(kind, event, item):
+    if kind == "content_part.added":
+        assert event["content_index"] == len(item["content"]) == 0
+        item["content"].append(event["part"])
+    elif kind == "output_text.delta":
+        item["content"][0]["text"] += event["delta"]
+        item["content"][0]["logprobs"] += event["logprobs"]
+    elif kind == "function_call_arguments.delta":
+        item["arguments"] += event["delta"]
+    elif kind == "output_text.done":
+        told = {"text": event["text"], "logprobs": event["logprobs"]}
+        assert {**item["content"][0], **told} == item["content"][0]
+    elif kind == "content_part.done":
+        assert item["content"] == [event["part"]]
+    elif kind == "function_call_arguments.done":
+        assert item["arguments"] == event["arguments"]
+    else:
+        assert kind == "output_item.done"
+        item["status"] = event["item"]["status"]
+        assert item == event["item"]
+
+
+def without_ids(body):
+    """The same JSON without what differs between two answers."""
+    text = re.sub(r'"(id|call_id)": "[a-z]+_[0-9a-f]{24,}(_\d+)?"', r'"\1": ""', json.dumps(body))
+    return json.loads(re.sub(r'"(created|completed)_at": \d+', r'"\1_at": 0', text))
+
+
+def test_a_response_is_what_openais_type_says():
+    asked = {"input": "hi", "model": "alias"}
+    response = Api().request("POST", PATH, json=asked, headers={"x-request-id": "r1"})
+    body = response.json()
+    parsed = Response.model_validate(body, strict=True)
+    assert parsed.output_text == ANSWER
+    count = len(tokenizer().encode(ANSWER, add_special_tokens=False)) + 1
+    assert (parsed.id, parsed.model, parsed.status) == ("resp_r1", "alias", "completed")
+    assert parsed.usage.output_tokens == count
+    assert parsed.usage.total_tokens == parsed.usage.input_tokens + count
+    assert parsed.created_at <= parsed.completed_at < parsed.created_at + 60
+    text = {"type": "output_text", "text": ANSWER, "annotations": [], "logprobs": []}
+    message = {"type": "message", "id": "msg_r1_0", "status": "completed", "role": "assistant"}
+    assert body["output"] == [{**message, "content": [text]}]
+    assert body["store"] is False
+    assert (body["error"], body["incomplete_details"], body["instructions"]) == (None, None, None)
+
+
+def test_a_response_repeats_what_was_asked():
+    fields = {
+        "instructions": "Be kind.",
+        "max_output_tokens": 99,
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": False,
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "temperature": 0.25,
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "tool_choice": "none",
+        "top_p": 0.5,
+        "user": "u",
+    }
+    more = {"reasoning": {"effort": "low", "summary": "auto"}, "truncation": "auto", "store": True}
+    api = tool_api(says(ANSWER), default_sampling={"temperature": 0.7, "top_p": 0.75})
+    body = ask(api, tools=[WEATHER], **fields, **more).json()
+    assert {name: body[name] for name in fields} == fields
+    assert body["reasoning"] == {"effort": "low", "summary": None}
+    assert (body["truncation"], body["store"]) == ("disabled", False)
+    assert body["tools"] == [{**WEATHER, "strict": False}]
+    defaults = ask(api).json()
+    assert (defaults["temperature"], defaults["top_p"]) == (0.7, 0.75)
+    Response.model_validate(body, strict=True)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"max_output_tokens": 3},
+        {"stop": ["wör"]},
+        {"instructions": "Be kind.", "temperature": 0, "top_p": 0.5, "top_k": 3, "seed": 5},
+        {"include": [LOGPROBS]},
+        {"include": [LOGPROBS], "top_logprobs": 2, "max_output_tokens": 4},
+    ],
+    ids=lambda fields: "-".join(fields) or "plain",
+)
+def test_a_stream_makes_the_same_response(fields):
+    api = Api()
+    whole = ask(api, **fields).json()
+    events = events_of(ask(api, stream=True, **fields))
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    done = ["output_text.done", "content_part.done", "output_item.done"]
+    assert kinds[-4:] == [*done, whole["status"]]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    last = events[-1]["response"]
+    assert folded(events) == last["output"]
+    assert without_ids(last) == without_ids(whole)
+    for begun in (events[0]["response"], events[1]["response"]):
+        assert (begun["status"], begun["output"], begun["usage"]) == ("in_progress", [], None)
+        ended = {"status", "output", "usage", "completed_at", "incomplete_details"}
+        assert all(begun[name] == last[name] for name in begun.keys() - ended)
+    assert api.engine.asked[0] == api.engine.asked[1]
+
+
+@pytest.mark.parametrize("per_output", [1, 2, 1000])
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        (f"I look.\n{CALL}{CALL}", ["message", "function_call", "function_call"]),
+        (f"{CALL}\nThen I{CALL}tell.", ["function_call", "message"] * 2),
+        (ANSWER, ["message"]),
+        ("", ["message"]),
+    ],
+    ids=["calls behind text", "text behind calls", "text", "nothing"],
+)
+def test_a_stream_makes_the_same_items(text, kinds, per_output):
+    api = tool_api(says(text, per_output))
+    whole = ask(api, tools=[WEATHER]).json()
+    assert [item["type"] for item in whole["output"]] == kinds
+    events = events_of(ask(api, tools=[WEATHER], stream=True))
+    last = events[-1]["response"]
+    assert folded(events) == last["output"]
+    assert without_ids(last) == without_ids(whole)
+    assert whole["status"] == "completed"
+    calls = [item for item in last["output"] if item["type"] == "function_call"]
+    assert len({call["call_id"] for call in calls}) == len(calls)
+    for call in calls:
+        assert (call["name"], call["status"]) == ("weather", "completed")
+        assert call["arguments"] == '{"city": "Paris"}'
+    ids = [item["id"] for item in last["output"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_an_answer_that_is_cut_off_is_incomplete():
+    body = ask(Api(), max_output_tokens=2).json()
+    assert (body["status"], body["completed_at"]) == ("incomplete", None)
+    assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert body["output"][0]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("finish", "fields", "status"),
+    [
+        ("length", {}, "incomplete"),
+        ("stop", {}, "completed"),
+        ("stop", {"stop": "Par"}, "completed"),
+    ],
+    ids=["length", "end", "stop string"],
+)
+def test_a_call_that_is_cut_off_is_incomplete(finish, fields, status, stream):
+    api = tool_api(says(f"I look.{CALL.partition('is')[0]}", finish=finish))
+    response = ask(api, tools=[WEATHER], stream=stream, **fields)
+    body = events_of(response)[-1]["response"] if stream else response.json()
+    assert body["status"] == status
+    text, call = body["output"]
+    assert (text["status"], call["status"]) == ("completed", "incomplete")
+    assert call["arguments"].startswith('{"city": "')
+    assert not call["arguments"].endswith("}")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_those_of_chat_completions(stream):
+    api = Api()
+    response = ask(api, include=[LOGPROBS], top_logprobs=2, stream=stream)
+    body = events_of(response)[-1]["response"] if stream else response.json()
+    chat = api.chat(logprobs=True, top_logprobs=2).json()["choices"][0]
+    assert body["output"][0]["content"][0]["logprobs"] == chat["logprobs"]["content"]
+    assert body["top_logprobs"] == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_cached_tokens_are_told(stream):
+    def cached(engine, number, prompt, params):
+        yield Output(number, [40], "length", cached_tokens=3)
+
+    response = ask(Api(cached), stream=stream)
+    usage = (events_of(response)[-1]["response"] if stream else response.json())["usage"]
+    assert usage["input_tokens_details"]["cached_tokens"] == 3
+    assert usage["input_tokens"] > 3
+
+
+def test_a_stream_begins_while_a_long_prompt_is_computed():
+    def slow(engine, number, prompt, params):
+        yield Output(number, [], processed=8)
+        yield Output(number, [], processed=9)
+        yield Output(number, [40], "stop")
+
+    api = Api(slow)
+    kinds = [event["type"] for event in events_of(ask(api, stream=True))]
+    assert kinds[:4] == ["response.created", *["response.in_progress"] * 2,
+                         "response.output_item.added"]  # fmt: skip
+    assert api.engine.wishes[0][1], "progress is asked for"
+
+
+def test_fields_reach_the_engine():
+    api = Api(default_sampling={"temperature": 0.7, "top_k": 9})
+    fields = {"temperature": 0.25, "top_p": 0.5, "max_output_tokens": 7, "seed": 3, "min_p": 0.1}
+    ask(api, stop=["q"], repetition_penalty=1.5, **fields)
+    params = api.engine.asked[0][1]
+    shown = {name.replace("output_", ""): value for name, value in fields.items()}
+    assert {name: getattr(params, name) for name in shown} == shown
+    assert (params.stop, params.top_k, params.repetition_penalty) == (["q"], 9, 1.5)
+
+
+def prompts_of(api):
+    return [ids for ids, _ in api.engine.asked]
+
+
+def test_items_make_the_prompt_of_chat_messages():
+    api = tool_api(says("18 degrees."))
+    parts = [{"type": "input_text", "text": "How"}, {"type": "input_text", "text": "warm?"}]
+    said = [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}]
+    call = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "weather",
+            "arguments": '{"city": "Paris"}', "status": "completed"}  # fmt: skip
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "hm"}
+    output = {"type": "function_call_output", "output": "18"}
+    listed = [{"type": "input_text", "text": "1"}, {"type": "input_text", "text": "9"}]
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"type": "message", "role": "user", "content": parts},
+        thought,
+        {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",
+         "content": said},
+        call,
+        {**call, "call_id": "c2"},
+        {**output, "call_id": "c1"},
+        {**output, "call_id": "c2", "output": listed},
+        {"role": "assistant", "content": "Warm."},
+        {"role": "user", "content": "Sure?"},
+    ]  # fmt: skip
+    assert ask(api, items, instructions="Be kind.", tools=[WEATHER]).status_code == 200
+    function = {"name": "weather", "arguments": '{"city": "Paris"}'}
+    calls = [{"id": n, "type": "function", "function": function} for n in ("c1", "c2")]
+    api.chat(
+        tools=[NESTED],
+        messages=[
+            {"role": "system", "content": "Be kind."},
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": "How\nwarm?"},
+            {"role": "assistant", "content": "I look.", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "c1", "content": "18"},
+            {"role": "tool", "tool_call_id": "c2", "content": "1\n9"},
+            {"role": "assistant", "content": "Warm."},
+            {"role": "user", "content": "Sure?"},
+        ],
+    )
+    assert prompts_of(api)[0] == prompts_of(api)[1]
+    assert "hm" not in prompt_of(api)
+
+
+def test_the_output_of_a_response_can_be_sent_back_as_it_is():
+    api = tool_api(says(f"I look.{CALL}Then I tell.{CALL}"))
+    output = ask(api, tools=[WEATHER]).json()["output"]
+    results = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": f"{n} degrees"}
+        for n, item in enumerate(output)
+        if item["type"] == "function_call"
+    ]
+    assert len(results) == 2
+    assert ask(api, [HI, *output, *results], tools=[WEATHER]).status_code == 200
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
+    turn = f"<|im_start|>assistant\nI look.\nThen I tell.{call}{call}<|im_end|>\n"
+    first, second = (f"<|im_start|>tool\n{n} degrees<|im_end|>\n" for n in (1, 3))
+    assert prompt_of(api).endswith(f"{turn}{first}{second}<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("choice", "same"),
+    [
+        ("auto", "auto"),
+        ("none", "none"),
+        ("required", "required"),
+        ({"type": "function", "name": "weather"}, {"type": "function",
+                                                   "function": {"name": "weather"}}),
+        ({"type": "allowed_tools", "mode": "required", "tools": [WEATHER, SEARCH]},
+         {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NESTED]}}),
+    ],
+    ids=["auto", "none", "required", "function", "allowed"],
+)  # fmt: skip
+def test_the_choice_of_a_tool_is_that_of_chat_completions(choice, same):
+    api = tool_api(says('weather", "arguments": {}}'))
+    strict = {**WEATHER, "strict": True}
+    nested = {"type": "function", "function": {**NESTED["function"], "strict": True}}
+    plain = {"type": "function", "function": {"name": "other"}}
+    given = {"parallel_tool_calls": False}
+    body = ask(api, tools=[SEARCH, strict, OTHER], tool_choice=choice, **given).json()
+    assert api.chat(tools=[nested, plain], tool_choice=same, **given).status_code == 200
+    assert api.engine.asked[0] == api.engine.asked[1]
+    assert body["tool_choice"] == choice
+    assert [tool["name"] for tool in body["tools"]] == ["weather", "other"], "what was offered"
+
+
+def test_tools_that_nobody_here_can_run_count_as_none_if_none_may_be_called():
+    assert ask(Api(), tools=[SEARCH], tool_choice="none").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("form", "same"),
+    [
+        ({"type": "text"}, {"type": "text"}),
+        ({"type": "json_object"}, {"type": "json_object"}),
+        (FORM, {"type": "json_schema", "json_schema": FORM}),
+    ],
+    ids=lambda form: form["type"],
+)
+def test_the_form_of_an_answer_is_that_of_chat_completions(form, same):
+    api = Api()
+    body = ask(api, text={"format": form}).json()
+    api.chat(response_format=same)
+    ours, theirs = (params.structured_outputs for _, params in api.engine.asked)
+    assert (ours and ours.key) == (theirs and theirs.key)
+    assert body["text"] == {"format": form}
+
+
+def test_vllms_forms_of_answers_are_kept_too():
+    api = Api()
+    assert ask(api, structured_outputs={"choice": ["a", "b"]}).status_code == 200
+    assert api.engine.asked[0][1].structured_outputs.choice == ["a", "b"]
+
+
+def test_the_effort_reaches_the_template():
+    source = "{{ reasoning_effort | default('unset') }} {{ enable_thinking | default('unset') }}"
+    api = tool_api(says("Hi"), source=source)
+    for fields in ({}, {"reasoning": {"effort": "high"}}, {"reasoning": {"effort": "none"}}):
+        ask(api, **fields)
+    assert [prompt_of(api, i) for i in range(3)] == ["unset unset", "high unset", "none False"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"store": True},
+        {"background": False, "previous_response_id": None, "conversation": None, "prompt": None},
+        {"include": ["reasoning.encrypted_content", "web_search_call.action.sources"]},
+        {"truncation": "disabled", "service_tier": "auto", "max_tool_calls": 3},
+        {"stream": True, "stream_options": {"include_obfuscation": False}},
+        {"prompt_cache_retention": "24h", "client_metadata": {"a": "b"}, "tools": []},
+        {"reasoning": {"summary": "auto"}, "text": {"verbosity": "high"}, "top_logprobs": 0},
+        {"n": 1, "logprobs": False},
+    ],
+    ids=lambda fields: "-".join(fields),
+)
+def test_fields_without_an_effect_are_accepted(fields):
+    api = Api()
+    assert ask(api, **fields).status_code == 200
+    ask(api)
+    assert api.engine.asked[0] == api.engine.asked[1]
+
+
+def item(**fields):
+    return {"input": [HI, fields]}
+
+
+CALLED = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+TURN = {"input": [HI, CALLED, {**HI, "role": "assistant"}]}
+IMAGE = {"type": "input_image", "image_url": "data:"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "named"),
+    [
+        ({"input": None}, "input", "input is missing"),
+        ({"input": []}, "input", "empty"),
+        ({"input": ["hi"]}, "input", "input[0]"),
+        (item(role="tool", content="x"), "input", "input[1].role"),
+        (item(role="user", content=1), "input", "input[1].content"),
+        (item(role="user", content=["a"]), "input", "input[1].content[0]"),
+        (item(role="user", content=[IMAGE]), "input", "input[1].content[0] has type 'input_image'"),
+        (item(role="user", content=[{"type": "input_text"}]), "input", "text as a string"),
+        (item(type="item_reference", id="msg_1"), "input", "send the item itself"),
+        (item(id="msg_1"), "input", "send the item itself"),
+        (item(type="web_search_call", id="ws_1"), "input", "input[1] has type 'web_search_call'"),
+        (item(content="x"), "input", "input[1] has type"),
+        (item(**{**CALLED, "arguments": {}}), "input", "input[1] must have a call_id"),
+        (item(**{**CALLED, "arguments": '{"a"'}), "input", "input[1].arguments"),
+        (item(**{**CALLED, "arguments": "[]"}), "input", "input[1].arguments"),
+        (item(**CALLED), "input", "input[1] is the function_call 'c1'"),
+        (TURN, "input", "needs a function_call_output"),
+        (item(type="function_call_output", call_id="c1", output="x"), "input", "no earlier"),
+        (item(type="function_call_output", output="x"), "input", "call_id"),
+        ({"input": [HI, CALLED, {**CALLED, "type": "function_call_output", "output": [IMAGE]}]},
+         "input", "input[2].output[0]"),
+        ({"input": "x " * 400}, "prompt", "maximum context length"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be at least 1"),
+        ({"max_output_tokens": 1000}, "max_output_tokens", "maximum context length"),
+        ({"max_output_tokens": "9"}, "max_output_tokens", "an integer"),
+        ({"max_tokens": 9}, "max_tokens", "use max_output_tokens"),
+        ({"response_format": FORM}, "response_format", "use text.format"),
+        ({"messages": [HI]}, "messages", "use input"),
+        ({"temperature": -1}, "temperature", "temperature"),
+        ({"n": 2}, "n", "Send several requests"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "stores no responses"),
+        ({"conversation": {"id": "conv_1"}}, "conversation", "stores no responses"),
+        ({"background": True}, "background", "set stream to true"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt", "no stored prompts"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management", "omit it"),
+        ({"moderation": {"model": "m"}}, "moderation", "omit it"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs", "omit it"),
+        ({"guided_json": {}}, "guided_json", "omit it"),
+        ({"truncation": "middle"}, "truncation", "auto or disabled"),
+        ({"include": ["everything"]}, "include", "include has 'everything'"),
+        ({"top_logprobs": 2}, "top_logprobs", LOGPROBS),
+        ({"top_logprobs": 21, "include": [LOGPROBS]}, "top_logprobs", "between 0 and 20"),
+        ({"tools": [WEATHER], "include": [LOGPROBS]}, "include", "together with tools"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options", "`stream` is true"),
+        ({"reasoning": {"effort": "extreme"}}, "reasoning_effort", "must be one of"),
+        ({"reasoning": "high"}, "reasoning", "an object"),
+        ({"text": {"format": {"type": "regex"}}}, "text.format", "json_schema"),
+        ({"text": {"format": {**FORM, "schema": None}}}, "text.format", "a JSON schema"),
+        ({"text": {"format": {"type": "json_schema", "json_schema": FORM}}}, "text.format",
+         '"name": ...'),
+        ({"text": {"format": FORM}, "structured_outputs": {"regex": "a"}}, "structured_outputs",
+         "text.format and structured_outputs"),
+        ({"text": {"format": FORM}, "tools": [WEATHER], "tool_choice": "required"}, "tool_choice",
+         "text.format and a forced tool_choice"),
+        ({"tools": [SEARCH]}, "tools", "cannot run tools of the type web_search"),
+        ({"tools": [NESTED]}, "tools", "stands beside its type"),
+        ({"tools": [SEARCH, {**WEATHER, "name": "a b"}]}, "tools", "'a b'"),
+        ({"tools": [WEATHER, WEATHER]}, "tools", "weather twice"),
+        ({"tools": ["weather"]}, "tools", "tools[0]"),
+        ({"tools": [{**WEATHER, "parameters": [1]}]}, "tools", "parameters"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tool_choice": "weather"}, "tool_choice", "'weather'"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "web_search"}}, "tool_choice", "no tools"),
+        ({"tools": [WEATHER], "tool_choice": OTHER}, "tool_choice", "'other'"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto",
+                                              "tools": [OTHER]}}, "tool_choice", "'other'"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto",
+                                              "tools": [SEARCH]}}, "tool_choice", "web_search"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice",
+         "tool_choice must have the mode"),
+        ({"metadata": {"a": 1}}, "metadata", "metadata"),
+        ({"instructions": ["a"]}, "instructions", "a string"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_bad_request_is_refused(fields, param, named):
+    api = tool_api(says(ANSWER)) if "tools" in fields else Api()
+    response = api.post(PATH, **{"input": "hi", **fields})
+    assert response.status_code == 400, response.text
+    error = error_of(response)
+    assert error["param"] == param
+    assert named in error["message"]
+    assert ask(api).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "change"),
+    [
+        (401, {"key": "other"}),
+        (404, {"model": "other"}),
+        (405, {"method": "GET"}),
+        (413, {"input": "x" * 6000}),
+        (429, {"queued": 2}),
+        (500, {"script": ZeroDivisionError("secret")}),
+        (503, {"ready": False}),
+    ],
+    ids=lambda value: value if isinstance(value, int) else "",
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_other_errors_have_openais_format(status, change, stream):
+    def raising(engine, number, prompt, params):
+        yield change["script"]
+
+    limits = ClientLimits(max_body_bytes=4096, max_queued_requests=2)
+    script = {"script": raising} if "script" in change else {}
+    api = Api(http=limits, api_keys=("k",), key=change.get("key", "k"), **script)
+    api.context.ready = change.get("ready", True)
+    for _ in range(change.get("queued", 0)):
+        api.context.backlog.enter(1)
+    body = {"input": "hi", "stream": stream, **change}
+    response = api.request(change.get("method", "POST"), PATH, json={
+        name: body[name] for name in ("input", "stream", "model") if name in body
+    })  # fmt: skip
+    assert response.status_code == status, response.text
+    assert "secret" not in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (EngineDead("the engine was killed by SIGKILL"), "server_error"),
+        (TooManyRequests("the queue is full", retry_after_s=1), "rate_limit_exceeded"),
+        (ZeroDivisionError("secret"), "server_error"),
+    ],
+    ids=["engine", "queue", "bug"],
+)
+def test_a_failure_in_the_middle_ends_the_stream_as_a_failed_response(error, code):
+    def fails(engine, number, prompt, params):
+        yield Output(number, [40])
+        yield error
+
+    events = events_of(ask(Api(fails), stream=True))
+    told = events[-1]
+    assert told["type"] == "response.failed"
+    assert told["response"]["status"] == "failed"
+    assert told["response"]["error"]["code"] == code
+    assert "secret" not in told["response"]["error"]["message"]
+    assert told["response"]["id"] == events[0]["response"]["id"]
+    Response.model_validate(told["response"], strict=True)
+
+
+def test_a_failure_behind_pings_only_is_an_error_event():
+    def late(engine, number, prompt, params):
+        yield 1.0  # 20 times the silence: on a busy machine a comment may come late
+        yield EngineDead("the engine was killed by SIGKILL")
+
+    response = ask(Api(late, http=ClientLimits(silent_s=0.05)), stream=True)
+    assert response.status_code == 200
+    *pings, told = response.text.removesuffix("\n\n").split("\n\n")
+    assert set(pings) == {": keep-alive"}
+    event, data = told.split("\n")
+    assert event == "event: error"
+    message = "the engine was killed by SIGKILL"
+    wanted = {"type": "error", "code": "server_error", "message": message, "param": None}
+    assert json.loads(data.removeprefix("data: ")) == {**wanted, "sequence_number": 0}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/resp_1"),
+        ("DELETE", "/resp_1"),
+        ("POST", "/resp_1"),
+        ("POST", "/resp_1/cancel"),
+        ("GET", "/resp_1/input_items"),
+    ],
+)
+def test_no_response_is_found_since_none_is_stored(method, path):
+    response = Api().request(method, PATH + path)
+    assert response.status_code == 404
+    error = error_of(response)
+    assert "'resp_1'" in error["message"]
+    assert "stores no responses" in error["message"]
