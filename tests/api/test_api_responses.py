@@ -358,6 +358,31 @@ def test_the_choice_of_a_tool_is_that_of_chat_completions(choice, same):
     assert [tool["name"] for tool in body["tools"]] == ["weather", "other"], "what was offered"
 
 
+@pytest.mark.parametrize("name", ["sky", "mcp__sky", "mcp__sky__"])
+def test_functions_in_a_namespace_are_offered_and_told_as_such(name):
+    """Codex offers the tools of an MCP server like this."""
+    inner = {"type": "function", "name": "weather", "strict": True}
+    space = {"type": "namespace", "name": name, "description": "What is above.",
+             "tools": [inner, {"type": "custom", "name": "free"}]}  # fmt: skip
+    flat = f"{name.removesuffix('__')}__weather"
+    call = CALL.replace("weather", flat)
+    api = tool_api(says(f"{CALL}{call}", 2))
+    whole = ask(api, tools=[WEATHER, space]).json()
+    events = events_of(ask(api, tools=[WEATHER, space], stream=True))
+    assert folded(events) == events[-1]["response"]["output"]
+    assert without_ids(events[-1]["response"]) == without_ids(whole)
+    plain, spaced = whole["output"]
+    assert (plain["name"], "namespace" in plain) == ("weather", False)
+    assert (spaced["name"], spaced["namespace"]) == ("weather", name)
+    told = {**inner, "description": None, "parameters": None}
+    assert whole["tools"][1] == {**space, "tools": [told]}
+    assert prompt_of(api).count(flat) == 1
+    results = [{"type": "function_call_output", "call_id": item["call_id"], "output": "18"}
+               for item in whole["output"]]  # fmt: skip
+    ask(api, [HI, *whole["output"], *results], tools=[WEATHER, space])
+    assert f'{{"name": "{flat}", "arguments": {{"city": "Paris"}}}}' in prompt_of(api)
+
+
 def test_tools_that_nobody_here_can_run_count_as_none_if_none_may_be_called():
     assert ask(Api(), tools=[SEARCH], tool_choice="none").status_code == 200
 
@@ -485,6 +510,10 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"tools": [NESTED]}, "tools", "stands beside its type"),
         ({"tools": [SEARCH, {**WEATHER, "name": "a b"}]}, "tools", "'a b'"),
         ({"tools": [WEATHER, WEATHER]}, "tools", "weather twice"),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, "tools", "tools[0] must be"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": []}]}, "tools", "namespace"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [NESTED]}]}, "tools",
+         "tools[0].tools[0] must be"),
         ({"tools": ["weather"]}, "tools", "tools[0]"),
         ({"tools": [{**WEATHER, "parameters": [1]}]}, "tools", "parameters"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),

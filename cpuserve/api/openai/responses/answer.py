@@ -27,13 +27,17 @@ class ResponseMessage(msgspec.Struct, tag_field="type", tag="message"):
 
 
 class ResponseCall(msgspec.Struct, tag_field="type", tag="function_call"):
-    """A call; `arguments` is the JSON that the model wrote, which is cut off if incomplete."""
+    """A call; `arguments` is the JSON that the model wrote, which is cut off if incomplete.
+
+    namespace: that of the function, if it is in one.
+    """
 
     id: str
     status: str
     call_id: str
     name: str
     arguments: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
 
 
 OutputItem = ResponseMessage | ResponseCall
@@ -84,6 +88,14 @@ class ResponseFunction(msgspec.Struct, tag_field="type", tag="function"):
     strict: bool
 
 
+class ResponseNamespace(msgspec.Struct, tag_field="type", tag="namespace"):
+    """Functions that were offered to the model by the name of the namespace and their own."""
+
+    name: str
+    description: str | None
+    tools: list[ResponseFunction]
+
+
 class ResponseReasoning(msgspec.Struct):
     """The effort of the request; there are no summaries."""
 
@@ -96,7 +108,7 @@ class Response(msgspec.Struct, kw_only=True):
 
     What repeats lists and objects of the request is written once for all events: metadata, text
     (its format), tool_choice and tools, which are the functions that were offered
-    (ResponseFunction).
+    (ResponseFunction, ResponseNamespace).
     """
 
     id: str

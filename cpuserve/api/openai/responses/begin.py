@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.api.openai.responses.answer import Response, ResponseFunction, ResponseReasoning
+from cpuserve.api.openai.responses.answer import (
+    Response,
+    ResponseFunction,
+    ResponseNamespace,
+    ResponseReasoning,
+)
+from cpuserve.api.openai.responses.tools import is_function
 
 if TYPE_CHECKING:
     from cpuserve.api.endpoint import Received
@@ -51,15 +57,18 @@ def _text(asked: ResponsesRequest) -> dict[str, Any]:
     return {"format": form or {"type": "text"}, **verbosity}
 
 
-def _functions(tools: list[dict[str, Any]]) -> list[ResponseFunction]:
-    """Return the functions; what a tool lacks is told as it was understood."""
-    return [
-        ResponseFunction(
-            tool["name"],
-            tool.get("description"),
-            tool.get("parameters"),
-            tool.get("strict") is True,
-        )
-        for tool in tools
-        if tool.get("type", "function") == "function"
-    ]
+def _functions(tools: list[dict[str, Any]]) -> list[ResponseFunction | ResponseNamespace]:
+    """Return what was offered; what a tool lacks is told as it was understood."""
+    found: list[ResponseFunction | ResponseNamespace] = []
+    for tool in tools:
+        if is_function(tool):
+            found.append(_function(tool))
+        elif tool["type"] == "namespace":
+            inner = [_function(function) for function in tool["tools"] if is_function(function)]
+            found.append(ResponseNamespace(tool["name"], tool.get("description"), inner))
+    return found
+
+
+def _function(tool: dict[str, Any]) -> ResponseFunction:
+    shown = tool.get("description"), tool.get("parameters"), tool.get("strict") is True
+    return ResponseFunction(tool["name"], *shown)

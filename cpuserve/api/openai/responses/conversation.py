@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
+from cpuserve.api.openai.responses.tools import flat_name
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import Message, unsupported
 
@@ -80,6 +81,8 @@ class _Conversation:
         number, name, given = (item.get(key) for key in ("call_id", "name", "arguments"))
         if not (isinstance(number, str) and isinstance(name, str) and isinstance(given, str)):
             _refuse(where, "must have a call_id, a name and arguments, which are strings")
+        namespace = item.get("namespace")
+        name = flat_name(namespace if isinstance(namespace, str) else None, name)
         function = {"name": name, "arguments": _arguments(given, where)}
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": ""})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from cpuserve.api.openai.chat.schema import ChatLogprob
 from cpuserve.api.openai.responses.answer import (
     OutputItem,
@@ -11,6 +13,7 @@ from cpuserve.api.openai.responses.answer import (
     ResponseMessage,
     ResponseText,
 )
+from cpuserve.api.openai.responses.tools import Namespaces
 from cpuserve.serving.events import Call, Choice
 
 
@@ -20,6 +23,7 @@ class Item:
 
     request_id: str
     index: int
+    namespaces: Namespaces
     call: Call | None = None
     text: list[str] = field(default_factory=list)
     logprobs: list[ChatLogprob] = field(default_factory=list)
@@ -34,7 +38,7 @@ class Item:
         """Return the item before anything of it is written."""
         if self.call is None:
             return ResponseMessage(self.id, "in_progress", "assistant", [])
-        return ResponseCall(self.id, "in_progress", self.call.id, self.call.name, "")
+        return self._of(self.call, "in_progress", "")
 
     def part(self) -> ResponseText:
         """Return the text of a message as far as it is written."""
@@ -47,20 +51,25 @@ class Item:
             return ResponseMessage(self.id, status, "assistant", [self.part()])
         # The answer's end is that of a complete call, or it has cut off the call.
         status = "completed" if reason in ("", "tool_calls") else "incomplete"
-        arguments = "".join(self.call.arguments)
-        return ResponseCall(self.id, status, self.call.id, self.call.name, arguments)
+        return self._of(self.call, status, "".join(self.call.arguments))
+
+    def _of(self, call: Call, status: str, arguments: str) -> ResponseCall:
+        namespace, name = self.namespaces.get(call.name, (msgspec.UNSET, call.name))
+        return ResponseCall(self.id, status, call.id, name, arguments, namespace)
 
 
-def items_of(choice: Choice, request_id: str, logprobs: list[ChatLogprob]) -> list[OutputItem]:
+def items_of(
+    choice: Choice, request_id: str, namespaces: Namespaces, logprobs: list[ChatLogprob]
+) -> list[OutputItem]:
     """Return the items of a whole answer, of which at least one is there.
 
     logprobs: of an answer that has some, which is then one message.
     """
     parts = choice.parts or [""]
     items = [
-        Item(request_id, index, None, [part], logprobs)
+        Item(request_id, index, namespaces, None, [part], logprobs)
         if isinstance(part, str)
-        else Item(request_id, index, part)
+        else Item(request_id, index, namespaces, part)
         for index, part in enumerate(parts)
     ]
     last = items.pop()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 from cpuserve.api.openai.tool_choice import ToolChoice, allowed_tools
 from cpuserve.errors import InvalidRequest
@@ -12,7 +13,31 @@ from cpuserve.serving.call import unsupported
 log = logging.getLogger(__name__)
 
 _FUNCTION = '{"type": "function", "name": ...}'
-_MEMBERS = ("name", "description", "parameters", "strict")
+_NAMESPACE = '{"type": "namespace", "name": ..., "tools": [...]}'
+_MEMBERS = ("description", "parameters", "strict")
+
+# The namespace and the name of each function in one, by the name that the model sees.
+Namespaces: TypeAlias = Mapping[str, tuple[str, str]]
+
+
+class _Offered(NamedTuple):
+    where: str
+    namespace: str | None
+    tool: Any
+
+    @property
+    def name(self) -> str:
+        return flat_name(self.namespace, self.tool["name"])
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """Return the name that the model sees of a function: templates know of no namespaces."""
+    return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
+
+
+def namespaces_of(tools: list[dict[str, Any]]) -> Namespaces:
+    """Return the functions in namespaces among tools that have been checked."""
+    return {f.name: (f.namespace, f.tool["name"]) for f in _offered(tools) if f.namespace}
 
 
 def chosen_tools(
@@ -27,12 +52,8 @@ def chosen_tools(
     Raises:
       InvalidRequest: a tool or the choice has no valid form, or is one that nobody here can run.
     """
-    functions = [
-        _function(tool, f"tools[{index}]")
-        for index, tool in enumerate(tools or [])
-        if tool.get("type", "function") == "function"
-    ]
-    others = sorted({str(tool["type"])[:40] for tool in tools or [] if not _is_function(tool)})
+    functions = [_function(offered) for offered in _offered(tools or [])]
+    others = sorted({str(tool["type"])[:40] for tool in tools or [] if not is_function(tool)})
     if others and choice != "none":
         if not functions:
             msg = (
@@ -40,20 +61,37 @@ def chosen_tools(
                 "(type function), which the client runs, or omit tools"
             )
             raise unsupported(msg, "tools")
-        log.debug("left out tools of the types %s", others)
+        log.debug("of the tools of these types, only functions in them are offered: %s", others)
     return _choice(choice, functions)
 
 
-def _is_function(tool: object) -> bool:
+def is_function(tool: object) -> bool:
+    """Return whether `tool` is a function; one that has no type is."""
     return isinstance(tool, dict) and tool.get("type", "function") == "function"
 
 
-def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
+def _offered(tools: list[dict[str, Any]]) -> Iterator[_Offered]:
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        if is_function(tool):
+            yield _Offered(where, None, tool)
+        elif tool["type"] == "namespace":
+            name, inner = tool.get("name"), tool.get("tools")
+            if not isinstance(name, str) or not isinstance(inner, list):
+                msg = f"{where} must be {_NAMESPACE}"
+                raise InvalidRequest(msg, param="tools")
+            for number, function in enumerate(inner):
+                if is_function(function):
+                    yield _Offered(f"{where}.tools[{number}]", name, function)
+
+
+def _function(offered: _Offered) -> dict[str, Any]:
+    tool = offered.tool
     if not isinstance(tool.get("name"), str):
-        msg = f"{where} must be {_FUNCTION}: the name of a function stands beside its type"
+        msg = f"{offered.where} must be {_FUNCTION}: the name of a function stands beside its type"
         raise InvalidRequest(msg, param="tools")
     shown = {name: tool[name] for name in _MEMBERS if tool.get(name) is not None}
-    return {"type": "function", "function": shown}
+    return {"type": "function", "function": {"name": offered.name, **shown}}
 
 
 def _choice(choice: str | dict[str, Any] | None, functions: list[dict[str, Any]]) -> ToolChoice:
@@ -77,9 +115,9 @@ def _without_others(chosen: object) -> object:
     """Return the functions among allowed tools; everything if there are none, for the message."""
     if not isinstance(chosen, list):
         return chosen
-    return [tool for tool in chosen if _is_function(tool)] or chosen
+    return [tool for tool in chosen if is_function(tool)] or chosen
 
 
 def _name(tool: object) -> str | None:
-    name = tool.get("name") if isinstance(tool, dict) and _is_function(tool) else None
+    name = tool.get("name") if isinstance(tool, dict) and is_function(tool) else None
     return name if isinstance(name, str) else None

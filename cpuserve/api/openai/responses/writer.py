@@ -20,6 +20,7 @@ from cpuserve.api.openai.responses.answer import (
 )
 from cpuserve.api.openai.responses.begin import begun
 from cpuserve.api.openai.responses.items import Item, items_of
+from cpuserve.api.openai.responses.tools import namespaces_of
 from cpuserve.api.stream import StreamFormat
 from cpuserve.errors import RequestError
 from cpuserve.serving.events import Call, Event, Finish, Folded, Progress, Text, ToolCall, Usage
@@ -48,6 +49,7 @@ class ResponseWriter:
         params = generation.jobs[0].params
         self._request_id = received.request_id
         self._response = begun(received, asked, params, model)
+        self._namespaces = namespaces_of(asked.tools or [])
         self._top = params.logprobs
         self._names = TokenNames(
             received.context.get_tokenizer(),
@@ -92,7 +94,8 @@ class ResponseWriter:
     def whole(self, answer: Folded) -> bytes:
         """Return the whole Response as JSON."""
         (choice,) = answer.choices
-        self._output = items_of(choice, self._request_id, self._logprobs(choice.logprobs))
+        logprobs = self._logprobs(choice.logprobs)
+        self._output = items_of(choice, self._request_id, self._namespaces, logprobs)
         return _to_json(self._ended(choice.reason or "stop", answer.usage))
 
     def _text(self, event: Text) -> bytes:
@@ -119,7 +122,7 @@ class ResponseWriter:
     def _start(self, call: Call | None) -> tuple[bytes, Item]:
         """Close the open item, and open one; return the frames and the new item."""
         out = self._close()
-        self._open = item = Item(self._request_id, len(self._output), call)
+        self._open = item = Item(self._request_id, len(self._output), self._namespaces, call)
         added = self._frame(
             "response.output_item.added", output_index=item.index, item=item.begun()
         )
