@@ -12,7 +12,7 @@ from cpuserve.serving.endings import ENDINGS
 from cpuserve.serving.events import Choice, Event, Failed, Folded, Progress, Scored, Usage
 from cpuserve.serving.fan_out import admit, check_capacity, dismiss, fan_out, start, usage_of
 from cpuserve.serving.params import sampling_params
-from cpuserve.serving.prompts import prompts_of
+from cpuserve.serving.prompts import chat_prompt, most_counted, prompts_of
 from cpuserve.serving.text import TextProcessor
 from cpuserve.serving.threads import run_sized
 from cpuserve.serving.tools.use import tool_use
@@ -57,6 +57,20 @@ async def prepare(context: ModelContext, call: GenerateCall, num_bytes: int) -> 
     check_capacity(context, jobs)
     call.drop_inputs()
     return Generation(context, call, jobs, num_ids, tools)
+
+
+async def count_prompt(context: ModelContext, call: GenerateCall, num_bytes: int) -> int:
+    """Return how many tokens the prompt of a call with messages has.
+
+    They may be more than the context, but not more than most_counted. num_bytes: see `prepare`.
+
+    Raises:
+      InvalidRequest: the messages, the tools or the template are invalid, or it is far too long.
+    """
+    tools = tool_use(call, context.tool_format)
+    opening, most = tools.opening if tools else "", most_counted(context)
+    prompt = await chat_prompt(context, call, num_bytes, most=most, opening=opening)
+    return len(prompt.ids)
 
 
 # What a model gives, by its pooling: words for it, and the endpoint that has it.

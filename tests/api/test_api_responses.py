@@ -613,6 +613,21 @@ def test_a_failure_behind_pings_only_is_an_error_event():
     assert json.loads(data.removeprefix("data: ")) == {**wanted, "sequence_number": 0}
 
 
+def test_input_tokens_are_those_of_the_response():
+    api = tool_api(says(ANSWER))
+    fields = {"model": "tiny", "input": [HI], "instructions": "Be kind.", "tools": [WEATHER]}
+    counted = api.post(f"{PATH}/input_tokens", **fields).json()
+    used = api.post(PATH, **fields).json()["usage"]["input_tokens"]
+    assert counted == {"object": "response.input_tokens", "input_tokens": used}
+
+
+def test_input_beyond_the_context_can_be_counted():
+    text = "x " * 400
+    counted = Api().post(f"{PATH}/input_tokens", input=text).json()["input_tokens"]
+    assert counted > 400
+    assert str(counted) in error_of(ask(Api(), text))["message"]
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [

@@ -88,6 +88,8 @@ def test_openais_client_runs_a_tool_of_responses_in_a_stream_and_whole():
                 async with client.responses.stream(input=items, **fields) as stream:
                     said = [e async for e in stream if e.type == "response.output_text.delta"]
                 assert "".join(event.delta for event in said) == "18 degrees."
+                counted = await client.responses.input_tokens.count(input=ASK, **fields)
+                assert counted.input_tokens == whole.usage.input_tokens
                 with pytest.raises(openai.NotFoundError, match="stores no responses"):
                     await client.responses.retrieve(whole.id)
         assert len(server.engine.asked) == 3

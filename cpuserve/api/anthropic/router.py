@@ -17,9 +17,7 @@ from cpuserve.api.anthropic.writer import MessageWriter
 from cpuserve.api.endpoint import read_call
 from cpuserve.api.openapi import json_body
 from cpuserve.api.respond import respond
-from cpuserve.serving.generate import prepare
-from cpuserve.serving.prompts import chat_prompt, most_counted
-from cpuserve.serving.tools.use import tool_use
+from cpuserve.serving.generate import count_prompt, prepare
 
 router = APIRouter()
 
@@ -41,11 +39,6 @@ async def count_tokens(request: Request) -> Response:
     """Return how many tokens the prompt of such a message has."""
     async with read_call(request, "msg_", CountRequest) as (received, asked):
         await received.choose(asked.model)
-        context = received.context
-        call = to_call(asked)
-        tools = tool_use(call, context.tool_format)
-        opening = tools.opening if tools else ""
-        size, most = received.body_bytes, most_counted(context)
-        prompt = await chat_prompt(context, call, size, most=most, opening=opening)
-    body = msgspec.json.encode(TokenCount(len(prompt.ids)))
+        count = await count_prompt(received.context, to_call(asked), received.body_bytes)
+    body = msgspec.json.encode(TokenCount(count))
     return Response(body, media_type="application/json")

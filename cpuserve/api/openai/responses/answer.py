@@ -141,3 +141,10 @@ class Response(msgspec.Struct, kw_only=True):
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
+
+
+class InputTokens(msgspec.Struct):
+    """The body of POST /v1/responses/input_tokens."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.endpoint import read_call
@@ -11,7 +12,7 @@ from cpuserve.api.openai.responses.writer import ResponseWriter
 from cpuserve.api.openapi import json_body
 from cpuserve.api.respond import respond
 from cpuserve.errors import NotFound
-from cpuserve.serving.generate import prepare
+from cpuserve.serving.generate import count_prompt, prepare
 
 router = APIRouter()
 
@@ -27,6 +28,21 @@ async def create_response(request: Request) -> Response:
         generation = await prepare(received.context, to_call(asked), received.body_bytes)
         writer = ResponseWriter(received, asked, generation, model)
     return respond(generation, writer)
+
+
+@router.post(
+    "/v1/responses/input_tokens", openapi_extra=json_body(ResponsesRequest, answer.InputTokens)
+)
+async def count_tokens(request: Request) -> Response:
+    """Return how many tokens the prompt of such a response has."""
+    async with read_call(request, "resp_", ResponsesRequest, conversation="input") as (
+        received,
+        asked,
+    ):
+        await received.choose(asked.model)
+        count = await count_prompt(received.context, to_call(asked), received.body_bytes)
+    body = msgspec.json.encode(answer.InputTokens(count))
+    return Response(body, media_type="application/json")
 
 
 @router.get("/v1/responses/{response_id}", include_in_schema=False)
