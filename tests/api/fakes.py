@@ -242,6 +242,19 @@ def events_of(response: httpx.Response) -> list[Any]:
     return [json.loads(line[len("data: ") :]) for line in lines[:-1]]
 
 
+def named_events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """Return the JSON of a stream's events, each with its name, after checking the framing."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    found = []
+    for block in response.text.removesuffix("\n\n").split("\n\n"):
+        event, data = block.split("\n")
+        body = json.loads(data.removeprefix("data: "))
+        assert event == f"event: {body['type']}"
+        found.append(body)
+    return found
+
+
 def close_to(value: float, wanted: float) -> bool:
     """Whether both are equal except for rounding."""
     return math.isclose(value, wanted, rel_tol=1e-6, abs_tol=1e-9)

@@ -8,7 +8,7 @@ import pytest
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import EngineDead
 from cpuserve.serving.limits import ClientLimits
-from tests.api.fakes import ANSWER, Api, speak, tokenizer
+from tests.api.fakes import ANSWER, Api, named_events_of, speak, tokenizer
 from tests.api.tools import CALL, prompt_of, says, tool_api
 
 HI = [{"role": "user", "content": "hi"}]
@@ -26,17 +26,8 @@ def ask(api, messages=HI, max_tokens=64, path="/v1/messages", **fields):
 
 
 def events_of(response):
-    """The (event, data) of a stream, after checking the framing."""
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-    found = []
-    for block in response.text.removesuffix("\n\n").split("\n\n"):
-        event, data = block.split("\n")
-        name = event.removeprefix("event: ")
-        body = json.loads(data.removeprefix("data: "))
-        assert body["type"] == name
-        found.append((name, body))
-    return found
+    """The (event, data) of a stream."""
+    return [(body["type"], body) for body in named_events_of(response)]
 
 
 def folded(events):

@@ -9,7 +9,7 @@ from openai.types.responses import Response
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import EngineDead, TooManyRequests
 from cpuserve.serving.limits import ClientLimits
-from tests.api.fakes import ANSWER, Api, error_of, tokenizer
+from tests.api.fakes import ANSWER, Api, error_of, named_events_of, tokenizer
 from tests.api.tools import CALL, prompt_of, says, tool_api
 
 PATH = "/v1/responses"
@@ -33,15 +33,8 @@ def ask(api, given="hi", **fields):
 
 
 def events_of(response):
-    """The events of a stream, after checking the framing and the numbers."""
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-    found = []
-    for block in response.text.removesuffix("\n\n").split("\n\n"):
-        event, data = block.split("\n")
-        body = json.loads(data.removeprefix("data: "))
-        assert body["type"] == event.removeprefix("event: ")
-        found.append(body)
+    """The events of a stream, after checking their numbers."""
+    found = named_events_of(response)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
