@@ -52,24 +52,35 @@ CPUSERVE_INLINE void store_sums(float* c, size_t stride) {
   }
 }
 
-// The products of one tile of K: rows at x, lines of the one or two tiles of columns at w0 and w1.
-// kPassing: the rows are not used again soon, and should not drive the columns out of L1.
-template <class Product, int RT, int NP, bool kPassing = false>
-CPUSERVE_INLINE void tile_products(const uint8_t* x, size_t x_stride, const uint8_t* w0,
+// Loads the operands of one tile of K: rows at x, lines of the one or two tiles of columns at w0
+// and w1. kPassing: the rows are not used again soon, and should not drive the columns out of L1.
+template <int RT, int NP, bool kPassing>
+CPUSERVE_INLINE void load_operands(const uint8_t* x, size_t x_stride, const uint8_t* w0,
                                    const uint8_t* w1, size_t w_stride) {
   kPassing ? tile_load_passing<4>(x, x_stride) : tile_load<4>(x, x_stride);
   tile_load<6>(w0, w_stride);
-  Product::template dot<0, 4, 6>();
-  if constexpr (NP == 2) {
-    tile_load<7>(w1, w_stride);
-    Product::template dot<1, 4, 7>();
-  }
+  if constexpr (NP == 2) tile_load<7>(w1, w_stride);
   if constexpr (RT == 2) {
     const uint8_t* low = x + kTileRows16 * x_stride;
     kPassing ? tile_load_passing<5>(low, x_stride) : tile_load<5>(low, x_stride);
+  }
+}
+// The products of operands that are loaded.
+template <class Product, int RT, int NP>
+CPUSERVE_INLINE void multiply_operands() {
+  Product::template dot<0, 4, 6>();
+  if constexpr (NP == 2) Product::template dot<1, 4, 7>();
+  if constexpr (RT == 2) {
     Product::template dot<2, 5, 6>();
     if constexpr (NP == 2) Product::template dot<3, 5, 7>();
   }
+}
+// Both, for one tile of K.
+template <class Product, int RT, int NP, bool kPassing = false>
+CPUSERVE_INLINE void tile_products(const uint8_t* x, size_t x_stride, const uint8_t* w0,
+                                   const uint8_t* w1, size_t w_stride) {
+  load_operands<RT, NP, kPassing>(x, x_stride, w0, w1, w_stride);
+  multiply_operands<Product, RT, NP>();
 }
 
 struct Bf16Product {

@@ -133,7 +133,7 @@ constexpr KernelTable make_table(const char* isa) {
       on_tiles<GroupTiles<RawGroup<W4Wide>>>(group_kernel<W4Wide>());
   t.linear[static_cast<int>(WeightKind::w8_channel)] = on_tiles<ChannelTiles>(channel_kernel<0>());
   t.linear[static_cast<int>(WeightKind::w8_channel_g128)] =
-      on_tiles<GroupTiles<RawChannel>>(channel_kernel<kWideGroup / 4>());
+      on_tiles<GroupTiles<RawChannel<false>>>(channel_kernel<kWideGroup / 4>());
   t.linear[static_cast<int>(WeightKind::q4_k)] =
       on_tiles<BlockTiles<GgufQ4K>>(plane_kernel<GgufQ4K>());
   t.linear[static_cast<int>(WeightKind::q5_k)] =

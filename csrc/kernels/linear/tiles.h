@@ -12,6 +12,8 @@
 // one group for all of it: what is unpacked are codes times their integer scales, most of which
 // need two bytes, so that each tile of rows enters two products.
 #pragma once
+#include <type_traits>
+
 #include "kernels/generic/matrix_job.h"
 #include "kernels/linear/channel.h"
 #include "kernels/linear/coded.h"
@@ -60,15 +62,25 @@ struct TileScratch {
 };
 static_assert(sizeof(TileScratch) <= kLinearScratch, "the scratch of a call holds all of it");
 
-// Fetches lines of one panel, and with `second` the same lines of a panel so many bytes behind it.
-struct PairFetch : LineFetch {
-  int64_t second = 0;
+// Fetches `left` lines of one panel to L2, `a_step` at a time, and with `second` the same lines of
+// a panel so many bytes behind it. The last step may fetch a few lines more.
+struct PairFetch {
+  const uint8_t* at = nullptr;
+  int64_t left = 0, a_step = 0, second = 0;
 
   __attribute__((always_inline)) inline void step() {
+    const int64_t some = left > 0 ? a_step : 0;
     const uint8_t* line = at;
-    LineFetch::step();
-    if (second == 0) return;
-    for (; line != at; line += kTileLineBytes) prefetch_l2(line + second);
+    if (second) {
+      for (int64_t i = 0; i < some; i++, line += kTileLineBytes) {
+        prefetch_l2(line);
+        prefetch_l2(line + second);
+      }
+    } else {
+      for (int64_t i = 0; i < some; i++, line += kTileLineBytes) prefetch_l2(line);
+    }
+    at = line;
+    left -= some;
   }
 };
 
@@ -123,9 +135,9 @@ CPUSERVE_INLINE void chain_products(const TileJob& t) {
   const uint8_t* w = t.w + t.line0 * kTileLineBytes;
   int64_t line = t.line0;
   for (; line + kTileLines <= t.line1; line += kTileLines, w += kTileBytes) {
-    t.fetch->step();
     tile_products<Product, RT, NP, NP == 2>(t.x + line * 4, t.x_stride, w, w + t.panel_bytes,
                                             kTileLineBytes);
+    t.fetch->step();
   }
   if (line < t.line1) {
     copy_tails<NP>(t, line, t.line1 - line);
@@ -146,6 +158,7 @@ constexpr int kGroupVectorRows = 8;
 constexpr int kPlaneVectorRows = 12;
 
 struct Bf16Tiles {
+  using FewRows = Bf16Tiles;
   static constexpr ActFormat kAct = ActFormat::bf16;
   static constexpr bool kGroups = false;
   static constexpr int kShapeLines = kTileLines;
@@ -162,6 +175,7 @@ struct Bf16Tiles {
 // w8_channel: integers over the whole row, then both scales.
 struct ChannelTiles {
   using Vectors = Channel<0>;
+  using FewRows = ChannelTiles;
   static constexpr int kVectorRows = kGroupVectorRows;
   static constexpr ActFormat kAct = ActFormat::q8row;
   static constexpr bool kGroups = false;
@@ -217,7 +231,9 @@ struct RawGroup {
   static constexpr int kGroup = W::kGroup, kLines = kGroup / 4;
   static constexpr int kVectorRows = kGroupVectorRows;
   static constexpr bool kScales = true, kLeast = W::kMinBytes != 0, kFloats = false;
+  static constexpr bool kAsStored = false;
   using Vectors = Grouped<W>;
+  using FewRows = RawGroup;
   using Product = S8S8Product;
   static constexpr ActFormat kAct = W::kAct;
   static int64_t lines(int64_t k) { return (k + kGroup - 1) / kGroup * kLines; }
@@ -247,23 +263,27 @@ struct RawGroup {
   CPUSERVE_INLINE F add_least(F least, F x, F sum) { return fma(least, x, sum); }
 };
 // w8_channel_g128: lines without scales between them, and a last group that may be cut short.
+// kStored: tiles read the lines where they lie, as bytes in which 128 stands for 0, and the zero
+// point is taken off the sums. Up to 32 rows spent half of their time on unpacking.
+template <bool kStored>
 struct RawChannel {
   static constexpr int kGroup = kWideGroup, kLines = kGroup / 4;
   static constexpr int kVectorRows = kGroupVectorRows;
-  static constexpr bool kScales = false, kLeast = false, kFloats = false;
+  static constexpr bool kScales = false, kLeast = false, kFloats = false, kAsStored = kStored;
   using Vectors = Channel<kWideGroup / 4>;
-  using Product = S8S8Product;
+  using Product = std::conditional_t<kStored, S8U8Product, S8S8Product>;
+  using FewRows = RawChannel<true>;
   static constexpr ActFormat kAct = Vectors::kAct;
   static int64_t lines(int64_t k) { return (k + kGroup - 1) / kGroup * kLines; }
-  static const uint8_t* at(const uint8_t* panel, int64_t group) {
-    return panel + group * kLines * kTileLineBytes;
-  }
+  // With kStored, only a group that is cut short has to be unpacked.
   static void unpack(const uint8_t* panel, int64_t group, int64_t k, uint8_t* to) {
     const int64_t lines = (k + 3) / 4 - group * kLines;
-    const uint8_t* from = at(panel, group);
+    if (kStored && lines >= kLines) return;
+    const uint8_t zero = kStored ? 0 : 0x80;
+    const uint8_t* from = panel + group * kLines * kTileLineBytes;
     for (int64_t i = 0; i < kLines; i++) {
       LineBytes x = {};
-      if (i < lines) x = line_at(from + i * kTileLineBytes) ^ 0x80;
+      if (i < lines) x = line_at(from + i * kTileLineBytes) ^ zero;
       put_line(to + i * kTileLineBytes, x);
     }
   }
@@ -275,8 +295,9 @@ struct RawPlanes {
   using W = Planes<G>;
   static constexpr int kGroup = 32, kLines = kGroup / 4;
   static constexpr int kVectorRows = kPlaneVectorRows;
-  static constexpr bool kScales = true, kLeast = W::kMin, kFloats = false;
+  static constexpr bool kScales = true, kLeast = W::kMin, kFloats = false, kAsStored = false;
   using Vectors = PlaneKind<W>;
+  using FewRows = RawPlanes;
   using Product = S8S8Product;
   static constexpr ActFormat kAct = Vectors::kAct;
   static int64_t lines(int64_t k) { return Vectors::units(k) * kLines; }
@@ -305,8 +326,9 @@ template <class C>
 struct RawCoded {
   static constexpr int kGroup = C::kGroup, kLines = kGroup / 2;
   static constexpr int kVectorRows = 0;
-  static constexpr bool kScales = true, kLeast = false, kFloats = true;
+  static constexpr bool kScales = true, kLeast = false, kFloats = true, kAsStored = false;
   using Vectors = void;
+  using FewRows = RawCoded;
   using Product = Bf16Product;
   static constexpr ActFormat kAct = ActFormat::bf16;
   static int64_t lines(int64_t k) { return k / 2; }
@@ -334,6 +356,7 @@ CPUSERVE_INLINE void store_dots(DotTiles& dots) {
 template <class Raw>
 struct GroupTiles {
   using Vectors = typename Raw::Vectors;
+  using FewRows = GroupTiles<typename Raw::FewRows>;  // for rows that read the weights once
   static constexpr ActFormat kAct = Raw::kAct;
   static constexpr bool kGroups = true;
   static constexpr int kLines = Raw::kLines;  // of a group
@@ -380,12 +403,12 @@ struct GroupTiles {
     float* c = t.c + row0 * c_stride;
     for (int r = 0; r < rows; r++, of_row += x_stride, c += c_stride) {
       F s[G], m[G];
+      I of_zeros[G];
       for (int j = 0; j < G; j++) {
+        const auto* sums = reinterpret_cast<const int32_t*>(of_row + to_sums);
         if constexpr (!Raw::kFloats) s[j] = set1(read_as<float>(of_row + j * 4));
-        if constexpr (Raw::kLeast) {
-          const auto* sums = reinterpret_cast<const int32_t*>(of_row + to_sums);
-          m[j] = mul(s[j], to_float(iload1(sums + j)));
-        }
+        if constexpr (Raw::kLeast) m[j] = mul(s[j], to_float(iload1(sums + j)));
+        if constexpr (Raw::kAsStored) of_zeros[j] = shl<7>(iload1(sums + j));
       }
       for (int p = 0; p < NP; p++) {
         for (int v = 0; v < kWays; v++) {
@@ -397,8 +420,9 @@ struct GroupTiles {
             if constexpr (Raw::kFloats) {
               sum = fma(load(bits), scale[j][p][v], sum);
             } else {
-              const F product = to_float(load_bits(bits));
-              sum = fma(product, Raw::kScales ? mul(scale[j][p][v], s[j]) : s[j], sum);
+              I product = load_bits(bits);
+              if constexpr (Raw::kAsStored) product = isub(product, of_zeros[j]);
+              sum = fma(to_float(product), Raw::kScales ? mul(scale[j][p][v], s[j]) : s[j], sum);
             }
             if constexpr (Raw::kLeast) sum = Raw::add_least(least[j][p][v], m[j], sum);
           }
@@ -408,18 +432,19 @@ struct GroupTiles {
     }
   }
 
+  // Loads the tiles of the products at `line`.
   template <int RT, int NP>
-  static __attribute__((always_inline)) inline void group_products(const TileJob& t, int64_t g,
-                                                                   const uint8_t* lines,
-                                                                   size_t next_panel) {
-    zero_sums<RT, NP>();
-    const int64_t left = t.line1 - g * kLines, end = left < kLines ? left : int64_t{kLines};
-    for (int64_t line = 0; line < end; line += kShapeLines) {
-      t.fetch->step();
-      const uint8_t* w = lines + line * kTileLineBytes;
-      tile_products<typename Raw::Product, RT, NP, NP == 2>(
-          t.x + (g * kLines + line) * 4, t.x_stride, w, w + next_panel, kTileLineBytes);
+  static __attribute__((always_inline)) inline void load_tiles(const TileJob& t, int64_t line) {
+    const uint8_t* w = t.lines + (line - t.line0) * kTileLineBytes;
+    size_t next_panel = sizeof t.scratch->lines[0];
+    if constexpr (Raw::kAsStored) {
+      const auto stored = static_cast<int64_t>((t.panel_bytes - kChannelScales) / kTileLineBytes);
+      if ((line / kLines + 1) * kLines <= stored) {  // else the last group, which was filled up
+        w = t.w + line * kTileLineBytes;
+        next_panel = t.panel_bytes;
+      }
     }
+    load_operands<RT, NP, NP == 2>(t.x + line * 4, t.x_stride, w, w + next_panel, kTileLineBytes);
   }
 
   // Groups whose integers have left the tiles, and have not been added yet.
@@ -443,15 +468,23 @@ struct GroupTiles {
       }
     }
     const int64_t group0 = t.line0 / kLines, group1 = (t.line1 + kLines - 1) / kLines;
-    const size_t next_panel = sizeof t.scratch->lines[0];
-    const uint8_t* lines = t.lines;
     Waiting before = {0, 0, nullptr};
     int turn = 0;
+    int64_t line = t.line0;
+    load_tiles<RT, NP>(t, line);
     for (int64_t g = group0; g < group1; g += 2, turn ^= 1) {
       const int groups = group1 - g < 2 ? 1 : 2;
       DotTiles* dots = t.scratch->dots[turn];
-      for (int j = 0; j < groups; j++, lines += kLines * kTileLineBytes) {
-        group_products<RT, NP>(t, g + j, lines, next_panel);
+      for (int j = 0; j < groups; j++) {
+        zero_sums<RT, NP>();
+        // The next product's tiles are loaded ahead, before a group is added. Lines are fetched
+        // behind a product: before one, they occupied the buffers that its tiles needed.
+        for (int64_t end = line + kLines; line < end && line < t.line1;) {
+          multiply_operands<typename Raw::Product, RT, NP>();
+          t.fetch->step();
+          line += kShapeLines;
+          if (line < t.line1) load_tiles<RT, NP>(t, line);
+        }
         // The two groups before are added while this one's products are under way: those of one
         // tile of rows with each group, so that not too many instructions separate two products.
         if (RT == 1 || groups == 1) {
@@ -491,6 +524,7 @@ template <class G>
 struct BlockTiles {
   using W = Planes<G>;
   using Vectors = PlaneKind<W>;
+  using FewRows = BlockTiles;
   static constexpr ActFormat kAct = Vectors::kAct;
   static constexpr bool kGroups = true;
   static constexpr int kVectorRows = kPlaneVectorRows, kShapeLines = kTileLines;
@@ -848,7 +882,7 @@ int64_t tiles_block_k(int64_t k, const WorkSizes&) noexcept {
 // Fetches what follows a strip into L2 while `rows` rows pass over the strip. Panels lie one after
 // another, so the lines behind this strip are the next one's.
 template <class Kind>
-CPUSERVE_INLINE void fetch_next_strip(const PackedWeight& w, LineFetch& fetch, int64_t rows,
+CPUSERVE_INLINE void fetch_next_strip(const PackedWeight& w, PairFetch& fetch, int64_t rows,
                                       int64_t panel0, int panels) {
   const int64_t next = panels_of(w) - panel0 - panels, lines = Kind::lines(w.k);
   fetch.at = w.data + static_cast<size_t>(panel0 + panels) * w.panel_bytes;
@@ -931,7 +965,7 @@ void run_tiles(const LinearArgs& a) noexcept {
     if (a.m * a.terms <= Kind::kVectorRows) return run_linear<typename Kind::Vectors>(a);
   }
   if (a.m * a.terms <= kJobRows) {
-    stream_tiles<Kind>(a);
+    stream_tiles<typename Kind::FewRows>(a);
   } else {
     blocked_tiles<Kind>(a);
   }
