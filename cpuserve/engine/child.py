@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import faulthandler
+import gc
 import os
 import queue
 import select
@@ -200,6 +201,8 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
             channel.answer_pings(core.progress)
             channel.send(Ready(core.info()))
             ready = True
+            # What was loaded stays until the end: collections between steps need not visit it.
+            gc.freeze()
             run_loop(core, channel)
             core.close()
 

@@ -203,7 +203,7 @@ class PrefixIndex:
         """Whether `insert` would create an entry for `blocks`."""
         return not (
             _forgotten(chain.last)
-            or not self._by_block.keys().isdisjoint(blocks)
+            or any(map(self._by_block.__contains__, blocks))
             or chain.keys[chain.num_entries] in self._by_key
         )
 
@@ -222,7 +222,7 @@ class PrefixIndex:
         key = chain.keys[index]
         if key in self._by_key:
             return self.find(chain, index, parent)
-        if not self._by_block.keys().isdisjoint(blocks):
+        if any(map(self._by_block.__contains__, blocks)):
             return None
         entry = old or CachedBlock([], key, chain.contents[index], parent, chain.salt)
         entry.blocks, entry.parent, entry.forgotten = blocks, parent, False
