@@ -12,8 +12,6 @@
 // one group for all of it: what is unpacked are codes times their integer scales, most of which
 // need two bytes, so that each tile of rows enters two products.
 #pragma once
-#include <type_traits>
-
 #include "kernels/generic/matrix_job.h"
 #include "kernels/linear/channel.h"
 #include "kernels/linear/coded.h"
@@ -262,6 +260,11 @@ struct RawGroup {
   }
   CPUSERVE_INLINE F add_least(F least, F x, F sum) { return fma(least, x, sum); }
 };
+template <bool kUnsigned>
+struct ChannelProduct : S8U8Product {};
+template <>
+struct ChannelProduct<false> : S8S8Product {};
+
 // w8_channel_g128: lines without scales between them, and a last group that may be cut short.
 // kStored: tiles read the lines where they lie, as bytes in which 128 stands for 0, and the zero
 // point is taken off the sums. Up to 32 rows spent half of their time on unpacking.
@@ -271,7 +274,7 @@ struct RawChannel {
   static constexpr int kVectorRows = kGroupVectorRows;
   static constexpr bool kScales = false, kLeast = false, kFloats = false, kAsStored = kStored;
   using Vectors = Channel<kWideGroup / 4>;
-  using Product = std::conditional_t<kStored, S8U8Product, S8S8Product>;
+  using Product = ChannelProduct<kStored>;
   using FewRows = RawChannel<true>;
   static constexpr ActFormat kAct = Vectors::kAct;
   static int64_t lines(int64_t k) { return (k + kGroup - 1) / kGroup * kLines; }
