@@ -29,7 +29,7 @@ from cpuserve.errors import ModelError
 from cpuserve.quant.codes import GROUP, ZERO
 from cpuserve.quant.online import (
     BLOCK,
-    MIXED,
+    FINE,
     PER_TOKEN,
     ROUTERS,
     kind_of,
@@ -95,8 +95,8 @@ def form_of(name: str, k: int, scheme: str) -> Form:
     expert = _EXPERT.fullmatch(name) is not None
     together, leader = WITH_VALUES
     kind = kind_of(leader if name.endswith(together) else name, scheme)
-    if expert and scheme.startswith(MIXED):
-        kind = kind_of(name, "int4" + scheme.removeprefix(MIXED))
+    if expert and scheme.startswith("int4"):
+        kind = "w4m_g32" if scheme.endswith(FINE) else "w4m_g128"
     if scheme == "w8a8":
         return Form(8, 0, symmetric=True, per_token=True)
     four = kind.startswith("w4")

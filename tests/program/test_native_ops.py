@@ -228,7 +228,9 @@ def test_every_op_of_gpt_oss_agrees_beyond_its_clamp(packed, isa):
 
 
 @each_level
-@pytest.mark.parametrize("scheme", ["int8", "int8_fine", "w8a8", "int4", "int4_fine", "int4_mixed"])
+@pytest.mark.parametrize(
+    "scheme", ["int8", "int8_fine", "w8a8", "int4", "int4_fine", "int4_mixed", "int4_mixed_fine"]
+)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe", "deepseek-v2", "opt"])
 def test_every_op_over_weights_quantized_while_loading_agrees(family, scheme, isa):
     checkpoint = checkpoint_of(family, "bfloat16")

@@ -112,8 +112,24 @@ def test_each_matrix_gets_its_kind():
     assert mixed.kind("a.q_proj.weight", "bfloat16") == "w4m_g128"
     assert mixed.kind("a.v_proj.weight", "bfloat16") == "w8_channel_g128"
     assert mixed.kind("a.output_linear[3][0:64].weight", "bfloat16") == "w8_channel_g128"
-    assert kind_of("a.down_proj.weight", "int4_mixed_fine") == "w8_g32"
     assert kind_of("a.up_proj.weight", "int4_mixed_fine") == "w4m_g32"
+
+
+def test_small_models_keep_more_matrices_in_8_bits():
+    def in_8_bits(scheme, layer):
+        every = ("q", "k", "v", "o", "gate", "up", "down")
+        name = f"model.layers.{layer}.a.%s_proj.weight"
+        return {n for n in every if kind_of(name % n, scheme) == "w8_g32"}
+
+    assert in_8_bits("int4_fine", 0) == in_8_bits("int4_fine", 1) == {"v", "down"}
+    assert in_8_bits("int4_mixed_fine", 10) == {"v", "down"}
+    assert len(in_8_bits("int4_mixed_fine", 11)) == 7
+    # Experts are numbered, too; those of one layer have one kind.
+    experts = {
+        kind_of(f"model.layers.2.mlp.experts.{i}.up_proj.weight", "int4_mixed_fine")
+        for i in range(2)
+    }
+    assert experts == {"w4m_g32"}
 
 
 def matrices():
