@@ -111,7 +111,7 @@ def check_media_type(request: Request) -> None:
     declared = request.headers.get("content-type")
     if declared is None:
         if any(name in request.headers for name in _BROWSER_HEADERS):
-            msg = "Content-Type is missing, which a browser's request needs: send application/json"
+            msg = "Content-Type is missing. A request with Origin needs it: send application/json"
             raise UnsupportedMediaType(msg)
     elif declared.partition(";")[0].strip().lower() != "application/json":
         msg = f"Content-Type is {declared!r}: send application/json"
@@ -159,7 +159,10 @@ def _decoded(body: bytes | bytearray, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         if "got `float`" not in str(error):
             raise
-        values = _whole_numbers(msgspec.json.decode(body))
+        values = msgspec.json.decode(body)
+        if not isinstance(values, dict):
+            raise
+        values = _whole_numbers(values)
         if isinstance(options := values.get("options"), dict):  # Ollama's
             values["options"] = _whole_numbers(options)
         return msgspec.convert(values, kind)

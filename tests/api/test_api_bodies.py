@@ -43,6 +43,7 @@ BAD_JSON = {
     "array": b"[]",
     "string": b'"hi"',
     "number": b"5",
+    "float": b"5.0",
     "true": b"true",
     "null": b"null",
     "gzip": b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03",
