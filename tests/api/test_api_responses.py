@@ -240,7 +240,10 @@ def test_cached_tokens_are_told(stream):
     assert usage["input_tokens"] > 3
 
 
-def test_a_stream_begins_while_a_long_prompt_is_computed():
+@pytest.mark.parametrize(("seconds", "times"), [(0, 2), (3600, 1)], ids=["again", "once"])
+def test_a_stream_begins_while_a_long_prompt_is_computed(seconds, times, monkeypatch):
+    monkeypatch.setattr("cpuserve.api.openai.responses.writer._PERIOD_S", seconds)
+
     def slow(engine, number, prompt, params):
         yield Output(number, [], processed=8)
         yield Output(number, [], processed=9)
@@ -248,8 +251,8 @@ def test_a_stream_begins_while_a_long_prompt_is_computed():
 
     api = Api(slow)
     kinds = [event["type"] for event in events_of(ask(api, stream=True))]
-    assert kinds[:4] == ["response.created", *["response.in_progress"] * 2,
-                         "response.output_item.added"]  # fmt: skip
+    assert kinds[: times + 2] == ["response.created", *["response.in_progress"] * times,
+                                  "response.output_item.added"]  # fmt: skip
     assert api.engine.wishes[0][1], "progress is asked for"
 
 
@@ -433,6 +436,11 @@ def test_fields_without_an_effect_are_accepted(fields):
     assert api.engine.asked[0] == api.engine.asked[1]
 
 
+def test_metadata_within_the_limits_is_repeated():
+    metadata = {f"{i:064d}": "v" * 512 for i in range(16)}
+    assert ask(Api(), metadata=metadata).json()["metadata"] == metadata
+
+
 def item(**fields):
     return {"input": [HI, fields]}
 
@@ -466,6 +474,11 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         (item(type="function_call_output", output="x"), "input", "call_id"),
         ({"input": [HI, CALLED, {**CALLED, "type": "function_call_output", "output": [IMAGE]}]},
          "input", "input[2].output[0]"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "16 pairs"),
+        ({"metadata": {"k" * 65: "v"}}, "metadata", "keys of 64"),
+        ({"metadata": {"k": "v" * 513}}, "metadata", "values of 512"),
+        ({"continue_final_message": True}, "continue_final_message", "not supported"),
+        ({"json_schema": {"type": "object"}}, "json_schema", "structured_outputs"),
         ({"input": "x " * 400}, "prompt", "maximum context length"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be at least 1"),
         ({"max_output_tokens": 1000}, "max_output_tokens", "maximum context length"),

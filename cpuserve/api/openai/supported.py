@@ -32,7 +32,7 @@ _NEVER = (
 # Fields of llama.cpp's server that change the answer, and what has their effect here.
 _INSTEAD = {
     "grammar": 'send structured_outputs: {"grammar": ...}, which may be in GBNF',
-    "json_schema": "send response_format of the type json_schema",
+    "json_schema": 'send structured_outputs: {"json": ...}',
 }
 
 

@@ -47,7 +47,9 @@ def allowed_tools(
         if name not in offered:
             msg = f"tool_choice allows {str(tool)[:128]}, which is not among the tools"
             raise InvalidRequest(msg, param="tool_choice")
-    return ToolChoice(mode, None, [tool for tool in tools if function_name(tool) in names])
+    allowed_names = set(names)
+    kept = [tool for tool in tools if function_name(tool) in allowed_names]
+    return ToolChoice(mode, None, kept)
 
 
 def function_name(tool: object) -> str | None:

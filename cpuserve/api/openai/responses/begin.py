@@ -58,7 +58,7 @@ def _text(asked: ResponsesRequest) -> dict[str, Any]:
 
 
 def _functions(tools: list[dict[str, Any]]) -> list[ResponseFunction | ResponseNamespace]:
-    """Return what was offered; what a tool lacks is told as it was understood."""
+    """Return what was offered; fields that a tool omits have the defaults that apply."""
     found: list[ResponseFunction | ResponseNamespace] = []
     for tool in tools:
         if is_function(tool):

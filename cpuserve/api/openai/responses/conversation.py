@@ -34,6 +34,7 @@ def chat_messages(items: str | list[dict[str, Any]], instructions: str | None) -
         raise InvalidRequest(msg, param="input")
     for index, item in enumerate(items):
         found.add(item, f"input[{index}]")
+    found.end_turn()
     found.check_answered()
     return found.messages
 
@@ -43,12 +44,13 @@ class _Conversation:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
+        self._texts: list[str] = []  # of the last message, if it has calls
         self._known: set[str] = set()
         self._open: dict[str, str] = {}  # the paths of calls without an output, by their call_ids
 
     def add(self, item: dict[str, Any], where: str) -> None:
         """Add the next item."""
-        kind = item.get("type", "message" if "role" in item else None)
+        kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "message":
             self._add_message(item, where)
         elif kind == "function_call":
@@ -73,9 +75,19 @@ class _Conversation:
         last = self.messages[-1] if self.messages else {}
         if role == "assistant" and "tool_calls" in last:
             # Text behind a call is of the same turn, whose results follow.
-            last["content"] = "\n".join(filter(None, (last["content"], text)))
+            self._texts.append(text)
         else:
-            self.messages.append({"role": role, "content": text})
+            self._append({"role": role, "content": text})
+
+    def _append(self, message: Message) -> None:
+        self.end_turn()
+        self.messages.append(message)
+        self._texts = [message["content"]]
+
+    def end_turn(self) -> None:
+        """Join the texts of the last message, once, however many they are."""
+        if self.messages and len(self._texts) > 1:
+            self.messages[-1]["content"] = "\n".join(filter(None, self._texts))
 
     def _add_call(self, item: dict[str, Any], where: str) -> None:
         number, name, given = (item.get(key) for key in ("call_id", "name", "arguments"))
@@ -85,7 +97,7 @@ class _Conversation:
         name = flat_name(namespace if isinstance(namespace, str) else None, name)
         function = {"name": name, "arguments": _arguments(given, where)}
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": ""})
+            self._append({"role": "assistant", "content": ""})
         calls = self.messages[-1].setdefault("tool_calls", [])
         calls.append({"id": number, "type": "function", "function": function})
         self._known.add(number)
@@ -100,7 +112,7 @@ class _Conversation:
             _refuse(where, f"{why}: send the item with that call before it")
         self._open.pop(number, None)
         output = _text(item.get("output"), f"{where}.output")
-        self.messages.append({"role": "tool", "tool_call_id": number, "content": output})
+        self._append({"role": "tool", "tool_call_id": number, "content": output})
 
     def check_answered(self) -> None:
         """Raise InvalidRequest if a call has no output."""

@@ -49,7 +49,7 @@ class Item:
         if self.call is None:
             status = "incomplete" if reason == "length" else "completed"
             return ResponseMessage(self.id, status, "assistant", [self.part()])
-        # The answer's end is that of a complete call, or it has cut off the call.
+        # A call that ends with the last token that was allowed counts as cut off, as well.
         status = "completed" if reason in ("", "tool_calls") else "incomplete"
         return self._of(self.call, status, "".join(self.call.arguments))
 

@@ -51,7 +51,16 @@ _UNSUPPORTED = (
     "return_token_ids",
     "context_management",
     "moderation",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "documents",
+    "echo",
+    "functions",
+    "function_call",
 )
+# OpenAI's limits of metadata, which every event that has the response repeats.
+_MOST_METADATA, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 
 
 class TextConfig(msgspec.Struct):
@@ -96,6 +105,13 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     prompt: Any = None
     context_management: Any = None
     moderation: Any = None
+    add_generation_prompt: Any = None
+    continue_final_message: Any = None
+    chat_template: Any = None
+    documents: Any = None
+    echo: Any = None
+    functions: Any = None
+    function_call: Any = None
     messages: Any = None
     max_completion_tokens: Any = None
     reasoning_effort: Any = None
@@ -139,6 +155,15 @@ def _check_fields(request: ResponsesRequest) -> None:
     if request.truncation not in (None, "auto", "disabled"):
         msg = f"truncation must be auto or disabled, got {request.truncation[:80]!r}"
         raise InvalidRequest(msg, param="truncation")
+    metadata = request.metadata or {}
+    if len(metadata) > _MOST_METADATA or any(
+        len(key) > _LONGEST_KEY or len(value) > _LONGEST_VALUE for key, value in metadata.items()
+    ):
+        msg = (
+            f"metadata may have {_MOST_METADATA} pairs, keys of {_LONGEST_KEY} characters and "
+            f"values of {_LONGEST_VALUE}: send fewer or shorter ones"
+        )
+        raise InvalidRequest(msg, param="metadata")
     for value in request.include or ():
         if value not in _INCLUDES:
             msg = f"include has {value[:80]!r}: it may have {', '.join(_INCLUDES)}"

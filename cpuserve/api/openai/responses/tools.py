@@ -37,7 +37,9 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 def namespaces_of(tools: list[dict[str, Any]]) -> Namespaces:
     """Return the functions in namespaces among tools that have been checked."""
-    return {f.name: (f.namespace, f.tool["name"]) for f in _offered(tools) if f.namespace}
+    return {
+        f.name: (f.namespace, f.tool["name"]) for f in _offered(tools) if f.namespace is not None
+    }
 
 
 def chosen_tools(
@@ -46,8 +48,8 @@ def chosen_tools(
     """Return the functions among `tools` that the model may call, and whether it must.
 
     Agents offer tools that OpenAI runs (web_search and others) beside their own functions. These
-    are left out, because the agent works without them. A request that offers nothing else wants
-    them, and is refused.
+    are left out, because agents usually work without them. A request that offers only such tools
+    depends on them, and is refused.
 
     Raises:
       InvalidRequest: a tool or the choice has no valid form, or is one that nobody here can run.

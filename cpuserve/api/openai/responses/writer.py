@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from cpuserve.serving.generate import Generation
 
 _to_json = msgspec.json.Encoder().encode
+# So often a stream says that the prompt is still being computed. The frame has the whole request,
+# so it is not sent for every part of the prompt. Clients wait for minutes (Codex: five).
+_PERIOD_S = 5.0
 
 
 class ResponseWriter:
@@ -57,6 +60,7 @@ class ResponseWriter:
             skip_special_tokens=params.skip_special_tokens,
         )
         self._num_frames = 0
+        self._told_at = 0.0
         self._output: list[OutputItem] = []
         self._open: Item | None = None
         self._reason = "stop"
@@ -67,8 +71,10 @@ class ResponseWriter:
         if not self._num_frames:
             out = self._frame("response.created", response=self._response)
             out += self._frame("response.in_progress", response=self._response)
-        elif isinstance(events[0], Progress):
+            self._told_at = time.monotonic()
+        elif isinstance(events[0], Progress) and time.monotonic() - self._told_at >= _PERIOD_S:
             out = self._frame("response.in_progress", response=self._response)
+            self._told_at = time.monotonic()
         for event in events:
             if isinstance(event, Text):
                 if event.text or (event.token_ids and self._top is not None):
