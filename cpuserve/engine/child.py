@@ -202,6 +202,7 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
             channel.send(Ready(core.info()))
             ready = True
             # What was loaded stays until the end: collections between steps need not visit it.
+            gc.collect()
             gc.freeze()
             run_loop(core, channel)
             core.close()
