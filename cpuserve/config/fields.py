@@ -350,8 +350,8 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "quantization",
         "Quantize weights while loading: int8, w8a8, int4, or int4_mixed (int4, but value and down "
-        "projections int8). With another name, the start fails unless the checkpoint has that "
-        "format.",
+        "projections int8; models below 300 million weights keep more in int8). With another "
+        "name, the start fails unless the checkpoint has that format.",
         "the checkpoint's",
         MODEL,
         flags=("--quantization", "-q"),

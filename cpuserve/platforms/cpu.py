@@ -68,8 +68,9 @@ SCHEMES = {
     "is small; embedding, output head, value and down projections int8",
     "int4": "quantized while loading: a scale and minimum per 128, activations int8 with a scale "
     "per 128; embedding and output head int8",
-    "int4_mixed_fine": "quantized while loading: as int4, in groups of 32 because the model is "
-    "small; every second layer int8, too",
+    "int4_mixed_fine": "quantized while loading: a scale and minimum per 32 inputs, because the "
+    "model is small; embedding, output head, value and down projections, and every second layer "
+    "int8",
     "int4_mixed": "quantized while loading: as int4; value and down projections int8, too",
 }
 MAX_NUM_SEQS = 64

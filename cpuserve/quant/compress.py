@@ -13,8 +13,8 @@ w4m_g128, w4m_g32    pack-quantized, W4A16 in groups of 128 or 32, with integer 
 
 vLLM sets conditions, which differ from what loading does: embeddings and output heads are not
 quantized, because it refuses them for most models. It fuses q, k and v, so these have one form:
-int4_mixed stores all three in 8 bits. It fuses experts, so all matrices of experts have one form:
-int4_mixed stores them in 4 bits. Their codes of 4 bits are symmetric.
+where v is kept in 8 bits, all three are. It fuses experts, so all matrices of experts have one
+form: every int4 scheme stores them in 4 bits. Their codes of 4 bits are symmetric.
 """
 
 from __future__ import annotations

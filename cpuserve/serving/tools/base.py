@@ -21,7 +21,7 @@ class ToolParser(Protocol):
 
     The pieces together, with neighbours of one kind joined, do not depend on where the text is
     cut. num_closed: how many calls are complete. last_closed: whether the call that began last is
-    one of them. most_calls: after so many complete calls it tells nothing more; None = any number.
+    one of them. most_calls: after this many complete calls it ignores the rest; None = any number.
     """
 
     num_closed: int

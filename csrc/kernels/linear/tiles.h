@@ -7,10 +7,11 @@
 //
 // Chain kinds keep their sums in tiles over a block of K: bf16, and int8 with one scale per row.
 // Group kinds have a scale for every 16 to 256 of K. Their weights are first unpacked to signed
-// bytes or to bf16, once for all rows of a block; a group's sums leave the tiles, and vectors add
-// them to fp32 sums while the tiles compute the next group. GGUF's kinds with blocks of 256 have
-// one group for all of it: what is unpacked are codes times their integer scales, most of which
-// need two bytes, so that each tile of rows enters two products.
+// bytes or to bf16, once for all rows of a block (not w8_channel_g128 for up to 32 rows); a group's
+// sums leave the tiles, and vectors add them to fp32 sums while the tiles compute the next group.
+// GGUF's kinds with blocks of 256 have one group for all of it: what is unpacked are codes times
+// their integer scales, most of which need two bytes, so that each tile of rows enters two
+// products.
 #pragma once
 #include "kernels/generic/matrix_job.h"
 #include "kernels/linear/channel.h"
@@ -267,7 +268,8 @@ struct ChannelProduct<false> : S8S8Product {};
 
 // w8_channel_g128: lines without scales between them, and a last group that may be cut short.
 // kStored: tiles read the lines where they lie, as bytes in which 128 stands for 0, and the zero
-// point is taken off the sums. Up to 32 rows spent half of their time on unpacking.
+// point is taken off the sums. Up to 32 rows read each weight only once, so unpacking it first took
+// half of the time.
 template <bool kStored>
 struct RawChannel {
   static constexpr int kGroup = kWideGroup, kLines = kGroup / 4;
@@ -359,7 +361,7 @@ CPUSERVE_INLINE void store_dots(DotTiles& dots) {
 template <class Raw>
 struct GroupTiles {
   using Vectors = typename Raw::Vectors;
-  using FewRows = GroupTiles<typename Raw::FewRows>;  // for rows that read the weights once
+  using FewRows = GroupTiles<typename Raw::FewRows>;  // the kind for up to kJobRows rows
   static constexpr ActFormat kAct = Raw::kAct;
   static constexpr bool kGroups = true;
   static constexpr int kLines = Raw::kLines;  // of a group
@@ -480,8 +482,8 @@ struct GroupTiles {
       DotTiles* dots = t.scratch->dots[turn];
       for (int j = 0; j < groups; j++) {
         zero_sums<RT, NP>();
-        // The next product's tiles are loaded ahead, before a group is added. Lines are fetched
-        // behind a product: before one, they occupied the buffers that its tiles needed.
+        // The next product's tiles are loaded ahead, before a group is added. Prefetches are issued
+        // after the product: issued before it, they took the fill buffers that its loads need.
         for (int64_t end = line + kLines; line < end && line < t.line1;) {
           multiply_operands<typename Raw::Product, RT, NP>();
           t.fetch->step();
