@@ -191,18 +191,20 @@ def _targets(forms: Mapping[str, Form], present: list[Form]) -> dict[Form, list[
     targets: dict[Form, set[str]] = {form: set() for form in present}
     for name, form in forms.items():
         alone = len(found[patterns[name]]) == 1
-        targets[form].add(patterns[name] if alone else name)
+        targets[form].add(patterns[name] if alone else _pattern(name, every=False))
     return {form: sorted(names) for form, names in targets.items()}
 
 
-def _pattern(module: str) -> str:
-    """What matches this module of all layers and experts.
+def _pattern(module: str, *, every: bool = True) -> str:
+    """What matches this module: of all layers and experts, or only of its own.
 
     Models of images and text have other prefixes in vLLM than in the file.
     """
     layer = _LAYER.fullmatch(module)
     stem = re.escape(layer[1] if layer else module)
-    return "re:.*" + re.sub(r"(?<=\\\.)\d+(?=\\\.)", r"\\d+", stem) + "$"
+    if every:
+        stem = re.sub(r"(?<=\\\.)\d+(?=\\\.)", r"\\d+", stem)
+    return f"re:.*{stem}$"
 
 
 def _config_group(form: Form, targets: list[str]) -> dict[str, Any]:
