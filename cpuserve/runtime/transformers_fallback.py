@@ -28,6 +28,10 @@ ProgressFn = Callable[[str, int, int], None]
 log = logging.getLogger(__name__)
 
 BLOCK = 32  # tokens of a KV block
+OTHER_STATE = (
+    "this architecture keeps other state than keys and values of every token; "
+    "cpuserve cannot run it through transformers"
+)
 
 
 class TransformersExecutor(TorchSampling, Executor):
@@ -100,6 +104,10 @@ class PagedModel:
         parameters = inspect.signature(model.forward).parameters
         self._picks_rows = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
+        # From transformers 5.24 on; the old name gives a warning there.
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        if getattr(model, "_is_stateful", False):  # transformers' name for recurrent models
+            raise ModelError(OTHER_STATE)
         logits, cache = self._forward(torch.zeros(1, dtype=torch.long), 0, None, torch.tensor([0]))
         self.vocab = int(logits.shape[1])
         # Pages of an empty tensor take no memory until they are written.
@@ -163,12 +171,12 @@ class PagedModel:
                     cache.update(
                         keys[past].transpose(0, 1)[None], values[past].transpose(0, 1)[None], i
                     )
-            options: dict[str, Any] = {}
+            options: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
             if self._takes_positions:
                 options["position_ids"] = torch.arange(start, start + len(tokens))[None]
             if self._picks_rows and len(rows):  # an empty choice would mean all rows
                 options["logits_to_keep"] = rows
-            out = self._model(tokens[None], past_key_values=cache, use_cache=True, **options)
+            out = self._model(tokens[None], **options)
             logits = out.logits[0]
             return (logits if "logits_to_keep" in options else logits[rows]).float(), cache
 
@@ -179,11 +187,7 @@ def _layers(cache: Any) -> list[Any]:
 
     layers = list(cache.layers)
     if not layers or any(type(x) is not DynamicLayer or x.keys is None for x in layers):
-        msg = (
-            "this architecture keeps other state than keys and values of every token; "
-            "cpuserve cannot run it through transformers"
-        )
-        raise ModelError(msg)
+        raise ModelError(OTHER_STATE)
     return layers
 
 
