@@ -90,7 +90,7 @@ struct TileJob {
   int64_t x_padded;  // of a row, in elements
   const uint8_t* w;  // the job's first panel as packed, at K = 0
   size_t panel_bytes;
-  const uint8_t* lines;  // group kinds: the panels' unpacked lines from line0 on
+  const uint8_t* lines;  // group kinds: the panels' unpacked lines from line0 on, if they have any
   int64_t line0, line1;
   float* c;  // sums, c_stride floats a row
   int c_stride;
@@ -147,9 +147,10 @@ CPUSERVE_INLINE void chain_products(const TileJob& t) {
   store_sums<RT, NP>(t.c, stride);
 }
 
-// For up to this many int8 rows, the vector kernels of linear/driver.h are faster than tiles, which
-// need the weights unpacked to memory and return the integer sums through memory. Both compute the
-// integers exactly and add them to the fp32 sums in the same order, so a row gets the same bits.
+// For up to this many int8 rows, the vector kernels of linear/driver.h are faster than tiles, most
+// of which need the weights unpacked to memory, and which return the integer sums through memory.
+// Both compute the integers exactly and add them to the fp32 sums in the same order, so a row gets
+// the same bits.
 // Measured on Granite Rapids, tiles take 1.2 to 1.7 times as long for one row, 0.9 to 1.3 times for
 // 8 rows, and 0.7 to 1.1 times for 16. With codes in planes they take 1 to 1.2 times as long for 12
 // rows, and 0.8 to 1 times for 16.

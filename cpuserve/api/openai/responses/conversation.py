@@ -44,7 +44,7 @@ class _Conversation:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self._texts: list[str] = []  # of the last message, if it has calls
+        self._texts: list[str] = []  # which the last message consists of
         self._known: set[str] = set()
         self._open: dict[str, str] = {}  # the paths of calls without an output, by their call_ids
 
