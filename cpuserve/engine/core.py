@@ -317,7 +317,8 @@ class EngineCore:
         started = time.perf_counter()
         self.interrupt.begin(self.scheduler.batch_requests, self._ends_for(started))
         try:
-            results = unpack(self.executor.step(pack(batch, masks)), batch)
+            arrays = pack(batch, masks)
+            results = unpack(self.executor.step(arrays), arrays.tops)
         except Exception as error:  # any failure ends only the requests of this step
             reason = self.interrupt.end()
             if reason == "came":

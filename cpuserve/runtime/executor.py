@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,10 +37,13 @@ class StepArrays:
 
     masks: [M, mask_words(vocab)], None if M is 0. Bit i % 32 of word i / 32 says whether a row that
     names the mask may sample id i. The step reads this memory, which its owner fills between steps.
+
+    tops: row_top again, as Python numbers, for whoever reads the results.
     """
 
     words: Int32
     masks: Int32 | None = None
+    tops: Sequence[int] = ()
 
     @property
     def num_tokens(self) -> int:

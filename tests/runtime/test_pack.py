@@ -107,12 +107,12 @@ def test_outputs_become_rows_with_only_what_was_asked():
         top_ids=np.array([[7, 8, 0], [1, 2, 3], [4, 5, 6], [0, 0, 0]], np.int32),
         top_logprobs=np.array([[-1.5, -1.75, 0], [0] * 3, [0] * 3, [0] * 3], np.float32),
     )
-    assert unpack(outputs, BATCH) == [
+    assert unpack(outputs, pack(BATCH).tops) == [
         RowResult(7, -1.5, 1, [(7, -1.5), (8, -1.75)]),
         RowResult(32),
         RowResult(9, -3.5, 2),
     ]
-    quiet = StepBatch([SeqChunk(0, [1], 0, [[0]], [LogitRow(0)])])
+    quiet = pack(StepBatch([SeqChunk(0, [1], 0, [[0]], [LogitRow(0)])])).tops
     assert unpack(outputs, quiet) == [RowResult(7)]
     assert type(unpack(outputs, quiet)[0].token) is int
 

@@ -54,7 +54,8 @@ def answer(executor, params, truth, drafts, wrong):
         if wrong:
             guess = [t ^ (i % wrong == 0) for i, t in enumerate(guess, len(found))]
         batch = StepBatch([verifying(ids, guess)])
-        rows = unpack(executor.step(pack(batch)), batch)
+        arrays = pack(batch)
+        rows = unpack(executor.step(arrays), arrays.tops)
         right = sum(row.token >= 0 for row in rows)
         assert all(row.token == -1 for row in rows[right:])
         assert [row.token for row in rows[: right - 1]] == guess[: right - 1]
