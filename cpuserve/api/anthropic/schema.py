@@ -12,6 +12,7 @@ from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall, unsupported
+from cpuserve.serving.tools.use import check_function
 
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -176,8 +177,10 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
         msg = f"{where}.type is not supported: only tools that the client runs (custom) are"
         raise unsupported(msg, "tools")
     shown = {name: tool.get(name) for name in ("name", "description", "strict")}
-    function = {name: value for name, value in shown.items() if value is not None}
-    return {"type": "function", "function": {**function, "parameters": tool.get("input_schema")}}
+    given = {name: value for name, value in shown.items() if value is not None}
+    function = {**given, "parameters": tool.get("input_schema")}
+    check_function(function, where, "input_schema")
+    return {"type": "function", "function": function}
 
 
 def _tool_choice(choice: dict[str, Any] | None) -> tuple[str, str | None, bool | None]:

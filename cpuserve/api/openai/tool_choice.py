@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cpuserve.errors import InvalidRequest
@@ -16,32 +17,61 @@ class ToolChoice(NamedTuple):
     tools: list[dict[str, Any]] | None  # those that may be called
 
 
-def allowed_tools(
-    allowed: object,
-    tools: list[dict[str, Any]],
-    name_of: Callable[[object], str | None],
-    *,
-    form: str,
-    where: str,
-) -> ToolChoice:
-    """Return the choice of OpenAI's `allowed_tools`: the model is told only of the tools in it.
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How an API spells functions in a choice.
 
-    allowed: its object with a mode and tools. name_of: returns the name in one of these, or None.
-    form: how they are written, and `where` they are, for messages.
+    name_of: returns the name in one, None if it has no valid form. function, allowed: a function,
+    and allowed tools, for messages. inner: the member that has the mode and the tools of
+    `allowed_tools`, "" = they stand beside its type. skips: whether a tool that is no function,
+    and is therefore not offered, may be among allowed tools.
+    """
+
+    name_of: Callable[[object], str | None]
+    function: str
+    allowed: str
+    inner: str = ""
+    skips: Callable[[object], bool] = lambda _: False
+
+
+def tool_choice(
+    choice: str | dict[str, Any] | None, tools: list[dict[str, Any]] | None, spelling: Spelling
+) -> ToolChoice:
+    """Return what `choice` means for `tools`, which are in the form of chat completions.
 
     Raises:
       InvalidRequest: it has no valid form, or allows what is not among `tools`.
     """
+    if not isinstance(choice, dict):
+        return ToolChoice(choice or "auto", None, tools)
+    if choice.get("type") == "allowed_tools":
+        return _allowed_tools(choice, tools or [], spelling)
+    name = spelling.name_of(choice)
+    if name is None:
+        msg = f"tool_choice must be a word, {spelling.function}, or {spelling.allowed}"
+        raise InvalidRequest(msg, param="tool_choice")
+    return ToolChoice("required", name, tools)
+
+
+def _allowed_tools(
+    choice: dict[str, Any], tools: list[dict[str, Any]], spelling: Spelling
+) -> ToolChoice:
+    """Return the choice of OpenAI's `allowed_tools`: the model is told only of the tools in it."""
+    inner = spelling.inner
+    allowed = choice.get(inner) if inner else choice
     mode, chosen = None, None
     if isinstance(allowed, dict):
         mode, chosen = allowed.get("mode"), allowed.get("tools")
     if mode not in ("auto", "required") or not isinstance(chosen, list) or not chosen:
+        where = f"tool_choice.{inner}" if inner else "tool_choice"
         msg = (
             f'{where} must have the mode "auto" or "required", and tools: a list '
-            f"of {form} that is not empty"
+            f"of {spelling.function} that is not empty"
         )
         raise InvalidRequest(msg, param="tool_choice")
-    names = [name_of(tool) for tool in chosen]
+    # If all of them would be skipped, the message names the first one.
+    chosen = [tool for tool in chosen if not spelling.skips(tool)] or chosen
+    names = [spelling.name_of(tool) for tool in chosen]
     offered = {function_name(tool) for tool in tools} - {None}
     for tool, name in zip(chosen, names, strict=True):
         if name not in offered:

@@ -128,14 +128,25 @@ def _checked_name(tool: Any, where: str) -> str:
     if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
         msg = f'{where} must be {{"type": "function", "function": {{"name": ...}}}}'
         raise InvalidRequest(msg, param="tools")
+    return check_function(function, f"{where}.function")
+
+
+def check_function(function: Mapping[str, Any], where: str, schema: str = "parameters") -> str:
+    """Return the name of a function of a tool.
+
+    where: how the client's message has it. schema: what the client calls its parameters.
+
+    Raises:
+      InvalidRequest: its name or its parameters are invalid.
+    """
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         msg = (
-            f"{where}.function.name must have 1 to 128 letters, digits and the characters _.:-, "
+            f"{where}.name must have 1 to 128 letters, digits and the characters _.:-, "
             f"got {str(name)[:128]!r}"
         )
         raise InvalidRequest(msg, param="tools")
     if not isinstance(function.get("parameters") or {}, Mapping):
-        msg = f"{where}.function.parameters must be a JSON schema, which is an object"
+        msg = f"{where}.{schema} must be a JSON schema, which is an object"
         raise InvalidRequest(msg, param="tools")
     return name

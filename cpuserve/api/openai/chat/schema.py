@@ -8,13 +8,18 @@ import msgspec
 
 from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.supported import check_stream, check_supported, usage_in_each
-from cpuserve.api.openai.tool_choice import ToolChoice, allowed_tools, function_name
+from cpuserve.api.openai.tool_choice import Spelling, function_name, tool_choice
 from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.params import check_logprobs
 
-_FUNCTION = '{"type": "function", "function": {"name": ...}}'
+_SPELLING = Spelling(
+    function_name,
+    function='{"type": "function", "function": {"name": ...}}',
+    allowed='{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
+    inner="allowed_tools",
+)
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -122,7 +127,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
         msg = "echo is not supported yet by chat completions: use /v1/completions"
         raise unsupported(msg, "echo")
     check_stream(request)
-    choice, function, tools = _tool_choice(request)
+    choice, function, tools = tool_choice(request.tool_choice, request.tools, _SPELLING)
     name, asked = "max_tokens", request.max_tokens
     if request.max_completion_tokens is not None:
         name, asked = "max_completion_tokens", request.max_completion_tokens
@@ -146,23 +151,6 @@ def _logprobs(request: ChatRequest) -> int | None:
             raise InvalidRequest(msg, param="top_logprobs")
         check_logprobs("top_logprobs", request.top_logprobs)
     return (request.top_logprobs or 0) if request.logprobs else None
-
-
-def _tool_choice(request: ChatRequest) -> ToolChoice:
-    choice, tools = request.tool_choice, request.tools
-    if not isinstance(choice, dict):
-        return ToolChoice(choice or "auto", None, tools)
-    if choice.get("type") == "allowed_tools":
-        allowed, where = choice.get("allowed_tools"), "tool_choice.allowed_tools"
-        return allowed_tools(allowed, tools or [], function_name, form=_FUNCTION, where=where)
-    name = function_name(choice)
-    if name is None:
-        msg = (
-            f"tool_choice must be a word, {_FUNCTION}, or "
-            '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
-        )
-        raise InvalidRequest(msg, param="tool_choice")
-    return ToolChoice("required", name, tools)
 
 
 def _check_functions(request: ChatRequest) -> None:

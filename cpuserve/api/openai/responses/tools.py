@@ -6,9 +6,10 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from cpuserve.api.openai.tool_choice import ToolChoice, allowed_tools
+from cpuserve.api.openai.tool_choice import Spelling, ToolChoice, tool_choice
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import unsupported
+from cpuserve.serving.tools.use import check_function
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ def chosen_tools(
             )
             raise unsupported(msg, "tools")
         log.debug("of the tools of these types, only functions in them are offered: %s", others)
-    return _choice(choice, functions)
+    return tool_choice(choice, functions, _SPELLING)
 
 
 def is_function(tool: object) -> bool:
@@ -93,33 +94,19 @@ def _function(offered: _Offered) -> dict[str, Any]:
         msg = f"{offered.where} must be {_FUNCTION}: the name of a function stands beside its type"
         raise InvalidRequest(msg, param="tools")
     shown = {name: tool[name] for name in _MEMBERS if tool.get(name) is not None}
-    return {"type": "function", "function": {"name": offered.name, **shown}}
-
-
-def _choice(choice: str | dict[str, Any] | None, functions: list[dict[str, Any]]) -> ToolChoice:
-    if not isinstance(choice, dict):
-        return ToolChoice(choice or "auto", None, functions)
-    kind = choice.get("type")
-    if kind == "allowed_tools":
-        allowed = {**choice, "tools": _without_others(choice.get("tools"))}
-        return allowed_tools(allowed, functions, _name, form=_FUNCTION, where="tool_choice")
-    name = _name(choice)
-    if name is None:
-        msg = (
-            f"tool_choice must be a word, {_FUNCTION}, or "
-            '{"type": "allowed_tools", "mode": ..., "tools": [...]}: this server can run no tools'
-        )
-        raise InvalidRequest(msg, param="tool_choice")
-    return ToolChoice("required", name, functions)
-
-
-def _without_others(chosen: object) -> object:
-    """Return the functions among allowed tools; everything if there are none, for the message."""
-    if not isinstance(chosen, list):
-        return chosen
-    return [tool for tool in chosen if is_function(tool)] or chosen
+    function = {"name": offered.name, **shown}
+    check_function(function, offered.where)
+    return {"type": "function", "function": function}
 
 
 def _name(tool: object) -> str | None:
     name = tool.get("name") if isinstance(tool, dict) and is_function(tool) else None
     return name if isinstance(name, str) else None
+
+
+_SPELLING = Spelling(
+    _name,
+    function=_FUNCTION,
+    allowed='{"type": "allowed_tools", "mode": ..., "tools": [...]}: this server can run no tools',
+    skips=lambda tool: not is_function(tool),
+)
