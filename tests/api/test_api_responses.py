@@ -379,8 +379,10 @@ def test_functions_in_a_namespace_are_offered_and_told_as_such(name):
     assert f'{{"name": "{flat}", "arguments": {{"city": "Paris"}}}}' in prompt_of(api)
 
 
-def test_tools_that_nobody_here_can_run_count_as_none_if_none_may_be_called():
-    assert ask(Api(), tools=[SEARCH], tool_choice="none").status_code == 200
+@pytest.mark.parametrize("none", ["none", {"type": "none"}], ids=["word", "type"])
+def test_tools_that_nobody_here_can_run_count_as_none_if_none_may_be_called(none):
+    body = ask(Api(), tools=[SEARCH], tool_choice=none).json()
+    assert body["tool_choice"] == "none"
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,15 @@ def test_a_forced_call_begins_in_the_prompt(choice, prompt_end, rest):
     assert answer["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("word", ["none", "auto", "required"])
+def test_a_word_may_be_the_type_of_the_choice(word):
+    """Cursor sends it like this."""
+    api = tool_api(says(ANSWER))
+    for choice in (word, {"type": word}):
+        assert api.chat(tools=[WEATHER], tool_choice=choice).status_code == 200
+    assert api.engine.asked[0] == api.engine.asked[1]
+
+
 def allowed(mode, *tools):
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*tools]}}
 

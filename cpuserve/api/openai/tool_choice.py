@@ -42,6 +42,7 @@ def tool_choice(
     Raises:
       InvalidRequest: it has no valid form, or allows what is not among `tools`.
     """
+    choice = plain_choice(choice)
     if not isinstance(choice, dict):
         return ToolChoice(choice or "auto", None, tools)
     if choice.get("type") == "allowed_tools":
@@ -51,6 +52,12 @@ def tool_choice(
         msg = f"tool_choice must be a word, {spelling.function}, or {spelling.allowed}"
         raise InvalidRequest(msg, param="tool_choice")
     return ToolChoice("required", name, tools)
+
+
+def plain_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    """Return `choice`, or the word that is its type: Cursor sends {"type": "auto"} for "auto"."""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    return kind if kind in ("none", "auto", "required") else choice
 
 
 def _allowed_tools(

@@ -13,6 +13,7 @@ from cpuserve.api.openai.responses.answer import (
     ResponseReasoning,
 )
 from cpuserve.api.openai.responses.tools import is_function
+from cpuserve.api.openai.tool_choice import plain_choice
 
 if TYPE_CHECKING:
     from cpuserve.api.endpoint import Received
@@ -38,7 +39,7 @@ def begun(
         safety_identifier=asked.safety_identifier,
         temperature=params.temperature,
         text=_written(_text(asked)),
-        tool_choice=_written(asked.tool_choice or "auto"),
+        tool_choice=_written(plain_choice(asked.tool_choice) or "auto"),
         tools=_written(_functions(asked.tools or [])),
         top_logprobs=params.logprobs or 0,
         top_p=params.top_p,

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from cpuserve.api.openai.tool_choice import Spelling, ToolChoice, tool_choice
+from cpuserve.api.openai.tool_choice import Spelling, ToolChoice, plain_choice, tool_choice
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import unsupported
 from cpuserve.serving.tools.use import check_function
@@ -57,7 +57,7 @@ def chosen_tools(
     """
     functions = [_function(offered) for offered in _offered(tools or [])]
     others = sorted({str(tool["type"])[:40] for tool in tools or [] if not is_function(tool)})
-    if others and choice != "none":
+    if others and plain_choice(choice) != "none":
         if not functions:
             msg = (
                 f"this server cannot run tools of the type {', '.join(others)}: offer functions "
