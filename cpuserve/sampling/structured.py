@@ -20,6 +20,9 @@ WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
 # an error in the schema then names the function.
 PARAMETERS_OF = " // the parameters of "
 
+# The kind of a form with tool calls in its place; see StructuredOutputs.key.
+WITH_CALLS = "with_calls"
+
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -28,7 +31,8 @@ class StructuredOutputs(
 ):
     """One of: a JSON schema, a regular expression, some texts, a grammar, or any JSON object.
 
-    grammar: in Lark or in GBNF. field: the request's field that asks for it, for messages.
+    grammar: in Lark or in GBNF. calls: a grammar in Lark of tool calls, which may be in place of
+    that. field: the request's field that asks for it, for messages.
 
     Raises:
         InvalidRequest: none or several of them are set, or one is too long.
@@ -39,6 +43,7 @@ class StructuredOutputs(
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    calls: str | None = None
     field: str = "structured_outputs"
 
     def __post_init__(self) -> None:
@@ -65,12 +70,21 @@ class StructuredOutputs(
     @property
     def num_chars(self) -> int:
         """The characters of everything that is set."""
-        texts = (self.json, self.regex, self.grammar, *(self.choice or ()))
+        texts = (self.json, self.regex, self.grammar, self.calls, *(self.choice or ()))
         return sum(len(text) for text in texts if isinstance(text, str))
 
     @property
     def key(self) -> tuple[str, str]:
-        """The kind ("json", "regex", "choice" or "grammar"), and its text (choices: as JSON)."""
+        """The kind ("json", "regex", "choice" or "grammar"), and its text (choices: as JSON).
+
+        Or WITH_CALLS, and as JSON the kind and the text of the form, and the grammar of the calls.
+        """
+        if self.calls is None:
+            return self._form
+        return WITH_CALLS, msgspec.json.encode([*self._form, self.calls]).decode()
+
+    @property
+    def _form(self) -> tuple[str, str]:
         if self.json_object:
             return "json", _ANY_OBJECT
         if self.choice is not None:
@@ -92,9 +106,10 @@ def structured_from(fields: Any) -> StructuredOutputs:
     if isinstance(fields, StructuredOutputs):
         return fields
     try:
-        if isinstance(fields, dict) and "field" in fields:
-            msg = "Object contains unknown field `field`"  # it is the server's own
-            raise msgspec.ValidationError(msg)
+        for own in ("field", "calls"):  # of the server
+            if isinstance(fields, dict) and own in fields:
+                msg = f"Object contains unknown field `{own}`"
+                raise msgspec.ValidationError(msg)
         return msgspec.convert(fields, StructuredOutputs)
     except msgspec.ValidationError as error:
         msg = f"structured_outputs is invalid: {error}"

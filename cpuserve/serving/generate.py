@@ -15,7 +15,7 @@ from cpuserve.serving.params import sampling_params
 from cpuserve.serving.prompts import chat_prompt, most_counted, prompts_of
 from cpuserve.serving.text import TextProcessor
 from cpuserve.serving.threads import run_sized
-from cpuserve.serving.tools.use import tool_use
+from cpuserve.serving.tools.use import answer_form, tool_use
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
@@ -48,7 +48,7 @@ async def prepare(context: ModelContext, call: GenerateCall, num_bytes: int) -> 
     ids = [prompt.ids for prompt in prompts]
 
     def make_jobs() -> list[Job]:
-        form = tools.form if tools else None
+        form = answer_form(call, tools)
         params = sampling_params(call, ids, context.bounds, context.default_sampling, form)
         return fan_out(call, prompts, params, context.limits.longest_s)
 

@@ -18,7 +18,6 @@ from cpuserve.serving.call import (
     MAX_STOP_STRINGS,
     GenerateCall,
 )
-from cpuserve.serving.structured import structured_outputs
 
 # Sampling parameters by name, for requests that do not set them.
 Defaults = Mapping[str, int | float]
@@ -50,7 +49,7 @@ def sampling_params(
 ) -> list[SamplingParams]:
     """Return the parameters of each prompt's sequences; `defaults` are the server's.
 
-    form: what a tool call must look like that the call forces.
+    form: what the answers must look like, None = anything.
 
     They share their lists, which are checked once: otherwise a thousand prompts with a list of the
     whole vocabulary would take seconds.
@@ -75,7 +74,6 @@ def sampling_params(
     if asked is None and shortest:
         default = max(int(min(shortest)), call.min_tokens or 0)
         budgets = [min(budget, default) for budget in budgets]
-    form = structured_outputs(call) or form
     shared = _params(call, limits, defaults, budgets[0], prompt_logprobs, form)
     params = [msgspec.structs.replace(shared, max_tokens=budget) for budget in budgets]
     for prompt, of_prompt in zip(prompts, params, strict=True):

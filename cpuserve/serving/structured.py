@@ -16,10 +16,10 @@ _FORMATS = "text, json_object or json_schema"
 
 
 def structured_outputs(call: GenerateCall) -> StructuredOutputs | None:
-    """Return the form that the text must have, or None if it is free.
+    """Return the form that the text must have, or None if it is free, or if there will be none.
 
     Raises:
-      InvalidRequest: a field is invalid, both are set, or a tool call is forced, too.
+      InvalidRequest: a field is invalid, both are set, or structured_outputs and a forced call.
     """
     form = _response_format(call.response_format)
     if call.structured_outputs not in (None, {}):
@@ -28,6 +28,9 @@ def structured_outputs(call: GenerateCall) -> StructuredOutputs | None:
             raise InvalidRequest(msg, param="structured_outputs")
         form = structured_from(call.structured_outputs)
     if form is not None and call.tools and call.tool_choice == "required":
+        # The formats of an answer go with every request of an agent, and mean its texts.
+        if form.field != "structured_outputs":
+            return None
         msg = f"{form.field} and a forced tool_choice exclude each other: set one of them"
         raise InvalidRequest(msg, param="tool_choice")
     return form

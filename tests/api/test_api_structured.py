@@ -235,6 +235,36 @@ def test_a_required_call_names_an_offered_function_also_if_none_is_strict(caller
         assert names <= {"thing", "count"}, names
 
 
+def never(first):
+    """A logit_bias against the tokens that begin with a character, unless no other may follow."""
+    tokenizer = Tokenizer.load(tiny_model("llama"))
+    ids = range(300)
+    return {str(i): -100 for i in ids if tokenizer.token_bytes(i).startswith(first.encode())}
+
+
+@pytest.mark.parametrize("calls", [False, True], ids=["form", "calls"])
+def test_an_answer_with_tools_has_its_form_or_is_calls(caller, calls):
+    fields = {
+        "tools": [tool("thing", SCHEMA), tool("count", {})],
+        "response_format": FORMAT,
+        "max_tokens": 1500,
+        "parallel_tool_calls": False,
+        # Strings and objects that random weights write would be long.
+        "logit_bias": {**never("{" if calls else "<"), **{str(i): 4 for i in tokens_of('"', "}")}},
+    }
+    for seed in range(4):
+        (answer,) = chat(caller, seed=seed, **fields).json()["choices"]
+        text, reason = answer["message"]["content"], answer["finish_reason"]
+        assert streamed(caller, seed=seed, **fields) == (text or "", reason)
+        assert reason == ("tool_calls" if calls else "stop")
+        if calls:
+            (call,) = (c["function"] for c in answer["message"]["tool_calls"])
+            assert call["name"] in ("thing", "count")
+            assert isinstance(json.loads(call["arguments"]), dict)
+        else:
+            jsonschema.validate(json.loads(text), SCHEMA)
+
+
 def test_a_strict_schema_that_cannot_be_kept_is_400_with_the_reason(caller):
     tools = [tool("f", {"type": "object", "not": {}}, strict=True)]
     response = chat(caller, tools=tools, tool_choice="required")

@@ -76,7 +76,7 @@ def test_a_form_that_cannot_be_is_refused(fields, message):
 @pytest.mark.parametrize(
     "fields",
     [{"choice": ["a"], "field": "max_tokens"}, {"choice": ["a"], "regex": "b", "field": "x"},
-     {"choice": ["a"], "other": 1}],
+     {"choice": ["a"], "calls": "start: x"}, {"choice": ["a"], "other": 1}],
     ids=str,
 )  # fmt: skip
 def test_an_unknown_member_is_refused_also_if_the_server_has_one_of_that_name(fields):
@@ -84,20 +84,33 @@ def test_an_unknown_member_is_refused_also_if_the_server_has_one_of_that_name(fi
         lambda: structured_outputs(GenerateCall(structured_outputs=fields)),
         lambda: SamplingParams(structured_outputs=fields),
     ):
-        with pytest.raises(InvalidRequest, match=r"unknown field `(field|other)`") as raised:
+        with pytest.raises(InvalidRequest, match=r"unknown field `(field|calls|other)`") as raised:
             make()
         assert raised.value.param == "structured_outputs"
 
 
-def test_a_forced_tool_call_excludes_a_form():
+def test_a_forced_tool_call_leaves_no_text_for_a_format():
+    """Agents with a type of output send its format with every request."""
     call = GenerateCall(response_format={"type": "json_object"}, tools=[{}], tool_choice="required")
+    assert structured_outputs(call) is None
+    call.tool_choice = "auto"
+    assert structured_outputs(call).json_object
+
+
+def test_a_forced_tool_call_excludes_structured_outputs():
+    call = GenerateCall(structured_outputs={"regex": "a"}, tools=[{}], tool_choice="required")
     with pytest.raises(InvalidRequest, match="tool_choice") as raised:
         structured_outputs(call)
     assert raised.value.param == "tool_choice"
 
 
 def test_the_form_survives_the_way_to_the_engine():
-    for form in ({"json": SCHEMA}, {"choice": ["a", "b"]}, {"json_object": True}):
+    for form in (
+        {"json": SCHEMA},
+        {"choice": ["a", "b"]},
+        {"json_object": True},
+        StructuredOutputs(regex="a", calls="start: x"),
+    ):
         params = SamplingParams(structured_outputs=form)
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
         assert sent == params

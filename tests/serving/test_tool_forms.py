@@ -4,16 +4,16 @@ import json
 
 import pytest
 
-from cpuserve.engine.grammars.compiler import Compiler, GrammarError
+from cpuserve.engine.grammars.compiler import Compiler, GrammarError, with_special
 from cpuserve.errors import InvalidRequest
-from cpuserve.sampling.structured import StructuredOutputs
+from cpuserve.sampling.structured import MAX_CHARS, StructuredOutputs
 from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.events import Text
 from cpuserve.serving.tools import FORMATS
 from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
 from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER
-from cpuserve.serving.tools.use import tool_use
+from cpuserve.serving.tools.use import answer_form, tool_use
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_end_ids, tiny_model
 
@@ -134,6 +134,114 @@ def test_each_of_several_required_calls_names_an_offered_function(allows, found)
         assert parser.num_closed == len(names) == 1 + text.count(between)
     for text in (one + between, one + between + call_text(found, "h", "{}"), one + "Paris"):
         assert not allows(used.form, text), text
+
+
+FORMS = {
+    "schema": ({"response_format": {"type": "json_schema", "json_schema": {"schema": CITY}}},
+               '{"city": "P"}', '{"city": 1}'),
+    "object": ({"response_format": {"type": "json_object"}}, '{"a": [1]}', "[1]"),
+    "regex": ({"structured_outputs": {"regex": "a/b+"}}, "a/bb", "ab"),
+    "choice": ({"structured_outputs": {"choice": ["yes", "no"]}}, "no", "maybe"),
+}  # fmt: skip
+
+
+def form_or_calls(found, fields, **more):
+    """Return what an answer with these fields and the functions f and g must look like."""
+    call = GenerateCall(tools=[tool("f", CITY), tool("g")], **fields, **more)
+    return answer_form(call, tool_use(call, found))
+
+
+def whole_calls(found, *calls):
+    """Return the text of an answer of these calls."""
+    between = {"llama3_json": "; "}.get(found.name, "\n</tool_call>\n") + found.opening(None)
+    end = "" if found is LLAMA3_JSON else "\n</tool_call>"
+    return found.opening(None) + between.join(call_text(found, *call) for call in calls) + end
+
+
+@pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
+@pytest.mark.parametrize(("fields", "fits", "other"), FORMS.values(), ids=FORMS.keys())
+def test_an_answer_with_tools_has_its_form_or_is_calls(allows, found, fields, fits, other):
+    form = form_or_calls(found, fields)
+    one, two = ("f", "{}"), ("g", '{"b": "x"}')
+    assert allows(form, fits)
+    for calls in ([one], [two, one]):
+        text = whole_calls(found, *calls)
+        assert allows(form, text), text
+        parser = found.parser(0)
+        pieces = parser.push(text) + parser.flush()
+        assert [p.name for p in pieces if getattr(p, "name", "")] == [name for name, _ in calls]
+    unknown = whole_calls(found, ("h", "{}"))
+    is_object = found is LLAMA3_JSON and form.json_object
+    for text in (other, "I look.", "" if is_object else unknown, fits + whole_calls(found, one)):
+        assert not allows(form, text), text
+
+
+def test_a_grammar_forms_the_whole_answer_also_with_tools(allows):
+    form = form_or_calls(HERMES, {"structured_outputs": {"grammar": 'start: "<" /[a-z]+/ ">"'}})
+    assert allows(form, "<tool>")
+    assert not allows(form, whole_calls(HERMES, ("f", "{}")))
+
+
+@pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
+def test_a_form_may_be_replaced_by_one_call_if_calls_may_not_be_parallel(allows, found):
+    form = form_or_calls(found, FORMS["schema"][0], parallel_tool_calls=False)
+    one = found.opening(None) + call_text(found, "f", "{}")
+    assert allows(form, one)
+    assert not allows(form, whole_calls(found, ("f", "{}"), ("g", "{}")))
+
+
+def test_a_call_in_the_format_of_llama_3_may_begin_with_its_tag(allows):
+    text = whole_calls(LLAMA3_JSON, ("f", "{}"))
+    assert allows(form_or_calls(LLAMA3_JSON, FORMS["schema"][0]), "<|python_tag|>" + text)
+
+
+def test_what_is_wrong_with_a_form_is_told_as_without_tools(matcher_behind):
+    for schema, reason in (({"not": {}}, "Unimplemented"), ({"$ref": "#"}, "no finite text")):
+        fields = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+        form = form_or_calls(HERMES, fields)
+        assert form.field == "response_format"
+        with pytest.raises(GrammarError, match=reason) as raised:
+            matcher_behind(form, "")
+        assert "tool_call" not in str(raised.value)
+
+
+def test_a_form_and_functions_that_are_too_long_together_are_refused():
+    call = GenerateCall(structured_outputs={"regex": "a" * MAX_CHARS}, tools=[tool("f")])
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_CHARS}") as raised:
+        answer_form(call, tool_use(call, HERMES))
+    assert raised.value.param == "structured_outputs"
+
+
+@pytest.mark.parametrize("found", [HERMES, QWEN3_CODER], ids=lambda f: f.name)
+def test_calls_may_be_written_with_special_tokens(tmp_path, found):
+    """Some tokenizers call the markers special, and models write these tokens."""
+    text = Tokenizer.load(tiny_model("llama")).to_json()
+    content = json.loads(text)
+    first = 1 + max(
+        [*content["model"]["vocab"].values(), *(t["id"] for t in content["added_tokens"])]
+    )
+    content["added_tokens"] += [
+        {"id": first + i, "content": marker, "special": True, "single_word": False,
+         "lstrip": False, "rstrip": False, "normalized": False}
+        for i, marker in enumerate(("<tool_call>", "</tool_call>"))
+    ]  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = Tokenizer.load(tmp_path)
+    compiler = Compiler(tmp_path, 512, sorted(tiny_end_ids("llama")))
+    matcher = compiler.compile(compiler.prepare(*form_or_calls(found, FORMS["schema"][0]).key))
+    ids = tokenizer.encode(whole_calls(found, ("f", "{}"), ("g", "{}")), add_special_tokens=False)
+    markers = [i - first for i in ids if i >= first]
+    assert markers == [0, 1, 0, 1]
+    assert matcher.try_consume_tokens(ids) == len(ids)
+
+
+def test_special_tokens_are_found_in_the_texts_of_a_grammar_alone():
+    grammar = 'start: "a<b>\\n" x | "<c><b>"\nx: %json {"const": "<b>"}'
+    assert with_special(grammar, {"<b>": 7}) == (
+        'start: ( "a" ( "<b>" | <[7]> ) "\\n" ) x | ( "<c>" ( "<b>" | <[7]> ) )\n'
+        'x: %json {"const": "<b>"}'
+    )
+    assert with_special(grammar, {}) == grammar
 
 
 def test_a_function_without_a_schema_keeps_its_arguments_beside_a_strict_one(matches):

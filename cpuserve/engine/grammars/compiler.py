@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.runtime.executor import mask_words
-from cpuserve.sampling.structured import PARAMETERS_OF, WHITE_SPACE
+from cpuserve.sampling.structured import PARAMETERS_OF, WHITE_SPACE, WITH_CALLS
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.int32]
@@ -60,6 +60,7 @@ _IN_SCHEMA = re.compile(
 )
 # What the library says where no token can follow.
 _NOTHING_FOLLOWS = "NoExtensionBias"
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"')  # in a Lark grammar
 _DATA = ("const", "enum", "default", "examples")  # what they contain is no schema
 
 # Rows for which one thread is as fast as several.
@@ -93,6 +94,8 @@ class Compiler:
         self._end = (special or list(eos_ids))[0]
         self._knows_end = bool(special)
         self._more_ends = [i for i in eos_ids if i != self._end]
+        texts = {i: loaded.token_text(i) for i in loaded.special_ids}
+        self._special = {text: i for i, text in texts.items() if text}
         self._threads = min(threads, MAX_THREADS)
         self._executor: Any = None  # of several threads, from the first batch on
         try:
@@ -116,9 +119,27 @@ class Compiler:
             if kind == "choice":
                 choices = msgspec.json.decode(text, type=list[str])
                 return _from_regex("|".join(map(_literal, choices)))
+            if kind == WITH_CALLS:
+                return self._with_calls(*msgspec.json.decode(text, type=tuple[str, str, str]))
             return llguidance.grammar_from("grammar", text)
         except ValueError as error:
             raise GrammarError(_short(str(error))) from error
+
+    def _with_calls(self, kind: str, text: str, calls: str) -> str:
+        """Return the grammar of a form or of tool calls."""
+        form = self.prepare(kind, text)
+        # What is wrong with the form is told as without calls, also if no text matches it.
+        self.fill(self.compile(form), np.zeros(self.words, np.int32), ())
+        if kind == "json":
+            (grammar,) = json.loads(form)["grammars"]
+        else:
+            grammar = {"lark_grammar": form}
+        parts = [
+            {"lark_grammar": "start: @form | @calls"},
+            {**grammar, "name": "form"},
+            {"lark_grammar": with_special(calls, self._special), "name": "calls"},
+        ]
+        return json.dumps({"grammars": parts})
 
     def compile(self, prepared: str) -> Any:
         """Return a matcher at the beginning of the grammar; GrammarError if it is invalid."""
@@ -246,6 +267,30 @@ def _put_patterns(root: Any) -> None:
                 del some["format"]
                 some["pattern"] = _FORMATS[name]
             left += [value for key, value in some.items() if key not in _DATA]
+
+
+def with_special(grammar: str, special: Mapping[str, int]) -> str:
+    """Return a Lark grammar whose texts may also be written with the special tokens in them.
+
+    To the library, the text of a special token is another than the same text in other tokens.
+    """
+    if not special:
+        return grammar
+    inside = re.compile(f"({'|'.join(map(re.escape, sorted(special, key=len, reverse=True)))})")
+
+    def spelled(found: re.Match[str]) -> str:
+        parts = [part for part in inside.split(json.loads(found[0])) if part]
+        if not any(part in special for part in parts):
+            return found[0]
+        texts = (
+            f"( {json.dumps(part)} | <[{special[part]}]> )" if part in special else json.dumps(part)
+            for part in parts
+        )
+        return f"( {' '.join(texts)} )"
+
+    return "\n".join(
+        line if "%json" in line else _LITERAL.sub(spelled, line) for line in grammar.split("\n")
+    )
 
 
 def _from_regex(text: str) -> str:

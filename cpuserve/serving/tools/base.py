@@ -60,8 +60,15 @@ class ToolFormat(Protocol):
     def opening(self, function: str | None) -> str:
         """Return the beginning of a call of `function` (None: of any), which forces a call."""
 
-    def grammar(self, schemas: OptionalSchemas, function: str | None, *, several: bool) -> str:
-        """Return the Lark grammar of what follows `opening(function)`.
+    def grammar(
+        self,
+        schemas: OptionalSchemas,
+        function: str | None,
+        *,
+        several: bool,
+        whole: bool = False,
+    ) -> str:
+        """Return the Lark grammar of what follows `opening(function)`; if `whole`, with that.
 
         It ends with the call, or, if `several`, with the last one of any number. schemas: of the
         arguments of each function that may be called; None = they are free.
@@ -74,17 +81,16 @@ class ToolFormat(Protocol):
         """
 
 
-def calls_rule(number: int, between: str = "", end: str = "") -> str:
-    """Return the Lark rule of an answer of the rules call_0, call_1 and so on.
+def calls_rule(number: int, between: str = "", end: str = "", begin: str = "") -> str:
+    """Return the Lark rules of an answer of the rules call_0, call_1 and so on.
 
     It is one of them, or, with `between`, several with that text between them; then `end` may
-    follow the last one.
+    follow the last one. begin: what is before the first one, in Lark.
     """
+    more = f" ( {json.dumps(between)} one )*" if between else ""
+    last = f" {json.dumps(end)}?" if between and end else ""
     one = " | ".join(f"call_{i}" for i in range(number))
-    if not between:
-        return f"start: {one}"
-    last = f" {json.dumps(end)}?" if end else ""
-    return f"start: one ( {json.dumps(between)} one )*{last}\none: {one}"
+    return f"start: {begin} one{more}{last}\none: {one}"
 
 
 def new_call_id() -> str:

@@ -37,12 +37,18 @@ class Hermes:
             return f'{OPEN}\n{{"name": "'
         return f'{OPEN}\n{{"name": {json.dumps(function)}, "arguments":'
 
-    def grammar(self, schemas: OptionalSchemas, function: str | None, *, several: bool) -> str:
-        """Return the Lark grammar of what follows `opening(function)`."""
-        if not several:
-            return call_grammar(schemas, function, "arguments")
-        between = f"\n{CLOSE}\n{self.opening(None)}"
-        return call_grammar(schemas, function, "arguments", between, f"\n{CLOSE}")
+    def grammar(
+        self,
+        schemas: OptionalSchemas,
+        function: str | None,
+        *,
+        several: bool,
+        whole: bool = False,
+    ) -> str:
+        """Return the Lark grammar of what follows `opening(function)`; if `whole`, with that."""
+        begin = json.dumps(self.opening(function)) if whole else ""
+        between = f"\n{CLOSE}\n{self.opening(None)}" if several else ""
+        return call_grammar(schemas, function, "arguments", between, f"\n{CLOSE}", begin)
 
     def parser(
         self,

@@ -14,26 +14,32 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 def call_grammar(
-    schemas: OptionalSchemas, function: str | None, key: str, between: str = "", end: str = ""
+    schemas: OptionalSchemas,
+    function: str | None,
+    key: str,
+    between: str = "",
+    end: str = "",
+    begin: str = "",
 ) -> str:
     """Return the Lark grammar of the rest of an object whose arguments are its member `key`.
 
     It follows `"KEY":` if `function` is named, else the quotation mark before the name. Further
-    calls may follow if `between` tells what is between them, as in calls_rule.
+    calls may follow if `between` tells what is between them. begin: as in calls_rule.
     """
-    rules = [calls_rule(len(schemas), between, end)]
+    rules = [calls_rule(len(schemas), between, end, begin)]
     for i, (name, schema) in enumerate(schemas.items()):
-        begin = "" if function is not None else json.dumps(f'{name}", "{key}":')
+        named = "" if function is not None else json.dumps(f'{name}", "{key}":')
         arguments = "free" if schema is None else f"arguments_{i}"
-        rules.append(f'call_{i}: {begin} " "? {arguments} "}}"')
+        rules.append(f'call_{i}: {named} " "? {arguments} "}}"')
         if schema is not None:
-            rules.append(_object_rule(arguments, schema) + PARAMETERS_OF + name)
+            rules.append(object_rule(arguments, schema) + PARAMETERS_OF + name)
     if None in schemas.values():  # many functions share this rule, which makes the grammar small
-        rules.append(_object_rule("free", {}))
+        rules.append(object_rule("free", {}))
     return "\n".join(rules)
 
 
-def _object_rule(name: str, schema: JsonSchema) -> str:
+def object_rule(name: str, schema: JsonSchema) -> str:
+    """Return the Lark rule of a JSON object of a schema."""
     options = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
     return f"{name}: %json {json.dumps({'type': 'object', **schema, **options})}"
 

@@ -12,8 +12,19 @@ from __future__ import annotations
 
 import json
 
-from cpuserve.serving.tools.base import NO_SCHEMAS, OptionalSchemas, Piece, Schemas
-from cpuserve.serving.tools.json_call import JsonCall, JsonCallParser, call_grammar
+from cpuserve.serving.tools.base import (
+    NO_SCHEMAS,
+    OptionalSchemas,
+    Piece,
+    Schemas,
+    calls_rule,
+)
+from cpuserve.serving.tools.json_call import (
+    JsonCall,
+    JsonCallParser,
+    call_grammar,
+    object_rule,
+)
 
 TAG = "<|python_tag|>"
 # What the templates of Llama 3.1, 3.2 and 3.3 ask for.
@@ -38,8 +49,17 @@ class Llama3Json:
             return '{"name": "'
         return f'{{"name": {json.dumps(function)}, "parameters":'
 
-    def grammar(self, schemas: OptionalSchemas, function: str | None, *, several: bool) -> str:
-        """Return the Lark grammar of what follows `opening(function)`."""
+    def grammar(
+        self,
+        schemas: OptionalSchemas,
+        function: str | None,
+        *,
+        several: bool,
+        whole: bool = False,
+    ) -> str:
+        """Return the Lark grammar of what follows `opening(function)`; if `whole`, with that."""
+        if whole:
+            return _whole_calls(schemas, several=several)
         between = f"; {self.opening(None)}" if several else ""
         return call_grammar(schemas, function, "parameters", between)
 
@@ -54,6 +74,27 @@ class Llama3Json:
 
 
 LLAMA3_JSON = Llama3Json()
+
+
+def _whole_calls(schemas: OptionalSchemas, *, several: bool) -> str:
+    """Return the Lark grammar of calls, of which each is JSON from its first character on.
+
+    So an answer in JSON may be in their place: the library divides a text into the same parts for
+    both, and would not find a "{" that begins such an answer in the text of an opening.
+    """
+    calls = [
+        object_rule(
+            f"call_{i}",
+            {
+                "properties": {"name": {"const": name}, "parameters": schema or {"type": "object"}},
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            },
+        )
+        for i, (name, schema) in enumerate(schemas.items())
+    ]
+    between = "; " if several else ""
+    return "\n".join([calls_rule(len(schemas), between, begin=f'"{TAG}"?'), *calls])
 
 
 class Llama3JsonParser(JsonCallParser):

@@ -56,16 +56,24 @@ class Qwen3Coder:
         """Return the beginning of a call. It ends where the tokens of such a call do."""
         return f"{OPEN}\n{FUNCTION}" if function is None else f"{OPEN}\n{FUNCTION}{function}>\n"
 
-    def grammar(self, schemas: OptionalSchemas, function: str | None, *, several: bool) -> str:
-        """Return the Lark grammar of what follows `opening(function)`."""
+    def grammar(
+        self,
+        schemas: OptionalSchemas,
+        function: str | None,
+        *,
+        several: bool,
+        whole: bool = False,
+    ) -> str:
+        """Return the Lark grammar of what follows `opening(function)`; if `whole`, with that."""
+        begin = json.dumps(self.opening(function)) if whole else ""
         between = f"\n{CLOSE}\n{self.opening(None)}" if several else ""
-        rules = [calls_rule(len(schemas), between, f"\n{CLOSE}")]
+        rules = [calls_rule(len(schemas), between, f"\n{CLOSE}", begin)]
         for i, (name, schema) in enumerate(schemas.items()):
-            begin = "" if function is not None else json.dumps(f"{name}>\n")
+            named = "" if function is not None else json.dumps(f"{name}>\n")
             if schema is None:
-                rules.append(f"call_{i}: {begin} free")
+                rules.append(f"call_{i}: {named} free")
                 continue
-            parts = [begin]
+            parts = [named]
             required = schema.get("required") or ()
             for k, (key, of_value) in enumerate(_properties(schema).items()):
                 tag, rule = json.dumps(f"{PARAMETER}{key}>\n"), f"value_{i}_{k}"

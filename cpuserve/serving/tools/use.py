@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import unsupported
+from cpuserve.serving.structured import structured_outputs
 from cpuserve.serving.tools import FORMATS
 from cpuserve.serving.tools.base import NO_SCHEMAS, Schemas
 
@@ -27,7 +30,7 @@ class ToolUse:
     """The format of the calls, the beginning that forces one ("" = none), and the most calls.
 
     form: what a forced call must look like behind its beginning, None = anything. schemas: of the
-    arguments of each function, if the format reads them.
+    arguments of each function, if the format reads them. names: of the functions.
     """
 
     format: ToolFormat
@@ -35,12 +38,36 @@ class ToolUse:
     most_calls: int | None = None
     form: StructuredOutputs | None = None
     schemas: Schemas = field(default_factory=dict)
+    names: tuple[str, ...] = ()
 
     def parser(self, index: int) -> ToolParser:
         """Return the parser of one choice's text."""
         parser = self.format.parser(index, self.opening, self.schemas)
         parser.most_calls = self.most_calls
         return parser
+
+    def grammar(self) -> str:
+        """Return the Lark grammar of an answer of calls, whose arguments are free."""
+        free = dict.fromkeys(self.names)
+        return self.format.grammar(free, None, several=self.most_calls != 1, whole=True)
+
+
+def answer_form(call: GenerateCall, tools: ToolUse | None) -> StructuredOutputs | None:
+    """Return what the answer must look like, None = anything.
+
+    It is of the form that the request asks for, or calls tools, if the model may. A grammar of the
+    client forms the whole answer: a call in its place could keep the library from finding the
+    parts of the grammar.
+
+    Raises:
+      InvalidRequest: as structured_outputs; or the form and the functions are too long.
+    """
+    form = structured_outputs(call)
+    if form is None:
+        return None if tools is None else tools.form
+    if tools is None or form.grammar is not None:
+        return form
+    return msgspec.structs.replace(form, calls=tools.grammar())
 
 
 def tool_use(call: GenerateCall, found: ToolFormat | None) -> ToolUse | None:
@@ -77,7 +104,7 @@ def tool_use(call: GenerateCall, found: ToolFormat | None) -> ToolUse | None:
     most = 1 if call.tool_name is not None or call.parallel_tool_calls is False else None
     schemas = _schemas(call.tools) if found.reads_schemas else NO_SCHEMAS
     if choice != "required":
-        return ToolUse(found, "", most, None, schemas)
+        return ToolUse(found, "", most, None, schemas, tuple(names))
     return ToolUse(found, found.opening(call.tool_name), most, _form(call, found), schemas)
 
 
@@ -109,17 +136,18 @@ def _form(call: GenerateCall, found: ToolFormat) -> StructuredOutputs | None:
     return StructuredOutputs(grammar=grammar, field="tools")
 
 
-def _checked_names(tools: list[Any]) -> set[str]:
+def _checked_names(tools: list[Any]) -> dict[str, None]:
+    """Return the names of functions in their order."""
     if len(tools) > MAX_TOOLS:
         msg = f"tools has {len(tools)} entries: at most {MAX_TOOLS} are allowed"
         raise InvalidRequest(msg, param="tools")
-    names: set[str] = set()
+    names: dict[str, None] = {}
     for index, tool in enumerate(tools):
         name = _checked_name(tool, f"tools[{index}]")
         if name in names:
             msg = f"tools has the name {name} twice: give each function its own name"
             raise InvalidRequest(msg, param="tools")
-        names.add(name)
+        names[name] = None
     return names
 
 
