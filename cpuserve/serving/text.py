@@ -163,8 +163,12 @@ class TextProcessor:
             pieces = pieces[1:]
         events += pieces
         reason, calls = finish, self._calls
-        # A client runs the calls of such an answer, so the last one must not be cut off.
-        if finish == "stop" and calls is not None and (calls.is_full or calls.last_closed):
+        # A client runs the calls of such an answer, so the last one must not be cut off. Behind it,
+        # a limit may have cut off text or another call.
+        if calls is not None and (
+            (finish in ("stop", "length") and (calls.is_full or calls.ends_with_call))
+            or (finish == "stop" and calls.last_closed)
+        ):
             reason, stop = "tool_calls", None
         if finish is not None:
             self.finish = finish

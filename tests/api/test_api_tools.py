@@ -79,6 +79,32 @@ def test_a_call_that_is_cut_short_ends_with_length():
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "'
 
 
+@pytest.mark.parametrize("per_output", [1, 1000])
+@pytest.mark.parametrize(
+    ("text", "fields", "reason"),
+    [
+        (CALL, {}, "tool_calls"),
+        (CALL, {"parallel_tool_calls": False}, "tool_calls"),
+        (CALL * 2, {}, "tool_calls"),
+        (CALL + "\n", {}, "tool_calls"),
+        (CALL.removesuffix("\n</tool_call>"), {}, "tool_calls"),
+        (CALL.removesuffix("_call>"), {}, "tool_calls"),
+        (CALL.removesuffix("}\n</tool_call>"), {}, "length"),
+        (CALL + "I", {}, "length"),
+        (CALL + "<", {}, "length"),
+        (CALL + "<tool_call>", {}, "length"),
+        (CALL + CALL.partition("Par")[0], {}, "length"),
+    ],
+    ids=str,
+)
+def test_a_call_that_is_complete_at_the_limit_is_to_be_run(per_output, text, fields, reason):
+    api = tool_api(says(text, per_output, finish="length"))
+    (choice,) = api.chat(tools=[WEATHER], **fields).json()["choices"]
+    assert choice["finish_reason"] == reason
+    chunks = events_of(api.chat(tools=[WEATHER], stream=True, **fields))
+    assert chunks[-1]["choices"][0]["finish_reason"] == reason
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("before", ["", CALL], ids=["one", "second"])
 @pytest.mark.parametrize(

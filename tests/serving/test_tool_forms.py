@@ -312,3 +312,20 @@ def test_text_like_the_opening_behind_a_forced_call_is_kept(found):
     end = {"llama3_json": "; "}.get(found.name, "\n</tool_call>")
     pieces = parser.push(call_text(found, "f", "{}") + end + opening + "Par") + parser.flush()
     assert "".join(p.text for p in pieces if isinstance(p, Text)) == opening + "Par"
+
+
+@pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
+def test_a_text_ends_with_a_call_until_something_else_follows(found):
+    one = found.opening(None) + call_text(found, "f", '{"a": "b"}')
+    end = "; " if found is LLAMA3_JSON else "\n</tool_call>\n"
+    for text, ends in (
+        *((one + end[:at], True) for at in range(len(end) + 1)),
+        *((one + end + one[:at], False) for at in range(1, len(one))),
+        (one + end + one, True),
+        *((one + end + other, False) for other in ("I", "<", "<|", "{")),
+        *((one[:at], False) for at in range(len(one))),
+    ):
+        parser = found.parser(0)
+        parser.push(text)
+        parser.flush()
+        assert parser.ends_with_call == ends, text

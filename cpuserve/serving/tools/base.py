@@ -33,6 +33,13 @@ class ToolParser(Protocol):
         """Whether most_calls are complete."""
 
     @property
+    def ends_with_call(self) -> bool:
+        """Whether only what belongs to the format has followed the last call, which is complete.
+
+        It is known after `flush`.
+        """
+
+    @property
     def num_calls(self) -> int:
         """How many calls have begun, each of which has a name."""
 

@@ -77,6 +77,11 @@ class HermesParser(JsonCallParser):
         self._call = None
         return self._take()
 
+    @property
+    def ends_with_call(self) -> bool:
+        """Whether only an end marker, or a part of it, has followed a complete call."""
+        return self._state in (self._after_call, self._between)
+
     def _in_text(self) -> bool:
         held, at = self._held, self._held.find(OPEN)
         if at >= 0:

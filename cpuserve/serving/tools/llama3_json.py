@@ -111,9 +111,15 @@ class Llama3JsonParser(JsonCallParser):
         if call is None or not call.told:
             text = self._lead + rest + self._held
             if text.strip() or not self.num_calls:
+                self._follows_call = False
                 self._say(text)
         self._lead = self._held = ""
         return self._take()
+
+    @property
+    def ends_with_call(self) -> bool:
+        """Whether only white space and semicolons have followed a complete call."""
+        return self._state == self._in_text and self._follows_call
 
     def _in_text(self) -> bool:
         if self._may_begin:

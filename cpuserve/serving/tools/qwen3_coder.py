@@ -164,6 +164,11 @@ class Qwen3CoderParser(CallParser):
         self._lead = self._held = ""
         return self._take()
 
+    @property
+    def ends_with_call(self) -> bool:
+        """Whether only an end marker, or a part of it, has followed a complete call."""
+        return self._state in (self._behind, self._behind_all)
+
     def _in_text(self) -> bool:
         found = [at for marker in (OPEN, FUNCTION) if (at := self._held.find(marker)) >= 0]
         if not found:

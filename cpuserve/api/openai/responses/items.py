@@ -49,7 +49,6 @@ class Item:
         if self.call is None:
             status = "incomplete" if reason == "length" else "completed"
             return ResponseMessage(self.id, status, "assistant", [self.part()])
-        # A call that ends with the last token that was allowed counts as cut off, as well.
         status = "completed" if reason in ("", "tool_calls") else "incomplete"
         return self._of(self.call, status, "".join(self.call.arguments))
 
