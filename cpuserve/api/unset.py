@@ -10,6 +10,18 @@ from cpuserve.serving.call import unsupported
 # as web_search_options it switches a search on.
 _SET_IF_EMPTY = ("guided_json", "web_search_options")
 
+# The values with which llama.cpp's samplers do nothing; its clients send them.
+_OFF = {
+    "mirostat": (0,),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "dynatemp_range": (0,),
+    "xtc_probability": (0,),
+    "dry_multiplier": (0,),
+    "top_n_sigma": (-1, 0),
+}
+LLAMA_SAMPLERS = tuple(_OFF)
+
 
 def check_unset(request: object, names: Iterable[str]) -> None:
     """Raise InvalidRequest if one of these unsupported fields is set; it names the first."""
@@ -21,7 +33,8 @@ def check_unset(request: object, names: Iterable[str]) -> None:
 def first_set(request: object, names: Iterable[str]) -> str | None:
     """Return the first of these fields that is set, None if none is.
 
-    False and empty values count as "not set", because clients send them.
+    False, empty values and those that switch a sampler off count as "not set", because clients
+    send them.
     """
     return next((name for name in names if _is_set(name, getattr(request, name, None))), None)
 
@@ -29,4 +42,6 @@ def first_set(request: object, names: Iterable[str]) -> str | None:
 def _is_set(name: str, value: object) -> bool:
     if name in _SET_IF_EMPTY and value == {}:
         return True
-    return value is not None and value is not False and value not in ("", [], {})
+    return (
+        value is not None and value is not False and value not in ("", [], {}, *_OFF.get(name, ()))
+    )

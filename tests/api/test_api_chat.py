@@ -239,9 +239,12 @@ def test_max_tokens_default_to_the_rest_of_the_context(api):
     assert api.engine.asked[-1][1].max_tokens == MAX_LEN - NUM_PROMPT
 
 
-def test_max_completion_tokens_wins(api):
-    api.chat(max_tokens=9, max_completion_tokens=3)
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+def test_max_completion_tokens_wins(api, endpoint):
+    getattr(api, endpoint)(max_tokens=9, max_completion_tokens=3)
     assert api.engine.asked[-1][1].max_tokens == 3
+    refused = error_of(getattr(api, endpoint)(max_completion_tokens=MAX_LEN))
+    assert refused["param"] == "max_completion_tokens"
 
 
 def test_fields_reach_the_engine_unchanged(api):

@@ -73,6 +73,13 @@ BOTH = {
     "best_of-million": ({"best_of": 10**6, "n": 2}, "best_of"),
     "beam-search": ({"use_beam_search": True}, "use_beam_search"),
     "guided_json": ({"guided_json": {}}, "guided_json"),
+    "mirostat": ({"mirostat": 2}, "mirostat"),
+    "typical_p": ({"typical_p": 0.5}, "typical_p"),
+    "dry": ({"dry_multiplier": 0.8}, "dry_multiplier"),
+    "xtc": ({"xtc_probability": 0.5}, "xtc_probability"),
+    "repeat_penalty": ({"repeat_penalty": -1}, "repeat_penalty"),
+    "repeat_penalty-text": ({"repeat_penalty": "a"}, "repeat_penalty"),
+    "two-penalties": ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty"),
     "structured_outputs-two": (
         {"structured_outputs": {"regex": "a", "choice": ["b"]}},
         "structured_outputs",
@@ -284,6 +291,16 @@ def test_empty_prompt_is_400_where_no_token_is_put_in_front(api):
         {"grammar": "", "json_schema": None},
         {"guided_regex": "", "guided_grammar": "", "structured_outputs": {}},
         {"best_of": 1},
+        {
+            "mirostat": 0,
+            "typical_p": 1.0,
+            "tfs_z": 1,
+            "dynatemp_range": 0.0,
+            "xtc_probability": 0,
+            "dry_multiplier": 0.0,
+            "top_n_sigma": -1.0,
+        },
+        {"repeat_penalty": 1.1, "repetition_penalty": 1.1},
         {"response_format": {"type": "text"}},
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
@@ -303,6 +320,14 @@ def test_empty_prompt_is_400_where_no_token_is_put_in_front(api):
 def test_a_good_field_is_accepted(api, endpoint, fields):
     response = getattr(api, endpoint)(**fields)
     assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_the_name_of_llama_cpp_sets_the_repetition_penalty(api, path):
+    text = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {}
+    body = {"prompt": "hi"} if path == "/v1/completions" else {"input": "hi"}
+    assert api.post(path, repeat_penalty=1.25, **(text or body)).status_code == 200
+    assert api.engine.asked[-1][1].repetition_penalty == 1.25
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}

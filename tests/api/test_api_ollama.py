@@ -99,6 +99,11 @@ def test_options_are_sampling_parameters():
     assert (last["done_reason"], last["eval_count"]) == ("length", 5)
 
 
+def test_samplers_that_are_switched_off_are_accepted():
+    off = {"mirostat": 0, "typical_p": 1.0, "tfs_z": 1}
+    assert chat(Api(), stream=False, options=off).status_code == 200
+
+
 @pytest.mark.parametrize("most", [-2, -1, 0, 100_000])
 def test_a_limit_beyond_the_context_is_none(most):
     api = Api()

@@ -30,6 +30,7 @@ class GenerationRequest(CommonFields, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     return_progress: bool | None = None
     user: str | None = None
+    repeat_penalty: float | None = None  # llama.cpp's name for repetition_penalty
     # Rejected by name when set, because ignoring them would change the answer.
     best_of: Any = None
     use_beam_search: Any = None
@@ -43,6 +44,13 @@ class GenerationRequest(CommonFields, kw_only=True):
     prompt_embeds: Any = None
     grammar: Any = None
     json_schema: Any = None
+    mirostat: Any = None
+    typical_p: Any = None
+    tfs_z: Any = None
+    dynatemp_range: Any = None
+    xtc_probability: Any = None
+    dry_multiplier: Any = None
+    top_n_sigma: Any = None
 
 
 class PromptTokensDetails(msgspec.Struct):

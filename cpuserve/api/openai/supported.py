@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpuserve.api.unset import check_unset
+from cpuserve.api.unset import LLAMA_SAMPLERS, check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import unsupported
 
@@ -38,7 +38,7 @@ _INSTEAD = {
 
 def check_supported(request: GenerationRequest) -> None:
     """Raise InvalidRequest with the name of the first field that is set but not supported yet."""
-    check_unset(request, _NEVER)
+    check_unset(request, (*_NEVER, *LLAMA_SAMPLERS))
     for name, instead in _INSTEAD.items():
         if getattr(request, name) not in (None, "", {}):
             msg = f"{name} is llama.cpp's name: {instead}"
@@ -46,6 +46,25 @@ def check_supported(request: GenerationRequest) -> None:
     if request.best_of is not None and request.best_of != (request.n or 1):
         msg = f"best_of is not supported yet: omit it, or set it to n ({request.n or 1})"
         raise unsupported(msg, "best_of")
+
+
+def repetition_penalty(request: GenerationRequest) -> float | None:
+    """Return the penalty under vLLM's name or llama.cpp's; InvalidRequest for two that differ."""
+    theirs, ours = request.repeat_penalty, request.repetition_penalty
+    if theirs is None:
+        return ours
+    if ours not in (None, theirs):
+        msg = "repeat_penalty and repetition_penalty mean the same: set one of them"
+        raise InvalidRequest(msg, param="repeat_penalty")
+    if theirs <= 0:
+        msg = f"repeat_penalty must be above 0, got {theirs}"
+        raise InvalidRequest(msg, param="repeat_penalty")
+    return theirs
+
+
+def max_tokens(old: int | None, new: int | None) -> tuple[str, int | None]:
+    """Return the name of the field that limits the answer, and its value; the newer one wins."""
+    return ("max_tokens", old) if new is None else ("max_completion_tokens", new)
 
 
 def check_stream(request: GenerationRequest) -> None:

@@ -7,7 +7,13 @@ from typing import Any
 import msgspec
 
 from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
-from cpuserve.api.openai.supported import check_stream, check_supported, usage_in_each
+from cpuserve.api.openai.supported import (
+    check_stream,
+    check_supported,
+    max_tokens,
+    repetition_penalty,
+    usage_in_each,
+)
 from cpuserve.api.openai.tool_choice import Spelling, function_name, tool_choice
 from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
@@ -128,14 +134,13 @@ def to_call(request: ChatRequest) -> GenerateCall:
         raise unsupported(msg, "echo")
     check_stream(request)
     choice, function, tools = tool_choice(request.tool_choice, request.tools, _SPELLING)
-    name, asked = "max_tokens", request.max_tokens
-    if request.max_completion_tokens is not None:
-        name, asked = "max_completion_tokens", request.max_completion_tokens
+    name, asked = max_tokens(request.max_tokens, request.max_completion_tokens)
     return call_from(
         request,
         max_tokens=asked,
         max_tokens_name=name,
         logprobs=_logprobs(request),
+        repetition_penalty=repetition_penalty(request),
         echo=False,
         tools=tools,
         tool_choice=choice,

@@ -7,7 +7,13 @@ from typing import Any
 import msgspec
 
 from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
-from cpuserve.api.openai.supported import check_stream, check_supported, usage_in_each
+from cpuserve.api.openai.supported import (
+    check_stream,
+    check_supported,
+    max_tokens,
+    repetition_penalty,
+    usage_in_each,
+)
 from cpuserve.serving.call import GenerateCall, call_from
 
 # max_tokens of completion requests that do not set it, as in OpenAI's API and vLLM. The server's
@@ -19,6 +25,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/completions; `prompt` is a text, token ids, or a list of texts or of token ids."""
 
     prompt: str | list[str | int | list[int]]
+    max_completion_tokens: int | None = None
     logprobs: int | None = None
     echo: bool | None = None
     suffix: Any = None
@@ -62,8 +69,12 @@ def to_call(request: CompletionRequest) -> GenerateCall:
     """Return the call; InvalidRequest for a field that is not supported or contradicts another."""
     check_supported(request)
     check_stream(request)
+    name, asked = max_tokens(request.max_tokens, request.max_completion_tokens)
     return call_from(
         request,
+        max_tokens=asked,
+        max_tokens_name=name,
+        repetition_penalty=repetition_penalty(request),
         default_max_tokens=COMPLETION_TOKENS,
         usage_in_each=usage_in_each(request),
     )

@@ -9,7 +9,7 @@ import msgspec
 from cpuserve.api.openai.responses.conversation import chat_messages
 from cpuserve.api.openai.responses.tools import chosen_tools
 from cpuserve.api.openai.schema import GenerationRequest
-from cpuserve.api.openai.supported import check_stream, check_supported
+from cpuserve.api.openai.supported import check_stream, check_supported, repetition_penalty
 from cpuserve.api.unset import check_unset, first_set
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
@@ -133,6 +133,7 @@ def to_call(request: ResponsesRequest) -> GenerateCall:
         max_tokens_name="max_output_tokens",
         logprobs=_logprobs(request, calls=calls),
         structured_outputs=_form(request),
+        repetition_penalty=repetition_penalty(request),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         tools=tools.tools,
         tool_choice=tools.choice,
