@@ -558,13 +558,13 @@ FAULTS = [
         "tests/llm/test_end_of_turn.py -k each_key",
     ),
     Fault(
-        "cpuserve/api/ollama.py",
+        "cpuserve/api/ollama/models.py",
         "model if model in received.models.names else plain",
         "model",
         "tests/api/test_api_ollama.py -k listed_and_shown",
     ),
     Fault(
-        "cpuserve/api/ollama.py",
+        "cpuserve/api/ollama/schema.py",
         "call.default_max_tokens = options.num_predict",
         "call.max_tokens = options.num_predict",
         "tests/api/test_api_ollama.py -k beyond_the_context",

@@ -21,7 +21,7 @@ from cpuserve.api.middleware import (
     RequestIds,
     UnexpectedErrors,
 )
-from cpuserve.api.ollama import OLLAMA
+from cpuserve.api.ollama.dialect import OLLAMA
 from cpuserve.api.openai.dialect import OPENAI
 from cpuserve.api.openapi import install_schema
 from cpuserve.api.request_line import RequestLine

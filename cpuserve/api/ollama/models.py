@@ -1,0 +1,106 @@
+"""What clients ask of the models: tags, ps, show and version; and which one a request means."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.api.endpoint import read_call
+from cpuserve.api.ollama.common import json_response, timestamp
+from cpuserve.api.ollama.errors import OllamaError
+from cpuserve.api.openapi import json_answer, json_body
+from cpuserve.api.state import get_state
+from cpuserve.errors import InvalidRequest
+from cpuserve.version import version
+
+if TYPE_CHECKING:
+    from cpuserve.api.endpoint import Received
+
+router = APIRouter()
+_NEVER = "2200-01-01T00:00:00Z"  # Ollama's client shows a time so far away as "Forever"
+
+
+class OllamaShow(msgspec.Struct):
+    """POST /api/show. Older clients call the model `name`."""
+
+    model: str | None = None
+    name: str | None = None
+
+
+class OllamaModels(msgspec.Struct):
+    """The body of GET /api/tags and /api/ps."""
+
+    models: list[dict[str, Any]]
+
+
+class OllamaModel(msgspec.Struct):
+    """The body of POST /api/show: what the model can do, and the length of its context."""
+
+    details: dict[str, Any]
+    model_info: dict[str, Any]
+    capabilities: list[str]
+
+
+@router.get("/api/tags", openapi_extra=json_answer(OllamaModels, OllamaError))
+async def tags(request: Request) -> Response:
+    """List the served models."""
+    models = get_state(request).models
+    at = timestamp(models.first.started)
+    return json_response(OllamaModels([_listed(name, at) for name in models.names]))
+
+
+@router.get("/api/ps", openapi_extra=json_answer(OllamaModels, OllamaError))
+async def loaded(request: Request) -> Response:
+    """List the models that are loaded now, which stay so."""
+    models = get_state(request).models
+    at = timestamp(models.first.started)
+    found = [
+        {
+            **_listed(name, at),
+            "expires_at": _NEVER,
+            "size_vram": 0,
+            "context_length": context.max_model_len,
+        }
+        for context in models.loaded()
+        for name in (*context.model_names, *context.adapters)
+    ]
+    return json_response(OllamaModels(found))
+
+
+def _listed(name: str, at: str) -> dict[str, Any]:
+    # Ollama's own client shows the first digits of a digest, and fails without any.
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    named: dict[str, Any] = {"name": name, "model": name, "modified_at": at}
+    return {**named, "size": 0, "digest": digest, "details": {}}
+
+
+@router.post("/api/show", openapi_extra=json_body(OllamaShow, OllamaModel, OllamaError))
+async def show(request: Request) -> Response:
+    """Describe a model and what it can do. A model that is not loaded yet is loaded first."""
+    async with read_call(request, "ollama-", OllamaShow) as (received, asked):
+        model = asked.model or asked.name
+        if not model:
+            msg = "model is missing"
+            raise InvalidRequest(msg, param="model")
+        await choose(received, model)
+        context = received.context
+        able = {"none": ["completion"], "rank": []}.get(context.pooling, ["embedding"])
+        if context.tool_format is not None:
+            able.append("tools")
+        info = {"general.architecture": "model", "model.context_length": context.max_model_len}
+        return json_response(OllamaModel({}, info, able))
+
+
+@router.get("/api/version")
+async def show_version() -> Response:
+    """The version of cpuserve."""
+    return json_response({"version": version()})
+
+
+async def choose(received: Received, model: str) -> str:
+    """Choose the model; Ollama's clients may add its default tag to the name."""
+    plain = model.removesuffix(":latest")
+    return await received.choose(model if model in received.models.names else plain)

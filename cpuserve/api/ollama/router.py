@@ -1,0 +1,62 @@
+"""POST /api/chat and /api/generate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.api.endpoint import read_call
+from cpuserve.api.ollama.common import json_response
+from cpuserve.api.ollama.errors import OllamaError
+from cpuserve.api.ollama.models import choose
+from cpuserve.api.ollama.schema import (
+    OllamaAnswer,
+    OllamaChat,
+    OllamaGenerate,
+    OllamaRequest,
+    chat_call,
+    generate_call,
+)
+from cpuserve.api.ollama.writer import Writer
+from cpuserve.api.openapi import json_body
+from cpuserve.api.respond import respond
+from cpuserve.serving.generate import prepare
+
+if TYPE_CHECKING:
+    from cpuserve.api.endpoint import Received
+    from cpuserve.serving.call import GenerateCall
+
+router = APIRouter()
+T = TypeVar("T", bound=OllamaRequest)
+
+
+@router.post("/api/chat", openapi_extra=json_body(OllamaChat, OllamaAnswer, OllamaError))
+async def chat(request: Request) -> Response:
+    """Generate the next message of a conversation."""
+    async with read_call(request, "ollama-", OllamaChat) as (received, asked):
+        return await _answer(received, asked, chat_call, chat=True)
+
+
+@router.post("/api/generate", openapi_extra=json_body(OllamaGenerate, OllamaAnswer, OllamaError))
+async def generate(request: Request) -> Response:
+    """Answer a prompt."""
+    async with read_call(request, "ollama-", OllamaGenerate) as (received, asked):
+        return await _answer(received, asked, generate_call, chat=False)
+
+
+async def _answer(
+    received: Received,
+    asked: T,
+    to_call: Callable[[T, Received], GenerateCall | None],
+    *,
+    chat: bool,
+) -> Response:
+    model = await choose(received, asked.model)
+    call = to_call(asked, received)
+    if call is None:  # clients load a model like this; the one that they name is loaded now
+        told = Writer(model, chat=chat).part("", done=True, done_reason="load")
+        return json_response(told)
+    generation = await prepare(received.context, call, received.body_bytes)
+    return respond(generation, Writer(model, chat=chat, generation=generation))

@@ -1,0 +1,163 @@
+"""The fields of /api/chat and /api/generate, and the calls that they make."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpuserve.api.unset import check_unset
+from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.structured import StructuredOutputs
+from cpuserve.serving.call import GenerateCall, Message, call_from, unsupported
+
+if TYPE_CHECKING:
+    from cpuserve.api.endpoint import Received
+
+
+class OllamaOptions(msgspec.Struct, kw_only=True):
+    """How to sample. Sizes of the context and of the machine are the server's, and ignored."""
+
+    num_predict: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    mirostat: Any = None
+    typical_p: Any = None
+    tfs_z: Any = None
+
+
+class OllamaRequest(msgspec.Struct, kw_only=True):
+    """The fields that both endpoints share; keep_alive is ignored, since models stay loaded."""
+
+    model: str
+    stream: bool | None = None
+    format: Any = None
+    options: OllamaOptions | None = None
+    think: Any = None
+    logprobs: Any = None
+    top_logprobs: Any = None
+
+
+class OllamaChat(OllamaRequest, kw_only=True):
+    """POST /api/chat."""
+
+    messages: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] | None = None
+
+
+class OllamaGenerate(OllamaRequest, kw_only=True):
+    """POST /api/generate; with `raw` the prompt passes no chat template."""
+
+    prompt: str = ""
+    system: str | None = None
+    raw: bool | None = None
+    suffix: Any = None
+    images: Any = None
+    template: Any = None
+    context: Any = None
+
+
+class OllamaMessage(msgspec.Struct):
+    """The message of the model; a call's arguments are an object."""
+
+    role: str
+    content: str
+    tool_calls: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+
+
+class OllamaAnswer(msgspec.Struct, kw_only=True):
+    """A part of an answer, or all of it: `message` of a chat, else `response`.
+
+    The last part is done, and says why and how long it took in nanoseconds. The time in the queue
+    counts as evaluation of the prompt.
+    """
+
+    model: str
+    created_at: str
+    message: OllamaMessage | msgspec.UnsetType = msgspec.UNSET
+    response: str | msgspec.UnsetType = msgspec.UNSET
+    done: bool = False
+    done_reason: str | msgspec.UnsetType = msgspec.UNSET
+    total_duration: int | msgspec.UnsetType = msgspec.UNSET
+    load_duration: int | msgspec.UnsetType = msgspec.UNSET
+    prompt_eval_count: int | msgspec.UnsetType = msgspec.UNSET
+    prompt_eval_duration: int | msgspec.UnsetType = msgspec.UNSET
+    eval_count: int | msgspec.UnsetType = msgspec.UNSET
+    eval_duration: int | msgspec.UnsetType = msgspec.UNSET
+
+
+def chat_call(asked: OllamaChat, _: Received) -> GenerateCall | None:
+    """Return the call, or None if it asks for nothing; InvalidRequest for what is not supported."""
+    if not asked.messages:
+        return None
+    messages = [_message(m, f"messages[{i}]") for i, m in enumerate(asked.messages)]
+    return _call(
+        asked,
+        messages=messages,
+        tools=asked.tools,
+        # A last message of the assistant is the beginning of the answer.
+        continue_final_message=messages[-1].get("role") == "assistant" or None,
+    )
+
+
+def generate_call(asked: OllamaGenerate, received: Received) -> GenerateCall | None:
+    """As chat_call."""
+    if not asked.prompt:
+        return None
+    check_unset(asked, ("suffix", "images", "template", "context"))
+    bare = received.context.get_chat_template().source is None and not asked.system
+    if asked.raw or bare:
+        return _call(asked, prompt=asked.prompt)
+    system = [{"role": "system", "content": asked.system}] if asked.system else []
+    return _call(asked, messages=[*system, {"role": "user", "content": asked.prompt}])
+
+
+def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
+    options = asked.options or OllamaOptions()
+    check_unset(options, ("mirostat", "typical_p", "tfs_z"))
+    check_unset(asked, ("logprobs", "top_logprobs"))
+    if asked.think:
+        msg = "think is not supported yet: omit it, or set it to false"
+        raise unsupported(msg, "think")
+    call = call_from(
+        options,
+        model=asked.model,
+        repetition_penalty=options.repeat_penalty,
+        structured_outputs=_form(asked.format),
+        stream=asked.stream is not False,
+        **prompt,
+    )
+    if "messages" in prompt and asked.think is False:
+        call.chat_template_kwargs = {"enable_thinking": False}
+    if (options.num_predict or 0) > 0:  # others mean no limit; one beyond the context is none
+        call.default_max_tokens = options.num_predict
+    if options.seed == -1:
+        call.seed = None
+    return call
+
+
+def _message(message: dict[str, Any], where: str) -> Message:
+    if message.get("images"):
+        msg = f"{where}.images is not supported: this model reads text only"
+        raise unsupported(msg, "messages")
+    # The model's own earlier thoughts are not a part of the conversation.
+    known = {key: value for key, value in message.items() if key not in ("images", "thinking")}
+    return {"name": message["tool_name"], **known} if "tool_name" in message else known
+
+
+def _form(form: Any) -> StructuredOutputs | None:
+    if form in (None, ""):
+        return None
+    if form == "json":
+        return StructuredOutputs(json_object=True, field="format")
+    if not isinstance(form, dict):
+        msg = 'format must be "json" or a JSON schema'
+        raise InvalidRequest(msg, param="format")
+    return StructuredOutputs(json=form, field="format")

@@ -1,0 +1,109 @@
+"""Write the events of an answer as lines of JSON, or as one body."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpuserve.api.ollama.common import nanoseconds, timestamp, to_json
+from cpuserve.api.ollama.errors import ollama_error
+from cpuserve.api.ollama.schema import OllamaAnswer, OllamaMessage
+from cpuserve.api.stream import StreamFormat
+from cpuserve.serving.events import Call, Event, Finish, Folded, Text, ToolCall, Usage
+
+if TYPE_CHECKING:
+    from cpuserve.serving.generate import Generation
+
+
+class Writer:
+    """Writes the answer to one request: a line of JSON for each list of events, or all at once."""
+
+    def __init__(self, model: str, *, chat: bool, generation: Generation | None = None) -> None:
+        self._model = model
+        self._chat = chat
+        self._jobs = generation.jobs if generation is not None else []
+        self._call: Call | None = None  # the call that is being written
+        self._num_calls = 0
+        self._reason = "stop"
+        self.form = StreamFormat(b"application/x-ndjson", self._line(self.part("")))
+
+    def part(
+        self, text: str, calls: list[dict[str, Any]] | None = None, **more: Any
+    ) -> OllamaAnswer:
+        """Return a part of the answer; `more`: the fields of the last one."""
+        answer = OllamaAnswer(model=self._model, created_at=timestamp(time.time()), **more)
+        if self._chat:
+            answer.message = OllamaMessage("assistant", text, calls or msgspec.UNSET)
+        else:
+            answer.response = text
+        return answer
+
+    def frames(self, events: list[Event]) -> bytes:
+        """Return the lines of the events of one output."""
+        out = b""
+        for event in events:
+            if isinstance(event, Text):
+                if event.text:
+                    out += self._line(self.part(event.text))
+            elif isinstance(event, ToolCall):
+                if event.id is not None:
+                    out += self._end_call()
+                    self._call = Call(event.id, event.name or "")
+                if self._call is not None:
+                    self._call.arguments.append(event.arguments)
+            elif isinstance(event, Finish):
+                out += self._end_call()
+                self._reason = event.reason
+            elif isinstance(event, Usage):
+                out += self._line(self.part("", **self._end(event)))
+        return out
+
+    def _end_call(self) -> bytes:
+        """Return the line of the call that has ended, if any: Ollama streams calls whole."""
+        call, self._call = self._call, None
+        if call is None:
+            return b""
+        self._num_calls += 1
+        return self._line(self.part("", [_call_body(call, self._num_calls - 1)]))
+
+    def failed(self, error: BaseException) -> bytes:
+        """Return the line of an error after the beginning of the stream."""
+        return ollama_error(error) + b"\n"
+
+    def whole(self, answer: Folded) -> bytes:
+        """Return the whole answer as JSON."""
+        (choice,) = answer.choices
+        self._reason = choice.reason or "stop"
+        calls = [_call_body(call, number) for number, call in enumerate(choice.calls)]
+        return to_json(self.part("".join(choice.text), calls, **self._end(answer.usage)))
+
+    def _line(self, part: OllamaAnswer) -> bytes:
+        return to_json(part) + b"\n"
+
+    def _end(self, usage: Usage) -> dict[str, Any]:
+        (job,) = self._jobs
+        now = time.monotonic()
+        begun = job.answering or now
+        return {
+            "done": True,
+            "done_reason": "length" if self._reason == "length" else "stop",
+            "total_duration": nanoseconds(now - job.started),
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt,
+            "prompt_eval_duration": nanoseconds(begun - job.started),
+            "eval_count": usage.completion,
+            "eval_duration": nanoseconds(now - begun),
+        }
+
+
+def _call_body(call: Call, number: int) -> dict[str, Any]:
+    """Return a call; arguments that are no JSON object, as of one cut short, become {}."""
+    arguments = msgspec.Raw("".join(call.arguments).encode())
+    try:
+        msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        arguments = msgspec.Raw(b"{}")
+    function = {"index": number, "name": call.name, "arguments": arguments}
+    return {"id": call.id, "function": function}
