@@ -35,7 +35,6 @@ _ELSEWHERE = (
         "adapters stay loaded, unless it is started with --allow-runtime-lora-updating",
     ),
     ("/invocations", f"SageMaker's route is not supported: use {_CHAT}"),
-    ("/api/embed", f"embeddings are not in Ollama's format: use {BASE}/embeddings"),
     ("/embedding", f"llama.cpp's own API is not supported: use {BASE}/embeddings"),
     ("/api/pull", "models are served from the start: see --also-serve"),
     ("/generate", f"this route of other servers is not supported: use {_TEXT}"),

@@ -233,7 +233,7 @@ _OTHERS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
     "ollama tags": ("GET", "/api/tags", None),
     "ollama show": ("POST", "/api/show", {"model": "alias:latest"}),
     "ollama version": ("GET", "/api/version", None),
-    "ollama unknown": ("POST", "/api/embed", {}),
+    "ollama unknown": ("POST", "/api/pull", {}),
 }
 
 

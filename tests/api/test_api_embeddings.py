@@ -118,6 +118,41 @@ def test_texts_and_token_ids_are_cut_to_a_number_of_tokens(server):
     assert vector(server, TEXTS[0], truncate_prompt_tokens=-1) == vector(server, TEXTS[0])
 
 
+def test_ollamas_endpoints_give_the_same_vectors(server):
+    expected = [vector(server, text) for text in TEXTS]
+    answer = server.post("/api/embed", model="tiny:latest", input=TEXTS, keep_alive="5m")
+    assert answer["embeddings"] == expected
+    tokens = server.post("/v1/embeddings", input=TEXTS)["usage"]["prompt_tokens"]
+    assert (answer["model"], answer["prompt_eval_count"]) == ("tiny", tokens)
+    assert answer["total_duration"] > 0
+    alone = server.post("/api/embed", model="tiny", input=TEXTS[0], dimensions=10)["embeddings"]
+    assert alone == [vector(server, TEXTS[0], dimensions=10)]
+    older = server.post("/api/embeddings", model="tiny", prompt=TEXTS[1])
+    assert older == {"embedding": expected[1]}
+
+
+@pytest.mark.parametrize("given", [{}, {"input": ""}, {"input": []}], ids=str)
+def test_ollama_embeds_nothing_if_there_is_no_text(server, given):
+    assert server.post("/api/embed", model="tiny", **given)["embeddings"] == []
+    assert server.post("/api/embeddings", model="tiny") == {"embedding": []}
+
+
+def test_ollama_cuts_texts_to_the_context_unless_truncate_is_false(server):
+    long = "a b c " * 100
+    expected = vector(server, long, truncate_prompt_tokens=-1)
+    for given in ({}, {"truncate": True}, {"truncate": None}):
+        assert server.post("/api/embed", model="tiny", input=long, **given)["embeddings"] == [
+            expected
+        ]
+    error = refused(server, "/api/embed", model="tiny", input=long, truncate=False)
+    assert "longer than the context of this model, 64 tokens" in error
+    assert "truncate true" in error
+    error = refused(server, "/api/embeddings", model="tiny", prompt=long)
+    assert "use /api/embed" in error
+    error = refused(server, "/api/embed", model="tiny", input="a", dimensions=65)
+    assert "dimensions must be between 1 and 64" in error
+
+
 def test_the_settings_of_sentence_transformers_count(tmp_path):
     path = tmp_path / "model"
     shutil.copytree(tiny_model("bert"), path)

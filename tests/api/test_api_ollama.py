@@ -201,7 +201,9 @@ BAD = {
     "top-p": ("/api/generate", {"options": {"top_p": 2}}, 400, "top_p must be in (0, 1]"),
     "suffix": ("/api/generate", {"suffix": "x"}, 400, "suffix is not supported"),
     "context": ("/api/generate", {"context": [1]}, 400, "context is not supported"),
-    "embed": ("/api/embed", {}, 404, "use /v1/embeddings"),
+    "pull": ("/api/pull", {}, 404, "see --also-serve"),
+    "embed": ("/api/embed", {"input": "a"}, 400, "serve a model with --pooling"),
+    "embeddings": ("/api/embeddings", {}, 400, "serve a model with --pooling"),
     "too-long": ("/api/generate", {"prompt": "x " * 400}, 400, "maximum context length"),
 }
 

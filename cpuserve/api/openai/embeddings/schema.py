@@ -81,8 +81,8 @@ def to_call(request: EmbeddingRequest) -> GenerateCall:
     )
 
 
-def check_dimensions(request: EmbeddingRequest, width: int) -> None:
+def check_dimensions(dimensions: int | None, width: int) -> None:
     """Raise InvalidRequest unless vectors of `width` numbers can be cut to the wanted length."""
-    if request.dimensions is not None and not 1 <= request.dimensions <= width:
+    if dimensions is not None and not 1 <= dimensions <= width:
         msg = f"dimensions must be between 1 and {width}, the length of this model's vectors"
         raise InvalidRequest(msg, param="dimensions")
