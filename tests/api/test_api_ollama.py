@@ -6,7 +6,7 @@ from datetime import datetime
 import pytest
 
 from cpuserve.serving.limits import ClientLimits
-from tests.api.fakes import ANSWER, Api, tokenizer
+from tests.api.fakes import ANSWER, Api, logprob_of, speak, tokenizer
 from tests.api.recorded import fails
 from tests.api.tools import CALL, WEATHER, prompt_of, says, tool_api
 
@@ -97,6 +97,49 @@ def test_options_are_sampling_parameters():
     assert (params.repetition_penalty, params.presence_penalty) == (1.5, 0.5)
     assert params.frequency_penalty == 0.25
     assert (last["done_reason"], last["eval_count"]) == ("length", 5)
+
+
+@pytest.mark.parametrize("ask", [chat, generate], ids=lambda ask: ask.__name__)
+@pytest.mark.parametrize("top", [None, 0, 2])
+def test_logprobs_are_those_of_chat_completions(ask, top):
+    api = Api(speak)
+    *parts, last = lines_of(ask(api, logprobs=True, top_logprobs=top, options={"seed": 3}))
+    streamed = [entry for part in parts for entry in part["logprobs"]]
+    assert "logprobs" not in last
+    whole = ask(api, logprobs=True, top_logprobs=top, stream=False, options={"seed": 3}).json()
+    assert whole["logprobs"] == streamed
+    same = api.chat(logprobs=True, top_logprobs=top, seed=3).json()["choices"][0]["logprobs"]
+    assert streamed == same["content"]
+    assert len(streamed) == whole["eval_count"]
+    assert {len(entry["top_logprobs"]) for entry in streamed} == {top or 0}
+
+
+def test_logprobs_of_tokens_without_text_come_too():
+    """The tokens of a call have no text in a line, and a part of a character has none yet."""
+    api = tool_api(says(CALL))
+    api.engine.script = with_logprobs(api.engine.script)
+    *parts, _ = lines_of(chat(api, tools=[WEATHER], logprobs=True))
+    tokens = [entry["token"] for part in parts for entry in part.get("logprobs", [])]
+    assert "".join(tokens).startswith(CALL)
+    assert "".join(part["message"]["content"] for part in parts) == ""
+
+
+def with_logprobs(script):
+    """A script whose tokens have logprobs."""
+
+    def scored(engine, number, prompt, params):
+        for output in script(engine, number, prompt, params):
+            output.logprobs = [logprob_of(token, params.logprobs) for token in output.tokens]
+            yield output
+
+    return scored
+
+
+def test_top_logprobs_alone_have_no_effect():
+    api = Api()
+    answer = chat(api, top_logprobs=2, stream=False).json()
+    assert "logprobs" not in answer
+    assert api.engine.asked[0][1].logprobs is None
 
 
 def test_samplers_that_are_switched_off_are_accepted():
@@ -197,7 +240,8 @@ BAD = {
     "think": ("/api/chat", {"think": "high"}, 400, "think is not supported"),
     "format": ("/api/chat", {"format": "xml"}, 400, 'format must be "json" or a JSON schema'),
     "mirostat": ("/api/chat", {"options": {"mirostat": 2}}, 400, "mirostat is not supported"),
-    "logprobs": ("/api/generate", {"logprobs": True}, 400, "logprobs is not supported"),
+    "logprobs": ("/api/generate", {"logprobs": 2}, 400, "logprobs must be"),
+    "top-logprobs": ("/api/chat", {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs must"),
     "top-p": ("/api/generate", {"options": {"top_p": 2}}, 400, "top_p must be in (0, 1]"),
     "suffix": ("/api/generate", {"suffix": "x"}, 400, "suffix is not supported"),
     "context": ("/api/generate", {"context": [1]}, 400, "context is not supported"),

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.api.openai.chat.schema import ChatLogprob
 from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall, Message, call_from, unsupported
+from cpuserve.serving.params import check_logprobs
 
 if TYPE_CHECKING:
     from cpuserve.api.endpoint import Received
@@ -41,8 +43,8 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
     format: Any = None
     options: OllamaOptions | None = None
     think: Any = None
-    logprobs: Any = None
-    top_logprobs: Any = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
 
 class OllamaChat(OllamaRequest, kw_only=True):
@@ -83,6 +85,7 @@ class OllamaAnswer(msgspec.Struct, kw_only=True):
     created_at: str
     message: OllamaMessage | msgspec.UnsetType = msgspec.UNSET
     response: str | msgspec.UnsetType = msgspec.UNSET
+    logprobs: list[ChatLogprob] | msgspec.UnsetType = msgspec.UNSET
     done: bool = False
     done_reason: str | msgspec.UnsetType = msgspec.UNSET
     total_duration: int | msgspec.UnsetType = msgspec.UNSET
@@ -122,7 +125,7 @@ def generate_call(asked: OllamaGenerate, received: Received) -> GenerateCall | N
 def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
     options = asked.options or OllamaOptions()
     check_unset(options, ("mirostat", "typical_p", "tfs_z"))
-    check_unset(asked, ("logprobs", "top_logprobs"))
+    check_logprobs("top_logprobs", asked.top_logprobs)
     if asked.think:
         msg = "think is not supported yet: omit it, or set it to false"
         raise unsupported(msg, "think")
@@ -132,6 +135,7 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
         repetition_penalty=options.repeat_penalty,
         structured_outputs=_form(asked.format),
         stream=asked.stream is not False,
+        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         **prompt,
     )
     if "messages" in prompt and asked.think is False:

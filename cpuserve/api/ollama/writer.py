@@ -10,10 +10,12 @@ import msgspec
 from cpuserve.api.ollama.common import nanoseconds, timestamp, to_json
 from cpuserve.api.ollama.errors import ollama_error
 from cpuserve.api.ollama.schema import OllamaAnswer, OllamaMessage
+from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs
 from cpuserve.api.stream import StreamFormat
 from cpuserve.serving.events import Call, Event, Finish, Folded, Text, ToolCall, Usage
 
 if TYPE_CHECKING:
+    from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.serving.generate import Generation
 
 
@@ -24,6 +26,8 @@ class Writer:
         self._model = model
         self._chat = chat
         self._jobs = generation.jobs if generation is not None else []
+        self._generation = generation
+        self._names: TokenNames | None = None
         self._call: Call | None = None  # the call that is being written
         self._num_calls = 0
         self._reason = "stop"
@@ -45,8 +49,9 @@ class Writer:
         out = b""
         for event in events:
             if isinstance(event, Text):
-                if event.text:
-                    out += self._line(self.part(event.text))
+                logprobs = self._logprobs(event.logprobs)
+                if event.text or "logprobs" in logprobs:
+                    out += self._line(self.part(event.text, **logprobs))
             elif isinstance(event, ToolCall):
                 if event.id is not None:
                     out += self._end_call()
@@ -77,7 +82,18 @@ class Writer:
         (choice,) = answer.choices
         self._reason = choice.reason or "stop"
         calls = [_call_body(call, number) for number, call in enumerate(choice.calls)]
-        return to_json(self.part("".join(choice.text), calls, **self._end(answer.usage)))
+        told = {**self._logprobs(choice.logprobs), **self._end(answer.usage)}
+        return to_json(self.part("".join(choice.text), calls, **told))
+
+    def _logprobs(self, entries: list[TokenLogprob] | None) -> dict[str, Any]:
+        """Return the logprobs of tokens as a field of an answer, if there are some."""
+        if not entries or self._generation is None:
+            return {}
+        if self._names is None:
+            tokenizer = self._generation.context.get_tokenizer()
+            self._names = TokenNames(tokenizer, as_ids=False, skip_special_tokens=True)
+        top = self._jobs[0].params.logprobs or 0
+        return {"logprobs": chat_logprobs(entries, top, self._names).content}
 
     def _line(self, part: OllamaAnswer) -> bytes:
         return to_json(part) + b"\n"
