@@ -224,6 +224,23 @@ def test_thinking_can_be_turned_off_in_the_template():
     assert (prompt_of(api, 0), prompt_of(api, 1)) == ("thinks", "acts")
 
 
+@pytest.mark.parametrize("ask", [chat, generate], ids=lambda ask: ask.__name__)
+@pytest.mark.parametrize("level", ["low", "medium", "high", "max"])
+def test_a_level_of_thinking_is_the_effort_of_the_template(ask, level):
+    api = Api()
+    api.context.chat_template.source = "{{ reasoning_effort | default('unset') }}"
+    for think in (level, None, False):
+        assert ask(api, think=think).status_code == 200
+    assert [prompt_of(api, i) for i in range(3)] == [level, "unset", "unset"]
+
+
+def test_a_level_of_thinking_leaves_a_raw_prompt_alone():
+    api = Api()
+    for think in (None, "high"):
+        assert generate(api, raw=True, think=think).status_code == 200
+    assert api.engine.asked[0] == api.engine.asked[1]
+
+
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
 def test_a_request_for_nothing_loads_the_model(path):
     api = Api()
@@ -237,7 +254,10 @@ BAD = {
     "other-model": ("/api/chat", {"model": "other:latest"}, 404, "'other' does not exist"),
     "image": ("/api/chat", {"messages": [{**HI[0], "images": ["x"]}]}, 400, "reads text only"),
     "role": ("/api/chat", {"messages": [{"role": "a b", "content": ""}]}, 400, "messages[0].role"),
-    "think": ("/api/chat", {"think": "high"}, 400, "think is not supported"),
+    "think": ("/api/chat", {"think": True}, 400, "think cannot be true"),
+    "think-level": ("/api/chat", {"think": "deep"}, 400, "or one of low, medium, high, max"),
+    "think-number": ("/api/generate", {"think": 1}, 400, "think must be true, false"),
+    "think-list": ("/api/generate", {"think": []}, 400, "think must be true, false"),
     "format": ("/api/chat", {"format": "xml"}, 400, 'format must be "json" or a JSON schema'),
     "mirostat": ("/api/chat", {"options": {"mirostat": 2}}, 400, "mirostat is not supported"),
     "logprobs": ("/api/generate", {"logprobs": 2}, 400, "logprobs must be"),

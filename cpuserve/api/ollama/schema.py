@@ -16,6 +16,8 @@ from cpuserve.serving.params import check_logprobs
 if TYPE_CHECKING:
     from cpuserve.api.endpoint import Received
 
+_LEVELS = ("low", "medium", "high", "max")  # of thinking
+
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
     """How to sample. Sizes of the context and of the machine are the server's, and ignored."""
@@ -126,9 +128,7 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
     options = asked.options or OllamaOptions()
     check_unset(options, ("mirostat", "typical_p", "tfs_z"))
     check_logprobs("top_logprobs", asked.top_logprobs)
-    if asked.think:
-        msg = "think is not supported yet: omit it, or set it to false"
-        raise unsupported(msg, "think")
+    effort = _effort(asked.think)
     call = call_from(
         options,
         model=asked.model,
@@ -138,13 +138,29 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         **prompt,
     )
-    if "messages" in prompt and asked.think is False:
-        call.chat_template_kwargs = {"enable_thinking": False}
+    if "messages" in prompt:
+        call.reasoning_effort = effort
+        if asked.think is False:
+            call.chat_template_kwargs = {"enable_thinking": False}
     if (options.num_predict or 0) > 0:  # others mean no limit; one beyond the context is none
         call.default_max_tokens = options.num_predict
     if options.seed == -1:
         call.seed = None
     return call
+
+
+def _effort(think: Any) -> str | None:
+    """Return the reasoning effort that a level of thinking means; the chat template may read it."""
+    if think in (None, False) or think in _LEVELS:
+        return think or None
+    if think is True:
+        msg = (
+            "think cannot be true, because thoughts are not told apart from the answer yet: omit "
+            f"it, or set it to false or a level ({', '.join(_LEVELS)})"
+        )
+        raise unsupported(msg, "think")
+    msg = f"think must be true, false, or one of {', '.join(_LEVELS)}"
+    raise InvalidRequest(msg, param="think")
 
 
 def _message(message: dict[str, Any], where: str) -> Message:
