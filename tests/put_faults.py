@@ -588,6 +588,30 @@ FAULTS = [
         "tests/serving/test_tool_forms.py -k nothing_is_formed",
     ),
     Fault(
+        "cpuserve/serving/tools/use.py",
+        "if tools is None or form.grammar is not None:",
+        "if tools is None:",
+        "tests/serving/test_tool_forms.py -k grammar_forms_the_whole",
+    ),
+    Fault(
+        "cpuserve/engine/grammars/compiler.py",
+        "with_special(calls, self._special)",
+        "calls",
+        "tests/serving/test_tool_forms.py -k special_tokens",
+    ),
+    Fault(
+        "cpuserve/serving/text.py",
+        "(calls.is_full or calls.ends_with_call)",
+        "(calls.is_full or calls.last_closed)",
+        "tests/api/test_api_tools.py -k at_the_limit",
+    ),
+    Fault(
+        "cpuserve/api/unset.py",
+        ", *_OFF.get(name, ())",
+        "",
+        "tests/api/test_api_ollama.py -k switched_off",
+    ),
+    Fault(
         "cpuserve/models/llama.py",
         "    return local if layer_window(s, layer) else s.rope\n",
         "    return local\n",
